@@ -69,7 +69,7 @@ def test_examples_give_the_output_that_they_show(name: str, monkeypatch: pytest.
 
 @pytest.mark.thorough
 def test_examples_that_need_java_give_the_output_that_they_show() -> None:
-    tests = [test for name in ("meteor", "tokenize") for test in examples_of(f"diffcap.evaluation.{name}")]
+    tests = [test for name in ("java", "captions") for test in examples_of(f"diffcap.evaluation.{name}")]
     for test in tests:
         for example in test.examples:
             example.options.pop(doctest.SKIP, None)

@@ -18,7 +18,7 @@ NAMED = {
         *("experiment.py", "text/vocabularies.py", "text/vocabulary.py"),
         *("checkpoints/loading.py", "data/datamodules.py"),
     },
-    "scorer": {"experiment.py", "evaluation/bootstrap.py", "evaluation/captions.py", "evaluation/ngrams.py"},
+    "scorer": {"experiment.py"},
     "dirl": set(),
     "clip4idc": {"features/backbones.py", "commands/retrieval.py"},
     "rsiccformer": set(),

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from diffcap.features.writer import StoreWriter
-from diffcap.negatives import CaptionNegatives, Negative, write_negatives
+from diffcap.negatives.file import CaptionNegatives, Negative, write_negatives
 from diffcap.records import ChangePair, write_dataset
 
 SHAPE = (4, 2, 3)  # of a feature map

@@ -17,7 +17,7 @@ from diffcap.datasets.registry import LevirProtocol
 from diffcap.evaluation.levir_cc import levir_scoring
 from diffcap.features.store import FeatureStore
 from diffcap.methods.pcl.data import PretrainData
-from diffcap.negatives import read_negatives
+from diffcap.negatives.file import iter_negatives
 from diffcap.records import read_dataset, write_dataset
 from diffcap.text.vocabulary import LayoutName
 from diffcap.utils.errors import DiffcapError
@@ -123,7 +123,7 @@ def test_a_scene_without_distractor_is_never_swapped(folder: Path, tmp_path: Pat
 def test_aligning_has_the_caption_first_and_then_its_own_negatives(folder: Path) -> None:
     data = pretraining(folder, tasks={"fda": 1}, min_count=1, trim=True, batch_size=13)
     known = {
-        row.caption: [negative.text for negative in row.negatives] for row in read_negatives(folder / "negatives.jsonl")
+        row.caption: [negative.text for negative in row.negatives] for row in iter_negatives(folder / "negatives.jsonl")
     }
     owner = {caption: pair for pair in read_dataset(folder).pairs for caption in pair.captions}
     seen = []

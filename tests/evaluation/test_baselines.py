@@ -17,10 +17,7 @@ def test_most_common_caption_goes_to_every_pair() -> None:
     assert most_common_captions(train, [pair("8"), pair("9")]) == {"8": "x moved", "9": "x moved"}
     with pytest.raises(DiffcapError, match="the training split has no caption"):
         most_common_captions([pair("1")], [pair("8")])
-
-
-def test_most_common_of_equals_is_the_first() -> None:
-    assert most_common_captions([pair("1", "b"), pair("2", "a")], [pair("8")]) == {"8": "b"}
+    assert most_common_captions([pair("1", "b"), pair("2", "a")], [pair("8")]) == {"8": "b"}  # the first of equals
 
 
 @pytest.mark.parametrize("chunk", [1, 4, 100])
@@ -56,5 +53,3 @@ def test_nearest_pairs_first_caption_is_taken_over() -> None:
     assert captions == {"8": "two", "9": "three"}  # the pair without a caption is passed over
     with pytest.raises(DiffcapError, match="no training pair has a caption"):
         nearest_captions(train[:1], vectors[:1], test, vectors[:2])
-    with pytest.raises(ValueError, match="vectors"):
-        nearest_captions(train, vectors[:2], test, vectors[:2])

@@ -15,7 +15,6 @@ from tests.report.layouts import make_scorer
 from diffcap.cli import main
 from diffcap.commands.data import prepare
 from diffcap.commands.evaluate import evaluate as evaluate_checkpoint
-from diffcap.commands.report import report
 from diffcap.datasets.no_change import is_no_change
 from diffcap.datasets.registry import LevirProtocol, datasets
 from diffcap.evaluation.captions import FAST_METRICS
@@ -24,7 +23,6 @@ from diffcap.evaluation.levir_cc import LevirScoring, accuracies, id_text, levir
 from diffcap.evaluation.protocols import evaluate, evaluate_systems
 from diffcap.features.writer import StoreWriter
 from diffcap.records import ChangePair, read_dataset
-from diffcap.report.gather import MOST_COMMON
 from diffcap.report.rows import score_row
 from diffcap.report.table import system_table
 from diffcap.text.vocabulary import Vocabulary, build_vocabulary
@@ -96,18 +94,17 @@ def test_words_of_all_splits_are_counted() -> None:
     assert id_text("wide road a house", found.vocabulary) == "3 2 1 4"
     chg2cap = levir_scoring(LevirProtocol(min_count=3, layout="chg2cap"), reversed(pairs)).vocabulary
     assert chg2cap is not None and id_text("wide road a house", chg2cap) == "6 5 4 1"
-    strict = levir_scoring(LevirProtocol(min_count=4), pairs)
-    assert strict.vocabulary is not None and strict.vocabulary.words == []
 
 
 def test_a_captioner_of_the_released_evaluators_keeps_its_own_vocabulary() -> None:
     spec = LevirProtocol()
-    assert levir_scoring(spec, PAIRS, VOCABULARY).vocabulary is VOCABULARY
+    rsicc, other = (build_vocabulary(["a road"], 1, layout) for layout in ("rsicc", "rcc"))
+    assert [levir_scoring(spec, PAIRS, own).vocabulary is own for own in (VOCABULARY, rsicc, other)] == [
+        True,
+        True,
+        False,
+    ]
     assert levir_scoring(spec, PAIRS, VOCABULARY).rule == "the captioner's own"
-    rsicc = build_vocabulary(["a road"], 1, "rsicc")
-    assert levir_scoring(spec, PAIRS, rsicc).vocabulary is rsicc
-    other = build_vocabulary(["a road"], 1, "rcc")
-    assert levir_scoring(spec, PAIRS, other).vocabulary is not other
 
 
 @pytest.mark.slow
@@ -124,11 +121,6 @@ def test_every_group_has_the_scores_that_pycocoevalcap_computes_of_ids() -> None
         )
         assert {name: found[group][name] for name in METRICS} == pytest.approx(expected, abs=1e-9)
     assert found["total"]["CIDEr-D"] != pytest.approx(result["groups"]["total"]["CIDEr-D"], abs=1e-3)
-    # Text: "houses" has the stem of "house". Of ids there is no stem.
-    one = [pair("1", "house appear")]
-    scoring = LevirScoring((), Vocabulary(["appear", "house", "houses"], "chg2cap"), "by hand")
-    stems = evaluate({"1": "houses appear"}, one, "raw", ["METEOR"], levir=scoring)
-    assert stems["groups"]["total"]["METEOR"] > stems["id_tokens"]["groups"]["total"]["METEOR"] + 0.1
 
 
 def test_accuracies_by_group() -> None:
@@ -160,16 +152,12 @@ def test_the_mean_of_four_metrics_by_group_and_protocol(monkeypatch: pytest.Monk
         alone = evaluate(systems[name], PAIRS, "raw", METRICS)["groups"]
         for group, row in result["groups"].items():
             assert {metric: row[metric] for metric in METRICS} == alone[group]
+        right = {"total": 0.6, "change": 2 / 3, "no_change": 0.5} if name == "one" else dict.fromkeys(alone, 1.0)
         for rows in (result["groups"], result["id_tokens"]["groups"]):
+            assert {group: row["accuracy"] for group, row in rows.items()} == right
             for row in rows.values():
-                assert row["S*m"] == pytest.approx(
-                    (row["BLEU-4"] + row["METEOR"] + row["ROUGE-L"] + row["CIDEr-D"]) / 4
-                )
-        right = {group: row["accuracy"] for group, row in result["groups"].items()}
-        assert right == {group: row["accuracy"] for group, row in result["id_tokens"]["groups"].items()}
-        assert right == (
-            {"total": 0.6, "change": 2 / 3, "no_change": 0.5} if name == "one" else dict.fromkeys(right, 1.0)
-        )
+                mean = (row["BLEU-4"] + row["METEOR"] + row["ROUGE-L"] + row["CIDEr-D"]) / 4
+                assert row["S*m"] == pytest.approx(mean)
     fewer = evaluate(CAPTIONS, PAIRS, "raw", FAST_METRICS, levir=LevirScoring(NO_CHANGE_FIVE))
     assert "S*m" not in fewer["groups"]["total"] and "id_tokens" not in fewer
     assert "accuracy" not in evaluate(CAPTIONS, PAIRS, "raw", FAST_METRICS)["groups"]["total"]
@@ -230,10 +218,7 @@ def check(result: dict[str, Any], folder: Path, captions: dict[str, str]) -> Non
     hypotheses, references, words = expected_ids(folder, captions)
     entry = result["id_tokens"]
     assert entry["protocol"]["vocabulary_size"] == words + 4
-    assert (
-        entry["protocol"]["vocabulary"]
-        == "words that occur at least 6 times in the captions of all splits, layout rsicc"
-    )
+    assert entry["protocol"]["vocabulary"].startswith("words that occur at least 6 times in the captions of all splits")
     assert list(entry["groups"]) == list(result["groups"]) == ["total", "change", "no_change"]
     expected = stock_scores(hypotheses, references)
     assert {name: entry["groups"]["total"][name] for name in expected} == pytest.approx(expected, abs=1e-9)
@@ -274,21 +259,6 @@ def test_score_against_a_dataset(levir: Path, tmp_path: Path, capsys: pytest.Cap
     assert text["groups"]["change"]["accuracy"] == 0.5 and text["groups"]["no_change"]["accuracy"] == 1
 
 
-@pytest.mark.slow
-def test_the_report_shows_the_accuracies(levir: Path, tmp_path: Path) -> None:
-    test = [one for one in read_dataset(levir).pairs if one.split == "test"]
-    file = tmp_path / "predictions.json"
-    file.write_text(json.dumps({one.id: one.captions[0] for one in test}))
-    nothing_else: dict[str, Any] = {"pictures": 0, "attention": 0, "bins": 0, "curves": False, "page": 0}
-    report(str(levir), str(tmp_path / "report"), predictions={"humans": str(file)}, **nothing_else)
-    rows = json.loads((tmp_path / "report/table.json").read_text())["rows"]
-    assert rows["humans"]["change"]["accuracy"] == rows["humans"]["no_change"]["accuracy"] == 1
-    constant = rows[MOST_COMMON]
-    assert constant["change"]["accuracy"] + constant["no_change"]["accuracy"] == 1
-    heading = (tmp_path / "report/table.md").read_text().splitlines()[0]
-    assert "| S*m | change accuracy | no-change accuracy |" in heading
-
-
 def test_what_score_refuses(levir: Path, tmp_path: Path) -> None:
     file = tmp_path / "predictions.json"
     file.write_text(json.dumps({"1": "a road"}))
@@ -307,12 +277,10 @@ def test_what_score_refuses(levir: Path, tmp_path: Path) -> None:
     assert "1 of 1 ids are not in the test split of levir_cc" in refusal(f"--folder={levir}")
     (tmp_path / "own").mkdir()
     row = {"before": "a.png", "after": "b.png", "captions": ["a road"]}
-    for more in ({}, {"is_distractor": True}):
-        lines = [json.dumps({**row, **more, "id": split, "split": split}) for split in ("train", "test")]
-        (tmp_path / "own/pairs.jsonl").write_text("\n".join(lines))
-        prepare("desk", str(tmp_path / "own"), str(tmp_path / f"data{len(more)}"), captions_only=True)
-        folder = f"--folder={tmp_path / f'data{len(more)}'}"
-        assert "desk has no protocol levir_cc" in refusal(folder, "--protocol=levir_cc")
+    lines = [json.dumps({**row, "is_distractor": True, "id": split, "split": split}) for split in ("train", "test")]
+    (tmp_path / "own/pairs.jsonl").write_text("\n".join(lines))
+    prepare("desk", str(tmp_path / "own"), str(tmp_path / "data"), captions_only=True)
+    assert "desk has no protocol levir_cc" in refusal(f"--folder={tmp_path / 'data'}", "--protocol=levir_cc")
 
 
 def test_a_dataset_of_ones_own_in_the_same_form_has_the_protocol(

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from diffcap.evaluation.captions import score
+from diffcap.evaluation.captions import score_tokens
 from diffcap.evaluation.retrieval import PairRetrieval
 
 PAGE = Path(__file__).parents[2] / "docs/protocols.md"
@@ -26,7 +26,7 @@ def test_total_is_no_average() -> None:
         kind: [name for name, group, *_ in pairs if kind in (group, "total")]
         for kind in ("semantic", "distractor", "total")
     }
-    scores = score({"": predictions}, references, groups, "raw", ["ROUGE-L", "CIDEr-D"])[""]
+    scores = score_tokens(predictions, references, groups, ["ROUGE-L", "CIDEr-D"])
     printed = {group: (float(rouge), float(cider)) for group, rouge, cider in rows("group | ROUGE-L | CIDEr-D")}
     assert printed.keys() == scores.keys() == groups.keys()
     for group, (rouge, cider) in printed.items():

@@ -37,15 +37,11 @@ from diffcap.worlds.blocks.scenes import CHANGES, sample_triples
         ("the purple became blue", Slots("color", color="purple", to="blue")),
         ("the cube changed", Slots(None, shape="cube")),
         ("", Slots()),
+        (PROMPT.rpartition("say: ")[2], Slots("none")),
     ],
 )
 def test_parse_reads_type_first_noun_phrase_and_new_value(caption: str, slots: Slots) -> None:
     assert parse_caption(caption) == slots
-
-
-def test_the_sentence_that_the_prompts_ask_for_is_no_change() -> None:
-    sentence = PROMPT.rpartition("say: ")[2]
-    assert sentence == "nothing has changed." and parse_caption(sentence) == Slots("none")
 
 
 CHANGED = {"size": "large", "color": "gray", "material": "metal", "shape": "cube"}
@@ -79,20 +75,11 @@ def test_shares_are_over_the_right_pairs() -> None:
             "type": 3 / 5,
             "object": 1 / 3,
             "object_said": 2 / 3,
-            "size": 1 / 3,
-            "size_said": 2 / 3,
-            "color": 1,
-            "color_said": 1,
-            "material": 2 / 3,
-            "material_said": 2 / 3,
-            "shape": 1,
-            "shape_said": 1,
+            **{"size": 1 / 3, "color": 1, "material": 2 / 3, "shape": 1},
+            **{"size_said": 2 / 3, "color_said": 1, "material_said": 2 / 3, "shape_said": 1},
             "to": 1 / 2,
         }
     )
-
-
-def test_distractors_alone_have_a_type_only() -> None:
     assert slot_accuracy({"4": "the scene is still"}, [pair("4", None)]) == {"type": 1}
 
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from diffcap.negatives import Builder, CaptionNegatives, Recipe, write_negatives
+from diffcap.negatives.build import Builder, Recipe
+from diffcap.negatives.file import CaptionNegatives, write_negatives
 from diffcap.negatives.words import attribute_of, normalize_caption, sentence_texts, synonym_key
 from diffcap.records import ChangePair, read_manifest
 from diffcap.utils.errors import DiffcapError
@@ -116,18 +117,6 @@ def test_no_negative_is_a_reference_or_stands_twice(rows: list[CaptionNegatives]
         assert not set(texts) & {normalize_caption(caption) for caption in BY_ID[row.id].captions}
 
 
-def test_uniform_words_never_rebuild_a_reference() -> None:
-    """Of the three other colors, two give another reference of the pair."""
-    references = [f"the {color} ball moved" for color in ("red", "blue", "green")]
-    pairs = [
-        ChangePair("1", "a", "b", references, "train"),
-        ChangePair("2", "c", "d", ["the yellow ball moved"], "train"),
-    ]
-    for seed in range(20):
-        rows, _ = build(pairs, retrieve=0, replace=1, confuse=0, seed=seed)
-        assert [row.negatives[0].text for row in rows[:3]] == ["the yellow ball moved"] * 3
-
-
 @both
 def test_distractors_get_no_sentence_of_no_change(rows: list[CaptionNegatives]) -> None:
     for row in rows:
@@ -147,24 +136,9 @@ def test_retrieved_captions_are_of_other_change_pairs_and_say_something_else(row
             assert not set(map(synonym_key, negative.text.split())) <= output
 
 
-def test_retrieved_captions_are_more_alike_than_others() -> None:
-    def shared(row: CaptionNegatives, text: str) -> int:
-        return len(set(map(synonym_key, normalize_caption(row.caption).split())) & set(map(synonym_key, text.split())))
-
-    rng = random.Random(0)
-    rows = [row for row in ROWS if not BY_ID[row.id].is_distractor]
-    alike = sum(shared(row, negative.text) for row in rows for negative in row.negatives[:2])
-    other = sum(shared(row, normalize_caption(rng.choice(rows).caption)) for row in rows for _ in range(2))
-    assert alike > 1.3 * other
-
-
 def test_only_matched_negatives_say_that_nothing_changed() -> None:
+    """They are wrong somewhere: else, distractors could be told without a look at the images."""
     assert not {negative.text for row in SHARED_ROWS for negative in row.negatives} & set(NO_CHANGE)
-    assert ("confuse", "no change") not in SHARED_BUILDER.used
-
-
-def test_captions_of_no_change_are_wrong_somewhere() -> None:
-    """Were they right wherever they stand, distractors could be told without a look at the images."""
     rows = [row for row in ROWS if not BY_ID[row.id].is_distractor]
     denied = [row for row in rows if {negative.text for negative in row.negatives} & set(NO_CHANGE)]
     assert len(rows) / 3 < len(denied) < len(rows)
@@ -186,14 +160,7 @@ def test_the_seed_decides_and_the_order_of_the_pairs_does_not() -> None:
     other, _ = build(PAIRS, seed=1, **OURS)
     assert again == ROWS != other
     backwards = [row for pair in PAIRS[::-1] for row in BUILDER.of_pair(pair)]
-    assert sorted(backwards, key=lambda row: (row.id, row.caption)) == sorted(
-        ROWS, key=lambda row: (row.id, row.caption)
-    )
-
-
-def test_other_numbers_of_each_kind() -> None:
-    rows, _ = build(PAIRS[:20], retrieve=0, replace=1, confuse=3)
-    assert {tuple(negative.kind for negative in row.negatives) for row in rows} == {("replace", *["confuse"] * 3)}
+    assert {(row.id, row.caption): row for row in backwards} == {(row.id, row.caption): row for row in ROWS}
 
 
 def test_the_smallest_datasets_are_topped_up_or_refused() -> None:
@@ -202,13 +169,8 @@ def test_the_smallest_datasets_are_topped_up_or_refused() -> None:
     assert len(rows[0].negatives) == 6 and builder.used["retrieve", "words shuffled"] == 2
     with pytest.raises(DiffcapError, match="pair '1': there are too few other captions"):
         build([ChangePair("1", "a", "b", ["moved"], "train")])
-
-
-def test_wrong_recipes_are_refused() -> None:
     with pytest.raises(DiffcapError, match="not all 0"):
         Recipe(0, 0, 0)
-    with pytest.raises(DiffcapError, match="0 or more"):
-        Recipe(retrieve=-1)
 
 
 @pytest.mark.parametrize("settings", [{}, OURS], ids=["default", "caption_matched"])
@@ -234,8 +196,7 @@ def test_no_negative_says_the_same_where_a_reference_does(settings: dict[str, st
     pairs = [ChangePair(str(number), "a", "b", texts, "train") for number, texts in enumerate(references)]
     pairs.append(ChangePair("distractor", "a", "c", ["nothing has changed"], "train", None, True))
     tags = {
-        "visible": "ADJ",
-        **dict.fromkeys(colors, "ADJ"),
+        **dict.fromkeys(("visible", *colors), "ADJ"),
         **dict.fromkeys(("are", "has", "is", "look"), "VERB"),
         ".": "PUNCT",
     }
@@ -246,8 +207,5 @@ def test_no_negative_says_the_same_where_a_reference_does(settings: dict[str, st
     builder = Builder(pairs, tagged, Recipe(**settings))  # type: ignore[arg-type]
     for pair in pairs[: 2 * len(same)]:
         for row in builder.of_pair(pair):
-            assert not [
-                each.text
-                for each in row.negatives
-                if {"same", "identical", "alike", "no", "nothing"} & {*each.text.split()}
-            ]
+            words = {word for negative in row.negatives for word in negative.text.split()}
+            assert not words & {"same", "identical", "alike", "no", "nothing"}

@@ -4,9 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from diffcap.negatives import CaptionNegatives, Negative, read_negatives, write_negatives
-from diffcap.negatives.file import Report
-from diffcap.records import file_hash
+from diffcap.negatives.file import (
+    CaptionNegatives,
+    Negative,
+    Report,
+    authors_negatives,
+    iter_negatives,
+    write_negatives,
+)
+from diffcap.records import ChangePair, file_hash
 from diffcap.utils.errors import DiffcapError
 
 ROWS = [
@@ -18,7 +24,7 @@ ROWS = [
 def test_round_trip_in_the_documented_form(tmp_path: Path) -> None:
     path = tmp_path / "negatives.jsonl"
     write_negatives(path, iter(ROWS))
-    assert read_negatives(path) == ROWS
+    assert [*iter_negatives(path)] == ROWS
     assert json.loads(path.read_text().splitlines()[0]) == {
         "id": "1.png",
         "caption": "the red cube moved.",
@@ -44,16 +50,11 @@ def test_a_new_file_has_no_record_of_an_earlier_one(tmp_path: Path) -> None:
     path, notes = tmp_path / "negatives.jsonl", tmp_path / "negatives.json"
     write_negatives(path, ROWS)
     notes.write_text(json.dumps({"sha256": file_hash(path)}))
-    assert read_negatives(path) == ROWS
+    assert [*iter_negatives(path)] == ROWS
+    (tmp_path / "mine.jsonl").write_text(path.read_text().splitlines()[0])
+    assert [*iter_negatives(tmp_path / "mine.jsonl")] == ROWS[:1]  # a file of one's own has no record
     write_negatives(path, ROWS[:1])
-    assert read_negatives(path) == ROWS[:1] and not notes.exists()
-
-
-def test_a_file_of_ones_own_needs_no_record(tmp_path: Path) -> None:
-    write_negatives(tmp_path / "negatives.jsonl", ROWS)
-    (tmp_path / "negatives.json").write_text(json.dumps({"sha256": file_hash(tmp_path / "negatives.jsonl")}))
-    (tmp_path / "mine.jsonl").write_text((tmp_path / "negatives.jsonl").read_text().splitlines()[0])
-    assert read_negatives(tmp_path / "mine.jsonl") == ROWS[:1]
+    assert [*iter_negatives(path)] == ROWS[:1] and not notes.exists()
 
 
 @pytest.mark.parametrize(
@@ -71,16 +72,16 @@ def test_malformed_lines_are_named(tmp_path: Path, line: str, complaint: str) ->
     write_negatives(path, ROWS[:1])
     path.write_text(path.read_text() + line + "\n")
     with pytest.raises(DiffcapError, match=complaint) as caught:
-        read_negatives(path)
+        list(iter_negatives(path))
     assert "\n" not in str(caught.value)
 
 
 def test_missing_and_empty_files(tmp_path: Path) -> None:
     with pytest.raises(DiffcapError, match="make negatives"):
-        read_negatives(tmp_path / "negatives.jsonl")
+        list(iter_negatives(tmp_path / "negatives.jsonl"))
     (tmp_path / "negatives.jsonl").write_text("\n")
     with pytest.raises(DiffcapError, match="the file is empty"):
-        read_negatives(tmp_path / "negatives.jsonl")
+        list(iter_negatives(tmp_path / "negatives.jsonl"))
 
 
 def report_row(number: int) -> CaptionNegatives:
@@ -118,3 +119,48 @@ def test_every_caption_has_the_same_chance(tmp_path: Path) -> None:
         seen.update(int(line.split(":")[0][4:]) for line in section.split("\n") if line.startswith("* id"))
     assert sum(seen.values()) == 2000
     assert min(seen[number] for number in range(20)) > 60 and max(seen.values()) < 140  # 100 each, give or take
+
+
+SIX = ["The cube, moved.", "b", "c", "d", "e", "f"]
+PAIRS = [
+    ChangePair("000001.png", "images/CLEVR_default_000001.png", "sc_images/CLEVR_semantic_000001.png", ["A cube.", "b b"], "train"),
+    ChangePair("000001.png_n", "images/CLEVR_default_000001.png", "nsc_images/CLEVR_nonsemantic_000001.png", ["nothing"], "train"),
+    ChangePair("001.Gull/Gull_1", "images/001.Gull/Gull_1.jpg", None, ["a gull"], "train"),
+]  # fmt: skip
+
+
+def row(kind: str, number: int, *sentences: str) -> dict:
+    names = {"img1": f"CLEVR_default_{number:06d}", "img2": f"CLEVR_{kind}_{number:06d}.png"}
+    return {**names, "sentences": list(sentences), "neg_samples": SIX}
+
+
+def write(path: Path, *rows: dict) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_every_caption_of_a_pair_gets_its_negatives(tmp_path: Path) -> None:
+    bird = {"img": "Gull_1", "sentences": ["a gull"], "neg_samples": SIX}
+    rows = row("semantic", 1, "a cube .", "other"), row("nonsemantic", 1, "nothing"), row("semantic", 7, "gone"), bird
+    found = list(authors_negatives(write(tmp_path / "train_neg_tfidf6.json", *rows), PAIRS))
+    assert [(each.id, each.caption) for each in found] == [
+        ("000001.png", "A cube."),  # as it stands in the manifest
+        ("000001.png_n", "nothing"),
+        ("001.Gull/Gull_1", "a gull"),
+    ]
+    assert all([negative.text for negative in each.negatives] == ["the cube , moved .", *"bcdef"] for each in found)
+
+
+def test_one_sentence_for_each_fault(tmp_path: Path) -> None:
+    good = row("semantic", 1, "a cube .")
+    for bad, output in (
+        ({**good, "neg_samples": SIX[:5]}, "line 2: 5 negatives, but the first line has 6"),
+        ({**good, "neg_samples": None}, 'line 2: "neg_samples" must be a list of sentences'),
+        ({**good, "sentences": "a"}, 'line 2: "sentences" must be a list of sentences'),
+        ({**good, "img2": None}, 'line 2: needs "img1" and "img2", or "img"'),
+    ):
+        with pytest.raises(DiffcapError, match="line 2") as caught:
+            list(authors_negatives(write(tmp_path / "x.json", good, bad), PAIRS))
+        assert output in str(caught.value)
+    with pytest.raises(DiffcapError, match="none of its sentences is a caption of these pairs"):
+        list(authors_negatives(write(tmp_path / "x.json", row("semantic", 9, "a cube .")), PAIRS))

@@ -1,6 +1,5 @@
 import math
 import random
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -64,10 +63,3 @@ def test_chunks_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch, querie
     np.testing.assert_allclose(np.take_along_axis(dense, places, 1), best, atol=1e-6)
     assert all(len(set(row)) == 9 for row in places.tolist())
     assert seen == sorted(seen) and seen[-1] == (70000, 70000)
-
-
-def test_frequent_terms_weigh_less() -> None:
-    sentences = corpus(200, 30, seed=3)
-    idf = inverse_document_frequencies(sentences)
-    counts = Counter(term for sentence in sentences for term in set(sentence.content))
-    assert [term for term, _ in counts.most_common(1)] == [min(idf, key=lambda term: idf[term])]

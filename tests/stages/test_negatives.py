@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from diffcap.negatives import read_negatives
+from diffcap.negatives.file import iter_negatives
 from diffcap.records import ChangePair, manifest_text, write_text
 from diffcap.text.stanza_tagger import SHIPPED
 from diffcap.utils.errors import DiffcapError
@@ -51,7 +51,7 @@ def test_damaged_files_are_refused_and_made_again(tmp_path: Path, damaged: str) 
     lines = whole[damaged].splitlines(keepends=True)
     (folder / damaged).write_bytes(b"".join(lines[: len(lines) // 2]))
     with pytest.raises(DiffcapError, match=r"`make negatives (DATASET=<name>|FOLDER=.* TAGGER=blocks)`") as error:
-        read_negatives(folder / "negatives.jsonl")
+        list(iter_negatives(folder / "negatives.jsonl"))
     assert damaged in str(error.value)
     done = run(folder)  # what `make negatives` calls
     assert done.returncode == 0, done.stderr
@@ -64,7 +64,7 @@ def test_the_files_of_the_training_split(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     pairs = [json.loads(line) for line in (folder / "manifest.jsonl").read_text().splitlines()]
     train = [(pair["id"], caption) for pair in pairs if pair["split"] == "train" for caption in pair["captions"]]
-    rows = read_negatives(folder / "negatives.jsonl")
+    rows = list(iter_negatives(folder / "negatives.jsonl"))
     assert [(row.id, row.caption) for row in rows] == train
     assert {len(row.negatives) for row in rows} == {6}
     report = (folder / "negatives.md").read_text()
@@ -78,7 +78,7 @@ def test_the_files_of_the_training_split(tmp_path: Path) -> None:
     assert first == ((folder / "negatives.jsonl").read_bytes(), (folder / "negatives.jsonl").stat().st_mtime_ns)
     other = run(folder, "--seed=1", "--retrieve=1", "--replace=1", "--confuse=1", "--scope=pair")
     assert other.returncode == 0, other.stderr
-    assert {len(row.negatives) for row in read_negatives(folder / "negatives.jsonl")} == {3}
+    assert {len(row.negatives) for row in iter_negatives(folder / "negatives.jsonl")} == {3}
 
 
 def test_the_defaults_are_the_papers_and_every_process_writes_the_same(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_the_defaults_are_the_papers_and_every_process_writes_the_same(tmp_path:
     settings = json.loads((folder / "negatives.json").read_text())["settings"]
     assert (settings["scope"], settings["replacement"]) == ("pair", "uniform")
     shared: dict[str, set[tuple[str, ...]]] = {}
-    for row in read_negatives(folder / "negatives.jsonl"):
+    for row in iter_negatives(folder / "negatives.jsonl"):
         shared.setdefault(row.id, set()).add(tuple(negative.text for negative in row.negatives))
     assert len(shared) == 36 and {len(lists) for lists in shared.values()} == {1}
     assert "All captions of a pair share" in (folder / "negatives.md").read_text()
@@ -185,7 +185,7 @@ def test_the_authors_own_are_taken_over(tmp_path: Path) -> None:
     theirs.write_text("".join(json.dumps(row) + "\n" for row in rows))
     done = run(tmp_path, f"--authors={theirs}")
     assert done.returncode == 0, done.stderr
-    found = read_negatives(tmp_path / "negatives.jsonl")
+    found = iter_negatives(tmp_path / "negatives.jsonl")
     assert [(row.id, row.caption) for row in found] == [(pair.id, text) for pair in pairs[:2] for text in pair.captions]
     assert "for 4 of 6 captions" in done.stdout
     assert "authors_sha256" in json.loads((tmp_path / "negatives.json").read_text())["settings"]

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from diffcap.text import stanza_tagger, tagging
-from diffcap.text.stanza_tagger import SHIPPED, find_tagger
+from diffcap.text.stanza_tagger import SHIPPED, find_tagger, read_conllu, write_conllu
 from diffcap.text.tagging import split_sentences, tag_sentences
-from diffcap.utils.cores import available_cores
 from diffcap.utils.errors import DiffcapError
 from diffcap.worlds.blocks.captions import LEXICON, tag
 
@@ -93,12 +92,6 @@ def test_several_processes_give_the_same_file(tmp_path: Path, monkeypatch: pytes
     assert seen[0] == (0, 32) and seen[-1] == (32, 32) and seen == sorted(seen)
 
 
-def test_a_gpu_has_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    for has_gpu, processes in ((False, available_cores()), (True, 1)):
-        monkeypatch.setattr("torch.cuda.is_available", lambda has_gpu=has_gpu: has_gpu)
-        assert tagging._workers() == processes
-
-
 def a_folder(path: Path, weights: bytes | None = None) -> Path:
     path.mkdir()
     (path / "resources.json").write_text((SHIPPED["blocks"] / "resources.json").read_text())
@@ -172,3 +165,44 @@ def test_garbage_collection_is_left_as_it_was() -> None:
     assert gc.isenabled()
     stanza_tagger.tag_batch(stanza_tagger.load_pipeline(find_tagger("blocks")), CAPTIONS[:1])
     assert gc.isenabled() and gc.get_freeze_count() == 0
+
+
+TREEBANK = """# sent_id = 1
+# text = Don't move.
+1-2\tDon't\t_\t_\t_\t_\t_\t_\t_\t_
+1\tDo\tdo\tAUX\tVB\t_\t3\taux\t_\t_
+2\tn't\tnot\tPART\tRB\t_\t3\tadvmod\t_\t_
+3\tmove\tmove\tVERB\tVB\t_\t0\troot\t_\t_
+3.1\tghost\t_\tX\t_\t_\t_\t_\t_\t_
+4\t.\t.\tPUNCT\t.\t_\t3\tpunct\t_\t_
+
+1\tYes\tyes\tINTJ\tUH\t_\t0\troot\t_\t_
+"""
+
+
+def test_words_and_tags_are_read_and_written(tmp_path: Path) -> None:
+    path = tmp_path / "a.conllu"
+    path.write_text(TREEBANK)
+    sentences = [[("Do", "AUX"), ("n't", "PART"), ("move", "VERB"), (".", "PUNCT")], [("Yes", "INTJ")]]
+    assert read_conllu(path) == sentences
+    write_conllu(path, sentences)
+    assert read_conllu(path) == sentences
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("1\tYes\tINTJ\n", "line 1: 3 columns instead of 10"),
+        ("1\t\t_\tINTJ\t_\t_\t0\troot\t_\t_\n", r"line 1: the word \(column 2\) is empty"),
+        (TREEBANK.replace("INTJ", "WORD"), "line 10: 'WORD' is not a UPOS tag"),
+        ("\n\n", "no tagged word"),
+        (None, "no CoNLL-U file"),
+        (b"\xff\xfe", "UTF-8"),
+    ],
+)
+def test_malformed_files_are_one_sentence(tmp_path: Path, text: str | bytes | None, complaint: str) -> None:
+    path = tmp_path / "a.conllu"
+    if text is not None:
+        path.write_bytes(text.encode() if isinstance(text, str) else text)
+    with pytest.raises(DiffcapError, match=complaint):
+        read_conllu(path)

@@ -10,8 +10,8 @@ from diffcap.utils.errors import DiffcapError
 from diffcap.utils.settings import CONFIGS, get_config_value
 
 if TYPE_CHECKING:
-    from diffcap.negatives import Builder, CaptionNegatives
-    from diffcap.negatives.file import Report
+    from diffcap.negatives.build import Builder
+    from diffcap.negatives.file import CaptionNegatives, Report
     from diffcap.records import ChangePair, Changes
 
 SETTINGS = CONFIGS / "dataset"
@@ -98,8 +98,7 @@ def make_negatives(
 
 
 def _import_negatives(source: Path, pairs: "list[ChangePair]", home: Path, force: bool) -> None:
-    from diffcap.negatives.authors import authors_negatives
-    from diffcap.negatives.file import write_negatives
+    from diffcap.negatives.file import authors_negatives, write_negatives
     from diffcap.records import file_hash, write_json
 
     target, notes = home / "negatives.jsonl", home / "negatives.json"

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from diffcap.evaluation.tokenize import Tokenizer
+from diffcap.evaluation.captions import Tokenizer
 from diffcap.utils.console import echo, print_json
 from diffcap.utils.errors import DiffcapError
 

@@ -27,13 +27,12 @@ def _unit(rows: Array) -> Array:
 
 
 def pair_vectors(before: Array, after: Array) -> Array:
-    """Concatenate the features of the first image and the difference of both images.
+    """Concatenate the normalised features of the first image, and those of the difference of both images.
 
-    Both halves are normalised, so that they have the same weight: the cosine similarity of two such vectors is the mean of
-    the similarities of their halves.
+    The cosine similarity of two such vectors is the mean of the similarities of their halves.
 
     Args:
-        before, after: (N, ...) features; they are flattened to (N, D).
+        before, after: (N, ...) features, flattened to (N, D).
 
     Returns:
         (N, 2D) float32.
@@ -70,25 +69,17 @@ def nearest_rows(train: Array, test: Array, chunk: int = 1024) -> Array:
 
 
 def nearest_captions(
-    train: Sequence[ChangePair],
-    train_vectors: Array,
-    test: Sequence[ChangePair],
-    test_vectors: Array,
-    chunk: int = 1024,
+    train: Sequence[ChangePair], train_vectors: Array, test: Sequence[ChangePair], test_vectors: Array
 ) -> dict[str, str]:
-    """Return the first caption of the nearest training pair for every test pair.
+    """Return the first caption of the nearest of the N training pairs for each of the M test pairs.
 
     Args:
-        train: N pairs; those without a caption are skipped.
+        train: those without a caption are skipped.
         train_vectors, test_vectors: (N, D) and (M, D), see `pair_vectors`.
     """
-    if len(train) != len(train_vectors) or len(test) != len(test_vectors):
-        raise ValueError(
-            f"got {len(train)} and {len(test)} pairs for {len(train_vectors)} and {len(test_vectors)} vectors"
-        )
     with_caption = [row for row, pair in enumerate(train) if pair.captions]
     if not with_caption:
         raise DiffcapError("no training pair has a caption; check the manifest.")
     vectors = train_vectors if len(with_caption) == len(train) else train_vectors[with_caption]
-    nearest = nearest_rows(vectors, test_vectors, chunk)
+    nearest = nearest_rows(vectors, test_vectors)
     return {pair.id: train[with_caption[row]].captions[0] for pair, row in zip(test, nearest)}

@@ -1,9 +1,7 @@
 """The paired bootstrap test: is one system better than another, or is the difference due to the choice of the test pairs?
 
 Koehn, "Statistical significance tests for machine translation evaluation" (EMNLP 2004): as many pairs as the test set has are
-drawn with replacement, the same ones for both systems, and both systems are scored on this sample. The scores of many samples show
-how much each score, and the difference of the two, would vary with other test pairs. The metrics of a sample are computed as
-those of a corpus:
+drawn with replacement, the same ones for both systems, and both systems are scored on this sample, as on a corpus:
 
 * BLEU-1 to BLEU-4: the counts of the drawn pairs are added up;
 * METEOR: the counts of its Java program are added up, and the program computes the score of the sum;
@@ -24,14 +22,12 @@ from diffcap.evaluation.captions import (
     Groups,
     Hypotheses,
     References,
+    Tokenizer,
     tokenize_together,
     unavailable_metrics,
 )
-from diffcap.evaluation.cider import CiderD
-from diffcap.evaluation.meteor import MeteorProcess, meteor_counts, meteor_of_sums, running_meteor
-from diffcap.evaluation.ngrams import BLEU, bleu_counts, bleu_of_sums, rouge_l
-from diffcap.evaluation.spice import spice
-from diffcap.evaluation.tokenize import Tokenizer
+from diffcap.evaluation.java import MeteorProcess, meteor_counts, meteor_of_sums, running_meteor, spice
+from diffcap.evaluation.ngrams import BLEU, CiderD, bleu_counts, bleu_of_sums, rouge_l
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -82,8 +78,7 @@ def additive_metrics(
     if any(name in BLEU for name in metrics):
         result.append(AdditiveMetric(BLEU, by_group(bleu_counts(hypotheses, references)), bleu_of_sums))
     if "METEOR" in metrics:
-        if meteor_process is None:
-            raise ValueError("METEOR needs a meteor_process, see running_meteor")
+        assert meteor_process is not None
         rows = by_group(meteor_counts(hypotheses, references, meteor_process))
         result.append(AdditiveMetric(("METEOR",), rows, lambda sums: meteor_of_sums(sums, meteor_process)[:, None]))
     if "ROUGE-L" in metrics:
@@ -100,10 +95,7 @@ def additive_metrics(
 
 
 def bootstrap_sums(rows: Array, samples: int, generator: np.random.Generator) -> Array:
-    """Add up all rows (n, D), and the n rows of each bootstrap sample, drawn with replacement.
-
-    Returns:
-        (1 + samples, D); the first sum is of all rows.
+    """Add up all rows (n, D), then the n rows of each bootstrap sample, drawn with replacement: (1 + samples, D).
 
     Example:
         >>> bootstrap_sums(np.array([[1.0], [2.0], [4.0]]), 3, np.random.default_rng(0)).ravel()
@@ -121,13 +113,13 @@ def bootstrap_sums(rows: Array, samples: int, generator: np.random.Generator) ->
 def bootstrap_scores(
     systems: Sequence[Sequence[AdditiveMetric]], groups: Groups, samples: int, seed: int
 ) -> list[dict[str, dict[str, Array]]]:
-    """Score systems on all pairs and on bootstrap samples, which are the same for all systems.
+    """Score systems on all pairs, then on bootstrap samples, which are the same for all systems.
 
     Args:
         systems: the metrics of each system, see `additive_metrics`.
 
     Returns:
-        For each system: group -> metric -> (1 + samples,); the first score is that of all pairs.
+        For each system: group -> metric -> (1 + samples,).
     """
     widths = [metric.rows[next(iter(groups))].shape[1] for system in systems for metric in system]
     edges = np.cumsum(widths)[:-1]
@@ -157,10 +149,7 @@ def bootstrap_scores(
 
 
 def compare_scores(a: Array, b: Array, level: float) -> dict[str, Any]:
-    """Compare the scores of two systems.
-
-    Args:
-        a, b: (1 + samples,) scores of one metric, see `bootstrap_scores`.
+    """Compare the scores of one metric of two systems, (1 + samples,) each, see `bootstrap_scores`.
 
     Returns:
         "a", "b": scores of all pairs. "difference": b - a. "a_interval", "b_interval", "interval" (of the difference):
@@ -201,15 +190,12 @@ def compare(
     Args:
         a, b: id -> caption, exactly the ids of `references`.
         groups: name -> ids, not empty.
-        references, tokenizer, metrics: as in `captions.score`.
+        references, tokenizer, metrics: as in `captions.score_captions`.
         level: of the confidence intervals, a fraction.
 
     Returns:
         "groups": group -> metric -> see `compare_scores`. "wins": group -> {"b", "a", "tie"}: number of pairs for which b, a or
         none has the higher CIDEr-D. "scores": id -> [CIDEr-D of a, of b], with the document frequencies of all pairs.
-
-    Raises:
-        DiffcapError: ids are missing or unknown, or there is no Java.
 
     Example:
         >>> references = {"1": ["the cube moved"], "2": ["nothing changed"], "3": ["a ball appeared"]}
@@ -230,9 +216,8 @@ def compare(
     with running_meteor() if "METEOR" in wanted else nullcontext() as meteor_process:
         summands = [additive_metrics(texts, reference_tokens, groups, wanted, meteor_process) for texts in systems]
         scores_a, scores_b = bootstrap_scores(summands, groups, samples, seed)
-    scorer = CiderD(reference_tokens)
-    per_pair = np.stack([scorer(ids, [texts[id] for id in ids]) for texts in systems], 1)
-    scores = dict(zip(ids, per_pair.tolist()))
+    cider = CiderD(reference_tokens)
+    per_pair = np.stack([cider(ids, [texts[id] for id in ids]) for texts in systems], 1)
     signs = dict(zip(ids, np.sign(np.round(per_pair[:, 1] - per_pair[:, 0], 9)).tolist()))
     return {
         "groups": {
@@ -247,5 +232,5 @@ def compare(
             name: {kind: sum(signs[id] == sign for id in members) for kind, sign in (("b", 1), ("a", -1), ("tie", 0))}
             for name, members in groups.items()
         },
-        "scores": scores,
+        "scores": dict(zip(ids, per_pair.tolist())),
     }

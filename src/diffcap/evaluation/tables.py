@@ -21,26 +21,17 @@ WEIGHTLESS_NOTE = (
 
 
 def is_weightless(scores: Mapping[str, float]) -> bool:
-    """Whether CIDEr-D is 0: captions and references share no n-gram that has a weight.
-
-    The weight of an n-gram is the logarithm of pairs over pairs whose references have it. It is 0 if all pairs have it, as in a
-    group of one pair or of pairs with equal references; there even perfect captions get 0.
-    """
+    """Whether CIDEr-D is 0: captions and references share no n-gram that has a weight, see `WEIGHTLESS_NOTE`."""
     cider = scores.get("CIDEr-D")
     return cider is not None and abs(cider) < 1e-9
 
 
 def score_notes(groups: Iterable[Mapping[str, float]], pairs: Mapping[str, int]) -> list[str]:
-    """What a reader of a table must know about its groups, a sentence each.
-
-    Args:
-        groups: the scores of every group and system in the table. pairs: number of pairs of each group.
-    """
+    """Notes about a table's groups: `groups` are the scores of each, also of several systems, `pairs` their numbers of pairs."""
     notes = []
     if any(map(is_weightless, groups)):
         notes.append(WEIGHTLESS_NOTE)
-    small = [f"{name} {count}" for name, count in pairs.items() if 0 < count < SMALL_GROUP]
-    if small:
+    if small := [f"{name} {count}" for name, count in pairs.items() if 0 < count < SMALL_GROUP]:
         notes.append(
             f"Groups of fewer than {SMALL_GROUP} pairs ({', '.join(small)}): their scores depend strongly on the choice of the "
             "pairs."
@@ -49,10 +40,7 @@ def score_notes(groups: Iterable[Mapping[str, float]], pairs: Mapping[str, int])
 
 
 def caption_notes(captions: Mapping[str, str], references: Mapping[str, Sequence[str]]) -> list[str]:
-    """Whether captions are empty, or one caption is that of more than half of the pairs although other references say something else.
-
-    A captioner that is right about the many pairs without change gets no note: at least three captions, and more than a tenth of all,
-    must be those of pairs whose references do not say the same.
+    """Whether captions are empty, or one caption is that of more than half of the pairs although many references say something else.
 
     Example:
         >>> references = {"1": ["a car left"], "2": ["a tree grew"], "3": ["no change"], "4": ["a road was built"]}
@@ -71,25 +59,20 @@ def caption_notes(captions: Mapping[str, str], references: Mapping[str, Sequence
             and not any(plain(text) == common or (unchanged and is_no_change(text)) for text in texts)
             for id, texts in references.items()
         )
-        if wrong > max(2, len(said) / 10):  # two equal captions can be chance
+        if wrong > max(
+            2, len(said) / 10
+        ):  # not if a captioner is right about many pairs without change; two can be chance
             notes.append(
                 f'{count:,} of {len(said):,} captions are "{common}"; the references of {count - wrong:,} of these pairs say the same.'
             )
     return notes
 
 
-def _cell(scores: Mapping[str, float], name: str) -> Cell:
-    value = scores.get(name)
-    mark = MARK if name == "CIDEr-D" and is_weightless(scores) else ""
-    return Cell("" if value is None else f"{100 * value:.2f}{mark}")
-
-
 def metrics_table(rows: Rows, title: str = "", pairs: Mapping[str, int] | None = None, corner: str = "") -> Table:
     """A table with one row per group (or method) and one column per metric; footnotes see `score_notes`.
 
     Args:
-        rows: row name -> metric -> score, for example "groups" of `metrics.json`.
-        pairs: group -> number of pairs, for example "pairs" of the protocol in `metrics.json`.
+        rows: row name -> metric -> score, for example "groups" of `metrics.json`. pairs: group -> number of pairs.
         corner: heading of the first column.
 
     Example:
@@ -99,7 +82,12 @@ def metrics_table(rows: Rows, title: str = "", pairs: Mapping[str, int] | None =
         | total | 50.00 | 125.00 |
     """
     columns = list(dict.fromkeys(name for scores in rows.values() for name in scores))
-    lines = [([name], [_cell(scores, column) for column in columns]) for name, scores in rows.items()]
+    lines = []
+    for name, scores in rows.items():
+        texts = {metric: f"{100 * score:.2f}" for metric, score in scores.items()}
+        if is_weightless(scores):
+            texts["CIDEr-D"] += MARK
+        lines.append(([name], [Cell(texts.get(column, "")) for column in columns]))
     note = "\n".join(["fractions x 100", *score_notes(rows.values(), pairs or {})])
     return Table(columns, lines, [corner], title, note)
 
@@ -118,10 +106,7 @@ def validation_line(values: Mapping[str, float]) -> str:
 
 
 def print_table(table: Table) -> None:
-    """Print a table; if the output is not a terminal, it is 160 characters wide.
-
-    Names are printed unchanged: rich's markup is disabled, and control characters are escaped.
-    """
+    """Print a table, without rich's markup and with control characters escaped; 160 characters wide if not to a terminal."""
     from rich.console import Console
     from rich.segment import Segment, Segments
 

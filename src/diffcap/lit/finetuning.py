@@ -6,9 +6,9 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
 
+from diffcap.evaluation.captions import Tokenizer
 from diffcap.evaluation.levir_cc import OWN_LAYOUTS, id_text
 from diffcap.evaluation.metric import CaptionMetric
-from diffcap.evaluation.tokenize import Tokenizer
 from diffcap.lit.optimizers import adamw, bert_adam
 from diffcap.lit.plateau import DecoderPlateau
 from diffcap.lit.schedules import Schedule

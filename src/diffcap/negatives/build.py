@@ -1,8 +1,5 @@
 """Build hard negatives for the training captions: retrieved, replaced and confused (IDC-PCL, section 3.2).
 
-As in the paper and the authors' released files, all captions of a pair share six negatives, and a replacement word is any other
-word of the same part of speech. `Recipe` has alternatives to both.
-
 After tokenisation, a negative never equals a reference of its pair or another negative of its caption. A distractor pair, and a pair
 with a reference which states that both images look alike, never get a caption with such a statement. Captions of other pairs whose
 content words all occur in the references are skipped, because they could be true. If a strategy gives too few negatives, these
@@ -19,7 +16,7 @@ fallbacks are used:
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from random import Random
@@ -28,7 +25,7 @@ from typing import Literal
 from diffcap.datasets.no_change import describes_similarity
 from diffcap.negatives.confuse import confuse
 from diffcap.negatives.file import KINDS, CaptionNegatives, Negative
-from diffcap.negatives.replace import WordPool, replace_matched, replace_uniform
+from diffcap.negatives.replace import WordPool, replace_words
 from diffcap.negatives.retrieve import inverse_document_frequencies, most_similar, tfidf
 from diffcap.negatives.words import TaggedCaption, make_tagged_caption, normalize_caption
 from diffcap.records import ChangePair
@@ -42,23 +39,17 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Recipe:
-    """How many negatives of each kind to build.
-
-    Attributes:
-        retrieve, replace, confuse: number of negatives per caption.
-        scope: "pair": all captions of a pair share the negatives of one of them, drawn at random (as in the authors' released
-            files). "caption": each caption has its own negatives (ours).
-        seed: of all draws.
-        replacement: how replacement words are drawn. "uniform": any other word of the same part of speech, each with the same
-            probability (paper). "matched": words of the same inflection, by frequency, without the meanings of the references;
-            `confuse` then also uses captions which state that nothing changed (ours).
-    """
+    """How many negatives of each kind each caption gets, and how they are drawn."""
 
     retrieve: int = 2
     replace: int = 2
     confuse: int = 2
+    # "pair": all captions of a pair share the negatives of one of them, drawn at random (as in the authors' released files).
+    # "caption": each caption has its own negatives (ours).
     scope: Literal["pair", "caption"] = "pair"
-    seed: int = 0
+    seed: int = 0  # of all draws
+    # "uniform": any other word of the same part of speech, each with the same probability (paper). "matched": words of the same
+    # inflection, by frequency, without the meanings of the references; `confuse` then also uses captions of no change (ours).
     replacement: Literal["uniform", "matched"] = "uniform"
 
     def __post_init__(self) -> None:
@@ -77,11 +68,8 @@ class _PairContext:
     describes_similarity: bool  # whether it is a distractor pair, or a reference states that the two images look alike
 
     def contradicts(self, other: TaggedCaption) -> bool:
-        """Whether a caption of another pair says something that no reference says.
-
-        If a reference states that the images look alike, other statements of similarity could be true as well.
-        """
-        if self.describes_similarity and describes_similarity(other.text):
+        """Whether a caption of another pair says something that no reference says."""
+        if self.describes_similarity and describes_similarity(other.text):  # could be true as well
             return False
         return not frozenset(other.content) <= self.reference_content
 
@@ -122,20 +110,15 @@ class Builder:
         self._find_similar(progress)
 
     def _find_similar(self, progress: Progress | None) -> None:
-        """Find the change captions most similar to those that get negatives.
-
-        Captions with equal content words are one group: they are equally similar.
-        """
-        groups: dict[tuple[str, ...], list[TaggedCaption]] = {}
+        """Find the change captions most similar to those that get negatives."""
+        groups: dict[tuple[str, ...], list[TaggedCaption]] = {}  # captions with equal content words are equally similar
         for text in self._change_captions:
             groups.setdefault(self._tagged[text].content, []).append(self._tagged[text])
         self._groups = list(groups.values())
         if self.recipe.retrieve and self._groups:
-            drawn = (
-                (self._draw_caption(pair)[0] for pair in self.pairs)
-                if self.recipe.scope == "pair"
-                else self._tagged.values()
-            )
+            drawn: Iterable[TaggedCaption] = self._tagged.values()
+            if self.recipe.scope == "pair":
+                drawn = (self._draw_caption(pair)[0] for pair in self.pairs)
             queries = list({caption.content: None for caption in drawn})
             self._row_of_content = {content: row for row, content in enumerate(queries)}
             documents = tfidf(list(groups), self._idf)
@@ -201,9 +184,7 @@ class Builder:
         if not self._groups:
             return
         row = self._row_of_content[caption.content]
-        similar = [
-            int(group) for group, score in zip(self._similar_groups[row], self._similar_scores[row]) if score > 0
-        ]
+        similar = self._similar_groups[row][self._similar_scores[row] > 0].tolist()
         if context.pair.is_distractor:
             rng.shuffle(similar)
         for group in similar:
@@ -219,14 +200,10 @@ class Builder:
             ("of another caption", sources),
         ):
             for _ in range(8 if source else 0):
-                text = self._replace_words(context, rng.choice(source), rng)
+                matched = context.reference_content if self.recipe.replacement == "matched" else None
+                text = replace_words(rng.choice(source), self._idf, self._pool, matched, rng)
                 if text is not None:
                     yield strategy, text
-
-    def _replace_words(self, context: _PairContext, caption: TaggedCaption, rng: Random) -> str | None:
-        if self.recipe.replacement == "uniform":
-            return replace_uniform(caption, self._idf, self._pool, rng)
-        return replace_matched(caption, self._idf, self._pool, context.reference_content, rng)
 
     def _confuse(self, context: _PairContext, caption: TaggedCaption, rng: Random) -> Iterator[tuple[str, str]]:
         found = list(confuse(caption, rng))

@@ -9,7 +9,7 @@ Each strategy returns a new text, or None if it does not apply. They are tried i
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from random import Random
 
 from diffcap.negatives.words import (
@@ -47,7 +47,7 @@ def swap_animals(caption: TaggedCaption, rng: Random) -> str | None:
     """Swap "animal1" and "animal2" in every sentence where that changes the meaning."""
     parts = split_sentences(caption.words)
     swapped = [_swap_animals_in(part) if _swap_changes_meaning(part) else part for part in parts]
-    return _join_sentences(swapped) if swapped != parts else None
+    return " ".join(chain.from_iterable(swapped)) if swapped != parts else None
 
 
 def swap_animals_once(caption: TaggedCaption, rng: Random) -> str | None:
@@ -58,7 +58,8 @@ def swap_animals_once(caption: TaggedCaption, rng: Random) -> str | None:
     if len(swappable) < 2 or not with_both:
         return None
     chosen = rng.choice(with_both)
-    return _join_sentences([_swap_animals_in(part) if index == chosen else part for index, part in enumerate(parts)])
+    parts[chosen] = _swap_animals_in(parts[chosen])
+    return " ".join(chain.from_iterable(parts))
 
 
 def invert_comparison(caption: TaggedCaption, rng: Random) -> str | None:
@@ -92,7 +93,19 @@ def swap_noun_phrases(caption: TaggedCaption, rng: Random) -> str | None:
 def invert_change(caption: TaggedCaption, rng: Random) -> str | None:
     """Describe the opposite change, or a change where the caption says that there is none, and the other way round."""
     words = list(caption.words)
-    return _swap_from_to(words) or _swap_old_and_new(words) or _invert_first_word(words)
+    for index in range(len(words) - 3):  # turn "from red to blue" into "from blue to red"
+        if words[index] == "from" and words[index + 2] == "to" and words[index + 1] != words[index + 3]:
+            words[index + 1], words[index + 3] = words[index + 3], words[index + 1]
+            return " ".join(words)
+    if swapped := _swap_old_and_new(words):
+        return swapped
+    # The first word of change: moves before other verbs, then positions, "still", and words of sameness.
+    for invert in (_invert_move, _invert_verb, _invert_position, _invert_still, _invert_state):
+        for index, word in enumerate(words):
+            inverted = invert(words, index, word)
+            if inverted is not None:
+                return " ".join(inverted)
+    return None
 
 
 def swap_words(caption: TaggedCaption, rng: Random) -> str | None:
@@ -120,15 +133,11 @@ def swap_words(caption: TaggedCaption, rng: Random) -> str | None:
     return None
 
 
-_Strategy = Callable[[TaggedCaption, Random], str | None]
+_Strategies = dict[str, Callable[[TaggedCaption, Random], str | None]]
 # The names are keys in `negatives.json`: they stay when a function is renamed.
-_ANY_CAPTION: dict[str, _Strategy] = {"turn_comparison": invert_comparison, "exchange_words": swap_words}
-_ANIMAL_STRATEGIES: dict[str, _Strategy] = {
-    "swap_animals": swap_animals,
-    "swap_animals_once": swap_animals_once,
-    **_ANY_CAPTION,
-}
-_SCENE_STRATEGIES: dict[str, _Strategy] = {
+_ANY_CAPTION: _Strategies = {"turn_comparison": invert_comparison, "exchange_words": swap_words}
+_ANIMAL_STRATEGIES: _Strategies = {"swap_animals": swap_animals, "swap_animals_once": swap_animals_once, **_ANY_CAPTION}
+_SCENE_STRATEGIES: _Strategies = {
     "swap_noun_phrases": swap_noun_phrases,
     "reverse_change": invert_change,
     **_ANY_CAPTION,
@@ -149,10 +158,6 @@ def _swap_animals_in(part: list[str]) -> list[str]:
     return [_ANIMAL_SWAP.get(word, word) for word in part]
 
 
-def _join_sentences(parts: list[list[str]]) -> str:
-    return " ".join(word for part in parts for word in part)
-
-
 def _noun_phrases(caption: TaggedCaption) -> list[tuple[int, int]]:
     """(start, end) of each noun phrase that names an object: articles, then adjectives and nouns, the last one a noun."""
     phrases, index, tags = [], 0, caption.tags
@@ -166,17 +171,13 @@ def _noun_phrases(caption: TaggedCaption) -> list[tuple[int, int]]:
         end = index
         while end > body and tags[end - 1] not in ("NOUN", "PROPN"):
             end -= 1
-        if end > body and _names_an_object(caption.words[start:end]):
-            phrases.append((start, end))
+        if end > body:
+            head, attributes = caption.words[end - 1], [attribute_of(word) for word in caption.words[start:end]]
+            is_object = head not in FUNCTION_WORDS and not is_animal(head)
+            if is_object and attributes[-1] not in ("side", "color", "material") and "change" not in attributes:
+                phrases.append((start, end))
         index = max(index, start + 1)
     return phrases
-
-
-def _names_an_object(phrase: tuple[str, ...]) -> bool:
-    head = phrase[-1]
-    if head in FUNCTION_WORDS or is_animal(head) or attribute_of(head) in ("side", "color", "material"):
-        return False
-    return not any(attribute_of(word) == "change" for word in phrase)
 
 
 def _synonym_keys(phrase: tuple[str, ...]) -> list[str]:
@@ -188,44 +189,20 @@ def _is_coordination(between: tuple[str, ...] | list[str]) -> bool:
     return bool(between) and all(word in _COORDINATORS for word in between)
 
 
-def _swap_from_to(words: list[str]) -> str | None:
-    """Turn "from red to blue" into "from blue to red"."""
-    for index in range(len(words) - 3):
-        if words[index] == "from" and words[index + 2] == "to" and words[index + 1] != words[index + 3]:
-            words = list(words)
-            words[index + 1], words[index + 3] = words[index + 3], words[index + 1]
-            return " ".join(words)
-    return None
-
-
 def _swap_old_and_new(words: list[str]) -> str | None:
-    """Turn "the red cube became blue" into "the blue cube became red".
-
-    The last word is the new value; the first word of the same attribute is the old one.
-    """
+    """Turn "the red cube became blue" into "the blue cube became red": the last word is the new value."""
     attribute = attribute_of(words[-1]) if words else None
     if attribute not in ("color", "material"):
         return None
-    old = next((index for index, word in enumerate(words[:-1]) if attribute_of(word) == attribute), None)
-    if old is None or synonym_key(words[old]) == synonym_key(words[-1]):
+    old = next(index for index, word in enumerate(words) if attribute_of(word) == attribute)
+    if synonym_key(words[old]) == synonym_key(words[-1]):
         return None
     words = list(words)
     words[old], words[-1] = words[-1], words[old]
     return " ".join(fix_articles(words, {old}))
 
 
-def _invert_first_word(words: list[str]) -> str | None:
-    """Invert the first word of change: moves before other verbs, then positions, "still", and words of sameness."""
-    for invert in (_invert_move, _invert_verb, _invert_position, _invert_still, _invert_state):
-        for index, word in enumerate(words):
-            inverted = invert(words, index, word)
-            if inverted is not None:
-                return " ".join(inverted)
-    return None
-
-
 def _word_before(words: list[str], index: int) -> str:
-    """The word before an index; "" at the beginning."""
     return words[index - 1] if index else ""
 
 

@@ -1,13 +1,15 @@
-"""`negatives.jsonl`, the hard negatives of every training caption, and `negatives.md`, a report to read before training on them."""
+"""`negatives.jsonl`, the hard negatives of every training caption, its report `negatives.md`, and the authors' released negatives."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from random import Random
 from typing import Any
 
-from diffcap.records import file_hash, read_json, read_json_lines, write_text
+from diffcap.datasets.checks import sentences
+from diffcap.negatives.words import normalize_caption
+from diffcap.records import ChangePair, file_hash, read_json, read_json_lines, write_text
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.files import atomic_write
 
@@ -24,6 +26,7 @@ _PAPER_STRATEGIES = {
     "replace": ("words replaced",),
     "confuse": ("swap_animals", "swap_animals_once", "swap_noun_phrases", "reverse_change"),
 }
+_EXTENSIONS = (".png", ".jpg", ".jpeg")
 _HOW_TO_BUILD = "build it with `make negatives DATASET=<name>`"
 
 
@@ -47,13 +50,9 @@ class CaptionNegatives:
 def write_negatives(
     path: str | Path, rows: Iterable[CaptionNegatives], before_rename: Callable[[], None] = lambda: None
 ) -> None:
-    """Write the rows to a temporary file, call `before_rename`, then rename the file.
+    """Write the rows to a temporary file, call `before_rename`, delete the earlier `negatives.json`, then rename the file.
 
-    The `negatives.json` of an earlier `negatives.jsonl` is deleted before the renaming, so that a killed process never leaves a
-    `negatives.json` that describes another file. The caller writes the new one.
-
-    Args:
-        rows: read one at a time. before_rename: if it raises an error, the earlier file stays as it was.
+    So a killed process never leaves a `negatives.json` that describes another file. The caller writes the new one.
     """
     with atomic_write(path) as temporary:
         with temporary.open("w", encoding="utf-8") as file:
@@ -66,17 +65,16 @@ def write_negatives(
             Path(path).with_name(METADATA_FILE).unlink(missing_ok=True)
 
 
-def read_negatives(path: str | Path) -> list[CaptionNegatives]:
-    """All captions of a file of negatives, see `iter_negatives`."""
-    return list(iter_negatives(path))
-
-
 def iter_negatives(path: str | Path) -> Iterator[CaptionNegatives]:
     """Read a `negatives.jsonl`, or a file of the same form that the user wrote, which has no `negatives.json`."""
     path = Path(path)
     has_metadata = path.name == NEGATIVES_FILE and path.is_file() and path.with_name(METADATA_FILE).is_file()
     if has_metadata:
-        _check_hash(path)
+        metadata = read_json(path.with_name(METADATA_FILE), "metadata of the negatives", _HOW_TO_BUILD)
+        if metadata["sha256"] != file_hash(path):
+            tagger = metadata["settings"].get("tagger")
+            again = f"`make negatives FOLDER='{path.parent}' TAGGER={tagger}`" if tagger else "`make negatives`"
+            raise DiffcapError(f"{path}: its SHA-256 is not the one in {METADATA_FILE}; build it again with {again}.")
     fix = "build the file again with `make negatives DATASET=<name>`" if has_metadata else "fix that line"
     count = 0  # of each caption's negatives
     for where, row in read_json_lines(path, "negatives", _HOW_TO_BUILD):
@@ -96,36 +94,63 @@ def iter_negatives(path: str | Path) -> Iterator[CaptionNegatives]:
         raise DiffcapError(f"{path}: the file is empty; {_HOW_TO_BUILD}.")
 
 
-def _check_hash(path: Path) -> None:
-    """Compare the SHA-256 of a `negatives.jsonl` with the one in its `negatives.json`."""
-    metadata = read_json(path.with_name(METADATA_FILE), "metadata of the negatives", _HOW_TO_BUILD)
-    if not isinstance(metadata, dict) or metadata.get("sha256") != file_hash(path):
-        settings = metadata.get("settings") if isinstance(metadata, dict) else None
-        tagger = settings.get("tagger") if isinstance(settings, dict) else None
-        again = f"`make negatives FOLDER='{path.parent}' TAGGER={tagger}`" if tagger else "`make negatives`"
-        raise DiffcapError(f"{path}: its SHA-256 is not the one in {METADATA_FILE}; build it again with {again}.")
-
-
 def _is_negative(value: object) -> bool:
     return isinstance(value, dict) and value.get("kind") in KINDS and isinstance(value.get("text"), str)
 
 
-class Report:
-    """Draws examples of each kind from a stream of rows (reservoir sampling), every row with the same probability.
+def authors_negatives(path: Path, pairs: Sequence[ChangePair]) -> Iterator[CaptionNegatives]:
+    """Yield the negatives of every caption of `pairs` that occurs in IDC-PCL's released `<split>_neg_tfidf6.json`.
 
-    Args:
-        examples: number of examples of each kind.
-        seed: of the draws.
+    A line of it belongs to a pair, and all captions of the pair have its negatives:
 
-    Attributes:
-        captions: number of rows added so far.
+        {"img1": "CLEVR_default_000123", "img2": "CLEVR_semantic_000123", "sentences": [...], "neg_samples": [six sentences]}
+        {"img": "Black_Footed_Albatross_0046_18", "sentences": [...], "neg_samples": [...]}   (CUB)
+
+    The files do not say how each negative was made; because of the "tfidf" in their names, all get the kind "retrieve".
     """
+    known = {tuple(map(_stem, pair.images)): pair for pair in pairs}
+    count, found = 0, 0
+    for where, row in read_json_lines(path, "hard negatives"):
+        negatives = sentences(row.get("neg_samples"), where, "neg_samples")
+        count = count or len(negatives)
+        if not negatives or len(negatives) != count:
+            raise DiffcapError(
+                f"{where}: {len(negatives)} negatives, but the first line has {count}; download the file again."
+            )
+        captions = {normalize_caption(sentence) for sentence in sentences(row.get("sentences"), where, "sentences")}
+        names = [row["img"]] if "img" in row else [row.get("img1"), row.get("img2")]
+        if not all(isinstance(name, str) and name for name in names):
+            raise DiffcapError(
+                f'{where}: needs "img1" and "img2", or "img" (strings), found {row!r:.60}; fix that line.'
+            )
+        pair = known.get(tuple(_stem(str(name)) for name in names))
+        if pair is None:
+            continue  # the dataset can be incomplete, for example if a photo is no longer online
+        shared = [Negative("retrieve", normalize_caption(text)) for text in negatives]
+        for caption in pair.captions:
+            if normalize_caption(caption) in captions:
+                found += 1
+                yield CaptionNegatives(pair.id, caption, shared)
+    if not found:
+        raise DiffcapError(
+            f"{path}: none of its sentences is a caption of these pairs; use the file of the same dataset and split."
+        )
+
+
+def _stem(name: str) -> str:
+    """Return an image's name without folder and extension."""
+    path = PurePosixPath(name)
+    return path.stem if path.suffix.lower() in _EXTENSIONS else path.name
+
+
+class Report:
+    """Draws examples of each kind from a stream of rows (reservoir sampling), every row with the same probability."""
 
     def __init__(self, examples: int = 20, seed: int = 0) -> None:
         self._examples, self._rng = examples, Random(seed)
         self._kept: dict[str, list[tuple[int, CaptionNegatives]]] = {kind: [] for kind in KINDS}
         self._seen = dict.fromkeys(KINDS, 0)
-        self.captions = 0
+        self.captions = 0  # rows added so far
 
     def add(self, row: CaptionNegatives) -> None:
         """Add the negatives of one caption."""

@@ -10,14 +10,7 @@ from diffcap.negatives.words import TaggedCaption, attribute_of, fix_articles, i
 
 
 class WordPool:
-    """Draws replacement words from the captions; only words that are replaceable (see `is_replaceable`).
-
-    `draw_uniform` draws from all words of the same tag, each with the same probability (IDC-PCL, section 3.2).
-
-    `draw_matched` (ours) draws from the words of the same tag, attribute and inflection, with a probability proportional to their
-    frequency, so that neither grammar nor rare words give a negative away. Words that mostly have another tag, and words that
-    occur fewer than five times and in fewer than one of a thousand captions (they are often misspelt), are never drawn.
-    """
+    """Draws replacement words from the captions; only words that are replaceable (see `is_replaceable`)."""
 
     def __init__(self, captions: Collection[TaggedCaption]) -> None:
         counts = Counter(pair for caption in captions for pair in zip(caption.words, caption.tags))
@@ -38,12 +31,17 @@ class WordPool:
         }
 
     def draw_uniform(self, word: str, tag: str, rng: Random) -> str | None:
-        """Draw another word of the same tag; None if there is none."""
+        """Draw another word of the same tag, each with the same probability (IDC-PCL, section 3.2); None if there is none."""
         others = [other for other in self._words.get(tag, []) if other != word]
         return rng.choice(others) if others else None
 
     def draw_matched(self, word: str, tag: str, avoid: frozenset[str], rng: Random) -> str | None:
-        """Draw a word of the same tag, attribute and inflection whose meaning is not in `avoid`; None if there is none."""
+        """Draw a word of the same tag, attribute and inflection whose meaning is not in `avoid` (ours); None if there is none.
+
+        The probability is proportional to the frequency, so that neither grammar nor rare words give a negative away. Words that
+        mostly have another tag, and words that occur fewer than five times and in fewer than one of a thousand captions (they are
+        often misspelt), are never drawn.
+        """
         words, cumulative = self._pools.get(_pool_key(word, tag), ([], [0]))
         for _ in range(4 if words else 0):  # faster than filtering all words, and nearly always enough
             drawn = words[bisect(cumulative, rng.random() * cumulative[-1])]
@@ -73,54 +71,42 @@ def most_informative_words(caption: TaggedCaption, idf: Mapping[str, float]) -> 
     return ranked[: (len(ranked) + 1) // 2]
 
 
-def replace_uniform(caption: TaggedCaption, idf: Mapping[str, float], pool: WordPool, rng: Random) -> str | None:
-    """Replace the most informative words by any others of the same tag (the paper's way).
-
-    Args:
-        idf: inverse document frequency of each `synonym_key`.
-
-    Returns:
-        The new text, which can be true if the new words are synonyms; None if no word can be replaced.
-    """
-    new_words: dict[tuple[str, str], str] = {}
-    tags = dict(zip(caption.words, caption.tags))
-    for word in most_informative_words(caption, idf):
-        drawn = pool.draw_uniform(word, tags[word], rng)
-        if drawn is not None:
-            new_words[word, tags[word]] = drawn
-    return _substitute(caption, new_words) if new_words else None
-
-
-def replace_matched(
-    caption: TaggedCaption, idf: Mapping[str, float], pool: WordPool, reference_content: frozenset[str], rng: Random
+def replace_words(
+    caption: TaggedCaption,
+    idf: Mapping[str, float],
+    pool: WordPool,
+    reference_content: frozenset[str] | None,
+    rng: Random,
 ) -> str | None:
-    """Replace the most informative words by others of the same tag, attribute and inflection that say something else (ours).
+    """Replace the most informative words by others.
 
     Args:
         idf: inverse document frequency of each `synonym_key`.
-        reference_content: `content` of all references of the pair. Words with other meanings are
-            preferred, so that the new caption contradicts every reference.
+        reference_content: None draws any other word of the same tag (the paper's way). The `content` of all references of the pair
+            draws words of the same tag, attribute and inflection that say something else (ours), if possible something that no
+            reference says.
 
     Returns:
-        The new text; None if every new word has a meaning of a reference, because then the text could be true.
+        The new text; None if no word can be replaced, or if every new word has a meaning of a reference, because then the text could
+        be true. Without `reference_content` it can be true if the new words are synonyms.
     """
     own = frozenset(caption.content)
     new_words: dict[tuple[str, str], str] = {}
     is_wrong = False
     tags = dict(zip(caption.words, caption.tags))
     for word in most_informative_words(caption, idf):
-        used = frozenset(map(synonym_key, new_words.values()))
-        drawn = pool.draw_matched(word, tags[word], reference_content | own | used, rng)
-        if drawn is None:
-            drawn = pool.draw_matched(word, tags[word], own | used, rng)
+        if reference_content is None:
+            drawn = pool.draw_uniform(word, tags[word], rng)
+        else:
+            used = own | frozenset(map(synonym_key, new_words.values()))
+            drawn = pool.draw_matched(word, tags[word], reference_content | used, rng)
+            if drawn is None:
+                drawn = pool.draw_matched(word, tags[word], used, rng)
         if drawn is not None:
             new_words[word, tags[word]] = drawn
-            is_wrong = is_wrong or synonym_key(drawn) not in reference_content
-    return _substitute(caption, new_words) if is_wrong else None
-
-
-def _substitute(caption: TaggedCaption, new_words: Mapping[tuple[str, str], str]) -> str:
-    """Return the text with the new word for each (word, tag), and with the right articles before them."""
+            is_wrong |= reference_content is None or synonym_key(drawn) not in reference_content
+    if not is_wrong:
+        return None
     words, changed = list(caption.words), set()
     for index, word_and_tag in enumerate(zip(caption.words, caption.tags)):
         if word_and_tag in new_words:

@@ -48,10 +48,7 @@ def most_similar(
     count: int,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the documents with the largest inner product for every query.
-
-    The computation is chunked, so that memory does not grow with Q x N: each chunk is a sparse block of queries times a
-    dense block of documents.
+    """Return the documents with the largest inner product for every query, in chunks, so that memory does not grow with Q x N.
 
     Args:
         queries: (Q, V). documents: (N, V). count: K; at most N are returned.
@@ -79,16 +76,15 @@ def most_similar(
             best[rows, :kept] = np.take_along_axis(indices, order, 1)
             scores[rows, :kept] = np.take_along_axis(values, order, 1)
             if progress:
-                progress(first * queries.shape[0] + min(start + _QUERY_CHUNK, queries.shape[0]) * block.shape[1],
-                         total * queries.shape[0])  # fmt: skip
+                done = first * queries.shape[0] + min(start + _QUERY_CHUNK, queries.shape[0]) * block.shape[1]
+                progress(done, total * queries.shape[0])
     return best, scores
 
 
 def _largest(scores: np.ndarray, count: int) -> np.ndarray:
     """Return the indices of the `count` largest scores of each row, unordered.
 
-    The columns are divided into groups. Only the `count` groups with the largest maxima can hold the `count` largest scores,
-    so `argpartition` sorts the scores of these groups only.
+    Only the `count` groups of columns with the largest maxima can hold them, so `argpartition` sorts the scores of these groups only.
     """
     rows, width = scores.shape
     groups = width // _GROUP_SIZE

@@ -1,8 +1,4 @@
-"""Tagged captions, and word lists for hard negatives: synonyms, antonyms, and words without content.
-
-The synonyms are those of CLEVR's vocabulary (CLEVR-Change, CLEVR-DC, blocks). Without them, "the big ball was added" could
-become a negative of "the large sphere was added". The same lists are used for all datasets.
-"""
+"""Tagged captions, and word lists for hard negatives: synonyms, antonyms, and words without content."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -11,7 +7,8 @@ from dataclasses import dataclass
 from diffcap.text.tagging import split_sentences
 from diffcap.text.vocabulary import tokenize
 
-# attribute -> groups of synonyms; a word that is in no group has a meaning of its own
+# attribute -> groups of synonyms in CLEVR's vocabulary; a word that is in no group has a meaning of its own. Without them, "the big
+# ball was added" could become a negative of "the large sphere was added".
 _GROUPS: dict[str, tuple[str, ...]] = {
     "size": ("large big", "small tiny little"),
     "color": (
@@ -50,7 +47,6 @@ FUNCTION_WORDS = _word_set("""
 """)
 _FUNCTION_VERBS = _word_set("is are was were be been being am has have had having do does did done made make s")
 _CONTENT_TAGS = frozenset(("NOUN", "PROPN", "ADJ", "NUM", "VERB"))
-_ANIMAL = re.compile(r"\d?animals?\d.*")
 
 
 def attribute_of(word: str) -> str | None:
@@ -65,15 +61,7 @@ def synonym_key(word: str) -> str:
 
 def is_animal(word: str) -> bool:
     """True for "animal1", "animal2" and their misspellings; only the confused negatives change these words."""
-    return _ANIMAL.fullmatch(word) is not None
-
-
-def is_content(word: str, tag: str) -> bool:
-    """Whether a word with this UPOS tag describes the images, so that another word could be wrong."""
-    attribute = attribute_of(word)
-    if attribute is not None:
-        return attribute != "side"  # several directions can be true at once
-    return tag in _CONTENT_TAGS and word not in FUNCTION_WORDS and word not in _FUNCTION_VERBS
+    return re.fullmatch(r"\d?animals?\d.*", word) is not None
 
 
 def is_replaceable(word: str, tag: str) -> bool:
@@ -89,10 +77,7 @@ def is_replaceable(word: str, tag: str) -> bool:
 
 
 def inflection(word: str, tag: str) -> str:
-    """Return a word's ending, so that plurals are replaced by plurals and comparatives by comparatives.
-
-    "est", "er" or "" for the UPOS tag ADJ, "s" or "" for other tags.
-    """
+    """Return a word's ending: "est", "er" or "" for the UPOS tag ADJ, "s" or "" for other tags."""
     if tag == "ADJ":
         return next((end for end in ("est", "er") if word.endswith(end) and len(word) > len(end) + 2), "")
     return "s" if word.endswith("s") and not word.endswith("ss") else ""
@@ -163,5 +148,11 @@ def make_tagged_caption(text: str, tags: Mapping[str, list[str]]) -> TaggedCapti
     """Make the `TaggedCaption` of a tokenised caption from `tags`, the UPOS tags of each of its sentences."""
     words = tuple(text.split())
     found = tuple(tag for part in split_sentences(words) for tag in tags[" ".join(part)])
-    content = tuple(synonym_key(word) for word, tag in zip(words, found) if is_content(word, tag))
-    return TaggedCaption(text, words, found, content)
+    content = []
+    for word, tag in zip(words, found):
+        is_function_word = tag not in _CONTENT_TAGS or word in FUNCTION_WORDS or word in _FUNCTION_VERBS
+        attribute = attribute_of(word)
+        # Of the attributes, sides have no content: several directions can be true at once.
+        if attribute != "side" and (attribute or not is_function_word):
+            content.append(synonym_key(word))
+    return TaggedCaption(text, words, found, tuple(content))

@@ -11,11 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from diffcap.evaluation.captions import ALL_METRICS, score_tokens, tokenize_together, unavailable_metrics
+from diffcap.evaluation.captions import ALL_METRICS, Tokenizer, score_tokens, tokenize_together, unavailable_metrics
 from diffcap.evaluation.coco import read_predictions
 from diffcap.evaluation.protocols import dataset_protocol, groups_of
 from diffcap.evaluation.slots import slot_accuracy
-from diffcap.evaluation.tokenize import Tokenizer
 from diffcap.records import ChangePair, Dataset, file_hash, read_json
 from diffcap.run_folder import (
     METRICS,

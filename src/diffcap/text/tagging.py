@@ -1,5 +1,6 @@
 """Tag many sentences in batches, on several processes, with a cache file."""
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -32,8 +33,7 @@ class TagCache:
     """UPOS tags of sentences, in memory (`tags`) and in an append-only file, `tags.jsonl`, of one process at a time.
 
     The first line of the file identifies the tagger (`{"tagger", "identity"}`). Every other line is `{"sentence", "tags"}`: the
-    words joined with spaces, and one tag per word, joined with spaces. If another tagger wrote the file, it is emptied on
-    opening. Malformed lines are ignored, and an incomplete last line, left by a killed process, is removed.
+    words joined with spaces, and one tag per word, joined with spaces. If another tagger wrote the file, it is emptied.
     """
 
     def __init__(self, path: Path | None, model: TaggerModel) -> None:
@@ -43,15 +43,15 @@ class TagCache:
             return
         content = path.read_bytes() if path.is_file() else b""
         complete, newline, _ = content.rpartition(b"\n")
-        rows = [row for line in complete.split(b"\n") if isinstance(row := _json(line), dict)]
+        rows = []
+        for line in complete.split(b"\n"):
+            with contextlib.suppress(ValueError):  # damaged, or not UTF-8
+                rows.append(json.loads(line))
         if not rows or rows[0].get("identity") != model.identity:
             write_text(path, json.dumps({"tagger": model.name, "identity": model.identity}) + "\n")
             return
-        for row in rows[1:]:
-            sentence, tags = row.get("sentence"), row.get("tags")
-            if isinstance(sentence, str) and isinstance(tags, str) and sentence.count(" ") == tags.count(" "):
-                self.tags[sentence] = tags.split(" ")
-        if len(complete + newline) < len(content):
+        self.tags = {row["sentence"]: row["tags"].split(" ") for row in rows[1:]}
+        if len(complete + newline) < len(content):  # the last line is incomplete: the process was killed
             os.truncate(path, len(complete + newline))
 
     def add(self, tagged: Iterable[tuple[str, list[str]]]) -> None:
@@ -67,13 +67,6 @@ class TagCache:
                 os.fsync(file.fileno())
 
 
-def _json(line: bytes) -> Any:
-    try:
-        return json.loads(line)
-    except ValueError:  # damaged, or not UTF-8
-        return None
-
-
 def tag_sentences(
     sentences: Iterable[str],
     tagger: str = "english",
@@ -81,19 +74,16 @@ def tag_sentences(
     workers: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, list[str]]:
-    """Tag tokenised sentences with a Stanza tagger.
-
-    The tags do not depend on the number of workers, or on whether an earlier run was killed.
+    """Tag tokenised sentences with a Stanza tagger: sentence -> UPOS tags, one per word.
 
     Args:
         sentences: words joined with single spaces; duplicates are tagged once, empty sentences are skipped.
         tagger: see `find_tagger`. cache: a `tags.jsonl` to read and extend.
-        workers: processes; 0: one per core.
+        workers: processes; 0: one per core, but a single one on a GPU. It does not change the tags.
         progress: called with (tagged sentences, all sentences) after each chunk.
-
-    Returns:
-        sentence -> UPOS tags, one per word.
     """
+    import torch
+
     # A tag can depend on the other sentences of its batch (padding, rounding). So the chunks are formed from all sentences,
     # also from those in the cache: a resumed run tags the same batches.
     wanted = sorted({sentence for sentence in sentences if sentence}, key=lambda each: (each.count(" "), each))
@@ -104,19 +94,13 @@ def tag_sentences(
     done = len(wanted) - sum(map(len, todo))
     if progress:
         progress(done, len(wanted))
-    for chunk, tags in zip(todo, _tag_chunks(model, todo, workers or _workers())):
+    workers = workers or (1 if torch.cuda.is_available() else available_cores())
+    for chunk, tags in zip(todo, _tag_chunks(model, todo, workers)):
         known.add([(sentence, found) for sentence, found in zip(chunk, tags) if sentence not in known.tags])
         done += len(chunk)
         if progress:
             progress(done, len(wanted))
     return {sentence: known.tags[sentence] for sentence in wanted}
-
-
-def _workers() -> int:
-    """One process per core, but a single one on a GPU, which several would only divide among themselves."""
-    import torch
-
-    return 1 if torch.cuda.is_available() else available_cores()
 
 
 def _tag_chunks(model: TaggerModel, chunks: list[list[str]], workers: int) -> Iterator[list[list[str]]]:

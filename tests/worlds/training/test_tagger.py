@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.commands import ROOT
 
-from diffcap.text.conllu import write_conllu
+from diffcap.text.stanza_tagger import write_conllu
 from diffcap.text.tagging import tag_sentences
 from diffcap.worlds.training.tagger import split_held_out
 

@@ -14,7 +14,7 @@ from diffcap.data.sampler import Batch, ShuffledEpochs, TaskSchedule, cached_epo
 from diffcap.data.workers import read_maps
 from diffcap.features.store import FeatureStore
 from diffcap.methods.pcl.losses import mask_patches
-from diffcap.negatives import iter_negatives
+from diffcap.negatives.file import iter_negatives
 from diffcap.records import ChangePair, read_dataset
 from diffcap.utils.errors import DiffcapError
 

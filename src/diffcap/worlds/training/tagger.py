@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from diffcap.records import write_json
-from diffcap.text.conllu import TaggedSentence, read_conllu, write_conllu
-from diffcap.text.stanza_tagger import find_tagger, load_pipeline, tag_batch
+from diffcap.text.stanza_tagger import TaggedSentence, find_tagger, load_pipeline, read_conllu, tag_batch, write_conllu
 from diffcap.utils.errors import DiffcapError
 from diffcap.worlds.blocks import captions as blocks
 from diffcap.worlds.blocks.scenes import sample_triples
