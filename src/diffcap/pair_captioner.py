@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -22,10 +24,11 @@ from diffcap.checkpoints.combining import as_ensemble, load_members
 from diffcap.checkpoints.loading import Checkpoint
 from diffcap.checkpoints.reading import weights_hash
 from diffcap.checkpoints.zero_shot import STAGE as ZERO_SHOT
+from diffcap.models.captioner import Captioner
 from diffcap.models.generation import beam_hypotheses, check_search, greedy_from, ranking, token_log_probabilities
+from diffcap.text.vocabularies import AnyVocabulary
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.image_io import Source, read_pair
-from diffcap.word_attention import AttentionMaps, attention_of, word_spans
 
 # The captioners that ship with the package, by the embedded dataset that they were trained on.
 SHIPPED_CAPTIONERS = {name: Path(__file__).parent / "models" / "captioners" / name for name in ("blocks", "tiles")}
@@ -36,6 +39,7 @@ DOMAIN_NOTE = (
 )
 DOMAINS = {"blocks": "`blocks` scenes", "tiles": "overhead images (`tiles`)"}
 MAX_ASPECT = 50  # of images for vision-language models; Qwen refuses 200
+Maps = npt.NDArray[np.floating[Any]]
 
 
 @dataclass(frozen=True)
@@ -59,10 +63,9 @@ class Caption:
     """A caption of two images.
 
     Attributes:
-        text: the sentence.
+        text: the sentence. words: its words with their log-probabilities.
         log_probability: natural logarithm of the sentence's probability, including its end token unless it was cut at the
             maximum length.
-        words: the words with their log-probabilities.
         nothing_changed: probability that nothing changed except the viewpoint; None if the method does not predict it.
         alternatives: the other hypotheses of a beam search and the greedy caption, best first.
         notes: a sentence for each unexpected conversion of an image, and for images that differ in size, color or type.
@@ -85,6 +88,18 @@ class Caption:
         values = asdict(self)
         del values["tokens"], values["scored"]
         return values
+
+
+@dataclass(frozen=True)
+class AttentionMaps:
+    """Attention of each of W words of a caption to the positions of both images; `alignment` is None without one."""
+
+    words: list[str]
+    before: Maps  # (W, h, w); each map sums to 1, or both maps of a word to 2
+    after: Maps
+    alignment: (
+        Maps | None
+    )  # (h w, h w): which positions of the after image match each position of the before image (row)
 
 
 class _ModelInput(NamedTuple):
@@ -125,10 +140,7 @@ class PairCaptioner:
     """
 
     def __init__(
-        self,
-        checkpoint: Checkpoint | Sequence[Checkpoint],
-        device: str = "auto",
-        backbone_weights: str | None = None,
+        self, checkpoint: Checkpoint | Sequence[Checkpoint], device: str = "auto", backbone_weights: str | None = None
     ) -> None:
         from diffcap.features.online import backbone_of
 
@@ -140,7 +152,6 @@ class PairCaptioner:
         self._feature_metadata: list[dict[str, Any]] = []  # of each distinct feature extractor
         for member in members:
             self._feature_metadata += [member.features] if member.features not in self._feature_metadata else []
-        # The index of the extractor of each member.
         self._feature_index = [self._feature_metadata.index(member.features) for member in members]
         self._has_fixed_sizes = all(meta["shape"] is not None for meta in self._feature_metadata)
         self._backbones = [backbone_of(meta, backbone_weights).to(self.device) for meta in self._feature_metadata]
@@ -154,7 +165,7 @@ class PairCaptioner:
                 it. length_penalty: see `beam_search`.
 
         Raises:
-            DiffcapError: an image cannot be read, or the decoding arguments are out of range, see `check_search`.
+            DiffcapError: an image cannot be read, or the decoding arguments are out of range.
         """
         check_search(beams, length_penalty)
         return self._generate([self._preprocess(before, after)], beams, length_penalty)[0]
@@ -281,7 +292,7 @@ class PairCaptioner:
                     sum(log_probabilities[0]),
                     tuple(
                         Word(text, sum(log_probabilities[0][index] for index in indices))
-                        for text, indices in word_spans(self.vocabulary, rows[0])
+                        for text, indices in _word_spans(self.vocabulary, rows[0])
                     ),
                     None if unchanged is None else float(unchanged[number]),
                     tuple(Alternative(text, score) for text, score in others.items()),
@@ -305,6 +316,40 @@ class PairCaptioner:
         state = {f"captioner.{name}": value.cpu() for name, value in self._captioner.state_dict().items()}
         base = getattr(self._captioner, "hyperparameters", {}).get("base_sha256")
         return "-".join([weights_hash({"state_dict": state}), *([base] if base else [])])
+
+
+@torch.no_grad()
+def attention_of(
+    captioner: Captioner, vocabulary: AnyVocabulary, before: Any, after: Any, tokens: Sequence[int]
+) -> AttentionMaps:
+    """Attention maps of each word of a caption; for a word of several tokens, their mean.
+
+    Args:
+        before, after: features of one pair, (1, C, h, w); for an ensemble, lists with those of each member.
+        tokens: token ids of the caption, from the start token on; the end token has no map.
+    """
+    device = next(captioner.parameters()).device
+    maps = captioner.attention(before, after, torch.tensor([list(tokens[:-1])], device=device))
+    spans = _word_spans(vocabulary, tokens)  # the map of a word has the index of the token before it
+    sides = [
+        np.stack([side[0, places].mean(0).cpu().numpy() for _, places in spans] or [np.zeros(side.shape[2:])])
+        for side in (maps.before, maps.after)
+    ]
+    alignment = None if maps.alignment is None else maps.alignment[0].cpu().numpy()
+    return AttentionMaps([word for word, _ in spans], sides[0][: len(spans)], sides[1][: len(spans)], alignment)
+
+
+def _word_spans(vocabulary: AnyVocabulary, tokens: Sequence[int]) -> list[tuple[str, list[int]]]:
+    """The words of a caption, each with the indices of its tokens, counted from the token after the start token."""
+    spans: list[tuple[str, list[int]]] = []
+    for index in range(len(tokens) - 1):
+        text = vocabulary.decode_plain(list(tokens[: index + 2]))
+        words = text.split(" ") if text else []
+        if len(words) > len(spans):
+            spans.append((words[-1], [index]))
+        elif spans and words[-1] != spans[-1][0]:
+            spans[-1] = (words[-1], [*spans[-1][1], index])
+    return spans
 
 
 def _domain_note(members: Sequence[Checkpoint]) -> str | None:

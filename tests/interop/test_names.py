@@ -14,7 +14,7 @@ from diffcap.methods.clip4idc import official as clip4idc
 from diffcap.methods.pcl import official as pcl
 from diffcap.methods.pcl.model import PCL
 from diffcap.methods.remote_sensing import chg2cap, rsiccformer
-from diffcap.methods.scorer import official as scorer
+from diffcap.methods.scorer import model as scorer
 from diffcap.utils.errors import DiffcapError
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from diffcap.lit.finetuning import Captioning
-from diffcap.lit.plateau import DecoderPlateau
+from diffcap.lit.schedules import DecoderPlateau
 from diffcap.methods.remote_sensing.chg2cap import Chg2Cap
 from diffcap.methods.remote_sensing.rsiccformer import RSICCformer
 

@@ -14,7 +14,7 @@ from tests.models.test_decoder import (
     gradients,
     maps,
 )
-from torch import Tensor, nn
+from torch import Tensor
 
 from diffcap.methods.dirl import DIRL
 from diffcap.models.decoder import NULL
@@ -25,20 +25,6 @@ WEIGHTS = {"decorrelation_weight": 0.03, "ccr_weight": 0.2}
 
 def dirl(**options: Any) -> DIRL:
     return build(DIRL, **options)
-
-
-def torchs(attention: Attention) -> nn.MultiheadAttention:
-    """Torch's module with the same weights."""
-    twin = nn.MultiheadAttention(attention.width, attention.heads, batch_first=True).eval()
-    twin.load_state_dict(
-        {
-            "in_proj_weight": attention.qkv.weight,
-            "in_proj_bias": attention.qkv.bias,
-            "out_proj.weight": attention.out.weight,
-            "out_proj.bias": attention.out.bias,
-        }
-    )
-    return twin
 
 
 def is_xavier(weight: Tensor) -> bool:
@@ -66,7 +52,7 @@ def test_how_it_begins(variant: Any) -> None:
     block, table = model.decoder.blocks[0], model.decoder.embedding.weight
     of_decoder = [
         model.fusion[0],
-        model.decoder.input_projection[0],
+        model.decoder.lift[0],
         model.decoder.logit,
         block.ffn[0],
         block.ffn[3],
@@ -125,36 +111,3 @@ def test_the_regularisation_takes_the_last_blocks_means() -> None:
                 assert len(taken) == ([5, 10, 3][pair] if masked else LENGTH)
                 expected = sum(part[pair, place] for place in taken) / len(taken)
                 torch.testing.assert_close(found[pair], expected, **CLOSE)
-
-
-@torch.no_grad()
-def test_trimming_changes_the_regularisation_over_padding_alone() -> None:
-    for masked in (False, True):
-        model = dirl(ccr_mask_padding=masked)
-        short, long = (model.loss(batch_of([3, 6, 5], padded)) for padded in (8, LENGTH))
-        for name in ("caption_loss", "diagonal_loss", "off_diagonal_loss"):
-            torch.testing.assert_close(short[name], long[name], **CLOSE)
-        assert torch.allclose(short["ccr_loss"], long["ccr_loss"], atol=1e-5) == masked
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("encoder_layers", [1, 2])
-def test_maps_of_the_words(encoder_layers: int) -> None:
-    model, tokens = dirl(encoder_layers=encoder_layers), captions([3, 8])
-    before, after = maps(2)
-    found = model.attention(before, after, tokens)
-    assert found.before.shape == found.after.shape == (2, LENGTH, 2, 3)
-    assert found.alignment is not None and found.alignment.shape == (2, 6, 6)
-    for part in (found.before.flatten(2), found.after.flatten(2), found.alignment):
-        assert part.std() > 0.01 and (part >= 0).all()
-        torch.testing.assert_close(part.sum(-1), torch.ones(part.shape[:-1]))
-    # The last layer's attention, as torch's module gives it.
-    one, two = model.embedding(before), model.embedding(after)
-    for layer in model.encoder[:-1]:
-        one, two = layer(one, two)
-    attention = torchs(model.encoder[-1].attention)
-    to_after, to_before = attention(one, two, two)[1], attention(two, one, one)[1]
-    torch.testing.assert_close(found.alignment, to_after, **CLOSE)
-    attended = model.decoder.attention(tokens, model.encode(before, after))
-    for map_of, moved in ((found.before, to_before), (found.after, to_after)):
-        torch.testing.assert_close(map_of.flatten(2), (attended + attended @ moved) / 2, **CLOSE)

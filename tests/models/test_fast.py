@@ -13,8 +13,6 @@ from diffcap.models.fast import (
     attention_to_tokens,
     attention_to_tokens_is_faster,
     attention_with_dropout,
-    attention_with_dropout_is_faster,
-    backward_reasoning,
     dropout,
     linear_of_concatenation,
 )
@@ -93,29 +91,6 @@ def test_each_probability_is_dropped_as_often_as_is_said(dropout: float) -> None
             assert abs(torch.corrcoef(torch.stack([one, other]))[0, 1].item()) < 0.012  # neither again nor beside
 
 
-@pytest.mark.slow
-def test_the_seed_draws_the_mask_and_the_mean_is_attention_without_dropout() -> None:
-    parts = [part.detach() for part in draw(1, 1, 2, 3)]
-    found = []
-    for seed in (0, 0, 1):
-        torch.manual_seed(seed)
-        found.append(attention_with_dropout(*parts, 0.5))
-    assert torch.equal(found[0], found[1]) and not torch.allclose(found[0], found[2])
-    mean = torch.stack([attention_with_dropout(*parts, 0.5) for _ in range(20_000)]).mean(0)
-    torch.testing.assert_close(mean, attention_with_dropout(*parts, 0.0), atol=0.05, rtol=0)
-
-
-@pytest.mark.parametrize("dropout", [-0.1, 1.0, 1.5])
-def test_a_dropout_that_is_no_probability_is_refused(dropout: float) -> None:
-    with pytest.raises(ValueError, match=r"dropout must be in \[0, 1\), got"):
-        attention_with_dropout(*draw(1, 1, 2, 2), dropout)
-
-
-def test_batches_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ValueError, match="one batch must be a multiple of the other, got 2 queries and 3 keys"):
-        attention_with_dropout(*draw(2, 3, 2, 2), 0.1)
-
-
 def test_where_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[float] = []
 
@@ -139,10 +114,7 @@ def test_where_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     assert calls == [0.25] * 3
     layer.to(torch.float64)(x.double())
     assert calls == [0.25] * 3
-    query = torch.zeros(1, 2, 5, 4)
-    assert attention_with_dropout_is_faster(query, query) and not attention_with_dropout_is_faster(
-        query.to("meta"), query.to("meta")
-    )
+    assert layer(x[:0].double())[0].shape == (0, 5, 8)  # a rank may have no pairs
 
 
 @pytest.mark.parametrize("rows", [(2, 4), (6, 2), (3, 3)], ids=str)
@@ -161,12 +133,6 @@ def test_the_smaller_batch_serves_every_part_of_the_larger_with_and_without_drop
         torch.testing.assert_close(out, expected)
         for ours, theirs in zip(torch.autograd.grad(out, (query, key, value), upstream), gradients):
             torch.testing.assert_close(ours, theirs)
-
-
-def test_a_rank_without_pairs_passes_through() -> None:
-    layer = Attention(64, 4, dropout=0.5).train()
-    mixed, (key, value) = layer(torch.zeros(0, 70, 64))
-    assert mixed.shape == (0, 70, 64) and key.shape == value.shape == (0, 4, 70, 16)
 
 
 @pytest.mark.parametrize("copies", [1, 3])
@@ -192,19 +158,6 @@ def test_attention_over_segments_is_that_over_their_concatenation(lengths: tuple
     segments = list(zip(key.split(lengths, 2), value.split(lengths, 2)))
     expected = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
     same_values_and_gradients(attention_over_segments(query, segments, mask), expected, [query, key, value])
-
-
-@pytest.mark.parametrize("groups", [1, 2])
-def test_backward_reasoning_is_its_layers_one_after_the_other(groups: int) -> None:
-    torch.manual_seed(0)
-    join, attention, out, query = nn.Linear(16, 8), Attention(8, 2, bias=False), nn.Linear(8, 8), nn.Linear(8, 8)
-    before, sentences = torch.randn(3, 5, 8, requires_grad=True), torch.randn(3 * groups, 8, requires_grad=True)
-    joined = join(torch.cat([before.repeat(groups, 1, 1), sentences[:, None].expand(-1, 5, -1)], -1))
-    expected = query(out(attention(joined)[0]))
-    found = backward_reasoning(join, attention, out, query, before, sentences)
-    assert len(found) == groups and all(part.shape == before.shape for part in found)
-    layers_of = [*join.parameters(), *attention.parameters(), *out.parameters(), *query.parameters()]
-    same_values_and_gradients(torch.cat(found), expected, [before, sentences, *layers_of])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

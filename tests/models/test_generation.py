@@ -1,16 +1,30 @@
-"""Greedy and beam decoding: any batch, no beam but the best, and every sentence tried by hand."""
+"""Greedy, beam and sampled decoding, the probabilities of captions, and ensembles."""
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
-from tests.models.tiny import captioner, maps
+from tests.models.test_contract import LENGTH, LENGTHS, PAIRS, case
+from tests.models.test_decoder import WORDS, build, captions, maps
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
-from diffcap.methods.pcl.model import EOS
+from diffcap.methods.dirl import DIRL
+from diffcap.methods.scorer.model import SCORER
 from diffcap.models.captioner import Captioner
-from diffcap.models.generation import beam_search, greedy
+from diffcap.models.generation import (
+    Ensemble,
+    beam_hypotheses,
+    beam_search,
+    greedy,
+    greedy_from,
+    sample_from,
+    token_log_probabilities,
+)
+from diffcap.text.bpe import ClipVocabulary
+from diffcap.text.vocabularies import vocabulary_of
 
 
 class Table(Captioner):
@@ -96,13 +110,103 @@ def test_a_wider_beam_never_finds_a_less_likely_sentence_here() -> None:
     assert all(a <= b + 1e-6 for a, b in zip(one, all_of_them)) and sum(all_of_them) > sum(one) + 0.1
 
 
-def test_length_is_bounded_and_every_word_is_the_most_likely() -> None:
-    model = captioner(0)
+def test_scores_are_those_of_the_table_and_end_with_the_sentence() -> None:
+    model = Table(words=4, positions=5, pairs=3, seed=1)
+    tokens = torch.tensor([[0, 2, 3, 1, 1], [0, 1, 1, 1, 1], [0, 3, 3, 2, 2]])
+    found = token_log_probabilities(model, torch.arange(3), tokens)
+    for pair, sentence in enumerate(([2, 3, 1], [1], [3, 3, 2, 2])):
+        assert torch.isclose(found[pair].sum(), torch.tensor(model.likelihood(pair, sentence)), atol=1e-5)
+    assert not found[0, 3:].any() and not found[1, 1:].any()
+    assert token_log_probabilities(model, torch.arange(3), tokens[:, :1]).shape == (3, 0)
+
+
+@pytest.mark.parametrize("extra_eos_id", [None, 3])
+def test_hypotheses_are_ranked_and_the_first_is_the_search_s(extra_eos_id: int | None) -> None:
+    model = Table(words=4, positions=5, pairs=3, seed=2, extra_eos_id=extra_eos_id)
+    every = beam_hypotheses(model, numbers(3), numbers(3), 6, beams=5)
+    assert every.shape[:2] == (3, 5)
+    assert torch.equal(every[:, 0], beam_search(model, numbers(3), numbers(3), 6, beams=5))
+    scores = token_log_probabilities(model, torch.arange(3).repeat_interleave(5), every.flatten(0, 1)).sum(1)
+    assert (scores.view(3, 5).diff() <= 1e-5).all()
+    assert len({tuple(row) for row in every[0].tolist()}) == 5
+
+
+def test_what_closes_a_caption_belongs_to_it_and_nothing_behind_it() -> None:
+    model = Table(words=7, positions=1, pairs=1, seed=0)
+    tokens = torch.tensor([[2, 5, 1, 1, 1], [2, 5, 0, 4, 1], [2, 3, 4, 5, 6], [2, 1, 1, 1, 1]])
+    assert model.caption_mask(tokens).long().tolist() == [[1, 1, 0, 0], [1, 1, 1, 1], [1, 1, 1, 1], [1, 0, 0, 0]]
+    model.extra_eos_id = 0
+    assert model.caption_mask(tokens).long().tolist() == [[1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1], [1, 0, 0, 0]]
+
+
+@pytest.mark.parametrize("name", ["pcl", "scorer", "dirl", "clip4idc, released", "clip4idc, padding"])
+def test_a_caption_ends_for_the_search_where_it_ends_for_the_vocabulary(name: str) -> None:
+    model = case(name).model
+    if name.startswith("clip4idc"):
+        vocabulary: Any = ClipVocabulary((), "clip_released" if "padding" in name else "clip")
+        model.bos_id, model.eos_id = vocabulary.bos, vocabulary.eos  # of CLIP's own size
+        word = 320
+    else:
+        vocabulary = vocabulary_of([f"w{number}" for number in range(10)], model.vocabulary_layout)  # type: ignore[arg-type]
+        word = len(vocabulary) - 1
+    one, two = (vocabulary.decode([model.bos_id, *[word] * count]) for count in (1, 2))
+    assert one != two
+    for number in range(4):
+        ends = vocabulary.decode([model.bos_id, word, number, word]) == one
+        assert ends == bool(model.is_eos(torch.tensor(number))), number
+    assert vocabulary.decode([model.bos_id, word, model.eos_id, word]) == one
+
+
+@pytest.mark.parametrize("name", ["pcl", "scorer", "chg2cap"])
+def test_words_are_drawn_by_their_probabilities(name: str) -> None:
+    model, pair, _ = case(name)
+    memory = model.encode(*pair)
+    each, length = 2000, 4
+    draws = torch.rand(PAIRS * each, length - 1, generator=torch.Generator().manual_seed(3))
+    of_each = tree_map(lambda leaf: leaf.repeat_interleave(each, 0), memory)
+    tokens = sample_from(model, of_each, draws)
+    assert torch.equal(tokens, sample_from(model, of_each, draws)) and (tokens[:, 0] == model.bos_id).all()
+    output = tokens[:, 1].view(PAIRS, each)
     with torch.no_grad():
-        model.trunk.output_layer.bias[EOS] -= 100  # never ends
-    before, after = maps(2)
-    tokens = greedy(model, before, after, 9)
-    assert tokens.shape == (2, 9) and not (tokens == EOS).any()
+        chance = model.step(torch.full((PAIRS,), model.bos_id), memory, None)[0].softmax(-1)
+    counted = torch.stack([torch.bincount(row, minlength=chance.shape[1]) for row in output]) / each
+    assert (counted - chance).abs().max() < 4.5 * 0.5 / each**0.5
+    assert (counted[chance == 0] == 0).all() and not output.eq(output[0, 0]).all()
+    # A draw of its own decides each caption, not the batch around it.
+    rows = torch.tensor([7, each + 1, 3 * each])
+    few = sample_from(model, tree_map(lambda leaf: leaf[rows], of_each), draws[rows])
+    assert torch.equal(few, tokens[rows, : few.shape[1]])
+
+
+def test_an_ensemble_says_what_the_mean_probability_says() -> None:
+    members = [build(SCORER), build(DIRL), build(SCORER, decoder_layers=1)]
+    one, other = maps(PAIRS), maps(PAIRS, seed=8)
+    model = Ensemble(members).eval()
+    lists = [one[0], other[0], one[0]], [one[1], other[1], one[1]]
+    output, tokens = greedy(model, *lists, LENGTH), captions(LENGTHS, LENGTH)
     with torch.no_grad():
-        logits = model.teacher_forced_logits(tokens, model.encode(before, after))
-    assert torch.equal(logits.argmax(-1), tokens[:, 1:])
+        single = [
+            member.teacher_forced_logits(tokens, member.encode(*pair)).softmax(-1)
+            for member, pair in zip(members, zip(*lists))
+        ]
+        together = model.teacher_forced_logits(tokens, model.encode(*lists))
+    torch.testing.assert_close(together.exp(), sum(single) / 3, atol=1e-6, rtol=1e-4)
+    alone = [greedy(member, *pair, LENGTH) for member, pair in zip(members, zip(*lists))]
+    assert not any(part.shape == output.shape and torch.equal(part, output) for part in alone)
+    for row in range(PAIRS):
+        few = greedy(model, *([image[row : row + 1] for image in side] for side in lists), LENGTH)[0]
+        assert torch.equal(few, output[row, : len(few)])
+    torch.testing.assert_close(beam_search(model, *lists, LENGTH, beams=1), output)
+    same = Ensemble([members[0]] * 2).eval()
+    assert torch.equal(greedy(same, [one[0]] * 2, [one[1]] * 2, LENGTH), greedy(members[0], *one, LENGTH))
+
+
+def test_what_one_member_never_says_the_others_may() -> None:
+    members = [build(SCORER), build(DIRL)]
+    lists = [maps(2)[0]] * 2, [maps(2)[1]] * 2
+    model = Ensemble(members).eval()
+    logits, _ = model.step(torch.full((2,), model.bos_id), model.encode(*lists), None)
+    assert torch.isfinite(logits).sum(1).tolist() == [WORDS - 1] * 2  # none says an unknown word
+    with pytest.raises(NotImplementedError):
+        model.loss({})
+    assert greedy_from(model, model.encode(*lists), 3).shape[1] <= 3

@@ -1,11 +1,19 @@
 """The layers against their formulas."""
 
 import math
+from unittest import mock
 
 import pytest
 import torch
 
-from diffcap.models.layers import Attention, PreNormStack, UnbiasedLayerNorm, pcl_position_embedding
+from diffcap.models import fast
+from diffcap.models.layers import (
+    Attention,
+    GridEmbedding,
+    PreNormStack,
+    UnbiasedLayerNorm,
+    sinusoidal_position_embedding,
+)
 
 
 @pytest.mark.parametrize("eps", [1e-6, 1e-12])
@@ -22,20 +30,17 @@ def test_layer_norm_is_the_annotated_transformers(eps: float) -> None:
         torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_layer_norm_of_a_constant_row_is_its_bias() -> None:
-    norm = UnbiasedLayerNorm(6)
-    torch.nn.init.normal_(norm.bias)
-    assert torch.equal(norm(torch.full((2, 6), 4.0)), norm.bias.expand(2, 6))
-
-
-def test_positions_are_the_loops() -> None:
-    table = pcl_position_embedding(40, 16)
-    assert table.shape == (40, 16) and table.dtype == torch.float32
+@pytest.mark.parametrize("own_frequencies", [False, True])
+@pytest.mark.parametrize("width", [16, 7])
+def test_positions_are_the_loops(width: int, own_frequencies: bool) -> None:
+    table = sinusoidal_position_embedding(40, width, own_frequencies)
+    assert table.shape == (40, width) and table.dtype == torch.float32
     for position in range(40):
-        for channel in range(16):
-            angle = position / 10000 ** (2 * channel / 16)
+        for channel in range(width):
+            exponent = 2 * channel / width if own_frequencies else (channel - channel % 2) / width
+            angle = position * math.exp(-exponent * math.log(10000))
             expected = math.sin(angle) if channel % 2 == 0 else math.cos(angle)
-            assert table[position, channel].item() == pytest.approx(expected, abs=1e-7)
+            assert table[position, channel].item() == pytest.approx(expected, abs=1e-6)
 
 
 def test_attention_is_the_loops() -> None:
@@ -54,11 +59,6 @@ def test_attention_is_the_loops() -> None:
                 scores = torch.stack([query[position, head] @ key[other, head] / 2 for other in seen]).softmax(0)
                 mixed.append(sum(score * value[other, head] for score, other in zip(scores, seen)))
             torch.testing.assert_close(got[pair, position], attention.out(torch.cat(mixed)), atol=1e-5, rtol=1e-5)
-
-
-def test_a_width_that_the_heads_do_not_divide_is_refused() -> None:
-    with pytest.raises(ValueError, match="width 10 is not a multiple of heads 4"):
-        Attention(10, 4)
 
 
 def test_a_stack_normalises_its_input_and_not_its_output() -> None:
@@ -93,3 +93,43 @@ def test_a_stack_gives_the_wanted_rows_after_a_past_in_any_parts(
     for ours, theirs in zip(own, seen, strict=True):
         torch.testing.assert_close(ours[0], theirs[0][:, :, -4:])
         torch.testing.assert_close(ours[1], theirs[1][:, :, -4:])
+
+
+CLOSE = {"atol": 1e-5, "rtol": 1e-5}
+GRIDS = [(3, 4), (4, 2), (1, 5)]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("coordinates", [True, False])
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_tokens_of_a_grid_are_the_loops(grid: tuple[int, int], coordinates: bool) -> None:
+    torch.manual_seed(0)
+    (rows, columns), embedding = grid, GridEmbedding(5, grid, 8, coordinates)
+    image = torch.randn(2, 5, rows, columns)
+    tokens = embedding(image)
+    assert tokens.shape == (2, rows * columns, 8) and embedding.projection.in_features == 5 + 2 * coordinates
+    for pair in range(2):
+        for row in range(rows):
+            for column in range(columns):
+                features = image[pair, :, row, column].tolist()
+                features += [2 * column / columns - 1, 2 * row / rows - 1] if coordinates else []
+                place = torch.cat([embedding.columns.weight[column], embedding.rows.weight[row]])
+                expected = embedding.projection(torch.tensor(features)) + place
+                torch.testing.assert_close(tokens[pair, row * columns + column], expected, **CLOSE)
+
+
+@pytest.mark.parametrize("coordinates", [True, False])
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_both_forms_give_the_same_values_and_gradients(grid: tuple[int, int], coordinates: bool) -> None:
+    torch.manual_seed(0)
+    embedding = GridEmbedding(5, grid, 8, coordinates)
+    maps = torch.randn(3, 5, *grid, requires_grad=True)
+    weights = [maps, *embedding.parameters()]
+    upstream, found = torch.randn(3, grid[0] * grid[1], 8), []
+    for form in (True, False):
+        with mock.patch.object(fast, "is_float32_on_cpu", lambda _, form=form: form):
+            tokens = embedding(maps)
+        assert ("MapsToTokens" in type(tokens.grad_fn).__name__) == form
+        found.append([tokens, *torch.autograd.grad(tokens, weights, upstream)])
+    for ours, theirs in zip(*found):
+        torch.testing.assert_close(ours, theirs, **CLOSE)

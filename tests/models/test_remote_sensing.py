@@ -1,19 +1,22 @@
-"""RSICCformer, Chg2Cap and their ResNet: the beginning, the losses, the cache, the maps, and which layers learn."""
+"""RSICCformer, Chg2Cap and their ResNet: the beginning, the losses, the cache, the maps, which layers learn, and batch norm."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+from tests.losses.ranks import on_two_ranks
 from torch import Tensor, nn
 from torchvision import models
 
+from diffcap.losses.gather import rank
 from diffcap.methods.remote_sensing.chg2cap import Chg2Cap
+from diffcap.methods.remote_sensing.resnet import GlobalBatchNorm2d, ResNetEncoder
 from diffcap.methods.remote_sensing.rsiccformer import RSICCformer
-from diffcap.methods.remote_sensing.weights import load_resnet
 from diffcap.models.captioner import Captioner
 from diffcap.models.layers import Attention
-from diffcap.models.resnet import ResNetEncoder
 from diffcap.utils.errors import DiffcapError
 
 WORDS, LENGTH, CHANNELS, GRID = 17, 10, 6, (2, 3)
@@ -178,16 +181,7 @@ def test_attention_maps_are_the_last_cross_attention_in_the_images_frame(name: s
         ("chg2cap", {"table": (4, 2)}, r"table is \(4, 2\), smaller than the grid \(2, 3\)"),
         ("chg2cap", {"attention_width": 9}, "attention_width 9 is not a multiple of heads 2"),
         ("chg2cap", {"width": 9}, "width 9 must be even"),
-        (
-            "chg2cap",
-            {"backbone": "resnet18", "trained_layers": ("layer5",)},
-            "trained_layers has 'layer5'; choose from",
-        ),
-        (
-            "rsiccformer",
-            {"backbone": "resnet18", "trained_layers": ("layer4",)},
-            "trained_layers has 'layer4'; choose from",
-        ),
+        ("rsiccformer", {"backbone": "resnet18", "trained_layers": ("layer4",)}, "has 'layer4'; choose from layer1,"),
         ("rsiccformer", {"backbone": "vgg11"}, "vgg11 is not a ResNet"),
     ],
 )
@@ -229,13 +223,6 @@ def test_gradients_reach_the_trained_layers_only() -> None:
     assert trained_by("rsiccformer", trained_layers=("layer2", "layer3")) == {"layer2", "layer3"}
 
 
-@BOTH
-def test_the_backbones_parameters_are_the_pretrained_ones(name: str) -> None:
-    model = with_backbone(name)
-    assert {id(part) for part in model.pretrained_parameters()} == {id(part) for part in model.images.parameters()}
-    assert build(name).pretrained_parameters() == []
-
-
 @pytest.mark.parametrize("mode", ["eval", "train"])
 @pytest.mark.parametrize("name", SIZES)
 def test_frozen_statistics_drift_in_the_released_mode_only(name: str, mode: Any) -> None:
@@ -264,72 +251,27 @@ def test_frozen_statistics_drift_in_the_released_mode_only(name: str, mode: Any)
 
 
 @torch.no_grad()
-def test_pooling_is_the_mean_of_overlapping_bins() -> None:
-    """16 to 14: bin i has the rows floor(16 i / 14) to ceil(16 (i + 1) / 14) - 1."""
-    torch.manual_seed(0)
-    whole = ResNetEncoder("resnet18", "layer3", (256, 256)).eval()
-    pooled = ResNetEncoder("resnet18", "layer3", (256, 256), pool=(14, 14)).eval()
-    pooled.load_state_dict(whole.state_dict())
-    image = pixels(1, (256, 256))[0]
-    x, expected = whole(image), torch.zeros(1, 256, 14, 14)
-    assert x.shape == (1, 256, 16, 16) and whole.grid == (16, 16)
-    bins = [(16 * i // 14, -(-16 * (i + 1) // 14)) for i in range(14)]
-    for i, (top, bottom) in enumerate(bins):
-        for j, (left, right) in enumerate(bins):
-            expected[..., i, j] = x[..., top:bottom, left:right].mean((2, 3))
-    torch.testing.assert_close(pooled(image), expected, **CLOSE)
-
-
-@torch.no_grad()
-def test_small_images_are_normalised_and_then_enlarged() -> None:
-    """Bilinear with aligned corners: output pixel i is at i (n - 1) / (m - 1) of the input."""
-    encoder = ResNetEncoder("resnet18", "layer4", (5, 4), "dubai_cc", resize=(64, 32)).eval()
-    assert encoder.grid == (2, 1)
-    plain = ResNetEncoder("resnet18", "layer4", (64, 32), "dubai_cc").eval()
-    plain.load_state_dict(encoder.state_dict())
-    image = pixels(1, (5, 4))[0]
-    large = torch.zeros(1, 3, 64, 32)
-    for i in range(64):
-        for j in range(32):
-            y, x = i * 4 / 63, j * 3 / 31
-            top, left = min(int(y), 3), min(int(x), 2)
-            down, right = y - top, x - left
-            patch = image[..., top : top + 2, left : left + 2].float()
-            upper = patch[..., 0, 0] * (1 - right) + patch[..., 0, 1] * right
-            lower = patch[..., 1, 0] * (1 - right) + patch[..., 1, 1] * right
-            large[..., i, j] = upper * (1 - down) + lower * down
-    torch.testing.assert_close(encoder(image), plain(large), atol=1e-3, rtol=1e-3)
-
-
 @pytest.mark.parametrize(
-    ("normalization", "black", "white"),
+    ("normalization", "mean", "std"),
     [
-        ("imagenet", [-0.485 / 0.229, -0.456 / 0.224, -0.406 / 0.225], [0.515 / 0.229, 0.544 / 0.224, 0.594 / 0.225]),
-        (
-            "levir_cc",
-            [-100.6790 / 50.9820, -99.5023 / 48.4838, -84.9932 / 44.7057],
-            [154.3210 / 50.9820, 155.4977 / 48.4838, 170.0068 / 44.7057],
-        ),
-        (
-            "dubai_cc",
-            [-156.0681 / 76.5139, -115.0891 / 52.0616, -92.0745 / 44.4209],
-            [98.9319 / 76.5139, 139.9109 / 52.0616, 162.9255 / 44.4209],
-        ),
+        ("imagenet", (0.485 * 255, 0.456 * 255, 0.406 * 255), (0.229 * 255, 0.224 * 255, 0.225 * 255)),
+        ("levir_cc", (100.6790, 99.5023, 84.9932), (50.9820, 48.4838, 44.7057)),
+        ("dubai_cc", (156.0681, 115.0891, 92.0745), (76.5139, 52.0616, 44.4209)),
     ],
 )
-def test_pixels_are_normalised_by_the_datasets_constants(normalization: Any, black: list, white: list) -> None:
-    encoder = ResNetEncoder("resnet18", "layer3", (32, 32), normalization).eval()
+def test_small_images_are_normalised_and_then_enlarged(normalization: Any, mean: tuple, std: tuple) -> None:
+    """Bilinear with aligned corners: the corners keep their values."""
+    encoder = ResNetEncoder("resnet18", "layer4", (5, 4), normalization, resize=(64, 32)).eval()
+    assert encoder.grid == (2, 1)
     seen: list[Tensor] = []
     encoder.network.conv1.register_forward_pre_hook(lambda _, values: seen.append(values[0]))
-    for value, expected in ((0, black), (255, white)):
-        encoder(torch.full((1, 3, 32, 32), value, dtype=torch.uint8))
-        torch.testing.assert_close(seen.pop()[0, :, 5, 5], torch.tensor(expected), **CLOSE)
-
-
-def test_images_of_another_size_are_one_sentence() -> None:
-    encoder = ResNetEncoder("resnet18", "layer3", (64, 64))
-    with pytest.raises(ValueError, match=r"images are \(3, 32, 64\), the model was built for \(3, 64, 64\)"):
-        encoder(pixels(1, (32, 64))[0])
+    image = pixels(1, (5, 4))[0]
+    encoder(image)
+    mean, std = (torch.tensor(values)[:, None, None] for values in (mean, std))
+    normalised = (image - mean) / std
+    enlarged = F.interpolate(normalised, (64, 32), mode="bilinear", align_corners=True)
+    torch.testing.assert_close(seen[0], enlarged, **CLOSE)
+    torch.testing.assert_close(seen[0][..., ::63, ::31], normalised[..., ::4, ::3], **CLOSE)
 
 
 @torch.no_grad()
@@ -339,9 +281,9 @@ def test_weights_come_from_a_file_of_the_whole_classifier(tmp_path: Any) -> None
     torch.save(official.state_dict(), tmp_path / "resnet18.pth")
     encoder = ResNetEncoder("resnet18", "layer4", (64, 64)).eval()
     before = {key: value.clone() for key, value in encoder.state_dict().items()}
-    load_resnet(encoder, "random")
+    encoder.load("random")
     assert all(torch.equal(value, before[key]) for key, value in encoder.state_dict().items())
-    load_resnet(encoder, str(tmp_path / "resnet18.pth"))
+    encoder.load(str(tmp_path / "resnet18.pth"))
     image = pixels(2)[0]
     x = (image - encoder.mean) / encoder.std
     x = official.maxpool(official.relu(official.bn1(official.conv1(x))))
@@ -349,4 +291,47 @@ def test_weights_come_from_a_file_of_the_whole_classifier(tmp_path: Any) -> None
     torch.testing.assert_close(encoder(image), expected)
     deeper = ResNetEncoder("resnet34", "layer4", (64, 64))
     with pytest.raises(DiffcapError, match="not the weights of this network"):
-        load_resnet(deeper, str(tmp_path / "resnet18.pth"))
+        deeper.load(str(tmp_path / "resnet18.pth"))
+
+
+def share(data: dict[str, Any]) -> dict[str, Any]:
+    """Two training steps of a batch norm on the images of a rank: the first has three, the second two."""
+    layer, mine = GlobalBatchNorm2d(3), slice(0, 3) if rank() == 0 else slice(3, None)
+    layer.load_state_dict(data["state"])
+    outputs = []
+    for images, weights in data["steps"]:
+        images, weights = images[mine].requires_grad_(), weights[mine]
+        output = layer(images)
+        (output * weights).sum().backward()
+        outputs.append((output.detach(), images.grad))
+    gradients = {name: parameter.grad for name, parameter in layer.named_parameters()}
+    alone = layer.eval()(data["steps"][0][0]).detach()
+    return {"outputs": outputs, "gradients": gradients, "state": layer.state_dict(), "eval": alone}
+
+
+@pytest.mark.slow  # two processes
+def test_two_ranks_have_the_statistics_of_all_images(tmp_path: Path) -> None:
+    """The mean is a hundred standard deviations from 0."""
+    draws = torch.Generator().manual_seed(0)
+    theirs = nn.BatchNorm2d(3)
+    with torch.no_grad():
+        theirs.weight.copy_(torch.randn(3, generator=draws))
+        theirs.bias.copy_(torch.randn(3, generator=draws))
+        theirs.running_mean.fill_(99.0)
+    steps = [tuple(torch.randn(5, 3, 2, 4, generator=draws) for _ in range(2)) for _ in range(2)]
+    steps = [(images + 100, weights) for images, weights in steps]
+    first, second = on_two_ranks(share, {"state": theirs.state_dict(), "steps": steps}, tmp_path)
+    for number, (images, weights) in enumerate(steps):
+        images = images.clone().requires_grad_()
+        output = theirs(images)
+        (output * weights).sum().backward()
+        for index, expected in enumerate((output.detach(), images.grad)):
+            found = torch.cat([part["outputs"][number][index] for part in (first, second)])
+            torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-3)
+    for name, parameter in theirs.named_parameters():
+        total = first["gradients"][name] + second["gradients"][name]
+        torch.testing.assert_close(total, parameter.grad, atol=1e-3, rtol=1e-3)
+    for part in (first, second):
+        for name, value in theirs.state_dict().items():
+            torch.testing.assert_close(part["state"][name], value)
+        torch.testing.assert_close(part["eval"], theirs.eval()(steps[0][0]).detach(), atol=1e-4, rtol=1e-4)

@@ -3,8 +3,7 @@
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from diffcap.methods.pcl.model import BOS, EOS, PAD, PCL
 from diffcap.methods.pcl.pretraining_model import PCLPretraining
@@ -52,17 +51,3 @@ def captions(
         row[0], row[count + 1] = begin, end
         row[1 : count + 1] = torch.randint(words.start, words.stop, (count,), generator=draws)
     return text
-
-
-@torch.no_grad()
-def teach(output: nn.Linear, hidden: Tensor, words: Tensor) -> None:
-    """Set the weights so that each hidden state (n, D), D >= n, scores 10 for its word (n,) and 0 for all others.
-
-    The weights solve a linear system. Training would amplify rounding errors, so that captions would differ between
-    processors.
-    """
-    inputs = torch.cat([hidden, torch.ones(len(hidden), 1)], 1).double()
-    scores = 10.0 * F.one_hot(words, output.out_features).double()
-    solution = torch.linalg.lstsq(inputs, scores, driver="gelsd").solution.float()  # fewer equations than unknowns
-    output.weight.copy_(solution[:-1].T)
-    output.bias.copy_(solution[-1])

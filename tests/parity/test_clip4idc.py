@@ -124,17 +124,6 @@ def test_words(official: Fixture) -> None:
 
 
 @torch.no_grad()
-def test_steps_give_the_logits_of_one_pass(official: Fixture) -> None:
-    model, arrays = captioner(official), official.arrays
-    memory, cache = model.encode(arrays["before"], arrays["after"]), None
-    shown, rows = arrays["decoder_input"], torch.arange(len(arrays["decoder_input"]))
-    for position in range(shown.shape[1]):
-        logits, cache = model.step(shown[:, position], memory, cache)
-        real = rows[shown[:, position] != model.pad]
-        torch.testing.assert_close(logits[real], arrays["decoder_logits"][real, position], **TOLERANCE)
-
-
-@torch.no_grad()
 def test_half_precision_files(official: Fixture) -> None:
     model, arrays = adaptation(official, half=True), official.arrays
     assert all(parameter.dtype == torch.float32 for parameter in model.parameters())

@@ -123,7 +123,6 @@ def test_greedy_captions(official: Fixture) -> None:
     model, batch, expected = captioner(official), batch_of(official), official.arrays["greedy_tokens"]
     maps, length = (batch["before"], batch["after"]), expected.shape[1]
     compare_captions(model, greedy(model, *maps, length), expected)
-    compare_captions(model, beam_search(model, *maps, length, beams=1), expected)
 
 
 @torch.no_grad()

@@ -17,6 +17,7 @@ from diffcap.evaluation.localisation import box_coverage, mass_inside, pointing_
 from diffcap.features.writer import StoreWriter
 from diffcap.methods.pcl.model import PCL
 from diffcap.models.captioner import Captioner
+from diffcap.pair_captioner import AttentionMaps
 from diffcap.records import ChangePair, Dataset
 from diffcap.report.attention import (
     box_regions,
@@ -30,7 +31,6 @@ from diffcap.report.attention import (
 from diffcap.report.drawing import Masks
 from diffcap.report.heatmaps import PairAttention, matches, scale_attention
 from diffcap.utils.errors import DiffcapError
-from diffcap.word_attention import AttentionMaps
 
 BOXES = {"before": [0, 0, 20, 40], "after": [20, 20, 40, 40]}
 PAIR = ChangePair("1", "b", "a", ["the red cube moved"], "test", "move", False, {"boxes": BOXES})

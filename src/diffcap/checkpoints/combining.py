@@ -10,7 +10,7 @@ import torch
 
 from diffcap.checkpoints.loading import Checkpoint, load
 from diffcap.checkpoints.reading import read_checkpoint
-from diffcap.models.ensemble import Ensemble
+from diffcap.models.generation import Ensemble
 from diffcap.records import file_hash
 from diffcap.run_folder import LAST, STEP_CHECKPOINT_GLOB
 from diffcap.utils.errors import DiffcapError

@@ -10,8 +10,7 @@ from diffcap.evaluation.captions import Tokenizer
 from diffcap.evaluation.levir_cc import OWN_LAYOUTS, id_text
 from diffcap.evaluation.metric import CaptionMetric
 from diffcap.lit.optimizers import adamw, bert_adam
-from diffcap.lit.plateau import DecoderPlateau
-from diffcap.lit.schedules import Schedule
+from diffcap.lit.schedules import DecoderPlateau, Schedule
 from diffcap.lit.training import TrainingModule, check_init_without, init_from
 from diffcap.models.captioner import Captioner
 from diffcap.models.generation import greedy

@@ -12,32 +12,17 @@ from torch import Tensor
 
 
 def world_size() -> int:
-    """Number of ranks; 1 without torch.distributed.
-
-    Example:
-        >>> world_size()
-        1
-    """
+    """Number of ranks; 1 without torch.distributed."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def rank() -> int:
-    """This process's rank; 0 without torch.distributed.
-
-    Example:
-        >>> rank()
-        0
-    """
+    """This process's rank; 0 without torch.distributed."""
     return dist.get_rank() if world_size() > 1 else 0
 
 
 def detached_sum_over_ranks(value: Tensor) -> Tensor:
-    """Sum of a tensor over the ranks, without gradients.
-
-    Example:
-        >>> detached_sum_over_ranks(torch.tensor(3.0))
-        tensor(3.)
-    """
+    """Sum of a tensor over the ranks, without gradients."""
     value = value.detach().clone()
     if world_size() > 1:
         dist.all_reduce(value)
@@ -45,38 +30,18 @@ def detached_sum_over_ranks(value: Tensor) -> Tensor:
 
 
 def global_mean(values: Tensor) -> Tensor:
-    """This rank's share of the mean over the values of all ranks.
-
-    It is multiplied by the number of ranks, so that DDP's average of the gradients is the gradient of the global mean.
-
-    Args:
-        values: (n,); n may differ between ranks, or be 0.
-
-    Example:
-        >>> global_mean(torch.tensor([1.0, 2.0, 6.0]))
-        tensor(3.)
-    """
+    """This rank's share of the mean over the values (n,) of all ranks, times the number of ranks; n may differ, or be 0."""
     count = detached_sum_over_ranks(torch.tensor(float(values.numel()), device=values.device))
     return values.sum() * world_size() / count.clamp(min=1)
 
 
 def ddp_scaled_sum(values: Tensor) -> Tensor:
-    """This rank's share of the sum over the values of all ranks, scaled as in `global_mean`.
-
-    Example:
-        >>> ddp_scaled_sum(torch.tensor([1.0, 2.0, 6.0]))
-        tensor(9.)
-    """
+    """This rank's share of the sum over the values of all ranks, times the number of ranks."""
     return values.sum() * world_size()
 
 
 def first_row(rows: Tensor) -> int:
-    """Index of this rank's first row, of (n, ...), among the rows of all ranks; n may differ between ranks.
-
-    Example:
-        >>> first_row(torch.zeros(3, 2))
-        0
-    """
+    """Index of this rank's first row, of (n, ...), among the rows of all ranks; n may differ between ranks."""
     return sum(_row_counts(rows)[: rank()])
 
 
@@ -105,10 +70,6 @@ def sum_over_ranks(value: Tensor) -> Tensor:
     """Sum of a tensor over the ranks, with gradients.
 
     A loss of such sums is the same on every rank, and DDP's average of the gradients is its gradient.
-
-    Example:
-        >>> sum_over_ranks(torch.tensor([1.0, 2.0]))
-        tensor([1., 2.])
     """
     return value if world_size() == 1 else _Sum.apply(value)
 
@@ -118,11 +79,6 @@ def gather_rows(rows: Tensor) -> tuple[Tensor, int]:
 
     Returns:
         The rows, and the index of this rank's first one. n may differ between ranks.
-
-    Example:
-        >>> gather_rows(torch.tensor([[1.0], [2.0]]))
-        (tensor([[1.],
-                [2.]]), 0)
     """
     if world_size() == 1:
         return rows, 0

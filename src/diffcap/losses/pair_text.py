@@ -16,11 +16,6 @@ def pair_text_similarity(text: Tensor, pair: Tensor, scale: Tensor) -> tuple[Ten
     Returns:
         Similarities of texts with all pairs and of pairs with all texts, (B, all B) each, float32, and the index of this rank's
         first row among those of all ranks.
-
-    Example:
-        >>> by_text, by_pair, first = pair_text_similarity(torch.eye(2), 3 * torch.eye(2), torch.tensor(10.0))
-        >>> by_text.tolist(), first
-        ([[10.0, 0.0], [0.0, 10.0]], 0)
     """
     text, pair = F.normalize(text.float(), dim=-1), F.normalize(pair.float(), dim=-1)
     texts, first = gather_rows(text)
@@ -33,13 +28,8 @@ def pair_text_contrastive_loss(text: Tensor, pair: Tensor, scale: Tensor) -> Ten
     """The mean of the cross-entropies of retrieving the pair of a sentence and the sentence of a pair.
 
     Over the global batch. The mean and the scale are those of the authors' code; the paper has the sum and no scale. If the
-    same sentence or pair occurs twice in a batch, the other occurrence is a negative (authors' code).
-
-    Args:
-        text, pair: (B, E) of this rank; rows with the same index belong together. scale: factor of the cosines.
-
-    Returns:
-        (B,) losses in nats.
+    same sentence or pair occurs twice in a batch, the other occurrence is a negative (authors' code). Arguments are those of
+    `pair_text_similarity`; the result is (B,), in nats.
 
     Example:
         >>> pair_text_contrastive_loss(torch.eye(2), 3 * torch.eye(2), torch.tensor(2.0))

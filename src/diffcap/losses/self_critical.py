@@ -9,18 +9,9 @@ Baseline = Literal["greedy", "mean"]
 
 
 def leave_one_out_mean(rewards: Tensor) -> Tensor:
-    """For each of K samples the mean reward of the K - 1 others, a baseline.
+    """Baseline for each of K > 1 samples: the mean reward of the K - 1 others, (B, K) to (B, K).
 
     Source: Luo, "A better variant of self-critical sequence training", 2020.
-
-    Args:
-        rewards: (B, K), K > 1.
-
-    Returns:
-        (B, K).
-
-    Raises:
-        ValueError: K is 1.
 
     Example:
         >>> leave_one_out_mean(torch.tensor([[1.0, 2.0, 6.0]])).tolist()
@@ -38,9 +29,6 @@ def self_critical_loss(logits: Tensor, tokens: Tensor, caption_mask: Tensor, adv
         logits: (B, T - 1, V) of positions 1 ... T - 1. tokens: (B, T) sampled captions.
         caption_mask: (B, T - 1) boolean, which of the tokens after BOS belong to the caption.
         advantage: (B,) reward minus baseline; it gets no gradient.
-
-    Returns:
-        (B,) losses.
 
     Example:
         >>> logits, tokens = torch.zeros(1, 2, 4), torch.tensor([[0, 3, 1]])

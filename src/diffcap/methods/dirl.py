@@ -17,29 +17,20 @@ from torch import Tensor, nn
 from diffcap.interop.importer import GROUPS, SHARED, Importer, Rule, rename
 from diffcap.interop.sizes import Sizes, State, count_layers, rcc_sizes
 from diffcap.losses.gather import gather_rows, global_mean, sum_over_ranks
-from diffcap.models.captioner import AttentionMaps, Batch, Captioner, constructor_arguments
+from diffcap.models.captioner import AttentionMaps, Batch, constructor_arguments
 from diffcap.models.decoder import (
-    END,
     NULL,
-    START,
     BlockOutput,
     PostNormBlock,
     WordDecoder,
+    WordDecoderCaptioner,
     mean,
     next_word_losses,
     pair_groups,
     roll_out,
 )
 from diffcap.models.fast import add_repeated, linear_of_concatenation
-from diffcap.models.layers import (
-    Attention,
-    Dropout,
-    GridEmbedding,
-    KeyValue,
-    Linear,
-    init_attention_,
-    init_xavier_,
-)
+from diffcap.models.layers import Attention, Dropout, GridEmbedding, KeyValue, Linear, init_attention_, init_xavier_
 
 Form = Literal["symmetrised", "two_way"]
 
@@ -56,19 +47,12 @@ def cross_correlation(before: Tensor, after: Tensor) -> Tensor:
     Returns:
         (D, D): entry (i, j) is the mean over the rows of channel i of before times channel j of after.
 
-    Raises:
-        ValueError: `before` and `after` have different shapes.
-
     Example:
         >>> before = torch.tensor([[0.0, 1.0], [1.0, 3.0], [2.0, -1.0]])
         >>> cross_correlation(before, 2 * before)  # n - 1 in the variance: 2 / 3 on the diagonal
         tensor([[ 0.6667, -0.3333],
                 [-0.3333,  0.6667]])
     """
-    if before.shape != after.shape:
-        raise ValueError(
-            f"before and after must have the same shape, got {tuple(before.shape)} and {tuple(after.shape)}"
-        )
     before, after = before.float(), after.float()
     rows = sum_over_ranks(torch.tensor(float(len(before)), device=before.device))
     means = sum_over_ranks(torch.stack([before.sum(0), after.sum(0)])) / rows
@@ -81,13 +65,7 @@ def cross_correlation(before: Tensor, after: Tensor) -> Tensor:
 
 
 def decorrelation_terms(correlation: Tensor) -> tuple[Tensor, Tensor]:
-    """The two terms of DIRL's eq. 4: the sum of `(C_ii - 1)^2`, and the sum of `C_ij^2` over i != j.
-
-    Args:
-        correlation: (D, D).
-
-    Returns:
-        Two scalars: the diagonal term and the off-diagonal term (the authors' weight of the latter is 0.003).
+    """The two terms of DIRL's eq. 4 for a correlation (D, D): the sum of `(C_ii - 1)^2`, and the sum of `C_ij^2` over i != j.
 
     Example:
         >>> [round(term.item(), 4) for term in decorrelation_terms(torch.tensor([[1.0, 0.5], [0.0, 0.5]]))]
@@ -107,8 +85,7 @@ def cross_modal_contrastive_loss(
     14). The vectors are not normalised. Computed in float32, because the products reach several hundred.
 
     Args:
-        text, vision: (B, D) of this rank; rows with the same index belong together.
-        temperature: the paper's tau (0.5). form: see above.
+        text, vision: (B, D) of this rank; rows with the same index belong together. temperature: the paper's tau.
 
     Returns:
         (B,) losses in nats.
@@ -148,7 +125,7 @@ class CrossImageLayer(nn.Module):
         return shared_before, self.norm(after + mixed)
 
 
-class DIRL(Captioner):
+class DIRL(WordDecoderCaptioner):
     """DIRL: distractors-immune representations, difference, decoder, and cross-modal contrastive regularisation (CCR).
 
     A batch with twice as many "after" as "before" images holds two groups of pairs with the same before images: change pairs,
@@ -169,22 +146,7 @@ class DIRL(Captioner):
         ccr_form: "symmetrised": one cross-entropy over the mean of the logits and their transpose (authors' code);
             "two_way": the mean of both directions' cross-entropies (paper, eq. 12 to 14).
         ccr_mask_padding: average over the words only (authors' code: padding, too).
-
-    Example:
-        >>> import torch
-        >>> _ = torch.manual_seed(0)
-        >>> sizes = {"width": 16, "heads": 2, "ffn": 24, "word_width": 12, "projector_width": 24}
-        >>> model = DIRL(10, 8, grid=(2, 2), max_length=6, **sizes).eval()
-        >>> before, after = torch.randn(3, 8, 2, 2), torch.randn(3, 8, 2, 2)
-        >>> tokens = torch.tensor([[START, 4, 5, END, NULL, NULL]] * 3)
-        >>> sorted(model.loss({"before": before, "after": after, "tokens": tokens}))
-        ['caption_loss', 'ccr_loss', 'diagonal_loss', 'loss', 'off_diagonal_loss']
-        >>> model.teacher_forced_logits(tokens, model.encode(before, after)).shape  # (B, T - 1, V)
-        torch.Size([3, 5, 10])
     """
-
-    bos_id, eos_id, extra_eos_id = START, END, NULL
-    vocabulary_layout = "rcc"
 
     def __init__(
         self,
@@ -212,18 +174,11 @@ class DIRL(Captioner):
     ) -> None:
         super().__init__()
         self.hyperparameters = constructor_arguments(locals())
-        self.hyperparameters["grid"] = list(grid)
-        self.embedding = GridEmbedding(feature_channels, (grid[0], grid[1]), width, coordinates)
-        self.projector = (
-            nn.Sequential(  # ReLU after dropout: the same values, and autograd keeps one tensor less
-                Linear(width, projector_width),
-                Dropout(dropout),
-                nn.ReLU(inplace=True),
-                Linear(projector_width, width),
-            )
-            if decorrelation_weight
-            else None
-        )
+        self.embedding = GridEmbedding(feature_channels, grid, width, coordinates)
+        self.projector = None
+        if decorrelation_weight:  # ReLU after dropout: the same values, and autograd keeps one tensor less
+            activation = Dropout(dropout), nn.ReLU(inplace=True)
+            self.projector = nn.Sequential(Linear(width, projector_width), *activation, Linear(projector_width, width))
         self.encoder = nn.ModuleList(CrossImageLayer(width, heads, dropout) for _ in range(encoder_layers))
         for part in (self.embedding, self.projector, self.encoder):
             if part is not None:
@@ -263,16 +218,6 @@ class DIRL(Captioner):
         fused = linear_of_concatenation(self.fusion[0], *self.differences(before, after))  # type: ignore[arg-type]
         return self.fusion[1:](fused)
 
-    def step(
-        self, tokens: Tensor, memory: list[KeyValue], cache: list[KeyValue] | None
-    ) -> tuple[Tensor, list[KeyValue]]:
-        """See `Captioner.step`."""
-        return self.decoder.step(tokens, memory, cache)
-
-    def teacher_forced_logits(self, tokens: Tensor, memory: list[KeyValue]) -> Tensor:
-        """See `Captioner.teacher_forced_logits`."""
-        return self.decoder.teacher_forced_logits(tokens, memory)
-
     def attention(self, before: Tensor, after: Tensor, tokens: Tensor) -> AttentionMaps:
         """See `Captioner.attention`; `decoder.roll_out` distributes attention to fused tokens over the two images."""
         before, after = self.embedding(before), self.embedding(after)
@@ -284,10 +229,6 @@ class DIRL(Captioner):
         to_before, to_after = last.mean_weights(query2, key1), last.mean_weights(query1, key2)
         return roll_out(attention, to_before, to_after, self.embedding.grid)
 
-    def decorrelation_terms(self, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
-        """The diagonal and the off-diagonal term of L_dirl (eq. 4) for projected tokens of the global batch, (B, N, D) each."""
-        return decorrelation_terms(cross_correlation(before.flatten(0, 1), after.flatten(0, 1)))
-
     def text_and_vision(self, output: BlockOutput, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """What CCR compares: mean hidden states after self-attention (text) and after cross-attention (vision), (B, D) each."""
         text, vision = output.after_self_attention, output.after_cross_attention
@@ -296,16 +237,8 @@ class DIRL(Captioner):
         is_word = (tokens != NULL).to(text.dtype)[..., None]
         return (text * is_word).sum(1) / is_word.sum(1), (vision * is_word).sum(1) / is_word.sum(1)
 
-    def validation_losses(self, batch: Batch) -> dict[str, Tensor]:
-        """See `Captioner.validation_losses`: the word losses only, because the other losses depend on the batch size."""
-        hidden = self.decoder(batch["tokens"], self.encode(batch["before"], batch["after"])).last.hidden
-        return {"caption_loss": next_word_losses(self.decoder.logit(hidden), batch["tokens"])}
-
     def loss(self, batch: Batch) -> dict[str, Tensor]:
-        """`caption + lambda_d decorrelation + lambda_c ccr` over the global batch, each a mean over the groups.
-
-        Needs `before` (b, C, h, w), `after` (B, C, h, w) with B = b, or B = 2 b for two groups, and `tokens` (B, T).
-        """
+        """`caption + lambda_d decorrelation + lambda_c ccr` over the global batch, each a mean over the groups."""
         before, after, tokens = self.embedding(batch["before"]), self.embedding(batch["after"]), batch["tokens"]
         groups = pair_groups(before, after)
         output = self.decoder(tokens, self.fuse(before, after)).last
@@ -314,18 +247,18 @@ class DIRL(Captioner):
         loss = parts["caption_loss"]
         if self.projector is not None:
             projected_before, projected_after = self.projector(before), self.projector(after).split(len(before))
-            terms = [self.decorrelation_terms(projected_before, group) for group in projected_after]
-            parts["diagonal_loss"] = mean([diagonal for diagonal, _ in terms])
-            parts["off_diagonal_loss"] = mean([off_diagonal for _, off_diagonal in terms])
+            terms = [
+                decorrelation_terms(cross_correlation(projected_before.flatten(0, 1), group.flatten(0, 1)))
+                for group in projected_after
+            ]
+            parts["diagonal_loss"], parts["off_diagonal_loss"] = (mean(list(each)) for each in zip(*terms))
             weighted = self.term_weights[0] * parts["diagonal_loss"] + self.term_weights[1] * parts["off_diagonal_loss"]
             loss = loss + self.decorrelation_weight * weighted
         if self.ccr_weight:
             text, vision = self.text_and_vision(output, tokens)
-            losses = [
-                global_mean(cross_modal_contrastive_loss(text[rows], vision[rows], self.ccr_temperature, self.ccr_form))
-                for rows in groups
-            ]
-            parts["ccr_loss"] = mean(losses)
+            options = self.ccr_temperature, self.ccr_form
+            losses = [cross_modal_contrastive_loss(text[rows], vision[rows], *options) for rows in groups]
+            parts["ccr_loss"] = mean([global_mean(of_group) for of_group in losses])
             loss = loss + self.ccr_weight * parts["ccr_loss"]
         return {"loss": loss, **{name: value.detach() for name, value in parts.items()}}
 
@@ -349,10 +282,7 @@ _RULES: tuple[Rule, ...] = (
 
 
 def from_official(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rename an official state dict to that of `DIRL`.
-
-    The model needs `decorrelation_weight=0` if the file has no projector (`mlp`).
-    """
+    """Rename an official state dict to that of `DIRL`, with `decorrelation_weight=0` if it has no projector (`mlp`)."""
     return rename(state, _RULES, "DIRL")
 
 
@@ -360,15 +290,13 @@ def official_sizes(state: State, options: Mapping[str, Any], tables: State) -> S
     """Hyperparameters of DIRL, for both decoder variants."""
     sizes = rcc_sizes(state, options, tables)
     projector = state.get("change_detector_state.mlp.0.weight")
-    sizes.model.update(
-        {
-            "encoder_layers": count_layers(state, r"change_detector_state\.transformer\.(\d+)\."),
-            "ffn": len(state["speaker_state.core.layer.0.linear1.weight"]),
-            "decoder_variant": "ln_xavier" if "speaker_state.core.embed_fc.1.weight" in state else "plain",
-            **({"projector_width": len(projector)} if projector is not None else {"decorrelation_weight": 0.0}),
-        }
-    )
-    return sizes
+    more = {
+        "encoder_layers": count_layers(state, r"change_detector_state\.transformer\.(\d+)\."),
+        "ffn": len(state["speaker_state.core.layer.0.linear1.weight"]),
+        "decoder_variant": "ln_xavier" if "speaker_state.core.embed_fc.1.weight" in state else "plain",
+        **({"projector_width": len(projector)} if projector is not None else {"decorrelation_weight": 0.0}),
+    }
+    return sizes._replace(model=sizes.model | more)
 
 
 IMPORTER = Importer(

@@ -19,34 +19,25 @@ class AttentionMaps(NamedTuple):
 
     before: Tensor  # (B, T, h, w); entry t is the attention when the word after token t is predicted
     after: Tensor  # as `before`
-    alignment: (
-        Tensor | None
-    )  # (B, h w, h w); row i: attention of position i of the before image to the after image; or None
+    alignment: Tensor | None  # (B, h w, h w), row i: from position i of the before image to the after image
 
 
 def patch_attention(before: Tensor, after: Tensor, grid: tuple[int, int]) -> AttentionMaps:
-    """Normalise one distribution over the tokens of both images to maps over their patches.
+    """Maps over the patches, of one distribution over the tokens of both images: (B, T, N) weights each, N = h w of the `grid`.
 
     The attention to other tokens, such as class tokens, is left out, and the rest is scaled up.
-
-    Args:
-        before, after: (B, T, N) attention weights of the patches of each image.
-        grid: rows h and columns w of the N = h * w patches.
-
-    Returns:
-        Maps (B, T, h, w) without an alignment. The sums of the two maps of a word add up to 2.
     """
     mean = (before.sum(2) + after.sum(2))[..., None, None] / 2
     return AttentionMaps(before.unflatten(2, grid) / mean, after.unflatten(2, grid) / mean, None)
 
 
 def constructor_arguments(variables: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a constructor that calls `super()`, from its `locals()`; checks those whose type is a Literal."""
+    """The arguments of a constructor that calls `super()`, from its `locals()`, as JSON values; checks those of type Literal."""
     arguments = {name: value for name, value in variables.items() if name not in ("self", "__class__")}
     for name, kind in get_type_hints(variables["__class__"].__init__).items():
         if get_origin(kind) is Literal and arguments[name] not in get_args(kind):
             raise ValueError(f"{name} is {arguments[name]!r}; it must be one of {', '.join(map(repr, get_args(kind)))}")
-    return arguments
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in arguments.items()}
 
 
 class Captioner(nn.Module, ABC):
@@ -58,9 +49,7 @@ class Captioner(nn.Module, ABC):
     # Whether the state dict has only what was trained on top of a base model, which has its own files; such a captioner has the
     # arguments `base` and `base_sha256`, and the attribute `vocabulary`.
     on_base_model: ClassVar[bool] = False
-    hyperparameters: dict[
-        str, Any
-    ]  # the constructor's arguments (JSON values), from which the same model can be built again
+    hyperparameters: dict[str, Any]  # the constructor's arguments, from which the same model can be built again
     bos_id: int  # of the token at the beginning of a caption
     eos_id: int  # of the token at its end
     vocabulary_layout: str  # `Vocabulary.family` whose special tokens have these ids: "pcl", "rcc", ...
@@ -94,27 +83,15 @@ class Captioner(nn.Module, ABC):
         """
 
     def validation_losses(self, batch: Batch) -> dict[str, Tensor]:
-        """Compute the losses of validation pairs, whose means over the whole split are logged.
+        """Losses of validation pairs by name, in nats, whose means over the whole split are logged: one value per word or pair.
 
-        Must not call collective operations (`torch.distributed`), because some ranks have fewer batches.
-
-        Args:
-            batch: as in `loss`, with as many "before" as "after".
-
-        Returns:
-            Losses by name, in nats: one value per word or per pair, 1-dimensional. By default an empty dict.
+        The batch is as in `loss`, with as many "before" as "after". Must not call collective operations (`torch.distributed`),
+        because some ranks have fewer batches.
         """
         return {}
 
     def check(self, data: Any) -> None:
-        """Check, before a training, that its data suit the method.
-
-        Args:
-            data: the stage's `FeatureData`.
-
-        Raises:
-            DiffcapError: they do not.
-        """
+        """Raise a DiffcapError if the data of a training, a `FeatureData`, do not suit the method."""
         if data.vocabulary.family != self.vocabulary_layout:
             raise DiffcapError(
                 f"data.vocabulary_layout is {data.vocabulary.layout}; {type(self).__name__} needs {self.vocabulary_layout}."
@@ -126,14 +103,7 @@ class Captioner(nn.Module, ABC):
         return None
 
     def load_initial(self, weights: str, vocabulary: Any) -> None:
-        """Load the weights of the part that is pretrained elsewhere, for captioners with `initial_weights`.
-
-        Args:
-            weights: default, random, or a file. vocabulary: of the captions.
-
-        Raises:
-            DiffcapError: the weights cannot be read or downloaded, or do not fit.
-        """
+        """Load the weights of the part that is pretrained elsewhere ("default", "random" or a file), see `initial_weights`."""
 
     def backbone_parameters(self) -> list[nn.Parameter]:
         """The trained parameters of a network for images inside the captioner, which have a group of their own in Adam."""
@@ -149,14 +119,7 @@ class Captioner(nn.Module, ABC):
 
     @abstractmethod
     def encode(self, before: Tensor, after: Tensor) -> Any:
-        """Compute what all decoding steps of a pair use.
-
-        Args:
-            before, after: (B, C, h, w).
-
-        Returns:
-            The memory: nested tuples, lists or dicts of tensors whose first dimension is B.
-        """
+        """Feature maps (B, C, h, w) to what all decoding steps use: nested tuples, lists or dicts of tensors of B rows."""
 
     @abstractmethod
     def step(self, tokens: Tensor, memory: Any, cache: Any) -> tuple[Tensor, Any]:
@@ -164,8 +127,7 @@ class Captioner(nn.Module, ABC):
 
         Args:
             tokens: (B,) the ids at the current position. memory: from `encode`.
-            cache: None at the first position, then the cache that the previous call returned: nested tuples, lists or dicts
-                of tensors whose first dimension is B.
+            cache: None at the first position, then the cache that the previous call returned, nested as the memory.
 
         Returns:
             (B, V) logits of the next position, and the new cache.
@@ -173,13 +135,9 @@ class Captioner(nn.Module, ABC):
 
     @abstractmethod
     def teacher_forced_logits(self, tokens: Tensor, memory: Any) -> Tensor:
-        """The logits of `step` at every position of given captions, in one pass and with gradients.
+        """The logits of `step` for given captions (B, T), beginning with BOS, in one pass and with gradients: (B, T - 1, V).
 
-        Args:
-            tokens: (B, T), beginning with BOS. memory: from `encode`.
-
-        Returns:
-            (B, T - 1, V) logits of positions 1 ... T - 1, equal to those of `step` up to the caption's end.
+        They are those of positions 1 ... T - 1, equal to those of `step` up to the caption's end.
         """
 
     def nothing_changed(self, before: Tensor, after: Tensor) -> Tensor | None:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from diffcap.models.layers import init_difference_attention_, repeat_batch, use_fast_linear_
+from diffcap.models.layers import check_shape, init_difference_attention_, repeat_batch, use_fast_linear_
 from diffcap.utils.linear import linear
 
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)  # CLIP's, of R, G and B
@@ -29,12 +29,9 @@ _TEXT_PARTS = ("token_embedding", "positional_embedding", "transformer", "ln_fin
 
 
 def build_clip(network: Network, image_size: tuple[int, int] | None = None, vocabulary_size: int | None = None) -> Clip:
-    """An open_clip model with random weights.
+    """An open_clip model with random weights, of the network's own image size and vocabulary, or of another.
 
-    Args:
-        network: a name of `open_clip.list_models()` or of a file in `networks/`, or such a model's configuration.
-        image_size: height and width in pixels, None for the network's own; the patch must divide both.
-        vocabulary_size: words, None for the network's own number.
+    `network` is a name of `open_clip.list_models()` or of a file in `networks/`, or such a model's configuration.
     """
     import open_clip  # brings timm and torchvision: not for a stage's --help
 
@@ -105,8 +102,6 @@ class BlockAttention(nn.MultiheadAttention):
         self, query: Tensor, key: Tensor, value: Tensor, need_weights: bool = False, attn_mask: Tensor | None = None
     ) -> tuple[Tensor, None]:
         """(B, T, D) three times to (B, T, D) and None; `attn_mask` (T, T) is added to the logits, or False where it is boolean."""
-        if query is not key or key is not value or need_weights:
-            raise ValueError("query, key and value must be the same tensor, and the attention weights are not returned")
         projected = linear(query, self.in_proj_weight, self.in_proj_bias)
         heads = projected.unflatten(2, (3, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4)  # (3, B, H, T, D / H)
         attended = F.scaled_dot_product_attention(heads[0], heads[1], heads[2], attn_mask=attn_mask)
@@ -140,6 +135,8 @@ class PairTower(nn.Module):
     ) -> None:
         super().__init__()
         self.visual: Any = clip.visual
+        self.grid: tuple[int, int] = self.visual.grid_size  # rows and columns of patches
+        self.image_size: tuple[int, int] = self.visual.image_size  # height and width in pixels
         blocks = len(self.visual.transformer.resblocks)
         self.intra_layers = blocks * 3 // 4 if intra_layers is None else intra_layers
         if joint and not 0 < self.intra_layers < blocks:
@@ -161,22 +158,9 @@ class PairTower(nn.Module):
         self.register_buffer("mean", torch.tensor(mean).view(3, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(std).view(3, 1, 1), persistent=False)
 
-    @property
-    def grid(self) -> tuple[int, int]:
-        """Rows and columns of patches."""
-        rows, columns = self.visual.grid_size
-        return rows, columns
-
-    @property
-    def image_size(self) -> tuple[int, int]:
-        """Height and width in pixels."""
-        height, width = self.visual.image_size
-        return height, width
-
     def normalize(self, images: Tensor) -> Tensor:
         """Pixels 0 ... 255 (B, 3, height, width) to zero mean and unit variance."""
-        if tuple(images.shape[1:]) != (3, *self.image_size):
-            raise ValueError(f"images are {tuple(images.shape[1:])}, the model was built for {(3, *self.image_size)}")
+        check_shape("images", images, 3, *self.image_size)
         return (images.to(self.mean.dtype) / 255 - self.mean) / self.std
 
     def _run(self, x: Tensor, blocks: nn.ModuleList) -> Tensor:
@@ -205,10 +189,9 @@ class PairTower(nn.Module):
 
     def freeze_embeddings(self) -> None:
         """Freeze all layers before the first block (authors' code)."""
-        self.visual.conv1.requires_grad_(False)
-        self.visual.ln_pre.requires_grad_(False)
-        self.visual.class_embedding.requires_grad_(False)
-        self.visual.positional_embedding.requires_grad_(False)
+        visual = self.visual
+        for part in (visual.conv1, visual.ln_pre, visual.class_embedding, visual.positional_embedding):
+            part.requires_grad_(False)
 
     def project(self, x: Tensor) -> Tensor:
         """The last block's tokens (..., W) to CLIP's common space, (..., E); CLIP itself projects the class token only."""
@@ -241,9 +224,8 @@ class TokenEmbedding(nn.Module):
         """Ids (B, T) at positions `first`, ... to (B, T, W)."""
         end = first + tokens.shape[1]
         if end > len(self.positional_embedding):
-            raise ValueError(
-                f"{end} text positions are needed, CLIP has {len(self.positional_embedding)}: lower max_length"
-            )
+            limit = len(self.positional_embedding)
+            raise ValueError(f"{end} text positions are needed, CLIP has {limit}: lower max_length")
         vectors = self.token_embedding(tokens.clamp(max=self.token_embedding.num_embeddings - 1))
         return vectors + self.positional_embedding[first:end]
 

@@ -1,9 +1,6 @@
-"""The word decoder that SCORER and DIRL share: everything around the blocks, which each method defines itself.
+"""Transformer decoders of words that attend to visual tokens, and the captioners that have one.
 
-Both come from one code base: word vectors of 300 channels with sinusoidal positions, projected to the model's width; two
-blocks of self-attention, cross-attention to the fused visual tokens and an FFN; a linear layer to the vocabulary.
-
-Letters: B pairs, T text positions, N visual tokens, D width, H heads, V vocabulary.
+Letters: B pairs, T text positions, P earlier positions, N visual tokens, D width, H heads, V vocabulary.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,11 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from diffcap.models.captioner import AttentionMaps
+from diffcap.models.captioner import AttentionMaps, Batch, Captioner
 from diffcap.models.layers import (
     Attention,
     BlockMemory,
     Dropout,
+    GridEmbedding,
     KeyValue,
     Linear,
     Segments,
@@ -63,14 +61,15 @@ class Decoded(NamedTuple):
 
 
 class WordDecoder(nn.Module):
-    """Words so far to hidden states and logits of the next word.
+    """Words so far to hidden states and logits of the next word: word vectors with sinusoidal positions, blocks, a linear layer.
 
     Args:
         vocabulary_size: V. max_length: positions of a caption, START and END included.
-        width: D. word_width: channels of the word vectors (authors' code: 300).
+        width: D. word_width: channels of the word vectors.
         input_projection: (B, T, word_width) to (B, T, D).
         blocks: modules `(x, memory, mask, past_segments) -> BlockOutput` with a cross-attention `cross`; `memory` is what
-            `Attention.attend_memory` reads.
+            `Attention.attend_memory` reads. An iterator is consumed after the word vectors are initialised.
+        padding_idx: of the word vectors, see `nn.Embedding`. output_dropout: before the linear layer.
     """
 
     positions: Tensor
@@ -82,62 +81,87 @@ class WordDecoder(nn.Module):
         width: int,
         word_width: int,
         input_projection: nn.Module,
-        blocks: Sequence[nn.Module],
+        blocks: Iterable[nn.Module],
+        padding_idx: int | None = NULL,
+        output_dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(vocabulary_size, word_width, padding_idx=NULL)
+        self.embedding = nn.Embedding(vocabulary_size, word_width, padding_idx=padding_idx)
         self.lift = input_projection  # "lift" is its name in checkpoints
         self.blocks = nn.ModuleList(blocks)
+        self.output_dropout = Dropout(output_dropout)
         self.logit = Linear(width, vocabulary_size)
         self.register_buffer("positions", sinusoidal_position_embedding(max_length, word_width), persistent=False)
-
-    @property
-    def input_projection(self) -> nn.Module:
-        """(B, T, word_width) to (B, T, D)."""
-        return self.lift
 
     def memory(self, visual: Tensor) -> list[KeyValue]:
         """Each block's keys and values of the visual tokens (B, N, D), computed once for a pair."""
         return [block.cross.project_key_value(visual) for block in self.blocks]  # type: ignore[union-attr, operator]
 
     def forward(
-        self, tokens: Tensor, memory: list[KeyValue] | Tensor, past_key_values: list[KeyValue] | None = None
+        self,
+        tokens: Tensor,
+        memory: list[KeyValue] | Tensor,
+        past_key_values: list[KeyValue] | None = None,
+        is_key: Tensor | None = None,
     ) -> Decoded:
-        """Run ids (B, T) through the blocks, at the positions after `past_key_values`.
+        """Run ids (B, T) through the blocks, at the positions after the P ones of `past_key_values`; with those, T is 1.
 
         Args:
             tokens: (B, T). memory: see `memory`, or the visual tokens (B, N, D) themselves, for a training step.
-            past_key_values: of each block, for the earlier positions. Without them, padding is masked.
+            past_key_values: of each block.
+            is_key: boolean (B, P + T), False where no position may attend to a word; None: not to NULL, with a past to all words.
         """
         first = past_key_values[0][0].shape[2] if past_key_values else 0
         end = first + tokens.shape[1]
         if end > len(self.positions):
             raise ValueError(f"{end} text positions, the decoder has {len(self.positions)}: raise max_length")
-        x = self.input_projection(self.embedding(tokens) + self.positions[first:end])
-        mask = None if past_key_values else causal_mask(tokens != NULL)
+        x = self.lift(self.embedding(tokens) + self.positions[first:end])
+        if past_key_values:
+            mask = None if is_key is None else is_key[:, None, None]
+        else:
+            mask = causal_mask(tokens != NULL if is_key is None else is_key)
         memories: Sequence[BlockMemory] = [memory] * len(self.blocks) if isinstance(memory, Tensor) else memory
         return run_blocks(self.blocks, x, memories, mask, past_key_values)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Hidden states (..., D) to logits of the next word (..., V)."""
+        return self.logit(self.output_dropout(hidden))
+
+    def attention(self, tokens: Tensor, memory: list[KeyValue], is_key: Tensor | None = None) -> Tensor:
+        """Cross-attention of the last block for the word after each of `tokens` (B, T), mean over heads: (B, T, N)."""
+        hidden = self(tokens, memory, None, is_key).last.after_self_attention
+        cross = self.blocks[-1].cross
+        return cross.mean_weights(cross.project_query(hidden), memory[-1][0])  # type: ignore[union-attr, operator]
+
+
+class WordDecoderCaptioner(Captioner):
+    """A captioner that generates words by a `WordDecoder` from the fused tokens of two feature maps: SCORER and DIRL."""
+
+    bos_id, eos_id, extra_eos_id = START, END, NULL
+    vocabulary_layout = "rcc"
+    embedding: GridEmbedding
+    decoder: WordDecoder
 
     def step(
         self, tokens: Tensor, memory: list[KeyValue], cache: list[KeyValue] | None
     ) -> tuple[Tensor, list[KeyValue]]:
-        """One position, see `Captioner.step`; an unknown word is never generated (authors' code)."""
-        last, cache = self(tokens[:, None], memory, cache)
+        """See `Captioner.step`."""
+        last, cache = self.decoder(tokens[:, None], memory, cache)
         return self._logits_without_unk(last.hidden[:, 0]), cache
 
     def teacher_forced_logits(self, tokens: Tensor, memory: list[KeyValue]) -> Tensor:
-        """All positions in one pass, see `Captioner.teacher_forced_logits`."""
-        return self._logits_without_unk(self(tokens[:, :-1], memory).last.hidden)
+        """See `Captioner.teacher_forced_logits`."""
+        return self._logits_without_unk(self.decoder(tokens[:, :-1], memory).last.hidden)
 
     def _logits_without_unk(self, hidden: Tensor) -> Tensor:
-        logits = self.logit(hidden)
+        """Logits of generation, (..., D) to (..., V): an unknown word is never generated (authors' code)."""
+        logits = self.decoder.logits(hidden)
         return logits.index_fill(-1, torch.tensor([UNK], device=logits.device), float("-inf"))
 
-    def attention(self, tokens: Tensor, memory: list[KeyValue]) -> Tensor:
-        """Cross-attention of the last block for the word after each of `tokens` (B, T), mean over heads: (B, T, N)."""
-        hidden = self(tokens, memory).last.after_self_attention
-        cross = self.blocks[-1].cross
-        return cross.mean_weights(cross.project_query(hidden), memory[-1][0])  # type: ignore[union-attr, operator]
+    def validation_losses(self, batch: Batch) -> dict[str, Tensor]:
+        """See `Captioner.validation_losses`: the word losses only, because the other losses depend on the batch size."""
+        hidden = self.decoder(batch["tokens"], self.encode(batch["before"], batch["after"])).last.hidden
+        return {"caption_loss": next_word_losses(self.decoder.logits(hidden), batch["tokens"])}
 
 
 def causal_mask(is_word: Tensor) -> Tensor:
@@ -174,10 +198,7 @@ def next_word_losses(logits: Tensor, tokens: Tensor) -> Tensor:
 
 
 def pair_groups(before: Tensor, after: Tensor) -> list[slice]:
-    """The groups of pairs in a batch: all pairs; or, with twice as many after images, change pairs and distractor pairs.
-
-    From `before` (b, ...) and `after` (B, ...), B / b slices of b rows each.
-    """
+    """The groups of pairs in a batch, with `before` (b, ...) and `after` (B, ...): B / b slices of b rows each."""
     size = len(before)
     if not size:
         raise ValueError("this process has no pair, so it cannot know the groups of the batch; give each at least one")

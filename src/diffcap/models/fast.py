@@ -39,11 +39,7 @@ def linear_of_concatenation(layer: nn.Linear, first: Tensor, second: Tensor) -> 
 def maps_to_tokens(maps: Tensor, weight: Tensor, offset: Tensor) -> Tensor:
     """`offset + F.linear(maps.flatten(2).transpose(1, 2), weight)`: a linear layer at every position of feature maps.
 
-    Args:
-        maps: (B, C, h, w). weight: (D, C). offset: (h w, D), for example bias and position embedding.
-
-    Returns:
-        (B, h w, D), row by row.
+    maps (B, C, h, w), weight (D, C), offset (h w, D), for example bias and position embedding, to (B, h w, D), row by row.
     """
     if is_float32_on_cpu(maps) and is_float32_on_cpu(weight):
         return _MapsToTokens.apply(maps.flatten(2), weight, offset)
@@ -111,12 +107,8 @@ def attention_over_segments(
     For the few queries of one decoding step: there, concatenating all keys and values would take longer than the attention.
 
     Args:
-        query: (B, H, T, E).
-        segments: keys and values, (B, H, S_i, E) each; fastest if they are contiguous.
+        query: (B, H, T, E), the shape of the result. segments: keys and values, (B, H, S_i, E) each; fastest if contiguous.
         mask: boolean, True where a query may attend to a key; broadcast to (B, H, T, sum of S_i).
-
-    Returns:
-        (B, H, T, E).
     """
     query = (query * query.shape[3] ** -0.5).contiguous()  # once, not for every segment
     scores = torch.cat([query @ key.transpose(2, 3) for key, _ in segments], 3)
@@ -144,21 +136,14 @@ def attention_with_dropout(query: Tensor, key: Tensor, value: Tensor, dropout: f
     Returns:
         (B, H, T, E), a view of a contiguous (B, T, H, E).
     """
-    threshold = round(dropout * RANDOM_LEVELS)
-    if not 0 <= threshold < RANDOM_LEVELS:
-        raise ValueError(f"dropout must be in [0, 1), got {dropout}")
-    if max(len(query), len(key)) % min(len(query), len(key)):
-        raise ValueError(f"one batch must be a multiple of the other, got {len(query)} queries and {len(key)} keys")
-    return _AttentionWithDropout.apply(query, key, value, threshold)
+    return _AttentionWithDropout.apply(query, key, value, round(dropout * RANDOM_LEVELS))
 
 
 def attention_with_dropout_is_faster(query: Tensor, key: Tensor) -> bool:
     """Whether `attention_with_dropout` supports these queries and keys, and is faster than torch's own attention."""
-    if query.device.type != "cpu" or query.dtype not in (torch.float32, torch.bfloat16):
-        return False
-    if not len(query) or not len(key):  # a rank may have no pairs
-        return False
-    return query.shape[1] * query.shape[2] * key.shape[2] >= MIN_PROBABILITIES
+    is_supported = query.device.type == "cpu" and query.dtype in (torch.float32, torch.bfloat16)
+    has_pairs = len(query) > 0 and len(key) > 0  # a rank may have none
+    return is_supported and has_pairs and query.shape[1] * query.shape[2] * key.shape[2] >= MIN_PROBABILITIES
 
 
 class _AttentionWithDropout(torch.autograd.Function):
@@ -203,13 +188,7 @@ def attention_to_tokens(attention: Attention, query: Tensor, tokens: Tensor) -> 
 
     With W_k and W_v of a head, `query (tokens W_k^T)^T` is `(query W_k) tokens^T`, and `probabilities (tokens W_v^T)` is
     `(probabilities tokens) W_v^T`. The bias of the keys adds the same number to all scores of a query, so the softmax does not
-    depend on it.
-
-    Args:
-        attention: with D channels and H heads. query: (B, H, T, E), E = D / H. tokens: (B, S, D).
-
-    Returns:
-        (B, T, D).
+    depend on it. query (B, H, T, E), E = D / H, and tokens (B, S, D) to (B, T, D).
     """
     batch, heads, length, channels = query.shape
     by_head = heads, batch * length, -1
@@ -228,10 +207,7 @@ def attention_to_tokens(attention: Attention, query: Tensor, tokens: Tensor) -> 
 
 
 def attention_to_tokens_is_faster(attention: Attention, query: Tensor, tokens: Tensor) -> bool:
-    """Whether `attention_to_tokens` supports these queries and tokens, and needs fewer multiplications than projecting the tokens.
-
-    It is for float32 on the CPU, and for batches of equal size.
-    """
+    """Whether `attention_to_tokens` supports these (float32 on the CPU, batches of equal size) and multiplies less than `attend`."""
     length, count, width = query.shape[2], tokens.shape[1], attention.width
     projected, direct = count * (width + length), length * (width + attention.heads * count)  # times 2 D
     return is_float32_on_cpu(query) and len(query) == len(tokens) > 0 and direct < projected
@@ -256,35 +232,3 @@ def _accumulate(gradient: Tensor, index: int, row: int, part: Tensor) -> None:
         gradient[index] = part
     else:
         gradient[index] += part
-
-
-def backward_reasoning(
-    join: nn.Linear, attention: Attention, out: nn.Linear, query: nn.Linear, before: Tensor, sentences: Tensor
-) -> list[Tensor]:
-    """SCORER's backward reasoning for each group of b sentences, `query(out(attention(x)))` with `x = join([before; sentence])`.
-
-    Consecutive linear layers are multiplied into one matrix. The same sentence vector is joined at every position, so in the
-    keys it changes no attention probability, and to the output it adds a constant. Therefore each image needs keys and values
-    only once, however many sentences are joined to it.
-
-    Args:
-        join: 2 D to D channels. attention: self-attention without biases. out, query: D to D channels.
-        before: (b, N, D). sentences: (B, D), B a multiple of b; row i is joined to image i modulo b.
-
-    Returns:
-        B / b tensors (b, N, D).
-    """
-    width, qkv = before.shape[2], attention.qkv.weight
-    query_weight, _, value_weight = qkv.split(width)
-    join_image, join_sentence = join.weight.split(width, 1)
-    output_weight = query.weight @ out.weight @ attention.out.weight  # type: ignore[operator]
-    output_bias = linear(out.bias, query.weight, query.bias)
-    image_query, key, value = linear(before, qkv @ join_image).split(width, 2)  # (b, N, D) each
-    key, value = attention.split_heads(key), attention.split_heads(value)
-    outputs = []
-    for sentence in linear(sentences, join_sentence, join.bias)[:, None].split(len(before)):  # (b, 1, D)
-        heads = attention.split_heads(image_query + linear(sentence, query_weight))
-        mixed = attention.merge_heads(F.scaled_dot_product_attention(heads, key, value))
-        sentence_value = linear(linear(sentence, value_weight), output_weight, output_bias)
-        outputs.append(linear(mixed, output_weight).add_(sentence_value))
-    return outputs

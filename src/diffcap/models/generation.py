@@ -1,14 +1,14 @@
-"""Greedy, sampled and beam decoding over any captioner's `step`, and the probabilities of given captions."""
+"""Greedy, sampled and beam decoding over any captioner's `step`, the probabilities of given captions, and ensembles."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from diffcap.models.captioner import Captioner
+from diffcap.models.captioner import AttentionMaps, Batch, Captioner
 from diffcap.utils.errors import DiffcapError
 
 # Beam search over B pairs decodes B x beams captions at once. Captions get worse with far fewer beams than this (Koehn and
@@ -17,11 +17,7 @@ MAX_BEAMS = 100
 
 
 def check_search(beams: int, length_penalty: float = 0.0, option: str = "beams") -> None:
-    """Check a user's arguments of `beam_search` before models are loaded.
-
-    Raises:
-        DiffcapError: `beams` is not 1 to `MAX_BEAMS` (`option` is its name in the message), or `length_penalty` is not finite.
-    """
+    """Raise a DiffcapError if arguments of `beam_search` are out of range; `option` is the name of `beams` in the message."""
     if not 1 <= beams <= MAX_BEAMS:
         raise DiffcapError(f"{option} is {beams}; give 1 to {MAX_BEAMS}.")
     if not math.isfinite(length_penalty):
@@ -50,14 +46,11 @@ def greedy_from(captioner: Captioner, memory: Any, max_length: int) -> Tensor:
 
 @torch.no_grad()
 def sample_from(captioner: Captioner, memory: Any, draws: Tensor) -> Tensor:
-    """Sample every word from its probabilities.
+    """Sample every word from its probabilities: (B, at most T) ids in the form of `greedy`.
 
     Args:
         memory: from `Captioner.encode`, B rows.
         draws: (B, T - 1) uniform in [0, 1): each word is the first whose cumulative probability exceeds its draw.
-
-    Returns:
-        (B, at most T) ids in the form of `greedy`.
     """
 
     def sample(logits: Tensor, position: int) -> Tensor:
@@ -89,15 +82,12 @@ def _decode(captioner: Captioner, memory: Any, max_length: int, choose: Callable
 def beam_search(
     captioner: Captioner, before: Tensor, after: Tensor, max_length: int, beams: int, length_penalty: float = 0.0
 ) -> Tensor:
-    """Beam search: keep the `beams` most likely beginnings of every caption.
+    """Beam search: keep the `beams` most likely beginnings of every caption; (B, T) ids of the best, in the form of `greedy`.
 
     Args:
         before, after: (B, C, h, w). max_length: positions, BOS included. beams: 1 gives `greedy`.
         length_penalty: finished captions are ranked by their log-probability divided by `words ** length_penalty`; EOS counts
             as a word. 0 ranks by the log-probability itself.
-
-    Returns:
-        (B, T) ids of the best caption of each pair, in the form of `greedy`.
     """
     return beam_hypotheses(captioner, before, after, max_length, beams, length_penalty)[:, 0]
 
@@ -146,15 +136,67 @@ def ranking(log_probabilities: Tensor, words: Tensor, length_penalty: float) -> 
 
 @torch.no_grad()
 def token_log_probabilities(captioner: Captioner, memory: Any, tokens: Tensor) -> Tensor:
-    """Natural logarithm of the probability of each token of given captions, from one teacher-forced pass.
+    """Natural logarithm of the probability of each token of given captions (B, T), from one teacher-forced pass.
 
-    Args:
-        memory: from `captioner.encode`, B rows. tokens: (B, T), beginning with BOS.
-
-    Returns:
-        (B, T - 1), of the tokens 1 ... T - 1; 0 after the end of the caption, see `Captioner.caption_mask`.
+    (B, T - 1), of the tokens 1 ... T - 1; 0 after the end of the caption, see `Captioner.caption_mask`.
     """
-    log_probabilities = (
-        captioner.teacher_forced_logits(tokens, memory).float().log_softmax(-1).gather(2, tokens[:, 1:, None])
-    )
-    return torch.where(captioner.caption_mask(tokens), log_probabilities[..., 0], 0.0)
+    logits = captioner.teacher_forced_logits(tokens, memory)
+    log_probabilities = logits.float().log_softmax(-1).gather(2, tokens[:, 1:, None])[..., 0]
+    return torch.where(captioner.caption_mask(tokens), log_probabilities, 0.0)
+
+
+class Ensemble(Captioner):
+    """Captioners of any method with the same ids for the same words; for decoding only.
+
+    `before` and `after` are lists of feature maps (B, C, h, w), one of each member.
+    """
+
+    def __init__(self, members: Sequence[Captioner]) -> None:
+        super().__init__()
+        self.members: Iterable[Any] = nn.ModuleList(members)
+        first = members[0]
+        self.bos_id, self.eos_id, self.extra_eos_id = first.bos_id, first.eos_id, first.extra_eos_id
+        self.vocabulary_layout = first.vocabulary_layout
+
+    def loss(self, batch: Batch) -> dict[str, Tensor]:
+        """Not supported: the members are trained one by one."""
+        raise NotImplementedError("an ensemble cannot be trained; train its members one by one")
+
+    def encode(self, before: Any, after: Any) -> list[Any]:
+        """Each member's memory of its own feature maps."""
+        return [member.encode(*maps) for member, *maps in zip(self.members, before, after)]
+
+    def step(self, tokens: Tensor, memory: list[Any], cache: list[Any] | None) -> tuple[Tensor, list[Any]]:
+        """See `Captioner.step`: the logits are the logarithm of the mean probability of every word."""
+        caches = cache or [None] * len(memory)
+        steps = [member.step(tokens, *state) for member, *state in zip(self.members, memory, caches)]
+        return _mean_log_probabilities([logits for logits, _ in steps]), [cache for _, cache in steps]
+
+    def teacher_forced_logits(self, tokens: Tensor, memory: list[Any]) -> Tensor:
+        """See `Captioner.teacher_forced_logits`."""
+        logits = [member.teacher_forced_logits(tokens, state) for member, state in zip(self.members, memory)]
+        return _mean_log_probabilities(logits)
+
+    def nothing_changed(self, before: Any, after: Any) -> Tensor | None:
+        """The mean of the members that estimate it."""
+        estimates = [member.nothing_changed(*maps) for member, *maps in zip(self.members, before, after)]
+        available = [estimate for estimate in estimates if estimate is not None]
+        return torch.stack(available).mean(0) if available else None
+
+    def attention(self, before: Any, after: Any, tokens: Tensor) -> AttentionMaps:
+        """The mean of the members' maps."""
+        found = [member.attention(*maps, tokens) for member, *maps in zip(self.members, before, after)]
+        if len({maps.before.shape for maps in found}) > 1:
+            raise NotImplementedError("the attention maps of the members have different sizes")
+        alignments = [maps.alignment for maps in found if maps.alignment is not None]
+        return AttentionMaps(
+            torch.stack([maps.before for maps in found]).mean(0),
+            torch.stack([maps.after for maps in found]).mean(0),
+            torch.stack(alignments).mean(0) if len(alignments) == len(found) else None,
+        )
+
+
+def _mean_log_probabilities(logits: list[Tensor]) -> Tensor:
+    """Logits of several models to the logarithm of the mean of their probabilities."""
+    log_probabilities = torch.stack([part.float().log_softmax(-1) for part in logits])
+    return log_probabilities.logsumexp(0) - math.log(len(logits))

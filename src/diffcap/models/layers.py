@@ -49,7 +49,7 @@ class Linear(nn.Linear):
 
 
 def use_fast_linear_(module: nn.Module) -> None:
-    """Make every `nn.Linear` in a module of another package a `Linear`; the parameters and their names stay."""
+    """Make every `nn.Linear` in a module of another package a `Linear`."""
     for part in module.modules():
         if type(part) is nn.Linear:
             part.__class__ = Linear
@@ -58,10 +58,8 @@ def use_fast_linear_(module: nn.Module) -> None:
 class UnbiasedLayerNorm(nn.Module):
     """Layer normalisation of "The Annotated Transformer" (Rush, 2018), for IDC-PCL: `a (x - mean) / (std + eps) + b`.
 
-    The standard deviation is the unbiased one, with D - 1 in the denominator. It is computed by the fused kernel with
-    `eps ** 2` added to the variance, which agrees with the formula up to a relative error of `eps / std`.
-
-    `eps` is added to the standard deviation, not to the variance (authors' code).
+    The standard deviation is the unbiased one, with D - 1 in the denominator, and `eps` is added to it (authors' code). The
+    fused kernel adds `eps ** 2` to the variance, which agrees up to a relative error of `eps / std`.
     """
 
     def __init__(self, width: int, eps: float = 1e-6) -> None:
@@ -77,13 +75,9 @@ class UnbiasedLayerNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head attention.
+    """Multi-head attention: `forward` is self-attention, `attend_memory` is cross-attention.
 
-    `forward` computes self-attention, optionally with cached keys and values of earlier positions; `attend_memory` computes
-    cross-attention.
-
-    Args:
-        dropout: of the attention weights. out_proj: whether to apply a linear layer to the merged heads.
+    `dropout` is of the attention weights; `out_proj`: whether to apply a linear layer to the merged heads.
     """
 
     def __init__(self, width: int, heads: int, dropout: float = 0.0, out_proj: bool = True, bias: bool = True) -> None:
@@ -125,18 +119,12 @@ class Attention(nn.Module):
         return key, value
 
     def attend(self, query: Tensor, key_value: KeyValue, mask: Tensor | None = None) -> Tensor:
-        """`out(softmax(query key^T / sqrt(D / H)) value)`, with dropout of the probabilities in training.
-
-        The batch of `query` may be a multiple of the batch of `key_value`, or the other way round. The smaller batch is repeated
-        as a whole, see `repeat_batch`.
+        """`out(softmax(query key^T / sqrt(D / H)) value)`, (B, T, D), with dropout of the probabilities in training.
 
         Args:
-            query: (B, H, T, D / H).
-            key_value: (B, H, S, D / H) each.
+            query: (B, H, T, D / H). key_value: (B, H, S, D / H) each. If one batch is a multiple of the other, the smaller one is
+                repeated as a whole, see `repeat_batch`.
             mask: boolean, True where a query may attend to a key; broadcast to (B, H, T, S). Every query needs one key.
-
-        Returns:
-            (B, T, D).
         """
         key, value = key_value
         dropout = self.dropout if self.training else 0.0
@@ -188,7 +176,7 @@ class Attention(nn.Module):
         Returns:
             (B, Q, D), and the keys and values of all positions of x, without the cached ones.
         """
-        if is_all(query_positions):
+        if query_positions is ALL_POSITIONS:
             query, key, value = self.project_qkv(x)
         else:
             query, (key, value) = self.project_query(take_positions(x, query_positions)), self.project_key_value(x)
@@ -247,10 +235,7 @@ class PreNormBlock(nn.Module):
 
 
 class PreNormStack(nn.Module):
-    """Blocks with one extra normalisation of the input and no normalisation of the output (IDC-PCL authors' code).
-
-    Without a block it is the identity.
-    """
+    """Blocks after one extra normalisation of the input (IDC-PCL authors' code); without a block it is the identity."""
 
     def __init__(self, num_layers: int, width: int, heads: int, ffn_width: int, dropout: float) -> None:
         super().__init__()
@@ -264,16 +249,12 @@ class PreNormStack(nn.Module):
         past_key_values: Sequence[Segments] | None = None,
         query_positions: Positions = ALL_POSITIONS,
     ) -> tuple[Tensor, list[KeyValue]]:
-        """Run the blocks on x (B, T, D).
+        """Run the blocks on x (B, T, D): (B, Q, D), and each block's keys and values of all positions of x.
 
         Args:
-            mask: boolean, (..., T, P + T) or (..., 1, P + T), with a row for every position of x or one for all; the last
-                block uses the rows of `query_positions`.
+            mask: boolean, (..., T, P + T) or (..., 1, P + T), with a row for every position of x or one for all.
             past_key_values: the cached segments of each block, see `Attention.forward`.
             query_positions: the Q positions of the result; the last block computes no others.
-
-        Returns:
-            (B, Q, D), and each block's keys and values of all positions of x.
         """
         x = self.norm(x)
         new_key_values = []
@@ -298,11 +279,6 @@ class PreNormStack(nn.Module):
         return last(x, mask if mask is None else take_mask_rows(mask, query_positions), (), query_positions)[0]
 
 
-def is_all(positions: Positions) -> bool:
-    """Whether these are all positions."""
-    return isinstance(positions, slice) and positions == ALL_POSITIONS
-
-
 def take_positions(x: Tensor, positions: Positions) -> Tensor:
     """Positions of x (B, T, D): (B, Q, D)."""
     if isinstance(positions, slice):
@@ -315,17 +291,14 @@ def take_positions(x: Tensor, positions: Positions) -> Tensor:
 
 def take_mask_rows(mask: Tensor, positions: Positions) -> Tensor:
     """Rows of an attention mask (..., T, S), or (..., 1, S) for all queries, at these positions."""
-    if is_all(positions) or mask.shape[-2] == 1:
+    if positions is ALL_POSITIONS or mask.shape[-2] == 1:
         return mask
     rows = mask[..., positions, :]  # with indices (B, Q): (B, Q, S) of a mask (T, S)
     return rows[:, None] if isinstance(positions, Tensor) and positions.ndim == 2 else rows
 
 
 def padded_nonzero(selected: Tensor) -> tuple[Tensor, Tensor]:
-    """Where a boolean (B, T) is true: indices (B, Q), Q the most in a row, and which of them are true, boolean (B, Q).
-
-    For `take_positions`: `take_positions(x, indices)[true]` is `x[selected]`.
-    """
+    """Where a boolean (B, T) is true: indices (B, Q), Q the most in a row, and which of them are true, boolean (B, Q)."""
     most = int(selected.sum(1).max()) if len(selected) else 0
     indices = selected.int().argsort(dim=1, descending=True, stable=True)[:, :most]
     return indices, selected.gather(1, indices)
@@ -343,8 +316,7 @@ def init_difference_attention_(
     who found this structure in trained transformers.
 
     Args:
-        qkv_weight: (3 D, D), overwritten.
-        out_weight: (D, D) of the linear layer after the merged heads, changed in place.
+        qkv_weight: (3 D, D), overwritten. out_weight: (D, D) of the layer after the merged heads, changed in place.
         gain: of the orthogonal query and key weights; the attention logits grow with its square.
         old_weight_scale: factor of the present `out_weight`, to which minus the transposed value weight is added.
     """
@@ -355,27 +327,22 @@ def init_difference_attention_(
     out_weight.mul_(old_weight_scale).sub_(value.T)
 
 
-def pcl_position_embedding(length: int, width: int) -> Tensor:
-    """Fixed position embedding of IDC-PCL, (length, width): channel j at position p has the angle `p / 10000 ** (2 j / width)`.
+def sinusoidal_position_embedding(length: int, width: int, own_frequencies: bool = False) -> Tensor:
+    """Fixed position embedding (length, width) of the transformer (Vaswani et al., 2017): sine on even channels, cosine on odd.
 
-    Sine on even channels, cosine on odd channels. In the usual embedding both channels of a pair have the exponent
-    `2 floor(j / 2) / width`. In the authors' code every channel has its own frequency, and frequencies fall about twice as
-    fast.
+    Channels 2 k and 2 k + 1 at position p have the angle `p / 10000 ** (2 k / width)`; with `own_frequencies`, channel j has
+    the angle `p / 10000 ** (2 j / width)` (IDC-PCL, authors' code), so the frequencies fall about twice as fast.
     """
     channel = torch.arange(width, dtype=torch.float64)
-    angle = torch.arange(length, dtype=torch.float64)[:, None] / 10000 ** (2 * channel / width)
+    exponent = (2 * channel if own_frequencies else channel // 2 * 2) / width
+    angle = torch.arange(length, dtype=torch.float64)[:, None] / 10000**exponent
     return torch.where(channel % 2 == 0, angle.sin(), angle.cos()).float()
 
 
-def sinusoidal_position_embedding(length: int, width: int) -> Tensor:
-    """Fixed position embedding of the transformer (Vaswani et al., 2017), (length, width).
-
-    Sine on even channels, cosine on odd channels. Channels 2 k and 2 k + 1 at position p have the angle
-    `p / 10000 ** (2 k / width)`.
-    """
-    channel = torch.arange(width, dtype=torch.float64) // 2 * 2
-    angle = torch.arange(length, dtype=torch.float64)[:, None] / 10000 ** (channel / width)
-    return torch.where(torch.arange(width) % 2 == 0, angle.sin(), angle.cos()).float()
+def check_shape(name: str, x: Tensor, *expected: int) -> None:
+    """Raise a ValueError if images or feature maps, x (B, ...), do not have the shape that a model was built for."""
+    if tuple(x.shape[1:]) != expected:
+        raise ValueError(f"{name} are {tuple(x.shape[1:])}, the model was built for {expected}")
 
 
 def repeat_batch(x: Tensor, batch: int) -> Tensor:
@@ -402,18 +369,16 @@ def init_attention_(module: nn.Module) -> None:
 class GridEmbedding(nn.Module):
     """A linear layer at every position, plus a learned position embedding: half of it for the column, half for the row.
 
-    Args:
-        channels: C. grid: rows and columns. width: D.
-        coordinates: append two channels to the features, x `2 j / columns - 1` and y `2 i / rows - 1` (methods of the
-            RobustChangeCaptioning code base).
+    With `coordinates`, two channels are appended to the features, x `2 j / columns - 1` and y `2 i / rows - 1` (methods of the
+    RobustChangeCaptioning code base).
     """
 
     coordinate_channels: Tensor
 
     def __init__(self, channels: int, grid: tuple[int, int], width: int, coordinates: bool) -> None:
         super().__init__()
-        rows, columns = grid
-        self.grid, self.channels = (rows, columns), channels
+        rows, columns = self.grid = (grid[0], grid[1])
+        self.channels = channels
         self.projection = nn.Linear(channels + 2 * coordinates, width)
         self.columns, self.rows = nn.Embedding(columns, width // 2), nn.Embedding(rows, width // 2)
         y, x = torch.meshgrid(2 * torch.arange(rows) / rows - 1, 2 * torch.arange(columns) / columns - 1, indexing="ij")
@@ -421,10 +386,7 @@ class GridEmbedding(nn.Module):
 
     def forward(self, maps: Tensor) -> Tensor:
         """(B, C, rows, columns) to (B, rows * columns, D), row by row."""
-        if tuple(maps.shape[1:]) != (self.channels, *self.grid):
-            raise ValueError(
-                f"features are {tuple(maps.shape[1:])}, the model was built for {(self.channels, *self.grid)}"
-            )
+        check_shape("features", maps, self.channels, *self.grid)
         rows, columns = self.grid
         position = torch.cat(
             [self.columns.weight.expand(rows, -1, -1), self.rows.weight[:, None].expand(-1, columns, -1)], -1

@@ -21,11 +21,11 @@ from diffcap.evaluation.localisation import (
 from diffcap.evaluation.slots import WORD_KINDS, word_kinds
 from diffcap.features.store import FeatureStore
 from diffcap.models.captioner import Captioner
+from diffcap.pair_captioner import AttentionMaps, attention_of
 from diffcap.records import ChangePair
 from diffcap.report.drawing import Masks, Size
 from diffcap.report.heatmaps import PairAttention, matches, scale_attention
 from diffcap.report.table import ALL_WORDS
-from diffcap.word_attention import AttentionMaps, attention_of
 
 Localisation = dict[str, Any]
 

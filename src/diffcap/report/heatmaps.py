@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw
 
-from diffcap.pair_captioner import Caption
+from diffcap.pair_captioner import AttentionMaps, Caption
 from diffcap.records import ChangePair
 from diffcap.report import drawing
 from diffcap.report.drawing import (
@@ -30,7 +30,6 @@ from diffcap.report.drawing import (
     line_height,
     text_lines,
 )
-from diffcap.word_attention import AttentionMaps
 
 Array = npt.NDArray[np.floating[Any]]
 

@@ -16,10 +16,9 @@ import numpy as np
 from PIL import Image
 
 from diffcap.evaluation.localisation import Mask
-from diffcap.pair_captioner import Alternative, Caption
+from diffcap.pair_captioner import Alternative, AttentionMaps, Caption
 from diffcap.report.drawing import BOX, colored_outline, fitted_size
 from diffcap.report.heatmaps import Array, colormap, overlay, percent, scale_attention
-from diffcap.word_attention import AttentionMaps
 from diffcap.worlds.blocks.render import render
 from diffcap.worlds.blocks.scenes import CHANGES, sample_triples
 from diffcap.worlds.tiles.write import render_pair

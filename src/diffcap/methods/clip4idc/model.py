@@ -74,7 +74,6 @@ class CLIP4IDCAdaptation(nn.Module):
     ) -> None:
         super().__init__()
         self.hyperparameters = constructor_arguments(locals())
-        self.hyperparameters["image_size"] = list(image_size) if image_size is not None else None
         clip = build_clip(network, image_size, vocabulary_size)
         self.images = PairTower(clip, intra_layers, pair_init=pair_init, checkpointing=checkpointing)
         self.words = TextTower(clip)
@@ -232,7 +231,6 @@ class CLIP4IDC(Captioner):
     ) -> None:
         super().__init__()
         self.hyperparameters = constructor_arguments(locals())
-        self.hyperparameters["image_size"] = list(image_size) if image_size is not None else None
         clip = build_clip(network, image_size, vocabulary_size)
         self.images = PairTower(clip, intra_layers, images == "together", pair_init, checkpointing=checkpointing)
         self.words = TokenEmbedding(clip)

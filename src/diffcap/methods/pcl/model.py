@@ -26,8 +26,8 @@ from diffcap.models.layers import (
     UnbiasedLayerNorm,
     init_difference_attention_,
     padded_nonzero,
-    pcl_position_embedding,
     repeat_batch,
+    sinusoidal_position_embedding,
 )
 from diffcap.utils.errors import DiffcapError
 
@@ -93,7 +93,9 @@ class PCLTrunk(nn.Module):
         if pair_init == "difference":
             for layer in self.pair_encoder.layers:
                 init_difference_attention_(layer.attention.qkv.weight, layer.attention.out.weight)  # type: ignore[union-attr, arg-type]
-        self.register_buffer("position_table", pcl_position_embedding(positions, width), persistent=False)
+        self.register_buffer(
+            "position_table", sinusoidal_position_embedding(positions, width, own_frequencies=True), persistent=False
+        )
 
     def _finish_embedding(self, embedding: Tensor, type_id: int) -> Tensor:
         """Add the type, normalise, and drop out in training."""

@@ -1,6 +1,6 @@
 """Chg2Cap (Chang and Ghamisi, "Changes to Captions: An Attentive Network for Remote Sensing Change Captioning", IEEE TIP 2023).
 
-Order of the file: attention, block and layer of the encoder, the decoder block, the captioner. The released code is the
+Order of the file: attention and layer of the encoder, the decoder block, the captioner. The released code is the
 default.
 
 Letters: B pairs, N positions of the grid, T text positions, C feature channels, A width of the encoder's attention, D width of
@@ -17,27 +17,29 @@ from torch import Tensor, nn
 from diffcap.features.preprocessing import ResizeNormalize
 from diffcap.interop.importer import Importer, Rule, rename
 from diffcap.interop.sizes import Sizes, State, count_layers, pixel_features, resnet_features
-from diffcap.methods.remote_sensing.official import (
+from diffcap.methods.remote_sensing.parts import (
     IMAGE_SIZE,
+    CausalWordDecoder,
+    PixelOrFeatureCaptioner,
+    PostNormLayer,
+    ResidualBlock,
     backbone_rules,
     complete,
     decoder_rules,
     residual_rules,
     resnet_name,
 )
-from diffcap.methods.remote_sensing.parts import CausalWordDecoder, PixelOrFeatureCaptioner, ResidualBlock, feature_maps
-from diffcap.models.captioner import AttentionMaps, constructor_arguments
+from diffcap.methods.remote_sensing.resnet import BatchNormMode, Normalization, ResNetEncoder
+from diffcap.models.captioner import constructor_arguments
 from diffcap.models.decoder import END, NULL, START, BlockOutput, PostNormBlock
-from diffcap.models.layers import BlockMemory, Dropout, KeyValue, Linear, Segments, init_xavier_
-from diffcap.models.resnet import BatchNormMode, Normalization, ResNetEncoder
+from diffcap.models.layers import BlockMemory, KeyValue, Linear, Segments, check_shape, init_xavier_
 
-Memory = list[KeyValue]
 Cache = tuple[list[KeyValue], Tensor]  # keys and values of the words, and which words are not NULL, boolean (B, P)
 FFN_RATIO = 4  # inner width of the decoder's FFN, relative to its input (authors' code)
 
 
 class KeyAttention(nn.Module):
-    """Self-attention whose values are its keys: one projection for both (authors' code, which stores an unused third one)."""
+    """Self-attention whose values are its keys (authors' code, which stores an unused projection for values)."""
 
     def __init__(self, channels: int, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -55,29 +57,13 @@ class KeyAttention(nn.Module):
         return self.out(attended.transpose(1, 2).flatten(2))
 
 
-class EncoderBlock(nn.Module):
-    """A post-norm block: `KeyAttention`, then an FFN with ReLU."""
-
-    def __init__(self, channels: int, width: int, heads: int, ffn: int, dropout: float) -> None:
-        super().__init__()
-        self.attention = KeyAttention(channels, width, heads, dropout)
-        self.norm1, self.norm2 = nn.LayerNorm(channels), nn.LayerNorm(channels)
-        self.ffn = nn.Sequential(Linear(channels, ffn), nn.ReLU(), Dropout(dropout), Linear(ffn, channels))
-        self.dropout = Dropout(dropout)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, N, C) to (B, N, C)."""
-        x = self.norm1(x + self.dropout(self.attention(x)))
-        return self.norm2(x + self.dropout(self.ffn(x)))
-
-
 class EncoderLayer(nn.Module):
-    """A block for each image, with the same weights, then a block for the concatenated channels of both images."""
+    """A layer for each image, with the same weights, then a layer for the concatenated channels of both images."""
 
     def __init__(self, channels: int, width: int, heads: int, ffn: int, dropout: float) -> None:
         super().__init__()
-        self.single = EncoderBlock(channels, width, heads, ffn, dropout)
-        self.pair = EncoderBlock(2 * channels, width, heads, ffn, dropout)
+        self.single = PostNormLayer(KeyAttention(channels, width, heads, dropout), channels, ffn, dropout)
+        self.pair = PostNormLayer(KeyAttention(2 * channels, width, heads, dropout), 2 * channels, ffn, dropout)
 
     def forward(
         self, before: Tensor, after: Tensor, first_before: Tensor, first_after: Tensor
@@ -117,17 +103,6 @@ class Chg2Cap(PixelOrFeatureCaptioner):
         batch_norm: of the backbone's frozen layers, see `ResNetEncoder`. "eval" is ours; the authors' code has "train".
         normalization: of the pixels: "levir_cc" or "dubai_cc" (authors' code), or "imagenet".
         resize: height and width to which normalised images are resized, for the backbone (256 x 256 on Dubai-CC); None: not.
-
-    Example:
-        >>> _ = torch.manual_seed(0)
-        >>> sizes = {"attention_width": 8, "ffn": 12, "width": 16, "heads": 2}
-        >>> model = Chg2Cap(10, 8, grid=(3, 3), max_length=6, **sizes).eval()
-        >>> before, after = torch.randn(3, 8, 3, 3), torch.randn(3, 8, 3, 3)
-        >>> tokens = torch.tensor([[START, 4, 5, END, NULL, NULL]] * 3)
-        >>> sorted(model.loss({"before": before, "after": after, "tokens": tokens}))
-        ['caption_loss', 'loss']
-        >>> model.teacher_forced_logits(tokens, model.encode(before, after)).shape  # (B, T - 1, V)
-        torch.Size([3, 5, 10])
     """
 
     bos_id, eos_id = START, END
@@ -156,20 +131,10 @@ class Chg2Cap(PixelOrFeatureCaptioner):
     ) -> None:
         super().__init__()
         self.hyperparameters = constructor_arguments(locals())
-        for name in ("grid", "table", "trained_layers", "resize"):
-            value = self.hyperparameters[name]
-            self.hyperparameters[name] = None if value is None else list(value)
         self.images = None
         if backbone is not None:
-            self.images = ResNetEncoder(
-                backbone,
-                "layer4",
-                (grid[0], grid[1]),
-                normalization,
-                trained_layers,
-                batch_norm,
-                resize=None if resize is None else (resize[0], resize[1]),
-            )
+            pixels = normalization, trained_layers, batch_norm
+            self.images = ResNetEncoder(backbone, "layer4", grid, *pixels, resize=resize)
             feature_channels, grid = self.images.channels, self.images.grid
         if table[0] < grid[0] or table[1] < grid[1]:
             raise ValueError(
@@ -198,20 +163,14 @@ class Chg2Cap(PixelOrFeatureCaptioner):
         The authors' code exchanges rows and columns when it makes a map of the tokens; the convolution after it is 3 x 3, so
         the order matters.
         """
-        maps = feature_maps(self.images, before, after)
+        maps = self.feature_maps(before, after)
         for image in maps:
-            if tuple(image.shape[1:]) != (self.channels, *self.grid):
-                raise ValueError(
-                    f"features are {tuple(image.shape[1:])}, the model was built for {(self.channels, *self.grid)}"
-                )
+            check_shape("features", image, self.channels, *self.grid)
         rows, columns = self.grid
-        position = torch.cat(
-            [
-                self.columns.weight[:columns].expand(rows, -1, -1),
-                self.rows.weight[:rows, None].expand(-1, columns, -1),
-            ],
-            -1,
-        ).flatten(0, 1)  # (N, C)
+        of_columns, of_rows = self.columns.weight[:columns], self.rows.weight[:rows, None]
+        position = torch.cat([of_columns.expand(rows, -1, -1), of_rows.expand(-1, columns, -1)], -1).flatten(
+            0, 1
+        )  # (N, C)
         first_before, first_after = (image.flatten(2).transpose(1, 2) + position for image in maps)
         before, after = first_before, first_after
         for layer in self.encoder:
@@ -220,7 +179,7 @@ class Chg2Cap(PixelOrFeatureCaptioner):
         return before, after
 
     def visual_tokens(self, before: Tensor, after: Tensor) -> Tensor:
-        """Two images, (b, C, h, w) and (B, C, h, w), to the fused tokens (B, w h, D), column by column.
+        """See `PixelOrFeatureCaptioner.visual_tokens`: (B, w h, D), column by column.
 
         The cosine similarity of both images at a position is added to all channels there.
         """
@@ -229,7 +188,7 @@ class Chg2Cap(PixelOrFeatureCaptioner):
         fused = self.fusion(torch.cat([before, after], 2) + similarity)
         return self.residual(fused, self.grid[::-1])
 
-    def step(self, tokens: Tensor, memory: Memory, cache: Cache | None) -> tuple[Tensor, Cache]:
+    def step(self, tokens: Tensor, memory: list[KeyValue], cache: Cache | None) -> tuple[Tensor, Cache]:
         """See `Captioner.step`; no word attends to NULL."""
         past_key_values, is_key = None, tokens[:, None] != NULL
         if cache is not None:
@@ -238,19 +197,13 @@ class Chg2Cap(PixelOrFeatureCaptioner):
         last, key_values = self.decoder(tokens[:, None], memory, past_key_values, is_key)
         return self.decoder.logits(last.hidden[:, 0]), (key_values, is_key)
 
-    def hidden_states(self, tokens: Tensor, memory: Memory) -> Tensor:
-        """Hidden states (B, T, D) of ids (B, T); no word attends to NULL or END (authors' code), which come after the words."""
-        return self.decoder(tokens, memory, None, (tokens != NULL) & (tokens != END)).last.hidden
+    def is_key(self, tokens: Tensor) -> Tensor:
+        """Which words of given captions later words attend to: not NULL and END (authors' code), which come after the words."""
+        return (tokens != NULL) & (tokens != END)
 
-    def attention(self, before: Tensor, after: Tensor, tokens: Tensor) -> AttentionMaps:
-        """See `Captioner.attention`: the last cross-attention, mean over heads.
-
-        A token of the memory belongs to one position in both images, so both maps are equal.
-        """
-        is_key = (tokens != NULL) & (tokens != END)
-        attention = self.decoder.attention(tokens, self.encode(before, after), is_key)
-        maps = attention.unflatten(2, self.grid[::-1]).transpose(2, 3)  # (B, T, h, w)
-        return AttentionMaps(maps, maps, None)
+    def maps_of_tokens(self, attention: Tensor) -> Tensor:
+        """See `PixelOrFeatureCaptioner.maps_of_tokens`."""
+        return attention.unflatten(2, self.grid[::-1]).transpose(2, 3)
 
 
 def _block_rules(number: int, ours: str) -> tuple[Rule, ...]:
@@ -278,11 +231,7 @@ _RULES: tuple[Rule, ...] = (
 
 
 def from_official(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rename an official state dict to that of `Chg2Cap`.
-
-    The names have the prefix of their group: `encoder_trans_dict.`, `decoder_dict.` and, for a model with `backbone`, `encoder_dict.`. The
-    result lacks the parameters that the authors' program does not use.
-    """
+    """Rename an official state dict to that of `Chg2Cap`; the result lacks what the authors' program does not use."""
     return complete(rename(state, _RULES, "Chg2Cap"))
 
 

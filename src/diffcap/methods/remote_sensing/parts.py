@@ -1,29 +1,25 @@
-"""The parts that RSICCformer and Chg2Cap share: both come from one code base.
+"""What RSICCformer and Chg2Cap share, which come from one code base: layers, captioner, and rules for official checkpoints.
 
 Letters: B pairs, N tokens of the grid, T text positions, D width, V vocabulary.
 """
 
 import copy
+import re
 from abc import abstractmethod
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from diffcap.interop.importer import Rule
+from diffcap.interop.sizes import State, count_layers
 from diffcap.losses.gather import global_mean
-from diffcap.methods.remote_sensing.weights import load_resnet
-from diffcap.models.captioner import Batch, Captioner
-from diffcap.models.decoder import Decoded, causal_mask, run_blocks
-from diffcap.models.layers import (
-    Dropout,
-    KeyValue,
-    Linear,
-    init_attention_,
-    repeat_batch,
-    sinusoidal_position_embedding,
-)
-from diffcap.models.resnet import GlobalBatchNorm2d, ResNetEncoder
+from diffcap.methods.remote_sensing.resnet import GlobalBatchNorm2d, ResNetEncoder
+from diffcap.models.captioner import AttentionMaps, Batch, Captioner
+from diffcap.models.decoder import WordDecoder
+from diffcap.models.layers import Dropout, KeyValue, Linear, init_attention_, repeat_batch
 from diffcap.utils.errors import DiffcapError
 
 
@@ -49,21 +45,34 @@ class ResidualBlock(nn.Module):
         return F.relu(maps + self.branch(maps)).flatten(2).transpose(1, 2)
 
 
-class CausalWordDecoder(nn.Module):
-    """Words so far to hidden states and logits of the next word.
+class PostNormLayer(nn.Module):
+    """An encoder layer: `attention`, then an FFN with ReLU, each with a residual connection and a norm after it; D channels."""
 
-    Word vectors with sinusoidal positions, post-norm blocks, and a linear layer to the vocabulary. Differences from
-    `decoder.WordDecoder` (SCORER, DIRL): word vectors have the blocks' width, padding is not masked by default, and the unknown
-    word can be generated.
+    def __init__(self, attention: nn.Module, channels: int, ffn: int, dropout: float) -> None:
+        super().__init__()
+        self.attention = attention
+        self.norm1, self.norm2 = nn.LayerNorm(channels), nn.LayerNorm(channels)
+        self.ffn = nn.Sequential(Linear(channels, ffn), nn.ReLU(), Dropout(dropout), Linear(ffn, channels))
+        self.dropout = Dropout(dropout)
+
+    def attend(self, x: Tensor) -> Tensor:
+        """The attention's output for x (B, N, D), of the same shape."""
+        return self.attention(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, N, D) to (B, N, D)."""
+        x = self.norm1(x + self.dropout(self.attend(x)))
+        return self.norm2(x + self.dropout(self.ffn(x)))
+
+
+class CausalWordDecoder(WordDecoder):
+    """A `WordDecoder` whose word vectors have the blocks' width, and whose vector of padding is an ordinary one.
 
     Args:
         vocabulary_size: V. max_length: positions of a caption, start and end included. width: D.
-        block: module `(x, memory, mask, past_segments) -> BlockOutput` with a cross-attention `cross`. Every layer is a copy of
-            it, so all layers have the same initial weights (authors' code).
+        block: see `WordDecoder`. Every layer is a copy of it, so all layers have the same initial weights (authors' code).
         layers: number of blocks. dropout: before the output layer. word_dropout: after the positions are added.
     """
-
-    positions: Tensor
 
     def __init__(
         self,
@@ -75,63 +84,24 @@ class CausalWordDecoder(nn.Module):
         dropout: float,
         word_dropout: float,
     ) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(vocabulary_size, width)
-        self.word_dropout, self.dropout = Dropout(word_dropout), Dropout(dropout)
-        init_attention_(block)
-        self.blocks = nn.ModuleList(copy.deepcopy(block) for _ in range(layers))
-        self.logit = Linear(width, vocabulary_size)
-        self.register_buffer("positions", sinusoidal_position_embedding(max_length, width), persistent=False)
+        def copies() -> Iterator[nn.Module]:
+            init_attention_(block)
+            for _ in range(layers):
+                yield copy.deepcopy(block)
+
+        super().__init__(
+            vocabulary_size,
+            max_length,
+            width,
+            width,
+            Dropout(word_dropout),
+            copies(),
+            padding_idx=None,
+            output_dropout=dropout,
+        )
         nn.init.uniform_(self.embedding.weight, -0.1, 0.1)  # authors' code
         nn.init.uniform_(self.logit.weight, -0.1, 0.1)
         nn.init.zeros_(self.logit.bias)
-
-    def memory(self, visual: Tensor) -> list[KeyValue]:
-        """Each block's keys and values of the visual tokens (B, N, D), computed once for a pair."""
-        return [block.cross.project_key_value(visual) for block in self.blocks]  # type: ignore[union-attr, operator]
-
-    def forward(
-        self,
-        tokens: Tensor,
-        memory: list[KeyValue],
-        past_key_values: list[KeyValue] | None = None,
-        is_key: Tensor | None = None,
-    ) -> Decoded:
-        """Run ids (B, T) through the blocks, at the positions after the P ones of `past_key_values`; with those, T is 1.
-
-        `is_key`, boolean (B, P + T): False where no position may attend to a word; None: all words may be attended to.
-        """
-        first = past_key_values[0][0].shape[2] if past_key_values else 0
-        end = first + tokens.shape[1]
-        if end > len(self.positions):
-            raise ValueError(f"{end} text positions, the decoder has {len(self.positions)}: raise max_length")
-        x = self.word_dropout(self.embedding(tokens) + self.positions[first:end])
-        if past_key_values:
-            mask = None if is_key is None else is_key[:, None, None]
-        else:
-            mask = causal_mask(torch.ones_like(tokens, dtype=torch.bool) if is_key is None else is_key)
-        return run_blocks(self.blocks, x, memory, mask, past_key_values)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Hidden states (..., D) to logits of the next word (..., V)."""
-        return self.logit(self.dropout(hidden))
-
-    def attention(self, tokens: Tensor, memory: list[KeyValue], is_key: Tensor | None = None) -> Tensor:
-        """Cross-attention of the last block for the word after each of `tokens` (B, T), mean over heads: (B, T, N)."""
-        hidden = self(tokens, memory, None, is_key).last.after_self_attention
-        cross = self.blocks[-1].cross
-        return cross.mean_weights(cross.project_query(hidden), memory[-1][0])  # type: ignore[union-attr, operator]
-
-
-def feature_maps(images: ResNetEncoder | None, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
-    """Feature maps of both images, which are `before` and `after` themselves without a ResNet.
-
-    `before` (b, ...) and `after` (B, ...), B a multiple of b, to (B, C, h, w) each; `before` is repeated as a whole. The images
-    pass the ResNet one after the other, so batch norm in training mode has separate statistics for each (authors' code).
-    """
-    if images is not None:
-        before, after = images(before), images(after)
-    return repeat_batch(before, len(after)), after
 
 
 class PixelOrFeatureCaptioner(Captioner):
@@ -140,26 +110,55 @@ class PixelOrFeatureCaptioner(Captioner):
     images: ResNetEncoder | None  # None if the captioner reads feature maps
     decoder: CausalWordDecoder
 
+    def feature_maps(self, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
+        """Feature maps of both images, (b, ...) and (B, ...), B a multiple of b: (B, C, h, w) each.
+
+        The images pass the ResNet one after the other, so batch norm in training mode has separate statistics for each (authors'
+        code).
+        """
+        if self.images is not None:
+            before, after = self.images(before), self.images(after)
+        return repeat_batch(before, len(after)), after
+
     @abstractmethod
     def visual_tokens(self, before: Tensor, after: Tensor) -> Tensor:
         """Two images, (b, C, h, w) and (B, C, h, w), B a multiple of b, to the tokens (B, N, D) that the decoder reads."""
 
-    def hidden_states(self, tokens: Tensor, memory: list[KeyValue]) -> Tensor:
-        """Ids (B, T) to hidden states (B, T, D) of the decoder."""
-        return self.decoder(tokens, memory).last.hidden
+    @abstractmethod
+    def maps_of_tokens(self, attention: Tensor) -> Tensor:
+        """Attention to the visual tokens, (B, T, N), as maps (B, T, h, w)."""
+
+    def is_key(self, tokens: Tensor) -> Tensor:
+        """Which words of given captions (B, T) later words attend to, boolean (B, T): all, padding included (authors' code)."""
+        return torch.ones_like(tokens, dtype=torch.bool)
 
     def encode(self, before: Tensor, after: Tensor) -> list[KeyValue]:
         """See `Captioner.encode`: each decoder block's keys and values of the visual tokens."""
         return self.decoder.memory(self.visual_tokens(before, after))
 
+    def step(self, tokens: Tensor, memory: list[KeyValue], cache: Any) -> tuple[Tensor, Any]:
+        """See `Captioner.step`."""
+        last, cache = self.decoder(tokens[:, None], memory, cache)
+        return self.decoder.logits(last.hidden[:, 0]), cache
+
     def teacher_forced_logits(self, tokens: Tensor, memory: list[KeyValue]) -> Tensor:
         """See `Captioner.teacher_forced_logits`."""
-        return self.decoder.logits(self.hidden_states(tokens[:, :-1], memory))
+        shown = tokens[:, :-1]
+        return self.decoder.logits(self.decoder(shown, memory, None, self.is_key(shown)).last.hidden)
+
+    def attention(self, before: Tensor, after: Tensor, tokens: Tensor) -> AttentionMaps:
+        """See `Captioner.attention`: the last cross-attention, mean over heads.
+
+        A token of the memory belongs to one position in both images, so both maps are equal.
+        """
+        maps = self.maps_of_tokens(self.decoder.attention(tokens, self.encode(before, after), self.is_key(tokens)))
+        return AttentionMaps(maps, maps, None)
 
     def word_losses(self, batch: Batch) -> Tensor:
         """Cross-entropy of every word and the end given the words before, (n,) in nats; unknown words are included."""
-        tokens = batch["tokens"]
-        hidden = self.hidden_states(tokens[:, :-1], self.encode(batch["before"], batch["after"]))
+        tokens, shown = batch["tokens"], batch["tokens"][:, :-1]
+        memory = self.encode(batch["before"], batch["after"])
+        hidden = self.decoder(shown, memory, None, self.is_key(shown)).last.hidden
         is_word = self.caption_mask(tokens)
         return F.cross_entropy(self.decoder.logits(hidden[is_word]), tokens[:, 1:][is_word], reduction="none")
 
@@ -192,7 +191,7 @@ class PixelOrFeatureCaptioner(Captioner):
     def load_initial(self, weights: str, vocabulary: Any) -> None:
         """See `Captioner.load_initial`."""
         assert self.images is not None
-        load_resnet(self.images, weights)
+        self.images.load(weights)
 
     def backbone_parameters(self) -> list[nn.Parameter]:
         """See `Captioner.backbone_parameters`."""
@@ -201,3 +200,82 @@ class PixelOrFeatureCaptioner(Captioner):
     def pretrained_parameters(self) -> list[nn.Parameter]:
         """See `Captioner.pretrained_parameters`: the backbone's."""
         return [] if self.images is None else list(self.images.parameters())
+
+
+_STATISTICS = r"(running_mean|running_var|num_batches_tracked)"
+# Modules of the word decoder that the authors' programs store and do not use.
+_UNUSED = (r"transformer\.layers\.\d+\.fc_alpha[123]", r"position_encoding\.(?:embedding_1D|pe)")
+
+
+def decoder_rules(group: str, cross_attention: str) -> tuple[Rule, ...]:
+    """Rules for the official word decoder with the prefix `group`, of which the attention `cross_attention` is used."""
+    layer = rf"{group}\.transformer\.layers\.(\d+)\."
+    return (
+        (rf"{group}\.vocab_embedding", "decoder.embedding"),
+        (layer + r"self_attn\.in_proj_(weight|bias)", r"decoder.blocks.\1.self_attention.qkv.\2"),
+        (layer + r"self_attn\.out_proj", r"decoder.blocks.\1.self_attention.out"),
+        (layer + cross_attention + r"\.in_proj_(weight|bias)", r"decoder.blocks.\1.cross.qkv.\2"),
+        (layer + cross_attention + r"\.out_proj", r"decoder.blocks.\1.cross.out"),
+        (layer + "linear1", r"decoder.blocks.\1.ffn.0"),
+        (layer + "linear2", r"decoder.blocks.\1.ffn.3"),
+        (layer + "norm([123])", r"decoder.blocks.\1.norm\2"),
+        (rf"{group}\.wdc", "decoder.logit"),
+        *((rf"{group}\.{name}", None) for name in _UNUSED),
+    )
+
+
+def residual_rules(official: str, ours: str) -> tuple[Rule, ...]:
+    """Rules for residual blocks: pattern of their official name (a group is the block's number), and their new name."""
+    place = 1 + re.compile(official).groups
+    return (
+        (rf"{official}\.left\.(\d+)", rf"{ours}.branch.\{place}"),
+        (rf"{official}\.left\.(\d+)\.{_STATISTICS}", rf"{ours}.branch.\{place}.\{place + 1}"),
+    )
+
+
+def backbone_rules(network: str) -> tuple[Rule, ...]:
+    """Rules for the ResNet, whose layers are numbered in the official file; `network` is a pattern of their prefix."""
+    first = {0: "conv1", 1: "bn1"}
+    layers = {number + 3: f"layer{number}" for number in range(1, 5)}
+    return (
+        *((rf"{network}\.{number}", f"images.network.{name}") for number, name in first.items()),
+        (rf"{network}\.1\.{_STATISTICS}", r"images.network.bn1.\1"),
+        *((rf"{network}\.{number}\.([\w.]+)", rf"images.network.{name}.\1") for number, name in layers.items()),
+    )
+
+
+def complete(renamed: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Give the weights of 1 x 1 convolutions, which `rename` makes matrices, four dimensions again, and add missing counters.
+
+    `num_batches_tracked` of batch norm is used neither in training nor in inference; imported files are read without it.
+    """
+    state = dict(renamed)
+    for name, value in renamed.items():
+        is_convolution = name.startswith("images.network.") or ".branch." in name
+        if value.ndim == 2 and is_convolution:
+            state[name] = value[..., None, None]
+        if name.endswith("running_mean"):
+            state.setdefault(name.replace("running_mean", "num_batches_tracked"), torch.zeros((), dtype=torch.long))
+    return state
+
+
+IMAGE_SIZE = (256, 256)  # height and width
+# By the blocks of the first three layers, and whether a block has three convolutions.
+_RESNETS: dict[tuple[tuple[int, ...], bool], str] = {
+    ((2, 2, 2), False): "resnet18",
+    ((3, 4, 6), False): "resnet34",
+    ((3, 4, 6), True): "resnet50",
+    ((3, 4, 23), True): "resnet101",
+    ((3, 8, 36), True): "resnet152",
+}
+
+
+def resnet_name(state: State, prefix: str) -> str | None:
+    """torchvision's name of the ResNet with numbered layers; None if there is no such network."""
+    if not any(re.match(prefix, name) for name in state):
+        return None
+    blocks = tuple(count_layers(state, rf"{prefix}\.{number}\.(\d+)\.") for number in (4, 5, 6))
+    has_three = any(re.fullmatch(rf"{prefix}\.4\.0\.conv3\.weight", name) for name in state)
+    if (blocks, has_three) not in _RESNETS:
+        raise ValueError(f"its backbone has {blocks} blocks, which is no known ResNet")
+    return _RESNETS[blocks, has_three]

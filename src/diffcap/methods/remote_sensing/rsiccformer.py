@@ -15,45 +15,40 @@ from torch import Tensor, nn
 from diffcap.features.preprocessing import ResizeNormalize
 from diffcap.interop.importer import Importer, Rule, rename
 from diffcap.interop.sizes import Sizes, State, count_layers, pixel_features, resnet_features
-from diffcap.methods.remote_sensing.official import (
+from diffcap.methods.remote_sensing.parts import (
     IMAGE_SIZE,
+    CausalWordDecoder,
+    PixelOrFeatureCaptioner,
+    PostNormLayer,
+    ResidualBlock,
     backbone_rules,
     complete,
     decoder_rules,
     residual_rules,
     resnet_name,
 )
-from diffcap.methods.remote_sensing.parts import CausalWordDecoder, PixelOrFeatureCaptioner, ResidualBlock, feature_maps
-from diffcap.models.captioner import AttentionMaps, constructor_arguments
-from diffcap.models.decoder import PostNormBlock, roll_out
-from diffcap.models.layers import Attention, Dropout, GridEmbedding, KeyValue, Linear, init_attention_, init_xavier_
-from diffcap.models.resnet import BatchNormMode, ResNetEncoder
+from diffcap.methods.remote_sensing.resnet import BatchNormMode, ResNetEncoder
+from diffcap.models.captioner import constructor_arguments
+from diffcap.models.decoder import PostNormBlock
+from diffcap.models.layers import Attention, GridEmbedding, init_attention_, init_xavier_
 
 FFN_RATIO = 4  # inner width of every FFN, relative to its input (authors' code)
 SPECIALS_AT_END = 3  # the last ids: unknown word, start, end
 
 
-class DifferenceLayer(nn.Module):
+class DifferenceLayer(PostNormLayer):
     """One encoder layer: both images attend to the difference between them, with the same weights (authors' code).
 
-    The difference is the key and the value, although the name of the authors' class calls it the query.
+    The tokens (B, 2 N, d) are those of the before image, then of the after image. The difference is the key and the value,
+    although the name of the authors' class calls it the query.
     """
 
-    def __init__(self, width: int, heads: int, dropout: float) -> None:
-        super().__init__()
-        self.attention = Attention(width, heads, dropout)
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.ffn = nn.Sequential(
-            Linear(width, FFN_RATIO * width), nn.ReLU(), Dropout(dropout), Linear(FFN_RATIO * width, width)
-        )
-        self.dropout = Dropout(dropout)
+    attention: Attention
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Tokens of the before image, then of the after image, (B, 2 N, d), to (B, 2 N, d)."""
+    def attend(self, x: Tensor) -> Tensor:
+        """See `PostNormLayer.attend`."""
         before, after = x.chunk(2, 1)
-        query, difference = self.attention.project_query(x), self.attention.project_key_value(after - before)
-        x = self.norm1(x + self.dropout(self.attention.attend(query, difference)))
-        return self.norm2(x + self.dropout(self.ffn(x)))
+        return self.attention.attend(self.attention.project_query(x), self.attention.project_key_value(after - before))
 
 
 class Merge(nn.Module):
@@ -86,16 +81,6 @@ class RSICCformer(PixelOrFeatureCaptioner):
         batch_norm: of the backbone's frozen layers, see `ResNetEncoder`. "eval" is ours; the authors' code has "train", and its
             checkpoints hold the running statistics that this gives.
         pool: rows and columns of the backbone's pooled map (14, 14).
-
-    Example:
-        >>> _ = torch.manual_seed(0)
-        >>> model = RSICCformer(10, 8, grid=(3, 3), max_length=6, width=8, heads=2).eval()
-        >>> before, after = torch.randn(3, 8, 3, 3), torch.randn(3, 8, 3, 3)
-        >>> tokens = torch.tensor([[model.bos_id, 1, 2, model.eos_id, 0, 0]] * 3)
-        >>> sorted(model.loss({"before": before, "after": after, "tokens": tokens}))
-        ['caption_loss', 'loss']
-        >>> model.teacher_forced_logits(tokens, model.encode(before, after)).shape  # (B, T - 1, V)
-        torch.Size([3, 5, 10])
     """
 
     vocabulary_layout = "rsicc"
@@ -119,8 +104,6 @@ class RSICCformer(PixelOrFeatureCaptioner):
     ) -> None:
         super().__init__()
         self.hyperparameters = constructor_arguments(locals())
-        for name in ("grid", "trained_layers", "pool"):
-            self.hyperparameters[name] = list(self.hyperparameters[name])
         if vocabulary_size < SPECIALS_AT_END + 2:
             raise ValueError(f"vocabulary_size is {vocabulary_size}; padding, a word and three special tokens need 5")
         if width % 2:
@@ -128,18 +111,13 @@ class RSICCformer(PixelOrFeatureCaptioner):
         self.bos_id, self.eos_id = vocabulary_size - 2, vocabulary_size - 1
         self.images = None
         if backbone is not None:
-            self.images = ResNetEncoder(
-                backbone,
-                "layer3",
-                (grid[0], grid[1]),
-                "imagenet",
-                trained_layers,
-                batch_norm,
-                (pool[0], pool[1]),
-            )
+            self.images = ResNetEncoder(backbone, "layer3", grid, "imagenet", trained_layers, batch_norm, pool)
             feature_channels, grid = self.images.channels, self.images.grid
-        self.embedding = GridEmbedding(feature_channels, (grid[0], grid[1]), width, coordinates=False)
-        self.encoder = nn.ModuleList(DifferenceLayer(width, heads, dropout) for _ in range(encoder_layers))
+        self.embedding = GridEmbedding(feature_channels, grid, width, coordinates=False)
+        self.encoder = nn.ModuleList(
+            DifferenceLayer(Attention(width, heads, dropout), width, FFN_RATIO * width, dropout)
+            for _ in range(encoder_layers)
+        )
         self.merge = nn.ModuleList(Merge(width) for _ in range(encoder_layers))
         for part in (self.embedding, self.encoder, self.merge):
             init_attention_(part)
@@ -151,7 +129,7 @@ class RSICCformer(PixelOrFeatureCaptioner):
 
     def visual_tokens(self, before: Tensor, after: Tensor) -> Tensor:
         """Two images, (b, C, h, w) and (B, C, h, w), B a multiple of b, to the merged tokens (B, N, 2 d)."""
-        maps = feature_maps(self.images, before, after)
+        maps = self.feature_maps(before, after)
         x = torch.cat([self.embedding(image) for image in maps], 1)
         outputs = []
         for layer in self.encoder:
@@ -162,20 +140,9 @@ class RSICCformer(PixelOrFeatureCaptioner):
             merged = step(merged + output, self.embedding.grid)
         return merged
 
-    def step(
-        self, tokens: Tensor, memory: list[KeyValue], cache: list[KeyValue] | None
-    ) -> tuple[Tensor, list[KeyValue]]:
-        """See `Captioner.step`."""
-        last, cache = self.decoder(tokens[:, None], memory, cache)
-        return self.decoder.logits(last.hidden[:, 0]), cache
-
-    def attention(self, before: Tensor, after: Tensor, tokens: Tensor) -> AttentionMaps:
-        """See `Captioner.attention`: the last cross-attention, mean over heads.
-
-        A token of the memory belongs to one position in both images, so both maps are equal.
-        """
-        attention = self.decoder.attention(tokens, self.encode(before, after))
-        return roll_out(attention, None, None, self.embedding.grid)
+    def maps_of_tokens(self, attention: Tensor) -> Tensor:
+        """See `PixelOrFeatureCaptioner.maps_of_tokens`."""
+        return attention.unflatten(2, self.embedding.grid)
 
 
 _LAYER = r"encoder_feat\.transformer\.(\d+)\."
@@ -199,11 +166,7 @@ _RULES: tuple[Rule, ...] = (
 
 
 def from_official(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rename an official state dict to that of `RSICCformer`.
-
-    The names have the prefix of their group: `encoder_feat.`, `decoder.` and, for a model with `backbone`, `encoder_image.`. The
-    result lacks the parameters that the authors' program does not use.
-    """
+    """Rename an official state dict to that of `RSICCformer`; the result lacks what the authors' program does not use."""
     return complete(rename(state, _RULES, "RSICCformer"))
 
 

@@ -15,13 +15,8 @@ BLOCK = 1 << 21  # similarities in memory at once: 8 MB, for a CPU's cache
 MAX_CUDA_BLOCK = 1 << 30  # 4 GB
 
 
-def block_size(device: torch.device) -> int:
-    """Number of similarities in memory at once: `BLOCK` on the CPU; on CUDA up to an eighth of the free memory, a power of two.
-
-    Example:
-        >>> block_size(torch.device("cpu")) == BLOCK
-        True
-    """
+def _block_size(device: torch.device) -> int:
+    """Number of similarities in memory at once: `BLOCK` on the CPU; on CUDA up to an eighth of the free memory, a power of two."""
     if device.type != "cuda":
         return BLOCK
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # of torch's own cache
@@ -42,13 +37,10 @@ def token_matching(query: Tensor, key: Tensor, block: int | None = None) -> Tens
     maxima are taken; the means are float32, and the gradient uses the unrounded tokens.
 
     Args:
-        query: (A, N, D). key: (B, M, D). block: number of dot products in memory at once; None: see `block_size`.
+        query: (A, N, D). key: (B, M, D). block: number of dot products in memory at once; None: as fits the device.
 
     Returns:
         (A, B) float32.
-
-    Raises:
-        ValueError: the tensors do not have three dimensions, or D differs.
 
     Example:
         >>> query = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])  # one image with two tokens
@@ -56,11 +48,7 @@ def token_matching(query: Tensor, key: Tensor, block: int | None = None) -> Tens
         >>> token_matching(query, key)
         tensor([[1.5000, 0.3750]])
     """
-    if query.ndim != 3 or key.ndim != 3 or query.shape[2] != key.shape[2]:
-        raise ValueError(
-            f"query and key must be (A, N, D) and (B, M, D), got {tuple(query.shape)} and {tuple(key.shape)}"
-        )
-    return _TokenMatching.apply(query, key, block or block_size(query.device))
+    return _TokenMatching.apply(query, key, block or _block_size(query.device))
 
 
 class _TokenMatching(torch.autograd.Function):
@@ -68,11 +56,7 @@ class _TokenMatching(torch.autograd.Function):
     def forward(ctx: Any, query: Tensor, key: Tensor, block: int) -> Tensor:
         device = query.device.type
         is_bfloat16 = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.bfloat16
-        with torch.autocast(device, enabled=False):  # float16 could overflow, because dot products are not bounded
-            return _TokenMatching._match(ctx, query, key, block, torch.bfloat16 if is_bfloat16 else torch.float32)
-
-    @staticmethod
-    def _match(ctx: Any, query: Tensor, key: Tensor, block: int, dtype: torch.dtype) -> Tensor:
+        dtype = torch.bfloat16 if is_bfloat16 else torch.float32  # float16 could overflow: dot products are not bounded
         (queries, n, width), (keys, m, _) = query.shape, key.shape
         score = query.new_empty(queries, keys, dtype=torch.float32)
         index_type = torch.int16 if max(n, m) < 2**15 else torch.int32
@@ -85,7 +69,8 @@ class _TokenMatching(torch.autograd.Function):
             key_tokens = key_part.reshape(-1, width)  # (b M, D)
             for top in range(0, queries, rows):
                 query_part = query[top : top + rows].to(dtype)
-                similarity = linear(query_part.reshape(-1, width), key_tokens)
+                with torch.autocast(device, enabled=False):
+                    similarity = linear(query_part.reshape(-1, width), key_tokens)
                 similarity = similarity.view(len(query_part), n, len(key_part), m)
                 by_query, index = similarity.max(3)  # (a, N, b)
                 best_key[top : top + rows, :, left : left + columns] = index.to(index_type)
@@ -147,16 +132,10 @@ def cross_view_nce(similarity: Tensor) -> Tensor:
     Returns:
         (B,) losses in nats: -log softmax over the row at the true pair. 0 where there is only one column.
 
-    Raises:
-        ValueError: there are fewer columns than rows.
-
     Example:
         >>> similarity = torch.tensor([[2.0, 0.0], [0.0, 1.0]])
         >>> cross_view_nce(similarity)
         tensor([0.1269, 0.3133])
     """
-    rows, columns = similarity.shape
-    if columns < rows:
-        raise ValueError(f"similarity must have at least as many columns as rows, got {tuple(similarity.shape)}")
-    target = torch.arange(rows, device=similarity.device) + first_row(similarity)
+    target = torch.arange(len(similarity), device=similarity.device) + first_row(similarity)
     return F.cross_entropy(similarity.float(), target, reduction="none")

@@ -2,34 +2,37 @@
 Captioning", ICCV 2023).
 
 Order of the file: the cross-view encoder, the decoder block, cross-modal backward reasoning (`CBR`), the captioner with its
-losses. Where the paper and the released code differ, the code is the default and the paper's version is an option.
+losses, the import of official checkpoints. Where the paper and the released code differ, the code is the default and the paper's
+version is an option.
 
 Letters: B pairs, N visual tokens of one image, T text positions, D width, C feature channels, V vocabulary.
 """
 
 import math
-from typing import Literal, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from diffcap.interop.importer import GROUPS, SHARED, Importer, Rule, rename
+from diffcap.interop.sizes import Sizes, State, count_layers, rcc_sizes
 from diffcap.losses.gather import gather_rows, global_mean, world_size
 from diffcap.methods.scorer.losses import cross_view_nce, token_matching
-from diffcap.models.captioner import AttentionMaps, Batch, Captioner, constructor_arguments
+from diffcap.models.captioner import AttentionMaps, Batch, constructor_arguments
 from diffcap.models.decoder import (
-    END,
     NULL,
-    START,
     BlockOutput,
     WordDecoder,
+    WordDecoderCaptioner,
     mean,
     next_word_losses,
     pair_groups,
     roll_out,
 )
-from diffcap.models.fast import add_repeated, backward_reasoning, linear_of_concatenation
+from diffcap.models.fast import add_repeated, linear_of_concatenation
 from diffcap.models.layers import (
     Attention,
     BlockMemory,
@@ -40,9 +43,9 @@ from diffcap.models.layers import (
     Segments,
     repeat_batch,
 )
+from diffcap.utils.linear import linear
 
 EPS = 1e-6
-Matching = Literal["collapsed", "per_head"]
 
 
 class Views(NamedTuple):
@@ -76,9 +79,8 @@ class CrossView(nn.Module):
 class SCORERBlock(nn.Module):
     """One decoder block. Its FFN is as wide as the model.
 
-    Args:
-        ffn_residual: the last residual connection, with g = GELU(W1 x): "gelu", `LN(W2 g + g)` (authors' code), or "input",
-            `LN(W2 g + x)`.
+    `ffn_residual`: the last residual connection, with g = GELU(W1 x): "gelu", `LN(W2 g + g)` (authors' code), or "input",
+    `LN(W2 g + x)`.
     """
 
     def __init__(self, width: int, heads: int, dropout: float, ffn_residual: Literal["gelu", "input"]) -> None:
@@ -112,15 +114,35 @@ class CBR(nn.Module):
         self.logit_scale = nn.Parameter(torch.ones(()))
 
     def forward(self, before: Tensor, sentences: Tensor) -> list[Tensor]:
-        """Predict after images: `query(out(Attention(join([before; sentence]))))`, computed by `backward_reasoning`.
+        """Predict after images, `query(out(attention(x)))` with `x = join([before; sentence])`, to be matched with `key`.
 
-        `before` (b, N, D) and `sentences` (B, D), B a multiple of b, give B / b tensors (b, N, D), which are matched with `key` of
-        the real after images.
+        Consecutive linear layers are multiplied into one matrix. The same sentence vector is joined at every position, so in the
+        keys it changes no attention probability, and to the output it adds a constant. Therefore each image needs keys and values
+        only once, however many sentences are joined to it.
+
+        Args:
+            before: (b, N, D). sentences: (B, D), B a multiple of b; row i is joined to image i modulo b.
+
+        Returns:
+            B / b tensors (b, N, D).
         """
-        return backward_reasoning(self.join, self.attention, self.out, self.query, before, sentences)
+        attention, qkv = self.attention, self.attention.qkv.weight
+        query_weight, _, value_weight = qkv.split(before.shape[2])
+        join_image, join_sentence = self.join.weight.split(before.shape[2], 1)
+        output_weight = self.query.weight @ self.out.weight @ attention.out.weight  # type: ignore[operator]
+        output_bias = linear(self.out.bias, self.query.weight, self.query.bias)
+        image_query, key, value = linear(before, qkv @ join_image).split(before.shape[2], 2)  # (b, N, D) each
+        key, value = attention.split_heads(key), attention.split_heads(value)
+        outputs = []
+        for sentence in linear(sentences, join_sentence, self.join.bias)[:, None].split(len(before)):  # (b, 1, D)
+            query = attention.split_heads(image_query + linear(sentence, query_weight))
+            mixed = attention.merge_heads(F.scaled_dot_product_attention(query, key, value))
+            sentence_value = linear(linear(sentence, value_weight), output_weight, output_bias)
+            outputs.append(linear(mixed, output_weight).add_(sentence_value))
+        return outputs
 
 
-class SCORER(Captioner):
+class SCORER(WordDecoderCaptioner):
     """SCORER: encoder with cross-view contrast, reconstruction of both images, decoder, and CBR.
 
     A batch with twice as many "after" as "before" images holds two groups of pairs with the same before images: change pairs,
@@ -142,21 +164,7 @@ class SCORER(Captioner):
         decoder_std: standard deviation of the decoder's initial weights (authors' code: 0.02, for a width of 512).
         position_std: standard deviation of the initial position embedding (authors' code: 1, which dominates features of few
             channels; DIRL uses Xavier initialisation).
-
-    Example:
-        >>> import torch
-        >>> _ = torch.manual_seed(0)
-        >>> model = SCORER(10, 8, grid=(2, 2), max_length=6, width=16, heads=2, word_width=12).eval()
-        >>> before, after = torch.randn(3, 8, 2, 2), torch.randn(3, 8, 2, 2)
-        >>> tokens = torch.tensor([[START, 4, 5, END, NULL, NULL]] * 3)
-        >>> sorted(model.loss({"before": before, "after": after, "tokens": tokens}))
-        ['caption_loss', 'cbr_loss', 'cross_view_loss', 'loss']
-        >>> model.teacher_forced_logits(tokens, model.encode(before, after)).shape  # (B, T - 1, V)
-        torch.Size([3, 5, 10])
     """
-
-    bos_id, eos_id, extra_eos_id = START, END, NULL
-    vocabulary_layout = "rcc"
 
     def __init__(
         self,
@@ -174,7 +182,7 @@ class SCORER(Captioner):
         difference: Literal["reconstruction", "subtraction"] = "reconstruction",
         cross_view_weight: float = 0.1,
         cbr_weight: float = 0.001,
-        mtm: Matching = "collapsed",
+        mtm: Literal["collapsed", "per_head"] = "collapsed",
         cbr_trainable: bool = False,
         decoder_ffn_residual: Literal["gelu", "input"] = "gelu",
         decoder_std: float = 0.02,
@@ -182,8 +190,7 @@ class SCORER(Captioner):
     ) -> None:
         super().__init__()
         self.hyperparameters = constructor_arguments(locals())
-        self.hyperparameters["grid"] = list(grid)
-        self.embedding = GridEmbedding(feature_channels, (grid[0], grid[1]), width, coordinates)
+        self.embedding = GridEmbedding(feature_channels, grid, width, coordinates)
         for positions in (self.embedding.columns, self.embedding.rows):
             nn.init.normal_(positions.weight, std=position_std)
         self.encoder = nn.ModuleList(
@@ -235,16 +242,6 @@ class SCORER(Captioner):
         before, after = self.embedding(before), self.embedding(after)
         return self.decoder.memory(self.fuse(before, after, self.compare(before, after)))
 
-    def step(
-        self, tokens: Tensor, memory: list[KeyValue], cache: list[KeyValue] | None
-    ) -> tuple[Tensor, list[KeyValue]]:
-        """See `Captioner.step`."""
-        return self.decoder.step(tokens, memory, cache)
-
-    def teacher_forced_logits(self, tokens: Tensor, memory: list[KeyValue]) -> Tensor:
-        """See `Captioner.teacher_forced_logits`."""
-        return self.decoder.teacher_forced_logits(tokens, memory)
-
     def attention(self, before: Tensor, after: Tensor, tokens: Tensor) -> AttentionMaps:
         """See `Captioner.attention`; `decoder.roll_out` distributes attention to fused tokens over the two images."""
         before, after = self.embedding(before), self.embedding(after)
@@ -261,9 +258,7 @@ class SCORER(Captioner):
     def similarities(self, views: Views) -> tuple[Tensor, Tensor]:
         """Scaled matching of all pairs' images, from the last encoder layer's queries and keys (eq. 2 and 3).
 
-        Returns:
-            Queries of before images with keys of after images, and the other way round: (B, all B) each, this rank's rows
-            with all ranks' columns.
+        Before images with after images, and the other way round: (B, all B) each, this rank's rows with all ranks' columns.
         """
         assert self.logit_scale is not None
         scale = self.logit_scale.exp()
@@ -299,16 +294,8 @@ class SCORER(Captioner):
             return score, score.T
         return score, scale * token_matching(real, gather_rows(predicted)[0])
 
-    def validation_losses(self, batch: Batch) -> dict[str, Tensor]:
-        """See `Captioner.validation_losses`: the word losses only, because the other losses depend on the batch size."""
-        hidden = self.decoder(batch["tokens"], self.encode(batch["before"], batch["after"])).last.hidden
-        return {"caption_loss": next_word_losses(self.decoder.logit(hidden), batch["tokens"])}
-
     def loss(self, batch: Batch) -> dict[str, Tensor]:
-        """`caption + lambda_v cross_view + lambda_m cbr` over the global batch (section 3.5), each a mean over the groups.
-
-        Needs `before` (b, C, h, w), `after` (B, C, h, w) with B = b, or B = 2 b for two groups, and `tokens` (B, T).
-        """
+        """`caption + lambda_v cross_view + lambda_m cbr` over the global batch (section 3.5), each a mean over the groups."""
         before, after, tokens = self.embedding(batch["before"]), self.embedding(batch["after"]), batch["tokens"]
         groups = pair_groups(before, after)
         views = self.compare(before, after)
@@ -324,13 +311,11 @@ class SCORER(Captioner):
             leaves, structure = tree_flatten(views)
             pieces = zip(*(leaf.split(len(before)) for leaf in leaves))
             per_group: list[Views] = [tree_unflatten(list(piece), structure) for piece in pieces]
-            losses = [cross_view_loss(self.similarities(group)) for group in per_group]
-            parts["cross_view_loss"] = mean(losses)
+            parts["cross_view_loss"] = mean([cross_view_loss(self.similarities(group)) for group in per_group])
             loss = loss + self.cross_view_weight * parts["cross_view_loss"]
         if self.cbr is not None:
             images = self.predicted_and_real(before, after, decoded.last.hidden, tokens)
-            losses = [cross_view_loss(self.cbr_similarities(*group)) for group in images]
-            parts["cbr_loss"] = mean(losses)
+            parts["cbr_loss"] = mean([cross_view_loss(self.cbr_similarities(*group)) for group in images])
             loss = loss + self.cbr_weight * parts["cbr_loss"]
         return {"loss": loss, **{name: value.detach() for name, value in parts.items()}}
 
@@ -338,3 +323,49 @@ class SCORER(Captioner):
 def cross_view_loss(similarities: tuple[Tensor, Tensor]) -> Tensor:
     """Mean of the contrastive losses of both directions (SCORER, eq. 4)."""
     return (global_mean(cross_view_nce(similarities[0])) + global_mean(cross_view_nce(similarities[1]))) / 2
+
+
+# Released files lack CBR; we expect the prefix `cbr.`. Only the logit scale of the last encoder layer is used.
+_LAYER = r"speaker_state\.core\.layer\.(\d+)\."
+_RULES: tuple[Rule, ...] = (
+    *SHARED,
+    (r"change_detector_state\.scorer\.(\d+)\.attention\.(query|key|value)", r"encoder.\1.attention.qkv:\2"),
+    (r"change_detector_state\.scorer\.(\d+)\.attention\.layer_norm", r"encoder.\1.norm"),
+    (r"change_detector_state\.embed_fc\.0", "fusion.0"),
+    (_LAYER + r"self_attention\.(query|key|value)", r"decoder.blocks.\1.self_attention.qkv:\2"),
+    (_LAYER + r"dec_enc_attention\.(query|key|value)", r"decoder.blocks.\1.cross.qkv:\2"),
+    (_LAYER + r"hidden_intermediate\.dense", r"decoder.blocks.\1.inner"),
+    (_LAYER + r"output\.dense", r"decoder.blocks.\1.outer"),
+    (_LAYER + r"output\.LayerNorm", r"decoder.blocks.\1.norm3"),
+    (r"cbr\.conv1", "cbr.join"),
+    (r"cbr\.conv2\.0", "cbr.out"),
+    (r"cbr\.mh_att\.in_proj_weight", "cbr.attention.qkv.weight"),
+    (r"cbr\.mh_att\.out_proj", "cbr.attention.out"),
+    (r"cbr\.contra\.(query|key)", r"cbr.\1"),
+    (r"cbr\.contra\.logit_scale", "cbr.logit_scale"),
+)
+
+
+def from_official(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Rename an official state dict to that of `SCORER`, with `cbr_weight=0` if it has no CBR."""
+    last = count_layers(state, r"change_detector_state\.scorer\.(\d+)\.") - 1
+    scale = r"change_detector_state\.scorer\.{}\.attention\.logit_scale"
+    return rename(state, [(scale.format(last), "logit_scale"), (scale.format(r"\d+"), None), *_RULES], "SCORER")
+
+
+def official_sizes(state: State, options: Mapping[str, Any], tables: State) -> Sizes:
+    """Hyperparameters of SCORER; official checkpoints have no CBR."""
+    sizes = rcc_sizes(state, options, tables)
+    sizes.model["encoder_layers"] = count_layers(state, r"change_detector_state\.scorer\.(\d+)\.")
+    sizes.model["cbr_weight"] = 0.001 if any(name.startswith("cbr.") for name in state) else 0.0
+    return sizes
+
+
+IMPORTER = Importer(
+    official_sizes,
+    lambda state, stage: from_official(state),
+    vocabulary_layout="rcc",
+    vocabulary_file="vocab.json",
+    groups=GROUPS,
+    pickled_classes=("AttrDict",),
+)

@@ -1,7 +1,5 @@
 """A ResNet as part of a captioner: pixels to a feature map, with some layers trained and the others frozen.
 
-RSICCformer and Chg2Cap read pixels through it; captioners of frozen features use `features.backbones` instead.
-
 Letters: B images, C feature channels, h and w rows and columns of the map.
 """
 
@@ -12,10 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from diffcap.features.weights import download, load_weights, read_state_dict
 from diffcap.losses.gather import sum_over_ranks, world_size
+from diffcap.models.layers import check_shape
 
 LAYERS = ("layer1", "layer2", "layer3", "layer4")
-Layer = Literal["layer1", "layer2", "layer3", "layer4"]
 Normalization = Literal["imagenet", "levir_cc", "dubai_cc"]
 BatchNormMode = Literal["eval", "train"]
 # Mean and standard deviation of R, G and B on the scale 0 ... 255. LEVIR-CC, Dubai-CC: of the training images (Chg2Cap's code).
@@ -31,10 +30,6 @@ class GlobalBatchNorm2d(nn.BatchNorm2d):
 
     The result of a training then does not depend on the number of processes. torch's SyncBatchNorm does the same, but only on
     accelerators.
-
-    Example:
-        >>> GlobalBatchNorm2d(3)(torch.randn(2, 3, 4, 4)).mean((0, 2, 3)).abs().max() < 1e-6
-        tensor(True)
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -61,13 +56,11 @@ class GlobalBatchNorm2d(nn.BatchNorm2d):
 
 
 class ResNetEncoder(nn.Module):
-    """The layers of a torchvision ResNet up to `layer`, with random weights; `lit.resnet_weights` loads others.
+    """The layers of a torchvision ResNet up to `layer`, with random weights; `load` reads others.
 
     Args:
-        network: torchvision's name ("resnet101").
-        layer: the layer that gives the map.
-        image_size: height and width of the images in pixels.
-        normalization: mean and standard deviation: "imagenet" (RSICCformer), "levir_cc" or "dubai_cc" (Chg2Cap).
+        network: torchvision's name ("resnet101"). layer: the layer that gives the map.
+        image_size: height and width of the images in pixels. normalization: mean and standard deviation of the pixels.
         trained_layers: layers whose weights are trained; conv1, bn1 and the other layers are frozen.
         batch_norm: of the frozen part, while the captioner is in training mode. "eval": running statistics, which stay as they
             are. "train": statistics of each batch, and the running statistics drift to those of the data (authors' code of both
@@ -75,11 +68,6 @@ class ResNetEncoder(nn.Module):
         pool: rows and columns of an adaptive average pooling of the map; None: no pooling.
         resize: height and width to which normalised images are resized, bilinear with aligned corners (Chg2Cap's code enlarges
             Dubai-CC's 50 x 50 pixels to 256 x 256); None: no resizing.
-
-    Example:
-        >>> encoder = ResNetEncoder("resnet18", "layer3", (64, 64), pool=(3, 3)).eval()
-        >>> encoder(torch.randint(256, (2, 3, 64, 64), dtype=torch.uint8)).shape, encoder.channels
-        (torch.Size([2, 256, 3, 3]), 256)
     """
 
     mean: Tensor
@@ -88,13 +76,13 @@ class ResNetEncoder(nn.Module):
     def __init__(
         self,
         network: str,
-        layer: Layer,
-        image_size: tuple[int, int],
+        layer: str,
+        image_size: Sequence[int],
         normalization: Normalization = "imagenet",
         trained_layers: Sequence[str] = (),
         batch_norm: BatchNormMode = "eval",
-        pool: tuple[int, int] | None = None,
-        resize: tuple[int, int] | None = None,
+        pool: Sequence[int] | None = None,
+        resize: Sequence[int] | None = None,
     ) -> None:
         super().__init__()
         from torchvision import models  # too slow to import for --help
@@ -114,14 +102,11 @@ class ResNetEncoder(nn.Module):
         self.frozen_parts = ["conv1", "bn1", *(name for name in used if name not in trained_layers)]
         for name in self.frozen_parts:
             getattr(self.network, name).requires_grad_(False)
-        self.batch_norm, self.pool, self.resize = batch_norm, pool, resize
-        self.image_size = (image_size[0], image_size[1])
-        height, width = resize or image_size
+        self.batch_norm, self.image_size = batch_norm, tuple(image_size)
+        self.pool, self.resize = ((size[0], size[1]) if size else None for size in (pool, resize))
         stride = 2 ** (len(used) + 1)
-        self.grid: tuple[int, int] = pool or (
-            -(-height // stride),
-            -(-width // stride),
-        )  # rows and columns of the result
+        rows, columns = pool or (-(-side // stride) for side in resize or image_size)
+        self.grid = rows, columns  # of the result
         for name, values in zip(("mean", "std"), _NORMALIZATIONS[normalization]):
             self.register_buffer(name, torch.tensor(values).view(3, 1, 1), persistent=False)
         self.train()  # Lightning keeps each module's mode as it is at the beginning
@@ -136,8 +121,7 @@ class ResNetEncoder(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Pixels 0 ... 255 (B, 3, height, width), of any type, to a feature map (B, C, h, w)."""
-        if tuple(pixels.shape[1:]) != (3, *self.image_size):
-            raise ValueError(f"images are {tuple(pixels.shape[1:])}, the model was built for {(3, *self.image_size)}")
+        check_shape("images", pixels, 3, *self.image_size)
         x = (pixels.to(self.mean.dtype) - self.mean) / self.std
         if self.resize:
             x = F.interpolate(x, self.resize, mode="bilinear", align_corners=True)
@@ -146,3 +130,21 @@ class ResNetEncoder(nn.Module):
         for name in self.layers:
             x = getattr(network, name)(x)
         return F.adaptive_avg_pool2d(x, self.pool) if self.pool else x
+
+    def load(self, weights: str) -> None:
+        """Load weights; those of the classifier and of layers that this network does not have are ignored.
+
+        Args:
+            weights: "default" (torchvision's IMAGENET1K_V1, which both systems start from; it is downloaded), "random" (the
+                initial values are kept), or a file of a state dict with torchvision's names.
+        """
+        if weights == "random":
+            return
+        if weights == "default":
+            from torchvision import models
+
+            choice = models.get_model_weights(self.name)["IMAGENET1K_V1"]
+            state = download(self.name, choice.url, lambda: choice.get_state_dict(progress=True))
+        else:
+            state = read_state_dict(weights)
+        load_weights(self.network, state, weights)

