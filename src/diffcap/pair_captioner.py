@@ -132,8 +132,6 @@ class PairCaptioner:
         >>> from diffcap.checkpoints.loading import load
         >>> captioner = PairCaptioner(load(SHIPPED), "cpu")
         >>> caption = captioner("examples/before.png", "examples/after.png", beams=3)
-        >>> caption.text
-        'the tiny yellow metal cylinder has appeared'
         >>> maps = captioner.attention("examples/before.png", "examples/after.png", caption)
         >>> len(maps.words), maps.before.shape  # (W, h, w)
         (7, (7, 4, 6))
@@ -205,11 +203,7 @@ class PairCaptioner:
             yield from (each if isinstance(each, DiffcapError) else next(captions) for each in inputs)
 
     def attention(self, before: Source, after: Source, caption: Caption) -> AttentionMaps:
-        """Attention maps for each word of a caption that this captioner generated.
-
-        Raises:
-            DiffcapError: an image cannot be read, or the method has no attention maps.
-        """
+        """Attention maps for each word of a caption that this captioner generated; a DiffcapError if the method has none."""
         first, second = self._features([self._preprocess(before, after)])
         try:
             return attention_of(self._captioner, self.vocabulary, first, second, caption.tokens)
@@ -322,11 +316,9 @@ class PairCaptioner:
 def attention_of(
     captioner: Captioner, vocabulary: AnyVocabulary, before: Any, after: Any, tokens: Sequence[int]
 ) -> AttentionMaps:
-    """Attention maps of each word of a caption; for a word of several tokens, their mean.
+    """Attention maps of each word of a caption, given by its ids; for a word of several tokens, their mean.
 
-    Args:
-        before, after: features of one pair, (1, C, h, w); for an ensemble, lists with those of each member.
-        tokens: token ids of the caption, from the start token on; the end token has no map.
+    `before` and `after` are features of one pair, (1, C, h, w); for an ensemble, lists with those of each member.
     """
     device = next(captioner.parameters()).device
     maps = captioner.attention(before, after, torch.tensor([list(tokens[:-1])], device=device))
@@ -394,8 +386,6 @@ def load_captioner(
         >>> caption = captioner("examples/before.png", "examples/after.png")
         >>> caption.text
         'the tiny yellow metal cylinder has appeared'
-        >>> [word.text for word in caption.words][:3]
-        ['the', 'tiny', 'yellow']
     """
     sources: list[str | Path | None] = [source] if source is None or isinstance(source, str | Path) else list(source)
     if not sources:

@@ -1,15 +1,11 @@
 """Import, load, caption: files as the authors write them, through the real command, give the fixtures' own words."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from PIL import Image
-from tests.commands import environment
 from tests.parity.loading import Fixture, load
 from tests.parity.test_pcl import maps
 from torch import Tensor
@@ -200,43 +196,3 @@ def check_naive(model: CLIP4IDC, before: Tensor, after: Tensor, tokens: Tensor) 
             hidden = model.decode(torch.tensor([ids]), memory).last.hidden
             ids.append(int(model.logits(hidden)[0, -1].argmax()))
         assert tokens[row, : 1 + count].tolist() == ids
-
-
-@torch.no_grad()
-def test_the_commands_one_after_another(clip4idc_fixture: Path, tmp_path: Path) -> None:
-    """`diffcap import` and `diffcap caption`, of the one system that reads pictures without a backbone of its own.
-
-    The fixture's images as 8-bit pictures, so its numbers are not to be had: the captions are those of the imported weights.
-    """
-    official = load(clip4idc_fixture)
-    metadata = official.hyperparameters
-    state = official.weights("caption")
-    state["decoder.classifier.cls.predictions.bias"][-1] -= 100  # the end, so that no caption is empty
-    torch.save(state, tmp_path / "official.pt")
-    heads = f"--heads={metadata['captioner_heads']}", f"--vision-heads={metadata['vision_heads']}"
-    diffcap("import", "clip4idc", str(tmp_path / "official.pt"), *heads, f"--intra-layers={metadata['intra_layers']}")
-    ours = tmp_path / "official-diffcap"
-    trained = load_trained(ours)
-    model = trained.captioner
-    assert isinstance(model, CLIP4IDC)
-    pixels = []
-    for side in ("before", "after"):
-        values = official.arrays[side] * model.images.std + model.images.mean
-        pixels.append((255 * values.clamp(0, 1)).round().to(torch.uint8))
-        (tmp_path / "pairs" / side).mkdir(parents=True)
-        for number, picture in enumerate(pixels[-1]):
-            Image.fromarray(picture.permute(1, 2, 0).numpy()).save(tmp_path / "pairs" / side / f"{number}.png")
-    tokens = greedy(model, *pixels, trained.max_length)
-    check_naive(model, *pixels, tokens)
-    lines = diffcap("caption", str(tmp_path / "pairs"), "--checkpoint", str(ours), "--json").splitlines()
-    output = [json.loads(line)["text"] for line in lines]
-    kept = [row[: 1 + count] for row, count in zip(tokens.tolist(), model.caption_mask(tokens).sum(1).tolist())]
-    assert output == [trained.vocabulary.decode(row) for row in kept] and any(output)
-
-
-def diffcap(*words: str) -> str:
-    """What the installed command prints."""
-    command = [str(Path(sys.executable).with_name("diffcap")), *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment(), check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout

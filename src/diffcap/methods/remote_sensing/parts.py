@@ -89,16 +89,8 @@ class CausalWordDecoder(WordDecoder):
             for _ in range(layers):
                 yield copy.deepcopy(block)
 
-        super().__init__(
-            vocabulary_size,
-            max_length,
-            width,
-            width,
-            Dropout(word_dropout),
-            copies(),
-            padding_idx=None,
-            output_dropout=dropout,
-        )
+        sizes = vocabulary_size, max_length, width, width
+        super().__init__(*sizes, Dropout(word_dropout), copies(), padding_idx=None, output_dropout=dropout)
         nn.init.uniform_(self.embedding.weight, -0.1, 0.1)  # authors' code
         nn.init.uniform_(self.logit.weight, -0.1, 0.1)
         nn.init.zeros_(self.logit.bias)
