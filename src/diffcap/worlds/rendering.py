@@ -35,14 +35,11 @@ WriteChunk = Callable[[Path, Any, int], list[dict[str, Any]]]
 
 
 def claim(folder: Path, settings: Any, official: tuple[str, ...], name: str = "blocks") -> bool:
-    """Check that a folder can be used, and write the settings into a new one.
+    """Check that a folder can be used, and write the settings into a new one; returns whether the folder is finished.
 
     Args:
         settings: a dataclass with everything that determines the files' content; `<name>.json` has them.
         official: the files that are written last.
-
-    Returns:
-        Whether the folder is finished.
     """
     wanted = json.loads(json.dumps(asdict(settings)))
     stamp = folder / f"{name}.json"
@@ -64,13 +61,7 @@ def claim(folder: Path, settings: Any, official: tuple[str, ...], name: str = "b
 def render_chunks(
     write_chunk: WriteChunk, folder: Path, settings: Any, scenes: int, workers: int | None, what: str
 ) -> Iterator[list[Any]]:
-    """Write all missing chunks, and yield the metadata of all scenes; after the block, the folder is finished.
-
-    Args:
-        settings: passed to `write_chunk`.
-        workers: processes; None: one per core, fewer for a small dataset.
-        what: name of the scenes in the progress bar.
-    """
+    """Write all missing chunks, and yield the metadata of all scenes (`what`); after the block, the folder is finished."""
     from diffcap.utils.progress import progress_bar
 
     parts = folder / PARTS
@@ -128,11 +119,8 @@ def _start_worker() -> None:
 
 
 def _keep_freed_memory() -> None:
-    """Let the C library keep freed memory; otherwise allocating it again takes a quarter of the time.
-
-    glibc raises its threshold for returning memory to the size of the largest freed block, up to 32 MB.
-    """
-    np.empty(30 * 2**20, np.uint8)
+    """Let the C library keep freed memory; otherwise allocating it again takes a quarter of the time."""
+    np.empty(30 * 2**20, np.uint8)  # glibc raises its threshold to the size of the largest freed block, up to 32 MB
 
 
 def reopen(folder: Path, images: Iterable[str]) -> None:
@@ -154,8 +142,7 @@ def write_image(folder: Path, path: str, image: npt.NDArray[np.uint8], noisy: bo
 def encode_png(image: npt.NDArray[np.uint8], noisy: bool) -> bytes:
     """Encode an (H, W, 3) or (H, W) image as PNG with the filter "Sub", twice as fast as Pillow, which tries five filters.
 
-    Args:
-        noisy: for images whose neighbouring pixels all differ: no search for repetitions, which takes most of the time and finds none.
+    `noisy`: neighbouring pixels all differ, so there is no search for repetitions, which takes most of the time and finds none.
     """
     height, width, *channels = image.shape
     rows = image.reshape(height, -1)
@@ -176,9 +163,7 @@ def draw_splits(kinds: Mapping[Any, list[int]], key: str, nearest: Callable[[flo
     """Draw test (10 %), val (5 %) and train at random, with equally many scenes of each kind.
 
     Args:
-        kinds: the numbers of the scenes by kind.
-        key: seed; the kind is added to it.
-        nearest: rounds a number of scenes.
+        kinds: the numbers of the scenes by kind. key: seed; the kind is added to it. nearest: rounds a number of scenes.
     """
     splits: dict[str, list[int]] = {name: [] for name in SPLITS}
     for kind, numbers in kinds.items():

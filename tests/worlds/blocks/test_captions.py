@@ -41,12 +41,6 @@ def output(triples):
     return write_captions(triples, seed=2)
 
 
-def test_five_to_seven_different_references_for_either_pair(output):
-    for captions in output[0] + output[1]:
-        assert 5 <= len(captions) <= 7
-        assert len(set(captions)) == len(captions)
-
-
 def test_every_word_has_one_tag_and_every_entry_is_used(output):
     written = [word for words in grammar._TAGS.values() for word in words.split()]
     assert len(written) == len(set(written)) == len(LEXICON)
@@ -118,12 +112,6 @@ def test_relations_hold_in_every_picture_where_the_object_stands(triples, output
             seen[names[found[1]]] += 1
     assert min(seen.values()) > 25
     assert 0.6 * RELATION_PROBABILITY < sum(seen.values()) / total < 1.2 * RELATION_PROBABILITY
-
-
-def test_captions_depend_on_seed_and_number_alone(triples, output):
-    alone = write_captions(sample_triples([399, 5], seed=2), seed=2)
-    assert alone == ([output[0][399], output[0][5]], [output[1][399], output[1][5]])
-    assert write_captions(triples, seed=3)[0] != output[0]
 
 
 def test_every_template_is_used(output):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from diffcap.text.tagging import tag_sentences
-from diffcap.worlds.tiles.captions import LEXICON, NO_CHANGE, NUMBERS, tag, write_captions
+from diffcap.worlds.tiles.captions import NO_CHANGE, NUMBERS, tag, write_captions
 from diffcap.worlds.tiles.changes import sample_pair
 from diffcap.worlds.tiles.geometry import distance_to_line, outline
 from diffcap.worlds.tiles.render import change_mask
@@ -43,19 +43,12 @@ def subject_of(caption):
     return re.split(r" (?:has|have|is|are|was|were|appears?|disappears?) ", f"{caption} ")[0]
 
 
-def test_captions_have_the_form_of_levir_cc():
-    for _, caption in described():
-        assert re.fullmatch(r"[a-z]+( [a-z]+)*", caption)
-        assert 3 <= len(caption.split()) <= 24
-
-
-def test_no_caption_of_a_change_is_a_no_change_sentence():
+def test_form_verb_and_noun():
     assert write_captions(random.Random(0), None) == list(NO_CHANGE)
-    assert not {caption for _, caption in described()} & set(NO_CHANGE)
-
-
-def test_verb_and_noun_are_of_the_change():
     for pair, caption in described():
+        assert re.fullmatch(r"[a-z]+( [a-z]+)*", caption) and 3 <= len(caption.split()) <= 24
+        assert [word for word, _ in tag(caption)] == caption.split()
+        assert caption not in NO_CHANGE
         verbs, nouns = KINDS[pair.change.kind]
         assert re.search(rf"\b(?:{verbs})", caption), (pair.change.kind, caption)
         assert re.search(rf"\b(?:{nouns})", caption), (pair.change.kind, caption)
@@ -176,25 +169,9 @@ def _contains(zone, point):
     return inside
 
 
-def test_captions_of_a_pair_are_rarely_equal():
-    repeated = [len(set(write_captions(random.Random(n), sample_pair(n, 2).change))) < 5 for n in range(0, 160, 2)]
-    assert sum(repeated) <= 4
-
-
-def captions(numbers: range) -> list[str]:
-    changes = [sample_pair(number, seed=77).change for number in numbers]
-    return [text for number, change in zip(numbers, changes) for text in write_captions(random.Random(number), change)]
-
-
-def test_every_word_of_the_grammar_has_one_tag() -> None:
-    for caption in [*captions(range(0, 128, 2)), *NO_CHANGE]:
-        assert [word for word, _ in tag(caption)] == caption.split()
-    assert LEXICON["houses"] == "NOUN" and LEXICON["bare"] == "ADJ" and LEXICON["built"] == "VERB"
-
-
 @pytest.mark.slow
 def test_the_tagger_that_ships_knows_them() -> None:
-    sentences = sorted(set(captions(range(200, 232, 2))))
+    sentences = sorted({caption for _, caption in described()})[::10]
     tags = tag_sentences(sentences, "tiles", workers=1)
     right = [found == known for text in sentences for found, (_, known) in zip(tags[text], tag(text), strict=True)]
     assert len(right) > 300 and sum(right) / len(right) > 0.98

@@ -4,13 +4,15 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.commands import ROOT
 
 from diffcap.text.stanza_tagger import write_conllu
 from diffcap.text.tagging import tag_sentences
-from diffcap.worlds.training.tagger import split_held_out
+from diffcap.utils.errors import DiffcapError
+from diffcap.worlds.training.tagger import split_held_out, train_tagger
 
 STAGE = ROOT / "stages" / "shipped.py"
 SENTENCES = [[("the", "DET"), (f"word{number % 20}", "NOUN")] for number in range(60)]
@@ -58,17 +60,21 @@ def test_any_conllu_file_makes_a_tagger(tmp_path: Path) -> None:
     assert metrics["held_out_words"] == 7 and metrics["trained_on_sentences"] == 30
 
 
-def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
-    (tmp_path / "bad.conllu").write_text("1\tword\n")
-    write_conllu(tmp_path / "one.conllu", SENTENCES[:1])
-    for arguments, complaint in (
-        (["--conllu", str(tmp_path / "bad.conllu")], "line 1: 2 columns"),
-        (["--conllu", str(tmp_path / "none.conllu")], "no CoNLL-U file there"),
-        (["--conllu", str(tmp_path / "one.conllu")], "0 training sentences and 1 held-out ones"),
-        (["--share=2"], "--share is 2"),
-        (["--stepz=3"], "stepz"),
-    ):
-        done = run("--out", str(tmp_path / "t"), *arguments)
-        assert done.returncode != 0
-        assert complaint in done.stderr and "Traceback" not in done.stderr
-    assert not (tmp_path / "t").exists()
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"conllu": "bad.conllu"}, "line 1: 2 columns"),
+        ({"conllu": "none.conllu"}, "no CoNLL-U file there"),
+        ({"conllu": "one.conllu"}, "0 training sentences and 1 held-out ones"),
+        ({"share": 2}, "--share is 2"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], complaint: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("bad.conllu").write_text("1\tword\n")
+    write_conllu(Path("one.conllu"), SENTENCES[:1])
+    with pytest.raises(DiffcapError, match=complaint):
+        train_tagger(Path("t"), **options)
+    assert not Path("t").exists()

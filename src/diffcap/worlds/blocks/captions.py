@@ -16,6 +16,8 @@ from torch import Tensor
 from diffcap.worlds.blocks.geometry import COLORS, MATERIALS, SHAPES, SIZES, Scenes, camera_axes, to_camera
 from diffcap.worlds.blocks.scenes import ADD, CHANGES, COLOR, DROP, MATERIAL, Triples
 
+Words = tuple[str, str, str, str]  # size, color, material and shape of an object
+
 # The words for each value; the first word is used with a probability of 0.5.
 WORDS: dict[str, tuple[str, ...]] = {
     "large": ("large", "big"),
@@ -120,46 +122,37 @@ def tag(caption: str) -> list[tuple[str, str]]:
 
 def write_captions(triples: Triples, seed: int = 0) -> tuple[list[list[str]], list[list[str]]]:
     """Draw 5 to 7 different sentences for each of the T change pairs and T distractor pairs, by seed and index of the triple."""
-    relations = true_relations(triples)
+    relations, names = true_relations(triples), list(RELATIONS)
     scenes = [(triples.after if change == ADD else triples.before) for change in triples.change.tolist()]
     change_captions, no_change_captions = [], []
     for row, index in enumerate(triples.indices.tolist()):
         rng = random.Random(f"blocks captions {seed} {index}")
         objects = _objects(scenes[row], row)
-        related = [
-            (name, objects[other])
-            for name, holds in zip(RELATIONS, relations[row].tolist())
-            for other, true in enumerate(holds)
-            if true
-        ]
+        related = [(names[relation], objects[slot]) for relation, slot in relations[row].nonzero().tolist()]
         change_captions.append(_change_captions(rng, triples, row, objects, related))
         no_change_captions.append(rng.sample(NO_CHANGE, rng.randint(5, 7)))
     return change_captions, no_change_captions
 
 
-def describe(scenes: Scenes, seen: Tensor, indices: Sequence[int], seed: int = 0, most: int = 4) -> list[str]:
-    """Describe each of B images by one sentence that names some of its objects in random order.
+def describe(scenes: Scenes, seen: Tensor, indices: Sequence[int], seed: int = 0) -> list[str]:
+    """Describe each of B images by one sentence that names up to four of its objects in random order.
 
     Args:
         seen: (B, N) bool, the objects that may be named; at least one per image.
         indices: numbers of the images; the sentences depend on them and on `seed` only.
-        most: maximum number of objects in a sentence.
     """
     sentences = []
     for row, index in enumerate(indices):
         rng = random.Random(f"blocks description {seed} {index}")
         objects = _objects(scenes, row)
         candidates = [objects[slot] for slot in seen[row].nonzero().flatten().tolist()]
-        phrases = [_phrase(rng, values) for values in rng.sample(candidates, min(most, len(candidates))) if values]
+        phrases = [_phrase(rng, values) for values in rng.sample(candidates, min(4, len(candidates))) if values]
         sentences.append(" and ".join(f"a {phrase}" for phrase in phrases))
     return sentences
 
 
 def true_relations(triples: Triples) -> Tensor:
-    """Return which relations the changed object has to each other object: (T, 4, N) bool, in the order of `RELATIONS`.
-
-    A relation must be true in every image of the pair that shows the object.
-    """
+    """Return which relations (of `RELATIONS`) the changed object has to each other one in all images that show it: (T, 4, N) bool."""
     before = _relations(triples.before, triples.changed)
     after = _relations(triples.after, triples.changed)
     change = triples.change[:, None, None]
@@ -175,7 +168,7 @@ def _relations(scenes: Scenes, changed: Tensor) -> Tensor:
     offset = scenes.position[rows, changed][:, None] - scenes.position  # (B, N, 2), from each object to the changed one
     across = offset[..., 0] * right[:, None, 0] + offset[..., 1] * right[:, None, 1]
     along = offset[..., 0] * ahead[:, None, 0] + offset[..., 1] * ahead[:, None, 1]
-    x, _, z = to_camera(torch.cat([scenes.position, scenes.half[..., None]], -1), scenes)
+    x, _, z = to_camera(scenes.centers, scenes)
     aside = (x / z)[rows, changed][:, None] - x / z
     sideways = (across.abs() > 0.5) & (across.abs() > 0.7 * along.abs()) & (aside * across > 0) & (aside.abs() > 0.03)
     deep = (along.abs() > 0.5) & (along.abs() > 0.7 * across.abs())
@@ -184,18 +177,14 @@ def _relations(scenes: Scenes, changed: Tensor) -> Tensor:
     return holds & other[:, None]
 
 
-def _objects(scenes: Scenes, row: int) -> list[tuple[str, str, str, str] | None]:
+def _objects(scenes: Scenes, row: int) -> list[Words | None]:
     columns = (scenes.size, scenes.color, scenes.material, scenes.shape, scenes.valid)
     values = zip(*(column[row].tolist() for column in columns))
     return [(SIZES[a], COLORS[b], MATERIALS[c], SHAPES[d]) if there else None for a, b, c, d, there in values]
 
 
 def _change_captions(
-    rng: random.Random,
-    triples: Triples,
-    row: int,
-    objects: list[tuple[str, str, str, str] | None],
-    related: list[tuple[str, tuple[str, str, str, str] | None]],
+    rng: random.Random, triples: Triples, row: int, objects: list[Words | None], related: list[tuple[str, Words | None]]
 ) -> list[str]:
     change, changed = int(triples.change[row]), objects[int(triples.changed[row])]
     assert changed is not None
@@ -216,7 +205,7 @@ def _change_captions(
     return captions
 
 
-def _phrase(rng: random.Random, values: tuple[str, str, str, str]) -> str:
+def _phrase(rng: random.Random, values: Words) -> str:
     return " ".join(_word(rng, value) for value in values)
 
 

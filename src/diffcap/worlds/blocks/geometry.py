@@ -56,6 +56,11 @@ class Scenes:
         """(B, N) half the height, for a cube also half the side."""
         return torch.where(self.shape == CUBE, self.radius * 0.5**0.5, self.radius)
 
+    @property
+    def centers(self) -> Tensor:
+        """(B, N, 3) centres of the solids."""
+        return torch.cat([self.position, self.half[..., None]], -1)
+
 
 def camera_axes(scenes: Scenes) -> tuple[Tensor, Tensor, Tensor]:
     """Return the unit vectors forward, right and up of each camera, (B, 3) each; right is horizontal."""
@@ -88,10 +93,9 @@ def to_camera(points: Tensor, scenes: Scenes) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def view_boxes(scenes: Scenes) -> Tensor:
-    """Return the bounding box of each solid without occlusion, (B, N, 4): left, bottom, right, top.
+    """Return the bounding box of each solid without occlusion, (B, N, 4): left, bottom, right, top, in tangents (up is positive).
 
-    The unit is the tangent of the angle from the camera's axis (up is positive). The boxes are exact for cubes and spheres,
-    and a few per cent too wide for cylinders.
+    The boxes are exact for cubes and spheres, and a few per cent too wide for cylinders.
     """
     radius, half = scenes.radius, scenes.half
     # The corners of a cuboid that contains the solid: the cube itself, or for a cylinder a cuboid that faces the camera.
@@ -101,45 +105,35 @@ def view_boxes(scenes: Scenes) -> Tensor:
     cosine = torch.where(cube, scenes.yaw.cos(), facing[..., 0] / away)
     sine = torch.where(cube, scenes.yaw.sin(), facing[..., 1] / away)
     reach = torch.where(cube, half, radius)
-    signs = torch.tensor(
-        [[a, b, c] for a in (-1.0, 1.0) for b in (-1.0, 1.0) for c in (0.0, 2.0)], device=radius.device
-    )
-    along, across = reach[..., None] * signs[:, 0], reach[..., None] * signs[:, 1]  # (B, N, 8)
-    corners = torch.stack(
-        [
-            scenes.position[..., 0, None] + along * cosine[..., None] - across * sine[..., None],
-            scenes.position[..., 1, None] + along * sine[..., None] + across * cosine[..., None],
-            half[..., None] * signs[:, 2],
-        ],
-        -1,
-    )
-    x, y, z = to_camera(corners, scenes)
+    signs = [[a, b, c] for a in (-1.0, 1.0) for b in (-1.0, 1.0) for c in (0.0, 2.0)]
+    aside, ahead, above = torch.tensor(signs, device=radius.device).unbind(1)
+    along, across, cosine, sine = (values[..., None] for values in (reach, reach, cosine, sine))
+    along, across = along * aside, across * ahead  # (B, N, 8)
+    corner_x = scenes.position[..., 0, None] + along * cosine - across * sine
+    corner_y = scenes.position[..., 1, None] + along * sine + across * cosine
+    x, y, z = to_camera(torch.stack([corner_x, corner_y, half[..., None] * above], -1), scenes)
     u, v = x / z, y / z
     boxes = torch.stack([u.amin(-1), v.amin(-1), u.amax(-1), v.amax(-1)], -1)
     # The tangent lines to a sphere, in the plane of each axis of the picture.
-    middle = torch.cat([scenes.position, half[..., None]], -1)
-    x, y, z = to_camera(middle, scenes)
+    x, y, z = to_camera(scenes.centers, scenes)
     square = radius * radius
-    spread_x, spread_y = (radius * (a * a + z * z - square).sqrt() for a in (x, y))
-    below = z * z - square
-    spheres = torch.stack(
-        [
-            (x * z - spread_x) / below,
-            (y * z - spread_y) / below,
-            (x * z + spread_x) / below,
-            (y * z + spread_y) / below,
-        ],
-        -1,
-    )
+    middle = torch.stack([x * z, y * z], -1)
+    spread = torch.stack([radius * (a * a + z * z - square).sqrt() for a in (x, y)], -1)
+    spheres = torch.cat([middle - spread, middle + spread], -1) / (z * z - square)[..., None]
     return torch.where((scenes.shape == SPHERE)[..., None], spheres, boxes)
 
 
 def box_iou(first: Tensor, second: Tensor) -> Tensor:
     """Return the elementwise intersection over union of boxes (..., 4)."""
-    low, high = torch.maximum(first[..., :2], second[..., :2]), torch.minimum(first[..., 2:], second[..., 2:])
-    overlap = (high - low).clamp(min=0)
-    shared = overlap[..., 0] * overlap[..., 1]
+    shared = overlap(first, second)
     return shared / (box_area(first) + box_area(second) - shared)
+
+
+def overlap(first: Tensor, second: Tensor) -> Tensor:
+    """Return the area that boxes (..., 4) share."""
+    low, high = torch.maximum(first[..., :2], second[..., :2]), torch.minimum(first[..., 2:], second[..., 2:])
+    sides = (high - low).clamp(min=0)
+    return sides[..., 0] * sides[..., 1]
 
 
 def box_area(boxes: Tensor) -> Tensor:

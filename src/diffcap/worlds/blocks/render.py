@@ -11,17 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from diffcap.worlds.blocks.geometry import (
-    CUBE,
-    CYLINDER,
-    MATERIALS,
-    SPHERE,
-    Scenes,
-    camera_axes,
-    half_view,
-    to_camera,
-    view_boxes,
-)
+from diffcap.worlds.blocks.geometry import CUBE, MATERIALS, Scenes, camera_axes, half_view, to_camera, view_boxes
 from diffcap.worlds.blocks.shading import PALETTE, shade_ground, shade_solids
 from diffcap.worlds.blocks.solids import Vector, intersect, key_visibility, sky_occlusion, surface
 
@@ -75,21 +65,14 @@ class _RayBatch:
     axes: tuple[Tensor, Tensor, Tensor]  # forward, right, up, (B, 3) each
     picture: Tensor  # (P,)
     slot: Tensor  # (P,)
-    shapes: list[int]  # number of pairs with cubes, spheres, cylinders
+    ends: list[int]  # first pair with a cube, a sphere and a cylinder, and the number of pairs
     numbers: Tensor  # (6, P): x, y, radius, half, cosine and sine of the yaw (1 and 0 for round solids)
     local: Tensor  # (12, P): eye, forward, right and up in the solid's coordinate system
 
-    def groups(self) -> list[tuple[int, int, int]]:
-        """Return (shape, first pair, end) of each of the three shapes."""
-        cubes, spheres, cylinders = self.shapes
-        ends = (0, cubes, cubes + spheres, cubes + spheres + cylinders)
-        return list(zip((CUBE, SPHERE, CYLINDER), ends, ends[1:]))
-
     def groups_of(self, pair: Tensor) -> list[tuple[int, int, int]]:
         """Return (shape, first ray, end) of each of the three shapes, for rays sorted by their pair (n,)."""
-        ends = torch.tensor([0, *(end for *_, end in self.groups())], device=pair.device)
-        bounds = torch.searchsorted(pair, ends).tolist()
-        return list(zip((CUBE, SPHERE, CYLINDER), bounds, bounds[1:]))
+        bounds = torch.searchsorted(pair, torch.tensor(self.ends, device=pair.device)).tolist()
+        return list(zip(range(3), bounds, bounds[1:]))
 
 
 @dataclass
@@ -134,29 +117,14 @@ def _prepare(scenes: Scenes, size: tuple[int, int]) -> _RayBatch:
         if n == 0:
             vx, vy, vz = vx - x, vy - y, vz - half
         local += [vx * cosine + vy * sine, vy * cosine - vx * sine, vz]
-    return _RayBatch(
-        scenes,
-        size,
-        axes,
-        picture,
-        slot,
-        torch.bincount(shape, minlength=3).tolist(),
-        torch.stack([x, y, radius, half, cosine, sine]),
-        torch.stack(local),
-    )
+    ends = [0, *torch.bincount(shape, minlength=3).cumsum(0).tolist()]
+    numbers = torch.stack([x, y, radius, half, cosine, sine])
+    return _RayBatch(scenes, size, axes, picture, slot, ends, numbers, torch.stack(local))
 
 
 def _candidates(batch: _RayBatch, among: Tensor | None = None) -> _Rays:
     """Return rays through the centres of all pixels in the objects' bounding rectangles; with `among`, only of these pixels."""
-    width, height = batch.size
-    wide, high = half_view(batch.size)
-    left, bottom, right, top = view_boxes(batch.scenes)[batch.picture, batch.slot].unbind(-1)
-    rectangle = (
-        (left / wide + 1) * (width / 2), (1 - top / high) * (height / 2),
-        (right / wide + 1) * (width / 2), (1 - bottom / high) * (height / 2),
-    )  # fmt: skip
-    pair, column, row = _fill(rectangle, batch.size)
-    sample = (_at(batch.picture, pair) * height + row) * width + column
+    pair, column, row, sample = _fill(batch, view_boxes(batch.scenes)[batch.picture, batch.slot])
     if among is not None:
         keep = _at(among, sample).nonzero().flatten()
         pair, column, row, sample = (_at(values, keep) for values in (pair, column, row, sample))
@@ -169,16 +137,21 @@ def _tangents(size: tuple[int, int], column: Tensor, row: Tensor) -> tuple[Tenso
     return (column * (2 / size[0]) - 1) * wide, (1 - row * (2 / size[1])) * high
 
 
-def _fill(rectangle: tuple[Tensor, Tensor, Tensor, Tensor], size: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
-    """Index, column and row, (n,) each, of all pixels of rectangles (left, top, right, bottom, in pixels)."""
-    left, top = (edge.floor().clamp(0, end) for edge, end in zip(rectangle[:2], size))
-    right, bottom = (edge.ceil().clamp(0, end) for edge, end in zip(rectangle[2:], size))
+def _fill(batch: _RayBatch, boxes: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Pair, column, row and sample, (n,) each, of all pixels of the pairs' boxes (P, 4): left, bottom, right, top, see `view_boxes`."""
+    (width, height), (wide, high) = batch.size, half_view(batch.size)
+    left, bottom, right, top = boxes.unbind(-1)
+    left, right = (left / wide + 1) * (width / 2), (right / wide + 1) * (width / 2)
+    top, bottom = (1 - top / high) * (height / 2), (1 - bottom / high) * (height / 2)
+    left, top = left.floor().clamp(0, width), top.floor().clamp(0, height)
+    right, bottom = right.ceil().clamp(0, width), bottom.ceil().clamp(0, height)
     across, down = (right - left).clamp(min=0), (bottom - top).clamp(min=0)
-    which, offset = _expand((across * down).long())
-    wide = _at(across, which)
+    pair, offset = _expand((across * down).long())
+    wide_box = _at(across, pair)
     place = offset.float()
-    row = ((place + 0.5) / wide).floor()  # exact: areas are far below 2 ** 24
-    return which, (place - row * wide + _at(left, which)).long(), (row + _at(top, which)).long()
+    row = ((place + 0.5) / wide_box).floor()  # exact: areas are far below 2 ** 24
+    column, row = (place - row * wide_box + _at(left, pair)).long(), (row + _at(top, pair)).long()
+    return pair, column, row, (_at(batch.picture, pair) * height + row) * width + column
 
 
 def _expand(counts: Tensor) -> tuple[Tensor, Tensor]:
@@ -252,8 +225,7 @@ def _ground(batch: _RayBatch) -> list[Tensor]:
         for axis in range(2)
     )  # (B, H, W)
     light, dark = torch.ones_like(x).flatten(), torch.zeros_like(x).flatten()
-    pair, column, row = _fill(_shadow_rectangles(batch), batch.size)
-    sample = (_at(batch.picture, pair) * height + row) * width + column
+    pair, _, _, sample = _fill(batch, _shadow_boxes(batch))
     for shape, start, end in batch.groups_of(pair):
         one, here = pair[start:end], sample[start:end]
         numbers, lamp = _at(batch.numbers, one), _lamp(batch, one)
@@ -276,8 +248,8 @@ def _lamp(batch: _RayBatch, pair: Tensor) -> Vector:
     return lamp[0], lamp[1], lamp[2]
 
 
-def _shadow_rectangles(batch: _RayBatch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Bounding rectangles (left, top, right, bottom, in pixels) of each object's shadow and ambient occlusion."""
+def _shadow_boxes(batch: _RayBatch) -> Tensor:
+    """Bounding boxes (P, 4) of each object's shadow and ambient occlusion, as those of `view_boxes`."""
     x, y, radius, half, *_ = batch.numbers
     light = batch.scenes.light[batch.picture]
     reach = 2 * half / light[:, 2]
@@ -288,11 +260,7 @@ def _shadow_rectangles(batch: _RayBatch) -> tuple[Tensor, Tensor, Tensor, Tensor
     corners = torch.stack(ends, 1)  # (P, 8, 3)
     right, up, forward = to_camera(corners, batch.scenes[batch.picture])
     u, v = right / forward, up / forward
-    (width, height), (wide, high) = batch.size, half_view(batch.size)
-    return (
-        (u.amin(1) / wide + 1) * (width / 2), (1 - v.amax(1) / high) * (height / 2),
-        (u.amax(1) / wide + 1) * (width / 2), (1 - v.amin(1) / high) * (height / 2),
-    )  # fmt: skip
+    return torch.stack([u.amin(1), v.amin(1), u.amax(1), v.amax(1)], -1)
 
 
 def _shade(batch: _RayBatch, hits: _Hits) -> Tensor:
@@ -309,9 +277,8 @@ def _shade(batch: _RayBatch, hits: _Hits) -> Tensor:
     height = hits.point[2] + _at(batch.numbers[3], pair)
     passes = _shadows_on(batch, hits, height)
     normal = (hits.normal[0], hits.normal[1], hits.normal[2])
-    return torch.stack(
-        shade_solids(normal, view, lamp, intensity, (paint[0], paint[1], paint[2]), metal, passes, height)
-    )
+    color = paint[0], paint[1], paint[2]
+    return torch.stack(shade_solids(normal, view, lamp, intensity, color, metal, passes, height))
 
 
 def _shadows_on(batch: _RayBatch, hits: _Hits, height: Tensor) -> Tensor:
@@ -335,7 +302,7 @@ def _shadows_on(batch: _RayBatch, hits: _Hits, height: Tensor) -> Tensor:
 
     counts = torch.bincount(hits.pair, minlength=pairs)
     first = counts.cumsum(0) - counts
-    for shape, start, end in batch.groups():
+    for shape, start, end in zip(range(3), batch.ends, batch.ends[1:]):
         mine = ((caster >= start) & (caster < end)).nonzero().flatten()
         which, offset = _expand(counts[receiver[mine]])
         to, by = _at(receiver[mine], which), _at(caster[mine], which)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from diffcap.utils.errors import DiffcapError
+from diffcap.worlds.blocks import geometry
 from diffcap.worlds.blocks.geometry import (
     COLORS,
     HALF_VIEW,
@@ -24,15 +25,13 @@ from diffcap.worlds.blocks.geometry import (
     SHAPES,
     SIZES,
     Scenes,
-    box_area,
-    box_iou,
-    to_camera,
     view_boxes,
 )
 
 CHANGES = ("color", "material", "add", "drop", "move")
 COLOR, MATERIAL, ADD, DROP, MOVE = range(5)
 
+OBJECTS = (3, 6)  # minimum and maximum number in an image
 MIN_GAP = 0.25  # between the circumscribed circles of two footprints
 MIN_PIXELS = 34.0  # visible pixels of a changed object in an image of `PICTURE`, a lower bound computed from boxes
 MIN_MOVE = 14.0  # pixels of `PICTURE`, absolute and relative to the other objects
@@ -73,15 +72,11 @@ class Triples:
         before, after, distractor = (view_boxes(scenes) for scenes in (self.before, self.after, self.distractor))
         unmoved = self.before.valid & self.after.valid
         unmoved[(self.change == MOVE).nonzero().flatten(), self.changed[self.change == MOVE]] = False
-        return (
-            _mean_over(box_iou(before, after), unmoved),
-            _mean_over(box_iou(before, distractor), self.before.valid),
-        )
+        change = _mean_over(geometry.box_iou(before, after), unmoved)
+        return change, _mean_over(geometry.box_iou(before, distractor), self.before.valid)
 
 
-def sample_triples(
-    indices: Sequence[int] | Tensor, seed: int = 0, jitter: float = 1.0, objects: tuple[int, int] = (3, 6)
-) -> Triples:
+def sample_triples(indices: Sequence[int] | Tensor, seed: int = 0, jitter: float = 1.0) -> Triples:
     """Draw triples by their numbers. Triple k has the change `CHANGES[k % 5]`.
 
     All scenes satisfy these conditions: every object is in the image and partly visible, and the changed one is well visible;
@@ -91,7 +86,6 @@ def sample_triples(
     Args:
         indices: numbers of the triples, each at least 0.
         jitter: strength of the variation of camera and light within a triple; 0: none, 1: about that of CLEVR-Change.
-        objects: minimum and maximum number of objects in an image, at least 2.
     """
     indices = torch.as_tensor(indices, dtype=torch.int64)
     base = _mix(torch.tensor((seed + 2**63) % 2**64 - 2**63))  # any seed as an int64
@@ -103,16 +97,16 @@ def sample_triples(
         attempts = torch.arange(round_ * _ATTEMPTS_PER_ROUND, (round_ + 1) * _ATTEMPTS_PER_ROUND)
         rows = indices[pending].repeat_interleave(_ATTEMPTS_PER_ROUND)
         keys = _mix(_mix(rows + base) + attempts.repeat(len(pending)))
-        found, good = _attempt(rows, keys, jitter, objects)
+        found, good = _attempt(rows, keys, jitter)
         good = good.view(-1, _ATTEMPTS_PER_ROUND)
         done = good.any(1)
         first = good.to(torch.uint8).argmax(1) + torch.arange(len(pending)) * _ATTEMPTS_PER_ROUND
         drawn.append((pending[done], _rows(found, first[done])))
         pending = pending[~done]
     if len(pending):
+        number = int(indices[pending[0]])
         raise DiffcapError(
-            f"blocks: no arrangement of {objects[0]} to {objects[1]} objects found for triple {int(indices[pending[0]])} "
-            f"with jitter {jitter:g}; use a weaker jitter or fewer objects."
+            f"blocks: no arrangement found for triple {number} with jitter {jitter:g}; use a weaker jitter."
         )
     order = torch.cat([rows for rows, _ in drawn]).argsort() if drawn else pending
     columns: dict[str, Any] = {}
@@ -122,14 +116,14 @@ def sample_triples(
     return _rows(Triples(**columns), order)
 
 
-def _attempt(indices: Tensor, key: Tensor, jitter: float, objects: tuple[int, int]) -> tuple[Triples, Tensor]:
+def _attempt(indices: Tensor, key: Tensor, jitter: float) -> tuple[Triples, Tensor]:
     """Draw one triple for each of A keys; returns the triples, and (A,) whether each is valid."""
     draw = _Draw(key)
-    rows, slots = torch.arange(len(key)), torch.arange(objects[1])
+    rows, slots = torch.arange(len(key)), torch.arange(OBJECTS[1])
     change = indices % len(CHANGES)
     # For "add" and "drop", one image has one object more than the other, and the other must have the minimum number.
-    least = objects[0] + ((change == ADD) | (change == DROP)).long()
-    count = least + (draw.uniform(1)[:, 0] * (objects[1] + 1 - least)).long()
+    least = OBJECTS[0] + ((change == ADD) | (change == DROP)).long()
+    count = least + (draw.uniform(1)[:, 0] * (OBJECTS[1] + 1 - least)).long()
     present = slots < count[:, None]
     size, color, material, shape = (draw.choice(len(names), len(slots)) for names in (SIZES, COLORS, MATERIALS, SHAPES))
     changed = (draw.uniform(1)[:, 0] * count).long()
@@ -140,9 +134,8 @@ def _attempt(indices: Tensor, key: Tensor, jitter: float, objects: tuple[int, in
     new_value = torch.where(change == COLOR, other_color, torch.where(change == MATERIAL, other_material, -1))
     after_color = torch.where(is_changed & (change == COLOR)[:, None], other_color[:, None], color)
     after_material = torch.where(is_changed & (change == MATERIAL)[:, None], other_material[:, None], material)
-    good = _distinct(size, color, material, shape, present) & _distinct(
-        size, after_color, after_material, shape, present
-    )
+    good = _distinct(size, color, material, shape, present)
+    good &= _distinct(size, after_color, after_material, shape, present)
 
     eye, target, light, light_centers, intensity = _views(draw, jitter)
     radius = torch.tensor(RADII)[size]
@@ -182,24 +175,17 @@ def _views(draw: _Draw, jitter: float) -> tuple[Tensor, Tensor, Tensor, Tensor, 
     bearing = 2.3 + 0.35 * home[..., 2] + 0.2 * step[..., 5]
     height = 0.92 + 0.08 * home[..., 3] + 0.06 * step[..., 6]
     light = torch.stack([height.cos() * bearing.cos(), -height.cos() * bearing.sin(), height.sin()], -1)
-    warm = torch.stack(
-        [1.2 + 0.8 * home[..., 4] + 0.6 * step[..., 7], -2.6 + 0.6 * home[..., 5] + 0.6 * step[..., 8]], -1
-    )
-    cool = torch.stack(
-        [-2.8 + 0.8 * home[..., 6] + 0.6 * step[..., 9], 0.8 + 0.8 * home[..., 7] + 0.6 * step[..., 10]], -1
-    )
+    # x and y of the warm and of the cool light: mean, and how far it varies between triples.
+    means, ranges = torch.tensor([1.2, -2.6, -2.8, 0.8]), torch.tensor([0.8, 0.6, 0.8, 0.8])
+    light_centers = means + ranges * home[..., 4:8] + 0.6 * step[..., 7:11]
     intensity = 1 + 0.07 * step[..., 11:13]
-    return eye, target, light, torch.stack([warm, cool], 2), intensity
+    return eye, target, light, light_centers.unflatten(-1, (2, 2)), intensity
 
 
 def _places(
     draw: _Draw, radius: Tensor, present: Tensor, changed: Tensor, moves: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Draw positions that keep their distance.
-
-    Returns:
-        (A, N, 2) positions, (A, 2) second position of the changed object, and (A,) whether all were found.
-    """
+    """(A, N, 2) positions that keep their distance, (A, 2) second one of the changed object, and (A,) whether all were found."""
     rows, slots = torch.arange(len(radius)), radius.shape[1]
     position = torch.zeros(len(radius), slots, 2)
     ok = torch.ones(len(radius), dtype=torch.bool)
@@ -232,14 +218,10 @@ def _all_visible(triples: Triples) -> Tensor:
     boxes = view_boxes(scenes)
     x, y = (HALF_VIEW[axis] * (1 - 2 / PICTURE[axis]) for axis in range(2))
     inside = (boxes[..., 0] > -x) & (boxes[..., 1] > -y) & (boxes[..., 2] < x) & (boxes[..., 3] < y)
-    *_, depth = to_camera(torch.cat([scenes.position, scenes.half[..., None]], -1), scenes)
-    overlap = (
-        torch.minimum(boxes[:, :, None, 2:], boxes[:, None, :, 2:])
-        - torch.maximum(boxes[:, :, None, :2], boxes[:, None, :, :2])
-    ).clamp(min=0)
+    *_, depth = geometry.to_camera(scenes.centers, scenes)
     hides = (depth[:, None] < depth[:, :, None]) & scenes.valid[:, None]  # [b, i, j]: object j is in front of object i
-    area = box_area(boxes) * _MIN_FILL
-    shows = area - (overlap[..., 0] * overlap[..., 1] * hides).sum(-1)
+    area = geometry.box_area(boxes) * _MIN_FILL
+    shows = area - (geometry.overlap(boxes[:, :, None], boxes[:, None]) * hides).sum(-1)
     pixels = shows * (PICTURE[0] * PICTURE[1] / (4 * HALF_VIEW[0] * HALF_VIEW[1]))
     ordinary = (shows > 0.3 * area) & (pixels > 12)
     good = (shows > 0.55 * area) & (pixels > MIN_PIXELS)

@@ -1,7 +1,6 @@
 """Shading of the ground and of the solids of `blocks`: a warm key light, a cool fill light, and a room that metal reflects.
 
-Lengths are in units of the scene, in which objects are about 1 high; colors are red, green and blue in [0, 1] unless a comment
-says otherwise. The coefficients were chosen by eye. The code computes in place where tensors have a value for every pixel.
+Objects are about 1 high; colors are red, green and blue in [0, 1]. The coefficients were chosen by eye.
 """
 
 from __future__ import annotations
@@ -23,12 +22,9 @@ _GROUND = 0.60  # albedo of the ground, the same for red, green and blue
 def shade_ground(
     x: Tensor, y: Tensor, light_centers: Tensor, intensity: Tensor, key_visibility: Tensor, sky_visibility: Tensor
 ) -> list[Tensor]:
-    """Red, green and blue, (B, ...) each, of points on the ground. Light decreases with the distance from each light's centre.
+    """Red, green and blue, (B, ...) each, of points (x, y) on the ground; light decreases with the distance from each light's centre.
 
-    Args:
-        x, y: (B, ...) points on the ground.
-        light_centers, intensity: see `Scenes`.
-        key_visibility, sky_visibility: (B, ...) fractions of the key light and of the sky that objects do not block.
+    `key_visibility` and `sky_visibility`, (B, ...), are the fractions of the key light and of the sky that objects do not block.
     """
     trailing = [1] * (x.ndim - 1)
     lights = []

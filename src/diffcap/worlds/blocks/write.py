@@ -59,13 +59,9 @@ def write_blocks(
     Args:
         folder: it is created; an existing one must be empty or have the same settings.
         pairs: number of change and distractor pairs together, half of each; even, at least 30 (one change of each type per split).
-        seed: of scenes, captions and splits.
         size: width and height of the images in pixels, at least 64 x 48.
         jitter: strength of the variation of camera and light within a triple; 0: none, 1: about that of CLEVR-Change.
         workers: processes; None: one per core, fewer for a small dataset.
-
-    Raises:
-        DiffcapError: a setting is invalid, or the folder has other content.
     """
     if pairs < 30 or pairs % 2:
         raise DiffcapError(f"blocks: pairs must be an even number, 30 or more, not {pairs}; fix it.")
@@ -104,7 +100,7 @@ def _write_chunk(folder: Path, settings: Settings, start: int) -> list[dict[str,
 
 def _describe(triples: Triples, index: Tensor, seed: int) -> list[dict[str, Any]]:
     """Return the metadata of each triple: change type, captions of both pairs, and the entry of `scenes.json`."""
-    change_captions, no_change_captions = write_captions(triples, seed)
+    captions = zip(triples.change.tolist(), *write_captions(triples, seed))
     mask = index.view(3, len(triples), *index.shape[1:])[:2] == triples.changed[:, None, None]
     across, down = mask.any(2).int(), mask.any(3).int()  # (2, T, W), (2, T, H)
     first = [axis.argmax(-1) for axis in (across, down)]
@@ -112,14 +108,13 @@ def _describe(triples: Triples, index: Tensor, seed: int) -> list[dict[str, Any]
     boxes, is_visible = torch.stack(first + past_last, -1).tolist(), mask.flatten(2).any(2).tolist()
     change_iou, distractor_iou = (iou.tolist() for iou in triples.viewpoint_iou())
     described = []
-    for row, change in enumerate(triples.change.tolist()):
+    for row, (change, change_captions, no_change_captions) in enumerate(captions):
         scenes = triples.after if CHANGES[change] == "add" else triples.before
         slot = row, int(triples.changed[row])
         to = {COLOR: COLORS, MATERIAL: MATERIALS}.get(change)
+        places = (boxes[k][row] if is_visible[k][row] else None for k in range(2))
         scene = {
-            "boxes": {
-                name: boxes[k][row] if is_visible[k][row] else None for k, name in enumerate(("before", "after"))
-            },
+            "boxes": dict(zip(("before", "after"), places)),
             "viewpoint_iou": round(change_iou[row], 4),
             "viewpoint_iou_distractor": round(distractor_iou[row], 4),
             "changed": {
@@ -130,12 +125,6 @@ def _describe(triples: Triples, index: Tensor, seed: int) -> list[dict[str, Any]
                 "to": to[int(triples.new_value[row])] if to else None,
             },
         }
-        described.append(
-            {
-                "change": CHANGES[change],
-                "captions": change_captions[row],
-                "no_change": no_change_captions[row],
-                "scene": scene,
-            }
-        )
+        kind = CHANGES[change]
+        described.append({"change": kind, "captions": change_captions, "no_change": no_change_captions, "scene": scene})
     return described

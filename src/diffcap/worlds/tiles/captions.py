@@ -13,16 +13,24 @@ from diffcap.worlds.tiles.changes import Change, location_of
 from diffcap.worlds.tiles.geometry import bounds
 from diffcap.worlds.tiles.scenes import ROOFS, SIZE, House, Layer
 
-CAPTIONS = 5  # of each pair
-# The sentences of every pair without change, in the order of LEVIR-CC's file.
-NO_CHANGE = LEVIR_CC
+NO_CHANGE = LEVIR_CC  # the sentences of every pair without change, in the order of LEVIR-CC's file
 NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 _SEEN = 24  # pixels of the shorter side of an area that a description names
 _MANY = 6  # houses from which on they are "many"
 
-# A subject begins with its number, "s" for singular and "p" for plural.
-_TREES = ("p:some trees", "p:several trees", "s:a group of trees", "p:some trees")
-_PATCH = ("s:a small forest", "s:a patch of forest", "p:many trees", "s:a group of trees", "s:a piece of woodland")
+# Subjects by noun; a subject begins with its number, "s" for singular and "p" for plural.
+_SUBJECTS = {
+    "trees": ("p:some trees", "p:several trees", "s:a group of trees", "p:some trees"),
+    "forest": (
+        "s:a small forest",
+        "s:a patch of forest",
+        "p:many trees",
+        "s:a group of trees",
+        "s:a piece of woodland",
+    ),
+    "clearing": ("s:a part of the forest", "p:some trees of the forest", "s:a piece of the forest", "p:many trees"),
+    "ground": ("s:a bare area", "s:an area of bare ground", "s:bare land", "s:bare ground", "s:a patch of bare soil"),
+}
 _VERBS: dict[str, tuple[str, ...]] = {
     "houses_built": (
         "{has} been built", "{has} been built", "{is} built", "{was} built", "{has} appeared", "{appear}", "{has} been constructed",
@@ -46,14 +54,10 @@ _VERBS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 _DRIED = ("{has} dried up", "{has} dried out", "{is} dry now")
 _VEGETATION_VERBS = (
-    "{has} been removed",
-    "{is} removed",
-    "{has} been cleared",
-    "{has} been replaced by bare ground",
-    "{has} turned into bare land",
-)
+    "{has} been removed", "{is} removed", "{has} been cleared", "{has} been replaced by bare ground", "{has} turned into bare land",
+)  # fmt: skip
 
-_FORMS = {
+_FORMS = {  # singular, plural
     "has": ("has", "have"),
     "is": ("is", "are"),
     "was": ("was", "were"),
@@ -81,7 +85,7 @@ _ROAD_RELATIONS: dict[str, tuple[str, ...]] = {
     "vertical": ("from the top to the bottom", "from top to bottom"),
 }
 _SCENES = ("of the scene", "of the image", "of the area")
-
+_ROWS = {"top": "upper", "bottom": "lower"}
 
 _TAGS = {
     "ADJ": "bare big blue brown cultivated dark dry existing gray identical large many new old paved red same several small white upper "
@@ -111,7 +115,7 @@ def write_captions(rng: random.Random, change: Change | None) -> list[str]:
     if change is None:
         return list(NO_CHANGE)
     captions: list[str] = []
-    for _ in range(CAPTIONS):
+    for _ in range(5):
         for _ in range(3):  # draws until the sentence is a new one
             sentence = _sentence(rng, change)
             if sentence not in captions:
@@ -121,10 +125,10 @@ def write_captions(rng: random.Random, change: Change | None) -> list[str]:
 
 
 def describe(scene: Layer, number: int, seed: int = 0, most: int = 3) -> str:
-    """Describe one image by a sentence that names some of its things in random order.
+    """Describe one image by a sentence that names some of its things in random order, by the image's number and the seed.
 
-    The sentence depends on the image's number and the seed. Houses are counted by `changes.location_of`. A phrase can leave "corner"
-    out, so a number can be smaller than that of all houses in the named part.
+    Houses are counted by `changes.location_of`. A phrase can leave "corner" out, so a number can be smaller than that of all houses in
+    the named part.
     """
     rng = random.Random(f"tiles description {seed} {number}")
     houses: dict[str, list[House]] = {}
@@ -166,10 +170,8 @@ def _sentence(rng: random.Random, change: Change) -> str:
         places.remove(clause)
         subject = f"{subject} {clause}"
     style = rng.random()
-    is_new = change.kind in ("houses_built", "road_built", "trees_grown", "water_appeared") and not subject.startswith(
-        "the "
-    )
-    if style < 0.12 and is_new:
+    appears = change.kind in ("houses_built", "road_built", "trees_grown", "water_appeared")
+    if style < 0.12 and appears and not subject.startswith("the "):
         return " ".join([f"there {_FORMS['is'][is_plural]} now {subject}", *places])
     verb = rng.choice(verbs).format(**{name: forms[is_plural] for name, forms in _FORMS.items()})
     if style < 0.24 and places and not places[0].startswith(("from", "through", "across")):
@@ -185,22 +187,16 @@ def _subject(rng: random.Random, change: Change) -> tuple[str, tuple[str, ...]]:
     if change.noun == "road":
         kind = {"paved": "paved road", "dirt": "dirt road"}[change.details[0]]
         return rng.choice(("s:a road", "s:a road", "s:a new road", f"s:a {kind}", f"s:a new {kind}")), verbs
-    if change.noun == "trees":
-        number = NUMBERS[change.count] if change.count < len(NUMBERS) and rng.random() < 0.15 else ""
-        return (f"p:{number} trees" if number else rng.choice(_TREES)), verbs
-    if change.noun == "forest":
-        return rng.choice(_PATCH), verbs
-    if change.noun == "clearing":
-        return rng.choice(
-            ("s:a part of the forest", "p:some trees of the forest", "s:a piece of the forest", "p:many trees")
-        ), verbs
     if change.noun in ("pond", "lake"):
-        return _water_subject(rng, change)
-    if "grass" in change.relations and rng.random() < 0.35:
+        nouns = ("lake", "large pond") if change.noun == "lake" else ("pond", "pond", "small lake")
+        article = rng.choice(("the", "the", "a")) if "only" in change.details and change.in_before else "a"
+        new = "new " if change.kind == "water_appeared" and rng.random() < 0.2 else ""
+        return f"s:{article} {new}{rng.choice(nouns)}", verbs + (_DRIED * 2 if "mud" in change.details else ())
+    if change.noun == "trees" and change.count < len(NUMBERS) and rng.random() < 0.15:
+        return f"p:{NUMBERS[change.count]} trees", verbs
+    if change.noun == "ground" and "grass" in change.relations and rng.random() < 0.35:
         return rng.choice(("s:the vegetation", "s:the grass")), _VEGETATION_VERBS
-    return rng.choice(
-        ("s:a bare area", "s:an area of bare ground", "s:bare land", "s:bare ground", "s:a patch of bare soil")
-    ), verbs
+    return rng.choice(_SUBJECTS[change.noun]), verbs
 
 
 def _house_subject(rng: random.Random, change: Change) -> str:
@@ -208,11 +204,8 @@ def _house_subject(rng: random.Random, change: Change) -> str:
     new = "new " if is_new and rng.random() < 0.2 else ""
     if change.arrangement == "single":
         color = change.details[0]
-        noun = (
-            rng.choice(("house", "house", "building"))
-            if change.noun == "house"
-            else rng.choice(("large building", "big building"))
-        )
+        nouns = ("house", "house", "building") if change.noun == "house" else ("large building", "big building")
+        noun = rng.choice(nouns)
         article = "the" if not is_new and rng.random() < 0.2 else "a"
         roof = f" with a {color} roof" if rng.random() < 0.2 else ""
         return f"s:{article} {new}{noun}{roof}"
@@ -221,24 +214,13 @@ def _house_subject(rng: random.Random, change: Change) -> str:
     words += ["some"] if count < _MANY else ["many"]
     words += ["several"] if count > 2 else []
     if change.arrangement == "row" and rng.random() < 0.6:
+        number = NUMBERS[count]
         return rng.choice(
-            (
-                f"s:a row of {new}{noun}",
-                f"s:a row of {NUMBERS[count]} {noun}",
-                f"p:{NUMBERS[count]} {new}{noun} in a row",
-            )
+            (f"s:a row of {new}{noun}", f"s:a row of {number} {noun}", f"p:{number} {new}{noun} in a row")
         )
     if change.arrangement == "block" and rng.random() < 0.5:
         return rng.choice((f"s:a block of {new}{noun}", f"s:a group of {new}{noun}", f"p:rows of {new}{noun}"))
     return f"p:{rng.choice(words)} {new}{noun}"
-
-
-def _water_subject(rng: random.Random, change: Change) -> tuple[str, tuple[str, ...]]:
-    nouns = ("lake", "large pond") if change.noun == "lake" else ("pond", "pond", "small lake")
-    article = rng.choice(("the", "the", "a")) if "only" in change.details and change.in_before else "a"
-    verbs = _VERBS[change.kind] + (_DRIED * 2 if "mud" in change.details else ())
-    new = "new " if change.kind == "water_appeared" and rng.random() < 0.2 else ""
-    return f"s:{article} {new}{rng.choice(nouns)}", verbs
 
 
 def _places(rng: random.Random, change: Change) -> list[str]:
@@ -262,22 +244,12 @@ def _position(rng: random.Random, location: str) -> str:
     if place == "middle":
         return rng.choice(("in the middle", f"in the middle {scene}", f"in the center {scene}"))
     if place in ("left", "right"):
-        return rng.choice(
-            (f"on the {place}", f"on the {place} side", f"on the {place} {scene}", f"on the {place} side {scene}")
-        )
+        side = f"on the {place}"
+        return rng.choice((side, f"{side} side", f"{side} {scene}", f"{side} side {scene}"))
     if place in ("top", "bottom"):
         return rng.choice((f"at the {place}", f"at the {place} {scene}", f"in the {_ROWS[place]} part {scene}"))
     vertical, horizontal = place.split()
-    vertical = rng.choice((vertical, _ROWS[vertical]))
+    part = f"in the {rng.choice((vertical, _ROWS[vertical]))} {horizontal}"
     if location.endswith(" corner") and rng.random() < 0.6:
-        return rng.choice((f"in the {vertical} {horizontal} corner", f"in the {vertical} {horizontal} corner {scene}"))
-    return rng.choice(
-        (
-            f"in the {vertical} {horizontal}",
-            f"in the {vertical} {horizontal} part",
-            f"in the {vertical} {horizontal} part {scene}",
-        )
-    )
-
-
-_ROWS = {"top": "upper", "bottom": "lower"}
+        return rng.choice((f"{part} corner", f"{part} corner {scene}"))
+    return rng.choice((part, f"{part} part", f"{part} part {scene}"))

@@ -18,75 +18,35 @@ import numpy as np
 import numpy.typing as npt
 
 from diffcap.utils.errors import DiffcapError
-from diffcap.worlds.tiles.geometry import (
-    Polygon,
-    along,
-    blob,
-    bounds,
-    curve,
-    distance_between,
-    distance_to_line,
-    offset,
-    outline,
-    rectangle,
-)
-from diffcap.worlds.tiles.scenes import (
-    FIELD,
-    FOREST,
-    GRASS,
-    RESERVED,
-    ROAD,
-    ROOFS,
-    SIZE,
-    THEMES,
-    TREE_TONES,
-    House,
-    Layer,
-    Plan,
-    Road,
-    Surface,
-    Tree,
-    Zone,
-    crossing,
-    furnish,
-    grown,
-    landscape,
-    lots,
-    random_house,
-)
+from diffcap.worlds.tiles import geometry, scenes
+from diffcap.worlds.tiles.geometry import Polygon, along, blob, bounds, curve, offset, outline, rectangle
+from diffcap.worlds.tiles.scenes import FIELD, FOREST, GRASS, OPEN, ROAD, SIZE, House, Layer, Plan, Road, Tree, Zone
 
-CHANGES = (
-    "houses_built",
-    "houses_removed",
-    "road_built",
-    "trees_cleared",
-    "trees_grown",
-    "water_appeared",
-    "water_gone",
-    "ground_bared",
-)
 INNER = 12  # a changed object, except a road, keeps this distance from the image's edges in pixels
 NEAR = {"road": 16, "river": 25, "pond": 25, "forest": 20, "houses": 18}  # largest distances of "near" in pixels
 _REMOVED = ("houses_removed", "trees_cleared", "water_gone")  # their objects are in the before image
 _ATTEMPTS = 200
-_OPEN = frozenset({GRASS, FIELD})
 Points = npt.NDArray[np.float64]  # (n, 2)
+
+
+class NoRoom(Exception):
+    """A scene has no room for a change."""
 
 
 @dataclass
 class Change:
     """What differs between the states with and without the changed objects."""
 
-    kind: str  # of `CHANGES`
     noun: str  # "house", "building" (a large one), "road", "trees", "forest", "clearing", "pond", "lake" or "ground"
-    count: int  # of houses, or of single trees; 1 for other objects
-    arrangement: str  # of houses, "single", "group", "row" or "block"; "" for other objects
     present: Layer  # things that are only in the image with the objects
-    absent: Layer  # things that are only in the image without the objects
     covers: set[int]  # what is below the objects, see `scenes.Plan`
+    absent: Layer = field(default_factory=Layer)  # things that are only in the image without the objects
+    count: int = 1  # of houses, or of single trees; 1 for other objects
+    arrangement: str = ""  # of houses, "single", "group", "row" or "block"; "" for other objects
     # Further words that captions may use: "paved" or "dirt" and "joins" (a road that meets another one), "horizontal" or "vertical"
     # (one that crosses the image); "mud" (a pond that leaves mud), "only" (no other pond); the color of a single house's roof.
     details: list[str] = field(default_factory=list)
+    kind: str = ""  # of `CHANGES`
     location: str = ""  # see `location_of`; "" if the change has none
     # Keys of `NEAR`, and "fields", "grass", "forest inside", that are true of all changed objects.
     relations: list[str] = field(default_factory=list)
@@ -99,8 +59,13 @@ class Change:
     def polygons(self) -> list[Polygon]:
         """Footprints of the changed objects, without roads."""
         areas = [zone.polygon for zone in (self.absent if self.noun == "clearing" else self.present).zones]
-        trees = [blob_of(tree) for tree in self.present.trees]
-        return [*areas, *self.present.ponds, *(house.footprint for house in self.present.houses), *trees]
+        houses, trees = self.present.houses, self.present.trees
+        return [
+            *areas,
+            *self.present.ponds,
+            *(house.footprint for house in houses),
+            *(tree.footprint for tree in trees),
+        ]
 
     def facts(self) -> dict[str, Any]:
         """The facts as JSON values, for the manifest."""
@@ -117,27 +82,17 @@ class Pair:
     change: Change | None
 
 
-def blob_of(tree: Tree) -> Polygon:
-    """The outline of a crown."""
-    return tuple(offset(tree.center, k * math.pi / 6, tree.radius) for k in range(12))
-
-
-def kind_of(number: int) -> tuple[str, bool]:
-    """The change that pair 0, 1, ... is drawn for, and whether the pair has it."""
-    return CHANGES[number // 2 % len(CHANGES)], number % 2 == 0
-
-
 def sample_pair(number: int, seed: int = 0) -> Pair:
     """Draw a pair by its number, which determines it together with the seed."""
-    kind, changed = kind_of(number)
+    kind, changed = CHANGES[number // 2 % len(CHANGES)], number % 2 == 0
     variant = random.Random(f"tiles variant {seed} {number}").random()
     for attempt in range(_ATTEMPTS):
         rng = random.Random(f"tiles {seed} {number} {attempt}")
-        found = _attempt(rng, kind, variant)
-        if found is None:
+        try:
+            scene, change = _attempt(rng, kind, variant)
+        except NoRoom:
             continue
-        plan, change = found
-        states = plan.scene.with_change(change.absent), plan.scene.with_change(change.present)
+        states = scene.with_change(change.absent), scene.with_change(change.present)
         before, after = states[::-1] if change.in_before else states
         if not changed:
             before = after = rng.choice(states)
@@ -145,47 +100,45 @@ def sample_pair(number: int, seed: int = 0) -> Pair:
     raise DiffcapError(f"tiles: no scene has room for the change of pair {number} with seed {seed}; take another seed.")
 
 
-def _attempt(rng: random.Random, kind: str, variant: float) -> tuple[Plan, Change] | None:
-    """Draw a scene with a change, or None if the scene has no room for it.
+def _attempt(rng: random.Random, kind: str, variant: float) -> tuple[Layer, Change]:
+    """Draw a scene with a change.
 
     `variant`, 0 to 1, chooses between the forms of a change. It is the same in all attempts, so that forms that need much room are not
     rarer than intended.
     """
-    theme = rng.choice(THEMES)
+    theme = rng.choice(scenes.THEMES)
     clears = kind == "trees_cleared" and variant < 0.4
-    plan = landscape(rng, theme, road=kind.startswith("houses"), forest=clears)
+    plan = scenes.landscape(rng, theme, road=kind.startswith("houses"), forest=clears)
     change = _clearing(rng, plan) if clears else _MAKERS[kind](rng, plan, variant)
-    if change is None:
-        return None
     change.kind = kind
     polygons = change.polygons()
     if polygons:
-        x0, y0, x1, y1 = bounds(polygons)
-        if min(x0, y0) < INNER or max(x1, y1) > SIZE - INNER:
-            return None
-        change.location = location_of((x0, y0, x1, y1))
+        box = bounds(polygons)
+        if min(box) < INNER or max(box) > SIZE - INNER:
+            raise NoRoom
+        change.location = location_of(box)
     for polygon in polygons:
-        plan.mark(grown(polygon, 3), RESERVED)
-    furnish(rng, plan, theme)
+        plan.mark(scenes.grown(polygon, 3), scenes.RESERVED)
+    scenes.furnish(rng, plan, theme)
     change.relations = _relations(change, plan.scene)
-    return plan, change
+    return plan.scene, change
 
 
-def _houses(rng: random.Random, plan: Plan, variant: float) -> Change | None:
-    bounds_of = (("building", 0.1), ("single", 0.3), ("group", 0.57), ("row", 0.84), ("block", 1.0))
-    form = next(name for name, bound in bounds_of if variant <= bound)
+def _houses(rng: random.Random, plan: Plan, variant: float) -> Change:
+    form, draw = next((form, draw) for form, limit, draw in _FORMS if variant <= limit)
     for _ in range(12):
-        houses = _FORMS[form](rng, plan)
+        houses = draw(rng, plan)
         found = [plan.covers(house.center, house.angle, house.length + 6, house.width + 6) for house in houses]
-        x0, y0, x1, y1 = bounds([house.footprint for house in houses]) if houses else (0, 0, SIZE, SIZE)
-        if min(x0, y0) > INNER and max(x1, y1) < SIZE - INNER and all(covers <= _OPEN for covers in found):
+        box = bounds([house.footprint for house in houses]) if houses else (0, 0, SIZE, SIZE)
+        if min(box) > INNER and max(box) < SIZE - INNER and all(covers <= OPEN for covers in found):
             break
     else:
-        return None
+        raise NoRoom
     arrangement = "single" if form == "building" else form
-    details = [ROOFS[houses[0].roof]] if arrangement == "single" else []
+    details = [scenes.ROOFS[houses[0].roof]] if arrangement == "single" else []
     noun = "building" if form == "building" else "house"
-    return Change("", noun, len(houses), arrangement, Layer(houses=houses), Layer(), set().union(*found), details)
+    below = set().union(*found)
+    return Change(noun, Layer(houses=houses), below, count=len(houses), arrangement=arrangement, details=details)
 
 
 def _place(rng: random.Random) -> tuple[float, float]:
@@ -194,9 +147,9 @@ def _place(rng: random.Random) -> tuple[float, float]:
 
 def _single(rng: random.Random, plan: Plan, large: bool = False) -> list[House]:
     if not large and rng.random() < 0.6:
-        row = rng.choice(lots(rng, plan, 28))
+        row = rng.choice(scenes.lots(rng, plan, 28))
         return [rng.choice(row)] if row else []
-    return [random_house(rng, _place(rng), rng.uniform(0, math.pi), large)]
+    return [scenes.random_house(rng, _place(rng), rng.uniform(0, math.pi), large)]
 
 
 def _group(rng: random.Random, plan: Plan) -> list[House]:
@@ -204,7 +157,7 @@ def _group(rng: random.Random, plan: Plan) -> list[House]:
     houses: list[House] = []
     for _ in range(40):
         spot = center[0] + rng.uniform(-42, 42), center[1] + rng.uniform(-42, 42)
-        house = random_house(rng, spot, angle + rng.choice((0, math.pi / 2)) + rng.uniform(-0.1, 0.1))
+        house = scenes.random_house(rng, spot, angle + rng.choice((0, math.pi / 2)) + rng.uniform(-0.1, 0.1))
         clear = all(math.dist(spot, other.center) > 30 for other in houses)
         if clear and plan.free(spot, house.angle, house.length + 6, house.width + 6):
             houses.append(house)
@@ -214,7 +167,7 @@ def _group(rng: random.Random, plan: Plan) -> list[House]:
 
 
 def _row(rng: random.Random, plan: Plan) -> list[House]:
-    for row in rng.sample(rows := lots(rng, plan, rng.uniform(23, 28), rng.uniform(5, 9)), len(rows)):
+    for row in rng.sample(rows := scenes.lots(rng, plan, rng.uniform(23, 28), rng.uniform(5, 9)), len(rows)):
         count = rng.randint(3, 6)
         good = [
             plan.free(house.center, house.angle, house.length + 6, house.width + 6)
@@ -237,37 +190,36 @@ def _block(rng: random.Random, plan: Plan) -> list[House]:
     houses = []
     for i in range(columns):
         for j in range(rows):
-            spot = offset(
-                offset(center, angle, (i - (columns - 1) / 2) * 25), angle + math.pi / 2, (j - (rows - 1) / 2) * 26
-            )
-            house = random_house(rng, spot, angle)
+            middle = offset(center, angle, (i - (columns - 1) / 2) * 25)
+            spot = offset(middle, angle + math.pi / 2, (j - (rows - 1) / 2) * 26)
+            house = scenes.random_house(rng, spot, angle)
             houses.append(replace(house, length=min(house.length, 18)))
     return houses
 
 
-_FORMS: dict[str, Callable[[random.Random, Plan], list[House]]] = {
-    "building": partial(_single, large=True),
-    "single": _single,
-    "group": _group,
-    "row": _row,
-    "block": _block,
-}
+# Arrangement, its largest variant, and the function that draws the houses.
+_FORMS: tuple[tuple[str, float, Callable[[random.Random, Plan], list[House]]], ...] = (
+    ("building", 0.1, partial(_single, large=True)),
+    ("single", 0.3, _single),
+    ("group", 0.57, _group),
+    ("row", 0.84, _row),
+    ("block", 1.0, _block),
+)
 
 
-def _road(rng: random.Random, plan: Plan, variant: float) -> Change | None:
+def _road(rng: random.Random, plan: Plan, variant: float) -> Change:
     roads = plan.scene.roads
     paved = variant < 0.65
     spots = [spot for road in roads for spot in along(road.line, 6) if all(40 < value < SIZE - 40 for value in spot[0])]
-    branches = bool(spots) and rng.random() < 0.5
     details = ["paved" if paved else "dirt"]
-    if branches:
+    if spots and rng.random() < 0.5:
         start, direction = rng.choice(spots)
         angle = direction + rng.choice((-1, 1)) * (math.pi / 2 + rng.uniform(-0.3, 0.3))
         control = offset(offset(start, angle, 100), angle + math.pi / 2, rng.uniform(-40, 40))
         line = curve(start, control, offset(start, angle, 330))
     else:
         sides = rng.choice(((0, 2), (1, 3), (0, 1), (1, 2), (2, 3), (3, 0)))
-        line = crossing(rng, sides)
+        line = scenes.crossing(rng, sides)
         details += {(0, 2): ["horizontal"], (1, 3): ["vertical"]}.get(sides, [])
     width = rng.uniform(9, 12) if paved else rng.uniform(7, 9)
     visible = [(point, turn) for point, turn in along(line, 3) if all(0 <= value <= SIZE for value in point)]
@@ -275,106 +227,90 @@ def _road(rng: random.Random, plan: Plan, variant: float) -> Change | None:
     met = [index for index, covers in enumerate(found) if ROAD in covers]
     gaps = sum(later - earlier > 8 for earlier, later in itertools.pairwise(met))
     if any(not covers <= {GRASS, FIELD, FOREST, ROAD} for covers in found):
-        return None
+        raise NoRoom
     if len(visible) * 3 < 100 or len(met) > 14 or gaps:  # too short, or beside another road
-        return None
+        raise NoRoom
     if met:
         details.append("joins")
     free = [covers for covers in found if ROAD not in covers]
     share = {cover: sum(cover in covers for covers in free) / len(free) for cover in (FIELD, FOREST)}
     covers = {cover for cover in share if share[cover] > (0.6 if cover == FIELD else 0.35)}
-    plan.mark_line(line, width + 5, RESERVED)
-    return Change("", "road", 1, "", Layer(roads=[Road(line, width, paved)]), Layer(), covers, details)
+    plan.mark_line(line, width + 5, scenes.RESERVED)
+    return Change("road", Layer(roads=[Road(line, width, paved)]), covers, details=details)
 
 
-def _open_blob(
-    rng: random.Random, plan: Plan, least: float, most: float, gap: float
-) -> tuple[Polygon, set[int]] | None:
+def _open_blob(rng: random.Random, plan: Plan, least: float, most: float, gap: float) -> tuple[Polygon, set[int]]:
     """A blob where nothing is, and what is below it."""
     for _ in range(6):
         polygon = blob(rng, _place(rng), rng.uniform(least, most), rng.uniform(0.55, 1))
-        covers = plan.covers_of(grown(polygon, gap))
-        if covers <= _OPEN:
+        covers = plan.covers_of(scenes.grown(polygon, gap))
+        if covers <= OPEN:
             return polygon, covers
-    return None
+    raise NoRoom
 
 
-def _trees(rng: random.Random, plan: Plan, variant: float) -> Change | None:
-    if variant < 0.7:
-        found = _open_blob(rng, plan, 20, 42, 12)
-        if found is None:
-            return None
-        polygon, covers = found
-        edge = []
-        for point, _ in along((*polygon, polygon[0]), rng.uniform(6, 8)):
-            spot = point[0] + rng.uniform(-2, 2), point[1] + rng.uniform(-2, 2)
-            edge.append(Tree(spot, rng.uniform(3, 5.5), rng.randrange(TREE_TONES)))
-        return Change("", "forest", 1, "", Layer(zones=[Zone(polygon, "forest")], trees=edge), Layer(), covers)
-    center, spread = _place(rng), rng.uniform(26, 44)
+def _trees(rng: random.Random, plan: Plan, variant: float) -> Change:
     trees: list[Tree] = []
+    if variant < 0.7:
+        polygon, covers = _open_blob(rng, plan, 20, 42, 12)
+        for spot in scenes.edge_spots(rng, polygon):
+            trees.append(Tree(spot, rng.uniform(3, 5.5), rng.randrange(scenes.TREE_TONES)))
+        return Change("forest", Layer(zones=[Zone(polygon, "forest")], trees=trees), covers)
+    center, spread = _place(rng), rng.uniform(26, 44)
     covers = set()
     for _ in range(60):
         spot = offset(center, rng.uniform(0, 2 * math.pi), spread * rng.random() ** 0.5)
         radius = rng.uniform(4, 6.5)
         below = plan.covers(spot, 0, 2 * radius + 2, 2 * radius + 2)
-        if below <= _OPEN and all(math.dist(spot, tree.center) > radius + tree.radius for tree in trees):
-            trees.append(Tree(spot, radius, rng.randrange(TREE_TONES)))
+        if below <= OPEN and all(math.dist(spot, tree.center) > radius + tree.radius for tree in trees):
+            trees.append(Tree(spot, radius, rng.randrange(scenes.TREE_TONES)))
             covers |= below
         if len(trees) == 14:
             break
     if len(trees) < 6:
-        return None
-    return Change("", "trees", len(trees), "", Layer(trees=trees), Layer(), covers)
+        raise NoRoom
+    return Change("trees", Layer(trees=trees), covers, count=len(trees))
 
 
-def _clearing(rng: random.Random, plan: Plan) -> Change | None:
+def _clearing(rng: random.Random, plan: Plan) -> Change:
     forests = [zone for zone in plan.scene.zones if zone.surface == "forest"]
-    if not forests:
-        return None
-    for _ in range(10):
+    for _ in range(10 if forests else 0):
         x0, y0, x1, y1 = bounds([rng.choice(forests).polygon])
         polygon = blob(rng, (rng.uniform(x0, x1), rng.uniform(y0, y1)), rng.uniform(18, 36), rng.uniform(0.6, 1))
-        if plan.covers_of(grown(polygon, 9)) == {FOREST}:
-            surface: Surface = rng.choice(("bare", "grass"))
-            return Change("", "clearing", 1, "", Layer(), Layer(zones=[Zone(polygon, surface)]), {FOREST})
-    return None
+        if plan.covers_of(scenes.grown(polygon, 9)) == {FOREST}:
+            surface: scenes.Surface = rng.choice(("bare", "grass"))
+            return Change("clearing", Layer(), {FOREST}, Layer(zones=[Zone(polygon, surface)]))
+    raise NoRoom
 
 
-def _water(rng: random.Random, plan: Plan, variant: float) -> Change | None:
+def _water(rng: random.Random, plan: Plan, variant: float) -> Change:
     radius = (16.0, 22.0, 34.0)[int(3 * variant)]
-    found = _open_blob(rng, plan, radius, radius + 6, 7)
-    if found is None:
-        return None
-    polygon, covers = found
-    noun = "lake" if radius > 30 else "pond"
+    polygon, covers = _open_blob(rng, plan, radius, radius + 6, 7)
     details = [] if plan.scene.ponds else ["only"]
-    return Change("", noun, 1, "", Layer(ponds=[polygon]), Layer(), covers, details)
+    return Change("lake" if radius > 30 else "pond", Layer(ponds=[polygon]), covers, details=details)
 
 
-def _dried(rng: random.Random, plan: Plan, variant: float) -> Change | None:
+def _dried(rng: random.Random, plan: Plan, variant: float) -> Change:
     change = _water(rng, plan, variant)
-    if change is not None and rng.random() < 0.6:
+    if rng.random() < 0.6:
         change.absent = Layer(zones=[Zone(change.present.ponds[0], "mud")])
         change.details.append("mud")
     return change
 
 
-def _bare(rng: random.Random, plan: Plan, variant: float) -> Change | None:
+def _bare(rng: random.Random, plan: Plan, variant: float) -> Change:
     if variant < 0.5:
-        found = _open_blob(rng, plan, 22, 48, 4)
-        if found is None:
-            return None
-        polygon, covers = found
+        polygon, covers = _open_blob(rng, plan, 22, 48, 4)
     else:
         center, angle, length, width = _place(rng), rng.uniform(0, math.pi), rng.uniform(40, 85), rng.uniform(30, 60)
         covers = plan.covers(center, angle, length + 8, width + 8)
         polygon = rectangle(center, angle, length, width)
-        if not covers <= _OPEN:
-            return None
-    return Change("", "ground", 1, "", Layer(zones=[Zone(polygon, "bare")]), Layer(), covers)
+        if not covers <= OPEN:
+            raise NoRoom
+    return Change("ground", Layer(zones=[Zone(polygon, "bare")]), covers)
 
 
-_MAKERS: dict[str, Callable[[random.Random, Plan, float], Change | None]] = {
+_MAKERS: dict[str, Callable[[random.Random, Plan, float], Change]] = {
     "houses_built": _houses,
     "houses_removed": _houses,
     "road_built": _road,
@@ -384,6 +320,7 @@ _MAKERS: dict[str, Callable[[random.Random, Plan, float], Change | None]] = {
     "water_gone": _dried,
     "ground_bared": _bare,
 }
+CHANGES = tuple(_MAKERS)
 
 
 def location_of(box: tuple[float, float, float, float]) -> str:
@@ -420,23 +357,16 @@ def location_of(box: tuple[float, float, float, float]) -> str:
 
 def _relations(change: Change, scene: Layer) -> list[str]:
     """The relations to unchanged things that hold for all changed objects."""
-    found = {frozenset({FIELD}): ["fields"], frozenset({GRASS}): ["grass"], frozenset({FOREST}): ["forest inside"]}.get(
-        frozenset(change.covers), []
-    )
+    wholly = {FIELD: "fields", GRASS: "grass", FOREST: "forest inside"}
+    found = [wholly[cover] for cover in change.covers if len(change.covers) == 1 and cover in wholly]
     houses = [outline(house.footprint, 3) for house in scene.houses if all(4 < x < SIZE - 4 for x in house.center)]
     if change.noun == "road":
         line = change.present.roads[0]
-        near = sum(
-            float(distance_to_line(points, line.line).min()) - line.width / 2 < NEAR["houses"] for points in houses
-        )
-        covered = [{FIELD: "fields", FOREST: "forest inside"}[cover] for cover in sorted(change.covers)]
-        return [*covered, *(["houses"] if near > 2 else [])]
+        near = sum(_gap(points, line) < NEAR["houses"] for points in houses)
+        return [*(wholly[cover] for cover in sorted(change.covers)), *(["houses"] if near > 2 else [])]
     objects = [outline(polygon, 3) for polygon in change.polygons()]
     for name, lines in (("road", scene.roads), ("river", scene.rivers)):
-        if lines and all(
-            min(float(distance_to_line(points, line.line).min()) - line.width / 2 for line in lines) < NEAR[name]
-            for points in objects
-        ):
+        if lines and all(min(_gap(points, line) for line in lines) < NEAR[name] for points in objects):
             found.append(name)
     forests = [zone.polygon for zone in scene.zones if zone.surface == "forest"]
     for name, areas in (
@@ -444,7 +374,8 @@ def _relations(change: Change, scene: Layer) -> list[str]:
         ("forest", [outline(polygon) for polygon in forests]),
         ("houses", houses),
     ):
-        areas = [points[_inside(points)] for points in areas if _inside(points).any()]
+        areas = [points[np.all((points > 4) & (points < SIZE - 4), axis=1)] for points in areas]
+        areas = [points for points in areas if len(points)]
         if change.noun != "clearing" and areas and _all_near(objects, areas, NEAR[name]):
             found.append(name)
     if "houses" in found and sum(_all_near(objects, [house], 45) for house in houses) < 2:
@@ -452,9 +383,10 @@ def _relations(change: Change, scene: Layer) -> list[str]:
     return found
 
 
-def _inside(points: Points) -> npt.NDArray[np.bool_]:
-    return np.all((points > 4) & (points < SIZE - 4), axis=1)
+def _gap(points: Points, line: Road) -> float:
+    """The distance of the nearest point from the edge of a road or river."""
+    return float(geometry.distance_to_line(points, line.line).min()) - line.width / 2
 
 
 def _all_near(objects: list[Points], areas: list[Points], limit: float) -> bool:
-    return all(min(distance_between(points, area) for area in areas) < limit for points in objects)
+    return all(min(geometry.distance_between(points, area) for area in areas) < limit for points in objects)

@@ -1,6 +1,6 @@
 """The pixels of `tiles`: colors by season, textures, shadows by the sun's position, haze, misregistration and noise.
 
-An image is drawn in three steps. Polygons of material numbers and of shadows are drawn with two samples per pixel and axis; a table
+Polygons of material numbers and of shadows are drawn with two samples per pixel and axis; a table
 gives each material its color and the strength of its texture at the date; and the result is sampled in the image's own grid. The
 textures are cut out of images that are computed once.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -17,10 +18,11 @@ import numpy.typing as npt
 from PIL import Image, ImageChops, ImageDraw
 
 from diffcap.worlds.tiles.changes import Change
-from diffcap.worlds.tiles.geometry import Point, Polygon, along, hull, offset, rectangle
-from diffcap.worlds.tiles.scenes import CAR_COLORS, FIELD_TONES, MARGIN, ROOFS, SIZE, TREE_TONES, House, Layer
+from diffcap.worlds.tiles.geometry import Point, along, hull, offset, rectangle
+from diffcap.worlds.tiles.scenes import FIELD_TONES, MARGIN, ROOFS, SIZE, TREE_TONES, House, Layer
 
 Array = npt.NDArray[np.float32]
+Pixels = npt.NDArray[np.uint8]
 Color = tuple[float, float, float]
 
 _SCALE = 2  # samples per pixel and axis
@@ -38,14 +40,8 @@ TREES = ROOF + len(ROOFS) * _LEVELS
 CARS = TREES + 2 * TREE_TONES
 SHADOW = 128
 
-_ROOF_COLORS: dict[str, Color] = {
-    "red": (170, 92, 72),
-    "brown": (128, 96, 76),
-    "gray": (142, 142, 144),
-    "dark": (88, 90, 98),
-    "blue": (84, 112, 160),
-    "white": (214, 212, 206),
-}
+# Of `scenes.ROOFS`: red, brown, gray, dark, blue, white.
+_ROOF_COLORS = ((170, 92, 72), (128, 96, 76), (142, 142, 144), (88, 90, 98), (84, 112, 160), (214, 212, 206))
 _CAR_PAINT = ((226, 226, 226), (40, 42, 48), (150, 152, 156), (168, 46, 44), (52, 76, 132), (196, 190, 176))
 
 
@@ -76,6 +72,7 @@ def sample_dates(rng: random.Random, jitter: float) -> tuple[Date, Date]:
         step = [jitter * rng.uniform(-1, 1) for _ in range(11)]
         grain = rng.randrange(_BANK - SIZE), rng.randrange(_BANK - SIZE)
         level = jitter * rng.random()
+        shift = (2.5 * jitter * rng.uniform(-1, 1), 2.5 * jitter * rng.uniform(-1, 1)) if is_after else (0.0, 0.0)
         dates.append(
             Date(
                 green=min(1.0, max(0.0, green + 0.45 * step[0])),
@@ -88,9 +85,7 @@ def sample_dates(rng: random.Random, jitter: float) -> tuple[Date, Date]:
                 slope=(0.06 * step[7], 0.06 * step[8]),
                 noise=jitter * (1.5 + 2 * abs(step[9])),
                 turn=math.radians(0.8) * step[10] if is_after else 0.0,
-                shift=(2.5 * jitter * rng.uniform(-1, 1), 2.5 * jitter * rng.uniform(-1, 1))
-                if is_after
-                else (0.0, 0.0),
+                shift=shift,
                 grain=grain,
             )
         )
@@ -105,17 +100,16 @@ def to_image(point: Point, date: Date) -> Point:
     return x * cosine + y * sine + middle, y * cosine - x * sine + middle
 
 
-def _to_canvas(date: Date, scale: int) -> tuple[float, float, float, float, float, float]:
-    """Coefficients of Pillow's affine transform: from the image of a date to a canvas with `scale` samples per pixel."""
+def _to_date(canvas: Image.Image, date: Date, scale: int, filter: Image.Resampling) -> Image.Image:
+    """Sample a canvas, which has `scale` samples per pixel, in the grid of the image of a date."""
     middle, cosine, sine = SIZE / 2, math.cos(date.turn), math.sin(date.turn)
     x = -cosine * middle + sine * middle + middle + date.shift[0] + MARGIN
     y = -sine * middle - cosine * middle + middle + date.shift[1] + MARGIN
-    return scale * cosine, -scale * sine, scale * x, scale * sine, scale * cosine, scale * y
+    affine = scale * cosine, -scale * sine, scale * x, scale * sine, scale * cosine, scale * y
+    return canvas.transform((SIZE, SIZE), Image.Transform.AFFINE, affine, filter)
 
 
-def render(
-    scene: Layer, date: Date, texture: tuple[int, int], ground: Image.Image | None = None
-) -> npt.NDArray[np.uint8]:
+def render(scene: Layer, date: Date, texture: tuple[int, int], ground: Image.Image | None = None) -> Pixels:
     """Render a scene at a date as an RGB image (SIZE, SIZE, 3).
 
     Args:
@@ -127,14 +121,12 @@ def render(
     layers = Image.frombuffer("CMYK", (materials.shape[1], materials.shape[0]), packed, "raw", "CMYK", 0, 1)
     grain = _texture(scene, date, texture)
     if date.turn or any(date.shift):
-        affine, bilinear = Image.Transform.AFFINE, Image.Resampling.BILINEAR
-        layers = layers.transform((SIZE, SIZE), affine, _to_canvas(date, _SCALE), bilinear)
-        grain = grain.transform((SIZE, SIZE), affine, _to_canvas(date, 1), bilinear)
+        layers = _to_date(layers, date, _SCALE, Image.Resampling.BILINEAR)
+        grain = _to_date(grain, date, 1, Image.Resampling.BILINEAR)
     else:
-        layers = layers.reduce(
-            _SCALE, (_SCALE * MARGIN, _SCALE * MARGIN, _SCALE * (MARGIN + SIZE), _SCALE * (MARGIN + SIZE))
-        )
-        grain = grain.crop((MARGIN, MARGIN, MARGIN + SIZE, MARGIN + SIZE))
+        start, end = MARGIN, MARGIN + SIZE
+        layers = layers.reduce(_SCALE, (_SCALE * start, _SCALE * start, _SCALE * end, _SCALE * end))
+        grain = grain.crop((start, start, end, end))
     *colors, strength = (np.asarray(band).astype(np.float32) for band in layers.split())
     light = np.asarray(grain).astype(np.float32)
     light -= 128
@@ -153,14 +145,13 @@ def render(
     return result
 
 
-def materials(scene: Layer, date: Date) -> npt.NDArray[np.uint8]:
+def materials(scene: Layer, date: Date) -> Pixels:
     """The number of the material in each pixel of the image of a date, (SIZE, SIZE), at one point per pixel; without shadows."""
     canvas = _draw(scene, date, draw_ground(scene))
-    found = canvas.transform((SIZE, SIZE), Image.Transform.AFFINE, _to_canvas(date, _SCALE), Image.Resampling.NEAREST)
-    return np.asarray(found) % SHADOW
+    return np.asarray(_to_date(canvas, date, _SCALE, Image.Resampling.NEAREST)) % SHADOW
 
 
-def change_mask(change: Change | None, scene: Layer) -> npt.NDArray[np.uint8]:
+def change_mask(change: Change | None, scene: Layer) -> Pixels:
     """The changed pixels in the before image's grid, (SIZE, SIZE); 255 where an object was added or removed, else 0.
 
     Shadows do not count. Where a new road meets an old one, nothing has changed. `scene` is either state of the pair.
@@ -186,14 +177,14 @@ class _Canvas:
         self._draw = ImageDraw.Draw(self.image)
         self._scale = scale
 
-    def _at(self, points: Polygon | list[Point]) -> list[Point]:
+    def _at(self, points: Sequence[Point]) -> list[Point]:
         scale = self._scale
         return [(scale * (x + MARGIN), scale * (y + MARGIN)) for x, y in points]
 
-    def polygon(self, points: Polygon | list[Point], fill: int) -> None:
+    def polygon(self, points: Sequence[Point], fill: int) -> None:
         self._draw.polygon(self._at(points), fill=fill)
 
-    def line(self, points: Polygon | list[Point], width: float, fill: int) -> None:
+    def line(self, points: Sequence[Point], width: float, fill: int) -> None:
         self._draw.line(self._at(points), fill=fill, width=max(1, round(self._scale * width)), joint="curve")
 
     def disc(self, center: Point, radius: float, fill: int) -> None:
@@ -308,22 +299,21 @@ def _palette(date: Date) -> npt.NDArray[np.uint32]:
         if tone % 5 == 0:  # ploughed
             color: Color = (138 + shift, 112 + shift, 84 + shift)
         elif tone % 5 < 3:  # cereals
-            color = between(
-                (198 + shift, 176 + shift, 112), (112 + shift, 142 + shift, 66), min(1, max(0, 1.3 * green - 0.2))
-            )
+            share = min(1, max(0, 1.3 * green - 0.2))
+            color = between((198 + shift, 176 + shift, 112), (112 + shift, 142 + shift, 66), share)
         else:  # meadows
             color = between((158 + shift, 148 + shift, 96), (90 + shift, 128 + shift, 62))
         table[FIELDS + tone] = *color, 60
-    for number, name in enumerate(ROOFS):
+    for number, roof in enumerate(_ROOF_COLORS):
         for level in range(_LEVELS):
             factor = 0.66 + 0.14 * level
-            table[ROOF + number * _LEVELS + level] = *(min(245.0, factor * part) for part in _ROOF_COLORS[name]), 26
+            table[ROOF + number * _LEVELS + level] = *(min(245.0, factor * part) for part in roof), 26
     for tone in range(TREE_TONES):
         leaves = between((136 - 18 * tone, 120 - 8 * tone, 68), (78 - 8 * tone, 112 - 8 * tone, 56 - 3 * tone))
         table[TREES + 2 * tone] = *(0.68 * part for part in leaves), 110
         table[TREES + 2 * tone + 1] = *(1.1 * part for part in leaves), 110
-    for number in range(CAR_COLORS):
-        table[CARS + number] = *_CAR_PAINT[number], 5
+    for number, paint in enumerate(_CAR_PAINT):
+        table[CARS + number] = *paint, 5
     table[SHADOW:, :3] = table[:SHADOW, :3] * (0.42, 0.46, 0.56)
     table[SHADOW:, 3] = 0.7 * table[:SHADOW, 3]
     rgb = 255 * (table[:, :3] / 255) ** date.gamma * date.gain * np.array(date.cast)
@@ -360,7 +350,7 @@ def _noise() -> Array:
 
 
 @cache
-def _banks() -> list[npt.NDArray[np.uint8]]:
+def _banks() -> list[Pixels]:
     """The textures of the ground, of forests by the direction of the sun, and of fields by the direction of their rows."""
     rng = np.random.default_rng(0)
     soil = 0.7 * _cloud(rng, 1.1) + 0.5 * _cloud(rng, 0.35)
@@ -396,5 +386,5 @@ def _cloud(rng: np.random.Generator, exponent: float) -> Array:
     return (values / values.std()).astype(np.float32)
 
 
-def _as_bytes(values: Array) -> npt.NDArray[np.uint8]:
+def _as_bytes(values: Array) -> Pixels:
     return np.clip(128 + 50 * values, 0, 255).astype(np.uint8)

@@ -1,14 +1,11 @@
-"""What is where in an image of `tiles`: ground, fields, forests, water, roads, houses, trees and cars.
-
-A scene is drawn by random numbers. Things that have a footprint are only placed where `Plan` has room for them, so that houses do not
-overlap roads, water, trees or other houses.
-"""
+"""Random scenes of `tiles`. Things are only placed where `Plan` has room, so that houses overlap no road, water, tree or other house."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -49,7 +46,7 @@ class Road:
 
 @dataclass(frozen=True)
 class House:
-    """A building. `length` is along `angle`, which is the direction of a gable roof's ridge; all lengths are in pixels."""
+    """A building. `length` is along `angle`, the direction of a gable roof's ridge; all lengths are in pixels."""
 
     center: Point
     angle: float
@@ -78,6 +75,11 @@ class Tree:
         """Of the middle of the crown, in pixels."""
         return 1.3 * self.radius
 
+    @property
+    def footprint(self) -> Polygon:
+        """The outline of the crown."""
+        return tuple(offset(self.center, k * math.pi / 6, self.radius) for k in range(12))
+
 
 @dataclass(frozen=True)
 class Car:
@@ -101,11 +103,7 @@ class Layer:
     cars: list[Car] = field(default_factory=list)
 
     def with_change(self, changed: Layer) -> Layer:
-        """This layer with the things of another one.
-
-        Changed zones cover the unchanged ones. A changed road is below the unchanged ones, which therefore look the same at
-        their junctions.
-        """
+        """This layer with the things of another one: its zones above, its roads below, so that the old ones look the same at junctions."""
         return Layer(
             self.zones + changed.zones,
             self.rivers,
@@ -119,6 +117,7 @@ class Layer:
 
 # What covers a pixel of the plan. The order is that of `Plan.free`: everything above OPEN is an obstacle unless it is allowed.
 GRASS, FIELD, FOREST, WATER, ROAD, BUILT, TREE, RESERVED = range(8)
+OPEN = frozenset({GRASS, FIELD})
 
 
 class Plan:
@@ -167,14 +166,7 @@ class Plan:
         end = SIZE + 2 * MARGIN
         return {RESERVED} | self._found([(x, y) for x, y in points if 0 <= x < end and 0 <= y < end])
 
-    def free(
-        self,
-        center: Point,
-        angle: float,
-        length: float,
-        width: float,
-        allowed: frozenset[int] = frozenset({GRASS, FIELD}),
-    ) -> bool:
+    def free(self, center: Point, angle: float, length: float, width: float, allowed: frozenset[int] = OPEN) -> bool:
         """Whether a rectangle has no obstacle."""
         points, corners, inside = self._points(center, angle, length, width)
         return inside and self._found(corners) <= allowed and self._found(points) <= allowed
@@ -228,16 +220,12 @@ def landscape(rng: random.Random, theme: Theme, road: bool, forest: bool) -> Pla
                 plan.scene.zones.append(Zone(polygon, "forest"))
                 plan.mark(polygon, FOREST)
     if road or theme == "suburb" or rng.random() < 0.7:
-        _add_roads(
-            rng,
-            plan,
-            1 if theme != "suburb" else rng.choice((1, 2, 2, 3)),
-            paved=theme == "suburb" or rng.random() < 0.7,
-        )
+        count = 1 if theme != "suburb" else rng.choice((1, 2, 2, 3))
+        _add_roads(rng, plan, count, paved=theme == "suburb" or rng.random() < 0.7)
     if rng.random() < 0.2:
         for _ in range(5):
             pond = blob(rng, (rng.uniform(30, 226), rng.uniform(30, 226)), rng.uniform(14, 30), rng.uniform(0.55, 1))
-            if plan.covers_of(pond) <= {GRASS, FIELD}:
+            if plan.covers_of(pond) <= OPEN:
                 plan.scene.ponds.append(pond)
                 plan.mark(grown(pond, 4), WATER)
                 break
@@ -266,26 +254,21 @@ def _add_fields(rng: random.Random, plan: Plan) -> None:
         for b0, b1 in itertools.pairwise(rows):
             if rng.random() < 0.12:
                 continue
-            gap = 2.0
-            corners = ((a0 + gap, b0 + gap), (a1 - gap, b0 + gap), (a1 - gap, b1 - gap), (a0 + gap, b1 - gap))
+            corners = ((a0 + 2, b0 + 2), (a1 - 2, b0 + 2), (a1 - 2, b1 - 2), (a0 + 2, b1 - 2))
             polygon = tuple((128 + a * ux - b * uy, 128 + a * uy + b * ux) for a, b in corners)
             direction = angle + rng.choice((0, math.pi / 2))
             plan.scene.zones.append(Zone(polygon, "field", rng.randrange(FIELD_TONES), direction))
             plan.mark(polygon, FIELD)
 
 
-def _edge_point(rng: random.Random, side: int, beyond: float = 30.0) -> Point:
-    """A random point outside of the left, upper, right or lower edge."""
-    place = rng.uniform(40, SIZE - 40)
-    return ((-beyond, place), (place, -beyond), (SIZE + beyond, place), (place, SIZE + beyond))[side]
-
-
 def crossing(rng: random.Random, sides: tuple[int, int] | None = None, bend: float = 60.0) -> Polygon:
     """A curve through the image, between two of its sides (0 left, 1 upper, 2 right, 3 lower)."""
-    first, second = sides or rng.choice(((0, 2), (1, 3), (0, 2), (1, 3), (0, 1), (1, 2), (2, 3), (3, 0)))
-    start, end = _edge_point(rng, first), _edge_point(rng, second)
-    middle = ((start[0] + end[0]) / 2 + rng.uniform(-bend, bend), (start[1] + end[1]) / 2 + rng.uniform(-bend, bend))
-    return curve(start, middle, end)
+    ends: list[Point] = []
+    for side in sides or rng.choice(((0, 2), (1, 3), (0, 2), (1, 3), (0, 1), (1, 2), (2, 3), (3, 0))):
+        place = rng.uniform(40, SIZE - 40)
+        ends.append(((-30, place), (place, -30), (SIZE + 30, place), (place, SIZE + 30))[side])
+    x, y = (sum(values) / 2 + rng.uniform(-bend, bend) for values in zip(*ends))
+    return curve(ends[0], (x, y), ends[1])
 
 
 def _add_roads(rng: random.Random, plan: Plan, count: int, paved: bool) -> None:
@@ -336,25 +319,24 @@ def furnish(rng: random.Random, plan: Plan, theme: Theme) -> None:
             if plan.free(center, house.angle, house.length + 8, house.width + 8):
                 plan.build(house)
                 break
-    _plant_edges(rng, plan)
+    for zone in plan.scene.zones:  # trees along the edges of the forests
+        for center in edge_spots(rng, zone.polygon) if zone.surface == "forest" else ():
+            radius = rng.uniform(3, 5.5)
+            near = plan.covers(center, 0.0, 2 * radius + 2, 2 * radius + 2)
+            if near <= {GRASS, FIELD, FOREST, TREE} and near & OPEN:  # not inside of another forest
+                plan.plant(Tree(center, radius, rng.randrange(TREE_TONES)))
     count = rng.randint(15, 60) if theme == "suburb" else rng.randint(5, 30)
     for _ in range(count):
         center, radius = (rng.uniform(-10, SIZE + 10), rng.uniform(-10, SIZE + 10)), rng.uniform(2.5, 6)
-        allowed = frozenset({GRASS}) if theme != "village" or rng.random() < 0.7 else frozenset({GRASS, FIELD})
+        allowed = frozenset({GRASS}) if theme != "village" or rng.random() < 0.7 else OPEN
         if plan.free(center, 0.0, 2 * radius + 3, 2 * radius + 3, allowed):
             plan.plant(Tree(center, radius, rng.randrange(TREE_TONES)))
 
 
-def _plant_edges(rng: random.Random, plan: Plan) -> None:
-    """Plant trees along the edges of the forests."""
-    for zone in plan.scene.zones:
-        if zone.surface == "forest":
-            for center, _ in along((*zone.polygon, zone.polygon[0]), rng.uniform(6, 8)):
-                center = center[0] + rng.uniform(-2, 2), center[1] + rng.uniform(-2, 2)
-                radius = rng.uniform(3, 5.5)
-                near = plan.covers(center, 0.0, 2 * radius + 2, 2 * radius + 2)
-                if near <= {GRASS, FIELD, FOREST, TREE} and near & {GRASS, FIELD}:  # not inside of another forest
-                    plan.plant(Tree(center, radius, rng.randrange(TREE_TONES)))
+def edge_spots(rng: random.Random, polygon: Polygon) -> Iterator[Point]:
+    """Places for trees along the edge of a forest, drawn one after the other."""
+    for (x, y), _ in along((*polygon, polygon[0]), rng.uniform(6, 8)):
+        yield x + rng.uniform(-2, 2), y + rng.uniform(-2, 2)
 
 
 def _add_parking(rng: random.Random, plan: Plan) -> None:

@@ -63,13 +63,9 @@ def write_tiles(
     Args:
         folder: it is created; an existing one must be empty or have the same settings.
         pairs: number of pairs, half of them without change; even, at least 48 (one of each type per split).
-        seed: of scenes, captions and splits.
         jitter: strength of what differs between the two dates without being a change (season, light, haze, registration, noise),
             0 to 1; 0: nothing else differs.
         workers: processes; None: one per core, fewer for a small dataset.
-
-    Raises:
-        DiffcapError: a setting is invalid, or the folder has other content.
     """
     if pairs < 3 * KINDS or pairs % 2:
         raise DiffcapError(f"tiles: pairs must be an even number, {3 * KINDS} or more, not {pairs}; fix it.")

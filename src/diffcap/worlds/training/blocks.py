@@ -8,22 +8,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from diffcap.features import blocks_backbone as backbone
 from diffcap.features.blocks_backbone import (
     CELL,
     COLORS,
     COLUMNS,
-    GROUPS,
     HEIGHT,
     MARGIN,
     MATERIALS,
-    PROBABILITIES,
     ROWS,
     SHAPES,
-    SHIPPED,
     SIZES,
     WIDTH,
-    BlocksNetwork,
-    blocks_preprocessing,
 )
 from diffcap.features.convolutions import fuse_batch_norms
 from diffcap.models.clip import networks_folder
@@ -60,7 +56,6 @@ def targets_of(scenes: Scenes, slots: Tensor) -> Targets:
     column, row = ((x + MARGIN) / CELL).long(), (y / CELL).long()
 
     color, shape, material, size = scenes.color, scenes.shape, scenes.material, scenes.size
-    ninth = ((y / CELL % 1) * 3).long() * 3 + (((x + MARGIN) / CELL % 1) * 3).long()
     classes = {
         "color": color,
         "shape": shape,
@@ -70,13 +65,13 @@ def targets_of(scenes: Scenes, slots: Tensor) -> Targets:
         "color_material": color * MATERIALS + material,
         "color_size": color * SIZES + size,
         "solid": (shape * MATERIALS + material) * SIZES + size,
-        "ninth": ninth,
+        "ninth": ((y / CELL % 1) * 3).long() * 3 + (((x + MARGIN) / CELL % 1) * 3).long(),
     }
     image, slot = is_visible.nonzero(as_tuple=True)
     cell = (row * COLUMNS + column)[image, slot]
     groups = []
     for name, values in classes.items():
-        group = torch.zeros(batch, GROUPS[name], ROWS * COLUMNS)
+        group = torch.zeros(batch, backbone.GROUPS[name], ROWS * COLUMNS)
         group[image, values[image, slot], cell] = 1
         groups.append(group)
     padded = F.pad(masks, (MARGIN, MARGIN))
@@ -95,19 +90,13 @@ def targets_of(scenes: Scenes, slots: Tensor) -> Targets:
 
     centres = slots[:, BLOCK // 2 :: BLOCK, BLOCK // 2 :: BLOCK]  # (B, 12, 16)
     index = centres.clamp(min=0).flatten(1)
-    dense = torch.stack(
-        [(values.gather(1, index).view_as(centres) + 1) * (centres >= 0) for values in (color, shape, material, size)],
-        1,
-    )
+    found = [values.gather(1, index).view_as(centres) + 1 for values in (color, shape, material, size)]
+    dense = torch.stack(found, 1) * (centres >= 0)[:, None]
     return Targets(probabilities, positions.view(batch, -1, ROWS, COLUMNS), dense, objects.view(batch, ROWS, COLUMNS))
 
 
 def render_before(first: int, count: int, seed: int, jitter: float) -> tuple[Tensor, Tensor, Scenes]:
-    """Render the before images of the triples `first` ... `first + count - 1`.
-
-    Returns:
-        Images (B, 3, 96, 128) uint8, the object slot visible in each pixel (B, 96, 128), and the scenes.
-    """
+    """Before images of `count` triples (B, 3, 96, 128) uint8, the object slot visible in each pixel (B, 96, 128), and the scenes."""
     scenes = sample_triples(range(first, first + count), seed, jitter).before
     return *render(scenes, (WIDTH, HEIGHT)), scenes
 
@@ -121,22 +110,22 @@ class BlocksBackbone(ShippedTraining):
         dense_weight: weight of the auxiliary prediction for every 8 x 8 pixels.
     """
 
-    path = SHIPPED
+    path = backbone.SHIPPED
 
     def __init__(self, lr: float = 3e-3, steps: int = 2000, dense_weight: float = 0.3) -> None:
         super().__init__(lr, steps)
         self.dense_weight = dense_weight
-        self.network = BlocksNetwork(norm=True)
+        self.network = backbone.BlocksNetwork(norm=True)
         # Most targets are 0, because about a fifth of the cells have an object; this bias saves the first training steps.
         assert self.network.head.bias is not None
-        nn.init.constant_(self.network.head.bias[:PROBABILITIES], -3.5)
+        nn.init.constant_(self.network.head.bias[: backbone.PROBABILITIES], -3.5)
         self.dense_head = nn.Conv2d(64, sum(DENSE), 1)
 
     @staticmethod
     def make(first: int, count: int, seed: int, jitter: float) -> tuple[Tensor, Targets]:
         """(count, 3, 96, 128) preprocessed images, and their targets; see `render_before`."""
         images, slots, scenes = render_before(first, count, seed, jitter)
-        return blocks_preprocessing().normalize(images.float()), targets_of(scenes, slots)
+        return backbone.blocks_preprocessing().normalize(images.float()), targets_of(scenes, slots)
 
     def training_step(self, batch: tuple[Tensor, Targets], batch_idx: int) -> Tensor:
         """Sum of the cross-entropy of all attribute groups, the position error of objects, and the dense task."""
@@ -176,9 +165,8 @@ def dense_loss(logits: Tensor, classes: Tensor) -> Tensor:
 def linear_probe(features: Tensor, targets: Targets, centers: Tensor) -> dict[str, float]:
     """Accuracy of linear models of one cell's channels; two thirds of the scenes are for fitting, one third for testing.
 
-    Returns:
-        Accuracies of color, shape, material, size, and of all four together, in cells with exactly one object; the accuracy of
-        the number of objects (0, 1, more) in all cells; and the mean error of the object's position, in pixels.
+    Of color, shape, material, size, and all four together, in cells with exactly one object; of the number of objects (0, 1, more) in
+    all cells; and the mean error of the object's position, in pixels.
     """
     cells = features.flatten(2).transpose(1, 2).half().double()  # (B, 24, C), as the store rounds them
     cells = torch.cat([cells, torch.ones(*cells.shape[:2], 1, dtype=torch.float64)], 2)
@@ -195,8 +183,8 @@ def linear_probe(features: Tensor, targets: Targets, centers: Tensor) -> dict[st
     all_correct = torch.ones(int(one_test.sum()), dtype=torch.bool)
     start = 0
     for name in ("color", "shape", "material", "size"):
-        labels = truth[..., start : start + GROUPS[name]]
-        start += GROUPS[name]
+        labels = truth[..., start : start + backbone.GROUPS[name]]
+        start += backbone.GROUPS[name]
         predicted = (cells[cut:][one_test] @ fit(cells[:cut][one], labels[:cut][one])).argmax(1)
         correct = predicted == labels[cut:][one_test].argmax(1)
         all_correct &= correct
@@ -213,21 +201,12 @@ def linear_probe(features: Tensor, targets: Targets, centers: Tensor) -> dict[st
 
 
 class BlocksClip(ClipTraining):
-    """`ClipTraining` on `blocks`. Dense task: color, shape, material and size for every 8 x 8 pixels.
-
-    Args:
-        lr: AdamW's highest learning rate, reached after a tenth of the steps.
-        steps: number of training steps, for the schedule.
-        dense_weight: weight of the dense task.
-    """
+    """`ClipTraining` on `blocks`. Dense task: color, shape, material and size for every 8 x 8 pixels."""
 
     network = "ViT-blocks-16"
     words_used = LEXICON
     dense_classes, dense_places = sum(DENSE), 2  # 8 x 8 pixels each
     path = networks_folder() / f"{network}.safetensors"
-
-    def __init__(self, lr: float = 1e-3, steps: int = 3500, dense_weight: float = 1.0) -> None:
-        super().__init__(lr, steps, dense_weight)
 
     @staticmethod
     def make(first: int, count: int, seed: int, jitter: float) -> Batch:

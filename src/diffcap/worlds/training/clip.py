@@ -20,6 +20,11 @@ class ClipTraining(ShippedTraining):
     """CLIP's contrastive loss of images and sentences, with a dense auxiliary task for the patches.
 
     The contrastive loss alone would need far more images to learn object positions; CLIP was trained on 400 million images.
+
+    Args:
+        lr: AdamW's highest learning rate, reached after a tenth of the steps.
+        steps: number of training steps, for the schedule.
+        dense_weight: weight of the dense task.
     """
 
     network: ClassVar[str]  # name of the open_clip configuration
@@ -27,7 +32,7 @@ class ClipTraining(ShippedTraining):
     dense_classes: ClassVar[int]  # C, logits of the dense task at each place
     dense_places: ClassVar[int]  # places along each side of a patch
 
-    def __init__(self, lr: float, steps: int, dense_weight: float) -> None:
+    def __init__(self, lr: float = 1e-3, steps: int = 3500, dense_weight: float = 1.0) -> None:
         super().__init__(lr, steps)
         self.dense_weight = dense_weight
         self.vocabulary = build_clip_vocabulary([" ".join(self.words_used)], "clip_used")

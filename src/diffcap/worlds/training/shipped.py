@@ -6,13 +6,14 @@ import datetime
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from diffcap.lit.schedules import make_lr_lambda
 from diffcap.utils.files import atomic_write
@@ -52,20 +53,6 @@ class ShippedTraining(pl.LightningModule, ABC):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 
-class _Epoch(Dataset[Any]):
-    """The batches of one epoch, rendered when they are asked for."""
-
-    def __init__(self, make: Callable[[int, int, int, float], Any], data: RenderedScenes, epoch: int) -> None:
-        self.make, self.first, self.batches = make, epoch * data.batches, data.batches
-        self.batch_size, self.seed, self.jitter = data.batch_size, data.seed, data.jitter
-
-    def __len__(self) -> int:
-        return self.batches
-
-    def __getitem__(self, number: int) -> Any:
-        return self.make((self.first + number) * self.batch_size, self.batch_size, self.seed, self.jitter)
-
-
 class RenderedScenes(pl.LightningDataModule):
     """Scenes of an embedded dataset, each of which is rendered and used for one training step only.
 
@@ -88,12 +75,20 @@ class RenderedScenes(pl.LightningDataModule):
         """The scenes of the current epoch; a resumed run gets the same ones as an uninterrupted run."""
         assert self.trainer is not None
         training: Any = self.trainer.lightning_module
+        start = self.trainer.current_epoch * self.batches
+        numbers: Any = range(start, start + self.batches)
         return DataLoader(
-            _Epoch(training.make, self, self.trainer.current_epoch),
+            numbers,
             batch_size=None,
+            collate_fn=partial(_make, training.make, self.batch_size, self.seed, self.jitter),
             num_workers=self.num_workers,
             prefetch_factor=4 if self.num_workers else None,
         )
+
+
+def _make(make: Callable[[int, int, int, float], Any], size: int, seed: int, jitter: float, number: int) -> Any:
+    """Render a batch, when it is asked for."""
+    return make(number * size, size, seed, jitter)
 
 
 def standardise_(network: nn.Module, values: list[Tensor]) -> None:
@@ -109,12 +104,7 @@ def backbone_state(network: nn.Module) -> dict[str, Tensor]:
 
 
 def train_and_ship(name: str, model: type[ShippedTraining], words: list[str]) -> None:
-    """Train or resume, evaluate, and write the weights with their provenance.
-
-    Args:
-        name: as in `make shipped NAME=...`; the run's folder is runs/embedded/<name>.
-        words: the command line after the name.
-    """
+    """Train or resume in runs/embedded/<name>, evaluate, and write the weights with their provenance; `words`: the options."""
     from lightning.pytorch.callbacks import ModelCheckpoint
     from safetensors.torch import save_file
 

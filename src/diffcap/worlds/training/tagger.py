@@ -115,11 +115,7 @@ def tagged_captions(dataset: str, scenes: int, seed: int) -> list[TaggedSentence
 def split_held_out(
     sentences: Sequence[TaggedSentence], share: float, seed: int
 ) -> tuple[list[TaggedSentence], list[TaggedSentence]]:
-    """Hold out a share of the distinct sentences, at least one.
-
-    Returns:
-        The training sentences with duplicates, in their order, and the held-out sentences without duplicates.
-    """
+    """The training sentences with duplicates, and a share of the distinct sentences, at least one, which is held out."""
     distinct = sorted({tuple(sentence) for sentence in sentences})
     chosen = random.Random(seed).sample(distinct, max(1, round(share * len(distinct))))
     held_out = set(chosen)

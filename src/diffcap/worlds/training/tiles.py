@@ -17,7 +17,6 @@ from diffcap.models.clip import networks_folder
 from diffcap.worlds.tiles import render as paint
 from diffcap.worlds.tiles.captions import LEXICON, describe
 from diffcap.worlds.tiles.changes import sample_pair
-from diffcap.worlds.tiles.render import materials, render, to_image
 from diffcap.worlds.tiles.scenes import ROOFS as ROOF_COLORS
 from diffcap.worlds.tiles.scenes import SIZE, Layer
 from diffcap.worlds.tiles.write import appearance
@@ -60,11 +59,11 @@ def rendered_tiles(numbers: Sequence[int], seed: int, jitter: float) -> tuple[li
         pair = sample_pair(number // 2, seed)
         dates, texture = appearance(number // 2, seed, jitter)
         scene, date = (pair.before, pair.after)[number % 2], dates[number % 2]
-        images.append(render(scene, date, texture))
+        images.append(paint.render(scene, date, texture))
         scenes.append(scene)
-        classes.append(table[materials(scene, date)])
+        classes.append(table[paint.materials(scene, date)])
         for house in scene.houses:
-            x, y = to_image(house.center, date)
+            x, y = paint.to_image(house.center, date)
             if 0 <= x < SIZE and 0 <= y < SIZE:
                 houses[row, int(y) // 8, int(x) // 8] = 1
     return images, scenes, Targets(_fractions(np.stack(classes)), houses)
@@ -129,9 +128,8 @@ class TilesBackbone(ShippedTraining):
             truth = targets.covers.argmax(1)
             right += torch.bincount(truth[truth == covers.argmax(1)], minlength=CLASSES)
             total += torch.bincount(truth.flatten(), minlength=CLASSES)
-            counts.append(
-                torch.stack([16 * F.avg_pool2d(each, 4) for each in (houses.sigmoid(), targets.houses)]).flatten(1)
-            )
+            cells = [16 * F.avg_pool2d(each, 4) for each in (houses.sigmoid(), targets.houses)]
+            counts.append(torch.stack(cells).flatten(1))
         standardise_(network, values)
         scores = {
             "pixels": (right.sum() / total.sum()).item(),
@@ -158,9 +156,7 @@ class TilesClip(ClipTraining):
     """`ClipTraining` on `tiles`. Dense task: land cover and centres of houses for every 8 x 8 pixels of the rendered image.
 
     Args:
-        lr: AdamW's highest learning rate, reached after a tenth of the steps.
         steps: number of training steps, for the schedule.
-        dense_weight: weight of the dense task.
     """
 
     network = "ViT-tiles-16"
@@ -168,16 +164,14 @@ class TilesClip(ClipTraining):
     dense_classes, dense_places = CLASSES + 1, 4  # 8 x 8 pixels of the rendered image each
     path = networks_folder() / f"{network}.safetensors"
 
-    def __init__(self, lr: float = 1e-3, steps: int = 1400, dense_weight: float = 1.0) -> None:
-        super().__init__(lr, steps, dense_weight)
+    def __init__(self, steps: int = 1400, **options: float) -> None:
+        super().__init__(steps=steps, **options)
 
     @staticmethod
     def make(first: int, count: int, seed: int, jitter: float) -> Batch:
-        """Render one image of each pair `first` ... `first + count - 1`: before, after, before, ...
+        """(count, 3, 128, 128) uint8 images, one sentence for each, and `Targets` with covers (count, 17, 32, 32).
 
-        Returns:
-            (count, 3, 128, 128) uint8 images, one sentence for each, and `Targets` with covers (count, 17, 32, 32). Of a sentence,
-            the first 32 tokens are used.
+        One image of each pair: before, after, before, ... Of a sentence, the first 32 tokens are used.
         """
         numbers = [2 * pair + pair % 2 for pair in range(first, first + count)]  # of images, see `rendered_tiles`
         images, scenes, targets = rendered_tiles(numbers, seed, jitter)
