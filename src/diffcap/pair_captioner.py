@@ -99,7 +99,7 @@ class AttentionMaps:
     after: Maps
     alignment: (
         Maps | None
-    )  # (h w, h w): which positions of the after image match each position of the before image (row)
+    )  # (h w, h w), row i: how well each position of the after image matches position i of the before image
 
 
 class _ModelInput(NamedTuple):
@@ -256,9 +256,8 @@ class PairCaptioner:
         if beams > 1:  # beam search can miss the greedy caption although it has a higher score
             found = beam_hypotheses(self._captioner, before, after, self.max_length, beams, length_penalty)
             length, eos = max(found.shape[2], hypotheses.shape[2]), self._captioner.eos_id
-            hypotheses = torch.cat(
-                [pad(rows, (0, length - rows.shape[2]), value=eos) for rows in (found, hypotheses)], 1
-            )  # (B, beams + 1, T)
+            padded = [pad(rows, (0, length - rows.shape[2]), value=eos) for rows in (found, hypotheses)]
+            hypotheses = torch.cat(padded, 1)  # (B, beams + 1, T)
         memory = tree_map(lambda leaf: leaf.repeat_interleave(hypotheses.shape[1], 0).contiguous(), memory)
         tokens = hypotheses.flatten(0, 1)
         scores = token_log_probabilities(self._captioner, memory, tokens).unflatten(0, hypotheses.shape[:2])
@@ -280,14 +279,12 @@ class PairCaptioner:
             for text, row in zip(texts[1:], log_probabilities[1:]):
                 if text != texts[0]:
                     others.setdefault(text, sum(row))
+            spans = _word_spans(self.vocabulary, rows[0])
             captions.append(
                 Caption(
                     texts[0],
                     sum(log_probabilities[0]),
-                    tuple(
-                        Word(text, sum(log_probabilities[0][index] for index in indices))
-                        for text, indices in _word_spans(self.vocabulary, rows[0])
-                    ),
+                    tuple(Word(text, sum(log_probabilities[0][index] for index in indices)) for text, indices in spans),
                     None if unchanged is None else float(unchanged[number]),
                     tuple(Alternative(text, score) for text, score in others.items()),
                     model_input.notes,

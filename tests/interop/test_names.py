@@ -30,11 +30,11 @@ SYSTEMS = {
     "pcl, pretrain": System("pcl", "pretrain", lambda state: pcl.from_official(state, "pretrain")),
     "pcl, finetune": System("pcl", "finetune", lambda state: pcl.from_official(state, "finetune")),
     "scorer": System("scorer", None, scorer.from_official),
-    "dirl": System("dirl_clevr_change", None, dirl.from_official),
-    "dirl, ln_xavier": System("dirl_clevr_dc", None, dirl.from_official),
+    "dirl": System("dirl_clevr_change", None, lambda state: dirl.IMPORTER.rename(state, "finetune")),
+    "dirl, ln_xavier": System("dirl_clevr_dc", None, lambda state: dirl.IMPORTER.rename(state, "finetune")),
     "clip4idc": System("clip4idc", "caption", lambda state: clip4idc.from_official(state, "finetune")),
-    "rsiccformer": System("rsiccformer", None, rsiccformer.from_official),
-    "chg2cap": System("chg2cap", None, chg2cap.from_official),
+    "rsiccformer": System("rsiccformer", None, lambda state: rsiccformer.IMPORTER.rename(state, "finetune")),
+    "chg2cap": System("chg2cap", None, lambda state: chg2cap.IMPORTER.rename(state, "finetune")),
 }
 ODD_NAMES = [
     *("", "visual.proj.extra", "module.word_embedding.weight", "backbone.conv1.weight", "img.0.weight"),

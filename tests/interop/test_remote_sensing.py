@@ -162,7 +162,7 @@ def test_a_file_becomes_a_captioner_of_pixels(method: str, tmp_path: Path, monke
     plain = kind(**sizes, feature_channels=maps[0].shape[1], grid=tuple(maps[0].shape[2:])).eval()
     backbone = GROUPS[method][0]
     state = {name: value for name, value in official_state(method).items() if not name.startswith(f"{backbone}.")}
-    plain.load_state_dict(SYSTEMS[method].from_official(state))
+    plain.load_state_dict(SYSTEMS[method].IMPORTER.rename(state, "finetune"))
     tokens = torch.tensor([[model.bos_id, 5, 6, model.eos_id]] * 2)
     expected = plain.teacher_forced_logits(tokens, plain.encode(*maps))
     torch.testing.assert_close(model.teacher_forced_logits(tokens, model.encode(before, after)), expected, **CLOSE)

@@ -16,7 +16,7 @@ from diffcap.methods.remote_sensing.rsiccformer import RSICCformer
 from diffcap.models.generation import beam_search, greedy
 
 TOLERANCE = {"atol": 1e-4, "rtol": 1e-4}
-RENAMING = {"rsiccformer": rsiccformer.from_official, "chg2cap": chg2cap.from_official}
+IMPORTERS = {"rsiccformer": rsiccformer.IMPORTER, "chg2cap": chg2cap.IMPORTER}
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def captioner(official: Fixture, **options: Any) -> Any:
         sizes |= {"table": tuple(shape[0] for shape in embeddings), "ffn": metadata["hidden_width"]}  # exchanged names
         sizes["attention_width"] = metadata["attention_width"]
         model = Chg2Cap(metadata["vocabulary"], **sizes, **options)
-    model.load_state_dict(RENAMING[official.method](with_statistics(official)))
+    model.load_state_dict(IMPORTERS[official.method].rename(with_statistics(official), "finetune"))
     return model.eval()
 
 
@@ -65,8 +65,8 @@ def compare_captions(model: Any, found: Iterable[Tensor], expected: Iterable[Ten
 
 
 def test_the_ignored_parameters_are_those_without_a_gradient(official: Fixture) -> None:
-    state, rename = official.weights(), RENAMING[official.method]
-    assert [name for name in state if not rename({name: state[name]})] == described(official, "unused")
+    state, rename = official.weights(), IMPORTERS[official.method].rename
+    assert [name for name in state if not rename({name: state[name]}, "finetune")] == described(official, "unused")
 
 
 @torch.no_grad()
@@ -99,8 +99,8 @@ def test_loss_and_gradients(official: Fixture) -> None:
     loss = model.loss(batch_of(official))["loss"]
     torch.testing.assert_close(loss.detach(), official.arrays["caption_loss"], **TOLERANCE)
     loss.backward()
-    parameters, rename = dict(model.named_parameters()), RENAMING[official.method]
-    ours = [next(iter(rename({name: state[name]}))) for name in described(official, "gradient_parameters")]
+    parameters, rename = dict(model.named_parameters()), IMPORTERS[official.method].rename
+    ours = [next(iter(rename({name: state[name]}, "finetune"))) for name in described(official, "gradient_parameters")]
     found = torch.stack([parameters[name].grad.norm() for name in ours])
     torch.testing.assert_close(found, official.arrays["gradient_norms"], **TOLERANCE)
 

@@ -40,7 +40,7 @@ def captioner(official: Fixture, **options: Any) -> Any:
         decoder_variant=DECODERS[official.hyperparameters["variant"]],
         **options,
     )
-    model.load_state_dict(dirl.from_official(official.weights()))
+    model.load_state_dict(dirl.IMPORTER.rename(official.weights(), "finetune"))
     return model.eval()
 
 

@@ -128,8 +128,7 @@ class CrossImageLayer(nn.Module):
 class DIRL(WordDecoderCaptioner):
     """DIRL: distractors-immune representations, difference, decoder, and cross-modal contrastive regularisation (CCR).
 
-    A batch with twice as many "after" as "before" images holds two groups of pairs with the same before images: change pairs,
-    then distractor pairs. Every loss is the mean over the groups.
+    Every loss is the mean over the groups of pairs in a batch, see `decoder.pair_groups`.
 
     Args:
         vocabulary_size, feature_channels: V, C. grid: rows and columns of the feature map.
@@ -281,11 +280,6 @@ _RULES: tuple[Rule, ...] = (
 )
 
 
-def from_official(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rename an official state dict to that of `DIRL`, with `decorrelation_weight=0` if it has no projector (`mlp`)."""
-    return rename(state, _RULES, "DIRL")
-
-
 def official_sizes(state: State, options: Mapping[str, Any], tables: State) -> Sizes:
     """Hyperparameters of DIRL, for both decoder variants."""
     sizes = rcc_sizes(state, options, tables)
@@ -301,7 +295,7 @@ def official_sizes(state: State, options: Mapping[str, Any], tables: State) -> S
 
 IMPORTER = Importer(
     official_sizes,
-    lambda state, stage: from_official(state),
+    lambda state, stage: rename(state, _RULES, "DIRL"),
     vocabulary_layout="rcc",
     vocabulary_file="vocab.json",
     groups=GROUPS,

@@ -198,7 +198,10 @@ def next_word_losses(logits: Tensor, tokens: Tensor) -> Tensor:
 
 
 def pair_groups(before: Tensor, after: Tensor) -> list[slice]:
-    """The groups of pairs in a batch, with `before` (b, ...) and `after` (B, ...): B / b slices of b rows each."""
+    """The groups of pairs in a batch, change pairs and perhaps distractor pairs: B / b slices of b rows each.
+
+    From `before` (b, ...) and `after` (B, ...).
+    """
     size = len(before)
     if not size:
         raise ValueError("this process has no pair, so it cannot know the groups of the batch; give each at least one")

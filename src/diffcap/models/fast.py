@@ -127,14 +127,9 @@ def attention_with_dropout(query: Tensor, key: Tensor, value: Tensor, dropout: f
     processor's cache. Only the dropout mask is kept, one byte for each probability; the backward pass computes the
     probabilities again, as the fused kernels of GPUs do. With bfloat16 inputs, scores and probabilities are float32.
 
-    Args:
-        query: (B, H, T, E) float32 or bfloat16 on the CPU.
-        key, value: (B, H, S, E). Where the batch of queries or of keys is a multiple of the other, the smaller batch is
-            repeated: row i is used with row i modulo its length.
-        dropout: probability in [0, 1); rounded to a multiple of 1 / 65536.
-
-    Returns:
-        (B, H, T, E), a view of a contiguous (B, T, H, E).
+    query (B, H, T, E) and key and value (B, H, S, E), float32 or bfloat16, to (B, H, T, E), a view of a contiguous (B, T, H, E). A
+    batch that is smaller by a factor is repeated: row i is used with row i modulo its length. `dropout` in [0, 1) is rounded to a
+    multiple of 1 / 65536.
     """
     return _AttentionWithDropout.apply(query, key, value, round(dropout * RANDOM_LEVELS))
 

@@ -213,22 +213,9 @@ class PreNormBlock(nn.Module):
     ) -> tuple[Tensor, KeyValue]:
         """Arguments and results are those of `Attention.forward`."""
         attended, new_key_values = self.attention(self.attention_norm(x), mask, past_segments, query_positions)
-        return self._add_and_feed(take_positions(x, query_positions), attended), new_key_values
+        return self.add_and_feed(take_positions(x, query_positions), attended), new_key_values
 
-    def forward_repeated(self, shared: Tensor, own: Tensor, mask: Tensor | None) -> Tensor:
-        """`forward` of `torch.cat([shared.repeat_interleave(R, 0), own], 1)`.
-
-        Normalisation and projections of `shared` (b, M, D) are computed once; its attention output depends on `own` (b R, T, D).
-        """
-        repeats = len(own) // len(shared)
-        projections = [self.attention.project_qkv(self.attention_norm(part)) for part in (shared, own)]
-        query, key, value = (
-            torch.cat([part.repeat_interleave(repeats, 0), own_part], 2) for part, own_part in zip(*projections)
-        )
-        x = torch.cat([shared.repeat_interleave(repeats, 0), own], 1)
-        return self._add_and_feed(x, self.attention.attend(query, (key, value), mask))
-
-    def _add_and_feed(self, x: Tensor, attended: Tensor) -> Tensor:
+    def add_and_feed(self, x: Tensor, attended: Tensor) -> Tensor:
         """The block after its attention: both additions and the feed-forward network; (B, Q, D) all."""
         x = x + self.dropout(attended)
         return x + self.dropout(self.ffn(self.ffn_norm(x)))
@@ -268,12 +255,21 @@ class PreNormStack(nn.Module):
     def forward_repeated(
         self, shared: Tensor, own: Tensor, mask: Tensor | None, query_positions: Positions = ALL_POSITIONS
     ) -> Tensor:
-        """See `PreNormBlock.forward_repeated`; the result is (b R, Q, D), at the `query_positions` of all M + T."""
+        """`forward` of `torch.cat([shared.repeat_interleave(R, 0), own], 1)`, (b R, Q, D) at the `query_positions` of all M + T.
+
+        The first block normalises and projects `shared` (b, M, D) once; its attention output depends on `own` (b R, T, D).
+        """
         repeats = len(own) // max(1, len(shared))  # a rank may have an empty batch
         if repeats <= 1 or len(self.layers) < 2:
             return self(torch.cat([shared.repeat_interleave(repeats, 0), own], 1), mask, None, query_positions)[0]
         first, *others, last = cast(list[PreNormBlock], list(self.layers))
-        x = first.forward_repeated(self.norm(shared), self.norm(own), mask)
+        shared, own = self.norm(shared), self.norm(own)
+        projections = [first.attention.project_qkv(first.attention_norm(part)) for part in (shared, own)]
+        query, key, value = (
+            torch.cat([part.repeat_interleave(repeats, 0), own_part], 2) for part, own_part in zip(*projections)
+        )
+        x = torch.cat([shared.repeat_interleave(repeats, 0), own], 1)
+        x = first.add_and_feed(x, first.attention.attend(query, (key, value), mask))
         for layer in others:
             x, _ = layer(x, mask)
         return last(x, mask if mask is None else take_mask_rows(mask, query_positions), (), query_positions)[0]

@@ -230,11 +230,6 @@ _RULES: tuple[Rule, ...] = (
 )
 
 
-def from_official(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rename an official state dict to that of `Chg2Cap`; the result lacks what the authors' program does not use."""
-    return complete(rename(state, _RULES, "Chg2Cap"))
-
-
 def official_sizes(state: State, options: Mapping[str, Any], tables: State) -> Sizes:
     """Hyperparameters of Chg2Cap, with or without the backbone; the option `dataset` says how pixels are normalised."""
     first = state["encoder_trans_dict.selftrans.0.0.att.to_k.weight"]
@@ -269,7 +264,7 @@ def official_sizes(state: State, options: Mapping[str, Any], tables: State) -> S
 
 IMPORTER = Importer(
     official_sizes,
-    lambda state, stage: from_official(state),
+    lambda state, stage: complete(rename(state, _RULES, "Chg2Cap")),
     vocabulary_layout="chg2cap",
     vocabulary_file="vocab.json",
     groups=("encoder_dict", "encoder_trans_dict", "decoder_dict"),

@@ -165,11 +165,6 @@ _RULES: tuple[Rule, ...] = (
 )
 
 
-def from_official(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rename an official state dict to that of `RSICCformer`; the result lacks what the authors' program does not use."""
-    return complete(rename(state, _RULES, "RSICCformer"))
-
-
 # The file has whole modules and optimizers; these are their classes, of torch, torchvision and the authors.
 _CLASSES = (
     *("Conv2d", "BatchNorm2d", "ReLU", "MaxPool2d", "AdaptiveAvgPool2d", "Softmax", "Bottleneck", "BasicBlock"),
@@ -205,7 +200,7 @@ def official_sizes(state: State, options: Mapping[str, Any], tables: State) -> S
 
 IMPORTER = Importer(
     official_sizes,
-    lambda state, stage: from_official(state),
+    lambda state, stage: complete(rename(state, _RULES, "RSICCformer")),
     vocabulary_layout="rsicc",
     vocabulary_file="WORDMAP_*.json",
     groups=("encoder_image", "encoder_feat", "decoder"),

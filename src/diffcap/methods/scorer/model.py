@@ -145,8 +145,7 @@ class CBR(nn.Module):
 class SCORER(WordDecoderCaptioner):
     """SCORER: encoder with cross-view contrast, reconstruction of both images, decoder, and CBR.
 
-    A batch with twice as many "after" as "before" images holds two groups of pairs with the same before images: change pairs,
-    then distractor pairs. Every loss is the mean over the groups.
+    Every loss is the mean over the groups of pairs in a batch, see `decoder.pair_groups`.
 
     Args:
         vocabulary_size, feature_channels: V, C. grid: rows and columns of the feature map.
