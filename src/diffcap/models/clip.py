@@ -135,8 +135,8 @@ class PairTower(nn.Module):
     ) -> None:
         super().__init__()
         self.visual: Any = clip.visual
-        self.grid: tuple[int, int] = self.visual.grid_size  # rows and columns of patches
-        self.image_size: tuple[int, int] = self.visual.image_size  # height and width in pixels
+        self.grid: tuple[int, int] = tuple(self.visual.grid_size)  # rows and columns of patches
+        self.image_size: tuple[int, int] = tuple(self.visual.image_size)  # height and width in pixels
         blocks = len(self.visual.transformer.resblocks)
         self.intra_layers = blocks * 3 // 4 if intra_layers is None else intra_layers
         if joint and not 0 < self.intra_layers < blocks:
