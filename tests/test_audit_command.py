@@ -1,6 +1,7 @@
 """`diffcap audit` on small prepared datasets."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -36,18 +37,6 @@ def audited(dataset: str, source: Path, capsys: pytest.CaptureFixture[str]) -> t
     return {row["id"]: row["reasons"] for row in rows}, output
 
 
-def count_row(output: str, reason: str) -> list[int]:
-    """The numbers of train, val, test and total in the printed table."""
-    line = next(line for line in output.splitlines() if line.strip().startswith(reason))
-    return [int(cell) for cell in line.split(reason)[1].split()]
-
-
-def test_a_dataset_without_contradictions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found, output = audited("levir_mci", write_levir(tmp_path / "files", NUMBERS, masks=True), capsys)
-    assert found == {} and "not checked" not in output
-    assert "0 of 8 pairs have a contradiction" in output and str(tmp_path / "prepared/audit.jsonl") in output
-
-
 def test_every_contradiction_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = write_levir(tmp_path / "files", NUMBERS, masks=True)
     entries: list[dict[str, Any]] = levir_entries(NUMBERS)
@@ -68,9 +57,10 @@ def test_every_contradiction_is_found(tmp_path: Path, capsys: pytest.CaptureFixt
         "val_000007": [CHANGE_CAPTION],
         "test_000011": [FILLED_MASK],
     }
-    assert count_row(output, SOME_CAPTIONS) == [1, 0, 0, 1] and count_row(output, FILLED_MASK) == [0, 0, 1, 1]
-    rows = [json.loads(line) for line in (tmp_path / "prepared/audit.jsonl").read_text().splitlines()]
-    assert rows[1] == {
+    shown = " ".join(output.split())
+    assert f"{SOME_CAPTIONS} 1 0 0 1" in shown and f"{FILLED_MASK} 0 0 1 1" in shown  # train, val, test, total
+    row = json.loads((tmp_path / "prepared/audit.jsonl").read_text().splitlines()[1])
+    assert row == {
         "id": "train_000004",
         "split": "train",
         "changeflag": 1,
@@ -80,7 +70,7 @@ def test_every_contradiction_is_found(tmp_path: Path, capsys: pytest.CaptureFixt
         "after": "images/train/B/train_000004.png",
         "mask": "images/train/label/train_000004.png",
     }
-    assert rows[3]["captions"] == ["a road is built 6"] and rows[3]["changeflag"] == 0
+    assert "5 of 8 pairs have a contradiction" in output and str(tmp_path / "prepared/audit.jsonl") in output
 
 
 def test_what_could_not_be_checked_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -106,12 +96,9 @@ def test_distractors_of_other_datasets_are_pairs_without_change(
     captions = json.loads((files / "no_change_captions.json").read_text())
     captions["CLEVR_default_000003.png"] = ["nothing has changed", "the cube moved"]
     write_json(files / "no_change_captions.json", captions)
-    (files / "sc_images/CLEVR_semantic_000004.png").write_bytes(
-        (files / "images/CLEVR_default_000004.png").read_bytes()
-    )
-    found, output = audited("clevr_change", files, capsys)
+    shutil.copy(files / "images/CLEVR_default_000004.png", files / "sc_images/CLEVR_semantic_000004.png")
+    found, _ = audited("clevr_change", files, capsys)
     assert found == {"000003.png_n": [CHANGE_CAPTION], "000004.png": [EQUAL_IMAGES]}
-    assert "8 of 8 pairs without a mask" in output
 
 
 def test_errors_are_one_sentence(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ DESCRIPTION = f"Image difference captioning. The stages of an experiment are als
 FUNCTIONS = {
     "caption": "diffcap.commands.caption:caption",
     "score": "diffcap.commands.score:score",
-    "compare": "diffcap.commands.compare:compare",
+    "compare": "diffcap.report.comparison:compare",
     "audit": "diffcap.commands.audit:audit",
     "average": "diffcap.commands.interchange:average",
     "import": "diffcap.commands.interchange:import_",

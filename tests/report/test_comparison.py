@@ -1,6 +1,7 @@
-"""`diffcap compare` on two evaluated runs: the scores that they were given, wins by change type, the pairs; bad input."""
+"""`diffcap compare` on two evaluated runs, and the table of `make accuracy`: scores, wins, gains and bad input."""
 
 import json
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,11 @@ import pytest
 from tests.toy import captions, pairs, write_toy
 
 from diffcap.cli import main
+from diffcap.evaluation.captions import score_captions
 from diffcap.evaluation.coco import write_predictions, write_references
 from diffcap.evaluation.protocols import evaluate, groups_of
 from diffcap.records import file_hash, read_dataset, write_json
+from diffcap.report.accuracy import accuracy_table, gain_table
 from diffcap.report.comparison import read_evaluation
 from diffcap.report.rows import read_run
 from diffcap.utils.errors import DiffcapError
@@ -36,6 +39,12 @@ def runs(tmp_path: Path) -> tuple[Path, Path]:
     wrong = {pair.id: captions(30, False)[0] for pair in PAIRS}
     better = {pair.id: pair.captions[0] if pair.is_distractor else wrong[pair.id] for pair in PAIRS}
     return write_run(tmp_path / "a", {**wrong, "3.png": PAIRS[6].captions[0]}), write_run(tmp_path / "b", better)
+
+
+def change(path: Path, **sections: dict[str, Any]) -> None:
+    """Update sections of a metrics.json."""
+    metrics = json.loads(path.read_text())
+    write_json(path, metrics | {name: metrics[name] | section for name, section in sections.items()})
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
@@ -71,12 +80,9 @@ def test_scores_wins_and_pairs(runs: tuple[Path, Path], capsys: pytest.CaptureFi
 
 def test_the_table_and_the_files(runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shown = printed(capsys, runs[0] / "eval", runs[1], "--samples=40", f"--out={tmp_path / 'c.md'}")
-    assert "B ahead" in shown.replace("\n", " ") or "ahead" in shown
-    assert "distractor" in shown and "middle 95 % of 40 draws" in shown and "reference" in shown
+    assert all(text in shown for text in ("ahead", "distractor", "middle 95 % of 40 draws", "reference"))
     text = (tmp_path / "c.md").read_text()
     assert "| distractor | BLEU-1 |" in text and "| 12 | 0 | 0 |" in text
-    printed(capsys, *runs, "--samples=40", f"--out={tmp_path / 'c.json'}")
-    assert json.loads((tmp_path / "c.json").read_text())["runs"]["a"] == str(runs[0] / "eval")
 
 
 def test_a_difference_that_is_printed_as_zero_is_not_significant(
@@ -84,26 +90,19 @@ def test_a_difference_that_is_printed_as_zero_is_not_significant(
 ) -> None:
     one = write_run(tmp_path / "a", {pair.id: "xx" for pair in PAIRS})
     other = write_run(tmp_path / "b", {pair.id: "vv ww xx yy zz" for pair in PAIRS})
+    out = tmp_path / "c.md"
     found = json.loads(printed(capsys, one, other, "--samples=40", "--json"))["groups"]["total"]["BLEU-4"]
     assert 0 < abs(found["difference"]) < 1e-6 and found["interval"][1] < 0  # lower in every draw, by nothing
-    out = tmp_path / "c.md"
     printed(capsys, one, other, "--samples=40", f"--out={out}")
-    row = next(line for line in out.read_text().splitlines() if line.startswith("| total | BLEU-1"))
     bleu = next(line for line in out.read_text().splitlines() if line.startswith("|  | BLEU-4"))
-    assert "*" not in row + bleu and "| 0.00 |" in bleu and "-0.00" not in bleu
-    assert bleu.endswith("| [0.00, 0.00] | - |") and found["b_better"] == 0.5  # none is ahead
+    assert "*" not in bleu and bleu.endswith("| 0.00 | [0.00, 0.00] | - |")
 
 
 def test_settings_that_differ_are_named(runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    assert json.loads(printed(capsys, *runs, "--samples=2", "--json"))["settings"] == {}
     assert "Settings that differ" not in printed(capsys, *runs, "--samples=2")
     for run, beams, seed in zip(runs, (1, 5), (1, 2)):
-        metrics = json.loads((run / "eval/metrics.json").read_text())
-        metrics["protocol"] |= {"beams": beams, "length_penalty": 0.0}
-        metrics["provenance"] |= {"seed": seed, "method": "pcl", **({"step": 9} if seed == 2 else {})}
-        write_json(run / "eval/metrics.json", metrics)
-    found = json.loads(printed(capsys, *runs, "--samples=2", "--json"))
-    assert found["settings"] == {"beams": [1, 5], "seed": [1, 2], "step": [None, 9]}
+        origin = {"seed": seed, "method": "pcl", **({"step": 9} if seed == 2 else {})}
+        change(run / "eval/metrics.json", protocol={"beams": beams, "length_penalty": 0.0}, provenance=origin)
     shown = " ".join(printed(capsys, *runs, "--samples=2").split())
     assert "Settings that differ, A / B: beams 1 / 5, seed 1 / 2, step None / 9." in shown
     for run, rate in zip(runs, (0.001, 0.002)):
@@ -160,65 +159,33 @@ def test_what_cannot_be_compared_is_one_sentence(runs: tuple[Path, Path], tmp_pa
         "--out=": "Is a directory",
     }.items():
         assert reason in refused(*runs, option)
-    metrics = json.loads((runs[1] / "eval/metrics.json").read_text())
-    write_json(runs[1] / "eval/metrics.json", {**metrics, "protocol": {**metrics["protocol"], "metrics": ["BLEU-2"]}})
+    change(runs[1] / "eval/metrics.json", protocol={"metrics": ["BLEU-2"]})
     assert "have no metric in common; evaluate both with the same --metrics" in refused(*runs)
-    metrics["protocol"]["tokenizer"] = "ptb"
-    write_json(runs[1] / "eval/metrics.json", metrics)
+    change(runs[1] / "eval/metrics.json", protocol={"tokenizer": "ptb"})
     assert "was scored with the tokenizer raw" in refused(*runs)
 
 
 def test_text_of_the_files_is_printed_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    expected = {
-        pair.id: "[red]the\x1b[31m cube\u202e\nmoved\x7f" if number else "x" for number, pair in enumerate(PAIRS)
-    }
-    one = write_run(tmp_path / "a\x1b]0;title[bold]", expected)
+    texts = dict.fromkeys((pair.id for pair in PAIRS), "[red]the\x1b[31m cube\u202e\nmoved\x7f")
+    one = write_run(tmp_path / "a\x1b]0;title[bold]", texts)
     other = write_run(tmp_path / "b", {pair.id: pair.captions[0] for pair in PAIRS})
     shown = printed(capsys, one, other, "--samples=2")
     assert "[red]the\\x1b[31m cube\\u202e\\nmoved\\x7f\n" in shown and "\\x1b]0;title[bold]" in shown
     text = printed(capsys, one, other, "--samples=2", "--json")
-    assert json.loads(text)["largest"][0]["a"] in expected.values()
+    assert json.loads(text)["largest"][0]["a"] in texts.values()
     assert all(letter.isprintable() or letter in "\n\t" for letter in shown + text)
-    (one / "eval/metrics.json").unlink()
-    assert "\\x1b]0;title[bold]/eval/metrics.json: file not found" in refused(one, other)
 
 
 @pytest.mark.parametrize("name", ["predictions.json", "references.json", "groups.json"])
 def test_files_of_two_evaluations_are_refused(runs: tuple[Path, Path], name: str) -> None:
     """`make eval` that was killed between two files leaves old scores with new captions."""
     folder = runs[1] / "eval"
-    metrics = json.loads((folder / "metrics.json").read_text())
-    metrics["provenance"]["files"] = {name: file_hash(folder / name)}
-    write_json(folder / "metrics.json", metrics)
-    assert read_evaluation(runs[1]).metrics == metrics == read_run(runs[1]).metrics
+    change(folder / "metrics.json", provenance={"files": {name: file_hash(folder / name)}})
+    assert read_evaluation(runs[1]).metrics == read_run(runs[1]).metrics
     (folder / name).write_bytes((folder / name).read_bytes() + b"\n")
     assert f"{folder / name}: not the file that metrics.json was computed from; run `make eval` again" in refused(*runs)
     with pytest.raises(DiffcapError, match=name):
         read_run(runs[1])
-
-
-@pytest.mark.parametrize(
-    ("name", "key", "value", "captioned"),
-    [
-        ("metrics", "protocol", {}, "not the scores of an evaluation ('dataset' is missing)"),
-        ("metrics", "protocol", [], "not the scores of an evaluation"),
-        ("groups", "move", ["nobody.png"], "not the groups of the pairs in references.json (first 'nobody.png')"),
-        ("groups", "move", [["0.png"]], "not the groups of the pairs in references.json"),
-        ("groups", "move", 3, "not the groups of the pairs in references.json"),
-        ("groups", "total", ["0.png"], "a group is empty, or total is not all pairs"),
-        ("groups", "move", [], "a group is empty, or total is not all pairs"),
-        ("predictions", 0, {"image_id": ["0.png"], "caption": "x"}, 'needs "image_id" and "caption"'),
-    ],
-)
-def test_odd_files_of_an_evaluation_are_one_sentence(
-    runs: tuple[Path, Path], name: str, key: str | int, value: object, captioned: str
-) -> None:
-    path = runs[0] / f"eval/{name}.json"
-    content = json.loads(path.read_text())
-    content[key] = value
-    path.write_text(json.dumps(content))
-    sentence = refused(*runs, "--samples=2")
-    assert f"{path}: " in sentence and captioned in sentence
 
 
 def test_captions_of_another_system_are_compared(
@@ -263,7 +230,50 @@ def test_captions_of_other_pairs_are_one_sentence(runs: tuple[Path, Path], tmp_p
         file.write_text(json.dumps(changed))
         assert reason in refused(runs[0], f"X={file}")
     assert "nowhere.json: no predictions file there" in refused(runs[0], "X=nowhere.json")
-    unscored = [{"image_id": "99.png", "caption": "y"}]
-    write_json(runs[0] / "eval/predictions-unscored.json", unscored)
+    write_json(runs[0] / "eval/predictions-unscored.json", [{"image_id": "99.png", "caption": "y"}])
     file.write_text(json.dumps({**captions, "99.png": "x"}))
     main(["compare", str(runs[0]), str(file), "--samples=2"])
+
+
+def predictions(right: int) -> dict[str, str]:
+    """The first `right` pairs are told as a reference does, the others as another pair's."""
+    wrong = captions(30, False)[0]
+    return {pair.id: pair.captions[0] if number < right else wrong for number, pair in enumerate(PAIRS)}
+
+
+def test_the_table_of_accuracy_has_the_gains_of_every_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, counts = write_toy(tmp_path / "toy", scenes=12), {"greedy": [8, 12], "reinforced": [10, 20], "both": [22]}
+    homes = [tmp_path / "1", tmp_path / "2"]
+    for number, home in enumerate(homes):
+        write_json(home / "finetune/finished.json", {"stage": "finetune", "train_seconds": 100 + number, "steps": 9})
+        write_json(home / "reinforce/finished.json", {"stage": "reinforce", "train_seconds": 7, "steps": 3})
+    rows = {"greedy": [home / "eval" for home in homes], "reinforced": [home / "reinforce-eval" for home in homes]}
+    rows["both"] = [tmp_path / "ensemble"]
+    references = {pair.id: pair.captions for pair in PAIRS}
+    scores: dict[str, list[float]] = {name: [] for name in rows}
+    for name, paths in rows.items():
+        for path, right in zip(paths, counts[name]):
+            write_run(tmp_path / "made", predictions(right))
+            (tmp_path / "made/eval").rename(path)
+            scores[name].append(score_captions(predictions(right), references, "raw", METRICS)["CIDEr-D"])
+    checkpoints = [{"file": f"../{number}/finetune/best.ckpt"} for number in (1, 2)]
+    change(tmp_path / "ensemble/metrics.json", protocol={"ensemble": 2}, provenance={"checkpoints": checkpoints})
+    accuracy_table(folder, rows, tmp_path / "report")
+    table = json.loads((tmp_path / "report/table.json").read_text())
+    for name, values in scores.items():
+        assert table["rows"][name]["total"]["CIDEr-D"] == pytest.approx(statistics.fmean(values))
+    assert table["rows"]["greedy"]["std"]["total"]["CIDEr-D"] == pytest.approx(statistics.stdev(scores["greedy"]))
+    assert [table["rows"][name]["seconds"] for name in rows] == [100.5, 107.5, 201]
+    gain = [after - before for after, before in zip(scores["reinforced"], scores["greedy"])]
+    found, alone = (table["gains"][name]["CIDEr-D"] for name in ("reinforced", "both"))
+    assert found["of"] == pytest.approx(gain) and found["std"] == pytest.approx(statistics.stdev(gain))
+    assert alone["mean"] == pytest.approx(scores["both"][0] - statistics.fmean(scores["greedy"]))
+    assert alone["std"] is None and table["protocol"]["decoding"]["both"]["ensemble"] == 2
+    text = (tmp_path / "report/table.md").read_text()
+    assert "| gained over greedy | BLEU-1 | BLEU-4 | ROUGE-L | CIDEr-D |" in text
+    assert f"{100 * found['mean']:+.2f} ± {100 * found['std']:.2f} |" in text
+    assert "standard deviation of 2 seeds" in text and "gained over the first row" in capsys.readouterr().out
+    assert gain_table({"more": {"CIDEr-D": {"mean": -1e-9, "std": None}}}).lines()[1] == ["more", "+0.00"]
+    change(rows["reinforced"][0] / "metrics.json", protocol={"tokenizer": "ptb"})
+    with pytest.raises(DiffcapError, match=r"1/eval was scored with the tokenizer raw, .*reinforce-eval with ptb"):
+        accuracy_table(folder, rows, tmp_path / "report")

@@ -1,24 +1,113 @@
-"""Reading, grouping and tables of two evaluated runs, or of other systems' captions, for `diffcap compare`."""
+"""`diffcap compare`: compare two evaluated runs, or other systems' captions."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from textwrap import wrap
+from typing import Any, Literal
 
+from diffcap.evaluation.bootstrap import compare as bootstrap
+from diffcap.evaluation.captions import unavailable_metrics
 from diffcap.evaluation.coco import PREDICTION_SUFFIXES, read_other_predictions, read_predictions, read_references
 from diffcap.evaluation.protocols import groups_of, remarks
-from diffcap.evaluation.tables import MARK, is_weightless, score_notes
+from diffcap.evaluation.tables import MARK, is_weightless, print_table, score_notes
 from diffcap.record import flat
-from diffcap.records import ChangePair, file_hash, read_dataset, read_json, take_changes
+from diffcap.records import ChangePair, file_hash, read_dataset, read_json, take_changes, write_json, write_text
 from diffcap.report.rows import default_protocol, read_metrics
 from diffcap.report.table import with_note
 from diffcap.run_folder import GROUPS, PREDICTIONS, REFERENCES, UNSCORED, evaluated_checkpoints, find_evaluation
-from diffcap.utils.errors import DiffcapError, printable, wrap_errors
+from diffcap.utils.console import echo, print_json
+from diffcap.utils.errors import DiffcapError, printable
+from diffcap.utils.provenance import provenance
 from diffcap.utils.settings import read_settings
 from diffcap.utils.table import Cell, Table, escape_markdown
 
+_MAX_SAMPLES = 100_000  # the ends of a 95 % interval then vary by 0.2 % of its width between seeds
 _RESULTS = ("tokenizer", "metrics", "pairs")  # entries of a protocol that are no settings of the evaluation
 _ORIGINS = ("method", "seed", "step", "features", "prompt", "sentences", "max_length")  # entries of "provenance"
+
+
+def compare(
+    run_a: str,
+    run_b: str,
+    samples: int = 1000,
+    seed: int = 0,
+    level: float = 0.95,
+    pairs: int = 10,
+    folder: Path | None = None,
+    tokenizer: Literal["ptb", "raw"] | None = None,
+    json: bool = False,
+    out: Path | None = None,
+) -> None:
+    """Compare two evaluated runs: paired bootstrap intervals of every metric, wins and losses, and the largest differences.
+
+    Args:
+        run_a: Folder of a run, whose eval folder is used, or of an evaluation, such as runs/blocks/scorer/reinforce-eval; or a
+            .json or .jsonl file with another system's captions of the same pairs, as FILE or NAME=FILE (see `score`).
+        run_b: The second run, evaluation or file; differences are B - A.
+        samples: Number of bootstrap samples of the test pairs, at most 100,000.
+        seed: Seed of the bootstrap samples, 0 or more.
+        level: Confidence level of the intervals; 0.95 is the middle 95 % of the samples.
+        pairs: Number of pairs to show, those with the largest differences.
+        folder: Folder of the dataset; needed for two files, which are compared on its test split, and for the change types of
+            runs that an earlier version evaluated.
+        tokenizer: Tokenizer of the metrics; by default the one that the runs were scored with.
+        json: Print the result as JSON.
+        out: File to write as well: Markdown if its name ends in .md, JSON otherwise.
+    """
+    if not 1 <= samples <= _MAX_SAMPLES:
+        raise DiffcapError(f"--samples is {samples}; give 1 to {_MAX_SAMPLES:,}.")
+    if not 0 < level < 1:
+        raise DiffcapError(f"--level is {level}; give a number between 0 and 1, such as 0.95.")
+    for name, number in {"seed": seed, "pairs": pairs}.items():
+        if number < 0:
+            raise DiffcapError(f"--{name} is {number}; it must be at least 0.")
+    a, b = read_both(run_a, run_b, folder)
+    check_same_pairs(a, b)
+    scored_by = [tokenizer or run.metrics["protocol"]["tokenizer"] for run in (a, b)]
+    if len(set(scored_by)) > 1:
+        raise DiffcapError(
+            f"{run_a} was scored with the tokenizer {scored_by[0]}, {run_b} with {scored_by[1]}; give --tokenizer."
+        )
+    groups = a.groups if folder is None else groups_of(pairs_of(a, folder))
+    metrics = [name for name in a.metrics["protocol"]["metrics"] if name in b.metrics["protocol"]["metrics"]]
+    if not metrics:
+        raise DiffcapError(f"{run_a} and {run_b} have no metric in common; evaluate both with the same --metrics.")
+    missing = unavailable_metrics(metrics)
+    if len(missing) == len(metrics):
+        reason = next(iter(missing.values()))
+        raise DiffcapError(f"{run_a} and {run_b} have no metric in common that can be computed: {reason}.")
+    result = bootstrap(a.predictions, b.predictions, a.references, groups, scored_by[0], metrics, samples, seed, level)
+    protocol = {
+        **{key: value for key, value in b.metrics["protocol"].items() if key in ("official", "change_types")},
+        "tokenizer": scored_by[0],
+        "metrics": [name for name in metrics if name not in missing],
+        "pairs": {name: len(ids) for name, ids in groups.items()},
+        "samples": samples,
+        "seed": seed,
+        "level": level,
+    }
+    found = {
+        "runs": {"a": a.title, "b": b.title},
+        "settings": different_settings(a, b),
+        "protocol": protocol,
+        "groups": result["groups"],
+        "wins": result["wins"],
+        "largest": largest_differences(result, a, b, groups, pairs),
+        "provenance": provenance(runs=[run.metrics.get("provenance") for run in (a, b)], unavailable=missing),
+    }
+    if out is not None and out.suffix == ".md":
+        write_text(out, comparison_text(found))
+    elif out is not None:
+        write_json(out, found)
+    if json:
+        print_json(found)
+        return
+    print_table(metric_table(found))
+    echo(*wrap(methodology_note(found), 100), "")
+    print_table(win_table(found))
+    for row in found["largest"]:
+        echo(*pair_lines(row), "")
 
 
 @dataclass(frozen=True)
@@ -123,20 +212,6 @@ def _training_settings(run: EvaluationResult) -> dict[str, Any]:
     return flat({part: content.get(part) for part in ("trainer", "model", "data")})
 
 
-def groups_for(evaluated: EvaluationResult, folder: str | Path | None) -> dict[str, list[str]]:
-    """The groups that pairs are scored in: those of a dataset's folder if it is given, else those of groups.json."""
-    if folder is not None:
-        return groups_of(pairs_of(evaluated, folder))
-    groups, path = evaluated.groups, evaluated.folder / GROUPS
-    with wrap_errors(path, f"not the groups of the pairs in {REFERENCES}", "run `make eval` again"):
-        unknown_ids = {id for ids in groups.values() for id in ids} ^ set(evaluated.references)
-        if unknown_ids or set(groups["total"]) != set(evaluated.references) or not all(groups.values()):
-            raise ValueError(
-                f"first {min(unknown_ids)!r}" if unknown_ids else "a group is empty, or total is not all pairs"
-            )
-    return groups
-
-
 def pairs_of(evaluated: EvaluationResult, folder: str | Path) -> list[ChangePair]:
     """The scored pairs, from the manifest of their dataset."""
     pairs = {pair.id: pair for pair in read_dataset(folder).pairs}
@@ -180,13 +255,16 @@ def metric_table(result: Mapping[str, Any]) -> Table:
     for group, metrics in result["groups"].items():
         for number, (metric, row) in enumerate(metrics.items()):
             low, high = map(signed_percent, row["interval"])
+            difference = signed_percent(row["difference"])
+            # A difference below the printed precision can exclude 0 in every draw: BLEU-4 of captions without any match is about 1e-9.
+            is_significant = difference != "0.00" and not row["interval"][0] <= 0 <= row["interval"][1]
             numbers = []
             for key in "ab":
                 score, first, last = (f"{100 * value:.2f}" for value in (row[key], *row[f"{key}_interval"]))
                 has_weight = metric != "CIDEr-D" or not is_weightless({name: of[key] for name, of in metrics.items()})
                 numbers.append(f"{score}{'' if has_weight else MARK} [{first}, {last}]")
             numbers += [
-                signed_percent(row["difference"]) + (" *" if is_significant(row) else ""),
+                difference + (" *" if is_significant else ""),
                 f"[{low}, {high}]",
                 "-" if low == high == "0.00" else f"{100 * row['b_better']:.1f} %",
             ]
@@ -199,15 +277,6 @@ def signed_percent(value: float) -> str:
     """A difference x 100 with its sign and two decimals: "+1.25", and "0.00" for what rounds to zero."""
     rounded = round(100 * value, 2)
     return f"{rounded:+.2f}" if rounded else "0.00"
-
-
-def is_significant(row: Mapping[str, Any]) -> bool:
-    """Whether the interval of a difference excludes 0, and the difference itself is not 0 at two decimals.
-
-    A difference below the printed precision can exclude 0 in every draw: BLEU-4 of captions without any match is about 1e-9.
-    """
-    low, high = row["interval"]
-    return signed_percent(row["difference"]) != "0.00" and not low <= 0 <= high
 
 
 def win_table(result: Mapping[str, Any]) -> Table:

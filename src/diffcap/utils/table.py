@@ -1,11 +1,9 @@
-"""One table for the terminal, Markdown, HTML and LaTeX."""
+"""One table for the terminal, Markdown and LaTeX; the template of the report's page draws it as HTML."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-from markupsafe import Markup
 
 if TYPE_CHECKING:
     import rich.table
@@ -108,28 +106,3 @@ class Table:
         columns = "l" * len(self.corner) + "r" * len(self.columns)
         begin, end = rf"\begin{{tabular}}{{{columns}}}", r"\end{tabular}"
         return "\n".join([begin, r"\toprule", header, r"\midrule", *lines, r"\bottomrule", end])
-
-    def html(self, kind: str, colors: Mapping[str, str], baselines: Sequence[str]) -> Markup:
-        """An HTML table with a line for each system, in a frame that scrolls.
-
-        Args:
-            kind: CSS class, "bars" or "heat". colors: system -> CSS colour of its bars. baselines: systems with gray numbers.
-        """
-        headings = Markup().join(Markup('<th scope="col">{}</th>').format(column) for column in self.columns)
-        lines = []
-        for (system,), cells in self.rows:
-            shown = Markup("\n").join(_html_cell(cell, colors[system]) for cell in cells)
-            line = Markup('<tr{}><th scope="row"><i class="dot" style="--c:{}"></i>{}</th>\n{}\n</tr>')
-            muted = Markup(' class="baseline"') if system in baselines else ""
-            lines.append(line.format(muted, colors[system], system, shown))
-        return Markup(
-            '<div class="scroll" tabindex="0" role="region" aria-label="{}">\n<table class="{}">\n<thead><tr>'
-            '<th scope="col"><span class="visually-hidden">system</span></th>{}</tr></thead>\n<tbody>\n{}\n</tbody></table></div>'
-        ).format(self.title, kind, headings, Markup("\n").join(lines))
-
-
-def _html_cell(cell: Cell, color: str) -> Markup:
-    style = Markup(' style="--v:{};--c:{}"').format(round(cell.fraction, 4), color) if cell.text else ""
-    text = Markup("<b>{}</b>").format(cell.text) if cell.best else cell.text or "\u2013"
-    std = Markup("<small> ± {}</small>").format(cell.std) if cell.std else ""
-    return Markup("<td{}>{}{}</td>").format(style, text, std)

@@ -17,7 +17,7 @@ from diffcap.report.page import resource
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.image_io import read_image, read_pair
 from diffcap.web.captioners import Captioners
-from diffcap.web.result import image_pair, message, render_examples, result
+from diffcap.web.result import data_uri, message, render_examples, result
 
 MAX_BEAMS = 10
 _BEAMS = 5
@@ -61,8 +61,8 @@ def build_page(captioners: Captioners, folder: Path) -> gr.Blocks:
             zones = [_upload_zone(side) for side in ("before", "after")]
         (before, message_before), (after, message_after) = zones
         cards = "".join(
-            f'<button type="button" class="dc-example" data-index="{number}">{image_pair(example.before, example.after)}'
-            f"<span>{example.title}</span></button>"
+            f'<button type="button" class="dc-example" data-index="{number}"><img alt="" src="{data_uri(example.before, "JPEG")}">'
+            f'<img alt="" src="{data_uri(example.after, "JPEG")}"><span>{example.title}</span></button>'
             for number, example in enumerate(examples)
         )
         example_buttons = gr.HTML(
