@@ -36,7 +36,7 @@ def captioner(
         out: Folder of the run; runs/captioner-<world> by default.
         shipped: Folder of the exported captioner; in the package by default.
     """
-    from diffcap.checkpoints.exporting import export
+    from diffcap.checkpoints.hub import export
     from diffcap.run_folder import BEST, FINETUNE
     from diffcap.runner import Job, run_job
 

@@ -25,7 +25,7 @@ from diffcap.methods.clip4idc.model import CLIP4IDC
 from diffcap.methods.pcl.model import PCL
 from diffcap.methods.scorer.model import SCORER
 from diffcap.pair_captioner import Caption, PairCaptioner
-from diffcap.text.bpe import build_clip_vocabulary
+from diffcap.text.vocabularies import build_clip_vocabulary
 from diffcap.utils.errors import DiffcapError
 
 PAGE = Path(__file__).parents[1] / "docs/caption.md"

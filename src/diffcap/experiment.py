@@ -216,7 +216,7 @@ class Experiment:
         if self.eval == RETRIEVAL and not (pretraining and pretraining.retrieval and self.has_pretraining):
             raise DiffcapError(
                 "EVAL=retrieval is for a pre-training that learns retrieval; use METHOD="
-                f"{_names(lambda known: known.retrieval)} with its pre-training."
+                f"{_names(lambda known: bool(known.retrieval))} with its pre-training."
             )
         if self.vlm and not self.method_spec.base_model:
             raise DiffcapError(f"VLM={self.vlm} is for METHOD=vlm; give that method, or leave out VLM.")

@@ -19,11 +19,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils._pytree import tree_map
 
-from diffcap.checkpoints.base_models import origin
+from diffcap.checkpoints.base_models import ZERO_SHOT, origin
 from diffcap.checkpoints.combining import as_ensemble, load_members
 from diffcap.checkpoints.loading import Checkpoint
 from diffcap.checkpoints.reading import weights_hash
-from diffcap.checkpoints.zero_shot import STAGE as ZERO_SHOT
 from diffcap.models.captioner import Captioner
 from diffcap.models.generation import beam_hypotheses, check_search, greedy_from, ranking, token_log_probabilities
 from diffcap.text.vocabularies import AnyVocabulary

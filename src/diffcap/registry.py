@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
@@ -56,7 +56,8 @@ class Pretraining:
     needs_negatives: bool = False  # whether it reads negatives.jsonl
     # The datasets that EXTRA can add, and what their images have: "captions" or "classes"
     extra: Mapping[str, str] = field(default_factory=dict)
-    retrieval: bool = False  # whether it learns to retrieve pairs by captions and captions by pairs, see EVAL=retrieval
+    # Import path of the function for EVAL=retrieval, if it learns to retrieve pairs by captions and captions by pairs
+    retrieval: str | None = None
     formerly: str | None = None  # earlier import path of `captioner`, see `Method.formerly`
 
 
@@ -84,7 +85,8 @@ class Method:
     # As `backbone`, for a method with two forms: if its setting `model.captioner.init_args.backbone` names a network, the captioner
     # has this network as a part and reads images, else it reads features.
     pixels_backbone: str | None = None
-    base_model: bool = False  # whether it trains a vision-language model, which VLM= names
+    # Module with the functions `zero_shot` and `export`, if the method trains a vision-language model, which VLM= names
+    base_model: str | None = None
     pretraining: Pretraining | None = None
     importer: str | None = None  # import path of the `Importer` of the authors' checkpoints
     network: str | None = None  # import path of the function that builds a backbone from a checkpoint of the method
@@ -111,8 +113,11 @@ class Method:
     def named(self, group: str, name: str, stage: str) -> list[Part]:
         """The settings of a stage in each entry of a group (see `GROUPS`) whose key has the name, in the order of the file."""
         entries = self.content.get(group, {}).items()
-        found = [self._parts(entry, stage, f"{group}.{name}") for key, entry in entries if name in split_names(key)]
-        return [part for parts in found for part in parts]
+        found: list[Part] = []
+        for key, entry in entries:
+            if name in split_names(key):
+                found += self._parts(entry, stage, f"{group}.{name}")
+        return found
 
     def _parts(self, entry: Mapping[str, Any], stage: str, where: str) -> list[Part]:
         return [Part(f"{self.file}: {where}", entry[key]) for key in (BOTH, stage) if key in entry]
@@ -124,11 +129,7 @@ def split_names(key: str) -> list[str]:
 
 
 def read_method(file: Path) -> Method:
-    """The method that a settings file describes; its name is that of the file.
-
-    Raises:
-        DiffcapError: a key is unknown, missing or not a section.
-    """
+    """The method that a settings file describes; its name is that of the file."""
     content = read_settings(file)
     _check_keys(file, "", content, ("about", *STAGES, "offline", *GROUPS))
     for where, entry in _entries(content):
@@ -179,37 +180,23 @@ def _known(file: Path, where: str, entry: Any, kind: type) -> dict[str, Any]:
 
 @cache
 def methods() -> Mapping[str, Method]:
-    """All methods by name: diffcap's own, then those of other packages.
-
-    Raises:
-        DiffcapError: a settings file cannot be read, or a package's entry point is not one, or has the name of another method.
-    """
+    """All methods by name: diffcap's own, then those of other packages."""
     built_in = sorted(map(read_method, (CONFIGS / "method").glob("*.yaml")), key=lambda method: method.order)
     found = {method.name: method for method in built_in}
-    for point in entry_points(group=GROUP):
+    for point in entry_points(group=GROUP):  # "package:file.yaml"; the package is not imported
         where = f"entry point {GROUP}: {point.name} = {point.value}"
-        method = read_method(_settings_file(point, where))
-        _add(found, method, where)
+        file = package_folder(point.module, where) / point.attr
+        if file.suffix != ".yaml" or not file.is_file():
+            raise DiffcapError(
+                f"{where} is no settings file of a method; write package:<method>.yaml there, with that file in the folder of "
+                "the package, and reinstall it."
+            )
+        _add(found, read_method(file), where)
     return MappingProxyType(found)
 
 
-def _settings_file(point: EntryPoint, where: str) -> Path:
-    """The file that an entry point "package:file.yaml" names; the package is not imported."""
-    file = package_folder(point.module, where) / point.attr
-    if file.suffix != ".yaml" or not file.is_file():
-        raise DiffcapError(
-            f"{where} is no settings file of a method; write package:<method>.yaml there, with that file in the folder of the "
-            "package, and reinstall it."
-        )
-    return file
-
-
 def package_folder(package: str, where: str) -> Path:
-    """The folder of a package, which is not imported.
-
-    Raises:
-        DiffcapError: there is none; `where` names the place of the package's name.
-    """
+    """The folder of a package, which is not imported; `where` names the place of the package's name, for messages."""
     try:
         spec = find_spec(package)
     except ModuleNotFoundError:  # its parent package is missing
@@ -220,22 +207,14 @@ def package_folder(package: str, where: str) -> Path:
 
 
 def get_method(name: str, option: str = "METHOD") -> Method:
-    """The method of a name.
-
-    Raises:
-        DiffcapError: it is unknown; the message names `option` and the known methods.
-    """
+    """The method of a name, which `option` gave."""
     if name not in methods():
         raise DiffcapError(f"{option}={name} is unknown; known methods: {', '.join(methods())}.")
     return methods()[name]
 
 
 def method_of(captioner: type) -> str:
-    """The name of the method that a captioner's class belongs to.
-
-    Raises:
-        DiffcapError: no method has this class.
-    """
+    """The name of the method that a captioner's class belongs to."""
     path = f"{captioner.__module__}:{captioner.__qualname__}"
     for name, method in methods().items():
         if method.captioner == path or import_object(method.captioner) is captioner:
@@ -253,11 +232,7 @@ def moved_classes() -> Mapping[str, str]:
 
 
 def import_object(path: str) -> Any:
-    """Import "package.module:Name".
-
-    Raises:
-        DiffcapError: the module or the name does not exist.
-    """
+    """Import "package.module:Name"."""
     module, _, name = path.partition(":")
     try:
         return getattr(import_module(module), name)
@@ -265,15 +240,13 @@ def import_object(path: str) -> Any:
         raise DiffcapError(f"{path}: cannot be imported ({error}); correct the import path in the registry.") from error
 
 
+def base_model_function(name: str) -> Any:
+    """A function of the module `Method.base_model` of the method that has one."""
+    return import_object(next(f"{method.base_model}:{name}" for method in methods().values() if method.base_model))
+
+
 def load_plugins(group: str, kind: type[T], known: dict[str, T]) -> dict[str, T]:
-    """Add the entries that other packages register to the built-in ones.
-
-    Args:
-        group: of entry points. kind: class of an entry; it has a `name`. known: the built-in entries by name.
-
-    Raises:
-        DiffcapError: an entry point cannot be loaded, is not a `kind`, or has a name that is taken.
-    """
+    """Add the entries of a class `kind` with a `name` that other packages register in a group of entry points."""
     found = dict(known)
     for point in entry_points(group=group):
         where = f"entry point {group}: {point.name} = {point.value}"

@@ -12,10 +12,16 @@ import torch
 from safetensors.torch import save
 from tests.hub_server import TOKEN, Hub
 
-from diffcap.checkpoints.base_models import SUPPORTED, base_kind, base_licence, base_sha256, find_base, is_base_model
+from diffcap.checkpoints.base_models import (
+    SUPPORTED,
+    base_kind,
+    base_licence,
+    base_sha256,
+    find_base,
+    is_base_model,
+    names_base_model,
+)
 from diffcap.checkpoints.hub_access import check_connection
-from diffcap.checkpoints.loading import pull
-from diffcap.checkpoints.zero_shot import names_base_model
 from diffcap.utils.errors import DiffcapError
 from diffcap.web.captioners import find_choices
 
@@ -102,7 +108,7 @@ def test_only_needed_files_are_fetched(hub: Hub) -> None:
     commit = hub.commit(NAME, files(**dict.fromkeys([*other, "unused.safetensors", "photo.png"], b"?")))
     found = find_base(NAME)
     assert fetched(hub) == NEEDED
-    assert (found.name, found.revision, found.model_type, found.licence) == (NAME, commit, "smolvlm", "apache-2.0")
+    assert (found.name, found.revision, found.licence) == (NAME, commit, "apache-2.0")
     assert {path.name: path.read_bytes() for path in found.folder.iterdir()} == files()
     hub.commit(NAME, files() | {"model.safetensors": weights(9)})
     hub.repositories[NAME].pop(INDEX)
@@ -163,15 +169,6 @@ def test_incomplete_cache_without_network(hub: Hub, monkeypatch: pytest.MonkeyPa
         check_connection([NAME, "user/other@main"], shipped=True)
 
 
-@pytest.mark.slow
-def test_a_slow_hub_is_waited_for(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("diffcap.checkpoints.hub_access.CONNECT_SECONDS", 0.3)
-    commit = hub.commit(NAME, files())
-    hub.delay = 0.6  # of each answer
-    check_connection([NAME])
-    assert find_base(NAME).revision == commit
-
-
 @pytest.mark.slow  # the client waits a second before it resumes
 def test_a_download_resumes_after_a_broken_connection(hub: Hub) -> None:
     large = weights(3 << 20)  # 12 MiB; the client writes blocks of 10
@@ -193,73 +190,6 @@ def test_complete_files_of_a_failed_download_are_kept(hub: Hub) -> None:
     assert fetched(hub) == {"config.json", TWO} and hub.sent[ONE] == len(weights(3))
 
 
-@pytest.mark.parametrize("status", [401, 403])
-def test_gated_repository(hub: Hub, status: int) -> None:
-    hub.commit(NAME, files())
-    hub.gated[NAME] = status
-    sentence = (
-        rf"^user/vlm: .* accepted its licence \({status}\); accept it on https://huggingface.co/user/vlm and log in"
-    )
-    for attempt in (find_base, base_kind, pull):
-        with pytest.raises(DiffcapError, match=sentence):
-            attempt(NAME)
-
-
-def test_refusals_of_the_hub(hub: Hub) -> None:
-    hub.commit(NAME, files())
-    with pytest.raises(DiffcapError, match="user/vlm: the Hub has no such revision of this repository; check"):
-        find_base(NAME, "v2")
-    with pytest.raises(DiffcapError, match="user/nobody: the Hub has no repository of this name"):
-        find_base("user/nobody")
-    hub.commit(NAME, {"README.md": README})
-    with pytest.raises(
-        DiffcapError, match=r"user/vlm: neither a captioner of diffcap nor a base model, config\.json is"
-    ):
-        find_base(NAME)
-    without = files()
-    del without[TWO]
-    hub.commit(NAME, without)
-    with pytest.raises(
-        DiffcapError, match=rf"user/vlm: {TWO}, which model\.safetensors\.index\.json names, is missing"
-    ):
-        find_base(NAME)
-    hub.commit(NAME, {"config.json": files()["config.json"], "pytorch_model.bin": b"?"})
-    with pytest.raises(DiffcapError, match="user/vlm: no weights in safetensors format"):
-        find_base(NAME)
-    assert "pytorch_model.bin" not in fetched(hub)
-
-
-@pytest.mark.parametrize("name", ["alone", "a/b/c", "../x", "/no/such/folder", "https://huggingface.co/a/b"])
-def test_neither_a_folder_nor_a_name(hub: Hub, name: str) -> None:
-    with pytest.raises(DiffcapError, match=f"^{name}: neither a local folder nor the name of a repository on the Hub"):
-        find_base(name)
-    assert not hub.asked
-
-
-def test_unsupported_types_are_refused_before_any_weights(hub: Hub) -> None:
-    hub.commit(NAME, files(**{"config.json": json_bytes({"model_type": "bert"})}))
-    for attempt in (find_base, base_kind):
-        with pytest.raises(
-            DiffcapError, match=r"^user/vlm: a model of type 'bert', which is not supported; .*"
-        ) as error:
-            attempt(NAME)
-    assert ", ".join(SUPPORTED) in str(error.value) and fetched(hub) == {"config.json"}
-
-
-def test_kind_of_a_repository(hub: Hub) -> None:
-    hub.commit(NAME, files())
-    hub.commit(
-        "user/captioner", {"config.json": json_bytes({"format": 1, "model_type": "?"}), "model.safetensors": b"?"}
-    )
-    hub.commit("user/odd", {"config.json": b"[]"})
-    assert (base_kind(NAME), base_kind("user/captioner")) == ("base", "diffcap") and fetched(hub) == {"config.json"}
-    for name in ("user/odd", "user/captioner"):
-        with pytest.raises(
-            DiffcapError, match=rf"{name}: not a base model, its config\.json has no model_type|{name}: its"
-        ):
-            find_base(name)
-
-
 def test_the_page_offers_one_commit(hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`diffcap serve` pins the commit of its start, and prints it with the licence."""
     commit = hub.commit(NAME, files())
@@ -274,6 +204,72 @@ def test_the_page_offers_one_commit(hub: Hub, tmp_path: Path, capsys: pytest.Cap
     assert both[0].label != both[1].label
 
 
+def test_kind_of_a_repository(hub: Hub) -> None:
+    hub.commit(NAME, files())
+    hub.commit("user/captioner", {"config.json": json_bytes({"format": 1, "model_type": "?"})})
+    assert (base_kind(NAME), base_kind("user/captioner")) == ("base", "diffcap") and fetched(hub) == {"config.json"}
+
+
+def with_code(model_type: str) -> dict[str, bytes]:
+    code = {"AutoConfig": "evil.Evil", "AutoModelForImageTextToText": "evil.Evil"}
+    return files(**{"config.json": json_bytes({"model_type": model_type, "auto_map": code}), "evil.py": EVIL})
+
+
+OF = "user/vlm: "
+GATED = r"accepted its licence \(403\); accept it on https://huggingface.co/user/gated and log in"
+
+
+@pytest.mark.parametrize(
+    ("source", "content", "sentence", "asked"),
+    [
+        ("user/vlm@v2", files(), OF + "the Hub has no such revision of this repository; check", None),
+        ("user/nobody", None, "user/nobody: the Hub has no repository of this name", None),
+        ("user/gated", files(), GATED, None),
+        (NAME, {"README.md": README}, OF + r"neither a captioner of diffcap nor a base model, config\.json is", None),
+        (NAME, {"config.json": b"[]"}, OF + r"not a base model, its config\.json has no model_type", None),
+        (NAME, {"config.json": b'{"format": 1, "model_type": "?"}'}, OF + r"not a base model, its config", None),
+        (
+            NAME,
+            {name: data for name, data in files().items() if name != TWO},
+            OF + rf"{TWO}, which model\.safetensors\.index\.json names, is missing",
+            None,
+        ),
+        (
+            NAME,
+            {"config.json": files()["config.json"], "pytorch_model.bin": b"?"},
+            OF + "no weights in safetensors format",
+            {"config.json", "model.safetensors"},
+        ),
+        (
+            NAME,
+            files(**{"config.json": json_bytes({"model_type": "bert"})}),
+            OF + f"a model of type 'bert', which is not supported; .*{', '.join(SUPPORTED)}",
+            {"config.json"},
+        ),
+        (
+            NAME,
+            with_code("evil_chat"),
+            "type 'evil_chat', which is not supported and needs code of its repository, which",
+            {"config.json"},
+        ),
+        *(
+            (name, None, f"^{name}: neither a local folder nor the name of a repository on the Hub", set())
+            for name in ("alone", "a/b/c", "/no/such/folder", "https://huggingface.co/a/b")
+        ),
+    ],
+)
+def test_what_is_no_base_model_is_one_sentence(
+    source: str, content: dict[str, bytes] | None, sentence: str, asked: set[str] | None, hub: Hub
+) -> None:
+    name = source.partition("@")[0]
+    if content is not None:
+        hub.commit(name, content)
+    hub.gated["user/gated"] = 403
+    with pytest.raises(DiffcapError, match=sentence) as error:
+        find_base(source)
+    assert "\n" not in str(error.value) and (asked is None or fetched(hub) == asked)
+
+
 # -------------------------------------------------------------------------------------------------------------- local folders
 
 
@@ -282,15 +278,6 @@ def test_a_folder_is_used_as_it_is(folder: Path, hub: Hub) -> None:
     found = find_base(str(folder), "f" * 40)
     assert (found.folder, found.revision, found.licence) == (folder, None, "apache-2.0") and not hub.asked
     assert sorted(folder.iterdir()) == before and is_base_model(folder) and is_base_model(str(folder))
-
-
-def test_what_is_no_base_model(tmp_path: Path) -> None:
-    assert not is_base_model("user/name") and not is_base_model(tmp_path) and not is_base_model(tmp_path / "a.ckpt")
-    for text in ('{"format": 1, "model_type": "smolvlm"}', "[]", "{", "{}"):
-        (tmp_path / "config.json").write_text(text)
-        assert not is_base_model(tmp_path), text
-    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    assert is_base_model(tmp_path)
 
 
 def remove(*names: str) -> Callable[[Path], None]:
@@ -359,11 +346,6 @@ def test_licence(folder: Path, readme: bytes | None, text: bytes, licence: str |
     assert find_base(str(folder)).licence == licence
 
 
-def test_the_licence_file_of_a_repository(hub: Hub) -> None:
-    hub.commit(NAME, files(**{"README.md": b"", "LICENSE": b"SOME RESEARCH LICENSE\n"}))
-    assert find_base(NAME).licence == "SOME RESEARCH LICENSE"
-
-
 def test_the_licence_alone_is_fetched_for_a_card(hub: Hub, folder: Path) -> None:
     first = hub.commit(NAME, files())
     hub.commit(NAME, files(**{"README.md": b"", "LICENSE": b"SOME RESEARCH LICENSE\n"}))
@@ -388,24 +370,6 @@ def test_the_hash_identifies_a_base_model(folder: Path, tmp_path: Path, hub: Hub
     (folder / TWO).unlink()
     with pytest.raises(DiffcapError, match=rf"{TWO}: no such file; give a folder with all files of the base model"):
         base_sha256(folder)
-
-
-# ---------------------------------------------------------------------------------------------------------------- remote code
-
-
-def with_code(model_type: str) -> dict[str, bytes]:
-    code = {"AutoConfig": "evil.Evil", "AutoModelForImageTextToText": "evil.Evil"}
-    return files(**{"config.json": json_bytes({"model_type": model_type, "auto_map": code}), "evil.py": EVIL})
-
-
-def test_types_that_need_remote_code_are_refused(hub: Hub, tmp_path: Path) -> None:
-    hub.commit(NAME, with_code("evil_chat"))
-    for base in (NAME, str(written(tmp_path / "evil", with_code("evil_chat")))):
-        with pytest.raises(
-            DiffcapError, match=r"type 'evil_chat', which is not supported and needs code of its repository, which"
-        ):
-            find_base(base)
-    assert fetched(hub) == {"config.json"} and not (tmp_path / "evil" / "was-here").exists()
 
 
 @pytest.mark.slow  # imports transformers

@@ -19,8 +19,7 @@ from tests.hub_server import TOKEN, Hub
 from tests.models.tiny import captioner, pretraining
 from tests.toy_checkpoints import write_checkpoint
 
-from diffcap.checkpoints.exporting import Scores, export, find_scores
-from diffcap.checkpoints.hub import model_card, push
+from diffcap.checkpoints.hub import Scores, export, find_scores, model_card, push
 from diffcap.checkpoints.hub_access import offline_reason
 from diffcap.checkpoints.loading import load, pull
 from diffcap.checkpoints.reading import checkpoint_record, read_checkpoint
@@ -97,56 +96,59 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
 
 
 @pytest.mark.slow
-def test_private_push_never_uploads_to_a_public_repository(hub: Hub, run: Path) -> None:
+def test_a_push_deletes_scores_and_images_of_earlier_weights_and_keeps_a_secret(hub: Hub, run: Path) -> None:
     checkpoint = run / "finetune" / "best.ckpt"
     for _ in range(2):  # a new one, and one that is there and private
         push(checkpoint, "user/secret", private=True)
     assert hub.private == {"user/secret"} and "model.safetensors" in hub.repositories["user/secret"]
-    hub.repositories["user/open"] = {"README.md": b"mine"}
+    push(checkpoint, "user/toy")
     with pytest.raises(
-        DiffcapError, match=r"user/open: the repository exists and is public, so nothing was uploaded; make"
+        DiffcapError, match=r"user/toy: the repository exists and is public, so nothing was uploaded; make"
     ):
-        push(checkpoint, "user/open", private=True)
-    assert hub.repositories["user/open"] == {"README.md": b"mine"}
-    push(checkpoint, "user/open")
-    assert "model.safetensors" in hub.repositories["user/open"] and "user/open" not in hub.private
-
-
-@pytest.mark.slow
-def test_push_deletes_scores_and_images_of_earlier_weights(hub: Hub, run: Path) -> None:
-    push(run / "finetune" / "best.ckpt", "user/toy")
+        push(run / "reinforce" / "best.ckpt", "user/toy", private=True)
     hub.repositories["user/toy"]["notes.txt"] = hub.repositories["user/toy"]["assets/logo.png"] = b"the owner's"
     assert {"metrics.json", "pairs.png"} < set(hub.repositories["user/toy"])
     push(run / "reinforce" / "best.ckpt", "user/toy")  # which has neither
     files = hub.repositories["user/toy"]
     assert set(files) == {"README.md", "config.json", "model.safetensors", "notes.txt", "assets/logo.png"}
     assert "No evaluation of these weights was found" in files["README.md"].decode()
-    push(run / "finetune" / "best.ckpt", "user/toy")
-    push(run / "finetune" / "best.ckpt", "user/toy")  # nothing that is uploaded is deleted
+    for _ in range(2):  # nothing that is uploaded is deleted
+        push(checkpoint, "user/toy")
     assert {"metrics.json", "pairs.png", "notes.txt"} < set(hub.repositories["user/toy"])
 
 
-def test_images_with_clashing_names_are_refused(hub: Hub, run: Path, tmp_path: Path) -> None:
-    checkpoint = run / "finetune" / "best.ckpt"
-    for folder in ("one", "two"):
-        (tmp_path / folder).mkdir()
-        Image.new("RGB", (4, 4), "red" if folder == "one" else "blue").save(tmp_path / folder / "pairs.png")
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(
-        DiffcapError, match=r"one/pairs\.png: another file of --pictures is also named pairs\.png; rename one"
-    ):
-        push(checkpoint, "user/toy", images=[tmp_path / "one" / "pairs.png", tmp_path / "two" / "pairs.png"])
-    with pytest.raises(DiffcapError, match=r"config\.json: not a \.png file; give PNG files"):
-        push(checkpoint, "user/toy", images=[tmp_path / "config.json"])
-    assert not hub.asked
-
-
-def test_refused_requests_give_one_sentence(
+def test_what_cannot_be_pushed_is_one_sentence(
     hub: Hub, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    checkpoint, other = run / "finetune" / "best.ckpt", run / "reinforce-eval/metrics.json"
+    pretrained = write_checkpoint(tmp_path / "last.ckpt", pretraining(), "pretrain")
+    evaluated(run, "reinforce-eval", "reinforce", METRICS)
+    pictures = [tmp_path / "one" / "pairs.png", tmp_path / "two" / "pairs.png"]
+    for path in (*pictures, tmp_path / "odd.json"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("[]")
+    for source, name, options, sentence in (
+        (pretrained, "user/toy", {}, "a checkpoint of the pretrain stage cannot caption; push"),
+        (checkpoint, "user/toy", {"metrics": tmp_path / "none.json"}, r"none\.json: no metrics there"),
+        (checkpoint, "user/toy", {"metrics": other}, r"belongs to other weights; evaluate .*best\.ckpt itself"),
+        (checkpoint, "user/toy", {"metrics": tmp_path / "odd.json"}, '"groups" is missing'),
+        (checkpoint, "user/toy", {"images": [tmp_path / "none.png"]}, r"none\.png: file not found"),
+        (checkpoint, "user/toy", {"images": [tmp_path / "odd.json"]}, r"odd\.json: not a \.png file; give PNG files"),
+        (
+            checkpoint,
+            "user/toy",
+            {"images": pictures},
+            r"another file of --pictures is also named pairs\.png; rename one",
+        ),
+        (checkpoint, "../x", {}, "not the name of a repository"),
+        (checkpoint, "https://huggingface.co/a/b", {}, "not the name of a repository"),
+    ):
+        with pytest.raises(DiffcapError, match=sentence):
+            push(source, name, **options)
+    assert not hub.asked
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     with pytest.raises(DiffcapError, match=r"user/toy: the Hub refuses access \(401\); log in"):
-        push(run / "finetune" / "best.ckpt", "user/toy")
+        push(checkpoint, "user/toy")
     with pytest.raises(DiffcapError, match="user/nobody: the Hub has no repository of this name"):
         pull("user/nobody", tmp_path / "there")
 
@@ -205,32 +207,6 @@ def test_one_address_that_answers_is_enough(hub: Hub, monkeypatch: pytest.Monkey
     monkeypatch.setattr("diffcap.checkpoints.hub_access.CONNECT_SECONDS", 2)
     start = time.monotonic()
     assert offline_reason() is None and time.monotonic() - start < 1
-
-
-@pytest.mark.parametrize("name", ["alone", "a/b/c", "../x", "user/", "user/na me", "https://huggingface.co/a/b"])
-def test_repository_names(name: str, tmp_path: Path) -> None:
-    with pytest.raises(DiffcapError, match="not the name of a repository"):
-        pull(name, tmp_path)
-    with pytest.raises(DiffcapError, match="not the name of a repository"):
-        push(tmp_path / "best.ckpt", name)
-
-
-def test_push_refuses_other_stages_and_missing_files(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(DiffcapError, match="a checkpoint of the pretrain stage cannot caption; push"):
-        push(write_checkpoint(tmp_path / "last.ckpt", pretraining(), "pretrain"), "user/toy")
-    checkpoint = run / "finetune" / "best.ckpt"
-    with pytest.raises(DiffcapError, match=r"none\.json: no metrics there"):
-        push(checkpoint, "user/toy", metrics=tmp_path / "none.json")
-    with pytest.raises(DiffcapError, match=r"none\.png: file not found"):
-        push(checkpoint, "user/toy", images=[tmp_path / "none.png"])
-    other = evaluated(run, "reinforce-eval", "reinforce", METRICS)
-    with pytest.raises(
-        DiffcapError, match=r"reinforce-eval/metrics\.json: belongs to other weights; evaluate .*best\.ckpt itself"
-    ):
-        push(checkpoint, "user/toy", metrics=other)
-    (tmp_path / "odd.json").write_text("[]")
-    with pytest.raises(DiffcapError, match=r'"groups" is missing'):
-        push(checkpoint, "user/toy", metrics=tmp_path / "odd.json")
 
 
 def test_card_has_dataset_protocol_scores_and_licence(run: Path) -> None:
@@ -292,27 +268,6 @@ def test_scores_are_those_of_the_same_weights(run: Path, tmp_path: Path) -> None
         "eval/metrics.json does not name the weights that it evaluated; eval-both/metrics.json belongs to an ensemble of 2"
         in missing.missing_reason
     )
-
-
-@pytest.mark.parametrize(
-    "odd",
-    [
-        {"provenance": ["x"]},
-        {"provenance": {"checkpoints": "best.ckpt"}},
-        {"provenance": {"checkpoints": ["best.ckpt"]}},
-        {"provenance": {"checkpoints": {"file": "best.ckpt"}}},
-        {"protocol": ["test"]},
-        {"groups": "total"},
-    ],
-    ids=str,
-)
-def test_odd_scores_beside_a_checkpoint_are_no_scores(run: Path, tmp_path: Path, odd: dict[str, Any]) -> None:
-    checkpoint, path = run / "finetune/best.ckpt", run / "eval/metrics.json"
-    write_json(path, {**read_json(path), **odd})
-    missing = export(checkpoint, tmp_path / "out")
-    assert missing.metrics is None and missing.missing_reason == "eval/metrics.json is not a metrics.json of diffcap"
-    with pytest.raises(DiffcapError, match=r"eval/metrics\.json: not a metrics\.json of diffcap, .* `make eval`\.$"):
-        find_scores(checkpoint, read_checkpoint(checkpoint), path)
 
 
 def test_the_scores_of_the_captioner_that_ships_are_of_its_weights() -> None:

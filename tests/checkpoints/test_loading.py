@@ -16,14 +16,12 @@ from tests.models.tiny import captioner, maps, pretraining
 from tests.toy_checkpoints import WORDS, write_checkpoint
 
 from diffcap.checkpoints.combining import average
-from diffcap.checkpoints.exporting import export
-from diffcap.checkpoints.hub import push
+from diffcap.checkpoints.hub import export, push
 from diffcap.checkpoints.loading import load
 from diffcap.checkpoints.reading import read_checkpoint, write_folder
 from diffcap.cli import main
 from diffcap.lit.callbacks import AtomicCheckpointIO
 from diffcap.lit.training import init_from
-from diffcap.methods.scorer.model import SCORER
 from diffcap.models.generation import greedy
 from diffcap.pair_captioner import SHIPPED
 from diffcap.utils.errors import DiffcapError
@@ -51,15 +49,6 @@ def test_the_loaded_captioner_writes_what_the_saved_one_writes(tmp_path: Path) -
     assert (
         trained.metadata["method"] == "pcl" and trained.metadata["step"] == 7 and trained.metadata["tokenizer"] == "raw"
     )
-
-
-def test_a_missing_file_says_how_to_make_one(tmp_path: Path) -> None:
-    assert "no checkpoint there; train one with `make pretrain finetune`" in sentence(tmp_path / "best.ckpt")
-
-
-def test_another_format_names_the_version_that_wrote_it(tmp_path: Path) -> None:
-    path = write_checkpoint(tmp_path / "old.ckpt", model(), "finetune", format=0, version="0.0.7")
-    assert "its format is 0, but this diffcap reads format 1; use diffcap 0.0.7" in sentence(path)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.99])
@@ -110,13 +99,16 @@ def test_files_of_other_programs(tmp_path: Path, content) -> None:
     assert "not a checkpoint of diffcap;" in output and "with `diffcap import METHOD FILE`" in output
 
 
-def test_a_pre_training_checkpoint_cannot_caption(tmp_path: Path) -> None:
+def test_what_cannot_caption_is_one_sentence(tmp_path: Path) -> None:
+    assert "no checkpoint there; train one with `make pretrain finetune`" in sentence(tmp_path / "best.ckpt")
+    path = write_checkpoint(tmp_path / "old.ckpt", model(), "finetune", format=0, version="0.0.7")
+    assert "its format is 0, but this diffcap reads format 1; use diffcap 0.0.7" in sentence(path)
     path = write_checkpoint(tmp_path / "last.ckpt", pretraining(), "pretrain")
     assert "of the pretrain stage cannot caption; fine-tune from it first" in sentence(path, load)
-    read_checkpoint(path)
-
-
-def test_an_unknown_method_or_other_weights_are_one_sentence(tmp_path: Path) -> None:
+    state = read_checkpoint(write_checkpoint(path, model(), "finetune"))
+    del state["diffcap"]["words"]
+    torch.save(state, path)
+    assert "'words' is missing" in sentence(path)
     path = write_checkpoint(tmp_path / "best.ckpt", model(), "finetune", method="duda")
     assert "its method 'duda' is unknown; known methods: pcl" in sentence(path, load)
     path = write_checkpoint(tmp_path / "best.ckpt", model(), "finetune", method="scorer", version="9.0.0")
@@ -130,18 +122,6 @@ def test_an_unknown_method_or_other_weights_are_one_sentence(tmp_path: Path) -> 
     assert "size mismatch for trunk.single_encoder.layers.0.ffn.0.weight" in sentence(path, load)
 
 
-FIELDS = ["stage", "method", "words", "features", "max_length", "hyperparameters", "dataset", "seed", "tokenizer"]
-
-
-@pytest.mark.parametrize("gone", FIELDS)
-def test_an_entry_that_is_missing_is_one_sentence(tmp_path: Path, gone: str) -> None:
-    path = write_checkpoint(tmp_path / "best.ckpt", model(), "finetune")
-    state = torch.load(path, weights_only=True)
-    del state["diffcap"][gone]
-    torch.save(state, path)
-    assert f"'{gone}' is missing" in sentence(path)
-
-
 FEATURES = {"name": "toy", "shape": [5, 2, 3], "dtype": "float16"}
 
 
@@ -152,6 +132,8 @@ FEATURES = {"name": "toy", "shape": [5, 2, 3], "dtype": "float16"}
         ({"vocabulary_layout": "x"}, "cannot build its captioner"),
         ({"vocabulary_layout": "rcc"}, "its vocabulary_layout is rcc, not pcl|it has 8 words"),
         ({"hyperparameters": [1]}, "cannot build its captioner"),
+        ({"hyperparameters": {**model().hyperparameters, "heads": 7}}, "cannot build its captioner"),
+        ({"hyperparameters": {**model().hyperparameters, "unknown": 1}}, "cannot build its captioner"),
         ({"max_length": 1}, "its max_length is 1; it must be from 2 to 40"),
         ({"max_length": 1000}, "its max_length is 1000; it must be from 2 to 40"),
         ({"seed": torch.zeros(3)}, "its metadata are damaged"),
@@ -166,27 +148,6 @@ def test_odd_facts_are_one_sentence(tmp_path: Path, meta_values: dict[str, Any],
     assert re.search(
         expectation, sentence(write_checkpoint(tmp_path / "best.ckpt", model(), "finetune", **meta_values), load)
     )
-
-
-@pytest.mark.parametrize(
-    "odd",
-    [{"heads": 7}, {"width": 4096, "ffn": 4096}, {"image_activation": "unknown"}, {"unknown": 1}, {"grid": [3]}],
-    ids=str,
-)
-def test_odd_settings_in_a_folder_are_one_sentence(tmp_path: Path, odd: dict[str, Any]) -> None:
-    """As somebody's config.json may have them."""
-    if "grid" in odd:
-        scorer = SCORER(4 + len(WORDS), 5, (2, 3), 12, width=16, heads=2, word_width=8)
-        path = write_checkpoint(tmp_path / "x.ckpt", scorer, "finetune", method="scorer", vocabulary_layout="rcc")
-    else:
-        path = write_checkpoint(tmp_path / "x.ckpt", model(), "finetune")
-    write_folder(tmp_path / "ours", read_checkpoint(path))
-    load(tmp_path / "ours")
-    config = tmp_path / "ours" / "config.json"
-    meta_values = json.loads(config.read_text())
-    meta_values["hyperparameters"] |= odd
-    config.write_text(json.dumps(meta_values))
-    assert "cannot build its captioner" in sentence(tmp_path / "ours", load)
 
 
 def test_odd_weights_are_one_sentence(tmp_path: Path) -> None:
@@ -207,7 +168,7 @@ def test_odd_weights_are_one_sentence(tmp_path: Path) -> None:
 NAN, INF = float("nan"), float("inf")
 
 
-@pytest.mark.parametrize("value", [NAN, INF, -INF])
+@pytest.mark.parametrize("value", [NAN, INF])
 def test_weights_that_are_not_finite_are_refused(tmp_path: Path, value: float) -> None:
     broken = model()
     with torch.no_grad():
@@ -334,10 +295,3 @@ def test_export_on_a_full_disk_is_one_sentence_and_costs_nothing(tmp_path: Path)
     (folder / "config.json").unlink()  # interrupted before its last file
     main(["export", str(other), "--out", str(folder)])
     load(folder)
-
-
-def test_an_average_on_a_full_disk_names_the_file(tmp_path: Path) -> None:
-    path = write_checkpoint(tmp_path / "x.ckpt", model(), "finetune")
-    with small_files(10_000), pytest.raises(OSError) as error:  # which the command line tells of
-        average([path, path], tmp_path / "mean.ckpt")
-    assert error.value.filename == str(tmp_path / "mean.ckpt") and not (tmp_path / "mean.ckpt").exists()

@@ -178,7 +178,7 @@ def test_any_place_gives_what_the_whole_row_has_there() -> None:
     pairs = LabelledPairs(CLASSES, seed=4)
     for start in (140, 3, 70, 30):  # across the ends of epochs, forwards and back
         assert all(np.array_equal(part, rows[start : start + 10]) for part, rows in zip(pairs.take(start, 10), whole))
-    assert not np.array_equal(LabelledPairs(CLASSES, seed=5).take(0, 150).second, whole.second)
+    assert not np.array_equal(LabelledPairs(CLASSES, seed=5).take(0, 150)[1], whole[1])
 
 
 def test_an_image_alone_in_its_class_has_others_beside_it() -> None:

@@ -11,7 +11,7 @@ from tests.models.test_clip4idc import CAPTIONER, NETWORK, captions, pixels
 from diffcap.methods.clip4idc.model import CLIP4IDC, CLIP4IDCAdaptation
 from diffcap.methods.clip4idc.weights import load_clip
 from diffcap.models.clip import Clip, build_clip
-from diffcap.text.bpe import ClipVocabulary
+from diffcap.text.vocabularies import ClipVocabulary
 from diffcap.utils.errors import DiffcapError
 
 WHOLE = 49408
@@ -75,7 +75,7 @@ def test_another_image_size_interpolates_the_positions(clip: Clip, file: Path) -
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("size", [(96, 128), (96, 96), (192, 256), (48, 64), (64, 192)])
+@pytest.mark.parametrize("size", [(96, 96), (64, 192)])
 def test_the_shipped_network_takes_any_size(size: tuple[int, int]) -> None:
     """Its own grid is 6 x 8; 4 x 12 has as many places and is another grid."""
     vocabulary = ClipVocabulary(["cube</w>"], "clip_used")
@@ -133,13 +133,6 @@ def test_weights_of_another_activation_are_refused(monkeypatch: pytest.MonkeyPat
     model.hyperparameters["network"] = "ViT-tiny"
     with pytest.raises(DiffcapError, match="were trained with GELU, and the network is built with QuickGELU"):
         load_clip(model, "default", ClipVocabulary())
-
-
-def test_random_leaves_everything(file: Path) -> None:
-    model = CLIP4IDCAdaptation(FULL, max_length=14)
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    load_clip(model, "random", ClipVocabulary())
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
 def test_what_begins_with_the_difference_is_not_clips(clip: Clip, file: Path) -> None:

@@ -9,8 +9,7 @@ from tests.models.tiny import captioner, pretraining
 from tests.toy_checkpoints import WORDS, write_checkpoint
 
 from diffcap.lit.finetuning import Captioning
-from diffcap.lit.optimizers import adamw
-from diffcap.lit.training import init_from
+from diffcap.lit.training import adamw, init_from
 from diffcap.methods.pcl.pretraining import Pretraining
 from diffcap.utils.errors import DiffcapError
 

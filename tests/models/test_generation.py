@@ -23,8 +23,7 @@ from diffcap.models.generation import (
     sample_from,
     token_log_probabilities,
 )
-from diffcap.text.bpe import ClipVocabulary
-from diffcap.text.vocabularies import vocabulary_of
+from diffcap.text.vocabularies import ClipVocabulary, vocabulary_of
 
 
 class Table(Captioner):

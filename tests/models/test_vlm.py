@@ -1,6 +1,5 @@
 """Vision-language models as captioners, against the `generate` of transformers, on tiny random models of every family."""
 
-import doctest
 import importlib.util
 import json
 import re
@@ -199,17 +198,6 @@ def test_gradients_with_a_cache_equal_those_of_the_loss(folder: Folder) -> None:
         assert torch.allclose(gradient, found[0][1], atol=1e-5)
 
 
-def test_the_example_of_the_docstring(folder: Folder) -> None:
-    (test,) = [test for test in doctest.DocTestFinder().find(VLM, globs={"VLM": VLM, "torch": torch}) if test.examples]
-    for example in test.examples:
-        example.options.pop(doctest.SKIP, None)
-        example.source = example.source.replace("HuggingFaceTB/SmolVLM-256M-Instruct", folder("smolvlm"))
-    report: list[str] = []
-    assert len(test.examples) >= 4
-    doctest.DocTestRunner().run(test, out=report.append)
-    assert not report, "".join(report)
-
-
 def test_checkpointing_does_not_keep_the_activations_of_a_frozen_tower(folder: Folder) -> None:
     vlm = VLM(folder("qwen2_5_vl"), checkpointing=True).train()
     seen: list[bool] = []
@@ -366,13 +354,7 @@ def test_every_id_that_ends_an_answer_ends_a_caption(tmp_path: Path) -> None:
     assert vlm.is_eos(torch.tensor([[eos, 7, 30, 8]])).tolist() == [[True, True, True, False]]
 
 
-def test_options_that_the_processor_refuses_are_one_sentence(folder: Folder) -> None:
-    with pytest.raises(DiffcapError, match="image_kwargs"):
-        VLM(folder("smolvlm"), train="nothing", image_kwargs={"size": "large"})
-    with pytest.raises(DiffcapError, match="lora_rank is 0"):
-        VLM(folder("smolvlm"), lora_rank=0)
-    with pytest.raises(DiffcapError, match="cuts tiles"):
-        VLM(folder("idefics3"), difference=True, image_kwargs={"do_image_splitting": True})
+IMAGE_KWARGS = r"^model\.captioner\.init_args\.image_kwargs: .*"
 
 
 @pytest.mark.parametrize(
@@ -390,8 +372,25 @@ def test_image_options_out_of_range_are_refused_before_the_weights_are_read(
     family: str, options: dict[str, Any], sentence: str, folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("diffcap.methods.vlm.model._load_model", lambda *_: pytest.fail("the weights were read"))
-    with pytest.raises(DiffcapError, match=rf"^model\.captioner\.init_args\.image_kwargs: .*{sentence}"):
+    with pytest.raises(DiffcapError, match=IMAGE_KWARGS + sentence):
         VLM(folder(family), train="nothing", image_kwargs=options)
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "sentence"),
+    [
+        ("smolvlm", {"train": "nothing", "image_kwargs": {"size": "large"}}, "image_kwargs .* is not valid"),
+        ("smolvlm", {"lora_rank": 0}, "lora_rank is 0"),
+        ("idefics3", {"difference": True, "image_kwargs": {"do_image_splitting": True}}, "cuts tiles"),
+        ("smolvlm", {"train": "all", "dtype": "bfloat16"}, "needs dtype: float32"),
+        ("smolvlm", {"prompt": "What is <image> new?"}, "^the prompt has '<image>', which is a special token of the"),
+        ("smolvlm", {"base_sha256": "0" * 64}, "not the base model that this captioner was trained on"),
+    ],
+)
+def test_odd_options_are_one_sentence(family: str, options: dict[str, Any], sentence: str, folder: Folder) -> None:
+    with pytest.raises(DiffcapError, match=sentence) as error:
+        VLM(folder(family), **options)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
@@ -408,14 +407,6 @@ def test_the_size_in_the_settings_of_qwen_limits_its_tokens(
     assert not [warning for warning in recwarn if "max_pixels" in str(warning.message)]
 
 
-@pytest.mark.parametrize(("family", "token"), [("smolvlm", "<image>"), ("qwen2_5_vl", "<|im_end|>")])
-def test_a_prompt_with_a_special_token_is_refused(family: str, token: str, folder: Folder) -> None:
-    with pytest.raises(
-        DiffcapError, match=rf"^the prompt has '{re.escape(token)}', which is a special token of the model"
-    ):
-        VLM(folder(family), train="nothing", prompt=f"What is {token} new?")
-
-
 def test_missing_packages_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a user without the extra sees."""
     found = importlib.util.find_spec
@@ -425,13 +416,6 @@ def test_missing_packages_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> N
     sentence = r"^METHOD=vlm and .* need peft, num2words; install the packages with `pip install 'diffcap\[vlm\]'`\.$"
     with pytest.raises(DiffcapError, match=sentence):
         import_transformers()
-
-
-def test_a_base_with_an_adapter_is_refused(tmp_path: Path) -> None:
-    base = build("smolvlm", tmp_path / "adapted")
-    (base / "adapter_config.json").write_text("{}")
-    with pytest.raises(DiffcapError, match="has an adapter"):
-        VLM(str(base), train="nothing")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -450,14 +434,6 @@ def test_a_base_without_all_its_weights_is_refused(family: str, folder: Folder, 
         with pytest.raises(DiffcapError, match=sentence) as error:
             VLM(str(base), train="nothing")
         assert "\n" not in str(error.value)
-    assert not dict(loaded_keys(folder(family)))["missing_keys"]
-
-
-def loaded_keys(base: str) -> Any:
-    """The loading info of a complete model."""
-    from transformers import AutoModelForImageTextToText
-
-    return AutoModelForImageTextToText.from_pretrained(base, output_loading_info=True)[1]
 
 
 def test_a_weight_of_another_shape_and_a_second_name_of_a_tied_weight() -> None:
@@ -468,22 +444,6 @@ def test_a_weight_of_another_shape_and_a_second_name_of_a_tied_weight() -> None:
         _check_loaded("base", model, {"missing_keys": {"a.weight", "b.weight"}, "mismatched_keys": []})
     with pytest.raises(DiffcapError, match=r"have another shape in its files \(first: a.weight\)"):
         _check_loaded("base", model, {"missing_keys": [], "mismatched_keys": [("a.weight", (1, 2), (2, 2))]})
-
-
-def test_another_base_model_is_refused(folder: Folder, tmp_path: Path) -> None:
-    vlm = VLM(folder("smolvlm"), train="nothing")
-    other = build("smolvlm", tmp_path / "other")
-    weights = other / "model.safetensors"
-    content = bytearray(weights.read_bytes())
-    content[-100] ^= 1
-    weights.write_bytes(bytes(content))
-    with pytest.raises(DiffcapError, match="not the base model"):
-        VLM(**{**vlm.hyperparameters, "base": str(other)})
-
-
-def test_all_weights_are_trained_in_float32_only(folder: Folder) -> None:
-    with pytest.raises(DiffcapError, match="needs dtype: float32"):
-        VLM(folder("smolvlm"), train="all", dtype="bfloat16")
 
 
 def test_tiles_have_no_attention_maps(folder: Folder) -> None:
@@ -524,28 +484,19 @@ def test_a_template_that_adds_to_answers_is_refused(folder: Folder, tmp_path: Pa
         ("the sign reads 4.5 m", "the sign reads 4.5 m"),
         ("1. The red cube moved.\n2. The light changed.", "The red cube moved"),
         ("### Change\nThe cube is gone", "The cube is gone"),
-        ("**Changes:**\n- The lamp is on", "The lamp is on"),
         ("Here is the caption:\nThe cube is gone.", "The cube is gone"),
         ("Mr. Smith left. He ran.", "Mr. Smith left"),
         ("image_1 shows a cube", "image_1 shows a cube"),
         ("### Only", "Only"),
         ("\u201cTwo people left.\u201d They walked.", "Two people left"),
-        ("Sure! The red cube is gone.", "The red cube is gone"),
         ("Certainly, the red cube is gone.", "the red cube is gone"),
-        ("Sure!", "Sure"),
         ("<think>\nThe cube. It was red.\n</think>\n\nThe red cube is gone.", "The red cube is gone"),
         ("<think>without an end", ""),
         ("No. Nothing has changed. The light differs.", "Nothing has changed"),
         ("No. The light differs.", "No. The light differs"),
         ("Yes. The red cube is gone. It was small.", "The red cube is gone"),
-        ("No, nothing has changed.", "No, nothing has changed"),
-        ("No.", "No"),
-        ("", ""),
     ],
 )
 def test_a_free_answer_becomes_one_sentence(answer: str, caption: str) -> None:
     assert clean_answer(answer) == caption
-
-
-def test_several_sentences_of_an_answer() -> None:
     assert clean_answer("It is larger. Its beak is red. It flies.", 2) == "It is larger. Its beak is red"

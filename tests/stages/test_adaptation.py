@@ -1,7 +1,6 @@
 """CLIP4IDC by the real commands: adaptation, captioning from it, two processes against one, a kill, what does not fit."""
 
 import json
-import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,13 @@ from tests.commands import ROOT, config_words, in_process, logged, one_sentence,
 from tests.evaluation.test_retrieval import naive_among_pairs
 from tests.stages.small_runs import evaluation, kill_when, same_training
 
-from diffcap.checkpoints.loading import load, load_retriever
+from diffcap.checkpoints.loading import build_pretraining, load
 from diffcap.checkpoints.reading import read_checkpoint
 from diffcap.data.pair_table import PairTable, RetrievalDataset
 from diffcap.features.store import FeatureStore
 from diffcap.records import read_dataset
 from diffcap.run_folder import read_stage
+from diffcap.text.vocabularies import vocabulary_of
 
 SMALL = (
     *("--data.batch_size=6", "--data.features=blocks_pixels", "--trainer.accelerator=cpu"),
@@ -118,18 +118,6 @@ def test_the_baselines_train_without_an_adaptation(ablation: str, pixels: Path, 
     assert metadata["decoder"] == ("clip_text" if ablation == "ft1" else "captioner")
 
 
-def test_mixed_precision_and_recomputed_blocks_train(pixels: Path, tmp_path: Path) -> None:
-    options = (
-        "--trainer.precision=bf16-mixed",
-        "--run.force_bf16=true",
-        "--model.captioner.init_args.checkpointing=true",
-    )
-    short = "--trainer.max_steps=4", "--trainer.val_check_interval=4", "--trainer.limit_val_batches=1"
-    assert in_process(words("adapt", pixels, tmp_path / "a", *options, *short)) is None
-    losses = curve(tmp_path / "a")
-    assert len(losses) == 4 and all(map(math.isfinite, losses))
-
-
 @pytest.mark.thorough
 def test_what_does_not_fit_is_one_sentence(pixels: Path, adapted: Path, tmp_path: Path) -> None:
     def output(*options: str, stage: str = "adapt") -> str:
@@ -188,13 +176,15 @@ def retrieved(pixels: Path, adapted: Path, tmp_path_factory: pytest.TempPathFact
 def test_retrieval_on_the_test_split_is_that_of_a_loop_over_its_change_pairs(
     pixels: Path, adapted: Path, retrieved: dict[str, Any]
 ) -> None:
-    retriever = load_retriever(adapted / "best.ckpt")
+    state = read_checkpoint(adapted / "best.ckpt")
+    model, metadata = build_pretraining(state).eval(), state["diffcap"]
+    vocabulary = vocabulary_of(metadata["words"], metadata["vocabulary_layout"])
     pairs = [pair for pair in read_dataset(pixels).pairs if pair.split == "test" and not pair.is_distractor]
-    table = PairTable(pairs, FeatureStore.open(pixels / "features/blocks_pixels"), retriever.vocabulary, 32)
+    table = PairTable(pairs, FeatureStore.open(pixels / "features/blocks_pixels"), vocabulary, 32)
     batch = RetrievalDataset(table).__getitems__(list(range(len(pairs))))
     with torch.no_grad():
-        of_pairs = retriever.model.pair(batch["before"], batch["after"])
-        of_texts = retriever.model.words(batch["texts"])
+        of_pairs = model.pair(batch["before"], batch["after"])
+        of_texts = model.words(batch["texts"])
     expected = naive_among_pairs(of_pairs, of_texts, batch["text_owner"].tolist())
     assert {name: retrieved["retrieval"][name] for name in expected} == pytest.approx(expected)
     protocol = retrieved["protocol"]

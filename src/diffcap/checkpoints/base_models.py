@@ -15,13 +15,13 @@ from diffcap.checkpoints.hub_access import check_name, hub_errors, is_name
 from diffcap.checkpoints.reading import CONFIG, WEIGHTS
 from diffcap.records import read_json
 from diffcap.utils.console import echo
-from diffcap.utils.errors import DiffcapError, printable
-from diffcap.utils.unpickling import error_reason
+from diffcap.utils.errors import DiffcapError, printable, wrap_errors
 
 # model_type of config.json; the classes of transformers for these types have passed the tests of METHOD=vlm.
 SUPPORTED = ("qwen2_5_vl", "qwen3_vl", "smolvlm", "idefics3", "internvl", "llava_onevision", "gemma3")
 
 INDEX = f"{WEIGHTS}.index.json"  # of weights in several files ("shards")
+ZERO_SHOT = "zero-shot"  # stage of a base model without training
 README = "README.md"
 ADAPTER = "adapter_config.json"  # of PEFT; transformers applies the adapter of a folder that has one
 # Files beside the weights that transformers reads (configurations, tokenizer, chat template), and the licence.
@@ -36,18 +36,23 @@ class BaseModel:
     name: str  # repository as user/name, or the absolute path of the folder
     folder: Path
     revision: str | None  # commit of the repository, 40 hexadecimal digits; None for a local folder
-    model_type: str  # one of `SUPPORTED`
     licence: str | None  # the Hub's identifier or the title; None if the repository does not say it
-
-    @property
-    def origin(self) -> str:
-        """Name, commit and licence, for messages."""
-        return origin(self.name, self.revision, self.licence)
 
 
 def origin(name: str, revision: str | None, licence: str | None) -> str:
     """Name, commit and licence of a base model, for messages."""
     return f"{name}{f' at commit {revision}' if revision else ''}, licence: {licence or 'not stated'}"
+
+
+def names_base_model(source: str | Path) -> bool:
+    """Whether this is a folder of a base model, or the name of one on the Hub, instead of a captioner of diffcap."""
+    path = Path(source).expanduser()
+    if path.exists():
+        return path.is_dir() and is_base_model(path)
+    if not isinstance(source, str) or path.suffix == ".ckpt":
+        return False
+    name, _, revision = source.partition("@")
+    return is_name(name) and base_kind(name, revision or None) == "base"
 
 
 def is_base_model(source: str | Path) -> bool:
@@ -59,40 +64,33 @@ def is_base_model(source: str | Path) -> bool:
     return isinstance(config, dict) and "model_type" in config and "format" not in config
 
 
-def split_revision(source: str) -> tuple[str, str | None]:
-    """The name and the revision of `user/name@revision`; the revision is None if there is no "@"."""
-    name, _, revision = source.partition("@")
-    return name, revision or None
-
-
 def base_kind(name: str, revision: str | None = None) -> Literal["base", "diffcap"]:
     """Whether a repository user/name on the Hub holds a base model or a captioner of diffcap; only its config.json is fetched."""
     config = read_json(_fetch_config(name, revision), "configuration", "check the name")
     if isinstance(config, dict) and "format" in config:
         return "diffcap"
-    _model_type(name, config)
+    _check_type(name, config)
     return "base"
 
 
 def find_base(base: str, revision: str | None = None) -> BaseModel:
     """Find a base model, and fetch it unless it is in the Hub's cache already.
 
-    Its config.json is fetched and checked before any other file. Name, commit and licence are printed to stderr before any weights are
-    fetched. Weights are fetched one file after the other, so a killed process keeps the complete files. With a complete cache, nothing
-    is requested for a commit, and one request finds the current commit of a branch; without network, the one that was current at the
-    last request is used.
+    Its config.json is fetched and checked before any other file. Weights are fetched one file after the other, so a killed process
+    keeps the complete files. With a complete cache, nothing is requested for a commit, and one request finds the current commit of
+    a branch; without network, the one that was current at the last request is used.
 
     Args:
         base: a local folder, which is used as it is, or a repository on the Hub as user/name or user/name@revision.
-        revision: branch, tag or commit of the repository; None is the current commit. A local folder has none, and ignores it.
+        revision: branch, tag or commit of the repository; None is the current commit. A local folder ignores it.
     """
     folder, commit = Path(base).expanduser(), None
     if folder.is_dir():
         folder = folder.resolve()
         base = str(folder)
     else:
-        base, own = split_revision(base)
-        revision = revision or own
+        base, _, own = base.partition("@")
+        revision = revision or own or None
         if not is_name(base):
             raise DiffcapError(
                 f"{base}: neither a local folder nor the name of a repository on the Hub; give an existing folder or user/name."
@@ -100,7 +98,7 @@ def find_base(base: str, revision: str | None = None) -> BaseModel:
         folder = _fetch_config(base, revision).parent
         commit = folder.name
     config = read_json(folder / CONFIG, "configuration of a base model", "give a folder with all files of the model")
-    model_type = _model_type(base, config)
+    _check_type(base, config)
     if commit is not None:
         _fetch_files(base, commit, folder)
     if (folder / ADAPTER).is_file():
@@ -109,7 +107,7 @@ def find_base(base: str, revision: str | None = None) -> BaseModel:
             "adapter into it."
         )
     _check_weights(base, folder)
-    return BaseModel(base, folder, commit, model_type, _licence(folder))
+    return BaseModel(base, folder, commit, _licence(folder))
 
 
 def base_licence(base: str, revision: str | None) -> str | None:
@@ -132,8 +130,7 @@ def base_sha256(folder: Path) -> str:
     """SHA-256 in hexadecimal that identifies a base model, the same for a local folder and a download.
 
     It covers config.json and, for each file of the weights in the order of their names, the name, the size, and the first and
-    the last MiB. The weights have gigabytes, of which a hash would take minutes at each start; a change in the middle of
-    a file therefore leaves it as it is.
+    the last MiB, because a hash of gigabytes would take minutes at each start.
     """
     digest = hashlib.sha256()
     try:
@@ -188,8 +185,8 @@ def _fetch_files(name: str, commit: str, folder: Path) -> None:
         _fetch(name, file, commit)  # `_check_weights` reports missing ones
 
 
-def _model_type(base: str, config: Any) -> str:
-    """The type of a base model, which must be in `SUPPORTED`.
+def _check_type(base: str, config: Any) -> None:
+    """Check the type of a base model, which must be in `SUPPORTED`.
 
     A configuration of such a type may name code of the repository in "auto_map"; transformers then uses its own class.
     """
@@ -201,7 +198,6 @@ def _model_type(base: str, config: Any) -> str:
         raise DiffcapError(
             f"{base}: a model of type {kind!r:.40}, which is not supported{code}; choose one of the types {', '.join(SUPPORTED)}."
         )
-    return str(kind)
 
 
 def _weight_files(folder: Path) -> list[str]:
@@ -233,13 +229,8 @@ def _check_weights(base: str, folder: Path) -> None:
                 f"{base}: no weights in safetensors format there, {WEIGHTS} or {INDEX}{found}; choose a model that has them, or "
                 "convert it with save_pretrained of transformers."
             )
-        try:
-            with safe_open(path, "numpy"):
-                pass
-        except Exception as error:  # damaged headers raise exceptions of several types
-            raise DiffcapError(
-                f"{path}: not a complete safetensors file ({error_reason(error)}); download it again."
-            ) from None
+        with wrap_errors(path, "not a complete safetensors file", "download it again"), safe_open(path, "numpy"):
+            pass
 
 
 def _licence(folder: Path) -> str | None:
@@ -257,3 +248,9 @@ def _licence(folder: Path) -> str | None:
     if isinstance(licence, list):
         licence = ", ".join(map(str, licence))
     return printable(licence)[:100] if licence else None
+
+
+def base_record(checkpoint: Any) -> dict[str, object]:
+    """The entry of a vision-language model without training in metrics.json, instead of a checkpoint's."""
+    entries = {name: checkpoint.metadata[name] for name in ("base", "revision", "licence", "stage", "step")}
+    return {**entries, "weights_sha256": checkpoint.captioner.hyperparameters["base_sha256"]}

@@ -39,11 +39,7 @@ def expand_folders(paths: Sequence[str | Path]) -> list[Path]:
 def average(paths: Sequence[str | Path], out: str | Path) -> list[int]:
     """Write a checkpoint with the mean of the weights of several checkpoints of one model, and the metadata of the last one.
 
-    Args:
-        paths: files, or folders, see `expand_folders`. out: file to write.
-
-    Returns:
-        The training step of each checkpoint.
+    `paths` are files, or folders, see `expand_folders`. Returns the training step of each checkpoint.
     """
     files = expand_folders(paths)
     states = [read_checkpoint(path) for path in files]
@@ -56,7 +52,11 @@ def average(paths: Sequence[str | Path], out: str | Path) -> list[int]:
     if len(files) < 2:
         raise DiffcapError(f"{files[0]}: there is no other checkpoint to average with; give at least two.")
     last = states[-1]
-    mean = {name: _mean([state["state_dict"][name] for state in states]) for name in first["state_dict"]}
+    mean = dict(last["state_dict"])
+    for name, value in mean.items():
+        if value.is_floating_point():
+            values = [state["state_dict"][name].double() for state in states]
+            mean[name] = torch.stack(values).mean(0).to(value.dtype)
     steps = [state["global_step"] for state in states]
     sources = [{"file": Path(path).name, "step": step} for path, step in zip(files, steps)]
     metadata = {**last["diffcap"], "averaged": sources}
@@ -67,23 +67,14 @@ def average(paths: Sequence[str | Path], out: str | Path) -> list[int]:
     return steps
 
 
-def _mean(values: list[torch.Tensor]) -> torch.Tensor:
-    if not values[0].is_floating_point():
-        return values[-1]
-    return torch.stack([value.double() for value in values]).mean(0).to(values[0].dtype)
-
-
 def _check_words(first_path: Path, expected: list[str], path: Path, found: list[str]) -> None:
-    for number, (word, other) in enumerate(itertools.zip_longest(found, expected), 1):
-        if word != other:
+    for number, words in enumerate(itertools.zip_longest(found, expected), 1):
+        if words[0] != words[1]:
+            word, other = ("missing" if word is None else repr(word) for word in words)
             raise DiffcapError(
-                f"{path}: its vocabulary differs from {first_path}: word {number} is {_quoted(word)}, not {_quoted(other)}; "
+                f"{path}: its vocabulary differs from {first_path}: word {number} is {word}, not {other}; "
                 "use checkpoints that were trained with the same manifest and min_count."
             )
-
-
-def _quoted(word: str | None) -> str:
-    return "missing" if word is None else repr(word)
 
 
 def load_members(

@@ -1,19 +1,18 @@
-"""Upload captioners to the Hugging Face Hub with a model card."""
+"""The exported folder of a checkpoint, with the scores of its weights, and its upload to the Hugging Face Hub with a model card."""
 
 import glob
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from diffcap.checkpoints.base_models import base_licence
-from diffcap.checkpoints.exporting import Scores, find_scores
 from diffcap.checkpoints.hub_access import check_name, hub_errors
 from diffcap.checkpoints.loading import IMAGES
-from diffcap.checkpoints.reading import CAPTIONING_STAGES, read_checkpoint, write_folder
-from diffcap.records import write_json
+from diffcap.checkpoints.reading import CAPTIONING_STAGES, read_checkpoint, weights_hash, write_folder
+from diffcap.records import read_json, write_json
 from diffcap.registry import methods
-from diffcap.run_folder import METRICS, report_dir_name
+from diffcap.run_folder import METRICS, related_evaluations, report_dir_name
 from diffcap.utils.console import echo
 from diffcap.utils.errors import DiffcapError
 
@@ -33,6 +32,66 @@ TRAINED = {
 CARD_TEMPLATE = Path(__file__).with_name("model_card.md.j2")
 
 
+class Scores(NamedTuple):
+    """The metrics.json of a checkpoint and its path, or the reason why there is none."""
+
+    metrics: dict[str, Any] | None
+    file: Path | None
+    missing_reason: str = ""
+
+
+def find_scores(checkpoint: Path, state: dict[str, Any], metrics_file: str | Path | None = None) -> Scores:
+    """Find the evaluation of a checkpoint's weights, in `metrics_file`, or in the same run or the exported folder."""
+    digest = weights_hash(state)
+    if metrics_file is not None:
+        metrics = _read_metrics(Path(metrics_file))
+        if fault := _mismatch_reason(metrics, digest):
+            raise DiffcapError(f"{metrics_file}: {fault}; evaluate {checkpoint} itself, or omit --metrics.")
+        return Scores(metrics, Path(metrics_file))
+    faults = []
+    for path in related_evaluations(checkpoint):
+        try:
+            metrics = _read_metrics(path)
+        except DiffcapError:
+            faults.append(f"{path.parent.name}/{path.name} is not a metrics.json of diffcap")
+            continue
+        fault = _mismatch_reason(metrics, digest)
+        if fault is None:
+            return Scores(metrics, path)
+        faults.append(f"{path.parent.name}/{path.name} {fault}")
+    return Scores(None, None, "; ".join(faults) or "there is no evaluation next to the checkpoint")
+
+
+def _read_metrics(path: Path) -> dict[str, Any]:
+    metrics = read_json(path, "metrics", "write it with `make eval`")
+    if not isinstance(metrics, dict) or not isinstance(metrics.get("groups"), dict):
+        raise DiffcapError(f'{path}: not a metrics.json of diffcap, "groups" is missing; write it with `make eval`.')
+    return metrics
+
+
+def _mismatch_reason(metrics: dict[str, Any], digest: str) -> str | None:
+    """Why these scores do not belong to the weights with this hash; None if they do."""
+    evaluated = (metrics.get("provenance") or {}).get("checkpoints")
+    if not evaluated:
+        return "does not name the weights that it evaluated"
+    if len(evaluated) > 1:
+        return f"belongs to an ensemble of {len(evaluated)} checkpoints"
+    return None if evaluated[0].get("weights_sha256") == digest else "belongs to other weights"
+
+
+def export(checkpoint: str | Path, folder: str | Path) -> Scores:
+    """Write the exported form of a checkpoint, with the metrics.json of its weights if there is one."""
+    checkpoint, folder = Path(checkpoint), Path(folder)
+    state = read_checkpoint(checkpoint)
+    scores = find_scores(checkpoint, state)
+    write_folder(folder, state)
+    if scores.metrics is not None:
+        write_json(folder / METRICS, scores.metrics)
+    elif folder.absolute() != checkpoint.absolute():
+        (folder / METRICS).unlink(missing_ok=True)  # scores of another checkpoint that was exported to this folder
+    return scores
+
+
 def push(
     checkpoint: str | Path,
     name: str,
@@ -46,10 +105,9 @@ def push(
     Files of an earlier upload that do not belong to these weights (metrics.json, PNG files in the top folder) are deleted.
 
     Args:
-        checkpoint: file or exported folder. name: repository as user/name; it is created if it does not exist.
+        name: repository as user/name; it is created if it does not exist.
         metrics: metrics.json of the evaluation of these weights; None searches the evaluations of the same run.
         images: PNG files with distinct names; None takes those of the run's report.
-        license: the Hub's identifier of the licence.
         private: create a private repository; an existing one must be private.
     """
     check_name(name)
@@ -133,9 +191,7 @@ def model_card(
 ) -> str:
     """The README.md of a repository on the Hub: metadata, usage, training, scores and example images.
 
-    Args:
-        name: repository as user/name. state: see `read_checkpoint`. images: names of PNG files in the same folder.
-        license: the Hub's identifier of the licence. licence_of_base: that of the base model of a vision-language captioner.
+    `images` are names of PNG files in the same folder; `licence_of_base` is that of a base model.
     """
     from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
@@ -194,8 +250,8 @@ def model_card(
 
 def _percentages(groups: dict[str, Any]) -> dict[str, dict[str, float]]:
     """The scores of `METRIC_COLUMNS` times 100, by group; values that are not numbers are left out."""
-    rows = {group: row for group, row in groups.items() if isinstance(row, dict)}
     return {
         group: {name: round(100 * row[name], 2) for name in METRIC_COLUMNS if isinstance(row.get(name), int | float)}
-        for group, row in rows.items()
+        for group, row in groups.items()
+        if isinstance(row, dict)
     }

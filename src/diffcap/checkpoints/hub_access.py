@@ -27,18 +27,15 @@ def is_name(text: str) -> bool:
 
 
 def check_name(name: str) -> None:
-    """Check the form of a repository's name."""
+    """Refuse a text that has not this form."""
     if not is_name(name):
         raise DiffcapError(f"{name!r}: not the name of a repository on the Hub; write user/name.")
 
 
 def check_connection(sources: Sequence[str | None], shipped: bool = False) -> None:
-    """Check that the Hub can be reached, if one of the sources is a name on the Hub whose files are not in the cache.
+    """Check that the Hub can be reached, if one of the checkpoints and base models is a name on it that is not in the cache.
 
-    PyTorch, whose import takes seconds, is not needed.
-
-    Args:
-        sources: checkpoints and base models. shipped: whether the captioners that ship can be used instead, for the message.
+    PyTorch, whose import takes seconds, is not needed. `shipped`: whether the message names the captioners that ship.
     """
     for source in sources:
         name, _, revision = (source or "").partition("@")
@@ -143,26 +140,26 @@ def hub_errors(name: str) -> Iterator[None]:
         refusal = error if hasattr(error, "response") else error.__cause__
         status = getattr(getattr(refusal, "response", None), "status_code", None)
         if isinstance(refusal, GatedRepoError):
-            raise DiffcapError(
+            message = (
                 f"{name}: the Hub gives this repository only to those who accepted its licence ({status}); accept it on "
-                f"https://huggingface.co/{name} and log in with `hf auth login`, or set HF_TOKEN."
-            ) from None
-        if status in (401, 403) and isinstance(refusal, HfHubHTTPError):
-            raise DiffcapError(
+                f"https://huggingface.co/{name} and log in with `hf auth login`, or set HF_TOKEN"
+            )
+        elif status in (401, 403) and isinstance(refusal, HfHubHTTPError):
+            message = (
                 f"{name}: the Hub refuses access ({status}); log in with `hf auth login`, or set HF_TOKEN to a token with "
                 "permission for this repository (write permission to upload), check the name, and accept the licence on "
-                f"https://huggingface.co/{name} if it asks for that."
-            ) from None
-        if isinstance(refusal, RevisionNotFoundError):
-            raise DiffcapError(
+                f"https://huggingface.co/{name} if it asks for that"
+            )
+        elif isinstance(refusal, RevisionNotFoundError):
+            message = (
                 f"{name}: the Hub has no such revision of this repository; check the revision (a branch, tag or commit), or "
-                "omit it for the current one."
-            ) from None
-        if status == 404:
-            raise DiffcapError(f"{name}: the Hub has no repository of this name; check the name.") from None
-        if reason:
-            raise DiffcapError(f"{_offline_message(name, reason)}.") from None
-        text = textwrap.shorten(str(error).partition("\n")[0].rstrip(". "), 200, placeholder=" ...")
-        raise DiffcapError(
-            f"{name}: the request to the Hub failed ({text}); check the network and HF_ENDPOINT."
-        ) from None
+                "omit it for the current one"
+            )
+        elif status == 404:
+            message = f"{name}: the Hub has no repository of this name; check the name"
+        elif reason:
+            message = _offline_message(name, reason)
+        else:
+            text = textwrap.shorten(str(error).partition("\n")[0].rstrip(". "), 200, placeholder=" ...")
+            message = f"{name}: the request to the Hub failed ({text}); check the network and HF_ENDPOINT"
+        raise DiffcapError(f"{message}.") from None

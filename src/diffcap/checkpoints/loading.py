@@ -1,17 +1,17 @@
 """Load a captioner from its checkpoint alone: the model, its vocabulary, and the features that it reads."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jsonargparse import ArgumentParser
-from torch.nn import Module
 
 import diffcap
+from diffcap.checkpoints.base_models import names_base_model
 from diffcap.checkpoints.hub_access import check_name, hub_errors, is_name
 from diffcap.checkpoints.reading import CAPTIONING_STAGES, CONFIG, WEIGHTS, read_checkpoint, remedy, weights_of
-from diffcap.checkpoints.zero_shot import names_base_model, zero_shot
 from diffcap.models.captioner import Captioner
-from diffcap.registry import import_object, methods
+from diffcap.registry import base_model_function, import_object, methods
 from diffcap.run_folder import METRICS
 from diffcap.text.vocabularies import AnyVocabulary, vocabulary_of
 from diffcap.utils.errors import DiffcapError, wrap_errors
@@ -29,16 +29,6 @@ class Checkpoint(NamedTuple):
     metadata: dict[str, Any]  # the other entries of the checkpoint (method, dataset, seed, version, ...), and "step"
 
 
-class Retriever(NamedTuple):
-    """The content of a checkpoint of CLIP4IDC's adaptation, as in `Checkpoint`."""
-
-    model: Module
-    vocabulary: AnyVocabulary
-    max_length: int
-    features: dict[str, Any]
-    metadata: dict[str, Any]
-
-
 class MissingBaseModel(DiffcapError):
     """The base model of a checkpoint is not where it was in training."""
 
@@ -50,19 +40,14 @@ def load(
 
     Args:
         path: a checkpoint's file, an exported folder, `user/name` of either on the Hugging Face Hub, or a folder or `user/name` of
-            a vision-language model, see `zero_shot`.
-        base: folder or name of the base model of a checkpoint of METHOD=vlm, if it is not where the checkpoint says.
-        prompt: question to a vision-language model; only without training.
-        zero_shot_options: other options of `zero_shot`; they have no effect on a trained captioner.
-
-    Raises:
-        DiffcapError: as `read_checkpoint`; the checkpoint belongs to a pre-training stage; its method is unknown; or its
-            hyperparameters, weights, vocabulary and features do not fit together.
+            a vision-language model.
+        base: folder or name of the base model of a checkpoint of a vision-language model, if it is not where the checkpoint says.
+        prompt, zero_shot_options: question to a vision-language model without training, and other options of its `zero_shot`.
     """
     if names_base_model(path):
         if base is not None:
             raise DiffcapError(f"{path}: is a base model itself; remove --base.")
-        return zero_shot(path, prompt, **zero_shot_options)
+        return base_model_function("zero_shot")(path, prompt, **zero_shot_options)
     if prompt is not None:
         raise DiffcapError(
             f"{path}: was trained with its own prompt; --prompt is for vision-language models without training."
@@ -80,12 +65,10 @@ def load(
             f"{path}: its method {metadata['method']!r:.80} is unknown; known methods: {', '.join(methods())}. Install the "
             f"package that adds the method, or use diffcap {version}, which wrote the checkpoint."
         )
-    is_other_version = metadata["version"] != diffcap.__version__
-    with wrap_errors(
-        path,
-        f"diffcap {diffcap.__version__} cannot build its captioner",
-        f"use diffcap {version}, which wrote it, or train it again" if is_other_version else remedy(Path(path)),
-    ):
+    advice = remedy(Path(path))
+    if metadata["version"] != diffcap.__version__:
+        advice = f"use diffcap {version}, which wrote it, or train it again"
+    with wrap_errors(path, f"diffcap {diffcap.__version__} cannot build its captioner", advice):
         captioner, vocabulary = build_captioner(state, path, base)
     max_length, features = metadata["max_length"], metadata["features"]
     for key in ("hyperparameters", "words", "vocabulary_layout", "max_length", "features"):
@@ -115,20 +98,16 @@ def downloaded(source: str | Path) -> str | Path:
     return source
 
 
-def load_retriever(path: str | Path) -> Retriever:
-    """Build the model of a pre-training that retrieves pairs by captions."""
-    state = read_checkpoint(path)
-    metadata = dict(state["diffcap"])
+def retrieval_function(path: str | Path) -> Callable[..., None]:
+    """The function that evaluates the retrieval of a pre-training's checkpoint, see `Pretraining.retrieval`."""
+    metadata = read_checkpoint(path, mapped=True)["diffcap"]
     spec = methods().get(str(metadata.get("method")))
     if metadata["stage"] != "pretrain" or spec is None or spec.pretraining is None or not spec.pretraining.retrieval:
         raise DiffcapError(
             f"{path}: not a checkpoint of a pre-training that learns retrieval; give best.ckpt of such a pre-training."
         )
-    with wrap_errors(path, f"diffcap {diffcap.__version__} cannot build its model", remedy(Path(path))):
-        vocabulary = vocabulary_of(metadata["words"], metadata["vocabulary_layout"])
-        model = build_pretraining(state)
-    metadata["step"] = state["global_step"]
-    return Retriever(model.eval(), vocabulary, metadata["max_length"], metadata["features"], metadata)
+    function: Callable[..., None] = import_object(spec.pretraining.retrieval)
+    return function
 
 
 def build_pretraining(state: dict[str, Any]) -> Any:
@@ -143,10 +122,9 @@ def build_pretraining(state: dict[str, Any]) -> Any:
 def build_captioner(
     state: dict[str, Any], path: str | Path, base: str | Path | None = None
 ) -> tuple[Captioner, AnyVocabulary]:
-    """The captioner of a checkpoint of a captioning stage, and its vocabulary; any error if its content does not fit together.
+    """The captioner of a checkpoint's content, see `read_checkpoint`, and its vocabulary; any error if it does not fit together.
 
-    Args:
-        state: see `read_checkpoint`. path: of the checkpoint, for messages. base: see `load`.
+    `path` is for messages; `base`: see `load`.
     """
     metadata = state["diffcap"]
     captioner_class: type[Captioner] = import_object(methods()[metadata["method"]].captioner)

@@ -33,16 +33,11 @@ _REQUIRED_OF_CAPTIONERS = ("method", "hyperparameters", "tokenizer")
 def read_checkpoint(path: str | Path, mapped: bool = False) -> dict[str, Any]:
     """Load a checkpoint, a file or an exported folder, to the CPU without running pickled code.
 
-    Args:
-        mapped: map the weights into memory, for callers that need the metadata only. Neither the checksum of the file nor the
-            values of the weights are checked.
+    With `mapped`, the weights are mapped into memory, for callers that need the metadata only; neither the checksum of the file nor
+    the values of the weights are checked.
 
     Returns:
         {"diffcap": metadata, "state_dict": weights by name, "global_step": number of training steps}.
-
-    Raises:
-        DiffcapError: the checkpoint is missing, damaged, written by another program, has another format, or contains NaN or
-            infinite weights.
     """
     path = Path(path)
     if path.is_dir() or path.name in (CONFIG, WEIGHTS):
@@ -57,22 +52,14 @@ def read_checkpoint(path: str | Path, mapped: bool = False) -> dict[str, Any]:
             "captioners that ship with diffcap)."
         )
     try:
-        if not mapped:
-            _check_archive(path)
+        if not mapped and zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:  # with a CRC-32 of every entry, which torch does not check
+                if damaged := archive.testzip():
+                    raise ValueError(f"the checksum of {damaged} is wrong")
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as error:  # foreign content may raise any error
         raise DiffcapError(f"{path}: not a readable checkpoint ({error_reason(error)}); {remedy(path)}.") from None
     return _checked(state, path, mapped)
-
-
-def _check_archive(path: Path) -> None:
-    """Compare every entry of a zip archive with its CRC-32, which torch writes but does not check."""
-    if not zipfile.is_zipfile(path):
-        return  # torch.load refuses it, or reads torch's legacy format
-    with zipfile.ZipFile(path) as archive:
-        damaged = archive.testzip()
-    if damaged is not None:
-        raise ValueError(f"the checksum of {damaged} is wrong")
 
 
 def remedy(path: Path) -> str:
@@ -143,33 +130,23 @@ def _read_folder(folder: Path, mapped: bool) -> dict[str, Any]:
             f"{folder / WEIGHTS}: its SHA-256 is not the {SHA256} in {CONFIG}, so the file is damaged or was replaced; "
             f"{remedy(folder)}."
         )
-    try:
+    with wrap_errors(folder / WEIGHTS, "not a readable safetensors file", remedy(folder)):
         weights = load_file(folder / WEIGHTS)
-    except Exception as error:  # damaged headers raise exceptions of several types
-        raise DiffcapError(
-            f"{folder / WEIGHTS}: not a readable safetensors file ({error_reason(error)}); {remedy(folder)}."
-        ) from None
     return {"diffcap": metadata, "state_dict": weights, "global_step": step}
 
 
 def write_folder(folder: str | Path, state: dict[str, Any]) -> None:
-    """Write the exported form of a checkpoint: the weights of the captioner, and the metadata.
-
-    config.json is written last, so a folder without it is incomplete.
-    """
-    from safetensors import SafetensorError
+    """Write the exported form of a checkpoint. config.json is written last, so a folder without it is incomplete."""
     from safetensors.torch import save_file
 
     folder = Path(folder)
     kept = {f"captioner.{name}": value.contiguous().clone() for name, value in weights_of(state).items()}
+    advice = "check the free space and the permissions there, or give another folder"
     with atomic_write(folder / WEIGHTS) as temporary:
-        try:
+        with wrap_errors(
+            folder / WEIGHTS, "cannot be written", advice
+        ):  # safetensors has its own exception for a full disk
             save_file(kept, temporary, {"format": "pt"})
-        except SafetensorError as error:  # also raised if the disk is full
-            raise DiffcapError(
-                f"{folder / WEIGHTS}: cannot be written ({error_reason(error)}); check the free space and the "
-                "permissions there, or give another folder."
-            ) from None
         temporary.chmod(0o644)  # safetensors creates a file that only its owner can read
         checksum = file_hash(temporary)
         (folder / CONFIG).unlink(missing_ok=True)  # it describes the earlier weights

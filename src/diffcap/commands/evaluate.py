@@ -84,18 +84,18 @@ def evaluate(
         }
         if unused := [name for name, value in captioning.items() if value]:
             raise DiffcapError(f"{unused[0]} has no effect on retrieval; remove it, or --task=retrieval.")
-        from diffcap.commands.retrieval import evaluate_retrieval
+        from diffcap.checkpoints.loading import retrieval_function
+        from diffcap.lit.stage_cli import hide_lightning_messages
 
-        evaluate_retrieval(
+        hide_lightning_messages()
+        retrieval_function(checkpoint)(
             checkpoint, out, folder, features, split, changes, batch_size, limit, devices, accelerator, pair_to_text
         )
         return
-    from diffcap.checkpoints.base_models import origin
+    from diffcap.checkpoints.base_models import ZERO_SHOT, base_record, names_base_model, origin
     from diffcap.checkpoints.combining import load_members
     from diffcap.checkpoints.loading import downloaded
     from diffcap.checkpoints.reading import checkpoint_record
-    from diffcap.checkpoints.zero_shot import STAGE as ZERO_SHOT
-    from diffcap.checkpoints.zero_shot import base_record, names_base_model
     from diffcap.evaluation.captions import ALL_METRICS, unavailable_metrics
     from diffcap.evaluation.coco import write_predictions, write_references
     from diffcap.evaluation.levir_cc import levir_scoring, protocol_of

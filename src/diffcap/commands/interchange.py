@@ -51,8 +51,8 @@ def import_(
         grid: Rows and columns of IDC-PCL's features; 7 and 7 by default.
         intra_layers: Layers of CLIP4IDC's image tower that encode each image separately; three quarters by default.
     """
+    from diffcap.checkpoints.importing import ImportOptions, import_official
     from diffcap.checkpoints.reading import CAPTIONING_STAGES, write_folder
-    from diffcap.interop.official import ImportOptions, import_official
 
     options = ImportOptions(heads, vision_heads, max_length, coordinates, grid, intra_layers, dataset)
     state = import_official(file, method, vocabulary, options)
@@ -82,8 +82,8 @@ def export(
         form: For METHOD=vlm, a form for other programs instead: peft (LoRA's adapter) or merged (a whole model for transformers).
         base: Folder of the base model of METHOD=vlm, if it is not where the checkpoint says; only with --form.
     """
-    from diffcap.checkpoints.exporting import export as write_export
-    from diffcap.checkpoints.exporting import export_vlm
+    from diffcap.checkpoints.hub import export as write_export
+    from diffcap.registry import base_model_function
 
     folder = out or checkpoint.with_name(f"{checkpoint.name.removesuffix('.ckpt')}-{form or 'exported'}")
     if form is not None and folder.is_dir() and any(folder.iterdir()):
@@ -97,7 +97,7 @@ def export(
             else f"with the scores of {scores.file}"
         )
     else:
-        export_vlm(checkpoint, folder, form, base)
+        base_model_function("export")(checkpoint, folder, form, base)
         note = "an adapter for PEFT" if form == "peft" else "a model for transformers"
     size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
     echo(f"{folder}: {size / 1e6:.1f} MB, {note}")

@@ -47,7 +47,7 @@ class FeatureData(pl.LightningDataModule):
             otherwise 0. The batches do not depend on it.
         seed: of all random choices.
         vocabulary_layout: "pcl", "rcc" for SCORER and DIRL (see `diffcap.text.vocabulary`), or "clip" (see
-            `diffcap.text.bpe`), or "hub" for the tokens of `base`.
+            `diffcap.text.vocabularies`), or "hub" for the tokens of `base`.
         changes: protocol of a dataset whose pairs have several changes, "single" or "multi", see `records.take_changes`; null
             for the dataset's own protocol.
         multi: `max_length` and `min_count` for the protocol "multi", whose captions are longer; null for the values above.

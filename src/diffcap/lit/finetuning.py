@@ -9,9 +9,8 @@ from torch import Tensor, nn
 from diffcap.evaluation.captions import Tokenizer
 from diffcap.evaluation.levir_cc import OWN_LAYOUTS, id_text
 from diffcap.evaluation.metric import CaptionMetric
-from diffcap.lit.optimizers import adamw, bert_adam
 from diffcap.lit.schedules import DecoderPlateau, Schedule
-from diffcap.lit.training import TrainingModule, check_init_without, init_from
+from diffcap.lit.training import TrainingModule, adamw, check_init_without, init_from
 from diffcap.models.captioner import Captioner
 from diffcap.models.generation import greedy
 from diffcap.registry import method_of
@@ -82,11 +81,12 @@ class Captioning(TrainingModule):
         if self.pretrained_lr is None or self.captioner.backbone_parameters():
             groups = self._adam_groups()
             return torch.optim.Adam(groups, self.lr, weight_decay=self.weight_decay, fused=not self.clips_gradients)
-        model, pretrained, betas = self.captioner, self.captioner.pretrained_parameters(), (0.9, 0.999)
+        model = self.captioner
         rates = (self.lr, self.pretrained_lr, self.weight_decay)
         if self.half_precision_clip:
-            return bert_adam(model, model.half_precision_parts(), pretrained, *rates, betas=betas)
-        return adamw(model, pretrained, *rates, betas=betas)
+            assert model.half_precision_optimizer is not None  # see `_check_data`
+            return model.half_precision_optimizer(*rates)
+        return adamw(model, model.pretrained_parameters(), *rates, betas=(0.9, 0.999))
 
     def _adam_groups(self) -> list[dict[str, Any]]:
         """Parameter groups: "decoder" for the plateaus, "backbone" with `pretrained_lr`, and "captioner" with all others.
@@ -181,7 +181,7 @@ class Captioning(TrainingModule):
         self._check_initial_weights(method)
         if self.decoder_clip_value is not None or self.decoder_plateau_factor is not None:
             self._check_decoder_options(method)
-        if self.half_precision_clip and (self.pretrained_lr is None or not self.captioner.half_precision_parts()):
+        if self.half_precision_clip and (self.pretrained_lr is None or self.captioner.half_precision_optimizer is None):
             raise DiffcapError(
                 f"model.half_precision_clip is for a captioner with CLIP and model.pretrained_lr, not for {method}; remove the option."
             )

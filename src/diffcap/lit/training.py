@@ -1,7 +1,7 @@
 """The base class of the training stages' LightningModules: optimizer, seeds by step, and the metadata of checkpoints."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import lightning.pytorch as pl
@@ -11,7 +11,6 @@ from torch import Tensor, nn
 import diffcap
 from diffcap.checkpoints.reading import FORMAT, read_checkpoint, weights_of
 from diffcap.data.datamodules import FeatureData
-from diffcap.lit.optimizers import root_mean_square
 from diffcap.lit.schedules import Schedule, in_steps, make_lr_lambda
 from diffcap.losses.gather import detached_sum_over_ranks
 from diffcap.utils.errors import DiffcapError
@@ -181,6 +180,41 @@ class TrainingModule(pl.LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore the training time."""
         self.train_seconds = checkpoint["diffcap"]["train_seconds"]
+
+
+def adamw(
+    module: nn.Module,
+    pretrained: Iterable[nn.Parameter],
+    lr: float,
+    pretrained_lr: float,
+    weight_decay: float,
+    betas: tuple[float, float],
+) -> torch.optim.AdamW:
+    """AdamW of the parameters that are not frozen, with the rate `pretrained_lr` for `pretrained`.
+
+    `weight_decay` is applied to parameters with two or more dimensions.
+    """
+    pretrained_ids = {id(parameter) for parameter in pretrained}
+    trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    groups = [
+        {
+            "params": [p for p in trainable if (id(p) in pretrained_ids) == is_pretrained and (p.ndim >= 2) == decays],
+            "lr": pretrained_lr if is_pretrained else lr,
+            "weight_decay": weight_decay * decays,
+        }
+        for is_pretrained in (False, True)
+        for decays in (True, False)
+    ]
+    return torch.optim.AdamW([group for group in groups if group["params"]], betas=betas, eps=1e-6)
+
+
+def root_mean_square(gradients: Iterable[Tensor | None]) -> Tensor | None:
+    """Root mean square of all values of some gradients; None without any."""
+    found = [gradient.float() for gradient in gradients if gradient is not None]
+    if not found:
+        return None
+    norms = torch.stack(list(torch._foreach_norm(found)))
+    return norms.norm() / sum(gradient.numel() for gradient in found) ** 0.5
 
 
 # Hyperparameters that must agree although they change neither names nor shapes of the weights.

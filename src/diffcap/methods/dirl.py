@@ -14,8 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from diffcap.interop.importer import GROUPS, SHARED, Importer, Rule, rename
-from diffcap.interop.sizes import Sizes, State, count_layers, rcc_sizes
+from diffcap.checkpoints.importing import GROUPS, SHARED, Importer, Rule, Sizes, State, count_layers, rcc_sizes, rename
 from diffcap.losses.gather import gather_rows, global_mean, sum_over_ranks
 from diffcap.models.captioner import AttentionMaps, Batch, constructor_arguments
 from diffcap.models.decoder import (

@@ -1,9 +1,11 @@
 """The interface of every captioner."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from diffcap.utils.errors import DiffcapError
 
@@ -49,6 +51,8 @@ class Captioner(nn.Module, ABC):
     # Whether the state dict has only what was trained on top of a base model, which has its own files; such a captioner has the
     # arguments `base` and `base_sha256`, and the attribute `vocabulary`.
     on_base_model: ClassVar[bool] = False
+    # From lr, pretrained_lr and weight_decay, the authors' optimizer with weights in half precision; None if they have none.
+    half_precision_optimizer: Callable[..., Optimizer] | None = None
     hyperparameters: dict[str, Any]  # the constructor's arguments, from which the same model can be built again
     bos_id: int  # of the token at the beginning of a caption
     eos_id: int  # of the token at its end
@@ -108,10 +112,6 @@ class Captioner(nn.Module, ABC):
     def backbone_parameters(self) -> list[nn.Parameter]:
         """The trained parameters of a network for images inside the captioner, which have a group of their own in Adam."""
         return []
-
-    def half_precision_parts(self) -> tuple[nn.Module, ...]:
-        """The parts whose weights are in half precision in the authors' optimizer; none if it has none."""
-        return ()
 
     def pretrained_parameters(self) -> list[nn.Parameter]:
         """Parameters that are pretrained before fine-tuning begins and may have their own learning rate."""

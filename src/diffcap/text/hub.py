@@ -9,11 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jinja2 import TemplateError
+from diffcap.utils.errors import DiffcapError, wrap_errors
 
-from diffcap.utils.errors import DiffcapError
-
-HubLayout = "hub"
 _ANSWER = "ANSWER"
 _ABBREVIATIONS = r"\bMr\.)(?<!\bMs\.)(?<!\bDr\.)(?<!\bSt\.)(?<!\bvs\.)(?<!\bMrs\."
 _NEGATIONS = r"\b(?:no|not|nothing|none|same|identical|unchanged)\b"
@@ -41,13 +38,9 @@ def read_chat_template(processor: Any, question: str) -> ChatTemplate:
     user = [{"role": "user", "content": [{"type": "image"}, {"type": "image"}, {"type": "text", "text": question}]}]
     answer = [{"role": "assistant", "content": [{"type": "text", "text": _ANSWER}]}]
     name = getattr(processor.tokenizer, "name_or_path", "the model")
-    try:
+    with wrap_errors(name, "no usable chat template", "use an instruction-tuned model"):
         prompt = processor.apply_chat_template(user, add_generation_prompt=True, tokenize=False)
         dialogue = processor.apply_chat_template(user + answer, tokenize=False)
-    except (ValueError, TemplateError) as error:  # no template, or one that refuses the dialogue
-        raise DiffcapError(
-            f"{name}: no usable chat template ({' '.join(str(error).split())[:120]}); use an instruction-tuned model."
-        ) from None
     lead, separator, tail = dialogue.removeprefix(prompt).partition(_ANSWER)
     if not dialogue.startswith(prompt) or not separator:
         raise DiffcapError(
@@ -60,22 +53,15 @@ def read_chat_template(processor: Any, question: str) -> ChatTemplate:
 class HubVocabulary:
     """The tokens of a vision-language model as ids, with the interface of `Vocabulary`.
 
-    Args:
-        sentences: `decode` reduces free text to this number of sentences, see `clean_answer`, for models that were not
-            fine-tuned; None: it does not.
-
-    Attributes:
-        words: empty, because the tokens come with the base model.
-        family: "hub-" and a hash of the tokens: two models with the same family have the same ids.
-        pad: a padding id other than `eos`.
-        unk, mask: None; the tokenizer encodes every text.
+    For models that were not fine-tuned, `decode` reduces free text to a number of `sentences`, see `clean_answer`.
     """
 
     def __init__(self, tokenizer: Any, template: ChatTemplate, sentences: int | None = None) -> None:
         self.tokenizer, self.template, self.sentences = tokenizer, template, sentences
-        self.words: list[str] = []
-        self.layout = HubLayout
+        self.words: list[str] = []  # the tokens come with the base model
+        self.layout = "hub"
         tokens = json.dumps([sorted(tokenizer.get_vocab().items()), template.bos_id, template.eos_id])
+        # Two models with the same family have the same ids.
         self.family = f"hub-{hashlib.sha256(tokens.encode()).hexdigest()[:12]}"
         self.bos, self.eos = template.bos_id, template.eos_id
         pad = tokenizer.pad_token_id
@@ -153,13 +139,10 @@ def import_transformers() -> Any:
 def load_processor(folder: Path) -> Any:
     """The processor of a base model's folder; no code of the folder is run."""
     transformers = import_transformers()
-    try:
+    with wrap_errors(
+        folder, "its processor cannot be loaded", "download the model's files again, or use another model"
+    ):
         processor = transformers.AutoProcessor.from_pretrained(folder, trust_remote_code=False)
-    except Exception as error:  # damaged or unknown files raise exceptions of many types
-        raise DiffcapError(
-            f"{folder}: its processor cannot be loaded ({' '.join(str(error).split())[:200].rstrip('. ')}); download the "
-            "model's files again, or use another model."
-        ) from None
     processor.tokenizer.padding_side = "left"
     return processor
 

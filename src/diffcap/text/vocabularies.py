@@ -1,14 +1,104 @@
-"""The vocabulary of any method by its layout's name."""
+"""CLIP's byte-pair encoding (from open_clip) as a caption vocabulary, and the vocabulary of any method by its layout's name."""
 
+from __future__ import annotations
+
+import functools
 from collections.abc import Iterable, Sequence
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
-from diffcap.text.bpe import ClipLayout, ClipVocabulary, build_clip_vocabulary
 from diffcap.text.hub import HubVocabulary, hub_vocabulary
 from diffcap.text.vocabulary import Vocabulary, build_vocabulary
 from diffcap.utils.errors import DiffcapError
 
+if TYPE_CHECKING:
+    from open_clip.tokenizer import SimpleTokenizer
+
+ClipLayout = Literal["clip", "clip_used", "clip_released"]
 AnyLayout = Literal["pcl", "rcc", "rcc_tokens", "rsicc", "chg2cap", "clip", "clip_used", "clip_released", "hub"]
+
+
+@functools.cache
+def tokenizer() -> SimpleTokenizer:
+    """CLIP's tokenizer: lower case, broken Unicode repaired by ftfy, 49,408 tokens."""
+    from open_clip.tokenizer import SimpleTokenizer  # imports torchvision, which is too slow for --help
+
+    return SimpleTokenizer()
+
+
+class ClipVocabulary:
+    """CLIP's tokens as ids, with the interface of `Vocabulary`.
+
+    Args:
+        words: for "clip_used", the tokens of the vocabulary, in CLIP's order; empty for the other layouts.
+        layout: "clip": CLIP's ids; the padding id is 49,408, which CLIP does not use.
+            "clip_released": CLIP's ids; the padding id is 0, which is also the word "!" (authors' code). So "!" is never
+            learned, and it ends a decoded caption.
+            "clip_used": only the tokens `words`, for models with a small embedding; other tokens are dropped from captions.
+    """
+
+    def __init__(self, words: Sequence[str] = (), layout: ClipLayout = "clip") -> None:
+        self.words, self.layout = list(words), layout
+        self.family = "clip_released" if layout == "clip_released" else "clip"
+        self._ids: dict[int, int] | None = None
+        if layout == "clip_used":
+            unknown = [word for word in self.words if word not in tokenizer().encoder]
+            if unknown or len(set(self.words)) != len(self.words):
+                fault = f"{unknown[0]!r} is not a token of CLIP" if unknown else "a token is duplicated"
+                raise ValueError(f"invalid vocabulary: {fault}")
+            self._clip_ids = [tokenizer().encoder[word] for word in self.words]
+            self._ids = {clip_id: index for index, clip_id in enumerate(self._clip_ids)}
+        elif self.words:
+            raise ValueError(f"layout {layout} takes no words (it has all tokens of CLIP), got {len(self.words)}")
+        self._size = (len(self.words) if layout == "clip_used" else tokenizer().vocab_size - 2) + 2
+        self.bos, self.eos = self._size - 2, self._size - 1  # CLIP's start and end tokens
+        self.pad = 0 if layout == "clip_released" else self._size
+        self.unk, self.mask = None, None  # CLIP can encode every text
+
+    def __len__(self) -> int:
+        return self._size
+
+    @property
+    def clip_ids(self) -> list[int]:
+        """CLIP's id of each id of this vocabulary."""
+        words = self._clip_ids if self._ids is not None else list(range(self._size - 2))
+        return [*words, self.clip_size - 2, self.clip_size - 1]
+
+    @property
+    def clip_size(self) -> int:
+        """Size of CLIP's full vocabulary."""
+        return tokenizer().vocab_size
+
+    def encode(self, caption: str | Sequence[str], max_length: int) -> list[int]:
+        """Turn a caption into ids, without padding: bos, tokens, eos; at most `max_length` ids, further tokens are cut off."""
+        if max_length < 3:
+            raise ValueError(f"max_length must be at least 3 (bos, a token, eos), got {max_length}")
+        clip_ids = tokenizer().encode(caption if isinstance(caption, str) else " ".join(caption))
+        ids = clip_ids if self._ids is None else [self._ids[number] for number in clip_ids if number in self._ids]
+        return [self.bos, *ids[: max_length - 2], self.eos]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Turn ids into a sentence; it ends before the first eos or padding."""
+        kept = []
+        for number in map(int, ids):
+            if number in (self.eos, self.pad):
+                break
+            if not 0 <= number < self._size:
+                raise ValueError(f"id {number} is outside the vocabulary of {self._size} tokens")
+            if number != self.bos:
+                kept.append(number if self._ids is None else self._clip_ids[number])
+        return " ".join(tokenizer().decode(kept).split())
+
+    decode_plain = decode  # see `HubVocabulary`
+
+
+def build_clip_vocabulary(captions: Iterable[str], layout: ClipLayout) -> ClipVocabulary:
+    """CLIP's vocabulary; for "clip_used", only the tokens that occur in the training captions."""
+    if layout != "clip_used":
+        return ClipVocabulary((), layout)
+    used = {number for caption in dict.fromkeys(captions) for number in tokenizer().encode(caption)}
+    return ClipVocabulary([tokenizer().decoder[number] for number in sorted(used)], layout)
+
+
 AnyVocabulary = Vocabulary | ClipVocabulary | HubVocabulary
 
 
@@ -28,11 +118,9 @@ def vocabulary_for(
     base: str | None = None,
     base_revision: str | None = None,
 ) -> AnyVocabulary:
-    """The vocabulary of training captions.
+    """The vocabulary of training captions. The tokens of CLIP and of vision-language models need not occur `min_count` times.
 
-    Args:
-        min_count: how often a word must occur; the tokens of CLIP and of vision-language models need not.
-        base, base_revision: the base model whose tokens the layout "hub" has, see `base_models.find_base`.
+    `base` and `base_revision` are of the base model whose tokens the layout "hub" has, see `base_models.find_base`.
     """
     if layout == "hub":
         if base is None:

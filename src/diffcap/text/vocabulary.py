@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from diffcap.records import json_text, read_json, update_text
-from diffcap.utils.errors import DiffcapError
+from diffcap.records import json_text, update_text
 
 SPECIALS = ("<PAD>", "<BOS>", "<EOS>", "<UNK>", "<CLS>", "<MASK>")  # ids 0 to 5; BOS 1 and MASK 5 as in IDC-PCL's code
 LayoutName = Literal["pcl", "rcc", "rcc_tokens", "rsicc", "chg2cap"]
@@ -80,8 +79,9 @@ class Layout(NamedTuple):
     sorts_words: bool = True  # in a vocabulary that is built; otherwise they are in order of their first appearance
 
 
-_RCC_SPECIALS, _RSICC_SPECIALS = ("<NULL>", "<UNK>", "<START>", "<END>"), ("<unk>", "<start>", "<end>")
-_RCC = Layout("rcc", _RCC_SPECIALS, "<START>", "<END>", "<UNK>", tokenize_rcc, padding_is_eos=True)
+_RCC = Layout(
+    *("rcc", ("<NULL>", "<UNK>", "<START>", "<END>"), "<START>", "<END>", "<UNK>", tokenize_rcc), padding_is_eos=True
+)
 LAYOUTS: dict[LayoutName, Layout] = {
     # authors' code: the last position stays empty
     "pcl": Layout("pcl", SPECIALS, "<BOS>", "<EOS>", "<UNK>", tokenize, reserved=1),
@@ -95,7 +95,7 @@ LAYOUTS: dict[LayoutName, Layout] = {
         "<end>",
         "<unk>",
         str.split,
-        last_specials=_RSICC_SPECIALS,
+        last_specials=("<unk>", "<start>", "<end>"),
         sorts_words=False,
     ),
     "chg2cap": _RCC._replace(family="chg2cap", tokenize=tokenize_chg2cap, padding_is_eos=False),
@@ -103,39 +103,28 @@ LAYOUTS: dict[LayoutName, Layout] = {
 
 
 class Vocabulary:
-    """Ids of words: the special tokens of a layout, `words` in the given order, then the layout's last special tokens.
-
-    Attributes:
-        words: the words without the special tokens; a list, so that a checkpoint can store it.
-        tokens: all tokens in the order of their ids.
-        layout: "pcl" (IDC-PCL), "rcc" or "rcc_tokens" (SCORER and DIRL), "rsicc" (RSICCformer) or "chg2cap", see `LAYOUTS`.
-        family: see `Layout`; models check it.
-        mask: id of the mask token; None if the layout has none.
-    """
+    """Ids of words: the special tokens of a layout, `words` in the given order, then the layout's last special tokens."""
 
     def __init__(self, words: list[str], layout: LayoutName = "pcl") -> None:
-        self.words, self.layout = list(words), layout
+        self.words, self.layout = list(words), layout  # a list, so that a checkpoint can store it
         self._layout = LAYOUTS[layout]
-        self.family = self._layout.family
-        self.tokens = [*self._layout.specials, *self.words, *self._layout.last_specials]
+        self.family = self._layout.family  # models check it
+        self.tokens = [*self._layout.specials, *self.words, *self._layout.last_specials]  # in the order of their ids
         self._ids = {word: number for number, word in enumerate(self.tokens)}
         if len(self._ids) != len(self.tokens):
             repeated = next(word for word, count in Counter(self.tokens).items() if count > 1)
             raise ValueError(f"the word {repeated!r} is duplicated in the vocabulary, or is one of its special tokens")
-        self.pad = 0
+        self.pad, self.unk = 0, self._ids[self._layout.unk]
         self.bos, self.eos = self._ids[self._layout.bos], self._ids[self._layout.eos]
-        self.unk = self._ids[self._layout.unk]
         self.mask = self._ids["<MASK>"] if "<MASK>" in self._layout.specials else None
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def encode(self, caption: str | Sequence[str], max_length: int) -> list[int]:
-        """Turn a caption into ids, without padding: bos, the words, eos; words that do not fit are cut off.
+        """Turn a caption, a sentence or a list of tokens, into ids: bos, the words, eos, without padding.
 
-        Args:
-            caption: a sentence, which the layout tokenises, or a list of tokens.
-            max_length: length of the padded sequence for the ids.
+        Words that do not fit into a padded sequence of `max_length` ids are cut off.
         """
         max_words = max_length - 2 - self._layout.reserved
         if max_words < 1:
@@ -181,17 +170,3 @@ def build_vocabulary(
 def write_vocabulary(path: str | Path, vocabulary: Vocabulary) -> None:
     """Write `vocabulary.json`: the special tokens (for other programs) and the words. An unchanged file is not touched."""
     update_text(Path(path), json_text({"specials": list(SPECIALS), "words": vocabulary.words}))
-
-
-def read_vocabulary(path: str | Path) -> Vocabulary:
-    """Read the file that `write_vocabulary` writes; the layout is "pcl"."""
-    value = read_json(path, "vocabulary", "write it with `make data DATASET=<name>`")
-    words = value.get("words") if isinstance(value, dict) else None
-    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-        raise DiffcapError(f'{path}: "words" must be a list of strings; write the file again with `make data`.')
-    if value.get("specials") != list(SPECIALS):
-        raise DiffcapError(f'{path}: "specials" must be {", ".join(SPECIALS)}; write the file again with `make data`.')
-    try:
-        return Vocabulary(words)
-    except ValueError as error:
-        raise DiffcapError(f"{path}: {error}; write the file again with `make data`.") from None

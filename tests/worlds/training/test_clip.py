@@ -11,7 +11,7 @@ from tests.commands import ROOT
 from diffcap.experiment import Experiment
 from diffcap.methods.clip4idc.model import CLIP4IDC, CLIP4IDCAdaptation
 from diffcap.methods.clip4idc.weights import load_clip
-from diffcap.text.bpe import build_clip_vocabulary
+from diffcap.text.vocabularies import build_clip_vocabulary
 from diffcap.worlds.blocks.captions import LEXICON, describe
 from diffcap.worlds.blocks.scenes import sample_triples
 from diffcap.worlds.tiles.captions import LEXICON as TILES_LEXICON

@@ -13,7 +13,7 @@ from tests.commands import ROOT
 from diffcap.features.backbones import build_backbone
 from diffcap.methods.clip4idc.model import CLIP4IDCAdaptation
 from diffcap.methods.clip4idc.weights import load_clip
-from diffcap.text.bpe import build_clip_vocabulary
+from diffcap.text.vocabularies import build_clip_vocabulary
 
 SCRIPT = str(ROOT / "stages" / "shipped.py")
 

@@ -5,14 +5,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from diffcap.data.datamodules import AdaptData
-from diffcap.evaluation.retrieval import PairRetrieval
 from diffcap.evaluation.tables import validation_line
-from diffcap.lit.optimizers import adamw, bert_adam
 from diffcap.lit.schedules import Schedule
-from diffcap.lit.training import TrainingModule, init_from
+from diffcap.lit.training import TrainingModule, adamw, init_from
 from diffcap.methods.clip4idc.model import CLIP4IDCAdaptation
+from diffcap.methods.clip4idc.optimizers import bert_adam
+from diffcap.methods.clip4idc.retrieval import PairRetrieval, add_to_metric
 from diffcap.methods.clip4idc.weights import load_clip
+from diffcap.models.clip import clamp_logit_scale_
 from diffcap.utils.errors import DiffcapError
 
 
@@ -23,16 +23,13 @@ class Adaptation(TrainingModule):
         captioner: the image and text towers; fine-tuning loads their weights by name.
         lr: AdamW's learning rate of the parameters that are added to CLIP: image type embeddings, joint positions, `ln_mid`
             (paper: 1e-4).
-        clip_lr: learning rate of CLIP's parameters (authors' code: 1e-7 in half precision; 3e-6 moves float32 weights about as
-            far).
+        clip_lr: learning rate of CLIP's parameters (authors' code: 1e-7 in half precision; 3e-6 moves float32 weights as far).
         half_precision_clip: the optimizer of the released program, see `optimizers.bert_adam`, instead of AdamW.
         weight_decay: decoupled (authors' code: 0.2).
-        schedule: cosine after the warm-up (in the authors' code the cosine begins at the first step, so the rate jumps a little
-            at the end of the warm-up); see `schedules`.
+        schedule: cosine after the warm-up (authors' code: from the first step); see `schedules`.
         warmup: number of warm-up steps (authors' code: a tenth of all steps); below 1, a fraction of the trainer's `max_steps`.
         milestones: for the schedules piecewise and step.
-        clip_weights: initial weights: "default" (the package's own for its networks, open_clip's download for others),
-            "random", or a file of an open_clip model.
+        clip_weights: initial weights: default, random, or a file, see `weights.load_clip`.
         init_from: checkpoint of an earlier adaptation, instead of `clip_weights`.
     """
 
@@ -56,13 +53,6 @@ class Adaptation(TrainingModule):
         self.clip_lr, self.clip_weights, self.init_from = clip_lr, clip_weights, init_from
         self.half_precision_clip = half_precision_clip
 
-    @property
-    def pair_data(self) -> AdaptData:
-        """The stage's DataModule."""
-        data = self.feature_data
-        assert isinstance(data, AdaptData)
-        return data
-
     def setup(self, stage: str) -> None:
         """Load CLIP's weights, or those of an earlier adaptation."""
         if stage != "fit":
@@ -80,22 +70,20 @@ class Adaptation(TrainingModule):
         """The method and its constructor arguments."""
         return {"method": "clip4idc", "hyperparameters": self.captioner.hyperparameters}
 
-    def _clip_parameters(self) -> list[nn.Parameter]:
-        tower, text = self.captioner.images, self.captioner.words
-        return [*tower.visual.parameters(), *text.parameters(), self.captioner.logit_scale]
-
     def optimizer(self) -> torch.optim.Optimizer:
         """AdamW or BertAdam, with separate learning rates for CLIP and for the added parameters (authors' code)."""
-        model, rates = self.captioner, (self.lr, self.clip_lr, self.weight_decay)
+        model, clip = self.captioner, self.gradient_groups()["clip"]
+        rates, betas = (self.lr, self.clip_lr, self.weight_decay), (0.9, 0.98)
         if self.half_precision_clip:
-            return bert_adam(model, (model.images, model.words), self._clip_parameters(), *rates, betas=(0.9, 0.98))
-        return adamw(model, self._clip_parameters(), *rates, betas=(0.9, 0.98))
+            return bert_adam(model, (model.images, model.words), clip, *rates, betas)
+        return adamw(model, clip, *rates, betas)
 
     def gradient_groups(self) -> dict[str, list[nn.Parameter]]:
         """CLIP's parameters and the added ones."""
-        clip = self._clip_parameters()
+        model = self.captioner
+        clip = [*model.images.visual.parameters(), *model.words.parameters(), model.logit_scale]
         ids = {id(parameter) for parameter in clip}
-        return {"clip": clip, "added": [p for p in self.captioner.parameters() if id(p) not in ids]}
+        return {"clip": clip, "added": [p for p in model.parameters() if id(p) not in ids]}
 
     def on_train_start(self) -> None:
         """Print the scores before the first training step."""
@@ -104,8 +92,8 @@ class Adaptation(TrainingModule):
         metric = PairRetrieval(sync_on_compute=False).to(self.device)
         self.captioner.eval()
         with torch.no_grad():
-            for batch in self.pair_data.val_dataloader():
-                self._update(metric, self.transfer_batch_to_device(batch, self.device, 0))
+            for batch in self.feature_data.val_dataloader():
+                add_to_metric(metric, self.captioner, self.transfer_batch_to_device(batch, self.device, 0))
         self.captioner.train()
         scores = {name: float(value) for name, value in metric.compute().items()}
         print(f"step 0 of {self.trainer.max_steps}  val: {validation_line(scores)}", flush=True)
@@ -117,21 +105,16 @@ class Adaptation(TrainingModule):
         return loss
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Limit the scale of the cosines; add up the training time."""
-        self.captioner.clamp()
+        """Limit the scale of the cosines to 100 (authors' code); add up the training time."""
+        clamp_logit_scale_(self.captioner.logit_scale)
         super().on_train_batch_end(outputs, batch, batch_idx)
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
         """Add the vectors of the pairs and of all their captions to the metric."""
-        self._update(self.metric, batch)
-
-    def _update(self, metric: PairRetrieval, batch: dict[str, Any]) -> None:
-        pairs, texts = self.captioner.pair(batch["before"], batch["after"]), self.captioner.words(batch["texts"])
-        metric.update(pairs, batch["number"], texts, batch["text_number"], batch["text_owner"])
+        add_to_metric(self.metric, self.captioner, batch)
 
     def on_validation_epoch_end(self) -> None:
         """Log recall and mean rank over the pairs of all ranks: `val/t2p_R@1` and others."""
         scores = self.metric.compute()
         self.metric.reset()
-        values = {f"val/{name}": float(value) for name, value in scores.items()}
-        self.log_dict(values, rank_zero_only=False)
+        self.log_dict({f"val/{name}": float(value) for name, value in scores.items()}, rank_zero_only=False)

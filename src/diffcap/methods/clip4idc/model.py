@@ -6,7 +6,7 @@ FT1 and FT2. Where the paper and the released code differ, the code is the defau
 Letters: B pairs, N patches of an image, T text positions, D width of the captioner, E width of CLIP's common space, V vocabulary.
 """
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from diffcap.losses.gather import global_mean
 from diffcap.losses.pair_text import pair_text_contrastive_loss
+from diffcap.methods.clip4idc.optimizers import BertAdam, bert_adam
 from diffcap.methods.clip4idc.weights import load_clip
 from diffcap.models.captioner import AttentionMaps, Batch, Captioner, constructor_arguments, patch_attention
 from diffcap.models.clip import (
@@ -23,7 +24,6 @@ from diffcap.models.clip import (
     TextTower,
     TokenEmbedding,
     build_clip,
-    clamp_logit_scale_,
     text_tower_of,
 )
 from diffcap.models.decoder import BlockOutput, Decoded, causal_mask, pair_groups, run_blocks
@@ -96,10 +96,6 @@ class CLIP4IDCAdaptation(nn.Module):
         """The contrastive loss over the global batch. Needs `before`, `after` (B, 3, height, width) and `tokens` (B, T)."""
         text, pair = self.words(batch["tokens"]), self.pair(batch["before"], batch["after"])
         return global_mean(pair_text_contrastive_loss(text, pair, self.logit_scale.exp()))
-
-    def clamp(self) -> None:
-        """Limit the scale of the cosines to 100, after each optimizer step (authors' code)."""
-        clamp_logit_scale_(self.logit_scale)
 
 
 class EncoderBlock(nn.Module):
@@ -276,9 +272,8 @@ class CLIP4IDC(Captioner):
                     nn.init.normal_(part.weight, std=init_std)
                     if part.bias is not None:
                         nn.init.zeros_(part.bias)
-        if decoder == "clip_text":
-            for block in self.decoder:
-                nn.init.zeros_(block.cross.out.weight)  # type: ignore[union-attr, arg-type]
+        for block in self.decoder if decoder == "clip_text" else ():
+            nn.init.zeros_(block.cross.out.weight)  # type: ignore[union-attr, arg-type]
         if freeze_embeddings:
             self.images.freeze_embeddings()
             self.words.freeze_embeddings()
@@ -355,27 +350,25 @@ class CLIP4IDC(Captioner):
         Needs `before` (b, 3, height, width), `after` (B, ...) with B = b, or B = 2 b for two groups, and `tokens` (B, T).
         """
         before, after, tokens = batch["before"], batch["after"], batch["tokens"]
-        memory, parts = self.encode(before, after), {}
+        memory = self.encode(before, after)
         losses = [
             global_mean(self.word_losses(tokens[rows], [(key[rows], value[rows]) for key, value in memory]))
             for rows in pair_groups(before, after)
         ]
-        for name, part in zip(("caption_loss", "distractor_caption_loss"), losses):
-            parts[name] = part.detach()
-        return {"loss": torch.stack(losses).sum(), **parts}
+        names = ("caption_loss", "distractor_caption_loss")
+        return {"loss": torch.stack(losses).sum(), **{name: part.detach() for name, part in zip(names, losses)}}
 
     @property
     def initial_weights(self) -> str:
         """See `Captioner.initial_weights`."""
         return "clip_weights"
 
-    def load_initial(self, weights: str, vocabulary: Any) -> None:
-        """See `Captioner.load_initial`."""
-        load_clip(self, weights, vocabulary)
+    load_initial = load_clip
 
-    def half_precision_parts(self) -> tuple[nn.Module, ...]:
-        """See `Captioner.half_precision_parts`: both towers."""
-        return self.images, self.words
+    def half_precision_optimizer(self, lr: float, pretrained_lr: float, weight_decay: float) -> BertAdam:
+        """See `Captioner.half_precision_optimizer`."""
+        clip, pretrained, betas = (self.images, self.words), self.pretrained_parameters(), (0.9, 0.999)
+        return bert_adam(self, clip, pretrained, lr, pretrained_lr, weight_decay, betas)
 
     def pretrained_parameters(self) -> list[nn.Parameter]:
         """See `Captioner.pretrained_parameters`: CLIP's, and those that the adaptation has added to its image tower."""

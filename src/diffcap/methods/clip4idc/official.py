@@ -9,8 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from diffcap.interop.importer import Importer, Rule, rename
-from diffcap.interop.sizes import Sizes, State, count_layers, pixel_features
+from diffcap.checkpoints.importing import Importer, Rule, Sizes, State, count_layers, pixel_features, rename
 from diffcap.utils.errors import DiffcapError
 
 _VISUAL: tuple[Rule, ...] = (

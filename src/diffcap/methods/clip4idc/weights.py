@@ -1,4 +1,4 @@
-"""Loading of CLIP's weights into CLIP4IDC, for the first training stage."""
+"""CLIP's weights for the first training stage, and the image tower of a checkpoint as a backbone of single images."""
 
 import math
 import re
@@ -6,32 +6,27 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from diffcap.checkpoints.reading import read_checkpoint, weights_of
+from diffcap.features.preprocessing import ResizeOnly
 from diffcap.features.weights import pretrained_clip, read_state_dict
-from diffcap.models.clip import networks_folder, pretrained_grid
-from diffcap.text.bpe import ClipVocabulary
-from diffcap.text.vocabularies import AnyVocabulary
-from diffcap.utils.errors import DiffcapError
+from diffcap.models.clip import PairTower, build_clip, networks_folder, pretrained_grid
+from diffcap.text.vocabularies import AnyVocabulary, ClipVocabulary
+from diffcap.utils.errors import DiffcapError, wrap_errors
 
 if TYPE_CHECKING:
     from diffcap.methods.clip4idc.model import CLIP4IDC, CLIP4IDCAdaptation
 
 _POSITIONS = "visual.positional_embedding"
-# Parameter names of a block of CLIP's text tower, and of FT1's decoder block.
+# Parts of the parameter names of a block of CLIP's text tower, and of FT1's decoder block.
 _TEXT_BLOCK = {
-    "attn.in_proj_weight": "self_attention.qkv.weight",
-    "attn.in_proj_bias": "self_attention.qkv.bias",
-    "attn.out_proj.weight": "self_attention.out.weight",
-    "attn.out_proj.bias": "self_attention.out.bias",
-    "ln_1.weight": "norm1.weight",
-    "ln_1.bias": "norm1.bias",
-    "ln_2.weight": "norm2.weight",
-    "ln_2.bias": "norm2.bias",
-    "mlp.c_fc.weight": "inner.weight",
-    "mlp.c_fc.bias": "inner.bias",
-    "mlp.c_proj.weight": "outer.weight",
-    "mlp.c_proj.bias": "outer.bias",
+    "attn.in_proj_": "self_attention.qkv.",
+    "attn.out_proj": "self_attention.out",
+    "ln_1": "norm1",
+    "ln_2": "norm2",
+    "mlp.c_fc": "inner",
+    "mlp.c_proj": "outer",
 }
 
 
@@ -40,10 +35,7 @@ def load_clip(module: "CLIP4IDC | CLIP4IDCAdaptation", weights: str, vocabulary:
 
     The position embedding of the patches is interpolated to the module's grid (bicubic). Of the token embedding, the rows of
     the vocabulary's tokens are used; a file may have only some of CLIP's tokens and lists them in `token_ids`.
-
-    Args:
-        weights: "default" (the package's own for its networks, open_clip's download for others), "random" (the initial values
-            are kept), or a file of an open_clip state dict.
+    `weights`: "default" (the package's own for its networks, open_clip's download for others), "random", or a file.
     """
     if weights == "random":
         return
@@ -144,7 +136,52 @@ def _rename(state: dict[str, Tensor], module: "CLIP4IDC | CLIP4IDCAdaptation") -
             ours[f"words.{name}"] = value
         block = re.fullmatch(r"transformer\.resblocks\.(\d+)\.(.+)", name)
         if block and text_decoder:
-            ours[f"decoder.{block[1]}.{_TEXT_BLOCK.get(block[2], block[2])}"] = value
+            theirs = next((part for part in _TEXT_BLOCK if block[2].startswith(part)), "")
+            ours[f"decoder.{block[1]}.{block[2].replace(theirs, _TEXT_BLOCK.get(theirs, ''))}"] = value
         elif name.startswith("ln_final.") and text_decoder:
             ours[name.replace("ln_final", "head_norm")] = value
     return ours
+
+
+class SingleImageEncoder(nn.Module):
+    """The feature map of a `PairTower`'s layers for single images, after the LayerNorm before its layers for pairs.
+
+    The map has no class token, and no embeddings that distinguish the two images of a pair.
+    """
+
+    def __init__(self, tower: nn.Module) -> None:
+        super().__init__()
+        self.tower: Any = tower
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Pixels from 0 to 255, (B, 3, height, width), to features (B, W, rows, columns)."""
+        pair_ln_pre = self.tower.ln_mid  # its name in the checkpoints of the authors' code
+        tokens = pair_ln_pre(self.tower.encode_single(self.tower.normalize(images)))[:, 1:]
+        return tokens.transpose(1, 2).unflatten(2, self.tower.grid)
+
+
+def build_backbone(weights: str) -> tuple[SingleImageEncoder, ResizeOnly]:
+    """The network and its preprocessing, see `Backbone`."""
+    if weights in ("default", "random"):
+        raise DiffcapError(
+            "WEIGHTS is missing: give the checkpoint of an adaptation, for example "
+            "runs/blocks/clip4idc/pretrain/best.ckpt."
+        )
+    state = read_checkpoint(weights)
+    metadata = state["diffcap"]
+    if metadata.get("method") != "clip4idc" or "hyperparameters" not in metadata:
+        raise DiffcapError(
+            f"{weights}: not a checkpoint of CLIP4IDC; give one of its pre-training or captioning stage."
+        )
+    hyperparameters = metadata["hyperparameters"]
+    if hyperparameters.get("images", "together") != "together":
+        raise DiffcapError(
+            f"{weights}: its encoder processes the two images separately (FT1, FT2); give the checkpoint of an adaptation."
+        )
+    with wrap_errors(
+        weights, "its image tower cannot be built", f"use diffcap {metadata['version']:.40}, which wrote it"
+    ):
+        clip = build_clip(hyperparameters["network"], hyperparameters["image_size"])
+        tower = PairTower(clip, hyperparameters["intra_layers"])
+        tower.load_state_dict(weights_of(state, "captioner.images."))
+    return SingleImageEncoder(tower), ResizeOnly(tower.image_size)

@@ -1,7 +1,6 @@
 """The LightningDataModule of IDC-PCL's pre-training: one task per step, on one dataset or on several."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -15,7 +14,7 @@ from diffcap.data.workers import read_maps
 from diffcap.features.store import FeatureStore
 from diffcap.methods.pcl.losses import mask_patches
 from diffcap.negatives.file import iter_negatives
-from diffcap.records import ChangePair, read_dataset
+from diffcap.records import read_dataset
 from diffcap.utils.errors import DiffcapError
 
 CAPTIONED = ("mlm", "mvcl", "fda")
@@ -24,22 +23,12 @@ FGVC = "fgvc"
 PAIRS_PER_IMAGE = 4  # per epoch; ours, IDC-PCL only says "half and half by random sampling"
 
 
-class PairIndices(NamedTuple):
-    """Indices of the first and the second image of each pair, (n,) each."""
-
-    first: np.ndarray
-    second: np.ndarray
-
-
 class LabelledPairs:
-    """An infinite sequence of pairs of images with class labels for fine-grained classification, with random access.
+    """An infinite sequence of pairs of images with class labels, (images,) integers of at least two values, with random access.
 
     In each epoch every image is the first image of four pairs: two with an image of the same class, and two with an image of
     another class. Partners and order are drawn anew in each epoch. An image whose class has no other image gets partners of
     other classes only.
-
-    Args:
-        labels: (images,) integers, with at least two different values.
     """
 
     def __init__(self, labels: np.ndarray, seed: int) -> None:
@@ -54,8 +43,8 @@ class LabelledPairs:
         self._rank_in_class = position - self._class_start
         self._partners: dict[int, np.ndarray] = {}
 
-    def take(self, start: int, count: int) -> PairIndices:
-        """Pairs `start` ... `start + count - 1` of the sequence."""
+    def take(self, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Indices of the first and the second images of the pairs `start` ... `start + count - 1`, (count,) each."""
         numbers = self.order.take(start, count)
         first, slot = numbers // PAIRS_PER_IMAGE, numbers % PAIRS_PER_IMAGE
         epochs = (start + np.arange(count)) // self.order.size
@@ -64,7 +53,7 @@ class LabelledPairs:
             rows = epochs == epoch
             partners = cached_epoch(self._partners, int(epoch), self._draw_partners)
             second[rows] = partners[first[rows], slot[rows]]
-        return PairIndices(first, second)
+        return first, second
 
     def _draw_partners(self, epoch: int) -> np.ndarray:
         """(images, PAIRS_PER_IMAGE) second image of each pair in an epoch."""
@@ -80,8 +69,7 @@ class LabelledPairs:
         return self._by_class[np.where(wants_same, same, other)]
 
 
-@dataclass
-class Candidates:
+class Candidates(NamedTuple):
     """The captions with negatives, from which fda takes its samples."""
 
     pairs: np.ndarray  # (n,) index of each caption's pair
@@ -89,8 +77,7 @@ class Candidates:
     tokens: np.ndarray  # (d, T) padded ids of the distinct texts
 
 
-@dataclass
-class CaptionedSource:
+class CaptionedSource(NamedTuple):
     """A captioned dataset from which the tasks take samples."""
 
     table: PairTable  # its training pairs, or single images
@@ -157,10 +144,16 @@ class PretrainData(FeatureData):
             raise DiffcapError(
                 f"data.singles is {singles}, but data.vocabulary_with does not have this folder; add it, here and in fine-tuning."
             )
-        if FGVC in self.schedule.tasks:
+        if FGVC in self.schedule.tasks:  # the images of all splits, because nothing is evaluated on them, as in IDC-PCL
             assert labelled is not None
-            self.labelled_images = _labelled_images(labelled)
-            self.classes = 1 + max(image.extra["class"] for image in self.labelled_images)
+            dataset = read_dataset(labelled)
+            self.labelled_images = [pair for pair in dataset.pairs if isinstance(pair.extra.get("class"), int)]
+            classes = {image.extra["class"] for image in self.labelled_images}
+            if len(classes) < 2:
+                raise DiffcapError(
+                    f"{dataset.name}: has images of fewer than two classes; data.labelled needs at least two."
+                )
+            self.classes = 1 + max(classes)
 
     @staticmethod
     def _source_of(task: str) -> str:
@@ -180,7 +173,12 @@ class PretrainData(FeatureData):
             self.sources["folder"] = CaptionedSource(self.train_table, pairs, self.samples, size, candidates)
         if "singles" in sources:
             assert self.singles is not None
-            images, store = _captioned_images(self.singles), self._open_store(self.singles)
+            dataset, store = read_dataset(self.singles), self._open_store(self.singles)
+            images = [pair for pair in dataset.pairs if pair.split == "train" and pair.captions and pair.after is None]
+            if not images:
+                raise DiffcapError(
+                    f"{dataset.name}: has no single training image with captions; data.singles needs some."
+                )
             table = PairTable(images, store, self.vocabulary, self.max_length)
             candidates = self._fda_candidates(SINGLE + "fda", table, Path(self.singles) / "negatives.jsonl")
             pairs = table.caption_pair
@@ -281,20 +279,3 @@ class PretrainData(FeatureData):
         before = read_maps(self.labelled_store, self.labelled_rows[part.pop("first")])
         after = read_maps(self.labelled_store, self.labelled_rows[part.pop("second")])
         return {"task": FGVC, **part, "before": before, "after": after}
-
-
-def _captioned_images(folder: str) -> list[ChangePair]:
-    dataset = read_dataset(folder)
-    images = [pair for pair in dataset.pairs if pair.split == "train" and pair.captions and pair.after is None]
-    if not images:
-        raise DiffcapError(f"{dataset.name}: has no single training image with captions; data.singles needs some.")
-    return images
-
-
-def _labelled_images(folder: str) -> list[ChangePair]:
-    """The images of all splits, because nothing is evaluated on them (IDC-PCL also uses all images)."""
-    dataset = read_dataset(folder)
-    images = [pair for pair in dataset.pairs if isinstance(pair.extra.get("class"), int)]
-    if len({image.extra["class"] for image in images}) < 2:
-        raise DiffcapError(f"{dataset.name}: has images of fewer than two classes; data.labelled needs at least two.")
-    return images

@@ -98,7 +98,6 @@ class PCLTrunk(nn.Module):
         )
 
     def _finish_embedding(self, embedding: Tensor, type_id: int) -> Tensor:
-        """Add the type, normalise, and drop out in training."""
         return self.dropout(self.embedding_norm(embedding + self.type_embedding.weight[type_id]))
 
     def cls(self, batch: int, type_id: int) -> Tensor:
@@ -119,19 +118,8 @@ class PCLTrunk(nn.Module):
             embedding = self.position_table[position_ids]
         return self._finish_embedding(self.word_embedding(tokens) * self.width**0.5 + embedding, TEXT)
 
-    def check_positions(self, needed: int) -> None:
-        """Raise a ValueError if the position table is shorter."""
-        if needed > len(self.position_table):
-            raise ValueError(
-                f"{needed} positions are needed, the table has {len(self.position_table)}: raise `positions`"
-            )
-
     def check_max_length(self, max_length: int) -> None:
-        """Check that the position table is as long as the captions of a training.
-
-        Raises:
-            DiffcapError: it is shorter.
-        """
+        """Refuse a training with captions that are longer than the position table."""
         if max_length > len(self.position_table):
             raise DiffcapError(
                 f"data.max_length is {max_length}, but model.captioner.init_args.positions is {len(self.position_table)}; raise the "
@@ -141,6 +129,13 @@ class PCLTrunk(nn.Module):
     def _position_embedding(self, first: int, length: int) -> Tensor:
         self.check_positions(first + length)
         return self.position_table[first : first + length]
+
+    def check_positions(self, needed: int) -> None:
+        """Raise a ValueError if the position table is shorter."""
+        if needed > len(self.position_table):
+            raise ValueError(
+                f"{needed} positions are needed, the table has {len(self.position_table)}: raise `positions`"
+            )
 
     def _singles(self, images: list[Tensor]) -> tuple[Tensor, ...]:
         """Feature maps, (B, C, h, w) each, through the single-image encoder in one pass: (B, 1 + N, D) each."""
@@ -181,13 +176,11 @@ class PCLTrunk(nn.Module):
         """The cross-modal encoder over visual tokens and text, without a causal mask (pre-training).
 
         Args:
-            visual: (B, M, D), or (b, M, D), each for B / b consecutive texts.
-            tokens: (B, T).
+            visual: (B, M, D), or (b, M, D), each for B / b consecutive texts. tokens: (B, T).
             pad_mask: mask padding; the released code does not.
-            query_positions: the Q positions of the result that are computed.
 
         Returns:
-            (B, M + 1 + T, D): visual tokens, the text's [CLS], the text; of these, (B, Q, D) at `query_positions`.
+            (B, M + 1 + T, D): visual tokens, the text's [CLS], the text; or (B, Q, D), those at Q `query_positions`.
         """
         text = torch.cat([self.cls(len(tokens), TEXT_CLS), self.text(tokens)], 1)
         mask = None
@@ -258,10 +251,7 @@ class PCL(Captioner):
         self.trunk.check_max_length(data.max_length)
 
     def encode_pair(self, before: Tensor, after: Tensor, with_cls: bool = True) -> EncodedPair:
-        """Two feature maps (B, C, h, w) through all encoders; through the cross-modal one without text.
-
-        `with_cls`: whether the final states of both images' [CLS] are needed.
-        """
+        """Two feature maps (B, C, h, w) through all encoders, without text; `with_cls`: whether `image_cls` is needed."""
         visual = self.trunk.visual(before, after)
         cls_positions = slice(0, visual.shape[1], visual.shape[1] // 2) if with_cls else slice(0)
         if self.text_cls:
@@ -332,16 +322,11 @@ class PCL(Captioner):
         attention_mask[words:, visual_tokens + words :].fill_diagonal_(True)
         return x, attention_mask
 
-    def distractor_logits(self, image_cls: Tensor) -> Tensor:
-        """Logits of "nothing changed" and "something changed", (B, 2), from `EncodedPair.image_cls`."""
-        assert self.distractor_head is not None
-        return self.distractor_head(image_cls.flatten(1))
-
     def nothing_changed(self, before: Tensor, after: Tensor) -> Tensor | None:
         """See `Captioner.nothing_changed`: the output of distractor judging."""
         if self.distractor_head is None:
             return None
-        return self.distractor_logits(self.encode_pair(before, after).image_cls).softmax(-1)[:, 0]
+        return self.distractor_head(self.encode_pair(before, after).image_cls.flatten(1)).softmax(-1)[:, 0]
 
     def attention(self, before: Tensor, after: Tensor, tokens: Tensor) -> AttentionMaps:
         """See `Captioner.attention`: attention of each word's [MASK] to the patches in the last cross-modal layer.
@@ -368,7 +353,7 @@ class PCL(Captioner):
         `mlm_tokens` and `mlm_labels` for the objective "masked"; with distractor judging `is_change` (B,), 1 where something
         changed. The other entries that it returns are means per word and per pair.
         """
-        losses = self._losses(batch)
+        losses = self.validation_losses(batch)
         weights = {"word_loss": 1.0, "distractor_loss": self.distractor_weight}
         return {
             "loss": torch.stack([weights[name] * ddp_scaled_sum(values) for name, values in losses.items()]).sum(),
@@ -377,9 +362,6 @@ class PCL(Captioner):
 
     def validation_losses(self, batch: Batch) -> dict[str, Tensor]:
         """See `Captioner.validation_losses`: `word_loss` per word, and with distractor judging `distractor_loss` per pair."""
-        return self._losses(batch)
-
-    def _losses(self, batch: Batch) -> dict[str, Tensor]:
         before, after = batch["before"], batch["after"]
         memory, image_cls = self.encode_pair(repeat_batch(before, len(after)), after, self.distractor_head is not None)
         if self.objective == "masked":
@@ -391,7 +373,8 @@ class PCL(Captioner):
             logits, labels = self.teacher_forced_logits(batch["tokens"], memory)[is_word], target[is_word]
         losses = {"word_loss": F.cross_entropy(logits, labels, reduction="none")}
         if self.distractor_head is not None:
-            is_change, logits = batch["is_change"].long(), self.distractor_logits(image_cls)
+            # Logits of "nothing changed" and "something changed", (B, 2).
+            is_change, logits = batch["is_change"].long(), self.distractor_head(image_cls.flatten(1))
             losses["distractor_loss"] = F.cross_entropy(logits, is_change, reduction="none")
         return losses
 

@@ -90,10 +90,8 @@ class PCLPretraining(nn.Module):
             losses = {"mlm": self.mlm, "mvcl": self.mvcl, "fda": self.fda}[task](batch)
             return {"loss": global_mean(losses)}
         parts = {name: global_mean(losses) for name, losses in self.fgvc(batch).items()}
-        return {
-            "loss": torch.stack([parts[name] for name in self.fgvc_losses or parts]).sum(),
-            **{name: part.detach() for name, part in parts.items()},
-        }
+        loss = torch.stack([parts[name] for name in self.fgvc_losses or parts]).sum()
+        return {"loss": loss, **{name: part.detach() for name, part in parts.items()}}
 
     def _visual(self, images: list[Tensor]) -> Tensor:
         """Encode one or two feature maps (B, C, h, w) without text: (B, 2 + N, D) or (B, 2 + 2 N, D)."""

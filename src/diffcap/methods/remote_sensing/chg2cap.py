@@ -14,9 +14,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from diffcap.checkpoints.importing import (
+    Importer,
+    Rule,
+    Sizes,
+    State,
+    count_layers,
+    pixel_features,
+    rename,
+    resnet_features,
+)
 from diffcap.features.preprocessing import ResizeNormalize
-from diffcap.interop.importer import Importer, Rule, rename
-from diffcap.interop.sizes import Sizes, State, count_layers, pixel_features, resnet_features
 from diffcap.methods.remote_sensing.parts import (
     IMAGE_SIZE,
     CausalWordDecoder,

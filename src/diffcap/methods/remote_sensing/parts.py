@@ -13,8 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from diffcap.interop.importer import Rule
-from diffcap.interop.sizes import State, count_layers
+from diffcap.checkpoints.importing import Rule, State, count_layers
 from diffcap.losses.gather import global_mean
 from diffcap.methods.remote_sensing.resnet import GlobalBatchNorm2d, ResNetEncoder
 from diffcap.models.captioner import AttentionMaps, Batch, Captioner

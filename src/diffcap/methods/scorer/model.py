@@ -17,8 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from diffcap.interop.importer import GROUPS, SHARED, Importer, Rule, rename
-from diffcap.interop.sizes import Sizes, State, count_layers, rcc_sizes
+from diffcap.checkpoints.importing import GROUPS, SHARED, Importer, Rule, Sizes, State, count_layers, rcc_sizes, rename
 from diffcap.losses.gather import gather_rows, global_mean, world_size
 from diffcap.methods.scorer.losses import cross_view_nce, token_matching
 from diffcap.models.captioner import AttentionMaps, Batch, constructor_arguments

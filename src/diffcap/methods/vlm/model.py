@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from diffcap.checkpoints import base_models
 from diffcap.losses.gather import global_mean
 from diffcap.methods.vlm.parts import (
     Difference,
@@ -28,7 +29,7 @@ from diffcap.methods.vlm.parts import (
 from diffcap.models.captioner import AttentionMaps, Batch, Captioner, constructor_arguments, patch_attention
 from diffcap.models.layers import use_fast_linear_
 from diffcap.text.hub import HubVocabulary, import_transformers, load_processor, read_chat_template
-from diffcap.utils.errors import DiffcapError
+from diffcap.utils.errors import DiffcapError, wrap_errors
 
 PROMPT = (
     "These are two pictures of the same scene, before and after. Say in one short sentence what changed. If only the camera or the "
@@ -95,9 +96,6 @@ class VLM(Captioner):
     ) -> None:
         super().__init__()
         self.hyperparameters = constructor_arguments(locals())
-        from diffcap.checkpoints.base_models import base_sha256 as sha256_of
-        from diffcap.checkpoints.base_models import find_base
-
         if train == "lora" and lora_rank < 1:
             raise DiffcapError(f"model.captioner.init_args.lora_rank is {lora_rank}; it must be at least 1.")
         if train == "all" and (dtype != "float32" or four_bit):
@@ -105,8 +103,8 @@ class VLM(Captioner):
                 "train: all needs dtype: float32 and no four_bit, because small updates of other types are lost; set "
                 "model.captioner.init_args.dtype=float32 (trainer.precision=bf16-mixed still computes in bfloat16)."
             )
-        found = find_base(base, revision)
-        sha256 = sha256_of(found.folder)
+        found = base_models.find_base(base, revision)
+        sha256 = base_models.base_sha256(found.folder)
         if base_sha256 not in (None, sha256):
             raise DiffcapError(
                 f"{found.name}: is not the base model that this captioner was trained on (its files differ); give the right one as "
@@ -157,13 +155,9 @@ class VLM(Captioner):
         self.register_state_dict_post_hook(_remove_base)
         self.register_load_state_dict_post_hook(_expect_no_base)
         images = torch.zeros(1, 3, 64, 64, dtype=torch.uint8)
-        try:  # the processor's options, on a pair of small images
+        fault = f"{self.image_kwargs} is not valid for this model"
+        with wrap_errors("model.captioner.init_args.image_kwargs", fault, "correct it"):  # on a pair of small images
             self.inputs(images, images)
-        except Exception as error:  # of many types, by the processor
-            raise DiffcapError(
-                f"model.captioner.init_args.image_kwargs {self.image_kwargs} is not valid for this model "
-                f"({' '.join(str(error).split())[:200].rstrip('. ')}); correct it."
-            ) from None
         self.train()  # transformers loads models in evaluation mode, in which layers are not checkpointed
 
     @classmethod
@@ -174,14 +168,7 @@ class VLM(Captioner):
             raise ValueError(f"its base_sha256 is {sha256!r:.80}, so the base model cannot be checked")
         if len(arguments["prompt"]) > MAX_PROMPT:
             raise ValueError(f"its prompt has {len(arguments['prompt']):,} characters, more than {MAX_PROMPT:,}")
-        check_trained(
-            arguments["train"],
-            arguments["lora_rank"],
-            arguments["lora_alpha"],
-            arguments["lora_dropout"],
-            arguments["difference"],
-            weights,
-        )
+        check_trained(arguments, weights)
 
     @property
     def core(self) -> Any:
@@ -260,15 +247,9 @@ class VLM(Captioner):
         if hasattr(self.core.model, "rope_deltas"):  # Qwen: time, height and width
             positions = positions.expand(3, -1, -1)
         mask = F.pad(memory["mask"], (0, done + tokens.shape[1]), value=1)
+        options |= {"position_ids": positions, "past_key_values": past, "use_cache": True}
         with without_checkpointing(self.core):
-            output = self.core(
-                input_ids=tokens,
-                attention_mask=mask,
-                position_ids=positions,
-                past_key_values=past,
-                use_cache=True,
-                **options,
-            )
+            output = self.core(input_ids=tokens, attention_mask=mask, **options)
         return output, [layer.new for layer in past.layers]
 
     def step(self, tokens: Tensor, memory: Any, cache: Any) -> tuple[Tensor, Any]:
@@ -320,20 +301,14 @@ class VLM(Captioner):
         weights = torch.stack(middle).float().mean((0, 2))[..., : memory["images"].shape[1]]  # (B, T, L)
         is_image = memory["images"][:, None].expand_as(weights)
         first, second = weights[is_image].view(*tokens.shape, 2, -1).unbind(2)  # (B, T, N) each
-        grid = self._grid(before, first.shape[-1])
+        processor, side = self.processor.image_processor, int(first.shape[-1] ** 0.5)
+        grid = (side, side)
+        if hasattr(processor, "merge_size"):  # Qwen keeps the aspect ratio
+            inputs = processor(images=[before[0]], return_tensors="pt", **self.image_kwargs)
+            rows, columns = inputs["image_grid_thw"][0].tolist()[1:]
+            grid = (rows // processor.merge_size, columns // processor.merge_size)
         count = grid[0] * grid[1]  # LLaVA-OneVision has a token for the end of each image
         return patch_attention(first[..., :count], second[..., :count], grid)
-
-    def _grid(self, images: Any, tokens: int) -> tuple[int, int]:
-        """Rows and columns of an image's tokens."""
-        processor = self.processor.image_processor
-        if hasattr(processor, "merge_size"):  # Qwen keeps the aspect ratio
-            _, rows, columns = processor(images=[images[0]], return_tensors="pt", **self.image_kwargs)[
-                "image_grid_thw"
-            ][0]
-            return int(rows) // processor.merge_size, int(columns) // processor.merge_size
-        side = int(tokens**0.5)
-        return side, side
 
 
 def _as_bytes(images: Any) -> Any:
@@ -342,7 +317,7 @@ def _as_bytes(images: Any) -> Any:
 
 def _load_model(folder: Any, dtype: str, four_bit: bool) -> Any:
     transformers = import_transformers()
-    options: dict[str, Any] = {"dtype": getattr(torch, dtype)}
+    options: dict[str, Any] = {"dtype": getattr(torch, dtype), "attn_implementation": "sdpa"}
     if four_bit:
         try:
             import bitsandbytes  # noqa: F401
@@ -357,20 +332,10 @@ def _load_model(folder: Any, dtype: str, four_bit: bool) -> Any:
             bnb_4bit_compute_dtype=getattr(torch, dtype),
             llm_int8_skip_modules=KEPT_IN_DTYPE,  # also of 4 bits
         )
-    try:
+    with wrap_errors(folder, "its model cannot be loaded", "download the files again, or use another model"):
         model, loaded = transformers.AutoModelForImageTextToText.from_pretrained(
-            folder,
-            trust_remote_code=False,
-            use_safetensors=True,
-            attn_implementation="sdpa",
-            output_loading_info=True,
-            **options,
+            folder, trust_remote_code=False, use_safetensors=True, output_loading_info=True, **options
         )
-    except Exception as error:  # damaged files raise exceptions of many types
-        raise DiffcapError(
-            f"{folder}: its model cannot be loaded ({' '.join(str(error).split())[:200].rstrip('. ')}); download the files "
-            "again, or use another model."
-        ) from None
     _check_loaded(folder, model, loaded)
     use_fast_linear_(model)
     return model

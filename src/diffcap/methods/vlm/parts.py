@@ -26,14 +26,8 @@ PROJECTORS = re.compile(r"(^|\.)(merger|deepstack_merger_list|connector|multi_mo
 def prompt_cache(prompts: Sequence[KeyValues | None], words: list[KeyValues] | None = None) -> Any:
     """A key-value cache of transformers whose layers keep the prompt and the words apart.
 
-    Beam search reorders the words only; the prompt is the same for all beams of a pair.
-
-    Args:
-        prompts: keys and values of the prompt in each layer; None while the prompt itself is computed.
-        words: of the words so far; None before the first.
-
-    Returns:
-        The cache; each layer has the attribute `new`, keys and values of all that is not the prompt.
+    Beam search reorders the words only; the prompt is the same for all beams of a pair. In `prompts`, a layer has None while the
+    prompt itself is computed. Each layer has the attribute `new`, keys and values of all that is not the prompt.
     """
     from transformers.cache_utils import Cache, DynamicLayer
 
@@ -96,15 +90,14 @@ def choose_trained(model: Any, trained: Trained, rank: int, alpha: int, dropout:
         return get_peft_model(model, config)
 
 
-def check_trained(
-    trained: Trained, rank: int, alpha: int, dropout: float, difference: bool, weights: dict[str, Tensor]
-) -> None:
+def check_trained(arguments: dict[str, Any], weights: dict[str, Tensor]) -> None:
     """Check the state dict of a checkpoint, and the arguments of its `VLM`, before its base model is read."""
+    trained, rank, alpha, dropout = (arguments[name] for name in ("train", "lora_rank", "lora_alpha", "lora_dropout"))
     if trained == "all":
         return
     adapters = {name: value for name, value in weights.items() if "lora_" in name and trained == "lora"}
     projector = {name for name in weights if PROJECTORS.search(name) and trained == "projector"}
-    own = {name for name in weights if name.startswith("difference.") and difference}
+    own = {name for name in weights if name.startswith("difference.") and arguments["difference"]}
     if frozen := sorted(set(weights) - {*adapters, *projector, *own}):
         raise ValueError(f"it has weights of the base model, which was not trained: {frozen[0]:.80}")
     if trained != "lora":
@@ -169,11 +162,10 @@ def _train_in_float32(part: nn.Module) -> None:
 
 def frozen_names(model: nn.Module, prefix: str) -> set[str]:
     """Names of all frozen parameters, also of those with two names, and of all buffers: the state that the base model has."""
-    frozen = {id(parameter) for parameter in model.parameters() if not parameter.requires_grad}
-    every = model.named_parameters(remove_duplicate=False)
-    return {f"{prefix}{name}" for name, parameter in every if id(parameter) in frozen} | {
-        f"{prefix}{name}" for name, _ in model.named_buffers(remove_duplicate=False)
-    }
+    parameters = model.named_parameters(remove_duplicate=False)
+    names = [name for name, parameter in parameters if not parameter.requires_grad]
+    names += [name for name, _ in model.named_buffers(remove_duplicate=False)]
+    return {f"{prefix}{name}" for name in names}
 
 
 class Difference(nn.Module):
@@ -202,17 +194,15 @@ class Difference(nn.Module):
 
         def with_difference(*args: Any, **kwargs: Any) -> Any:
             output = image_features(*args, **kwargs)
-            found = list(
-                output.pooler_output
-            )  # (N, D) each: of an image, or (SmolVLM, Idefics3) of both images of a pair
+            # (N, D) each: of an image, or (SmolVLM, Idefics3) of both images of a pair
+            found, changed = list(output.pooler_output), []
             if len(found) == self.pairs:
-                changed = [
-                    torch.cat([before, self(before, after)]) for before, after in (both.chunk(2) for both in found)
-                ]
+                for both in found:
+                    before, after = both.chunk(2)
+                    changed.append(torch.cat([before, self(before, after)]))
             elif len(found) == 2 * self.pairs:
-                changed = [
-                    tokens for before, after in zip(found[::2], found[1::2]) for tokens in (before, self(before, after))
-                ]
+                for before, after in zip(found[::2], found[1::2]):
+                    changed += [before, self(before, after)]
             else:
                 raise DiffcapError(
                     f"the difference module needs one group of tokens per image, but {self.pairs} pairs have {len(found)}; set "

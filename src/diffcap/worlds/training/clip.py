@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from diffcap.evaluation.retrieval import PairRetrieval
 from diffcap.losses.pair_text import pair_text_contrastive_loss
+from diffcap.methods.clip4idc.retrieval import PairRetrieval
 from diffcap.models.clip import PairTower, TextTower, build_clip, clamp_logit_scale_
-from diffcap.text.bpe import build_clip_vocabulary
+from diffcap.text.vocabularies import build_clip_vocabulary
 from diffcap.worlds.training.shipped import ShippedTraining
 
 Batch = tuple[Tensor, list[str], Any]  # images (B, 3, h, w) uint8, a sentence for each, targets of the dense task

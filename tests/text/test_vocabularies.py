@@ -3,8 +3,7 @@
 import pytest
 from open_clip.tokenizer import SimpleTokenizer
 
-from diffcap.text.bpe import ClipVocabulary, build_clip_vocabulary
-from diffcap.text.vocabularies import vocabulary_for, vocabulary_of
+from diffcap.text.vocabularies import ClipVocabulary, build_clip_vocabulary, vocabulary_for, vocabulary_of
 
 CAPTIONS = ["The shiny cube moved!", "a tiny sphere has vanished", "the tiny cube is gone"]
 

@@ -71,40 +71,12 @@ def test_the_file_of_another_system_is_refused(name: str) -> None:
                 SYSTEMS[name].rename(state_of(other))
 
 
-@pytest.mark.parametrize("name", SYSTEMS)
-def test_the_order_of_a_file_changes_nothing(name: str) -> None:
-    ours = SYSTEMS[name].rename(state_of(name))
-    again = SYSTEMS[name].rename(dict(reversed(state_of(name).items())))
-    assert ours.keys() == again.keys() and all(torch.equal(value, again[key]) for key, value in ours.items())
-    assert len({value.data_ptr() for value in ours.values()}) == len(ours)  # no value serves two parameters
-
-
-@pytest.mark.parametrize("stage", ["pretrain", "finetune"])
-def test_every_missing_parameter_of_idc_pcl_is_named(stage: str) -> None:
-    state = state_of(f"pcl, {stage}")
-    optional = ("pooler", "feat_regress.weight", "classifier", "aligner")
-    for name in [name for name in state if not name.startswith(optional)]:
-        rest = {key: value for key, value in state.items() if key != name}
-        with pytest.raises(DiffcapError, match=f"'{name}' is missing \\(1 missing"):
-            pcl.from_official(rest, stage)
-    other = state_of(f"pcl, {'finetune' if stage == 'pretrain' else 'pretrain'}")
-    with pytest.raises(DiffcapError, match="feat_regress"):
-        pcl.from_official(other, stage)
-
-
 def test_a_captioner_of_birds_has_no_distractor_head() -> None:
     fixture = load(FIXTURES / "pcl.json")
     sizes: dict[str, Any] = {key: fixture.hyperparameters[key] for key in ("width", "heads", "ffn", "cross_layers")}
     state = {name: value for name, value in state_of("pcl, finetune").items() if not name.startswith("pooler")}
     model = PCL(20, fixture.hyperparameters["feature_width"], **sizes, distractor_judging=False)
     model.load_state_dict(pcl.from_official(state, "finetune"), strict=True)
-
-
-def test_the_heads_of_nabirds_are_both_there_or_missing() -> None:
-    state = load(FIXTURES / "pcl.json").weights("pretrain_fgvc")
-    del state["aligner.0.bias"]
-    with pytest.raises(DiffcapError, match=r"'aligner\.0\.bias' is missing \(1 missing"):
-        pcl.from_official(state, "pretrain", fine_grained=True)
 
 
 @pytest.mark.parametrize("part", ["query.weight", "key.bias", "value.weight"])

@@ -1,4 +1,4 @@
-"""Convert the checkpoints that the authors of a method released to diffcap's, without running pickled code.
+"""Import the checkpoints that the authors of a method released, without running pickled code.
 
 | method | file | vocabulary |
 |---|---|---|
@@ -8,14 +8,15 @@
 | RSICCformer | a dict of the pickled modules `encoder_image`, `encoder_feat` and `decoder` | `WORDMAP_*.json`, word to id |
 | Chg2Cap | a dict of the state dicts `encoder_dict`, `encoder_trans_dict` and `decoder_dict` | `vocab.json`, word to id |
 
-Most hyperparameters follow from the shapes of the weights; `ImportOptions` has the others.
+Each method has an `Importer`. Most hyperparameters follow from the shapes of the weights; `ImportOptions` has the others.
 """
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,19 +24,60 @@ from torch import Tensor
 import diffcap
 from diffcap.checkpoints.loading import build_captioner, build_pretraining
 from diffcap.checkpoints.reading import FORMAT, is_finite
-from diffcap.interop.importer import Importer, Stage
+from diffcap.features.preprocessing import RCC_STD, ResizeNormalize, ResizeOnly
 from diffcap.records import read_json
 from diffcap.registry import get_method, import_object, methods
+from diffcap.text.vocabularies import AnyLayout
 from diffcap.text.vocabulary import LAYOUTS, LayoutName, Vocabulary
 from diffcap.utils.errors import DiffcapError, wrap_errors
 from diffcap.utils.unpickling import load_tensors, state_of_module
 
+State = Mapping[str, Tensor]
+Stage = Literal["pretrain", "finetune"]
+Rule = tuple[str, str | None]
 MAX_SIZE = 4096  # limit of any option that is a size
 MIN_LENGTH = 3  # tokens of a caption: start token, one word, end token
 # Tables that are computed, not learned, and numbers that some files contain besides the weights.
 _COMPUTED = re.compile(
     r"(?:.*\.)?(?:pe|position_ids|attn_mask|num_batches_tracked|input_resolution|context_length|vocab_size)"
 )
+GROUPS = ("change_detector_state", "speaker_state")  # of the official checkpoints of SCORER and DIRL
+
+# The image embedding and the word layers of SCORER and DIRL, which come from one code base.
+SHARED: tuple[Rule, ...] = (
+    (r"change_detector_state\.img\.0", "embedding.projection"),
+    (r"change_detector_state\.w_embedding", "embedding.columns"),
+    (r"change_detector_state\.h_embedding", "embedding.rows"),
+    (r"speaker_state\.core\.embed", "decoder.embedding"),
+    (r"speaker_state\.core\.fc\.(\d+)", r"decoder.lift.\1"),
+    (r"speaker_state\.core\.layer\.(\d+)\.(norm\d)", r"decoder.blocks.\1.\2"),
+    (r"speaker_state\.logit", "decoder.logit"),
+)
+
+
+class Sizes(NamedTuple):
+    """What the weights determine."""
+
+    model: dict[str, Any]  # constructor arguments of diffcap's model
+    max_length: int  # maximal number of tokens of a caption
+    features: dict[str, Any]  # metadata of the feature store
+
+
+@dataclass(frozen=True)
+class Importer:
+    """How to read the official checkpoints of a method."""
+
+    # From the official parameters, the values of `ImportOptions` and the computed tables, the arguments of diffcap's model.
+    sizes: Callable[[State, Mapping[str, Any], State], Sizes]
+    # From the official parameters and the stage, the state dict of diffcap's model, for `load_state_dict` with strict=True.
+    rename: Callable[[dict[str, Tensor], Stage], dict[str, Tensor]]
+    vocabulary_layout: AnyLayout  # of diffcap's model
+    vocabulary_file: str | None  # the authors' file that maps words to ids; None if the method uses CLIP's tokens
+    # Keys of the file if it is a dict with one group of parameters per network (a state dict or a pickled module), and a pickled
+    # configuration; their parameters get the key as prefix. Empty if the file is one state dict.
+    groups: tuple[str, ...] = ()
+    pickled_classes: tuple[str, ...] = ()  # that the file may use, besides those of tensors; see `load_tensors`
+    is_pretraining: Callable[[State], bool] = lambda state: False  # whether official parameters are of that stage
 
 
 @dataclass(frozen=True)
@@ -99,9 +141,11 @@ def read_official(path: str | Path, method: str) -> dict[str, Tensor]:
         if missing:
             raise DiffcapError(f"{path}: {missing[0]!r} is missing; download the authors' checkpoint again.")
         content = {
-            f"{group}.{_parameter_name(name)}": value for group, part in groups.items() for name, value in part.items()
+            f"{group}.{str(name).removeprefix('module.')}": value
+            for group, part in groups.items()
+            for name, value in part.items()
         }
-    state = {_parameter_name(name): value for name, value in content.items()}
+    state = {str(name).removeprefix("module."): value for name, value in content.items()}  # prefix of DataParallel
     other = next((name for name, value in state.items() if not isinstance(value, Tensor)), None)
     if other is not None or not state:
         fault = f"{other!r:.80} is not a tensor" if state else "it is empty"
@@ -112,10 +156,6 @@ def read_official(path: str | Path, method: str) -> dict[str, Tensor]:
             f"{path}: its weight {bad!r:.80} contains nan or inf; download the file again, or give another checkpoint."
         )
     return state
-
-
-def _parameter_name(name: Any) -> str:
-    return str(name).removeprefix("module.")  # prefix of DataParallel
 
 
 def read_word_ids(path: str | Path, layout: LayoutName) -> tuple[list[str], list[int]]:
@@ -143,32 +183,27 @@ def import_official(
 ) -> dict[str, Any]:
     """Convert an official checkpoint to one of diffcap, see `reading.read_checkpoint`.
 
-    Its stage is "finetune", or "pretrain" for IDC-PCL's pre-training and CLIP4IDC's adaptation.
-
-    Args:
-        vocabulary: JSON file from word to id; None for CLIP4IDC.
+    Its stage is "finetune", or "pretrain" for IDC-PCL's pre-training and CLIP4IDC's adaptation. `vocabulary` is a JSON file from word
+    to id; None for CLIP4IDC.
     """
     options = options or ImportOptions()
     _check_options(options)
     state = read_official(path, method)
     tables = {name: value for name, value in state.items() if name.endswith("pe") and _COMPUTED.fullmatch(name)}
     state = {name: value for name, value in state.items() if not _COMPUTED.fullmatch(name)}
-    words, layout, order = _vocabulary(path, method, vocabulary)
     importer = get_importer(method)
+    words, order = _vocabulary(path, method, importer, vocabulary)
     stage: Stage = "pretrain" if importer.is_pretraining(state) else "finetune"
     with wrap_errors(path, f"not a complete checkpoint of {method}", "download it again"):
         sizes = importer.sizes(state, options.__dict__, tables)
         if sizes.max_length < MIN_LENGTH:
             raise ValueError(f"its position table has {sizes.max_length} entries")
-    model, features = sizes.model, sizes.features
+    model = sizes.model
     if order is not None and len(order) != model["vocabulary_size"]:
         raise DiffcapError(
             f"{vocabulary}: has {len(order)} words, but {path} was trained with {model['vocabulary_size']}; give the vocabulary "
             "of this checkpoint."
         )
-    hyperparameters = {
-        key: value for key, value in model.items() if stage == "finetune" or key not in sizes.finetune_only
-    }
     with wrap_errors(path, f"its weights do not fit {method}", "check the options, or download it again"):
         renamed = importer.rename(state, stage)
         if order is not None and order != list(range(len(order))):
@@ -182,12 +217,12 @@ def import_official(
                 "manifest_sha256": None,
                 "seed": None,
                 "words": words,
-                "vocabulary_layout": layout,
+                "vocabulary_layout": importer.vocabulary_layout,
                 "max_length": sizes.max_length,
-                "features": features,
+                "features": sizes.features,
                 "train_seconds": 0.0,
                 "method": method,
-                "hyperparameters": hyperparameters,
+                "hyperparameters": model,
                 "tokenizer": "raw" if options.dataset == "birds2words" else "ptb",
                 "imported_from": Path(path).name,
             },
@@ -213,20 +248,19 @@ def _check_options(options: ImportOptions) -> None:
 
 
 def _vocabulary(
-    path: str | Path, method: str, vocabulary: str | Path | None
-) -> tuple[list[str], str, list[int] | None]:
-    importer = get_importer(method)
+    path: str | Path, method: str, importer: Importer, vocabulary: str | Path | None
+) -> tuple[list[str], list[int] | None]:
+    """The words, and the order of `read_word_ids`; None for CLIP's tokens."""
     if importer.vocabulary_file is None:
         if vocabulary is not None:
             raise DiffcapError(f"--vocabulary: {get_method(method).title} uses CLIP's tokens; omit the option.")
-        return [], importer.vocabulary_layout, None
+        return [], None
     if vocabulary is None:
         raise DiffcapError(
             f"{path}: a checkpoint of {method} contains no words; give its {importer.vocabulary_file} as --vocabulary FILE."
         )
     layout: Any = importer.vocabulary_layout
-    words, order = read_word_ids(vocabulary, layout)
-    return words, layout, order
+    return read_word_ids(vocabulary, layout)
 
 
 def _reorder_words(state: dict[str, Tensor], order: Sequence[int]) -> dict[str, Tensor]:
@@ -235,3 +269,103 @@ def _reorder_words(state: dict[str, Tensor], order: Sequence[int]) -> dict[str, 
     layers = "word_embedding.weight", "output_layer.weight", "output_layer.bias"
     tables = (*layers, "decoder.embedding.weight", "decoder.logit.weight", "decoder.logit.bias")
     return {name: value[rows] if name.endswith(tables) else value for name, value in state.items()}
+
+
+def rename(state: Mapping[str, Tensor], rules: Sequence[Rule], system: str) -> dict[str, Tensor]:
+    """Rename official parameters, concatenate query, key and value layers, and reshape 1 x 1 convolutions to matrices.
+
+    Args:
+        rules: pairs of a pattern of the name without ".weight" or ".bias", or of the full name, and the new name. None drops
+            the parameter. The parameters of `name:query`, `name:key` and `name:value` (or `name:q`, ...) are concatenated.
+        system: name of the method, for messages.
+    """
+    ours: dict[str, Tensor] = {}
+    joined: dict[str, dict[int, Tensor]] = {}
+    for official, value in state.items():
+        module, _, last = official.rpartition(".")
+        layer = module if last in ("weight", "bias") else ""
+        found = [(match, new) for pattern, new in rules if (match := re.fullmatch(pattern, layer))]
+        found += [(match, new) for pattern, new in rules if (match := re.fullmatch(pattern, official))]
+        if not found:
+            raise DiffcapError(
+                f"official {system} checkpoint: parameter {official!r} is unknown; check that the checkpoint belongs to this method."
+            )
+        match, new = found[0]
+        if new is None:
+            continue
+        is_full_name = match.group(0) == official
+        prefix, _, part = match.expand(new).partition(":")
+        name = prefix if is_full_name else f"{prefix}.{last}"
+        value = value.flatten(1) if value.ndim == 4 and value.shape[2:] == (1, 1) else value
+        if part:
+            joined.setdefault(name, {})["qkv".index(part[0])] = value
+        else:
+            ours[name] = value
+    for name, parts in joined.items():
+        if len(parts) != 3:
+            raise DiffcapError(
+                f"official {system} checkpoint: a query, key or value of {name!r} is missing; download the file again."
+            )
+        ours[name] = torch.cat([parts[number] for number in range(3)])
+    return ours
+
+
+def count_layers(state: State, pattern: str) -> int:
+    """Count the layers whose number the first group of the pattern matches."""
+    found = {int(match[1]) for name in state if (match := re.match(pattern, name))}
+    if found and max(found) >= len(found):
+        raise ValueError(f"there are {len(found)} layers, but one has the number {max(found)}")
+    return len(found)
+
+
+def resnet_features(
+    layer: str,
+    shape: tuple[int, int, int],
+    preprocess: ResizeNormalize | None = None,
+    pool: tuple[int, int] | None = None,
+) -> dict[str, Any]:
+    """Metadata of a store of ResNet-101's features; the authors name the weights (IMAGENET1K_V1) but publish no hash."""
+    preprocess = preprocess or ResizeNormalize()
+    return {
+        "name": f"resnet101_{layer}",
+        "library": "torchvision",
+        "network": "resnet101",
+        "stage": layer,
+        "weights_sha256": None,
+        "preprocessing": json.loads(json.dumps(preprocess.describe())),
+        "pool": None if pool is None else list(pool),
+        "shape": list(shape),
+        "dtype": "float16",
+    }
+
+
+def pixel_features(size: tuple[int, int]) -> dict[str, Any]:
+    """Metadata of a store of pixels; `size` is the images' height and width."""
+    pixels = {"name": "pixels", "library": "pixels", "network": None, "stage": None, "dtype": "uint8"}
+    preprocessing = json.loads(json.dumps(ResizeOnly(size).describe()))
+    return {**resnet_features("", (3, *size)), **pixels, "preprocessing": preprocessing}
+
+
+def rcc_sizes(state: State, options: Mapping[str, Any], tables: State) -> Sizes:
+    """Hyperparameters that the methods of the code base RobustChangeCaptioning share."""
+    front, words = state["change_detector_state.img.0.weight"], state["speaker_state.core.embed.weight"]
+    width, channels = front.shape[:2]
+    coordinates = channels % 4 == 2 if options["coordinates"] is None else options["coordinates"]
+    grid = [len(state[f"change_detector_state.{side}_embedding.weight"]) for side in "hw"]
+    table = next((value for name, value in tables.items() if name.startswith("speaker_state.")), None)
+    max_length = options["max_length"] or (24 if table is None else table.shape[-2])
+    feature_channels = channels - 2 * coordinates
+    model = {
+        "vocabulary_size": len(words),
+        "feature_channels": feature_channels,
+        "grid": grid,
+        "max_length": max_length,
+        "width": width,
+        "heads": options["heads"],
+        "word_width": words.shape[1],
+        "coordinates": coordinates,
+        "decoder_layers": count_layers(state, r"speaker_state\.core\.layer\.(\d+)\."),
+    }
+    return Sizes(
+        model, max_length, resnet_features("layer3", (feature_channels, grid[0], grid[1]), ResizeNormalize(std=RCC_STD))
+    )

@@ -1,44 +1,17 @@
-"""The optimizers of CLIP4IDC: AdamW at two learning rates, and BertAdam with half-precision weights as in the released program."""
+"""BertAdam, the optimizer of CLIP4IDC's released program, with half-precision weights.
+
+It is an option; the default is `lit.training.adamw` at two learning rates. BertAdam has no bias correction, and its weight decay
+also applies to the image type embeddings, to CLIP's layer norms and to `logit_scale`. Its second clipping, of each tensor's gradient
+to a norm of 1, changes nothing after the clipping of the whole gradient to 1.
+"""
 
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 EPS = 1e-6  # authors' code
-
-
-def adamw(
-    module: nn.Module,
-    pretrained: Iterable[nn.Parameter],
-    lr: float,
-    pretrained_lr: float,
-    weight_decay: float,
-    betas: tuple[float, float],
-) -> torch.optim.AdamW:
-    """AdamW with one learning rate for pretrained and one for new parameters, and no weight decay for vectors and scalars.
-
-    It replaces BertAdam of CLIP4IDC's code, see `bert_adam`. BertAdam has no bias correction, and its weight decay also
-    applies to the image type embeddings, to CLIP's layer norms and to `logit_scale`. Its second clipping, of each tensor's
-    gradient to a norm of 1, changes nothing after the clipping of the whole gradient to 1.
-
-    Args:
-        module: whose parameters are optimised, except frozen ones. pretrained: those with the learning rate `pretrained_lr`.
-        weight_decay: applied to parameters with two or more dimensions.
-    """
-    pretrained_ids = {id(parameter) for parameter in pretrained}
-    trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    groups = [
-        {
-            "params": [p for p in trainable if (id(p) in pretrained_ids) == is_pretrained and (p.ndim >= 2) == decays],
-            "lr": pretrained_lr if is_pretrained else lr,
-            "weight_decay": weight_decay * decays,
-        }
-        for is_pretrained in (False, True)
-        for decays in (True, False)
-    ]
-    return torch.optim.AdamW([group for group in groups if group["params"]], betas=betas, eps=EPS)
 
 
 class BertAdam(torch.optim.Optimizer):
@@ -49,9 +22,7 @@ class BertAdam(torch.optim.Optimizer):
     the forward pass runs in the precision of the trainer. float16 has 11 significant bits: an update below about 1/2048 of a
     weight is lost, and squares of gradients below about 2.4e-4 are rounded to 0, so that the step is `m / eps`.
 
-    Args:
-        groups: parameter groups with `lr`, `weight_decay` and `half`. The parameters of `half` groups are rounded at once.
-        betas: decay rates of the two moments. eps: added to the square root of the second moment.
+    `groups` are parameter groups with `lr`, `weight_decay` and `half`. The parameters of `half` groups are rounded at once.
     """
 
     def __init__(self, groups: list[dict[str, Any]], betas: tuple[float, float], eps: float = EPS) -> None:
@@ -106,9 +77,7 @@ def bert_adam(
     (195 tensors of ViT-B/32). Weight decay applies to all parameters but biases and the layer norms outside CLIP (authors'
     code).
 
-    Args:
-        module: whose parameters are optimised, except frozen ones. clip: its parts that are CLIP's.
-        pretrained, lr, pretrained_lr, weight_decay, betas: as `adamw`.
+    `clip` are the module's parts that are CLIP's; the other arguments are those of `adamw`.
     """
     pretrained_ids = {id(parameter) for parameter in pretrained}
     in_clip = [part for tower in clip for part in tower.modules()]
@@ -145,12 +114,3 @@ def half_precision_parameters(modules: Iterable[nn.Module]) -> list[nn.Parameter
             if isinstance(parameter := getattr(module, name, None), nn.Parameter)
         ]
     return found
-
-
-def root_mean_square(gradients: Iterable[Tensor | None]) -> Tensor | None:
-    """Root mean square of all values of some gradients; None without any."""
-    found = [gradient.float() for gradient in gradients if gradient is not None]
-    if not found:
-        return None
-    norms = torch.stack(list(torch._foreach_norm(found)))
-    return norms.norm() / sum(gradient.numel() for gradient in found) ** 0.5

@@ -1,1 +1,0 @@
-"""Import the checkpoints that the authors of a method released."""

@@ -1,0 +1,123 @@
+"""A vision-language model as a captioner without any training, and a fine-tuned one in the form of transformers."""
+
+import re
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+import diffcap
+from diffcap.checkpoints.base_models import ZERO_SHOT
+from diffcap.checkpoints.loading import Checkpoint, load
+from diffcap.checkpoints.reading import FORMAT
+from diffcap.methods.vlm.model import PROMPT, VLM
+from diffcap.utils.errors import DiffcapError
+
+MAX_LENGTH = 64  # tokens; a longer answer is cut, and only its first sentence is used
+# Longest side of an image in pixels. Qwen2.5-VL has 567 tokens for 768 x 576; its own limit is 16,384.
+LONGEST_SIDE = 768
+
+
+def zero_shot(
+    source: str | Path, prompt: str | None = None, sentences: int = 1, max_length: int = MAX_LENGTH
+) -> Checkpoint:
+    """The captioner of a base model; on CUDA its weights are bfloat16, elsewhere float32.
+
+    Args:
+        source: folder, or user/name or user/name@revision on the Hub.
+        prompt: question about the two images; None: `model.PROMPT`.
+        sentences: number of sentences of an answer that are the caption. max_length: tokens of an answer.
+    """
+    captioner = VLM(
+        str(source),
+        prompt=prompt or PROMPT,
+        train="nothing",
+        sentences=sentences,
+        dtype="bfloat16" if torch.cuda.is_available() else "float32",
+    )
+    features = {
+        "name": None,  # any store of pixels
+        "shape": None,
+        "dtype": "uint8",
+        "library": "pixels",
+        "network": None,
+        "stage": None,
+        "preprocessing": {"longest_side": LONGEST_SIDE},
+        "pool": None,
+    }
+    metadata = {
+        "format": FORMAT,
+        "version": diffcap.__version__,
+        "stage": ZERO_SHOT,
+        "method": "vlm",
+        "base": captioner.hyperparameters["base"],
+        "revision": captioner.hyperparameters["revision"],
+        "licence": captioner.licence,
+        "prompt": captioner.hyperparameters["prompt"],
+        "dataset": None,
+        "seed": None,
+        "tokenizer": "ptb",
+        "step": 0,
+    }
+    return Checkpoint(captioner.eval(), captioner.vocabulary, max_length, features, metadata)
+
+
+def export(
+    checkpoint: str | Path, folder: Path, form: Literal["peft", "merged"], base: str | Path | None = None
+) -> None:
+    """Write a fine-tuned model for transformers.
+
+    Args:
+        checkpoint: of METHOD=vlm. base: see `loading.load`.
+        folder: to write.
+        form: "peft": LoRA's matrices for `PeftModel.from_pretrained`. "merged": a base model's folder, which transformers and diffcap
+            load like the original; the prompt is in README.md.
+    """
+    loaded = load(checkpoint, base)
+    captioner: Any = loaded.captioner
+    if not isinstance(captioner, VLM):
+        raise DiffcapError(f"{checkpoint}: --form {form} is for METHOD=vlm; omit --form.")
+    has_lora = hasattr(captioner.net, "peft_config")
+    if form == "peft" and not has_lora:
+        raise DiffcapError(
+            f"{checkpoint}: was not trained with LoRA, so it has no adapter; use --form merged, or omit --form."
+        )
+    if captioner.difference is not None:
+        raise DiffcapError(
+            f"{checkpoint}: has a difference module, which transformers does not know; omit --form for diffcap's own form."
+        )
+    if captioner.hyperparameters["four_bit"] and form == "merged":
+        raise DiffcapError(
+            f"{checkpoint}: its base model was loaded in 4 bits, into which LoRA cannot be merged without loss; use --form peft."
+        )
+    if form == "peft":
+        captioner.net.save_pretrained(folder)
+        return
+    model = captioner.net.merge_and_unload() if has_lora else captioner.net
+    model.save_pretrained(folder)
+    captioner.processor.save_pretrained(folder)
+    (folder / "README.md").write_text(_merged_card(captioner, loaded.metadata), encoding="utf-8")
+
+
+def _merged_card(captioner: Any, metadata: dict[str, Any]) -> str:
+    """The README.md of a merged model, with the licence of its base model, which diffcap and the Hub read there."""
+    from huggingface_hub import ModelCardData
+
+    arguments, licence = captioner.hyperparameters, captioner.licence
+    is_identifier = licence is not None and re.fullmatch(r"[a-z0-9.-]+", licence) is not None
+    card = ModelCardData(
+        license=licence if is_identifier else "other",
+        license_name=None if is_identifier else licence,
+        base_model=arguments["base"] if arguments["revision"] else None,
+        tags=["image-difference-captioning", "change-captioning"],
+    )
+    name = arguments["base"] if arguments["revision"] else Path(arguments["base"]).name
+    commit = f" at commit {arguments['revision']}" if arguments["revision"] else ""
+    prompt = " ".join(arguments["prompt"].split())
+    return (
+        f"---\n{card.to_yaml()}\n---\n\n# {name}, fine-tuned\n\n{name}{commit}, fine-tuned on `{metadata['dataset']}` with diffcap "
+        f"{metadata['version']} to describe in one sentence what changed between two images. The trained weights are merged into "
+        "the model.\n\n"
+        f'* Prompt, after the two images: "{prompt}"\n'
+        f"* Licence of the base model: {licence or 'not stated'}. Its terms and those of the dataset limit the use of these weights.\n"
+    )
