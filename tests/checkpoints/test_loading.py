@@ -23,7 +23,6 @@ from diffcap.cli import main
 from diffcap.lit.callbacks import AtomicCheckpointIO
 from diffcap.lit.training import init_from
 from diffcap.models.generation import greedy
-from diffcap.pair_captioner import SHIPPED
 from diffcap.utils.errors import DiffcapError
 
 
@@ -238,19 +237,6 @@ def test_a_damaged_file_says_how_to_get_it_again(tmp_path: Path) -> None:
         for name in ("best.ckpt", "last.ckpt"):
             (folder / name).write_bytes(write_checkpoint(tmp_path / "x.ckpt", model(), "finetune").read_bytes()[:-500])
             assert sentence(folder / name).endswith(expectation)
-
-
-def test_a_folder_without_a_checksum_loads(tmp_path: Path) -> None:
-    export(write_checkpoint(tmp_path / "x.ckpt", model(), "finetune"), tmp_path / "ours")
-    config = tmp_path / "ours" / "config.json"
-    meta_values = json.loads(config.read_text())
-    del meta_values["safetensors_sha256"]
-    config.write_text(json.dumps(meta_values))
-    load(tmp_path / "ours")
-    assert "safetensors_sha256" in json.loads((SHIPPED / "config.json").read_text())
-    average([SHIPPED / "config.json"] * 2, tmp_path / "mean.ckpt")  # whose weights have another checksum
-    export(tmp_path / "mean.ckpt", tmp_path / "mean")
-    load(tmp_path / "mean")
 
 
 @contextmanager

@@ -16,7 +16,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
 from safetensors.torch import load_file, save_file
-from tests.tiny_vlms import FAMILIES, build
+from tests.tiny_vlms import CAPTIONS, FAMILIES, build
 
 from diffcap.experiment import Experiment
 from diffcap.methods.vlm.model import KEPT_IN_DTYPE, VLM, _check_loaded
@@ -90,26 +90,10 @@ def padded(vocabulary: HubVocabulary, captions: list[str], length: int = 24) -> 
     return torch.tensor([row + [vocabulary.pad] * (width - len(row)) for row in rows])
 
 
-def squares(count: int, seed: int = 0) -> dict[str, Any]:
-    """Pairs of gray images with a square that stays, disappears or changes its color, and their captions."""
-    colors = {"red": (200, 30, 30), "green": (30, 180, 40), "blue": (40, 40, 210)}
-    generator = torch.Generator().manual_seed(seed)
-
-    def draw(limit: int) -> int:
-        return int(torch.randint(limit, (), generator=generator))
-
-    before = torch.full((count, 3, 56, 84), 120, dtype=torch.uint8)
-    after, captions, names = before.clone(), [], list(colors)
-    for number in range(count):
-        y, x, color, kind = 28 * draw(2), 28 * draw(3), draw(3), draw(3)
-        other = (color + 1 + draw(2)) % 3
-        area = (number, slice(None), slice(y, y + 28), slice(x, x + 28))
-        before[area] = torch.tensor(colors[names[color]])[:, None, None]
-        if kind != 1:
-            after[area] = torch.tensor(colors[names[other if kind == 2 else color]])[:, None, None]
-        turned = f"the {names[color]} square turned {names[other]}"
-        captions.append(["nothing has changed", f"the {names[color]} square is gone", turned][kind])
-    return {"before": before, "after": after, "captions": captions}
+def captioned(vlm: VLM, count: int) -> dict[str, Tensor]:
+    """A batch of pairs with captions."""
+    before, after = pairs(count, 56, 84)
+    return {"before": before, "after": after, "tokens": padded(vlm.vocabulary, CAPTIONS[:count])}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -181,14 +165,14 @@ def test_gradients_with_a_cache_equal_those_of_the_loss(folder: Folder) -> None:
         for name, parameter in vlm.named_parameters():
             if "lora_B" in name:
                 torch.nn.init.normal_(parameter, std=0.1)
-        data = squares(3)
-        tokens = padded(vlm.vocabulary, data["captions"])
+        batch = captioned(vlm, 3)
+        tokens = batch["tokens"]
         if use_cache:
-            logits = vlm.teacher_forced_logits(tokens, vlm.encode(data["before"], data["after"]))
+            logits = vlm.teacher_forced_logits(tokens, vlm.encode(batch["before"], batch["after"]))
             said = vlm.caption_mask(tokens)
             loss = torch.nn.functional.cross_entropy(logits[said], tokens[:, 1:][said])
         else:
-            loss = vlm.loss({**data, "tokens": tokens})["loss"]
+            loss = vlm.loss(batch)["loss"]
         loss.backward()
         gradients = [parameter.grad for parameter in vlm.parameters() if parameter.requires_grad]
         assert all(gradient is not None for gradient in gradients)
@@ -202,8 +186,7 @@ def test_checkpointing_does_not_keep_the_activations_of_a_frozen_tower(folder: F
     vlm = VLM(folder("qwen2_5_vl"), checkpointing=True).train()
     seen: list[bool] = []
     vlm.core.model.visual.register_forward_hook(lambda _, inputs, out: seen.append(out.pooler_output.requires_grad))
-    data = squares(2)
-    vlm.loss({**data, "tokens": padded(vlm.vocabulary, data["captions"])})
+    vlm.loss(captioned(vlm, 2))
     assert seen == [False]
 
 
@@ -211,17 +194,16 @@ def test_adapters_are_trained_in_float32_beside_bfloat16(folder: Folder) -> None
     vlm = VLM(folder("qwen2_5_vl"), dtype="bfloat16", lora_dropout=0.0)
     exact = VLM(folder("qwen2_5_vl"), lora_dropout=0.0)
     exact.load_state_dict(vlm.state_dict())
-    data = squares(3)
-    tokens = padded(vlm.vocabulary, data["captions"])
+    batch = captioned(vlm, 3)
     assert {parameter.dtype for parameter in vlm.parameters() if parameter.requires_grad} == {torch.float32}
     with torch.autocast("cpu", torch.bfloat16):
-        loss = vlm.loss({**data, "tokens": tokens})["loss"]
+        loss = vlm.loss(batch)["loss"]
     loss.backward()
     assert all(
         value.grad is not None and value.grad.isfinite().all() for value in vlm.parameters() if value.requires_grad
     )
-    assert torch.allclose(loss, exact.loss({**data, "tokens": tokens})["loss"], atol=0.05)
-    assert greedy(vlm.eval(), data["before"], data["after"], 6).shape == (3, 6)  # without autocast
+    assert torch.allclose(loss, exact.loss(batch)["loss"], atol=0.05)
+    assert greedy(vlm.eval(), batch["before"], batch["after"], 6).shape == (3, 6)  # without autocast
 
 
 def test_four_bits_of_the_base_are_not_in_the_state_dict(folder: Folder) -> None:
@@ -229,8 +211,7 @@ def test_four_bits_of_the_base_are_not_in_the_state_dict(folder: Folder) -> None
     vlm = VLM(folder("qwen2_5_vl"), four_bit=True, checkpointing=True, lora_dropout=0.0)
     small = {name for name, part in vlm.core.named_modules() if type(part).__name__ == "Linear4bit"}
     assert small and not any("visual" in name or "lm_head" in name for name in small)
-    data = squares(3)
-    batch = {**data, "tokens": padded(vlm.vocabulary, data["captions"])}
+    batch = captioned(vlm, 3)
     vlm.loss(batch)["loss"].backward()
     assert all(value.grad is not None for value in vlm.parameters() if value.requires_grad)
     state = vlm.state_dict()
@@ -260,14 +241,13 @@ def test_a_state_dict_has_only_what_is_trained_and_is_loaded_strictly(folder: Fo
         for name, parameter in vlm.named_parameters():
             if "lora_B" in name:
                 parameter.normal_(std=0.1)
-    data = squares(2)
-    tokens = padded(vlm.vocabulary, data["captions"])
+    batch = captioned(vlm, 2)
     state = vlm.state_dict()
     assert state and all("lora_" in name for name in state)
 
     def logits(model: VLM) -> Tensor:
         with torch.no_grad():
-            return model.teacher_forced_logits(tokens, model.encode(data["before"], data["after"]))
+            return model.teacher_forced_logits(batch["tokens"], model.encode(batch["before"], batch["after"]))
 
     again = VLM(**vlm.hyperparameters).eval()
     assert not torch.allclose(logits(again), logits(vlm))
@@ -284,9 +264,8 @@ def test_a_state_dict_has_only_what_is_trained_and_is_loaded_strictly(folder: Fo
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "smolvlm"])
 def test_the_difference_module_begins_as_the_base_and_is_trained(family: str, folder: Folder) -> None:
     torch.manual_seed(0)
-    data = squares(4)
     plain, changed = (VLM(folder(family), train="nothing", difference=flag) for flag in (False, True))
-    batch = {**data, "tokens": padded(plain.vocabulary, data["captions"])}
+    batch = captioned(plain, 4)
     loss = changed.loss(batch)["loss"]
     assert torch.equal(loss, plain.loss(batch)["loss"])
     loss.backward()

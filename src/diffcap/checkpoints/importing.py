@@ -82,24 +82,14 @@ class Importer:
 
 @dataclass(frozen=True)
 class ImportOptions:
-    """Hyperparameters that do not follow from the shapes of the weights; None means the authors' value.
-
-    Args:
-        heads: number of heads of every attention layer except CLIP's.
-        vision_heads: number of heads of CLIP's image tower; None gives each head 64 channels.
-        max_length: maximal number of tokens of a caption. None: 24, or the length of the file's position table (SCORER, DIRL);
-            40 (PCL); 33 (CLIP4IDC).
-        coordinates: whether x and y are appended to the features. None: yes if the number of channels is two more than a
-            multiple of four, such as 1026.
-        grid: rows and columns of the features of IDC-PCL; None is 7 x 7. Other methods' weights have the grid.
-        intra_layers: layers of CLIP4IDC's image tower that encode each image separately; None is three quarters.
-        dataset: training dataset.
-    """
+    """Hyperparameters that do not follow from the shapes of the weights, see `diffcap import`; None means the authors' value."""
 
     heads: int = 8
     vision_heads: int | None = None
-    max_length: int | None = None
-    coordinates: bool | None = None
+    max_length: int | None = (
+        None  # 24, or the length of the file's position table (SCORER, DIRL); 40 (PCL); 33 (CLIP4IDC)
+    )
+    coordinates: bool | None = None  # yes if the number of channels is two more than a multiple of four, such as 1026
     grid: tuple[int, int] | None = None
     intra_layers: int | None = None
     dataset: str = "clevr_change"

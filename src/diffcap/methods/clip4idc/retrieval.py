@@ -70,12 +70,7 @@ class PairRetrieval(Metric):
             self.add_state(name, [], dist_reduce_fx="cat")
 
     def update(self, pairs: Tensor, numbers: Tensor, texts: Tensor, text_numbers: Tensor, owners: Tensor) -> None:
-        """Add embeddings of pairs (P, E) and captions (C, E).
-
-        Args:
-            numbers, text_numbers: (P,), (C,) number of each pair and caption in the dataset.
-            owners: (C,) number of each caption's pair.
-        """
+        """Add embeddings of pairs (P, E) and captions (C, E), their numbers in the dataset (P,), (C,), and each caption's pair (C,)."""
         self.pairs.append(F.normalize(pairs.float(), dim=-1))
         self.pair_numbers.append(numbers)
         self.texts.append(F.normalize(texts.float(), dim=-1))
@@ -108,13 +103,9 @@ class PairRetrieval(Metric):
 
 
 def _rank_among_pairs(similarity: Tensor, matches: Tensor) -> Tensor:
-    """Rank of each pair among all pairs by their best captions; of equal similarities, the best rank; NaN has the last rank.
+    """Rank (P,) of each pair among all pairs by their best captions; of equal similarities, the best rank; NaN has the last rank.
 
-    Args:
-        similarity: (C, P) of captions and pairs. matches: boolean (C, P), the pair of each caption.
-
-    Returns:
-        (P,), 1 for the best.
+    `similarity` is that of captions and pairs, (C, P), and `matches` says which pair a caption belongs to, (C, P).
     """
     pairs = similarity.shape[1]
     owner = matches.int().argmax(1)  # (C,)
@@ -125,7 +116,7 @@ def _rank_among_pairs(similarity: Tensor, matches: Tensor) -> Tensor:
 
 
 def _first_occurrences(numbers: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the index of the first occurrence of each distinct number, and the distinct numbers."""
+    """The index of the first occurrence of each distinct number, and the distinct numbers."""
     unique, inverse = numbers.unique(return_inverse=True)
     first = torch.full((len(unique),), len(numbers), device=numbers.device)
     first = first.scatter_reduce(0, inverse, torch.arange(len(numbers), device=numbers.device), "amin")

@@ -161,8 +161,7 @@ class PCLTrunk(nn.Module):
     def visual_of_one(self, image: Tensor, encode_cls: bool = False) -> Tensor:
         """Encode a single image (B, C, h, w), without a second one: (B, 2 + N, D), the second image's [CLS] last.
 
-        With `encode_cls`, the second [CLS] passes through the single-image encoder, as if image 2 were padding. Otherwise it is
-        appended before the pair encoder (authors' code).
+        With `encode_cls`, this [CLS] passes through the single-image encoder, as if image 2 were padding (authors' code: it does not).
         """
         (first,) = self._singles([image])
         second = self.cls(len(image), SECOND_CLS)
@@ -295,21 +294,18 @@ class PCL(Captioner):
         return self.trunk.output_layer(hidden[is_masked])
 
     def teacher_forced_logits(self, tokens: Tensor, memory: list[KeyValue]) -> Tensor:
-        """See `Captioner.teacher_forced_logits`: each position from its own [MASK], exactly as in `step`.
-
-        The text is encoded twice: the words at positions 0 ... T - 2, and one [MASK] for each of the positions 1 ... T - 1. The
-        [MASK] at position t attends to the visual tokens, the words before t, and itself.
-        """
+        """See `Captioner.teacher_forced_logits`: each position from its own [MASK], see `_append_mask_tokens`, exactly as in `step`."""
         x, attention_mask = self._append_mask_tokens(tokens[:, :-1], memory[0][0].shape[2])
         past, mask_positions = [(visual,) for visual in memory], slice(tokens.shape[1] - 1, None)
         hidden, _ = self.trunk.cross_encoder(x, attention_mask, past, query_positions=mask_positions)
         return self.trunk.output_layer(hidden)
 
     def _append_mask_tokens(self, tokens: Tensor, visual_tokens: int) -> tuple[Tensor, Tensor]:
-        """Append to words (B, T) a [MASK] for the position after each: embeddings (B, 2 T, D) and their attention mask.
+        """Append to words (B, T) a [MASK] for the position after each.
 
-        The attention mask is boolean, (2 T, visual_tokens + 2 T). Word i sees words 0 ... i; so does the [MASK] at position
-        i + 1, which also sees itself.
+        Returns:
+            (B, 2 T, D) embeddings, and their boolean attention mask (2 T, visual_tokens + 2 T): word i sees words 0 ... i; so does
+            the [MASK] at position i + 1, which also sees itself.
         """
         words, device = tokens.shape[1], tokens.device
         self.trunk.check_positions(words + 1)
