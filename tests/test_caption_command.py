@@ -474,15 +474,20 @@ def test_a_full_disk_names_the_file(table: Path, checkpoint: str) -> None:
     assert done.returncode == 0 and len(rows_of(table / "a.jsonl")) == 5 and "earlier" not in done.stdout
 
 
-def test_pairs_of_folders(tmp_path: Path) -> None:
-    for name in ("a_before.png", "a_after.jpg", "b_before.png", "c.png", "c_2.png", "notes.txt"):
-        (tmp_path / name).write_bytes(b"")
-    folder = str(tmp_path)
+def touched(folder: Path, *names: str) -> str:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"")
+    return str(folder)
+
+
+def test_pairs_of_a_folder(tmp_path: Path) -> None:
+    folder = touched(tmp_path, "a_before.png", "a_after.jpg", "b_before.png", "c.png", "c_2.png", "notes.txt")
     pairs, notes = find_pairs(folder)
     assert pairs == [ImagePair("a", tmp_path / "a_before.png", tmp_path / "a_after.jpg")]
     left = ", ".join(str(tmp_path / name) for name in ("b_before.png", "c.png", "c_2.png"))
     assert notes == [f"3 unpaired images were ignored: {left}."]
-    (tmp_path / "a_after.png").write_bytes(b"")
+    touched(tmp_path, "a_after.png")
     with pytest.raises(DiffcapError, match=r"a_after\.jpg and a_after\.png: both belong to the pair a"):
         find_pairs(folder)
     (tmp_path / "a_before.png").unlink()
@@ -492,32 +497,26 @@ def test_pairs_of_folders(tmp_path: Path) -> None:
         find_pairs(folder)
     (tmp_path / "pairs.tsv").write_text("after\tbefore\n2.png\t1.png\n")
     assert find_pairs(folder) == ([ImagePair("1", tmp_path / "1.png", tmp_path / "2.png")], [])
-    (tmp_path / "bare.csv").write_text("1.png,2.png\n3.png,4.png\n")
-    assert [pair.after.name for pair in find_pairs(str(tmp_path / "bare.csv"))[0]] == ["2.png", "4.png"]
-    (tmp_path / "latin.csv").write_bytes("before,after\né,b\n".encode("latin1"))
-    with pytest.raises(DiffcapError, match="not a table of UTF-8 text"):
-        find_pairs(str(tmp_path / "latin.csv"))
 
 
 @pytest.mark.parametrize("sides", [("A", "B"), ("before", "after"), ("images", "sc_images")])
-def test_a_folder_of_two_folders(tmp_path: Path, sides: tuple[str, str]) -> None:
-    for side in sides:
-        (tmp_path / side).mkdir()
-        (tmp_path / side / "1.png").write_bytes(b"")
-    assert find_pairs(str(tmp_path)) == ([ImagePair("1", *(tmp_path / side / "1.png" for side in sides))], [])
+def test_folders_with_images_of_the_same_names_in_natural_order(tmp_path: Path, sides: tuple[str, str]) -> None:
+    names = ["2", "10", "a1b", "a01b", "a2", "a10", "b"]
+    folder = touched(tmp_path, *(f"{side}/{name}.png" for side in sides for name in names))
+    for words in ((folder,), [str(tmp_path / side) for side in sides]):
+        pairs, notes = find_pairs(*words)
+        assert [pair.id for pair in pairs] == ["2", "10", "a01b", "a1b", "a2", "a10", "b"] and notes == []
+        assert [pairs[0].before, pairs[0].after] == [tmp_path / side / "2.png" for side in sides]
 
 
 def test_names_in_another_unicode_normal_form_match(tmp_path: Path) -> None:
     composed = "Stra\u00dfe M\u00fcnchen"
     decomposed = unicodedata.normalize("NFD", composed)
+    folder = touched(tmp_path, f"before/{composed}.png", f"after/{decomposed}.png")
     files = [tmp_path / "before" / f"{composed}.png", tmp_path / "after" / f"{decomposed}.png"]
-    for file in files:
-        file.parent.mkdir()
-        noise(1).save(file)
-    expected = [ImagePair(composed, *files)]
-    assert find_pairs(str(tmp_path)) == find_pairs(*(str(file.parent) for file in files)) == (expected, [])
+    assert find_pairs(folder) == ([ImagePair(composed, *files)], [])
     (tmp_path / "pairs.csv").write_text(f"before,after\nbefore/{decomposed}.png,after/{composed}.png\n", "utf-8")
-    ((pair,), _) = find_pairs(str(tmp_path))
+    ((pair,), _) = find_pairs(folder)
     assert [pair.before, pair.after] == files
 
 
@@ -543,57 +542,35 @@ def test_tables_may_be_numbered_from_0(tmp_path: Path, ids: tuple[str, ...]) -> 
     assert [pair.id for pair in find_pairs(str(tmp_path))[0]] == [expected.get(id, id) for id in ids]
 
 
-def test_pictures_of_folders_are_in_natural_order(tmp_path: Path) -> None:
-    names = ["2", "10", "a1b", "a01b", "a2", "a10", "b"]
-    for side in ("before", "after"):
-        (tmp_path / side).mkdir()
-        for name in names:
-            (tmp_path / side / f"{name}.png").write_bytes(b"")
-    for words in ((str(tmp_path),), (str(tmp_path / "before"), str(tmp_path / "after"))):
-        assert [pair.id for pair in find_pairs(*words)[0]] == ["2", "10", "a01b", "a1b", "a2", "a10", "b"]
-
-
-def test_pictures_of_one_folder_only_are_told(here: Path, checkpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
-    noise(5).save(here / "after" / "9.png")
+def test_unpaired_images_are_named(here: Path, checkpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    touched(here, "after/9.png")
     assert caption("before", "after", "--checkpoint", checkpoint) is None
-    expectation = capsys.readouterr()
-    assert len(expectation.out.splitlines()) == 2
-    assert expectation.err == f"note: 1 unpaired image was ignored: {Path('after/9.png')}.\n"
-    for number in range(10, 16):
-        (here / "before" / f"{number}.png").write_bytes(b"")
-    (note,) = find_pairs(".")[1]
+    output = capsys.readouterr()
+    assert len(output.out.splitlines()) == 2
+    assert output.err == f"note: 1 unpaired image was ignored: {Path('after/9.png')}.\n"
+    touched(here, *(f"before/{number}.png" for number in range(10, 16)))
     named = ", ".join(str(Path(f"before/{number}.png")) for number in (10, 11, 12))
-    assert note == f"7 unpaired images were ignored: {named} and 4 more."
-    (here / "before" / "1.jpg").write_bytes(b"")
-    with pytest.raises(DiffcapError, match=r"1\.jpg and 1\.png: both belong to the pair 1"):
-        find_pairs("before", "after")
+    assert find_pairs(".")[1] == [f"7 unpaired images were ignored: {named} and 4 more."]
 
 
 @pytest.mark.parametrize(
     ("name", "text", "reason"),
     [
         ("a.csv", "before,before,after\na,b,c\n", 'line 1: 2 columns are named "before"; keep one of them.'),
-        ("a.csv", "before,after,ID,id\na,b,1,2\n", 'line 1: 2 columns are named "id"'),
-        (
-            "a.csv",
-            "before,after\na,b\nc, d,e.png\n",
-            "line 3: 3 cells for 2 columns; put quotes around a path with a comma",
-        ),
+        ("a.csv", "before,after\na,b\nc, d,e.png\n", "line 3: 3 cells for 2 columns; put quotes around a path with a comma"),
         ("a.csv", "before,after\na\0,b\n", "contains a NUL character"),
         ("a.csv", 'before,after\n"a,b\nc,d\n', "not a CSV table (unexpected end of data)"),
-        ("a.csv", f"before,after\na,{200_000 * 'b'}\n", "not a CSV table (field larger than field limit"),
+        ("a.csv", "before,after\n\udce9,b\n", "not a table of UTF-8 text"),
         ("a.csv", 'before,after\n"a\nb",c\n\u200b,d\n', 'line 4: "before" is missing'),
+        ("a.csv", "id,before,after\nx,a,b\ny,a,c\nx,c,d\n", 'line 4: the id "x" is duplicated; give each pair a unique "id"'),
+        ("a.csv", "id,before,after\n2,a.png,b.png\n3,b.png,c.png\n,3.png,d.png\n", 'line 4: the id "3" is duplicated'),
         ("a.jsonl", '{"before": "a", "after": "b", "id": NaN}\n', "line 1: not usable JSON (it contains NaN"),
-        (
-            "a.jsonl",
-            '\n{"before": "a", "after": "b", "id": ["x"]}\n',
-            "line 2: \"id\" is ['x']; give a string or a number.",
-        ),
+        ("a.jsonl", '\n{"before": "a", "after": "b", "id": ["x"]}\n', "line 2: \"id\" is ['x']; give a string or a number."),
         ("a.jsonl", '{"before": ["a"], "after": "b"}\n', 'line 1: "before" is missing'),
     ],
-)
+)  # fmt: skip
 def test_a_malformed_table_is_one_sentence(tmp_path: Path, name: str, text: str, reason: str) -> None:
-    (tmp_path / name).write_text(text)
+    (tmp_path / name).write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(DiffcapError) as error:
         find_pairs(str(tmp_path / name))
     assert str(error.value).startswith(f"{tmp_path / name}") and reason in str(error.value)
@@ -630,21 +607,6 @@ def test_names_are_printed_without_what_terminals_obey(
         shown += capsys.readouterr()
     assert all(letter.isprintable() or letter in "\n\t" for letter in "".join(shown))
     assert all(line.startswith(("note: ", "error: ")) for line in shown[2].splitlines()) and "\\x1b[2Jalone" in shown[2]
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("two.csv", "id,before,after\nx,a.png,b.png\ny,a.png,c.png\nx,c.png,d.png\n"),
-        ("two.jsonl", '{"id": "x", "before": "a", "after": "b"}\n\n{"id": "x", "before": "c", "after": "d"}\n'),
-        ("some.csv", "id,before,after\n2,a.png,b.png\n3,b.png,c.png\n,3.png,d.png\n"),
-    ],
-)
-def test_two_pairs_of_one_name_are_refused(tmp_path: Path, name: str, text: str) -> None:
-    (tmp_path / name).write_text(text)
-    with pytest.raises(DiffcapError, match=r'the id "[x3]" is duplicated; give each pair a unique "id"') as error:
-        find_pairs(str(tmp_path / name))
-    assert f"{tmp_path / name}, line {3 if name.endswith('jsonl') else 4}" in str(error.value)
 
 
 @pytest.mark.slow

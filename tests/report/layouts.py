@@ -32,46 +32,17 @@ def make_tiles(folder: Path, pairs: int = 48) -> Dataset:
     official = folder / "official"
     write_tiles(official, pairs, seed=3, workers=1)
     dataset = write_dataset(folder, "tiles", official, read_pairs("tiles", official), {"captions_only": False})
-    paths = sorted({path for pair in dataset.pairs for path in pair.images})
-    writer = StoreWriter(folder / "features" / "toy", paths, (5, 4, 4), {"backbone": "toy"})
-    writer.write(np.arange(len(paths)), np.random.default_rng(0).normal(size=(len(paths), 5, 4, 4)))
-    writer.finish()
+    make_store(folder, dataset.pairs, (5, 4, 4))
     return dataset
 
 
-def twins(pairs: Sequence[ChangePair]) -> dict[str, ChangePair]:
-    """For every test pair the training pair whose features `make_store` makes nearest to its own."""
-    train = [pair for pair in pairs if pair.split == "train"]
-    tests = [pair for pair in pairs if pair.split == "test"]
-    changes, distractors = ([pair for pair in train if pair.is_distractor is kind] for kind in (False, True))
-    numbers = {pair.before: number for number, pair in enumerate(changes)}
-    scenes = sorted({pair.before for pair in tests})
-    other = {before: changes[scenes.index(before)].before for before in scenes}
-    assert set(other.values()) <= set(numbers)
-    return {
-        pair.id: next(
-            near for near in (distractors if pair.is_distractor else changes) if near.before == other[pair.before]
-        )
-        for pair in tests
-    }
-
-
 def make_store(folder: Path, pairs: Sequence[ChangePair], shape: tuple[int, int, int] = (5, 2, 3)) -> Path:
-    """Features by chance, but each test pair's images nearly those of its twin."""
-    paths = sorted({path for pair in pairs for path in (pair.before, pair.after)})
-    random = np.random.default_rng(0)
-    maps = dict(zip(paths, random.normal(size=(len(paths), *shape))))
-    near = twins(pairs)
-    for pair in pairs:
-        if pair.id in near:
-            for side in ("before", "after"):
-                noise = 0.01 * random.normal(size=shape)
-                maps[getattr(pair, side)] = maps[getattr(near[pair.id], side)] + noise
-    store = folder / "features" / "toy"
-    writer = StoreWriter(store, paths, shape, {"backbone": "toy"})
-    writer.write(np.arange(len(paths)), np.stack([maps[path] for path in paths]))
+    """Features by chance."""
+    paths = sorted({path for pair in pairs for path in pair.images})
+    writer = StoreWriter(folder / "features" / "toy", paths, shape, {"backbone": "toy"})
+    writer.write(np.arange(len(paths)), np.random.default_rng(0).normal(size=(len(paths), *shape)))
     writer.finish()
-    return store
+    return folder / "features" / "toy"
 
 
 def make_run(

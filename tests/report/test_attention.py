@@ -1,7 +1,6 @@
 """Attention maps of runs: whose maps they are, their encoding, and whether the words found the changed object."""
 
 import base64
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from diffcap.models.captioner import Captioner
 from diffcap.pair_captioner import AttentionMaps
 from diffcap.records import ChangePair, Dataset
 from diffcap.report.attention import (
+    NoAttentionError,
     box_regions,
     collect_attention,
     encode_attention,
@@ -88,14 +88,6 @@ def test_extreme_pairs_are_the_lowest_the_highest_and_those_where_systems_differ
     assert set(extreme_pairs(disputed, 1)) == {"a", "b", "d"}
 
 
-def maps_of(
-    paths: Sequence[Path], folder: Path, pairs: Sequence[ChangePair], captions: Mapping[str, str]
-) -> list[PairAttention]:
-    found = iter_attention(paths, folder, pairs, captions)
-    assert not isinstance(found, str)
-    return list(found)
-
-
 def test_a_checkpoint_is_asked_for_the_words_of_its_own_caption(tmp_path: Path) -> None:
     maps = np.random.default_rng(0).normal(size=(2, 5, 2, 3)).astype(np.float16)
     writer = StoreWriter(tmp_path / "features" / "toy", ["a.png", "b.png"], (5, 2, 3), {"backbone": "toy"})
@@ -104,7 +96,7 @@ def test_a_checkpoint_is_asked_for_the_words_of_its_own_caption(tmp_path: Path) 
     words = [",", "a", "cube", "red", "vanished"]
     path = make_scorer(tmp_path / "best.ckpt", words, (5, 2, 3))
     pair = ChangePair("1", "a.png", "b.png", ["red , cube vanished"], "test")
-    (found,) = maps_of([path], tmp_path, [pair], {"1": "red , cube vanished"})
+    (found,) = iter_attention([path], tmp_path, [pair], {"1": "red , cube vanished"})
     assert found.words == ["red", ",", "cube", "vanished"]
     captioner = load(path).captioner
     features = torch.from_numpy(maps).float()
@@ -115,12 +107,12 @@ def test_a_checkpoint_is_asked_for_the_words_of_its_own_caption(tmp_path: Path) 
     np.testing.assert_allclose(found.before[1], expected.before[0, 1], atol=1e-6)
     np.testing.assert_allclose(found.after, expected.after[0, :4], atol=1e-6)
     assert found.before.shape == (4, 2, 3) and found.alignment is not None and found.alignment.shape == (6, 6)
-    (twice,) = maps_of([path, path], tmp_path, [pair], {"1": "red , cube vanished"})
+    (twice,) = iter_attention([path, path], tmp_path, [pair], {"1": "red , cube vanished"})
     np.testing.assert_allclose(twice.before, found.before, atol=1e-6)
     assert twice.words == found.words and twice.alignment is not None
     other = make_scorer(tmp_path / "other.ckpt", words, (6, 2, 3))
     with pytest.raises(DiffcapError, match=r"shape \[5, 2, 3\], the captioner was trained on \[6, 2, 3\]"):
-        maps_of([other], tmp_path, [pair], {"1": "red"})
+        next(iter_attention([other], tmp_path, [pair], {"1": "red"}))
 
 
 def test_a_word_of_several_tokens_is_one_word(tmp_path: Path) -> None:
@@ -133,7 +125,7 @@ def test_a_word_of_several_tokens_is_one_word(tmp_path: Path) -> None:
     writer.write(np.arange(2), pixels)
     writer.finish()
     pair = ChangePair("1", "a.png", "b.png", [caption], "test")
-    (found,) = maps_of([path], tmp_path, [pair], {"1": caption})
+    (found,) = iter_attention([path], tmp_path, [pair], {"1": caption})
     assert found.words == caption.split(" ")
     tokens = torch.tensor([checkpoint.vocabulary.encode(caption, 12)[:-1]])
     assert tokens.shape[1] - 1 == 5  # "cy" and "an" are two
@@ -145,14 +137,19 @@ def test_a_word_of_several_tokens_is_one_word(tmp_path: Path) -> None:
         np.testing.assert_allclose(attended, np.stack(expected), atol=1e-6)
 
 
-def test_runs_with_nothing_to_see_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "best.ckpt is not there" in str(iter_attention([tmp_path / "best.ckpt"], tmp_path, [], {}))
+def test_runs_without_maps_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pcl = PCL(vocabulary_size=8, feature_channels=5, width=16, heads=2, ffn=16)
     write_checkpoint(tmp_path / "pcl.ckpt", "pcl", pcl, ["a", "b"], (5, 2, 3))
     monkeypatch.setattr(PCL, "attention", Captioner.attention)  # as of a method without maps
-    assert iter_attention([tmp_path / "pcl.ckpt"], tmp_path, [], {}) == "pcl has no attention maps."
     members = [make_scorer(tmp_path / f"{width}.ckpt", ["a", "b"], (5, 2, width)) for width in (3, 4)]
-    assert "attention maps of different sizes" in str(iter_attention(members, tmp_path, [], {}))
+    for paths, reason in (
+        ([], "it has no checkpoint: a file with captions"),
+        ([tmp_path / "best.ckpt"], "best.ckpt is not there"),
+        ([tmp_path / "pcl.ckpt"], "pcl has no attention maps"),
+        (members, "attention maps of different sizes"),
+    ):
+        with pytest.raises(NoAttentionError, match=reason):
+            next(iter_attention(paths, tmp_path, [], {}))
 
 
 @pytest.fixture(scope="module")
@@ -173,10 +170,9 @@ def test_localisation_is_measured_on_the_drawn_pairs_alone(trained: tuple[Datase
     sizes = {path: (64, 48) for pair in test for path in (pair.before, pair.after)}
     masks = Masks(dataset.root)
     found = collect_attention([checkpoint], checkpoint.parent, test, predictions, measured, sizes, masks)
-    assert not isinstance(found, str)
     packed, scores = found
     assert list(packed) == [pair.id for pair in test]
-    attentions = maps_of([checkpoint], checkpoint.parent, test, predictions)
+    attentions = iter_attention([checkpoint], checkpoint.parent, test, predictions)
     one = next(one for one in attentions if one.pair.id == measured[0])
     assert packed[one.pair.id] == encode_attention(one)
     expected: dict[str, list[tuple[float, float]]] = {}
@@ -195,5 +191,3 @@ def test_localisation_is_measured_on_the_drawn_pairs_alone(trained: tuple[Datase
     means = np.mean([pair for pairs in expected.values() for pair in pairs], axis=0)
     assert (every["pointing"], every["mass"]) == pytest.approx(tuple(means))
     assert scores["region"] == "box" and "boxes" not in scores
-    gone = [checkpoint.parent / "none.ckpt"]
-    assert "not there" in str(collect_attention(gone, checkpoint.parent, test, predictions, measured, sizes, masks))

@@ -55,7 +55,7 @@ def report(
     from diffcap.evaluation.tables import print_table
     from diffcap.records import write_json, write_text
     from diffcap.report import charts, table
-    from diffcap.report.attention import iter_attention
+    from diffcap.report.attention import NoAttentionError, iter_attention
     from diffcap.report.drawing import choose_pairs, draw_pairs, write_png
     from diffcap.report.gather import collect_results, gather_page
     from diffcap.report.heatmaps import draw_attention
@@ -98,11 +98,10 @@ def report(
     if attention and with_images:
         chosen, maps_by_run = choose_pairs(results.pairs, attention, seed), {}
         for name, run in first.items():
-            maps = iter_attention(run.checkpoints, results.folder, chosen, run.predictions)
-            if isinstance(maps, str):
-                echo(f"attention.png does not show {name}: {maps}")
-            else:
-                maps_by_run[name] = list(maps)
+            try:
+                maps_by_run[name] = list(iter_attention(run.checkpoints, results.folder, chosen, run.predictions))
+            except NoAttentionError as reason:
+                echo(f"attention.png does not show {name}: {reason}")
         if maps_by_run:
             write_png(target / "attention.png", draw_attention(maps_by_run, results.masks))
             written.append("attention.png")

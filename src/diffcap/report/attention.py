@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from diffcap.checkpoints.combining import as_ensemble, load_members
-from diffcap.checkpoints.loading import Checkpoint, MissingBaseModel
+from diffcap.checkpoints.loading import MissingBaseModel
 from diffcap.evaluation.localisation import (
     Array,
     WordAttention,
@@ -26,6 +26,7 @@ from diffcap.records import ChangePair
 from diffcap.report.drawing import Masks, Size
 from diffcap.report.heatmaps import PairAttention, matches, scale_attention
 from diffcap.report.table import ALL_WORDS
+from diffcap.utils.errors import DiffcapError
 
 Localisation = dict[str, Any]
 
@@ -34,9 +35,13 @@ _PAIRS_PER_END = 20  # pairs with attention maps at the top and at the bottom of
 _COMMON_WORDS = 24  # words that the page lists one by one
 
 
+class NoAttentionError(DiffcapError):
+    """A sentence why there are no attention maps."""
+
+
 def iter_attention(
     paths: Sequence[Path], folder: Path, pairs: Sequence[ChangePair], captions: Mapping[str, str]
-) -> Iterator[PairAttention] | str:
+) -> Iterator[PairAttention]:
     """Attention maps of a checkpoint, or of an ensemble, for the captions of pairs, one pair at a time.
 
     Args:
@@ -44,43 +49,35 @@ def iter_attention(
         folder: the dataset's, with its features.
         captions: id -> caption.
 
-    Returns:
-        The maps in the order of `pairs`, or a sentence why there are none.
+    Raises:
+        NoAttentionError: there are no maps.
     """
     if not paths:
-        return (
+        raise NoAttentionError(
             "it has no checkpoint: a file with captions, or a vision-language model without training, whose maps `diffcap caption "
             "--heatmap` draws."
         )
     for path in paths:
         if not path.exists():
-            return f"{path} is not there (any more)."
+            raise NoAttentionError(f"{path} is not there (any more).")
     try:
         members = load_members(paths)
     except MissingBaseModel as error:
-        return str(error)
+        raise NoAttentionError(str(error)) from None
     for member in members:
         if type(member.captioner).attention is Captioner.attention:
-            return f"{member.metadata['method']} has no attention maps."
+            raise NoAttentionError(f"{member.metadata['method']} has no attention maps.")
     if len({tuple(member.features["shape"][1:]) for member in members}) > 1:
-        return "the members of the ensemble have attention maps of different sizes."
+        raise NoAttentionError("the members of the ensemble have attention maps of different sizes.")
     stores = [FeatureStore.open(folder / "features" / member.features["name"], member.features) for member in members]
     checkpoint = members[0] if len(members) == 1 else as_ensemble(members)
-    return _iter_maps(checkpoint, stores, pairs, captions)
-
-
-def _iter_maps(
-    checkpoint: Checkpoint, stores: Sequence[FeatureStore], pairs: Sequence[ChangePair], captions: Mapping[str, str]
-) -> Iterator[PairAttention]:
     for start in range(0, len(pairs), _PAIRS_PER_READ):
         chunk = pairs[start : start + _PAIRS_PER_READ]
         images = [image for pair in chunk for image in pair.images]  # before, after, before, ...
         features = [torch.from_numpy(store.read(store.rows(images))).float().split(1) for store in stores]
         for number, pair in enumerate(chunk):
-            before: Any = [maps[2 * number] for maps in features]
-            after: Any = [maps[2 * number + 1] for maps in features]
-            if len(stores) == 1:
-                before, after = before[0], after[0]
+            sides: list[Any] = [[maps[2 * number + side] for maps in features] for side in (0, 1)]
+            before, after = sides if len(stores) > 1 else (side[0] for side in sides)
             caption = captions[pair.id]
             words = caption.split(" ") if caption else []  # the vocabulary's own words; tokenisation could split them
             tokens = checkpoint.vocabulary.encode(words, checkpoint.max_length)
@@ -167,7 +164,7 @@ def collect_attention(
     localisation_ids: Sequence[str],
     sizes: Mapping[str, Size],
     masks: Masks,
-) -> tuple[dict[str, dict[str, Any]], Localisation] | str:
+) -> tuple[dict[str, dict[str, Any]], Localisation]:
     """Compute the attention maps of a run for some pairs, and how well these maps localise the change.
 
     Args:
@@ -177,18 +174,16 @@ def collect_attention(
             score would give a biased result.
 
     Returns:
-        id -> encoded maps, and the localisation; or a sentence that explains why no maps can be computed. The localisation is
+        id -> encoded maps, and the localisation, which is
         {"region": "mask" or "box", "kinds", "words"}, the last two name -> scores as `localisation` returns them. Masks are used
         where the pairs have any that are not empty; "boxes" then has "kinds" and "words" for boxes, if there are boxes, too. It is
         empty if no pair has a mask or a box. "kinds" has `ALL_WORDS`, and in datasets with the attributes of the changed object the
         kinds of `WORD_KINDS`.
     """
-    all_maps = iter_attention(checkpoints, folder, pairs, captions)
-    if isinstance(all_maps, str):
-        return all_maps
     encoded, to_measure = {}, set(localisation_ids)
     found: dict[str, list[tuple[str, WordAttention]]] = {"mask": [], "box": []}
-    for maps in all_maps:  # one at a time: an alignment of 14 x 14 positions alone is 150 kB
+    # One at a time: an alignment of 14 x 14 positions alone is 150 kB.
+    for maps in iter_attention(checkpoints, folder, pairs, captions):
         encoded[maps.pair.id] = encode_attention(maps)
         if maps.pair.id in to_measure:
             grid = maps.before.shape[1], maps.before.shape[2]

@@ -21,7 +21,7 @@ from diffcap.evaluation.tables import caption_notes
 from diffcap.features.store import FeatureStore
 from diffcap.records import ChangePair, Dataset, file_hash, read_dataset, take_changes
 from diffcap.report import rows
-from diffcap.report.attention import collect_attention, extreme_pairs
+from diffcap.report.attention import NoAttentionError, collect_attention, extreme_pairs
 from diffcap.report.charts import read_curves
 from diffcap.report.drawing import LARGE, SMALL, Masks, choose_pairs, mask_counts, outline_thumbnails, thumbnails
 from diffcap.report.page import Page, System
@@ -220,13 +220,15 @@ def gather_page(
     outlines = outline_thumbnails(results.masks, listed, sizes, frames)
     systems = {}
     for name, group in results.runs.items():
-        found: Any = ({}, None)
+        attention: dict[str, Any] = {}
+        localisation, no_attention = None, None
         if inspected:
-            found = collect_attention(
-                group[0].checkpoints, results.folder, inspected, captions[name], measured_ids, sizes, results.masks
-            )
-        no_attention = found if isinstance(found, str) else None
-        attention, localisation = ({}, None) if no_attention else found
+            try:
+                attention, localisation = collect_attention(
+                    group[0].checkpoints, results.folder, inspected, captions[name], measured_ids, sizes, results.masks
+                )
+            except NoAttentionError as error:
+                no_attention = str(error)
         lineages = [training_lineage(path) for run in group for path in run.checkpoints]
         curves = [read_curves(*lineage) for lineage in lineages]
         metadata = [(name, _run_text(run)) for run in group]

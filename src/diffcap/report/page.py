@@ -203,6 +203,9 @@ def page_data(page: Page) -> tuple[dict[str, Any], dict[str, Any]]:
             entry["l"] = len(attention)
             attention.append([system.attention.get(pair.id) for system in systems])
         entries.append(entry)
+    # At the top of the page: the first changed pair with attention maps that all systems have right, if there is one.
+    changes = [number for number, entry in enumerate(entries) if entry.get("x") or "m" in entry]
+    rank = {number: "l" in entry and 1 + all(entry["o"]) for number, entry in enumerate(entries)}
     images = [*page.pictures.values(), *page.outlines.values()]
     shown = [None if image is None else [image.width, image.height, image.data] for image in images]
     blocks: dict[str, Any] = {}
@@ -217,7 +220,7 @@ def page_data(page: Page) -> tuple[dict[str, Any], dict[str, Any]]:
         "pairs": entries,
         "pictures": _PICTURES,
         "attention": _ATTENTION,
-        "featured": _featured(entries),
+        "featured": max(changes or rank, key=rank.__getitem__, default=None),
     }
     return index, blocks
 
@@ -250,10 +253,3 @@ def _boxes(pair: ChangePair, pictures: Mapping[str, Thumbnail | None]) -> dict[s
             left, right, top, bottom = box[0] / one.width, box[2] / one.width, box[1] / one.height, box[3] / one.height
             boxes[side[0]] = [round(value, 4) for value in (left, top, right - left, bottom - top)]
     return boxes
-
-
-def _featured(entries: Sequence[Mapping[str, Any]]) -> int | None:
-    """Index of the pair at the top of the page: the first changed pair with attention maps that all systems have right, if any."""
-    changes = [number for number, entry in enumerate(entries) if entry.get("x") or "m" in entry]
-    rank = {number: "l" in entry and 1 + all(entry["o"]) for number, entry in enumerate(entries)}
-    return max(changes or range(len(entries)), key=rank.__getitem__, default=None)
