@@ -82,9 +82,10 @@ def build_page(captioners: Captioners, folder: Path) -> gr.Blocks:
                 min_width=260,
                 elem_id="captioner",
             )
-            width = {"scale": 2, "min_width": 180}
-            beams = gr.Slider(1, MAX_BEAMS, _BEAMS, step=1, label="Beams", info="width of the search", **width)
-            button = gr.Button("What changed?", variant="primary", elem_id="ask", **width)
+            beams = gr.Slider(
+                1, MAX_BEAMS, _BEAMS, step=1, label="Beams", info="width of the search", scale=2, min_width=180
+            )
+            button = gr.Button("What changed?", variant="primary", scale=2, min_width=180, elem_id="ask")
         answer = gr.HTML(
             "",
             js_on_load=resource("result.js", "diffcap.web"),
