@@ -40,11 +40,8 @@ def cross_correlation(before: Tensor, after: Tensor) -> Tensor:
     Each channel is standardised by its mean and its unbiased standard deviation, without an epsilon; a constant channel gives
     NaN, as in the authors' code. The paper's eq. 3 does not subtract the mean.
 
-    Args:
-        before, after: (n, D) each; rows with the same index belong together. n may differ between ranks.
-
-    Returns:
-        (D, D): entry (i, j) is the mean over the rows of channel i of before times channel j of after.
+    From `before` and `after`, (n, D) each, n may differ between ranks, to (D, D): entry (i, j) is the mean over the rows of channel
+    i of before times channel j of after.
 
     Example:
         >>> before = torch.tensor([[0.0, 1.0], [1.0, 3.0], [2.0, -1.0]])

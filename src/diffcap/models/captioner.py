@@ -123,14 +123,11 @@ class Captioner(nn.Module, ABC):
 
     @abstractmethod
     def step(self, tokens: Tensor, memory: Any, cache: Any) -> tuple[Tensor, Any]:
-        """Score the next word.
+        """Score the next word: (B, V) logits of the next position, and the new cache.
 
         Args:
             tokens: (B,) the ids at the current position. memory: from `encode`.
             cache: None at the first position, then the cache that the previous call returned, nested as the memory.
-
-        Returns:
-            (B, V) logits of the next position, and the new cache.
         """
 
     @abstractmethod

@@ -224,10 +224,9 @@ def roll_out(
     to the positions from which the last encoder layer's attention took the other image's content.
 
     Args:
-        attention: (B, T, N) to fused tokens.
+        attention: (B, T, N) to fused tokens. grid: rows and columns of the N positions.
         to_before: (B, N, N), attention of the after image's tokens (rows) to the before image's. to_after: vice versa.
             None: all attention stays at its own position.
-        grid: rows and columns of the N positions.
     """
     before, after = (
         attention if other is None else (attention + attention @ other) / 2 for other in (to_before, to_after)

@@ -26,14 +26,9 @@ def check_search(beams: int, length_penalty: float = 0.0, option: str = "beams")
 
 @torch.no_grad()
 def greedy(captioner: Captioner, before: Tensor, after: Tensor, max_length: int) -> Tensor:
-    """Take the most likely word at every position.
+    """Take the most likely word at every position: maps (B, C, h, w) to ids (B, T), T <= max_length, beginning with BOS.
 
-    Args:
-        before, after: (B, C, h, w). max_length: positions, BOS included.
-
-    Returns:
-        (B, T) ids with T <= max_length, beginning with BOS; after the id that ends a caption (see `Captioner.is_eos`) all
-        ids are `eos_id`. T is the length of the longest caption of the batch.
+    After the id that ends a caption (see `Captioner.is_eos`) all ids are `eos_id`. T is the length of the longest caption.
     """
     return greedy_from(captioner, captioner.encode(before, after), max_length)
 

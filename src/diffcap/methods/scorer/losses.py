@@ -37,10 +37,8 @@ def token_matching(query: Tensor, key: Tensor, block: int | None = None) -> Tens
     maxima are taken; the means are float32, and the gradient uses the unrounded tokens.
 
     Args:
-        query: (A, N, D). key: (B, M, D). block: number of dot products in memory at once; None: as fits the device.
-
-    Returns:
-        (A, B) float32.
+        query: (A, N, D). key: (B, M, D). The result is (A, B) float32.
+        block: number of dot products in memory at once; None: as fits the device.
 
     Example:
         >>> query = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])  # one image with two tokens
