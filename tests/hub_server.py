@@ -5,7 +5,6 @@ import hashlib
 import json
 import re
 import threading
-import time
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -19,7 +18,6 @@ class Hub(ThreadingHTTPServer):
 
     `stored` is what was uploaded beside the commits, by SHA-256; `sent` counts the bytes of each file that were downloaded.
     A test may set `gated` (repository: status of the refusal), `refused` (files, answered with 403) and `cut` (file: number of
-    bytes after which the connection of its next download breaks), and `delay`, in seconds, of each answer.
     """
 
     def __init__(self) -> None:
@@ -33,7 +31,6 @@ class Hub(ThreadingHTTPServer):
         self.gated: dict[str, int] = {}
         self.refused: set[str] = set()
         self.cut: dict[str, int] = {}
-        self.delay = 0.0
         self.sent: Counter[str] = Counter()
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
@@ -144,7 +141,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
-        time.sleep(self.server.delay)
         self.server.asked.append(f"{self.command} {path}")
         if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/([^/]+))?", path):
             if files := self._files(match[1], match[2] or "main"):

@@ -14,11 +14,9 @@ from tests.hub_server import TOKEN, Hub
 
 from diffcap.checkpoints.base_models import (
     SUPPORTED,
-    base_kind,
     base_licence,
     base_sha256,
     find_base,
-    is_base_model,
     names_base_model,
 )
 from diffcap.checkpoints.hub_access import check_connection
@@ -153,12 +151,12 @@ def test_second_start_without_network(hub: Hub, monkeypatch: pytest.MonkeyPatch,
     else:
         use("http://127.0.0.1:1", monkeypatch)  # where nobody answers
     assert find_base(NAME) == find_base(NAME, commit) == first
-    assert base_kind(NAME) == "base" and not hub.asked
+    assert names_base_model(NAME) and not hub.asked
 
 
 def test_incomplete_cache_without_network(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.commit(NAME, files())
-    base_kind(NAME)  # which fetches config.json
+    names_base_model(NAME)  # which fetches config.json
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(
         DiffcapError, match=r"^user/vlm: HF_HUB_OFFLINE is set, and the model is not in the cache of this"
@@ -207,7 +205,7 @@ def test_the_page_offers_one_commit(hub: Hub, tmp_path: Path, capsys: pytest.Cap
 def test_kind_of_a_repository(hub: Hub) -> None:
     hub.commit(NAME, files())
     hub.commit("user/captioner", {"config.json": json_bytes({"format": 1, "model_type": "?"})})
-    assert (base_kind(NAME), base_kind("user/captioner")) == ("base", "diffcap") and fetched(hub) == {"config.json"}
+    assert names_base_model(NAME) and not names_base_model("user/captioner") and fetched(hub) == {"config.json"}
 
 
 def with_code(model_type: str) -> dict[str, bytes]:
@@ -277,7 +275,7 @@ def test_a_folder_is_used_as_it_is(folder: Path, hub: Hub) -> None:
     before = sorted(folder.iterdir())
     found = find_base(str(folder), "f" * 40)
     assert (found.folder, found.revision, found.licence) == (folder, None, "apache-2.0") and not hub.asked
-    assert sorted(folder.iterdir()) == before and is_base_model(folder) and is_base_model(str(folder))
+    assert sorted(folder.iterdir()) == before and names_base_model(folder) and names_base_model(str(folder))
 
 
 def remove(*names: str) -> Callable[[Path], None]:

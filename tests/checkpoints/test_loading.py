@@ -1,6 +1,5 @@
 """A checkpoint alone can caption; what is not one of ours, or no longer whole, is one sentence."""
 
-import json
 import re
 import resource
 import zipfile
@@ -11,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from tests.models.tiny import captioner, maps, pretraining
 from tests.toy_checkpoints import WORDS, write_checkpoint
 
@@ -68,23 +66,15 @@ class Unsafe:
         return Path.touch, (self.mark,)
 
 
-@pytest.mark.parametrize(
-    "kind", ["text", "json", "zip", "safetensors", "noise", "zeros", "numbers", "picture", "cut", "archive", "newer"]
-)
+@pytest.mark.parametrize("kind", ["text", "zeros", "cut", "zip", "archive", "newer"])
 def test_foreign_files(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "foreign.ckpt"
+    path.write_bytes({"text": b"hello\nworld\n", "cut": b"\x80\x02X\x01"}.get(kind, bytes(5000)))
     if kind == "zip":
         with zipfile.ZipFile(path, "w") as archive:
             archive.writestr("readme.txt", "hello")
-    elif kind == "safetensors":
-        save_file({"weight": torch.zeros(3)}, path)
     elif kind in ("archive", "newer"):
         torch.save({"mark": Unsafe(tmp_path / "ran")}, path, pickle_protocol=4 if kind == "newer" else 2)
-    else:
-        contents = {"text": b"hello\nworld\n", "json": json.dumps({"a": 1}).encode(), "noise": bytes(range(256)) * 9}
-        contents |= {"zeros": bytes(5000), "numbers": b"1\n2\n", "picture": b"\x89PNG\r\n\x1a\n" + bytes(60)}
-        contents |= {"cut": b"\x80\x02X\x01"}
-        path.write_bytes(contents[kind])
     output = sentence(path)
     assert "not a readable checkpoint" in output and "torch.load" not in output  # torch's advice to read it unsafely
     assert ("it uses " in output) == (kind == "archive")

@@ -146,16 +146,6 @@ def test_the_loss_is_the_mean_over_real_words_added_over_streams(name: str) -> N
     assert sum(part.grad.abs().sum().item() == 0 for part in model.parameters() if part.grad is not None) == 0
 
 
-def test_an_exclamation_mark_is_a_word_unless_released() -> None:
-    for padding, learned in (("own", True), ("released", False)):
-        model = build(padding=padding)
-        tokens = captions([4], 10, pad=model.pad)
-        tokens[0, 3] = 0  # "!" in CLIP's vocabulary
-        with torch.no_grad():
-            count = len(model.word_losses(tokens, model.encode(pixels(1), pixels(1, seed=1))))
-        assert (count == 5) == learned and count >= 4
-
-
 def test_recomputing_blocks_changes_neither_loss_nor_gradient() -> None:
     found = []
     batch = {"before": pixels(2), "after": pixels(2, seed=1), "tokens": captions([4, 2], 10)}
@@ -235,9 +225,3 @@ def test_networks_that_do_not_fit_are_refused() -> None:
         build(encoder_layers=3)
     with pytest.raises(ValueError, match="15 text positions are needed, CLIP has 14: lower max_length"):
         build().words(torch.zeros(1, 15, dtype=torch.long))
-
-
-def test_a_vocabulary_of_another_size_and_a_network_of_the_package() -> None:
-    assert CLIP4IDC(9, **{**SIZES, **CAPTIONER}).words.token_embedding.num_embeddings == 9
-    tower = PairTower(build_clip("ViT-blocks-16", vocabulary_size=50))
-    assert tower.grid == (6, 8) and tower.image_size == (96, 128)

@@ -224,26 +224,6 @@ def test_options_of_pre_training_change_their_losses(options: dict[str, Any], ch
     assert [a != pytest.approx(b, abs=1e-6) for a, b in zip(released, other)] == changed
 
 
-@torch.no_grad()
-@pytest.mark.parametrize(("height", "width"), [(1, 1), (7, 2)])
-def test_maps_of_any_shape(height: int, width: int) -> None:
-    model = captioner()
-    before, after = maps(2, height, width)
-    memory = model.encode(before, after)
-    patches = height * width
-    final = model.trunk.cross_encoder(model.trunk.visual(before, after))[0]
-    assert final.shape == (2, 2 + 2 * patches, SIZES["width"])
-    images = model.encode_pair(before, after).image_cls
-    torch.testing.assert_close(images, final[:, [0, 1 + patches]], **CLOSE)
-    # Patches go row by row: the same pictures as one long row give the same states.
-    rows = [image.reshape(2, 5, 1, patches) for image in (before, after)]
-    torch.testing.assert_close(model.encode_pair(*rows).image_cls, images)
-    tokens = torch.full((2, 1), BOS)
-    torch.testing.assert_close(
-        model.step(tokens[:, 0], memory, None)[0], without_cache(model, before, after, tokens), **CLOSE
-    )
-
-
 def test_too_many_positions_say_which_option_to_raise() -> None:
     with pytest.raises(ValueError, match="raise `positions`"):
         captioner().encode(*maps(1, 7, 6))

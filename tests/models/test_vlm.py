@@ -358,7 +358,7 @@ def test_image_options_out_of_range_are_refused_before_the_weights_are_read(
 @pytest.mark.parametrize(
     ("family", "options", "sentence"),
     [
-        ("smolvlm", {"train": "nothing", "image_kwargs": {"size": "large"}}, "image_kwargs .* is not valid"),
+        ("smolvlm", {"train": "nothing", "image_kwargs": {"size": "large"}}, "image_kwargs: .* is not valid"),
         ("smolvlm", {"lora_rank": 0}, "lora_rank is 0"),
         ("idefics3", {"difference": True, "image_kwargs": {"do_image_splitting": True}}, "cuts tiles"),
         ("smolvlm", {"train": "all", "dtype": "bfloat16"}, "needs dtype: float32"),

@@ -9,7 +9,7 @@ import re
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from diffcap.checkpoints.hub_access import check_name, hub_errors, is_name
 from diffcap.checkpoints.reading import CONFIG, WEIGHTS
@@ -45,32 +45,25 @@ def origin(name: str, revision: str | None, licence: str | None) -> str:
 
 
 def names_base_model(source: str | Path) -> bool:
-    """Whether this is a folder of a base model, or the name of one on the Hub, instead of a captioner of diffcap."""
+    """Whether this is a folder of a base model of any type, or the name of one on the Hub, instead of a captioner of diffcap.
+
+    Of a repository on the Hub, only config.json is fetched.
+    """
     path = Path(source).expanduser()
     if path.exists():
-        return path.is_dir() and is_base_model(path)
-    if not isinstance(source, str) or path.suffix == ".ckpt":
+        try:
+            config = read_json(path / CONFIG)
+        except (DiffcapError, OSError):
+            return False
+        return isinstance(config, dict) and "model_type" in config and "format" not in config
+    name, _, revision = str(source).partition("@")
+    if not isinstance(source, str) or path.suffix == ".ckpt" or not is_name(name):
         return False
-    name, _, revision = source.partition("@")
-    return is_name(name) and base_kind(name, revision or None) == "base"
-
-
-def is_base_model(source: str | Path) -> bool:
-    """Whether this is a local folder of a base model, of any type, as opposed to an exported captioner of diffcap."""
-    try:
-        config = read_json(Path(source) / CONFIG)
-    except (DiffcapError, OSError):
-        return False
-    return isinstance(config, dict) and "model_type" in config and "format" not in config
-
-
-def base_kind(name: str, revision: str | None = None) -> Literal["base", "diffcap"]:
-    """Whether a repository user/name on the Hub holds a base model or a captioner of diffcap; only its config.json is fetched."""
-    config = read_json(_fetch_config(name, revision), "configuration", "check the name")
+    config = read_json(_fetch_config(name, revision or None), "configuration", "check the name")
     if isinstance(config, dict) and "format" in config:
-        return "diffcap"
+        return False
     _check_type(name, config)
-    return "base"
+    return True
 
 
 def find_base(base: str, revision: str | None = None) -> BaseModel:

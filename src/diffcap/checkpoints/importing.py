@@ -35,7 +35,6 @@ from diffcap.utils.unpickling import load_tensors, state_of_module
 State = Mapping[str, Tensor]
 Stage = Literal["pretrain", "finetune"]
 Rule = tuple[str, str | None]
-MAX_SIZE = 4096  # limit of any option that is a size
 MIN_LENGTH = 3  # tokens of a caption: start token, one word, end token
 # Tables that are computed, not learned, and numbers that some files contain besides the weights.
 _COMPUTED = re.compile(
@@ -86,9 +85,7 @@ class ImportOptions:
 
     heads: int = 8
     vision_heads: int | None = None
-    max_length: int | None = (
-        None  # 24, or the length of the file's position table (SCORER, DIRL); 40 (PCL); 33 (CLIP4IDC)
-    )
+    max_length: int | None = None  # 24 or the file's position table (SCORER, DIRL), 40 (PCL), 33 (CLIP4IDC)
     coordinates: bool | None = None  # yes if the number of channels is two more than a multiple of four, such as 1026
     grid: tuple[int, int] | None = None
     intra_layers: int | None = None
@@ -177,7 +174,6 @@ def import_official(
     to id; None for CLIP4IDC.
     """
     options = options or ImportOptions()
-    _check_options(options)
     state = read_official(path, method)
     tables = {name: value for name, value in state.items() if name.endswith("pe") and _COMPUTED.fullmatch(name)}
     state = {name: value for name, value in state.items() if not _COMPUTED.fullmatch(name)}
@@ -187,7 +183,7 @@ def import_official(
     with wrap_errors(path, f"not a complete checkpoint of {method}", "download it again"):
         sizes = importer.sizes(state, options.__dict__, tables)
         if sizes.max_length < MIN_LENGTH:
-            raise ValueError(f"its position table has {sizes.max_length} entries")
+            raise ValueError(f"max_length is {sizes.max_length}, but must be at least {MIN_LENGTH}")
     model = sizes.model
     if order is not None and len(order) != model["vocabulary_size"]:
         raise DiffcapError(
@@ -224,17 +220,6 @@ def import_official(
         else:
             build_pretraining(checkpoint)
     return checkpoint
-
-
-def _check_options(options: ImportOptions) -> None:
-    for name, minimum in {"heads": 1, "vision_heads": 1, "intra_layers": 1, "max_length": MIN_LENGTH}.items():
-        value = getattr(options, name)
-        if value is not None and not minimum <= value <= MAX_SIZE:
-            raise DiffcapError(f"--{name.replace('_', '-')} is {value}; it must be {minimum} to {MAX_SIZE}.")
-    if options.grid is not None and not (min(options.grid) >= 1 and options.grid[0] * options.grid[1] <= MAX_SIZE):
-        raise DiffcapError(
-            f"--grid is {options.grid[0]} x {options.grid[1]}; both must be at least 1, and their product at most {MAX_SIZE}."
-        )
 
 
 def _vocabulary(

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from diffcap.checkpoints import base_models
 from diffcap.losses.gather import global_mean
 from diffcap.methods.vlm.parts import (
+    PROJECTORS,
     Difference,
     KeyValues,
     LoraTargets,
     Trained,
     check_image_kwargs,
-    check_trained,
     choose_trained,
     frozen_names,
     prompt_cache,
@@ -168,7 +168,11 @@ class VLM(Captioner):
             raise ValueError(f"its base_sha256 is {sha256!r:.80}, so the base model cannot be checked")
         if len(arguments["prompt"]) > MAX_PROMPT:
             raise ValueError(f"its prompt has {len(arguments['prompt']):,} characters, more than {MAX_PROMPT:,}")
-        check_trained(arguments, weights)
+        parts = {"lora": r"lora_", "projector": PROJECTORS.pattern, "all": ""}
+        trained = parts.get(arguments["train"], r"(?!)")
+        frozen = [name for name in weights if not re.search(trained, name) and not name.startswith("difference.")]
+        if frozen:
+            raise ValueError(f"it has weights of the base model, which was not trained: {min(frozen):.80}")
 
     @property
     def core(self) -> Any:

@@ -90,28 +90,6 @@ def choose_trained(model: Any, trained: Trained, rank: int, alpha: int, dropout:
         return get_peft_model(model, config)
 
 
-def check_trained(arguments: dict[str, Any], weights: dict[str, Tensor]) -> None:
-    """Check the state dict of a checkpoint, and the arguments of its `VLM`, before its base model is read."""
-    trained, rank, alpha, dropout = (arguments[name] for name in ("train", "lora_rank", "lora_alpha", "lora_dropout"))
-    if trained == "all":
-        return
-    adapters = {name: value for name, value in weights.items() if "lora_" in name and trained == "lora"}
-    projector = {name for name in weights if PROJECTORS.search(name) and trained == "projector"}
-    own = {name for name in weights if name.startswith("difference.") and arguments["difference"]}
-    if frozen := sorted(set(weights) - {*adapters, *projector, *own}):
-        raise ValueError(f"it has weights of the base model, which was not trained: {frozen[0]:.80}")
-    if trained != "lora":
-        return
-    if not adapters:
-        raise ValueError("it has no weights of LoRA")
-    if not 0 < alpha <= MAX_SIZE or not 0 <= dropout < 1:
-        raise ValueError(f"its lora_alpha is {alpha}, and its lora_dropout {dropout}")
-    for name, value in adapters.items():
-        found = value.shape[0 if "lora_A" in name else -1] if value.ndim else 0
-        if found != rank:
-            raise ValueError(f"its lora_rank is {rank}, but {name:.80} has rank {found}")
-
-
 def check_image_kwargs(options: dict[str, Any], known: Iterable[str], counts_pixels: bool) -> None:
     """Check the options of an image processor before an image is processed, because large ones need any amount of memory.
 
