@@ -5,13 +5,13 @@ Letters: B pairs, T text positions, L positions of a caption, N visual tokens of
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from diffcap.methods.clip4idc.model import CLIP4IDC
 from diffcap.methods.dirl import DIRL
 from diffcap.methods.pcl.model import MASK, PCL
-from diffcap.methods.scorer.model import SCORER, Views
+from diffcap.methods.scorer.model import SCORER
 from diffcap.models.captioner import Captioner
+from diffcap.models.cross_image import Views
 from diffcap.models.decoder import NULL, UNK, pair_groups
 from diffcap.models.layers import KeyValue
 
@@ -31,7 +31,7 @@ class EveryLayerSCORER(SCORER):
         for layer in self.encoder:
             if views is not None:
                 for rows in groups:
-                    self.similarities(tree_map(lambda leaf, rows=rows: leaf[rows], views))
+                    self.similarities(*(part[rows] for part in self.query_keys(views)))
             views = layer(before, after) if views is None else layer(views.before, views.after)
         return views
 
@@ -56,10 +56,7 @@ def uncached(captioner: Captioner, before: Tensor, after: Tensor, length: int) -
         return _pcl_words(captioner, before, after, length)
     assert isinstance(captioner, SCORER | DIRL)
     before, after = captioner.embedding(before), captioner.embedding(after)
-    if isinstance(captioner, SCORER):
-        visual = captioner.fuse(before, after, captioner.compare(before, after))  # (B, N, D)
-    else:
-        visual = captioner.fusion(torch.cat(captioner.differences(before, after), -1))
+    visual = captioner.fuse(before, after, captioner.compare(before, after))  # (B, N, D)
     tokens = torch.full((len(after), length), NULL)
     tokens[:, 0] = captioner.bos_id
     for position in range(length - 1):

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from diffcap.methods.dirl import DIRL
 from diffcap.methods.scorer.model import SCORER
-from diffcap.models.decoder import END, NULL, START, UNK, next_word_losses, roll_out
+from diffcap.models.cross_image import roll_out
+from diffcap.models.decoder import END, NULL, START, UNK, next_word_losses
 from diffcap.models.generation import beam_search, greedy
 
 WORDS, LENGTH = 17, 10

@@ -1,4 +1,4 @@
-"""The fast forms against the plain expressions that their docstrings name; `maps_to_tokens` is tested in test_grid."""
+"""The fast forms against the plain expressions that their docstrings name; `maps_to_tokens` is tested in test_layers."""
 
 import pytest
 import torch

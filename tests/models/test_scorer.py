@@ -119,7 +119,7 @@ def test_the_last_layers_queries_and_keys_are_matched(mtm: Any) -> None:
     queries, keys = zip(*(qkv(part).split(16, -1)[:2] for part in (inside.before, inside.after)))
     views = model.compare(one, two)
     assert views is not None
-    found = model.similarities(views)
+    found = model.similarities(*model.query_keys(views))
     heads = [slice(0, 16)] if mtm == "collapsed" else [slice(0, 8), slice(8, 16)]
     for similarity, query, key in ((found[0], queries[0], keys[1]), (found[1], queries[1], keys[0])):
         scores = torch.stack([naive_matching(query[..., h], key[..., h]) for h in heads]).mean(0)

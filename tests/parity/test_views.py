@@ -11,7 +11,8 @@ from torch import Tensor
 from diffcap.methods import dirl
 from diffcap.methods.dirl import DIRL, cross_correlation, cross_modal_contrastive_loss, decorrelation_terms
 from diffcap.methods.scorer import model as scorer
-from diffcap.methods.scorer.model import SCORER, Views, cross_view_loss
+from diffcap.methods.scorer.model import SCORER, cross_view_loss
+from diffcap.models.cross_image import Views
 from diffcap.models.decoder import END, next_word_losses
 from diffcap.models.generation import greedy
 
@@ -85,7 +86,7 @@ def test_difference_and_cross_view_contrast_of_scorer(scorer_fixture: Path) -> N
     before, after, views = compare(model, official)
     fused = model.fuse(before, after, views)
     torch.testing.assert_close(fused[:, ::7, ::8], official.arrays["difference"], **TOLERANCE)
-    similarities = model.similarities(views)
+    similarities = model.similarities(*model.query_keys(views))
     for number, similarity in enumerate(similarities, start=1):
         torch.testing.assert_close(similarity, official.arrays[f"similarity_{number}"], **TOLERANCE)
     torch.testing.assert_close(cross_view_loss(similarities), official.arrays["cross_view_loss"], **TOLERANCE)
@@ -109,7 +110,7 @@ def test_differences_and_decorrelation_of_dirl(dirl_fixture: Path) -> None:
     official = load(dirl_fixture)
     model = captioner(official)
     maps = [model.embedding(official.arrays[name]) for name in ("before", "after")]
-    for name, difference in zip(("before", "after"), model.differences(*maps)):
+    for name, difference in zip(("before", "after"), model.differences(*maps, model.compare(*maps))):
         torch.testing.assert_close(difference[:, ::7, ::8], official.arrays[f"difference_{name}"], **TOLERANCE)
     correlation = cross_correlation(*(model.projector(tokens).flatten(0, 1) for tokens in maps))
     diagonal, off_diagonal = decorrelation_terms(correlation)

@@ -1,7 +1,7 @@
 """DIRL with CCR (Tu, Li, Su, Yan and Huang, "Distractors-Immune Representation Learning with Cross-modal Contrastive
 Regularization for Change Captioning", ECCV 2024).
 
-Order of the file: the encoder layer, the decoder block, the captioner with its losses. Where the paper and the released code
+Order of the file: the losses, the captioner, the import of official checkpoints. Where the paper and the released code
 differ, the code is the default and the paper's version is an option.
 
 Letters: B pairs, N visual tokens of one image, T text positions, D width, C feature channels, V vocabulary.
@@ -16,20 +16,19 @@ from torch import Tensor, nn
 
 from diffcap.checkpoints.importing import GROUPS, SHARED, Importer, Rule, Sizes, State, count_layers, rcc_sizes, rename
 from diffcap.losses.gather import gather_rows, global_mean, sum_over_ranks
-from diffcap.models.captioner import AttentionMaps, Batch, constructor_arguments
+from diffcap.models.captioner import Batch, constructor_arguments
+from diffcap.models.cross_image import CrossImageCaptioner, CrossImageLayer, Views
 from diffcap.models.decoder import (
     NULL,
     BlockOutput,
     PostNormBlock,
     WordDecoder,
-    WordDecoderCaptioner,
     mean,
     next_word_losses,
     pair_groups,
-    roll_out,
 )
 from diffcap.models.fast import add_repeated, linear_of_concatenation
-from diffcap.models.layers import Attention, Dropout, GridEmbedding, KeyValue, Linear, init_attention_, init_xavier_
+from diffcap.models.layers import Dropout, GridEmbedding, Linear, init_attention_, init_xavier_
 
 Form = Literal["symmetrised", "two_way"]
 
@@ -103,25 +102,7 @@ def cross_modal_contrastive_loss(
     return losses / 2
 
 
-class CrossImageLayer(nn.Module):
-    """One encoder layer, `LayerNorm(x + Attention(x, other image))` for both images with the same weights."""
-
-    def __init__(self, width: int, heads: int, dropout: float) -> None:
-        super().__init__()
-        self.attention = Attention(width, heads, dropout)
-        self.norm, self.dropout = nn.LayerNorm(width), Dropout(dropout)
-
-    def forward(self, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
-        """(b, N, D) and (B, N, D) to (B, N, D) each; where B is 2 b, `before` is used for both halves of `after`."""
-        attention = self.attention
-        (query1, key1, value1), (query2, key2, value2) = attention.project_qkv(before), attention.project_qkv(after)
-        mixed = self.dropout(attention.attend(query1, (key2, value2)))
-        shared_before = self.norm(add_repeated(mixed, before))
-        mixed = self.dropout(attention.attend(query2, (key1, value1)))
-        return shared_before, self.norm(after + mixed)
-
-
-class DIRL(WordDecoderCaptioner):
+class DIRL(CrossImageCaptioner):
     """DIRL: distractors-immune representations, difference, decoder, and cross-modal contrastive regularisation (CCR).
 
     Every loss is the mean over the groups of pairs in a batch, see `decoder.pair_groups`.
@@ -174,7 +155,9 @@ class DIRL(WordDecoderCaptioner):
         if decorrelation_weight:  # ReLU after dropout: the same values, and autograd keeps one tensor less
             activation = Dropout(dropout), nn.ReLU(inplace=True)
             self.projector = nn.Sequential(Linear(width, projector_width), *activation, Linear(projector_width, width))
-        self.encoder = nn.ModuleList(CrossImageLayer(width, heads, dropout) for _ in range(encoder_layers))
+        self.encoder = nn.ModuleList(
+            CrossImageLayer(width, heads, dropout, output_dropout=dropout, out_proj=True) for _ in range(encoder_layers)
+        )
         for part in (self.embedding, self.projector, self.encoder):
             if part is not None:
                 init_xavier_(part)
@@ -197,32 +180,16 @@ class DIRL(WordDecoderCaptioner):
         self.term_weights = diagonal_weight, off_diagonal_weight
         self.ccr_temperature, self.ccr_form, self.ccr_mask_padding = ccr_temperature, ccr_form, ccr_mask_padding
 
-    def differences(self, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
+    @staticmethod
+    def differences(before: Tensor, after: Tensor, views: Views) -> tuple[Tensor, Tensor]:
         """Embedded images (b, N, D) and (B, N, D) minus what they share with the other image: (B, N, D) each (eq. 6)."""
-        shared_before, shared_after = before, after
-        for layer in self.encoder:
-            shared_before, shared_after = layer(shared_before, shared_after)
-        return add_repeated(-shared_before, before), after - shared_after
+        return add_repeated(-views.before, before), after - views.after
 
-    def encode(self, before: Tensor, after: Tensor) -> list[KeyValue]:
-        """Two feature maps (B, C, h, w) to each decoder block's keys and values of the fused difference."""
-        return self.decoder.memory(self.fuse(self.embedding(before), self.embedding(after)))
-
-    def fuse(self, before: Tensor, after: Tensor) -> Tensor:
-        """Embedded images (b, N, D) and (B, N, D) to the fused difference (B, N, D) (eq. 7)."""
-        fused = linear_of_concatenation(self.fusion[0], *self.differences(before, after))  # type: ignore[arg-type]
+    def fuse(self, before: Tensor, after: Tensor, views: Views | None) -> Tensor:
+        """See `CrossImageCaptioner.fuse`; the views are what each image shares with the other (eq. 7)."""
+        assert views is not None
+        fused = linear_of_concatenation(self.fusion[0], *self.differences(before, after, views))  # type: ignore[arg-type]
         return self.fusion[1:](fused)
-
-    def attention(self, before: Tensor, after: Tensor, tokens: Tensor) -> AttentionMaps:
-        """See `Captioner.attention`; `decoder.roll_out` distributes attention to fused tokens over the two images."""
-        before, after = self.embedding(before), self.embedding(after)
-        attention = self.decoder.attention(tokens, self.decoder.memory(self.fuse(before, after)))
-        for layer in self.encoder[:-1]:
-            before, after = layer(before, after)
-        last: Attention = self.encoder[-1].attention  # type: ignore[assignment]
-        (query1, key1, _), (query2, key2, _) = last.project_qkv(before), last.project_qkv(after)
-        to_before, to_after = last.mean_weights(query2, key1), last.mean_weights(query1, key2)
-        return roll_out(attention, to_before, to_after, self.embedding.grid)
 
     def text_and_vision(self, output: BlockOutput, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """What CCR compares: mean hidden states after self-attention (text) and after cross-attention (vision), (B, D) each."""
@@ -236,7 +203,7 @@ class DIRL(WordDecoderCaptioner):
         """`caption + lambda_d decorrelation + lambda_c ccr` over the global batch, each a mean over the groups."""
         before, after, tokens = self.embedding(batch["before"]), self.embedding(batch["after"]), batch["tokens"]
         groups = pair_groups(before, after)
-        output = self.decoder(tokens, self.fuse(before, after)).last
+        output = self.decoder(tokens, self.fuse(before, after, self.compare(before, after))).last
         logits = self.decoder.logit(output.hidden)
         parts = {"caption_loss": mean([global_mean(next_word_losses(logits[rows], tokens[rows])) for rows in groups])}
         loss = parts["caption_loss"]

@@ -10,12 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from diffcap.models.captioner import AttentionMaps, Batch, Captioner
 from diffcap.models.layers import (
     Attention,
     BlockMemory,
     Dropout,
-    GridEmbedding,
     KeyValue,
     Linear,
     Segments,
@@ -134,36 +132,6 @@ class WordDecoder(nn.Module):
         return cross.mean_weights(cross.project_query(hidden), memory[-1][0])  # type: ignore[union-attr, operator]
 
 
-class WordDecoderCaptioner(Captioner):
-    """A captioner that generates words by a `WordDecoder` from the fused tokens of two feature maps: SCORER and DIRL."""
-
-    bos_id, eos_id, extra_eos_id = START, END, NULL
-    vocabulary_layout = "rcc"
-    embedding: GridEmbedding
-    decoder: WordDecoder
-
-    def step(
-        self, tokens: Tensor, memory: list[KeyValue], cache: list[KeyValue] | None
-    ) -> tuple[Tensor, list[KeyValue]]:
-        """See `Captioner.step`."""
-        last, cache = self.decoder(tokens[:, None], memory, cache)
-        return self._logits_without_unk(last.hidden[:, 0]), cache
-
-    def teacher_forced_logits(self, tokens: Tensor, memory: list[KeyValue]) -> Tensor:
-        """See `Captioner.teacher_forced_logits`."""
-        return self._logits_without_unk(self.decoder(tokens[:, :-1], memory).last.hidden)
-
-    def _logits_without_unk(self, hidden: Tensor) -> Tensor:
-        """Logits of generation, (..., D) to (..., V): an unknown word is never generated (authors' code)."""
-        logits = self.decoder.logits(hidden)
-        return logits.index_fill(-1, torch.tensor([UNK], device=logits.device), float("-inf"))
-
-    def validation_losses(self, batch: Batch) -> dict[str, Tensor]:
-        """See `Captioner.validation_losses`: the word losses only, because the other losses depend on the batch size."""
-        hidden = self.decoder(batch["tokens"], self.encode(batch["before"], batch["after"])).last.hidden
-        return {"caption_loss": next_word_losses(self.decoder.logits(hidden), batch["tokens"])}
-
-
 def causal_mask(is_word: Tensor) -> Tensor:
     """Which positions each position may attend to, (B, 1, T, T): itself and earlier ones, where `is_word` (B, T) is true."""
     length = is_word.shape[1]
@@ -213,22 +181,3 @@ def pair_groups(before: Tensor, after: Tensor) -> list[slice]:
 def mean(values: list[Tensor]) -> Tensor:
     """Mean of scalars."""
     return torch.stack(values).mean()
-
-
-def roll_out(
-    attention: Tensor, to_before: Tensor | None, to_after: Tensor | None, grid: tuple[int, int]
-) -> AttentionMaps:
-    """Attention to fused tokens, distributed over the two images (attention rollout, Abnar and Zuidema, ACL 2020).
-
-    A fused token represents one position in both images. In each image, half of its attention goes to that position, and half
-    to the positions from which the last encoder layer's attention took the other image's content.
-
-    Args:
-        attention: (B, T, N) to fused tokens. grid: rows and columns of the N positions.
-        to_before: (B, N, N), attention of the after image's tokens (rows) to the before image's. to_after: vice versa.
-            None: all attention stays at its own position.
-    """
-    before, after = (
-        attention if other is None else (attention + attention @ other) / 2 for other in (to_before, to_after)
-    )
-    return AttentionMaps(before.unflatten(2, grid), after.unflatten(2, grid), to_after)

@@ -1,7 +1,7 @@
 """SCORER with CBR (Tu, Li, Su, Zha, Yan and Huang, "Self-supervised Cross-view Representation Reconstruction for Change
 Captioning", ICCV 2023).
 
-Order of the file: the cross-view encoder, the decoder block, cross-modal backward reasoning (`CBR`), the captioner with its
+Order of the file: the decoder block, cross-modal backward reasoning (`CBR`), the captioner with its
 losses, the import of official checkpoints. Where the paper and the released code differ, the code is the default and the paper's
 version is an option.
 
@@ -10,26 +10,24 @@ Letters: B pairs, N visual tokens of one image, T text positions, D width, C fea
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from diffcap.checkpoints.importing import GROUPS, SHARED, Importer, Rule, Sizes, State, count_layers, rcc_sizes, rename
 from diffcap.losses.gather import gather_rows, global_mean, world_size
 from diffcap.methods.scorer.losses import cross_view_nce, token_matching
-from diffcap.models.captioner import AttentionMaps, Batch, constructor_arguments
+from diffcap.models.captioner import Batch, constructor_arguments
+from diffcap.models.cross_image import CrossImageCaptioner, CrossImageLayer, Views
 from diffcap.models.decoder import (
     NULL,
     BlockOutput,
     WordDecoder,
-    WordDecoderCaptioner,
     mean,
     next_word_losses,
     pair_groups,
-    roll_out,
 )
 from diffcap.models.fast import add_repeated, linear_of_concatenation
 from diffcap.models.layers import (
@@ -37,7 +35,6 @@ from diffcap.models.layers import (
     BlockMemory,
     Dropout,
     GridEmbedding,
-    KeyValue,
     Linear,
     Segments,
     repeat_batch,
@@ -45,34 +42,6 @@ from diffcap.models.layers import (
 from diffcap.utils.linear import linear
 
 EPS = 1e-6
-
-
-class Views(NamedTuple):
-    """Output of an encoder layer, (B, N, D) each tensor."""
-
-    before: Tensor  # each image reconstructed from the other
-    after: Tensor
-    before_query_key: tuple[Tensor, Tensor]  # queries and keys of the layer's input, heads merged
-    after_query_key: tuple[Tensor, Tensor]
-
-
-class CrossView(nn.Module):
-    """One encoder layer, `LayerNorm(x + Attention(x, other image))` for both images with the same weights."""
-
-    def __init__(self, width: int, heads: int, dropout: float) -> None:
-        super().__init__()
-        self.attention = Attention(width, heads, dropout, out_proj=False)
-        self.norm = nn.LayerNorm(width, EPS)
-
-    def forward(self, before: Tensor, after: Tensor) -> Views:
-        """(b, N, D) and (B, N, D); where B is 2 b, `before` is used for both halves of `after`."""
-        attention = self.attention
-        (query1, key1, value1), (query2, key2, value2) = attention.project_qkv(before), attention.project_qkv(after)
-        reconstructed_before = self.norm(add_repeated(attention.attend(query1, (key2, value2)), before))
-        reconstructed_after = self.norm(after + attention.attend(query2, (key1, value1)))
-        query1, key1 = (repeat_batch(attention.merge_heads(part), len(after)) for part in (query1, key1))
-        query2, key2 = attention.merge_heads(query2), attention.merge_heads(key2)
-        return Views(reconstructed_before, reconstructed_after, (query1, key1), (query2, key2))
 
 
 class SCORERBlock(nn.Module):
@@ -141,7 +110,7 @@ class CBR(nn.Module):
         return outputs
 
 
-class SCORER(WordDecoderCaptioner):
+class SCORER(CrossImageCaptioner):
     """SCORER: encoder with cross-view contrast, reconstruction of both images, decoder, and CBR.
 
     Every loss is the mean over the groups of pairs in a batch, see `decoder.pair_groups`.
@@ -192,7 +161,8 @@ class SCORER(WordDecoderCaptioner):
         for positions in (self.embedding.columns, self.embedding.rows):
             nn.init.normal_(positions.weight, std=position_std)
         self.encoder = nn.ModuleList(
-            CrossView(width, heads, dropout) for _ in range(encoder_layers if difference == "reconstruction" else 0)
+            CrossImageLayer(width, heads, dropout, output_dropout=0.0, out_proj=False, eps=EPS)
+            for _ in range(encoder_layers if difference == "reconstruction" else 0)
         )
         if difference == "reconstruction":
             self.fusion = nn.Sequential(Linear(2 * width, width), Dropout(dropout), nn.ReLU(inplace=True))
@@ -220,47 +190,24 @@ class SCORER(WordDecoderCaptioner):
         self.cross_view_weight, self.cbr_weight, self.mtm = cross_view_weight, cbr_weight, mtm
         self.max_length = max_length
 
-    def compare(self, before: Tensor, after: Tensor) -> Views | None:
-        """Output of the last encoder layer for embedded images (b, N, D) and (B, N, D); None for "subtraction"."""
-        views = None
-        for layer in self.encoder:
-            views = None  # free the previous layer's queries and keys
-            views = layer(before, after)
-            before, after = views.before, views.after
-        return views
-
     def fuse(self, before: Tensor, after: Tensor, views: Views | None) -> Tensor:
-        """The difference representation of embedded images and their views, (B, N, D)."""
+        """See `CrossImageCaptioner.fuse`; the views are both images, each reconstructed from the other."""
         if views is None:
             return self.fusion(add_repeated(-after, before))
         return self.fusion[1:](linear_of_concatenation(self.fusion[0], views.before, views.after))  # type: ignore[arg-type]
 
-    def encode(self, before: Tensor, after: Tensor) -> list[KeyValue]:
-        """Two feature maps (B, C, h, w) to each decoder block's keys and values of the difference representation."""
-        before, after = self.embedding(before), self.embedding(after)
-        return self.decoder.memory(self.fuse(before, after, self.compare(before, after)))
+    def query_keys(self, views: Views) -> list[Tensor]:
+        """Queries and keys of the before images, then of the after images, heads merged: (B, N, D) each."""
+        parts = [Attention.merge_heads(part) for part in (*views.before_query_key, *views.after_query_key)]
+        return [repeat_batch(part, len(views.after)) for part in parts]
 
-    def attention(self, before: Tensor, after: Tensor, tokens: Tensor) -> AttentionMaps:
-        """See `Captioner.attention`; `decoder.roll_out` distributes attention to fused tokens over the two images."""
-        before, after = self.embedding(before), self.embedding(after)
-        views = self.compare(before, after)
-        attention = self.decoder.attention(tokens, self.decoder.memory(self.fuse(before, after, views)))
-        if views is None:
-            return roll_out(attention, None, None, self.embedding.grid)
-        layer: Attention = self.encoder[-1].attention  # type: ignore[assignment]
-        query1, key1 = map(layer.split_heads, views.before_query_key)
-        query2, key2 = map(layer.split_heads, views.after_query_key)
-        to_after, to_before = layer.mean_weights(query1, key2), layer.mean_weights(query2, key1)
-        return roll_out(attention, to_before, to_after, self.embedding.grid)
-
-    def similarities(self, views: Views) -> tuple[Tensor, Tensor]:
-        """Scaled matching of all pairs' images, from the last encoder layer's queries and keys (eq. 2 and 3).
+    def similarities(self, query1: Tensor, key1: Tensor, query2: Tensor, key2: Tensor) -> tuple[Tensor, Tensor]:
+        """Scaled matching of all pairs' images, from `query_keys` of the last encoder layer (eq. 2 and 3).
 
         Before images with after images, and the other way round: (B, all B) each, this rank's rows with all ranks' columns.
         """
         assert self.logit_scale is not None
         scale = self.logit_scale.exp()
-        (query1, key1), (query2, key2) = views.before_query_key, views.after_query_key
         return scale * self._match(query1, key2), scale * self._match(query2, key1)
 
     def _match(self, query: Tensor, key: Tensor) -> Tensor:
@@ -306,10 +253,8 @@ class SCORER(WordDecoderCaptioner):
                 with torch.no_grad():
                     self.logit_scale.clamp_(max=math.log(100))
             # With `split`, because the gradient of slices is a sum of zero-padded tensors.
-            leaves, structure = tree_flatten(views)
-            pieces = zip(*(leaf.split(len(before)) for leaf in leaves))
-            per_group: list[Views] = [tree_unflatten(list(piece), structure) for piece in pieces]
-            parts["cross_view_loss"] = mean([cross_view_loss(self.similarities(group)) for group in per_group])
+            per_group = zip(*(part.split(len(before)) for part in self.query_keys(views)))
+            parts["cross_view_loss"] = mean([cross_view_loss(self.similarities(*group)) for group in per_group])
             loss = loss + self.cross_view_weight * parts["cross_view_loss"]
         if self.cbr is not None:
             images = self.predicted_and_real(before, after, decoded.last.hidden, tokens)
