@@ -105,7 +105,7 @@ def accuracy(
         option = f"--ensemble={','.join(map(str, members[1:]))}"
         captions("the ensemble", folder, members[0], ensemble, option)
         rows[f"ensemble of {len(numbers)} seeds"] = [ensemble]
-    from diffcap.report.accuracy import accuracy_table
+    from diffcap.report.comparison import accuracy_table
 
     accuracy_table(folder, rows, place / report_dir_name(FINETUNE))
 

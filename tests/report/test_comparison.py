@@ -13,8 +13,7 @@ from diffcap.evaluation.captions import score_captions
 from diffcap.evaluation.coco import write_predictions, write_references
 from diffcap.evaluation.protocols import evaluate, groups_of
 from diffcap.records import file_hash, read_dataset, write_json
-from diffcap.report.accuracy import accuracy_table, gain_table
-from diffcap.report.comparison import read_evaluation
+from diffcap.report.comparison import accuracy_table, gain_table, read_evaluation
 from diffcap.report.rows import read_run
 from diffcap.utils.errors import DiffcapError
 

@@ -29,7 +29,6 @@ from diffcap.report.drawing import (
     outline,
     outline_thumbnails,
     read_images,
-    read_mask,
     thumbnails,
     with_region,
     write_png,
@@ -162,18 +161,24 @@ def masked(mask: str | None, **extra: object) -> ChangePair:
     )
 
 
+def mask_of(root: Path, name: str, size: tuple[int, int]) -> np.ndarray:
+    mask = Masks(root).read(masked(name), {"a.png": size})
+    assert mask is not None
+    return mask
+
+
 @pytest.mark.parametrize("value", [1, 128, 255])
 def test_any_value_but_0_is_changed_in_any_form(root: Path, value: int) -> None:
     """LEVIR-MCI has three equal channels with 128 for roads and 255 for buildings; others are binary, with 1 or 255."""
     one = AREA.astype(np.uint8) * value
     for pixels in (one, np.stack([one] * 3, -1), AREA):  # the last: one bit per pixel
         Image.fromarray(pixels).save(root / "mask.png")
-        assert (read_mask(root / "mask.png", (64, 64)) == AREA).all()
+        assert (mask_of(root, "mask.png", (64, 64)) == AREA).all()
 
 
 def test_masks_that_cannot_be_used_are_counted(root: Path) -> None:
-    assert read_mask(root / "mask.png", (256, 256)).shape == (64, 64)
-    assert read_mask(root / "wide.png", (133, 100)).shape == (48, 64)  # rounded
+    assert mask_of(root, "mask.png", (256, 256)).shape == (64, 64)
+    assert mask_of(root, "wide.png", (133, 100)).shape == (48, 64)  # rounded
     masks, sizes = Masks(root), {"a.png": (64, 64)}
     names = ("mask.png", "empty.png", "wide.png", "broken.png", "none.png")
     counts = mask_counts(masks, [masked(name) for name in (*names, None)], sizes)

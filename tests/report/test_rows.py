@@ -15,7 +15,7 @@ from diffcap.evaluation.slots import parse_caption
 from diffcap.features.store import FeatureStore
 from diffcap.features.writer import StoreWriter
 from diffcap.records import ChangePair, Dataset, read_json, write_json
-from diffcap.report.gather import MOST_COMMON, NEAREST, baseline_captions, coarse_grid, describe_pairs
+from diffcap.report.gather import MOST_COMMON, NEAREST, baseline_captions, describe_pairs
 from diffcap.report.rows import (
     Bin,
     Row,
@@ -218,14 +218,6 @@ def store_of(folder: Path, maps: np.ndarray) -> FeatureStore:
 
 def pair_of(before: int, after: int, *captions: str) -> ChangePair:
     return ChangePair(f"{before}-{after}", f"{before}.png", f"{after}.png", list(captions), "train")
-
-
-@pytest.mark.parametrize(
-    ("shape", "grid"),
-    [((116, 4, 6), (4, 6)), ((2048, 7, 7), (1, 1)), ((1024, 14, 14), (2, 2)), ((5000, 3, 3), (1, 1))],
-)
-def test_grid_is_as_fine_as_memory_allows(shape: tuple[int, int, int], grid: tuple[int, int]) -> None:
-    assert coarse_grid(shape) == grid
 
 
 def test_pairs_are_described_by_the_averaged_map_and_its_difference(tmp_path: Path) -> None:

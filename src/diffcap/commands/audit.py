@@ -4,6 +4,7 @@ import filecmp
 import json
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -89,11 +90,10 @@ def audit(dataset: str | None = None, folder: Path | None = None) -> None:
 def find_contradictions(pairs: Sequence[ChangePair], root: Path) -> tuple[list[Finding], list[str]]:
     """Compare the change flag of each pair (`is_distractor`) with its captions, its mask and its images.
 
-    A mask is empty if it is 0 everywhere. Captions are judged by `is_no_change`.
-
     Returns:
         The findings in the order of the pairs; and what could not be checked, and why, one sentence part each.
     """
+    from diffcap.utils.image_io import read_image
     from diffcap.utils.progress import progress_bar
 
     if any(pair.after is None for pair in pairs):
@@ -115,7 +115,11 @@ def find_contradictions(pairs: Sequence[ChangePair], root: Path) -> tuple[list[F
                 reasons.append(CHANGE_CAPTION)
             elif captions:
                 reasons.append(ALL_CAPTIONS if len(captions) == len(pair.captions) else SOME_CAPTIONS)
-            empty, equal = _is_empty(pair, root), _are_equal(pair, root)
+            empty = equal = None  # not known
+            with suppress(DiffcapError):
+                empty = read_image(root / pair.extra["mask"]).image.getbbox() is None if "mask" in pair.extra else None
+            with suppress(OSError):
+                equal = filecmp.cmp(root / pair.before, root / str(pair.after), shallow=False)
             without["captions"] += not pair.captions
             without["a mask" if "mask" not in pair.extra else "a readable mask"] += empty is None
             without["both images"] += equal is None
@@ -129,24 +133,3 @@ def find_contradictions(pairs: Sequence[ChangePair], root: Path) -> tuple[list[F
             advance(1)
     unchecked = [f"{count:,} of {len(pairs):,} pairs without {what}" for what, count in without.items() if count]
     return findings, unchecked
-
-
-def _is_empty(pair: ChangePair, root: Path) -> bool | None:
-    """Whether the mask of a pair is empty; None if there is none, or it cannot be read."""
-    from diffcap.utils.image_io import read_image
-
-    if "mask" not in pair.extra:
-        return None
-    try:
-        return read_image(root / pair.extra["mask"]).image.getbbox() is None
-    except DiffcapError:
-        return None
-
-
-def _are_equal(pair: ChangePair, root: Path) -> bool | None:
-    """Whether both image files of a pair have the same bytes; None if one cannot be read."""
-    before, after = (root / path for path in pair.images)
-    try:
-        return filecmp.cmp(before, after, shallow=False)
-    except OSError:
-        return None

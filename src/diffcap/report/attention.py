@@ -42,12 +42,7 @@ class NoAttentionError(DiffcapError):
 def iter_attention(
     paths: Sequence[Path], folder: Path, pairs: Sequence[ChangePair], captions: Mapping[str, str]
 ) -> Iterator[PairAttention]:
-    """Attention maps of a checkpoint, or of an ensemble, for the captions of pairs, one pair at a time.
-
-    Args:
-        paths: the checkpoints; several are an ensemble.
-        folder: the dataset's, with its features.
-        captions: id -> caption.
+    """Attention maps of a checkpoint, or of an ensemble, for the captions (by id) of pairs; `folder` is the dataset's.
 
     Raises:
         NoAttentionError: there are no maps.
@@ -86,12 +81,7 @@ def iter_attention(
 
 
 def extreme_pairs(scores: Mapping[str, Mapping[str, float]], count: int = _PAIRS_PER_END) -> list[str]:
-    """The ids of the pairs with the lowest and highest scores of each system, and with the largest max - min over the systems.
-
-    Args:
-        scores: system -> id -> score; all systems have the same ids.
-        count: of each kind; at least 1.
-    """
+    """The ids of the pairs with the lowest and highest scores of each system, and with the largest max - min over the systems."""
     selected: list[str] = []
     for by_id in scores.values():
         order = sorted(by_id, key=by_id.__getitem__)
@@ -128,12 +118,7 @@ def encode_attention(maps: AttentionMaps) -> dict[str, Any]:
 
 
 def box_regions(pair: ChangePair, grid: tuple[int, int], sizes: Mapping[str, Size]) -> dict[str, Array]:
-    """The boxes of the changed object: "before", "after" -> `box_coverage` (h, w), for the images that have one.
-
-    Args:
-        grid: (h, w).
-        sizes: image path -> its size, in the coordinates of the boxes; images without a size are skipped.
-    """
+    """The boxes of the changed object: "before", "after" -> `box_coverage` (h, w), for the images that have one, and a size by path."""
     boxes = pair.extra.get("boxes") or {}
     sides = ((side, getattr(pair, side)) for side in ("before", "after"))
     return {
@@ -165,20 +150,15 @@ def collect_attention(
     sizes: Mapping[str, Size],
     masks: Masks,
 ) -> tuple[dict[str, dict[str, Any]], Localisation]:
-    """Compute the attention maps of a run for some pairs, and how well these maps localise the change.
+    """Compute the attention maps of a run for some pairs, and how well they localise the change in the pairs of `localisation_ids`.
 
-    Args:
-        checkpoints, folder, captions: see `iter_attention`.
-        sizes: see `box_regions`.
-        localisation_ids: ids of those pairs that localisation is measured on. They must be drawn at random: pairs chosen by
-            score would give a biased result.
+    These must be drawn at random: pairs chosen by score would give a biased result.
 
     Returns:
-        id -> encoded maps, and the localisation, which is
-        {"region": "mask" or "box", "kinds", "words"}, the last two name -> scores as `localisation` returns them. Masks are used
-        where the pairs have any that are not empty; "boxes" then has "kinds" and "words" for boxes, if there are boxes, too. It is
-        empty if no pair has a mask or a box. "kinds" has `ALL_WORDS`, and in datasets with the attributes of the changed object the
-        kinds of `WORD_KINDS`.
+        id -> encoded maps, and the localisation, which is {"region": "mask" or "box", "kinds", "words"}, the last two name -> scores as
+        `localisation` returns them. Masks are used where the pairs have any that are not empty; "boxes" then has "kinds" and "words"
+        for boxes, if there are boxes, too. It is empty if no pair has a mask or a box. "kinds" has `ALL_WORDS`, and in datasets with
+        the attributes of the changed object the kinds of `WORD_KINDS`.
     """
     encoded, to_measure = {}, set(localisation_ids)
     found: dict[str, list[tuple[str, WordAttention]]] = {"mask": [], "box": []}

@@ -81,17 +81,10 @@ _PANELS = {
 
 
 def read_curves(folder: str | Path, stages: Sequence[str] = STAGES) -> dict[str, dict[str, Curve]]:
-    """Read every value that a run's stages logged.
+    """Read every value that a run's stages logged: stage -> name ("val/CIDEr-D") -> curve.
 
     An interrupted run has a file for each session. If two have the same step, the later one counts, since it continued from an
     earlier checkpoint.
-
-    Args:
-        folder: the run's, `runs/<dataset>/<method>`.
-        stages: of it, in the order of the training.
-
-    Returns:
-        stage -> name ("val/CIDEr-D") -> curve; only stages and names with a number.
     """
 
     def session(path: Path) -> tuple[int, str]:

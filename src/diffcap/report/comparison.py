@@ -1,5 +1,6 @@
-"""`diffcap compare`: compare two evaluated runs, or other systems' captions."""
+"""`diffcap compare`: compare two evaluated runs, or other systems' captions; and the table of `make accuracy`."""
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,8 +14,8 @@ from diffcap.evaluation.protocols import groups_of, remarks
 from diffcap.evaluation.tables import MARK, is_weightless, print_table, score_notes
 from diffcap.record import flat
 from diffcap.records import ChangePair, file_hash, read_dataset, read_json, take_changes, write_json, write_text
-from diffcap.report.rows import default_protocol, read_metrics
-from diffcap.report.table import with_note
+from diffcap.report.rows import Row, default_protocol, mean_row, read_metrics, score_row, training
+from diffcap.report.table import system_table, type_table, with_note
 from diffcap.run_folder import GROUPS, PREDICTIONS, REFERENCES, UNSCORED, evaluated_checkpoints, find_evaluation
 from diffcap.utils.console import echo, print_json
 from diffcap.utils.errors import DiffcapError, printable
@@ -22,6 +23,7 @@ from diffcap.utils.provenance import provenance
 from diffcap.utils.settings import read_settings
 from diffcap.utils.table import Cell, Table, escape_markdown
 
+_DECODING = ("beams", "length_penalty", "ensemble")
 _MAX_SAMPLES = 100_000  # the ends of a 95 % interval then vary by 0.2 % of its width between seeds
 _RESULTS = ("tokenizer", "metrics", "pairs")  # entries of a protocol that are no settings of the evaluation
 _ORIGINS = ("method", "seed", "step", "features", "prompt", "sentences", "max_length")  # entries of "provenance"
@@ -123,11 +125,7 @@ class EvaluationResult:
 
 
 def read_both(run_a: str, run_b: str, folder: str | Path | None) -> tuple[EvaluationResult, EvaluationResult]:
-    """Read two evaluations, see `read_evaluation`, or files with other systems' captions of the same pairs: FILE or NAME=FILE.
-
-    Args:
-        folder: of the dataset. Two files are compared on its test split, with PTB tokens.
-    """
+    """Read two evaluations, or files with captions of the same pairs: FILE or NAME=FILE; two files on the test split in `folder`."""
     files = {text: file for text in (run_a, run_b) if (file := _named_file(text))}
     runs = {text: read_evaluation(text) for text in (run_a, run_b) if text not in files}
     if runs:
@@ -227,11 +225,7 @@ def pairs_of(evaluated: EvaluationResult, folder: str | Path) -> list[ChangePair
 def largest_differences(
     result: Mapping[str, Any], a: EvaluationResult, b: EvaluationResult, groups: Mapping[str, Sequence[str]], count: int
 ) -> list[dict[str, Any]]:
-    """The pairs with the largest differences of CIDEr-D, with both captions and the references.
-
-    Returns:
-        {"id", "group": its smallest group, "a", "b": captions, "a_score", "b_score", "references"} each.
-    """
+    """The pairs with the largest differences of CIDEr-D, with their smallest group, both captions and the references."""
     group_of = {id: name for name, ids in sorted(groups.items(), key=lambda item: -len(item[1])) for id in ids}
     order = sorted(result["scores"].items(), key=lambda item: -abs(item[1][1] - item[1][0]))
     return [
@@ -326,3 +320,78 @@ def comparison_text(result: Mapping[str, Any]) -> str:
         *("\n".join(["```", *map(printable, pair_lines(row)), "```"]) for row in result["largest"]),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def accuracy_table(folder: str | Path, rows: Mapping[str, Sequence[Path]], out: str | Path) -> None:
+    """Print and write the table of evaluations, one per seed in a row; the other rows are compared with the first."""
+    read = {name: [read_evaluation(path) for path in paths] for name, paths in rows.items()}
+    first = next(iter(read.values()))[0]
+    for group in read.values():
+        for evaluated in group:
+            check_same_pairs(first, evaluated)
+            tokenizers = [run.metrics["protocol"]["tokenizer"] for run in (first, evaluated)]
+            if tokenizers[0] != tokenizers[1]:
+                raise DiffcapError(
+                    f"{first.folder} was scored with the tokenizer {tokenizers[0]}, {evaluated.folder} with {tokenizers[1]}; "
+                    "evaluate both again with the same --tokenizer."
+                )
+    pairs = pairs_of(first, folder)
+    single: dict[str, list[Row]] = {name: [] for name in read}
+    for name, group in read.items():
+        for one in group:
+            row = score_row(one.metrics, one.predictions, pairs)
+            single[name].append(row | training(evaluated_checkpoints(one.folder, one.metrics)))
+    merged = {name: mean_row(group) for name, group in single.items()}
+    gains = gains_over_first(single)
+    decoding = {name: {key: group[0].metrics["protocol"].get(key) for key in _DECODING} for name, group in read.items()}
+    common = {key: value for key, value in first.metrics["protocol"].items() if key not in _DECODING}
+    protocol = {**common, "seeds": max(map(len, read.values())), "decoding": decoding}
+    notes = provenance(runs={name: [one.metrics["provenance"] for one in group] for name, group in read.items()})
+    target = Path(out)
+    write_json(target / "table.json", {"protocol": protocol, "rows": merged, "gains": gains, "provenance": notes})
+    several = protocol["seeds"] > 1
+    seeds = f"; mean ± standard deviation of {protocol['seeds']} seeds, whose ensemble is one system" if several else ""
+    caption = (
+        f"{protocol['dataset']}, {protocol['split']} split, {protocol['pairs']['total']:,} pairs, {protocol['tokenizer']} "
+        f"tokens; scores x 100{seeds}. Training seconds are the sum over all trainings of a row."
+    )
+    parts = [system_table(merged).markdown(), caption, gain_table(gains).markdown()]
+    if types := type_table(merged):
+        parts.append(types.markdown())
+    write_text(target / "table.md", "\n\n".join(parts) + "\n")
+    print_table(system_table(merged, f"{protocol['dataset']} {protocol['split']}"))
+    print_table(gain_table(gains))
+    print(caption)
+    print(f"{target / 'table.json'}, table.md")
+
+
+def gains_over_first(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
+    """Differences of each row from the first, seed by seed: metric -> {"mean", "std" (None of one), "of": differences}.
+
+    A row of one number (an ensemble) is compared with the first row's mean.
+    """
+    names = list(rows)
+    base = rows[names[0]]
+    found: dict[str, dict[str, Any]] = {}
+    for name in names[1:]:
+        found[name] = {}
+        for metric in base[0]["total"]:
+            before = [row["total"][metric] for row in base]
+            after = [row["total"][metric] for row in rows[name]]
+            paired = len(after) == len(before)
+            gains = [b - a for a, b in zip(before, after)] if paired else [after[0] - statistics.fmean(before)]
+            spread = statistics.stdev(gains) if len(gains) > 1 else None
+            found[name][metric] = {"mean": statistics.fmean(gains), "std": spread, "of": gains}
+    return found
+
+
+def gain_table(gains: Mapping[str, Mapping[str, Any]]) -> Table:
+    """The gains, in the order of the metrics."""
+    metrics = list(next(iter(gains.values())))
+
+    def cell(gain: Mapping[str, Any]) -> Cell:
+        std = "" if gain["std"] is None else f"{100 * gain['std']:.2f}"
+        return Cell(f"{round(100 * gain['mean'], 2) + 0.0:+.2f}", std)  # + 0.0: no -0.00
+
+    lines = [([name], [cell(row[metric]) for metric in metrics]) for name, row in gains.items()]
+    return Table(metrics, lines, ["gained over greedy"], "gained over the first row")

@@ -34,7 +34,6 @@ Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 SMALL, LARGE = (144, 108), (320, 240)
 _QUALITY = {SMALL: 55, LARGE: 80}
 _RIGHT_NOTE = "right: the type of change and the words for the changed object (in the box); its position is not checked"
-_MASK_NOTE = "outline: the mask of the change"
 _TEXT_X = MARGIN + 2 * PICTURE[0] + GAP + 2 * GAP  # x coordinate of the text beside a pair
 
 
@@ -109,12 +108,7 @@ def _webp(image: Image.Image, **settings: Any) -> str:
 def thumbnails(
     root: Path, frames: Mapping[str, Size], ranges: Mapping[str, Values] | None = None
 ) -> dict[str, Thumbnail | None]:
-    """Thumbnails by path, computed on all cores; None if an image is missing or broken.
-
-    Args:
-        frames: path relative to `root` -> `SMALL` or `LARGE`.
-        ranges: path -> range of values, see `ChangePair.ranges`.
-    """
+    """Thumbnails in `frames` (path -> `SMALL` or `LARGE`), computed on all cores; None if an image is missing or broken."""
 
     def thumbnail(path: str) -> Thumbnail | None:
         values, frame = (ranges or {}).get(path), frames[path]
@@ -136,17 +130,6 @@ def thumbnails(
         return dict(zip(frames, pool.map(thumbnail, frames)))
 
 
-def read_mask(path: Path, size: Size) -> Mask:
-    """Read a mask: (H, W), True where any channel is not 0. Its aspect ratio must be that of the images' size."""
-    image = read_image(path).image
-    if abs(image.width * size[1] - image.height * size[0]) > max(*image.size, *size):
-        raise DiffcapError(
-            f"{path}: a mask of {image.width} x {image.height} pixels has another shape than the images of its pair; save it in their "
-            "size."
-        )
-    return np.asarray(np.asarray(image).any(-1))
-
-
 class Masks:
     """The masks of a dataset. One that cannot be read is left out."""
 
@@ -155,17 +138,22 @@ class Masks:
         self.problems: dict[str, str] = {}  # path -> why the mask cannot be used, of the masks that were asked for
 
     def read(self, pair: ChangePair, sizes: Mapping[str, Size]) -> Mask | None:
-        """The mask of a pair, see `read_mask`; None if it has none, or none that can be used.
+        """The mask of a pair: (H, W), True where any channel is not 0. Its aspect ratio must be that of the images.
 
-        Args:
-            sizes: path of an image -> its size; a pair whose images have none has no mask.
+        None if the pair has none that can be used, or `sizes` (by path) has none of its images.
         """
         path = pair.extra.get("mask")
         size = size_of(pair, sizes)
         if not isinstance(path, str) or size is None:
             return None
         try:
-            return read_mask(self.root / path, size)
+            image = read_image(self.root / path).image
+            if abs(image.width * size[1] - image.height * size[0]) > max(*image.size, *size):
+                raise DiffcapError(
+                    f"{self.root / path}: a mask of {image.width} x {image.height} pixels has another shape than the images of its "
+                    "pair; save it in their size."
+                )
+            return np.asarray(np.asarray(image).any(-1))
         except DiffcapError as error:
             self.problems[path] = str(error)
             return None
@@ -177,13 +165,7 @@ def size_of(pair: ChangePair, sizes: Mapping[str, Size]) -> Size | None:
 
 
 def outline(mask: Mask, size: Size, width: int = 1) -> Image.Image:
-    """The outline of a mask, outside its pixels except at the edges of the image: an image of mode L, 255 on the line.
-
-    Args:
-        mask: (H, W).
-        size: of the result.
-        width: of the line in pixels of the result.
-    """
+    """The outline of a mask, outside its pixels except at the edges of the image: mode L, 255 on the line, `width` pixels wide."""
     area = Image.fromarray(mask.astype(np.uint8) * 255).resize(size, Image.Resampling.NEAREST)
     inner = np.zeros((size[1], size[0]), bool)
     inner[width:-width, width:-width] = True
@@ -201,12 +183,7 @@ def colored_outline(mask: Mask, size: Size, width: int = 1) -> Image.Image:
 def outline_thumbnails(
     masks: Masks, pairs: Sequence[ChangePair], sizes: Mapping[str, Size], frames: Mapping[str, Size]
 ) -> dict[str, Thumbnail]:
-    """The outlines of the masks of pairs by path of the mask, computed on all cores; an empty mask has none.
-
-    Args:
-        sizes: see `Masks.read`.
-        frames: path of an image -> frame of its thumbnail, `SMALL` or `LARGE`.
-    """
+    """The outlines of the masks of pairs by path of the mask, in the frames of their images; an empty mask has none."""
 
     def outline_of(pair: ChangePair) -> Thumbnail | None:
         mask, size = masks.read(pair, sizes), size_of(pair, sizes)
@@ -258,11 +235,7 @@ def kind_of(pair: ChangePair) -> str | None:
 
 
 def choose_pairs(pairs: Sequence[ChangePair], count: int, seed: int = 0) -> list[ChangePair]:
-    """Sample pairs equally from the change types and the distractors; without types, uniformly.
-
-    Returns:
-        `count` pairs, or all if there are fewer, in the order of `ordered_kinds`.
-    """
+    """Sample pairs equally from the change types and the distractors, in the order of `ordered_kinds`; without types, uniformly."""
     random = Random(seed)
     groups: dict[str, list[ChangePair]] = {}
     for pair in pairs:
@@ -285,10 +258,7 @@ def choose_pairs(pairs: Sequence[ChangePair], count: int, seed: int = 0) -> list
 def is_correct(caption: str, pair: ChangePair) -> bool | None:
     """Whether a caption has the correct type of change, no wrong attribute of the object, and the correct new value.
 
-    Slot accuracy also requires all four attributes; here some may be left out, as in the references.
-
-    Returns:
-        None if the dataset does not have the attributes of its changed objects.
+    Slot accuracy also requires all four attributes. None if the dataset does not have the attributes of its changed objects.
     """
     parsed = parse_caption(caption)
     if pair.is_distractor:
@@ -335,11 +305,7 @@ def caption_lines(pair: ChangePair, captions: Mapping[str, str], has_object_labe
 def draw_block(
     images: Sequence[Image.Image], texts: Sequence[TextLine], below: int = 0
 ) -> tuple[Image.Image, list[tuple[tuple[int, int], Size]]]:
-    """Draw a pair and its text side by side.
-
-    Args:
-        images: before and after, fitted into `PICTURE`.
-        below: height of the room below them.
+    """Draw two images, which fit into `PICTURE`, and their text side by side, with room `below`.
 
     Returns:
         The drawing, and the corner and the size of both images on it.
@@ -378,20 +344,14 @@ def draw_sheet(blocks: Sequence[Image.Image], footer: Image.Image | None = None)
 
 
 def draw_pairs(pairs: Sequence[ChangePair], captions: Mapping[str, Mapping[str, str]], masks: Masks) -> Image.Image:
-    """Draw the sheet.
-
-    Args:
-        pairs: a block each.
-        captions: system -> id -> caption; green if correct, red if wrong, black if unknown.
-        masks: of the dataset; collects what is wrong with them.
-    """
+    """Draw a block for each pair with its captions (system -> id -> caption): green if correct, red if wrong, black if unknown."""
     has_object_labels = any("changed" in pair.extra for pair in pairs)
     blocks = []
     for pair in pairs:
         texts = caption_lines(pair, {name: by_id[pair.id] for name, by_id in captions.items()}, has_object_labels)
         blocks.append(draw_block(with_region(pair, read_images(pair, masks.root), masks), texts)[0])
     notes = [_RIGHT_NOTE] if has_object_labels else []
-    notes += [_MASK_NOTE] if any("mask" in pair.extra for pair in pairs) else []
+    notes += ["outline: the mask of the change"] if any("mask" in pair.extra for pair in pairs) else []
     if not notes:
         return draw_sheet(blocks)
     footer = Image.new("RGB", (WIDTH, len(notes) * line_height(SMALL_FONT) + GAP), "white")

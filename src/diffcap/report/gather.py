@@ -61,13 +61,7 @@ def collect_results(
     seed: int,
     remark: str | None,
 ) -> Results:
-    """Read the runs, and score the baselines and the files by the same protocol.
-
-    Args:
-        folder: of the dataset.
-        runs, files: name of a row -> folders of runs, or files with the captions of another system; one per seed.
-        features, seed, remark: see `diffcap.commands.report.report`.
-    """
+    """Read the runs, and score the baselines and the files of other systems by the same protocol; see `diffcap.commands.report`."""
     read = {name: [rows.read_run(place) for place in places] for name, places in runs.items()}
     dataset = read_dataset(folder)
     evaluations = [run for group in read.values() for run in group]
@@ -158,33 +152,23 @@ def baseline_captions(
 
 
 def describe_pairs(store: FeatureStore, pairs: Sequence[ChangePair], chunk: int = 256) -> Array:
-    """One vector per pair, see `pair_vectors`, of maps pooled to a coarse grid.
+    """One vector for each of N pairs, see `pair_vectors`, of maps (C, H, W) pooled to about `MAX_VALUES` values or fewer.
 
-    Args:
-        store: features of every image of the N pairs.
-        chunk: number of pairs to read at once.
+    Channels are not pooled: with more channels than `MAX_VALUES`, one position is left.
 
     Returns:
         (N, 2D) float16: 230 MB for 20,000 pairs of the embedded dataset.
     """
     sides = [store.rows([getattr(pair, side) for pair in pairs]) for side in ("before", "after")]
-    grid = coarse_grid(store.shape)
-    vectors = np.empty((len(pairs), 2 * store.shape[0] * grid[0] * grid[1]), dtype=np.float16)
+    channels, height, width = store.shape
+    scale = min(1.0, math.sqrt(MAX_VALUES / (channels * height * width)))
+    grid = max(1, int(height * scale)), max(1, int(width * scale))
+    vectors = np.empty((len(pairs), 2 * channels * grid[0] * grid[1]), dtype=np.float16)
     for start in range(0, len(pairs), chunk):
         part = slice(start, start + chunk)
         maps = [adaptive_avg_pool2d(torch.from_numpy(store.read(side[part])).float(), grid).numpy() for side in sides]
         vectors[part] = pair_vectors(*maps)
     return vectors
-
-
-def coarse_grid(shape: tuple[int, int, int]) -> tuple[int, int]:
-    """Height and width that a (C, H, W) map is pooled to, so that it has about `MAX_VALUES` values or fewer.
-
-    Channels are not pooled: with more channels than `MAX_VALUES`, the grid is 1 x 1.
-    """
-    channels, height, width = shape
-    scale = min(1.0, math.sqrt(MAX_VALUES / (channels * height * width)))
-    return max(1, int(height * scale)), max(1, int(width * scale))
 
 
 def gather_page(
@@ -194,10 +178,8 @@ def gather_page(
 
     Args:
         viewpoint: result of `viewpoint_scores`.
-        max_pairs: pairs to list; of more pairs, a random sample.
-        attention_pairs: number of these with attention maps, which localisation is measured on; the pairs at the extremes of
+        attention_pairs: number of pairs with attention maps, which localisation is measured on; the pairs at the extremes of
             each order are added.
-        seed: of both samples.
     """
     dataset, protocol, listed = results.dataset, results.protocol, list(results.pairs)
     if len(listed) > max_pairs:

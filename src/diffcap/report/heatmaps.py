@@ -107,12 +107,7 @@ def blend(image: Image.Image, strengths: Array) -> Image.Image:
 
 
 def matches(alignment: Array, grid: tuple[int, int], count: int = _MAX_MATCHES) -> list[Match]:
-    """The strongest correspondences of an alignment.
-
-    Args:
-        alignment: (h w, h w), rows are positions of the before image.
-        grid: (h, w).
-        count: most matches to return.
+    """The strongest correspondences of an alignment (h w, h w), whose rows are positions of the before image.
 
     Returns:
         A match for each position whose highest weight is at least half the highest of the pair and twice a uniform weight,
@@ -153,12 +148,7 @@ def draw_attention(maps: Mapping[str, Sequence[PairAttention]], masks: Masks) ->
 def draw_caption(
     before: Image.Image, after: Image.Image, caption: Caption, attention: AttentionMaps | None
 ) -> Image.Image:
-    """Draw the sheet of a pair: both images with lines between matched positions, the caption, and a tile for each word.
-
-    Args:
-        before, after: RGB, of any size.
-        attention: None for a method without attention maps: the drawing has no maps.
-    """
+    """Draw the sheet of a pair: both images with lines between matched positions, the caption, and a tile for each word."""
     texts = text_lines(caption.text)
     notes = confidence_lines(caption)
     if caption.alternatives:
@@ -182,13 +172,7 @@ def _draw_maps(
     maps: AttentionMaps,
     notes: Sequence[str] = (),
 ) -> Image.Image:
-    """Draw the two images of a pair with its matches and its text, and below them the images with the map of each word.
-
-    Args:
-        images: before and after.
-        fitted: the same fitted into `PICTURE`, perhaps with a mask's outline.
-        notes: a few characters below each word.
-    """
+    """Draw the fitted images with the matches and the text, and below them the images with the map of each word, and its note."""
     row_height = 2 * TILE[1] + _TILE_GAP + line_height(FONT) + bool(notes) * line_height(SMALL_FONT) + GAP
     tiles_height = -(-len(maps.words) // COLUMNS) * row_height
     block, frames = drawing.draw_block(fitted, texts, 2 * GAP + tiles_height)
@@ -217,13 +201,9 @@ def _draw_matches(
     frames: Sequence[tuple[tuple[int, int], tuple[int, int]]],
     rows: int,
 ) -> None:
-    """Draw lines from the before image to the after image.
+    """Draw lines between the images, whose corners and sizes are `frames`; a map has `rows` rows.
 
     Lines that start in one row of the map would cover each other, so they are bent, by less than a row.
-
-    Args:
-        frames: corner and size of both images on the block.
-        rows: of the map.
     """
     width = max(corner[0] + size[0] for corner, size in frames) + GAP  # the rest of the block has no lines
     lines = Image.new("RGBA", (width * _SUPERSAMPLING, drawing.PICTURE[1] * _SUPERSAMPLING))

@@ -201,10 +201,7 @@ class Bin:
 def quantile_bins(pairs: Sequence[ChangePair], count: int) -> list[Bin]:
     """Divide the pairs with a viewpoint IoU into bins of about equal size, from different to similar viewpoints.
 
-    Pairs of equal IoU are in one bin, so there may be fewer bins than `count`.
-
-    Returns:
-        Bins that are not empty; no bins if no pair has an IoU, or all have the same.
+    Pairs of equal IoU are in one bin, so there may be fewer bins than `count`; none if all have the same.
     """
     known = [pair for pair in pairs if isinstance(pair.extra.get(_VIEWPOINT), int | float)]
     known.sort(key=lambda pair: pair.extra[_VIEWPOINT])
@@ -226,12 +223,7 @@ def score_bins(
     hypotheses: Mapping[str, str],
     references: Mapping[str, list[str]],
 ) -> list[Row]:
-    """Score one system's captions, each bin as a corpus with document frequencies of its own.
-
-    Args:
-        predictions: id -> caption, for at least the bins' pairs.
-        hypotheses: the same captions as tokens.
-        references: id -> tokens of each reference.
+    """Score one system's captions, also given as tokens, each bin as a corpus with document frequencies of its own.
 
     Returns:
         A row for each bin: {"CIDEr-D": group -> fraction}, with the groups total and, where both occur, semantic and
@@ -251,11 +243,7 @@ def score_bins(
 def viewpoint_scores(
     systems: Mapping[str, Sequence[Mapping[str, str]]], bins: Sequence[Bin], tokenizer: Tokenizer
 ) -> dict[str, Any]:
-    """The content of `viewpoint.json`: the bins with their numbers of pairs, and each system's rows, see `mean_row`.
-
-    Args:
-        systems: name -> captions by id, one mapping for each seed.
-    """
+    """The content of `viewpoint.json`: the bins with their numbers of pairs, and each system's mean rows over its seeds."""
     references = {pair.id: pair.captions for part in bins for pair in part.pairs}
     runs = [(name, captions) for name, seeds in systems.items() for captions in seeds]
     texts = {str(number): {id: captions[id] for id in references} for number, (_, captions) in enumerate(runs)}

@@ -51,11 +51,7 @@ def number_at(row: Mapping[str, Any], path: Sequence[str]) -> float | None:
 
 
 def _cell(row: Mapping[str, Any], path: Sequence[str], highest: float = 0.0) -> Cell:
-    """A score x 100, or seconds.
-
-    Args:
-        highest: score of its column; it decides the length of the bar and which score is the best. 0: neither.
-    """
+    """A score x 100, or seconds; the highest score of its column gives the length of the bar and which is the best (0: neither)."""
 
     def text(number: float) -> str:
         return f"{number:,.0f}" if path == ("seconds",) else f"{100 * number:.2f}"

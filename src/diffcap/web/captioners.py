@@ -34,9 +34,6 @@ def find_choices(
 
     Name, commit and licence of a vision-language model without training are printed. A file below `runs` that is no captioner of
     this diffcap is left out, and stderr says why.
-
-    Args:
-        checkpoints, backbone_weights, base: see `load_captioner`.
     """
     found: list[tuple[Path, Choice]] = []
     for name in checkpoints:

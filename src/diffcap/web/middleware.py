@@ -10,6 +10,7 @@ import os
 import re
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -64,52 +65,23 @@ EXCEPTION_HANDLERS = dict.fromkeys(
 )
 
 
-class FileQuota:
-    """Limits the total size of the files in a folder, in bytes; the oldest files are removed first."""
-
-    def __init__(self, folder: Path, limit: int) -> None:
-        self._folder, self._limit = folder, limit
-        self._lock = threading.Lock()
-
-    def make_room(self, size: int) -> None:
-        """Remove the oldest files until `size` more bytes fit."""
-        with self._lock:
-            files = []  # modification time, counted bytes, path
-            for folder, _, names in os.walk(self._folder):
-                for path in (Path(folder, name) for name in names):
-                    with contextlib.suppress(OSError):  # removed in the meantime
-                        status = path.stat()
-                        files.append((status.st_mtime, max(status.st_size, _MIN_COUNTED_BYTES), path))
-            excess = sum(counted for _, counted, _ in files) + size - self._limit
-            for _, counted, path in sorted(files):
-                if excess <= 0:
-                    break
-                with contextlib.suppress(OSError):
-                    path.unlink(missing_ok=True)
-                    excess -= counted
-                    if path.parent != self._folder:
-                        path.parent.rmdir()  # gradio creates a folder per file
-
-
 class RequestFilter:
     """ASGI middleware: refuses what the page does not need, limits request bodies and adds security headers.
 
-    Args:
-        folder: of the uploaded files, the only ones that are served.
-        quota: of this folder.
-        same_origin: refuse POST requests that a page of another site sends.
+    It serves files of `folder` only, whose total size is limited; the oldest files are removed first. With `same_origin`, it refuses
+    POST requests that a page of another site sends.
     """
 
-    def __init__(self, app: ASGIApp, folder: Path, quota: FileQuota, same_origin: bool) -> None:
-        self._app, self._quota, self._same_origin = app, quota, same_origin
-        self._files = f"/gradio_api/file={folder}/"
+    def __init__(self, app: ASGIApp, folder: Path, max_bytes: int, same_origin: bool) -> None:
+        self._app, self._folder, self._limit, self._same_origin = app, folder, max_bytes, same_origin
+        self._lock = threading.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request; the arguments are those of every ASGI application."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        body = _Body(receive, self._quota, complete=scope["method"] in ("GET", "HEAD"))
+        body = _Body(receive, self._make_room, complete=scope["method"] in ("GET", "HEAD"))
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -129,7 +101,7 @@ class RequestFilter:
 
     def _refusal(self, scope: Scope) -> Response | None:
         method, path, headers = scope["method"], scope["path"], Headers(scope=scope)
-        is_file = method in ("GET", "HEAD") and path.startswith(self._files)
+        is_file = method in ("GET", "HEAD") and path.startswith(f"/gradio_api/file={self._folder}/")
         if not is_file and not (method in _ROUTES and _ROUTES[method].fullmatch(path)):
             return PlainTextResponse("Not found.", 404)
         if method != "POST":
@@ -145,6 +117,25 @@ class RequestFilter:
             return PlainTextResponse(f"Too large: the limit is {limit // 2**20} MB; shrink the image first.", 413)
         return None
 
+    def _make_room(self, size: int) -> None:
+        """Remove the oldest files until `size` more bytes fit."""
+        with self._lock:
+            files = []  # modification time, counted bytes, path
+            for folder, _, names in os.walk(self._folder):
+                for path in (Path(folder, name) for name in names):
+                    with contextlib.suppress(OSError):  # removed in the meantime
+                        status = path.stat()
+                        files.append((status.st_mtime, max(status.st_size, _MIN_COUNTED_BYTES), path))
+            excess = sum(counted for _, counted, _ in files) + size - self._limit
+            for _, counted, path in sorted(files):
+                if excess <= 0:
+                    break
+                with contextlib.suppress(OSError):
+                    path.unlink(missing_ok=True)
+                    excess -= counted
+                    if path.parent != self._folder:
+                        path.parent.rmdir()  # gradio creates a folder per file
+
 
 class _Body:
     """A request body as it arrives: limited in time, and with room on the disk for the bytes received so far.
@@ -152,9 +143,9 @@ class _Body:
     A body that ends early raises `MultiPartException`, for which gradio removes the partial file and answers 400.
     """
 
-    def __init__(self, receive: Receive, quota: FileQuota, complete: bool) -> None:
+    def __init__(self, receive: Receive, make_room: Callable[[int], None], complete: bool) -> None:
         self.complete = complete
-        self._receive, self._quota = receive, quota
+        self._receive, self._make_room = receive, make_room
         self._deadline = time.monotonic() + _MAX_BODY_SECONDS
         self._unchecked = 0  # bytes received since the last check of the quota
 
@@ -171,6 +162,6 @@ class _Body:
         self.complete = not message.get("more_body", False)
         self._unchecked += len(message.get("body", b""))
         if self.complete or self._unchecked >= _QUOTA_STEP:
-            await asyncio.to_thread(self._quota.make_room, self._unchecked)
+            await asyncio.to_thread(self._make_room, self._unchecked)
             self._unchecked = 0
         return message

@@ -122,18 +122,6 @@ def build_page(captioners: Captioners, folder: Path) -> gr.Blocks:
     return page
 
 
-def style() -> dict[str, Any]:
-    """Theme and CSS, as arguments of `mount_gradio_app`. Fonts are those of the system, so that none is downloaded."""
-    theme = gr.themes.Default(
-        primary_hue="indigo",
-        neutral_hue="slate",
-        radius_size="lg",
-        font=["system-ui", "sans-serif"],
-        font_mono=["ui-monospace", "monospace"],
-    )
-    return {"theme": theme, "css": resource("page.css", "diffcap.web"), "footer_links": []}
-
-
 def _upload_zone(side: str) -> tuple[gr.Image, gr.HTML]:
     with gr.Column(min_width=150):
         zone = gr.Image(

@@ -104,14 +104,7 @@ def result(
     captioner: str,
     notes: Sequence[str] = (),
 ) -> str:
-    """The whole answer.
-
-    Args:
-        images: before and after, RGB; the outline of the change is drawn over both images of an example that has a mask.
-        attention: None if the method has no attention maps.
-        captioner: its label.
-        notes: sentences.
-    """
+    """The whole answer to two RGB images; those of an example with a mask show the outline of the change."""
     mask = _mask_of(*images)
     strengths: list[tuple[Array, Array]] = []  # of each word: before, after
     if attention is not None:

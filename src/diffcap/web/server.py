@@ -64,21 +64,20 @@ def serve(
 def build_app(
     captioners: Any, folder: Path, hosts: Sequence[str] | None = None, max_bytes: int = MAX_UPLOAD_BYTES
 ) -> Any:
-    """The whole application, ASGI.
+    """The whole application, ASGI; `folder` is for at most `max_bytes` of uploaded files only.
 
     Args:
-        captioners: a `Captioners`. folder: for uploaded files only.
         hosts: accepted names in the Host header, in addition to those of localhost; None: any. A server that only this
             machine reaches needs them against DNS rebinding (names of other sites that resolve to this machine).
-        max_bytes: total size of the files in the folder; the oldest files are removed for new ones.
     """
     import gradio
     from fastapi import FastAPI
     from starlette.middleware import Middleware
     from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-    from diffcap.web.middleware import EXCEPTION_HANDLERS, MAX_FILE_BYTES, FileQuota, RequestFilter
-    from diffcap.web.page import build_page, style
+    from diffcap.report.page import resource
+    from diffcap.web.middleware import EXCEPTION_HANDLERS, MAX_FILE_BYTES, RequestFilter
+    from diffcap.web.page import build_page
 
     folder = folder.resolve()
     allowed = None if hosts is None else [*_LOCAL_HOSTS, *hosts]
@@ -88,10 +87,17 @@ def build_app(
         openapi_url=None,
         middleware=[
             Middleware(TrustedHostMiddleware, allowed_hosts=allowed, www_redirect=False),
-            Middleware(RequestFilter, folder, FileQuota(folder, max_bytes), same_origin=hosts is not None),
+            Middleware(RequestFilter, folder, max_bytes, same_origin=hosts is not None),
         ],
     )
     page = build_page(captioners, folder)
+    theme = gradio.themes.Default(
+        primary_hue="indigo",
+        neutral_hue="slate",
+        radius_size="lg",
+        font=["system-ui", "sans-serif"],  # of the system, so that none is downloaded
+        font_mono=["ui-monospace", "monospace"],
+    )
     gradio.mount_gradio_app(
         app,
         page,
@@ -104,7 +110,9 @@ def build_app(
         enable_monitoring=False,
         pwa=False,
         app_kwargs={"exception_handlers": EXCEPTION_HANDLERS},
-        **style(),
+        theme=theme,
+        css=resource("page.css", "diffcap.web"),
+        footer_links=[],
     )
     page.has_launched = True  # as launch() sets it: without it gradio does not check which files a request names
     return app
