@@ -1,4 +1,4 @@
-"""The notebooks of examples/ run from start to end and give the captions that they show."""
+"""The examples that ship: the captioners on pairs that they were not trained on, and the notebooks of examples/."""
 
 import json
 import os
@@ -6,14 +6,43 @@ import sys
 from pathlib import Path
 
 import pytest
+from diffcap.web.examples import render_examples
 from tests.commands import ROOT
 
-nbformat = pytest.importorskip("nbformat", reason="needs diffcap[docs]")
-nbclient = pytest.importorskip("nbclient", reason="needs diffcap[docs]")
+from diffcap.datasets.no_change import LEVIR_CC
+from diffcap.pair_captioner import SHIPPED_CAPTIONERS, load_captioner
+
+EXPECTED = {  # words, one of which a right caption of the example has
+    "other colour": {"turned", "changed", "became", "purple"},
+    "something new": {"added", "appeared", "new", "introduced"},
+    "something gone": {"missing", "disappeared", "removed", "gone", "vanished", "there"},
+    "new houses": {"houses"},
+    "new road": {"road"},
+    "new water": {"pond", "lake"},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHIPPED_CAPTIONERS)
+def test_the_examples_of_the_page_are_described(name: str) -> None:
+    captioner = load_captioner(name, device="cpu")
+    examples = [each for each in render_examples() if each.captioner == name]
+    captions = {each.title: captioner(each.before, each.after).text for each in examples}
+    right = {title: EXPECTED[title] & set(captions[title].split()) for title in captions if title in EXPECTED}
+    assert len(right) == 3 and all(right.values()), captions
+    if name == "tiles":
+        assert captions["only the season"] in LEVIR_CC
+
+
+def test_they_are_small() -> None:
+    for folder in SHIPPED_CAPTIONERS.values():
+        assert sum(path.stat().st_size for path in folder.iterdir()) < 4_000_000
 
 
 def executed(name: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What each cell of a notebook printed, or its last value."""
+    nbformat = pytest.importorskip("nbformat", reason="needs diffcap[docs]")
+    nbclient = pytest.importorskip("nbclient", reason="needs diffcap[docs]")
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
     notebook = nbformat.read(ROOT / "examples" / name, 4)

@@ -20,7 +20,7 @@ NAMED = {
     },
     "scorer": {"experiment.py"},
     "dirl": set(),
-    "clip4idc": {"features/backbones.py", "worlds/training/clip.py"},
+    "clip4idc": {"features/backbones.py", "worlds/training/shipped.py"},
     "rsiccformer": set(),
     "chg2cap": {"evaluation/levir_cc.py", "text/vocabularies.py", "text/vocabulary.py", "datasets/registry.py"},
     "vlm": {
@@ -69,4 +69,4 @@ def test_only_the_registry_knows_where_a_method_is() -> None:
     pattern = re.compile(r"^\s*(?:from|import) diffcap\.methods\b", re.MULTILINE)
     general = [path for path in SOURCE.rglob("*.py") if "methods" not in path.relative_to(SOURCE).parts]
     found = {str(path.relative_to(SOURCE)) for path in general if pattern.search(path.read_text(encoding="utf-8"))}
-    assert found <= {"worlds/training/clip.py"}
+    assert found <= {"worlds/training/shipped.py"}

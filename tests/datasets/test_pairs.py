@@ -68,19 +68,13 @@ def test_without_splits_they_are_drawn_once_for_all(tmp_path: Path) -> None:
     assert [splits[f"a/{n}.jpg"] for n in range(200)] != sorted(splits.values(), key=["train", "val", "test"].index)
 
 
-def test_the_same_two_images_fall_into_one_split(tmp_path: Path) -> None:
-    forth = [row(number) for number in range(60)]
-    back = [{**row(number), "before": f"b/{number}.jpg", "after": f"a/{number}.jpg"} for number in range(60)]
-    write_lines(tmp_path / "pairs.jsonl", forth + back)
-    pairs = read_pairs("desk", tmp_path)
-    assert [pair.split for pair in pairs[:60]] == [pair.split for pair in pairs[60:]]
-    assert Counter(pair.split for pair in pairs) == {"train": 96, "val": 12, "test": 12}
-
-
-def test_no_image_of_the_test_pairs_is_seen_in_training(tmp_path: Path) -> None:
+@pytest.mark.parametrize("typed", [False, True])
+def test_no_image_of_the_test_pairs_is_seen_in_training(tmp_path: Path, typed: bool) -> None:
     """A change and a distractor share their first image; a row of photographs shares each with the next."""
     scenes = [row(number, after=f"{kind}/{number}.jpg") for number in range(50) for kind in "bc"]
     film = [row(0, before=f"film/{number}.jpg", after=f"film/{number + 1}.jpg") for number in range(5)]
+    if typed:  # change types do not part them
+        scenes = [{**each, "change_type": f"type{n % 3}", "is_distractor": n % 2 == 1} for n, each in enumerate(scenes)]
     write_lines(tmp_path / "pairs.jsonl", scenes + film)
     images: dict[str, set[str]] = {"train": set(), "val": set(), "test": set()}
     for pair in read_pairs("desk", tmp_path):
@@ -100,7 +94,7 @@ def test_an_image_has_one_name_however_it_is_spelt(tmp_path: Path) -> None:
     assert "leads out of the dataset's folder" in refusal("desk", tmp_path)
 
 
-@pytest.mark.parametrize("name", "abcdefgh")  # where the large group comes in the drawn order depends on its name
+@pytest.mark.parametrize("name", "abcd")  # where the large group comes in the drawn order depends on its name
 def test_a_large_group_does_not_take_the_whole_of_a_split(tmp_path: Path, name: str) -> None:
     chain = [row(0, before=f"{name}x/{number:02}.jpg", after=f"{name}x/{number + 1:02}.jpg") for number in range(60)]
     write_lines(tmp_path / "pairs.jsonl", chain + [row(number, before=f"d5/{number}.jpg") for number in range(40)])
@@ -114,17 +108,13 @@ def test_three_pairs_are_enough_and_two_are_not(tmp_path: Path) -> None:
     assert sorted(pair.split for pair in read_pairs("desk", tmp_path)) == ["test", "train", "val"]
     write_lines(tmp_path / "pairs.jsonl", [row(1), row(1), row(2)])
     assert "form only 2 groups without common images" in refusal("desk", tmp_path)
-
-
-def test_drawn_splits_have_each_change_type(tmp_path: Path) -> None:
-    kinds = [("move", False)] * 60 + [("drop", False)] * 30 + [(None, True)] * 10
-    rows = [row(n, change_type=kind, is_distractor=still) for n, (kind, still) in enumerate(kinds)]
-    write_lines(tmp_path / "pairs.jsonl", rows)
-    pairs = read_pairs("desk", tmp_path)
-    for split, counts in {"train": (48, 24, 8), "val": (6, 3, 1), "test": (6, 3, 1)}.items():
-        found = Counter(pair.change_type for pair in pairs if pair.split == split)
-        assert (found["move"], found["drop"], found[None]) == counts
-    assert [row["captions"] for row in rows] == [pair.captions for pair in pairs]  # the order of the lines
+    write_lines(tmp_path / "pairs.jsonl", [row(number, captions=[]) for number in range(3)])
+    assert "line 1: this pair has no caption" in refusal("desk", tmp_path)
+    write_lines(tmp_path / "pairs.jsonl", [])
+    assert "name no pair" in refusal("desk", tmp_path)
+    (tmp_path / "pairs.jsonl").unlink()
+    write_json(tmp_path / "pairs.json", [row(1)])
+    assert "pairs.json: a JSON list, which is not read; write pairs.jsonl, one JSON" in refusal("desk", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -152,21 +142,6 @@ def test_rare_change_types_are_in_val_and_test(
     assert {pair.change_type for pair in pairs if pair.split == "train"} == counts.keys()
 
 
-def test_change_types_do_not_part_pairs_that_share_an_image(tmp_path: Path) -> None:
-    scenes = [
-        row(n, after=f"{kind}/{n}.jpg", change_type=f"type{n % 3}" if kind == "b" else None, is_distractor=kind == "c")
-        for n in range(60)
-        for kind in "bc"
-    ]
-    write_lines(tmp_path / "pairs.jsonl", scenes)
-    pairs = read_pairs("desk", tmp_path)
-    assert [pair.split for pair in pairs[::2]] == [pair.split for pair in pairs[1::2]]
-    for split in ("val", "test"):
-        assert Counter(pair.change_type for pair in pairs if pair.split == split) == {
-            "type0": 2, "type1": 2, "type2": 2, None: 6,
-        }  # fmt: skip
-
-
 def test_without_change_types_the_drawn_splits_stay_those_of_earlier_versions(tmp_path: Path) -> None:
     write_lines(tmp_path / "pairs.jsonl", [row(n, is_distractor=n % 2 == 0) for n in range(30)])
     held_out = {pair.id: pair.split for pair in read_pairs("desk", tmp_path) if pair.split != "train"}
@@ -187,11 +162,6 @@ def test_pairs_with_another_split_than_before_are_counted_once(
     assert "another split" not in output("test")
 
 
-def test_ranges_of_a_manifest_are_not_taken(tmp_path: Path) -> None:
-    write_lines(tmp_path / "pairs.jsonl", [row(n, pixel_ranges="x") for n in range(30)])
-    assert not any(pair.extra for pair in read_pairs("desk", tmp_path)) and notes_on(tmp_path) == ""
-
-
 def notes_on(folder: Path) -> str:
     return "\n".join(describe("desk", read_pairs("desk", folder), folder)["notes"])
 
@@ -201,16 +171,12 @@ def notes_on(folder: Path) -> str:
 )
 def test_a_misspelt_key_is_named_with_the_known_one(tmp_path: Path, key: str, near: str) -> None:
     write_lines(tmp_path / "pairs.jsonl", [row(n, room=n, **({key: "x"} if n < 12 else {})) for n in range(100)])
-    assert notes_on(tmp_path).count("warning") == 1
-    assert f'"{key}" (12 pairs; did you mean "{near}"?)' in notes_on(tmp_path) and '"room" (100 pairs)' in notes_on(
-        tmp_path
-    )
-
-
-def test_known_keys_give_no_warning(tmp_path: Path) -> None:
-    whole = {"change_type": "drop", "is_distractor": False, "viewpoint_iou": 0.5, "boxes": None}
-    write_lines(tmp_path / "pairs.jsonl", [row(n, id=n, **whole) for n in range(100)])
-    assert notes_on(tmp_path) == ""
+    notes = notes_on(tmp_path)
+    assert notes.count("warning") == 1 and '"room" (100 pairs)' in notes
+    assert f'"{key}" (12 pairs; did you mean "{near}"?)' in notes
+    whole = {"change_type": "drop", "is_distractor": False, "viewpoint_iou": 0.5, "boxes": None, "pixel_ranges": "x"}
+    write_lines(tmp_path / "pairs.jsonl", [row(n, id=n, **whole) for n in range(30)])
+    assert notes_on(tmp_path) == "" and not any("pixel_ranges" in pair.extra for pair in read_pairs("desk", tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -247,14 +213,6 @@ def test_a_name_in_another_script_gives_no_warning(captions: list[str], warning:
     assert warning in missing_blanks(captions) and bool(missing_blanks(captions)) == bool(warning)
 
 
-def test_captions_without_blanks_between_words_are_named(tmp_path: Path) -> None:
-    chinese, thai = ["绿色的方块被移走了", "没有变化", "桌上多了一本书"], ["กล่องสีแดงหายไปจากโต๊ะ"]
-    for captions, count in ((chinese, 60), (thai, 60), (["杯子 不见 了"], 0), (["the café is gone"], 0)):
-        write_lines(tmp_path / "pairs.jsonl", [row(n, captions=[captions[n % len(captions)]]) for n in range(60)])
-        found = notes_on(tmp_path)
-        assert (f"{count} captions are in a script without blanks" in found) if count else found == ""
-
-
 @pytest.mark.parametrize("form", ["pairs.jsonl", "captions.json"])
 def test_training_pairs_without_val_pairs_are_refused_before_the_extraction(tmp_path: Path, form: str) -> None:
     if form == "pairs.jsonl":
@@ -289,13 +247,6 @@ def test_the_csv_table_of_the_command_caption_is_read(tmp_path: Path) -> None:
     assert [pair.id for pair in find_pairs(str(tmp_path))[0]] == ["one", "two", "three"]
     (tmp_path / "pairs.csv").write_text("before,after,is_distractor\na.jpg,b.jpg,maybe\n")
     assert 'line 2: "is_distractor" must be true or false' in refusal("desk", tmp_path)
-
-
-@pytest.mark.parametrize("content", [[row(1)], [{"messages": [], "images": ["a.png", "b.png"]}]])
-def test_a_json_list_gets_the_right_form_named(tmp_path: Path, content: list[object]) -> None:
-    write_json(tmp_path / "pairs.json", content)
-    assert "pairs.json: a JSON list" in refusal("desk", tmp_path)
-    assert 'write pairs.jsonl, one JSON object per line: {"before": ' in refusal("desk", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -335,14 +286,3 @@ def test_a_json_list_gets_the_right_form_named(tmp_path: Path, content: list[obj
 def test_a_malformed_line_is_named_by_number(tmp_path: Path, bad: dict[str, object], output: str) -> None:
     write_lines(tmp_path / "pairs.jsonl", [row(1, split="train"), bad])
     assert f"{tmp_path / 'pairs.jsonl'}, line 2: " in refusal("desk", tmp_path) and output in refusal("desk", tmp_path)
-
-
-def test_a_drawn_training_pair_needs_a_caption_too(tmp_path: Path) -> None:
-    write_lines(tmp_path / "pairs.jsonl", [row(number, captions=[]) for number in range(3)])
-    assert "line 1: this pair has no caption" in refusal("desk", tmp_path)
-
-
-def test_a_name_without_a_reader_needs_pairs(tmp_path: Path) -> None:
-    assert "no pairs.jsonl there" in refusal("desk", tmp_path) and "clevr_change" in refusal("desk", tmp_path)
-    (tmp_path / "pairs.jsonl").write_text("\n")
-    assert "name no pair" in refusal("desk", tmp_path)

@@ -16,7 +16,7 @@ from tests.datasets.layouts import (
 )
 
 from diffcap.datasets import describe, read_pairs
-from diffcap.datasets.birds2words import photo_id, tokenised
+from diffcap.datasets.photos import photo_id, tokenised
 from diffcap.evaluation.coco import read_references, write_references
 from diffcap.records import ChangePair, take_changes, with_words
 from diffcap.text.vocabulary import build_vocabulary
@@ -84,13 +84,6 @@ def test_pairs_are_known_by_uid_and_images_may_be_shared(tmp_path: Path) -> None
         path.rename(folder / path.name)
     (folder / "images").rmdir()
     assert read_pairs("image_editing_request", folder)[0].before == "0.jpg"
-
-
-def test_words_keep_their_case_in_the_authors_vocabulary_only() -> None:
-    captions = ["Making dark color ", "Brighten the sky, please.  Thanks"]
-    words = {layout: build_vocabulary(captions, 1, layout).words for layout in ("rcc", "pcl")}
-    assert words["rcc"] == ["", ",", "Brighten", "Making", "Thanks", "color", "dark", "please", "sky", "the"]
-    assert words["pcl"] == [",", ".", "brighten", "color", "dark", "making", "please", "sky", "thanks", "the"]
 
 
 @pytest.mark.parametrize(

@@ -172,26 +172,20 @@ _PATTERNS = (
     ("add", r"\b(?:added|appeared|appears|new|newly|introduced)\b"),
     ("move", rf"\b{_PLACE}\b"),
 )
-_BLOCK = 8000  # in the released dataset, each block of 8,000 consecutive ids has one change type
-_MIN_BLOCK_PAIRS = 50  # a block with fewer pairs is too small to determine its type
 _TURN = frozenset(("turned", "became", "changed", "becomes", "turns", "now"))  # verbs of a change of color or material
 
 
 def read_clevr_dc(folder: Path) -> list[ChangePair]:
     """CLEVR-DC (Kim et al., ICCV 2021): CLEVR scenes with strong camera movement, with or without a change.
 
-    The folder holds one of two formats:
+        captions.json {"123": [sentences]}, split.json {"train": [123, ...], "val", "test"}, images in bef/ and aft/    the authors' format
+        change_captions.json {"000123.png": [sentences]}, splits.json (or split.json), images/ and sc_images/          DIRL's format
 
-    * the authors': `captions.json` {"123": [sentences]}, `split.json` {"train": [123, ...], "val", "test"}, images in `bef/` and `aft/`;
-    * DIRL's: `change_captions.json` {"000123.png": [sentences]}, `splits.json` (or `split.json`), images in `images/` and `sc_images/`.
+    The authors do not document the names of the image files: an image is found by the number at the end of its name. If a folder does
+    not exist, the names are assumed to be `000123.png`, the id of the pair in DIRL's evaluation. Pairs are sorted by split, then by number.
 
-    The authors do not document the names of the image files. Here an image is found by the number at the end of its name, so
-    `123.png`, `000123.png` and `CLEVR_123.png` are all valid. If a folder does not exist, the names are assumed to be `000123.png`.
-    The id of a pair is "000123.png", as in DIRL's evaluation. Pairs are sorted by split, then by number.
-
-    A sixth of the pairs shows no change; they are trained and scored together with the others. The files mark neither these pairs
-    nor the change types. Both are derived from the captions of a pair by majority vote. A pair whose captions disagree, or name no
-    change, has no type (`clevr_dc_notes` counts these pairs).
+    The files mark neither the pairs without change, a sixth, nor the change types. Both are derived from the captions of a pair by
+    majority vote. A pair whose captions disagree, or name no change, has no type.
     """
     found = [name for name in _FORMS if (folder / name).is_file()]
     if len(found) != 1:
@@ -261,21 +255,11 @@ def _images(folder: Path, name: str) -> dict[int, str]:
 
 
 def clevr_dc_notes(pairs: list[ChangePair]) -> list[str]:
-    """Remarks on the files, which the data stage prints and stores."""
+    """How the types were derived, and the number of pairs without one."""
     without_type = [pair.id for pair in pairs if pair.change_type is None and not pair.is_distractor]
     remarks = ["change types and distractors are derived from the captions; the files do not have them"]
     if without_type:
         remarks.append(
             f"{len(without_type):,} pairs (first {without_type[0]}) have no change type, because their captions name none or disagree"
-        )
-    blocks: dict[int, Counter[str]] = {}
-    for pair in pairs:
-        kind = "none" if pair.is_distractor else pair.change_type or "unknown"
-        blocks.setdefault(int(pair.id.removesuffix(".png")) // _BLOCK, Counter())[kind] += 1
-    if all(count.total() >= _MIN_BLOCK_PAIRS for count in blocks.values()):
-        agree = sum(count.most_common(1)[0][1] for count in blocks.values())
-        remarks.append(
-            f"{agree:,} of {len(pairs):,} pairs have the most frequent type of their block of {_BLOCK:,} ids; in the released "
-            "dataset, each block has one type"
         )
     return remarks

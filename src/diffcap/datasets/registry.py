@@ -98,8 +98,8 @@ BUILT_IN = (
     DatasetSpec(
         "birds2words",
         "Birds-to-Words",
-        "diffcap.datasets.birds2words:read",
-        photo_urls="diffcap.datasets.birds2words:photo_urls",
+        "diffcap.datasets.photos:read_birds2words",
+        photo_urls="diffcap.datasets.photos:photo_urls",
     ),
     DatasetSpec(
         "blocks",

@@ -2,15 +2,11 @@
 
 The authors' form has JSON lines, one file per split; the extension may also be `.jsonl`:
 
-    CUB      train.json   {"img": "...", "description": ["a", "bird", ...]}, one caption per line
-             val.json     {"img": "...", "description": [["a", "bird", ...], ...]}, one image per line
+    CUB      train.json   {"img": "...", "description": ["a", "bird", ...]}, one caption (or a list of captions) per line
     NABirds  train.json   {"img1": "...", "img2": "...", "class_id1": 0, "class_id2": 554, "label": 0}, one pair of images per line
 
-In each of CUB's files, a description may be one caption (a list of tokens) or several captions (a list of such lists). Only the images
-and classes of NABirds are read; its pairs are ignored, because pre-training samples its own pairs. The authors do not document:
-
-* the image files: here, `images/<name>`, with ".jpg" if the name has no extension;
-* whether NABirds' label 1 means the same class or different classes: the label must have the same meaning in all lines.
+Only the images and classes of NABirds are read, because pre-training samples its own pairs. The authors do not document the image files
+(here, `images/<name>`, with ".jpg" if the name has no extension), and whether label 1 means the same class or different classes.
 
 Records are sorted by split, then in the order of the list of images or of the lines; `after` is None.
 """
@@ -41,8 +37,7 @@ def read_cub(folder: Path) -> list[ChangePair]:
         testclasses.txt                  the 50 held-out classes, "004.Groove_billed_Ani", one per line
 
     The folder holds the unpacked archives `CUB_200_2011/` (images) and `cvpr2016_cub/` (texts), or their contents. The split is by class,
-    as in L2C and IDC-PCL: 150 classes for "train" and the 50 held-out classes for "val" (8,855 and 2,933 images). `images.txt` is
-    optional if only the captions are needed: without it, the images are those with captions, sorted by name.
+    as in L2C and IDC-PCL: the held-out classes are "val". Without `images.txt`, the images are those with captions, sorted by name.
     """
     has_texts = any((folder / name).exists() for name in _CAPTIONS)
     if not has_texts and _lines_of(folder, "train"):

@@ -129,7 +129,22 @@ def write_captions(triples: Triples, seed: int = 0) -> tuple[list[list[str]], li
         rng = random.Random(f"blocks captions {seed} {index}")
         objects = _objects(scenes[row], row)
         related = [(names[relation], objects[slot]) for relation, slot in relations[row].nonzero().tolist()]
-        change_captions.append(_change_captions(rng, triples, row, objects, related))
+        change, changed = int(triples.change[row]), objects[int(triples.changed[row])]
+        there = [values for values, is_there in zip(objects, scenes[row].valid[row].tolist()) if is_there]
+        is_unique = sum(other[1::2] == changed[1::2] for other in there) == 1  # by color and shape
+        value = {COLOR: COLORS, MATERIAL: MATERIALS}.get(change, ("",))[max(int(triples.new_value[row]), 0)]
+        captions = []
+        for template in rng.sample(TEMPLATES[CHANGES[change]], rng.randint(5, 7)):
+            form = rng.random()
+            if is_unique and form < 0.17:
+                phrase = f"{changed[1]} {_word(rng, changed[3])}"
+            else:
+                phrase = _phrase(rng, changed)
+                if related and form > 1 - RELATION_PROBABILITY:
+                    relation, other = rng.choice(related)
+                    phrase += f" that is {rng.choice(RELATIONS[relation])} the {_phrase(rng, other)}"
+            captions.append(template.format(o=phrase, v=_word(rng, value)))
+        change_captions.append(captions)
         no_change_captions.append(rng.sample(NO_CHANGE, rng.randint(5, 7)))
     return change_captions, no_change_captions
 
@@ -146,8 +161,8 @@ def describe(scenes: Scenes, seen: Tensor, indices: Sequence[int], seed: int = 0
         rng = random.Random(f"blocks description {seed} {index}")
         objects = _objects(scenes, row)
         candidates = [objects[slot] for slot in seen[row].nonzero().flatten().tolist()]
-        phrases = [_phrase(rng, values) for values in rng.sample(candidates, min(4, len(candidates))) if values]
-        sentences.append(" and ".join(f"a {phrase}" for phrase in phrases))
+        named = rng.sample(candidates, min(4, len(candidates)))
+        sentences.append(" and ".join(f"a {_phrase(rng, values)}" for values in named))
     return sentences
 
 
@@ -177,32 +192,11 @@ def _relations(scenes: Scenes, changed: Tensor) -> Tensor:
     return holds & other[:, None]
 
 
-def _objects(scenes: Scenes, row: int) -> list[Words | None]:
-    columns = (scenes.size, scenes.color, scenes.material, scenes.shape, scenes.valid)
+def _objects(scenes: Scenes, row: int) -> list[Words]:
+    """The words of each slot; those of an empty one have no meaning."""
+    columns = (scenes.size, scenes.color, scenes.material, scenes.shape)
     values = zip(*(column[row].tolist() for column in columns))
-    return [(SIZES[a], COLORS[b], MATERIALS[c], SHAPES[d]) if there else None for a, b, c, d, there in values]
-
-
-def _change_captions(
-    rng: random.Random, triples: Triples, row: int, objects: list[Words | None], related: list[tuple[str, Words | None]]
-) -> list[str]:
-    change, changed = int(triples.change[row]), objects[int(triples.changed[row])]
-    assert changed is not None
-    is_unique = sum(other is not None and other[1::2] == changed[1::2] for other in objects) == 1  # by color and shape
-    value = {COLOR: COLORS, MATERIAL: MATERIALS}.get(change, ("",))[max(int(triples.new_value[row]), 0)]
-    captions = []
-    for template in rng.sample(TEMPLATES[CHANGES[change]], rng.randint(5, 7)):
-        form = rng.random()
-        if is_unique and form < 0.17:
-            phrase = f"{changed[1]} {_word(rng, changed[3])}"
-        else:
-            phrase = _phrase(rng, changed)
-            if related and form > 1 - RELATION_PROBABILITY:
-                relation, other = rng.choice(related)
-                assert other is not None
-                phrase += f" that is {rng.choice(RELATIONS[relation])} the {_phrase(rng, other)}"
-        captions.append(template.format(o=phrase, v=_word(rng, value)))
-    return captions
+    return [(SIZES[a], COLORS[b], MATERIALS[c], SHAPES[d]) for a, b, c, d in values]
 
 
 def _phrase(rng: random.Random, values: Words) -> str:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from diffcap.worlds.blocks import solids
 from diffcap.worlds.blocks.geometry import CUBE, MATERIALS, Scenes, camera_axes, half_view, to_camera, view_boxes
-from diffcap.worlds.blocks.shading import PALETTE, shade_ground, shade_solids
-from diffcap.worlds.blocks.solids import Vector, intersect, key_visibility, sky_occlusion, surface
+from diffcap.worlds.blocks.solids import PALETTE, Vector, key_visibility
 
 SUBPIXELS = ((-0.125, -0.375), (0.375, -0.125), (0.125, 0.375), (-0.375, 0.125))  # a rotated grid
 
@@ -182,7 +182,9 @@ def _cast(batch: _RayBatch, rays: _Rays, samples: int) -> _Hits:
         pair, u, v = rays.pair[start:end], rays.u[start:end], rays.v[start:end]
         numbers, local = _at(batch.numbers[2:4], pair), _at(batch.local, pair)
         ray = [local[3 + axis] + u * local[6 + axis] + v * local[9 + axis] for axis in range(3)]
-        depth = intersect(shape, (local[0], local[1], local[2]), (ray[0], ray[1], ray[2]), numbers[0], numbers[1])
+        depth = solids.intersect(
+            shape, (local[0], local[1], local[2]), (ray[0], ray[1], ray[2]), numbers[0], numbers[1]
+        )
         nearest.scatter_reduce_(0, rays.sample[start:end], depth, "amin")
         ways.append(ray)
         depths.append(depth)
@@ -194,7 +196,7 @@ def _cast(batch: _RayBatch, rays: _Rays, samples: int) -> _Hits:
         local, numbers = _at(batch.local[:3], pair), _at(batch.numbers[2:4], pair)
         way = torch.stack([_at(axis, seen) for axis in ray])
         point = local + depth * way
-        normal, face = surface(shape, (point[0], point[1], point[2]), numbers[0], numbers[1])
+        normal, face = solids.surface(shape, (point[0], point[1], point[2]), numbers[0], numbers[1])
         parts.append(_Hits(pair, _at(sample, seen), face, point, torch.stack(normal), way))
     return _Hits(*(torch.cat(values, -1) for values in zip(*(vars(part).values() for part in parts))))
 
@@ -232,8 +234,8 @@ def _ground(batch: _RayBatch) -> list[Tensor]:
         px, py = _turn(_at(x.flatten(), here) - numbers[0], _at(y.flatten(), here) - numbers[1], numbers[4], numbers[5])
         passes = key_visibility(shape, (px, py, torch.zeros_like(px)), lamp, numbers[2], numbers[3])
         light.scatter_reduce_(0, here, passes, "amin")
-        dark.scatter_reduce_(0, here, sky_occlusion(shape, px, py, numbers[2], numbers[3]), "amax")
-    return shade_ground(x, y, scenes.light_centers, scenes.intensity, light.view_as(x), 1 - dark.view_as(x))
+        dark.scatter_reduce_(0, here, solids.sky_occlusion(shape, px, py, numbers[2], numbers[3]), "amax")
+    return solids.shade_ground(x, y, scenes.light_centers, scenes.intensity, light.view_as(x), 1 - dark.view_as(x))
 
 
 def _turn(x: Tensor, y: Tensor, cosine: Tensor, sine: Tensor) -> tuple[Tensor, Tensor]:
@@ -278,7 +280,7 @@ def _shade(batch: _RayBatch, hits: _Hits) -> Tensor:
     passes = _shadows_on(batch, hits, height)
     normal = (hits.normal[0], hits.normal[1], hits.normal[2])
     color = paint[0], paint[1], paint[2]
-    return torch.stack(shade_solids(normal, view, lamp, intensity, color, metal, passes, height))
+    return torch.stack(solids.shade_solids(normal, view, lamp, intensity, color, metal, passes, height))
 
 
 def _shadows_on(batch: _RayBatch, hits: _Hits, height: Tensor) -> Tensor:

@@ -17,14 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from diffcap.records import write_json
 from diffcap.utils.errors import DiffcapError
 from diffcap.worlds.blocks.captions import write_captions
 from diffcap.worlds.blocks.geometry import COLORS, MATERIALS, SHAPES, SIZES
 from diffcap.worlds.blocks.render import render
-from diffcap.worlds.blocks.scenes import CHANGES, COLOR, MATERIAL, Triples, sample_triples
+from diffcap.worlds.blocks.scenes import CHANGES, COLOR, MATERIAL, sample_triples
 from diffcap.worlds.rendering import CHUNK, claim, draw_splits, render_chunks, write_image, write_lines
 
 VIEWS = (("images", "default"), ("sc_images", "semantic"), ("nsc_images", "nonsemantic"))
@@ -56,12 +55,8 @@ def write_blocks(
     The same settings give the same bytes, for any number of workers and after interruptions. Triple k of a seed does not depend
     on the size of the dataset. The splits (85, 5 and 10 %) are random; each has equally many pairs of every change type.
 
-    Args:
-        folder: it is created; an existing one must be empty or have the same settings.
-        pairs: number of change and distractor pairs together, half of each; even, at least 30 (one change of each type per split).
-        size: width and height of the images in pixels, at least 64 x 48.
-        jitter: strength of the variation of camera and light within a triple; 0: none, 1: about that of CLEVR-Change.
-        workers: processes; None: one per core, fewer for a small dataset.
+    `size` (width, height) is at least 64 x 48; `jitter` is the strength of the variation of camera and light within a triple, 0 to 3,
+    about 1 in CLEVR-Change; `workers` are processes, by default one per core, fewer for a small dataset.
     """
     if pairs < 30 or pairs % 2:
         raise DiffcapError(f"blocks: pairs must be an even number, 30 or more, not {pairs}; fix it.")
@@ -88,6 +83,7 @@ def write_blocks(
 
 
 def _write_chunk(folder: Path, settings: Settings, start: int) -> list[dict[str, Any]]:
+    """Write images; returns the metadata of each triple: change type, captions of both pairs, and the entry of `scenes.json`."""
     triples = sample_triples(range(start, start + CHUNK), settings.seed, settings.jitter)  # the last chunk is cut below
     images, index = render(triples.scenes(), settings.size)
     count = min(CHUNK, settings.pairs // 2 - start)
@@ -95,12 +91,7 @@ def _write_chunk(folder: Path, settings: Settings, start: int) -> list[dict[str,
     for view, (where, name) in enumerate(VIEWS):
         for row in range(count):
             write_image(folder, f"{where}/CLEVR_{name}_{start + row:06d}.png", pixels[view * CHUNK + row])
-    return _describe(triples, index, settings.seed)[:count]
-
-
-def _describe(triples: Triples, index: Tensor, seed: int) -> list[dict[str, Any]]:
-    """Return the metadata of each triple: change type, captions of both pairs, and the entry of `scenes.json`."""
-    captions = zip(triples.change.tolist(), *write_captions(triples, seed))
+    captions = zip(triples.change.tolist(), *write_captions(triples, settings.seed))
     mask = index.view(3, len(triples), *index.shape[1:])[:2] == triples.changed[:, None, None]
     across, down = mask.any(2).int(), mask.any(3).int()  # (2, T, W), (2, T, H)
     first = [axis.argmax(-1) for axis in (across, down)]
@@ -127,4 +118,4 @@ def _describe(triples: Triples, index: Tensor, seed: int) -> list[dict[str, Any]
         }
         kind = CHANGES[change]
         described.append({"change": kind, "captions": change_captions, "no_change": no_change_captions, "scene": scene})
-    return described
+    return described[:count]

@@ -278,8 +278,7 @@ def _clearing(rng: random.Random, plan: Plan) -> Change:
         x0, y0, x1, y1 = bounds([rng.choice(forests).polygon])
         polygon = blob(rng, (rng.uniform(x0, x1), rng.uniform(y0, y1)), rng.uniform(18, 36), rng.uniform(0.6, 1))
         if plan.covers_of(scenes.grown(polygon, 9)) == {FOREST}:
-            surface: scenes.Surface = rng.choice(("bare", "grass"))
-            return Change("clearing", Layer(), {FOREST}, Layer(zones=[Zone(polygon, surface)]))
+            return Change("clearing", Layer(), {FOREST}, Layer(zones=[Zone(polygon, rng.choice(("bare", "grass")))]))
     raise NoRoom
 
 

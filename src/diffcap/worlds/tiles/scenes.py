@@ -7,7 +7,6 @@ import math
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 from PIL import Image, ImageDraw
 
@@ -20,9 +19,7 @@ ROOFS = ("red", "brown", "gray", "dark", "blue", "white")
 TREE_TONES = 3
 CAR_COLORS = 6
 
-Surface = Literal["field", "forest", "bare", "mud", "grass", "parking"]
-Theme = Literal["suburb", "village", "forest"]
-THEMES: tuple[Theme, ...] = ("suburb", "village", "forest")
+THEMES = ("suburb", "village", "forest")
 
 
 @dataclass(frozen=True)
@@ -30,7 +27,7 @@ class Zone:
     """An area of one surface. `tone` is 0 to `FIELD_TONES` - 1 for a field, and `direction` that of its crop rows."""
 
     polygon: Polygon
-    surface: Surface
+    surface: str  # "field", "forest", "bare", "mud", "grass" or "parking"
     tone: int = 0
     direction: float = 0.0
 
@@ -201,7 +198,7 @@ def random_house(rng: random.Random, center: Point, angle: float, large: bool = 
     return House(center, angle, rng.uniform(15, 22), rng.uniform(11, 15), rng.uniform(5, 8), roof, gable)
 
 
-def landscape(rng: random.Random, theme: Theme, road: bool, forest: bool) -> Plan:
+def landscape(rng: random.Random, theme: str, road: bool, forest: bool) -> Plan:
     """A scene with its ground, water and roads, but without houses and single trees; `road`, `forest`: whether it must have one."""
     plan = Plan()
     if theme == "village" or (theme == "forest" and rng.random() < 0.4):
@@ -303,7 +300,7 @@ def lots(rng: random.Random, plan: Plan, spacing: float, setback: float = 7.0) -
     return rows
 
 
-def furnish(rng: random.Random, plan: Plan, theme: Theme) -> None:
+def furnish(rng: random.Random, plan: Plan, theme: str) -> None:
     """Add houses along the roads, a parking lot, and single trees, where there is room."""
     density = {"suburb": rng.uniform(0.35, 0.95), "village": rng.uniform(0, 0.3), "forest": rng.uniform(0, 0.2)}[theme]
     if theme == "suburb" and rng.random() < 0.4:

@@ -60,12 +60,8 @@ def write_tiles(
     pair k of a seed do not depend on the size of the dataset. The splits (85, 5 and 10 %) are random; each has equally many pairs of
     every change type, and as many without change.
 
-    Args:
-        folder: it is created; an existing one must be empty or have the same settings.
-        pairs: number of pairs, half of them without change; even, at least 48 (one of each type per split).
-        jitter: strength of what differs between the two dates without being a change (season, light, haze, registration, noise),
-            0 to 1; 0: nothing else differs.
-        workers: processes; None: one per core, fewer for a small dataset.
+    `jitter` is the strength of what differs between the two dates without being a change (season, light, haze, registration, noise), 0
+    to 1; `workers` are processes, by default one per core, fewer for a small dataset.
     """
     if pairs < 3 * KINDS or pairs % 2:
         raise DiffcapError(f"tiles: pairs must be an even number, {3 * KINDS} or more, not {pairs}; fix it.")
@@ -82,7 +78,17 @@ def write_tiles(
         rows = dict(zip(_names(pairs, seed), found))
         names = sorted(rows, key=lambda name: (SPLITS.index(name.partition("_")[0]), name))
         write_lines(folder / "facts.json", {name: rows[name]["entry"] for name in names})
-        images = [_official(index, name, rows[name]) for index, name in enumerate(names)]
+        images = []
+        for index, name in enumerate(names):  # with the keys of the released file in their order
+            split, captions = name.partition("_")[0], rows[name]["captions"]
+            ids = list(range(index * len(captions), (index + 1) * len(captions)))
+            sentences = [
+                {"tokens": caption.split(), "raw": f" {caption} .", "imgid": index, "sentid": id}
+                for caption, id in zip(captions, ids)
+            ]
+            entry = {"filepath": split, "filename": f"{name}.png", "imgid": index, "sentences": sentences}
+            changed = int(rows[name]["entry"]["change_type"] is not None)
+            images.append({**entry, "split": split, "changeflag": changed, "sentids": ids})
         write_text(folder / "LevirCCcaptions.json", json.dumps({"images": images}) + "\n")
 
 
@@ -150,21 +156,3 @@ def _names(pairs: int, seed: int) -> list[str]:
     splits = draw_splits(kinds, f"tiles splits {seed}", lambda count: math.floor(count + 0.5))
     names = {number: f"{name}_{place:06d}" for name in SPLITS for place, number in enumerate(splits[name], 1)}
     return [names[number] for number in range(pairs)]
-
-
-def _official(index: int, name: str, row: dict[str, Any]) -> dict[str, Any]:
-    """An entry of `LevirCCcaptions.json`, with the keys of the released file in their order."""
-    split, captions = name.partition("_")[0], row["captions"]
-    ids = list(range(index * len(captions), (index + 1) * len(captions)))
-    return {
-        "filepath": split,
-        "filename": f"{name}.png",
-        "imgid": index,
-        "sentences": [
-            {"tokens": caption.split(), "raw": f" {caption} .", "imgid": index, "sentid": id}
-            for caption, id in zip(captions, ids)
-        ],
-        "split": split,
-        "changeflag": int(row["entry"]["change_type"] is not None),
-        "sentids": ids,
-    }

@@ -1,4 +1,4 @@
-"""Training of the backbone and the CLIP that ship for `blocks`, and a linear probe of the backbone's features."""
+"""Training of the backbone and the CLIP that ship for `blocks`."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ from diffcap.worlds.blocks.captions import LEXICON, describe
 from diffcap.worlds.blocks.geometry import Scenes
 from diffcap.worlds.blocks.render import render
 from diffcap.worlds.blocks.scenes import sample_triples
-from diffcap.worlds.training.clip import Batch, ClipTraining
-from diffcap.worlds.training.shipped import HELD_OUT, ShippedTraining, backbone_state, standardise_
+from diffcap.worlds.training.shipped import HELD_OUT, Batch, ClipTraining, ShippedTraining, backbone_state, standardise_
 
 BLOCK = 8  # pixels of a block of the auxiliary dense prediction
 DENSE = (COLORS + 1, SHAPES + 1, MATERIALS + 1, SIZES + 1)  # class 0 is the ground
@@ -142,14 +141,18 @@ class BlocksBackbone(ShippedTraining):
         return loss
 
     def finish(self, images: int, seed: int, jitter: float) -> tuple[dict[str, Tensor], dict[str, float]]:
-        """See `linear_probe`."""
+        """Score: the share of the cells with one object whose color, shape, material and size are all predicted right."""
         network = fuse_batch_norms(self.network)
         count = min(2000, images)
-        scaled = self.held_out(count, seed, jitter, HELD_OUT - count)  # other scenes than those of the scores
+        scaled = self.held_out(count, seed, jitter, HELD_OUT - count)  # other scenes than those of the score
         standardise_(network, [network.values(*network.raw(network.blocks(batch))) for batch, _ in scaled])
-        found = [(network(batch), *vars(targets).values()) for batch, targets in self.held_out(images, seed, jitter)]
-        features, *columns = (torch.cat(column) for column in zip(*found))
-        return backbone_state(network), linear_probe(features, Targets(*columns), network.centers)
+        found, sizes = [], list(backbone.GROUPS.values())
+        for batch, targets in self.held_out(images, seed, jitter):
+            predicted, _ = network.raw(network.blocks(batch))
+            groups = zip(predicted.split(sizes, 1), targets.probabilities.split(sizes, 1))
+            right = torch.stack([logits.argmax(1) == truth.argmax(1) for logits, truth in groups])
+            found.append(right[:4].all(0)[targets.objects == 1])
+        return backbone_state(network), {"all four": round(torch.cat(found).double().mean().item(), 4)}
 
 
 def dense_loss(logits: Tensor, classes: Tensor) -> Tensor:
@@ -160,44 +163,6 @@ def dense_loss(logits: Tensor, classes: Tensor) -> Tensor:
         for task, part in enumerate(logits.split(DENSE, dim=1))
     ]
     return torch.stack(losses).sum()
-
-
-def linear_probe(features: Tensor, targets: Targets, centers: Tensor) -> dict[str, float]:
-    """Accuracy of linear models of one cell's channels; two thirds of the scenes are for fitting, one third for testing.
-
-    Of color, shape, material, size, and all four together, in cells with exactly one object; of the number of objects (0, 1, more) in
-    all cells; and the mean error of the object's position, in pixels.
-    """
-    cells = features.flatten(2).transpose(1, 2).half().double()  # (B, 24, C), as the store rounds them
-    cells = torch.cat([cells, torch.ones(*cells.shape[:2], 1, dtype=torch.float64)], 2)
-    truth = targets.probabilities.flatten(2).transpose(1, 2)  # (B, 24, 100)
-    objects = targets.objects.flatten(1)
-    cut = len(features) * 2 // 3
-    one, one_test = objects[:cut] == 1, objects[cut:] == 1
-
-    def fit(inputs: Tensor, outputs: Tensor) -> Tensor:
-        gram = inputs.T @ inputs + 1e-3 * len(inputs) * torch.eye(inputs.shape[1], dtype=torch.float64)
-        return torch.linalg.solve(gram, inputs.T @ outputs.double())
-
-    scores: dict[str, float] = {}
-    all_correct = torch.ones(int(one_test.sum()), dtype=torch.bool)
-    start = 0
-    for name in ("color", "shape", "material", "size"):
-        labels = truth[..., start : start + backbone.GROUPS[name]]
-        start += backbone.GROUPS[name]
-        predicted = (cells[cut:][one_test] @ fit(cells[:cut][one], labels[:cut][one])).argmax(1)
-        correct = predicted == labels[cut:][one_test].argmax(1)
-        all_correct &= correct
-        scores[name] = correct.double().mean().item()
-    scores["all four"] = all_correct.double().mean().item()
-    count = F.one_hot(objects.clamp(max=2), 3)
-    guess = (cells[cut:].flatten(0, 1) @ fit(cells[:cut].flatten(0, 1), count[:cut].flatten(0, 1))).argmax(1)
-    scores["objects"] = (guess == count[cut:].flatten(0, 1).argmax(1)).double().mean().item()
-    where = targets.positions.flatten(2).transpose(1, 2).unflatten(2, (2, COLORS)).sum(3)  # (B, 24, 2)
-    where = where - centers[::COLORS].flatten(1).T  # from the cell's middle
-    miss = cells[cut:][one_test] @ fit(cells[:cut][one], where[:cut][one]) - where[cut:][one_test]
-    scores["place error, pixels"] = (miss * torch.tensor([WIDTH / 2, HEIGHT / 2])).norm(dim=1).mean().item()
-    return {name: round(value, 4) for name, value in scores.items()}
 
 
 class BlocksClip(ClipTraining):

@@ -26,12 +26,8 @@ def train_tagger(
     held_out: str | None = None,
     dataset: Literal["blocks", "tiles"] = "blocks",
     scenes: int = 500,
-    share: float = 0.1,
     steps: int = 400,
     width: int = 32,
-    batch_size: int = 64,
-    learning_rate: float = 0.01,
-    word_cutoff: int = 2,
     seed: int = 0,
 ) -> None:
     """Train a part-of-speech tagger without pretrained word vectors, and print its accuracy on held-out sentences.
@@ -43,24 +39,18 @@ def train_tagger(
         out: Output folder for tagger.pt, resources.json and metrics.json.
         conllu: CoNLL-U file with training sentences; by default captions of a rendered dataset, whose grammar has the tag of
             every word.
-        held_out: CoNLL-U file with test sentences; by default a share of the sentences is held out.
+        held_out: CoNLL-U file with test sentences; by default a tenth of the distinct sentences is held out.
         dataset: Rendered dataset whose captions are used without a CoNLL-U file.
         scenes: Number of its scenes; no image is rendered.
-        share: Fraction of the sentences that is held out without a held-out file.
         steps: Optimiser steps.
         width: Width of the word embedding and of each direction of the word LSTM; the character LSTM has half of it.
-        batch_size: Sentences per step.
-        learning_rate: Initial learning rate.
-        word_cutoff: Rarer words have no embedding; they are represented by their characters only.
         seed: Seed of the scenes, the split and the training.
     """
-    if not 0 < share < 1:
-        raise DiffcapError(f"--share is {share}; give a fraction between 0 and 1 of the sentences to hold out.")
     sentences = read_conllu(conllu) if conllu is not None else tagged_captions(dataset, scenes, seed)
     if held_out is not None:
         train, test = sentences, read_conllu(held_out)
     else:
-        train, test = split_held_out(sentences, share, seed)
+        train, test = split_held_out(sentences, seed)
     if not train or not test:
         raise DiffcapError(f"{len(train)} training sentences and {len(test)} held-out ones; give more sentences.")
     print(f"training on {len(train):,} sentences, measuring on {len(test):,}")
@@ -73,8 +63,8 @@ def train_tagger(
         "save_dir": work, "save_name": "tagger.pt", "lang": "en", "shorthand": "en_captions", "seed": seed,
         "hidden_dim": width, "deep_biaff_hidden_dim": width, "composite_deep_biaff_hidden_dim": 4,
         "word_emb_dim": width, "char_hidden_dim": width // 2, "char_emb_dim": 8, "transformed_dim": width // 2,
-        "tag_emb_dim": 4, "num_layers": 1, "word_cutoff": word_cutoff, "rec_dropout": 0, "char_rec_dropout": 0,
-        "dropout": 0.2, "lr": learning_rate, "batch_size": batch_size, "max_steps": steps,
+        "tag_emb_dim": 4, "num_layers": 1, "word_cutoff": 2, "rec_dropout": 0, "char_rec_dropout": 0,
+        "dropout": 0.2, "lr": 0.01, "batch_size": 64, "max_steps": steps,
         "eval_interval": max(1, min(100, steps)),
     }  # fmt: skip
     command = [sys.executable, "-m", "stanza.models.tagger", "--mode", "train", "--no_pretrain", "--cpu"]
@@ -112,12 +102,10 @@ def tagged_captions(dataset: str, scenes: int, seed: int) -> list[TaggedSentence
     return [tiles.tag(caption) for caption in sentences]
 
 
-def split_held_out(
-    sentences: Sequence[TaggedSentence], share: float, seed: int
-) -> tuple[list[TaggedSentence], list[TaggedSentence]]:
-    """The training sentences with duplicates, and a share of the distinct sentences, at least one, which is held out."""
+def split_held_out(sentences: Sequence[TaggedSentence], seed: int) -> tuple[list[TaggedSentence], list[TaggedSentence]]:
+    """The training sentences with duplicates, and a tenth of the distinct sentences, at least one, which is held out."""
     distinct = sorted({tuple(sentence) for sentence in sentences})
-    chosen = random.Random(seed).sample(distinct, max(1, round(share * len(distinct))))
+    chosen = random.Random(seed).sample(distinct, max(1, round(0.1 * len(distinct))))
     held_out = set(chosen)
     return [each for each in sentences if tuple(each) not in held_out], [list(each) for each in chosen]
 

@@ -20,8 +20,7 @@ from diffcap.worlds.tiles.changes import sample_pair
 from diffcap.worlds.tiles.scenes import ROOFS as ROOF_COLORS
 from diffcap.worlds.tiles.scenes import SIZE, Layer
 from diffcap.worlds.tiles.write import appearance
-from diffcap.worlds.training.clip import Batch, ClipTraining
-from diffcap.worlds.training.shipped import ShippedTraining, backbone_state, standardise_
+from diffcap.worlds.training.shipped import Batch, ClipTraining, ShippedTraining, backbone_state, standardise_
 
 IGNORED = CLASSES  # of small fixtures on roofs and cars, which belong to no class
 HOUSE_WEIGHT = 4.0  # of a block of 8 x 8 pixels with the centre of a house; few blocks have one
@@ -66,17 +65,13 @@ def rendered_tiles(numbers: Sequence[int], seed: int, jitter: float) -> tuple[li
             x, y = paint.to_image(house.center, date)
             if 0 <= x < SIZE and 0 <= y < SIZE:
                 houses[row, int(y) // 8, int(x) // 8] = 1
-    return images, scenes, Targets(_fractions(np.stack(classes)), houses)
-
-
-def _fractions(classes: np.ndarray) -> Tensor:
-    """Classes (B, 256, 256) of the pixels to `Targets.covers`; `IGNORED` is left out."""
     side, count = SIZE // STRIDE, CLASSES + 1
-    cells = np.arange(len(classes) * side * side).reshape(-1, side, 1, side, 1) * count
-    index = cells + classes.reshape(-1, side, STRIDE, side, STRIDE)
-    pixels = np.bincount(index.ravel(), minlength=len(classes) * side * side * count)
-    covers = pixels.reshape(-1, side, side, count)[..., :CLASSES] / STRIDE**2
-    return torch.from_numpy(covers.astype(np.float32)).permute(0, 3, 1, 2)
+    cells = np.arange(len(numbers) * side * side).reshape(-1, side, 1, side, 1) * count
+    index = cells + np.stack(classes).reshape(-1, side, STRIDE, side, STRIDE)
+    pixels = np.bincount(index.ravel(), minlength=len(numbers) * side * side * count)
+    covers = pixels.reshape(-1, side, side, count)[..., :CLASSES] / STRIDE**2  # without `IGNORED`
+    fractions = torch.from_numpy(covers.astype(np.float32)).permute(0, 3, 1, 2)
+    return images, scenes, Targets(fractions, houses)
 
 
 class TilesBackbone(ShippedTraining):
