@@ -106,7 +106,7 @@ def epochs(method: str, folder: Path, workers: int, batches: int) -> Iterator[di
     data = CaptionData(str(folder), "loading", num_workers=workers, **settings_of(method))
     data.trainer = SimpleNamespace(world_size=1, global_rank=0, global_step=0, accumulate_grad_batches=1)  # type: ignore[assignment]
     data.setup("fit")
-    (file,) = data.store.data_files
+    (file,) = data.store.folder.glob("features.*")
     with file.open("rb") as opened:  # remove it from the page cache
         os.fsync(opened.fileno())
         os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

@@ -11,8 +11,7 @@ from diffcap.pipeline import main as run_stage_program
 from diffcap.pipeline import print_paths
 from diffcap.registry import import_object
 from diffcap.stages import COMMANDS, STAGES
-from diffcap.utils.command_line import Syntax, normalize_arguments
-from diffcap.utils.console import OneLineErrorParser, run
+from diffcap.utils.console import OneLineErrorParser, Syntax, normalize_arguments, run
 from diffcap.utils.errors import DiffcapError, plain_errors
 
 DESCRIPTION = f"Image difference captioning. The stages of an experiment are also commands: {', '.join(COMMANDS)}."

@@ -41,8 +41,7 @@ from diffcap.stages import (
     needed_by,
     record_path,
 )
-from diffcap.utils.command_line import experiment_options
-from diffcap.utils.console import OneLineErrorParser
+from diffcap.utils.console import OneLineErrorParser, experiment_options
 from diffcap.utils.errors import DiffcapError, plain_errors
 from diffcap.utils.settings import read_settings
 

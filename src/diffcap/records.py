@@ -37,27 +37,20 @@ class ChangePair:
 
     The datasets of single images, which are only used in pre-training, use the same record: `after` is None, and `before` has
     captions (CUB), or no caption and the class `extra["class"]`, 0 to K - 1 (NABirds).
-
-    Attributes:
-        id: unique in the manifest; predictions and references use the same id (CLEVR-Change: "000123.png", and
-            "000123.png_n" for the distractor pair).
-        before, after: image paths, relative to the dataset's root.
-        captions: reference captions, at least one for a training pair; empty if the dataset does not publish them, or if
-            it has classes instead.
-        split: "train", "val" or "test".
-        change_type: the dataset's name of the kind of change ("color", "move", ...); None if it has none.
-        is_distractor: True if nothing changed, or only the viewpoint or the light.
-        extra: other annotations of the dataset ("viewpoint_iou", "boxes", "changeflag"), JSON values; top-level keys in the file.
-            "mask" is the path of an image of the changed pixels, relative to the dataset's root; 0 is unchanged.
     """
 
+    # Unique in the manifest; predictions and references use it (CLEVR-Change: "000123.png", its distractor pair "000123.png_n").
     id: str
-    before: str
+    before: str  # path, relative to the dataset's root
     after: str | None
-    captions: list[str]
-    split: str
-    change_type: str | None = None
-    is_distractor: bool = False
+    captions: list[
+        str
+    ]  # at least one of a training pair; empty if the dataset does not publish them, or has classes instead
+    split: str  # "train", "val" or "test"
+    change_type: str | None = None  # the dataset's name of the kind of change ("color", "move", ...), if it has one
+    is_distractor: bool = False  # nothing changed, or only the viewpoint or the light
+    # Other annotations of the dataset ("viewpoint_iou", "boxes", "changeflag"), JSON values; top-level keys in the file. "mask" is
+    # the path of an image of the changed pixels, relative to the dataset's root; 0 is unchanged.
     extra: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -96,16 +89,12 @@ def _pair(row: dict[str, Any], where: str) -> ChangePair:
             name = getattr(kind, "__name__", "str or null")
             raise DiffcapError(f'{where}: "{key}" must be a {name}, found {found}; fix that line.')
     if row["split"] not in SPLITS:
-        raise DiffcapError(
-            f'{where}: "split" must be one of {", ".join(SPLITS)}, found {row["split"]!r}; fix that line.'
-        )
+        raise DiffcapError(f'{where}: "split" must be one of {", ".join(SPLITS)}, found {row["split"]!r}; fix it.')
     if not all(isinstance(caption, str) for caption in row["captions"]):
         raise DiffcapError(f'{where}: "captions" must be a list of strings; fix that line.')
     change_type, is_distractor = row.pop("change_type", None), row.pop("is_distractor", False)
     if not isinstance(change_type, str | None) or not isinstance(is_distractor, bool):
-        raise DiffcapError(
-            f'{where}: "change_type" must be a string or null and "is_distractor" true or false; fix that line.'
-        )
+        raise DiffcapError(f'{where}: "change_type" must be a string or null, "is_distractor" true or false; fix it.')
     known = {key: row.pop(key) for key in _FIELDS}
     return ChangePair(**known, change_type=change_type, is_distractor=is_distractor, extra=row)
 
@@ -117,9 +106,7 @@ def read_manifest(path: str | Path) -> list[ChangePair]:
     for where, row in read_json_lines(path, "manifest", _REMEDY):
         pair = _pair(row, where)
         if pair.id in seen:
-            raise DiffcapError(
-                f"{where}: id {pair.id!r} is already used in {seen[pair.id]}; give every pair its own id."
-            )
+            raise DiffcapError(f"{where}: id {pair.id!r} is already used in {seen[pair.id]}; give each pair its own.")
         seen[pair.id] = where
         pairs.append(pair)
     return pairs
@@ -128,10 +115,8 @@ def read_manifest(path: str | Path) -> list[ChangePair]:
 def take_changes(pairs: Iterable[ChangePair], changes: Changes | None) -> list[ChangePair]:
     """Return the pairs with the captions of a protocol, for datasets with one sentence per change (Spot-the-Diff).
 
-    Args:
-        changes: "single": every sentence is a caption and a reference (SCORER, DIRL, CLIP4IDC). "multi": the sentences of
-            a pair are joined with ". " and cut after 60 words; the result is the pair's only caption and reference (CARD's
-            released files). None: as "single", for datasets without such protocols.
+    "single", and None for datasets without protocols: every sentence is a caption and a reference (SCORER, DIRL, CLIP4IDC). "multi":
+    the sentences of a pair are joined with ". " and cut after 60 words to its only caption and reference (CARD's released files).
     """
     if changes != "multi":
         return list(pairs)
@@ -190,8 +175,7 @@ def write_dataset(folder: str | Path, name: str, root: str | Path, pairs: list[C
 
     Args:
         folder: `data/<dataset>`.
-        root: folder of the images. A folder inside `folder` is stored as a relative path, so that `folder` can be moved;
-            others are stored as absolute paths.
+        root: folder of the images. A folder inside `folder` is stored as a relative path, so that `folder` can be moved.
         notes: a dict of further entries of `dataset.json` (skipped pairs, the reader's settings).
     """
     # abspath, not resolve: ".." must be removed before the paths are compared, but symbolic links must stay
@@ -264,7 +248,7 @@ def read_json(
     """Read a JSON file.
 
     Args:
-        what: kind of file, for the message. remedy: what the user can do if it is missing or damaged, for the message.
+        what, remedy: kind of file, and what the user can do if it is missing or damaged, for the message.
         object_type: what a JSON object becomes, given its (key, value) pairs; tuple keeps keys that occur twice. By default dict.
     """
     path = Path(path)
@@ -292,29 +276,15 @@ _DECODER = _decoder()
 def _loads(text: str, decoder: json.JSONDecoder = _DECODER) -> Any:
     """Parse JSON that other programs can read as well."""
     value = decoder.decode(text)
-    if "\\u" in text:  # only an escape sequence can produce such a character
-        plain = json.dumps(value, ensure_ascii=False)
-        if "\\u0000" in plain.replace("\\\\", ""):
-            raise ValueError("it contains a NUL character")
-        try:
-            plain.encode()
-        except UnicodeEncodeError as error:
-            surrogate = plain[error.start : error.end].encode("unicode_escape").decode()
-            raise ValueError(f"it contains {surrogate}, half of a surrogate pair") from None
+    if "\\u" in text:
+        json.dumps(value, ensure_ascii=False).encode()  # raises an error for half of a surrogate pair
     return value
 
 
 def read_json_lines(
     path: str | Path, what: str = "JSON-lines file", remedy: str = "check the path"
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield `(where, object)` for every line of a JSON-lines file that is not blank.
-
-    Args:
-        what, remedy: see `read_json`.
-
-    Yields:
-        "<path>, line <number>", for the caller's error messages, and the JSON object.
-    """
+    """Yield "<path>, line <number>", for messages, and the JSON object of every line that is not blank; arguments as `read_json`."""
     path = Path(path)
     if not path.is_file():
         raise DiffcapError(f"{path}: no {what} there; {remedy}.")

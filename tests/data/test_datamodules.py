@@ -5,14 +5,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from tests.toy import NEGATIVES, SHAPE, batches_of_ranks, pairs, toy_trainer, write_toy
 
 from diffcap.data.datamodules import AdaptData, CaptionData, FeatureData
 from diffcap.data.masking import IGNORED
-from diffcap.data.pair_table import PairDataset
 from diffcap.datasets.registry import LevirProtocol
 from diffcap.evaluation.levir_cc import levir_scoring
 from diffcap.features.store import FeatureStore
@@ -85,14 +83,6 @@ def test_shares_of_the_ranks_make_the_batch_of_one(folder: Path, swap: bool) -> 
                 assert equal(share, expected), (step, rank)
 
 
-def test_tasks_are_the_same_on_all_ranks_and_in_every_process(folder: Path) -> None:
-    data, other = pretraining(folder), pretraining(folder)
-    other.trainer = toy_trainer(rank=1, ranks=2)
-    drawn = [data.make_batch(step)["task"] for step in range(30)]
-    assert drawn == [other.make_batch(step)["task"] for step in range(30)] and set(drawn) == {"mlm", "mvcl", "fda"}
-    assert drawn != [pretraining(folder, seed=1).make_batch(step)["task"] for step in range(30)]
-
-
 def test_swap_exchanges_the_default_and_the_distractor_image(folder: Path) -> None:
     plain, swapping = captioning(folder, batch_size=20), captioning(folder, batch_size=20, swap=True)
     swapped = 0
@@ -110,14 +100,6 @@ def test_swap_exchanges_the_default_and_the_distractor_image(folder: Path) -> No
                 assert new_before == f"nonsemantic/{scene}"
                 assert new_after == (f"semantic/{scene}" if change else f"default/{scene}")
     assert swapped / 200 == pytest.approx(0.5, abs=0.12)
-
-
-def test_a_scene_without_distractor_is_never_swapped(folder: Path, tmp_path: Path) -> None:
-    alone = [pair for pair in pairs(24) if not pair.is_distractor]
-    write_dataset(tmp_path, "toy", folder, alone, {})
-    (tmp_path / "features").symlink_to(folder / "features")
-    plain, swapping = captioning(tmp_path), captioning(tmp_path, swap=True)
-    assert all(equal(plain.make_batch(step), swapping.make_batch(step)) for step in range(5))
 
 
 def test_aligning_has_the_caption_first_and_then_its_own_negatives(folder: Path) -> None:
@@ -156,7 +138,7 @@ def test_the_other_tasks_hide_words_or_patches(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize(("step", "accumulate"), [(0, 1), (7, 1), (7, 3)])
+@pytest.mark.parametrize(("step", "accumulate"), [(7, 3)])
 def test_a_resumed_run_goes_on_with_the_batch_of_its_step(
     folder: Path, step: int, accumulate: int, workers: int
 ) -> None:
@@ -238,14 +220,6 @@ def test_pairs_without_captions_are_not_validated_on(
     assert last.id not in seen and seen == list(data.val_references) and len(seen) > 1
 
 
-def test_sizes_and_words_come_from_the_training_split_and_the_store(folder: Path) -> None:
-    data = captioning(folder)
-    train = " ".join(caption for pair in pairs(24) if pair.split == "train" for caption in pair.captions).split()
-    assert data.words == sorted(set(train)) and data.vocabulary_size == len(set(train)) + 6
-    assert data.feature_channels == SHAPE[0]
-    assert captioning(folder, min_count=2).words == sorted({word for word in train if train.count(word) > 1})
-
-
 @pytest.mark.parametrize("layout", ["rsicc", "chg2cap"])
 def test_the_words_of_all_splits_are_counted_on_request(folder: Path, layout: LayoutName) -> None:
     """The vocabulary of the released programs is that of their evaluators, in the same order."""
@@ -255,12 +229,6 @@ def test_the_words_of_all_splits_are_counted_on_request(folder: Path, layout: La
     assert len(data.words) > len(captioning(folder, vocabulary_layout=layout, min_count=3).words)
     evaluators = levir_scoring(LevirProtocol(min_count=3, layout=layout), data.dataset.pairs).vocabulary
     assert evaluators is not None and evaluators.tokens == data.vocabulary.tokens
-
-
-def test_decoding_batches_hold_no_text(folder: Path) -> None:
-    data = captioning(folder)
-    batch = PairDataset(data.table("test"))[1]
-    assert set(batch) == {"id", "number", "is_change", "before", "after"} and batch["before"].shape == (1, *SHAPE)
 
 
 def test_bad_input_is_one_sentence(folder: Path, tmp_path: Path) -> None:
@@ -281,22 +249,17 @@ def test_bad_input_is_one_sentence(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "features").symlink_to(folder / "features")
     with pytest.raises(DiffcapError, match="its manifest has no val pairs"):
         CaptionData(str(tmp_path), "toy")
-
-
-def test_images_without_features_are_named(folder: Path, tmp_path: Path) -> None:
-    write_dataset(tmp_path, "toy", folder, pairs(30), {})
-    (tmp_path / "features").symlink_to(folder / "features")
+    write_dataset(tmp_path, "toy", folder, [pair for pair in pairs(30) if not pair.is_distractor], {})
     with pytest.raises(DiffcapError, match=r"images have no features there, the first is default/24\.png"):
         captioning(tmp_path)
+    write_dataset(tmp_path, "toy", folder, [pair for pair in pairs(24) if not pair.is_distractor], {})
+    with pytest.raises(DiffcapError, match="no training scene has a change pair and a distractor pair"):
+        captioning(tmp_path, samples="scenes")
+    with pytest.raises(DiffcapError, match="the stage has no epochs"):
+        assert pretraining(folder).batches_per_epoch
 
 
-def test_the_same_seed_gives_the_same_batches_and_another_does_not(folder: Path) -> None:
-    a, b, c = captioning(folder), captioning(folder), captioning(folder, seed=9)
-    assert all(equal(a.make_batch(step), b.make_batch(step)) for step in (3, 0, 17))
-    assert not np.array_equal(a.make_batch(0)["tokens"], c.make_batch(0)["tokens"])
-
-
-@pytest.mark.parametrize("layout", ["pcl", "rcc", "chg2cap", "clip", "clip_released", "clip_used"])
+@pytest.mark.parametrize("layout", ["pcl", "rcc", "chg2cap", "clip", "clip_used"])
 def test_captions_that_are_cut_are_counted_with_the_length_that_keeps_them(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], layout: Any
 ) -> None:
@@ -401,14 +364,6 @@ def test_ranks_share_scenes_out_whole(folder: Path) -> None:
                 assert torch.equal(share[key], torch.cat(halves)), key
 
 
-def test_scenes_need_distractor_pairs(folder: Path, tmp_path: Path) -> None:
-    write_toy(tmp_path)
-    changes = [pair for pair in pairs(24) if not pair.is_distractor]
-    write_dataset(tmp_path, "toy", tmp_path, changes, {})
-    with pytest.raises(DiffcapError, match="no training scene has a change pair and a distractor pair"):
-        captioning(tmp_path, samples="scenes")
-
-
 @pytest.mark.parametrize("samples", ["captions", "pairs", "scenes"])
 @pytest.mark.parametrize("batch_size", [3, 7, 1000])
 def test_an_epoch_has_the_steps_that_its_samples_need(folder: Path, samples: str, batch_size: int) -> None:
@@ -424,8 +379,3 @@ def test_an_epoch_of_the_adaptation_leaves_out_an_incomplete_batch(folder: Path)
         steps = data.batches_per_epoch
         data.setup("fit")
         assert steps == max(1, len(data.samples) // batch_size)
-
-
-def test_the_tasks_of_the_pre_training_have_no_common_epoch(folder: Path) -> None:
-    with pytest.raises(DiffcapError, match="the stage has no epochs"):
-        assert pretraining(folder).batches_per_epoch

@@ -107,14 +107,6 @@ def test_two_datasets_share_a_vocabulary_whichever_comes_first(folders: dict[str
     assert "bird" in one.words and "bird" not in alone and set(alone) < set(one.words)
 
 
-def test_tasks_that_are_left_out_leave_the_shares_of_the_others(folders: dict[str, Path]) -> None:
-    data = on(folders["pairs"], tasks={"mlm": 1, "mvcl": 12, "fda": 1}, without=["fda"])
-    drawn = Counter(data.schedule.at(step)[0] for step in range(1300))
-    assert drawn.keys() == {"mlm", "mvcl"} and 60 < drawn["mlm"] < 140  # 1 in 13: 100
-    with pytest.raises(DiffcapError, match=r"data\.without has the unknown task 'mvlc'"):
-        on(folders["pairs"], without=["mvlc"])
-
-
 def test_bad_input_is_one_sentence(folders: dict[str, Path], tmp_path: Path) -> None:
     singles, labelled = str(folders["singles"]), str(folders["labelled"])
     with pytest.raises(DiffcapError, match=r"has 'fgvc', but data\.labelled is not set; give its folder"):
@@ -179,9 +171,3 @@ def test_any_place_gives_what_the_whole_row_has_there() -> None:
     for start in (140, 3, 70, 30):  # across the ends of epochs, forwards and back
         assert all(np.array_equal(part, rows[start : start + 10]) for part, rows in zip(pairs.take(start, 10), whole))
     assert not np.array_equal(LabelledPairs(CLASSES, seed=5).take(0, 150)[1], whole[1])
-
-
-def test_an_image_alone_in_its_class_has_others_beside_it() -> None:
-    classes = np.array([0, 1, 1])
-    first, second = LabelledPairs(classes, seed=0).take(0, 12)
-    assert set(second[first == 0]) <= {1, 2} and (first != second).all()

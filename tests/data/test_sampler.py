@@ -8,7 +8,6 @@ import torch
 from torch.utils.data import DataLoader
 
 from diffcap.data.sampler import ShuffledEpochs, StepDataset, TaskSchedule, step_generator
-from diffcap.utils.errors import DiffcapError
 
 
 @pytest.mark.parametrize("size", [1, 7, 40])
@@ -26,12 +25,6 @@ def test_a_stream_opens_at_any_place_in_any_order() -> None:
         assert np.array_equal(stream.take(start, count), whole[start : start + count]), (start, count)
 
 
-def test_epochs_and_seeds_differ() -> None:
-    first, second = ShuffledEpochs(40, 1).take(0, 80).reshape(2, 40)
-    assert not np.array_equal(first, second) and not np.array_equal(first, np.arange(40))
-    assert not np.array_equal(first, ShuffledEpochs(40, 2).take(0, 40))
-
-
 def test_tasks_come_by_their_shares() -> None:
     schedule = TaskSchedule({"mlm": 8, "mvcl": 1, "fda": 2}, seed=1234)
     drawn = [schedule.at(step)[0] for step in range(11_000)]
@@ -41,15 +34,6 @@ def test_tasks_come_by_their_shares() -> None:
     assert runs == pytest.approx((8**2 + 1 + 2**2) / 11**2, abs=0.03)  # drawn one by one, not in turn
 
 
-def test_a_task_counts_its_own_turns() -> None:
-    schedule = TaskSchedule({"a": 1, "b": 3}, seed=0)
-    turns = {"a": 0, "b": 0}
-    for step in range(5000):  # over the border of the blocks that are drawn together
-        task, turn = schedule.at(step)
-        assert turn == turns[task]
-        turns[task] += 1
-
-
 def test_the_task_of_a_step_does_not_depend_on_what_was_asked_before() -> None:
     one, other = TaskSchedule({"a": 1, "b": 1}, seed=5), TaskSchedule({"a": 1, "b": 1}, seed=5)
     late = other.at(9000)
@@ -57,13 +41,6 @@ def test_the_task_of_a_step_does_not_depend_on_what_was_asked_before() -> None:
     assert [one.at(step) for step in range(50)] == [other.at(step) for step in range(50)]
     different = TaskSchedule({"a": 1, "b": 1}, seed=6)
     assert [one.at(step)[0] for step in range(50)] != [different.at(step)[0] for step in range(50)]
-
-
-def test_a_share_of_zero_never_comes_and_none_at_all_is_refused() -> None:
-    schedule = TaskSchedule({"a": 1, "b": 0}, seed=0)
-    assert schedule.tasks == ["a"] and {schedule.at(step) for step in range(3)} == {("a", 0), ("a", 1), ("a", 2)}
-    with pytest.raises(DiffcapError, match="has no task with a share above 0"):
-        TaskSchedule({"a": 0}, seed=0)
 
 
 def test_random_numbers_of_steps_seeds_and_purposes_differ() -> None:

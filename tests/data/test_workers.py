@@ -46,19 +46,6 @@ def test_the_batches_do_not_depend_on_the_number_of_workers(folder: Path, kind: 
             assert same, key
 
 
-def test_maps_are_sent_as_they_are_stored_and_converted_on_the_device(folder: Path) -> None:
-    data = CaptionData(str(folder), "toy", batch_size=4, max_length=20)
-    data.setup("fit")
-    sent = data.make_batch(0)
-    assert sent["before"].dtype == sent["after"].dtype == torch.float16
-    there = data.on_after_batch_transfer(sent, 0)
-    for side in ("before", "after"):
-        assert there[side].dtype == torch.float32 and torch.equal(there[side], sent[side].float())
-    assert torch.equal(there["tokens"], sent["tokens"]) and there.keys() == sent.keys()
-    pixels = torch.zeros(1, 3, 2, 2, dtype=torch.uint8)
-    assert data.on_after_batch_transfer({"before": pixels, "after": [pixels]}, 0)["before"].dtype == torch.uint8
-
-
 @pytest.mark.parametrize("kind", ["float16", "uint8"])
 def test_a_worker_reads_into_shared_memory(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     maps = np.random.default_rng(0).integers(0, 255, (6, 3, 2, 2)).astype(kind)

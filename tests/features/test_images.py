@@ -25,19 +25,6 @@ def test_every_image_once_in_order_of_appearance() -> None:
     assert unique_images(pairs) == ["b", "a", "c"]
 
 
-def test_broken_images_are_named(tmp_path: Path) -> None:
-    good = save(tmp_path / "good.png", 1)
-    (tmp_path / "short.png").write_bytes(good.read_bytes()[:-400])
-    (tmp_path / "text.png").write_text("not a picture")
-    for name, reason in (
-        ("short.png", "truncated"),
-        ("text.png", "cannot|not an image"),
-        ("gone.png", "file not found"),
-    ):
-        with pytest.raises(DiffcapError, match=rf"{name}: .*{reason}"):
-            load_image(tmp_path / name)
-
-
 def test_other_modes_become_rgb(tmp_path: Path) -> None:
     Image.fromarray(np.arange(12, dtype=np.uint8).reshape(3, 4)).save(tmp_path / "gray.png")
     assert load_image(tmp_path / "gray.png").mode == "RGB"
@@ -48,15 +35,6 @@ def test_other_modes_become_rgb(tmp_path: Path) -> None:
         assert np.asarray(load_image(tmp_path / name, values=values))[0].tolist() == [[n] * 3 for n in (0, 1, 128, 255)]
         with pytest.raises(DiffcapError, match=rf"{name}: has more than 8 bits, and the manifest has no range"):
             load_image(tmp_path / name)
-
-
-def test_photographs_stand_upright(tmp_path: Path) -> None:
-    picture, notes = Image.new("RGB", (8, 4)), Image.Exif()
-    picture.paste((255, 0, 0), (0, 0, 4, 4))  # left
-    notes[0x0112] = 6  # to be turned clockwise by a quarter
-    picture.save(tmp_path / "phone.png", exif=notes)
-    seen = load_image(tmp_path / "phone.png")
-    assert seen.size == (4, 8) and seen.getpixel((1, 1)) == (255, 0, 0) and seen.getpixel((1, 6)) == (0, 0, 0)
 
 
 def batches_of(folder: Path, rows: list[int], workers: int = 0) -> ImageData:
@@ -96,13 +74,6 @@ def test_a_broken_image_is_a_sentence_and_the_others_pass(tmp_path: Path, worker
 def test_images_are_decoded_by_several_processes_unless_there_is_one_core(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for row in range(7):
-        save(tmp_path / f"{row}.png", row)
-    alone, together = (list(batches_of(tmp_path, list(range(7)), workers).predict_dataloader()) for workers in (0, 3))
-    assert len(alone) == len(together) == 3
-    for one, other in zip(alone, together):
-        assert torch.equal(one.rows, other.rows) and torch.equal(one.images, other.images)
     for cores, workers in ((1, 0), (2, 2), (64, 4)):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)))
         assert ImageData(str(tmp_path)).num_workers == workers
-        assert ImageData(str(tmp_path), num_workers=1).num_workers == 1

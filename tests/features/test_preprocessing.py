@@ -46,8 +46,3 @@ def test_statistics_and_size() -> None:
     assert tensor.shape == (3, 224, 224)
     expected = [(128 / 255 - mean) / std for mean, std in zip(IMAGENET_MEAN, IMAGENET_STD)]
     torch.testing.assert_close(tensor.mean((1, 2)), torch.tensor(expected))
-
-
-def test_a_picture_of_the_right_size_is_left_as_it_is() -> None:
-    pixels = torch.randint(0, 256, (1, 3, 8, 9), dtype=torch.uint8)
-    assert torch.equal(ResizeNormalize((8, 9)).resize(pixels), pixels.float())

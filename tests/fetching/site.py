@@ -20,7 +20,6 @@ class Page:
     ranges: bool = True
     length: bool = True
     chunked: bool = False
-    headers: dict[str, str] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
     always: str = ""
     pace: float = 0.0  # seconds a kilobyte
@@ -46,7 +45,6 @@ class Site:
         self.asked: list[Asked] = []
         self.sent = 0
         self.address = ""
-        self.busy = self.busiest = 0
         self.over = threading.Event()
         self.lock = threading.Lock()
 
@@ -81,15 +79,10 @@ class _Handler(BaseHTTPRequestHandler):
                     time.monotonic(),
                 )
             )
-            site.busy += 1
-            site.busiest = max(site.busiest, site.busy)
         try:
             self._answer(site.pages.get(self.path))
         except (BrokenPipeError, ConnectionResetError):
             self.close_connection = True
-        finally:
-            with site.lock:
-                site.busy -= 1
 
     def _answer(self, page: Page | None) -> None:
         if page is None:
@@ -105,10 +98,6 @@ class _Handler(BaseHTTPRequestHandler):
             self.site.over.wait(30)
             self.close_connection = True
             return None
-        if word == "meet":  # answered when so many requests are here at a time
-            for _ in range(1000):
-                if self.site.busiest >= int(given) or self.site.over.wait(0.01):
-                    break
         if word == "drop":
             self.close_connection = True
             return None
@@ -126,7 +115,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", page.kind)
         # RFC 9110 leaves Last-Modified out of the response to If-Range.
         modified = "" if status == 206 and page.terse else page.modified
-        for name, value in {"ETag": page.etag, "Last-Modified": modified, **page.headers}.items():
+        for name, value in {"ETag": page.etag, "Last-Modified": modified}.items():
             if value:
                 self.send_header(name, value)
         if status == 206:
@@ -145,11 +134,6 @@ class _Handler(BaseHTTPRequestHandler):
                 self.site.over.wait(30)
             self.close_connection = True
             return
-        if word == "drip":  # a byte now and then
-            for n in range(len(body)):
-                self._pour(page, body[n : n + 1])
-                if self.site.over.wait(0.05):
-                    return
         self._pour(page, body)
         if page.chunked:
             self.wfile.write(b"0\r\n\r\n")

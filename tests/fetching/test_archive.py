@@ -97,29 +97,13 @@ def with_member(name: str, kind: bytes, link: str = "") -> bytes:
     return tar_bytes({"good.txt": b"good"}, member)
 
 
-def encrypted() -> bytes:
-    body = bytearray(zip_bytes({"a": b"secret"}))
-    body[6] |= 1  # in the member's own header and in the list at the end
-    body[body.index(b"PK\x01\x02") + 8] |= 1
-    return bytes(body)
-
-
 REFUSED = {
-    "tar, outside": (tar_bytes({"a": b"a", "../evil": b"b"}), r"'\.\./evil' would be extracted to .*"),
-    "zip, outside": (zip_bytes({"a": b"a", "data/../evil": b"b"}), r"the path 'data/\.\./evil' contains '\.\.'"),
-    "absolute link": (with_member("link", tarfile.SYMTYPE, "/etc"), "'link' is a link or a device"),
-    "link outside": (with_member("link", tarfile.SYMTYPE, "../.."), "'link' is a link or a device"),
-    "link inside": (with_member("link", tarfile.SYMTYPE, "good.txt"), "'link' is a link or a device"),
-    "hard link inside": (with_member("link", tarfile.LNKTYPE, "good.txt"), "'link' is a link or a device"),
+    "outside": (tar_bytes({"a": b"a", "../evil": b"b"}), r"'\.\./evil' would be extracted to .*"),
+    "link": (with_member("link", tarfile.SYMTYPE, "good.txt"), "'link' is a link or a device"),
     "hard link": (with_member("link", tarfile.LNKTYPE, "/etc/passwd"), "'link' is a link or a device"),
-    "character device": (with_member("null", tarfile.CHRTYPE), "'null' is a link or a device"),
-    "block device": (with_member("disk", tarfile.BLKTYPE), "'disk' is a link or a device"),
     "pipe": (with_member("pipe", tarfile.FIFOTYPE), "'pipe' is a link or a device"),
-    "link in a zip file": (zip_bytes({"link": b"/etc"}, stat.S_IFLNK | 0o777), "'link' is a link or a device"),
-    "encrypted": (encrypted(), "'a' is encrypted"),
     "no file": (zip_bytes({}), "it holds no file"),
-    "zip, long name": (zip_bytes({"n" * 300: b"x"}), ".*File name too long.*"),
-    "tar, long name": (tar_bytes({"n" * 300: b"x"}), ".*File name too long.*"),
+    "long name": (zip_bytes({"n" * 300: b"x"}), ".*File name too long.*"),
     "file and folder": (tar_bytes({"a": b"1", "a/b": b"2"}), ".*out.*/a'?"),
 }
 
@@ -130,6 +114,11 @@ def test_what_is_refused(tmp_path: Path, body: bytes, reason: str) -> None:
     with pytest.raises(DiffcapError, match=rf"evil: not extracted \({reason}.*\); get the archive from its publisher"):
         extract(tmp_path / "evil", tmp_path / "out")
     assert tree(tmp_path / "out") == {}
+
+
+def test_a_link_in_a_zip_file_becomes_a_file(tmp_path: Path) -> None:
+    (tmp_path / "a.zip").write_bytes(zip_bytes({"link": b"/etc"}, stat.S_IFLNK | 0o777))
+    assert extract(tmp_path / "a.zip", tmp_path / "out") == 1 and not (tmp_path / "out/link").is_symlink()
 
 
 @pytest.mark.parametrize("form", ["zip", "tar.gz"])
@@ -144,7 +133,7 @@ def test_a_bomb_is_stopped_early(tmp_path: Path, form: str) -> None:
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_cut_archive_leaves_nothing(tmp_path: Path, form: str) -> None:
     body = FORMATS[form]({str(n): bytes([n]) * 5000 for n in range(20)})
-    for share in (0.3, 0.6, 0.9):
+    for share in (0.3, 0.9):
         (tmp_path / "cut").write_bytes(body[: int(share * len(body))])
         with pytest.raises(DiffcapError, match=r"damaged archive .*; delete it and fetch it again"):
             extract(tmp_path / "cut", tmp_path / "out")
@@ -153,14 +142,6 @@ def test_a_cut_archive_leaves_nothing(tmp_path: Path, form: str) -> None:
 
 def flipped(body: bytes, place: int) -> bytes:
     return body[:place] + bytes([body[place] ^ 255]) + body[place + 1 :]
-
-
-def in_bz2(name: str) -> bytes:
-    """A zip file whose member is packed with bz2."""
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", zipfile.ZIP_BZIP2) as archive:
-        archive.writestr(name, bytes(range(256)) * 100)
-    return out.getvalue()
 
 
 def with_size(body: bytes, size: bytes) -> bytes:
@@ -174,13 +155,10 @@ def with_size(body: bytes, size: bytes) -> bytes:
 
 DAMAGED = {
     "nothing": b"",
-    "a web page": b"<html>sign in</html>",
     "a head of gzip": b"\x1f\x8bnonsense",
     "a head of zip": b"PK\x03\x04nonsense",
     "a cut between two members": tar_bytes({"a": b"x" * 512, "b": b"y" * 512})[:1024],
     "a flipped byte": flipped(gzip.compress(tar_bytes({"a": b"x" * 20_000}), 0), 10_000),
-    "a name that is no UTF-8": zip_bytes({"é.txt": b"x"}).replace("é".encode(), b"\xff\xff"),
-    "a damaged bz2 member": flipped(in_bz2("a"), 200),
     "the end of a bz2 file": flipped(bz2.compress(tar_bytes(FILES)), -3),
     # Added to the sum, it would raise the limit; and tarfile would read the same headers again and again.
     "a negative size": with_size(tar_bytes({"a": b"x"}), (256**12 - 512).to_bytes(12, "big")),
@@ -201,13 +179,6 @@ def test_a_fault_of_the_disk_is_not_the_archives(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(Path, "replace", lambda self, goal: (_ for _ in ()).throw(full))
     with pytest.raises(OSError, match="No space left"):
         extract(tmp_path / "a.zip", tmp_path / "out")
-
-
-def test_a_tar_file_whose_first_name_begins_like_a_zip_file(tmp_path: Path) -> None:
-    (tmp_path / "a.tar").write_bytes(tar_bytes({"PK\x03\x04/a.txt": b"1", "PKU/b.txt": b"2"}))
-    assert extract(tmp_path / "a.tar", tmp_path / "out") == 2
-    (tmp_path / "b.tar").write_bytes(tar_bytes({"PKU/b.txt": b"2"}))
-    assert extract(tmp_path / "b.tar", tmp_path / "out") == 1
 
 
 def test_a_file_of_ones_own_is_not_replaced_by_a_folder(tmp_path: Path) -> None:

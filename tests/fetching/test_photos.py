@@ -83,13 +83,6 @@ def test_a_forbidden_photo_is_gone_where_its_host_hands_out_others(birds: Folder
     assert failed(birds)["official/images/6.jpg"] == ("the server answers 403 Forbidden", False)
 
 
-def test_a_host_that_forbids_everything_loses_no_pair(birds: Folder) -> None:
-    for n in range(1, 7):
-        birds.site.pages[f"/photos/{n}"].always = "status 403"
-    assert ") and 5 more; then" in birds.fetch()
-    assert not any(gone for _, gone in failed(birds).values()) and not (birds.out / "manifest.jsonl").exists()
-
-
 def test_a_page_to_log_in_loses_no_pair(birds: Folder) -> None:
     photos = {path: page.body for path, page in birds.site.pages.items() if path.startswith("/photos/")}
 
@@ -121,23 +114,6 @@ def test_a_forbidden_photo_needs_a_clear_no_of_the_mirror_too(birds: Folder, sta
     assert failed(birds)["official/images/6.jpg"] == ("the server answers 403 Forbidden", gone)
 
 
-def test_the_mirror_is_asked_where_the_first_host_is_down(birds: Folder) -> None:
-    page = birds.site.pages["/birds.tsv"]
-    page.body = page.body.replace(birds.site.address.encode(), b"http://127.0.0.1:1")
-    birds.sources(files=[{"url": birds.site.url("/birds.tsv")}], photos={"mirrors": [birds.site.address]})
-    assert birds.fetch() == "" and len(read_dataset(birds.out).pairs) == 5
-
-
-def test_a_photo_that_broke_here_is_not_dropped_in_silence(birds: Folder) -> None:
-    birds.site.pages["/photos/6"].always = "status 404"
-    assert birds.fetch() == ""
-    photo = birds.out / "official/images/2.jpg"
-    photo.write_bytes(photo.read_bytes()[:100])
-    assert "its content differs from the checksum in" in birds.fetch()
-    photo.unlink()
-    assert birds.fetch() == "" and len(read_dataset(birds.out).pairs) == 4
-
-
 def test_photos_on_another_host(birds: Folder) -> None:
     birds.site.pages["/photos/1"].always = "status 404"
     birds.sources(files=[{"url": birds.site.url("/birds.tsv")}], photos={"mirrors": [birds.site.url("/mirror/")]})
@@ -151,10 +127,6 @@ def test_a_photo_that_a_person_brought_is_left_alone(birds: Folder) -> None:
     write_image(birds.out / "official/images/1.png")
     assert birds.fetch() == "" and "/photos/1" not in birds.asked()
     assert "images/1.png" in {pair.before for pair in read_dataset(birds.out).pairs}
-
-
-def test_captions_of_birds_need_the_table_alone(birds: Folder) -> None:
-    assert birds.fetch("--captions_only=true") == "" and birds.asked() == ["/birds.tsv"]
 
 
 @pytest.mark.parametrize(

@@ -107,13 +107,3 @@ def test_two_processes_train_to_the_weights_of_one(place: Path) -> None:
     for name in ("classifier.bias", "matcher.bias", "trunk.image_projection.bias"):
         start = torch.zeros(()) if name.startswith("trunk") else None
         assert start is None or one[f"captioner.{name}"].abs().max() > 1e-3
-
-
-def test_a_changed_dataset_is_another_run(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = second(place, "again", "--data.tasks={fgvc: 1}", "--trainer.max_steps=2", "--trainer.val_check_interval=2")
-    assert in_process(words) is None
-    assert in_process(words) == 0  # already finished
-    write_toy_labelled(tmp_path / "nabirds", images=15)
-    capsys.readouterr()
-    assert in_process([*words, f"--data.labelled={tmp_path / 'nabirds'}"]) is None
-    assert "holds a run with other settings" in capsys.readouterr().out

@@ -99,13 +99,6 @@ def test_two_processes_log_the_losses_of_one(runs: Path, stage: str) -> None:
     assert wanted[stage] <= names
 
 
-def test_training_moved_the_weights(runs: Path) -> None:
-    for stage in STAGES:
-        one = weights(runs / f"{stage}1" / "last.ckpt")
-        assert one["captioner.trunk.image_projection.bias"].abs().max() > 1e-3
-        assert (one["captioner.trunk.embedding_norm.weight"] - 1).abs().max() > 1e-3
-
-
 def test_validation_says_the_same(runs: Path) -> None:
     scores = [(runs / f"finetune{devices}" / "finished.json").read_text() for devices in (1, 2)]
     best = [[line for line in text.splitlines() if '"best"' in line or '"steps"' in line] for text in scores]

@@ -143,15 +143,3 @@ def test_a_trained_backbone_has_its_own_rate(build: Any, plateau: float | None) 
         rate = 1e-5 if name.startswith("images.") else 1e-3
         expected = before[name] - rate if parameter.requires_grad else before[name]
         torch.testing.assert_close(parameter.detach(), expected, atol=1e-7, rtol=1e-6)
-
-
-def test_without_a_rate_of_its_own_a_trained_backbone_is_in_the_group_of_the_rest() -> None:
-    """Runs of earlier versions have these groups."""
-    module = Captioning(from_pixels(trained_layers=("layer3",)), 1e-3, decoder_plateau_factor=0.7)
-    module.trainer = small_trainer()
-    optimizer = module.optimizer()
-    assert [group["name"] for group in optimizer.param_groups] == ["captioner", "decoder"]
-    assert "images" in parts(module, optimizer)["captioner"]
-    single = Captioning(chg2cap_from_pixels(), 1e-3)
-    single.trainer = small_trainer()
-    assert [len(group["params"]) for group in single.optimizer().param_groups] == [len(list(single.parameters()))]

@@ -1,6 +1,5 @@
 """TF32 by accelerator, bfloat16 only where the processor has it, and neither makes an earlier run another one."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +13,6 @@ from tests.toy import write_toy
 
 from diffcap.lit import precision
 from diffcap.lit.precision import cpu_has_bfloat16, set_precision
-from diffcap.lit.run import compared
 from diffcap.utils.errors import DiffcapError
 
 
@@ -70,39 +68,6 @@ def test_the_flags_of_linux(flags: str, expected: bool, tmp_path: Path, monkeypa
     (tmp_path / "cpuinfo").write_text(f"processor : 0\n{flags}\n")
     monkeypatch.setattr(precision, "CPUINFO", tmp_path / "cpuinfo")
     assert cpu_has_bfloat16() == expected
-
-
-def test_without_flags_torch_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precision, "CPUINFO", tmp_path / "none")
-    monkeypatch.setattr(precision.platform, "machine", lambda: "AMD64")
-    for has_it in (False, True):
-        for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
-            monkeypatch.setattr(torch.cpu, name, lambda has_it=has_it: has_it, raising=False)
-        assert cpu_has_bfloat16() == has_it
-    for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):  # an older or newer torch
-        monkeypatch.delattr(torch.cpu, name)
-    assert cpu_has_bfloat16()
-
-
-def test_what_only_allows_it_does_not_make_another_run() -> None:
-    default = {"run": {"out": "a", "matmul_precision": None, "force_bf16": False}}
-    assert compared({"run": {**default["run"], "force_bf16": True}}) == compared(default)
-    assert compared({"run": {**default["run"], "matmul_precision": "high"}}) != compared(default)
-
-
-@pytest.mark.slow
-def test_a_run_records_it_and_refuses_slow_bfloat16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = write_toy(tmp_path / "toy")
-    sizes = [f"--model.captioner.init_args.{size}" for size in ("width=16", "heads=2", "ffn=24", "cross_layers=1")]
-    options = ["--trainer.accelerator=cpu", "--trainer.max_steps=1", "--data.features=toy", f"--data.folder={folder}"]
-    words = command("finetune", [], *sizes, *options, "--data.batch_size=4", f"--run.out={tmp_path / 'run'}")
-    monkeypatch.setattr(precision, "cpu_has_bfloat16", lambda: False)
-    refused = in_process([*words, "--trainer.precision=bf16-mixed"])
-    assert "no instructions for bfloat16" in str(refused) and not (tmp_path / "run/config.yaml").exists()
-    assert in_process([*words, "--run.matmul_precision=high"]) is None
-    assert json.loads((tmp_path / "run/finished.json").read_text())["matmul_precision"] == "high"
-    text = (tmp_path / "run/config.yaml").read_text()
-    assert "  matmul_precision: high\n" in text and "in effect" not in text
 
 
 @pytest.mark.slow

@@ -80,18 +80,6 @@ def test_estimates_of_a_training(clock: Clock, capsys: pytest.CaptureFixture[str
     assert output.err.count("validation, batches: 3 of 3") == 3
 
 
-def test_estimates_know_early_validations_and_accumulated_batches(
-    clock: Clock, capsys: pytest.CaptureFixture[str]
-) -> None:
-    trained(clock, val_check_interval=24, accumulate_grad_batches=2)  # batches: a validation after each 12 steps of 4 s
-    expected = ["step 20: 0.25 steps per second, about 14 min to step 100, with 7 more validations of 75 s"]
-    assert capsys.readouterr().out.splitlines() == expected
-    trained(clock, max_steps=20)
-    assert capsys.readouterr().out == ""
-    trained(clock, max_steps=-1, max_epochs=1, limit_train_batches=25)
-    assert capsys.readouterr().out.splitlines() == ["step 20: 0.5 steps per second, no last step"]
-
-
 @pytest.mark.parametrize("terminal", [False, True])
 def test_a_line_a_minute_where_stderr_is_no_terminal(
     clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], terminal: bool

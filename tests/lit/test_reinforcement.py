@@ -120,21 +120,6 @@ def test_loss_and_gradient_are_those_of_a_loop_over_words(
     assert frozen == {"cbr", "logit_scale"}
 
 
-def test_draws_come_from_seed_and_step_whatever_the_number_of_processes(folder: Path) -> None:
-    data, scenes = data_of(folder), data_of(folder, samples="scenes")
-    assert torch.equal(data.make_batch(3)["draws"], data_of(folder).make_batch(3)["draws"])
-    assert not torch.equal(data.make_batch(3)["draws"], data.make_batch(4)["draws"])
-    assert not torch.equal(data.make_batch(3)["draws"], data_of(folder, seed=6).make_batch(3)["draws"])
-    batch = scenes.make_batch(0)
-    assert len(batch["after"]) == len(batch["pair"]) == len(batch["draws"]) == 2 * len(batch["before"]) == 6
-    table = scenes.train_table
-    assert table.is_change[batch["pair"].numpy()].tolist() == [True] * 3 + [False] * 3
-    for place, pair in enumerate(batch["pair"].tolist()):  # channel 0 names the row in the store
-        rows = table.rows[pair]
-        assert (batch["after"][place, 0, 0, 0] * 16).item() == rows[1]
-        assert (batch["before"][place % 3, 0, 0, 0] * 16).item() == rows[0]
-
-
 def test_what_it_needs_is_said(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = data_of(folder, draws=1)
     with pytest.raises(DiffcapError, match="draws is 1; draw at least 2"):

@@ -1,7 +1,6 @@
 """Learning-rate schedules against their formulas."""
 
 import math
-from itertools import pairwise
 
 import pytest
 
@@ -33,7 +32,7 @@ def test_step_falls_to_a_tenth_at_each_milestone() -> None:
     assert [make_lr_lambda("step", milestones=[0.5, 9], total=6)(step) for step in (2, 3, 8, 9)] == pytest.approx(
         [1, 0.1, 0.1, 0.01]
     )
-    with pytest.raises(DiffcapError, match=r"fractions of trainer\.max_steps, which is not set"):
+    with pytest.raises(DiffcapError, match=r"depends on trainer\.max_steps, which is not set"):
         make_lr_lambda("step", milestones=[0.5], total=-1)
 
 
@@ -50,24 +49,14 @@ def test_linear_ends_at_zero_and_a_warm_up_may_be_a_part_of_the_run() -> None:
     assert [rate(step) for step in (0, 49, 99)] == pytest.approx([0.01, 0.5, 1.0])
     assert [rate(step) for step in (100, 325, 550, 1000, 2000)] == pytest.approx([1, 0.75, 0.5, 0, 0])
     assert [make_lr_lambda("cosine", warmup=0.5, total=4)(step) for step in range(2)] == [0.5, 1]
-    with pytest.raises(DiffcapError, match=r"model\.warmup 0\.1 is a fraction of trainer\.max_steps, which is not set"):
+    with pytest.raises(DiffcapError, match=r"warmup 0\.1 and .* depends on trainer\.max_steps"):
         make_lr_lambda("linear", warmup=0.1, total=-1)
-
-
-def test_constant_after_the_warm_up() -> None:
-    assert [make_lr_lambda("constant", warmup=2)(step) for step in range(4)] == [0.5, 1, 1, 1]
-
-
-@pytest.mark.parametrize("kind", ["noam", "piecewise", "cosine", "linear", "constant"])
-def test_no_warm_up_begins_at_the_full_rate_and_never_grows(kind) -> None:
-    rates = [make_lr_lambda(kind, milestones=[10], total=50)(step) for step in range(50)]
-    assert rates[0] == 1 and all(a >= b for a, b in pairwise(rates)) and min(rates) >= 0
 
 
 @pytest.mark.parametrize("kind", ["cosine", "linear"])
 @pytest.mark.parametrize("total", [0, -1])
 def test_a_schedule_that_ends_with_the_training_needs_its_length(kind, total) -> None:
-    with pytest.raises(DiffcapError, match=rf"model\.schedule {kind} ends at trainer\.max_steps, which is not set"):
+    with pytest.raises(DiffcapError, match=rf"model\.schedule {kind} with .* depends on trainer\.max_steps"):
         make_lr_lambda(kind, warmup=2, total=total)
 
 

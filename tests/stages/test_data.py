@@ -213,9 +213,7 @@ def test_a_misspelt_dataset_of_ones_own_is_recognised(tmp_path: Path) -> None:
     (tmp_path / "data/desk").mkdir(parents=True)
     (tmp_path / "data/desk/manifest.jsonl").touch()
     assert "DATASET=desc is unknown, did you mean desk;" in refused(data("--dataset", "desc", cwd=tmp_path))
-    assert "desk cannot be downloaded; give the folder of its files as DATA=" in refused(
-        data("--dataset", "desk", cwd=tmp_path)
-    )
+    assert "desk cannot be downloaded; give its folder as DATA=" in refused(data("--dataset", "desk", cwd=tmp_path))
 
 
 def test_an_unknown_key_is_an_error(official: Path, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from diffcap.cli import FUNCTIONS, SYNTAX, flags_of
 from diffcap.registry import import_object
-from diffcap.utils.command_line import normalize_arguments
+from diffcap.utils.console import normalize_arguments
 
 FLAGS = flags_of({name: import_object(path) for name, path in FUNCTIONS.items()})
 

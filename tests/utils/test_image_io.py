@@ -4,7 +4,6 @@ import io
 import resource
 import sys
 import tracemalloc
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -91,12 +90,6 @@ def test_transparent_parts_are_white() -> None:
     assert found == [[10, 20, 30], [255, 255, 255]]
 
 
-def test_sixteen_bits_are_scaled() -> None:
-    deep = np.array([[0, 257, 128 * 257, 65_535]], dtype=np.uint16)
-    for source in (deep, encoded(Image.fromarray(deep), "PNG"), encoded(Image.fromarray(deep), "TIFF")):
-        assert np.asarray(read_image(source).image)[0, :, 0].tolist() == [0, 1, 128, 255]
-
-
 def seen(source) -> list[int]:
     pixels = np.asarray(read_image(source).image)
     assert (pixels == pixels[..., :1]).all()
@@ -109,15 +102,11 @@ def seen(source) -> list[int]:
     [
         ("uint16", [0, 16 * 257, 40_000, 65_535], [0, 16, 156, 255], None),
         ("uint16", [0, 1000, 2048, 3900], [0, 62, 128, 243], "at most 3,900, were taken for 12 bits"),
-        ("uint16", [0, 7, 200, 255], [0, 7, 200, 255], "at most 255, were taken for 8 bits"),
         ("int16", [-100, 0, 100, 300], [0, 64, 128, 255], "from -100 to 300, were stretched"),
         ("int32", [0, 7, 200, 255], [0, 7, 200, 255], "at most 255, were taken for 8 bits"),
-        ("int32", [0, 257, 128 * 257, 65_535], [0, 1, 128, 255], None),
         ("int32", [-50_000, 0, 50_000, 150_000], [0, 64, 128, 255], "from -50,000 to 150,000, were stretched"),
         ("uint32", [0, 1 << 30, 1 << 31, (1 << 32) - 1], [0, 64, 128, 255], "from 0 to 4.29497e+09, were stretched"),
-        ("uint32", [0, 257, 128 * 257, 65_535], [0, 1, 128, 255], None),
         ("float32", [0, 0.25, 0.5, 1], [0, 64, 128, 255], None),
-        ("float32", [0, 0.1, 0.2, 0.32], [0, 26, 51, 82], None),
         ("float32", [0.2, 0.7, 1.2, 2.2], [0, 64, 128, 255], "from 0.2 to 2.2, were stretched"),
         ("float32", [np.nan, 250, 300, np.inf], [0, 0, 255, 0], "from 250 to 300, were stretched"),
         ("float32", [-3.4e38, 0.5, 1, 1], [0, 128, 255, 255], None),
@@ -158,8 +147,7 @@ def test_a_tiff_that_pillow_cannot_decode_is_read_by_rasterio(monkeypatch: pytes
     assert "8 x 8 pixels are more than the limit of 50" in refused(tiff(BANDS))
 
 
-@pytest.mark.parametrize("interleave", ["pixel", "band"])
-@pytest.mark.parametrize("bands", [1, 2, 3, 4])
+@pytest.mark.parametrize(("bands", "interleave"), [(1, "pixel"), (2, "band"), (3, "pixel"), (4, "band")])
 @pytest.mark.parametrize(
     ("kind", "largest", "white"),
     [("uint8", 199, 255), ("uint16", 3000, 4095), ("int16", 3000, 4095), ("float32", 1, 1)],
@@ -191,16 +179,6 @@ def test_near_infrared_is_not_transparency() -> None:
         assert len(found.notes) == 1 and note in found.notes[0]
     opaque = Image.fromarray(np.concatenate([colors, np.full_like(mask, 255)], -1))
     assert not read_image(encoded(opaque, "PNG")).notes and not read_image(encoded(opaque, "TIFF")).notes
-
-
-@pytest.mark.parametrize("opacity", ["layer", "feathered"])
-def test_soft_transparency_of_a_tiff_hides_its_pixels(opacity: str) -> None:
-    image = Image.new("RGBA", (40, 20), (200, 0, 0, 0))
-    for x in range(24 if opacity == "layer" else 16):
-        image.paste((200, 0, 0, 128 if opacity == "layer" else 10 * x), (x, 0, x + 1, 20))
-    found = read_image(encoded(image, "TIFF"))
-    assert found.image.getpixel((30, 10)) == (255, 255, 255) and found.image.getpixel((9, 9)) != (200, 0, 0)
-    assert found.notes == ("its transparent parts were made white",)
 
 
 @pytest.mark.parametrize("bands", [1, 3])
@@ -250,14 +228,6 @@ def test_both_images_of_a_pair_have_one_range(
         assert np.array_equal(swapped[0], after) and np.array_equal(swapped[1], before)
 
 
-def test_pairs_of_eight_bits_are_read_as_single_images() -> None:
-    sources = [encoded(scene(mode, (40, 30), seed), "PNG") for seed, mode in enumerate(("RGB", "L", "P", "RGBA", "1"))]
-    for before, after in pairwise(sources):
-        found = read_pair(before, after)
-        for side, source in ((found.before, before), (found.after, after)):
-            assert np.array_equal(np.asarray(side.image), np.asarray(read_image(source).image))
-
-
 DEEP, FLOATS = np.full((8, 9), 999, np.uint16), np.full((8, 9), 0.5, np.float32)
 
 
@@ -292,25 +262,7 @@ def test_notes_on_a_pair(before: Any, after: Any, note: str | None) -> None:
     assert len(notes) == (note is not None) and (note is None or notes[0].startswith(note))
 
 
-def test_the_sizes_of_a_pair_are_those_before_shrinking(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image_io, "SHRINK_ABOVE", 2500)
-    images = [Image.new("RGB", size) for size in ((51, 50), (50, 50), (50, 51))]
-    turned = Image.Exif()
-    turned[0x0112] = 6
-    (note,) = (note for note in shown(images[0], images[1])[2] if "sizes" in note)
-    assert note.startswith("their sizes differ (51 x 50 and 50 x 50 pixels)")
-    notes = shown(encoded(images[2], "PNG", exif=turned), images[0])[2]
-    assert len(notes) == 2 and all("shrunk" in note for note in notes)
-
-
-def test_a_gray_image_beside_one_with_few_colors_is_not_noted() -> None:
-    page = Image.new("RGB", (200, 100), "white")
-    marked = page.copy()
-    marked.paste((220, 20, 20), (0, 0, 20, 20))  # a red button
-    assert not read_pair(page, marked).notes
-
-
-@pytest.mark.parametrize("source", [torch.zeros(4, 4, 3), io.BytesIO(b"x"), [[0, 1]], None, 1])
+@pytest.mark.parametrize("source", [torch.zeros(4, 4, 3), io.BytesIO(b"x"), None])
 def test_other_types_name_the_accepted_ones(source: Any) -> None:
     output = refused(source, name="the image before")
     assert (
@@ -326,28 +278,7 @@ def test_a_url_is_named_with_both_slashes(url: str, tmp_path: Path) -> None:
         assert refused(source) == f"{url}: a URL, not a file; download the image and give its path."
 
 
-@pytest.mark.parametrize("mode", ["I;16", "I", "F", "P", "1"])
-def test_large_images_of_every_mode_are_averaged(monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
-    monkeypatch.setattr(image_io, "SHRINK_ABOVE", 1000)
-    half = np.zeros((80, 160), dtype=np.uint8)
-    half[:, 80:] = 255
-    if mode in ("P", "1"):
-        image = Image.fromarray(255 - half).convert(mode)
-        if mode == "P":  # the white half has the lower number
-            image = Image.fromarray((half > 0).astype(np.uint8))
-            image.putpalette([255, 255, 255, 0, 0, 0])
-            assert image.mode == "P"
-        half = 255 - half
-    else:
-        kind = {"I;16": np.uint16, "I": np.int32, "F": np.float32}[mode]
-        image = Image.fromarray(half.astype(kind) * kind(257) if mode != "F" else half.astype(kind) / kind(255))
-    found = read_image(encoded(image, "TIFF")).image
-    assert found.width * found.height <= 1000 and found.width == 2 * found.height
-    pixels = np.asarray(found)[..., 0]
-    assert (pixels[:, : found.width // 2 - 1] == half[0, 0]).all() and (pixels[:, -5:] == half[0, -1]).all()
-
-
-@pytest.mark.parametrize("mode", ["RGB", "L", "I;16", "P"])
+@pytest.mark.parametrize("mode", ["RGB", "I;16"])
 def test_images_are_turned_upright_once(mode: str) -> None:
     for turn in range(1, 10):
         notes = Image.Exif()
@@ -401,11 +332,3 @@ def test_large_images_are_shrunk_with_a_note(monkeypatch: pytest.MonkeyPatch, ki
     assert min(corner) > 240
     monkeypatch.setattr(image_io, "MAX_PIXELS", 2000)
     assert "160 x 80 pixels are more than the limit of 2,000" in refused(encoded(image, kind))
-
-
-def test_the_callers_image_stays_as_it_is() -> None:
-    image = scene("RGBA")
-    copy = image.copy()
-    read_image(image)
-    assert image.mode == "RGBA" and np.array_equal(np.asarray(image), np.asarray(copy))
-    assert isinstance(read_image(io.BytesIO(encoded(image, "PNG")).getvalue()).image, Image.Image)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from diffcap.datasets.registry import OWN_READER, datasets, get_dataset
 from diffcap.fetching.sources import FetchSettings
-from diffcap.records import SPLITS, ChangePair, Dataset, read_manifest
+from diffcap.records import SPLITS, ChangePair, Dataset, read_json, read_manifest, write_dataset, write_text
 from diffcap.registry import import_object
 from diffcap.utils.console import echo, run
 from diffcap.utils.errors import DiffcapError
@@ -44,7 +44,7 @@ def prepare(
             datasets.
         out: Output folder; data/<dataset> by default.
         missing: What to do with a pair whose image is missing or broken: refuse the dataset, or skip the pair. In both cases
-            problems.txt in the output folder lists the images.
+            problems.txt in the output folder lists the images. Pairs whose photos no longer exist on the web are always skipped.
         check: Decode every image completely (results are stored for the next run), or only check that the file exists.
         captions_only: Check no image. The manifest then serves the stages that read captions only (negatives, vocabulary), and
             dataset.json records it.
@@ -53,14 +53,9 @@ def prepare(
         jitter: Rendered datasets only: variation of camera and light; 0 is none, 1 (default) is about that of CLEVR-Change.
         augmented: second_cc only: keep the augmented views of the training pairs, to train as its authors do.
         fetch: Options of the download.
-
-    Raises:
-        DiffcapError: a file is missing or malformed, or an image is and `missing` is "refuse". Pairs whose photos no longer
-            exist on the web are always skipped and counted.
     """
     from diffcap.datasets import describe, read_pairs
     from diffcap.datasets.images import with_ranges
-    from diffcap.records import write_dataset
     from diffcap.text.vocabulary import build_vocabulary, write_vocabulary
 
     folder = Path(out or f"data/{dataset}")
@@ -70,11 +65,13 @@ def prepare(
         gone: frozenset[str] = frozenset()
         rendered = get_dataset(dataset).rendered
         if rendered:
-            root, render = _render(dataset, folder, source, render)
+            if source is not None:
+                raise DiffcapError(f"{dataset} is rendered and has no source files; omit --source (DATA=).")
+            root = folder / "official"
+            import_object(get_dataset(dataset).renderer or "")(root, **render)
+            render = read_json(root / f"{dataset}.json")
         elif render:
-            raise DiffcapError(
-                f"--{next(iter(render))} is for rendered datasets, and {dataset} is not rendered; omit the option."
-            )
+            raise DiffcapError(f"--{next(iter(render))} is for rendered datasets, not {dataset}; omit the option.")
         elif source is None:
             root, gone = _fetch(dataset, folder, fetch, captions_only, missing)
         else:
@@ -95,8 +92,7 @@ def prepare(
             captioned = {pair.split for pair in records if pair.captions}
             if get_dataset(dataset).pairs and "train" in captioned and "val" not in captioned:
                 raise DiffcapError(
-                    f"{root}: has train pairs and no val pairs with captions, by which training selects a checkpoint; give some pairs "
-                    'the split "val".'
+                    f'{root}: has train pairs and no val pairs with captions, which select a checkpoint; give some pairs the split "val".'
                 )
         settings = {"missing": missing, "check": check, **({"augmented": True} if augmented else {}), **render}
         notes = {
@@ -112,7 +108,11 @@ def prepare(
             words.unlink(missing_ok=True)
         else:
             write_vocabulary(words, vocabulary)
-        moved = _moved(folder, records) if get_dataset(dataset).reader == OWN_READER else 0
+        earlier: dict[tuple[str, ...], str] = {}
+        if get_dataset(dataset).reader == OWN_READER:
+            with suppress(DiffcapError):  # there is no manifest, or it is malformed
+                earlier = {(pair.id, *pair.images): pair.split for pair in read_manifest(folder / "manifest.jsonl")}
+        moved = sum(earlier.get((pair.id, *pair.images), pair.split) != pair.split for pair in records)
         _show(write_dataset(folder, dataset, root, with_ranges(records, ranges), notes), folder)
         if moved:
             echo(
@@ -143,18 +143,6 @@ def _one_at_a_time(folder: Path) -> Iterator[None]:
             folder.rmdir()
 
 
-def _render(dataset: str, folder: Path, source: str | None, settings: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
-    """Render the dataset; returns the folder of the files, and all settings of the rendering."""
-    if source is not None:
-        raise DiffcapError(f"{dataset} is rendered and has no source files; omit --source (DATA=).")
-    from diffcap.records import read_json
-
-    official, renderer = folder / "official", get_dataset(dataset).renderer
-    assert renderer is not None
-    import_object(renderer)(official, **settings)
-    return official, read_json(official / f"{dataset}.json")
-
-
 def _fetch(
     dataset: str, folder: Path, settings: FetchSettings, captions_only: bool, missing: str
 ) -> tuple[Path, frozenset[str]]:
@@ -166,9 +154,7 @@ def _fetch(
         own = {path.parent.name for path in folder.parent.glob("*/manifest.jsonl")}
         known = sorted({*datasets(), *own})
         if dataset in known:
-            raise DiffcapError(
-                f"{dataset} cannot be downloaded; give the folder of its files as DATA=<folder> (--source)."
-            )
+            raise DiffcapError(f"{dataset} cannot be downloaded; give its folder as DATA=<folder> (--source).")
         near = difflib.get_close_matches(dataset, known, n=1)
         raise DiffcapError(
             f"DATASET={dataset} is unknown{f', did you mean {near[0]}' if near else ''}; known datasets: {', '.join(known)}. For "
@@ -190,12 +176,8 @@ def _check(
     """Check the images and the masks; returns the pairs whose files are all readable, and the numbers of skipped pairs and files.
 
     `ranges` is filled, see `check_images`.
-
-    Raises:
-        DiffcapError: images or masks other than `gone` are missing or broken and `missing` is "refuse", or no pair is left.
     """
     from diffcap.datasets.images import MISSING, check_images, image_paths
-    from diffcap.records import write_text
 
     masks = {pair.id: pair.extra["mask"] for pair in pairs if "mask" in pair.extra}
     paths, report = sorted({*image_paths(pairs), *masks.values()}), folder / "problems.txt"
@@ -227,15 +209,6 @@ def _check(
         raise DiffcapError(f"{summary}. No pair is left; check the folder.")
     echo(f"skipped: {summary}.")
     return good, {"pairs": lost, "images": len(problems)}
-
-
-def _moved(folder: Path, pairs: list[ChangePair]) -> int:
-    """Number of the pairs that have another split in the folder's manifest."""
-    try:
-        earlier = {(pair.id, *pair.images): pair.split for pair in read_manifest(folder / "manifest.jsonl")}
-    except DiffcapError:  # there is none, or it is malformed
-        return 0
-    return sum(earlier.get((pair.id, *pair.images), pair.split) != pair.split for pair in pairs)
 
 
 def _show(dataset: Dataset, folder: Path) -> None:
@@ -282,19 +255,17 @@ def _remarks(info: dict[str, Any]) -> list[str]:
     for key in ("image_pairs_in_two_splits", "repeated_captions", "blank_captions"):
         if repetitions[key]:
             lines.append(f"{key.replace('_', ' ')}: {repetitions[key]:,}")
-    return lines + info["notes"] + (_small_splits(info) if get_dataset(info["name"]).reader == OWN_READER else [])
-
-
-def _small_splits(info: dict[str, Any]) -> list[str]:
-    counts = {split: info["splits"][split]["pairs"] for split in SPLITS}
-    uses = {"train": "the dataset serves for evaluation only", "test": "eval and report have nothing to score"}
-    lines = [f"warning: no {split} pairs, so {use}" for split, use in uses.items() if not counts[split]]
-    few = " and ".join(f"{counts[split]} {split}" for split in SPLITS[1:] if 0 < counts[split] < FEW)
-    if few:
-        lines.append(
-            f"warning: only {few} pairs; scores of fewer than {FEW} depend on the choice of the pairs: add pairs, or write "
-            '"split" on every line yourself'
-        )
+    lines += info["notes"]
+    if get_dataset(info["name"]).reader == OWN_READER:
+        counts = {split: info["splits"][split]["pairs"] for split in SPLITS}
+        uses = {"train": "the dataset serves for evaluation only", "test": "eval and report have nothing to score"}
+        lines += [f"warning: no {split} pairs, so {use}" for split, use in uses.items() if not counts[split]]
+        few = " and ".join(f"{counts[split]} {split}" for split in SPLITS[1:] if 0 < counts[split] < FEW)
+        if few:
+            lines.append(
+                f"warning: only {few} pairs; scores of fewer than {FEW} depend on the choice of the pairs: add pairs, or write "
+                '"split" on every line yourself'
+            )
     return lines
 
 

@@ -43,18 +43,17 @@ class FeatureData(pl.LightningDataModule):
         swap: swap the default and the nonsemantic image with probability 1/2 (augmentation of SCORER and DIRL).
         trim: remove padding that no caption of the batch needs; the results are the same where padding is masked.
         val_limit: validate on the first pairs only; null for all.
-        num_workers: worker processes of the data loaders, per rank; 0 loads in the training process; null: 6 beside a GPU,
-            otherwise 0. The batches do not depend on it.
+        num_workers: worker processes of the data loaders, per rank; null: 6 beside a GPU, otherwise 0. The batches do not
+            depend on it.
         seed: of all random choices.
         vocabulary_layout: "pcl", "rcc" for SCORER and DIRL (see `diffcap.text.vocabulary`), or "clip" (see
             `diffcap.text.vocabularies`), or "hub" for the tokens of `base`.
-        changes: protocol of a dataset whose pairs have several changes, "single" or "multi", see `records.take_changes`; null
-            for the dataset's own protocol.
+        changes: protocol of a dataset whose pairs have several changes, see `records.take_changes`; null for the dataset's own.
         multi: `max_length` and `min_count` for the protocol "multi", whose captions are longer; null for the values above.
         vocabulary_with: folders of further datasets whose training captions are counted for the vocabulary; all stages of a
             model need the same ones (IDC-PCL: CUB and Birds-to-Words share a vocabulary).
-        vocabulary_splits: "train", or "all": the captions of val and test are counted for the vocabulary, too (RSICCformer, Chg2Cap,
-            authors' code). All stages of a model need the same.
+        vocabulary_splits: "train", or "all": val and test are counted, too (RSICCformer, Chg2Cap, authors' code). All stages of
+            a model need the same.
         base: the base model of METHOD=vlm; the training stage sets it to the captioner's.
         base_revision: its commit, also set by the training stage.
     """
@@ -135,9 +134,7 @@ class FeatureData(pl.LightningDataModule):
                 "another dataset (make pretrain DATASET=<pairs> EXTRA=nabirds)."
             )
         if not pairs:
-            raise DiffcapError(
-                f"{self.dataset.name}: its manifest has no {split} pairs with captions; add some to the {split} split."
-            )
+            raise DiffcapError(f"{self.dataset.name}: its manifest has no {split} pairs with captions; add some.")
         return pairs
 
     def table(self, split: str) -> PairTable:
@@ -184,11 +181,7 @@ class FeatureData(pl.LightningDataModule):
     def _add_images(
         self, batch: Batch, pairs: np.ndarray, generator: torch.Generator, table: PairTable | None = None
     ) -> Batch:
-        """This rank's part of a global batch, with the feature maps of its pairs.
-
-        Args:
-            pairs: (B,) or (b, 2) indices in `table`, or in the training table.
-        """
+        """This rank's part of a global batch, with the feature maps of its pairs: (B,) or (b, 2) indices in `table`."""
         swap = torch.zeros(len(pairs), dtype=torch.bool)
         if self.swap:
             swap = torch.rand(len(pairs), generator=generator) < 0.5
@@ -207,7 +200,7 @@ class FeatureData(pl.LightningDataModule):
         scenes = scenes[table.caption_counts[scenes].all(1)]
         if not len(scenes):
             raise DiffcapError(
-                f"{self.dataset.name}: no training scene has a change pair and a distractor pair; set data.samples to pairs."
+                f"{self.dataset.name}: no training scene has a change pair and a distractor pair; set data.samples=pairs."
             )
         unmatched = np.setdiff1d(np.flatnonzero(table.caption_counts), scenes)
         if len(unmatched):
@@ -230,7 +223,7 @@ class FeatureData(pl.LightningDataModule):
     def batches_per_epoch(self) -> int:
         """Number of training batches of an epoch; known before `setup`."""
         raise DiffcapError(
-            "the stage has no epochs, since each of its tasks has its own samples; give its lengths in steps (5000, not 5ep)."
+            "the stage has no epochs, as each task has its own samples; give lengths in steps (5000, not 5ep)."
         )
 
     def train_dataloader(self) -> DataLoader:
@@ -298,17 +291,12 @@ class CaptionData(FeatureData):
         samples = self.epochs.take(step * self.batch_size, self.batch_size)
         pairs = self.sample_pairs[samples]
         tokens = table.tokens[samples] if self.samples == "captions" else table.draw_captions(pairs, generator)
-        if self.samples == "scenes":
-            return self._scene_batch(pairs, tokens, generator)
-        batch = {**self._text_entries(tokens, generator), "is_change": torch.from_numpy(table.is_change[pairs]).long()}
-        return self._add_images(batch, pairs, generator)
-
-    def _scene_batch(self, pairs: np.ndarray, tokens: np.ndarray, generator: torch.Generator) -> Batch:
-        """Pairs (b, 2) and captions (b, 2, T) to a batch of change pairs, then distractor pairs; ranks get whole scenes."""
         text = self._text_entries(tokens.reshape(-1, tokens.shape[-1]), generator)
-        text["is_change"] = torch.from_numpy(self.train_table.is_change[pairs].reshape(-1)).long()
-        by_scene = {key: value.unflatten(0, (-1, 2)) for key, value in text.items()}
-        batch = self._add_images(by_scene, pairs, generator)
+        text["is_change"] = torch.from_numpy(table.is_change[pairs].reshape(-1)).long()
+        if self.samples != "scenes":
+            return self._add_images(text, pairs, generator)
+        # Pairs (b, 2) and captions (b, 2, T) to change pairs, then distractor pairs; ranks get whole scenes.
+        batch = self._add_images({key: value.unflatten(0, (-1, 2)) for key, value in text.items()}, pairs, generator)
         return {key: value.transpose(0, 1).flatten(0, 1) if key in text else value for key, value in batch.items()}
 
 
@@ -331,9 +319,7 @@ class AdaptData(FeatureData):
             table = self.train_table
             self.samples = np.flatnonzero(table.is_change[table.caption_pair])
             if not len(self.samples):
-                raise DiffcapError(
-                    f"{self.dataset.name}: has no change pair in the train split; the adaptation needs some."
-                )
+                raise DiffcapError(f"{self.dataset.name}: has no change pair in the train split; add some.")
             self.epochs = ShuffledEpochs(len(self.samples), self.seed)
 
     def make_batch(self, step: int) -> Batch:

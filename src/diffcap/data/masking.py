@@ -17,15 +17,12 @@ def mask_words(
 ) -> tuple[Tensor, Tensor]:
     """Mask words as IDC-PCL does (authors' code).
 
-    Each word is selected with probability `ratio`: 80 % of the selected words become [MASK], 10 % a random id of the whole
-    vocabulary (special tokens included), 10 % are not changed. If no word of a caption is selected, its first word becomes
-    [MASK]. EOS becomes [MASK] with probability `ratio`, and always in a caption without words. BOS and padding are never
-    selected.
+    Each word is selected with probability `ratio` (paper: 0.15): 80 % of the selected words become [MASK], 10 % a random id of the
+    whole vocabulary (special tokens included), 10 % are not changed. If no word of a caption is selected, its first word becomes
+    [MASK]. EOS becomes [MASK] with probability `ratio`, and always in a caption without words. BOS and padding are never selected.
 
     Args:
-        tokens: (B, T), [BOS] words [EOS] padding.
-        eos_id, mask_id: ids of EOS and [MASK].
-        vocabulary_size: V. ratio: probability (paper: 0.15). generator: of the random numbers.
+        tokens: (B, T), [BOS] words [EOS] padding. vocabulary_size: V.
 
     Returns:
         The masked text, (B, T), and the labels, (B, T): the original id at the selected positions, -1 elsewhere.

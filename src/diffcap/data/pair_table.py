@@ -17,15 +17,7 @@ from diffcap.utils.errors import DiffcapError
 
 
 class PairTable:
-    """The pairs of one split with their rows in the feature store and their captions as ids.
-
-    Attributes:
-        images_per_pair: 2, or 1 for single images, which have no "after".
-        tokens: (captions, T) padded ids. caption_pair: (captions,) index of the pair of each caption.
-        caption_counts, first_caption: (pairs,) number of captions of each pair, and index of its first caption.
-        rows: (pairs, images_per_pair) row of each image in the store. swapped_rows: the same with swapped images, see
-            `_swap_images`.
-    """
+    """The pairs of one split with their rows in the feature store and their captions as ids."""
 
     def __init__(
         self, pairs: Sequence[ChangePair], store: FeatureStore, vocabulary: AnyVocabulary, max_length: int
@@ -33,22 +25,18 @@ class PairTable:
         self.store, self.vocabulary, self.max_length = store, vocabulary, max_length
         self.ids = [pair.id for pair in pairs]
         self.is_change = np.array([not pair.is_distractor for pair in pairs])
-        self.images_per_pair = len(pairs[0].images)
+        self.images_per_pair = len(pairs[0].images)  # 2, or 1 for single images, which have no "after"
         if any(len(pair.images) != self.images_per_pair for pair in pairs):
             raise DiffcapError("the manifest has both pairs and single images; put them into separate datasets.")
         columns = zip(*(pair.images for pair in pairs))
-        self.rows = np.stack([store.rows(column) for column in columns], 1)  # (pairs, 2), or (pairs, 1)
+        self.rows = np.stack([store.rows(column) for column in columns], 1)  # in the store: (pairs, images_per_pair)
         self.captions = [caption for pair in pairs for caption in pair.captions]
-        self.caption_pair = np.repeat(np.arange(len(pairs)), [len(pair.captions) for pair in pairs])
-        self.tokens = self.encode(self.captions)
-        self.caption_counts = np.bincount(self.caption_pair, minlength=len(pairs))
-        self.first_caption = np.cumsum(self.caption_counts) - self.caption_counts
+        self.caption_counts = np.array([len(pair.captions) for pair in pairs])  # (pairs,)
+        self.caption_pair = np.repeat(np.arange(len(pairs)), self.caption_counts)  # (captions,) index of the pair
+        self.first_caption = np.cumsum(self.caption_counts) - self.caption_counts  # (pairs,) index in `captions`
+        tokens, distinct = self.encode_distinct(self.captions)
+        self.tokens = tokens[distinct]  # (captions, T) padded ids
         self.swapped_rows = self._swap_images(pairs)
-
-    def encode(self, captions: Sequence[str]) -> np.ndarray:
-        """Sentences to padded ids, (captions, max_length)."""
-        tokens, rows = self.encode_distinct(captions)
-        return tokens[rows]
 
     def encode_distinct(self, captions: Iterable[str]) -> tuple[np.ndarray, np.ndarray]:
         """Sentences to the padded ids of the distinct ones, (d, max_length), and the row of each sentence, (captions,)."""
@@ -87,9 +75,9 @@ class PairTable:
         return swapped
 
     def images(self, pairs: np.ndarray, swap: np.ndarray | None = None) -> Batch:
-        """Feature maps of some pairs, {"before", "after"}: (B, C, h, w) each, float16 or uint8 as in the store.
+        """Feature maps of some pairs, {"before", "after"}: (B, C, h, w) each, float16 or uint8 as in the store; see `maps_as_float`.
 
-        Single images have no "after". See `maps_as_float` for the type that the models need.
+        Single images have no "after".
 
         Args:
             pairs: (B,) indices; or (b, 2) for two pairs of each scene, which have the same before image. Then "before" has b
@@ -123,10 +111,8 @@ class PairTable:
 class PairDataset(Dataset):
     """The first `limit` pairs of a split in order, for decoding; with `text_entries` also their first captions, for validation.
 
-    Indexing with a list gives a batch, so use `identity_collate`.
-
-    Args:
-        text_entries: from padded ids and a generator to the batch's text entries.
+    `text_entries` gives a batch's text entries of padded ids and a generator. Indexing with a list gives a batch, so use
+    `identity_collate`.
     """
 
     def __init__(
@@ -146,9 +132,6 @@ class PairDataset(Dataset):
 
     def __len__(self) -> int:
         return self.count
-
-    def __getitem__(self, index: int) -> Batch:
-        return self.__getitems__([index])
 
     def __getitems__(self, indices: list[int]) -> Batch:
         pairs = np.array(indices)
@@ -170,9 +153,6 @@ class RetrievalDataset(Dataset):
 
     def __len__(self) -> int:
         return len(self.pairs)
-
-    def __getitem__(self, index: int) -> Batch:
-        return self.__getitems__([index])
 
     def __getitems__(self, indices: list[int]) -> Batch:
         table, pairs = self.table, self.pairs[indices]

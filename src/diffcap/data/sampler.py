@@ -16,11 +16,7 @@ Batch = dict[str, Any]
 
 
 def step_generator(seed: int, step: int, purpose: int = 0) -> torch.Generator:
-    """The random generator of one training step, the same on every rank and in every worker process.
-
-    Args:
-        purpose: any integer; steps with another purpose get independent generators.
-    """
+    """The random generator of one training step, the same on every rank and in every worker process; independent for each `purpose`."""
     state = np.random.SeedSequence([seed, step, purpose]).generate_state(2, np.uint32)
     return torch.Generator().manual_seed(int(state[0]) << 31 | int(state[1]) >> 1)
 
@@ -42,34 +38,29 @@ class ShuffledEpochs:
         self.size, self.seed = size, seed
         self._permutations: dict[int, np.ndarray] = {}
 
-    def _draw_permutation(self, epoch: int) -> np.ndarray:
-        return np.random.default_rng([self.seed, epoch]).permutation(self.size)
-
     def take(self, start: int, count: int) -> np.ndarray:
         """Elements `start` ... `start + count - 1` of the sequence, (count,)."""
+
+        def draw_permutation(epoch: int) -> np.ndarray:
+            return np.random.default_rng([self.seed, epoch]).permutation(self.size)
+
         positions = np.arange(start, start + count)
         epochs = positions // self.size
         parts = []
         for epoch in np.unique(epochs):
-            permutation = cached_epoch(self._permutations, int(epoch), self._draw_permutation)
+            permutation = cached_epoch(self._permutations, int(epoch), draw_permutation)
             parts.append(permutation[positions[epochs == epoch] % self.size])
         return np.concatenate(parts)
 
 
 class TaskSchedule:
-    """One random task per training step, the same on every rank.
-
-    Args:
-        shares: relative frequency of each task, e.g. `{"mlm": 8, "mvcl": 1, "fda": 2}`.
-    """
+    """One random task per training step, the same on every rank; `shares` are the relative frequencies, e.g. `{"mlm": 8, "fda": 2}`."""
 
     def __init__(self, shares: Mapping[str, int], seed: int) -> None:
         self.tasks = [task for task, share in shares.items() if share > 0]
         weights = np.array([shares[task] for task in self.tasks], dtype=float)
         if not self.tasks:
-            raise DiffcapError(
-                "data.tasks has no task with a share above 0; give one to at least one of mlm, mvcl, fda."
-            )
+            raise DiffcapError(f"data.tasks has no task with a share above 0; give one to {', '.join(shares)}.")
         self._probabilities, self._seed = weights / weights.sum(), seed
         self._task_indices = np.zeros(0, dtype=np.int64)  # of the first steps, extended in blocks
 

@@ -22,8 +22,7 @@ WORKERS = 6  # beside a GPU: calculated, three times the rate of an assumed step
 def worker_options(num_workers: int | None, trainer: Any) -> dict[str, Any]:
     """Arguments of a `DataLoader`: worker processes, and pinned memory beside a GPU.
 
-    Args:
-        num_workers: per rank; None: 6 beside a GPU, at most its share of the CPU cores, otherwise 0.
+    `num_workers` is per rank; None: 6 beside a GPU, at most its share of the CPU cores, otherwise 0.
     """
     on_cuda = isinstance(getattr(trainer, "accelerator", None), CUDAAccelerator)
     if num_workers is None:
@@ -33,13 +32,9 @@ def worker_options(num_workers: int | None, trainer: Any) -> dict[str, Any]:
     if num_workers:
         # "fork" also where it is not the default, because the trainer cannot be pickled.
         options |= {"multiprocessing_context": "fork", "persistent_workers": True, "prefetch_factor": 2}
-        options["worker_init_fn"] = _leave_process_group
+        # Out of the process group, which gets a terminal's signals: a training needs its workers until its step has ended.
+        options["worker_init_fn"] = lambda worker: os.setpgid(0, 0)
     return options
-
-
-def _leave_process_group(worker: int) -> None:
-    """Leave the process group, to which terminals and `timeout` send signals: a training needs its workers until its step has ended."""
-    os.setpgid(0, 0)
 
 
 def read_maps(store: FeatureStore, rows: np.ndarray) -> Tensor:

@@ -5,9 +5,8 @@ The folder holds one of two formats:
 * `.npy` (SCORER, DIRL): one array per image, `features/CLEVR_default_000123.png.npy`, `sc_features/...`, `nsc_features/...`, or the
   same file names anywhere in the folder, if they are unique;
 * pickles (IDC-PCL): `img.pkl`, `sc_img.pkl`, `nsc_img.pkl` in the folder or in its `full/`, each a dict from image name without
-  extension to array; or a single pickle with any name for all images (the authors do not document the name of the one for
-  birds). Pickles are read without executing code (`diffcap.utils.unpickling`), one at a time. Each is read completely: 40,000 maps of
-  2048 x 7 x 7 in float32 need 16 GB of memory.
+  extension to array; or a single pickle with any name for all images (birds). Each is read completely, without executing code:
+  40,000 maps of 2048 x 7 x 7 in float32 need 16 GB of memory.
 
 An array is (C, h, w), (1, C, h, w), or (C, h * h), as IDC-PCL's features of birds.
 """
@@ -32,24 +31,23 @@ _PREFIXES = {"images": "", "bef": "", "sc_images": "sc_", "aft": "sc_", "nsc_ima
 
 
 def fill_store(dataset: Dataset, source: str | Path, store: str | Path) -> int:
-    """Import the features of all images of a dataset, and describe their origin in the store's `source.json`.
+    """Import the features of all images of a dataset from the authors' folder, and describe their origin in the store's `source.json`.
 
-    Args:
-        source: folder of the authors' files. store: folder of the store.
-
-    Returns:
-        Number of imported images; images that the store has already from the same files are not imported again.
+    Returns the number of imported images; images that the store has already from the same files are not imported again.
     """
     source, paths = Path(source), unique_images(dataset.pairs)
     if not source.is_dir():
         raise DiffcapError(f"{source}: no such folder; give the folder of the authors' features.")
     pickles = _find_pickles(source)
-    origin = _assign_pickles(paths, pickles, source) if pickles else _find_arrays(paths, source)
+    if missing := {_prefix(path) for path in paths} - set(pickles) if pickles else set():
+        names = ", ".join(sorted(f"{prefix}img.pkl" for prefix in missing))
+        raise DiffcapError(
+            f"{source}: {names} is missing; put it into the same folder as {next(iter(pickles.values())).name}."
+        )
+    origin = {path: pickles[_prefix(path)] for path in paths} if pickles else _find_arrays(paths, source)
     done: set[str] = set()  # images that the store has already; known only after the store was opened below
     parts = _read_pickles(paths, pickles, done) if pickles else _read_arrays(paths, origin, done)
-    first = next(parts, None)
-    if first is None:
-        raise DiffcapError(f"{source}: no features of images of {dataset.name} found; check the folder.")
+    first = next(parts)
     shape = first[1].shape
     meta = {"library": "authors", "form": "pickles" if pickles else "npy"}
     writer = StoreWriter(store, paths, shape, meta, image_stamps([origin[path] for path in paths]))
@@ -59,9 +57,7 @@ def fill_store(dataset: Dataset, source: str | Path, store: str | Path) -> int:
     try:
         for path, array in chain([first], parts):
             if array.shape != shape:
-                raise DiffcapError(
-                    f"{origin[path]}: {path} has features of {array.shape}, others of {shape}; fetch it again."
-                )
+                raise DiffcapError(f"{origin[path]}: features of {array.shape}, others of {shape}; fetch it again.")
             if path not in done:
                 writer.write(np.array([row_of[path]]), array[None])
     finally:
@@ -94,17 +90,6 @@ def _find_pickles(source: Path) -> dict[str, Path]:
 
 def _prefix(path: str) -> str:
     return _PREFIXES.get(PurePosixPath(path).parent.name, "")
-
-
-def _assign_pickles(paths: Sequence[str], pickles: dict[str, Path], source: Path) -> dict[str, Path]:
-    """Image -> the pickle that should hold its features."""
-    missing = {_prefix(path) for path in paths} - set(pickles)
-    if missing:
-        names = ", ".join(sorted(f"{prefix}img.pkl" for prefix in missing))
-        raise DiffcapError(
-            f"{source}: {names} is missing; put it into the same folder as {next(iter(pickles.values())).name}."
-        )
-    return {path: pickles[_prefix(path)] for path in paths}
 
 
 def _read_pickles(paths: Sequence[str], pickles: dict[str, Path], done: set[str]) -> Iterator[tuple[str, Array]]:
@@ -149,9 +134,7 @@ def _find_arrays(paths: Sequence[str], source: Path) -> dict[str, Path]:
                 found[path] = files[0]
                 break
             if len(files) > 1:
-                raise DiffcapError(
-                    f"{source}: {len(files)} files are named {name} (first {files[0]}); keep one of them."
-                )
+                raise DiffcapError(f"{source}: {len(files)} files are named {name}; keep one of them.")
     _check_none_missing([path for path in paths if path not in found], len(paths), source)
     return found
 
@@ -175,9 +158,7 @@ def _read_arrays(paths: Sequence[str], files: dict[str, Path], done: set[str]) -
 def _to_map(array: Any, where: str) -> Array:
     """Convert an array of any of the three shapes to (C, h, w)."""
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiu":
-        raise DiffcapError(
-            f"{where}: expected an array of numbers, found {type(array).__name__}; fetch the file again."
-        )
+        raise DiffcapError(f"{where}: expected numbers, found {type(array).__name__}; fetch the file again.")
     if array.ndim == 4 and len(array) == 1:
         array = array[0]
     if array.ndim == 2 and math.isqrt(array.shape[1]) ** 2 == array.shape[1]:

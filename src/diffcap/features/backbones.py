@@ -50,7 +50,6 @@ def own_networks() -> dict[str, str]:
     return {name: path for name, path in networks.items() if path}
 
 
-@cache
 def libraries() -> tuple[str, ...]:
     """The names of all libraries."""
     return ("torchvision", "open_clip", "timm", *own_networks(), "pixels")
@@ -61,7 +60,7 @@ class Backbone(nn.Module):
 
     Args:
         trunk: preprocessed images (B, 3, H, W) to a feature map (B, C, h, w).
-        preprocess: RGB image to (3, H, W).
+        preprocess: RGB image to (3, H, W) float32: normalised, or for `pixels` whole numbers from 0 to 255.
         description: JSON values that identify the network, see `describe`.
         pool_size: (h, w) of an adaptive average pooling of the map; None: no pooling.
     """
@@ -75,25 +74,19 @@ class Backbone(nn.Module):
     ) -> None:
         super().__init__()
         self.trunk = trunk.eval().requires_grad_(False)
-        self._preprocess = preprocess
-        self._description = description
-        self.pool_size = pool_size
+        self.preprocess, self._description, self.pool_size = preprocess, description, pool_size
 
     def forward(self, images: Tensor) -> Tensor:
         """Preprocessed images (B, 3, H, W) to features (B, C, h, w)."""
         features = self.trunk(images)
         return F.adaptive_avg_pool2d(features, self.pool_size) if self.pool_size else features
 
-    def preprocess(self, image: Image.Image) -> Tensor:
-        """RGB image to (3, H, W) float32: normalised, or for `pixels` whole numbers from 0 to 255."""
-        return self._preprocess(image)
-
     def describe(self) -> dict[str, Any]:
         """JSON values that are equal for two backbones if, and only if, their features are equal."""
         return {
             **self._description,
             "weights_sha256": state_hash(self.trunk),
-            "preprocessing": self._preprocess.describe(),
+            "preprocessing": self.preprocess.describe(),
             "pool": self.pool_size,
         }
 
@@ -123,32 +116,29 @@ def build_backbone(
     """Build a backbone. The options of the extraction stage for `layer` and `pool_size` are `stage` and `pool`.
 
     Args:
-        library: the library of the network.
-        network: name of the network in this library; None for pixels, and for the library of a dataset or a method.
+        network: its name in the library; None for pixels, and for the library of a dataset or a method.
         layer: the layer that gives the map, see the table above. None: the last layer; not allowed for torchvision.
         weights: "default" (downloaded by the library), "random" (seed 0, for tests), or the path of a weights file.
         pool_size: rows and columns of the map after average pooling; None: no pooling.
-        image_size: height and width of `pixels` and of the images that a torchvision network gets, by default (224, 224); the
-            networks of other libraries have fixed sizes.
-        image_std: standard deviations of R, G, B that the input of a torchvision network is divided by, on a scale from 0 to 1;
-            by default those of its weights.
+        image_size: height and width of `pixels` and of the input of a torchvision network, by default (224, 224).
+        image_std: standard deviations of R, G, B from 0 to 1 for a torchvision network; by default those of its weights.
     """
     if library not in libraries():
         raise DiffcapError(f"The library {library} of the backbone is unknown; choose one of {', '.join(libraries())}.")
-    if image_size is not None and library not in ("pixels", "torchvision"):
-        raise DiffcapError(
-            f"--model.image_size is only for pixels and torchvision; {library} has a fixed size: remove the option."
-        )
-    if image_std is not None and library != "torchvision":
-        raise DiffcapError(f"--model.image_std is only for torchvision; {library} has its own: remove the option.")
+    for option, given, users in (
+        ("image_size", image_size, ("pixels", "torchvision")),
+        ("image_std", image_std, ("torchvision",)),
+    ):
+        if given is not None and library not in users:
+            raise DiffcapError(f"--model.{option} is only for {' and '.join(users)}, not for {library}: remove it.")
+    size = None if image_size is None else (image_size[0], image_size[1])
     if library == "pixels":
         if weights != "default" or network is not None or layer is not None or pool_size is not None:
             raise DiffcapError(
-                "pixels have no network, stage, pool or weights: remove these options; CLIP's weights for CLIP4IDC are "
-                "given to its training, as WEIGHTS=FILE with METHOD=clip4idc."
+                "pixels have no network, stage, pool or weights: remove these options; a captioner of pixels gets its weights in "
+                "training, as WEIGHTS=FILE."
             )
-        resize = ResizeOnly() if image_size is None else ResizeOnly((image_size[0], image_size[1]))
-        return Backbone(nn.Identity(), resize, {"library": library, "dtype": "uint8"})
+        return Backbone(nn.Identity(), ResizeOnly(size or (224, 224)), {"library": library, "dtype": "uint8"})
     if library not in own_networks() and not network:
         raise DiffcapError(f"--model.network is missing: give the name of a network of {library}.")
     name = network or ""
@@ -160,8 +150,8 @@ def build_backbone(
         else:
             build = {"torchvision": _torchvision, "open_clip": _open_clip, "timm": _timm}[library]
             trunk, preprocess = build(name, layer, weights), preprocessing_of(library, name)
-    if image_size is not None:
-        preprocess = replace(preprocess, size=(image_size[0], image_size[1]))
+    if size is not None:
+        preprocess = replace(preprocess, size=size)
     if image_std is not None:
         preprocess = replace(preprocess, std=(image_std[0], image_std[1], image_std[2]))
     description = {"library": library, "network": network, "stage": layer}
@@ -171,11 +161,7 @@ def build_backbone(
 
 
 def preprocessing_of(library: str, network: str) -> ResizeNormalize:
-    """The preprocessing of a network's own weights by the library's metadata, without building the network.
-
-    Args:
-        library: torchvision, open_clip or timm. network: see `build_backbone`.
-    """
+    """The preprocessing of a network's own weights (torchvision, open_clip or timm) by the library's metadata; builds no network."""
     if library == "torchvision":
         if network in _TRANSFORM_INPUT:
             return ResizeNormalize(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
@@ -247,7 +233,7 @@ class _SingleOutput(nn.Module):
 
     def __init__(self, extractor: nn.Module) -> None:
         super().__init__()
-        self.extractor = extractor
+        self.extractor = extractor  # its name is part of the hash of the weights
 
     def forward(self, images: Tensor) -> Tensor:
         return self.extractor(images)["map"]
@@ -269,7 +255,7 @@ def _open_clip(network: str, layer: str | int | None, weights: str) -> nn.Module
         tower = {name.removeprefix("visual."): value for name, value in state.items() if name.startswith("visual.")}
         load_weights(visual, tower or state, weights)
     # The tokens pass the tower's final LayerNorm, as the class token does.
-    return _Intermediate(visual, _layer_number(layer, "open_clip"), normalize_intermediates=True)
+    return _Intermediate(visual, layer, "open_clip", normalize_intermediates=True)
 
 
 def _timm_settings(network: str) -> dict[str, Any]:
@@ -311,20 +297,22 @@ def _timm(network: str, layer: str | int | None, weights: str) -> nn.Module:
             if wanted.keys() - state.keys() or all(state[name].numel() == wanted[name].numel() for name in wanted):
                 state = converted
         load_weights(model, state, weights)
-    return _Intermediate(model, _layer_number(layer, "timm"))
+    return _Intermediate(model, layer, "timm")
 
 
 class _Intermediate(nn.Module):
     """The map of one layer, without class tokens, by `forward_intermediates` of timm and open_clip."""
 
-    def __init__(self, network: nn.Module, layer: int | None, **options: bool) -> None:
+    def __init__(self, network: nn.Module, layer: str | int | None, library: str, **options: bool) -> None:
         super().__init__()
         self.network, self.layer, self.options = network, layer, options
         if not hasattr(network, "forward_intermediates"):
             raise DiffcapError(f"{type(network).__name__} has no intermediate maps; choose another network.")
+        if layer is not None and not str(layer).removeprefix("-").isdecimal():
+            raise DiffcapError(f"--model.stage={layer} is not a block of {library}; give its number, or null.")
 
     def forward(self, images: Tensor) -> Tensor:
-        indices = 1 if self.layer is None else [self.layer]
+        indices = 1 if self.layer is None else [int(self.layer)]
         try:
             found = self.network.forward_intermediates(  # type: ignore[operator]
                 images, indices=indices, intermediates_only=True, output_fmt="NCHW", **self.options
@@ -333,12 +321,3 @@ class _Intermediate(nn.Module):
             raise DiffcapError(f"--model.stage={self.layer}: {error}; give another number.") from None
         maps = found["image_intermediates"] if isinstance(found, dict) else found
         return maps[-1]
-
-
-def _layer_number(layer: str | int | None, library: str) -> int | None:
-    try:
-        return None if layer is None else int(layer)
-    except ValueError:
-        raise DiffcapError(
-            f"--model.stage={layer} is not valid for {library}; give the number of a block, or null."
-        ) from None

@@ -20,8 +20,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from diffcap.features.convolutions import conv_block, with_weights
 from diffcap.features.preprocessing import ResizeNormalize
+from diffcap.features.weights import conv_block, with_weights
 
 SHIPPED = Path(__file__).with_name("blocks_backbone.safetensors")
 WIDTH, HEIGHT = 128, 96
@@ -65,7 +65,7 @@ class BlocksNetwork(nn.Module):
     """(B, 3, 96, 128) images to (B, 107, 4, 6) features.
 
     Args:
-        norm: use batch norm, for training; the network that ships has none, see `convolutions.fuse_batch_norms`.
+        norm: use batch norm, for training; the network that ships has none, see `weights.fuse_batch_norms`.
     """
 
     mean: Tensor

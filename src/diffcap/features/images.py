@@ -75,14 +75,9 @@ class ImageData(pl.LightningDataModule):
 
     def __init__(self, folder: str, batch_size: int = 64, num_workers: int | None = None) -> None:
         super().__init__()
-        self.folder = Path(folder)
-        self.batch_size = batch_size
+        self.folder, self.batch_size = Path(folder), batch_size
         cores = available_cores()
         self.num_workers = (min(4, cores) if cores > 1 else 0) if num_workers is None else num_workers
-        self._rows: Rows = np.empty(0, dtype=np.int64)
-        self._files: list[Path] = []
-        self._preprocess: Callable[[Image.Image], Tensor] | None = None
-        self._ranges: Mapping[Path, Values] = {}
 
     def assign(
         self,
@@ -91,17 +86,8 @@ class ImageData(pl.LightningDataModule):
         preprocess: Callable[[Image.Image], Tensor],
         ranges: Mapping[Path, Values] | None = None,
     ) -> None:
-        """Set the images to load.
-
-        Args:
-            rows: rows of the store that are wanted. files: image file of every row of the store, in order.
-            preprocess: the preprocessing of the backbone.
-            ranges: range of values of each file with more than 8 bits, see `ChangePair.ranges`.
-        """
-        self._rows = rows
-        self._files = list(files)
-        self._preprocess = preprocess
-        self._ranges = ranges or {}
+        """Set the images to load: the wanted rows of the store, the image file of every row, and ranges as in `ChangePair.ranges`."""
+        self._rows, self._files, self._preprocess, self._ranges = rows, list(files), preprocess, ranges or {}
 
     def batches(self) -> list[Rows]:
         """The rows of each batch: k * batch_size to (k + 1) * batch_size, if at least one of them is wanted.
@@ -114,8 +100,6 @@ class ImageData(pl.LightningDataModule):
 
     def predict_dataloader(self) -> DataLoader[ImageBatch]:
         """The batches of this rank; every batch is on one rank, and a rank without batches gets an empty one."""
-        if self._preprocess is None:
-            raise RuntimeError("call assign() first")
         rank, world = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
         # Lightning skips the last hooks of a rank without batches, and the other ranks would wait for it there.
         mine = self.batches()[rank::world] or [np.empty(0, dtype=np.int64)]
@@ -128,10 +112,7 @@ class ImageData(pl.LightningDataModule):
 
 
 def image_stamps(files: Sequence[Path], ranges: Mapping[Path, Values] | None = None) -> list[str]:
-    """Size and modification time of each file, "" if it is missing, to detect replaced images.
-
-    The two numbers of its range of values follow, if it is in `ranges`, see `ChangePair.ranges`.
-    """
+    """Size and modification time of each file, and its range of values if it is in `ranges`; "" if it is missing."""
     stamps = []
     for file in files:
         found = file.stat() if file.is_file() else None

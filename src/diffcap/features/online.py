@@ -16,12 +16,7 @@ _OPTION = "--backbone-weights"
 
 
 def backbone_of(meta: Mapping[str, Any], weights: str | None = None) -> Backbone:
-    """Build the backbone that computed the features of a store.
-
-    Args:
-        meta: `FeatureStore.meta`, which is also stored in checkpoints.
-        weights: path of the backbone's weights; None: the default weights of the library.
-    """
+    """Build the backbone of a store's `meta`, which checkpoints have too; `weights`: a file instead of the library's default."""
     library: Any = meta.get("library")
     name = meta.get("network") or library
     if library not in libraries():
@@ -76,10 +71,7 @@ def _clip_name(meta: Mapping[str, Any]) -> str:
 
 @torch.no_grad()
 def features_of(backbone: Backbone, images: Tensor, meta: Mapping[str, Any]) -> Tensor:
-    """Compute features with the values and the type that a store would return.
-
-    Args:
-        images: (B, 3, H, W), preprocessed. meta: see `backbone_of`.
+    """Compute features of preprocessed images (B, 3, H, W) with the values and the type that a store would return.
 
     Returns:
         (B, C, h, w) float32, rounded to float16; uint8 for pixels.

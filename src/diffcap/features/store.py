@@ -24,6 +24,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -48,15 +49,7 @@ ARRAYS: dict[str, tuple[str, np.dtype[Any]]] = {
 }
 # Keys of `meta.json` that must be equal if a captioner reads another store than the one that it was trained with.
 _COMPATIBILITY_KEYS = (
-    "shape",
-    "dtype",
-    "library",
-    "network",
-    "stage",
-    "weights_sha256",
-    "quick_gelu",
-    "preprocessing",
-    "pool",
+    *("shape", "dtype", "library", "network", "stage", "weights_sha256", "quick_gelu", "preprocessing", "pool"),
 )
 CHECKSUM_THREADS = 4  # a fast disk reads faster than one thread computes checksums
 _DECODING_THREADS = 4  # Pillow decodes and resizes without the interpreter's lock
@@ -69,10 +62,9 @@ def read_meta(folder: Path) -> dict[str, Any]:
     """Content of `meta.json`."""
     remedy = f"delete {folder} if it exists, and write it with {extract_command(folder, {})}"
     meta = read_json(folder / "meta.json", "feature store", remedy)
-    version = meta.get("version") if isinstance(meta, dict) else None
-    if version != VERSION:
+    if meta.get("version") != VERSION:
         raise DiffcapError(
-            f"{folder}: a feature store of version {version}, but this program reads version {VERSION}; delete the folder "
+            f"{folder}: a feature store of version {meta.get('version')}, but this program reads version {VERSION}; delete the folder "
             "and extract again."
         )
     return dict(meta)
@@ -81,12 +73,7 @@ def read_meta(folder: Path) -> dict[str, Any]:
 def read_index(folder: Path) -> tuple[list[str], list[str]]:
     """Image path and stamp of each row."""
     index = read_json(folder / "index.json", "index of the feature store", "delete the folder and extract again")
-    try:
-        return index["paths"], index["stamps"]
-    except (KeyError, TypeError):
-        raise DiffcapError(
-            f'{folder / "index.json"}: "paths" or "stamps" is missing; delete {folder} and extract again.'
-        ) from None
+    return index["paths"], index["stamps"]
 
 
 def read_done(folder: Path, count: int) -> npt.NDArray[np.bool_]:
@@ -115,7 +102,7 @@ def checksums(array: Array, rows: Iterable[int]) -> npt.NDArray[np.uint32]:
     # The threads end with this call, because data loading workers are forked later.
     with ThreadPoolExecutor(CHECKSUM_THREADS) as pool:
         parts = pool.map(checksums_of, np.array_split(np.asarray(rows), CHECKSUM_THREADS))
-        return np.array([checksum for part in parts for checksum in part], dtype=np.uint32)
+        return np.array([*chain.from_iterable(parts)], dtype=np.uint32)
 
 
 def check_kind(folder: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
@@ -126,18 +113,6 @@ def check_kind(folder: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]
             raise DiffcapError(
                 f"{folder}: holds features of another kind ({key} there is {_short(found.get(key))}, now "
                 f"{_short(wanted.get(key))}); use the same settings as before, delete the folder, or choose another name."
-            )
-
-
-def _check_compatible(folder: Path, found: Mapping[str, Any], trained_on: Mapping[str, Any]) -> None:
-    """Refuse features of another kind than those that a captioner was trained on."""
-    for key in _COMPATIBILITY_KEYS:
-        if key == "weights_sha256" and trained_on.get(key) is None:
-            continue  # an imported captioner; the hash is unknown
-        if found.get(key) != trained_on.get(key):
-            raise DiffcapError(
-                f"{folder}: its features have {key} {_short(found.get(key))}, the captioner was trained on "
-                f"{_short(trained_on.get(key))}; extract with that backbone and its weights."
             )
 
 
@@ -177,37 +152,32 @@ def read_content(file: Path) -> bytes:
 
 
 class FeatureStore(ABC):
-    """A complete store, read-only; create it with `open`.
-
-    Attributes:
-        folder: of the store. meta: content of `meta.json`.
-        shape: (C, H, W) of one image. dtype: float16, or uint8 for pixels.
-    """
+    """A complete store, read-only; create it with `open`."""
 
     def __init__(self, folder: Path, meta: dict[str, Any], paths: list[str]) -> None:
-        self.folder, self.meta = folder, meta
+        self.folder, self.meta, self._paths = folder, meta, paths  # `meta`: content of `meta.json`
         channels, height, width = meta["shape"]
-        self.shape = channels, height, width
-        self.dtype = ARRAYS[meta["dtype"]][1]
-        self._paths = paths
+        self.shape = channels, height, width  # of one image
+        self.dtype = ARRAYS[meta["dtype"]][1]  # float16, or uint8 for pixels
         self._index = {path: row for row, path in enumerate(paths)}
 
     @staticmethod
     def open(folder: str | Path, trained_on: Mapping[str, Any] | None = None) -> "FeatureStore":
-        """Open a complete store.
-
-        Args:
-            folder: of the store.
-            trained_on: `meta` of the store that a captioner was trained with; the features must be of the same kind.
+        """Open a complete store; with `trained_on` (`meta` of a captioner's store) only if its features are of the same kind.
 
         Raises:
-            DiffcapError: there is no store, it has another version, it is incomplete or truncated, or its backbone, weights,
-                preprocessing or shape are not those of `trained_on`.
+            DiffcapError: there is no store, it has another version, it is incomplete or truncated, or its features are of another kind.
         """
         folder = Path(folder)
         meta = read_meta(folder)
-        if trained_on is not None:
-            _check_compatible(folder, meta, trained_on)
+        for key in _COMPATIBILITY_KEYS:
+            if trained_on is None or (key == "weights_sha256" and trained_on.get(key) is None):
+                continue  # the hash of an imported captioner is unknown
+            if meta.get(key) != trained_on.get(key):
+                raise DiffcapError(
+                    f"{folder}: its features have {key} {_short(meta.get(key))}, the captioner was trained on "
+                    f"{_short(trained_on.get(key))}; extract with that backbone and its weights."
+                )
         paths, stamps = read_index(folder)
         if meta.get(FROM_FILES):
             return _ImageFileStore(folder, meta, paths, stamps)
@@ -215,16 +185,6 @@ class FeatureStore(ABC):
 
     def __len__(self) -> int:
         return len(self._index)
-
-    @property
-    @abstractmethod
-    def data_files(self) -> list[Path]:
-        """The files that `read` reads."""
-
-    @property
-    @abstractmethod
-    def row_bytes(self) -> float:
-        """Mean number of bytes that are read for one image."""
 
     def rows(self, paths: Sequence[str]) -> Rows:
         """Row numbers of n image paths (as in the manifest), (n,) int64."""
@@ -237,23 +197,16 @@ class FeatureStore(ABC):
             ) from None
 
     def read(self, rows: Rows, out: Array | None = None) -> Array:
-        """Copy rows out of the store, and compare them with their checksums.
+        """Copy rows (n,) out of the store to (n, C, H, W) of `dtype`, `out` or a new array, and compare them with their checksums.
 
         A row that differs is an error. The store then counts as incomplete, so that the next extraction repairs it.
-
-        Args:
-            rows: (n,) row numbers. out: (n, C, H, W) of `dtype`, where the copy is written; None: a new array.
-
-        Returns:
-            (n, C, H, W) of `dtype`, in the order of `rows`.
         """
         out = np.empty((len(rows), *self.shape), dtype=self.dtype) if out is None else out
         self._read_into(out, np.asarray(rows, dtype=np.int64))
         return out
 
     @abstractmethod
-    def _read_into(self, out: Array, rows: Rows) -> None:
-        """Copy rows to `out`, and check them."""
+    def _read_into(self, out: Array, rows: Rows) -> None: ...
 
     def _incomplete(self, fault: str) -> DiffcapError:
         command = extract_command(self.folder, self.meta)
@@ -270,7 +223,7 @@ class _ArrayStore(FeatureStore):
             raise self._incomplete(f"extraction is not complete ({done.sum()} of {len(paths)} images done)")
         if not done.all():  # rows of images that the dataset had before
             self._index = {path: row for path, row in self._index.items() if done[row]}
-        self._array = self._map(self.data_files[0], self.dtype, self.shape)
+        self._array = self._map(folder / ARRAYS[meta["dtype"]][0], self.dtype, self.shape)
         self._sums = self._map(folder / SUMS, np.dtype("<u4"), ())
         # In shared memory, so that forked data loading workers check each row only once.
         self._verified = np.frombuffer(mmap.mmap(-1, max(1, len(paths))), dtype=np.bool_)
@@ -279,20 +232,8 @@ class _ArrayStore(FeatureStore):
         shape = (len(self._paths), *row_shape)
         size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         if file_size(file) < size:
-            raise self._incomplete(
-                f"{file.name}: truncated, {file_size(file)} bytes, but {len(self._paths)} images need {size}"
-            )
+            raise self._incomplete(f"{file.name}: truncated, {file_size(file)} bytes, but {size} are needed")
         return np.memmap(file, dtype=dtype, mode="r", shape=shape).view(np.ndarray)  # slices of a memmap are slower
-
-    @property
-    def data_files(self) -> list[Path]:
-        """The array."""
-        return [self.folder / ARRAYS[self.meta["dtype"]][0]]
-
-    @property
-    def row_bytes(self) -> float:
-        """Bytes that are read for one image."""
-        return float(np.prod(self.shape)) * self.dtype.itemsize
 
     def _read_into(self, out: Array, rows: Rows) -> None:
         for index in np.argsort(rows, kind="stable").tolist():  # reading in ascending order is faster
@@ -327,16 +268,6 @@ class _ImageFileStore(FeatureStore):
         self._root = read_root(folder.parent.parent)
         height, width = meta["preprocessing"]["size"]
         self._preprocess = ResizeOnly((height, width))
-
-    @property
-    def data_files(self) -> list[Path]:
-        """The image files."""
-        return [self._root / path for path in self._paths]
-
-    @property
-    def row_bytes(self) -> float:
-        """Mean size of an image file."""
-        return sum(map(file_size, self.data_files)) / len(self._paths)
 
     def _read_into(self, out: Array, rows: Rows) -> None:
         # The threads end with this call, because data loading workers are forked later.

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from diffcap.features.convolutions import conv_block, with_weights
 from diffcap.features.preprocessing import ResizeNormalize
+from diffcap.features.weights import conv_block, with_weights
 
 SHIPPED = Path(__file__).with_name("tiles_backbone.safetensors")
 IMAGE = 256  # width and height of the input in pixels
@@ -40,7 +40,7 @@ class TilesNetwork(nn.Module):
     """(B, 3, 256, 256) images to (B, 72, 8, 8) features.
 
     Args:
-        norm: use batch norm, for training; the network that ships has none, see `convolutions.fuse_batch_norms`.
+        norm: use batch norm, for training; the network that ships has none, see `weights.fuse_batch_norms`.
     """
 
     mean: Tensor

@@ -1,5 +1,6 @@
-"""Read, download, check and hash the weights of backbones."""
+"""Read, download, check and hash the weights of backbones; and convolutions with batch norm for those that the package ships."""
 
+import copy
 import hashlib
 import logging
 from collections.abc import Callable
@@ -8,27 +9,24 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from diffcap.checkpoints.hub_access import offline_reason, without_requests
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.unpickling import error_reason
-
-# Common wrappers of state dicts: keys of a dict that holds one, and the prefix that DataParallel adds to the names.
-_WRAPPERS = ("state_dict", "model_state_dict", "model")
-_PREFIX = "module."
 
 # For messages: make's variable, which is also an option of the stages, and what needs no file. `online` has another option.
 WEIGHTS = "WEIGHTS"
 OFFLINE_HINT = ", or use OFFLINE=yes to try diffcap with the small networks that ship with it"
 
 T = TypeVar("T")
+Network = TypeVar("Network", bound=nn.Module)
 
 
 def read_state_dict(path: str | Path, option: str | None = None) -> dict[str, Tensor]:
     """Read a state dict from a `.safetensors` file, or from a `.pth`, `.pt` or `.bin` file (without executing code).
 
-    Args:
-        option: of the command line that gives the path, for messages; by default that of the backbone's weights.
+    `option` of the command line, in messages, gives the path; by default that of the backbone's weights.
     """
     path = Path(path)
     if not path.is_file():
@@ -45,21 +43,19 @@ def read_state_dict(path: str | Path, option: str | None = None) -> dict[str, Te
             f"{path}: cannot be read as a safetensors or PyTorch weights file ({error_reason(error)}); fetch it again or "
             "save it as a plain state dict."
         ) from None
-    for wrapper in _WRAPPERS:
+    # Keys of a dict that holds the state dict.
+    for wrapper in ("state_dict", "model_state_dict", "model"):
         if isinstance(state, dict) and isinstance(state.get(wrapper), dict):
             state = state[wrapper]
             break
     if not isinstance(state, dict) or not state or not all(isinstance(value, Tensor) for value in state.values()):
         raise DiffcapError(f"{path}: not a state dict of tensors; save it with `torch.save(model.state_dict(), ...)`.")
-    return {name.removeprefix(_PREFIX): value for name, value in state.items()}
+    # DataParallel adds the prefix.
+    return {name.removeprefix("module."): value for name, value in state.items()}
 
 
 def load_weights(network: nn.Module, state: dict[str, Tensor], source: str) -> None:
-    """Load all parameters and buffers of `network`; other entries of `state` (a classifier, a text tower) are ignored.
-
-    Args:
-        source: of the state dict, for the message.
-    """
+    """Load all parameters and buffers of `network`; other entries of `state`, of the file `source`, are ignored (a classifier)."""
     wanted = network.state_dict()
     optional = "num_batches_tracked"  # missing in files from before 2018, and not used for inference
     missing = [name for name in wanted if name not in state and not name.endswith(optional)]
@@ -78,7 +74,7 @@ def load_weights(network: nn.Module, state: dict[str, Tensor], source: str) -> N
 
 
 def state_hash(network: nn.Module) -> str:
-    """Return the SHA-256 of names, shapes and values of all parameters and buffers; it does not depend on the file format."""
+    """SHA-256 of names, shapes and values of all parameters and buffers; it does not depend on the file format."""
     digest = hashlib.sha256()
     for name, value in sorted(network.state_dict().items()):
         if name.endswith("num_batches_tracked"):
@@ -89,13 +85,44 @@ def state_hash(network: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def clip_weights(network: str, from_file: bool = False) -> tuple[str, str, dict[str, Any]]:
-    """Return the name of an open_clip model, a tag of its weights, and open_clip's settings of this tag (mean, quick_gelu, url, ...).
+def conv_block(
+    inputs: int,
+    outputs: int,
+    kernel: int,
+    stride: int = 1,
+    padding: int | tuple[int, int] = 0,
+    norm: bool = False,
+    dilation: int = 1,
+) -> nn.Sequential:
+    """Convolution, batch norm (if `norm`) and ReLU."""
+    conv = nn.Conv2d(inputs, outputs, kernel, stride, padding, dilation)
+    return nn.Sequential(conv, nn.BatchNorm2d(outputs) if norm else nn.Identity(), nn.ReLU(inplace=True))
 
-    Args:
-        network: NAME or NAME:TAG, as `open_clip.list_pretrained(as_str=True)` gives them. Without TAG: the tag "openai", or the
-            first if there is no such tag; "" and no settings if there are no tags.
-        from_file: the weights are in a file, which has no tag.
+
+def fuse_batch_norms(network: Network) -> Network:
+    """A copy for inference, in which every batch norm of a `conv_block` is folded into the convolution before it."""
+    network = copy.deepcopy(network).eval()
+    for module in network.modules():
+        if isinstance(module, nn.Sequential) and len(module) == 3 and isinstance(module[1], nn.BatchNorm2d):
+            conv = module[0]
+            assert isinstance(conv, nn.Conv2d)
+            module[0], module[1] = fuse_conv_bn_eval(conv, module[1]), nn.Identity()
+    return network
+
+
+def with_weights(network: Network, weights: str, shipped: Path) -> Network:
+    """The network with the weights of a file, "random", or "default": those that ship with the package."""
+    if weights != "random":
+        path = shipped if weights == "default" else Path(weights)
+        load_weights(network, read_state_dict(path), str(path))
+    return network
+
+
+def clip_weights(network: str, from_file: bool = False) -> tuple[str, str, dict[str, Any]]:
+    """Name of an open_clip model, a tag of its weights, and open_clip's settings of this tag (mean, quick_gelu, url, ...).
+
+    `network` is NAME or NAME:TAG, as in `open_clip.list_pretrained(as_str=True)`. Without TAG: the tag "openai", or the first if there
+    is no such tag; "" and no settings if there are no tags. Weights `from_file` have no tag.
     """
     import open_clip
     from open_clip.pretrained import get_pretrained_cfg
@@ -118,7 +145,7 @@ def clip_weights(network: str, from_file: bool = False) -> tuple[str, str, dict[
 
 
 def describe_clip(network: str) -> dict[str, Any]:
-    """Return JSON values for `meta.json`: the name, the tag if it is given, and QuickGELU where the tag has it and the name does not."""
+    """JSON values for `meta.json`: the name, the tag if it is given, and QuickGELU where the tag has it and the name does not."""
     import open_clip
 
     name, tag, settings = clip_weights(network)
@@ -127,11 +154,7 @@ def describe_clip(network: str) -> dict[str, Any]:
 
 
 def pretrained_clip(network: str) -> Any:
-    """Return an open_clip model with the weights of a tag, with their activation and preprocessing.
-
-    Args:
-        network: NAME or NAME:TAG, see `clip_weights`.
-    """
+    """An open_clip model with the weights of a tag, with their activation and preprocessing; `network` as in `clip_weights`."""
     import open_clip
 
     name, tag, cfg = clip_weights(network)
@@ -148,11 +171,7 @@ def pretrained_clip(network: str) -> Any:
 
 
 def download(network: str, url: str, fetch: Callable[[], T]) -> T:
-    """Run a library's download function.
-
-    Args:
-        network: name of the network, for the message. url: of the file, for the message. fetch: the download function.
-    """
+    """Run `fetch`, a library's download function; the message of a failure has the `network` and the `url` of its file."""
     try:
         with without_requests(reason := offline_reason()):
             if reason:

@@ -34,7 +34,7 @@ from diffcap.features.store import (
     read_index,
     read_meta,
 )
-from diffcap.records import write_json, write_text
+from diffcap.records import update_text, write_json, write_text
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.files import atomic_write
 
@@ -43,7 +43,6 @@ _FLOAT16_MAX = float(np.finfo(np.float16).max)
 # synchronising after every batch would take longer than computing the batch.
 _SYNC_BYTES = 64 << 20
 _SYNC_SECONDS = 0.5
-_PROGRESS_BYTES = 64 << 20  # bytes checked per update of the progress bar
 
 
 @contextmanager
@@ -55,12 +54,6 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def _as_json(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values as they are read back from a JSON file: tuples are lists."""
-    converted: dict[str, Any] = json.loads(json.dumps(values))
-    return converted
-
-
 class StoreWriter:
     """Creates or extends a store with an array; several processes can write into the same folder at the same time.
 
@@ -69,15 +62,11 @@ class StoreWriter:
     their checksums, but only if the files do not match `verified.json`. Rows of images that are not in `paths` are kept.
 
     Args:
-        folder: of the store; it is created.
         paths: distinct images whose features are wanted.
         shape: (C, H, W) of one image's features.
         meta: JSON values that identify the backbone, see `Backbone.describe`.
         stamps: size and time of each image file, in the order of `paths`, to detect changed images; "" for a missing file,
             which keeps its features. None: changes are not detected.
-
-    Attributes:
-        paths: image of each row, also of rows that are not wanted.
     """
 
     def __init__(
@@ -89,21 +78,29 @@ class StoreWriter:
         stamps: Sequence[str] | None = None,
     ) -> None:
         self.folder, self.shape = Path(folder), shape
-        self.meta = _as_json({"version": VERSION, "shape": shape, "dtype": "float16", **meta})
+        # As it is read back from a JSON file: tuples are lists.
+        self.meta = json.loads(json.dumps({"version": VERSION, "shape": shape, "dtype": "float16", **meta}))
         self._file, self._dtype = ARRAYS[self.meta["dtype"]]
         self._row_bytes = int(np.prod(shape)) * self._dtype.itemsize
         with _locked(self.folder):
             is_new = not (self.folder / "meta.json").is_file()
             stale = self._assign_rows(paths, [""] * len(paths) if stamps is None else stamps, is_new)
             self._mark_lost_rows(stale, is_new)
-            self._write_files()
+            # After the marks: if the process is killed here, no row is marked whose image is not in the index.
+            for name, size in ((self._file, self._row_bytes), (DONE, 1), (SUMS, 4)):
+                with (self.folder / name).open("ab") as file:  # sparse; disk space is used when a row is written
+                    if file.tell() < len(self.paths) * size:
+                        file.truncate(len(self.paths) * size)
+            write_json(self.folder / "index.json", {"paths": self.paths, "stamps": self._stamps})
+            write_json(self.folder / "meta.json", self.meta)
+            update_text(self.folder / VERIFIED, self._state())
         self._data, self._sums = (os.open(self.folder / name, os.O_RDWR) for name in (self._file, SUMS))
         self._unmarked: list[int] = []
         self._synced_at = time.monotonic()
 
     def _assign_rows(self, paths: Sequence[str], stamps: Sequence[str], is_new: bool) -> list[int]:
         """Give each new image a row after those of the store; returns the rows of images whose file has changed."""
-        self.paths: list[str] = []
+        self.paths: list[str] = []  # image of each row, also of rows that are not wanted
         self._stamps: list[str] = []
         if not is_new:
             check_kind(self.folder, read_meta(self.folder), self.meta)
@@ -130,7 +127,8 @@ class StoreWriter:
             done[:] = False  # without meta.json, it is unknown which images the rows are of
         for name, size in ((self._file, self._row_bytes), (SUMS, 4)):
             done[file_size(self.folder / name) // size :] = False
-        if done.any() and not self._is_verified():
+        verified = self.folder / VERIFIED
+        if done.any() and not (verified.is_file() and verified.read_bytes() == self._state().encode()):
             self._check_rows(done)
         if not done[self._wanted].all():
             (self.folder / COMPLETE).unlink(missing_ok=True)
@@ -138,27 +136,9 @@ class StoreWriter:
         if len(lost):
             mark(self.folder, lost, done=False)
 
-    def _write_files(self) -> None:
-        # After the marks: if the process is killed here, no row is marked whose image is not in the index.
-        for name, size in ((self._file, self._row_bytes), (DONE, 1), (SUMS, 4)):
-            with (self.folder / name).open("ab") as file:  # sparse; disk space is used when a row is written
-                if file.tell() < len(self.paths) * size:
-                    file.truncate(len(self.paths) * size)
-        write_json(self.folder / "index.json", {"paths": self.paths, "stamps": self._stamps})
-        write_json(self.folder / "meta.json", self.meta)
-        self._write_verified()
-
     def _state(self) -> str:
         stats = {name: (self.folder / name).stat() for name in (self._file, SUMS)}
         return json.dumps({name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()})
-
-    def _is_verified(self) -> bool:
-        path = self.folder / VERIFIED
-        return path.is_file() and path.read_bytes() == self._state().encode()
-
-    def _write_verified(self) -> None:
-        if not self._is_verified():
-            write_text(self.folder / VERIFIED, self._state())
 
     def _check_rows(self, done: Array) -> None:
         """Compare all done rows with their checksums, and set `done` (n,) to False for those that differ."""
@@ -169,7 +149,7 @@ class StoreWriter:
         data = np.memmap(self.folder / self._file, np.uint8, mode="r", shape=(int(rows[-1]) + 1, self._row_bytes))
         sums = np.fromfile(self.folder / SUMS, "<u4")
         with progress_bar("checking features", len(rows)) as advance:
-            for part in np.array_split(rows, 1 + len(rows) * self._row_bytes // _PROGRESS_BYTES):
+            for part in np.array_split(rows, 1 + len(rows) * self._row_bytes // _SYNC_BYTES):
                 done[part] = checksums(data, part) == sums[part]
                 advance(len(part))
         damaged = rows[~done[rows]]
@@ -186,21 +166,14 @@ class StoreWriter:
         return np.sort(self._wanted[~done[self._wanted]])
 
     def write(self, rows: Rows, features: Array) -> None:
-        """Write the features of some rows.
+        """Write the features (n, C, H, W) of some rows (n,); pixels are whole numbers from 0 to 255.
 
-        Args:
-            rows: (n,) row numbers.
-            features: (n, C, H, W), any float type; pixels are whole numbers from 0 to 255. Values outside the range of the stored
-                type are clipped with a warning (it happens for untrained networks); NaN and infinity are errors.
+        Values outside the range of the stored type are clipped with a warning (untrained networks); NaN and infinity are errors.
         """
-        if features.shape[1:] != self.shape:  # would overwrite other rows
-            raise ValueError(f"expected features of shape {self.shape}, got {features.shape[1:]}")
         finite = np.isfinite(features).all(axis=(1, 2, 3))
         if not finite.all():
             first = self.paths[int(rows[finite.argmin()])]
-            raise DiffcapError(
-                f"{first}: its features are infinite or not a number; check the weights file, then run again."
-            )
+            raise DiffcapError(f"{first}: its features are infinite or not a number; check the weights file.")
         low, high = (0, 255) if self._dtype.kind == "u" else (-_FLOAT16_MAX, _FLOAT16_MAX)
         clipped = np.clip(features, low, high)
         if not np.array_equal(clipped, features):
@@ -236,7 +209,7 @@ class StoreWriter:
                 f"{self.paths[int(missing[0])]}; run the same command again."
             )
         write_text(self.folder / COMPLETE, f"{len(self._wanted)} images\n")
-        self._write_verified()
+        update_text(self.folder / VERIFIED, self._state())
 
 
 def _write_at(file: int, data: bytes, offset: int) -> None:
@@ -253,21 +226,22 @@ def write_file_store(
     shape: tuple[int, int, int],
     meta: Mapping[str, Any],
 ) -> int:
-    """Create or update a store without an array. Files that have not changed since the last time are not read again.
+    """Create or update a store without an array; returns the number of files that were read. Unchanged files are not read again.
 
     The files are read, not decoded: `make data` has decoded them.
 
     Args:
-        folder: of the store; it is created. paths: distinct images, relative to the dataset's root.
-        files, stamps: file of each image, and its size and time, see `image_stamps`.
-        shape: (3, H, W) of the resized images. meta: JSON values of the backbone, see `Backbone.describe`.
-
-    Returns:
-        The number of files that were read.
+        paths, files, stamps: of the distinct images, see `image_stamps`. shape: (3, H, W) of the resized images.
+        meta: JSON values of the backbone, see `Backbone.describe`.
     """
-    meta = _as_json({"version": VERSION, "shape": shape, **meta, FROM_FILES: True})
+    meta = json.loads(json.dumps({"version": VERSION, "shape": shape, **meta, FROM_FILES: True}))
     with _locked(folder):
-        known = _known_sums(folder, meta)
+        known: dict[tuple[str, str], int] = {}  # checksum of each image and stamp of the complete store in the folder
+        if (folder / "meta.json").is_file():
+            check_kind(folder, read_meta(folder), meta)
+            old_paths, old_stamps = read_index(folder)
+            if (folder / COMPLETE).is_file() and file_size(folder / SUMS) == 4 * len(old_paths):
+                known = dict(zip(zip(old_paths, old_stamps), np.fromfile(folder / SUMS, dtype="<u4").tolist()))
         keys = list(zip(paths, stamps, strict=True))
         if list(known) == keys:
             return 0
@@ -282,41 +256,24 @@ def write_file_store(
     return len(new)
 
 
-def _known_sums(folder: Path, meta: Mapping[str, Any]) -> dict[tuple[str, str], int]:
-    """(path, stamp) -> checksum of each image of a complete store in the folder; empty if there is none."""
-    if not (folder / "meta.json").is_file():
-        return {}
-    check_kind(folder, read_meta(folder), meta)
-    paths, stamps = read_index(folder)
-    if not (folder / COMPLETE).is_file() or file_size(folder / SUMS) != 4 * len(paths):
-        return {}
-    return dict(zip(zip(paths, stamps), np.fromfile(folder / SUMS, dtype="<u4").tolist()))
-
-
 def _checksums_of_files(files: Sequence[Path], num_images: int) -> list[int]:
     """CRC-32 of each file; `num_images` of the store are for the message."""
     from diffcap.utils.progress import progress_bar
 
-    sums: list[int] = []
-    problems: list[str] = []
-    with ThreadPoolExecutor(CHECKSUM_THREADS) as pool, progress_bar("reading image files", len(files)) as advance:
-        for result in pool.map(_checksum_or_problem, files):
-            if isinstance(result, str):
-                problems.append(result)
-            else:
-                sums.append(result)
+    def checksum_or_problem(file: Path) -> int | str:
+        try:
+            return zlib.crc32(read_content(file))
+        except DiffcapError as error:
+            return str(error).removesuffix(".")
+        finally:
             advance(1)
-    if problems:
+
+    with ThreadPoolExecutor(CHECKSUM_THREADS) as pool, progress_bar("reading image files", len(files)) as advance:
+        results = list(pool.map(checksum_or_problem, files))
+    if problems := [result for result in results if isinstance(result, str)]:
         count = "1 image file" if len(problems) == 1 else f"{len(problems):,} image files"
         raise DiffcapError(
             f"{problems[0]} ({count} of {num_images:,} cannot be read; `make data` lists all missing and broken images, and "
             "renders those of a rendered dataset again)."
         )
-    return sums
-
-
-def _checksum_or_problem(file: Path) -> int | str:
-    try:
-        return zlib.crc32(read_content(file))
-    except DiffcapError as error:
-        return str(error).removesuffix(".")
+    return [result for result in results if isinstance(result, int)]

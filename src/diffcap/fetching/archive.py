@@ -1,12 +1,11 @@
 """Extract an untrusted archive safely: regular files below one folder, and nothing else.
 
-Links, devices, paths that lead out of the folder, and archives of implausible size are refused. Members are extracted into a
-temporary folder first, so that a damaged or refused archive leaves no file behind.
+No file is written outside, no link or device is made, and archives of implausible size are refused. Members are extracted into
+a temporary folder first, so that a damaged or refused archive leaves no file behind.
 """
 
 import errno
 import shutil
-import stat
 import tarfile
 import zipfile
 from pathlib import Path, PurePosixPath
@@ -15,10 +14,8 @@ from diffcap.utils.errors import DiffcapError
 
 _MIN_LIMIT = 1 << 30  # bytes; the default size limit is never below it
 _MAX_RATIO = 200  # extracted bytes / archive bytes; about 20 for text, 1,000 for zeros
-_BLOCK = 512  # bytes of a tar header
 # File system errors that are caused by the names in an archive; others (no space, no permission) are raised unchanged.
 _NAME_ERRORS = (errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG)
-_CHUNK = 1 << 20
 
 
 class DamagedArchive(DiffcapError):
@@ -35,11 +32,9 @@ def is_archive(path: Path) -> bool:
 
 
 def extract(archive: Path, folder: Path, strip: str = "", limit: int | None = None) -> int:
-    """Extract a zip or tar file (also .gz, .bz2, .xz) into a folder; existing files of the same names are replaced.
+    """Extract a zip or tar file (also .gz, .bz2, .xz; by its content) into a folder; existing files of the same names are replaced.
 
     Args:
-        archive: the file; its content decides the format, not its name.
-        folder: created if it does not exist.
         strip: leading folder to remove from members' names that have it ("data" turns data/a.png into a.png).
         limit: maximum sum of the members' sizes in bytes; by default 200 times the archive's size, but at least 1 GiB.
 
@@ -48,14 +43,18 @@ def extract(archive: Path, folder: Path, strip: str = "", limit: int | None = No
 
     Raises:
         DamagedArchive: the archive is damaged. DiffcapError: it is unsafe. No file is extracted in both cases.
-        OSError: a file cannot be written (no space, no permission).
     """
     limit = max(_MIN_LIMIT, _MAX_RATIO * archive.stat().st_size) if limit is None else limit
     temporary = folder / f".{archive.name}.unpacking"  # on the same disk, so that moving is renaming
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     try:
-        (_extract_tar if tarfile.is_tarfile(archive) else _extract_zip)(archive, temporary, limit)
+        if tarfile.is_tarfile(archive):
+            _extract_tar(archive, temporary, limit)
+        else:
+            with zipfile.ZipFile(archive) as package:
+                _check_size(sum(member.file_size for member in package.infolist()), limit)  # no more than this is read
+                package.extractall(temporary)  # below the folder; a link becomes a file
         return _move_files(temporary, folder, PurePosixPath(strip))
     except OSError as error:
         if error.errno in _NAME_ERRORS:
@@ -83,20 +82,6 @@ def _damage(archive: Path, error: Exception) -> DamagedArchive:
     return DamagedArchive(f"{archive}: damaged archive ({reason:.100}); delete it and fetch it again.")
 
 
-def _extract_zip(archive: Path, folder: Path, limit: int) -> None:
-    with zipfile.ZipFile(archive) as package:
-        members = package.infolist()
-        for member in members:
-            if member.flag_bits & 1:
-                raise _Refused(f"{member.filename!r:.100} is encrypted")
-            if ".." in PurePosixPath(member.filename).parts:  # zipfile would remove it, and extract to another path
-                raise _Refused(f"the path {member.filename!r:.100} contains '..'")
-            if stat.S_IFMT(member.external_attr >> 16) not in (0, stat.S_IFREG, stat.S_IFDIR):
-                raise _Refused(f"{member.filename!r:.100} is a link or a device")
-        _check_size(sum(member.file_size for member in members), limit)  # zipfile reads no more than this
-        package.extractall(folder)
-
-
 def _extract_tar(archive: Path, folder: Path, limit: int) -> None:
     size = 0
 
@@ -112,11 +97,9 @@ def _extract_tar(archive: Path, folder: Path, limit: int) -> None:
     with tarfile.open(archive) as package:
         package.extractall(folder, filter=check)
         # A tar file ends with two empty blocks. tarfile has read the first, and does not notice if both are missing.
-        if package.fileobj is None or not package.fileobj.read(_BLOCK):
+        if package.fileobj is None or not package.fileobj.read(512):
             raise tarfile.ReadError("the end is missing")
-        while package.fileobj.read(
-            _CHUNK
-        ):  # the checksum of a compressed file is at its end, and is checked when it is read
+        while package.fileobj.read(1 << 20):  # to the checksum at the end of a compressed file, which reading checks
             pass
 
 

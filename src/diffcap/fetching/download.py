@@ -46,16 +46,14 @@ class TransientError(Exception):
 
 
 class PermanentError(Exception):
-    """Another attempt would fail too.
-
-    Attributes:
-        gone: the server does not have the file (any more), or sends something else instead (a placeholder image, for example).
-        forbidden: status 403, which may concern the file (some servers answer so for deleted files) or the client.
-    """
+    """Another attempt would fail too."""
 
     def __init__(self, reason: str, gone: bool = False, forbidden: bool = False):
         super().__init__(reason)
-        self.gone, self.forbidden = gone, forbidden
+        self.gone = gone  # the server does not have the file (any more), or sends something else (a placeholder image)
+        self.forbidden = (
+            forbidden  # status 403, which may concern the file (some answer so for deleted ones) or the client
+        )
 
 
 @dataclass(frozen=True)
@@ -97,16 +95,11 @@ class Target:
 
 
 class Client:
-    """HTTP connections, shared by all threads of a run.
-
-    Attributes:
-        cancelled: event that ends all downloads when it is set.
-        failures: host -> number of files in a row whose download from it failed.
-    """
+    """HTTP connections, shared by all threads of a run."""
 
     def __init__(self, settings: FetchSettings):
-        self.settings, self.cancelled = settings, threading.Event()
-        self.failures: Counter[str] = Counter()
+        self.settings, self.cancelled = settings, threading.Event()  # the event ends all downloads
+        self.failures: Counter[str] = Counter()  # by host: files in a row whose download failed
         self._session = requests.Session()
         agent = f"diffcap/{diffcap.__version__} (fetches datasets)"
         self._session.headers.update({"User-Agent": agent, "Accept-Encoding": "identity"})
@@ -153,15 +146,12 @@ def _refusal(url: str, response: requests.Response) -> PermanentError | Transien
 
 
 def download(urls: tuple[str, ...], target: Target, client: Client) -> str:
-    """Download one file from the first of several URLs that delivers it.
-
-    Returns:
-        The URL that delivered it.
+    """Download one file from the first of several URLs that delivers it, which is returned.
 
     Raises:
         PermanentError: the download from every URL failed permanently; the message is that of the first URL.
         TransientError: no URL delivered the file, and at least one failed temporarily; another call may resume the download.
-        Cancelled: `client.cancelled` was set. OSError: the disk is full or not writable.
+        Cancelled: `client.cancelled` was set.
     """
     target.path.parent.mkdir(parents=True, exist_ok=True)
     permanent, transient = [], []

@@ -1,23 +1,160 @@
-"""Fetch all files of one dataset: download what is missing, and say exactly which files to get by hand."""
+"""Fetch all files of one dataset: download what is missing, and say exactly which files to get by hand.
 
+data/<dataset>/official/               files in the layout that the dataset's reader expects
+data/<dataset>/downloads/              archives, and unfinished downloads (*.part)
+data/<dataset>/checksums.json          SHA-256 of every file when it was first fetched; later copies must have the same content
+data/<dataset>/fetch-failures.json     missing files and the reasons; deleted when nothing is missing
+"""
+
+import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
+from diffcap.datasets.registry import get_dataset
 from diffcap.fetching.archive import DamagedArchive, extract, is_archive
-from diffcap.fetching.download import Client, Target
-from diffcap.fetching.folder import DatasetFolder, Failure, exclusive_lock
-from diffcap.fetching.photos import fetch_photos
-from diffcap.fetching.sources import Entry, FetchSettings, read_sources
-from diffcap.records import write_json, write_text
+from diffcap.fetching.download import Client, PermanentError, Target, TransientError, download, host_of
+from diffcap.fetching.sources import Entry, FetchSettings, is_web_address, read_sources
+from diffcap.records import file_hash, read_json, write_json, write_text
+from diffcap.registry import import_object
 from diffcap.utils.console import echo
 from diffcap.utils.errors import DiffcapError
-from diffcap.utils.progress import Update, progress_bars
+from diffcap.utils.progress import Update, progress_bar, progress_bars
 
 _MAX_PRINTED = 10  # failures; fetch-failures.json has all
+_PROBES = 3  # photos already downloaded from a host that are requested again, to see whether it still delivers any
 _UNFINISHED = (".part", ".crdownload", ".download")  # suffixes of unfinished downloads of browsers
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A file that could not be fetched."""
+
+    name: str  # path relative to `data/<dataset>`
+    url: str  # where it should come from
+    reason: str
+    gone: bool = False  # the server does not have the file (any more)
+    # Every address refused it, its own with status 403, which may concern the file or the client.
+    forbidden: bool = False
+
+
+class Checksums:
+    """Checksums of the files below `folder`, in `checksums.json`; several threads may record files.
+
+        {"downloads/CUB_200_2011.tgz": {"sha256": "...", "size": 1150585339, "stamp": 1763..., "url": "https://..."}, ...}
+
+    `stamp` is the modification time in nanoseconds. A file that still has the recorded size and time is not hashed again.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder, self.path = folder, folder / "checksums.json"
+        remedy = "fix it, or delete it to record the checksums of the present files"
+        self._rows: dict[str, Any] = read_json(self.path, "checksums", remedy) if self.path.is_file() else {}
+
+    def name(self, path: Path) -> str:
+        """The name of a file in `checksums.json` and in messages."""
+        return path.relative_to(self.folder).as_posix()
+
+    def sha256(self, path: Path) -> str:
+        """The recorded checksum; "" if there is none."""
+        return str(self._rows.get(self.name(path), {}).get("sha256", ""))
+
+    def url(self, path: Path) -> str:
+        """The URL that a file came from; "" if it was not downloaded."""
+        return str(self._rows.get(self.name(path), {}).get("url", ""))
+
+    def record(self, path: Path, url: str) -> None:
+        """Record the checksum of a verified file, unless one is recorded already."""
+        if not self.sha256(path):
+            status = path.stat()
+            row = {"sha256": file_hash(path), "size": status.st_size, "stamp": status.st_mtime_ns}
+            self._rows[self.name(path)] = {**row, "url": url} if url else row
+
+    def remove(self, path: Path) -> None:
+        """Delete the record of a damaged file, so that another content may replace it."""
+        self._rows.pop(self.name(path), None)
+
+    def save(self) -> None:
+        """Write the file, if there is anything to write."""
+        if self._rows or self.path.is_file():
+            write_json(self.path, dict(sorted(self._rows.copy().items())))
+
+    def existing_problem(self, path: Path, verify: Callable[[Path], str]) -> str:
+        """What is wrong with an existing file, "" for nothing.
+
+        A recorded file must be unchanged. A file without a record (copied by hand, or the process was killed) is verified.
+        """
+        row, status = self._rows.get(self.name(path)), path.stat()
+        if row is None:
+            return verify(path)
+        if (row.get("size"), row.get("stamp")) != (status.st_size, status.st_mtime_ns):
+            if file_hash(path) != row["sha256"]:
+                return f"its content differs from the checksum in {self.path}"
+            row.update(size=status.st_size, stamp=status.st_mtime_ns)  # copied or touched
+        return ""
+
+    def download_problem(self, file: Path, path: Path, sha256: str = "", md5: str = "") -> str:
+        """How a downloaded `file`, which belongs to `path`, differs from the publisher's checksums or the recorded one."""
+        if md5:
+            with file.open("rb") as content:
+                if (found := hashlib.file_digest(content, "md5").hexdigest()) != md5.lower():
+                    return f"its MD5 is {found}, but the publisher's is {md5.lower()}"
+        first = self.sha256(path)
+        found = file_hash(file) if sha256 or first else ""
+        if sha256 and found != sha256.lower():
+            return f"its SHA-256 is {found}, but the publisher's is {sha256.lower()}"
+        if first and found != first:
+            name = self.name(path)
+            return f"its SHA-256 is {found}, but it was {first} at the first fetch; to accept it, delete {name} from {self.path}"
+        return ""
+
+
+class DatasetFolder:
+    """Paths and checksums of one dataset's folder, `data/<dataset>`."""
+
+    def __init__(self, dataset: str, path: Path):
+        self.dataset, self.checksums = dataset, Checksums(path)
+        self.official, self.downloads = path / "official", path / "downloads"
+        self.failures = path / "fetch-failures.json"
+
+    def target(self, entry: Entry) -> Path:
+        """Where a downloaded or manually copied file belongs."""
+        return self.downloads / entry.file if entry.unpack else self.official / entry.to / entry.file
+
+    def fetch_file(self, target: Target, urls: tuple[str, ...], client: Client) -> Failure | None:
+        """Download a file that is missing, or verify one that exists, and record its checksum."""
+        path, sums = target.path, self.checksums
+        name, url = sums.name(path), next(iter(urls), "")
+        if path.is_file():
+            if problem := sums.existing_problem(path, target.verify):
+                fix = f"delete it, and the next run downloads it again; to keep it, delete its entry in {sums.path}"
+                return Failure(name, url, f"{problem}; {fix}")
+            sums.record(path, "")
+            return None
+        try:
+            sums.record(path, download(urls, target, client))
+        except TransientError as error:
+            return Failure(name, url, str(error))
+        except PermanentError as error:
+            return Failure(name, url, str(error), error.gone, error.forbidden)
+        return None
+
+    def is_complete(self, entry: Entry) -> bool:
+        """Whether everything that an entry provides (`gives`) exists; an empty folder does not count."""
+        paths = [self.official / name for name in entry.gives]
+        return all(any(path.iterdir()) if path.is_dir() else path.is_file() for path in paths)
+
+    def marker(self, archive: Path) -> Path:
+        """The file that marks an archive as extracted; it is deleted together with the extracted files."""
+        return self.official / ".unpacked" / archive.name
+
+    def is_extracted(self, entry: Entry, archive: Path) -> bool:
+        """Whether the archive was extracted and its files still exist; the archive itself may be deleted."""
+        return self.marker(archive).is_file() and self.is_complete(entry)
 
 
 def fetch(
@@ -28,10 +165,9 @@ def fetch(
     captions_only: bool = False,
     incomplete: bool = False,
 ) -> tuple[Path, frozenset[str]]:
-    """Fetch everything of a dataset that is missing.
+    """Fetch everything of a dataset that is missing into `data/<dataset>`, its `folder`, from a YAML file of sources.
 
     Args:
-        folder: `data/<dataset>`. sources: YAML file that lists the dataset's files.
         captions_only: skip files that only the images need.
         incomplete: accept photos that could not be downloaded now; photos that no longer exist are always accepted.
 
@@ -39,30 +175,25 @@ def fetch(
         The folder for the dataset's reader, and the images, relative to it, that no longer exist online.
     """
     if settings.jobs < 1 or settings.timeout <= 0 or min(settings.retries, settings.backoff, settings.patience) < 0:
-        raise DiffcapError(
-            "--fetch.jobs must be at least 1, --fetch.timeout above 0, the others not below 0; fix them."
-        )
+        raise DiffcapError("--fetch.jobs must be at least 1, --fetch.timeout above 0, the others not below 0.")
     known = read_sources(sources)
     print(f"{known.name}, {known.page}\n  licence: {known.licence}\n  please cite: {known.citation}", flush=True)
     files, by_hand = (
         [entry for entry in entries if not (captions_only and entry.images)] for entries in (known.files, known.by_hand)
     )
-    with exclusive_lock(folder):
-        data = DatasetFolder(dataset, folder)
-        photos: list[Failure] = []
-        try:
-            failures = _fetch_files(files, data, settings)
-            for entry in by_hand:
-                failures += _ingest(entry, data)
-            if known.photos is not None and not captions_only:
-                photos = fetch_photos(known.photos, data, settings)
-        finally:
-            data.checksums.save()
-        missing = [entry for entry in by_hand if not data.is_complete(entry)]
-        _report(failures + photos, missing, data)
-    required = failures + [photo for photo in photos if not photo.gone and not incomplete]
-    if required or missing:
-        raise DiffcapError(_summary(required, missing, data, only_photos=not failures and not missing))
+    data = DatasetFolder(dataset, folder)
+    data.downloads.mkdir(parents=True, exist_ok=True)
+    photos: list[Failure] = []
+    try:
+        failures = _fetch_files(files, data, settings)
+        for entry in by_hand:
+            failures += _ingest(entry, data)
+        if known.photos is not None and not captions_only:
+            photos = _fetch_photos(known.photos, data, settings)
+    finally:
+        data.checksums.save()
+    missing = [entry for entry in by_hand if not data.is_complete(entry)]
+    _report(failures, photos, missing, data, incomplete)
     gone = frozenset(photo.name.removeprefix("official/") for photo in photos if photo.gone)
     return data.official, gone
 
@@ -153,8 +284,11 @@ def _extract(entry: Entry, archive: Path, data: DatasetFolder) -> list[Failure]:
     return []
 
 
-def _report(failures: list[Failure], missing: list[Entry], data: DatasetFolder) -> None:
-    """Write fetch-failures.json, and print the failures and the instructions for manual downloads."""
+def _report(
+    files: list[Failure], photos: list[Failure], missing: list[Entry], data: DatasetFolder, incomplete: bool
+) -> None:
+    """Write fetch-failures.json, and print the failures; raise an error if required files are missing."""
+    failures = files + photos
     if not failures and not missing:
         data.failures.unlink(missing_ok=True)
         return
@@ -169,25 +303,71 @@ def _report(failures: list[Failure], missing: list[Entry], data: DatasetFolder) 
     if len(failures) > _MAX_PRINTED:
         print(f"not fetched: {len(failures) - _MAX_PRINTED:,} more, see {data.failures}")
     for entry in missing:
-        print(
-            f"to be downloaded by hand: {entry.file}\n"
-            f"  from  {entry.page}\n"
-            f"  how   {entry.how}\n"
-            f"  into  {data.target(entry).parent}/{', the next run extracts it' if entry.unpack else ''}"
-            f" (or put {', '.join(entry.gives)} into {data.official})\n"
-            f"  then  make data DATASET={data.dataset}"
-        )
-    if missing:
-        print(f"if you have the files already: make data DATASET={data.dataset} DATA=<their folder>", flush=True)
-
-
-def _summary(failures: list[Failure], missing: list[Entry], data: DatasetFolder, only_photos: bool) -> str:
+        print(f"to be downloaded by hand: {entry.file}. How: {entry.how}", flush=True)
+    required = files + [photo for photo in photos if not photo.gone and not incomplete]
     parts = []
-    if failures:
-        more = f" and {len(failures) - 1:,} more" if len(failures) > 1 else ""
-        parts.append(f"could not fetch {failures[0].name} ({failures[0].reason}){more}")
+    if required:
+        more = f" and {len(required) - 1:,} more" if len(required) > 1 else ""
+        parts.append(f"could not fetch {required[0].name} ({required[0].reason}){more}")
     if missing:
-        files = " and ".join(f"{entry.file} from {entry.page} into {data.target(entry).parent}" for entry in missing)
-        parts.append(f"download by hand {files}")
-    skip = ", or skip the pairs of these photos with --missing skip" if only_photos else ""
-    return f"{data.dataset}: {'; '.join(parts)}; then run the same command again{skip} (details: {data.failures})."
+        listed = " and ".join(
+            f"{entry.file} from {entry.page} into {data.target(entry).parent} (or {', '.join(entry.gives)} into {data.official})"
+            for entry in missing
+        )
+        parts.append(f"download by hand {listed}")
+    if parts:
+        skip = "" if files or missing else ", or skip the pairs of these photos with --missing skip"
+        folder = f", or give DATA=<folder> (--source) if you have all files (details: {data.failures})."
+        raise DiffcapError(f"{data.dataset}: {'; '.join(parts)}; then run the same command again{skip}{folder}")
+
+
+def _fetch_photos(mirrors: tuple[str, ...], folder: DatasetFolder, settings: FetchSettings) -> list[Failure]:
+    """Download every missing photo by the dataset's `photo_urls` or from `mirrors`; returns those that failed.
+
+    A photo is gone if its server says so. It is also gone if every URL refuses it, its own with status 403, while the same host
+    still delivers another photo of the dataset; a host that has blocked us delivers none.
+    """
+    photos = []
+    for path, urls in import_object(get_dataset(folder.dataset).photo_urls or "")(folder.official).items():
+        usable = [url for url in urls if is_web_address(url)]
+        others = [mirror.rstrip("/") + urlsplit(url).path for mirror in mirrors for url in usable]
+        photos.append((folder.official / path, tuple(dict.fromkeys([*usable, *others]))))
+    before = sum(path.is_file() for path, _ in photos)
+    client, failures = Client(settings), []
+    try:
+        with progress_bar("fetching photos", len(photos)) as advance, ThreadPool(settings.jobs) as pool:
+            for failure in pool.imap_unordered(lambda photo: _fetch_photo(*photo, folder, client), photos):
+                advance(1)
+                if failure:
+                    failures.append(failure)
+    finally:
+        client.cancelled.set()
+    failures = _decide_forbidden(failures, [folder.checksums.url(path) for path, _ in photos], client)
+    now, gone = sum(path.is_file() for path, _ in photos), sum(failure.gone for failure in failures)
+    print(
+        f"photos: {now:,} of {len(photos):,} exist, {now - before:,} of them are new; {gone:,} no longer exist online"
+    )
+    return sorted(failures, key=lambda failure: failure.name)
+
+
+def _fetch_photo(path: Path, urls: tuple[str, ...], folder: DatasetFolder, client: Client) -> Failure | None:
+    from diffcap.datasets.images import image_problem
+
+    sums = folder.checksums
+    if not urls and not path.is_file():
+        return Failure(sums.name(path), "", "the annotations give no web address for it", gone=True)
+    target = Target(
+        path, lambda file: image_problem(file) or sums.download_problem(file, path), bool(sums.sha256(path))
+    )
+    return folder.fetch_file(target, urls, client)
+
+
+def _decide_forbidden(failures: list[Failure], delivered: list[str], client: Client) -> list[Failure]:
+    """Mark forbidden photos as gone if their host still delivers one of the photos that it `delivered` before."""
+    hosts = {host_of(failure.url) for failure in failures if failure.forbidden}
+    probes = {host: [url for url in delivered if url and host_of(url) == host][-_PROBES:] for host in hosts}
+    open_hosts = {host for host, urls in probes.items() if any(map(client.delivers, urls))}
+    return [
+        replace(failure, gone=failure.gone or (failure.forbidden and host_of(failure.url) in open_hosts))
+        for failure in failures
+    ]

@@ -28,15 +28,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from diffcap.utils.errors import DiffcapError
+from diffcap.utils.errors import DiffcapError, wrap_errors
 from diffcap.utils.settings import read_settings
-
-_ENTRY: dict[str, type] = {
-    **dict.fromkeys(("url", "file", "page", "how", "to", "strip", "sha256", "md5"), str),
-    **{"size": int, "unpack": bool, "images": bool, "gives": list},
-}
-_REQUIRED = ("name", "page", "licence", "citation")
-_TOP: dict[str, type] = {**dict.fromkeys(_REQUIRED, str), "files": list, "by_hand": list, "photos": dict}
 
 
 @dataclass(frozen=True)
@@ -95,18 +88,15 @@ def read_sources(path: Path) -> Sources:
     """Read and check a file of sources."""
     if not path.is_file():
         raise DiffcapError(f"{path}: file not found; it must list the dataset's files.")
-    top = _check(read_settings(path), _TOP, str(path), _REQUIRED)
-    photos = None
-    if "photos" in top:
-        photos = tuple(_check(top["photos"], {"mirrors": list}, f"{path}, photos").get("mirrors", []))
-        for mirror in photos:
-            _check_url(mirror, f"{path}, photos")
-    files, by_hand = (
-        tuple(_entry(row, f"{path}, {key}, entry {n}", needed) for n, row in enumerate(top.get(key, []), 1))
-        for key, needed in (("files", ("url",)), ("by_hand", ("file", "page", "how", "gives")))
-    )
-    name, page, licence, citation = (" ".join(top[key].split()) for key in _REQUIRED)
-    return Sources(name, page, licence, citation, files, by_hand, photos)
+    with wrap_errors(path, "not a list of sources as those in configs/sources", "fix it"):
+        top = dict(read_settings(path))
+        photos = tuple(top.pop("photos").get("mirrors", [])) if "photos" in top else None
+        for mirror in photos or ():
+            _check_url(mirror)
+        files = tuple(_entry(row, ("url",)) for row in top.pop("files", []))
+        by_hand = tuple(_entry(row, ("file", "page", "how", "gives")) for row in top.pop("by_hand", []))
+        texts = {key: " ".join(text.split()) for key, text in top.items()}
+        return Sources(**texts, files=files, by_hand=by_hand, photos=photos)
 
 
 def is_web_address(url: str) -> bool:
@@ -117,34 +107,22 @@ def is_web_address(url: str) -> bool:
         return False
 
 
-def _entry(row: Any, where: str, needed: tuple[str, ...]) -> Entry:
-    row = _check(row, _ENTRY, where, needed)
+def _entry(row: dict[str, Any], needed: tuple[str, ...]) -> Entry:
+    if missing := [key for key in needed if not row.get(key)]:
+        raise ValueError(f"the entry {row} lacks {', '.join(missing)}")
     if "url" in row:
-        _check_url(row["url"], where)
-        row.setdefault("file", unquote(PurePosixPath(urlsplit(row["url"]).path).name))
-    if not row["file"] or "/" in row["file"]:
-        raise DiffcapError(f"{where}: file must be the name of a file, found {row['file']!r}; fix it.")
-    for name in (row["file"], row.get("to", ""), row.get("strip", ""), *row.get("gives", ())):
-        if not isinstance(name, str) or name.startswith("/") or ".." in PurePosixPath(name).parts or "\\" in name:
-            raise DiffcapError(f"{where}: {name!r:.100} must be a path inside the dataset's folder; fix it.")
-    how = " ".join(row.get("how", "").split())
-    return Entry(**{**row, "gives": tuple(row.get("gives", ())), "how": how})
+        _check_url(row["url"])
+    name = row.get("file") or unquote(PurePosixPath(urlsplit(row["url"]).path).name)
+    how, gives = " ".join(row.get("how", "").split()), tuple(row.get("gives", ()))
+    entry = Entry(**{**row, "file": name, "how": how, "gives": gives})
+    if not name or "/" in name:
+        raise ValueError(f"file must be the name of a file, found {name!r}")
+    for path in (entry.file, entry.to, entry.strip, *entry.gives):
+        if path.startswith("/") or ".." in PurePosixPath(path).parts or "\\" in path:
+            raise ValueError(f"{path!r:.100} must be a path inside the dataset's folder")
+    return entry
 
 
-def _check(row: Any, known: dict[str, type], where: str, needed: tuple[str, ...] = ()) -> dict[str, Any]:
-    if not isinstance(row, dict):
-        raise DiffcapError(f"{where}: must be a mapping, found {row!r:.60}; fix it.")
-    for key, value in row.items():
-        if key not in known:
-            raise DiffcapError(f"{where}: unknown key {key!r}; the keys are {', '.join(known)}.")
-        if not isinstance(value, known[key]):
-            raise DiffcapError(f"{where}: {key} must be a {known[key].__name__}, found {value!r:.60}; fix it.")
-    missing = [key for key in needed if not row.get(key)]
-    if missing:
-        raise DiffcapError(f"{where}: lacks {', '.join(missing)}; add it.")
-    return dict(row)
-
-
-def _check_url(url: Any, where: str) -> None:
-    if not isinstance(url, str) or not is_web_address(url):
-        raise DiffcapError(f"{where}: {url!r:.100} is not an http or https address; fix it.")
+def _check_url(url: str) -> None:
+    if not is_web_address(url):
+        raise ValueError(f"{url!r:.100} is not an http or https address")

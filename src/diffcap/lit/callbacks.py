@@ -36,16 +36,11 @@ class PeriodicCheckpoint(Callback):
 
     def __init__(self, path: Path, every_n_steps: int, keep_last_k: int = 0, saved_step: int = 0) -> None:
         self.path, self.every_n_steps, self.keep_last_k = path, every_n_steps, keep_last_k
-        self.saved_step = saved_step
-        self._stop_note = ""
+        self.saved_step, self._stop_note = saved_step, ""
         self._interrupted = math.inf  # when
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Compare the first step of all processes, before they wait for each other in different steps.
-
-        Raises:
-            DiffcapError: the steps differ.
-        """
+        """Compare the first step of all processes, before they wait for each other in different steps."""
         if trainer.world_size > 1:
             steps = [0] * trainer.world_size
             dist.all_gather_object(steps, self.saved_step)
@@ -82,11 +77,7 @@ class PeriodicCheckpoint(Callback):
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Save every `every_n_steps` steps and on a signal, before the first batch of the gradient accumulation.
-
-        Raises:
-            SIGTERMException: the process, or one of several, has got a signal.
-        """
+        """Save every `every_n_steps` steps and on a signal of a process, before the first batch of the gradient accumulation."""
         step = trainer.global_step
         if batch_idx % trainer.accumulate_grad_batches:
             return
@@ -95,21 +86,18 @@ class PeriodicCheckpoint(Callback):
         )
         periodic = step % self.every_n_steps == 0
         if step and (periodic or stop):
-            self._save(trainer)
+            loop = trainer.fit_loop.epoch_loop
+            # When Lightning loads a checkpoint whose next batch ends a step, it adds 1 to this counter, the step of the logs,
+            # because its own checkpoints are saved before the counter grows.
+            ahead = int(not loop._should_accumulate())
+            loop._batches_that_stepped -= ahead
+            trainer.save_checkpoint(self.path)
+            loop._batches_that_stepped += ahead
+            self.saved_step = step
             if periodic and self.keep_last_k and trainer.is_global_zero:
                 self._copy_checkpoint(step)
         if stop:
             raise SIGTERMException
-
-    def _save(self, trainer: pl.Trainer) -> None:
-        loop = trainer.fit_loop.epoch_loop
-        # When Lightning loads a checkpoint whose next batch ends a step, it adds 1 to this counter, the step of the logs,
-        # because its own checkpoints are saved before the counter grows.
-        ahead = int(not loop._should_accumulate())
-        loop._batches_that_stepped -= ahead
-        trainer.save_checkpoint(self.path)
-        loop._batches_that_stepped += ahead
-        self.saved_step = trainer.global_step
 
     def _copy_checkpoint(self, step: int) -> None:
         """Add a checkpoint, keep the last k, and delete checkpoints of later steps left by a killed run."""
@@ -139,7 +127,7 @@ class DelayedModelCheckpoint(ModelCheckpoint):
         if self.monitor not in trainer.callback_metrics and not trainer.sanity_checking:
             logged = ", ".join(sorted(name for name in trainer.callback_metrics if name.startswith("val/")))
             raise DiffcapError(
-                f"run.monitor is {self.monitor!r}, but validation logs {logged}; set run.monitor to one of these names."
+                f"run.monitor is {self.monitor!r}, but validation logs {logged}; set it to one of these."
             )
         if not trainer.global_step:
             self._last_global_step_saved = -1  # Lightning treats the initial weights as saved
@@ -148,10 +136,7 @@ class DelayedModelCheckpoint(ModelCheckpoint):
 
 
 class StopEarly(EarlyStopping):
-    """EarlyStopping that ignores validations before the step `start_step`, as `DelayedModelCheckpoint` does.
-
-    It also stops a resumed run whose checkpoint has already reached the patience.
-    """
+    """EarlyStopping after the step `start_step`; it also stops a resumed run whose checkpoint has already reached the patience."""
 
     def __init__(self, start_step: int, **options: Any) -> None:
         super().__init__(**options)
@@ -168,10 +153,9 @@ class StopEarly(EarlyStopping):
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Write each checkpoint to a temporary file in the same folder and rename it.
+    """Write each checkpoint to a temporary file in the same folder and rename it, so that a previous one stays intact.
 
-    A killed process or a full disk leaves the previous checkpoint intact. Lightning writes to the system's temporary folder and
-    copies the file if that is on another file system.
+    Lightning writes to the system's temporary folder and copies the file if that is on another file system.
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:

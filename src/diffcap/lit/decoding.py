@@ -40,9 +40,6 @@ class EnsembleDataset(Dataset):
     def __len__(self) -> int:
         return len(self.datasets[0])
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return self.__getitems__([index])
-
     def __getitems__(self, indices: list[int]) -> dict[str, Any]:
         batches = [dataset.__getitems__(indices) for dataset in self.datasets]
         return {
@@ -97,16 +94,6 @@ def evaluation_trainer(devices: int, accelerator: str) -> pl.Trainer:
         )  # fmt: skip
 
 
-def _open(folder: Path, member: Checkpoint) -> FeatureStore:
-    """The store of a member's features; a vision-language model without training reads any pixels."""
-    store = FeatureStore.open(folder, member.features if member.features["shape"] else None)
-    if store.meta.get("dtype") != member.features["dtype"]:
-        raise DiffcapError(
-            f"{folder}: holds no pixels, which this captioner reads; give --features with a store of pixels."
-        )
-    return store
-
-
 def decode(
     checkpoint: Checkpoint,
     pairs: Sequence[ChangePair],
@@ -118,20 +105,17 @@ def decode(
     accelerator: str = "auto",
     others: Sequence[tuple[Checkpoint, Path]] = (),
 ) -> DecodedSplit | None:
-    """Caption pairs whose features are in a store.
+    """Caption pairs whose features are in the folder `store`; returns None on every rank but the first.
 
-    Args:
-        store: folder of the pairs' features. batch_size: pairs per rank. beams, length_penalty: see `beam_search`; 1: greedy decoding.
-        others: further members of an ensemble with the same vocabulary, each with the folder of its features. The smallest
-            `max_length` of all members limits the captions.
-
-    Returns:
-        The captions in the order of `pairs`; None on every rank but the first.
+    `others` are further members of an ensemble with the same vocabulary, each with the folder of its features. The smallest
+    `max_length` of all members limits the captions. `batch_size` is per rank; one beam is greedy decoding, see `beam_search`.
     """
-    members = [(checkpoint, store), *others]
-    tables = [
-        PairTable(pairs, _open(folder, member), member.vocabulary, member.max_length) for member, folder in members
-    ]
+    tables, members = [], [(checkpoint, store), *others]
+    for member, folder in members:  # a vision-language model without training reads any pixels
+        opened = FeatureStore.open(folder, member.features if member.features["shape"] else None)
+        if opened.meta.get("dtype") != member.features["dtype"]:
+            raise DiffcapError(f"{folder}: holds no pixels, which this captioner reads; give --features with some.")
+        tables.append(PairTable(pairs, opened, member.vocabulary, member.max_length))
     batches: Dataset = EnsembleDataset(tables) if others else PairDataset(tables[0])
     if others:
         checkpoint = as_ensemble([member for member, _ in members])

@@ -25,8 +25,8 @@ class Extraction(pl.LightningModule):
 
     Args:
         name: folder of the store, under `<data.folder>/features/`.
-        library: source of the network: torchvision, open_clip, timm, blocks (the backbone of this package), clip4idc (a
-            checkpoint of this package), or pixels: the images themselves.
+        library: source of the network: torchvision, open_clip, timm, pixels (the images themselves), or a dataset or method with
+            a network of its own (blocks; clip4idc, a checkpoint of its adaptation).
         network: the network's name in that library, for example resnet101.
         stage: the layer whose output is used: the name of a node in torchvision (layer3, layer4), the number of a block in
             open_clip or timm (null for the last).
@@ -52,8 +52,7 @@ class Extraction(pl.LightningModule):
         super().__init__()
         if from_files and library != "pixels":
             raise DiffcapError(f"--model.from_files is only for pixels; remove the option for {library}.")
-        self.from_files = from_files
-        self.name = name
+        self.from_files, self.name = from_files, name
         self.backbone = build_backbone(library, network, stage, weights, pool, image_size, image_std)
 
     def predict_step(self, batch: ImageBatch, batch_idx: int) -> Tensor | None:
@@ -62,26 +61,15 @@ class Extraction(pl.LightningModule):
 
 
 class StoreFiller(BasePredictionWriter):
-    """Writes the features of all ranks into one store; the first rank marks it as complete after all have finished.
-
-    Only the rows `missing` are written; other rows of a batch are already there.
-    """
+    """Writes the rows `missing` of all ranks into one store; the first rank marks it as complete after all have finished."""
 
     def __init__(self, writer: StoreWriter, missing: Rows) -> None:
         super().__init__("batch")
-        self.writer = writer
-        self.missing = missing
+        self.writer, self.missing = writer, missing
         self.problems: list[str] = []
 
     def write_on_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        prediction: Any,
-        batch_indices: Any,
-        batch: ImageBatch,
-        batch_idx: int,
-        dataloader_idx: int,
+        self, trainer: Any, pl_module: Any, prediction: Any, batch_indices: Any, batch: ImageBatch, *_: Any
     ) -> None:
         """Write the missing rows of a batch; collect the messages about images that cannot be read or written."""
         self.problems += batch.problems

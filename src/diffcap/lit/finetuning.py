@@ -39,8 +39,8 @@ class Captioning(TrainingModule):
         clip_weights: weights of CLIP, for CLIP4IDC without an adaptation's checkpoint: default, random, or a file.
         resnet_weights: initial weights of the ResNet of RSICCformer and Chg2Cap with `backbone`: default, random, or a file.
         half_precision_clip: the optimizer of CLIP4IDC's released program, see `optimizers.bert_adam`; it needs `pretrained_lr`.
-        decoder_clip_value: largest absolute value of a gradient in the captioner's `decoder`, and in the trained layers of its ResNet if
-            it has one (RSICCformer: 5); null: no limit.
+        decoder_clip_value: largest absolute value of a gradient in the captioner's `decoder` and the trained layers of its ResNet
+            (RSICCformer: 5); null: no limit.
         decoder_plateau_factor: factor of the decoder's learning rate after every third validation in a row without a new best value
             of `run.monitor` (RSICCformer: 0.7); null: the rate has no such factor.
     """
@@ -84,15 +84,12 @@ class Captioning(TrainingModule):
         model = self.captioner
         rates = (self.lr, self.pretrained_lr, self.weight_decay)
         if self.half_precision_clip:
-            assert model.half_precision_optimizer is not None  # see `_check_data`
+            assert model.half_precision_optimizer is not None
             return model.half_precision_optimizer(*rates)
         return adamw(model, model.pretrained_parameters(), *rates, betas=(0.9, 0.999))
 
     def _adam_groups(self) -> list[dict[str, Any]]:
-        """Parameter groups: "decoder" for the plateaus, "backbone" with `pretrained_lr`, and "captioner" with all others.
-
-        A group is left out where its option is null. Without both options, the only group has no name.
-        """
+        """Groups: "decoder" for the plateaus, "backbone" with `pretrained_lr`, "captioner" with all others; without both, one group."""
         separate: list[dict[str, Any]] = []
         if self.decoder_plateau_factor is not None:
             separate.append({"params": list(self._decoder().parameters()), "name": "decoder"})
@@ -120,7 +117,7 @@ class Captioning(TrainingModule):
 
     def _decoder(self) -> nn.Module:
         decoder = self.captioner.decoder
-        assert isinstance(decoder, nn.Module)  # see `_check_data`
+        assert isinstance(decoder, nn.Module)
         return decoder
 
     def gradient_groups(self) -> dict[str, list[nn.Parameter]]:
@@ -137,15 +134,8 @@ class Captioning(TrainingModule):
         self._check_data()
         check_init_without(self.init_without, self.init_from)
         if self.init_from:
-            captioner = self.captioner
-            init_from(
-                captioner,
-                self.init_from,
-                self.feature_data.words,
-                captioner.allowed_missing,
-                captioner.allowed_unexpected,
-                self.init_without,
-            )
+            allowed = self.captioner.allowed_missing, self.captioner.allowed_unexpected
+            init_from(self.captioner, self.init_from, self.feature_data.words, *allowed, self.init_without)
         elif weights := self.clip_weights or self.resnet_weights:
             self.captioner.load_initial(weights, self.feature_data.vocabulary)
         self._make_metric()
@@ -171,56 +161,43 @@ class Captioning(TrainingModule):
 
     def _check_data(self) -> None:
         method_of(type(self.captioner))  # before the training, which could not save its checkpoints
-        data, method = self.feature_data, type(self.captioner).__name__
-        self.captioner.check(data)
-        if self.tokenizer == "ids" and data.vocabulary.layout not in OWN_LAYOUTS:
-            raise DiffcapError(
+        data, captioner, method = self.feature_data, self.captioner, type(self.captioner).__name__
+        captioner.check(data)
+        needed, has_rate = captioner.initial_weights, self.pretrained_lr is not None
+        has_plateau = self.decoder_plateau_factor is not None
+        checkpoint: Any = self.trainer.checkpoint_callback if has_plateau else None
+        faults = (
+            (
+                self.tokenizer == "ids" and data.vocabulary.layout not in OWN_LAYOUTS,
                 f"model.tokenizer is ids, which needs data.vocabulary_layout {' or '.join(OWN_LAYOUTS)}, not "
-                f"{data.vocabulary.layout}; set it to ptb or raw."
-            )
-        self._check_initial_weights(method)
-        if self.decoder_clip_value is not None or self.decoder_plateau_factor is not None:
-            self._check_decoder_options(method)
-        if self.half_precision_clip and (self.pretrained_lr is None or self.captioner.half_precision_optimizer is None):
-            raise DiffcapError(
-                f"model.half_precision_clip is for a captioner with CLIP and model.pretrained_lr, not for {method}; remove the option."
-            )
-
-    def _check_initial_weights(self, method: str) -> None:
-        """Check that a captioner with a pretrained part gets its weights and rate, and that one without it gets neither."""
-        needed = self.captioner.initial_weights
-        if self.clip_weights and not self.init_from and needed != "clip_weights":
-            raise DiffcapError(
-                f"model.clip_weights is {self.clip_weights}, but {method} has no CLIP; remove the option."
-            )
-        if self.resnet_weights and needed != "resnet_weights":
-            raise DiffcapError(
+                f"{data.vocabulary.layout}; set it to ptb or raw",
+            ),
+            (
+                self.clip_weights and not self.init_from and needed != "clip_weights",
+                f"model.clip_weights is {self.clip_weights}, but {method} has no CLIP; remove the option",
+            ),
+            (
+                self.resnet_weights and needed != "resnet_weights",
                 f"model.resnet_weights is {self.resnet_weights}, but {method} has no ResNet; remove the option, or set "
-                "model.captioner.init_args.backbone."
-            )
-        if needed == "resnet_weights" and not (self.init_from or self.resnet_weights):
-            raise DiffcapError("model.resnet_weights is not set; give default, random, or a file.")
-        has_backbone = "backbone" in self.captioner.hyperparameters
-        if has_backbone and self.pretrained_lr is not None and not self.captioner.backbone_parameters():
-            raise DiffcapError(
-                f"model.pretrained_lr is {self.pretrained_lr}, but this {method} has no ResNet with trained layers; remove the option, "
-                "or set model.captioner.init_args.backbone and trained_layers."
-            )
-
-    def _check_decoder_options(self, method: str) -> None:
-        if not isinstance(getattr(self.captioner, "decoder", None), nn.Module):
-            raise DiffcapError(
-                f"model.decoder_clip_value and model.decoder_plateau_factor need a part `decoder`, which {method} does not have; "
-                "remove the options."
-            )
-        has_adamw = self.pretrained_lr is not None and not self.captioner.backbone_parameters()
-        if self.decoder_plateau_factor is not None and has_adamw:
-            raise DiffcapError(
-                "model.decoder_plateau_factor and model.pretrained_lr are both set; set one of them to null."
-            )
-        checkpoint: Any = self.trainer.checkpoint_callback
-        if self.decoder_plateau_factor is not None and not getattr(checkpoint, "monitor", None):
-            raise DiffcapError("model.decoder_plateau_factor needs run.monitor; set it, for example to val/BLEU-4.")
+                "model.captioner.init_args.backbone",
+            ),
+            (
+                needed == "resnet_weights" and not (self.init_from or self.resnet_weights),
+                "model.resnet_weights is not set; give default, random, or a file",
+            ),
+            (
+                "backbone" in captioner.hyperparameters and has_rate and not captioner.backbone_parameters(),
+                f"model.pretrained_lr is {self.pretrained_lr}, but this {method} has no ResNet with trained layers; remove the "
+                "option, or set model.captioner.init_args.backbone and trained_layers",
+            ),
+            (
+                has_plateau and not getattr(checkpoint, "monitor", None),
+                "model.decoder_plateau_factor needs run.monitor; set it, for example to val/BLEU-4",
+            ),
+        )
+        for applies, fault in faults:
+            if applies:
+                raise DiffcapError(f"{fault}.")
 
     def metadata(self) -> dict[str, Any]:
         """The method, its constructor arguments and the tokenizer of the text metrics, for the evaluation."""

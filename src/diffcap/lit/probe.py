@@ -1,7 +1,6 @@
 """TRAINER=probe: a hundred steps of a training, and what all of it needs: hours, memory and disk space."""
 
 import resource
-import time
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Callback
 
+from diffcap.lit.progress import time_after_steps
 from diffcap.lit.schedules import in_steps
 from diffcap.records import write_json
 from diffcap.run_folder import BEST
@@ -30,19 +30,14 @@ class Probe(Callback):
         self.steps, self.step_seconds, self.started = 0, 0.0, 0.0
         self.pairs, self.all_pairs, self.validation_seconds = 0, 0, 0.0
 
-    def _now(self, trainer: pl.Trainer) -> float:
-        if trainer.strategy.root_device.type == "cuda":  # steps are asynchronous
-            torch.cuda.synchronize()
-        return time.perf_counter()
-
     def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
         """Start the time after the warm-up."""
         if not self.started and trainer.global_step >= min(WARM_UP, trainer.max_steps // 2):
-            self.started, self.steps = self._now(trainer), -trainer.global_step
+            self.started, self.steps = time_after_steps(trainer), -trainer.global_step
 
     def on_validation_start(self, trainer: pl.Trainer, *_: Any) -> None:
         """End the time of the steps, and start that of the validation."""
-        now = self._now(trainer)
+        now = time_after_steps(trainer)
         if self.steps <= 0:
             self.steps, self.step_seconds = self.steps + trainer.global_step, now - self.started
         self.started = now
@@ -59,7 +54,7 @@ class Probe(Callback):
 
     def on_validation_end(self, trainer: pl.Trainer, *_: Any) -> None:
         """Note the time, with that of the metrics."""
-        self.validation_seconds += self._now(trainer) - self.started
+        self.validation_seconds += time_after_steps(trainer) - self.started
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Print and write the result."""

@@ -39,21 +39,21 @@ class LogProgress(Callback):
         """Measure the steps; print the first estimate."""
         steps = trainer.global_step - self._first_step
         if steps == 1 and self._start is None:
-            self._start = _now(trainer)
+            self._start = time_after_steps(trainer)
         if steps >= MEASURED and not self._seconds_per_step and self._start is not None:
-            self._seconds_per_step = (_now(trainer) - self._start - self._pause) / (steps - 1)
+            self._seconds_per_step = (time_after_steps(trainer) - self._start - self._pause) / (steps - 1)
             self._print_estimate(trainer, f"{1 / self._seconds_per_step:.3g} steps per second, ")
         if self._is_log(trainer):
             self._train_log.update(trainer.global_step, trainer.max_steps if trainer.max_steps > 0 else None)
 
     def on_validation_start(self, trainer: pl.Trainer, *_: Any) -> None:
         """Start the time of a validation."""
-        self._validation_start = _now(trainer)
+        self._validation_start = time_after_steps(trainer)
         self._batch_log = ProgressLog("validation, batches")
 
     def on_validation_end(self, trainer: pl.Trainer, *_: Any) -> None:
         """Print a second estimate after the first validation, unless the first estimate follows."""
-        seconds, is_first = _now(trainer) - self._validation_start, self.validation_seconds is None
+        seconds, is_first = time_after_steps(trainer) - self._validation_start, self.validation_seconds is None
         self.validation_seconds = seconds
         self._pause += seconds
         if is_first and self._seconds_per_step:
@@ -79,9 +79,7 @@ class LogProgress(Callback):
         """Start the lines about batches."""
         self._batch_log = ProgressLog(f"{self.what}, batches")
 
-    def on_test_start(self, *_: Any) -> None:
-        """Start the lines about batches."""
-        self.on_predict_start()
+    on_test_start = on_predict_start  # type: ignore[assignment]
 
     def on_predict_batch_end(self, trainer: pl.Trainer, *arguments: Any) -> None:
         """Print a line, if it is time."""
@@ -104,7 +102,7 @@ class LogProgress(Callback):
         return trainer.is_global_zero and not sys.stderr.isatty()
 
 
-def _now(trainer: pl.Trainer) -> float:
+def time_after_steps(trainer: pl.Trainer) -> float:
     """The time at which all steps so far have ended."""
     if trainer.strategy.root_device.type == "cuda":
         torch.cuda.synchronize()

@@ -29,7 +29,7 @@ class Reinforcement(Captioning):
         baseline: subtracted from the reward: "greedy", the reward of the greedy caption (paper), or "mean", the mean reward of
             the pair's other samples (Luo, 2020).
         end_counts: whether the end of a caption counts as a word in the reward, see `CaptionReward`.
-        settings: see `Captioning`; `init_from` is best.ckpt of the fine-tuning, which also has CLIP's weights.
+        settings: see `Captioning`; `init_from` is best.ckpt of the fine-tuning.
     """
 
     stage = "reinforce"
@@ -45,9 +45,7 @@ class Reinforcement(Captioning):
         if stage != "fit":
             return
         if not self.init_from:
-            raise DiffcapError(
-                "model.init_from is not set; give best.ckpt of the fine-tuning, from which this stage starts."
-            )
+            raise DiffcapError("model.init_from is not set; give best.ckpt of the fine-tuning.")
         data = self.feature_data
         if self.baseline == "mean" and getattr(data, "draws", 0) < 2:
             raise DiffcapError("model.baseline is mean, but data.draws is 1; draw at least 2, or take baseline greedy.")

@@ -17,12 +17,7 @@ Schedule = Literal["noam", "piecewise", "step", "cosine", "linear", "constant"]
 
 
 def in_steps(length: float | str, steps_per_epoch: Callable[[], float], option: str) -> float:
-    """Convert a length in epochs ("15ep") to steps; numbers are not changed.
-
-    Args:
-        length: a number, or a number with the unit "ep".
-        steps_per_epoch: the number of steps of an epoch; called if the length has the unit.
-        option: name of the option, for the message.
+    """Convert a length in epochs ("15ep") to steps; numbers are not changed. `option` is the name of the option, for the message.
 
     Example:
         >>> in_steps("15ep", lambda: 265, "model.milestones")  # SCORER on CLEVR-Change
@@ -53,24 +48,15 @@ def make_lr_lambda(
             "cosine": linear warm-up, then half a cosine that reaches 0 at `total`.
             "linear": linear warm-up, then a straight line that reaches 0 at `total` (CLIP4IDC's captioning, authors' code).
             "constant": linear warm-up, then 1.
-        warmup: length of the warm-up in steps; below 1, a fraction of `total`.
-        milestones: in steps; each one below 1 is a fraction of `total`.
+        warmup, milestones: in steps; below 1, a fraction of `total`.
         total: number of steps of the training; 0 or less if it is not known.
     """
-    if total <= 0:
-        if kind in ("piecewise", "step") and any(milestone < 1 for milestone in milestones):
-            raise DiffcapError(
-                f"model.milestones {list(milestones)} are fractions of trainer.max_steps, which is not set; set it, or give "
-                "absolute steps."
-            )
-        if 0 < warmup < 1:
-            raise DiffcapError(
-                f"model.warmup {warmup} is a fraction of trainer.max_steps, which is not set; set it, or give absolute steps."
-            )
-        if kind in ("cosine", "linear"):
-            raise DiffcapError(
-                f"model.schedule {kind} ends at trainer.max_steps, which is not set; set it, or choose another schedule."
-            )
+    has_fractions = 0 < warmup < 1 or (kind in ("piecewise", "step") and min(milestones, default=1) < 1)
+    if total <= 0 and (has_fractions or kind in ("cosine", "linear")):
+        raise DiffcapError(
+            f"model.schedule {kind} with warmup {warmup} and milestones {list(milestones)} depends on trainer.max_steps, which is not "
+            "set; set it, or give absolute steps to another schedule."
+        )
     warmup = round(warmup * total) if warmup < 1 else int(warmup)
     milestone_steps = [milestone * total if milestone < 1 else milestone for milestone in milestones]
 

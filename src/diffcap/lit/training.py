@@ -116,8 +116,8 @@ class TrainingModule(pl.LightningModule):
         """Log training losses as `train/name`: the mean over the ranks, computed only at the steps that the logger stores.
 
         A loss that the batch of such a step does not have is logged with its value of an earlier step. All ranks have the same
-        losses in a step, since they train the same task. Each is a scalar, this rank's share (`losses.gather.global_mean`), so that
-        the mean over the ranks is the loss of the global batch. `batch_size` is the number of pairs of this rank.
+        losses in a step. Each is a scalar, this rank's share (`losses.gather.global_mean`), so that the mean over the ranks is the loss
+        of the global batch. `batch_size` is the number of pairs of this rank.
         """
         self._unlogged |= {f"train/{name}": value.detach() for name, value in losses.items()}
         every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
@@ -129,12 +129,7 @@ class TrainingModule(pl.LightningModule):
         """Add the losses of a validation batch to the sums that `log_validation_losses` logs.
 
         Lightning's distributed sampler gives pair `n` to rank `n % world_size` and then repeats the first pairs until all
-        ranks have the same number. The repeated pairs are ignored here.
-
-        Args:
-            batch: with "number" (B,), each pair's index in the split.
-            compute: from a batch to its losses by name, (n,) each for the n pairs of the batch. It gets only the tensors of the
-                batch, without the rows of repeated pairs.
+        ranks have the same number. The repeated pairs are left out of the tensors that `compute` gets; it gives (n,) losses each.
         """
         is_own = batch["number"] % self.trainer.world_size == self.global_rank  # False for repeated pairs
         any_own, all_own = bool(is_own.any()), bool(is_own.all())
@@ -264,16 +259,13 @@ def init_from(
     initial = module.state_dict()
     kept = tuple(f"{part}." for part in without)
     if unknown := [part for part in kept if not any(name.startswith(part) for name in initial)]:
-        raise DiffcapError(
-            f"model.init_without has {unknown[0][:-1]!r}, but the model has no such part; correct the name."
-        )
+        raise DiffcapError(f"model.init_without has {unknown[0][:-1]!r}, but the model has no such part.")
     weights = {name: value for name, value in weights_of(state).items() if not name.startswith(kept)}
-    mismatches = [
-        f"missing: {name}" for name in initial if name not in weights and not name.startswith((*allowed_missing, *kept))
-    ]
-    mismatches += [
-        f"unexpected: {name}" for name in weights if name not in initial and not name.startswith(allowed_unexpected)
-    ]
+    missing, unexpected = (
+        [name for name in one if name not in two] for one, two in ((initial, weights), (weights, initial))
+    )
+    mismatches = [f"missing: {name}" for name in missing if not name.startswith((*allowed_missing, *kept))]
+    mismatches += [f"unexpected: {name}" for name in unexpected if not name.startswith(allowed_unexpected)]
     mismatches += [
         f"{name}: checkpoint {tuple(value.shape)}, model {tuple(initial[name].shape)}"
         for name, value in weights.items()
@@ -282,7 +274,6 @@ def init_from(
     if mismatches:
         listed = ", ".join(mismatches[:4]) + (", ..." if len(mismatches) > 4 else "")
         raise DiffcapError(
-            f"{path}: {len(mismatches)} parameters do not fit ({listed}); "
-            "give both stages the same width, layers and features."
+            f"{path}: {len(mismatches)} parameters do not fit ({listed}); give both stages the same width, layers and features."
         )
     module.load_state_dict({name: value for name, value in weights.items() if name in initial}, strict=False)

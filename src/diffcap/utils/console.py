@@ -1,25 +1,24 @@
-"""Command lines made from functions: the signature gives the options, the docstring the help."""
+"""Command lines made from functions: the signature gives the options, the docstring the help; and what users may write."""
 
 import difflib
 import json
 import re
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
 
 from jsonargparse import ArgumentParser, auto_cli
 
-from diffcap.utils.command_line import experiment_options
 from diffcap.utils.errors import CONTROL, plain_errors, printable
+
+# Names that are suggested for a misspelt option, besides the options of the parser: `pipeline.run_stage` adds the variables of an
+# experiment.
+experiment_options: list[str] = []
 
 
 def shorten_error(message: str, known: list[str]) -> str:
-    """Shorten an error of jsonargparse to one line.
-
-    Args:
-        message: the error, several lines with nested reasons.
-        known: names of all options, to suggest the one that resembles a misspelt one.
-    """
+    """Shorten an error of jsonargparse, several lines with nested reasons, to one; `known` options are suggested for a misspelt one."""
     text = " ".join(message.split())
     if extra := re.search(r"[Uu]nrecognized arguments: ([^-\s]\S*)", text):
         return f"unexpected argument {extra[1]}"
@@ -27,27 +26,63 @@ def shorten_error(message: str, known: list[str]) -> str:
         if missing := getattr(getattr(sys.modules.get(module), name, None), "__abstractmethods__", None):
             functions = ", ".join(sorted(missing))
             return f"{module}.{name} does not define {functions}, which its base class requires; add that to the class"
-    if nested := re.search(r"Group '([\w.]+)' does not accept option '([\w.]+)'", text):
-        return _unknown_option(f"{nested[1]}.{nested[2]}", known)
+    nested = re.search(r"Group '([\w.]+)' does not accept option '([\w.]+)'", text)
     unknown = re.search(
         r"[Uu]nrecognized arguments: -*([\w.]+)|(?:[Kk]ey|[Oo]ption) ['\"]([\w.]+)['\"] is not (?:expected|accepted)",
         text,
     )
-    name = next(filter(None, unknown.groups()), "") if unknown else ""
+    name = ".".join(nested.groups()) if nested else next(filter(None, unknown.groups()), "") if unknown else ""
     # The message has only the last part of a class's argument (init_args).
-    name = next((given for given in map(_option, sys.argv) if given.endswith(f".{name}")), name) if name else ""
+    given = (word[2:].partition("=")[0] for word in sys.argv if word.startswith("--"))
+    name = next((option for option in given if option.endswith(f".{name}")), name) if name else ""
     if not name:
         return text[:300].rstrip(".") if len(text) <= 300 else text[:297] + "..."
-    return _unknown_option(name, known)
-
-
-def _unknown_option(name: str, known: list[str]) -> str:
     near = difflib.get_close_matches(name, [*known, *experiment_options], n=1, cutoff=0.6)
     return f"unknown option --{name}" + (f", did you mean --{near[0]}" if near else "")
 
 
-def _option(word: str) -> str:
-    return word.removeprefix("--").partition("=")[0] if word.startswith("--") else ""
+class Syntax(NamedTuple):
+    """What a command accepts in addition to jsonargparse's syntax."""
+
+    second: str = ""  # option of the second positional argument: `caption BEFORE AFTER`, `caption BEFORE --after=AFTER`
+    variadic: bool = False  # any number of positional arguments form one list, as in `average A B C`
+    list_options: tuple[str, ...] = ()  # list options that may be given several times
+    several_values: bool = False  # one list option may have several values, as in `serve --checkpoint A B`
+
+
+def normalize_arguments(arguments: Sequence[str], syntax: Mapping[str, Syntax], flags: Sequence[str]) -> list[str]:
+    """Add "true" to `flags`, replace hyphens in option names by underscores, and write lists as JSON; `syntax` is by command."""
+    form = syntax.get(next((word for word in arguments if not word.startswith("-")), ""), Syntax())
+    rest, words, positionals, lists = deque(arguments), list[str](), list[str](), dict[str, list[str]]()
+    while rest:
+        word = rest.popleft()
+        name, equals, value = word.partition("=")
+        name = f"--{name[2:].replace('-', '_')}"
+        if not word.startswith("--"):
+            is_positional = not word.startswith("-")
+            positionals += [word] if is_positional else []
+            if not (is_positional and form.variadic and len(positionals) > 1):
+                is_second = is_positional and form.second and len(positionals) == 3  # the first is the command
+                words.append(f"{form.second}={word}" if is_second else word)
+        elif name in form.list_options:
+            lists.setdefault(name, []).extend([value] if equals else _take_values(rest, form.several_values))
+        elif name in flags and not equals and (not rest or rest[0] not in ("true", "false")):
+            words.append(f"{name}=true")
+        else:
+            words += [name + equals + value, *([] if equals or name == "--help" or not rest else [rest.popleft()])]
+    if form.variadic and positionals[1:]:
+        words.insert(words.index(positionals[0]) + 1, json.dumps(positionals[1:]))
+    # jsonargparse refuses an option without a value.
+    words += [f"{name}={json.dumps(values)}" if values else name for name, values in lists.items()]
+    return words
+
+
+def _take_values(rest: deque[str], several: bool) -> list[str]:
+    """Remove the next value from `rest`, or all values up to the next option."""
+    values: list[str] = []
+    while rest and not rest[0].startswith("--") and (several or not values):
+        values.append(rest.popleft())
+    return values
 
 
 class OneLineErrorMixin:

@@ -7,8 +7,7 @@ import re
 import select
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TextIO
+from contextlib import contextmanager, suppress
 
 from diffcap.utils.files import url_of
 
@@ -53,8 +52,7 @@ def wrap_errors(where: object, fault: str, remedy: str) -> Iterator[None]:
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """Wrap a command's body: a `DiffcapError`, an inaccessible file, too little memory, a lost process of a distributed run, or
-    Ctrl-C prints one line and exits with 1.
+    """Wrap a command: an error that a user can correct, too little memory, a lost process or Ctrl-C prints one line; status 1.
 
     If the reader of the output is closed (`| head`), the command ends silently. Letters that stdout cannot encode, as in a
     file name that is not UTF-8, are escaped.
@@ -107,19 +105,11 @@ def plain_errors() -> Iterator[None]:
 
 def _redirect_closed_streams() -> bool:
     """Whether stdout or stderr has lost its reader; such a stream is redirected to /dev/null."""
-    gone = [stream for stream in (sys.stdout, sys.stderr) if _is_closed_pipe(stream)]
-    for stream in gone:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, stream.fileno())
-        os.close(nowhere)
-    return bool(gone)
-
-
-def _is_closed_pipe(stream: TextIO) -> bool:
-    try:
-        number = stream.fileno()
-    except OSError:  # not a file of the operating system
-        return False
     poll = select.poll()
-    poll.register(number, 0)
-    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):  # not a file of the operating system
+            poll.register(stream.fileno(), 0)
+    closed = [number for number, event in poll.poll(0) if event & (select.POLLERR | select.POLLHUP)]
+    for number in closed:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+    return bool(closed)

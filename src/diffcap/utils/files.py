@@ -17,12 +17,8 @@ def atomic_write(path: str | Path, per_process: bool = True) -> Iterator[Path]:
     If the process is killed or the disk is full, an earlier file stays unchanged. The folder is created if it does not exist.
 
     Args:
-        path: the file.
         per_process: put the process ID into the temporary name, for files that several processes may write at the same time.
             Without it, killed processes leave at most one temporary file, which matters for large files.
-
-    Raises:
-        OSError: the file cannot be written; the error names `path`.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -65,10 +61,7 @@ def url_of(path: str | Path) -> str | None:
 
 
 def existing_path(path: Path) -> Path:
-    """A path with its names as they are on the disk, where they may have another Unicode normal form (files from macOS).
-
-    A path without such a file stays as it is.
-    """
+    """A path with its names as they are on the disk, where they may have another Unicode normal form (files from macOS)."""
     if str(path).isascii() or os.path.exists(path):  # noqa: PTH110 (Path.exists raises an error for a long name)
         return path
     found = Path(path.anchor)

@@ -54,10 +54,11 @@ class InputPair(NamedTuple):
 
 def read_pair(before: Source, after: Source, names: tuple[str, str] | None = None) -> InputPair:
     """Read both images of a pair, see `read_image`. If both have more than 8 bits, they are scaled by one range of values."""
-    sides = []
-    for number, (source, side) in enumerate(((before, "before"), (after, "after"))):
-        default = None if isinstance(source, str | Path) else f"the image {side}"
-        sides.append((source, names[number] if names else default))
+    defaults = (
+        None if isinstance(source, str | Path) else f"the image {side}"
+        for source, side in ((before, "before"), (after, "after"))
+    )
+    sides = list(zip((before, after), names or defaults))
     first, second = (read_image(source, name) for source, name in sides)
     notes = []
     common = common_values([first.values, second.values])
@@ -65,8 +66,8 @@ def read_pair(before: Source, after: Source, names: tuple[str, str] | None = Non
         first, second = (read_image(source, name, common) for source, name in sides)
         notes += _range_notes(common, "their")
     elif first.values or second.values:
-        kinds = [_kind(side.values) for side in (first, second)]
-        notes.append(f"their pixels are {kinds[0]} and {kinds[1]}, so each is scaled by its own range of values")
+        kinds = " and ".join(_kind(side.values) for side in (first, second))
+        notes.append(f"their pixels are {kinds}, so each is scaled by its own range of values")
     (width, height), (other_width, other_height) = first.size, second.size
     if (width, height) != (other_width, other_height):
         sizes = f"({width:,} x {height:,} and {other_width:,} x {other_height:,} pixels)"
@@ -121,9 +122,6 @@ def read_image(source: Source, name: str | None = None, values: Values | None = 
             from 0 to 1.
         name: the name in messages, if the source is not a path.
         values: the range of values by which an image with more than 8 bits is scaled; None: its own.
-
-    Raises:
-        DiffcapError: the source is not a readable image, or has too many pixels (found before they are decoded).
     """
     if isinstance(source, str | Path):
         name, source = name or str(source), Path(source)
@@ -134,10 +132,13 @@ def read_image(source: Source, name: str | None = None, values: Values | None = 
         if isinstance(source, Image.Image):
             return _to_rgb(source, [], None, name, values)
         if not isinstance(source, Path | bytes | bytearray | memoryview):
-            raise DiffcapError(
-                f"{name}: cannot read an image from an object of type {type(source).__name__}; give {_TYPES}."
-            )
-        with _open_file(source, name) if isinstance(source, Path) else io.BytesIO(source) as file:
+            raise DiffcapError(f"{name}: an object of type {type(source).__name__}; give {_TYPES}.")
+        if isinstance(source, Path) and not source.is_file():
+            if url := url_of(source):
+                raise DiffcapError(f"{url}: a URL, not a file; download the image and give its path.")
+            fault = "a folder, not an image" if source.is_dir() else "file not found"
+            raise DiffcapError(f"{name}: {fault}; give the path of an image file.")
+        with source.open("rb") if isinstance(source, Path) else io.BytesIO(source) as file:
             return _decode(file, name, values)
     except DiffcapError:
         raise
@@ -152,17 +153,6 @@ def read_image(source: Source, name: str | None = None, values: Values | None = 
 
 def _too_large(name: str, size: str) -> DiffcapError:
     return DiffcapError(f"{name}: {size} pixels are more than the limit of {MAX_PIXELS:,}; shrink the image first.")
-
-
-def _open_file(path: Path, name: str) -> BinaryIO:
-    if not path.is_file():
-        if url := url_of(path):
-            raise DiffcapError(f"{url}: a URL, not a file; download the image and give its path.")
-        fault = (
-            "a folder, not an image" if path.is_dir() else "not a regular file" if path.exists() else "file not found"
-        )
-        raise DiffcapError(f"{name}: {fault}; give the path of an image file.")
-    return path.open("rb")
 
 
 def _decode(file: BinaryIO, name: str, values: Values | None) -> InputImage:
@@ -193,14 +183,15 @@ def _to_rgb(image: Image.Image, notes: list[str], found: Values | None, name: st
         raise DiffcapError(f"{name}: an image without pixels ({width} x {height}); fetch the file again.")
     if width * height > MAX_PIXELS:
         raise _too_large(name, f"{width:,} x {height:,}")
-    notes = list(notes)
     if getattr(image, "is_animated", False) and image.format != "MPO":  # an MPO is a photo with a preview
         notes.append("has several frames, the first was used")
         image.seek(0)
     image.load()  # before EXIF, so that a truncated file is reported as such
-    is_tiff = image.format == "TIFF"
-    is_uint32 = image.mode == "I" and _is_unsigned_tiff(image)
-    nodata = getattr(image, "tag_v2", {}).get(_NODATA, "nan")
+    is_tiff, tags = image.format == "TIFF", getattr(image, "tag_v2", {})
+    # Pillow reads unsigned 32-bit pixels as signed ones.
+    bits, sample_format = tuple(tags.get(_BITS_PER_SAMPLE, ())), tuple(tags.get(_SAMPLE_FORMAT, (1,)))
+    is_uint32 = image.mode == "I" and (bits, sample_format) == ((32,), (1,))
+    nodata = tags.get(_NODATA, "nan")
     with suppress(Exception):  # an image with broken EXIF data is not turned
         image = ImageOps.exif_transpose(image)
     size = image.size
@@ -232,18 +223,12 @@ def _is_misread(image: Any) -> bool:
     return len(image.getbands()) == 1 < tags.get(_SAMPLES_PER_PIXEL, 1) or (tags.get(_PLANAR) == 2 and is_deep)
 
 
-def _is_unsigned_tiff(image: Image.Image) -> bool:
-    """Whether a TIFF has unsigned 32-bit pixels, which Pillow reads as signed ones (mode "I")."""
-    tags = getattr(image, "tag_v2", {})
-    return tuple(tags.get(_BITS_PER_SAMPLE, ())) == (32,) and tuple(tags.get(_SAMPLE_FORMAT, (1,))) == (1,)
-
-
 def _to_8_bits(
     pixels: np.ndarray[Any, Any], name: str, values: Values | None, nodata: float = math.nan
 ) -> tuple[np.ndarray[Any, Any], list[str], Values]:
-    """Scale pixels of more than 8 bits to uint8; also a note if their range is a guess, and the range of their values.
+    """Scale pixels of more than 8 bits to uint8; `nodata` and values that are not finite become black.
 
-    Values that are `nodata` or not finite become black.
+    Also returns a note if their range is a guess, and the range of their values.
     """
     numbers: np.ndarray[Any, Any] = pixels.astype(np.float32)
     numbers[~(np.abs(numbers) < _NO_VALUE)] = np.nan  # infinite ones, too
@@ -304,7 +289,7 @@ def _from_tiff(file: BinaryIO, name: str, values: Values | None) -> tuple[Image.
         from rasterio.io import MemoryFile
     except ImportError:
         raise DiffcapError(
-            f"{name}: Pillow cannot decode the pixels of this TIFF; run: pip install 'diffcap[tiff]', or save it as PNG or JPEG."
+            f"{name}: Pillow cannot decode this TIFF; run: pip install 'diffcap[tiff]', or {_REMEDY}."
         ) from None
     file.seek(0)
     with warnings.catch_warnings(), MemoryFile(file.read()) as memory:

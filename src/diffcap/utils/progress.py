@@ -18,11 +18,7 @@ LOG_SECONDS = 60.0  # between two lines
 
 
 class ProgressLog:
-    """Prints "captioning: 120 of 5,000, about 40 min left" every minute.
-
-    Args:
-        what: is done. done: what was done before.
-    """
+    """Prints "captioning: 120 of 5,000, about 40 min left" every minute; `done` were done before."""
 
     def __init__(self, what: str, done: int = 0) -> None:
         self.what, self.first = what, done

@@ -10,16 +10,8 @@ from typing import Any
 import diffcap
 
 _PACKAGES = (
-    "torch",
-    "torchvision",
-    "lightning",
-    "torchmetrics",
-    "pycocoevalcap",
-    "stanza",
-    "open_clip_torch",
-    "timm",
-    "transformers",
-    "peft",
+    *("torch", "torchvision", "lightning", "torchmetrics", "pycocoevalcap", "stanza"),
+    *("open_clip_torch", "timm", "transformers", "peft"),
 )
 
 

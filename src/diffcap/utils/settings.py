@@ -47,11 +47,7 @@ def _loader() -> Any:
 
 
 def get_config_value(files: Iterable[Path | dict[str, Any]], *keys: str) -> Any:
-    """The value of nested keys in the last file that has them, which may be null; None if no file does.
-
-    Args:
-        files: in the order in which a stage would read them; missing files are ignored. A dict is the content of a file.
-    """
+    """The value of nested keys in the last file (or content of a file) that has them, which may be null; None if no file does."""
     found = None
     for file in files:
         value = file if isinstance(file, dict) else read_settings(file) if file.is_file() else None

@@ -43,16 +43,15 @@ def state_of_module(module: Any) -> dict[str, Any] | None:
 def load_tensors(path: str | Path, allowed_classes: Sequence[str] = ()) -> Any:
     """Read plain containers and tensors that `torch.save` wrote, in the zip or the legacy format, to the CPU.
 
-    Args:
-        path: the file.
-        allowed_classes: names of classes of any module, without the module's name; they are replaced by OrderedDict, whose
-            instances get the attributes that the pickle sets.
+    `allowed_classes` of any module, by their names alone, are replaced by OrderedDict, whose instances get the attributes that the
+    pickle sets.
     """
     import torch
 
     def load(file: IO[bytes]) -> Any:
         substitutes: list[Any] = [
-            (_empty_dict if name == "collections.defaultdict" else OrderedDict, name)
+            # defaultdict is called with a class
+            ((lambda *_: OrderedDict()) if name == "collections.defaultdict" else OrderedDict, name)
             for name in _used_names(file)
             if name.rsplit(".", 1)[-1] in allowed_classes
         ]
@@ -60,11 +59,6 @@ def load_tensors(path: str | Path, allowed_classes: Sequence[str] = ()) -> Any:
             return torch.load(file, map_location="cpu", weights_only=True)
 
     return _load(path, load)
-
-
-def _empty_dict(*_: Any) -> OrderedDict[Any, Any]:
-    """Replaces collections.defaultdict, which is called with a class."""
-    return OrderedDict()
 
 
 def _used_names(file: IO[bytes]) -> set[str]:
@@ -134,10 +128,6 @@ class _Call:
         raise pickle.UnpicklingError("it tries to change its reader")
 
 
-def _reconstruct(kind: Any, shape: Any, code: Any) -> _Array:
-    return _Array()
-
-
 def _frombuffer(content: Any, kind: Any, shape: Any, order: Any) -> _Array:
     array = _Array()
     array.value = _to_array(content, kind, shape, order)
@@ -155,26 +145,24 @@ def _encode(text: str, encoding: str) -> bytes:
     return text.encode("latin1")
 
 
-def _allowed_names() -> dict[str, Any]:
-    names: dict[str, Any] = {
-        "collections.OrderedDict": OrderedDict,
-        "_codecs.encode": _Call(_encode),
-        "numpy.ndarray": "ndarray",  # only passed on to `_reconstruct`
-        "numpy.dtype": _Dtype,
-    }
-    for room in ("numpy.core", "numpy._core"):
-        names |= {f"{room}.multiarray._reconstruct": _Call(_reconstruct), f"{room}.multiarray.scalar": _Call(_scalar)}
-        names[f"{room}.numeric._frombuffer"] = _Call(_frombuffer)
-    return names
+_REPLACEMENTS: dict[str, Any] = {
+    "collections.OrderedDict": OrderedDict,
+    "_codecs.encode": _Call(_encode),
+    "numpy.ndarray": "ndarray",  # only passed on to `_reconstruct`
+    "numpy.dtype": _Dtype,
+    "numpy.core.multiarray._reconstruct": _Call(lambda *_: _Array()),
+    "numpy.core.multiarray.scalar": _Call(_scalar),
+    "numpy.core.numeric._frombuffer": _Call(_frombuffer),
+}
 
 
 class _ArrayUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         """The replacement of a name."""
-        known = _allowed_names()
-        if f"{module}.{name}" not in known:
+        known = f"{module.replace('numpy._core', 'numpy.core')}.{name}"
+        if known not in _REPLACEMENTS:
             raise pickle.UnpicklingError(f"it uses {module}.{name}, which is not allowed")
-        return known[f"{module}.{name}"]
+        return _REPLACEMENTS[known]
 
 
 def _unwrap(value: Any) -> Any:

@@ -21,7 +21,7 @@ from diffcap.features.blocks_backbone import (
     SIZES,
     WIDTH,
 )
-from diffcap.features.convolutions import fuse_batch_norms
+from diffcap.features.weights import fuse_batch_norms
 from diffcap.models.clip import networks_folder
 from diffcap.worlds.blocks.captions import LEXICON, describe
 from diffcap.worlds.blocks.geometry import Scenes

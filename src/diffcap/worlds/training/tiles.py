@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from diffcap.features.convolutions import fuse_batch_norms
 from diffcap.features.tiles_backbone import CLASSES, COVERS, SHIPPED, STRIDE, TilesNetwork, tiles_preprocessing
+from diffcap.features.weights import fuse_batch_norms
 from diffcap.models.clip import networks_folder
 from diffcap.worlds.tiles import render as paint
 from diffcap.worlds.tiles.captions import LEXICON, describe

@@ -1,6 +1,7 @@
-"""The embedded backbone of tiles: where its channels come from, and what the weights that ship know."""
+"""The networks that ship with the package: channels, folding of batch norm, and what the weights recognise."""
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,10 +9,29 @@ import torch
 from PIL import Image
 from safetensors import safe_open
 
+from diffcap.features import blocks_backbone, tiles_backbone
 from diffcap.features.backbones import build_backbone
-from diffcap.features.tiles_backbone import CHANNELS, CLASSES, COVERS, SHIPPED, TilesNetwork
+from diffcap.features.blocks_backbone import BlocksNetwork
+from diffcap.features.tiles_backbone import CHANNELS, CLASSES, COVERS, TilesNetwork
+from diffcap.features.weights import fuse_batch_norms
 from diffcap.worlds.tiles.write import render_pair
 from diffcap.worlds.training.tiles import TilesBackbone
+
+
+@pytest.mark.parametrize(("build", "size"), [(BlocksNetwork, (96, 128)), (TilesNetwork, (256, 256))])
+def test_folding_batch_norm_changes_nothing(build: type, size: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    network = build(norm=True).eval()
+    for module in network.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            torch.nn.init.normal_(module.running_mean)
+            torch.nn.init.uniform_(module.running_var, 0.5, 2)
+            torch.nn.init.normal_(module.weight)
+    network.mean.normal_()
+    images = torch.randn(2, 3, *size)
+    fused = fuse_batch_norms(network)
+    torch.testing.assert_close(fused(images), network(images), rtol=1e-4, atol=1e-4)
+    assert not any(isinstance(module, torch.nn.BatchNorm2d) for module in fused.modules())
 
 
 def test_the_channels_are_fractions_and_counts_of_each_quarter_of_a_cell() -> None:
@@ -29,13 +49,15 @@ def test_the_channels_are_fractions_and_counts_of_each_quarter_of_a_cell() -> No
         torch.testing.assert_close(found[CLASSES], expected)
 
 
-def test_the_shipped_weights_are_small_and_say_what_they_know() -> None:
-    assert SHIPPED.stat().st_size < 1_000_000
-    with safe_open(SHIPPED, "pt") as file:
-        metadata = file.metadata()
-    scores = json.loads(metadata["held_out"])
-    assert scores["pixels"] > 0.9 and scores["classes"] > 0.9 and scores["houses"] > 0.9
-    assert metadata["command"].startswith("python stages/tiles_backbone.py --seed_everything=0 ")
+@pytest.mark.parametrize("module", [blocks_backbone, tiles_backbone])
+def test_the_shipped_weights_are_small_and_say_where_they_come_from(module: Any) -> None:
+    assert module.SHIPPED.stat().st_size < 2_000_000
+    with safe_open(module.SHIPPED, "pt") as file:
+        notes = file.metadata()
+    assert {"command", "seed", "steps", "date", "held_out"} <= set(notes)
+    assert all(
+        json.loads(notes["held_out"])[key] > 0.9 for key in ({"color"} if module is blocks_backbone else {"pixels"})
+    )
 
 
 @pytest.mark.slow
@@ -67,3 +89,9 @@ def test_features_of_both_dates_agree_where_nothing_changed() -> None:
         return same / other
 
     assert ratio(features.double().numpy()) < 0.5 * ratio(pixels)
+
+
+def test_the_network_of_blocks_is_built_by_name() -> None:
+    backbone = build_backbone("blocks")
+    assert backbone.shape() == (blocks_backbone.CHANNELS, 4, 6)
+    assert backbone.preprocess(Image.new("RGB", (320, 240))).shape == (3, 96, 128)
