@@ -19,8 +19,7 @@ from torch import nn
 import diffcap.pair_captioner
 from diffcap import load_captioner
 from diffcap.checkpoints.loading import load
-from diffcap.features.backbones import build_backbone
-from diffcap.features.online import backbone_of
+from diffcap.features.backbones import backbone_of, build_backbone
 from diffcap.methods.clip4idc.model import CLIP4IDC
 from diffcap.methods.pcl.model import PCL
 from diffcap.methods.scorer.model import SCORER

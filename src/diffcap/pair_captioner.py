@@ -139,7 +139,7 @@ class PairCaptioner:
     def __init__(
         self, checkpoint: Checkpoint | Sequence[Checkpoint], device: str = "auto", backbone_weights: str | None = None
     ) -> None:
-        from diffcap.features.online import backbone_of
+        from diffcap.features.backbones import backbone_of
 
         members = [checkpoint] if isinstance(checkpoint, Checkpoint) else list(checkpoint)
         first = members[0] if len(members) == 1 else as_ensemble(members)
@@ -228,7 +228,7 @@ class PairCaptioner:
 
     def _features(self, inputs: list[_ModelInput]) -> tuple[Any, Any]:
         """Features of the before and after images, (B, C, h, w) each; for an ensemble a list with those of each member."""
-        from diffcap.features.online import features_of
+        from diffcap.features.backbones import features_of
 
         sides: list[Any] = []
         for backbone, meta, pairs in zip(

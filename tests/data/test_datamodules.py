@@ -200,12 +200,6 @@ def test_validation_has_every_pair_once_in_order_with_its_first_caption(folder: 
     assert sum(len(batch["id"]) for batch in few.val_dataloader()) == 4 == len(few.val_references)
 
 
-def test_the_hidden_words_of_validation_depend_neither_on_batches_nor_on_ranks(folder: Path) -> None:
-    small, large = (captioning(folder, eval_batch_size=size).val_dataloader() for size in (2, 100))
-    for key in ("tokens", "mlm_tokens", "mlm_labels"):
-        assert torch.equal(torch.cat([batch[key] for batch in small]), torch.cat([batch[key] for batch in large]))
-
-
 def test_pairs_without_captions_are_not_validated_on(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -285,19 +279,6 @@ def test_captions_that_are_cut_are_counted_with_the_length_that_keeps_them(
     assert texts != texts_and_warning(60)[0] and f"warning: {longs} of {every} training captions" in warning
 
 
-def test_features_of_the_network_for_rendered_scenes_are_named(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name, warns in (("desk", True), ("blocks", False)):
-        toy = read_dataset(folder)
-        write_dataset(tmp_path / name, name, toy.root, toy.pairs, {})
-        (tmp_path / name / "features").mkdir()
-        (tmp_path / name / "features/blocks").symlink_to(folder / "features/toy")
-        CaptionData(str(tmp_path / name), "blocks", max_length=20).setup("fit")
-        text = "warning: the features of desk are of blocks, a small network that was trained on rendered scenes; they are poor"
-        assert (text in capsys.readouterr().out) == warns
-
-
 def test_pairs_come_once_an_epoch_with_one_of_their_captions(folder: Path) -> None:
     data = captioning(folder, batch_size=5, samples="pairs", vocabulary_layout="rcc")
     train = {(pair.before, pair.after): pair for pair in read_dataset(folder).pairs if pair.split == "train"}
@@ -337,20 +318,6 @@ def test_scenes_bring_their_change_and_their_distractor_pair(folder: Path, swap:
     assert views == ({"default", "nonsemantic"} if swap else {"default"})
     train = {pair.id for pair in read_dataset(folder).pairs if pair.split == "train" and not pair.is_distractor}
     assert sorted(scenes[: len(train)]) == sorted(train)
-
-
-def test_pairs_that_scenes_leave_out_are_counted(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    captioning(folder, samples="scenes")
-    assert capsys.readouterr().out == ""
-    dataset = read_dataset(folder)
-    gone = next(pair for pair in dataset.pairs if pair.split == "train" and pair.is_distractor)
-    write_dataset(tmp_path, "toy", dataset.root, [pair for pair in dataset.pairs if pair != gone], {})
-    (tmp_path / "features").symlink_to(folder / "features")
-    captioning(tmp_path, samples="scenes")
-    output = capsys.readouterr().out
-    assert output.startswith(
-        f"toy: 1 training pairs (first {gone.id.removesuffix('_n')}) belong to scenes without a change pair"
-    )
 
 
 def test_ranks_share_scenes_out_whole(folder: Path) -> None:

@@ -163,11 +163,3 @@ def test_partners_are_drawn_evenly_and_anew_each_epoch() -> None:
         assert counts[one, one] == 0
     epochs = {tuple(sorted(zip(*pairs.take(epoch * size, size)))) for epoch in range(5)}
     assert len(epochs) == 5
-
-
-def test_any_place_gives_what_the_whole_row_has_there() -> None:
-    whole = LabelledPairs(CLASSES, seed=4).take(0, 150)
-    pairs = LabelledPairs(CLASSES, seed=4)
-    for start in (140, 3, 70, 30):  # across the ends of epochs, forwards and back
-        assert all(np.array_equal(part, rows[start : start + 10]) for part, rows in zip(pairs.take(start, 10), whole))
-    assert not np.array_equal(LabelledPairs(CLASSES, seed=5).take(0, 150)[1], whole[1])

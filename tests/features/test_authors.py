@@ -143,7 +143,7 @@ def test_one_sentence_for_each_fault(clevr: Dataset, tmp_path: Path) -> None:
     write_npy(theirs, paths)
     file = theirs / "features/CLEVR_default_000012.png.npy"
     np.save(file, np.zeros((4, 2, 2)))
-    assert "has features of (4, 2, 2), others of (4, 3, 3)" in refusal(clevr, theirs, store)
+    assert "features of (4, 2, 2), others of (4, 3, 3)" in refusal(clevr, theirs, store)
     np.save(file, np.zeros((4, 7)))
     assert "features of (4, 7), not (channels, rows, columns)" in refusal(clevr, theirs, store)
     np.save(file, np.zeros((0, 3, 3)))

@@ -14,8 +14,7 @@ import torch
 import torchvision
 from PIL import Image
 
-from diffcap.features.backbones import build_backbone
-from diffcap.features.online import backbone_of
+from diffcap.features.backbones import backbone_of, build_backbone
 from diffcap.features.preprocessing import IMAGENET_MEAN, RCC_STD
 from diffcap.features.weights import read_state_dict
 from diffcap.utils.errors import DiffcapError
@@ -157,22 +156,6 @@ def test_the_released_std_of_scorer_is_used_described_and_kept(resnet18, tmp_pat
         build_backbone("pixels", image_std=RCC_STD)
 
 
-def test_images_of_another_size_are_described_and_kept(resnet18, tmp_path: Path) -> None:
-    """As the features of RSICCformer: 256 x 256 pixels, a pooled map."""
-    torch.save(resnet18.state_dict(), tmp_path / "weights.pth")
-    options = {"pool_size": (3, 3), "image_size": (64, 64)}
-    backbone = build_backbone("torchvision", "resnet18", "layer3", str(tmp_path / "weights.pth"), **options)
-    assert backbone.shape() == (256, 3, 3)
-    draws = np.random.default_rng(0)
-    image = Image.fromarray(draws.integers(256, size=(64, 64, 3), dtype=np.uint8))
-    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1) / 255
-    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (IMAGENET_MEAN, [0.229, 0.224, 0.225]))
-    torch.testing.assert_close(backbone.preprocess(image), (pixels - mean) / std)  # not resized
-    meta = {**json.loads(json.dumps(backbone.describe())), "shape": [256, 3, 3]}
-    again = backbone_of(meta, str(tmp_path / "weights.pth"))
-    torch.testing.assert_close(again(again.preprocess(image)[None]), backbone(backbone.preprocess(image)[None]))
-
-
 def test_timm_stages() -> None:
     backbone = build_backbone("timm", "test_convnext.r160_in1k", layer=1, weights="random")
     torch.manual_seed(0)
@@ -201,7 +184,7 @@ def test_a_timm_file_of_another_image_size_is_refused(tmp_path: Path) -> None:
             assert torch.equal(build_backbone("timm", "test_vit.r160_in1k", weights=file)(images), own)
     torch.save(state, file)
     with pytest.raises(
-        DiffcapError, match=r"pos_embed has shape \(1, 197, 64\), this network needs \(1, 101, 64\); give"
+        DiffcapError, match=r"pos_embed has shape \(1, 197, 64\), this network needs \(1, 101, 64\); give the file"
     ):
         build_backbone("timm", "test_vit.r160_in1k", weights=file)
 

@@ -2,16 +2,12 @@
 
 import os
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
-from lightning.pytorch.accelerators import CPUAccelerator
 from PIL import Image
 from tests.odd_images import scene
 
-from diffcap.data.datamodules import CaptionData
 from diffcap.features.backbones import build_backbone
 from diffcap.features.images import image_stamps, unique_images
 from diffcap.features.preprocessing import load_image
@@ -208,21 +204,3 @@ def test_the_folder_of_a_dataset_can_be_moved_and_copied(folder: Path, tmp_path:
     store = FeatureStore.open(moved / "features/files")
     np.testing.assert_array_equal(store.read(store.rows(list(FILES))), expected)
     assert write_files(moved) == 6 and sums(moved) == before
-
-
-def batches(folder: Path, features: str, workers: int) -> list[torch.Tensor]:
-    data = CaptionData(str(folder), features, batch_size=2, max_length=8, num_workers=workers)
-    data.trainer = SimpleNamespace(
-        global_step=0, global_rank=0, world_size=1, accumulate_grad_batches=1, accelerator=CPUAccelerator()
-    )
-    data.setup("fit")
-    steps = zip(range(4), data.train_dataloader())
-    return [batch[side] for _, batch in steps for side in ("before", "after")]
-
-
-def test_forked_workers_read_the_same(folder: Path) -> None:
-    expected = batches(folder, "pixels", 0)
-    for workers in (0, 2):
-        found = batches(folder, "files", workers)
-        assert len(found) == len(expected) == 8
-        assert all(torch.equal(ours, theirs) for ours, theirs in zip(found, expected))

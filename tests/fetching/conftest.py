@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.datasets.layouts import BIRD_COLUMNS, bird_row, write_clevr_change, write_image
-from tests.fetching.folder import Folder
-from tests.fetching.site import Site, served
+from tests.fetching.site import Folder, Site, served
 
 
 @pytest.fixture(autouse=True)

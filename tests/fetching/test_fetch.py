@@ -13,9 +13,9 @@ from functools import partial
 
 import pytest
 import yaml
-from tests.commands import environment, in_process, one_sentence, run
+from tests.commands import environment, in_process
 from tests.datasets.layouts import write_clevr_change
-from tests.fetching.folder import STAGE, Folder
+from tests.fetching.site import STAGE, Folder
 
 from diffcap.records import read_dataset
 
@@ -130,23 +130,6 @@ def test_a_damaged_archive_is_listed_with_the_rest_and_fetched_again(clevr: Fold
     assert clevr.fetch() == "" and clevr.asked() == ["/clevr.tar.gz", "/splits.json"] and archive.exists()
 
 
-def test_a_refused_archive_does_not_hide_what_a_person_has_to_fetch(
-    clevr: Folder, capsys: pytest.CaptureFixture[str]
-) -> None:
-    evil = {"url": clevr.site.put("/evil.zip", b"PK\x05\x06" + bytes(18)), "unpack": True}
-    wrong = {"url": clevr.site.url("/clevr.tar.gz"), "unpack": True, "gives": ["features"]}
-    page = {"file": "a.zip", "page": "https://drive.invalid", "how": "Press.", "gives": ["images"], "unpack": True}
-    clevr.sources(files=[evil, wrong], by_hand=[page])
-    output = clevr.fetch()
-    assert "download by hand a.zip" in output and "to be downloaded by hand: a.zip" in capsys.readouterr().out
-    listed = clevr.json("fetch-failures.json")
-    assert [row["file"] for row in listed["by_hand"]] == ["a.zip"]
-    assert {row["name"]: row["why"].split(";")[0] for row in listed["failed"]} == {
-        "downloads/evil.zip": "not extracted (it holds no file)",
-        "downloads/clevr.tar.gz": f"extracted, but features is missing in {clevr.out / 'official'}",
-    }
-
-
 def by_hand(clevr: Folder) -> bytes:
     """The archive behind a page that only a person can use; gives its content."""
     body = clevr.site.pages.pop("/clevr.tar.gz").body
@@ -160,14 +143,10 @@ def by_hand(clevr: Folder) -> bytes:
     return body
 
 
-@pytest.mark.thorough
-def test_what_a_person_has_to_fetch_is_said_precisely(clevr: Folder) -> None:
-    body = by_hand(clevr)
-    done = run(clevr.words(), clevr.path)
-    downloads = clevr.out / "downloads"
-    output = one_sentence(done)
+def test_what_a_person_has_to_fetch_is_said_precisely(clevr: Folder, capsys: pytest.CaptureFixture[str]) -> None:
+    body, output, downloads = by_hand(clevr), clevr.fetch(), clevr.out / "downloads"
     assert f"download by hand clevr.tar.gz from https://drive.invalid/view into {downloads}" in output
-    assert "to be downloaded by hand: clevr.tar.gz. How: Press the button." in done.stdout
+    assert "to be downloaded by hand: clevr.tar.gz. How: Press the button." in capsys.readouterr().out
     assert "or give DATA=<folder>" in output
     assert clevr.json("fetch-failures.json")["by_hand"][0]["put_into"] == str(downloads)
     assert clevr.asked() == ["/splits.json", "/types.json"]  # the rest is there already

@@ -1,8 +1,7 @@
 """`stages/data.py` without a source, against a server on this machine: photos by their addresses."""
 
 import pytest
-from tests.datasets.layouts import write_image
-from tests.fetching.folder import Folder
+from tests.fetching.site import Folder
 
 from diffcap.records import read_dataset
 
@@ -112,21 +111,6 @@ def test_a_forbidden_photo_needs_a_clear_no_of_the_mirror_too(birds: Folder, sta
     birds.sources(files=[{"url": birds.site.url("/birds.tsv")}], photos={"mirrors": [birds.site.url("/mirror/")]})
     assert bool(birds.fetch()) is not gone
     assert failed(birds)["official/images/6.jpg"] == ("the server answers 403 Forbidden", gone)
-
-
-def test_photos_on_another_host(birds: Folder) -> None:
-    birds.site.pages["/photos/1"].always = "status 404"
-    birds.sources(files=[{"url": birds.site.url("/birds.tsv")}], photos={"mirrors": [birds.site.url("/mirror/")]})
-    birds.site.put("/mirror/photos/1", birds.site.pages["/photos/2"].body, kind="image/jpeg")
-    assert birds.fetch() == "" and len(read_dataset(birds.out).pairs) == 5
-    assert birds.json("checksums.json")["official/images/1.jpg"]["url"].endswith("/mirror/photos/1")
-
-
-def test_a_photo_that_a_person_brought_is_left_alone(birds: Folder) -> None:
-    birds.site.pages["/photos/1"].always = "status 404"
-    write_image(birds.out / "official/images/1.png")
-    assert birds.fetch() == "" and "/photos/1" not in birds.asked()
-    assert "images/1.png" in {pair.before for pair in read_dataset(birds.out).pairs}
 
 
 @pytest.mark.parametrize(

@@ -75,29 +75,6 @@ def test_another_image_size_interpolates_the_positions(clip: Clip, file: Path) -
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("size", [(96, 96), (64, 192)])
-def test_the_shipped_network_takes_any_size(size: tuple[int, int]) -> None:
-    """Its own grid is 6 x 8; 4 x 12 has as many places and is another grid."""
-    vocabulary = ClipVocabulary(["cube</w>"], "clip_used")
-    own = CLIP4IDCAdaptation("ViT-blocks-16", vocabulary_size=3, max_length=14)
-    model = CLIP4IDCAdaptation("ViT-blocks-16", size, vocabulary_size=3, max_length=14)
-    for part in (own, model):
-        load_clip(part, "default", vocabulary)
-    source, found = (part.images.visual.positional_embedding[1:].T for part in (own, model))
-    wanted = (size[0] // 16, size[1] // 16)
-    expected = torch.nn.functional.interpolate(source.reshape(1, 128, 6, 8), wanted, mode="bicubic", antialias=True)
-    torch.testing.assert_close(found.reshape(1, 128, *wanted), expected)
-
-
-def test_positions_of_no_grid_are_refused(clip: Clip, tmp_path: Path) -> None:
-    state = {name: value.contiguous() for name, value in clip.state_dict().items()}
-    state["visual.positional_embedding"] = state["visual.positional_embedding"][:12].contiguous()
-    safetensors.torch.save_file(state, tmp_path / "odd.safetensors")
-    with pytest.raises(DiffcapError, match="11 patch positions are neither the network's grid nor a square"):
-        load_clip(CLIP4IDCAdaptation(FULL, max_length=14), str(tmp_path / "odd.safetensors"), ClipVocabulary())
-
-
-@torch.no_grad()
 def test_ft1s_decoder_begins_as_clips_text_tower(clip: Clip, file: Path) -> None:
     options = {**CAPTIONER, "images": "apart", "decoder": "clip_text", "max_length": 10}
     model = CLIP4IDC(WHOLE, FULL, **options).eval()

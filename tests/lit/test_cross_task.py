@@ -1,11 +1,10 @@
 """Cross-task pre-training by the real commands: stage 1 on single images, stage 2 with labelled images, captioning; two ranks."""
 
-import subprocess
 from pathlib import Path
 
 import pytest
 import torch
-from tests.commands import command, environment, in_process, same_logs, weights
+from tests.commands import command, in_process, weights
 from tests.toy import write_toy, write_toy_labelled, write_toy_singles
 
 SMALL = (
@@ -18,7 +17,6 @@ SMALL = (
     *("--model.lr=1e-3", "--trainer.max_steps=14", "--trainer.val_check_interval=7", "--trainer.accelerator=cpu"),
     "--trainer.log_every_n_steps=1",
 )
-ALL = "--data.tasks={mlm: 1, single_mlm: 1, single_mvcl: 1, single_fda: 1, fgvc: 2}"
 
 
 @pytest.fixture(scope="module")
@@ -81,29 +79,3 @@ def test_two_stages_and_captioning(place: Path) -> None:
     assert {".trunk.pair_encoder." in name for name in names} == {True, False}
     for name in names:
         assert torch.equal(started[name], two["state_dict"][name]) == (".trunk.pair_encoder." not in name), name
-
-
-@pytest.mark.thorough
-def test_two_processes_train_to_the_weights_of_one(place: Path) -> None:
-    """Every task on single and on labelled images; 7 labelled pairs are 4 and 3 on two ranks."""
-    processes = []
-    for devices in (1, 2):
-        more = ["--trainer.strategy=ddp"] if devices > 1 else []
-        options = ALL, f"--data.singles={place / 'cub'}", f"--trainer.devices={devices}", "--data.val_limit=7", *more
-        words = second(place, f"ranks{devices}", *options)
-        processes.append(
-            subprocess.Popen(words, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        )
-    for process in processes:
-        output = process.communicate(timeout=400)
-        assert process.returncode == 0, output
-    one, two = (weights(place / f"ranks{devices}/last.ckpt") for devices in (1, 2))
-    for name, value in one.items():
-        other = two[name]
-        if name.endswith("qkv.bias"):  # see tests/lit/test_distributed.py
-            value, other = (torch.stack([part for n, part in enumerate(v.chunk(3)) if n != 1]) for v in (value, other))
-        torch.testing.assert_close(value, other, atol=1e-5, rtol=0, msg=lambda output, name=name: f"{name}: {output}")
-    assert {"train/single_fda", "train/fgvc_contrast", "val/mlm"} <= same_logs(place / "ranks1", place / "ranks2")
-    for name in ("classifier.bias", "matcher.bias", "trunk.image_projection.bias"):
-        start = torch.zeros(()) if name.startswith("trunk") else None
-        assert start is None or one[f"captioner.{name}"].abs().max() > 1e-3

@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch.accelerators import CPUAccelerator, CUDAAccelerator
-from tests.commands import command, in_process
-from tests.toy import write_toy
 
 from diffcap.lit import precision
 from diffcap.lit.precision import cpu_has_bfloat16, set_precision
@@ -59,7 +57,6 @@ def test_bfloat16_needs_a_processor_with_it(monkeypatch: pytest.MonkeyPatch) -> 
     ("flags", "expected"),
     [
         ("flags : fpu avx2 avx512f avx512_bf16", True),
-        ("flags : fpu amx_bf16 amx_tile", True),
         ("Features : fp asimd i8mm bf16", True),
         ("flags : fpu avx2 avx512f avx512bw", False),
     ],
@@ -68,22 +65,3 @@ def test_the_flags_of_linux(flags: str, expected: bool, tmp_path: Path, monkeypa
     (tmp_path / "cpuinfo").write_text(f"processor : 0\n{flags}\n")
     monkeypatch.setattr(precision, "CPUINFO", tmp_path / "cpuinfo")
     assert cpu_has_bfloat16() == expected
-
-
-@pytest.mark.slow
-def test_config_yaml_names_the_precision_in_effect_and_is_the_same_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder, run = write_toy(tmp_path / "toy"), tmp_path / "run"
-    sizes = [f"--model.captioner.init_args.{size}" for size in ("width=16", "heads=2", "ffn=24", "cross_layers=1")]
-    options = ["--trainer.accelerator=cpu", "--trainer.max_steps=1", "--data.features=toy", f"--data.folder={folder}"]
-    words = command("finetune", [], *sizes, *options, "--data.batch_size=4", f"--run.out={run}")
-    assert in_process(words) is None
-    text = (run / "config.yaml").read_text()
-    assert "\nrun:\n  # matmul_precision in effect: highest\n" in text
-    (run / "finished.json").rename(run / "running.json")  # as if it had been interrupted
-    capsys.readouterr()
-    assert in_process([*words[:2], "--config", str(run / "config.yaml")]) is None
-    assert (run / "config.yaml").read_text() == text and not (tmp_path / "run.1").exists()
-    assert in_process([*words[:2], "--config", str(run / "config.yaml")]) == 0
-    assert "already finished with these settings" in capsys.readouterr().out

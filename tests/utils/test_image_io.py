@@ -181,8 +181,7 @@ def test_near_infrared_is_not_transparency() -> None:
     assert not read_image(encoded(opaque, "PNG")).notes and not read_image(encoded(opaque, "TIFF")).notes
 
 
-@pytest.mark.parametrize("bands", [1, 3])
-@pytest.mark.parametrize("kind", ["int16", "uint16", "float32"])
+@pytest.mark.parametrize(("kind", "bands"), [("int16", 1), ("uint16", 3), ("float32", 3)])
 def test_the_nodata_value_of_a_geotiff_does_not_count(tmp_path: Path, kind: str, bands: int) -> None:
     nodata = 65_535 if kind == "uint16" else -9999
     pixels = np.linspace(0, 3000, 100 * bands).reshape(bands, 10, 10).astype(kind)

@@ -50,22 +50,6 @@ def test_a_linear_layer_has_the_values_and_gradients_of_torchs(inputs: str, weig
 
 
 @needs_onednn
-def test_which_linear_layers_are_computed_by_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("diffcap.utils.linear.USE_ONEDNN", True)
-    x, weight = torch.randn(64, 64), torch.randn(1 << 10, 64)
-    assert linear_is_faster(x, weight)
-    assert not linear_is_faster(x[:-1], weight)  # too few multiplications
-    assert not linear_is_faster(x.double(), weight.double())
-    assert not linear_is_faster(x, torch.randn(1 << 10, 65))
-    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        linear(x, torch.randn(1 << 10, 65))
-    with torch.autocast("cpu", torch.bfloat16):
-        assert not linear_is_faster(x, weight)
-    monkeypatch.setattr("diffcap.utils.linear.USE_ONEDNN", False)
-    assert not linear_is_faster(x, weight)
-
-
-@needs_onednn
 @pytest.mark.usefixtures("onednn")
 @pytest.mark.parametrize("masked", [False, True])
 def test_the_attention_of_clips_blocks_is_torchs(masked: bool) -> None:

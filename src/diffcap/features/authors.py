@@ -46,7 +46,7 @@ def fill_store(dataset: Dataset, source: str | Path, store: str | Path) -> int:
         )
     origin = {path: pickles[_prefix(path)] for path in paths} if pickles else _find_arrays(paths, source)
     done: set[str] = set()  # images that the store has already; known only after the store was opened below
-    parts = _read_pickles(paths, pickles, done) if pickles else _read_arrays(paths, origin, done)
+    parts = _read(origin, done)
     first = next(parts)
     shape = first[1].shape
     meta = {"library": "authors", "form": "pickles" if pickles else "npy"}
@@ -92,10 +92,18 @@ def _prefix(path: str) -> str:
     return _PREFIXES.get(PurePosixPath(path).parent.name, "")
 
 
-def _read_pickles(paths: Sequence[str], pickles: dict[str, Path], done: set[str]) -> Iterator[tuple[str, Array]]:
-    for prefix, file in pickles.items():
-        wanted = [path for path in paths if _prefix(path) == prefix]
+def _read(origin: dict[str, Path], done: set[str]) -> Iterator[tuple[str, Array]]:
+    """Image and its array, one file after the other; files whose images are all done are not read."""
+    images: dict[Path, list[str]] = {}
+    for path, file in origin.items():
+        images.setdefault(file, []).append(path)
+    for file, wanted in images.items():
         if done.issuperset(wanted):
+            continue
+        if file.suffix == ".npy":
+            with wrap_errors(file, "not a complete .npy file of numbers", "fetch it again"):
+                array = np.load(file, allow_pickle=False)
+            yield from ((path, _to_map(array, str(file))) for path in wanted)
             continue
         arrays = load_arrays(file)
         if not isinstance(arrays, dict):
@@ -144,15 +152,6 @@ def _array_names(path: str) -> list[str]:
     name = PurePosixPath(path)
     padded = [f"{int(name.stem):06d}{name.suffix}.npy"] if name.stem.isdecimal() else []
     return [f"{name.name}.npy", *padded, f"{name.stem}.npy"]
-
-
-def _read_arrays(paths: Sequence[str], files: dict[str, Path], done: set[str]) -> Iterator[tuple[str, Array]]:
-    for path in paths:
-        if path in done:
-            continue
-        with wrap_errors(files[path], "not a complete .npy file of numbers", "fetch it again"):
-            array = np.load(files[path], allow_pickle=False)
-        yield path, _to_map(array, str(files[path]))
 
 
 def _to_map(array: Any, where: str) -> Array:

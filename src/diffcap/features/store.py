@@ -163,11 +163,7 @@ class FeatureStore(ABC):
 
     @staticmethod
     def open(folder: str | Path, trained_on: Mapping[str, Any] | None = None) -> "FeatureStore":
-        """Open a complete store; with `trained_on` (`meta` of a captioner's store) only if its features are of the same kind.
-
-        Raises:
-            DiffcapError: there is no store, it has another version, it is incomplete or truncated, or its features are of another kind.
-        """
+        """Open a complete store; with `trained_on` (`meta` of a captioner's store) only if its features are of the same kind."""
         folder = Path(folder)
         meta = read_meta(folder)
         for key in _COMPATIBILITY_KEYS:

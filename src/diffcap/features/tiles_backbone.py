@@ -17,7 +17,6 @@ from diffcap.features.weights import conv_block, with_weights
 
 SHIPPED = Path(__file__).with_name("tiles_backbone.safetensors")
 IMAGE = 256  # width and height of the input in pixels
-GRID = 8  # rows and columns of cells
 STRIDE = 4  # pixels between two predictions of the land cover
 # Classes of land cover. A roof has a class for each of the colors of `worlds.tiles`.
 COVERS = (

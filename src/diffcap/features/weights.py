@@ -59,17 +59,14 @@ def load_weights(network: nn.Module, state: dict[str, Tensor], source: str) -> N
     wanted = network.state_dict()
     optional = "num_batches_tracked"  # missing in files from before 2018, and not used for inference
     missing = [name for name in wanted if name not in state and not name.endswith(optional)]
-    if missing:
-        raise DiffcapError(
-            f"{source}: not the weights of this network, {len(missing)} of {len(wanted)} keys are missing "
-            f"({', '.join(missing[:4])}{', ...' if len(missing) > 4 else ''}); give the file that fits the configuration."
-        )
-    for name, value in wanted.items():
-        if name in state and state[name].shape != value.shape:
-            raise DiffcapError(
-                f"{source}: {name} has shape {tuple(state[name].shape)}, this network needs {tuple(value.shape)}; give "
-                "the file that fits the configuration."
-            )
+    faults = [f"{len(missing)} of {len(wanted)} keys are missing ({', '.join(missing[:4])})"] if missing else []
+    faults += [
+        f"{name} has shape {tuple(state[name].shape)}, this network needs {tuple(value.shape)}"
+        for name, value in wanted.items()
+        if name in state and state[name].shape != value.shape
+    ]
+    if faults:
+        raise DiffcapError(f"{source}: not the weights of this network: {faults[0]}; give the file that fits.")
     network.load_state_dict({name: state.get(name, value) for name, value in wanted.items()})
 
 

@@ -2,9 +2,7 @@
 
 The content is written to `<name>.part`, which is verified and then renamed to `<name>`. `<name>.part.json` identifies the content
 (URL, ETag or Last-Modified, length), so that an interrupted download is resumed only if the server still has the same content.
-
-The retries are a loop of our own: those of urllib3 do not cover a connection that breaks after the headers of a response, and
-Ctrl-C does not interrupt their pauses.
+The retries are a loop of our own: those of urllib3 do not cover a connection that breaks after the headers of a response.
 """
 
 import re

@@ -1,6 +1,5 @@
 """The arithmetic of a run: TF32 on GPUs, and no bfloat16 on processors that have no instructions for it."""
 
-import re
 from pathlib import Path
 from typing import Literal
 
@@ -8,7 +7,6 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.accelerators import CPUAccelerator, CUDAAccelerator
 
-from diffcap.records import write_text
 from diffcap.utils.errors import DiffcapError
 
 MatmulPrecision = Literal["highest", "high", "medium"]
@@ -35,17 +33,6 @@ def refuse_slow_bf16(trainer: pl.Trainer, remedy: str = "remove the option") -> 
             f"trainer.precision is {trainer.precision}, but this processor has no instructions for bfloat16, so this would be many "
             f"times slower than in float32; {remedy}."
         )
-
-
-def note_precision(configuration: Path) -> None:
-    """Add the precision in effect as a comment to a config.yaml that does not set `run.matmul_precision`.
-
-    It is not written as a value, because a training from that file, on any device, is the same training with the same hash.
-    """
-    text = configuration.read_text(encoding="utf-8")
-    if not re.search(r"^  matmul_precision: \w", text, re.MULTILINE):
-        note = f"  # matmul_precision in effect: {torch.get_float32_matmul_precision()}"
-        write_text(configuration, re.sub(r"^run:$", f"run:\n{note}", text, flags=re.MULTILINE))
 
 
 def cpu_has_bfloat16() -> bool:

@@ -29,7 +29,7 @@ from diffcap.data.workers import explain_lost_workers
 from diffcap.features.store import SUMS
 from diffcap.lit.callbacks import AtomicCheckpointIO, DelayedModelCheckpoint, PeriodicCheckpoint, PrintScores, StopEarly
 from diffcap.lit.launch import find_launch
-from diffcap.lit.precision import MatmulPrecision, note_precision, set_precision
+from diffcap.lit.precision import MatmulPrecision, set_precision
 from diffcap.lit.schedules import in_steps
 from diffcap.lit.stage_cli import StageCLI
 from diffcap.pipeline import own_configs
@@ -329,7 +329,6 @@ class TrainingCLI(StageCLI):
         write_json(self.out / RUNNING, self.record)
         (self.out / IDENTITY).unlink(missing_ok=True)
         self.parser.save(self.config, self.out / CONFIGURATION, overwrite=True, skip_validation=True)
-        note_precision(self.out / CONFIGURATION)
         return backup
 
 
