@@ -306,6 +306,10 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 123\
             [remove(INDEX, ONE, TWO), write("a.bin", b"?")],
             r"json \(a\.bin is not read, because it can contain code\); ch",
         ),
+        (
+            [write("adapter_config.json", b"{}")],
+            r"has an adapter \(adapter_config\.json\), which would change the model",
+        ),
         ([remove(TWO)], rf"model: {TWO}, which {INDEX} names, is missing; download"),
         ([write(TWO, POINTER)], rf"{TWO}: not a complete safetensors file \(.*header too large\); download"),
         ([write(TWO, weights(4, 5)[:-1])], rf"{TWO}: not a complete safetensors file \(.*\); download"),

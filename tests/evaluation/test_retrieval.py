@@ -8,22 +8,21 @@ from diffcap.methods.clip4idc.retrieval import PairRetrieval, PairToText
 
 
 def naive(pairs: Tensor, texts: Tensor, owners: list[int]) -> dict[str, float]:
-    def cosine(one: Tensor, other: Tensor) -> float:
-        return torch.cosine_similarity(one, other, dim=0).item()
-
+    cosine = torch.nn.functional.normalize(texts, dim=1) @ torch.nn.functional.normalize(pairs, dim=1).T
+    rows: list[list[float]] = cosine.tolist()
     places: dict[str, list[int]] = {"t2p": [], "p2t": []}
-    for text, owner in zip(texts, owners):
-        own = cosine(text, pairs[owner])
-        places["t2p"].append(1 + sum(cosine(text, pairs[p]) > own for p in range(len(pairs)) if p != owner))
-    for number, pair in enumerate(pairs):
-        best = max(cosine(text, pair) for text, owner in zip(texts, owners) if owner == number)
-        others = [cosine(text, pair) for text, owner in zip(texts, owners) if owner != number]
+    for text, owner in enumerate(owners):
+        places["t2p"].append(1 + sum(rows[text][pair] > rows[text][owner] for pair in range(len(pairs))))
+    for number in range(len(pairs)):
+        best = max(rows[text][number] for text, owner in enumerate(owners) if owner == number)
+        others = [rows[text][number] for text, owner in enumerate(owners) if owner != number]
         places["p2t"].append(1 + sum(other > best for other in others))
-    scores = {}
-    for way, found in places.items():
-        scores |= {f"{way}_R@{cut}": sum(place <= cut for place in found) / len(found) for cut in (1, 5, 10)}
-        scores[f"{way}_mean_rank"] = sum(found) / len(found)
-    return scores
+    return {name: value for way, found in places.items() for name, value in scores_of(way, found).items()}
+
+
+def scores_of(way: str, places: list[int]) -> dict[str, float]:
+    scores = {f"{way}_R@{cut}": sum(place <= cut for place in places) / len(places) for cut in (1, 5, 10)}
+    return {**scores, f"{way}_mean_rank": sum(places) / len(places)}
 
 
 def draw() -> tuple[Tensor, Tensor, list[int]]:
@@ -76,8 +75,7 @@ def naive_among_pairs(pairs: Tensor, texts: Tensor, owners: list[int]) -> dict[s
             for other in range(len(pairs))
         ]
         places.append(1 + sum(score > best[number] for score in best))
-    scores = {f"p2t_R@{cut}": sum(place <= cut for place in places) / len(places) for cut in (1, 5, 10)}
-    return {**scores, "p2t_mean_rank": sum(places) / len(places)}
+    return scores_of("p2t", places)
 
 
 def test_the_released_definition_ranks_pairs_and_counts_shared_captions_at_the_better_rank() -> None:

@@ -89,6 +89,11 @@ def test_ft1s_decoder_begins_as_clips_text_tower(clip: Clip, file: Path) -> None
 
 def test_what_does_not_fit_is_named(file: Path, tmp_path: Path) -> None:
     state = safetensors.torch.load_file(file)
+    positions = state["visual.positional_embedding"]
+    odd = {**state, "visual.positional_embedding": positions[:12].contiguous()}
+    safetensors.torch.save_file(odd, tmp_path / "odd.safetensors")
+    with pytest.raises(DiffcapError, match="11 patch positions are neither the network's grid nor a square"):
+        load_clip(CLIP4IDCAdaptation(FULL, max_length=14), str(tmp_path / "odd.safetensors"), ClipVocabulary())
     del state["visual.proj"], state["ln_final.weight"]
     safetensors.torch.save_file(state, tmp_path / "part.safetensors")
     model = CLIP4IDCAdaptation(FULL, max_length=14)

@@ -3,7 +3,6 @@ from pathlib import Path
 
 import pytest
 
-from diffcap.text.vocabularies import AnyLayout, vocabulary_for, vocabulary_of
 from diffcap.text.vocabulary import (
     SPECIALS,
     LayoutName,
@@ -131,11 +130,3 @@ def test_chg2caps_layout() -> None:
     assert [vocabulary.pad, vocabulary.unk, vocabulary.bos, vocabulary.eos, vocabulary.mask] == [0, 1, 2, 3, None]
     assert vocabulary.encode(" a  house is built .", max_length=41) == [2, 1, 1, 1, 6, 3]
     assert vocabulary.decode([2, 8, 0, 7, 3, 5]) == "some houses"
-
-
-@pytest.mark.parametrize(("layout", "family"), [("rsicc", "rsicc"), ("chg2cap", "chg2cap")])
-def test_a_checkpoints_words_give_the_same_ids(layout: AnyLayout, family: str) -> None:
-    built = vocabulary_for(["the road", "a road"], 1, layout)
-    again = vocabulary_of(built.words, layout)
-    assert again.family == family and len(again) == len(built) == 7
-    assert again.encode("a road", 6) == built.encode("a road", 6)

@@ -89,15 +89,14 @@ def official_sizes(state: State, options: Mapping[str, Any], tables: State) -> S
     }
     if network == _VIT_B_32:
         network = "ViT-B-32-quickgelu"
-    max_length = options["max_length"] or min(33, context + 1)
-    features = pixel_features((patch * side, patch * side))
+    inner = state.get("decoder.decoder.layer.0.intermediate.dense.weight")  # of stage 2
+    max_length = options["max_length"] or (min(32, context) if inner is None else min(33, context + 1))
     model: dict[str, Any] = {
         "vocabulary_size": vocabulary,
         "network": network,
         "intra_layers": options["intra_layers"],
         "max_length": max_length,
     }
-    inner = state.get("decoder.decoder.layer.0.intermediate.dense.weight")
     if inner is not None:
         model |= {
             "width": inner.shape[1],
@@ -107,9 +106,7 @@ def official_sizes(state: State, options: Mapping[str, Any], tables: State) -> S
             "decoder_layers": count_layers(state, r"decoder\.decoder\.layer\.(\d+)\."),
             "padding": "released",
         }
-    else:
-        model["max_length"] = max_length = options["max_length"] or min(32, context)
-    return Sizes(model, max_length, features)
+    return Sizes(model, max_length, pixel_features((patch * side, patch * side)))
 
 
 _VIT_B_32 = {

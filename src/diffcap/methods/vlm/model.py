@@ -117,12 +117,6 @@ class VLM(Captioner):
         known = type(images).valid_kwargs.__annotations__
         check_image_kwargs(image_kwargs or {}, known, counts_pixels=hasattr(images, "merge_size"))
         self.net: Any = _load_model(found.folder, dtype, four_bit)
-        kinds = set(getattr(self.net.config.get_text_config(), "layer_types", None) or [])
-        if other := sorted(kinds - {"full_attention", "sliding_attention"}):
-            raise DiffcapError(
-                f"{found.name}: its language model has {other[0]} layers, which have no keys and values; use a model with "
-                "attention only."
-            )
         self.image_kwargs = {name: False for name in TILINGS if name in known} | (image_kwargs or {})
         if difference and any(self.image_kwargs.get(name) for name in TILINGS):
             raise DiffcapError(
