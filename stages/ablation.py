@@ -4,9 +4,9 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from diffcap.experiment import FIRST, Experiment
+from diffcap.experiment import Experiment
 from diffcap.registry import Ablation
-from diffcap.run_folder import FINETUNE, PRETRAIN, report_dir_name
+from diffcap.run_folder import FINETUNE, FIRST, PRETRAIN, report_dir_name
 from diffcap.runner import Job, make, parse_seeds, run_command, run_queues, write_report
 from diffcap.stages import is_made, needed_by
 from diffcap.utils.errors import DiffcapError

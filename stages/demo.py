@@ -1,6 +1,7 @@
 """Run every stage on an embedded dataset for several methods, then write a table and figures."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,33 +18,31 @@ from diffcap.utils.errors import DiffcapError
 MINUTES, OTHER_MINUTES = 12.0, 4.0
 
 
-class World(NamedTuple):
-    """An embedded dataset in the demo.
-
-    Attributes:
-        pairs: number of pairs. jitter: variation of the images, see `make data`.
-    """
-
-    pairs: int
-    jitter: float
+# Number of pairs, and variation of the images (`--jitter`, see `make data`), of the embedded datasets.
+WORLDS = {"blocks": (24_000, 0.3), "tiles": (10_000, 1.0)}
 
 
-WORLDS = {"blocks": World(24_000, 0.3), "tiles": World(10_000, 1.0)}
+class Row(NamedTuple):
+    """A row of the demo's table: a method or an ablation, and its numbers of steps."""
 
-
-@dataclass(frozen=True)
-class Control:
-    """A baseline that is trained in addition to a method."""
-
-    title: str  # name of the row in the table
-    run: str  # name of the run's folder
-    method: str | None = None  # another method to train; None: the same method
-    finetune: int | None = None  # fine-tuning steps; None: as many as the method
+    folder: str  # name of the run's folder
+    method: str
+    finetune: int  # steps
+    pretrain: int = 0  # steps
     ablation: str = ""
-    # Additional fine-tuning steps for each pre-training step of the method, so that a baseline without pre-training is trained for
-    # the same time.
-    steps_per_pretrain_step: float = 0.0
-    adapted: bool = False  # whether the features are extracted by the CLIP that the method's pre-training has adapted
+    adapted: str | None = None  # folder of the row whose adapted CLIP extracts the features
+    share: float = 1.0  # fraction of a core's time
+
+    def job(self, name: str, folder: Path, seed: int, shared: dict[str, str]) -> Job:
+        """The training of the row with a seed."""
+        variables = {**shared, "method": self.method, "seed": str(seed), "run": str(folder / f"{self.folder}-{seed}")}
+        if self.ablation:
+            variables["ablation"] = self.ablation
+        if self.adapted:
+            weights = folder / f"{self.adapted}-{seed}" / PRETRAIN / BEST
+            features = f"clip4idc-{folder.name}-{seed}"
+            variables |= {"backbone": "clip4idc", "features": features, "weights": str(weights)}
+        return Job(f"{name}, seed {seed}", variables, self.finetune, self.pretrain)
 
 
 @dataclass(frozen=True)
@@ -57,29 +56,28 @@ class Plan:
     share: float = 0.5
     tiles_share: float = 0.25  # the same for WORLD=tiles
     tiles_steps: float = 0.4  # factor of the numbers of steps for WORLD=tiles, whose images have more tokens
-    controls: tuple[Control, ...] = ()  # the baselines when it is trained alone; by default its first ablation
+    # The baselines when it is trained alone, by its own row and the factor of the steps; by default its first ablation
+    controls: Callable[[Row, float], dict[str, Row]] | None = None
+
+
+def _pcl_controls(own: Row, scale: float) -> dict[str, Row]:
+    finetune = own.finetune + round(0.75 * own.pretrain)  # trained for the same time
+    return {"the same without pre-training": Row("scratch", "pcl", finetune)}
+
+
+def _clip4idc_controls(own: Row, scale: float) -> dict[str, Row]:
+    return {
+        "the same without adaptation": Row("unadapted", "clip4idc", own.finetune, ablation="unadapted"),
+        "DIRL+CCR on CLIP4IDC's features": Row("cross", "dirl", round(700 * scale), adapted=own.folder),
+    }
 
 
 PLANS = {
-    "pcl": Plan(
-        finetune=5760,
-        share=1.0,
-        tiles_share=0.5,
-        controls=(Control("the same without pre-training", "scratch", steps_per_pretrain_step=0.75),),
-    ),
+    "pcl": Plan(finetune=5760, share=1.0, tiles_share=0.5, controls=_pcl_controls),
     "scorer": Plan(tiles_share=0.5),
     "dirl": Plan(tiles_share=0.5),
-    "clip4idc": Plan(
-        finetune=400,
-        pretrain=300,
-        share=0.0,
-        tiles_share=0.0,
-        tiles_steps=2.0,  # its images are harder to compare than those of blocks
-        controls=(
-            Control("the same without adaptation", "unadapted", ablation="unadapted"),
-            Control("DIRL+CCR on CLIP4IDC's features", "cross", method="dirl", finetune=700, adapted=True),
-        ),
-    ),
+    # Images of tiles are harder to compare for it than those of blocks.
+    "clip4idc": Plan(400, 300, share=0.0, tiles_share=0.0, tiles_steps=2.0, controls=_clip4idc_controls),
     "rsiccformer": Plan(share=0.0),
     "chg2cap": Plan(share=0.0),
     "vlm": Plan(share=0.0, tiles_share=0.0),
@@ -111,9 +109,6 @@ def demo(
         world: Embedded dataset: blocks (rendered objects) or tiles (overhead images).
         pairs: Number of pairs to render, with and without change; 24,000 of blocks and 10,000 of tiles by default.
         jitter: Variation of camera and light, or of season and light; 0.3 for blocks and 1 for tiles by default.
-
-    Raises:
-        DiffcapError: the method is unknown, there are too few minutes, or a stage failed.
     """
     if minutes < OTHER_MINUTES + 1:
         raise DiffcapError(f"{minutes:g} minutes are too few for training; give at least {OTHER_MINUTES + 1:g}.")
@@ -126,8 +121,8 @@ def demo(
             "make zeroshot."
         )
     start = time.perf_counter()
-    default = WORLDS[world]
-    pairs, jitter = default.pairs if pairs is None else pairs, default.jitter if jitter is None else jitter
+    default_pairs, default_jitter = WORLDS[world]
+    pairs, jitter = default_pairs if pairs is None else pairs, default_jitter if jitter is None else jitter
     folder, place = Path(f"data/{world}-demo"), Path(f"runs/{world}-demo/{minutes:g}min-{method}")
     shared = {"dataset": world, "folder": str(folder), "logger": "none"}
     make("the dataset", "data", {**shared, "pairs": str(pairs)}, f"--jitter={jitter:g}")
@@ -150,81 +145,38 @@ def demo(
     print(f"\n{(time.perf_counter() - start) / 60:.1f} minutes; figures and table.md are in {place}/report")
 
 
-class DemoExperiment(NamedTuple):
-    """A row of the demo's table: a method or an ablation, and its numbers of steps.
-
-    Attributes:
-        folder: name of the run's folder.
-        method: name of the method.
-        finetune, pretrain: steps of these stages.
-        ablation: name of the method's ablation.
-        adapted: folder of the row whose adapted CLIP extracts the features.
-        share: fraction of a core's time.
-    """
-
-    folder: str
-    method: str
-    finetune: int
-    pretrain: int = 0
-    ablation: str = ""
-    adapted: str | None = None
-    share: float = 1.0
-
-    def job(self, name: str, folder: Path, seed: int, shared: dict[str, str]) -> Job:
-        """The training of the row with a seed."""
-        variables = {**shared, "method": self.method, "seed": str(seed), "run": str(folder / f"{self.folder}-{seed}")}
-        if self.ablation:
-            variables["ablation"] = self.ablation
-        if self.adapted:
-            weights = folder / f"{self.adapted}-{seed}" / PRETRAIN / BEST
-            features = f"clip4idc-{folder.name}-{seed}"
-            variables |= {"backbone": "clip4idc", "features": features, "weights": str(weights)}
-        return Job(f"{name}, seed {seed}", variables, self.finetune, self.pretrain)
-
-
 def _share(method: Method, world: str) -> float:
     """Fraction of a core for a method when all methods are trained."""
     plan = plan_of(method)
     return plan.tiles_share if world == "tiles" else plan.share
 
 
-def own_row(method: Method, scale: float, share: float | None = None) -> DemoExperiment:
+def own_row(method: Method, scale: float, share: float | None = None) -> Row:
     """The row of a method itself.
 
     Args:
-        method: the method.
         scale: factor of the numbers of steps in `PLANS`.
         share: fraction of a core; by default the fraction when all methods are trained.
     """
-    demo = plan_of(method)
-    share = demo.share if share is None else share
-    pretrain = round(demo.pretrain * scale * share) if method.pretraining else 0
-    return DemoExperiment(method.name, method.name, round(demo.finetune * scale * share), pretrain, share=share)
+    plan = plan_of(method)
+    share = plan.share if share is None else share
+    pretrain = round(plan.pretrain * scale * share) if method.pretraining else 0
+    return Row(method.name, method.name, round(plan.finetune * scale * share), pretrain, share=share)
 
 
-def table(method: Method, scale: float) -> dict[str, DemoExperiment]:
+def table(method: Method, scale: float) -> dict[str, Row]:
     """The rows of a method that is trained alone: its own, then those that it is compared with."""
-    own = own_row(method, scale, share=1.0)
+    own, controls = own_row(method, scale, share=1.0), plan_of(method).controls
+    if controls:
+        return {method.title: own, **controls(own, scale)}
     rows = {method.title: own}
-    for control in plan_of(method).controls:
-        rows[control.title] = _control(control, own, scale)
-    if not plan_of(method).controls:
-        for name, ablation in [(name, row) for name, row in method.ablations.items() if not row.extra][:1]:
-            pretrain = own.pretrain if ablation.pretrains else 0
-            rows[ablation.title] = own._replace(folder=name, pretrain=pretrain, ablation=name)
+    for name, ablation in [(name, row) for name, row in method.ablations.items() if not row.extra][:1]:
+        pretrain = own.pretrain if ablation.pretrains else 0
+        rows[ablation.title] = own._replace(folder=name, pretrain=pretrain, ablation=name)
     return rows
 
 
-def _control(control: Control, own: DemoExperiment, scale: float) -> DemoExperiment:
-    finetune = own.finetune if control.finetune is None else round(control.finetune * scale)
-    finetune += round(own.pretrain * control.steps_per_pretrain_step)
-    adapted = own.folder if control.adapted else None
-    return DemoExperiment(
-        control.run, control.method or own.method, finetune, ablation=control.ablation, adapted=adapted
-    )
-
-
-def queues(rows: dict[str, DemoExperiment]) -> list[list[str]]:
+def queues(rows: dict[str, Row]) -> list[list[str]]:
     """Distribute the rows over the cores: each queue lists the names of rows that one core trains in this order.
 
     The shares of a queue add up to at most 1. A row that reads the features of another row comes after it in the same queue.

@@ -27,7 +27,7 @@ NAMED = {
         *(
             "experiment.py",
             "compose.py",
-            "stage_settings.py",
+            "stages.py",
             "pipeline.py",
             "cli.py",
             "text/vocabularies.py",

@@ -100,7 +100,3 @@ def flags_of(commands: dict[str, Any]) -> list[str]:
         parameter for command in commands.values() for parameter in inspect.signature(command).parameters.values()
     ]
     return [f"--{parameter.name}" for parameter in parameters if parameter.default is False]
-
-
-if __name__ == "__main__":
-    main()

@@ -6,44 +6,36 @@ and a key of a file for `CONFIG=run.yaml` (`dataset: birds2words`).
 
 import difflib
 import os
-import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from diffcap.compose import compose
-from diffcap.datasets.registry import SHIPPED_BACKBONES, DatasetSpec, get_dataset
+from diffcap.compose import MIXED, compose
+from diffcap.datasets.registry import SHIPPED_BACKBONES, get_dataset
 from diffcap.records import read_json
-from diffcap.registry import Method, Pretraining, get_method, methods, moved_classes
+from diffcap.registry import Pretraining, get_method, methods, moved_classes
 from diffcap.run_folder import (
     BEST,
     EVAL,
     FINETUNE,
+    FIRST,
     PRETRAIN,
     REINFORCE,
     STAGES,
     eval_dir_name,
     is_finished,
     report_dir_name,
+    stage_of,
 )
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.settings import CONFIGS, get_config_value, read_settings
 
-DEFAULT_SEED = 1234
+DEFAULT_SEED = "1234"
 CAPTIONS, RETRIEVAL = "captions", "retrieval"  # values of `eval`
-FIRST = "pretrain-extra"  # the pre-training on a dataset of EXTRA, before the main one
 PROBE = "probe"  # value of TRAINER, see `diffcap.lit.probe`
-MIXED = "mixed"  # value of EXTRA: all datasets in the main pre-training
-SECTIONS = (
-    "data",
-    "extract",
-    "negatives",
-    *STAGES,
-    "zeroshot",
-    "eval",
-    "report",
-)  # of a CONFIG file; each holds a stage's options
+# Of a CONFIG file; each holds a stage's options.
+SECTIONS = ("data", "extract", "negatives", *STAGES, "zeroshot", "eval", "report")
 
 
 def _option(text: str, default: str = "") -> Any:
@@ -68,7 +60,7 @@ class Experiment:
     ablation: str = _option("name of an ablation in configs/method/<method>.yaml")
     data: str = _option("source folder with the dataset's official files (default: they are downloaded)")
     devices: str = _option("number of processes: GPUs, or CPU cores", "1")
-    seed: str = _option("seed for rendering, negatives and training", str(DEFAULT_SEED))
+    seed: str = _option("seed for rendering, negatives and training", DEFAULT_SEED)
     logger: str = _option("wandb, tensorboard or none", "wandb")
     trainer: str = _option(
         "training length: default, short, smoke (seconds) or probe (tells what all of it needs)",
@@ -105,53 +97,24 @@ class Experiment:
     config: str = _option("YAML file with these variables and a section of options per stage, or a run's config.yaml")
     extract_args: str = _option("more options of every extraction of features")
 
-    dataset_spec: DatasetSpec = field(init=False)
-    method_spec: Method = field(init=False)
-    sections: dict[str, Any] = field(init=False)
-    explicit_values: dict[str, str] = field(init=False)  # without those of `config` and the defaults
-    vlm_name: str = field(init=False)  # the last part of `vlm`, without a revision; empty without `vlm`
-    features_folder: Path = field(init=False)
-    has_pretraining: bool = field(init=False)
-    # Whether fine-tuning starts from the pre-training of this run, and not from another one (PRETRAINING, or a sweep).
-    owns_pretraining: bool = field(init=False)
-    # The datasets of `extra`, and their experiments; `make data DATASET=<name>` prepares each one.
-    extras: tuple[str, ...] = field(init=False, default=())
-    extra_experiments: list["Experiment"] = field(init=False, default_factory=list)
-    first_dataset: str = field(init=False, default="")  # has a pre-training of its own, before the main one
-    single_images: str = field(init=False, default="")  # its images and captions are in the main pre-training
-    labelled_images: str = field(init=False, default="")  # its images and classes are in the main pre-training
-    _default_backbone: str = field(init=False)
-    _run_root: str = field(init=False)  # `run`, without the part of a sweep
-    # Whether OFFLINE=yes replaced the backbone: then the method's settings for small features are used.
-    offline_settings: bool = field(init=False)
-
     def __post_init__(self) -> None:
         """Read `config`, check the values, fill in the defaults."""
+        # Without those of `config` and the defaults.
         self.explicit_values = {f.name: getattr(self, f.name) for f in VARIABLES if getattr(self, f.name)}
-        self.sections = {}
-        values: dict[str, str] = {}
-        if self.config:
-            values, self.sections = from_file(Path(self.config), self.explicit_values)
+        values, self.sections = _read_config(Path(self.config), self.explicit_values) if self.config else ({}, {})
         for variable in VARIABLES:
             name = variable.name
             setattr(self, name, self.explicit_values.get(name) or values.get(name) or variable.metadata["default"])
         self.dataset_spec, self.method_spec = get_dataset(self.dataset), get_method(self.method)
+        # The last part of `vlm`, without a revision.
         self.vlm_name = Path(self.vlm.partition("@")[0]).name
-        self.offline_settings = False
-        self._default_backbone = self.dataset_spec.backbone_for(self.method_spec, self.reads_pixels)
-        if self.offline == "yes":
-            self.offline_settings = self._default_backbone not in SHIPPED_BACKBONES
-            if self.offline_settings:
-                # The method's settings for OFFLINE=yes are used from here on, and may have features in place of pixels.
-                self._default_backbone = (
-                    (self.dataset_spec.clip_backbone or "blocks_pixels") if self.reads_pixels else "blocks"
-                )
-        if self.offline == "yes" and self.weights and not self.backbone:
-            raise DiffcapError(
-                f"OFFLINE=yes and WEIGHTS={self.weights}: the networks that are included in diffcap have their own weights; give "
-                "one of the two, or BACKBONE= with both."
-            )
-        self.backbone = self.backbone or self._default_backbone
+        # The datasets of `extra`, and their experiments; `make data DATASET=<name>` prepares each one.
+        self.extras = tuple(filter(None, (name.strip() for name in self.extra.split(","))))
+        self.extra_experiments: list[Experiment] = []
+        self.first_dataset = ""  # has a pre-training of its own, before the main one
+        self.single_images = ""  # its images and captions are in the main pre-training
+        self.labelled_images = ""  # its images and classes are in the main pre-training
+        self._choose_backbone()
         self.features = self.features or ("authors" if self.features_from else self.backbone)
         needs_tagger = self.offline == "yes" and self.dataset_spec.tagger == "english"
         self.tagger = self.tagger or ("blocks" if needs_tagger else self.dataset_spec.tagger)
@@ -171,20 +134,37 @@ class Experiment:
                 "they are from; give BACKBONE= or FEATURES_FROM= as in the first run."
             )
         self.seed, self.devices = str(int(self.seed)), str(int(self.devices))
-        names = [
-            self.method,
-            self.vlm_name,
-            self.ablation,
-            *self.extras,
-            *([f"seed{self.seed}"] if self.seed != str(DEFAULT_SEED) else []),
-            *([PROBE] if self.trainer == PROBE else []),
-        ]
-        run_root = self.run or f"runs/{self.dataset}/{'-'.join(filter(None, names))}"
+        names = [self.method, self.vlm_name, self.ablation, *self.extras]
+        names.append(f"seed{self.seed}" if self.seed != DEFAULT_SEED else "")
+        names.append(PROBE if self.trainer == PROBE else "")
+        run = self.run or f"runs/{self.dataset}/{'-'.join(filter(None, names))}"
         is_sweep = not self.run and "WANDB_SWEEP_ID" in os.environ  # set by W&B's agent; its trials are in <run>/sweep
-        self.run = f"{run_root}/sweep" if is_sweep else run_root
-        self._run_root = run_root
-        self.pretraining = self.pretraining or f"{run_root}/{PRETRAIN}"
+        self.run = f"{run}/sweep" if is_sweep else run
+        self.pretraining = self.pretraining or f"{run}/{PRETRAIN}"
+        self._first_folder = Path(run) / f"{PRETRAIN}-{self.first_dataset}"
+        # Whether fine-tuning starts from the pre-training of this run, and not from another one (PRETRAINING, or a sweep).
         self.owns_pretraining = Path(self.pretraining) == self.stage_folder(PRETRAIN)
+        # Of the captioner; what `eval` evaluates; the folder of the evaluation, and of one without training; the report.
+        self.checkpoint = self.stage_folder(self.captioner) / BEST
+        self.evaluated = self.pretrained_checkpoint if self.eval == RETRIEVAL else self.checkpoint
+        self.evaluation = Path(self.run) / eval_dir_name(PRETRAIN if self.eval == RETRIEVAL else self.captioner)
+        self.zero_shot_evaluation = Path(self.run) / f"zeroshot-{EVAL}"
+        self.report = Path(self.run) / report_dir_name(self.captioner)
+
+    def _choose_backbone(self) -> None:
+        """Set `backbone`, and whether OFFLINE=yes replaced it: then the method's settings for small features are used."""
+        if self.offline == "yes" and self.weights and not self.backbone:
+            raise DiffcapError(
+                f"OFFLINE=yes and WEIGHTS={self.weights}: the networks that are included in diffcap have their own weights; give "
+                "one of the two, or BACKBONE= with both."
+            )
+        self.offline_settings = False
+        self._default_backbone = self.dataset_spec.backbone_for(self.method_spec, self.reads_pixels)
+        if self.offline == "yes" and self._default_backbone not in SHIPPED_BACKBONES:
+            self.offline_settings = True  # from here on; they may have features in place of pixels
+            pixels = self.dataset_spec.clip_backbone or "blocks_pixels"
+            self._default_backbone = pixels if self.reads_pixels else "blocks"
+        self.backbone = self.backbone or self._default_backbone
 
     def _check(self) -> None:
         if not self.seed.isdecimal() or int(self.seed) >= 2**32:
@@ -192,7 +172,7 @@ class Experiment:
             raise DiffcapError(f"SEED={self.seed} is {fault}; give a whole number from 0 to {2**32 - 1}.")
         if not self.devices.isdecimal() or int(self.devices) < 1:
             raise DiffcapError(f"DEVICES={self.devices} is not a number of processes; give 1 or more.")
-        choices: dict[str, tuple[str, ...]] = {
+        choices: dict[str, Sequence[str]] = {
             "logger": ("wandb", "none", "tensorboard"),
             "captioner": (FINETUNE, REINFORCE),
             "eval": (CAPTIONS, RETRIEVAL),
@@ -200,14 +180,10 @@ class Experiment:
             "offline": ("", "yes", "no"),
         }
         for name in ("trainer", "backbone"):  # DEVICES adds ddp.yaml
-            choices[name] = tuple(sorted({path.stem for path in (CONFIGS / name).glob("*.yaml")} - {"ddp"}))
+            choices[name] = sorted({path.stem for path in (CONFIGS / name).glob("*.yaml")} - {"ddp"})
         for name, values in choices.items():
             if (value := getattr(self, name)) not in values:
-                given = (
-                    f"one of {', '.join(values)}"
-                    if name in ("trainer", "backbone")
-                    else " or ".join(filter(None, values))
-                )
+                given = f"one of {', '.join(values)}" if len(values) > 3 else " or ".join(filter(None, values))
                 raise DiffcapError(f"{name.upper()}={value} is unknown; give {given}.")
         known = self.method_spec.ablation_names
         if self.ablation and self.ablation not in known:
@@ -224,7 +200,6 @@ class Experiment:
     def _prepare_extra(self) -> None:
         """Check `extra`, and find what each of its datasets is for."""
         pretraining = self.method_spec.pretraining
-        self.extras = tuple(filter(None, (name.strip() for name in self.extra.split(","))))
         if not (pretraining and pretraining.extra):
             names = _names(lambda known: bool(known.extra))
             raise DiffcapError(f"EXTRA={self.extra} is for methods whose pre-training takes it; use METHOD={names}.")
@@ -265,20 +240,21 @@ class Experiment:
         settings = [compose(self, FINETUNE), *self.sections.values()]
         return get_config_value(settings, "model", "captioner", "init_args", "backbone") is not None
 
-    def check_features(self) -> None:
-        """Check, before the features are extracted, that the method can be trained on them.
+    @property
+    def pretrained_checkpoint(self) -> Path:
+        """Checkpoint of the pre-training that fine-tuning starts from; only for methods that have one."""
+        assert self.method_spec.pretraining is not None
+        return Path(self.pretraining) / self.method_spec.pretraining.checkpoint
 
-        Raises:
-            DiffcapError: the method reads features and the backbone gives pixels, or the other way round.
-        """
+    def check_features(self) -> None:
+        """Check, before the features are extracted, that the method can be trained on them."""
         meta = self.features_folder / "meta.json"
         if meta.is_file():
             where = f"{self.features_folder} holds"
             has_pixels = read_json(meta).get("dtype") == "uint8"
         else:
-            where = (
-                f"FEATURES_FROM={self.features_from} gives" if self.features_from else f"BACKBONE={self.backbone} gives"
-            )
+            name = "features_from" if self.features_from else "backbone"
+            where = f"{name.upper()}={getattr(self, name)} gives"
             library = get_config_value([CONFIGS / f"backbone/{self.backbone}.yaml"], "model", "library")
             has_pixels = library == "pixels" and not self.features_from
         if has_pixels != self.reads_pixels:
@@ -289,60 +265,26 @@ class Experiment:
                 f"{' and leave out ' + ' and '.join(leave_out) if leave_out else ''}."
             )
 
-    def stage_folder(self, stage: str) -> Path:
-        """Folder of a training stage."""
-        if stage == FIRST:
-            return Path(self._run_root) / f"{PRETRAIN}-{self.first_dataset}"
-        return Path(self.run) / stage
-
-    @property
-    def checkpoint(self) -> Path:
-        """Checkpoint of the captioner that is evaluated."""
-        return self.stage_folder(self.captioner) / BEST
-
-    @property
-    def evaluated(self) -> Path:
-        """Checkpoint that `eval` evaluates."""
-        return self.pretrained_checkpoint if self.eval == RETRIEVAL else self.checkpoint
-
-    @property
-    def evaluation(self) -> Path:
-        """Folder of the evaluation of the captioner, or of retrieval."""
-        return Path(self.run) / eval_dir_name(PRETRAIN if self.eval == RETRIEVAL else self.captioner)
-
-    @property
-    def zero_shot_evaluation(self) -> Path:
-        """Folder of the evaluation of a vision-language model without training."""
-        return Path(self.run) / f"zeroshot-{EVAL}"
-
-    @property
-    def report(self) -> Path:
-        """Folder of the captioner's report."""
-        return Path(self.run) / report_dir_name(self.captioner)
-
-    def check_pretraining(self) -> None:
-        """Check that the pre-training of another run is finished.
-
-        Raises:
-            DiffcapError: it is not.
-        """
-        if self.has_pretraining and not self.owns_pretraining and not is_finished(Path(self.pretraining)):
+    def check_inputs(self, stages: set[str]) -> None:
+        """Check, before stages run, that the method reads these features and that the pre-training of another run is finished."""
+        if stages & {FIRST, *STAGES, "zeroshot"}:
+            self.check_features()
+        starts = FINETUNE in stages or (self.eval == RETRIEVAL and "eval" in stages)
+        if starts and self.has_pretraining and not self.owns_pretraining and not is_finished(Path(self.pretraining)):
             raise DiffcapError(
                 f"PRETRAINING={self.pretraining}: contains no finished pre-training; train it first, or omit PRETRAINING."
             )
 
-    @property
-    def pretrained_checkpoint(self) -> Path:
-        """Checkpoint of the pre-training that fine-tuning starts from; only for methods that have one."""
-        assert self.method_spec.pretraining is not None
-        return Path(self.pretraining) / self.method_spec.pretraining.checkpoint
+    def stage_folder(self, stage: str) -> Path:
+        """Folder of a training stage."""
+        return self._first_folder if stage == FIRST else Path(self.run) / stage
 
     def setting(self, stage: str, *keys: str) -> Any:
         """The value of nested keys in the settings of a training stage, see `compose`; None if it has none."""
         return get_config_value([compose(self, stage)], *keys)
 
 
-VARIABLES = tuple(f for f in fields(Experiment) if f.init)
+VARIABLES = tuple(fields(Experiment))
 NAMES = {f.name for f in VARIABLES}
 _GOALS = "goals"  # make's targets; make adds this option to the variables, `pipeline` reads it
 
@@ -352,63 +294,50 @@ def _names(has: Callable[[Pretraining], bool]) -> str:
     return " or ".join(name for name, known in methods().items() if known.pretraining and has(known.pretraining))
 
 
-def from_file(path: Path, explicit_values: Mapping[str, str]) -> tuple[dict[str, str], dict[str, Any]]:
+def _read_config(path: Path, explicit_values: dict[str, str]) -> tuple[dict[str, str], dict[str, Any]]:
     """Read a CONFIG file: an experiment file, or the config.yaml that a training stage wrote.
 
     Args:
-        path: the file.
-        explicit_values: variable -> value of the command line. If they have another seed than a run's config.yaml, or `extra`, the
-            folder of the first run is left out.
+        explicit_values: variable -> value of the command line.
 
     Returns:
         variable -> value, and stage -> its options.
-
-    Raises:
-        DiffcapError: the file is missing or damaged, a key is unknown, or the file is a run's config.yaml and `explicit_values` have
-            another dataset, method or ablation.
     """
     if not path.is_file():
         raise DiffcapError(f"CONFIG={path}: no such file; give a YAML file, or the config.yaml of a run's stage.")
     content = read_settings(path)
     if not isinstance(content, dict):
         raise DiffcapError(f"{path}: not an experiment; write keys and values, such as `method: scorer`.")
-    _rename_classes(content)
+    current = {earlier: class_path for class_path, earlier in moved_classes().items()}
+    for section in (content, *content.values()):  # a run's config.yaml, or sections of stages
+        captioner = get_config_value([section], "model", "captioner") if isinstance(section, dict) else None
+        if isinstance(captioner, dict) and captioner.get("class_path") in current:
+            captioner["class_path"] = current[captioner["class_path"]]
     if isinstance(content.get("run"), dict):
-        return _from_run(path, content, explicit_values)
-    variables, sections = {}, {}
+        values = _values_of_run(path, content, explicit_values)
+        return values, {stage_of(Path(content["run"]["out"])): content}
+    variables: dict[str, str] = {}
+    sections: dict[str, Any] = {}
     for key, value in content.items():
         name = str(key).lower()
         if name in SECTIONS and isinstance(value, dict):
             sections[name] = value
         elif name in NAMES and not isinstance(value, dict | list):
-            variables[name] = _text(value)
+            text = {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+            variables[name] = "" if value is None else text
         elif name in NAMES:
             raise DiffcapError(f"{path}: {key} must be a single value, found {value!r:.60}; write it as in `{key}: x`.")
         elif name in SECTIONS:
             raise DiffcapError(f"{path}: {key} must be a section of options, found {value!r:.60}; indent its options.")
         else:
-            raise DiffcapError(f"{path}: the key {key!r} is unknown{_similar(name)}; see docs/train.md for the keys.")
+            near = difflib.get_close_matches(name, [*NAMES, *SECTIONS], n=1)
+            similar = f", did you mean {near[0]}" if near else ""
+            raise DiffcapError(f"{path}: the key {key!r} is unknown{similar}; see docs/train.md for the keys.")
     return variables, sections
 
 
-def _rename_classes(content: dict[str, Any]) -> None:
-    """Replace class paths of earlier versions in a CONFIG file: of a run's config.yaml, or of its sections."""
-    current = {earlier: class_path for class_path, earlier in moved_classes().items()}
-    for section in (content, *content.values()):
-        captioner = get_config_value([section], "model", "captioner") if isinstance(section, dict) else None
-        if isinstance(captioner, dict) and captioner.get("class_path") in current:
-            captioner["class_path"] = current[captioner["class_path"]]
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return "" if value is None else str(value)
-
-
-def _from_run(
-    path: Path, content: dict[str, Any], explicit_values: Mapping[str, str]
-) -> tuple[dict[str, str], dict[str, Any]]:
+def _values_of_run(path: Path, content: dict[str, Any], explicit_values: dict[str, str]) -> dict[str, str]:
+    """The variables of a run's config.yaml; without its folder for another seed, or for `extra`."""
     run, data, model = (content.get(key) or {} for key in ("run", "data", "model"))
     missing = [name for name in ("method", "dataset", "out") if not run.get(name)]
     if missing:
@@ -416,9 +345,7 @@ def _from_run(
             f"{path}: `run.{missing[0]}` is missing (an earlier diffcap wrote the file); write an experiment file with "
             "`dataset:` and `method:` instead, see docs/train.md."
         )
-    out = Path(run["out"])
-    stage = next((name for name in STAGES if out.name.startswith(name)), FINETUNE)
-    start, features = model.get("init_from"), data.get("features")
+    out, start, features = Path(run["out"]), model.get("init_from"), data.get("features")
     values = {
         "dataset": run["dataset"],
         "method": run["method"],
@@ -431,9 +358,9 @@ def _from_run(
         "logger": run.get("logger"),
         "devices": (content.get("trainer") or {}).get("devices"),
         "run": str(out.parent),
-        **({"pretraining": str(Path(start).parent) if start else None} if stage == FINETUNE else {}),
-        **({"pretrain": "yes" if start else "no"} if stage == FINETUNE else {}),
     }
+    if stage_of(out) == FINETUNE:
+        values |= {"pretraining": Path(start).parent if start else None, "pretrain": "yes" if start else "no"}
     found = {name: str(value) for name, value in values.items() if value not in (None, "")}
     for name in ("dataset", "method", "ablation"):
         asked = explicit_values.get(name, found.get(name, ""))
@@ -444,24 +371,13 @@ def _from_run(
             )
     if explicit_values.get("extra") or explicit_values.get("seed", found.get("seed")) != found.get("seed"):
         del found["run"]
-    return found, {stage: content}
-
-
-def _similar(name: str) -> str:
-    near = difflib.get_close_matches(name, [*NAMES, *SECTIONS], n=1)
-    return f", did you mean {near[0]}" if near else ""
+    return found
 
 
 def parse(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """Split a command line into the variables of an experiment and the options of the stage.
 
     A variable is `--features_from X`, `--features-from=X` or `--FEATURES_FROM X`. Everything after `--` is an option of the stage.
-
-    Returns:
-        variable -> value, and the remaining words, for the stage.
-
-    Raises:
-        DiffcapError: a variable has no value.
     """
     variables: dict[str, str] = {}
     stage_options: list[str] = []
@@ -469,8 +385,7 @@ def parse(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     while remaining:
         word = remaining.pop(0)
         if word == "--":
-            stage_options += remaining
-            break
+            return variables, stage_options + remaining
         name, equals, value = word.partition("=")
         name = name.removeprefix("--").replace("-", "_").lower()
         if not word.startswith("--") or name not in NAMES | {_GOALS}:
@@ -483,16 +398,3 @@ def parse(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
             value = remaining.pop(0)
         variables[name] = value
     return variables, stage_options
-
-
-def options_help() -> str:
-    """The variables of an experiment as lines of a help text."""
-    return "\n".join(
-        f"  --{f.name:<22} {f.metadata['help']}{f' ({default})' if (default := f.metadata['default']) else ''}"
-        for f in VARIABLES
-    )
-
-
-def split_words(text: str) -> list[str]:
-    """Options in one string, as a shell splits them."""
-    return shlex.split(text)

@@ -9,19 +9,21 @@ A command has one of two forms:
 
 import itertools
 import os
+import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from diffcap import __version__, record
-from diffcap.compose import merge
-from diffcap.experiment import FIRST, NAMES, RETRIEVAL, Experiment, options_help, parse, split_words
+from diffcap.compose import merge, parts
+from diffcap.experiment import NAMES, RETRIEVAL, VARIABLES, Experiment, parse
 from diffcap.registry import import_object, methods
 from diffcap.run_folder import (
     FINETUNE,
     FINISHED,
+    FIRST,
     PRETRAIN,
     REINFORCE,
     find_fault,
@@ -29,7 +31,6 @@ from diffcap.run_folder import (
     main_process,
     read_object,
 )
-from diffcap.stage_settings import parts
 from diffcap.stages import (
     LIGHTNING,
     RECORDS,
@@ -52,23 +53,20 @@ def run_stage(stage: str, words: Sequence[str]) -> None:
     Args:
         words: arguments of the command. With `--needed`, it runs only if files have changed: another stage needs it, and its settings
             may be others than those that it was made with.
-
-    Raises:
-        DiffcapError: an option is not valid, or the stage failed.
     """
     is_needed = "--needed" in words
     words = [word for word in words if word != "--needed"]
     variables, own = parse(words)
-    _refuse_method_files(stage, own_configs(words))
     if not STAGES[stage].is_parallel and not main_process():
         return  # a launcher has started several processes
     if _is_direct(stage, words, variables):
-        _run_body(Request(stage, {}, words))
+        _run_body(Request(stage, {}, words, sources=own_configs(words)))
         return
     experiment_options.extend(NAMES)
     if stage in LIGHTNING and len(named := own_configs(own)) == 1 and "config" not in variables:
         variables["config"] = named[0]
-        own = _without_config(own)
+        before = ["", *own]
+        own = [word for last, word in zip(before, own) if "--config" not in (last, word.partition("=")[0])]
     if {"--help", "-h"} & set(own):
         _print_help(stage, own)
         return
@@ -79,13 +77,18 @@ def run_stage(stage: str, words: Sequence[str]) -> None:
         stage = "import_features"
     request = _request(stage, e, own)
     if "--print_config" in own:
-        print("".join(f"# settings: {part.source}\n" for part in parts(e, stage)), end="", flush=True)
+        print("".join(f"# settings: {source}\n" for source in request.sources), end="", flush=True)
     elif "WANDB_SWEEP_ID" not in os.environ:
-        if stage == "data" and not (is_needed and is_made(stage, e)):
-            _check_download(e)
+        downloads = stage == "data" and not e.data and not e.dataset_spec.rendered
+        if downloads and e.offline == "yes" and not (is_needed and is_made(stage, e)):
+            raise DiffcapError(
+                f"OFFLINE=yes: the files of DATASET={e.dataset} would be downloaded; give DATA=<folder with its files>, or omit OFFLINE."
+            )
         _run_missing(stage, e, own)
-        if STAGES[stage].folder(e).is_dir() and _is_current(request, e, is_needed):
-            _touch(stage, e)
+        path = record_path(stage, e)
+        if path.parent.is_dir() and _is_current(request, path, is_needed):
+            if main_process() and any(_is_newer(record_path(*need), path) for need in STAGES[stage].needs(e)):
+                path.touch()  # so that make does not ask again
             return
     _run_body(request)
 
@@ -135,16 +138,20 @@ def _has_nothing_to_do(stage: str, e: Experiment) -> bool:
 def _request(stage: str, e: Experiment, own: list[str]) -> Request:
     row = STAGES[stage]
     settings = {name: value for name, value in row.settings(e).items() if value is not None}
+    sources = []
     if stage in LIGHTNING:
         start = (settings.get("model") or {}).get("init_from")
         own = [word for word in own if word != f"--init_from={start}"]  # make names it, too
         own = [f"--model.{word[2:]}" if word.startswith("--init_from=") else word for word in own]
+        sources = [part.source for part in parts(e, stage)]
     if stage in ("extract", "import_features"):
-        own = [*split_words(e.extract_args), *own]
-    if stage not in TRAININGS and (section := e.sections.get(stage)):
-        settings = merge(settings, section) if stage in LIGHTNING else settings | section
+        own = [*shlex.split(e.extract_args), *own]
+    if section := e.sections.get(PRETRAIN if stage == FIRST else stage):
+        sources.append(f"{e.config}: {stage}")
+        if stage not in TRAININGS:  # whose settings have the section
+            settings = merge(settings, section) if stage in LIGHTNING else settings | section
     asked = record.digest(__version__, settings, os.environ.get("DIFFCAP_CORENLP"), own)
-    return Request(stage, settings, own, asked, row.inputs(e))
+    return Request(stage, settings, own, asked, row.inputs(e), sources)
 
 
 def _run_missing(stage: str, e: Experiment, own: list[str]) -> None:
@@ -153,41 +160,34 @@ def _run_missing(stage: str, e: Experiment, own: list[str]) -> None:
     Args:
         own: options of the stage, which a pre-training on a dataset of EXTRA has, too.
     """
-    if stage in (*TRAININGS, ZERO_SHOT):
-        e.check_features()
-    if stage == FINETUNE or e.eval == RETRIEVAL:
-        e.check_pretraining()
+    e.check_inputs({stage})
     for need, experiment in STAGES[stage].needs(e):
         if is_made(need, experiment):
             continue
-        check_extra(need, experiment, e)
+        _check_extra(need, experiment, e)
         from diffcap.lit.launch import find_launch
 
-        command = [need, "--needed", *experiment.words(), *(["--", *own] if need == FIRST else [])]
+        words = [need, *experiment.words()]
         if (
             launch := find_launch()
         ):  # a new process would take itself for one of the launcher's, and wait for the others
             raise DiffcapError(
                 f"{STAGES[need].folder(experiment)}: the result of the stage {need} is missing, and {launch.launcher} cannot start "
-                f"it; first run `diffcap {need} {' '.join(experiment.words())}`, without {launch.launcher}."
+                f"it; first run `diffcap {' '.join(words)}`, without {launch.launcher}."
             )
-        run_in_process(command)
+        run_in_process([*words, "--needed", *(["--", *own] if need == FIRST else [])])
 
 
-def _check_download(e: Experiment) -> None:
-    """Refuse to download a dataset with OFFLINE=yes."""
-    if e.offline == "yes" and not e.data and not e.dataset_spec.rendered:
+def run_in_process(command: Sequence[str]) -> None:
+    """Run `diffcap <command>` in a new process."""
+    if subprocess.run([sys.executable, "-m", "diffcap", *command], check=False).returncode:
         raise DiffcapError(
-            f"OFFLINE=yes: the files of DATASET={e.dataset} would be downloaded; give DATA=<folder with its files>, or omit OFFLINE."
+            f"{command[0]} failed, see above; fix it and run the same command again; completed parts are kept."
         )
 
 
-def check_extra(stage: str, other: Experiment, e: Experiment) -> None:
-    """Check that a result that is missing can be made here; the manifest of a dataset of EXTRA cannot.
-
-    Raises:
-        DiffcapError: it cannot; the message has the command that makes it.
-    """
+def _check_extra(stage: str, other: Experiment, e: Experiment) -> None:
+    """Check that a result that is missing can be made here; the manifest of a dataset of EXTRA cannot."""
     if other is not e and stage == "data":
         raise DiffcapError(
             f"{other.folder}/manifest.jsonl: EXTRA={e.extra} needs this dataset; make it with `make data DATASET={other.dataset}`, and "
@@ -200,10 +200,9 @@ def check_extra(stage: str, other: Experiment, e: Experiment) -> None:
         )
 
 
-def _is_current(request: Request, e: Experiment, is_needed: bool) -> bool:
+def _is_current(request: Request, path: Path, is_needed: bool) -> bool:
     """Whether the record says that the stage is up to date; a result of diffcap 0.1 gets a record."""
     stage = request.stage
-    path = record_path(stage, e)
     old = record.read(path)
     if not old and (is_needed or _asked_before(request, path.parent)):
         old = _adopt(request, path)
@@ -216,13 +215,12 @@ def _is_current(request: Request, e: Experiment, is_needed: bool) -> bool:
     always = stage == "data" or request.settings.get("model", {}).get("from_files")
     if lost or (not is_needed and (always or old["asked"] != request.asked)):
         return False
-    if changed := record.changed_files(old):
-        if main_process():
-            print(f"{path.parent}: {', '.join(changed)} changed, so {stage} runs again", flush=True)
-        return False
-    if not is_needed and main_process():
+    changed = record.changed_files(old)
+    if main_process() and changed:
+        print(f"{path.parent}: {', '.join(changed)} changed, so {stage} runs again", flush=True)
+    elif main_process() and not is_needed:
         print(f"{path.parent}: nothing to do, {stage} is complete with these settings")
-    return True
+    return not changed
 
 
 def _adopt(request: Request, path: Path) -> dict[str, Any]:
@@ -260,36 +258,25 @@ def _is_newer(path: Path, other: Path) -> bool:
     return path.is_file() and path.stat().st_mtime_ns > other.stat().st_mtime_ns
 
 
-def _touch(stage: str, e: Experiment) -> None:
-    """Make the record newer than those of the stages before, so that make does not ask again."""
-    path = record_path(stage, e)
-    if main_process() and any(_is_newer(record_path(*need), path) for need in STAGES[stage].needs(e)):
-        path.touch()
-
-
 def _run_body(request: Request) -> None:
-    body = import_object(STAGES[request.stage].body)
-    if request.stage in LIGHTNING:
+    """Run a stage. One without Lightning gets its options as arguments, unless its record has the same options and files."""
+    stage, row = request.stage, STAGES[request.stage]
+    body = import_object(row.body)
+    if stage in LIGHTNING:
         body(request)
-    else:
-        _run_function(body, request)
-
-
-def _run_function(body: Callable[..., None], request: Request) -> None:
-    """Run a stage with its options as arguments, unless its record has the same options and files."""
-    row = STAGES[request.stage]
-    parser = OneLineErrorParser(prog=f"diffcap {request.stage}", allow_abbrev=False)
+        return
+    parser = OneLineErrorParser(prog=f"diffcap {stage}", allow_abbrev=False)
     parser.add_function_arguments(body, as_group=False)
     namespace = parser.parse_object(request.settings) if request.settings else None
     options = parser.parse_args(request.words, namespace=namespace)
     values = options.as_dict()
-    path = Path(row.out(values) or f"data/{values['dataset']}") / RECORDS[request.stage]
+    path = Path(row.out(values) or f"data/{values['dataset']}") / RECORDS[stage]
     old = record.read(path)
     files = record.describe_files([*request.inputs, *row.read(values), *record.named_files(values)], old)
     made_of = record.result_id({**values, "DIFFCAP_CORENLP": os.environ.get("DIFFCAP_CORENLP")}, files)
-    if request.stage != "data" and old.get("id") == made_of and not record.lost_products(path, old):
+    if stage != "data" and old.get("id") == made_of and not record.lost_products(path, old):
         if main_process():
-            print(f"{path.parent}: nothing to do, {request.stage} is complete with these settings")
+            print(f"{path.parent}: nothing to do, {stage} is complete with these settings")
     else:
         body(**parser.instantiate_classes(options).as_dict())
     if main_process():
@@ -298,25 +285,29 @@ def _run_function(body: Callable[..., None], request: Request) -> None:
 
 
 def _is_direct(stage: str, words: Sequence[str], variables: Mapping[str, str]) -> bool:
-    """Whether a command has the second form, see the module's docstring."""
+    """Whether a command has the second form, see the module's docstring; a method's settings file as --config is refused."""
+    configs, row = own_configs(words), STAGES[stage]
+    for path in configs:
+        kind, _, name = path.partition("configs/method/")[2].partition(
+            "/"
+        )  # earlier versions had method/<method>/<stage>.yaml
+        method = kind.removesuffix(".yaml")
+        if (name or kind != method) and method in methods():
+            raise DiffcapError(
+                f"--config {path}: a method's settings are used by name; give --dataset NAME --method {method}, as in "
+                f"`diffcap {stage} --dataset blocks --method {method}`."
+            )
     if "goals" in variables:
         return False
     named = {word.partition("=")[0].removeprefix("--").replace("-", "_") for word in words if word.startswith("--")}
-    row = STAGES[stage]
+    names_experiment = bool(named & {"dataset", "method"})
     if stage == "report":
-        return bool({"runs", "predictions"} & named or {"folder", "out"} <= named) and not named & {
-            "dataset",
-            "method",
-            "config",
-        }
+        is_own = bool({"runs", "predictions"} & named or {"folder", "out"} <= named)
+        return is_own and not names_experiment and "config" not in named
     if row.direct:
-        has_experiment = stage == "negatives" and named & {"dataset", "method"}
-        return bool(set(row.direct) & named) and not has_experiment
-    if named & {"dataset", "method"}:
-        return False
-    configs = own_configs(words)
-    if not configs:
-        return bool({"data.folder", "run.out"} & named)
+        return bool(set(row.direct) & named) and not (stage == "negatives" and names_experiment)
+    if names_experiment or not configs:
+        return not names_experiment and bool({"data.folder", "run.out"} & named)
     return not any(_is_experiment(path) for path in configs)
 
 
@@ -330,34 +321,17 @@ def _is_experiment(path: str) -> bool:
     return is_run or bool({"dataset", "method", "DATASET", "METHOD"} & set(content))
 
 
-def _refuse_method_files(stage: str, configs: Sequence[str]) -> None:
-    """Refuse a method's settings as --config: its file, or one of the files that earlier versions had."""
-    for path in configs:
-        kind, _, name = path.partition("configs/method/")[2].partition("/")
-        method = kind.removesuffix(".yaml")
-        if (name or kind != method) and method in methods():
-            raise DiffcapError(
-                f"--config {path}: a method's settings are used by name; give --dataset NAME --method {method}, as in "
-                f"`diffcap {stage} --dataset blocks --method {method}`."
-            )
-
-
 def own_configs(words: Sequence[str]) -> list[str]:
     """The values of `--config` in a command line."""
     found = [value for word, value in itertools.pairwise(words) if word == "--config"]
     return found + [word.partition("=")[2] for word in words if word.startswith("--config=")]
 
 
-def _without_config(words: Sequence[str]) -> list[str]:
-    before = ["", *words]
-    return [word for last, word in zip(before, words) if "--config" not in (last, word.partition("=")[0])]
-
-
 def _print_help(stage: str, own: Sequence[str]) -> None:
-    print(
-        f"Variables of an experiment, each an option of `diffcap {stage}` and, in capitals, a variable of make:\n{options_help()}",
-        flush=True,
-    )
+    print(f"Variables of an experiment, each an option of `diffcap {stage}` and, in capitals, a variable of make:")
+    for variable in VARIABLES:
+        text, default = variable.metadata["help"], variable.metadata["default"]
+        print(f"  --{variable.name:<22} {text}{f' ({default})' if default else ''}", flush=True)
     if stage not in LIGHTNING or "all" in own:
         print("\nOptions of the stage:\n", flush=True)
         _run_body(Request(stage, {}, ["--help"]))
@@ -365,39 +339,19 @@ def _print_help(stage: str, own: Sequence[str]) -> None:
         print(f"\nThe stage has more options (--model.*, --data.*, --trainer.*): diffcap {stage} --help all")
 
 
-def run_in_process(command: Sequence[str], **environment: str) -> None:
-    """Run `diffcap <command>` in a new process.
-
-    Raises:
-        DiffcapError: the process failed; its message is on stderr.
-    """
-    words = [sys.executable, "-m", "diffcap", *command]
-    if subprocess.run(words, env={**os.environ, **environment}, check=False).returncode:
-        raise DiffcapError(
-            f"{command[0]} failed, see above; fix it and run the same command again; completed parts are kept."
-        )
-
-
 def print_paths(words: Sequence[str]) -> None:
-    """Print the names of files and folders that the Makefile needs, one NAME=VALUE a line; a blank in a name is |.
-
-    Raises:
-        DiffcapError: the variables are not an experiment, or make cannot use a name.
-    """
+    """Print the names of files and folders that the Makefile needs, one NAME=VALUE a line; a blank in a name is |."""
     variables, _ = parse(words)
     goals = variables.pop("goals", "").split()
     e = make_experiment(variables, goals)
     needed = needed_by(e, goals)
-    stages = {stage for stage, _ in needed}
-    if stages & {PRETRAIN, FINETUNE, REINFORCE, ZERO_SHOT}:
-        e.check_features()
-    if FINETUNE in stages or (e.eval == RETRIEVAL and "eval" in stages):
-        e.check_pretraining()
+    e.check_inputs({stage for stage, _ in needed})
     for need in needed:
         if not is_made(*need):
-            check_extra(*need, e)
+            _check_extra(*need, e)
     pretrains = e.has_pretraining and (PRETRAIN in goals or e.owns_pretraining)
-    lost = [record_path(*need) for need in needed if _has_lost_products(record_path(*need))]
+    records = [record_path(*need) for need in needed]
+    lost = [path for path in records if record.lost_products(path, record.read(path), compare=False)]
     names: dict[str, list[Path | str]] = {
         "folder": [e.folder],
         "store": [e.features_folder],
@@ -419,10 +373,6 @@ def print_paths(words: Sequence[str]) -> None:
                     f"{value}: make cannot use {' '.join(bad)} in the name of a folder; give another RUN, FOLDER, FEATURES or PRETRAINING."
                 )
         print(f"{name}={';'.join(str(value).replace(' ', '|') for value in values)}")
-
-
-def _has_lost_products(path: Path) -> bool:
-    return bool(record.lost_products(path, record.read(path), compare=False))
 
 
 def main(stage: str, words: Sequence[str] | None = None) -> None:

@@ -26,13 +26,8 @@ from diffcap.utils.files import expand_home
 
 FORMAT = 1
 _LARGE, _END = 1 << 30, 1 << 20  # bytes
-_BASE_MODEL_FILES = (
-    ".json",
-    ".jinja",
-    ".safetensors",
-    ".model",
-    ".txt",
-)  # configurations, tokenizer, chat template, weights
+# Configurations, tokenizer, chat template, weights.
+_BASE_MODEL_FILES = (".json", ".jinja", ".safetensors", ".model", ".txt")
 
 Entry = list[Any]  # size in bytes, modification time in ns, and hash of the content
 
@@ -58,20 +53,22 @@ def named_files(value: Any) -> Iterator[Path]:
 
 
 def describe(path: Path, known: Entry | None = None) -> Entry:
-    """Size, time and hash of a file.
+    """Size, time and hash of a file; the hash of `known`, an earlier result, is used again if size and time are the same.
 
     The hash of a checkpoint is that of its weights, because the file contains the training time. Of a file over 1 GiB, such as the
     weights of a language model, only both ends are hashed.
-
-    Args:
-        known: an earlier result; its hash is used again if size and time are the same.
     """
     state = path.stat()
     stamp = [state.st_size, state.st_mtime_ns]
     if known and known[:2] == stamp:
         return known
     if path.suffix == ".ckpt" and zipfile.is_zipfile(path):
-        return [*stamp, weights_id(path) or _weights_hash(path)]
+        if recorded := weights_id(path):
+            return [*stamp, recorded]
+        from diffcap.checkpoints.reading import read_checkpoint, weights_hash
+
+        with suppress(DiffcapError):  # the stage that reads it says why
+            return [*stamp, f"weights {weights_hash(read_checkpoint(path))}"]
     if state.st_size <= _LARGE:
         return [*stamp, file_hash(path)]
     with path.open("rb") as file:
@@ -80,21 +77,8 @@ def describe(path: Path, known: Entry | None = None) -> Entry:
         return [*stamp, hashlib.sha256(ends + file.read() + str(state.st_size).encode()).hexdigest()]
 
 
-def _weights_hash(path: Path) -> str:
-    from diffcap.checkpoints.reading import read_checkpoint, weights_hash
-
-    try:
-        return f"weights {weights_hash(read_checkpoint(path))}"
-    except DiffcapError:  # the stage that reads it says why
-        return file_hash(path)
-
-
 def describe_files(paths: Iterable[Path], old: Mapping[str, Any]) -> dict[str, Entry]:
-    """`describe` of each file that exists, by path.
-
-    Args:
-        old: an earlier record.
-    """
+    """`describe` of each file that exists, by path; `old` is an earlier record."""
     known = old.get("files", {})
     return {str(path): describe(path, known.get(str(path))) for path in sorted(set(paths)) if path.is_file()}
 
@@ -129,47 +113,17 @@ def make(asked: str, id: str, files: Mapping[str, Entry], products: Iterable[Pat
 
 def changed_files(record: Mapping[str, Any]) -> list[str]:
     """The files that are missing or have another content than when the record was written."""
-    found = []
-    for name, known in record.get("files", {}).items():
-        path = Path(name)
-        if not path.is_file() or describe(path, known)[2] != known[2]:
-            found.append(name)
-    return found
+    return [name for name, known in record.get("files", {}).items() if _is_other(Path(name), known)]
 
 
 def lost_products(path: Path, record: Mapping[str, Any], compare: bool = True) -> list[str]:
-    """The products of a stage that are missing.
-
-    Args:
-        path: of the record, whose folder has the products.
-        compare: whether products with another content are lost, too.
-    """
-    found = []
-    for name, known in record.get("products", {}).items():
-        product = path.with_name(name)
-        if not product.is_file() or (compare and describe(product, known)[2] != known[2]):
-            found.append(name)
-    return found
+    """The products of a stage that are missing beside its record, and, if `compare`, those that have another content."""
+    products = record.get("products", {}).items()
+    return [name for name, known in products if _is_other(path.with_name(name), known, compare)]
 
 
-def differences(old: Mapping[str, Any], new: Mapping[str, Any], both: bool = False) -> list[str]:
-    """The options of two configurations that differ, such as "model.lr 0.001, now 0.0005".
-
-    Args:
-        both: compare only options that both have. A class is compared by its name, because its module may have changed.
-    """
-    before, now = flat(old), flat(new)
-    names = [name for name in now if name in before] if both else list(dict.fromkeys([*now, *before]))
-    shorten = _class_name if both else lambda value: value
-    return [
-        f"{name} {before.get(name)}, now {now.get(name)}"
-        for name in names
-        if shorten(before.get(name)) != shorten(now.get(name))
-    ]
-
-
-def _class_name(value: Any) -> Any:
-    return value.rpartition(".")[2] if isinstance(value, str) and value.startswith("diffcap.") else value
+def _is_other(path: Path, known: Entry, compare: bool = True) -> bool:
+    return not path.is_file() or (compare and describe(path, known)[2] != known[2])
 
 
 def flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -25,6 +25,7 @@ from diffcap.utils.errors import DiffcapError
 from diffcap.utils.settings import get_config_value
 
 PRETRAIN, FINETUNE, REINFORCE = "pretrain", "finetune", "reinforce"
+FIRST = "pretrain-extra"  # the pre-training on a dataset of EXTRA, before the main one
 STAGES = (PRETRAIN, FINETUNE, REINFORCE)  # each starts from the checkpoint of an earlier one, if there is one
 AVERAGED, EVAL = "averaged", "eval"
 BEST, LAST = "best.ckpt", "last.ckpt"
@@ -60,9 +61,6 @@ def stage_lock(out: Path, seed: int) -> Iterator[None]:
 
     Args:
         out: folder of the stage; it does not need to exist. seed: of this training, for the message to another one.
-
-    Raises:
-        DiffcapError: another process trains in this folder.
     """
     path = out.absolute().with_name(f".{out.absolute().name}.lock")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -93,7 +91,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def checkpoint_metadata(checkpoint: Path) -> dict[str, Any]:
-    """Return the entries of finished.json that identify the checkpoint file of a finished stage."""
+    """The entries of finished.json that identify the checkpoint file of a finished stage."""
     stat = checkpoint.stat()
     return {
         "checkpoint": checkpoint.name,
@@ -108,19 +106,15 @@ def is_finished(out: Path) -> bool:
     return read_object(out / FINISHED).get("checkpoint") in (BEST, LAST)
 
 
-def read_stage(out: Path) -> str:
-    """Read the training stage of a folder from finished.json; without it, the stage whose name starts the folder's name."""
-    default = next((stage for stage in STAGES if out.name.startswith(stage)), FINETUNE)
-    stage = read_object(out / FINISHED).get("stage")
-    return stage if stage in STAGES else default
+def stage_of(out: Path) -> str:
+    """The training stage of a folder by its name."""
+    return next((stage for stage in STAGES if out.name.startswith(stage)), FINETUNE)
 
 
 def main_process() -> bool:
-    """Return whether this is the process of rank 0; works before Lightning sets up its ranks."""
+    """Whether this is the process of rank 0; works before Lightning sets up its ranks."""
     names = ["LOCAL_RANK", "RANK", "SLURM_PROCID"]
-    if (
-        "TORCHELASTIC_RUN_ID" in os.environ
-    ):  # under `srun torchrun`, rank 0 may be on another host than the first task of srun
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # under `srun torchrun`, rank 0 may not be the first task of srun
         names = ["RANK"]
     elif "MASTER_ADDR" in os.environ:  # several hosts, without a launcher
         names.append("NODE_RANK")
@@ -128,14 +122,10 @@ def main_process() -> bool:
 
 
 def find_fault(out: Path) -> str | None:
-    """Return why the training in a stage's folder can neither be used nor resumed; None if it can.
-
-    The size of a finished training's checkpoint is always compared. Its SHA-256 is compared only if the modification time
-    differs from the recorded one, because hashing takes seconds per gigabyte.
-    """
-    if (out / FINISHED).exists() and not is_finished(out):
-        return f"{FINISHED} is damaged"
+    """Why the training in a stage's folder can neither be used nor resumed; None if it can."""
     if not is_finished(out):
+        if (out / FINISHED).exists():
+            return f"{FINISHED} is damaged"
         if read_object(out / RUNNING) or read_object(out / IDENTITY):
             return None
         has_files = any((out / name).exists() for name in (RUNNING, LAST, BEST))
@@ -147,9 +137,12 @@ def find_fault(out: Path) -> str | None:
 
 
 def weights_id(checkpoint: Path) -> str | None:
-    """The recorded hash of the weights of a checkpoint that a finished training wrote; None for any other file."""
+    """The recorded hash of the weights of a checkpoint that a finished training wrote; None for any other file.
+
+    The file is hashed only if its time is not the recorded one, because this takes seconds per gigabyte.
+    """
     record = read_object(checkpoint.with_name(FINISHED))
-    if record.get("checkpoint") != checkpoint.name or "checkpoint_sha256" not in record:
+    if record.get("checkpoint") != checkpoint.name:
         return None
     stat = checkpoint.stat()
     is_same = stat.st_size == record["checkpoint_bytes"] and (
@@ -159,11 +152,7 @@ def weights_id(checkpoint: Path) -> str | None:
 
 
 def check_finished(checkpoints: Iterable[str | Path]) -> None:
-    """Check that checkpoints of finished trainings are the files that those trainings wrote.
-
-    Raises:
-        DiffcapError: finished.json of the folder is damaged, or it describes another file under this name.
-    """
+    """Check that checkpoints of finished trainings are the files that those trainings wrote."""
     for path in map(Path, checkpoints):
         out = path.parent
         if path.name not in (BEST, LAST) or not (out / FINISHED).is_file():
@@ -176,22 +165,19 @@ def check_finished(checkpoints: Iterable[str | Path]) -> None:
 
 
 class TrainingLineage(NamedTuple):
-    """The trainings that produced a checkpoint.
-
-    Args:
-        run: folder of the checkpoint's run. stages: the stages of this run up to the checkpoint's stage, in order.
-    """
+    """The trainings that produced a checkpoint: the folder of its run, and the stages of this run up to the checkpoint's, in order."""
 
     run: Path
     stages: tuple[str, ...]
 
     def finished_markers(self) -> list[Path]:
-        """Find the finished.json files of the finished trainings, the first training first.
+        """The finished.json files of the finished trainings, the first training first.
 
         A training of another run is included if a stage started from its checkpoint (`model.init_from`). A stage of this run
         is included only if the next stage started from its checkpoint.
         """
-        folder = next((self.run / stage for stage in reversed(self.stages) if has_marker(self.run / stage)), None)
+        candidates = [self.run / stage for stage in reversed(self.stages)]
+        folder = next((folder for folder in candidates if (folder / FINISHED).is_file()), None)
         folders: list[Path] = []
         while folder is not None and folder not in folders:
             folders.append(folder)
@@ -199,7 +185,7 @@ class TrainingLineage(NamedTuple):
         return [folder / FINISHED for folder in reversed(folders)]
 
     def _parent_stage_dir(self, folder: Path) -> Path | None:
-        """Find the stage folder of the checkpoint that a training started from; None if there is none."""
+        """The stage folder of the checkpoint that a training started from; None if there is none."""
         record = read_object(folder / FINISHED)
         start = get_config_value([folder / CONFIGURATION], "model", "init_from")
         candidates: list[Path] = []
@@ -210,39 +196,27 @@ class TrainingLineage(NamedTuple):
         elif INIT_FROM_SHA256 not in record and folder.parent == self.run and folder.name in self.stages:
             candidates = [self.run / stage for stage in reversed(self.stages[: self.stages.index(folder.name)])]
         for candidate in candidates:
-            digest = checkpoint_sha256(candidate)
-            # A finished.json of an earlier version does not record the hash.
-            if candidate != folder and has_marker(candidate) and record.get(INIT_FROM_SHA256, digest) == digest:
+            found = read_object(candidate / FINISHED)
+            if candidate != folder and found and record.get(INIT_FROM_SHA256) in (None, found.get("checkpoint_sha256")):
                 return candidate
         return None
 
 
-def has_marker(out: Path) -> bool:
-    """Return whether a stage's folder contains a finished.json, which may be damaged."""
-    return (out / FINISHED).is_file()
+def training_lineage(checkpoint: Path) -> TrainingLineage:
+    """The lineage of one of a run's checkpoints; an average belongs to the fine-tuning."""
+    stage = checkpoint.parent.name
+    last = STAGES.index(stage if stage in STAGES else FINETUNE)
+    return TrainingLineage(checkpoint.parent.parent, STAGES[: last + 1])
 
 
 def init_stage_dir(checkpoint: Path) -> Path:
-    """Return the stage folder of an initial checkpoint (`model.init_from`); an average belongs to the fine-tuning."""
-    folder = checkpoint if has_marker(checkpoint) else checkpoint.parent
+    """The stage folder of an initial checkpoint (`model.init_from`); an average belongs to the fine-tuning."""
+    folder = checkpoint if (checkpoint / FINISHED).is_file() else checkpoint.parent
     return folder.with_name(FINETUNE) if folder.name == AVERAGED else folder
 
 
-def checkpoint_sha256(out: Path) -> str | None:
-    """Read the SHA-256 of a finished stage's checkpoint from finished.json; None if it is not recorded."""
-    digest = read_object(out / FINISHED).get("checkpoint_sha256")
-    return digest if isinstance(digest, str) else None
-
-
 def find_evaluation(path: str | Path) -> Path:
-    """Find the folder of an evaluation.
-
-    Args:
-        path: the folder of an evaluation, or of a run with the subfolder `eval`.
-
-    Raises:
-        DiffcapError: the folder contains no metrics.json; the message lists the other evaluations of the run.
-    """
+    """Find the folder of an evaluation; `path` is that folder, or the folder of a run with the subfolder `eval`."""
     folder = Path(path)
     for candidate in (folder, folder / EVAL):
         if (candidate / METRICS).is_file():
@@ -260,10 +234,9 @@ def find_evaluation(path: str | Path) -> Path:
 
 
 def evaluated_checkpoints(evaluation: Path, metrics: Mapping[str, Any]) -> list[Path]:
-    """Return the checkpoints of an evaluation; several for an ensemble, none for a vision-language model without training.
+    """The checkpoints of an evaluation; several for an ensemble, none for a vision-language model without training.
 
     Args:
-        evaluation: folder of the evaluation.
         metrics: its metrics.json. If an earlier version wrote it without the checkpoint's path, the result is best.ckpt of the
             stage in the folder's name.
     """
@@ -271,21 +244,12 @@ def evaluated_checkpoints(evaluation: Path, metrics: Mapping[str, Any]) -> list[
     if provenance.get("checkpoints"):
         files = [entry["file"] for entry in provenance["checkpoints"] if "file" in entry]
         return [Path(os.path.normpath(evaluation / file)) for file in files]
-    if provenance.get("ensemble"):
-        return [Path(path) for path in provenance["ensemble"]]
     stage = next((name for name in (*STAGES, AVERAGED) if evaluation.name.startswith(eval_dir_name(name))), FINETUNE)
     return [evaluation.parent / stage / BEST]
 
 
-def training_lineage(checkpoint: Path) -> TrainingLineage:
-    """Return the lineage of one of a run's checkpoints."""
-    stage = checkpoint.parent.name
-    last = STAGES.index(stage) if stage in STAGES else STAGES.index(FINETUNE)  # an average belongs to the fine-tuning
-    return TrainingLineage(checkpoint.parent.parent, STAGES[: last + 1])
-
-
 def related_evaluations(checkpoint: Path) -> Sequence[Path]:
-    """Find the metrics.json files of a checkpoint's run, its own stage first; in an exported folder only the file in it."""
+    """The metrics.json files of a checkpoint's run, its own stage first; in an exported folder only the file in it."""
     if checkpoint.is_dir():
         return [path for path in (checkpoint / METRICS,) if path.is_file()]
     run = checkpoint.absolute().parent.parent

@@ -8,13 +8,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from diffcap.experiment import FIRST, Experiment, parse
-from diffcap.run_folder import FINETUNE, PRETRAIN
+from diffcap.experiment import Experiment, parse
+from diffcap.run_folder import FINETUNE, FIRST, PRETRAIN
 from diffcap.stages import needed_by
 from diffcap.utils.console import run
 from diffcap.utils.cores import available_cores
@@ -25,28 +26,19 @@ Variables = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Job:
-    """One training with its evaluation.
+    """One training with its evaluation."""
 
-    Attributes:
-        title: name in messages.
-        variables: of the experiment.
-        finetune, pretrain: steps of the stage; None is the number in its settings; 0 pre-training steps skip the pre-training.
-        pretraining: folder of a finished pre-training to start from, instead of the job's own.
-        validations: number of validations of a stage whose steps are given.
-        run: folder of the run.
-    """
+    title: str  # name in messages
+    variables: Variables  # of the experiment
+    finetune: int | None = None  # steps; None is the number in the settings
+    pretrain: int | None = 0  # the same; 0 skips the pre-training
+    pretraining: Path | None = None  # folder of a finished pre-training to start from, instead of the job's own
+    validations: int = 4  # number of validations of a stage whose steps are given
 
-    title: str
-    variables: Variables
-    finetune: int | None = None
-    pretrain: int | None = 0
-    pretraining: Path | None = None
-    validations: int = 4
-    run: Path = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Set `run` to the folder of the experiment."""
-        object.__setattr__(self, "run", Path(Experiment(**self.variables).run))
+    @cached_property
+    def run(self) -> Path:
+        """Folder of the run."""
+        return Path(Experiment(**self.variables).run)
 
 
 # `devices`: CUDA_VISIBLE_DEVICES of the processes that a thread of `in_parallel` starts; None leaves it as it is.
@@ -54,11 +46,7 @@ _own = threading.local()
 
 
 def call(command: Sequence[str], title: str) -> None:
-    """Run a command with one thread per process, which is faster for models this small.
-
-    Raises:
-        DiffcapError: it failed.
-    """
+    """Run a command with one thread per process, which is faster for models this small."""
     start = time.perf_counter()
     devices = getattr(_own, "devices", None)
     print(f"== {title}" + (f" (GPU {devices})" if devices else ""), flush=True)
@@ -73,16 +61,12 @@ def make(title: str, goals: str, variables: Variables, *own: str, **stage_option
 
     Args:
         own: options of the first goal. stage_options: options by stage.
-
-    Raises:
-        DiffcapError: a stage failed.
     """
     experiment, names = Experiment(**variables), goals.split()
-    words = [word for name, value in variables.items() for word in (f"--{name}", value)]
     for stage, other in needed_by(experiment, names):
         options = [*stage_options.get(PRETRAIN if stage == FIRST else stage, ()), *(own if stage == names[0] else ())]
         if other is experiment and (stage in names or options):
-            command = [sys.executable, "-m", "diffcap", stage, *words, "--goals", goals]
+            command = [sys.executable, "-m", "diffcap", stage, *experiment.words(), "--goals", goals]
             call([*command, "--", *options] if options else command, f"{title}: {stage}")
 
 
@@ -100,18 +84,14 @@ def run_job(job: Job, **stage_options: Sequence[str]) -> None:
 
 
 def run_queues(queues: Sequence[Sequence[Job]]) -> None:
-    """Run the jobs of each queue in order; queues run in parallel, see `device_groups`.
-
-    Raises:
-        DiffcapError: a job failed; the jobs that were running have ended.
-    """
+    """Run the jobs of each queue in order; queues run in parallel, see `device_groups`."""
 
     def run_queue(queue: Sequence[Job]) -> None:
         for job in queue:
             run_job(job)
 
     devices = max((int(job.variables.get("devices", 1)) for queue in queues for job in queue), default=1)
-    in_parallel([lambda queue=queue: run_queue(queue) for queue in queues], devices)  # type: ignore[misc]
+    in_parallel([partial(run_queue, queue) for queue in queues], devices)
 
 
 def in_parallel(tasks: Sequence[Callable[[], None]], devices: int = 1) -> None:
@@ -137,9 +117,6 @@ def device_groups(devices: int = 1) -> list[str | None]:
 
     There are as many processes as groups of `devices` GPUs, and one process if there is only one group. Without a GPU there are as
     many as available CPU cores, at most 2.
-
-    Args:
-        devices: number of GPUs of a process.
     """
     import torch
 
@@ -161,11 +138,7 @@ def steps_options(steps: int | None, validations: int = 4) -> tuple[str, ...]:
 
 
 def parse_seeds(text: str) -> list[int]:
-    """Seeds of a command line: "1,2,3".
-
-    Raises:
-        DiffcapError: one is not a whole number, is negative, or is duplicated.
-    """
+    """Seeds of a command line: "1,2,3"."""
     try:
         numbers = [int(seed) for seed in text.split(",")]
     except ValueError:

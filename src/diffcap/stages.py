@@ -1,16 +1,23 @@
-"""The stages of an experiment: `STAGES` has a row for each, with what it runs, needs, reads and writes."""
+"""The stages of an experiment: `STAGES` has a row for each, with what it runs, needs, reads and writes, and its settings.
+
+The settings are the options of the stage in one dictionary. Those of a training come from the settings files, the section of a CONFIG
+file, and the variables, in this order.
+"""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from diffcap import stage_settings as settings
-from diffcap.experiment import FIRST, RETRIEVAL, Experiment
+from diffcap.compose import compose, merge
+from diffcap.experiment import PROBE, RETRIEVAL, Experiment
 from diffcap.records import read_json
 from diffcap.run_folder import (
+    BEST,
     FINETUNE,
     FINISHED,
+    FIRST,
     GROUPS,
+    LAST,
     METRICS,
     PREDICTIONS,
     PRETRAIN,
@@ -19,8 +26,9 @@ from diffcap.run_folder import (
     evaluated_checkpoints,
     find_evaluation,
 )
-from diffcap.stage_settings import Settings
 from diffcap.utils.errors import DiffcapError
+from diffcap.utils.files import expand_home
+from diffcap.utils.settings import Settings
 
 ZERO_SHOT = "zeroshot"  # the evaluation of a vision-language model without training
 Need = tuple[str, Experiment]
@@ -28,51 +36,123 @@ Need = tuple[str, Experiment]
 
 @dataclass(frozen=True)
 class Request:
-    """The command of a stage.
+    """The command of a stage."""
 
-    Attributes:
-        stage: key of `STAGES`.
-        settings: options that follow from the variables of an experiment; {} in the second form of a command.
-        words: options of the command line, which override the settings.
-        asked: see `diffcap.record`.
-        inputs: files that the result depends on, beside those that the options name.
-    """
-
-    stage: str
-    settings: Settings
-    words: list[str]
-    asked: str = ""
-    inputs: list[Path] = field(default_factory=list)
+    stage: str  # key of `STAGES`
+    settings: Settings  # options that follow from the variables of an experiment; {} in the second form of a command
+    words: list[str]  # options of the command line, which override the settings
+    asked: str = ""  # see `diffcap.record`
+    inputs: list[Path] = field(default_factory=list)  # files that the result depends on, beside those in the options
+    sources: list[str] = field(default_factory=list)  # the parts that the settings were composed of
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A row of the table.
+    """A row of the table. It is for an experiment `e`, or for the options of a command."""
 
-    Attributes:
-        body: import path of the function that runs it, with its options as arguments; or, for a stage with Lightning's command line, with
-            a `Request`.
-        settings: its options for an experiment.
-        needs: the stages whose results it reads.
-        folder: of its record, for an experiment.
-        products: the files in this folder that it writes; the last one that it writes comes first.
-        direct: a command with this option has the second form.
-        out: folder of the record, for options.
-        read: the files that its options mean without naming them.
-        inputs: the same for an experiment.
-        is_parallel: whether it runs in several processes.
-    """
-
+    # Import path of the function that runs it: with its options as arguments, or with a `Request` (`LIGHTNING`).
     body: str
     settings: Callable[[Experiment], Settings]
-    needs: Callable[[Experiment], list[Need]]
-    folder: Callable[[Experiment], Path]
-    products: tuple[str, ...] = ()
-    direct: tuple[str, ...] = ()
-    out: Callable[[Settings], str] = lambda options: options["out"]
-    read: Callable[[Settings], Iterable[Path]] = lambda options: ()
-    inputs: Callable[[Experiment], list[Path]] = lambda e: []
-    is_parallel: bool = False
+    needs: Callable[[Experiment], list[Need]]  # the stages whose results it reads
+    folder: Callable[[Experiment], Path]  # of its record
+    products: tuple[str, ...] = ()  # the files in this folder that it writes; the last one that it writes comes first
+    direct: tuple[str, ...] = ()  # a command with one of these options has the second form, see `diffcap.pipeline`
+    out: Callable[[Settings], str] = lambda options: options["out"]  # folder of the record, for options
+    read: Callable[[Settings], Iterable[Path]] = lambda options: ()  # files that its options mean without naming them
+    inputs: Callable[[Experiment], list[Path]] = lambda e: []  # the same for an experiment
+    is_parallel: bool = False  # whether it runs in several processes
+
+
+def _data(e: Experiment) -> Settings:
+    return {
+        "dataset": e.dataset,
+        "out": e.folder,
+        "source": expand_home(e.data) or None,
+        "seed": int(e.seed) if e.dataset_spec.rendered else None,
+        "pairs": int(e.pairs) if e.pairs and e.dataset_spec.pairs else None,
+    }
+
+
+def _extract(e: Experiment) -> Settings:
+    """The backbone's settings file, or the authors' features."""
+    if e.features_from:
+        return {"folder": e.folder, "source": expand_home(e.features_from), "name": e.features}
+    settings = compose(e, "extract")
+    settings["model"]["name"] = e.features
+    if e.weights and not e.reads_pixels:
+        settings["model"]["weights"] = expand_home(e.weights)
+    settings["data"] = {**settings.get("data", {}), "folder": e.folder}
+    settings["trainer"] = {**settings.get("trainer", {}), "devices": e.devices}
+    if e.devices != "1":
+        settings["trainer"]["strategy"] = "ddp"
+    return settings
+
+
+def _negatives(e: Experiment) -> Settings:
+    return {"folder": e.folder, "tagger": expand_home(e.tagger), "seed": int(e.seed)}
+
+
+def _eval(e: Experiment) -> Settings:
+    settings = {"checkpoint": str(e.evaluated), "out": str(e.evaluation), "folder": e.folder, "devices": int(e.devices)}
+    return {**settings, "task": RETRIEVAL} if e.eval == RETRIEVAL else settings
+
+
+def _zeroshot(e: Experiment) -> Settings:
+    """The base model that the settings of the method name."""
+    settings = compose(e, FINETUNE)
+    arguments = settings["model"]["captioner"]["init_args"]
+    base, revision = arguments.get("base"), arguments.get("revision")
+    return {
+        "checkpoint": expand_home(e.vlm) or (f"{base}@{revision}" if revision else base),
+        "out": str(e.zero_shot_evaluation),
+        "folder": e.folder,
+        "features": e.features,
+        "devices": int(e.devices),
+        "prompt": arguments.get("prompt"),
+        "sentences": arguments.get("sentences") or 1,
+        "max_length": settings["data"].get("max_length"),
+        "tokenizer": settings["model"].get("tokenizer") or "ptb",
+        "batch_size": 8,
+    }
+
+
+def _report(e: Experiment) -> Settings:
+    return {"folder": e.folder, "features": e.features, "runs": {e.method: str(e.evaluation)}, "out": str(e.report)}
+
+
+def _training(e: Experiment, stage: str) -> Settings:
+    settings = merge(compose(e, stage), e.sections.get(PRETRAIN if stage == FIRST else stage, {}))
+    data: Settings = {"folder": e.folder, "features": e.features, "seed": int(e.seed)}
+    model: Settings = {}
+    run = {"out": str(e.stage_folder(stage)), "logger": e.logger, "dataset": e.dataset, "method": e.method}
+    run |= {"preset": e.trainer, **({"ablation": e.ablation} if e.ablation else {})}
+    start = e.stage_folder(FINETUNE) / BEST if stage == REINFORCE else None
+    if stage == PRETRAIN and e.first_dataset:
+        start = e.stage_folder(FIRST) / LAST
+    elif stage == FINETUNE and e.has_pretraining:
+        start = e.pretrained_checkpoint
+    if start:
+        model["init_from"] = str(start)
+    elif e.weights and e.reads_pixels:
+        model["resnet_weights" if e.method_spec.pixels_backbone else "clip_weights"] = expand_home(e.weights)
+    if e.vlm:
+        model["captioner"] = {"init_args": {"base": expand_home(e.vlm)}}
+    folders = {other.dataset: other.folder for other in e.extra_experiments}
+    if stage == FIRST:
+        data |= {"folder": folders[e.first_dataset], "vocabulary_with": [e.folder]}
+    elif with_captions := e.first_dataset or e.single_images:
+        data["vocabulary_with"] = [folders[with_captions]]
+    if stage == PRETRAIN:
+        data |= {"singles": folders[e.single_images]} if e.single_images else {}
+        data |= {"labelled": folders[e.labelled_images]} if e.labelled_images else {}
+    if e.trainer == PROBE:
+        whole = compose(Experiment(**{**e.explicit_values, "trainer": "default"}), stage)["trainer"]
+        lengths = {name: whole[name] for name in ("max_steps", "val_check_interval")}
+        probe = {"class_path": "diffcap.lit.probe.Probe", "init_args": lengths}
+        callbacks = [*(settings["trainer"].get("callbacks") or []), probe]
+        settings = merge(settings, {"trainer": {"callbacks": callbacks}})
+    variables = {"seed_everything": int(e.seed), "model": model, "data": data, "run": run}
+    return merge(settings, {**variables, "trainer": {"devices": e.devices}})
 
 
 def _files_of_runs(options: Settings) -> Iterable[Path]:
@@ -89,7 +169,7 @@ def _files_of_runs(options: Settings) -> Iterable[Path]:
 
 def _before_pretraining(e: Experiment) -> list[Need]:
     pretraining = e.method_spec.pretraining
-    needs = [("extract", e)]
+    needs: list[Need] = [("extract", e)]
     if pretraining and pretraining.needs_negatives:
         needs.append(("negatives", e))
     for other in e.extra_experiments:
@@ -108,14 +188,9 @@ def _pretraining_of(e: Experiment) -> list[Need]:
     return [(PRETRAIN, e)] if e.has_pretraining and e.owns_pretraining else []
 
 
-def _training(stage: str, needs: Callable[[Experiment], list[Need]]) -> Stage:
-    return Stage(
-        "diffcap.lit.run:train",
-        lambda e: settings.training(e, stage),
-        needs,
-        lambda e: e.stage_folder(stage),
-        is_parallel=True,
-    )
+def _training_stage(stage: str, needs: Callable[[Experiment], list[Need]]) -> Stage:
+    body = "diffcap.lit.run:train"
+    return Stage(body, lambda e: _training(e, stage), needs, lambda e: e.stage_folder(stage), is_parallel=True)
 
 
 _EVALUATED = (METRICS, PREDICTIONS, REFERENCES, GROUPS)
@@ -128,38 +203,38 @@ def _manifest(options: Settings) -> Iterable[Path]:
 
 STAGES = {
     "data": Stage(
-        "diffcap.commands.data:prepare", settings.data, lambda e: [], lambda e: Path(e.folder),
+        "diffcap.commands.data:prepare", _data, lambda e: [], lambda e: Path(e.folder),
         products=("manifest.jsonl", "dataset.json"), direct=("out",),
     ),
     "extract": Stage(
-        "diffcap.commands.extract:extract_features", settings.extract, lambda e: [("data", e)], lambda e: e.features_folder,
+        "diffcap.commands.extract:extract_features", _extract, lambda e: [("data", e)], lambda e: e.features_folder,
         products=_FEATURES, is_parallel=True, inputs=lambda e: [Path(e.folder) / "manifest.jsonl"],
     ),
     "import_features": Stage(
-        "diffcap.commands.extract:import_features", settings.extract, lambda e: [("data", e)], lambda e: e.features_folder,
+        "diffcap.commands.extract:import_features", _extract, lambda e: [("data", e)], lambda e: e.features_folder,
         products=_FEATURES, direct=("folder",), read=_manifest,
         out=lambda options: f"{options['folder']}/features/{options['name']}",
     ),
     "negatives": Stage(
-        "diffcap.commands.negatives:make_negatives", settings.negatives, lambda e: [("data", e)], lambda e: Path(e.folder),
+        "diffcap.commands.negatives:make_negatives", _negatives, lambda e: [("data", e)], lambda e: Path(e.folder),
         products=("negatives.jsonl", "negatives.json"), direct=("folder",), out=lambda options: options["folder"], read=_manifest,
     ),
-    FIRST: _training(FIRST, _before_first_pretraining),
-    PRETRAIN: _training(PRETRAIN, _before_pretraining),
-    FINETUNE: _training(FINETUNE, lambda e: [("extract", e), *_pretraining_of(e)]),
-    REINFORCE: _training(REINFORCE, lambda e: [(FINETUNE, e)]),
+    FIRST: _training_stage(FIRST, _before_first_pretraining),
+    PRETRAIN: _training_stage(PRETRAIN, _before_pretraining),
+    FINETUNE: _training_stage(FINETUNE, lambda e: [("extract", e), *_pretraining_of(e)]),
+    REINFORCE: _training_stage(REINFORCE, lambda e: [(FINETUNE, e)]),
     ZERO_SHOT: Stage(
-        "diffcap.commands.evaluate:evaluate", settings.zeroshot, lambda e: [("extract", e)], lambda e: e.zero_shot_evaluation,
+        "diffcap.commands.evaluate:evaluate", _zeroshot, lambda e: [("extract", e)], lambda e: e.zero_shot_evaluation,
         products=_EVALUATED, direct=("checkpoint",), is_parallel=True, read=_manifest,
         inputs=lambda e: [e.features_folder / "sums.u32"],
     ),
     "eval": Stage(
-        "diffcap.commands.evaluate:evaluate", settings.eval, lambda e: _pretraining_of(e) if e.eval == RETRIEVAL else [(e.captioner, e)],
+        "diffcap.commands.evaluate:evaluate", _eval, lambda e: _pretraining_of(e) if e.eval == RETRIEVAL else [(e.captioner, e)],
         lambda e: e.evaluation, products=_EVALUATED, direct=("checkpoint",), is_parallel=True, read=_manifest,
         inputs=lambda e: [e.features_folder / "sums.u32"],
     ),
     "report": Stage(
-        "diffcap.commands.report:report", settings.report, lambda e: [("eval", e)], lambda e: e.report,
+        "diffcap.commands.report:report", _report, lambda e: [("eval", e)], lambda e: e.report,
         products=("table.json", "table.md", "report.html"), direct=("runs", "predictions"),
         read=lambda options: [*_manifest(options), *_files_of_runs(options)],
     ),

@@ -16,11 +16,12 @@ from typing import Any
 import pytest
 import yaml
 
-from diffcap import stage_settings
+from diffcap.compose import compose
 from diffcap.datasets.registry import datasets
-from diffcap.experiment import FIRST, Experiment
+from diffcap.experiment import Experiment
 from diffcap.registry import methods
-from diffcap.run_folder import FINETUNE, PRETRAIN, REINFORCE
+from diffcap.run_folder import FINETUNE, FIRST, PRETRAIN, REINFORCE
+from diffcap.stages import STAGES
 
 GOLDEN = Path(__file__).with_name("settings.json.xz")
 OWN = "desk"  # a dataset of the user's own, which no settings file names
@@ -41,13 +42,13 @@ SHOWN = 20
 def composed(e: Experiment, stage: str) -> dict[str, Any]:
     """The settings of a stage. No other function of this test knows how they are composed."""
     if stage == "extract":
-        settings = stage_settings.compose(e, stage)
+        settings = compose(e, stage)
         return {"model": settings["model"], "data": settings.get("data", {})}
     if stage == "negatives":
         return {"tagger": e.tagger}
     if stage == "zeroshot":
-        return {name: str(value) for name, value in stage_settings.zeroshot(e).items() if value is not None}
-    settings = stage_settings.compose(e, FIRST if stage == FIRST_NAME else stage)
+        return {name: str(value) for name, value in STAGES["zeroshot"].settings(e).items() if value is not None}
+    settings = compose(e, FIRST if stage == FIRST_NAME else stage)
     if e.vlm:
         settings = merge(settings, {"model": {"captioner": {"init_args": {"base": e.vlm}}}})
     return settings

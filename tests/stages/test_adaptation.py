@@ -16,7 +16,7 @@ from diffcap.checkpoints.reading import read_checkpoint
 from diffcap.data.pair_table import PairTable, RetrievalDataset
 from diffcap.features.store import FeatureStore
 from diffcap.records import read_dataset
-from diffcap.run_folder import read_stage
+from diffcap.run_folder import stage_of
 from diffcap.text.vocabularies import vocabulary_of
 
 SMALL = (
@@ -96,7 +96,7 @@ def test_captioning_takes_the_adaptation_over(pixels: Path, adapted: Path, tmp_p
     assert in_process(evaluation(pixels, tmp_path / "run")) is None
     assert {"total", "semantic"} <= json.loads((tmp_path / "run/eval/metrics.json").read_text())["groups"].keys()
     assert load(out / "best.ckpt").vocabulary.decode([0, 1, 2])
-    assert [read_stage(folder) for folder in (adapted, out)] == ["pretrain", "finetune"]  # which can repeat them
+    assert [stage_of(folder) for folder in (adapted, out)] == ["pretrain", "finetune"]  # which can repeat them
 
 
 @pytest.mark.parametrize("ablation", ["unadapted", "ft1", "ft2"])

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from tests.commands import run
 
+from diffcap.compose import compose
 from diffcap.experiment import Experiment
-from diffcap.stage_settings import compose
 
 
 @pytest.mark.parametrize(("method", "stage"), [("pcl", "pretrain"), ("scorer", "finetune"), ("clip4idc", "pretrain")])

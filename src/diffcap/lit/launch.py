@@ -19,9 +19,6 @@ def find_launch() -> Launch | None:
     """The launcher of this process; None if it was started without one.
 
     The batch script of a SLURM job, and a step of one task, have no launcher: diffcap starts the processes of DEVICES there.
-
-    Raises:
-        DiffcapError: the hosts have different numbers of processes, or srun has no --ntasks-per-node, which Lightning needs.
     """
     e = os.environ
     if "TORCHELASTIC_RUN_ID" in e:
@@ -48,9 +45,6 @@ def launched_options(devices: Any) -> dict[str, Any]:
 
     Args:
         devices: the number of devices that the user gave; 1 if there is none.
-
-    Raises:
-        DiffcapError: it is not the number of processes on each host.
     """
     from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEnvironment
 

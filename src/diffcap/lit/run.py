@@ -9,6 +9,7 @@ import argparse
 import json
 import math
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -33,8 +34,8 @@ from diffcap.lit.precision import MatmulPrecision, set_precision
 from diffcap.lit.schedules import in_steps
 from diffcap.lit.stage_cli import StageCLI
 from diffcap.pipeline import own_configs
-from diffcap.records import write_json
-from diffcap.registry import Method, import_object, methods
+from diffcap.records import write_json, write_text
+from diffcap.registry import Pretraining, import_object, methods
 from diffcap.run_folder import (
     BEST,
     CONFIGURATION,
@@ -48,14 +49,13 @@ from diffcap.run_folder import (
     REINFORCE,
     RUNNING,
     checkpoint_metadata,
-    checkpoint_sha256,
     find_fault,
     init_stage_dir,
     is_finished,
     main_process,
     read_object,
-    read_stage,
     stage_lock,
+    stage_of,
 )
 from diffcap.stages import Request
 from diffcap.utils.errors import DiffcapError
@@ -75,30 +75,23 @@ _MODULES = {
 
 
 def train(request: Request) -> None:
-    """Run a training stage, or resume an interrupted one."""
+    """Run a training stage, or resume an interrupted one. The main process locks the stage's folder until the end."""
     stage = request.stage if request.stage in _MODULES else PRETRAIN
-    if stage == PRETRAIN:
-        pretraining = _method(request).pretraining
-        assert pretraining is not None
-        module, data = pretraining.module, pretraining.data
-    else:
-        module, data = _MODULES[stage]
-    TrainingCLI(import_object(module), import_object(data), request).train(stage)
+    pretraining = _pretraining(request) if stage == PRETRAIN else None
+    module, data = (pretraining.module, pretraining.data) if pretraining else _MODULES[stage]
+    with ExitStack() as lock:
+        TrainingCLI(import_object(module), import_object(data), request, lock).train(stage)
 
 
-def _method(request: Request) -> Method:
-    """The method whose pre-training the settings describe, found by its name or else by the class of its model."""
-    known = [method for method in methods().values() if method.pretraining]
-    files: list[Path | dict[str, Any]] = [request.settings]
-    files += [Path(path) for path in own_configs(request.words)]
+def _pretraining(request: Request) -> Pretraining:
+    """The pre-training that the settings describe, found by its method or else by the class of its model."""
+    known = {name: method.pretraining for name, method in methods().items() if method.pretraining}
+    files: list[Path | dict[str, Any]] = [request.settings, *map(Path, own_configs(request.words))]
     named = next((word.partition("=")[2] for word in request.words if word.startswith("--run.method=")), None)
     named = named or get_config_value(files, "run", "method")
     model = get_config_value(files, "model", "captioner", "class_path")
-    for method in known:
-        assert method.pretraining is not None
-        if method.name == named or (not named and method.pretraining.captioner.replace(":", ".") == model):
-            return method
-    return known[0]
+    by_model = {pretraining.captioner.replace(":", "."): pretraining for pretraining in known.values()}
+    return known.get(str(named)) or (by_model.get(model) if not named else None) or next(iter(known.values()))
 
 
 @dataclass
@@ -144,27 +137,18 @@ class RunSettings:
     preset: str | None = None
 
 
-def _logged_in() -> bool:
-    """Return whether an account of Weights & Biases is configured."""
-    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_MODE"):
-        return True
-    netrc = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
-    return netrc.is_file() and "wandb" in netrc.read_text(encoding="utf-8", errors="ignore")
-
-
 class TrainingCLI(StageCLI):
-    """The command line of a training stage: `--model.*`, `--data.*`, `--trainer.*` and `--run.*`.
+    """The command line of a training stage: `--model.*`, `--data.*`, `--trainer.*` and `--run.*`."""
 
-    The main process locks the stage's folder from the constructor to the end of `train`.
-    """
-
-    def __init__(self, module: type[pl.LightningModule], data: type[pl.LightningDataModule], request: Request) -> None:
-        self.lock, self.request = ExitStack(), request
-        try:
-            super().__init__(module, data, save_config_callback=None, args=request)  # type: ignore[arg-type]
-        except BaseException:
-            self.lock.close()
-            raise
+    def __init__(
+        self,
+        module: type[pl.LightningModule],
+        data: type[pl.LightningDataModule],
+        request: Request,
+        lock: ExitStack,
+    ) -> None:
+        self.lock, self.request = lock, request
+        super().__init__(module, data, save_config_callback=None, args=request)  # type: ignore[arg-type]
 
     def add_arguments_to_parser(self, parser: Any) -> None:
         """Add `--run.*`, and link the captioner's sizes to the data."""
@@ -233,21 +217,17 @@ class TrainingCLI(StageCLI):
                 )  # fmt: skip
         loggers: list[Logger] = [CSVLogger(self.out, name=LOGS)]
         if settings.logger == "wandb":
-            loggers.append(
-                WandbLogger(
-                    name=None if "WANDB_SWEEP_ID" in os.environ else "/".join(self.out.parts[-3:]),
-                    id=os.environ.get("WANDB_RUN_ID", self.config_hash),  # a resumed run continues its curves
-                    resume="allow",
-                    project=settings.project,
-                    save_dir=str(self.out),
-                    offline=not _logged_in(),
-                    log_model=False,
-                )
-            )
+            loggers.append(self._wandb_logger())
         if settings.logger == "tensorboard":
             loggers.append(TensorBoardLogger(self.out, name=LOGS, version="tensorboard"))
         callbacks.append(LearningRateMonitor("step"))
-        kwargs |= self._lengths()
+        for name in ("max_steps", "val_check_interval"):
+            length = self.config.get(f"trainer.{name}")
+            if isinstance(length, str):  # in epochs
+                steps = in_steps(length, lambda: self.datamodule.batches_per_epoch, f"trainer.{name}")
+                if name == "max_steps":  # in optimizer steps; val_check_interval is in batches
+                    steps /= self.config.get("trainer.accumulate_grad_batches", 1)
+                kwargs[name] = max(1, round(steps))
         trainer = super().instantiate_trainer(
             callbacks=callbacks, logger=loggers, enable_checkpointing=bool(settings.monitor),
             default_root_dir=str(self.out), **kwargs,
@@ -256,24 +236,23 @@ class TrainingCLI(StageCLI):
         trainer.strategy.checkpoint_io = AtomicCheckpointIO()
         return trainer
 
-    def _lengths(self) -> dict[str, int]:
-        """The lengths of the trainer that are given in epochs, in steps."""
-        lengths = {}
-        for name in ("max_steps", "val_check_interval"):
-            length = self.config.get(f"trainer.{name}")
-            if isinstance(length, str):
-                steps = in_steps(length, lambda: self.datamodule.batches_per_epoch, f"trainer.{name}")
-                if name == "max_steps":  # in optimizer steps; val_check_interval is in batches
-                    steps /= self.config.get("trainer.accumulate_grad_batches", 1)
-                lengths[name] = max(1, round(steps))
-        return lengths
+    def _wandb_logger(self) -> WandbLogger:
+        """The logger of Weights & Biases, offline without an account."""
+        netrc = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
+        has_key = os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_MODE")
+        has_account = has_key or (netrc.is_file() and "wandb" in netrc.read_text(encoding="utf-8", errors="ignore"))
+        return WandbLogger(
+            name=None if "WANDB_SWEEP_ID" in os.environ else "/".join(self.out.parts[-3:]),
+            id=os.environ.get("WANDB_RUN_ID", self.config_hash),  # a resumed run continues its curves
+            resume="allow",
+            project=self.settings.project,
+            save_dir=str(self.out),
+            offline=not has_account,
+            log_model=False,
+        )
 
     def train(self, stage: str) -> None:
         """Fit, from `last.ckpt` if it exists, and write finished.json."""
-        with self.lock:
-            self._train(stage)
-
-    def _train(self, stage: str) -> None:
         last = self.out / LAST
         resume_from = str(self.resume_from) if self.resume_from else None
         backup = self._prepare_run_dir() if main_process() else None
@@ -309,7 +288,9 @@ class TrainingCLI(StageCLI):
             self.out / FINISHED,
             {
                 "stage": stage,
-                INIT_FROM_SHA256: checkpoint_sha256(init_stage_dir(Path(start))) if start else None,
+                INIT_FROM_SHA256: read_object(init_stage_dir(Path(start)) / FINISHED).get("checkpoint_sha256")
+                if start
+                else None,
                 **checkpoint_metadata(result),
                 "weights_sha256": weights_hash(read_checkpoint(result)),
                 "steps": self.trainer.global_step,
@@ -325,21 +306,26 @@ class TrainingCLI(StageCLI):
 
     def _prepare_run_dir(self) -> Path | None:
         """Create the run directory; returns the path of the backup of a run with other settings, or None."""
-        backup = _move_to_backup(self.out, self.fault) if self.fault else None
-        write_json(self.out / RUNNING, self.record)
-        (self.out / IDENTITY).unlink(missing_ok=True)
-        self.parser.save(self.config, self.out / CONFIGURATION, overwrite=True, skip_validation=True)
+        out, backup = self.out, None
+        if self.fault:
+            backup = next(path for n in range(1, 10_000) if not (path := out.with_name(f"{out.name}.{n}")).exists())
+            out.rename(backup)
+            print(f"{out}: {self.fault}; the folder is renamed to {backup}, and the training starts from the beginning")
+        write_json(out / RUNNING, self.record)
+        (out / IDENTITY).unlink(missing_ok=True)
+        configuration = out / CONFIGURATION
+        self.parser.save(self.config, configuration, overwrite=True, skip_validation=True)
+        sources = "".join(f"# settings: {source}\n" for source in self.request.sources)
+        write_text(configuration, sources + configuration.read_text(encoding="utf-8"))
         return backup
 
 
 def compared(config: dict[str, Any]) -> dict[str, Any]:
-    """The options that decide whether two trainings are the same."""
-    options = record.flat(config)
-    return {
-        name: value
-        for name, value in options.items()
-        if not f"{name}.".startswith(tuple(f"{key}." for key in _NOT_COMPARED))
-    }
+    """The options that decide whether two trainings are the same; a class without its module, which may have changed."""
+    text = re.sub(r'"diffcap\.[\w.]+\.(\w+)"', r'"\1"', json.dumps(config, default=str))
+    options = record.flat(json.loads(text))
+    ignored = tuple(f"{key}." for key in _NOT_COMPARED)
+    return {name: value for name, value in options.items() if not f"{name}.".startswith(ignored)}
 
 
 def data_files(data: dict[str, Any]) -> list[Path]:
@@ -360,29 +346,24 @@ def _other_settings(out: Path, old: dict[str, Any], new: dict[str, Any], options
     if old.get("id") == new["id"] or not (out / CONFIGURATION).is_file():
         return None
     before = compared(read_settings(out / CONFIGURATION))
-    is_earlier = not old.get("id")  # of diffcap 0.1, whose hash of the settings is another one
-    differing = record.differences(before, options, both=is_earlier)
-    if is_earlier and not differing:
-        return None
+    # diffcap 0.1 had other options, and no id.
+    names = list({**options, **before}) if old.get("id") else [name for name in options if name in before]
+    values = [(name, before.get(name), options.get(name)) for name in names]
+    differing = [f"{name} {value}, now {now}" for name, value, now in values if value != now]
     known = {path: entry[2] for path, entry in old.get("files", {}).items()}
     differing += [path for path, entry in new["files"].items() if known and known.get(path) != entry[2]]
-    return f"it holds a run with other settings ({'; '.join(differing[:3])})"
+    return f"it holds a run with other settings ({'; '.join(differing[:3])})" if differing else None
 
 
 def check_init_from(checkpoint: Path) -> None:
-    """Check the training whose checkpoint is `model.init_from`; the model itself checks the checkpoint file.
-
-    Raises:
-        DiffcapError: the training is not finished, or its checkpoint is not the one in the folder; the message has the command that
-            trains the stage again.
-    """
+    """Check the training whose checkpoint is `model.init_from`; the model itself checks the checkpoint file."""
     out = checkpoint.parent
     is_run = any((out / name).exists() for name in (RUNNING, FINISHED, IDENTITY))
     if checkpoint.name not in (BEST, LAST) or not is_run:
         return
     fault = find_fault(out) or (None if is_finished(out) else "its training is not finished")
     if fault:
-        command = shlex.join([sys.executable, "-m", "diffcap", read_stage(out), "--config", str(out / CONFIGURATION)])
+        command = shlex.join([sys.executable, "-m", "diffcap", stage_of(out), "--config", str(out / CONFIGURATION)])
         raise DiffcapError(f"{out}: {fault}; train that stage with `{command}`, then run this command again.")
 
 
@@ -404,11 +385,7 @@ def _pin_base_model(config: Any, out: Path) -> None:
 
 
 def _check_resumable(last: Path) -> int:
-    """Check that the checkpoints of an interrupted training are readable; returns the step of `last.ckpt`.
-
-    Raises:
-        DiffcapError: `last.ckpt` is missing or damaged, or the `best.ckpt` that it refers to is.
-    """
+    """Check that the checkpoints of an interrupted training are readable; returns the step of `last.ckpt`."""
     out = last.parent
     try:
         checkpoint = read_checkpoint(last)
@@ -421,11 +398,3 @@ def _check_resumable(last: Path) -> int:
             f"{out}: the interrupted training cannot be resumed ({reason}); to train from the beginning, run "
             f"`{shlex.join(['mv', str(out), f'{out}.damaged'])}` and then this command again."
         ) from None
-
-
-def _move_to_backup(out: Path, fault: str) -> Path:
-    """Rename the folder of a run that cannot be used; returns the new path."""
-    backup = next(path for n in range(1, 10_000) if not (path := out.with_name(f"{out.name}.{n}")).exists())
-    out.rename(backup)
-    print(f"{out}: {fault}; the folder is renamed to {backup}, and the training starts from the beginning")
-    return backup

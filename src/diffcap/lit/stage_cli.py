@@ -80,20 +80,11 @@ class StageTrainer(Trainer):
 class StageCLI(LightningCLI):
     """LightningCLI for one stage, with its classes fixed: `--model.lr=1e-4 --data.batch_size=64 --trainer.devices=2`.
 
-    It has no subcommands unless `run=True` is given. The default seed is 1234. A config file that exists is overwritten. If
-    stderr is a terminal, a progress bar is shown there, unless `--trainer.enable_progress_bar=false`.
-
-    Args:
-        model_class: the stage's LightningModule.
-        datamodule_class: the stage's LightningDataModule.
-        options: other arguments of LightningCLI.
+    If stderr is a terminal, a progress bar is shown there, unless `--trainer.enable_progress_bar=false`.
     """
 
     def __init__(
-        self,
-        model_class: type[LightningModule],
-        datamodule_class: type[LightningDataModule] | None = None,
-        **options: Any,
+        self, model_class: type[LightningModule], datamodule_class: type[LightningDataModule], **options: Any
     ) -> None:
         settings: dict[str, Any] = {
             "run": False,
@@ -108,14 +99,7 @@ class StageCLI(LightningCLI):
         super().__init__(model_class, datamodule_class, **{**settings, **options})
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Read the options, and check the seeds, since NumPy accepts only 32 bits.
-
-        Args:
-            args: a stage's `Request`, or a list of words.
-
-        Raises:
-            DiffcapError: a seed is negative or at least 2**32.
-        """
+        """Read the options, of a stage's `Request` or a list of words, and check the seeds, since NumPy accepts only 32 bits."""
         words, settings = getattr(args, "words", args), getattr(args, "settings", None)
         if settings:
             self.config = parser.parse_args(words, namespace=parser.parse_object(settings))
@@ -127,21 +111,13 @@ class StageCLI(LightningCLI):
                 raise DiffcapError(f"--{name} is {seed}; give a seed from 0 to {2**32 - 1} (with make: SEED=1234).")
 
     def instantiate_classes(self) -> None:
-        """Build the module, the data module and the trainer.
-
-        Raises:
-            DiffcapError: one of them refuses its arguments.
-        """
+        """Build the module, the data module and the trainer."""
         with wrap_invalid_settings():
             super().instantiate_classes()
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Build the trainer with `LogProgress`, and with a `StageProgressBar` if stderr is a terminal and the config does not disable or
-        replace it.
-
-        Raises:
-            DiffcapError: the trainer refuses its arguments.
-        """
+        replace it."""
         config = self._get(self.config_init, "trainer", default={})
         callbacks = config.get("callbacks") or []
         callbacks = [*(callbacks if isinstance(callbacks, list) else [callbacks]), *kwargs.pop("callbacks", [])]
@@ -168,9 +144,6 @@ def wrap_invalid_settings(*more: type[Exception]) -> Iterator[None]:
 
     Args:
         more: types of errors to convert, in addition to ValueError and Lightning's MisconfigurationException.
-
-    Raises:
-        DiffcapError: the block raised such an error.
     """
     types: tuple[type[Exception], ...] = (ValueError, MisconfigurationException, *more)
     try:
@@ -205,6 +178,6 @@ def hide_lightning_messages() -> None:
 
 
 def _explain_lost_process(record: logging.LogRecord) -> bool:
-    """Replace the only message of Lightning's observer, which kills the main process after another one has failed."""
+    # The only message of Lightning's observer, which kills the main process after another one has failed.
     record.msg = lost_process(record.getMessage().partition(". ")[0])
     return True
