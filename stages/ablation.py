@@ -39,9 +39,6 @@ def ablation(
         repeated: Rows with additional seeds, separated by commas; all by default.
         validations: Number of validations of every stage with given steps; the best one is evaluated, and all are in curves.png.
         out: Folder of the runs and of the table; runs/<dataset>/<method>-ablation by default.
-
-    Raises:
-        DiffcapError: the method or a row is unknown, or a stage failed.
     """
     base = Experiment(**variables)
     method, dataset, table = base.method, base.dataset, base.method_spec.ablations
@@ -49,16 +46,8 @@ def ablation(
         raise DiffcapError(f"METHOD={method} has no ablations; choose another method.")
     chosen = _rows(rows, list(table), method)
     repeated_rows = _rows(repeated, chosen, method)
-    skipped: dict[str, str] = {}
-    for row in chosen:
-        if table[row].removes and not _has(base, str(table[row].removes)):
-            skipped[row] = f"Skipped: {table[row].title}, because the method has no such component on {dataset}."
-        if table[row].extra and base.dataset_spec.rendered:
-            skipped[row] = f"Skipped: {table[row].title}, because {dataset} has no photos of birds."
-    chosen, repeated_rows = ([row for row in some if row not in skipped] for some in (chosen, repeated_rows))
-    for row in chosen:
-        if row not in skipped and (folder := _missing_data(variables, table[row].extra)):
-            skipped[row] = f"Skipped: {table[row].title}, because {folder} is not there."
+    reasons = {row: _reason_to_skip(base, table[row], variables) for row in chosen}
+    skipped = {row: f"Skipped: {table[row].title}, because {reason}." for row, reason in reasons.items() if reason}
     chosen, repeated_rows = ([row for row in some if row not in skipped] for some in (chosen, repeated_rows))
     remark = " ".join(skipped.values())
     if not chosen:
@@ -109,9 +98,14 @@ def ablation(
     write_report(base.folder, base.features, results, place / report_dir_name(FINETUNE), *options)
 
 
-def _has(base: Experiment, argument: str) -> bool:
-    """Whether an argument of the captioner is switched on in the fine-tuning on the dataset."""
-    return bool(base.setting(FINETUNE, "model", "captioner", "init_args", argument))
+def _reason_to_skip(base: Experiment, row: Ablation, variables: dict[str, str]) -> str | None:
+    """Why a row is not trained; None if it is."""
+    if row.removes and not base.setting(FINETUNE, "model", "captioner", "init_args", row.removes):
+        return f"the method has no such component on {base.dataset}"
+    if row.extra and base.dataset_spec.rendered:
+        return f"{base.dataset} has no photos of birds"
+    others = Experiment(**{**variables, "extra": row.extra}).extra_experiments if row.extra else []
+    return next((f"{other.folder} is not there" for other in others if not is_made("data", other)), None)
 
 
 def _rows(listed: str | None, known: list[str], method: str) -> list[str]:
@@ -136,12 +130,6 @@ def _queues(rows: list[str], table: Mapping[str, Ablation]) -> list[list[str]]:
     waiting = {row: waits_for(row) for row in rows}
     heads = sorted((row for row in rows if not waiting[row]), key=lambda row: row not in waiting.values())
     return [[head, *(row for row in rows if waiting[row] == head)] for head in heads]
-
-
-def _missing_data(variables: dict[str, str], extra: str) -> str:
-    """The folder of a dataset that a row pre-trains on and that is not there."""
-    others = Experiment(**{**variables, "extra": extra}).extra_experiments if extra else []
-    return next((other.folder for other in others if not is_made("data", other)), "")
 
 
 def _share_first_pretraining(e: Experiment, place: Path) -> None:

@@ -46,9 +46,6 @@ def accuracy(
         beams: Beam size.
         length_penalty: Exponent of the caption's length by which the log-probability of a hypothesis is divided.
         out: Folder of the runs, and of the table in report/; runs/<dataset>/<method>-accuracy by default.
-
-    Raises:
-        DiffcapError: the seeds or a number are not valid, or a stage failed.
     """
     from diffcap.models.generation import check_search
 
@@ -77,28 +74,27 @@ def accuracy(
             "finetune": training,
             "reinforce": steps_options(reinforce_steps),
         }
-        trained, averaged, reinforced = (home / stage / BEST for stage in (FINETUNE, AVERAGED, REINFORCE))
         make(f"seed {number}, captioning", "finetune", fixed, **options)
+        trained, averaged, reinforced = (home / stage / BEST for stage in (FINETUNE, AVERAGED, REINFORCE))
         captions(f"seed {number}, greedy", folder, trained, home / EVAL)
         captions(f"seed {number}, beams", folder, trained, home / f"{EVAL}-{beam}", *beam_options)
         average(f"seed {number}, averaging", home / FINETUNE, keep, averaged)
         captions(f"seed {number}, averaged", folder, averaged, home / eval_dir_name(AVERAGED))
         make(f"seed {number}, self-critical", "reinforce", fixed, **options)
-        critical = home / eval_dir_name(REINFORCE)
-        captions(f"seed {number}, reinforced", folder, reinforced, critical)
-        captions(
-            f"seed {number}, reinforced, beams", folder, reinforced, home / f"{critical.name}-{beam}", *beam_options
-        )
+        critical = eval_dir_name(REINFORCE)
+        captions(f"seed {number}, reinforced", folder, reinforced, home / critical)
+        captions(f"seed {number}, reinforced, beams", folder, reinforced, home / f"{critical}-{beam}", *beam_options)
 
     in_parallel([partial(run_seed, number) for number in numbers], int(variables.get("devices", 1)))
     homes = [place / str(number) for number in numbers]
-    rows: dict[str, list[Path]] = {
-        "greedy": [home / EVAL for home in homes],
-        f"beam search, {beams} beams": [home / f"{EVAL}-{beam}" for home in homes],
-        "averaged checkpoints": [home / eval_dir_name(AVERAGED) for home in homes],
-        "reinforced": [home / eval_dir_name(REINFORCE) for home in homes],
-        f"reinforced, {beams} beams": [home / f"{eval_dir_name(REINFORCE)}-{beam}" for home in homes],
+    folders = {
+        "greedy": EVAL,
+        f"beam search, {beams} beams": f"{EVAL}-{beam}",
+        "averaged checkpoints": eval_dir_name(AVERAGED),
+        "reinforced": eval_dir_name(REINFORCE),
+        f"reinforced, {beams} beams": f"{eval_dir_name(REINFORCE)}-{beam}",
     }
+    rows = {title: [home / name for home in homes] for title, name in folders.items()}
     if len(numbers) > 1:
         members = [home / FINETUNE / BEST for home in homes]
         ensemble = place / f"ensemble-{'-'.join(map(str, numbers))}"

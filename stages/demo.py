@@ -147,8 +147,7 @@ def demo(
 
 def _share(method: Method, world: str) -> float:
     """Fraction of a core for a method when all methods are trained."""
-    plan = plan_of(method)
-    return plan.tiles_share if world == "tiles" else plan.share
+    return plan_of(method).tiles_share if world == "tiles" else plan_of(method).share
 
 
 def own_row(method: Method, scale: float, share: float | None = None) -> Row:

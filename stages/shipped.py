@@ -64,12 +64,8 @@ def main(name: str = "", *words: str) -> None:
 
         with plain_errors():
             train_and_ship(name, import_object(NETWORKS[name]), list(words))
-    elif name == "captioner":
-        run(captioner, words)
-    elif name == "tagger":
-        from diffcap.worlds.training.tagger import train_tagger
-
-        run(train_tagger, words)
+    elif name in ("captioner", "tagger"):
+        run(captioner if name == "captioner" else import_object("diffcap.worlds.training.tagger:train_tagger"), words)
     else:
         known = ", ".join((*NETWORKS, "captioner", "tagger"))
         sys.exit(f"error: NAME={name} is unknown; give one of {known}.")

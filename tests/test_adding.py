@@ -15,8 +15,6 @@ import yaml
 from tests.commands import ROOT, environment, one_sentence, run, run_with_packages
 from tests.datasets.layouts import write_image
 
-from diffcap.web.captioners import find_choices
-
 pytestmark = pytest.mark.slow  # an installed package
 
 PACKAGE = ROOT / "tests/toy_package"
@@ -90,18 +88,6 @@ def test_its_ablation_has_a_row_for_each_of_its_own(trained: Path, site: Path) -
     assert "the second image alone" in table and "the difference" in table
 
 
-def test_the_demo_has_rows_of_it(tmp_path: Path, site: Path) -> None:
-    code = (
-        "import runpy; runner = __import__('diffcap.runner', fromlist=['x']); runner.make = lambda *of, **more: None;"
-        "runner.run_queues = print; runner.write_report = lambda folder, features, rows, *more: print(list(rows));"
-        f"demo = runpy.run_path({str(ROOT / 'stages/demo.py')!r})['demo']; demo(); demo('gru')"
-    )
-    done = run([sys.executable, "-c", code], tmp_path, PYTHONPATH=str(site))
-    assert "['IDC-PCL', 'SCORER+CBR', 'DIRL+CCR', 'GRU on the difference']" in done.stdout, done.stderr
-    assert "['GRU on the difference', 'the second image alone']" in done.stdout
-    assert "'ablation': 'after_only'" in done.stdout
-
-
 def test_the_page_offers_it_where_the_package_is_installed(trained: Path, site: Path) -> None:
     with subprocess.Popen(
         [*(word for word in MAKE if word != "LOGGER=none"), "--silent", "serve", "ARGS=--port=0"],
@@ -120,11 +106,6 @@ def test_the_page_offers_it_where_the_package_is_installed(trained: Path, site: 
         finally:
             os.killpg(server.pid, signal.SIGINT)
     assert "GRU on the difference · shapes · gru" in page
-
-
-def test_the_page_works_where_the_package_is_not_installed(trained: Path) -> None:
-    labels = [choice.label for choice in find_choices([], trained / "runs")]
-    assert len(labels) == 2 and all("ships with diffcap" in label for label in labels)
 
 
 def test_a_checkpoint_of_a_package_that_is_not_installed_is_one_sentence(trained: Path) -> None:

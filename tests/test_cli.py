@@ -39,14 +39,7 @@ def test_help_is_quick_and_names_the_arguments() -> None:
 def test_help_of_average_shows_the_form_that_is_accepted() -> None:
     shown = diffcap("average", "--help").stdout
     assert "CHECKPOINT [CHECKPOINT ...]" in shown and '["PATH1"' not in shown
-
-
-@pytest.mark.slow
-def test_score_prints_a_table(files: tuple[Path, Path]) -> None:
-    done = diffcap("score", *files, "--tokenizer", "raw")
-    assert done.returncode == 0, done.stderr
-    assert "METEOR" in done.stdout and "CIDEr-D" in done.stdout
-    assert "20.00" in done.stdout  # BLEU-1: of five words as they stand, "cube" alone is in its reference
+    assert diffcap("--version").stdout.startswith("diffcap 0.")
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """Variables of an experiment: from the command line, from a file, from the config.yaml of a run."""
 
-import itertools
-import subprocess
+import json
 import sys
 from functools import partial
 from pathlib import Path
@@ -9,38 +8,25 @@ from pathlib import Path
 import pytest
 import yaml
 from tests.commands import logged, run, same_logs, weights
-from tests.test_makefile import logged as played
 from tests.test_makefile import make, project  # noqa: F401
 
-from diffcap.compose import compose, parts
+from diffcap.compose import parts
 from diffcap.experiment import Experiment, parse
 from diffcap.pipeline import print_paths, run_stage
 from diffcap.record import describe_files, named_files, result_id
 from diffcap.stages import STAGES
 from diffcap.utils.errors import DiffcapError
-from diffcap.utils.settings import CONFIGS
-
-# ruff: noqa: F811
 
 
 def test_variables_are_told_from_the_options_of_a_stage() -> None:
-    words = [
-        "--features-from",
-        "a b",
-        "--METHOD=pcl",
-        "--model.lr=1e-4",
-        "--seed",
-        "3",
-        "--trainer.max_steps",
-        "4",
-        "--",
-        "--seed=9",
-    ]
-    variables, own = parse(words)
+    words = ["--features-from", "a b", "--METHOD=pcl", "--model.lr=1e-4", "--seed", "3", "--trainer.max_steps", "4"]
+    variables, own = parse([*words, "--", "--seed=9"])
     assert variables == {"features_from": "a b", "method": "pcl", "seed": "3"}
     assert own == ["--model.lr=1e-4", "--trainer.max_steps", "4", "--seed=9"]
-    with pytest.raises(DiffcapError, match="--method: the value is missing"):
-        parse(["--method"])
+    for incomplete in (["--seed"], ["--seed", "--devices", "2"]):
+        with pytest.raises(DiffcapError, match="--seed: the value is missing"):
+            parse(incomplete)
+    assert parse(["--extract_args", "--model.lr=1", "x"]) == ({"extract_args": "--model.lr=1"}, ["x"])
 
 
 @pytest.mark.parametrize(
@@ -55,6 +41,12 @@ def test_variables_are_told_from_the_options_of_a_stage() -> None:
         ({"seed": "x"}, "SEED=x is not a seed"),
         ({"logger": "tb"}, "LOGGER=tb is unknown; give wandb or none or tensorboard"),
         ({"config": "nowhere.yaml"}, "CONFIG=nowhere.yaml: no such file"),
+        ({"captioner": "best"}, "CAPTIONER=best is unknown; give finetune or reinforce"),
+        ({"method": "scorer", "eval": "retrieval"}, "EVAL=retrieval is for a pre-training that learns retrieval"),
+        ({"method": "clip4idc", "ablation": "ft1", "eval": "retrieval"}, "EVAL=retrieval is for a pre-training"),
+        ({"method": "clip4idc", "eval": "recall"}, "EVAL=recall is unknown; give captions or retrieval"),
+        ({"offline": "maybe"}, "OFFLINE=maybe is unknown; give yes or no"),
+        ({"dataset": "desk", "offline": "yes", "weights": "w.pth"}, "OFFLINE=yes and WEIGHTS=w.pth"),
     ],
 )
 def test_a_wrong_value_is_one_sentence(variables: dict[str, str], output: str) -> None:
@@ -112,43 +104,14 @@ def test_a_run_is_repeated_in_its_folder_and_with_another_seed_in_another_folder
             Experiment(config=str(path), **other)
 
 
-@pytest.mark.slow
-def test_make_takes_such_a_file(project: Path) -> None:
-    (project / "mine.yaml").write_text("method: dirl\nrun: runs/mine\nfinetune:\n  data: {batch_size: 3}\n")
-    runs = played(project, "finetune", "eval", "CONFIG=mine.yaml", "SEED=5")
-    assert "--run.method dirl" in runs["finetune"][0] and "--data.batch_size 3 " in runs["finetune"][0]
-    assert "--run.out runs/mine/finetune" in runs["finetune"][0] and "--seed_everything 5" in runs["finetune"][0]
-    assert "--checkpoint runs/mine/finetune/best.ckpt --out runs/mine/eval" in runs["eval"][0]
-    assert "CONFIG=none.yaml: no such file" in make(project, "finetune", "CONFIG=none.yaml").stderr
-
-
 def test_offline_chooses_what_ships_with_the_package() -> None:
     for method, backbone in (("scorer", "blocks"), ("pcl", "blocks"), ("clip4idc", "blocks_pixels")):
         e = Experiment(dataset="desk", method=method, offline="yes")
         assert (e.backbone, e.features, e.tagger) == (backbone, backbone, "blocks")
         sources = [part.source for part in parts(e, "finetune")]
         assert any(source.endswith(": offline") for source in sources) == (method == "clip4idc")
-    for method, backbone in (("scorer", "tiles"), ("chg2cap", "tiles"), ("clip4idc", "tiles_pixels")):
-        e = Experiment(dataset="tiles", method=method, offline="yes")
-        assert (e.backbone, e.tagger) == (backbone, "tiles")
-    e = Experiment(dataset="tiles", method="vlm", vlm="base", offline="yes")
-    assert e.backbone == "tiles_pixels"
-    assert Experiment(dataset="tiles", method="vlm", vlm="base").backbone == "files"
     e = Experiment(dataset="desk", method="dirl", offline="yes", backbone="resnet101_layer3", weights="w.pth")
     assert e.backbone == "resnet101_layer3"
-    with pytest.raises(DiffcapError, match=r"OFFLINE=yes and WEIGHTS=w\.pth"):
-        Experiment(dataset="desk", offline="yes", weights="w.pth")
-    with pytest.raises(DiffcapError, match="OFFLINE=maybe is unknown; give yes or no"):
-        Experiment(offline="maybe")
-
-
-@pytest.mark.parametrize("stage", ["pretrain", "finetune", "reinforce"])
-def test_offline_changes_nothing_for_a_dataset_that_needs_no_network(stage: str) -> None:
-    for dataset, method in itertools.product(("blocks", "tiles"), ("pcl", "clip4idc")):
-        online = Experiment(dataset=dataset, method=method)
-        offline = Experiment(dataset=dataset, method=method, offline="yes")
-        assert compose(offline, stage) == compose(online, stage)
-        assert (offline.backbone, offline.tagger) == (online.backbone, online.tagger)
 
 
 @pytest.mark.parametrize(
@@ -206,8 +169,7 @@ def test_a_training_is_repeated_from_the_config_of_its_run(trained: Path) -> Non
     config = "runs/blocks/scorer-rr/finetune/config.yaml"
     done = run([sys.executable, "-m", "diffcap", "finetune", "--config", config], trained)
     assert done.returncode == 0 and "already finished with these settings" in done.stdout
-    stage = [sys.executable, "-m", "diffcap", "finetune", "--method", "scorer", "--CONFIG", config]
-    done = run([*stage, "--run", "runs/again"], trained)
+    done = run([sys.executable, "-m", "diffcap", "finetune", "--config", config, "--run", "runs/again"], trained)
     assert done.returncode == 0, done.stderr
     one, two = trained / "runs/blocks/scorer-rr/finetune", trained / "runs/again/finetune"
     assert same_logs(one, two) >= {"train/loss", "val/CIDEr-D"} and logged(one)
@@ -233,11 +195,10 @@ def test_a_finished_stage_is_found_without_torch_and_a_changed_one_runs(trained:
 
 
 @pytest.mark.slow
-def test_the_settings_files_are_listed_with_the_resolved_configuration(trained: Path) -> None:
-    words = ["--method", "scorer", "--ablation", "rr", "--trainer", "smoke", "--print_config"]
-    done = run([sys.executable, "-m", "diffcap", "finetune", *words], trained)
-    files = [line.split("configs/")[1] for line in done.stdout.splitlines() if line.startswith("# settings: ")]
-    assert files == [
+def test_the_parts_of_the_settings_are_in_the_header_of_the_runs_configuration(trained: Path) -> None:
+    text = (trained / "runs/blocks/scorer-rr/finetune/config.yaml").read_text()
+    header = [line for line in text.splitlines() if line.startswith("# settings: ")]
+    assert [line.split("configs/")[1] for line in header] == [
         "trainer/default.yaml",
         "method/scorer.yaml: finetune",
         "dataset/blocks.yaml",
@@ -245,22 +206,20 @@ def test_the_settings_files_are_listed_with_the_resolved_configuration(trained: 
         "method/scorer.yaml: ablations.rr",
         "trainer/smoke.yaml",
     ]
-    assert yaml.safe_load(done.stdout)["trainer"]["max_steps"] == 4
+    assert text.startswith(header[0])
 
 
-def test_help_has_the_variables_and_the_options_of_the_stage() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "diffcap", "eval", "--help"], capture_output=True, text=True, check=True
-    )
-    assert "--ablation " in done.stdout and "--length_penalty" in done.stdout
-    done = subprocess.run([sys.executable, "-m", "diffcap", "--version"], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("diffcap 0.")
-
-
-def test_a_variable_without_a_value_is_one_sentence() -> None:
-    with pytest.raises(DiffcapError, match="--seed: the value is missing"):
-        parse(["--seed", "--devices", "2"])
-    assert parse(["--extract_args", "--model.lr=1", "x"]) == ({"extract_args": "--model.lr=1"}, ["x"])
+@pytest.mark.slow
+def test_a_class_that_has_moved_is_the_same_training(trained: Path) -> None:
+    out = trained / "runs/blocks/scorer-rr/finetune"
+    for name in ("config.yaml", "finished.json"):
+        text = (out / name).read_text()
+        (out / name).write_text(text.replace("diffcap.methods.scorer.model.SCORER", "diffcap.elsewhere.SCORER"))
+    finished = json.loads((out / "finished.json").read_text())
+    (out / "finished.json").write_text(json.dumps({**finished, "asked": "", "id": "of other paths"}))
+    words = ["--pairs", "60", "--method", "scorer", "--trainer", "smoke", "--logger", "none", "--ablation", "rr"]
+    done = run([sys.executable, "-m", "diffcap", "finetune", *words], trained)
+    assert done.returncode == 0 and "already finished with these settings" in done.stdout, done.stderr
 
 
 def test_negatives_are_built_only_for_methods_that_need_them(capsys: pytest.CaptureFixture[str]) -> None:
@@ -286,61 +245,6 @@ def test_the_features_of_a_run_must_be_there_or_their_network_named(tmp_path: Pa
     (tmp_path / "features/mine").mkdir(parents=True)
     (tmp_path / "features/mine/meta.json").write_text("{}")
     assert Experiment(config=str(path)).features == "mine"
-
-
-@pytest.mark.slow
-def test_the_config_of_a_run_takes_variables_on_the_command_line(trained: Path) -> None:
-    config = trained / "runs/blocks/scorer-rr/finetune/config.yaml"
-    done = run([sys.executable, "-m", "diffcap", "finetune", "--config", str(config), "--run", "runs/again"], trained)
-    assert done.returncode == 0 and (trained / "runs/again/finetune/finished.json").is_file(), done.stderr
-
-
-def vlm_files(stage: str = "finetune", **variables: str) -> list[str]:
-    found = parts(Experiment(method="vlm", **variables), stage)
-    return [part.source.removeprefix(f"{CONFIGS}/") for part in found]
-
-
-def vlm_setting(*keys: str, **variables: str) -> object:
-    return Experiment(method="vlm", **variables).setting("finetune", *keys)
-
-
-SMOLVLM = "HuggingFaceTB/SmolVLM-256M-Instruct"
-
-
-def test_a_base_model_adds_its_settings_and_names_the_run() -> None:
-    other = vlm_files(dataset="birds2words", trainer="short", vlm="models/other/")
-    small = vlm_files(dataset="birds2words", trainer="short", vlm=f"{SMOLVLM}@abc")
-    name = "SmolVLM-256M-Instruct"
-    added = [f"method/vlm.yaml: base_models.{name}", f"method/vlm.yaml: trainers.short.{name}"]
-    assert [name for name in small if name not in added] == other and small[-1] == added[1]
-    assert small.index(added[0]) == small.index("method/vlm.yaml: datasets.birds2words") + 1
-    assert other[-2:] == ["trainer/short.yaml", "method/vlm.yaml: trainers.short"]
-    assert not [name for name in other if "base_models" in name]
-    assert Experiment(method="vlm", vlm="models/other/").run == "runs/blocks/vlm-other"
-    assert Experiment(method="vlm", vlm="user/name@main").run == "runs/blocks/vlm-name"
-
-
-def test_the_default_base_model_has_its_own_settings(tmp_path: Path) -> None:
-    """Also one that the section of a CONFIG file names; and of no other method."""
-    default = "method/vlm.yaml: base_models.Qwen2.5-VL-3B-Instruct"
-    assert vlm_files() == vlm_files(vlm="Qwen/Qwen2.5-VL-3B-Instruct") and default in vlm_files()
-    size = {"shortest_edge": 3136, "longest_edge": 401408}
-    assert vlm_setting("model", "captioner", "init_args", "image_kwargs") == {"size": size}
-    config = tmp_path / "run.yaml"
-    config.write_text(f"method: vlm\nfinetune: {{model: {{captioner: {{init_args: {{base: {SMOLVLM}}}}}}}}}\n")
-    assert "method/vlm.yaml: base_models.SmolVLM-256M-Instruct" in vlm_files(config=str(config))
-    assert not [part for part in parts(Experiment(method="scorer"), "finetune") if "base_models" in part.source]
-
-
-@pytest.mark.parametrize("size", ["256M", "500M"])
-def test_the_rate_of_a_base_model_stays_with_a_short_training(size: str) -> None:
-    vlm = f"HuggingFaceTB/SmolVLM-{size}-Instruct"
-    assert vlm_setting("model", "lr", vlm=vlm) == vlm_setting("model", "lr", vlm=vlm, trainer="short") == 2e-4
-    assert vlm_setting("model", "lr", trainer="short") == vlm_setting("model", "lr") == 1e-4
-    assert vlm_setting("trainer", "max_steps", vlm=vlm, trainer="short") == 1000
-    experiment = Experiment(method="vlm", vlm=vlm, trainer="short")
-    assert experiment.setting("reinforce", "model", "lr") == 3e-5  # of reinforce/short.yaml
-    assert vlm_setting("model", "pretrained_lr", vlm=vlm, ablation="projector") == 1e-4  # of the ablation
 
 
 def test_a_long_section_of_a_config_is_not_taken_for_a_path(tmp_path: Path) -> None:

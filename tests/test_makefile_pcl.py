@@ -45,35 +45,8 @@ def test_extra_datasets_are_trained_on_in_two_stages(project: Path) -> None:
     assert last["model.init_from"] == f"{place}/pretrain/last.ckpt"
     vocabularies = [options["data.vocabulary_with"] for options in (first, second, last)]
     assert vocabularies == ["['data/birds2words']", "['data/cub']", "['data/cub']"]
-    assert first["model.captioner.init_args.single_image"] == "absent" and "fgvc" in runs["pretrain"][0]
     again = logged(project, "pretrain", "finetune", "eval", *words)  # a folder that was named is looked at again
     assert {stage: len(found) for stage, found in again.items()} == {"data": 1}
-
-
-@pytest.mark.parametrize("extra", ["cub", "nabirds"])
-def test_either_extra_dataset_alone(project: Path, extra: str) -> None:
-    prepare(project, extra)
-    runs = logged(project, "pretrain", "DATASET=desk", "DATA=/x", f"EXTRA={extra}", "SEED=3", "ARGS=--its=1")
-    assert len(runs["negatives"]) == 1 + (extra == "cub") and len(runs.get("pretrain-extra", [])) == (extra == "cub")
-    options = options_of(runs["pretrain"][0])
-    assert options["run.out"] == f"runs/desk/pcl-{extra}-seed3/pretrain"
-    assert options.get("data.labelled") == ("data/nabirds" if extra == "nabirds" else None)
-    assert ("model.init_from" in options) == (extra == "cub")
-    assert all("--its=1" in line for line in [*runs["pretrain"], *runs.get("pretrain-extra", [])])
-    assert (
-        "nothing to do" in make(project, "pretrain", "DATASET=desk", f"EXTRA={extra}", "SEED=3", "ARGS=--its=1").stdout
-    )
-
-
-def test_both_extra_datasets_beside_the_first_one_in_one_stage(project: Path) -> None:
-    prepare(project, "cub", "nabirds")
-    runs = logged(project, "pretrain", "finetune", "DATASET=birds2words", "EXTRA=mixed", "DATA=/b")
-    (trained,), (tuned,) = ([options_of(line) for line in runs[stage]] for stage in ("pretrain", "finetune"))
-    assert trained["data.folder"] == "data/birds2words" and trained["run.out"] == "runs/birds2words/pcl-mixed/pretrain"
-    assert (trained["data.singles"], trained["data.labelled"]) == ("data/cub", "data/nabirds")
-    assert trained["data.vocabulary_with"] == tuned["data.vocabulary_with"] == "['data/cub']"
-    assert "model.init_from" not in trained and trained["data.tasks.single_mlm"] == "9"
-    assert sorted(options_of(line)["folder"] for line in runs["negatives"]) == ["data/birds2words", "data/cub"]
 
 
 def test_an_extra_dataset_that_is_not_there_is_named_with_its_command(project: Path) -> None:
@@ -93,12 +66,6 @@ def test_an_extra_dataset_that_is_not_there_is_named_with_its_command(project: P
     runs = logged(project, "pretrain", *words)
     assert [options_of(line)["source"] for line in runs["import_features"]] == ["/b f"]
     assert options_of(runs["pretrain-extra"][0])["data.features"] == "authors"
-
-
-def test_options_of_the_extraction_are_those_of_every_dataset(project: Path) -> None:
-    prepare(project, "cub")
-    runs = logged(project, "pretrain", "DATASET=desk", "DATA=/x", "EXTRA=cub", "extract_ARGS=--data.batch_size=8")
-    assert len(runs["extract"]) == 2 and all("--data.batch_size=8" in options for options in runs["extract"])
 
 
 def test_an_unknown_extra_dataset_stops_before_anything_runs(project: Path) -> None:
@@ -132,26 +99,16 @@ def test_the_ablations_of_pcl_share_what_is_the_same(project: Path) -> None:
     }
     assert {stage: len(found) for stage, found in runs.items()} == counts
     assert (project / place / "pretrain-extra-1/finished.json").is_file()
-    for seed in (1, 2):
-        tuned = {
-            row: next(found for found in runs["finetune"] if f"--run.out {place}/{row}-{seed}/finetune " in found)
-            for row in rows
-        }
-        begun = {row: re.findall(r"init_from (\S+)", options) for row, options in tuned.items()}
-        own = {row: [f"{place}/{row}-{seed}/pretrain/last.ckpt"] for row in rows}
-        assert begun == {**own, "no_pretraining": ["None"], "no_distractor_judging": own["pcl"]}
-        trained = {options_of(found)["run.out"]: options_of(found) for found in runs["pretrain"]}
-        for row in ("cub", "cub_nabirds"):
-            folder = f"{place}/{row}-{seed}"
-            assert trained[f"{folder}/pretrain"]["model.init_from"] == f"{folder}/pretrain-cub/last.ckpt"
-        assert trained[f"{place}/mlm-{seed}/pretrain"]["run.ablation"] == "mlm"
+    tuned = {
+        row: next(found for found in runs["finetune"] if f"--run.out {place}/{row}-2/finetune " in found)
+        for row in rows
+    }
+    begun = {row: re.findall(r"init_from (\S+)", options) for row, options in tuned.items()}
+    own = {row: [f"{place}/{row}-2/pretrain/last.ckpt"] for row in rows}
+    assert begun == {**own, "no_pretraining": ["None"], "no_distractor_judging": own["pcl"]}
+    trained = {options_of(found)["run.out"]: options_of(found) for found in runs["pretrain"]}
+    assert trained[f"{place}/cub-1/pretrain"]["model.init_from"] == f"{place}/cub-1/pretrain-cub/last.ckpt"
     assert all("--trainer.max_steps=4 --trainer.val_check_interval=2" in found for found in runs["pretrain"])
-    assert all("--trainer.max_steps=4 --trainer.val_check_interval=2" in found for found in runs["pretrain-extra"])
-    assert all("--trainer.max_steps=8 --trainer.val_check_interval=4" in found for found in runs["finetune"])
-    assert "--remark" not in runs["report"][0]
-    alone = logged(project, "ablation", "ARGS=--rows=no_distractor_judging,cub", "FOLDER=data/other")
-    assert "Skipped: all, +CUB, because blocks has no photos of birds." in alone["report"][0]
-    assert "no_distractor_judging-1234/pretrain/last.ckpt" in alone["finetune"][0] and len(alone["pretrain"]) == 1
 
 
 def test_a_row_that_removes_nothing_is_skipped_with_a_remark(project: Path) -> None:

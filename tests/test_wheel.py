@@ -1,11 +1,16 @@
-"""The wheel, installed where there is no checkout: all stages run in an empty folder."""
+"""The wheel, installed where there is no checkout: all stages run in an empty folder. The packages that it needs are pinned."""
 
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.markers import Marker, default_environment
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from tests.commands import ROOT, run
 
 EXPERIMENT = ["--dataset", "blocks", "--pairs", "60", "--method", "scorer", "--trainer", "smoke", "--logger", "none"]
@@ -44,3 +49,29 @@ def test_the_stages_run_from_a_wheel_in_an_empty_folder(installed: Path, tmp_pat
     words = ["caption", *pair, "--checkpoint", str(run_folder / "finetune/best.ckpt")]
     done = run([sys.executable, "-m", "diffcap", *words], tmp_path, PYTHONPATH=str(installed))
     assert done.returncode == 0 and "log-probability" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("python", ["3.11.0", "3.12.0", "3.13.0"])
+def test_the_lock_file_pins_what_the_package_and_its_extras_need(python: str) -> None:
+    """A change of pyproject.toml without `make lock` fails here."""
+    pins: dict[str, list[str]] = {}
+    here = {**default_environment(), "python_version": python[:4], "python_full_version": python}
+    lock = (ROOT / "requirements.lock").read_text()
+    for name, version, marker in re.findall(
+        r"^([\w.-]+)==(\S+)(?: ; (.*?))? \\\n    --hash=sha256:", lock, re.MULTILINE
+    ):
+        if not marker or Marker(marker).evaluate(here):
+            pins.setdefault(name, []).append(version)
+    assert len(pins) > 150 and all(len(versions) == 1 for versions in pins.values())
+    assert len(re.findall(r"^\w", lock, re.MULTILINE)) == len(
+        re.findall(r"==.* \\\n    --hash", lock)
+    )  # each has hashes
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    wanted = [*project["project"]["dependencies"], *project["dependency-groups"]["setup"]]
+    for extra in ("web", "vlm", "geo", "dev", "docs", "browser", "tiff"):
+        wanted += project["project"]["optional-dependencies"][extra]
+    for requirement in map(Requirement, wanted):
+        if requirement.name != "diffcap":
+            (version,) = pins[canonicalize_name(requirement.name)]
+            assert requirement.specifier.contains(version, prereleases=True), requirement
+    assert "://" not in lock and not re.search(r" /\w", lock)  # no index and no path of one machine

@@ -49,16 +49,6 @@ class CommandParser(OneLineErrorParser):
         return super().format_help(*formatter)
 
 
-def _check_command(words: list[str]) -> None:
-    """Refuse an unknown command with the names of all commands."""
-    if words and not words[0].startswith("-") and words[0] not in FUNCTIONS:
-        near = difflib.get_close_matches(words[0], [*FUNCTIONS, *COMMANDS], n=1)
-        raise DiffcapError(
-            f"unknown command {words[0]}{f', did you mean {near[0]}' if near else ''}; the commands are {', '.join(FUNCTIONS)}, and "
-            f"the stages {', '.join(COMMANDS)}."
-        )
-
-
 def _with_checkpoint(words: list[str]) -> list[str]:
     """Replace the variables of an experiment by the checkpoint of this experiment, for `serve`."""
     variables, rest = parse(words)
@@ -78,7 +68,12 @@ def main(arguments: list[str] | None = None) -> None:
         if words[:1] == ["paths"]:
             print_paths(words[1:])
             return
-        _check_command(words)
+        if words and not words[0].startswith("-") and words[0] not in FUNCTIONS:
+            near = difflib.get_close_matches(words[0], [*FUNCTIONS, *COMMANDS], n=1)
+            raise DiffcapError(
+                f"unknown command {words[0]}{f', did you mean {near[0]}' if near else ''}; the commands are {', '.join(FUNCTIONS)}, "
+                f"and the stages {', '.join(COMMANDS)}."
+            )
         if words[:1] == ["serve"]:
             words = ["serve", *_with_checkpoint(words[1:])]
         names = words[:1] if words and words[0] in FUNCTIONS else list(FUNCTIONS)

@@ -9,14 +9,12 @@ import json
 import lzma
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from diffcap.compose import compose
+from diffcap.compose import compose, merge
 from diffcap.datasets.registry import datasets
 from diffcap.experiment import Experiment
 from diffcap.registry import methods
@@ -35,7 +33,7 @@ OF_THE_RUN = {
     *("data.folder", "data.features", "data.seed", "data.vocabulary_with", "data.vocabulary_from", "data.labelled"),
     *("data.singles", "data.multi", "run.out", "run.logger", "run.dataset", "run.method", "run.preset", "run.ablation"),
 }
-DICT_VALUES = ("tasks", "image_kwargs")  # arguments that are dictionaries: the last file's replaces the others
+DICT_VALUES = ("tasks", "image_kwargs")  # arguments that are dictionaries
 SHOWN = 20
 
 
@@ -52,28 +50,6 @@ def composed(e: Experiment, stage: str) -> dict[str, Any]:
     if e.vlm:
         settings = merge(settings, {"model": {"captioner": {"init_args": {"base": e.vlm}}}})
     return settings
-
-
-def read(path: Path) -> dict[str, Any]:
-    return yaml.safe_load(path.read_text(encoding="utf-8"))
-
-
-@cache
-def quick_load(text: str) -> Any:
-    return yaml.load(text, yaml.CSafeLoader)
-
-
-def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Later settings override earlier ones, as jsonargparse merges files; the arguments of another class are dropped."""
-    result = dict(base)
-    for key, value in over.items():
-        old = result.get(key)
-        is_group = isinstance(value, dict) and isinstance(old, dict) and key not in DICT_VALUES
-        if is_group and value.get("class_path", old.get("class_path")) == old.get("class_path"):
-            result[key] = merge(old, value)
-        else:
-            result[key] = value
-    return result
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -164,9 +140,8 @@ def differences(golden: Mapping[str, dict[str, Any]], found: Mapping[str, dict[s
 
 
 def test_composed_settings_are_the_golden_ones(
-    request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(yaml, "safe_load", quick_load)  # each file is read once
     found = compositions()
     lines = differences(read_golden() if GOLDEN.is_file() else {}, found)
     if request.config.getoption("--write-golden"):

@@ -94,14 +94,6 @@ def test_the_missing_functions_of_a_captioner_are_named(capsys) -> None:
     assert f"{__name__}.Unfinished does not define step, teacher_forced_logits, which its base class requires" in error
 
 
-def test_an_unknown_key_in_a_file_is_named(monkeypatch, capsys, tmp_path) -> None:
-    (tmp_path / "a.yaml").write_text("model: {lrr: 0.5}\n")
-    with pytest.raises(SystemExit):
-        cli(monkeypatch, "--config", str(tmp_path / "a.yaml"))
-    error = capsys.readouterr().err
-    assert "lrr" in error and error.count("\n") == 1
-
-
 def test_long_errors_are_cut() -> None:
     assert len(shorten_error("word " * 500, [])) <= 300
 

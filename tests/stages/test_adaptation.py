@@ -75,14 +75,6 @@ def test_a_killed_adaptation_ends_as_an_undisturbed_one(pixels: Path, adapted: P
         same_training(tmp_path / "pretrain" / name, adapted / name)
 
 
-def test_a_fresh_run_says_where_it_begins(pixels: Path, tmp_path: Path) -> None:
-    short = "--trainer.max_steps=2", "--trainer.val_check_interval=2", "--model.lr=0", "--model.clip_lr=0"
-    done = run(words("adapt", pixels, tmp_path / "a", *short), tmp_path)
-    assert done.returncode == 0, done.stderr
-    output = [line.partition("val: ")[2] for line in done.stdout.splitlines() if line.startswith("step ")]
-    assert len(output) == 2 and output[0] == output[1] and "t2p_R@1" in output[0]  # nothing was learned in between
-
-
 def test_captioning_takes_the_adaptation_over(pixels: Path, adapted: Path, tmp_path: Path) -> None:
     start = f"--model.init_from={adapted / 'best.ckpt'}"
     rates = "--model.lr=0", "--model.pretrained_lr=0", "--trainer.max_steps=1", "--trainer.val_check_interval=1"
@@ -97,16 +89,6 @@ def test_captioning_takes_the_adaptation_over(pixels: Path, adapted: Path, tmp_p
     assert {"total", "semantic"} <= json.loads((tmp_path / "run/eval/metrics.json").read_text())["groups"].keys()
     assert load(out / "best.ckpt").vocabulary.decode([0, 1, 2])
     assert [stage_of(folder) for folder in (adapted, out)] == ["pretrain", "finetune"]  # which can repeat them
-
-
-@pytest.mark.parametrize("ablation", ["unadapted", "ft1", "ft2"])
-def test_the_baselines_train_without_an_adaptation(ablation: str, pixels: Path, tmp_path: Path) -> None:
-    short = "--trainer.max_steps=2", "--trainer.val_check_interval=2", "--trainer.limit_val_batches=1"
-    out = tmp_path / "run/finetune"
-    assert in_process(words("finetune", pixels, out, *short, ablation=ablation)) is None
-    metadata = load(out / "best.ckpt").captioner.hyperparameters
-    assert metadata["images"] == ("together" if ablation == "unadapted" else "apart")
-    assert metadata["decoder"] == ("clip_text" if ablation == "ft1" else "captioner")
 
 
 @pytest.mark.thorough

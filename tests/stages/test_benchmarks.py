@@ -10,7 +10,6 @@ import pytest
 from tests.commands import ROOT, command, in_process, part
 from tests.datasets.layouts import write_clevr_dc, write_image_editing_request, write_spot_the_diff
 
-from diffcap.checkpoints.reading import read_checkpoint
 from diffcap.data.datamodules import CaptionData
 from diffcap.evaluation.coco import read_predictions, read_references
 from diffcap.features.images import unique_images
@@ -143,31 +142,6 @@ def test_multi_change_captions_have_their_own_length_and_negatives(tmp_path: Pat
     )
     assert any(". " in line["caption"] for line in lines)
     train("pretrain", "pcl", "spot_the_diff", folder, multi, few)
-    for protocol, length in (("multi", 70), ("single", 58)):
-        train("finetune", "scorer", "spot_the_diff", folder, f"--data.changes={protocol}", "--data.min_count=1")
-        assert read_checkpoint(folder / "finetune/best.ckpt")["diffcap"]["max_length"] == length
-
-
-def test_negatives_are_of_the_protocol_that_the_settings_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = prepare("spot_the_diff", tmp_path)
-    (tmp_path / "settings").mkdir()
-    (tmp_path / "settings/spot_the_diff.yaml").write_text("data: {changes: multi}\n")
-    from diffcap.commands import negatives
-
-    monkeypatch.setattr(negatives, "SETTINGS", tmp_path / "settings")
-    negatives.make_negatives(str(folder), tagger="blocks", workers=1)
-    assert json.loads((folder / "negatives.json").read_text())["settings"]["changes"] == "multi"
-
-
-def test_image_editing_request_is_scored_by_uid(tmp_path: Path) -> None:
-    folder = prepare("image_editing_request", tmp_path, negatives=True)
-    train("pretrain", "pcl", "image_editing_request", folder)
-    train(
-        "finetune", "pcl", "image_editing_request", folder, f"--model.init_from={folder / 'pretrain/last.ckpt'}"
-    )  # the two stages' settings fit
-    scores = evaluate(folder, "eval")
-    assert scores["protocol"]["pairs"] == {"total": 2}
-    assert set(read_predictions(folder / "eval/predictions.json")) == {"R_3", "R_4"}
 
 
 def test_empty_captions_train_and_get_no_negatives(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.datasets.layouts import bird_row, write_clevr_change, write_image, write_lines
+from tests.datasets.layouts import bird_row, write_clevr_change, write_image
 
 from diffcap.records import read_dataset
 
@@ -82,16 +82,6 @@ def test_missing_and_truncated_images_are_refused_or_skipped(official: Path, tmp
     assert "No pair is left" in refused(data(*command, "--missing", "skip", cwd=tmp_path))
 
 
-def test_mended_images_leave_no_list_of_problems(official: Path, tmp_path: Path) -> None:
-    command = ["--dataset", "clevr_change", "--source", official, "--out", tmp_path / "out"]
-    image = official / "images/CLEVR_default_000001.png"
-    image.rename(tmp_path / "away.png")
-    refused(data(*command, cwd=tmp_path))
-    (tmp_path / "away.png").rename(image)
-    assert data(*command, cwd=tmp_path).returncode == 0
-    assert not (tmp_path / "out/problems.txt").exists()
-
-
 def test_birds_without_photos_need_the_explicit_option(tmp_path: Path) -> None:
     source = tmp_path / "birds"
     source.mkdir()
@@ -123,11 +113,6 @@ def test_blocks_are_rendered_and_read_as_clevr_change(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     dataset = read_dataset(tmp_path / "data/blocks")
     assert len(dataset.pairs) == 30 and dataset.info["root"] == "official"
-    settings = dataset.info["settings"]
-    assert (settings["pairs"], settings["seed"], settings["jitter"], settings["size"]) == (30, 3, 0.5, [128, 96])
-    for pair in dataset.pairs:
-        assert set(pair.extra) == ({"viewpoint_iou"} if pair.is_distractor else {"boxes", "viewpoint_iou", "changed"})
-        assert (pair.change_type is None) == pair.is_distractor and pair.captions
     assert "holds blocks with other settings (seed)" in refused(data(*command, "--seed", "4", cwd=tmp_path))
 
     def content() -> dict[Path, bytes]:
@@ -147,11 +132,6 @@ def test_blocks_are_rendered_and_read_as_clevr_change(tmp_path: Path) -> None:
     }  # these hold times of files
     assert content() | times == whole | times and not (official / ".parts").exists()
 
-    (official / "scenes.json").write_text("{")
-    output = refused(data(*command, cwd=tmp_path))
-    assert f"{Path('data/blocks/official/scenes.json')}: not valid JSON" in output
-    assert f"delete {Path('data/blocks/official')}, and run the same command again" in output
-
 
 @pytest.mark.slow
 def test_two_commands_on_one_folder_run_one_after_the_other(tmp_path: Path) -> None:
@@ -165,25 +145,6 @@ def test_two_commands_on_one_folder_run_one_after_the_other(tmp_path: Path) -> N
     assert notes == ["", "out: another process prepares this folder; waiting until it ends\n"]
     assert len(read_dataset(tmp_path / "out").pairs) == 30
     assert "is unknown" in refused(data("--dataset", "desc", cwd=tmp_path)) and not (tmp_path / "data/desc").exists()
-
-
-def test_ones_own_dataset(tmp_path: Path) -> None:
-    """The README's example: a folder with images and a line a pair."""
-    source = tmp_path / "desk"
-    for number in range(10):
-        write_image(source / f"before/{number}.jpg", number)
-        write_image(source / f"after/{number}.jpg", number + 50)
-    sentences = ["the red cup is gone", "somebody took the cup"]
-    rows = [
-        {"before": f"before/{number}.jpg", "after": f"after/{number}.jpg", "captions": sentences}
-        for number in range(10)
-    ]
-    write_lines(source / "pairs.jsonl", rows)
-    done = data("--dataset", "desk", "--source", source, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    dataset = read_dataset(tmp_path / "data/desk")
-    assert [dataset.info["splits"][split]["pairs"] for split in ("train", "val", "test")] == [8, 1, 1]
-    assert all((dataset.root / pair.after).is_file() and pair.captions == sentences for pair in dataset.pairs)
 
 
 @pytest.mark.parametrize(
@@ -216,16 +177,10 @@ def test_a_misspelt_dataset_of_ones_own_is_recognised(tmp_path: Path) -> None:
     assert "desk cannot be downloaded; give its folder as DATA=" in refused(data("--dataset", "desk", cwd=tmp_path))
 
 
-def test_an_unknown_key_is_an_error(official: Path, tmp_path: Path) -> None:
-    done = data("--dataset", "clevr_change", "--source", official, "--chekc", "exists", cwd=tmp_path)
-    assert done.returncode != 0 and "--chekc" in done.stderr
-    assert not (tmp_path / "data").exists()
-
-
 def test_a_killed_run_leaves_no_manifest_and_the_next_one_is_whole(official: Path, tmp_path: Path) -> None:
     command = [sys.executable, str(STAGE), "--dataset", "clevr_change", "--source", str(official)]
     assert data(*command[2:], "--out", "whole", cwd=tmp_path).returncode == 0
-    for wait in (0.1, 0.2, 0.25, 0.3, 0.35):
+    for wait in (0.1, 0.25, 0.35):
         run = subprocess.Popen([*command, "--out", "killed"], cwd=tmp_path, stdout=subprocess.DEVNULL)
         time.sleep(wait)
         run.kill()
@@ -236,15 +191,3 @@ def test_a_killed_run_leaves_no_manifest_and_the_next_one_is_whole(official: Pat
     for name in ("manifest.jsonl", "dataset.json"):
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     json.loads((tmp_path / "killed/checked.json").read_text())
-
-
-def test_captions_of_cub_need_neither_its_images_nor_their_list(tmp_path: Path) -> None:
-    for path in ("001.Gull/Gull_1", "002.Tern/Tern_2"):
-        text = tmp_path / f"cvpr2016_cub/text_c10/{path}.txt"
-        text.parent.mkdir(parents=True, exist_ok=True)
-        text.write_text("a bird\n" * 10)
-    (tmp_path / "cvpr2016_cub/testclasses.txt").write_text("002.Tern\n")
-    command = ["--dataset", "cub", "--source", tmp_path, "--out", tmp_path / "out"]
-    assert "of 2 images 2 missing" in refused(data(*command, cwd=tmp_path))
-    assert data(*command, "--captions_only", "true", cwd=tmp_path).returncode == 0
-    assert [pair.split for pair in read_dataset(tmp_path / "out").pairs] == ["train", "val"]

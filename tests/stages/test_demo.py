@@ -1,6 +1,7 @@
 """The experiments of `make demo`: their steps are fixed, so that its scores stay the same."""
 
 import runpy
+from pathlib import Path
 
 import pytest
 from tests.commands import ROOT
@@ -35,10 +36,6 @@ def rows(name: str, minutes: float = 12.0) -> dict[str, tuple[object, ...]]:
         ("scorer", 12, {
             "SCORER+CBR": ("scorer", "scorer", 5400, 0, "", None),
             "Subtraction": ("subtraction", "scorer", 5400, 0, "subtraction", None),
-        }),
-        ("dirl", 6, {
-            "DIRL+CCR": ("dirl", "dirl", 1350, 0, "", None),
-            "Transformer": ("transformer", "dirl", 1350, 0, "transformer", None),
         }),
         ("clip4idc", 28, {
             "CLIP4IDC": ("clip4idc", "clip4idc", 1200, 900, "", None),
@@ -76,6 +73,14 @@ def test_a_core_has_room_for_shares_of_one_and_a_row_waits_for_its_features() ->
         ["CLIP4IDC", "DIRL+CCR on CLIP4IDC's features"],
         ["the same without adaptation"],
     ]
+
+
+def test_a_row_is_trained_on_the_features_of_an_adapted_clip(tmp_path: Path) -> None:
+    row = DEMO["table"](get_method("clip4idc"), 1.0)["DIRL+CCR on CLIP4IDC's features"]
+    job = row.job("cross", tmp_path / "12min", 7, {"dataset": "blocks"})
+    assert job.variables["weights"] == str(tmp_path / "12min/clip4idc-7/pretrain/best.ckpt")
+    assert (job.variables["backbone"], job.variables["features"]) == ("clip4idc", "clip4idc-12min-7")
+    assert job.run == tmp_path / "12min/cross-7" and (job.finetune, job.pretrain) == (700, 0)
 
 
 def test_an_unknown_method_is_refused_before_anything_runs() -> None:

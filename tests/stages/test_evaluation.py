@@ -53,15 +53,6 @@ def test_two_processes_write_the_captions_of_one(blocks: Path, undisturbed: Path
     assert len(json.loads((tmp_path / "one/predictions.json").read_text())) == 9
 
 
-def test_a_process_without_a_pair_of_its_own_captions_another_one(
-    blocks: Path, undisturbed: Path, tmp_path: Path
-) -> None:
-    out = f"--out={tmp_path / 'two'}", "--limit=1", "--devices=2", "--accelerator=cpu", "--metrics=[BLEU-1]"
-    done = run(evaluation(blocks, undisturbed, *out), tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert len(json.loads((tmp_path / "two/predictions.json").read_text())) == 1
-
-
 def test_scores_of_raw_tokens_come_with_those_of_ptb_tokens_beside_them(
     blocks: Path, undisturbed: Path, tmp_path: Path
 ) -> None:

@@ -1,14 +1,12 @@
 """Image files as a feature store, by the real commands: extraction, captioning, evaluation and report are those of the store of pixels."""
 
-import json
 import shutil
 import sys
 from pathlib import Path
 
 import pytest
 from PIL import Image, ImageOps
-from tests.commands import ROOT, in_process, one_sentence, run, same_logs
-from tests.stages.small_runs import evaluation
+from tests.commands import in_process, one_sentence, run, same_logs
 from tests.stages.test_adaptation import words
 
 from diffcap.records import read_dataset, read_json
@@ -44,25 +42,6 @@ def finetuned(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_captioner_learns_the_same(finetuned: Path) -> None:
     names = same_logs(finetuned / "blocks_pixels/finetune", finetuned / "files/finetune", rel=0)
     assert {"train/loss", "val/caption_loss", "val/CIDEr-D"} <= names
-
-
-def test_evaluation_and_report_read_the_files(folder: Path, finetuned: Path, tmp_path: Path) -> None:
-    assert in_process(evaluation(folder, finetuned / "files", "--limit=6")) is None
-    other = f"--out={finetuned / 'blocks_pixels/eval'}", "--features=files"  # a captioner of the store of pixels
-    assert in_process(evaluation(folder, finetuned / "blocks_pixels", "--limit=6", *other)) is None
-    runs = {name: finetuned / name for name in ("files", "blocks_pixels")}
-    predictions = [read_json(path / "eval/predictions.json") for path in runs.values()]
-    assert predictions[0] == predictions[1]
-    rows = []
-    for name, path in runs.items():
-        options = f"--features={name}", f"--runs={json.dumps({'clip': str(path)})}", f"--out={tmp_path / name}"
-        script = str(ROOT / "stages/report.py")
-        few = "--attention=1", "--pictures=1", "--page=2", "--localisation_pairs=1"
-        assert in_process([sys.executable, script, f"--folder={folder}", *options, *few]) is None
-        rows.append(read_json(tmp_path / name / "table.json")["rows"])
-    assert rows[0]["nearest neighbour's caption"] == rows[1]["nearest neighbour's caption"]
-    drawn = [(tmp_path / name / "attention.png").read_bytes() for name in runs]
-    assert drawn[0] == drawn[1]
 
 
 def test_a_changed_image_is_refused_and_makes_another_training(folder: Path, tmp_path: Path) -> None:

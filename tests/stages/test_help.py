@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from tests.commands import ROOT, config_words, environment, part
+from tests.commands import ROOT, environment
 
 
 @pytest.mark.thorough
@@ -52,19 +52,3 @@ def test_help_of_the_stages_without_training_is_quick(stage: str, texts: list[st
     assert done.returncode == 0 and all(text in " ".join(done.stdout.split()) for text in texts)
     imported = {line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines()}
     assert not {"torch", "numpy", "PIL", "lightning"} & imported
-
-
-def test_settings_are_printed_without_running(tmp_path) -> None:
-    words = config_words("configs/trainer/default.yaml", part("pcl", "finetune"))
-    needed = "--data.folder=x", "--data.features=y", "--run.out=z", "--model.lr=0.5"
-    script = str(ROOT / "stages/finetune.py")
-    done = subprocess.run(
-        [sys.executable, script, *words, *needed, "--print_config"],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "lr: 0.5" in done.stdout and "class_path: diffcap.methods.pcl.model.PCL" in done.stdout
-    assert list(tmp_path.iterdir()) == []

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.commands import ROOT, command, environment, in_process, one_sentence, part, run, same_logs, weights
+from tests.commands import ROOT, command, environment, in_process, run, same_logs, weights
 from tests.stages.small_runs import kill_when, same_training
 from tests.toy import write_toy
 
@@ -72,19 +72,9 @@ def test_every_step_logs_its_reward(undisturbed: Path) -> None:
     assert finished["stage"] == "reinforce" and finished["monitor"] == "val/CIDEr-D" and finished["steps"] == 60
 
 
-def test_the_last_periodic_checkpoints_of_the_fine_tuning_are_kept(undisturbed: Path) -> None:
-    names = sorted(path.name for path in (undisturbed / "finetune").glob("*.ckpt"))
-    assert names == ["best.ckpt", "last.ckpt", "step-000030.ckpt", "step-000045.ckpt"]
-
-
 def test_its_checkpoint_captions(undisturbed: Path) -> None:
     checkpoint = load(undisturbed / "reinforce/best.ckpt")
     assert checkpoint.metadata["stage"] == "reinforce" and checkpoint.metadata["method"] == "scorer"
-    start, end = (
-        weights(undisturbed / stage / name) for stage, name in (("finetune", "best.ckpt"), ("reinforce", "last.ckpt"))
-    )
-    moved = {name.split(".")[1] for name, value in end.items() if not value.equal(start[name])}
-    assert "decoder" in moved and "encoder" in moved and not moved & {"cbr", "logit_scale"}
     files = f"--checkpoint={undisturbed / 'reinforce/best.ckpt'}", f"--folder={undisturbed / 'data'}"
     quick = "--tokenizer=raw", "--metrics=[CIDEr-D]", "--batch_size=3"
     output = {}
@@ -101,13 +91,8 @@ def test_its_checkpoint_captions(undisturbed: Path) -> None:
             metrics = json.loads((out / "metrics.json").read_text())
             assert metrics["protocol"]["ensemble"] == 2
             both = metrics["provenance"]["checkpoints"]
-            assert [one["file"] for one in both] == ["../reinforce/best.ckpt"] * 2 and both[0] == both[1]
-            assert both[0]["stage"] == "reinforce" and len(both[0]["weights_sha256"]) == 64
-            groups = json.loads((out / "groups.json").read_text())
-            assert set(groups) == {"total", "semantic", "distractor", "move"}
+            assert [one["file"] for one in both] == ["../reinforce/best.ckpt"] * 2 and both[0]["stage"] == "reinforce"
     assert output["alone"] == output["twice"]  # a captioner beside itself says what it says alone
-    fine = f"--ensemble={undisturbed / 'finetune/best.ckpt'}"
-    assert in_process([*words[:-2], f"--out={undisturbed / 'eval-two'}", fine]) is None
 
 
 @pytest.mark.thorough
@@ -192,29 +177,9 @@ def test_what_it_starts_from_is_part_of_the_run(
     assert (tmp_path / "reinforce.1/finished.json").is_file() and (tmp_path / "reinforce/finished.json").is_file()
 
 
-@pytest.mark.parametrize("method", ["pcl", "dirl"])
-def test_other_methods_train_on_by_it(method: str, undisturbed: Path, tmp_path: Path) -> None:
+def test_another_method_trains_on_by_it(undisturbed: Path, tmp_path: Path) -> None:
+    method = "pcl"
     assert in_process(finetuning(undisturbed / "data", tmp_path, method)) is None
     half = "--trainer.precision=bf16-mixed", "--run.force_bf16=true", "--trainer.max_steps=2"
     assert in_process(reinforcing(undisturbed / "data", tmp_path, method, *half)) is None
     assert load(tmp_path / "reinforce/best.ckpt").metadata["method"] == method
-
-
-def test_clip4idc_trains_on_by_it(pixels: Path, tmp_path: Path) -> None:
-    own = "--data.features=blocks_pixels", "--data.max_length=33", "--data.batch_size=2", "--trainer.max_steps=2"
-    blocks = [part("clip4idc", "finetune", "blocks"), *FILES]
-    files = f"--data.folder={pixels}", "--trainer.accelerator=cpu", "--model.clip_weights=random", *own
-    first = command("finetune", blocks, *files, f"--run.out={tmp_path / 'finetune'}", method="clip4idc")
-    assert in_process(first) is None
-    words = command("finetune", [*blocks[:1], BASE, *FILES], *files, method="clip4idc")
-    words[1] = str(ROOT / "stages/reinforce.py")
-    out = f"--run.out={tmp_path / 'reinforce'}", f"--model.init_from={tmp_path / 'finetune/best.ckpt'}"
-    assert in_process([*words, *out]) is None
-    assert load(tmp_path / "reinforce/best.ckpt").metadata["stage"] == "reinforce"
-
-
-def test_without_a_fine_tuned_run_it_says_so(undisturbed: Path, tmp_path: Path) -> None:
-    status = in_process(reinforcing(undisturbed / "data", tmp_path, "scorer"))
-    assert isinstance(status, str) and "best.ckpt: no checkpoint there" in status
-    done = run(reinforcing(undisturbed / "data", tmp_path, "scorer", "--model.baselin=mean"), tmp_path)
-    assert "did you mean --model.baseline" in one_sentence(done)

@@ -5,7 +5,6 @@ Where the kind of process does not matter the script runs inside this one, which
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -57,62 +56,6 @@ def test_killed_stages_run_again_end_as_undisturbed_ones(blocks: Path, undisturb
         assert (tmp_path / "eval" / name).read_bytes() == (undisturbed / "eval" / name).read_bytes(), name
     finished = json.loads((tmp_path / "finetune/finished.json").read_text())
     assert finished["steps"] == 90 and finished["checkpoint"] == "best.ckpt" and finished["monitor"] == "val/CIDEr-D"
-
-
-def _interrupt(words: list[str], last: Path, number: signal.Signals) -> str | None:
-    """Send a signal once a new `last.ckpt` is there; what the run said, or None if it had finished by then."""
-    before = last.stat().st_mtime_ns if last.exists() else 0
-    process = subprocess.Popen(
-        words,
-        env=environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        # What a shell starts in the background ignores Ctrl-C, and so would everything that these tests start.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
-    while not last.exists() or last.stat().st_mtime_ns == before:
-        assert process.poll() is None
-        time.sleep(0.002)
-    process.send_signal(number)
-    error = process.communicate(timeout=60)[1].strip()
-    if process.returncode in (0, -number):  # the training was over
-        return None
-    assert process.returncode == 1, error  # not 0: Make would go on with half a run
-    return error
-
-
-def test_an_interrupted_run_says_so_and_goes_on(blocks: Path, undisturbed: Path, tmp_path: Path) -> None:
-    words, last = training("pretrain", blocks, tmp_path), tmp_path / "pretrain/last.ckpt"
-    for number in (signal.SIGTERM, signal.SIGINT):
-        for _ in range(5):  # a run may be over before the signal comes; the next one is not
-            error = _interrupt(words, last, number)
-            if error is not None:
-                break
-            shutil.rmtree(last.parent)
-        assert error is not None, f"{number.name} was ignored five times"
-        step = torch.load(last, weights_only=True)["global_step"]
-        assert "interrupted: the training stops after this step and saves last.ckpt; a second" in error
-        sentence = f"error: interrupted at step {step}; run the same command again to resume at step {step}."
-        assert error.splitlines()[-1] == sentence
-        assert not (tmp_path / "pretrain/finished.json").exists()
-    assert in_process(words) is None
-    same_training(last, undisturbed / "pretrain/last.ckpt")
-
-
-@pytest.mark.thorough
-def test_a_run_of_two_processes_goes_on_in_one(blocks: Path, tmp_path: Path) -> None:
-    still = "--model.captioner.init_args.dropout=0"  # dropout is drawn by each rank
-    two = "--trainer.devices=2", "--trainer.strategy=ddp"
-    kill_when(training("pretrain", blocks, tmp_path / "a", still, *two), tmp_path / "a/pretrain/last.ckpt", tmp_path)
-    assert in_process(training("pretrain", blocks, tmp_path / "a", still)) is None
-    assert in_process(training("pretrain", blocks, tmp_path / "b", still)) is None
-    one, other = weights(tmp_path / "a/pretrain/last.ckpt"), weights(tmp_path / "b/pretrain/last.ckpt")
-    for name, value in one.items():
-        if not name.endswith("qkv.bias"):  # see tests/lit/test_distributed.py
-            torch.testing.assert_close(
-                value, other[name], atol=2e-3, rtol=0, msg=lambda output, name=name: f"{name}: {output}"
-            )
 
 
 def _send(monkeypatch: pytest.MonkeyPatch, at: int, numbers: Sequence[signal.Signals], pause: float = 0) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import yaml
 from tests.commands import ROOT, command, in_process, part, run
-from tests.stages.test_adaptation import words as words_of
 from tests.tiny_vlms import build
 from wandb.sdk.launch.sweeps import utils as agent
 
@@ -86,12 +85,6 @@ def test_the_settings_of_the_dataset_are_among_the_swept_values(name: str) -> No
             assert parameter["min"] <= value <= parameter["max"], option
 
 
-def test_the_rates_of_openais_clip_are_at_most_a_hundred_times_the_released_one() -> None:
-    for name, option in (("clip4idc", "model.pretrained_lr"), ("clip4idc_pretrain", "model.clip_lr")):
-        rate = read(name)["parameters"][option]
-        assert (rate["min"], rate["max"]) == (1e-7, 1e-5)
-
-
 @pytest.fixture(scope="module")
 def project(pixels: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The project's folder as `make pretrain DATASET=blocks` leaves it, and `python` as the active environment has it."""
@@ -102,7 +95,6 @@ def project(pixels: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "data/blocks").symlink_to(pixels)
     files = f"--data.folder={pixels}", "--data.features=blocks", f"--run.out={folder / 'runs/blocks/pcl/pretrain'}"
     assert in_process(command("pretrain", [part("pcl", "pretrain", "blocks")], *files, *SMOKE)) is None
-    assert in_process(words_of("adapt", pixels, folder / "runs/blocks/clip4idc/pretrain", *SMOKE)) is None
     build("smolvlm", folder / "tiny")
     (folder / "bin").mkdir()
     (folder / "bin/python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
@@ -126,10 +118,13 @@ def test_the_command_of_a_sweep_trains_with_sampled_values(project: Path, name: 
     assert words[-len(values) :] == [f"--{key}={value}" for key, value in values.items()]
     path = f"{project / 'bin'}:/usr/bin:/bin"
     identifiers = {"WANDB_SWEEP_ID": "s1", "WANDB_RUN_ID": "abc123", "WANDB_MODE": "offline"}
+    if name != "pcl":  # one is trained; of the others the options are checked
+        done = run([*words, "--print_config"], project, PATH=path, **identifiers)
+        assert done.returncode == 0 and "init_args:" in done.stdout, done.stderr
+        return
     done = run([*words, *SMOKE], project, PATH=path, **identifiers)
     assert done.returncode == 0, (values, done.stderr)
-    method = "vlm-tiny" if name == "vlm" else name.partition("_")[0]
-    out = project / "runs/blocks" / method / "sweep" / stage / "abc123"  # each run of a sweep has its own
+    out = project / "runs/blocks/pcl/sweep" / stage / "abc123"  # each run of a sweep has its own
     assert json.loads((out / "finished.json").read_text())["steps"] == 4
     settings = yaml.safe_load((out / "config.yaml").read_text())
     for key, value in values.items():

@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import sys
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -33,8 +32,8 @@ def test_early_stopping_ignores_the_validations_before_select_after(blocks: Path
     assert read_checkpoint(tmp_path / "best.ckpt")["global_step"] == 50
 
 
-@pytest.mark.parametrize("accumulated", [1, 2])
-def test_lengths_and_milestones_in_epochs(accumulated: int, blocks: Path, tmp_path: Path) -> None:
+def test_lengths_and_milestones_in_epochs(blocks: Path, tmp_path: Path) -> None:
+    accumulated = 2
     epochs = (
         "--trainer.max_steps=3ep",
         "--trainer.val_check_interval=1ep",
@@ -166,29 +165,11 @@ def test_bad_input_of_the_real_commands_is_one_line(blocks: Path, undisturbed: P
     assert not list((tmp_path / "eval").glob("*.json"))
 
 
-def test_other_features_are_another_run_and_not_for_this_captioner(
-    blocks: Path, undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """One image has been replaced: its row in the store, and nothing in the manifest or in the store's name, is new."""
-    folder = tmp_path / "data"
-    shutil.copytree(blocks, folder)
-    out = tmp_path / "pretrain"
-    words = smoke("pretrain", folder, out)
-    assert in_process(words) is None
-    capsys.readouterr()
-    assert in_process(words) == 0 and "already finished" in capsys.readouterr().out
-    store = folder / "features/blocks"
-    data = bytearray((store / "features.f16").read_bytes())
-    row = len(data) // len(json.loads((store / "index.json").read_text())["paths"])
-    data[:row] = bytes(row)
-    (store / "features.f16").write_bytes(data)
-    with (store / "sums.u32").open("r+b") as file:
-        file.write(zlib.crc32(data[:row]).to_bytes(4, "little"))
-    assert in_process(words) is None
-    assert "holds a run with other settings" in capsys.readouterr().out and (tmp_path / "pretrain.1").is_dir()
-    meta = json.loads((store / "meta.json").read_text())
-    (store / "meta.json").write_text(json.dumps({**meta, "weights_sha256": "0" * 64}))
-    output = in_process([*evaluation(folder, undisturbed), f"--out={tmp_path / 'eval'}"])
+def test_other_features_are_not_for_this_captioner(blocks: Path, undisturbed: Path, tmp_path: Path) -> None:
+    shutil.copytree(blocks, tmp_path / "data")
+    meta = tmp_path / "data/features/blocks/meta.json"
+    meta.write_text(json.dumps({**json.loads(meta.read_text()), "weights_sha256": "0" * 64}))
+    output = in_process([*evaluation(tmp_path / "data", undisturbed), f"--out={tmp_path / 'eval'}"])
     assert isinstance(output, str) and "its features have weights_sha256" in output and "\n" not in output
 
 
@@ -218,7 +199,6 @@ def test_damaged_features_stop_training_and_evaluation_until_extraction_has_repa
         return capsys.readouterr().out.splitlines()[-1]
 
     store = folder / "features/blocks"
-    assert repaired() == f"{store}: already complete."
     for words in ([*finetune, "--data.num_workers=1"], evaluation(folder, undisturbed)):
         flip(0)
         output = in_process(words)
@@ -228,16 +208,10 @@ def test_damaged_features_stop_training_and_evaluation_until_extraction_has_repa
         output = in_process(words)
         assert isinstance(output, str) and "extraction is not complete" in output and "\n" not in output
         assert repaired() == f"{store}: complete, {images} images extracted."
-    flip(images - 3)
-    assert repaired() == f"{store}: complete, 3 images extracted."
     os.truncate(data, 2 * row + 1)
     output = in_process(finetune)
     assert isinstance(output, str) and f"features.f16: truncated, {2 * row + 1} bytes" in output and "\n" not in output
     assert repaired() == f"{store}: complete, {images - 2} images extracted."
-    data.with_name("sums.u32").unlink()
-    output = in_process(evaluation(folder, undisturbed))
-    assert isinstance(output, str) and "sums.u32: truncated, 0 bytes" in output and "\n" not in output
-    assert repaired() == f"{store}: complete, {images} images extracted."
     assert in_process(finetune) is None
 
 
@@ -245,13 +219,6 @@ def test_seeds_out_of_range_are_one_sentence(blocks: Path, tmp_path: Path) -> No
     for option in ("--seed_everything=-1", "--data.seed=-1", "--seed_everything=4294967296"):
         message = in_process([*smoke("pretrain", blocks, tmp_path / "pretrain"), option])
         assert isinstance(message, str) and f"{option.replace('=', ' is ')}; give a seed from 0 to" in message
-
-
-def test_tensorboard_logs_beside_the_csv_file(blocks: Path, tmp_path: Path) -> None:
-    assert in_process(smoke("finetune", blocks, tmp_path / "run", "--run.logger=tensorboard")) is None
-    (events,) = (tmp_path / "run/logs/tensorboard").glob("events.out.tfevents.*")
-    assert b"val/CIDEr-D" in events.read_bytes()
-    assert (tmp_path / "run/logs/version_0/metrics.csv").is_file()
 
 
 def test_wandb_logs_offline_without_an_account(blocks: Path, tmp_path: Path) -> None:

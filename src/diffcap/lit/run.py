@@ -1,9 +1,4 @@
-"""Run one training stage in its run directory: command line, resuming, checkpoints, logs, finished.json.
-
-The directory contains `config.yaml` (resolved), `last.ckpt` (to resume from), `best.ckpt` (best on val, for stages with
-`run.monitor`), `logs/` (CSV) and the record `running.json` (see `diffcap.record`). At the end it becomes `finished.json`, with the size
-and hash of the resulting checkpoint; make waits for this file.
-"""
+"""Run one training stage in its run directory (see `diffcap.run_folder`): command line, resuming, checkpoints, logs, record."""
 
 import argparse
 import json
@@ -80,7 +75,7 @@ def train(request: Request) -> None:
     pretraining = _pretraining(request) if stage == PRETRAIN else None
     module, data = (pretraining.module, pretraining.data) if pretraining else _MODULES[stage]
     with ExitStack() as lock:
-        TrainingCLI(import_object(module), import_object(data), request, lock).train(stage)
+        TrainingCLI(module, data, request, lock).train(stage)
 
 
 def _pretraining(request: Request) -> Pretraining:
@@ -140,15 +135,9 @@ class RunSettings:
 class TrainingCLI(StageCLI):
     """The command line of a training stage: `--model.*`, `--data.*`, `--trainer.*` and `--run.*`."""
 
-    def __init__(
-        self,
-        module: type[pl.LightningModule],
-        data: type[pl.LightningDataModule],
-        request: Request,
-        lock: ExitStack,
-    ) -> None:
+    def __init__(self, module: str, data: str, request: Request, lock: ExitStack) -> None:
         self.lock, self.request = lock, request
-        super().__init__(module, data, save_config_callback=None, args=request)  # type: ignore[arg-type]
+        super().__init__(import_object(module), import_object(data), save_config_callback=None, args=request)
 
     def add_arguments_to_parser(self, parser: Any) -> None:
         """Add `--run.*`, and link the captioner's sizes to the data."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar, RichProgressBar
 from lightning.pytorch.callbacks.progress.rich_progress import ProcessingSpeedColumn
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -83,9 +83,7 @@ class StageCLI(LightningCLI):
     If stderr is a terminal, a progress bar is shown there, unless `--trainer.enable_progress_bar=false`.
     """
 
-    def __init__(
-        self, model_class: type[LightningModule], datamodule_class: type[LightningDataModule], **options: Any
-    ) -> None:
+    def __init__(self, *classes: Any, **options: Any) -> None:
         settings: dict[str, Any] = {
             "run": False,
             "parser_class": StageParser,
@@ -96,7 +94,8 @@ class StageCLI(LightningCLI):
             "auto_configure_optimizers": False,
         }
         hide_lightning_messages()
-        super().__init__(model_class, datamodule_class, **{**settings, **options})
+        with wrap_invalid_settings():
+            super().__init__(*classes, **{**settings, **options})
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Read the options, of a stage's `Request` or a list of words, and check the seeds, since NumPy accepts only 32 bits."""
@@ -110,17 +109,11 @@ class StageCLI(LightningCLI):
             if seed is not None and not 0 <= int(seed) < 2**32:
                 raise DiffcapError(f"--{name} is {seed}; give a seed from 0 to {2**32 - 1} (with make: SEED=1234).")
 
-    def instantiate_classes(self) -> None:
-        """Build the module, the data module and the trainer."""
-        with wrap_invalid_settings():
-            super().instantiate_classes()
-
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Build the trainer with `LogProgress`, and with a `StageProgressBar` if stderr is a terminal and the config does not disable or
         replace it."""
         config = self._get(self.config_init, "trainer", default={})
-        callbacks = config.get("callbacks") or []
-        callbacks = [*(callbacks if isinstance(callbacks, list) else [callbacks]), *kwargs.pop("callbacks", [])]
+        callbacks = [*_as_list(config.get("callbacks")), *kwargs.pop("callbacks", [])]
         if not any(isinstance(callback, ProgressBar) for callback in callbacks):
             if not sys.stderr.isatty():
                 kwargs["enable_progress_bar"] = False
@@ -129,8 +122,7 @@ class StageCLI(LightningCLI):
         callbacks.append(LogProgress())
         launched = launched_options(config.get("devices", 1))
         if plugins := launched.pop("plugins", []):
-            own = config.get("plugins") or []
-            kwargs["plugins"] = [*(own if isinstance(own, list) else [own]), *plugins]
+            kwargs["plugins"] = [*_as_list(config.get("plugins")), *plugins]
         if config.get("strategy", "auto") != "auto":
             launched.pop("strategy", None)
         kwargs |= launched
@@ -138,13 +130,13 @@ class StageCLI(LightningCLI):
             return super().instantiate_trainer(callbacks=callbacks, **kwargs)
 
 
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value] if value else []
+
+
 @contextmanager
 def wrap_invalid_settings(*more: type[Exception]) -> Iterator[None]:
-    """Turn the errors that a module, data module or trainer raises for invalid arguments into a `DiffcapError`.
-
-    Args:
-        more: types of errors to convert, in addition to ValueError and Lightning's MisconfigurationException.
-    """
+    """Turn a ValueError, Lightning's MisconfigurationException or an error of a type in `more` into a `DiffcapError`."""
     types: tuple[type[Exception], ...] = (ValueError, MisconfigurationException, *more)
     try:
         yield
