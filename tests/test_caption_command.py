@@ -9,7 +9,6 @@ import os
 import resource
 import subprocess
 import sys
-import unicodedata
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -25,11 +24,10 @@ from tests.test_pair_captioner import make, make_coarse, noise, reweighted
 
 from diffcap.cli import main
 from diffcap.commands.caption_file import exclusive_lock
-from diffcap.commands.pairs import ImagePair, find_pairs
 from diffcap.evaluation.coco import read_predictions
 from diffcap.pair_captioner import SHIPPED, PairCaptioner
-from diffcap.report.heatmaps import percent
-from diffcap.utils.errors import DiffcapError
+
+ONE = ["before/1.png", "after/1.png"]
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +56,7 @@ def caption(*words: str) -> str | int | None:
 
 
 def test_one_pair(here: Path, checkpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
-    pair = "before/1.png", "after/1.png"
+    pair = ONE
     assert caption(*pair, "--checkpoint", checkpoint, "--beam", "3", "--heatmap", "out/attention.png") is None
     expectation = capsys.readouterr()
     text, score, *others = expectation.out.splitlines()
@@ -73,48 +71,16 @@ def test_one_pair(here: Path, checkpoint: str, capsys: pytest.CaptureFixture[str
     assert f"{value['log_probability']:.3f}" in score
 
 
-def test_several_checkpoints_caption_together(here: Path, checkpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
-    pair, other = ("before/1.png", "after/1.png"), str(reweighted(Path(checkpoint), here / "other.ckpt"))
-    output = []
-    for names in ([checkpoint], [other], [checkpoint, other], [other, checkpoint]):
-        options = [word for name in names for word in ("--checkpoint", name)]
-        assert caption(*options, *pair, "--json") is None
-        output.append(json.loads(capsys.readouterr().out))
-    assert output[2]["text"] == output[3]["text"] and output[2]["log_probability"] == pytest.approx(
-        output[3]["log_probability"]
-    )
-    assert output[2]["log_probability"] not in (output[0]["log_probability"], output[1]["log_probability"])
-
-
 def test_a_captioner_of_blocks_says_that_it_knows_no_other_images(
     here: Path, checkpoint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pair, note = (
-        ("before/1.png", "after/1.png"),
-        "was trained on rendered `blocks` scenes only; its captions of other images",
-    )
-    assert caption(*pair) is None
-    expectation = capsys.readouterr()
-    assert (
-        expectation.out
-        and "no --checkpoint: the captioner `blocks`, which ships with diffcap, is used." in expectation.err
-        and note in expectation.err
-    )
-    assert caption(*pair, "--checkpoint", str(SHIPPED)) is None
-    expectation = capsys.readouterr().err
-    assert expectation.startswith("note: ") and note in expectation and "no --checkpoint" not in expectation
-    assert caption(*pair, "--checkpoint", checkpoint) is None
-    assert note not in capsys.readouterr().err  # it was trained on something else
-
-
-def test_the_probability_of_a_change_comes_first(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    made = str(make(here / "pcl.ckpt", "pcl"))
-    assert caption("before/1.png", "after/1.png", "--checkpoint", made) is None
-    _, change, score = capsys.readouterr().out.splitlines()
-    assert caption("before/1.png", "after/1.png", "--checkpoint", made, "--json") is None
-    value = json.loads(capsys.readouterr().out)
-    assert change == f"probability that something changed: {percent(1 - value['nothing_changed'])}"
-    assert score.startswith(f"log-probability of the sentence: {value['log_probability']:.3f}") and "%" not in score
+    note = "was trained on rendered `blocks` scenes only; its captions of other images"
+    default = "no --checkpoint: the captioner `blocks`, which ships with diffcap, is used."
+    (here / "blocks").mkdir()  # not the captioner of this name
+    for options, notes in (([], (True, True)), ([str(SHIPPED)], (False, True)), ([checkpoint], (False, False))):
+        assert caption(*ONE, *(["--checkpoint", *options] if options else [])) is None
+        output = capsys.readouterr()
+        assert output.out and (default in output.err, note in output.err) == notes
 
 
 def test_many_pairs_go_on_past_a_bad_one(here: Path, checkpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -126,15 +92,10 @@ def test_many_pairs_go_on_past_a_bad_one(here: Path, checkpoint: str, capsys: py
     first, second = map(json.loads, expectation.out.splitlines())
     assert first["id"] == "1" and "a text file" in first["error"] and "a text file" in expectation.err
     assert second["id"] == "2" and second["text"] and [path.name for path in (here / "maps").iterdir()] == ["2.png"]
-    assert caption("before", "after", "--checkpoint", checkpoint) is not None
-    assert capsys.readouterr().out.startswith("2\t")
-
-
-def test_a_table_of_pairs(here: Path, checkpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
-    (here / "pairs.csv").write_text("id,before,after\nx,before/1.png,after/1.png\ny,before/2.png,after/2.png\n")
-    assert caption("pairs.csv", "--checkpoint", checkpoint) is None
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split("\t")[0] for line in lines] == ["x", "y"] and all(line.split("\t")[1] for line in lines)
+    (here / "pairs.csv").write_text(f"before,after\n{300 * 'x'}.png,after/1.png\nbefore/2.png,after/2.png\n")
+    assert "1 of 2 pairs could not be captioned" in str(caption("pairs.csv", "--checkpoint", checkpoint))
+    expectation = capsys.readouterr()
+    assert expectation.out.startswith("2\t") and "x.png: cannot be read (File name too long)" in expectation.err
 
 
 def test_missing_images_are_found_before_the_hub_is_asked(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,15 +115,6 @@ def test_missing_images_are_found_before_the_hub_is_asked(here: Path, monkeypatc
     )
 
 
-def test_a_name_that_no_disk_takes_is_the_fault_of_its_pair_alone(
-    here: Path, checkpoint: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (here / "pairs.csv").write_text(f"before,after\n{300 * 'x'}.png,after/1.png\nbefore/2.png,after/2.png\n")
-    assert "1 of 2 pairs could not be captioned" in str(caption("pairs.csv", "--checkpoint", checkpoint))
-    expectation = capsys.readouterr()
-    assert expectation.out.startswith("2\t") and "x.png: cannot be read (File name too long)" in expectation.err
-
-
 def test_pairs_that_cannot_be_drawn_are_captioned(
     here: Path, checkpoint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -175,25 +127,16 @@ def test_pairs_that_cannot_be_drawn_are_captioned(
     ]
 
 
-@pytest.mark.parametrize(
-    ("encoding", "errors", "plain"),
-    [
-        ("utf-8", "strict", "é\\udcff"),
-        ("utf-8", "surrogateescape", "é\\udcff"),
-        ("ascii", "strict", "\\xe9\\udcff"),
-    ],
-)
+@pytest.mark.parametrize(("encoding", "plain"), [("utf-8", "é\\udcff"), ("ascii", "\\xe9\\udcff")])
 def test_letters_that_the_output_does_not_have_are_escaped(
-    here: Path, checkpoint: str, monkeypatch: pytest.MonkeyPatch, encoding: str, errors: str, plain: str
+    here: Path, checkpoint: str, monkeypatch: pytest.MonkeyPatch, encoding: str, plain: str
 ) -> None:
+    (here / "odd").mkdir()
     for side in ("before", "after"):
-        (here / "odd").mkdir(exist_ok=True)
-        (here / "odd" / (os.fsdecode(b"\xc3\xa9\xff_") + f"{side}.png")).write_bytes(
-            (here / side / "1.png").read_bytes()
-        )
+        (here / side / "1.png").rename(here / "odd" / (os.fsdecode(b"\xc3\xa9\xff_") + f"{side}.png"))
 
     def output(*options: str) -> str:
-        stdout = io.TextIOWrapper(io.BytesIO(), encoding, errors=errors)
+        stdout = io.TextIOWrapper(io.BytesIO(), encoding)
         monkeypatch.setattr(sys, "stdout", stdout)
         assert caption("odd", "--checkpoint", checkpoint, *options) is None
         stdout.flush()
@@ -208,38 +151,19 @@ def test_letters_that_the_output_does_not_have_are_escaped(
     [
         (["before/1.png"], "the image after the change is missing"),
         (["nowhere"], "file not found"),
-        (
-            ["http://example.org/a.png"],
-            "error: http://example.org/a.png: a URL; download the images, then: diffcap caption",
-        ),
-        (["https://x.org/pairs.csv"], "error: https://x.org/pairs.csv: a URL; download the images"),
-        (
-            ["http://example.org/a.png", "after/1.png"],
-            "error: http://example.org/a.png: a URL, not a file; download the image",
-        ),
-        (
-            ["pairs.json"],
-            "pairs.json: a table of pairs is a .csv, .tsv or .jsonl file, the last with one JSON object per line.",
-        ),
+        (["https://x.org/a.csv"], "error: https://x.org/a.csv: a URL; download the images, then: diffcap caption"),
+        (["http://x.org/a.png", "after/1.png"], "error: http://x.org/a.png: a URL, not a file; download the image"),
+        (["pairs.json"], "pairs.json: a table of pairs is a .csv, .tsv or .jsonl file, the last with one JSON"),
         (["pairs.zip"], "pairs.zip: an archive; extract it, and give its folder of pairs"),
         (["before/1.png", "after/none.png"], "file not found"),
         (["before/1.png", "after"], "one is a folder and one is not"),
-        (["before/1.png", "after/1.png", "--heatmap", "x.jpg"], "ends in .png"),
-        (["before/1.png", "after/1.png", "--beam", "0"], "--beam is 0; give 1 to 100."),
-        (["before/1.png", "after/1.png", "--beam", "1000000000"], "--beam is 1000000000; give 1 to 100."),
-        (
-            ["before/1.png", "after/1.png", "--length_penalty", "1e999"],
-            "the length penalty is inf; give a finite number",
-        ),
-        (["before/1.png", "after/1.png", "--batch_size", "0"], "--batch_size is 0; it must be at least 1."),
-        (["before/1.png", "after/1.png", "--device", "meta"], "no such device; choose one of auto, cpu"),
-        (["before/1.png", "after/1.png", "--device", "cuda:99"], "no such device; choose one of auto, cpu"),
-        (["before/1.png", "after/1.png", "--device", "privateuseone"], "no such device; choose one of auto, cpu"),
-        (["before/1.png", "after/1.png", "--checkpoint", "none.ckpt"], "no checkpoint there"),
-        (
-            ["before/1.png", "after/1.png", "--checkpoint", "https://huggingface.co/user/name"],
-            "error: https://huggingface.co/user/name: a URL, not a checkpoint; give the path of a file, or user/name",
-        ),
+        ([*ONE, "--heatmap", "x.jpg"], "ends in .png"),
+        ([*ONE, "--beam", "1000000000"], "--beam is 1000000000; give 1 to 100."),
+        ([*ONE, "--length_penalty", "1e999"], "the length penalty is inf; give a finite number"),
+        ([*ONE, "--batch_size", "0"], "--batch_size is 0; it must be at least 1."),
+        ([*ONE, "--device", "cuda:99"], "no such device; choose one of auto, cpu"),
+        ([*ONE, "--checkpoint", "none.ckpt"], "no checkpoint there"),
+        ([*ONE, "--checkpoint", "https://hf.co/u/n"], "error: https://hf.co/u/n: a URL, not a checkpoint"),
         (["empty.csv"], "it contains no pair"),
         (["odd.csv"], "must name the columns"),
         (["half.csv"], 'line 2: "after" is missing'),
@@ -256,18 +180,6 @@ def test_what_cannot_be_is_one_sentence(here: Path, checkpoint: str, words: list
     assert output.startswith("error: ") and reason in output and "\n" not in output
 
 
-@pytest.mark.slow
-def test_the_real_command_leaves_no_traceback(here: Path, checkpoint: str) -> None:
-    command = [str(Path(sys.executable).with_name("diffcap")), "caption", "before/1.png", "after/1.png"]
-    done = subprocess.run(
-        [*command, "--checkpoint", checkpoint], capture_output=True, text=True, env=environment(), cwd=here, check=False
-    )
-    assert done.returncode == 0 and done.stdout and done.stderr == ""
-
-
-# --------------------------------------------------------------------------------------------------- --out for many pairs
-
-
 @pytest.fixture
 def table(here: Path) -> Path:
     """A table of five pairs in the current folder."""
@@ -277,12 +189,8 @@ def table(here: Path) -> Path:
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
-    text = path.read_text("utf-8")
-    return (
-        [json.loads(line) for line in text.splitlines()]
-        if path.suffix == ".jsonl"
-        else [*csv.DictReader(text.splitlines())]
-    )
+    lines = path.read_text("utf-8").splitlines()
+    return [*map(json.loads, lines)] if path.suffix == ".jsonl" else [*csv.DictReader(lines)]
 
 
 def test_out_has_the_rows_of_json(table: Path, checkpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -333,14 +241,14 @@ def test_a_file_of_other_settings_is_left_alone(table: Path, checkpoint: str, tm
     content = (table / "a.csv").read_bytes()
     other = str(reweighted(Path(checkpoint), table / "other.ckpt"))
     (table / "less.csv").write_text("id,before,after\né 0,before/1.png,after/1.png\n")
-    for options, names in (
-        (("--beam=3", "--length_penalty=1"), "--beam, --length_penalty"),
-        (("--checkpoint", other), "--checkpoint"),
+    for found, names in (
+        (outcome("--beam=3", "--length_penalty=1"), "--beam, --length_penalty"),
+        (outcome("--checkpoint", other), "--checkpoint"),
+        (outcome(source="less.csv"), "list of pairs"),
     ):
-        assert outcome(*options) == (
-            f"error: --out a.csv: its captions were made with another {names}; give another name, or delete the file to start again."
+        assert found.startswith(
+            f"error: --out a.csv: its captions were made with another {names}; give another name, or"
         )
-    assert "were made with another list of pairs; give" in outcome(source="less.csv")
     assert "exists, and less.csv.settings.json does not, so it is not a file of this command" in outcome(
         name="less.csv"
     )
@@ -361,7 +269,6 @@ def test_a_file_of_other_settings_is_left_alone(table: Path, checkpoint: str, tm
         (["pairs.csv", "--threshold", "0.3"], "--threshold is for a whole scene, two rasters; remove it for the pairs of pairs.csv."),
         (["pairs.csv", "--out", "../{here}/pairs.csv"], "pairs.csv: the pairs of pairs.csv are read from this file; give another"),
         ([".", "--out", "pairs.jsonl"], "--out pairs.jsonl: the pairs of . are read from this file; give another name."),
-        ([".", "--tile=64", "--out", "a.csv"], "--tile is for a whole scene, two rasters; remove it for the pairs of ."),
     ],
 )  # fmt: skip
 def test_files_of_pairs_and_of_scenes_are_told_apart(table: Path, words: list[str], sentence: str) -> None:
@@ -408,27 +315,6 @@ def test_missing_maps_of_captioned_pairs_are_drawn(
         assert drawn == [Path("maps", f"é_{number}.png") for number in expected]
         assert (table / "a.csv").read_bytes() == rows
 
-    def stop(path: Path, sheet: Image.Image) -> None:
-        assert not rows_of(table / "b.csv")  # a pair whose map is missing is not done
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("diffcap.report.drawing.write_png", stop)
-    assert "interrupted" in str(caption(*words[:-1], "b.csv", "--heatmap", "other"))
-    assert rows_of(table / "b.csv") == []
-
-
-def test_rows_of_an_incomplete_batch_are_kept(table: Path, checkpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = "pairs.csv", "--checkpoint", checkpoint, "--batch_size", "4", "--out", "a.jsonl"
-    assert caption(*words) is None
-    whole = (table / "a.jsonl").read_bytes()
-    begun = b"".join(whole.splitlines(keepends=True)[:3])
-    (table / "a.jsonl").write_bytes(begun)
-    with monkeypatch.context() as patch:
-        patch.setattr(PairCaptioner, "batch", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
-        assert "interrupted" in str(caption(*words))
-    assert (table / "a.jsonl").read_bytes() == begun
-    assert caption(*words) is None and (table / "a.jsonl").read_bytes() == whole
-
 
 def test_ctrl_c_says_what_is_kept(table: Path, checkpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     batch = PairCaptioner.batch
@@ -439,85 +325,34 @@ def test_ctrl_c_says_what_is_kept(table: Path, checkpoint: str, monkeypatch: pyt
 
     monkeypatch.setattr(PairCaptioner, "batch", stop)
     words = "pairs.csv", "--checkpoint", checkpoint
-    assert caption(*words) == (
-        "error: interrupted; the captions are not saved; --out captions.jsonl saves them, and the same command then goes on."
+    assert str(caption(*words)).startswith(
+        "error: interrupted; the captions are not saved; --out captions.jsonl saves them"
     )
-    assert caption(*words, "--out", "a.jsonl") == (
-        "error: interrupted; what is done is in a.jsonl, and the same command goes on there."
-    )
+    assert "what is done is in a.jsonl, and the same command goes on" in str(caption(*words, "--out", "a.jsonl"))
     assert len(rows_of(table / "a.jsonl")) == 2
+    monkeypatch.setattr(PairCaptioner, "batch", batch)
+    assert caption(*words, "--out", "a.jsonl") is None
+    whole = (table / "a.jsonl").read_bytes()
+    begun = b"".join(whole.splitlines(keepends=True)[:3])
+    (table / "a.jsonl").write_bytes(begun)
+    monkeypatch.setattr(PairCaptioner, "batch", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+    assert "interrupted" in str(caption(*words, "--out", "a.jsonl"))
+    assert (table / "a.jsonl").read_bytes() == begun  # rows of an incomplete batch are kept
 
 
 @pytest.mark.slow
 def test_a_full_disk_names_the_file(table: Path, checkpoint: str) -> None:
     def run(limit: int | None) -> subprocess.CompletedProcess[str]:
         size = None if limit is None else partial(resource.setrlimit, resource.RLIMIT_FSIZE, (limit, limit))
-        command = [
-            sys.executable,
-            "-m",
-            "diffcap",
-            "caption",
-            "pairs.csv",
-            "--checkpoint",
-            checkpoint,
-            "--out",
-            "a.jsonl",
-        ]
-        return subprocess.run(
-            command, capture_output=True, text=True, env=environment(), cwd=table, preexec_fn=size, check=False
-        )
+        command = f"{sys.executable} -m diffcap caption pairs.csv --checkpoint {checkpoint} --out a.jsonl".split()
+        options: dict[str, Any] = {"env": environment(), "cwd": table, "preexec_fn": size}
+        return subprocess.run(command, capture_output=True, text=True, check=False, **options)
 
     full = run(2000)
     assert full.stderr.startswith("error: a.jsonl: File too large; ") and full.returncode == 1
     assert not (table / "a.jsonl").read_bytes().endswith(b"\n")  # a part of a row
     done = run(None)
     assert done.returncode == 0 and len(rows_of(table / "a.jsonl")) == 5 and "earlier" not in done.stdout
-
-
-def touched(folder: Path, *names: str) -> str:
-    for name in names:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(b"")
-    return str(folder)
-
-
-def test_pairs_of_a_folder(tmp_path: Path) -> None:
-    folder = touched(tmp_path, "a_before.png", "a_after.jpg", "b_before.png", "c.png", "c_2.png", "notes.txt")
-    pairs, notes = find_pairs(folder)
-    assert pairs == [ImagePair("a", tmp_path / "a_before.png", tmp_path / "a_after.jpg")]
-    left = ", ".join(str(tmp_path / name) for name in ("b_before.png", "c.png", "c_2.png"))
-    assert notes == [f"3 unpaired images were ignored: {left}."]
-    touched(tmp_path, "a_after.png")
-    with pytest.raises(DiffcapError, match=r"a_after\.jpg and a_after\.png: both belong to the pair a"):
-        find_pairs(folder)
-    (tmp_path / "a_before.png").unlink()
-    assert find_pairs(folder)[0] == [ImagePair("c", tmp_path / "c.png", tmp_path / "c_2.png")]
-    (tmp_path / "c.png").unlink()
-    with pytest.raises(DiffcapError, match="no pairs found"):
-        find_pairs(folder)
-    (tmp_path / "pairs.tsv").write_text("after\tbefore\n2.png\t1.png\n")
-    assert find_pairs(folder) == ([ImagePair("1", tmp_path / "1.png", tmp_path / "2.png")], [])
-
-
-@pytest.mark.parametrize("sides", [("A", "B"), ("before", "after"), ("images", "sc_images")])
-def test_folders_with_images_of_the_same_names_in_natural_order(tmp_path: Path, sides: tuple[str, str]) -> None:
-    names = ["2", "10", "a1b", "a01b", "a2", "a10", "b"]
-    folder = touched(tmp_path, *(f"{side}/{name}.png" for side in sides for name in names))
-    for words in ((folder,), [str(tmp_path / side) for side in sides]):
-        pairs, notes = find_pairs(*words)
-        assert [pair.id for pair in pairs] == ["2", "10", "a01b", "a1b", "a2", "a10", "b"] and notes == []
-        assert [pairs[0].before, pairs[0].after] == [tmp_path / side / "2.png" for side in sides]
-
-
-def test_names_in_another_unicode_normal_form_match(tmp_path: Path) -> None:
-    composed = "Stra\u00dfe M\u00fcnchen"
-    decomposed = unicodedata.normalize("NFD", composed)
-    folder = touched(tmp_path, f"before/{composed}.png", f"after/{decomposed}.png")
-    files = [tmp_path / "before" / f"{composed}.png", tmp_path / "after" / f"{decomposed}.png"]
-    assert find_pairs(folder) == ([ImagePair(composed, *files)], [])
-    (tmp_path / "pairs.csv").write_text(f"before,after\nbefore/{decomposed}.png,after/{composed}.png\n", "utf-8")
-    ((pair,), _) = find_pairs(folder)
-    assert [pair.before, pair.after] == files
 
 
 def test_notes_on_a_pair_are_printed_and_in_the_json(
@@ -534,59 +369,6 @@ def test_notes_on_a_pair_are_printed_and_in_the_json(
     assert output.err == f"note: {note}.\n"
 
 
-@pytest.mark.parametrize("ids", [("0", "1"), ("0", "0.0", "false"), ("null", "2", '""')])
-def test_tables_may_be_numbered_from_0(tmp_path: Path, ids: tuple[str, ...]) -> None:
-    rows = [f'{{"id": {id}, "before": "a.png", "after": "b.png"}}\n' for id in ids]
-    (tmp_path / "pairs.jsonl").write_text("".join(rows))
-    expected = {"null": "000001", '""': "000003", "false": "False"}
-    assert [pair.id for pair in find_pairs(str(tmp_path))[0]] == [expected.get(id, id) for id in ids]
-
-
-def test_unpaired_images_are_named(here: Path, checkpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
-    touched(here, "after/9.png")
-    assert caption("before", "after", "--checkpoint", checkpoint) is None
-    output = capsys.readouterr()
-    assert len(output.out.splitlines()) == 2
-    assert output.err == f"note: 1 unpaired image was ignored: {Path('after/9.png')}.\n"
-    touched(here, *(f"before/{number}.png" for number in range(10, 16)))
-    named = ", ".join(str(Path(f"before/{number}.png")) for number in (10, 11, 12))
-    assert find_pairs(".")[1] == [f"7 unpaired images were ignored: {named} and 4 more."]
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "reason"),
-    [
-        ("a.csv", "before,before,after\na,b,c\n", 'line 1: 2 columns are named "before"; keep one of them.'),
-        ("a.csv", "before,after\na,b\nc, d,e.png\n", "line 3: 3 cells for 2 columns; put quotes around a path with a comma"),
-        ("a.csv", "before,after\na\0,b\n", "contains a NUL character"),
-        ("a.csv", 'before,after\n"a,b\nc,d\n', "not a CSV table (unexpected end of data)"),
-        ("a.csv", "before,after\n\udce9,b\n", "not a table of UTF-8 text"),
-        ("a.csv", 'before,after\n"a\nb",c\n\u200b,d\n', 'line 4: "before" is missing'),
-        ("a.csv", "id,before,after\nx,a,b\ny,a,c\nx,c,d\n", 'line 4: the id "x" is duplicated; give each pair a unique "id"'),
-        ("a.csv", "id,before,after\n2,a.png,b.png\n3,b.png,c.png\n,3.png,d.png\n", 'line 4: the id "3" is duplicated'),
-        ("a.jsonl", '{"before": "a", "after": "b", "id": NaN}\n', "line 1: not usable JSON (it contains NaN"),
-        ("a.jsonl", '\n{"before": "a", "after": "b", "id": ["x"]}\n', "line 2: \"id\" is ['x']; give a string or a number."),
-        ("a.jsonl", '{"before": ["a"], "after": "b"}\n', 'line 1: "before" is missing'),
-    ],
-)  # fmt: skip
-def test_a_malformed_table_is_one_sentence(tmp_path: Path, name: str, text: str, reason: str) -> None:
-    (tmp_path / name).write_bytes(text.encode(errors="surrogateescape"))
-    with pytest.raises(DiffcapError) as error:
-        find_pairs(str(tmp_path / name))
-    assert str(error.value).startswith(f"{tmp_path / name}") and reason in str(error.value)
-
-
-def test_cells_of_a_table(tmp_path: Path) -> None:
-    table = tmp_path / "a.csv"
-    table.write_bytes(
-        b'\xef\xbb\xbfbefore,after,id,,\r"x\n1.png","2,3.png", \xe2\x80\x8b,,\r\r\n4.png,5\xc2\x85.png,y,,\n'
-    )
-    assert find_pairs(str(table))[0] == [
-        ImagePair("x\n1", tmp_path / "x\n1.png", tmp_path / "2,3.png"),
-        ImagePair("y", tmp_path / "4.png", tmp_path / "5\x85.png"),
-    ]
-
-
 def test_names_are_printed_without_what_terminals_obey(
     here: Path, capsys: pytest.CaptureFixture[str], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -599,8 +381,8 @@ def test_names_are_printed_without_what_terminals_obey(
     for name in names:
         for side in ("before", "after"):
             (here / "odd" / f"{name}_{side}.png").write_bytes((here / side / "1.png").read_bytes())
-    (here / "odd" / f"{names[0]}_after.png").write_bytes(b"")
-    (here / "odd" / "\x1b[2Jalone.png").write_bytes(b"")
+    for name in (f"{names[0]}_after", "\x1b[2Jalone"):
+        (here / "odd" / f"{name}.png").write_bytes(b"")
     shown = []
     for options in ([], ["--json"]):
         shown.append(str(caption("odd", "--checkpoint", str(words), *options)))

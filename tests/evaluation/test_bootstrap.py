@@ -8,13 +8,11 @@ from tests.toy import captions, pairs
 
 from diffcap.evaluation import bootstrap
 from diffcap.evaluation.bootstrap import (
-    AdditiveMetric,
     additive_metrics,
     bootstrap_scores,
     bootstrap_sums,
     compare,
     compare_scores,
-    mean_of_sums,
 )
 from diffcap.evaluation.captions import score_tokens
 from diffcap.evaluation.java import meteor, meteor_counts, meteor_of_sums, running_meteor
@@ -90,27 +88,12 @@ def test_draws_are_paired_and_depend_on_the_seed_alone() -> None:
     assert runs[0] == runs[1] and runs[0]["groups"] != runs[2]["groups"]
 
 
-def test_many_draws_are_scored_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    lengths: list[int] = []
-
-    def score(sums: bootstrap.Array) -> bootstrap.Array:
-        lengths.append(len(sums))
-        return mean_of_sums(sums)
-
-    values = np.random.default_rng(0).random((5, 1))
-    groups = {"total": list("abcde"), "two": ["a", "b"]}
-    rows = {name: np.concatenate([values, np.ones_like(values)], 1)[: len(ids)] for name, ids in groups.items()}
-    system, samples = [AdditiveMetric(("m",), rows, score)], 3 * bootstrap.BLOCK + 5
-    found = bootstrap_scores([system, system], groups, samples, seed=1)
-    assert max(lengths) <= 2 * len(groups) * (1 + bootstrap.BLOCK)
-    lengths.clear()
-    monkeypatch.setattr(bootstrap, "BLOCK", samples)
-    at_once = bootstrap_scores([system, system], groups, samples, seed=1)
-    assert lengths == [2 * len(groups) * (1 + samples)]
-    for one, other in zip(found, at_once):
-        for group in groups:
-            assert one[group]["m"].shape == (1 + samples,)
-            np.testing.assert_array_equal(one[group]["m"], other[group]["m"])
+def test_blocks_of_draws_do_not_change_the_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    system = additive_metrics(predictions(3, 0.5), REFERENCES, GROUPS, FAST)
+    at_once = bootstrap_scores([system, system], GROUPS, 3 * bootstrap.CHUNK + 5, seed=1)
+    monkeypatch.setattr(bootstrap, "BLOCK", bootstrap.CHUNK)
+    np.testing.assert_equal(bootstrap_scores([system, system], GROUPS, 3 * bootstrap.CHUNK + 5, seed=1), at_once)
+    assert len(at_once[0]["total"]["BLEU-4"]) == 3 * bootstrap.CHUNK + 6
 
 
 def test_intervals_are_as_wide_as_the_theory_of_means_says() -> None:

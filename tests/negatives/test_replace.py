@@ -29,10 +29,7 @@ POOL, IDF = WordPool(SCENES), inverse_document_frequencies(SCENES)
 def test_the_top_half_by_tfidf_is_chosen() -> None:
     idf = {"rare": 3.0, "usual": 2.0, "common": 1.0, "twice": 1.6, "swims": 9.0}
     words = ["rare/ADJ", "usual/NOUN", "swims/VERB", "common/NOUN", "twice/ADJ", "twice/ADJ"]
-    assert most_informative_words(tagged(*words), idf) == [
-        "twice",
-        "rare",
-    ]  # 2 x 1.6, 3, 2 and 1; verbs are no candidates
+    assert most_informative_words(tagged(*words), idf) == ["twice", "rare"]  # 2 x 1.6 and 3; verbs are no candidates
     assert most_informative_words(tagged("rare/ADJ", "usual/NOUN", "common/NOUN"), idf) == ["rare", "usual"]
     assert most_informative_words(tagged("the/DET", "scene/NOUN", "animal1/NOUN"), idf) == []
 
@@ -54,26 +51,10 @@ def test_replaced_words_keep_their_tag_and_say_something_new() -> None:
         assert not set(map(synonym_key, words)) <= output | {"the", "was"}
 
 
-def test_a_word_is_replaced_by_the_same_one_wherever_it_stands() -> None:
-    source = scene("the large red rubber cube that is behind the large red rubber ball was added")
-    text = replace_words(source, IDF, POOL, frozenset(source.content), random.Random(0))
-    assert text is not None
-    words = text.split()
-    assert words[2] == words[10] != "red"
-
-
 def test_synonyms_are_never_drawn() -> None:
     source, idf = scene("the large red rubber cube was added"), inverse_document_frequencies(SCENES)
     pool = WordPool([scene("the big red matte block was added")] * 9)
     assert replace_words(source, idf, pool, frozenset(source.content), random.Random(0)) is None
-
-
-def test_what_the_references_say_is_avoided() -> None:
-    source = scene("the red ball was added")
-    output = frozenset(map(synonym_key, ("red", "blue", "green", "cyan", "cube", "ball", "added")))
-    for seed in range(20):
-        text = replace_words(source, IDF, POOL, output, random.Random(seed))
-        assert text is not None and {"gray", "cylinder"} & set(text.split())
 
 
 def test_words_are_drawn_as_often_as_captions_use_them() -> None:

@@ -37,16 +37,6 @@ def test_best_documents_equal_a_naive_loop() -> None:
         assert len(set(places[row].tolist())) == 6
 
 
-def test_unknown_and_empty_documents_are_like_nothing() -> None:
-    sentences = corpus(10, 5, seed=1)
-    matrix = tfidf([("other",), ()], inverse_document_frequencies(sentences))
-    assert matrix.nnz == 0
-    _, scores = most_similar(
-        matrix, tfidf([each.content for each in sentences], inverse_document_frequencies(sentences)), 3
-    )
-    assert scores.max() == 0
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("queries", "documents"), [(7, 50), (64, 200), (3, 1), (64, 1000)])
 def test_chunks_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch, queries: int, documents: int) -> None:

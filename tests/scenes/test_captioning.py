@@ -1,6 +1,8 @@
-"""The probability of no change, and the tiles that are captioned."""
+"""The tiles that are captioned, the probability of no change, the file of an unfinished run, and changes of several tiles."""
 
+import json
 import math
+import random
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -10,13 +12,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rasterio.features import rasterize
 from tests.scenes.rasters import example, write
 
 from diffcap.pair_captioner import Caption, load_captioner
-from diffcap.scenes.captioning import IDENTICAL, NO_CHANGE, NO_DATA, caption_tiles, in_background, no_change_probability
-from diffcap.scenes.partial import PartialResults
-from diffcap.scenes.raster import open_scene
-from diffcap.scenes.tiling import Tiling
+from diffcap.scenes.captioning import (
+    IDENTICAL,
+    NO_CHANGE,
+    NO_DATA,
+    PartialResults,
+    caption_tiles,
+    in_background,
+    no_change_probability,
+)
+from diffcap.scenes.raster import TileCaption, Tiling, open_scene
+from diffcap.scenes.writing import merge
+from diffcap.utils.errors import DiffcapError
 
 
 class Mean:
@@ -65,16 +76,6 @@ def test_a_scene_that_is_smaller_than_a_tile_is_padded(tmp_path: Path) -> None:
     assert tile == (0, 0, 4, 8) and caption == "8 to 16"  # an eighth of the padded image
 
 
-def test_a_run_that_goes_on_captions_the_batches_of_an_undisturbed_run(tmp_path: Path) -> None:
-    before = np.arange(3 * 20 * 200, dtype=np.uint8).reshape(3, 20, 200)
-    whole, captioner = captions(tmp_path, before, before + 1, 20, batch_size=3)
-    assert captioner.batches == [3, 3, 3, 1]
-    lines = (tmp_path / "p.jsonl").read_bytes().splitlines(keepends=True)
-    (tmp_path / "p.jsonl").write_bytes(b"".join(lines[:3]))
-    again, captioner = captions(tmp_path, before, before + 1, 20, batch_size=3)
-    assert captioner.batches == [3, 1] and again == whole and (tmp_path / "p.jsonl").read_bytes() == b"".join(lines)
-
-
 def test_skipped_tiles_are_saved_in_batches_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("diffcap.scenes.captioning.SAVED", 5)
     before = np.full((3, 20, 18 * 20), 50, np.uint8)
@@ -89,25 +90,6 @@ def test_skipped_tiles_are_saved_in_batches_too(tmp_path: Path, monkeypatch: pyt
         again, captioner = captions(tmp_path, before, after, 20)
         assert captioner.batches == batches and again == whole
         assert (tmp_path / "p.jsonl").read_bytes() == b"".join(lines)
-
-
-def test_an_interruption_among_identical_tiles_keeps_the_earlier_ones(tmp_path: Path) -> None:
-    pixels = np.full((3, 20, 600 * 20), 50, np.uint8)
-    path = write(tmp_path / "a.tif", pixels)
-
-    def stop(_: int) -> None:
-        nonlocal left
-        left -= 1
-        if not left:
-            raise KeyboardInterrupt
-
-    left = 551
-    with open_scene(path, path) as scene, PartialResults(tmp_path / "p.jsonl", {}) as partial:
-        tiling = Tiling(scene.width, scene.height, 20, 0)
-        with pytest.raises(KeyboardInterrupt):
-            caption_tiles(scene, tiling, None, Mean(), partial, advance=stop)  # type: ignore[arg-type]
-    with PartialResults(tmp_path / "p.jsonl", {}) as partial:
-        assert sum(map(len, partial.batches)) == 512
 
 
 @pytest.mark.parametrize(
@@ -159,3 +141,77 @@ def test_errors_of_the_reading_thread_reach_the_caller() -> None:
     assert next(found) == 1
     with pytest.raises(ValueError, match="broken"):
         next(found)
+
+
+HEADER = {"tile": 256, "before": ["a.tif", 10]}
+
+
+def test_batches_come_back_without_the_line_that_was_cut(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "x.partial.jsonl"
+    with PartialResults(path, HEADER) as partial:
+        assert partial.batches == []
+        for batch in ([{"tile": 0}], [{"tile": 1, "caption": "é"}]):
+            partial.append(batch)
+    with path.open("a") as file:
+        file.write('[{"tile": 2')
+    for _ in range(2):
+        with PartialResults(path, HEADER) as partial:
+            assert partial.batches == [[{"tile": 0}], [{"tile": 1, "caption": "é"}]]
+    with PartialResults(path, HEADER) as partial:
+        partial.append([])
+    whole = [HEADER, [{"tile": 0}], [{"tile": 1, "caption": "é"}], []]
+    assert list(map(json.loads, path.read_text().splitlines())) == whole
+
+
+def test_results_of_another_run_are_kept(tmp_path: Path) -> None:
+    path = tmp_path / "x.partial.jsonl"
+    PartialResults(path, HEADER).append([1])
+    content = path.read_bytes()
+    with pytest.raises(DiffcapError, match="another value of tile; repeat that command, or delete"):
+        PartialResults(path, {**HEADER, "tile": 128})
+    path.write_bytes(content.replace(b"[1]", b"[1"))
+    with pytest.raises(DiffcapError, match="a damaged file of an unfinished run"):
+        PartialResults(path, HEADER)
+
+
+def flood(mask: np.ndarray) -> list[frozenset[tuple[int, int]]]:
+    """The connected regions of a mask, pixels that share an edge."""
+    left, regions = set(zip(*np.nonzero(mask))), []
+    while left:
+        region, edge = set(), {left.pop()}
+        while edge:
+            region |= edge
+            edge = {(y + dy, x + dx) for y, x in edge for dy, dx in ((0, 1), (1, 0), (0, -1), (-1, 0))} & left
+            left -= edge
+        regions.append(frozenset((int(y), int(x)) for y, x in region))
+    return regions
+
+
+@pytest.mark.parametrize("overlap", [0, 4])
+@pytest.mark.parametrize("seed", range(4))
+def test_changes_are_the_regions_of_a_flood_fill(overlap: int, seed: int) -> None:
+    rng, tiling = random.Random(seed), Tiling(70, 50, 16, overlap)
+    sentences = ["a road is built", "the trees are gone", None]
+    captions = [
+        TileCaption(tiling[number], sentence, -rng.random(), rng.random())
+        for number in range(len(tiling))
+        if (sentence := rng.choice(sentences)) is not None
+    ]
+    changes = merge(captions)
+    assert sum(change.tiles for change in changes) == len(captions) and merge([]) == []
+    assert changes == sorted(changes, key=lambda change: (change.window[1], change.window[0], change.caption))
+    for sentence in sentences[:2]:
+        mask = np.zeros((50, 70), bool)
+        for each in captions:
+            x, y, width, height = each.tile
+            mask[y : y + height, x : x + width] |= each.caption == sentence
+        found = []
+        for change in changes:
+            if change.caption == sentence:
+                area = rasterize([change.polygon], (50, 70)).astype(bool)
+                found.append(frozenset((int(y), int(x)) for y, x in zip(*np.nonzero(area))))
+                inside = [each for each in captions if each.caption == sentence and area[each.tile.y, each.tile.x]]
+                assert change.tiles == len(inside)
+                assert change.no_change == min(each.no_change for each in inside)
+                assert change.log_probability == max(each.log_probability for each in inside)
+        assert sorted(map(sorted, found)) == sorted(map(sorted, flood(mask)))

@@ -1,17 +1,17 @@
-"""Reading two rasters: grids, bands, types, data masks."""
+"""Reading two rasters: grids, bands, types, data masks; tiles; pixels as RGB images."""
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import rasterio.warp
 from rasterio.transform import Affine, from_origin
 from tests.scenes.rasters import UTM33, write
 
-from diffcap.scenes.raster import open_scene
-from diffcap.scenes.tiling import Tile
+from diffcap.scenes.raster import PERCENTILES, TILES, Sample, Tile, Tiling, fit_stretch, open_scene, to_rgb
 from diffcap.utils.errors import DiffcapError
+from diffcap.worlds.tiles.write import render_pair
 
 RANDOM = np.random.default_rng(0)
 
@@ -41,7 +41,8 @@ def test_default_bands_and_missing_ones(tmp_path: Path) -> None:
     gray, color = write(tmp_path / "gray.tif", image(bands=2)), write(tmp_path / "color.tif", image())
     with open_scene(gray, gray) as scene:
         assert scene.bands == [1] and scene.crs == "EPSG:32633"
-    with open_scene(color, color) as scene:
+    moved = write(tmp_path / "moved.tif", image(), transform=UTM33 @ Affine.translation(1e-5, 0))  # rounding errors
+    with open_scene(color, moved) as scene:
         assert scene.bands == [1, 2, 3]
     assert "gray.tif: it has no band 3; choose from 1 to 2 with --bands" in fault(gray, color, [1, 2, 3])
 
@@ -63,12 +64,6 @@ def test_different_grids_are_named_with_the_remedy(
     assert clause in message and "--align" in message
 
 
-def test_equal_grids_with_rounding_errors_are_equal(tmp_path: Path) -> None:
-    after = write(tmp_path / "b.tif", image(), transform=UTM33 @ Affine.translation(1e-5, 0))
-    with open_scene(write(tmp_path / "a.tif", image()), after) as scene:
-        assert scene.width == 50
-
-
 def test_align_moves_the_second_raster_to_the_first_grid(tmp_path: Path) -> None:
     first, second = image(), image(60, 70)
     before = write(tmp_path / "a.tif", first)
@@ -78,20 +73,6 @@ def test_align_moves_the_second_raster_to_the_first_grid(tmp_path: Path) -> None
     assert np.array_equal(sample.before, first)
     assert np.array_equal(sample.after[:, 9:, :], second[:, :31, 7:57])
     assert not sample.after_valid[:9].any() and sample.after_valid[9:].all() and sample.before_valid.all()
-
-
-def test_align_warps_between_coordinate_reference_systems(tmp_path: Path) -> None:
-    """The second raster counts its columns; each pixel of the first grid has the column that PROJ gives for its position."""
-    before = write(tmp_path / "a.tif", image(100, 100), transform=from_origin(719_900, 5_400_050, 1, 1))
-    columns, rows = np.meshgrid(719_900.5 + np.arange(100), 5_400_049.5 - np.arange(100))
-    east, north = map(np.array, rasterio.warp.transform("EPSG:32633", "EPSG:32634", columns.ravel(), rows.ravel()))
-    left, top = east.min() - 20, north.max() + 20
-    counts = np.broadcast_to(np.arange(200, dtype="uint8"), (3, 200, 200))
-    after = write(tmp_path / "b.tif", counts, crs="EPSG:32634", transform=from_origin(left, top, 1, 1))
-    with open_scene(before, after, align=True) as scene:
-        sample = scene.read(Tile(0, 0, 100, 100))
-    assert scene.crs == "EPSG:32633" and sample.after_valid.all()
-    assert np.abs(sample.after[0].ravel() - (east - left - 0.5)).max() < 1
 
 
 def test_files_without_georeference(tmp_path: Path) -> None:
@@ -110,9 +91,8 @@ def test_pixels_without_data(tmp_path: Path) -> None:
     path = write(tmp_path / "a.tif", pixels, nodata=-9999)
     with open_scene(path, path) as scene:
         valid = scene.read(Tile(0, 0, 50, 40)).before_valid
-    assert (
-        not valid[:4].any() and valid[4].all() and not valid[5].any() and valid[6:].all()
-    )  # row 4: only one band is nodata
+    assert not valid[:4].any() and not valid[5].any() and valid[6:].all()
+    assert valid[4].all()  # only one band is nodata
 
 
 def test_types_that_cannot_be_compared(tmp_path: Path) -> None:
@@ -146,3 +126,92 @@ def test_the_overview_is_every_nth_pixel(tmp_path: Path, longest: int, monkeypat
         sample = scene.overview(longest)
     expected = pixels[:, ::step, ::step]
     assert np.array_equal(sample.before, expected) and sample.after_valid.shape == expected.shape[1:]
+
+
+@pytest.mark.parametrize(
+    "width, height, size, overlap", [(600, 500, 256, 64), (256, 257, 256, 0), (100, 700, 128, 127), (90, 70, 100, 10)]
+)
+def test_tiles_cover_every_pixel_and_stay_inside(width: int, height: int, size: int, overlap: int) -> None:
+    tiling = Tiling(width, height, size, overlap)
+    seen = np.zeros((height, width), int)
+    for number in range(len(tiling)):
+        x, y, tile_width, tile_height = tiling[number]
+        assert (tile_width, tile_height) == (min(size, width), min(size, height))
+        assert x + tile_width <= width and y + tile_height <= height
+        seen[y : y + tile_height, x : x + tile_width] += 1
+    assert seen.all()
+    columns = sorted({tiling[number].x for number in range(len(tiling))})
+    assert all(second - first <= size - overlap for first, second in pairwise(columns))
+
+
+@pytest.mark.parametrize(
+    "size, overlap, option", [(4, 0, "--tile"), (5000, 0, "--tile"), (64, 64, "--overlap"), (64, -1, "--overlap")]
+)
+def test_sizes_that_make_no_sense(size: int, overlap: int, option: str) -> None:
+    with pytest.raises(DiffcapError, match=f"^{option} is "):
+        Tiling(600, 600, size, overlap)
+
+
+def sample(dtype: str = "uint16", bands: int = 3) -> Sample:
+    before, after = (RANDOM.integers(0, 60_000, (bands, 30, 40)).astype(dtype) for _ in range(2))
+    return Sample(before, after, RANDOM.random((30, 40)) < 0.9, RANDOM.random((30, 40)) < 0.7)
+
+
+@pytest.mark.parametrize("given, used", [(None, (2, 98)), ((5, 50), (5, 50))])
+def test_percentiles_are_those_of_both_dates(given: tuple[float, float] | None, used: tuple[float, float]) -> None:
+    scene = sample()
+    stretch = fit_stretch(scene, given)
+    assert stretch is not None
+    for band in range(3):
+        values = [*scene.before[band][scene.before_valid], *scene.after[band][scene.after_valid]]
+        low, high = np.percentile(values, used[0]), np.percentile(values, used[1])
+        assert (stretch.low[band], stretch.high[band]) == pytest.approx((low, high))
+        image = to_rgb(scene.before, scene.before_valid, stretch)
+        expected = np.rint(np.clip((scene.before[band] - low) / (high - low), 0, 1) * 255)
+        assert np.abs(image[..., band] - np.where(scene.before_valid, expected, 0)).max() <= 1  # float32
+        assert not image[~scene.before_valid].any()
+
+
+def test_pixels_of_8_bits_are_stretched_only_on_request() -> None:
+    scene = sample("uint8")
+    assert fit_stretch(scene, None) is None and fit_stretch(scene, (2, 98)) is not None
+    shown = np.ones((30, 40), bool)
+    assert np.array_equal(to_rgb(scene.before, shown, None), scene.before.transpose(1, 2, 0))
+
+
+def test_percentiles_become_given_levels() -> None:
+    scene, shown = sample(), np.ones((30, 40), bool)
+    for chosen, levels in ((scene, TILES), (sample(bands=1), tuple((np.mean(each),) for each in TILES))):
+        stretch = fit_stretch(chosen, None, TILES)
+        full = fit_stretch(chosen, None)
+        assert stretch is not None and full is not None
+        for band, (dark, bright) in enumerate(zip(*levels)):
+            values = np.array([full.low[band], full.high[band]])
+            found = (values - stretch.low[band]) / (stretch.high[band] - stretch.low[band]) * 255
+            assert found == pytest.approx([dark, bright])
+            image = to_rgb(chosen.before, shown, stretch)[..., band]
+            assert abs(float(np.percentile(image, 2)) - dark) < 6 and abs(float(np.percentile(image, 98)) - bright) < 6
+    assert fit_stretch(sample("uint8"), None, TILES) is None
+
+
+def test_the_levels_of_tiles_are_those_of_its_images() -> None:
+    pixels = np.concatenate([image.reshape(-1, 3) for number in range(60) for image in render_pair(number, 3).images])
+    assert (
+        np.abs(np.percentile(pixels, PERCENTILES, axis=0) - TILES).max() < 15
+    )  # 60 pairs; the levels are those of 800
+
+
+def test_single_and_constant_bands_and_pixels_without_data() -> None:
+    gray = sample(bands=1)
+    image = to_rgb(gray.after, gray.after_valid, fit_stretch(gray, None))
+    assert image.shape == (30, 40, 3) and (image[..., :1] == image).all()
+    flat = gray._replace(before=np.full((1, 30, 40), 7, "uint16"), after=np.full((1, 30, 40), 7, "uint16"))
+    assert not to_rgb(flat.before, flat.before_valid, fit_stretch(flat, None)).any()
+    pixels = np.full((1, 2, 2), np.nan, np.float32)
+    pixels[0, 0, 0] = 3
+    valid = np.isfinite(pixels)[0]
+    stretch = fit_stretch(Sample(pixels, pixels, valid, valid), (0, 100))
+    assert not to_rgb(pixels, valid, stretch)[~valid].any()
+    nothing = np.zeros((30, 40), bool)
+    with pytest.raises(DiffcapError, match="no pixel of the two rasters has data"):
+        fit_stretch(gray._replace(before_valid=nothing, after_valid=nothing), None)

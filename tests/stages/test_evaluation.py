@@ -35,12 +35,9 @@ def test_pairs_without_references_are_captioned_and_not_scored(
             assert status is None and f"2 of {len(test)} pairs have no reference caption" in capsys.readouterr().out
             files = [tmp_path / "eval" / name for name in ("predictions.json", "references.json")]
             again = score_captions(read_predictions(files[0]), read_references(files[1]), metrics=["CIDEr-D"])
-            assert (
-                again["CIDEr-D"]
-                == json.loads((tmp_path / "eval/metrics.json").read_text())["groups"]["total"]["CIDEr-D"]
-            )
-            counted = json.loads((tmp_path / "eval/metrics.json").read_text())["protocol"]["pairs"]["total"]
-            assert counted == len(test) - 2
+            metrics = json.loads((tmp_path / "eval/metrics.json").read_text())
+            assert again["CIDEr-D"] == metrics["groups"]["total"]["CIDEr-D"]
+            assert metrics["protocol"]["pairs"]["total"] == len(test) - 2
 
 
 def test_two_processes_write_the_captions_of_one(blocks: Path, undisturbed: Path, tmp_path: Path) -> None:

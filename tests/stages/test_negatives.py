@@ -68,13 +68,13 @@ def test_the_files_of_the_training_split(tmp_path: Path) -> None:
     pairs = [json.loads(line) for line in (folder / "manifest.jsonl").read_text().splitlines()]
     train = [(pair["id"], caption) for pair in pairs if pair["split"] == "train" for caption in pair["captions"]]
     rows = list(iter_negatives(folder / "negatives.jsonl"))
-    assert [(row.id, row.caption) for row in rows] == train
-    assert {len(row.negatives) for row in rows} == {6}
+    assert [(row.id, row.caption) for row in rows] == train and {len(row.negatives) for row in rows} == {6}
+    settings = json.loads((folder / "negatives.json").read_text())["settings"]
     report = (folder / "negatives.md").read_text()
-    assert "| tagger | blocks |" in report and all(
-        f"## {kind}: 20 examples" in report for kind in ("retrieve", "confuse")
+    assert (settings["scope"], settings["replacement"]) == ("pair", "uniform")  # the paper's
+    assert (
+        "| tagger | blocks |" in report and "## retrieve: 20 examples" in report and "All captions of a pair" in report
     )
-
     first = (folder / "negatives.jsonl").read_bytes(), (folder / "negatives.jsonl").stat().st_mtime_ns
     again = run(folder)
     assert "nothing to do" in again.stdout

@@ -2,16 +2,19 @@
 
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from diffcap.checkpoints.hub_access import check_connection
 from diffcap.commands.caption_file import SUFFIXES, CaptionFile, exclusive_lock
-from diffcap.commands.pairs import ImagePair, find_pairs, table_paths
+from diffcap.commands.pairs import ImagePair, find_pairs, names_many, table_paths
 from diffcap.utils.console import echo, print_json
 from diffcap.utils.errors import DiffcapError
+
+if TYPE_CHECKING:
+    from diffcap.pair_captioner import PairCaptioner
 
 _MAX_NAME = 60  # characters of an id in a file name; they take up to 4 bytes each, and file systems allow 255
 
@@ -71,67 +74,58 @@ def caption(
         threshold: Whole scenes: tiles whose probability of no change is at least this are left out; 0.5 by default.
         align: Whole scenes: warp the second raster to the grid of the first one while it is read.
     """
-    from diffcap.commands.pairs import names_many
-    from diffcap.commands.scene import SceneOptions
-    from diffcap.commands.scene import run as run_scene
-
     for path in filter(None, (before, after)):
         if path.endswith(".ckpt") or (Path(path) / "config.json").is_file():
             raise DiffcapError(
                 f"{path}: a checkpoint, not images; give each one as --checkpoint {path}, and the images first."
             )
-    scene = SceneOptions(out, tile, overlap, bands, stretch, threshold, align)
+    # By default a thread that waits for the next operation spins, which uses more CPU time than the operations of a small
+    # captioner. OpenMP reads the setting when torch is imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    if batch_size < 1:
+        raise DiffcapError(f"--batch_size is {batch_size}; it must be at least 1.")
+    model: dict[str, Any] = {
+        "checkpoint": checkpoint,
+        "device": device,
+        "backbone_weights": backbone_weights,
+        "base": base,
+        "prompt": prompt,
+    }
+    decoding: dict[str, Any] = {"beam": beam, "length_penalty": length_penalty, "batch_size": batch_size}
+    scene: dict[str, Any] = {
+        "tile": tile,
+        "overlap": overlap,
+        "bands": bands,
+        "stretch": stretch,
+        "threshold": threshold,
+        "align": align or None,
+    }
+    given = [f"--{name}" for name, value in {"out": out, **scene}.items() if value is not None]
     if names_many(before, after):
-        if unused := [name for name in scene.given if name != "--out"]:
+        if unused := [name for name in given if name != "--out"]:
             raise DiffcapError(f"{unused[0]} is for a whole scene, two rasters; remove it for the pairs of {before}.")
-    elif scene.given:
-        unused = [name for name, value in (("--heatmap", heatmap), ("--json", json)) if value]
-        if unused:
-            raise DiffcapError(f"{unused[0]} is for pairs of images; remove it for a whole scene ({scene.given[0]}).")
-        run_scene(
-            before, after, scene, checkpoint, beam, length_penalty, batch_size, device, backbone_weights, base, prompt
-        )
-        return
+    elif given:
+        if unused := [name for name, value in (("--heatmap", heatmap), ("--json", json)) if value]:
+            raise DiffcapError(f"{unused[0]} is for pairs of images; remove it for a whole scene ({given[0]}).")
+        from diffcap.commands.scene import caption_scene
 
-    caption_pairs(
-        before,
-        after,
-        checkpoint,
-        beam,
-        length_penalty,
-        heatmap,
-        json,
-        batch_size,
-        device,
-        backbone_weights,
-        base,
-        prompt,
-        out,
-    )
+        caption_scene(before, after, out, model, **scene, **decoding)
+        return
+    caption_pairs(before, after, out, heatmap, json, model, **decoding)
 
 
 def caption_pairs(
     before: str,
     after: str | None,
-    checkpoint: Sequence[str] | None,
-    beam: int,
-    length_penalty: float,
+    out: Sequence[str] | None,
     heatmap: str | None,
     as_json: bool,
+    model: Mapping[str, Any],
+    beam: int,
+    length_penalty: float,
     batch_size: int,
-    device: str,
-    backbone_weights: str | None,
-    base: str | None = None,
-    prompt: str | None = None,
-    out: Sequence[str] | None = None,
 ) -> None:
-    """Caption, print or write to a file, and draw; see `caption` for the arguments.
-
-    Raises:
-        DiffcapError: nothing could be captioned, or some of many pairs could not be captioned or drawn, which stderr names.
-    """
-    if batch_size < 1:
-        raise DiffcapError(f"--batch_size is {batch_size}; it must be at least 1.")
+    """Caption, print or write to a file, and draw; `model` holds the arguments of `load_captioner`, the others see `caption`."""
     pairs, notes = find_pairs(before, after)
     for note in notes:
         echo(f"note: {note}", err=True)
@@ -141,25 +135,17 @@ def caption_pairs(
     if out_path and after is None and os.path.realpath(out_path) in map(os.path.realpath, table_paths(Path(before))):
         raise DiffcapError(f"--out {out_path}: the pairs of {before} are read from this file; give another name.")
     _check_images(pairs)
-    check_connection([*(checkpoint or []), base], shipped=True)
-    # By default a thread that waits for the next operation spins, which uses more CPU time than the operations of a small
-    # captioner. OpenMP reads the setting when torch is imported.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    check_connection([*(model["checkpoint"] or []), model["base"]], shipped=True)
     from diffcap.models.generation import check_search
-    from diffcap.pair_captioner import load_captioner
     from diffcap.utils.progress import progress_bar
 
     check_search(beam, length_penalty, "--beam")
-    captioner = load_captioner(checkpoint, device, backbone_weights, base, prompt)
-    if checkpoint is None:
-        echo("note: no --checkpoint: the captioner `blocks`, which ships with diffcap, is used.", err=True)
-    if captioner.domain_note is not None:
-        echo(f"note: {captioner.domain_note}", err=True)
+    captioner = load_model("blocks", model)
     failed, undrawn, file_names = 0, 0, _file_names([pair.id for pair in pairs])
     with ExitStack() as stack:
         file, pending = None, pairs
         if out_path:
-            weights = captioner.weights_sha256()
+            weights, prompt = captioner.weights_sha256(), model["prompt"]
             settings = {"checkpoint": weights, "beam": beam, "length_penalty": length_penalty, "prompt": prompt}
             stack.enter_context(exclusive_lock(out_path))
             without_map = {
@@ -167,24 +153,21 @@ def caption_pairs(
             }
             file = stack.enter_context(CaptionFile(out_path, pairs, settings, batch_size, without_map))
             pending = file.pending
-        captions = captioner.batch(
-            ((pair.before, pair.after) for pair in pending),
-            beam,
-            length_penalty,
-            batch_size,
-            "raise" if single_pair else "return",
-        )
-        advance = stack.enter_context(
-            progress_bar("captioning", len(pairs), len(pairs) - len(pending), hidden=len(pairs) == 1)
-        )
+        images = ((pair.before, pair.after) for pair in pending)
+        on_error: Literal["raise", "return"] = "raise" if single_pair else "return"
+        captions = captioner.batch(images, beam, length_penalty, batch_size, on_error)
+        earlier = len(pairs) - len(pending)
+        advance = stack.enter_context(progress_bar("captioning", len(pairs), earlier, hidden=len(pairs) == 1))
         try:
             for pair, caption in zip(pending, captions):
                 is_error = isinstance(caption, DiffcapError)
                 failed += is_error
-                if (
-                    heatmap_path and not single_pair and not is_error
-                ):  # before the row, which says that the pair is done
-                    undrawn += not _try_draw(captioner, pair, caption, heatmap_path / file_names[pair.id])
+                if heatmap_path and not single_pair and not is_error:
+                    try:  # before the row, which says that the pair is done
+                        _draw(captioner, pair, caption, heatmap_path / file_names[pair.id])
+                    except DiffcapError as error:
+                        echo(f"note: {pair.id}: not drawn: {error}", err=True)
+                        undrawn += 1
                 _print_result(pair, caption, as_json, single_pair, file)
                 if heatmap_path and single_pair:
                     _draw(captioner, pair, caption, heatmap_path)
@@ -197,7 +180,6 @@ def caption_pairs(
                 kept = f"what is done is in {file.path}, and the same command goes on there"
             raise DiffcapError(f"interrupted; {kept}.") from None
     if file:
-        earlier = len(pairs) - len(pending)
         echo(
             f"{len(pairs) - failed:,} of {len(pairs):,} pairs are captioned{f', {earlier:,} of them earlier' if earlier else ''}; "
             f"written to {file.path}"
@@ -207,6 +189,19 @@ def caption_pairs(
         failures = [f"{count} of {len(pairs)} pairs could not be {what}" for what, count in counts.items() if count]
         rest = "" if failed + undrawn == len(pairs) else "; the others are done"
         raise DiffcapError(f"{' and '.join(failures)}, see above{rest}.")
+
+
+def load_model(shipped: str, model: Mapping[str, Any]) -> "PairCaptioner":
+    """Load the captioner, by default the `shipped` one, and print notes about it; "checkpoint" is the source in `load_captioner`."""
+    from diffcap.pair_captioner import SHIPPED_CAPTIONERS, load_captioner
+
+    options = {name: value for name, value in model.items() if name != "checkpoint"}
+    captioner = load_captioner(model["checkpoint"] or SHIPPED_CAPTIONERS[shipped], **options)
+    if model["checkpoint"] is None:
+        echo(f"note: no --checkpoint: the captioner `{shipped}`, which ships with diffcap, is used.", err=True)
+    if captioner.domain_note is not None:
+        echo(f"note: {captioner.domain_note}", err=True)
+    return captioner
 
 
 def _validate_heatmap_path(heatmap: str | None, single_pair: bool) -> Path | None:
@@ -237,21 +232,13 @@ def _validate_out(out: Sequence[str] | None, as_json: bool) -> Path | None:
 
 
 def _check_images(pairs: Sequence[ImagePair]) -> None:
-    """Find missing images before a model is loaded, which may take a download.
-
-    Raises:
-        DiffcapError: there is no pair of which both images exist.
-    """
+    """Refuse pairs of which none has both images, before a model is loaded, which may take a download."""
     from diffcap.utils.image_io import read_image
 
     if any(os.path.isfile(pair.before) and os.path.isfile(pair.after) for pair in pairs):  # noqa: PTH113 - takes any name
         return
     for path in pairs[0][1:]:
         read_image(path)  # its error says what is wrong
-
-
-def _pair_paths(pair: ImagePair) -> dict[str, str]:
-    return {"id": pair.id, "before": str(pair.before), "after": str(pair.after)}
 
 
 def _file_names(ids: Sequence[str]) -> dict[str, str]:
@@ -270,6 +257,8 @@ def _file_names(ids: Sequence[str]) -> dict[str, str]:
 
 def _print_result(pair: ImagePair, caption: Any, as_json: bool, single_pair: bool, file: CaptionFile | None) -> None:
     """Print the caption of a pair, or the error in its place, or write it to the file."""
+    from diffcap.report.heatmaps import confidence_lines
+
     failed = isinstance(caption, DiffcapError)
     if failed:
         echo(f"error: {pair.id}: {caption}", err=True)
@@ -278,27 +267,19 @@ def _print_result(pair: ImagePair, caption: Any, as_json: bool, single_pair: boo
     if file is not None:
         file.append(pair, {"error": str(caption)} if failed else caption.as_dict())
     elif failed and as_json:
-        print_json({**_pair_paths(pair), "error": str(caption)}, None)
+        print_json({**pair.as_dict(), "error": str(caption)}, None)
     elif failed:
         return
     elif as_json and single_pair:
         print_json(caption.as_dict(), 2)
     elif as_json:
-        print_json({**_pair_paths(pair), **caption.as_dict()}, None)
+        print_json({**pair.as_dict(), **caption.as_dict()}, None)
     elif single_pair:
-        _print_details(caption)
+        echo(caption.text, *confidence_lines(caption))
+        for alternative in caption.alternatives:
+            echo(f"or (log-probability {alternative.log_probability:.3f}): {alternative.text}")
     else:
         echo(f"{pair.id}\t{caption.text}")
-
-
-def _print_details(caption: Any) -> None:
-    from diffcap.report.heatmaps import confidence_lines
-
-    echo(caption.text)
-    for line in confidence_lines(caption):
-        echo(line)
-    for alternative in caption.alternatives:
-        echo(f"or (log-probability {alternative.log_probability:.3f}): {alternative.text}")
 
 
 def _draw(captioner: Any, pair: ImagePair, caption: Any, path: Path) -> None:
@@ -309,13 +290,3 @@ def _draw(captioner: Any, pair: ImagePair, caption: Any, path: Path) -> None:
     attention = captioner.attention(pair.before, pair.after, caption)
     images = read_pair(pair.before, pair.after)
     write_png(path, draw_caption(images.before.image, images.after.image, caption, attention))
-
-
-def _try_draw(captioner: Any, pair: ImagePair, caption: Any, path: Path) -> bool:
-    """Draw one of many pairs. On failure, print a note and return False."""
-    try:
-        _draw(captioner, pair, caption, path)
-    except DiffcapError as error:
-        echo(f"note: {pair.id}: not drawn: {error}", err=True)
-        return False
-    return True

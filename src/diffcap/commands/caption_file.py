@@ -21,10 +21,8 @@ COLUMNS = ("id", "before", "after", "caption", "log_probability", "nothing_chang
 
 
 class _Row(NamedTuple):
-    """A line of the file, and whether it has an error in place of a caption."""
-
     line: bytes
-    failed: bool
+    failed: bool  # whether it has an error in place of a caption
 
 
 @contextmanager
@@ -44,11 +42,15 @@ def exclusive_lock(path: Path) -> Iterator[None]:
 
 
 class CaptionFile:
-    """A row for each pair, in their order. Each is in the file when `append` returns.
+    """A row for each pair, in their order, in a new file or one that the same command has begun.
 
-    FILE.settings.json holds what the rows depend on. `pending` lists the pairs without a row, then those whose row has an error or
-    that are in `repeated`. At the end of an unfinished file, pairs of an incomplete batch are repeated, so that a batch has the same
-    pairs, and its numbers the same digits, as without an interruption.
+    `pending` lists the pairs without a row, then those whose row has an error or that are in `repeated`. At the end of an unfinished
+    file, pairs of an incomplete batch are repeated, so that a batch has the same pairs, and its numbers the same digits, as without
+    an interruption.
+
+    Args:
+        settings: what the captions depend on besides the pairs, by option (JSON values), for FILE.settings.json.
+        repeated: ids of pairs that are pending although they have a row.
     """
 
     def __init__(
@@ -57,14 +59,8 @@ class CaptionFile:
         pairs: Sequence[ImagePair],
         settings: Mapping[str, Any],
         batch_size: int,
-        repeated: Collection[str] = (),
+        repeated: Collection[str],
     ) -> None:
-        """Start the file, or open one that the same command has begun.
-
-        Args:
-            settings: what the captions depend on besides the pairs, by option (JSON values).
-            repeated: ids of pairs that are pending although they have a row.
-        """
         self.path, self._is_csv = path, path.suffix.lower() == ".csv"
         self._numbers = {_key(pair.id): number for number, pair in enumerate(pairs)}
         listed = json.dumps([[pair.id, *map(os.path.realpath, pair[1:])] for pair in pairs])
@@ -91,8 +87,7 @@ class CaptionFile:
                     f"--out {self.path}: exists, and {beside.name} does not, so it is not a file of this command; give another name."
                 )
             found = read_json(beside, "settings", f"delete {self.path} to start again")
-            other = [key for key, value in settings.items() if not isinstance(found, dict) or found.get(key) != value]
-            if other:
+            if other := [key for key, value in settings.items() if found.get(key) != value]:
                 names = ", ".join("list of pairs" if key == "pairs" else f"--{key}" for key in other)
                 raise DiffcapError(
                     f"--out {self.path}: its captions were made with another {names}; give another name, or delete the file to start again."
@@ -128,14 +123,10 @@ class CaptionFile:
             temporary.write_bytes(b"".join(line + b"\n" for line in [*header, *rows]))
 
     def append(self, pair: ImagePair, values: Mapping[str, Any]) -> None:
-        """Add the row of a pair, unless it has one without an error.
-
-        Args:
-            values: by key; "text" is the caption, or there is an "error".
-        """
+        """Add the row of a pair, unless it has one without an error; "text" of `values` is the caption, or there is an "error"."""
         if _key(pair.id) in self._rows:
             return
-        row = {"id": pair.id, "before": str(pair.before), "after": str(pair.after), **values}
+        row = {**pair.as_dict(), **values}
         row |= {"caption": row["text"]} if "text" in row else {}
         if self._is_csv:
             row["notes"] = "; ".join(row.get("notes", ()))

@@ -1,11 +1,9 @@
 """Caption a split with a checkpoint and score the captions: predictions.json, references.json and metrics.json; or retrieval."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 from diffcap.checkpoints.hub_access import check_connection
-from diffcap.utils.console import run
 from diffcap.utils.errors import DiffcapError
 
 
@@ -75,15 +73,9 @@ def evaluate(
     sources = [checkpoint, *(ensemble.split(",") if ensemble else [])]
     check_connection([*sources, base])
     if task == "retrieval":
-        captioning = {
-            "--tokenizer": tokenizer,
-            "--metrics": metrics,
-            "--ensemble": ensemble,
-            "--beams": beams != 1,
-            "--length_penalty": length_penalty,
-        }
-        if unused := [name for name, value in captioning.items() if value]:
-            raise DiffcapError(f"{unused[0]} has no effect on retrieval; remove it, or --task=retrieval.")
+        captioning = {"tokenizer": tokenizer, "metrics": metrics, "ensemble": ensemble, "beams": beams != 1}
+        if unused := [name for name, value in {**captioning, "length_penalty": length_penalty}.items() if value]:
+            raise DiffcapError(f"--{unused[0]} has no effect on retrieval; remove it, or --task=retrieval.")
         from diffcap.checkpoints.loading import retrieval_function
         from diffcap.lit.stage_cli import hide_lightning_messages
 
@@ -204,15 +196,10 @@ def evaluate(
     notes["files"] = {name: file_hash(target / name) for name in (PREDICTIONS, REFERENCES, GROUPS)}
     spec = protocol_of(dataset.name, dataset.pairs)
     levir = levir_scoring(spec, dataset.pairs, trained.vocabulary) if spec else None
-    results = {
-        kind: {
-            **score(
-                captions, scored_pairs, tokenizer=kind, metrics=names, protocol=protocol, provenance=notes, levir=levir
-            ),
-            "unfinished": unfinished,
-        }
-        for kind in dict.fromkeys([first, "ptb"])
-    }
+    results = {}
+    for kind in dict.fromkeys([first, "ptb"]):
+        result = score(captions, scored_pairs, kind, names, protocol=protocol, provenance=notes, levir=levir)
+        results[kind] = {**result, "unfinished": unfinished}
     for kind, result in results.items():
         print_scores(result, f"{trained.metadata['method']} on {dataset.name} {split}, {scored_as}")
         if kind != first:
@@ -224,8 +211,3 @@ def evaluate(
         slots = {name: results[first]["slots"][name] for name in shown}
         print_table(metrics_table({"slots": slots}, title="slot accuracy"))
     write_json(target / METRICS, results[first])  # written last, because Make takes it as the mark of a complete stage
-
-
-def main(arguments: Sequence[str]) -> None:
-    """Run the stage with its own options."""
-    run(evaluate, arguments)

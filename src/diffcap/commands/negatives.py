@@ -1,11 +1,10 @@
 """The negatives stage: hard negative captions for every training caption, and a report with examples."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from diffcap.utils.console import run
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.settings import CONFIGS, get_config_value
 
@@ -53,7 +52,7 @@ def make_negatives(
         authors: Import IDC-PCL's negatives from this file, <split>_neg_tfidf6.json, instead.
     """
     from diffcap.negatives.build import Builder, Recipe
-    from diffcap.negatives.file import Report, write_negatives
+    from diffcap.negatives.file import Report, authors_negatives, write_negatives
     from diffcap.negatives.words import normalize_caption, sentence_texts
     from diffcap.records import file_hash, read_manifest, take_changes, with_words, write_json
     from diffcap.text.stanza_tagger import find_tagger
@@ -70,19 +69,27 @@ def make_negatives(
         raise DiffcapError(
             f"{home / 'manifest.jsonl'}: no pair of the {split} split has a caption; check the manifest."
         )
+    imported = list(authors_negatives(Path(authors), pairs)) if authors else []
+    settings: dict[str, Any] = {"manifest_sha256": file_hash(home / "manifest.jsonl")}
     if authors:
-        _import_negatives(Path(authors), pairs, home, force)
-        return
-    settings = {
-        **asdict(recipe),
-        "split": split,
-        **({"changes": changes} if changes else {}),
-        "tagger": tagger,
-        "tagger_identity": find_tagger(tagger).identity,
-        "manifest_sha256": file_hash(home / "manifest.jsonl"),
-    }
+        settings = {"authors": Path(authors).name, "authors_sha256": file_hash(authors), **settings}
+    else:
+        settings = {
+            **asdict(recipe),
+            "split": split,
+            **({"changes": changes} if changes else {}),
+            "tagger": tagger,
+            "tagger_identity": find_tagger(tagger).identity,
+            **settings,
+        }
     if not force and target.is_file() and _is_done(notes, target, settings):
         print(f"{target}: exists already with these settings")
+        return
+    if authors:
+        write_negatives(target, imported, lambda: report_path.unlink(missing_ok=True))
+        write_json(notes, {"settings": settings, "captions": len(imported), "sha256": file_hash(target)})
+        captions = sum(len(pair.captions) for pair in pairs)
+        print(f"{target}: the negatives of {authors} for {len(imported):,} of {captions:,} captions")
         return
     texts = {normalize_caption(caption) for pair in pairs for caption in pair.captions}
     with progress_bars() as bar:
@@ -97,33 +104,12 @@ def make_negatives(
     print(f"{target}: negatives for {report.captions:,} captions; read {report_path}")
 
 
-def _import_negatives(source: Path, pairs: "list[ChangePair]", home: Path, force: bool) -> None:
-    from diffcap.negatives.file import authors_negatives, write_negatives
-    from diffcap.records import file_hash, write_json
-
-    target, notes = home / "negatives.jsonl", home / "negatives.json"
-    rows = list(authors_negatives(source, pairs))
-    settings = {
-        "authors": source.name,
-        "authors_sha256": file_hash(source),
-        "manifest_sha256": file_hash(home / "manifest.jsonl"),
-    }
-    if not force and target.is_file() and _is_done(notes, target, settings):
-        print(f"{target}: exists already with these settings")
-        return
-    write_negatives(target, rows, lambda: (home / "negatives.md").unlink(missing_ok=True))
-    write_json(notes, {"settings": settings, "captions": len(rows), "sha256": file_hash(target)})
-    captions = sum(len(pair.captions) for pair in pairs)
-    print(f"{target}: the negatives of {source} for {len(rows):,} of {captions:,} captions")
-
-
 def _changes(home: Path) -> "Changes | None":
     """The protocol in the dataset's settings, or else in its dataset.json."""
     from diffcap.records import read_json
 
     path = home / "dataset.json"
     info = read_json(path, "dataset", "write it again with `make data`") if path.is_file() else {}
-    info = info if isinstance(info, dict) else {}
     return get_config_value([SETTINGS / f"{info.get('name')}.yaml"], "data", "changes") or info.get("changes")
 
 
@@ -134,7 +120,7 @@ def _is_done(notes: Path, target: Path, settings: dict[str, Any]) -> bool:
         done = read_json(notes)
     except DiffcapError:  # the file is missing or damaged
         return False
-    return isinstance(done, dict) and done.get("settings") == settings and done.get("sha256") == file_hash(target)
+    return bool(done["settings"] == settings and done["sha256"] == file_hash(target))
 
 
 def _rows(
@@ -146,8 +132,3 @@ def _rows(
             yield row
         if number % 100 == 0 or number == len(pairs):
             step(number, len(pairs))
-
-
-def main(arguments: Sequence[str]) -> None:
-    """Run the stage with its own options."""
-    run(make_negatives, arguments)

@@ -28,6 +28,10 @@ class ImagePair(NamedTuple):
     before: Path
     after: Path
 
+    def as_dict(self) -> dict[str, str]:
+        """The id and the paths as JSON values."""
+        return {"id": self.id, "before": str(self.before), "after": str(self.after)}
+
 
 def names_many(before: str, after: str | None) -> bool:
     """Whether the arguments are a folder, two folders or a table of pairs, as opposed to two images."""

@@ -1,13 +1,11 @@
 """`diffcap caption BEFORE AFTER --out changes.geojson`: the changes of a whole scene."""
 
-import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from diffcap.scenes.tiling import OVERLAP, TILE
+from diffcap.commands.caption import load_model
 from diffcap.utils.console import echo
 from diffcap.utils.errors import DiffcapError
 
@@ -26,59 +24,45 @@ _OTHER_CONTRAST = (
 _OVERVIEW = 2048  # pixels of the longer side, of which percentiles are computed
 
 
-@dataclass(frozen=True)
-class SceneOptions:
-    """The options of `diffcap caption` for whole scenes; None is a default. See `commands.caption.caption`."""
-
-    out: Sequence[str] | None = None
-    tile: int | None = None
-    overlap: int | None = None
-    bands: str | None = None
-    stretch: str | None = None
-    threshold: float | None = None
-    align: bool = False
-
-    @property
-    def given(self) -> list[str]:
-        """Names of the options that have a value."""
-        return [f"--{name}" for name, value in vars(self).items() if value is not None and value is not False]
-
-
-def run(
+def caption_scene(
     before: str,
     after: str | None,
-    options: SceneOptions,
-    checkpoint: Sequence[str] | None,
+    out: Sequence[str] | None,
+    model: Mapping[str, Any],
+    tile: int | None,
+    overlap: int | None,
+    bands: str | None,
+    stretch: str | None,
+    threshold: float | None,
+    align: bool | None,
     beam: int,
     length_penalty: float,
     batch_size: int,
-    device: str,
-    backbone_weights: str | None,
-    base: str | None,
-    prompt: str | None,
 ) -> None:
-    """Caption the tiles of a scene and write the changes.
-
-    Raises:
-        DiffcapError: an option or a raster cannot be used.
-    """
-    outputs = _outputs(options.out)
-    bands, percentiles, threshold = _checked(options, batch_size)
+    """Caption the tiles of a scene and write the changes; `model` holds the arguments of `load_captioner`, the others see `caption`."""
+    outputs = _outputs(out)
+    chosen_bands = _numbers(bands, "--bands", "one band or three, such as 4,3,2", (1, 3), int)
+    percentiles = _numbers(stretch, "--stretch", "two percentiles, such as 2,98", (2,), float)
+    if percentiles and not 0 <= percentiles[0] < percentiles[1] <= 100:
+        raise DiffcapError(f"--stretch is {stretch}; give two percentiles from 0 to 100, such as 2,98.")
+    limit = THRESHOLD if threshold is None else threshold
+    if not 0 < limit <= 1:
+        raise DiffcapError(f"--threshold is {limit}; give a probability above 0, at most 1.")
     if after is None:
         raise DiffcapError(
             f"{before}: the raster after the change is missing; give both: diffcap caption BEFORE AFTER --out {outputs[0]}."
         )
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # see `commands.caption.caption_pairs`
     from diffcap.models.generation import check_search
-    from diffcap.scenes.raster import FULL, TILES, fit_stretch, open_scene
-    from diffcap.scenes.tiling import Tiling
+    from diffcap.scenes.captioning import IDENTICAL, NO_DATA, SUFFIX, PartialResults, caption_tiles
+    from diffcap.scenes.raster import FULL, OVERLAP, TILE, TILES, Tiling, fit_stretch, open_scene
     from diffcap.scenes.writing import check_position, merge
+    from diffcap.utils.progress import progress_bar
 
     check_search(beam, length_penalty, "--beam")
     with ExitStack() as stack:
-        scene = stack.enter_context(open_scene(before, after, bands, options.align))
-        size = TILE if options.tile is None else options.tile
-        overlap = min(OVERLAP, size // 4) if options.overlap is None else options.overlap
+        scene = stack.enter_context(open_scene(before, after, chosen_bands, bool(align)))
+        size = TILE if tile is None else tile
+        overlap = min(OVERLAP, size // 4) if overlap is None else overlap
         tiling = Tiling(scene.width, scene.height, size, overlap)
         check_position(scene)
         overview = scene.overview(_OVERVIEW)
@@ -87,50 +71,52 @@ def run(
                 f"{before} and {after} have no pixel with data at the same place; check their coordinate reference systems, transforms "
                 "and nodata values."
             )
-        shipped = list(checkpoint or [SHIPPED]) == [SHIPPED]
-        stretch = fit_stretch(overview, percentiles, TILES if shipped and percentiles is None else FULL)
-
-        # torch is imported after all options have been checked.
-        from diffcap.pair_captioner import load_captioner
-        from diffcap.scenes.captioning import caption_tiles
-        from diffcap.scenes.partial import SUFFIX, PartialResults
-        from diffcap.utils.progress import progress_bar
-
-        captioner = load_captioner(checkpoint or SHIPPED, device, backbone_weights, base, prompt)
+        shipped = list(model["checkpoint"] or [SHIPPED]) == [SHIPPED]
+        scaling = fit_stretch(overview, percentiles, TILES if shipped and percentiles is None else FULL)
+        captioner = load_model(SHIPPED, model)
         settings = {
             "tile": size,
             "overlap": overlap,
             "bands": scene.bands,
-            "stretch": None if stretch is None else [list(map(float, values)) for values in stretch],
-            "align": options.align,
+            "stretch": None if scaling is None else [list(map(float, values)) for values in scaling],
+            "align": bool(align),
             "beam": beam,
             "length_penalty": length_penalty,
-            "prompt": prompt,
+            "prompt": model["prompt"],
             "checkpoint": captioner.weights_sha256(),
         }
         header = {"format": 1, "before": _identity(before), "after": _identity(after), **settings}
         partial = stack.enter_context(PartialResults(outputs[0].with_name(outputs[0].name + SUFFIX), header))
         done = sum(map(len, partial.batches))
-        _print_notes(checkpoint, captioner, scene, done, len(tiling))
-        if shipped and stretch is not None:
+        if scene.crs is None:
+            echo("note: the rasters have no georeference; coordinates are pixels.", err=True)
+        if done:
+            echo(f"note: {done:,} of {len(tiling):,} tiles are done already.", err=True)
+        if shipped and scaling is not None:
             echo(f"note: {_OWN_CONTRAST if percentiles is None else _OTHER_CONTRAST}", err=True)
         advance = stack.enter_context(progress_bar("captioning tiles", len(tiling), done))
-        found = caption_tiles(scene, tiling, stretch, captioner, partial, beam, length_penalty, batch_size, advance)
-        changed = [each for each in found.captions if each.no_change < threshold]
+        found = caption_tiles(scene, tiling, scaling, captioner, partial, beam, length_penalty, batch_size, advance)
+        changed = [each for each in found.captions if each.no_change < limit]
         changes = merge(changed)
-        counts = _counts(len(tiling), len(changed), found)
+        counts = {
+            "all": len(tiling),
+            "changed": len(changed),
+            "unchanged": len(found.captions) - len(changed),
+            "identical": found.not_captioned[IDENTICAL],
+            "no_data": found.not_captioned[NO_DATA],
+        }
         metadata = {
             **settings,
             "before": Path(before).name,
             "after": Path(after).name,
-            "threshold": threshold,
+            "threshold": limit,
             "size": [scene.width, scene.height],
             "source_crs": scene.crs,
             "tiles": counts,
             "note": captioner.domain_note,
         }
         for path in outputs:
-            _write(path, changes, scene, overview, stretch, metadata)
+            _write(path, changes, scene, overview, scaling, metadata)
     partial.path.unlink()
     left_out = ", ".join(f"{counts[name]:,} {text}" for name, text in _LEFT_OUT.items())
     what = f"{len(changes):,} change{'' if len(changes) == 1 else 's'}"
@@ -138,54 +124,7 @@ def run(
     echo(f"{what} in {counts['changed']:,} of {counts['all']:,} tiles ({left_out}); written to {written}")
 
 
-def _checked(options: SceneOptions, batch_size: int) -> tuple[list[int] | None, tuple[float, float] | None, float]:
-    """The bands, percentiles and threshold of the options.
-
-    Raises:
-        DiffcapError: one of them is out of range.
-    """
-    if batch_size < 1:
-        raise DiffcapError(f"--batch_size is {batch_size}; it must be at least 1.")
-    bands = _numbers(options.bands, "--bands", "one band or three, such as 4,3,2", (1, 3), int)
-    percentiles = _numbers(options.stretch, "--stretch", "two percentiles, such as 2,98", (2,), float)
-    if percentiles and not 0 <= percentiles[0] < percentiles[1] <= 100:
-        raise DiffcapError(f"--stretch is {options.stretch}; give two percentiles from 0 to 100, such as 2,98.")
-    threshold = THRESHOLD if options.threshold is None else options.threshold
-    if not 0 < threshold <= 1:
-        raise DiffcapError(f"--threshold is {threshold}; give a probability above 0, at most 1.")
-    return bands, tuple(percentiles) if percentiles else None, threshold
-
-
-def _print_notes(checkpoint: Sequence[str] | None, captioner: Any, scene: Any, done: int, tiles: int) -> None:
-    if checkpoint is None:
-        echo(f"note: no --checkpoint: the captioner `{SHIPPED}`, which ships with diffcap, is used.", err=True)
-    if captioner.domain_note is not None:
-        echo(f"note: {captioner.domain_note}", err=True)
-    if scene.crs is None:
-        echo("note: the rasters have no georeference; coordinates are pixels.", err=True)
-    if done:
-        echo(f"note: {done:,} of {tiles:,} tiles are done already.", err=True)
-
-
-def _counts(tiles: int, changed: int, found: Any) -> dict[str, int]:
-    """Numbers of tiles by what became of them."""
-    from diffcap.scenes.captioning import IDENTICAL, NO_DATA
-
-    return {
-        "all": tiles,
-        "changed": changed,
-        "unchanged": len(found.captions) - changed,
-        "identical": found.not_captioned[IDENTICAL],
-        "no_data": found.not_captioned[NO_DATA],
-    }
-
-
 def _outputs(names: Sequence[str] | None) -> list[Path]:
-    """The output files.
-
-    Raises:
-        DiffcapError: there is none, or one has an unknown suffix.
-    """
     if not names:
         raise DiffcapError("the options for whole scenes need an output file; add, for example, --out changes.geojson.")
     for name in names:

@@ -34,10 +34,6 @@ def score(
         split: The split of the dataset that the captions are of.
         protocol: text, or levir_cc (a dataset of remote-sensing change captioning, or of your own in Karpathy's form): also the
             metrics of word ids that the released evaluators print, change accuracy, no-change accuracy and S*m.
-
-    Raises:
-        DiffcapError: there are both or neither of references and dataset, a file is malformed, ids are missing or unknown, or the
-            dataset does not have the protocol.
     """
     if dataset is None and folder is None:
         if protocol != "text":
@@ -66,24 +62,16 @@ def score(
 
 
 def _score_files(predictions: Path, references: Path, tokenizer: Tokenizer) -> dict[str, Any]:
-    from diffcap.evaluation.captions import ALL_METRICS, check_ids, score_captions, unavailable_metrics
+    from diffcap.evaluation.captions import check_ids
     from diffcap.evaluation.coco import read_predictions, read_references
-    from diffcap.evaluation.tables import caption_notes
+    from diffcap.evaluation.protocols import evaluate
+    from diffcap.records import ChangePair
 
     captions, truth = read_predictions(predictions), read_references(references)
     check_ids(captions, truth, prefix=f"{predictions} against {references}: ")
     _warn_of_missing_blanks(captions, truth.values())
-    scores, notes = score_captions(captions, truth, tokenizer), caption_notes(captions, truth)
-    missing = unavailable_metrics(ALL_METRICS)
-    return {
-        "protocol": {"tokenizer": tokenizer, "metrics": list(scores), "pairs": {"total": len(truth)}},
-        "groups": {"total": scores},
-        "provenance": {
-            **_provenance(predictions=predictions, references=references),
-            **({"unavailable": missing} if missing else {}),
-        },
-        **({"notes": notes} if notes else {}),
-    }
+    pairs = [ChangePair(id, "", "", texts, "test") for id, texts in truth.items()]
+    return evaluate(captions, pairs, tokenizer, provenance=_provenance(predictions=predictions, references=references))
 
 
 def _score_split(
@@ -109,19 +97,11 @@ def _score_split(
     scored = take_changes([pair for pair in of_split if pair.captions], changes)
     if not scored:
         raise DiffcapError(f"{dataset.name} has no {split} pair with a reference caption; choose another --split.")
-    captions = read_other_predictions(
-        predictions,
-        [pair.id for pair in scored],
-        [pair.id for pair in of_split],
-        f"the {split} split of {dataset.name}",
-    )
+    ids, all_ids = [pair.id for pair in scored], [pair.id for pair in of_split]
+    captions = read_other_predictions(predictions, ids, all_ids, f"the {split} split of {dataset.name}")
     _warn_of_missing_blanks(captions, (pair.captions for pair in scored))
-    described: Mapping[str, Any] = {
-        "dataset": dataset.name,
-        "split": split,
-        **({"changes": changes} if changes else {}),
-        **dataset_protocol(dataset.info),
-    }
+    described = {"dataset": dataset.name, "split": split, **({"changes": changes} if changes else {})}
+    described |= dataset_protocol(dataset.info)
     notes = {**_provenance(predictions=predictions), "manifest_sha256": dataset.info["manifest_sha256"]}
     levir = None
     if spec:

@@ -59,11 +59,6 @@ def additive_metrics(
 
     Args:
         meteor_process: from `running_meteor`; needed if METEOR is one of `metrics`.
-
-    Example:
-        >>> metrics = additive_metrics({"1": "a cube moved"}, {"1": ["a cube"]}, {"total": ["1"]}, ["ROUGE-L"])
-        >>> metrics[0].names, metrics[0].rows["total"].round(3)
-        (('ROUGE-L',), array([[0.83, 1.  ]]))
     """
     row_of = {id: number for number, id in enumerate(hypotheses)}
 
@@ -95,12 +90,7 @@ def additive_metrics(
 
 
 def bootstrap_sums(rows: Array, samples: int, generator: np.random.Generator) -> Array:
-    """Add up all rows (n, D), then the n rows of each bootstrap sample, drawn with replacement: (1 + samples, D).
-
-    Example:
-        >>> bootstrap_sums(np.array([[1.0], [2.0], [4.0]]), 3, np.random.default_rng(0)).ravel()
-        array([7., 8., 3., 3.])
-    """
+    """Add up all rows (n, D), then the n rows of each bootstrap sample, drawn with replacement: (1 + samples, D)."""
     parts, count = [rows.sum(0, keepdims=True)], len(rows)
     for start in range(0, samples, CHUNK):
         draws = min(CHUNK, samples - start)

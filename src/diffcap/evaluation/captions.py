@@ -62,9 +62,7 @@ def unavailable_metrics(metrics: Sequence[str] = ALL_METRICS) -> dict[str, str]:
 def check_ids(predictions: Mapping[str, str], references: Mapping[str, Sequence[str]], prefix: str = "") -> None:
     """Refuse captions and references whose ids differ, with a message that begins with `prefix`."""
     if not references:
-        raise DiffcapError(
-            f"{prefix}there are no references to score against; check the split and the references file."
-        )
+        raise DiffcapError(f"{prefix}there are no references; check the split and the references file.")
     missing = [id for id in references if id not in predictions]
     unknown = [id for id in predictions if id not in references]
     without_caption = [id for id, captions in references.items() if not captions]

@@ -19,25 +19,20 @@ def write_predictions(path: str | Path, predictions: Mapping[str, str]) -> None:
 def write_references(path: str | Path, references: Mapping[str, Sequence[str]]) -> None:
     """Write `references.json`, a COCO captions file with string image ids; annotation ids count from 1."""
     captions = [(id, caption) for id, group in references.items() for caption in group]
-    write_json(
-        path,
-        {
-            "info": {},
-            "licenses": [],
-            "type": "captions",
-            "images": [{"id": id, "filename": id} for id in references],
-            "annotations": [
-                {"id": number, "image_id": id, "caption": caption} for number, (id, caption) in enumerate(captions, 1)
-            ],
-        },
-    )
+    content = {
+        "info": {},
+        "licenses": [],
+        "type": "captions",
+        "images": [{"id": id, "filename": id} for id in references],
+        "annotations": [{"id": n, "image_id": id, "caption": caption} for n, (id, caption) in enumerate(captions, 1)],
+    }
+    write_json(path, content)
 
 
 def _entries(path: str | Path, entries: Any, name: str) -> Iterator[tuple[str, Any]]:
     if not isinstance(entries, list):
-        raise DiffcapError(
-            f"{path}: {name} must be a list, found {type(entries).__name__}; see the COCO caption format."
-        )
+        found = type(entries).__name__
+        raise DiffcapError(f"{path}: {name} must be a list, found {found}; see the COCO caption format.")
     for number, row in enumerate(entries, 1):
         if not isinstance(row, dict):
             raise DiffcapError(f"{path}: entry {number} of {name} is {row!r:.60}, not an object; fix it.")

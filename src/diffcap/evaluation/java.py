@@ -75,21 +75,17 @@ def jar(name: str) -> Path:
 
 
 def java_call(*arguments: str | Path) -> dict[str, Any]:
-    """Return the arguments of `subprocess` that run Java with UTF-8, also in file names, and the English number format.
-
-    Java has its own session: a training that gets Ctrl-C or SIGTERM, which also go to the processes of its group, ends its validation.
-    """
+    """Return the arguments of `subprocess` that run Java with UTF-8, also in file names, and the English number format."""
     command = [find_java(), *_OPTIONS, *map(str, arguments)]
+    # In a session of its own: a training that gets Ctrl-C or SIGTERM, as all processes of its group do, ends its validation.
     return {"args": command, "env": {**os.environ, "LC_ALL": "C.UTF-8"}, "start_new_session": True}
 
 
 def run_java(what: str, *arguments: str | Path, text: str = "") -> str:
-    """Run a Java program in an empty temporary folder, and return its standard output.
+    """Run a Java program in an empty temporary folder with the standard input `text`, and return its standard output.
 
     Args:
-        what: name of the program for the message ("the PTB tokeniser").
-        arguments: of Java; paths must be absolute.
-        text: standard input.
+        what: name of the program for the message ("the PTB tokeniser"). arguments: of Java; paths must be absolute.
     """
     with tempfile.TemporaryDirectory(prefix="diffcap-java-") as folder:
         done = subprocess.run(**java_call(*arguments), input=text.encode(), capture_output=True, cwd=folder)
@@ -214,14 +210,7 @@ def running_meteor() -> Iterator[MeteorProcess]:
 def meteor(
     hypotheses: Mapping[str, str], references: Mapping[str, list[str]], groups: Mapping[str, Sequence[str]]
 ) -> dict[str, float]:
-    """Compute the corpus score of each group of pairs, a fraction: that of the sum of the pairs' counts of matches.
-
-    Example:
-        >>> hypotheses = {"1": "the cube moved", "2": "nothing changed"}
-        >>> references = {"1": ["the red cube moved"], "2": ["nothing changed", "no change"]}
-        >>> meteor(hypotheses, references, {"total": ["1", "2"]})  # needs Java # doctest: +SKIP
-        {'total': 0.41839774805565205}
-    """
+    """Compute the corpus score of each group of pairs, a fraction: that of the sum of the pairs' counts of matches."""
     with running_meteor() as process:
         counts = process.counts(hypotheses, references)
         return {name: process.scores([counts[id] for id in ids])[1] for name, ids in groups.items()}

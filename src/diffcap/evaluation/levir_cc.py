@@ -46,10 +46,9 @@ def protocol_of(dataset: str, pairs: Sequence[ChangePair]) -> LevirProtocol | No
 
 
 def levir_scoring(spec: LevirProtocol, pairs: Iterable[ChangePair], own: object = None) -> LevirScoring:
-    """Return the scoring of a dataset.
+    """Return the scoring of a dataset with these pairs; the words of all splits are counted, as in the released evaluators.
 
     Args:
-        pairs: all pairs of the dataset; the words of all splits are counted, as in the released evaluators.
         own: vocabulary of the captioner that wrote the captions. It is used if it has a layout of `OWN_LAYOUTS`. For other
             captioners and for files of captions, the words that occur `spec.min_count` times have an id.
     """
@@ -68,10 +67,6 @@ def id_text(caption: str, vocabulary: Vocabulary) -> str:
 
     Captions are split as Chg2Cap's code does, which leaves full stops and question marks out. Letter case counts. A special token in
     a caption is an unknown word.
-
-    Example:
-        >>> id_text("the new road is wide .", Vocabulary(["is", "road", "the"], "chg2cap"))
-        '6 1 5 4 1'
     """
     specials = {vocabulary.pad, vocabulary.bos, vocabulary.eos}
     words = tokenize_chg2cap(caption)

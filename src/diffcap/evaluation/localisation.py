@@ -48,13 +48,7 @@ def _overlaps(cells: int, edges: Array) -> Array:
 
 @lru_cache(maxsize=1024)  # the maps of all words of a pair have one grid and one box
 def box_coverage(grid: tuple[int, int], box: Box) -> Array:
-    """Return the fraction of each cell's area that is in the box (fractions of the image's width and height): (h, w), read-only.
-
-    Example:
-        >>> box_coverage((2, 2), (0.25, 0.0, 0.75, 0.5))
-        array([[0.5, 0.5],
-               [0. , 0. ]])
-    """
+    """Return the fraction of each cell's area that is in the box (fractions of the image's width and height): (h, w), read-only."""
     left, top, right, bottom = box
     fractions = _overlaps(grid[0], np.array([top, bottom])) @ _overlaps(grid[1], np.array([left, right])).T
     fractions.setflags(write=False)
@@ -62,12 +56,7 @@ def box_coverage(grid: tuple[int, int], box: Box) -> Array:
 
 
 def mask_coverage(grid: tuple[int, int], mask: Mask) -> Array:
-    """Return the fraction of each cell's area that is in the mask (H, W), which covers the whole image: (h, w).
-
-    Example:
-        >>> mask_coverage((1, 2), np.array([[True, False, False], [True, True, True]]))
-        array([[0.83333333, 0.5       ]])
-    """
+    """Return the fraction of each cell's area that is in the mask (H, W), which covers the whole image: (h, w)."""
     rows, columns = (_overlaps(cells, np.arange(size + 1) / size) for cells, size in zip(grid, mask.shape))
     return np.asarray(rows @ mask @ columns.T)
 
@@ -84,14 +73,7 @@ def mass_inside(map: Array, coverage: Array) -> float:
 
 
 def localisation(attentions: Iterable[WordAttention]) -> dict[str, dict[str, float]]:
-    """Average both scores, and those of a uniform map, over all maps with the same name; maps with sum 0 are skipped.
-
-    Example:
-        >>> attention = WordAttention("cube", np.array([[0.1, 0.7], [0.1, 0.1]]), np.array([[0.0, 1.0], [0.0, 0.0]]))
-        >>> scores = localisation([attention])["cube"]
-        >>> {key: round(value, 3) for key, value in scores.items()}
-        {'count': 1, 'pointing': 1.0, 'pointing_chance': 0.25, 'mass': 0.7, 'mass_chance': 0.25}
-    """
+    """Average both scores, and those of a uniform map, over all maps with the same name; maps with sum 0 are skipped."""
     sums: dict[str, Array] = {}
     for name, map, coverage in attentions:
         if not map.sum() > 0:

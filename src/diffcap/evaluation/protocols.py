@@ -22,14 +22,6 @@ def groups_of(pairs: Sequence[ChangePair]) -> dict[str, list[str]]:
 
     In datasets with a change flag, "change" and "no_change" replace "semantic" and "distractor". The groups of change types have no
     distractors, as in the papers' tables.
-
-    Example:
-        >>> pairs = [
-        ...     ChangePair("1", "a.png", "b.png", [], "test", "move"),
-        ...     ChangePair("2", "a.png", "c.png", [], "test", is_distractor=True),
-        ... ]
-        >>> groups_of(pairs)
-        {'total': ['1', '2'], 'semantic': ['1'], 'distractor': ['2'], 'move': ['1']}
     """
     groups = {"total": [pair.id for pair in pairs]}
     semantic = [pair for pair in pairs if not pair.is_distractor]
@@ -70,16 +62,7 @@ def evaluate(
     metrics: Sequence[str] = ALL_METRICS,
     **options: Any,
 ) -> dict[str, Any]:
-    """Score one system's captions of a split; arguments and result as in `evaluate_systems`.
-
-    Example:
-        >>> pairs = [ChangePair("1", "a.png", "b.png", ["the cube moved"], "test", "move")]
-        >>> result = evaluate({"1": "the cube moved"}, pairs, "raw", ["ROUGE-L"], protocol={"dataset": "toy"})
-        >>> result["groups"]
-        {'total': {'ROUGE-L': 1.0}, 'move': {'ROUGE-L': 1.0}}
-        >>> result["protocol"]
-        {'dataset': 'toy', 'tokenizer': 'raw', 'metrics': ['ROUGE-L'], 'pairs': {'total': 1, 'move': 1}}
-    """
+    """Score one system's captions of a split; arguments and result as in `evaluate_systems`."""
     return evaluate_systems({"": predictions}, pairs, tokenizer, metrics, **options)[""]
 
 

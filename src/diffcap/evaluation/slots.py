@@ -23,8 +23,7 @@ _WORDS = {
     "cylinder": ("shape", "cylinder"),
 }
 
-# The key words of a change type never occur in captions of another one. Changes of color and of material share their key words
-# ("turn"); the last word of the caption distinguishes them.
+# No word is a key word of two change types. The last word of a caption distinguishes changes of color and of material ("turn").
 _KEYS = {
     "add": {"added", "appeared", "new", "introduced"},
     "drop": {"removed", "disappeared", "missing", "gone", "vanished"},

@@ -40,13 +40,7 @@ def score_notes(groups: Iterable[Mapping[str, float]], pairs: Mapping[str, int])
 
 
 def caption_notes(captions: Mapping[str, str], references: Mapping[str, Sequence[str]]) -> list[str]:
-    """Whether captions are empty, or one caption is that of more than half of the pairs although many references say something else.
-
-    Example:
-        >>> references = {"1": ["a car left"], "2": ["a tree grew"], "3": ["no change"], "4": ["a road was built"]}
-        >>> caption_notes(dict.fromkeys(references, "No change."), references)
-        ['4 of 4 captions are "no change"; the references of 1 of these pairs say the same.']
-    """
+    """Whether captions are empty, or one caption is that of more than half of the pairs although many references say something else."""
     said = {id: plain(captions[id]) for id in references}
     counts = Counter(said.values())
     empty = counts.pop("", 0)
@@ -74,12 +68,6 @@ def metrics_table(rows: Rows, title: str = "", pairs: Mapping[str, int] | None =
     Args:
         rows: row name -> metric -> score, for example "groups" of `metrics.json`. pairs: group -> number of pairs.
         corner: heading of the first column.
-
-    Example:
-        >>> print(metrics_table({"total": {"BLEU-4": 0.5, "CIDEr-D": 1.25}}, corner="group").markdown())
-        | group | BLEU-4 | CIDEr-D |
-        | --- | ---: | ---: |
-        | total | 50.00 | 125.00 |
     """
     columns = list(dict.fromkeys(name for scores in rows.values() for name in scores))
     lines = []

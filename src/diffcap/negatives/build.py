@@ -2,17 +2,14 @@
 
 After tokenisation, a negative never equals a reference of its pair or another negative of its caption. A distractor pair, and a pair
 with a reference which states that both images look alike, never get a caption with such a statement. Captions of other pairs whose
-content words all occur in the references are skipped, because they could be true. If a strategy gives too few negatives, these
-fallbacks are used:
+content words all occur in the references are skipped, because they could be true. If a strategy gives too few negatives:
 
-* retrieve: a random caption of another change pair. For a distractor pair, random ones of the most similar change captions are
-  drawn, because no change caption is really similar to its own.
-* replace: another caption of the same pair with its words replaced; then the last resort.
-* confuse, change pair: a comparison inverted; two words swapped; words replaced; then the last resort. With the replacement
-  "matched", a caption which states that nothing changed comes first. (Without it, such a caption would be right wherever it
-  occurs, and a model could recognise distractors without looking at the images.)
-* confuse, distractor pair: a caption of the change pair with the same "before" image; then the last resort.
-* the last resort: a random caption of another change pair; then the words of the caption in random order.
+* replace: another caption of the same pair with its words replaced.
+* confuse, change pair: a comparison inverted; two words swapped; words replaced. With the replacement "matched", a caption which
+  states that nothing changed comes first. (Without it, such a caption would be right wherever it occurs, and a model could recognise
+  distractors without looking at the images.)
+* confuse, distractor pair: a caption of the change pair with the same "before" image.
+* all, as the last resort: a random caption of another change pair; then the words of the caption in random order.
 """
 
 from collections import Counter
@@ -75,10 +72,10 @@ class _PairContext:
 
 
 class Builder:
-    """Builds the negatives of one pair at a time, from the captions of all pairs.
+    """Builds the negatives of one pair at a time, from the captions of all pairs of a split.
 
     Args:
-        pairs: the pairs of one split, each with at least one caption.
+        pairs: each with at least one caption.
         tags: sentence -> UPOS tags, for every sentence of the tokenised captions.
         progress: called with (done, total) during the search for similar captions.
     """
@@ -185,7 +182,7 @@ class Builder:
             return
         row = self._row_of_content[caption.content]
         similar = self._similar_groups[row][self._similar_scores[row] > 0].tolist()
-        if context.pair.is_distractor:
+        if context.pair.is_distractor:  # no change caption is really similar to its own
             rng.shuffle(similar)
         for group in similar:
             if context.contradicts(self._groups[group][0]):

@@ -87,8 +87,7 @@ def replace_words(
             reference says.
 
     Returns:
-        The new text; None if no word can be replaced, or if every new word has a meaning of a reference, because then the text could
-        be true. Without `reference_content` it can be true if the new words are synonyms.
+        The new text; None if no word can be replaced, or if every new word has a meaning of a reference.
     """
     own = frozenset(caption.content)
     new_words: dict[tuple[str, str], str] = {}

@@ -1,23 +1,26 @@
 """Captions of the tiles of a scene, and the probability that nothing has changed in a tile."""
 
+import json
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
-from typing import Any, NamedTuple, TypeVar
+from pathlib import Path
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 from PIL import Image
 
 from diffcap.datasets.no_change import CLEVR_CHANGE, DUBAI_CC, LEVIR_CC, SECOND_CC, is_no_change
 from diffcap.pair_captioner import Caption, PairCaptioner
-from diffcap.scenes.partial import PartialResults
-from diffcap.scenes.raster import Scene, Stretch, to_rgb
-from diffcap.scenes.tiling import Tile, TileCaption, Tiling
+from diffcap.scenes.raster import Scene, Stretch, Tile, TileCaption, Tiling, to_rgb
+from diffcap.utils.errors import DiffcapError
+from diffcap.utils.files import add_filename
 from diffcap.worlds.blocks.captions import NO_CHANGE as BLOCKS
 
 NO_CHANGE = tuple(dict.fromkeys((*LEVIR_CC, *SECOND_CC, *DUBAI_CC, *CLEVR_CHANGE, *BLOCKS)))
+SUFFIX = ".partial.jsonl"
 SAVED = 256  # results after which a batch ends, so that an interruption does not lose more of them where few tiles are captioned
 NO_DATA, IDENTICAL = "no data", "identical"  # reasons why a tile is not captioned
 T = TypeVar("T")
@@ -30,18 +33,63 @@ class Captions(NamedTuple):
     not_captioned: dict[str, int]
 
 
+class PartialResults:
+    """The results of an unfinished run, a JSON Lines file beside the output: a header, then a line for each batch of tiles.
+
+    Args:
+        header: what the results depend on (JSON values).
+    """
+
+    def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content = path.read_bytes() if path.is_file() else b""
+        complete, newline, _ = content.rpartition(b"\n")
+        try:
+            found, *batches = [json.loads(line) for line in complete.splitlines()] or [None]
+        except ValueError:
+            raise DiffcapError(
+                f"{path}: a damaged file of an unfinished run; delete it to start from the first tile."
+            ) from None
+        if found not in (None, header):
+            names = ", ".join(key for key in header if found.get(key) != header[key]) or "an option"
+            raise DiffcapError(
+                f"{path}: belongs to an unfinished run with another value of {names}; repeat that command, or delete the file to "
+                "start from the first tile."
+            )
+        self.batches: list[Any] = batches
+        self._file = path.open("ab")
+        self._file.truncate(len(complete) + len(newline))  # the last line may have been cut by a kill or a full disk
+        if found is None:
+            self._write(dict(header))
+
+    def append(self, batch: Any) -> None:
+        """Add a batch, which reaches the file before the function returns."""
+        self._write(batch)
+        self.batches.append(batch)
+
+    def _write(self, line: Any) -> None:
+        with add_filename(self.path):
+            self._file.write(json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode() + b"\n")
+            self._file.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with add_filename(self.path):
+            self._file.close()
+
+
 def no_change_probability(caption: Caption) -> float:
     """The captioner's probability that nothing has changed in a pair.
 
     * 1 if the caption says so (`is_no_change`);
     * else the method's own estimate, if it has one (IDC-PCL's distractor judging);
-    * else the sum of the probabilities of the sentences `NO_CHANGE`: how probable it is that a caption sampled from the captioner is
-      one of them. A sentence with a word that is not in the vocabulary has probability 0.
+    * else the sum of the probabilities of the sentences `NO_CHANGE`, in `caption.scored`: how probable it is that a caption sampled
+      from the captioner is one of them. A sentence with a word that is not in the vocabulary has probability 0.
 
     Vision-language models without training write free text, so that the sum is left out: 1 or 0.
-
-    Args:
-        caption: with `scored` of the sentences.
     """
     if is_no_change(caption.text):
         return 1.0
@@ -79,14 +127,10 @@ def caption_tiles(
     batch_size: int = 16,
     advance: Callable[[int], None] = lambda _: None,
 ) -> Captions:
-    """Caption the tiles of a scene that are not in `partial` yet, and append them to it.
+    """Caption the tiles of a scene that are not in `partial` yet, and append them to it; `advance` gets the number of further tiles.
 
-    A batch is a list of results of consecutive tiles. It ends when `batch_size` tiles wait for their captions, or when it has `SAVED`
-    results (`batch_size` if that is more). An interrupted run repeats its last batch as a whole, so that its numbers do not depend on
-    the interruption.
-
-    Args:
-        advance: gets the number of further tiles that are done.
+    A batch ends when `batch_size` tiles wait for their captions, or when it has `SAVED` results (`batch_size` if that is more). An
+    interrupted run repeats its last batch as a whole, so that its numbers do not depend on the interruption.
     """
     free_text = getattr(captioner.vocabulary, "sentences", None) is not None
     sentences = () if free_text else NO_CHANGE
@@ -131,12 +175,7 @@ def caption_tiles(
 
 
 def in_background(items: Iterator[T], ahead: int) -> Iterator[T]:
-    """Compute the items in a thread, at most `ahead` of them in advance.
-
-    Example:
-        >>> list(in_background(iter("abc"), 2))
-        ['a', 'b', 'c']
-    """
+    """Compute the items in a thread, at most `ahead` of them in advance."""
     end = object()
     with ThreadPoolExecutor(1) as thread:
         futures = deque(thread.submit(next, items, end) for _ in range(ahead))

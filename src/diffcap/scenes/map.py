@@ -8,16 +8,14 @@ from typing import Any
 
 import jinja2
 import numpy as np
-import numpy.typing as npt
 import shapely
 from markupsafe import Markup
 from PIL import Image
 
+from diffcap.records import write_text
 from diffcap.report.page import as_json, resource, security_policy
-from diffcap.scenes.raster import MAX_WINDOW, Sample, Scene, Stretch, to_rgb
-from diffcap.scenes.tiling import Tile
+from diffcap.scenes.raster import MAX_WINDOW, Sample, Scene, Stretch, Tile, to_rgb
 from diffcap.scenes.writing import Change, lon_lat, position
-from diffcap.utils.files import atomic_write
 
 OVERVIEW_BYTES = 700_000  # of each overview picture; two of them in base64 have 1.9 MB
 _OVERVIEW_SIDE = 1600
@@ -37,10 +35,7 @@ def write_map(
 ) -> None:
     """Write the page: both dates with the changes as polygons over them, and a list of the changes.
 
-    The changes with the highest probabilities of a change have pictures in the list, up to `DETAILS`.
-
-    Args:
-        overview: of the scene, see `Scene.overview`. metadata: as in `write_geojson`.
+    Up to `DETAILS` changes, those with the highest probabilities of a change, have pictures in the list.
     """
     before, after = _pictures(overview, stretch, _OVERVIEW_SIDE)
     certain = sorted(range(len(changes)), key=lambda number: changes[number].no_change)[:DETAILS]
@@ -62,8 +57,7 @@ def write_map(
         policy=security_policy(script),
         data=as_json({"width": scene.width, "height": scene.height, "metres": _metres(scene), "changes": entries}),
     )
-    with atomic_write(path) as temporary:
-        temporary.write_text(page, encoding="utf-8")
+    write_text(path, page)
 
 
 def _detail(change: Change, scene: Scene, overview: Sample) -> Sample:
@@ -79,35 +73,32 @@ def _detail(change: Change, scene: Scene, overview: Sample) -> Sample:
 def _pictures(sample: Sample, stretch: Stretch | None, side: int) -> list[str]:
     """Both dates as JPEG in base64, at most `side` pixels wide or high; parts without data are gray."""
     shown = sample.before_valid & sample.after_valid
-    images = (to_rgb(pixels, shown, stretch) for pixels in (sample.before, sample.after))
-    return [_jpeg(np.where(shown[..., None], image, np.uint8(128)), side) for image in images]
-
-
-def _jpeg(pixels: npt.NDArray[np.uint8], side: int) -> str:
-    image = Image.fromarray(pixels)
-    image.thumbnail((side, side), Image.Resampling.BOX)
-    for quality in _QUALITIES:
-        content = io.BytesIO()
-        image.save(content, "JPEG", quality=quality, optimize=True)
-        if content.tell() <= OVERVIEW_BYTES:
-            break
-    return base64.b64encode(content.getvalue()).decode()
+    encoded = []
+    for pixels in (sample.before, sample.after):
+        image = Image.fromarray(np.where(shown[..., None], to_rgb(pixels, shown, stretch), np.uint8(128)))
+        image.thumbnail((side, side), Image.Resampling.BOX)
+        for quality in _QUALITIES:
+            content = io.BytesIO()
+            image.save(content, "JPEG", quality=quality, optimize=True)
+            if content.tell() <= OVERVIEW_BYTES:
+                break
+        encoded.append(base64.b64encode(content.getvalue()).decode())
+    return encoded
 
 
 def _entry(change: Change, scene: Scene) -> dict[str, Any]:
     """A change for the script: caption, SVG path and window in pixels, numbers, and a position inside it if there is one."""
     rings = shapely.geometry.mapping(change.polygon)["coordinates"]
     path = "".join("M" + "L".join(f"{round(x)},{round(y)}" for x, y in ring[:-1]) + "Z" for ring in rings)
-    entry = {
+    place = position(change, scene, 6)
+    return {
         "caption": change.caption,
         "path": path,
         "window": change.window,
         "tiles": change.tiles,
         "changed": round(1 - change.no_change, 4),
+        **({"position": place} if place else {}),
     }
-    if place := position(change, scene, 6):
-        entry["position"] = place
-    return entry
 
 
 def _metres(scene: Scene) -> float | None:

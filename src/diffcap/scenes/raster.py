@@ -1,4 +1,4 @@
-"""Two rasters on one grid, read window by window with rasterio, and their pixels as RGB images."""
+"""Two rasters on one grid, read tile by tile with rasterio, and their pixels as RGB images."""
 
 import math
 import warnings
@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from diffcap.scenes.tiling import Tile
 from diffcap.utils.errors import DiffcapError, wrap_errors
 from diffcap.utils.files import url_of
 
@@ -19,12 +18,13 @@ try:
     import rasterio.errors
     import shapely  # noqa: F401  (other modules use it)
     from rasterio.enums import ColorInterp, MaskFlags, Resampling
-    from rasterio.transform import Affine
     from rasterio.vrt import WarpedVRT
     from rasterio.windows import Window
 except ImportError:
     raise DiffcapError("whole scenes need rasterio and shapely; run: pip install 'diffcap[geo]'") from None
 
+MAX_TILE = 4096  # pixels; a batch of larger tiles would need gigabytes
+TILE, OVERLAP = 256, 64  # defaults: the image size of LEVIR-CC, and a quarter of it
 CACHE_MB = 256  # of GDAL's decoded blocks, for both rasters
 MAX_WINDOW = 2048  # pixels per side
 WGS84 = "EPSG:4326"
@@ -35,6 +35,55 @@ Levels = tuple[tuple[float, float, float], tuple[float, float, float]]
 FULL: Levels = ((0, 0, 0), (255, 255, 255))
 # The 2nd and 98th percentiles of red, green and blue in images of `tiles`.
 TILES: Levels = ((61, 75, 53), (197, 191, 149))
+
+
+class Tile(NamedTuple):
+    """A part of a raster in pixels: its left column, upper row, width and height."""
+
+    x: int
+    y: int
+    width: int
+    height: int
+
+
+class TileCaption(NamedTuple):
+    """The caption of a tile."""
+
+    tile: Tile
+    caption: str
+    log_probability: float  # of the sentence, see `Caption`
+    no_change: float  # probability that nothing has changed, see `captioning.no_change_probability`
+
+
+class Tiling:
+    """The tiles of a raster of width x height pixels, numbered row by row.
+
+    The last tile of a row or column is shifted inside, so that it overlaps more. If the raster is smaller than a tile, the tile is
+    cut at its border.
+
+    Example:
+        >>> tiling = Tiling(600, 200, size=256, overlap=64)
+        >>> [tiling[number] for number in range(len(tiling))]
+        [Tile(x=0, y=0, width=256, height=200), Tile(x=192, y=0, width=256, height=200), Tile(x=344, y=0, width=256, height=200)]
+    """
+
+    def __init__(self, width: int, height: int, size: int = TILE, overlap: int = OVERLAP) -> None:
+        if not 8 <= size <= MAX_TILE:
+            raise DiffcapError(f"--tile is {size}; give 8 to {MAX_TILE:,} pixels.")
+        if not 0 <= overlap < size:
+            raise DiffcapError(f"--overlap is {overlap}; give 0 to {size - 1} pixels, less than --tile.")
+        self.size = size
+        self._columns, self._rows = (
+            [*range(0, length - size, size - overlap), max(0, length - size)] for length in (width, height)
+        )
+        self._width, self._height = min(size, width), min(size, height)
+
+    def __len__(self) -> int:
+        return len(self._columns) * len(self._rows)
+
+    def __getitem__(self, number: int) -> Tile:
+        row, column = divmod(number, len(self._columns))
+        return Tile(self._columns[column], self._rows[row], self._width, self._height)
 
 
 class Sample(NamedTuple):
@@ -65,7 +114,12 @@ class Scene:
             place = f"cannot read the pixels from column {tile.x}, row {tile.y}"
             with wrap_errors(name, place, "download or write the file again"):
                 pixels = dataset.read(self.bands, window=window)
-                sides.append((pixels, _valid(dataset, self.bands, pixels, window)))
+                valid = np.all(np.isfinite(pixels), axis=0)
+                if not all(MaskFlags.all_valid in dataset.mask_flag_enums[band - 1] for band in self.bands):
+                    valid &= dataset.read_masks(self.bands, window=window).any(
+                        0
+                    )  # no data: the nodata value in every band
+                sides.append((pixels, valid))
         (before, before_valid), (after, after_valid) = sides
         return Sample(before, after, before_valid, after_valid)
 
@@ -83,14 +137,6 @@ class Scene:
                 sample = self.read(Tile(x, y, min(side, self.width - x), min(side, self.height - y)))
                 rows[-1].append(Sample(*(array[..., ::step, ::step].copy() for array in sample)))
         return Sample(*(np.block([[sample[number] for sample in row] for row in rows]) for number in range(4)))
-
-
-def _valid(dataset: Any, bands: list[int], pixels: Pixels, window: Window) -> Pixels:
-    """Which pixels have data: finite values, and not the nodata value in every band."""
-    valid: Pixels = np.all(np.isfinite(pixels), axis=0)
-    if all(MaskFlags.all_valid in dataset.mask_flag_enums[band - 1] for band in bands):
-        return valid
-    return valid & dataset.read_masks(bands, window=window).any(0)
 
 
 @contextmanager
@@ -125,7 +171,10 @@ def open_scene(before: str, after: str, bands: Sequence[int] | None = None, alig
                 raise DiffcapError(
                     f"{without}: it has no CRS, which --align needs; assign one, for example with `rio edit-info --crs`."
                 )
-            second = stack.enter_context(_aligned(first, second))
+            grid = {"crs": first.crs, "transform": first.transform, "width": first.width, "height": first.height}
+            has_mask = second.nodata is not None or ColorInterp.alpha in second.colorinterp
+            warped = WarpedVRT(second, **grid, resampling=Resampling.bilinear, add_alpha=not has_mask)
+            second = stack.enter_context(warped)  # pixels outside of the second raster have no data
         yield Scene(first, second, (before, after), chosen)
 
 
@@ -167,49 +216,30 @@ def _difference_of_grids(first: Any, second: Any) -> str | None:
     corners = np.array([(x, y, 1) for x in (0, first.width) for y in (0, first.height)]).T
     to_first, from_second = (np.reshape(each, (3, 3)) for each in (~first.transform, second.transform))
     if np.abs(to_first @ from_second @ corners - corners).max() > _SAME_POSITION:
-        grids = [_describe(dataset.transform) for dataset in (first, second)]
+        grids = [
+            f"origin {transform.c:.10g}, {transform.f:.10g}, pixel {transform.a:.6g} x {transform.e:.6g}"
+            for transform in (first.transform, second.transform)
+        ]
         return f"their transforms differ ({grids[0]} and {grids[1]})"
     return None
 
 
-def _describe(transform: Affine) -> str:
-    return f"origin {transform.c:.10g}, {transform.f:.10g}, pixel {transform.a:.6g} x {transform.e:.6g}"
-
-
-def _aligned(first: Any, second: Any) -> WarpedVRT:
-    """The second raster on the grid of the first; pixels outside of it have no data."""
-    has_mask = second.nodata is not None or ColorInterp.alpha in second.colorinterp
-    return WarpedVRT(
-        second,
-        crs=first.crs,
-        transform=first.transform,
-        width=first.width,
-        height=first.height,
-        resampling=Resampling.bilinear,
-        add_alpha=not has_mask,
-    )
-
-
 class Stretch(NamedTuple):
-    """The values of each band, (bands,), that become 0 and 255; values between them are scaled linearly, others are clipped."""
+    """The values of each band, (bands,), that become 0 and 255; values between them are scaled linearly."""
 
     low: npt.NDArray[np.float64]
     high: npt.NDArray[np.float64]
 
 
 def fit_stretch(sample: Sample, percentiles: tuple[float, float] | None, levels: Levels = FULL) -> Stretch | None:
-    """The percentiles of each band over the pixels with data of both dates together.
+    """The percentiles of each band over the pixels with data of both dates together; None if pixels are used as they are.
 
     Args:
         percentiles: low and high one, 0 to 100; None: 2 and 98, or no stretch for pixels of 8 bits.
         levels: what the low and the high percentile become, for red, green and blue; a single band takes their means.
-
-    Returns:
-        None if the pixels are used as they are.
     """
-    values = np.concatenate(
-        [sample.before[:, sample.before_valid], sample.after[:, sample.after_valid]], 1
-    )  # (bands, N)
+    both = sample.before[:, sample.before_valid], sample.after[:, sample.after_valid]
+    values = np.concatenate(both, 1)  # (bands, N)
     if not values.shape[1]:
         raise DiffcapError("no pixel of the two rasters has data; check their nodata values.")
     if percentiles is None and values.dtype == np.uint8:
@@ -222,13 +252,10 @@ def fit_stretch(sample: Sample, percentiles: tuple[float, float] | None, levels:
 
 
 def to_rgb(pixels: Pixels, shown: npt.NDArray[np.bool_], stretch: Stretch | None) -> npt.NDArray[np.uint8]:
-    """Turn pixels into an RGB image.
+    """Turn pixels (1 or 3, h, w) into an RGB image (h, w, 3), in which those that are not `shown` (h, w) are black.
 
     Args:
-        pixels: (1 or 3, h, w); one band becomes gray. shown: (h, w), the others become black. stretch: None for 8-bit pixels.
-
-    Returns:
-        (h, w, 3).
+        stretch: None for 8-bit pixels.
     """
     if stretch is not None:
         low, high = (value.astype(np.float32)[:, None, None] for value in stretch)

@@ -13,10 +13,9 @@ import numpy.typing as npt
 import rasterio.warp
 import shapely
 
-from diffcap.scenes.raster import WGS84, Scene
-from diffcap.scenes.tiling import TileCaption
+from diffcap.records import write_text
+from diffcap.scenes.raster import WGS84, Scene, TileCaption
 from diffcap.utils.errors import DiffcapError
-from diffcap.utils.files import atomic_write
 
 Points = npt.NDArray[np.float64]
 _STEP = 256  # pixels between the points of an edge, which is a curve in longitude and latitude
@@ -46,14 +45,7 @@ class Change:
 
 
 def merge(captions: Iterable[TileCaption]) -> list[Change]:
-    """Unite tiles with the same sentence that overlap or share an edge; sorted from the top to the bottom, then left to right.
-
-    Example:
-        >>> from diffcap.scenes.tiling import Tile
-        >>> captions = [TileCaption(Tile(x, 0, 8, 8), "a road is built", -1.0, 0.1) for x in (0, 8, 24)]
-        >>> [(change.window, change.tiles) for change in merge(captions)]
-        [((0, 0, 16, 8), 2), ((24, 0, 8, 8), 1)]
-    """
+    """Unite tiles with the same sentence that overlap or share an edge; sorted from the top to the bottom, then left to right."""
     by_sentence: dict[str, list[TileCaption]] = {}
     for each in captions:
         by_sentence.setdefault(each.caption, []).append(each)
@@ -66,16 +58,10 @@ def merge(captions: Iterable[TileCaption]) -> list[Change]:
         members: list[list[TileCaption]] = [[] for _ in parts]
         for number, part in shapely.STRtree(parts).query(centers, predicate="within").T:
             members[part].append(group[number])
-        changes += [
-            Change(
-                caption,
-                shapely.simplify(part, 0),
-                len(own),
-                min(each.no_change for each in own),
-                max(each.log_probability for each in own),
-            )
-            for part, own in zip(parts, members)
-        ]
+        for part, own in zip(parts, members):
+            no_change = min(each.no_change for each in own)
+            log_probability = max(each.log_probability for each in own)
+            changes.append(Change(caption, shapely.simplify(part, 0), len(own), no_change, log_probability))
     return sorted(changes, key=lambda change: (change.window[1], change.window[0], change.caption))
 
 
@@ -140,17 +126,11 @@ def write_geojson(path: Path, changes: Sequence[Change], scene: Scene, metadata:
     lines = ",\n".join(json.dumps(feature, ensure_ascii=False) for feature in features)
     unit = IN_PIXELS if scene.crs is None else IN_DEGREES
     head = json.dumps({"coordinates": unit, **metadata}, ensure_ascii=False)
-    text = f'{{"type": "FeatureCollection",\n"diffcap": {head},\n"features": [\n{lines}\n]}}\n'
-    with atomic_write(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    write_text(path, f'{{"type": "FeatureCollection",\n"diffcap": {head},\n"features": [\n{lines}\n]}}\n')
 
 
 def write_csv(path: Path, changes: Sequence[Change], scene: Scene, note: str | None) -> None:
-    """Write one line per change; longitude and latitude are those of a point inside it, empty without georeference.
-
-    Args:
-        note: about the captions; it has a column if it is not None.
-    """
+    """Write one line per change; longitude and latitude are those of a point inside it, empty without georeference."""
     notes = [] if note is None else [note]
     lines = io.StringIO()
     table = csv.writer(lines, lineterminator="\n")
@@ -159,5 +139,4 @@ def write_csv(path: Path, changes: Sequence[Change], scene: Scene, note: str | N
         place: list[Any] = position(change, scene, _DECIMALS) or ["", ""]
         values = change.caption, change.tiles, change.no_change, change.log_probability, *change.window, *place
         table.writerow([number, *values, scene.crs or "", *notes])
-    with atomic_write(path) as temporary:
-        temporary.write_text(lines.getvalue(), encoding="utf-8")
+    write_text(path, lines.getvalue())

@@ -50,16 +50,8 @@ def find_tagger(tagger: str) -> TaggerModel:
     if len(models) != 1:
         raise DiffcapError(f"{folder}: {len(models)} .pt files instead of one; {_FOLDER_FORMAT}.")
     resources = read_json(folder / "resources.json", "list of Stanza's resources", _FOLDER_FORMAT)
-    if not isinstance(resources, dict) or not resources:
-        raise DiffcapError(f"{folder / 'resources.json'}: the list of languages is empty; {_FOLDER_FORMAT}.")
-    options = {
-        "lang": next(iter(resources)),
-        "dir": str(folder),
-        "pos_model_path": str(models[0]),
-        "pos_pretrain_path": None,
-        "pos_forward_charlm_path": None,
-        "pos_backward_charlm_path": None,
-    }
+    options: dict[str, Any] = {"lang": next(iter(resources)), "dir": str(folder), "pos_model_path": str(models[0])}
+    options |= dict.fromkeys(("pos_pretrain_path", "pos_forward_charlm_path", "pos_backward_charlm_path"))
     return TaggerModel(tagger, file_hash(models[0]), options)
 
 
