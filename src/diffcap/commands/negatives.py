@@ -1,6 +1,7 @@
 """The negatives stage: hard negative captions for every training caption, and a report with examples."""
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -54,7 +55,7 @@ def make_negatives(
     from diffcap.negatives.build import Builder, Recipe
     from diffcap.negatives.file import Report, authors_negatives, write_negatives
     from diffcap.negatives.words import normalize_caption, sentence_texts
-    from diffcap.records import file_hash, read_manifest, take_changes, with_words, write_json
+    from diffcap.records import file_hash, read_json, read_manifest, take_changes, with_words, write_json
     from diffcap.text.stanza_tagger import find_tagger
     from diffcap.text.tagging import tag_sentences
     from diffcap.utils.progress import progress_bars
@@ -82,9 +83,11 @@ def make_negatives(
             "tagger_identity": find_tagger(tagger).identity,
             **settings,
         }
-    if not force and target.is_file() and _is_done(notes, target, settings):
-        print(f"{target}: exists already with these settings")
-        return
+    with suppress(DiffcapError):  # negatives.json is missing or damaged
+        done = {} if force else read_json(notes)
+        if done.get("settings") == settings and target.is_file() and done["sha256"] == file_hash(target):
+            print(f"{target}: exists already with these settings")
+            return
     if authors:
         write_negatives(target, imported, lambda: report_path.unlink(missing_ok=True))
         write_json(notes, {"settings": settings, "captions": len(imported), "sha256": file_hash(target)})
@@ -111,16 +114,6 @@ def _changes(home: Path) -> "Changes | None":
     path = home / "dataset.json"
     info = read_json(path, "dataset", "write it again with `make data`") if path.is_file() else {}
     return get_config_value([SETTINGS / f"{info.get('name')}.yaml"], "data", "changes") or info.get("changes")
-
-
-def _is_done(notes: Path, target: Path, settings: dict[str, Any]) -> bool:
-    from diffcap.records import file_hash, read_json
-
-    try:
-        done = read_json(notes)
-    except DiffcapError:  # the file is missing or damaged
-        return False
-    return bool(done["settings"] == settings and done["sha256"] == file_hash(target))
 
 
 def _rows(
