@@ -71,11 +71,7 @@ def find_base(base: str, revision: str | None = None) -> BaseModel:
 
     Its config.json is fetched and checked before any other file. Weights are fetched one file after the other, so a killed process
     keeps the complete files. With a complete cache, nothing is requested for a commit, and one request finds the current commit of
-    a branch; without network, the one that was current at the last request is used.
-
-    Args:
-        base: a local folder, which is used as it is, or a repository on the Hub as user/name or user/name@revision.
-        revision: branch, tag or commit of the repository; None is the current commit. A local folder ignores it.
+    a branch; without network, the one that was current at the last request is used. A local folder ignores `revision`.
     """
     folder, commit = Path(base).expanduser(), None
     if folder.is_dir():

@@ -102,13 +102,8 @@ def push(
 ) -> str:
     """Upload the exported form of a captioner with a model card; returns the URL of the repository.
 
-    Files of an earlier upload that do not belong to these weights (metrics.json, PNG files in the top folder) are deleted.
-
-    Args:
-        name: repository as user/name; it is created if it does not exist.
-        metrics: metrics.json of the evaluation of these weights; None searches the evaluations of the same run.
-        images: PNG files with distinct names; None takes those of the run's report.
-        private: create a private repository; an existing one must be private.
+    Files of an earlier upload that do not belong to these weights (metrics.json, PNG files in the top folder) are deleted. The arguments
+    are those of `diffcap push`.
     """
     check_name(name)
     checkpoint = Path(checkpoint)

@@ -1,14 +1,6 @@
-"""Import the checkpoints that the authors of a method released, without running pickled code.
+"""Import the checkpoints that the authors of a method released, without running pickled code; each method has an `Importer`.
 
-| method | file | vocabulary |
-|---|---|---|
-| SCORER, DIRL | a pickled dict of `change_detector_state`, `speaker_state` and `model_cfg` | `vocab.json`, word to id |
-| IDC-PCL | a state dict of the pre-training or the fine-tuning model | `dict.json`, word to id |
-| CLIP4IDC | a state dict, `clip.*` in half precision; stage 2 also has `decoder.*` | CLIP's |
-| RSICCformer | a dict of the pickled modules `encoder_image`, `encoder_feat` and `decoder` | `WORDMAP_*.json`, word to id |
-| Chg2Cap | a dict of the state dicts `encoder_dict`, `encoder_trans_dict` and `decoder_dict` | `vocab.json`, word to id |
-
-Each method has an `Importer`. Most hyperparameters follow from the shapes of the weights; `ImportOptions` has the others.
+Most hyperparameters follow from the shapes of the weights; `ImportOptions` has the others.
 """
 
 import json

@@ -33,11 +33,8 @@ _REQUIRED_OF_CAPTIONERS = ("method", "hyperparameters", "tokenizer")
 def read_checkpoint(path: str | Path, mapped: bool = False) -> dict[str, Any]:
     """Load a checkpoint, a file or an exported folder, to the CPU without running pickled code.
 
-    With `mapped`, the weights are mapped into memory, for callers that need the metadata only; neither the checksum of the file nor
-    the values of the weights are checked.
-
-    Returns:
-        {"diffcap": metadata, "state_dict": weights by name, "global_step": number of training steps}.
+    It is {"diffcap": metadata, "state_dict": weights by name, "global_step": number of training steps}. With `mapped`, the weights are
+    mapped into memory, for callers that need the metadata only, and neither the file's checksum nor their values are checked.
     """
     path = Path(path)
     if path.is_dir() or path.name in (CONFIG, WEIGHTS):

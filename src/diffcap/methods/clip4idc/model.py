@@ -1,7 +1,6 @@
 """CLIP4IDC (Guo, Wang and Laaksonen, "CLIP4IDC: CLIP for Image Difference Captioning", AACL 2022).
 
-Order of the file: the adaptation by retrieval (stage 1), the captioner's blocks, the captioner (stage 2) with its baselines
-FT1 and FT2. Where the paper and the released code differ, the code is the default and the paper's version is an option.
+Where the paper and the released code differ, the code is the default and the paper's version is an option.
 
 Letters: B pairs, N patches of an image, T text positions, D width of the captioner, E width of CLIP's common space, V vocabulary.
 """

@@ -21,8 +21,6 @@ class BertAdam(torch.optim.Optimizer):
     rounded to it, as in CLIP4IDC's released program. The parameters themselves stay float32 tensors with such values, so that
     the forward pass runs in the precision of the trainer. float16 has 11 significant bits: an update below about 1/2048 of a
     weight is lost, and squares of gradients below about 2.4e-4 are rounded to 0, so that the step is `m / eps`.
-
-    `groups` are parameter groups with `lr`, `weight_decay` and `half`. The parameters of `half` groups are rounded at once.
     """
 
     def __init__(self, groups: list[dict[str, Any]], betas: tuple[float, float], eps: float = EPS) -> None:
@@ -71,13 +69,10 @@ def bert_adam(
     weight_decay: float,
     betas: tuple[float, float],
 ) -> BertAdam:
-    """The optimizer of CLIP4IDC's released program, with half-precision weights in CLIP.
+    """BertAdam with half precision for the linear layers, convolutions, attention and projections of `clip`, CLIP's parts.
 
-    Half precision have the weights and biases of CLIP's linear layers, convolutions and attention, and its two projections
-    (195 tensors of ViT-B/32). Weight decay applies to all parameters but biases and the layer norms outside CLIP (authors'
-    code).
-
-    `clip` are the module's parts that are CLIP's; the other arguments are those of `adamw`.
+    Weight decay applies to all parameters but biases and the layer norms outside CLIP (authors' code). The other arguments are those of
+    `adamw`.
     """
     pretrained_ids = {id(parameter) for parameter in pretrained}
     in_clip = [part for tower in clip for part in tower.modules()]

@@ -144,10 +144,7 @@ def _rename(state: dict[str, Tensor], module: "CLIP4IDC | CLIP4IDCAdaptation") -
 
 
 class SingleImageEncoder(nn.Module):
-    """The feature map of a `PairTower`'s layers for single images, after the LayerNorm before its layers for pairs.
-
-    The map has no class token, and no embeddings that distinguish the two images of a pair.
-    """
+    """The feature map of a `PairTower`'s layers for single images, after the LayerNorm before its layers for pairs; no class token."""
 
     def __init__(self, tower: nn.Module) -> None:
         super().__init__()

@@ -26,9 +26,8 @@ PAIRS_PER_IMAGE = 4  # per epoch; ours, IDC-PCL only says "half and half by rand
 class LabelledPairs:
     """An infinite sequence of pairs of images with class labels, (images,) integers of at least two values, with random access.
 
-    In each epoch every image is the first image of four pairs: two with an image of the same class, and two with an image of
-    another class. Partners and order are drawn anew in each epoch. An image whose class has no other image gets partners of
-    other classes only.
+    In each epoch every image is the first one of four pairs: two with an image of its class, if there is another, and two with images of
+    other classes. Partners and order are drawn anew in each epoch.
     """
 
     def __init__(self, labels: np.ndarray, seed: int) -> None:

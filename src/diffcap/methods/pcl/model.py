@@ -1,8 +1,7 @@
 """IDC-PCL (Yao, Wang and Jin, "Image Difference Captioning with Pre-training and Contrastive Learning", AAAI 2022).
 
-Order of the file: embeddings and encoders (`PCLTrunk`), then the captioner (`PCL`), which decodes with [MASK] tokens. The
-pre-training tasks are in `pcl_pretraining`. Where the paper and the released code differ, the code is the default and the
-paper's version is an option.
+Embeddings and encoders (`PCLTrunk`), and the captioner (`PCL`), which decodes with [MASK] tokens. Where the paper and the released
+code differ, the code is the default and the paper's version is an option.
 
 Letters: B pairs, N patches of an image, T text positions, D width, C feature channels, V vocabulary.
 """
@@ -172,14 +171,10 @@ class PCLTrunk(nn.Module):
     def joint(
         self, visual: Tensor, tokens: Tensor, pad_mask: bool = False, query_positions: Positions = ALL_POSITIONS
     ) -> Tensor:
-        """The cross-modal encoder over visual tokens and text, without a causal mask (pre-training).
+        """The cross-modal encoder over visual tokens (B, M, D) and text (B, T), without a causal mask (pre-training).
 
-        Args:
-            visual: (B, M, D), or (b, M, D), each for B / b consecutive texts. tokens: (B, T).
-            pad_mask: mask padding; the released code does not.
-
-        Returns:
-            (B, M + 1 + T, D): visual tokens, the text's [CLS], the text; or (B, Q, D), those at Q `query_positions`.
+        `visual` may have b rows, each for B / b consecutive texts. The released code has no `pad_mask`. The result is (B, M + 1 + T, D):
+        visual tokens, the text's [CLS], the text; or (B, Q, D), those at Q `query_positions`.
         """
         text = torch.cat([self.cls(len(tokens), TEXT_CLS), self.text(tokens)], 1)
         mask = None
@@ -343,11 +338,10 @@ class PCL(Captioner):
         return patch_attention(attention[..., 1 : 1 + patches], attention[..., 2 + patches : 2 + 2 * patches], grid)
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
-        """The sum of all losses over the global batch, without averaging (authors' code).
+        """The sum of all losses over the global batch, without averaging (authors' code); the others are means per word and pair.
 
         Needs `before`, `after` (B, C, h, w); `before` may have B / 2 rows: row i serves pairs i and i + B / 2. `tokens` (B, T), or
-        `mlm_tokens` and `mlm_labels` for the objective "masked"; with distractor judging `is_change` (B,), 1 where something
-        changed. The other entries that it returns are means per word and per pair.
+        `mlm_tokens` and `mlm_labels` for the objective "masked"; with distractor judging `is_change` (B,), 1 if something changed.
         """
         losses = self.validation_losses(batch)
         weights = {"word_loss": 1.0, "distractor_loss": self.distractor_weight}

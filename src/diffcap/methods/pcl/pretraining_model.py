@@ -151,11 +151,8 @@ class PCLPretraining(nn.Module):
     def fgvc(self, batch: Batch) -> dict[str, Tensor]:
         """Fine-grained visual classification of two images of the same or of different classes, without text.
 
-        Needs `class_before`, `class_after`, (B,) in 0 ... classes - 1.
-
-        Returns:
-            Losses per image, "classification" (2 B,) and "contrast" (2 B,), from the [CLS] of the single-image encoder, and
-            per pair, "matching" (B,), from both [CLS] of the pair encoder.
+        Needs `class_before`, `class_after`, (B,) in 0 ... classes - 1. Returns losses per image, "classification" and "contrast" (2 B,),
+        from the [CLS] of the single-image encoder, and per pair, "matching" (B,), from both [CLS] of the pair encoder.
         """
         assert self.classifier is not None and self.matcher is not None
         singles, visual = self.trunk.encode_images(batch["before"], batch["after"])

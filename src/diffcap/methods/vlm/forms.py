@@ -21,12 +21,9 @@ LONGEST_SIDE = 768
 def zero_shot(
     source: str | Path, prompt: str | None = None, sentences: int = 1, max_length: int = MAX_LENGTH
 ) -> Checkpoint:
-    """The captioner of a base model; on CUDA its weights are bfloat16, elsewhere float32.
+    """The captioner of a base model, a folder or user/name@revision on the Hub; on CUDA its weights are bfloat16, elsewhere float32.
 
-    Args:
-        source: folder, or user/name or user/name@revision on the Hub.
-        prompt: question about the two images; None: `model.PROMPT`.
-        sentences: number of sentences of an answer that are the caption. max_length: tokens of an answer.
+    `sentences` is the number of sentences of an answer that are the caption, and `max_length` that of the tokens of an answer.
     """
     captioner = VLM(
         str(source),
@@ -63,13 +60,8 @@ def zero_shot(
 def export(
     checkpoint: str | Path, folder: Path, form: Literal["peft", "merged"], base: str | Path | None = None
 ) -> None:
-    """Write a fine-tuned model for transformers.
-
-    Args:
-        checkpoint: of METHOD=vlm. base: see `loading.load`.
-        folder: to write.
-        form: "peft": LoRA's matrices for `PeftModel.from_pretrained`. "merged": a base model's folder, which transformers and diffcap
-            load like the original; the prompt is in README.md.
+    """Write a fine-tuned model for transformers: "peft": LoRA's matrices for `PeftModel.from_pretrained`; "merged": a base model's folder,
+    which transformers and diffcap load like the original, with the prompt in README.md.
     """
     loaded = load(checkpoint, base)
     captioner: Any = loaded.captioner
