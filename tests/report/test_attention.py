@@ -29,18 +29,18 @@ from diffcap.report.attention import (
     mask_regions,
 )
 from diffcap.report.drawing import Masks
-from diffcap.report.heatmaps import PairAttention, matches, scale_attention
+from diffcap.report.heatmaps import matches, scale_attention
 from diffcap.utils.errors import DiffcapError
 
 BOXES = {"before": [0, 0, 20, 40], "after": [20, 20, 40, 40]}
 PAIR = ChangePair("1", "b", "a", ["the red cube moved"], "test", "move", False, {"boxes": BOXES})
 
 
-def some_maps() -> PairAttention:
+def some_maps() -> AttentionMaps:
     random = np.random.default_rng(0)
     before, after = (random.dirichlet(np.ones(6), 4).reshape(4, 2, 3) for _ in range(2))
     words = ["the", "red", "cube", "moved"]
-    return PairAttention(words, before, after, np.roll(np.eye(6), 1, axis=1), PAIR, " ".join(words))
+    return AttentionMaps(words, before, after, np.roll(np.eye(6), 1, axis=1))
 
 
 def test_encoded_maps_are_the_strengths_and_the_matches_again() -> None:
@@ -96,7 +96,7 @@ def test_a_checkpoint_is_asked_for_the_words_of_its_own_caption(tmp_path: Path) 
     words = [",", "a", "cube", "red", "vanished"]
     path = make_scorer(tmp_path / "best.ckpt", words, (5, 2, 3))
     pair = ChangePair("1", "a.png", "b.png", ["red , cube vanished"], "test")
-    (found,) = iter_attention([path], tmp_path, [pair], {"1": "red , cube vanished"})
+    ((_, found),) = iter_attention([path], tmp_path, [pair], {"1": "red , cube vanished"})
     assert found.words == ["red", ",", "cube", "vanished"]
     captioner = load(path).captioner
     features = torch.from_numpy(maps).float()
@@ -107,7 +107,7 @@ def test_a_checkpoint_is_asked_for_the_words_of_its_own_caption(tmp_path: Path) 
     np.testing.assert_allclose(found.before[1], expected.before[0, 1], atol=1e-6)
     np.testing.assert_allclose(found.after, expected.after[0, :4], atol=1e-6)
     assert found.before.shape == (4, 2, 3) and found.alignment is not None and found.alignment.shape == (6, 6)
-    (twice,) = iter_attention([path, path], tmp_path, [pair], {"1": "red , cube vanished"})
+    ((_, twice),) = iter_attention([path, path], tmp_path, [pair], {"1": "red , cube vanished"})
     np.testing.assert_allclose(twice.before, found.before, atol=1e-6)
     assert twice.words == found.words and twice.alignment is not None
     other = make_scorer(tmp_path / "other.ckpt", words, (6, 2, 3))
@@ -125,7 +125,7 @@ def test_a_word_of_several_tokens_is_one_word(tmp_path: Path) -> None:
     writer.write(np.arange(2), pixels)
     writer.finish()
     pair = ChangePair("1", "a.png", "b.png", [caption], "test")
-    (found,) = iter_attention([path], tmp_path, [pair], {"1": caption})
+    ((_, found),) = iter_attention([path], tmp_path, [pair], {"1": caption})
     assert found.words == caption.split(" ")
     tokens = torch.tensor([checkpoint.vocabulary.encode(caption, 12)[:-1]])
     assert tokens.shape[1] - 1 == 5  # "cy" and "an" are two
@@ -172,12 +172,12 @@ def test_localisation_is_measured_on_the_drawn_pairs_alone(trained: tuple[Datase
     found = collect_attention([checkpoint], checkpoint.parent, test, predictions, measured, sizes, masks)
     packed, scores = found
     assert list(packed) == [pair.id for pair in test]
-    attentions = iter_attention([checkpoint], checkpoint.parent, test, predictions)
-    one = next(one for one in attentions if one.pair.id == measured[0])
-    assert packed[one.pair.id] == encode_attention(one)
+    maps_of = iter_attention([checkpoint], checkpoint.parent, test, predictions)
+    pair, one = next((pair, maps) for pair, maps in maps_of if pair.id == measured[0])
+    assert packed[pair.id] == encode_attention(one)
     expected: dict[str, list[tuple[float, float]]] = {}
     for side, maps in (("before", one.before), ("after", one.after)):
-        box = one.pair.extra["boxes"].get(side)
+        box = pair.extra["boxes"].get(side)
         for word, attended in zip(one.words, maps if box else []):
             place = box_coverage((2, 3), relative_box(box, (64, 48)))
             expected.setdefault(word, []).append((pointing_score(attended, place), mass_inside(attended, place)))

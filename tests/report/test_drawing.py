@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from diffcap.pair_captioner import AttentionMaps
 from diffcap.records import ChangePair
 from diffcap.report.drawing import (
     BOX,
@@ -36,7 +37,6 @@ from diffcap.report.drawing import (
 from diffcap.report.heatmaps import (
     COLUMNS,
     TILE,
-    PairAttention,
     blend,
     color_table,
     draw_attention,
@@ -279,7 +279,8 @@ def test_a_sheet_has_a_tile_for_each_word_and_lines_where_there_is_an_alignment(
     before, after = (np.stack([one_hot(*cell)] * len(words)) for cell in ((0, 0), (3, 5)))
     alignment = np.eye(24)
     alignment[9] = np.eye(24)[18]
-    sheet = draw_attention({"a": [PairAttention(words, before, after, alignment, one, "w0 w1")]}, masks)
+    captions = {"a": {"1": "w0 w1"}}
+    sheet = draw_attention({"a": [(one, AttentionMaps(words, before, after, alignment))]}, captions, masks)
     assert sheet.width == WIDTH and count(sheet, BLUE) > 22 * 20 and count(sheet, ORANGE) > 20
     pixels = np.asarray(sheet).astype(int)
     top = int(np.argwhere((pixels == GRAY).all(-1))[0][0]) + PICTURE[1] + 2 * GAP
@@ -290,5 +291,5 @@ def test_a_sheet_has_a_tile_for_each_word_and_lines_where_there_is_an_alignment(
         above = rows < TILE[1]
         assert above.any() and rows[above].max() < 44 and columns[above].max() < 40  # before: its first corner
         assert rows[~above].min() > TILE[1] + 44 and columns[~above].min() > 78  # after: its last corner
-    plain = draw_attention({"a": [PairAttention(words[:1], before[:1], after[:1], None, one, "w0")]}, masks)
+    plain = draw_attention({"a": [(one, AttentionMaps(words[:1], before[:1], after[:1], None))]}, captions, masks)
     assert not count(plain, BLUE) and plain.height < sheet.height - 200

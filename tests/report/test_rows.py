@@ -17,14 +17,11 @@ from diffcap.features.writer import StoreWriter
 from diffcap.records import ChangePair, Dataset, read_json, write_json
 from diffcap.report.gather import MOST_COMMON, NEAREST, baseline_captions, describe_pairs
 from diffcap.report.rows import (
-    Bin,
-    Row,
     common_protocol,
     mean_row,
     quantile_bins,
     read_run,
     run_row,
-    score_bins,
     viewpoint_scores,
 )
 from diffcap.run_folder import training_lineage
@@ -161,48 +158,44 @@ def captions_for(pairs: list[ChangePair], seed: int = 0) -> dict[str, str]:
     return {pair.id: SAID[random.integers(4)] for pair in pairs}
 
 
-def score_raw(captions: dict[str, str], bins: list[Bin]) -> list[Row]:
-    return score_bins(captions, bins, captions, {pair.id: pair.captions for part in bins for pair in part.pairs})
-
-
 def test_bins_have_all_pairs_with_a_viewpoint_and_equal_ones_together() -> None:
     values = np.random.default_rng(0).uniform(0.3, 0.9, 53).round(4).tolist()
     pairs = pairs_of([*values, None, None])
     bins = quantile_bins(pairs, 5)
-    assert sorted(pair.id for part in bins for pair in part.pairs) == sorted(pair.id for pair in pairs[:53])
-    assert {len(part.pairs) for part in bins} <= {10, 11} and len(bins) == 5
-    for part in bins:
-        inside = [pair.extra["viewpoint_iou"] for pair in part.pairs]
-        assert (part.low, part.high) == (min(inside), max(inside))
-    assert all(one.high < two.low for one, two in pairwise(bins))
+    assert sorted(pair.id for part in bins for pair in part) == sorted(pair.id for pair in pairs[:53])
+    assert {len(part) for part in bins} <= {10, 11} and len(bins) == 5
+    inside = [[pair.extra["viewpoint_iou"] for pair in part] for part in bins]
+    assert all(one == sorted(one) and one[-1] < two[0] for one, two in pairwise(inside))
     bins = quantile_bins(pairs_of([1.0] * 8 + [0.5, 0.6]), 5)
-    assert [(part.low, part.high, len(part.pairs)) for part in bins] == [(0.5, 0.6, 2), (1.0, 1.0, 8)]
+    assert [[pair.extra["viewpoint_iou"] for pair in part] for part in bins] == [[0.5, 0.6], [1.0] * 8]
     assert quantile_bins(pairs_of([1.0] * 8), 5) == [] == quantile_bins(pairs_of([None] * 4), 5)
 
 
 @pytest.mark.parametrize(("pairs", "count"), [(2, 1), (2, 10), (3, 5), (5, 3), (7, 5), (7, 10)])
 def test_fewer_pairs_than_bins_give_fewer_bins(pairs: int, count: int) -> None:
     parts = quantile_bins(pairs_of([0.1 * number for number in range(pairs)]), count)
-    assert len(parts) == min(pairs, count) and all(part.pairs for part in parts)
-    assert [pair.id for part in parts for pair in part.pairs] == [str(number) for number in range(pairs)]
+    assert len(parts) == min(pairs, count) and all(part for part in parts)
+    assert [pair.id for part in parts for pair in part] == [str(number) for number in range(pairs)]
 
 
 def test_each_bin_scores_as_a_split_of_its_own_and_seeds_give_means() -> None:
     pairs = pairs_of(np.random.default_rng(1).uniform(size=40).tolist())
     seeds = [captions_for(pairs, seed) for seed in (1, 2)]
     bins = quantile_bins(pairs, 4)
-    each = [score_raw(predictions, bins) for predictions in seeds]
+    scores = viewpoint_scores({"base": seeds[:1], "other": seeds[1:], "run": seeds}, bins, "raw")
+    each = [scores["systems"]["base"], scores["systems"]["other"]]
     for part, row in zip(bins, each[0]):
-        own = {pair.id: seeds[0][pair.id] for pair in part.pairs}
-        alone = evaluate(own, part.pairs, "raw", ["CIDEr-D"])
+        own = {pair.id: seeds[0][pair.id] for pair in part}
+        alone = evaluate(own, part, "raw", ["CIDEr-D"])
         for group in ("total", "semantic", "distractor"):
             assert row["CIDEr-D"][group] == pytest.approx(alone["groups"][group]["CIDEr-D"])
-        right = [parse_caption(own[pair.id]).change_type == (pair.change_type or "none") for pair in part.pairs]
+        right = [parse_caption(own[pair.id]).change_type == (pair.change_type or "none") for pair in part]
         assert row["type_accuracy"]["total"] == sum(right) / len(right) == alone["slots"]["type"]
     plain = pairs_of([0.1, 0.5, 0.8, 0.9], has_object_labels=False)
-    assert all(row.keys() == {"CIDEr-D"} for row in score_raw(captions_for(plain), quantile_bins(plain, 2)))
-    scores = viewpoint_scores({"base": seeds[:1], "run": seeds}, bins, "raw")
-    assert [part["pairs"]["total"] for part in scores["bins"]] == [10] * 4 and scores["systems"]["base"] == each[0]
+    of_plain = viewpoint_scores({"base": [captions_for(plain)]}, quantile_bins(plain, 2), "raw")
+    assert all(row.keys() == {"CIDEr-D"} for row in of_plain["systems"]["base"])
+    assert [part["pairs"]["total"] for part in scores["bins"]] == [10] * 4
+    assert [(part["low"], part["high"]) for part in of_plain["bins"]] == [(0.1, 0.5), (0.8, 0.9)]
     for number, row in enumerate(scores["systems"]["run"]):
         values = [rows[number]["CIDEr-D"]["total"] for rows in each]
         assert row["CIDEr-D"]["total"] == pytest.approx(statistics.mean(values))

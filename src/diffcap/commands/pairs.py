@@ -54,9 +54,8 @@ def find_pairs(before: str, after: str | None = None) -> tuple[list[ImagePair], 
     | a `.csv`, `.tsv` or `.jsonl` file | the columns "before", "after" and, optionally, "id"; paths relative to the file |
 
     Returns:
-        The pairs, with unique ids, and a list with a note if images are not paired. Images of a folder are sorted by the numbers
-        in their names (2 before 10); a table keeps its order, and its images are not looked up. The default id is made from the
-        file names, see `default_ids`.
+        The pairs, with unique ids, and a list with a note if images are not paired. Images of a folder are in natural order (2 before
+        10); a table keeps its order, and its images are not looked up. Default ids: see `default_ids`.
     """
     first = Path(before)
     if after is not None:

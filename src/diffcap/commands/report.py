@@ -90,8 +90,8 @@ def report(
     write_text(target / "table.tex", table.system_table(rows).latex() + "\n")
     first = {name: group[0] for name, group in results.runs.items()}
     with_images = not dataset.info.get("captions_only")
+    captions = {name: run.predictions for name, run in first.items()}
     if pictures and with_images:
-        captions = {name: run.predictions for name, run in first.items()}
         sheet = draw_pairs(choose_pairs(results.pairs, pictures, seed), captions, results.masks)
         write_png(target / "pairs.png", sheet)
         written.append("pairs.png")
@@ -103,7 +103,7 @@ def report(
             except NoAttentionError as reason:
                 echo(f"attention.png does not show {name}: {reason}")
         if maps_by_run:
-            write_png(target / "attention.png", draw_attention(maps_by_run, results.masks))
+            write_png(target / "attention.png", draw_attention(maps_by_run, captions, results.masks))
             written.append("attention.png")
     by_viewpoint = None
     if bins and (parts := quantile_bins(results.pairs, bins)):

@@ -24,7 +24,7 @@ from diffcap.models.captioner import Captioner
 from diffcap.pair_captioner import AttentionMaps, attention_of
 from diffcap.records import ChangePair
 from diffcap.report.drawing import Masks, Size
-from diffcap.report.heatmaps import PairAttention, matches, scale_attention
+from diffcap.report.heatmaps import matches, scale_attention
 from diffcap.report.table import ALL_WORDS
 from diffcap.utils.errors import DiffcapError
 
@@ -41,7 +41,7 @@ class NoAttentionError(DiffcapError):
 
 def iter_attention(
     paths: Sequence[Path], folder: Path, pairs: Sequence[ChangePair], captions: Mapping[str, str]
-) -> Iterator[PairAttention]:
+) -> Iterator[tuple[ChangePair, AttentionMaps]]:
     """Attention maps of a checkpoint, or of an ensemble, for the captions (by id) of pairs; `folder` is the dataset's.
 
     Raises:
@@ -76,8 +76,7 @@ def iter_attention(
             caption = captions[pair.id]
             words = caption.split(" ") if caption else []  # the vocabulary's own words; tokenisation could split them
             tokens = checkpoint.vocabulary.encode(words, checkpoint.max_length)
-            maps = attention_of(checkpoint.captioner, checkpoint.vocabulary, before, after, tokens)
-            yield PairAttention(maps.words, maps.before, maps.after, maps.alignment, pair, caption)
+            yield pair, attention_of(checkpoint.captioner, checkpoint.vocabulary, before, after, tokens)
 
 
 def extreme_pairs(scores: Mapping[str, Mapping[str, float]], count: int = _PAIRS_PER_END) -> list[str]:
@@ -134,7 +133,7 @@ def mask_regions(pair: ChangePair, grid: tuple[int, int], sizes: Mapping[str, Si
     return {} if mask is None or not mask.any() else dict.fromkeys(("before", "after"), mask_coverage(grid, mask))
 
 
-def iter_word_attention(maps: PairAttention, regions: Mapping[str, Array]) -> Iterator[tuple[str, WordAttention]]:
+def iter_word_attention(maps: AttentionMaps, regions: Mapping[str, Array]) -> Iterator[tuple[str, WordAttention]]:
     """The kind of the word (see `WORD_KINDS`), and its map with the region, for each word and each image with a region."""
     for side, region in regions.items():
         for word, kind, word_map in zip(maps.words, word_kinds(maps.words), getattr(maps, side)):
@@ -163,12 +162,12 @@ def collect_attention(
     encoded, to_measure = {}, set(localisation_ids)
     found: dict[str, list[tuple[str, WordAttention]]] = {"mask": [], "box": []}
     # One at a time: an alignment of 14 x 14 positions alone is 150 kB.
-    for maps in iter_attention(checkpoints, folder, pairs, captions):
-        encoded[maps.pair.id] = encode_attention(maps)
-        if maps.pair.id in to_measure:
+    for pair, maps in iter_attention(checkpoints, folder, pairs, captions):
+        encoded[pair.id] = encode_attention(maps)
+        if pair.id in to_measure:
             grid = maps.before.shape[1], maps.before.shape[2]
-            found["mask"] += iter_word_attention(maps, mask_regions(maps.pair, grid, sizes, masks))
-            found["box"] += iter_word_attention(maps, box_regions(maps.pair, grid, sizes))
+            found["mask"] += iter_word_attention(maps, mask_regions(pair, grid, sizes, masks))
+            found["box"] += iter_word_attention(maps, box_regions(pair, grid, sizes))
     with_kinds = any("changed" in pair.extra for pair in pairs)
     tables = {region: _tables(words, with_kinds) for region, words in found.items() if words}
     if not tables:

@@ -76,9 +76,6 @@ def compare(
     if not metrics:
         raise DiffcapError(f"{run_a} and {run_b} have no metric in common; evaluate both with the same --metrics.")
     missing = unavailable_metrics(metrics)
-    if len(missing) == len(metrics):
-        reason = next(iter(missing.values()))
-        raise DiffcapError(f"{run_a} and {run_b} have no metric in common that can be computed: {reason}.")
     result = bootstrap(a.predictions, b.predictions, a.references, groups, scored_by[0], metrics, samples, seed, level)
     protocol = {
         **{key: value for key, value in b.metrics["protocol"].items() if key in ("official", "change_types")},
@@ -366,10 +363,7 @@ def accuracy_table(folder: str | Path, rows: Mapping[str, Sequence[Path]], out: 
 
 
 def gains_over_first(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
-    """Differences of each row from the first, seed by seed: metric -> {"mean", "std" (None of one), "of": differences}.
-
-    A row of one number (an ensemble) is compared with the first row's mean.
-    """
+    """Differences of each row from the first, seed by seed, or of an ensemble from the first row's mean: metric -> numbers."""
     names = list(rows)
     base = rows[names[0]]
     found: dict[str, dict[str, Any]] = {}

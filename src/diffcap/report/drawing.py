@@ -4,10 +4,9 @@ import base64
 import io
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFilter, ImageFont
@@ -90,8 +89,7 @@ def read_images(pair: ChangePair, root: Path) -> list[Image.Image]:
         raise DiffcapError(f"{str(error).rstrip('.')}, or report with --pictures 0 --attention 0.") from None
 
 
-@dataclass(frozen=True)
-class Thumbnail:
+class Thumbnail(NamedTuple):
     """An image reduced to a frame, as WebP in base64, and the size of the original image."""
 
     width: int
@@ -271,8 +269,7 @@ def is_correct(caption: str, pair: ChangePair) -> bool | None:
     return parsed.change_type == pair.change_type and same_object and parsed.to == truth.get("to")
 
 
-@dataclass(frozen=True)
-class TextLine:
+class TextLine(NamedTuple):
     """A line of the text beside a pair."""
 
     text: str

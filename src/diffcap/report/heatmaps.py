@@ -1,12 +1,10 @@
 """Attention maps as colours over images: `attention.png` of a report, and `--heatmap` of `diffcap caption`.
 
-report.html enlarges its maps in the browser (attention.js) and reads their colours from `color_table`: 64 pairs of ten words take
-0.3 MB in it, and as images of this renderer 2.7 MB or more.
+report.html enlarges its maps in the browser (attention.js), which takes a ninth of the space, with the colours of `color_table`.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,14 +43,6 @@ _TILE_GAP = 2  # pixels between the two images of a word
 _COMMON_SHIFT, _OTHER_SHIFT = (0, 160, 230), (240, 120, 0)
 _MAX_MATCHES = 24
 _SUPERSAMPLING = 4  # lines are drawn this many times larger and then shrunk, for smooth edges
-
-
-@dataclass(frozen=True)
-class PairAttention(AttentionMaps):
-    """Attention maps for the caption that a run wrote for a pair."""
-
-    pair: ChangePair
-    caption: str
 
 
 class Match(NamedTuple):
@@ -133,16 +123,20 @@ def matches(alignment: Array, grid: tuple[int, int], count: int = _MAX_MATCHES) 
     ]
 
 
-def draw_attention(maps: Mapping[str, Sequence[PairAttention]], masks: Masks) -> Image.Image:
-    """Draw `attention.png`: the maps of each run and pair as in `draw_caption`."""
-    entries = [(name, of_pair) for name, of_run in maps.items() for of_pair in of_run]
-    has_object_labels = any("changed" in of_pair.pair.extra for _, of_pair in entries)
+def draw_attention(
+    maps: Mapping[str, Sequence[tuple[ChangePair, AttentionMaps]]],
+    captions: Mapping[str, Mapping[str, str]],
+    masks: Masks,
+) -> Image.Image:
+    """Draw `attention.png`: the maps of each run and pair as in `draw_caption`; captions are by run and id."""
+    entries = [(name, pair, of_pair) for name, of_run in maps.items() for pair, of_pair in of_run]
+    has_object_labels = any("changed" in pair.extra for _, pair, _ in entries)
     blocks = []
-    for name, of_pair in entries:
-        texts = drawing.caption_lines(of_pair.pair, {name: of_pair.caption}, has_object_labels)
-        images = drawing.read_images(of_pair.pair, masks.root)
-        blocks.append(_draw_maps(images, drawing.with_region(of_pair.pair, images, masks), texts, of_pair))
-    return draw_sheet(blocks, _draw_legend(any(of_pair.alignment is not None for _, of_pair in entries)))
+    for name, pair, of_pair in entries:
+        texts = drawing.caption_lines(pair, {name: captions[name][pair.id]}, has_object_labels)
+        images = drawing.read_images(pair, masks.root)
+        blocks.append(_draw_maps(images, drawing.with_region(pair, images, masks), texts, of_pair))
+    return draw_sheet(blocks, _draw_legend(any(of_pair.alignment is not None for _, _, of_pair in entries)))
 
 
 def draw_caption(

@@ -189,17 +189,8 @@ def _merge(values: Sequence[Any], reduce: Any) -> Any:
     return reduce([float(value) for value in values])
 
 
-@dataclass(frozen=True)
-class Bin:
-    """Pairs whose viewpoint IoU lies in `low` to `high`, both included (Park et al., "Robust Change Captioning", ICCV 2019)."""
-
-    low: float
-    high: float
-    pairs: list[ChangePair]
-
-
-def quantile_bins(pairs: Sequence[ChangePair], count: int) -> list[Bin]:
-    """Divide the pairs with a viewpoint IoU into bins of about equal size, from different to similar viewpoints.
+def quantile_bins(pairs: Sequence[ChangePair], count: int) -> list[list[ChangePair]]:
+    """Divide the pairs by viewpoint IoU into bins of about equal size, from different to similar (Park et al., ICCV 2019).
 
     Pairs of equal IoU are in one bin, so there may be fewer bins than `count`; none if all have the same.
     """
@@ -214,50 +205,35 @@ def quantile_bins(pairs: Sequence[ChangePair], count: int) -> list[Bin]:
     ends = [(np.searchsorted(values, values[cut]), np.searchsorted(values, values[cut], "right")) for cut in wanted]
     cuts = {int(min(end, key=lambda place: abs(place - cut))) for end, cut in zip(ends, wanted)}
     edges = sorted({0, *cuts, len(known)})
-    return [Bin(float(values[first]), float(values[last - 1]), known[first:last]) for first, last in pairwise(edges)]
-
-
-def score_bins(
-    predictions: Mapping[str, str],
-    bins: Sequence[Bin],
-    hypotheses: Mapping[str, str],
-    references: Mapping[str, list[str]],
-) -> list[Row]:
-    """Score one system's captions, also given as tokens, each bin as a corpus with document frequencies of its own.
-
-    Returns:
-        A row for each bin: {"CIDEr-D": group -> fraction}, with the groups total and, where both occur, semantic and
-        distractor; and "type_accuracy" for the same groups if the dataset has the attributes of its changed objects.
-    """
-    has_object_labels = any("changed" in pair.extra for part in bins for pair in part.pairs)
-    rows: list[Row] = []
-    for part in bins:
-        groups = _groups(part)
-        scores = score_tokens(hypotheses, references, groups, ["CIDEr-D"])
-        rows.append({"CIDEr-D": {name: scores[name]["CIDEr-D"] for name in groups}})
-        if has_object_labels:
-            rows[-1]["type_accuracy"] = type_accuracy(predictions, part.pairs, groups)
-    return rows
+    return [known[first:last] for first, last in pairwise(edges)]
 
 
 def viewpoint_scores(
-    systems: Mapping[str, Sequence[Mapping[str, str]]], bins: Sequence[Bin], tokenizer: Tokenizer
+    systems: Mapping[str, Sequence[Mapping[str, str]]], bins: Sequence[Sequence[ChangePair]], tokenizer: Tokenizer
 ) -> dict[str, Any]:
-    """The content of `viewpoint.json`: the bins with their numbers of pairs, and each system's mean rows over its seeds."""
-    references = {pair.id: pair.captions for part in bins for pair in part.pairs}
+    """The content of `viewpoint.json`: the bins with their numbers of pairs, and each system's mean rows over its seeds.
+
+    Each bin is scored as a corpus with document frequencies of its own, in the groups total and, where both occur, semantic and
+    distractor; with the accuracy of the change type if the dataset has the attributes of its changed objects.
+    """
+    references = {pair.id: pair.captions for part in bins for pair in part}
+    has_object_labels = any("changed" in pair.extra for part in bins for pair in part)
     runs = [(name, captions) for name, seeds in systems.items() for captions in seeds]
     texts = {str(number): {id: captions[id] for id in references} for number, (_, captions) in enumerate(runs)}
     hypotheses, tokens = tokenize_together(texts, references, tokenizer)
-    rows: dict[str, list[list[Row]]] = {}
-    for number, (name, captions) in enumerate(runs):
-        rows.setdefault(name, []).append(score_bins(captions, bins, hypotheses[str(number)], tokens))
-    counts = [{name: len(ids) for name, ids in _groups(part).items()} for part in bins]
-    return {
-        "bins": [{"low": part.low, "high": part.high, "pairs": pairs} for part, pairs in zip(bins, counts)],
-        "systems": {name: [mean_row(of_bin) for of_bin in zip(*seeds)] for name, seeds in rows.items()},
-    }
-
-
-def _groups(part: Bin) -> dict[str, list[str]]:
-    groups = groups_of(part.pairs)
-    return {name: groups[name] for name in ("total", "semantic", "distractor") if name in groups}
+    described: list[dict[str, Any]] = []
+    rows: dict[str, list[Row]] = {name: [] for name in systems}
+    for part in bins:
+        groups = {name: ids for name, ids in groups_of(part).items() if name in ("total", "semantic", "distractor")}
+        low, high = (float(pair.extra[_VIEWPOINT]) for pair in (part[0], part[-1]))
+        described.append({"low": low, "high": high, "pairs": {name: len(ids) for name, ids in groups.items()}})
+        seeds: dict[str, list[Row]] = {name: [] for name in systems}
+        for number, (name, captions) in enumerate(runs):
+            scores = score_tokens(hypotheses[str(number)], tokens, groups, ["CIDEr-D"])
+            row: Row = {"CIDEr-D": {group: scores[group]["CIDEr-D"] for group in groups}}
+            if has_object_labels:
+                row["type_accuracy"] = type_accuracy(captions, part, groups)
+            seeds[name].append(row)
+        for name, of_seeds in seeds.items():
+            rows[name].append(mean_row(of_seeds))
+    return {"bins": described, "systems": rows}

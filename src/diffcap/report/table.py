@@ -156,10 +156,7 @@ def type_table(rows: Rows, title: str = "") -> Table | None:
 
 
 def type_tabs(rows: Rows) -> list[Table]:
-    """The tabs of the page by change type, one for each metric; empty if the dataset has no types.
-
-    The shade of a cell is the place of its number between the lowest (0) and the highest (1) of its column.
-    """
+    """The tabs of the page by change type, one for each metric, with shades from the lowest (0) to the highest (1) of a column."""
     order = _type_groups(rows)
     paths = {"CIDEr-D": {group: (group, "CIDEr-D") for group in order}}
     paths["type right"] = {group: ("type_accuracy", group) for group in order}

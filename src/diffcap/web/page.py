@@ -226,10 +226,7 @@ def _hide_traceback(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 async def _preprocess(preprocess: Callable[..., Any], *values: Any) -> Any:
-    """For values that the page does not send, return an error to the visitor, without a traceback in the log.
-
-    See `Blocks.preprocess_data`.
-    """
+    """Replaces `Blocks.preprocess_data`: values that the page does not send are an error without a traceback in the log."""
     try:
         return await preprocess(*values)
     except Exception as error:
