@@ -7,13 +7,7 @@ import pytest
 from tests.toy import captions, pairs
 
 from diffcap.evaluation import bootstrap
-from diffcap.evaluation.bootstrap import (
-    additive_metrics,
-    bootstrap_scores,
-    bootstrap_sums,
-    compare,
-    compare_scores,
-)
+from diffcap.evaluation.bootstrap import additive_metrics, bootstrap_scores, bootstrap_sums, compare, compare_scores
 from diffcap.evaluation.captions import score_tokens
 from diffcap.evaluation.java import meteor, meteor_counts, meteor_of_sums, running_meteor
 from diffcap.evaluation.protocols import groups_of

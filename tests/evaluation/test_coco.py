@@ -7,31 +7,26 @@ from typing import Any
 
 import pytest
 
-from diffcap.evaluation.coco import (
-    read_other_predictions,
-    read_predictions,
-    read_references,
-    write_predictions,
-    write_references,
-)
+from diffcap.evaluation import coco
+from diffcap.evaluation.coco import read_predictions, read_references
 from diffcap.utils.errors import DiffcapError
 
 
 def read_of_split(path: Path) -> dict[str, str]:
-    return read_other_predictions(path, ["a", "b"], ["a", "b", "c"], "the test split")
+    return coco.read_other_predictions(path, ["a", "b"], ["a", "b", "c"], "the test split")
 
 
 def test_files_come_back_as_they_were_written_and_cocos_own_reader_reads_them(tmp_path: Path) -> None:
     from pycocotools.coco import COCO
 
     predictions, references = {"a": "a caf\u00e9", "b": ""}, {"a": ["x", "y"], "b": ["z"]}
-    write_predictions(tmp_path / "p.json", predictions)
-    write_references(tmp_path / "r.json", references)
+    coco.write_predictions(tmp_path / "p.json", predictions)
+    coco.write_references(tmp_path / "r.json", references)
     assert read_predictions(tmp_path / "p.json") == predictions
     assert read_references(tmp_path / "r.json") == references
-    coco = COCO(str(tmp_path / "r.json"))
-    assert [entry["caption"] for entry in coco.imgToAnns["a"]] == ["x", "y"]
-    assert coco.loadRes(str(tmp_path / "p.json")).imgToAnns["a"][0]["caption"] == "a caf\u00e9"
+    read = COCO(str(tmp_path / "r.json"))
+    assert [entry["caption"] for entry in read.imgToAnns["a"]] == ["x", "y"]
+    assert read.loadRes(str(tmp_path / "p.json")).imgToAnns["a"][0]["caption"] == "a caf\u00e9"
 
 
 @pytest.mark.parametrize(

@@ -146,11 +146,8 @@ def test_no_negative_says_the_same_where_a_reference_does(settings: dict[str, st
     references += [[text] for text in (*same, *differences)]
     pairs = [ChangePair(str(number), "a", "b", texts, "train") for number, texts in enumerate(references)]
     pairs.append(ChangePair("distractor", "a", "c", ["nothing has changed"], "train", None, True))
-    tags = (
-        dict.fromkeys(("visible", *colors), "ADJ")
-        | dict.fromkeys(("are", "has", "is", "look"), "VERB")
-        | {".": "PUNCT"}
-    )
+    adjectives, verbs = ("visible", *colors), ("are", "has", "is", "look")
+    tags = {".": "PUNCT", **dict.fromkeys(adjectives, "ADJ"), **dict.fromkeys(verbs, "VERB")}
     tagged = {
         text: [tags.get(word, "NOUN") for word in text.split()]
         for text in sentence_texts({normalize_caption(caption) for pair in pairs for caption in pair.captions})
