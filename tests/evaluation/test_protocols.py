@@ -3,7 +3,7 @@
 import pytest
 
 from diffcap.evaluation.captions import FAST_METRICS, score_captions
-from diffcap.evaluation.protocols import evaluate, evaluate_systems, groups_of
+from diffcap.evaluation.protocols import evaluate, groups_of
 from diffcap.records import ChangePair
 from diffcap.utils.errors import DiffcapError
 
@@ -66,18 +66,3 @@ def test_pairs_that_know_their_object_get_slots() -> None:
     predictions = {"a": "the big red shiny block is gone", "b": "nothing is new"}
     result = evaluate(predictions, pairs, "raw", ["BLEU-1"])
     assert result["slots"]["object"] == 1 and result["slots"]["type"] == 0.5
-
-
-def test_systems_scored_together_have_the_scores_of_each_alone() -> None:
-    systems = {
-        "right": {p.id: p.captions[0] for p in CLEVR},
-        "wrong": {p.id: f"the caption of {p.id[0]}" for p in CLEVR},
-        "right again": {p.id: p.captions[0] for p in CLEVR},
-    }
-    found = evaluate_systems(systems, CLEVR, "raw", QUICK, protocol={"split": "test"})
-    for name, captioned in systems.items():
-        assert found[name] == evaluate(captioned, CLEVR, "raw", QUICK, protocol={"split": "test"})
-    assert found["right"]["groups"] != found["wrong"]["groups"]
-    missing = {"right": systems["right"], "wrong": {"1.png": "x"}}
-    with pytest.raises(DiffcapError, match="5 of 6 reference ids have no prediction"):
-        evaluate_systems(missing, CLEVR, "raw", QUICK)

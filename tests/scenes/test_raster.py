@@ -3,6 +3,7 @@
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -122,8 +123,11 @@ def test_the_overview_is_every_nth_pixel(tmp_path: Path, longest: int, monkeypat
     pixels = image()
     path = write(tmp_path / "a.tif", pixels)
     step = max(1, -(-50 // longest))
-    with open_scene(path, path) as scene:
+    with open_scene(path, path) as scene, monkeypatch.context() as patch:
+        read = Mock(wraps=scene.read)
+        patch.setattr(scene, "read", read)
         sample = scene.overview(longest)
+    assert all(max(call.args[0][2:]) <= 16 for call in read.call_args_list)  # the scene need not fit into memory
     expected = pixels[:, ::step, ::step]
     assert np.array_equal(sample.before, expected) and sample.after_valid.shape == expected.shape[1:]
 

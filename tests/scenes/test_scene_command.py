@@ -17,7 +17,6 @@ import pytest
 import rasterio
 import rasterio.warp
 import shapely
-from rasterio.windows import Window
 from tests.commands import environment
 from tests.scenes.rasters import UTM33, example, write, write_scene
 
@@ -245,42 +244,3 @@ def test_a_missing_package_is_named_with_the_command(
     monkeypatch.setitem(sys.modules, package, None)
     status = run("a.tif", "b.tif", "--out", str(tmp_path / "x.csv"))
     assert status == "error: whole scenes need rasterio and shapely; run: pip install 'diffcap[geo]'"
-
-
-LARGE, EDGE = 20_000, 19_744
-PEAK = """
-import sys
-from diffcap.cli import main
-main(sys.argv[1:])
-print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM:")))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="the peak of the memory is read from /proc")
-def test_a_large_scene_needs_a_fraction_of_its_size_in_memory(tmp_path: Path) -> None:
-    """Two rasters of 20,000 x 20,000 pixels, 3 bands and 16 bits: 4.8 GB. 512 rows are full of pixels that are equal at both dates.
-
-    Blocks that were not written are 0.
-    """
-    places = [(0, 0), (4 * 192, 50 * 192), (EDGE, EDGE)]
-    options = {"width": LARGE, "height": LARGE, "count": 3, "dtype": "uint16", "crs": "EPSG:32633", "transform": UTM33}
-    blocks = {"tiled": True, "blockxsize": 512, "blockysize": 512, "compress": "deflate", "zlevel": 1}
-    rows = np.tile(example("before").astype(np.uint16) * 40, (1, 2, 79))[:, :, :LARGE]
-    for name in ("before", "after"):
-        with rasterio.open(tmp_path / f"{name}.tif", "w", driver="GTiff", SPARSE_OK=True, **options, **blocks) as file:
-            file.write(rows, window=Window(0, 20 * 512, LARGE, 512))
-            for x, y in places:
-                file.write(example(name).astype(np.uint16) * 40, window=Window(x, y, 256, 256))
-    words = "caption before.tif after.tif --checkpoint blocks --stretch 0,100 --device cpu --out x.geojson --out x.html"
-    command = [sys.executable, "-c", PEAK, *words.split()]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True, timeout=300
-    )
-    found = features(tmp_path / "x.geojson")
-    assert all(change_at(found, *place)["caption"].endswith("appeared") for place in places)
-    counts = json.loads((tmp_path / "x.geojson").read_text())["diffcap"]["tiles"]
-    assert counts["identical"] + counts["no_data"] > 10_700 and counts["changed"] >= 3
-    kilobytes = int(done.stdout.split()[-1])
-    assert kilobytes < 1_600_000  # about 700,000 of them are torch's and the captioner's
-    assert (tmp_path / "x.html").stat().st_size < 3_000_000
