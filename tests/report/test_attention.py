@@ -16,7 +16,7 @@ from diffcap.evaluation.localisation import box_coverage, mass_inside, pointing_
 from diffcap.features.writer import StoreWriter
 from diffcap.methods.pcl.model import PCL
 from diffcap.models.captioner import Captioner
-from diffcap.pair_captioner import AttentionMaps
+from diffcap.pair_captioner import AttentionMaps, attention_of
 from diffcap.records import ChangePair, Dataset
 from diffcap.report.attention import (
     NoAttentionError,
@@ -115,23 +115,16 @@ def test_a_checkpoint_is_asked_for_the_words_of_its_own_caption(tmp_path: Path) 
         next(iter_attention([other], tmp_path, [pair], {"1": "red"}))
 
 
-def test_a_word_of_several_tokens_is_one_word(tmp_path: Path) -> None:
+def test_a_word_of_several_tokens_has_the_mean_of_their_maps(tmp_path: Path) -> None:
     caption = "the cyan cube vanished"
-    path = make(tmp_path / "best.ckpt", "clip4idc", [caption])
-    checkpoint = load(path)
-    meta = checkpoint.features
-    writer = StoreWriter(tmp_path / "features" / meta["name"], ["a.png", "b.png"], tuple(meta["shape"]), meta)
-    pixels = np.random.default_rng(0).integers(0, 256, (2, *meta["shape"]), dtype=np.uint8)
-    writer.write(np.arange(2), pixels)
-    writer.finish()
-    pair = ChangePair("1", "a.png", "b.png", [caption], "test")
-    ((_, found),) = iter_attention([path], tmp_path, [pair], {"1": caption})
-    assert found.words == caption.split(" ")
-    tokens = torch.tensor([checkpoint.vocabulary.encode(caption, 12)[:-1]])
-    assert tokens.shape[1] - 1 == 5  # "cy" and "an" are two
-    features = torch.from_numpy(pixels).float()
+    checkpoint = load(make(tmp_path / "best.ckpt", "clip4idc", [caption]))
+    tokens = checkpoint.vocabulary.encode(caption, 12)
+    assert len(tokens) - 2 == 5  # without start and end; "cy" and "an" are two
+    images = torch.randint(0, 256, (2, 1, *checkpoint.features["shape"])).float()
+    found = attention_of(checkpoint.captioner, checkpoint.vocabulary, *images, tokens)
     with torch.no_grad():
-        maps = checkpoint.captioner.attention(features[:1], features[1:], tokens)
+        maps = checkpoint.captioner.attention(*images, torch.tensor([tokens[:-1]]))
+    assert found.words == caption.split(" ")
     for attended, of_tokens in ((found.before, maps.before[0].numpy()), (found.after, maps.after[0].numpy())):
         expected = [of_tokens[0], of_tokens[1:3].mean(0), of_tokens[3], of_tokens[4]]
         np.testing.assert_allclose(attended, np.stack(expected), atol=1e-6)

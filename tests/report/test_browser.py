@@ -223,24 +223,19 @@ def test_filters_leave_the_pairs_that_are_asked_for(browse: Any, made: Made) -> 
 
 
 def many_pairs() -> Page:
-    """A page of so many pairs without attention, whose pictures are of the usual size."""
-    colors = ("red", "green", "blue")
+    """A page of so many pairs without attention."""
     pairs, predictions, scores = [], {}, {}
     for number in range(MANY):
-        changed = {"size": "small", "color": colors[number % 3], "material": "metal", "shape": "cube"}
+        color = ("red", "green", "blue")[number % 3]
+        changed = {"size": "small", "color": color, "material": "metal", "shape": "cube"}
         id, kind = f"{number:05}.png", TYPES[number % len(TYPES)]
-        pairs.append(
-            ChangePair(id, f"b{number}", f"a{number}", ["it moved"], "test", kind, False, {"changed": changed})
-        )
-        predictions[id] = f"the small {colors[number % 3]} metal cube moved"
+        pairs.append(ChangePair(id, f"b{number}", "a", ["it moved"], "test", kind, False, {"changed": changed}))
+        predictions[id] = f"the small {color} metal cube moved"
         scores[id] = (7 * number % MANY) / 1000
-    random, thumbnails = np.random.default_rng(0), []
-    for _ in range(40):
-        file = io.BytesIO()
-        noise = random.integers(0, 256, (6, 8, 3), dtype=np.uint8)
-        Image.fromarray(noise).resize((144, 108)).save(file, "WEBP", quality=55)
-        thumbnails.append(Thumbnail(480, 360, base64.b64encode(file.getvalue()).decode()))
-    pictures = {path: thumbnails[number % 40] for number, pair in enumerate(pairs) for path in pair.images}
+    file = io.BytesIO()
+    Image.new("RGB", (144, 108), "red").save(file, "WEBP")
+    thumbnail = Thumbnail(480, 360, base64.b64encode(file.getvalue()).decode())
+    pictures = {path: thumbnail for pair in pairs for path in pair.images}
     protocol = {"dataset": "blocks", "split": "test", "pairs": {"total": MANY}, "tokenizer": "raw", "beams": 1}
     rows = {"one": {"total": {"CIDEr-D": 1.25}, "seconds": 60.0}}
     return Page(protocol, rows, {"one": System(predictions, scores)}, pairs, pictures)

@@ -21,7 +21,6 @@ from diffcap.report.charts import (
     is_score,
     read_curves,
     run_curves,
-    system_colors,
     thinned,
     viewpoint_charts,
     write_curves,
@@ -125,12 +124,6 @@ def test_the_sheet_of_curves_has_each_system_where_its_scores_are(tmp_path: Path
     high, low = (np.flatnonzero(near(tmp_path / "curves.png", color)[:300, 500]).mean() for color in COLORS[:2])
     axis = np.flatnonzero(near(tmp_path / "curves.png", "#e1e1e1")[:, 500]).max()
     assert high < low < axis and (axis - high) / (axis - low) == pytest.approx(2, abs=0.05)
-
-
-def test_colours_repeat_and_baselines_are_gray() -> None:
-    names = [str(number) for number in range(12)]
-    colors = system_colors(names, ["0", "1", "2"])
-    assert [colors[name] for name in "0123"] == [GRAYS[0], GRAYS[1], GRAYS[0], COLORS[0]] and colors["11"] == COLORS[0]
 
 
 def test_the_style_of_the_user_does_not_count_and_matplotlib_is_imported_for_a_chart_only(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from diffcap.records import ChangePair
 from diffcap.report.drawing import Thumbnail
-from diffcap.report.page import Page, System, as_json, page_data, render, resource
+from diffcap.report.page import Page, System, as_json, page_data, render
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)> & \u2028 \"'<!--"
 
@@ -209,10 +209,3 @@ def test_every_section_is_in_the_menu() -> None:
     sections = {attributes["id"] for attributes in elements if "id" in attributes}
     links = {str(attributes.get("href")) for attributes, _ in found.named("a")}
     assert {"scores", "pairs", "provenance"} <= sections and {f"#{name}" for name in sections} <= links
-
-
-def test_the_script_finds_the_elements_that_it_asks_for() -> None:
-    script = "\n".join(resource(name) for name in ("shared.js", "attention.js", "card.js", "page.js"))
-    asked = set(re.findall(r"""(?:field|getElementById)\("([a-z-]+)"\)""", script))
-    ids = {attributes.get("id") for _, attributes, _ in Elements(render(a_page())).found}
-    assert {"index", "list", "filters", "theme"} <= asked <= ids

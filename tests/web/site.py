@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,24 @@ def served(folder: Path, captioners: Captioners | None = None, **options: Any) -
         finally:
             server.should_exit = True
             thread.join(20)
+
+
+@contextmanager
+def trap() -> Iterator[tuple[str, list[str]]]:
+    """The address of a picture on another server, and the paths that it is asked for."""
+    asked: list[str] = []
+
+    class Elsewhere(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_error(404)
+
+        do_HEAD = do_GET
+
+    with HTTPServer(("127.0.0.1", 0), Elsewhere) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/a.png", asked
+        server.shutdown()
 
 
 @cache

@@ -3,16 +3,14 @@
 import json
 import re
 import socket
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import httpx
 import pytest
 from tests.odd_images import png_header
-from tests.web.site import Visitor, pair, served
+from tests.web.site import Visitor, pair, served, trap
 
 from diffcap.web import middleware
 from diffcap.web.middleware import MAX_FILE_BYTES
@@ -82,29 +80,15 @@ def test_the_page_finds_its_files_and_no_other_route_is_reachable(visitor: Visit
 
 
 def test_the_server_fetches_no_address_for_a_visitor(visitor: Visitor, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-
-    class Elsewhere(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append(self.path)
-            self.send_response(200)
-            self.end_headers()
-
-        do_HEAD = do_GET
-
     async def resolve(host: str) -> str:  # gradio's check that an address is public
-        asked.append(host)
         return "127.0.0.1"
 
     monkeypatch.setattr("safehttpx.async_validate_url", resolve)
-    with HTTPServer(("127.0.0.1", 0), Elsewhere) as elsewhere:
-        threading.Thread(target=elsewhere.serve_forever, daemon=True).start()
-        address = f"http://127.0.0.1:{elsewhere.server_address[1]}/a.png"
+    with trap() as (address, asked):
         escaped = address.replace(":", "%3A").replace("/", "%2F")
         for route in (f"file={address}", f"file={escaped}", f"file/{address}", f"proxy={address}", f"file=/{address}"):
             for method in ("GET", "HEAD"):
                 assert visitor.http.request(method, f"/gradio_api/{route}").status_code == 404, route
-        elsewhere.shutdown()
     assert not asked
 
 
