@@ -143,7 +143,9 @@ class PairCaptioner:
 
         members = [checkpoint] if isinstance(checkpoint, Checkpoint) else list(checkpoint)
         first = members[0] if len(members) == 1 else as_ensemble(members)
-        self.vocabulary, self.max_length, self.metadata = first.vocabulary, first.max_length, first.metadata
+        self.vocabulary = first.vocabulary
+        self.max_length = first.max_length
+        self.metadata = first.metadata
         self.domain_note = _domain_note(members)
         self.device = _device(device)
         self._feature_metadata: list[dict[str, Any]] = []  # of each distinct feature extractor
@@ -254,7 +256,8 @@ class PairCaptioner:
         hypotheses = greedy_from(self._captioner, memory, self.max_length)[:, None]
         if beams > 1:  # beam search can miss the greedy caption although it has a higher score
             found = beam_hypotheses(self._captioner, before, after, self.max_length, beams, length_penalty)
-            length, eos = max(found.shape[2], hypotheses.shape[2]), self._captioner.eos_id
+            length = max(found.shape[2], hypotheses.shape[2])
+            eos = self._captioner.eos_id
             padded = [pad(rows, (0, length - rows.shape[2]), value=eos) for rows in (found, hypotheses)]
             hypotheses = torch.cat(padded, 1)  # (B, beams + 1, T)
         memory = tree_map(lambda leaf: leaf.repeat_interleave(hypotheses.shape[1], 0).contiguous(), memory)
@@ -400,7 +403,8 @@ def _shipped(source: str | Path | None) -> str | Path:
 
 
 def _device(name: str) -> torch.device:
-    usable, accelerator = ["auto", "cpu"], torch.accelerator.current_accelerator(check_available=True)
+    usable = ["auto", "cpu"]
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is not None:
         kind = accelerator.type
         usable += [kind, *(f"{kind}:{number}" for number in range(torch.accelerator.device_count()))]

@@ -51,7 +51,8 @@ def cross_correlation(before: Tensor, after: Tensor) -> Tensor:
     before, after = before.float(), after.float()
     rows = sum_over_ranks(torch.tensor(float(len(before)), device=before.device))
     means = sum_over_ranks(torch.stack([before.sum(0), after.sum(0)])) / rows
-    first, second = before - means[0], after - means[1]
+    first = before - means[0]
+    second = after - means[1]
     squares = torch.stack([torch.linalg.vector_norm(part, dim=0) for part in (first, second)]).square()
     std = (sum_over_ranks(squares) / (rows - 1)).sqrt()
     with torch.autocast(before.device.type, enabled=False):
@@ -176,9 +177,12 @@ class DIRL(CrossImageCaptioner):
             init_xavier_(self.fusion)
             init_xavier_(self.decoder)
         init_attention_(self)
-        self.decorrelation_weight, self.ccr_weight = decorrelation_weight, ccr_weight
+        self.decorrelation_weight = decorrelation_weight
+        self.ccr_weight = ccr_weight
         self.term_weights = diagonal_weight, off_diagonal_weight
-        self.ccr_temperature, self.ccr_form, self.ccr_mask_padding = ccr_temperature, ccr_form, ccr_mask_padding
+        self.ccr_temperature = ccr_temperature
+        self.ccr_form = ccr_form
+        self.ccr_mask_padding = ccr_mask_padding
 
     @staticmethod
     def differences(before: Tensor, after: Tensor, views: Views) -> tuple[Tensor, Tensor]:
@@ -193,7 +197,8 @@ class DIRL(CrossImageCaptioner):
 
     def text_and_vision(self, output: BlockOutput, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """What CCR compares: mean hidden states after self-attention (text) and after cross-attention (vision), (B, D) each."""
-        text, vision = output.after_self_attention, output.after_cross_attention
+        text = output.after_self_attention
+        vision = output.after_cross_attention
         if not self.ccr_mask_padding:
             return text.mean(1), vision.mean(1)
         is_word = (tokens != NULL).to(text.dtype)[..., None]
@@ -201,14 +206,17 @@ class DIRL(CrossImageCaptioner):
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
         """`caption + lambda_d decorrelation + lambda_c ccr` over the global batch, each a mean over the groups."""
-        before, after, tokens = self.embedding(batch["before"]), self.embedding(batch["after"]), batch["tokens"]
+        before = self.embedding(batch["before"])
+        after = self.embedding(batch["after"])
+        tokens = batch["tokens"]
         groups = pair_groups(before, after)
         output = self.decoder(tokens, self.fuse(before, after, self.compare(before, after))).last
         logits = self.decoder.logit(output.hidden)
         parts = {"caption_loss": mean([global_mean(next_word_losses(logits[rows], tokens[rows])) for rows in groups])}
         loss = parts["caption_loss"]
         if self.projector is not None:
-            projected_before, projected_after = self.projector(before), self.projector(after).split(len(before))
+            projected_before = self.projector(before)
+            projected_after = self.projector(after).split(len(before))
             terms = [
                 decorrelation_terms(cross_correlation(projected_before.flatten(0, 1), group.flatten(0, 1)))
                 for group in projected_after

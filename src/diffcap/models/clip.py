@@ -36,7 +36,8 @@ def build_clip(network: Network, image_size: tuple[int, int] | None = None, voca
     import open_clip  # brings timm and torchvision: not for a stage's --help
 
     config = _configuration(network)
-    vision, text = dict(config["vision_cfg"]), dict(config["text_cfg"])
+    vision = dict(config["vision_cfg"])
+    text = dict(config["text_cfg"])
     if image_size is not None:
         vision["image_size"] = tuple(image_size)
     if vocabulary_size is not None:
@@ -143,8 +144,11 @@ class PairTower(nn.Module):
             raise ValueError(
                 f"intra_layers is {self.intra_layers}; the network has {blocks} blocks: give 1 to {blocks - 1}"
             )
-        self.joint, self.pair_init, self.checkpointing = joint, pair_init, checkpointing
-        width, tokens = self.visual.positional_embedding.shape[1], self.visual.positional_embedding.shape[0]
+        self.joint = joint
+        self.pair_init = pair_init
+        self.checkpointing = checkpointing
+        width = self.visual.positional_embedding.shape[1]
+        tokens = self.visual.positional_embedding.shape[0]
         scale = width**-0.5
         mark_width = width if joint else self.visual.proj.shape[1]
         self.before_mark = nn.Parameter(scale * torch.randn(mark_width))  # image type embeddings: first or second image
@@ -238,7 +242,9 @@ class TextTower(TokenEmbedding):
     def __init__(self, clip: Clip) -> None:
         super().__init__(clip)
         text = text_tower_of(clip)
-        self.transformer, self.ln_final, self.text_projection = text.transformer, text.ln_final, text.text_projection
+        self.transformer = text.transformer
+        self.ln_final = text.ln_final
+        self.text_projection = text.text_projection
         self.register_buffer("attn_mask", text.attn_mask, persistent=False)
 
     def forward(self, tokens: Tensor, first: int = 0) -> Tensor:

@@ -50,7 +50,9 @@ class CrossImageLayer(nn.Module):
 class CrossImageCaptioner(Captioner):
     """What SCORER and DIRL have in common, which come from one code base."""
 
-    bos_id, eos_id, extra_eos_id = START, END, NULL
+    bos_id = START
+    eos_id = END
+    extra_eos_id = NULL
     vocabulary_layout = "rcc"
     embedding: GridEmbedding
     encoder: nn.ModuleList  # of `CrossImageLayer`s; may be empty
@@ -66,7 +68,8 @@ class CrossImageCaptioner(Captioner):
         for layer in self.encoder:
             views = None  # free the previous layer's queries and keys
             views = layer(before, after)
-            before, after = views.before, views.after
+            before = views.before
+            after = views.after
         return views
 
     def encode(self, before: Tensor, after: Tensor) -> list[KeyValue]:
@@ -104,7 +107,8 @@ class CrossImageCaptioner(Captioner):
             return roll_out(attention, None, None, self.embedding.grid)
         layer: Attention = self.encoder[-1].attention  # type: ignore[assignment]
         (query1, key1), (query2, key2) = views.before_query_key, views.after_query_key
-        to_after, to_before = layer.mean_weights(query1, key2), layer.mean_weights(query2, key1)
+        to_after = layer.mean_weights(query1, key2)
+        to_before = layer.mean_weights(query2, key1)
         return roll_out(attention, to_before, to_after, self.embedding.grid)
 
 

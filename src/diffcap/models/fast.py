@@ -150,7 +150,8 @@ class _AttentionWithDropout(torch.autograd.Function):
         keep = torch.empty(batch, heads, length, key.shape[2], dtype=torch.uint8)
         with torch.autocast("cpu", enabled=False):
             for row in range(batch):
-                q, k = row % len(query), row % len(key)
+                q = row % len(query)
+                k = row % len(key)
                 probabilities = _probabilities(query[q], key[k])
                 keep[row] = _keep_mask(probabilities, threshold)
                 dropped = probabilities.mul_(keep[row]).to(value.dtype)
@@ -167,8 +168,10 @@ class _AttentionWithDropout(torch.autograd.Function):
             part.new_empty(part.transpose(1, 2).shape).transpose(1, 2) for part in (query, key, value)
         )
         for row in range(len(grad_out)):
-            q, k = row % len(query), row % len(key)
-            probabilities, grad = _probabilities(query[q], key[k]), grad_out[row] * ctx.scale
+            q = row % len(query)
+            k = row % len(key)
+            probabilities = _probabilities(query[q], key[k])
+            grad = grad_out[row] * ctx.scale
             _accumulate(grad_value, k, row, (probabilities * keep[row]).to(grad.dtype).transpose(1, 2) @ grad)
             grad_probabilities = (grad @ value[k].transpose(1, 2)).float().mul_(keep[row])
             grad_scores = torch._softmax_backward_data(grad_probabilities, probabilities, -1, torch.float32)
@@ -187,7 +190,8 @@ def attention_to_tokens(attention: Attention, query: Tensor, tokens: Tensor) -> 
     """
     batch, heads, length, channels = query.shape
     by_head = heads, batch * length, -1
-    weight, bias = attention.qkv.weight.view(3, heads, channels, -1), attention.qkv.bias
+    weight = attention.qkv.weight.view(3, heads, channels, -1)
+    bias = attention.qkv.bias
     scaled = (query * channels**-0.5).transpose(0, 1).reshape(by_head)
     token_query = (scaled @ weight[1]).view(heads, batch, length, -1).transpose(0, 1).flatten(1, 2)  # (B, H T, D)
     probabilities = (token_query @ tokens.transpose(1, 2)).softmax(2)
@@ -203,7 +207,9 @@ def attention_to_tokens(attention: Attention, query: Tensor, tokens: Tensor) -> 
 
 def attention_to_tokens_is_faster(attention: Attention, query: Tensor, tokens: Tensor) -> bool:
     """Whether `attention_to_tokens` supports these (float32 on the CPU, batches of equal size) and multiplies less than `attend`."""
-    length, count, width = query.shape[2], tokens.shape[1], attention.width
+    length = query.shape[2]
+    count = tokens.shape[1]
+    width = attention.width
     projected, direct = count * (width + length), length * (width + attention.heads * count)  # times 2 D
     return is_float32_on_cpu(query) and len(query) == len(tokens) > 0 and direct < projected
 

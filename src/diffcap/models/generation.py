@@ -94,7 +94,8 @@ def beam_hypotheses(
     """All final hypotheses of `beam_search`, best first: (B, beams, T) ids. Arguments as `beam_search`."""
     memory = captioner.encode(before, after)
     first = tree_leaves(memory)[0]
-    pairs, device = len(first), first.device
+    pairs = len(first)
+    device = first.device
     memory = tree_map(lambda leaf: leaf.repeat_interleave(beams, 0), memory)
     tokens = torch.full((pairs * beams, 1), captioner.bos_id, device=device)
     scores = torch.full((pairs, beams), float("-inf"), device=device)
@@ -111,7 +112,8 @@ def beam_hypotheses(
         eos_only[..., captioner.eos_id] = 0.0
         total = scores[..., None] + torch.where(ended[..., None], eos_only, log_probabilities)
         scores, best = total.flatten(1).topk(beams, dim=1)  # (pairs, beams)
-        origin, word = best // total.shape[-1], best % total.shape[-1]
+        origin = best // total.shape[-1]
+        word = best % total.shape[-1]
         rows = (origin + offset).flatten()
         tokens = torch.cat([tokens[rows], word.flatten()[:, None]], 1)
         cache = tree_map(lambda leaf, rows=rows: leaf[rows], cache)
@@ -150,7 +152,9 @@ class Ensemble(Captioner):
         super().__init__()
         self.members: Iterable[Any] = nn.ModuleList(members)
         first = members[0]
-        self.bos_id, self.eos_id, self.extra_eos_id = first.bos_id, first.eos_id, first.extra_eos_id
+        self.bos_id = first.bos_id
+        self.eos_id = first.eos_id
+        self.extra_eos_id = first.extra_eos_id
         self.vocabulary_layout = first.vocabulary_layout
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:

@@ -66,7 +66,8 @@ class UnbiasedLayerNorm(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))
         self.bias = nn.Parameter(torch.zeros(width))
-        self.width, self.eps = width, eps
+        self.width = width
+        self.eps = eps
         self.unbiased_factor = math.sqrt((width - 1) / width)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -84,7 +85,9 @@ class Attention(nn.Module):
         super().__init__()
         if width % heads:
             raise ValueError(f"width {width} is not a multiple of heads {heads}")
-        self.width, self.heads, self.dropout = width, heads, dropout
+        self.width = width
+        self.heads = heads
+        self.dropout = dropout
         self.qkv = Linear(width, 3 * width, bias=bias)
         self.out = Linear(width, width, bias=bias) if out_proj else nn.Identity()
 

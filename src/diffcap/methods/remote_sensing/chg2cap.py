@@ -53,7 +53,8 @@ class KeyAttention(nn.Module):
         super().__init__()
         if width % heads:
             raise ValueError(f"attention_width {width} is not a multiple of heads {heads}")
-        self.heads, self.dropout = heads, dropout
+        self.heads = heads
+        self.dropout = dropout
         self.query, self.key = Linear(channels, width, bias=False), Linear(channels, width, bias=False)
         self.out = Linear(width, channels)
 
@@ -113,7 +114,8 @@ class Chg2Cap(PixelOrFeatureCaptioner):
         resize: height and width to which normalised images are resized, for the backbone (256 x 256 on Dubai-CC); None: not.
     """
 
-    bos_id, eos_id = START, END
+    bos_id = START
+    eos_id = END
     vocabulary_layout = "chg2cap"
 
     def __init__(
@@ -143,14 +145,16 @@ class Chg2Cap(PixelOrFeatureCaptioner):
         if backbone is not None:
             pixels = normalization, trained_layers, batch_norm
             self.images = ResNetEncoder(backbone, "layer4", grid, *pixels, resize=resize)
-            feature_channels, grid = self.images.channels, self.images.grid
+            feature_channels = self.images.channels
+            grid = self.images.grid
         if table[0] < grid[0] or table[1] < grid[1]:
             raise ValueError(
                 f"table is {tuple(table)}, smaller than the grid {tuple(grid)} of the features; enlarge it"
             )
         if width % 2:
             raise ValueError(f"width {width} must be even")
-        self.channels, self.grid = feature_channels, (grid[0], grid[1])
+        self.channels = feature_channels
+        self.grid = (grid[0], grid[1])
         half = feature_channels // 2  # of a position's vector is for its row, the rest for its column
         self.rows, self.columns = nn.Embedding(table[0], half), nn.Embedding(table[1], feature_channels - half)
         self.encoder = nn.ModuleList(
@@ -175,12 +179,14 @@ class Chg2Cap(PixelOrFeatureCaptioner):
         for image in maps:
             check_shape("features", image, self.channels, *self.grid)
         rows, columns = self.grid
-        of_columns, of_rows = self.columns.weight[:columns], self.rows.weight[:rows, None]
+        of_columns = self.columns.weight[:columns]
+        of_rows = self.rows.weight[:rows, None]
         position = torch.cat([of_columns.expand(rows, -1, -1), of_rows.expand(-1, columns, -1)], -1).flatten(
             0, 1
         )  # (N, C)
         first_before, first_after = (image.flatten(2).transpose(1, 2) + position for image in maps)
-        before, after = first_before, first_after
+        before = first_before
+        after = first_after
         for layer in self.encoder:
             before, after = layer(before, after, first_before, first_after)
         before, after = (x.unflatten(1, self.grid).transpose(1, 2).flatten(1, 2) for x in (before, after))
@@ -198,7 +204,8 @@ class Chg2Cap(PixelOrFeatureCaptioner):
 
     def step(self, tokens: Tensor, memory: list[KeyValue], cache: Cache | None) -> tuple[Tensor, Cache]:
         """See `Captioner.step`; no word attends to NULL."""
-        past_key_values, is_key = None, tokens[:, None] != NULL
+        past_key_values = None
+        is_key = tokens[:, None] != NULL
         if cache is not None:
             past_key_values, past_is_key = cache
             is_key = torch.cat([past_is_key, is_key], 1)
@@ -215,7 +222,8 @@ class Chg2Cap(PixelOrFeatureCaptioner):
 
 
 def _block_rules(number: int, ours: str) -> tuple[Rule, ...]:
-    block, new = rf"encoder_trans_dict\.selftrans\.(\d+)\.{number}\.", rf"encoder.\1.{ours}."
+    block = rf"encoder_trans_dict\.selftrans\.(\d+)\.{number}\."
+    new = rf"encoder.\1.{ours}."
     return (
         (block + r"att\.to_q", new + "attention.query"),
         (block + r"att\.to_k", new + "attention.key"),

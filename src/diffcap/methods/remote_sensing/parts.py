@@ -147,7 +147,8 @@ class PixelOrFeatureCaptioner(Captioner):
 
     def word_losses(self, batch: Batch) -> Tensor:
         """Cross-entropy of every word and the end given the words before, (n,) in nats; unknown words are included."""
-        tokens, shown = batch["tokens"], batch["tokens"][:, :-1]
+        tokens = batch["tokens"]
+        shown = batch["tokens"][:, :-1]
         memory = self.encode(batch["before"], batch["after"])
         hidden = self.decoder(shown, memory, None, self.is_key(shown)).last.hidden
         is_word = self.caption_mask(tokens)

@@ -116,11 +116,13 @@ class RSICCformer(PixelOrFeatureCaptioner):
             raise ValueError(f"vocabulary_size is {vocabulary_size}; padding, a word and three special tokens need 5")
         if width % 2:
             raise ValueError(f"width is {width}; it must be even, half of a position's embedding is for its row")
-        self.bos_id, self.eos_id = vocabulary_size - 2, vocabulary_size - 1
+        self.bos_id = vocabulary_size - 2
+        self.eos_id = vocabulary_size - 1
         self.images = None
         if backbone is not None:
             self.images = ResNetEncoder(backbone, "layer3", grid, "imagenet", trained_layers, batch_norm, pool)
-            feature_channels, grid = self.images.channels, self.images.grid
+            feature_channels = self.images.channels
+            grid = self.images.grid
         self.embedding = GridEmbedding(feature_channels, grid, width, coordinates=False)
         self.encoder = nn.ModuleList(
             DifferenceLayer(Attention(width, heads, dropout), width, FFN_RATIO * width, dropout)
@@ -200,7 +202,8 @@ def official_sizes(state: State, options: Mapping[str, Any], tables: State) -> S
     }
     network = resnet_name(state, r"encoder_image\.net")
     if network is None:
-        shape, pool = (front.shape[1], grid[0], grid[1]), (grid[0], grid[1])
+        shape = (front.shape[1], grid[0], grid[1])
+        pool = (grid[0], grid[1])
         return Sizes(model, max_length, resnet_features("layer3", shape, ResizeNormalize(IMAGE_SIZE), pool))
     model |= {"backbone": network, "pool": grid, "feature_channels": 3, "grid": list(IMAGE_SIZE)}
     return Sizes(model, max_length, pixel_features(IMAGE_SIZE))

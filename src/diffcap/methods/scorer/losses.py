@@ -83,7 +83,8 @@ class _TokenMatching(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         query, key, best_key, best_query = ctx.saved_tensors
         (queries, n, width), (keys, m, _) = query.shape, key.shape
-        flat_query, flat_key = query.reshape(-1, width).float(), key.reshape(-1, width).float()
+        flat_query = query.reshape(-1, width).float()
+        flat_key = key.reshape(-1, width).float()
         half = gradient.float() / 2
         # The gradient of token l of image a is a weighted sum of tokens best_key[a, l, b] of all B images b.
         first = torch.arange(keys, device=key.device) * m

@@ -94,7 +94,8 @@ class CBR(nn.Module):
         Returns:
             B / b tensors (b, N, D).
         """
-        attention, qkv = self.attention, self.attention.qkv.weight
+        attention = self.attention
+        qkv = self.attention.qkv.weight
         query_weight, _, value_weight = qkv.split(before.shape[2])
         join_image, join_sentence = self.join.weight.split(before.shape[2], 1)
         output_weight = self.query.weight @ self.out.weight @ attention.out.weight  # type: ignore[operator]
@@ -187,7 +188,9 @@ class SCORER(CrossImageCaptioner):
         self.cbr = CBR(width, heads) if cbr_weight else None
         if self.cbr is not None and not cbr_trainable:
             self.cbr.requires_grad_(False)
-        self.cross_view_weight, self.cbr_weight, self.mtm = cross_view_weight, cbr_weight, mtm
+        self.cross_view_weight = cross_view_weight
+        self.cbr_weight = cbr_weight
+        self.mtm = mtm
         self.max_length = max_length
 
     def fuse(self, before: Tensor, after: Tensor, views: Views | None) -> Tensor:
@@ -241,7 +244,9 @@ class SCORER(CrossImageCaptioner):
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
         """`caption + lambda_v cross_view + lambda_m cbr` over the global batch (section 3.5), each a mean over the groups."""
-        before, after, tokens = self.embedding(batch["before"]), self.embedding(batch["after"]), batch["tokens"]
+        before = self.embedding(batch["before"])
+        after = self.embedding(batch["after"])
+        tokens = batch["tokens"]
         groups = pair_groups(before, after)
         views = self.compare(before, after)
         decoded = self.decoder(tokens, self.fuse(before, after, views))
