@@ -14,10 +14,10 @@ from diffcap.datasets.no_change import plain
 from diffcap.datasets.registry import OWN_READER, LevirProtocol, get_dataset
 from diffcap.evaluation.captions import Groups, Scores
 from diffcap.records import ChangePair
-from diffcap.text.vocabulary import Vocabulary, build_vocabulary, tokenize_chg2cap
+from diffcap.text.vocabulary import LAYOUTS, Vocabulary, build_vocabulary, tokenize_rcc_words
 
 # The system's own vocabulary is used if it is one of these, in which the released evaluators score.
-OWN_LAYOUTS = ("rsicc", "chg2cap")
+OWN_LAYOUTS = tuple(name for name, layout in LAYOUTS.items() if layout.scored_as_ids)
 AVERAGED = ("BLEU-4", "METEOR", "ROUGE-L", "CIDEr-D")
 
 
@@ -56,7 +56,7 @@ def levir_scoring(spec: LevirProtocol, pairs: Iterable[ChangePair], own: object 
         return LevirScoring(spec.no_change, accuracy_only=True)
     if isinstance(own, Vocabulary) and own.layout in OWN_LAYOUTS:
         return LevirScoring(spec.no_change, own, "the captioner's own")
-    captions = (tokenize_chg2cap(caption) for pair in pairs for caption in pair.captions)
+    captions = (tokenize_rcc_words(caption) for pair in pairs for caption in pair.captions)
     vocabulary = build_vocabulary(captions, spec.min_count, spec.layout)
     rule = f"words that occur at least {spec.min_count} times in the captions of all splits, layout {spec.layout}"
     return LevirScoring(spec.no_change, vocabulary, rule)
@@ -69,7 +69,7 @@ def id_text(caption: str, vocabulary: Vocabulary) -> str:
     a caption is an unknown word.
     """
     specials = {vocabulary.pad, vocabulary.bos, vocabulary.eos}
-    words = tokenize_chg2cap(caption)
+    words = tokenize_rcc_words(caption)
     ids = vocabulary.encode(words, len(words) + 3)[1:-1]
     return " ".join(str(vocabulary.unk if id in specials else id) for id in ids)
 

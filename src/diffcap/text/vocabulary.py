@@ -59,7 +59,7 @@ def tokenize_rcc(text: str) -> list[str]:
     return text.split(" ")
 
 
-def tokenize_chg2cap(text: str) -> list[str]:
+def tokenize_rcc_words(text: str) -> list[str]:
     """Split a sentence as Chg2Cap does: as `tokenize_rcc`, and empty tokens are left out."""
     return [token for token in tokenize_rcc(text) if token]
 
@@ -76,6 +76,7 @@ class Layout(NamedTuple):
     reserved: int = 0  # positions at the end of the sequence that a caption never uses
     padding_is_eos: bool = False  # whether padding ends a caption when ids are decoded (authors' code of "rcc")
     last_specials: tuple[str, ...] = ()  # the special tokens with the ids after the words
+    scored_as_ids: bool = False  # whether the code base scores the ids of its captions, see `evaluation.levir_cc`
     sorts_words: bool = True  # in a vocabulary that is built; otherwise they are in order of their first appearance
 
 
@@ -96,9 +97,10 @@ LAYOUTS: dict[LayoutName, Layout] = {
         "<unk>",
         str.split,
         last_specials=("<unk>", "<start>", "<end>"),
+        scored_as_ids=True,
         sorts_words=False,
     ),
-    "chg2cap": _RCC._replace(family="chg2cap", tokenize=tokenize_chg2cap, padding_is_eos=False),
+    "chg2cap": _RCC._replace(family="chg2cap", tokenize=tokenize_rcc_words, padding_is_eos=False, scored_as_ids=True),
 }
 
 
