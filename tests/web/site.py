@@ -103,3 +103,12 @@ class Visitor:
     def caption(self, before: Any, after: Any, choice: str = "0", beams: int = 1) -> str:
         """The HTML of the answer."""
         return self.ask("caption", before, after, choice, beams)[0]
+
+
+@contextmanager
+def visited(folder: Path, captioners: Captioners | None = None, **options: Any) -> Iterator[Visitor]:
+    """A visitor of a server, see `served`."""
+    with served(folder, captioners, **options) as address:
+        visitor = Visitor(address)
+        with visitor.http:
+            yield visitor

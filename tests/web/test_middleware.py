@@ -10,26 +10,13 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.odd_images import png_header
-from tests.web.site import Visitor, pair, served, trap
+from tests.web.site import Visitor, pair, served, trap, visited
 
 from diffcap.web import middleware
 from diffcap.web.middleware import MAX_FILE_BYTES
 
 JSON = {"content-type": "application/json"}
 FORM = {"content-type": "multipart/form-data; boundary=b"}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("uploaded")
-
-
-@pytest.fixture(scope="module")
-def visitor(folder: Path) -> Iterator[Visitor]:
-    with served(folder) as address:
-        visitor = Visitor(address)
-        with visitor.http:
-            yield visitor
 
 
 def read(connection: socket.socket) -> bytes:
@@ -126,23 +113,21 @@ def test_only_the_own_names_of_a_local_server_are_answered(tmp_path: Path) -> No
 @pytest.mark.slow
 def test_the_oldest_uploads_make_room_for_new_ones(tmp_path: Path) -> None:
     folder, most = tmp_path / "uploads", 1_000_000
-    with served(folder, max_bytes=most) as address:
-        visitor = Visitor(address)
-        with visitor.http:
-            assert visitor.http.get("/config", headers={"host": "evil.example"}).status_code == 200  # hosts: any
-            first = visitor.upload("first.png", pair()[0])
-            for number in range(7):
-                time.sleep(0.02)  # so that the files have different ages
-                last = visitor.upload(f"{number}.png", pair()[1] + bytes([number]) * 200_000)
-                assert sum(path.stat().st_size for path in kept(folder)) <= most
-            assert not Path(first["path"]).exists() and len(kept(folder)) >= 3
-            fine = visitor.upload("fine.png", pair()[0])
-            assert 'class="dc-word"' in visitor.caption(last, fine)
-            with pytest.raises(RuntimeError, match="no longer kept; upload it again"):
-                visitor.caption(first, fine)
-            for number in range(40):  # the number of tiny files is limited too
-                visitor.upload(f"{number}.png", b"%d" % number)
-            assert len(kept(folder)) <= most // 2**16 + 1 and not Path(last["path"]).exists()
+    with visited(folder, max_bytes=most) as visitor:
+        assert visitor.http.get("/config", headers={"host": "evil.example"}).status_code == 200  # hosts: any
+        first = visitor.upload("first.png", pair()[0])
+        for number in range(7):
+            time.sleep(0.02)  # so that the files have different ages
+            last = visitor.upload(f"{number}.png", pair()[1] + bytes([number]) * 200_000)
+            assert sum(path.stat().st_size for path in kept(folder)) <= most
+        assert not Path(first["path"]).exists() and len(kept(folder)) >= 3
+        fine = visitor.upload("fine.png", pair()[0])
+        assert 'class="dc-word"' in visitor.caption(last, fine)
+        with pytest.raises(RuntimeError, match="no longer kept; upload it again"):
+            visitor.caption(first, fine)
+        for number in range(40):  # the number of tiny files is limited too
+            visitor.upload(f"{number}.png", b"%d" % number)
+        assert len(kept(folder)) <= most // 2**16 + 1 and not Path(last["path"]).exists()
 
 
 @pytest.mark.slow
@@ -155,35 +140,33 @@ def test_half_open_uploads_are_cut_off_and_cost_nobody_a_file(
     head = f"POST /gradio_api/upload HTTP/1.1\r\nHost: a\r\nContent-Length: {MAX_FILE_BYTES}\r\n"
     head += f"Content-Type: {FORM['content-type']}\r\n\r\n"
     start = '--b\r\nContent-Disposition: form-data; name="files"; filename="a.png"\r\n\r\nsome bytes'
-    with served(folder, max_bytes=MAX_FILE_BYTES + 2**20) as address:
+    with visited(folder, max_bytes=MAX_FILE_BYTES + 2**20) as visitor:
 
         def half_open(text: str) -> socket.socket:
-            connection = socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])), 60)
+            connection = socket.create_connection(("127.0.0.1", visitor.http.base_url.port), 60)
             connection.sendall((head + text).encode())
             return connection
 
-        visitor = Visitor(address)
-        with visitor.http:
-            mine = Path(visitor.upload("mine.png", bytes(2**21))["path"])
-            waiting = [half_open(text) for text in ["", start] * 10]
-            half_open(start).close()
-            late = Path(visitor.upload("late.png", b"late")["path"])
-            for connection in waiting:
-                answer = read(connection)
-                assert answer.startswith(b"HTTP/1.1 400 ") and b"arrived too slowly" in answer
-            slow, answer, sent = half_open(start), b"", 0
-            slow.settimeout(0.1)
-            while not answer:  # never idle for long, and never complete
-                assert sent < 200
-                try:
-                    answer = read(slow)
-                except TimeoutError:
-                    slow.sendall(b"x")
-                    sent += 1
-            assert sent >= 5 and b"arrived too slowly" in answer
-            for connection in (*waiting, slow):
-                connection.close()
-            assert sorted(kept(folder)) == sorted([mine, late])
+        mine = Path(visitor.upload("mine.png", bytes(2**21))["path"])
+        waiting = [half_open(text) for text in ["", start] * 10]
+        half_open(start).close()
+        late = Path(visitor.upload("late.png", b"late")["path"])
+        for connection in waiting:
+            answer = read(connection)
+            assert answer.startswith(b"HTTP/1.1 400 ") and b"arrived too slowly" in answer
+        slow, answer, sent = half_open(start), b"", 0
+        slow.settimeout(0.1)
+        while not answer:  # never idle for long, and never complete
+            assert sent < 200
+            try:
+                answer = read(slow)
+            except TimeoutError:
+                slow.sendall(b"x")
+                sent += 1
+        assert sent >= 5 and b"arrived too slowly" in answer
+        for connection in (*waiting, slow):
+            connection.close()
+        assert sorted(kept(folder)) == sorted([mine, late])
     assert "Traceback" not in capfd.readouterr().err
 
 
@@ -243,27 +226,24 @@ def bad_requests(image: dict[str, object]) -> Iterator[tuple[str, str, bytes, di
 def test_bad_requests_are_answered_with_an_error_and_leave_no_traceback(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with served(tmp_path / "uploads") as address:
-        visitor = Visitor(address)
-        with visitor.http as http:
-            image = visitor.upload("a.png", pair()[0])
-            requests = list(bad_requests(image))
-            for method, path, body, headers in requests:
-                url = http.base_url.copy_with(raw_path=path.encode())
-                answer = http.request(method, url, content=body, headers=headers)
-                if method == "POST" and "event_id" in answer.text:  # queued: the error is in the event stream
-                    begun = answer.json()["event_id"]
-                    answer = http.get(
-                        f"{path}/{begun}" if "/call/" in path else "/gradio_api/queue/data?session_hash=s"
-                    )
-                is_event = answer.status_code == 200 and re.search(r'event: error|"success":false|_error"', answer.text)
-                assert is_event or 400 <= answer.status_code < 500, (answer, method, path, body[:200])
-                assert "Traceback" not in answer.text
-            for raw in (b"?\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n", b"POST / HTTP/1.1\r\nContent-Length: x\r\n\r\n"):
-                with socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])), 60) as connection:
-                    connection.sendall(raw)
-                    assert connection.recv(100).startswith(b"HTTP/1.1 400 ")
-            assert 'class="dc-word"' in visitor.caption(image, image)
+    with visited(tmp_path / "uploads") as visitor:
+        http = visitor.http
+        image = visitor.upload("a.png", pair()[0])
+        requests = list(bad_requests(image))
+        for method, path, body, headers in requests:
+            url = http.base_url.copy_with(raw_path=path.encode())
+            answer = http.request(method, url, content=body, headers=headers)
+            if method == "POST" and "event_id" in answer.text:  # queued: the error is in the event stream
+                begun = answer.json()["event_id"]
+                answer = http.get(f"{path}/{begun}" if "/call/" in path else "/gradio_api/queue/data?session_hash=s")
+            is_event = answer.status_code == 200 and re.search(r'event: error|"success":false|_error"', answer.text)
+            assert is_event or 400 <= answer.status_code < 500, (answer, method, path, body[:200])
+            assert "Traceback" not in answer.text
+        for raw in (b"?\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n", b"POST / HTTP/1.1\r\nContent-Length: x\r\n\r\n"):
+            with socket.create_connection(("127.0.0.1", http.base_url.port), 60) as connection:
+                connection.sendall(raw)
+                assert connection.recv(100).startswith(b"HTTP/1.1 400 ")
+        assert 'class="dc-word"' in visitor.caption(image, image)
     logged = capfd.readouterr().err.splitlines()
     assert len(requests) > 70 and any("bad request: GET '/'" in line for line in logged)
     assert len(logged) <= len(requests) + 3 and all(line.startswith("WARNING") for line in logged), logged

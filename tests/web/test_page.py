@@ -4,7 +4,6 @@ import base64
 import io
 import re
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from html import unescape
 from html.parser import HTMLParser
@@ -15,7 +14,7 @@ import pytest
 from PIL import Image
 from tests.odd_images import encoded
 from tests.test_pair_captioner import make, noise
-from tests.web.site import SHIPPED, Visitor, pair, served, trap
+from tests.web.site import SHIPPED, Visitor, pair, trap, visited
 
 from diffcap.pair_captioner import load_captioner
 from diffcap.report.heatmaps import percent
@@ -23,24 +22,6 @@ from diffcap.utils.errors import DiffcapError
 from diffcap.web.captioners import Captioners, Choice
 from diffcap.web.page import _answer
 from diffcap.web.result import render_examples
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("uploaded")
-
-
-@pytest.fixture(scope="module")
-def address(folder: Path) -> Iterator[str]:
-    with served(folder) as found:
-        yield found
-
-
-@pytest.fixture
-def visitor(address: str) -> Iterator[Visitor]:
-    visitor = Visitor(address)
-    with visitor.http:
-        yield visitor
 
 
 class Text(HTMLParser):
@@ -185,17 +166,16 @@ def test_the_page_names_no_other_host_and_nothing_of_the_machine(visitor: Visito
 
 
 @pytest.mark.slow
-def test_twenty_visitors_at_once(address: str) -> None:
+def test_twenty_visitors_at_once(visitor: Visitor) -> None:
     examples = [pair(number) for number in range(5)]
     captioner = load_captioner(device="cpu")
     truth = [captioner(*pictures).text for pictures in examples]
     assert len(set(truth)) == 5
 
     def visit(number: int) -> str:
-        visitor = Visitor(address)
-        with visitor.http:
-            pictures = [visitor.upload(f"{number}.png", data) for data in examples[number % 5]]
-            page = visitor.caption(*pictures)
+        another = Visitor(str(visitor.http.base_url))
+        with another.http:
+            page = another.caption(*(another.upload(f"{number}.png", data) for data in examples[number % 5]))
         return " ".join(re.findall(r'data-word="\d+" style="[^"]*" aria-label="([^,]*), ', page))
 
     start = time.monotonic()
@@ -205,7 +185,7 @@ def test_twenty_visitors_at_once(address: str) -> None:
     assert time.monotonic() - start < 100
 
 
-# Servers of their own stand last: the folder for uploads is one for the whole process, and `address` loses it to them.
+# Servers of their own stand last: the folder for uploads is one for the whole process, and `visitor` loses it to them.
 
 
 @pytest.mark.slow
@@ -216,15 +196,13 @@ def test_a_fault_of_the_program_is_a_sentence_for_visitors_and_a_traceback_for_t
         def use(self, number: int):
             raise (ZeroDivisionError("a secret"), MemoryError(), DiffcapError("the checkpoint is gone."))[number]
 
-    with served(tmp_path / "uploads", Broken([SHIPPED] * 3)) as address:
-        visitor = Visitor(address)
-        with visitor.http:
-            fine = visitor.upload("fine.png", pair()[0])
-            with pytest.raises(RuntimeError, match=r"Something went wrong on the server") as error:
-                visitor.caption(fine, fine)
-            assert "secret" not in str(error.value)
-            with pytest.raises(RuntimeError, match=r"No memory left"):
-                visitor.caption(fine, fine, "1")
-            assert sentence(visitor.caption(fine, fine, "2")) == "the checkpoint is gone."
+    with visited(tmp_path / "uploads", Broken([SHIPPED] * 3)) as visitor:
+        fine = visitor.upload("fine.png", pair()[0])
+        with pytest.raises(RuntimeError, match=r"Something went wrong on the server") as error:
+            visitor.caption(fine, fine)
+        assert "secret" not in str(error.value)
+        with pytest.raises(RuntimeError, match=r"No memory left"):
+            visitor.caption(fine, fine, "1")
+        assert sentence(visitor.caption(fine, fine, "2")) == "the checkpoint is gone."
     logged = capfd.readouterr().err
     assert logged.count("Traceback") == 1 and "ZeroDivisionError" in logged
