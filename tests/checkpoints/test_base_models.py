@@ -335,7 +335,6 @@ def test_incomplete_folders(folder: Path, changes: list[Callable[[Path], None]],
         (b"---\nlicense: [mit, gpl]\n---\n", b"", "mit, gpl"),
         (b"# No metadata\nlicense: mit\n", b"\n# SOME RESEARCH\x07 LICENSE \nline 2\n", "SOME RESEARCH\\x07 LICENSE"),
         (b"---\nlicense: [\n---\n", b"", None),
-        (b"---\nlicense: other\n---\n", b"", "other"),
         (None, b"", None),
     ],
 )

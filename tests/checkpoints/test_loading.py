@@ -143,21 +143,13 @@ def test_odd_weights_are_one_sentence(tmp_path: Path) -> None:
     path = write_checkpoint(tmp_path / "best.ckpt", model(), "finetune")
     state = torch.load(path, weights_only=True)
     name = "captioner.trunk.image_projection.weight"
-    for odd, expectation in (
-        ("x", f"its weight {name!r} is not a tensor"),
-        (state["state_dict"][name][:1], "size mis"),
-    ):
-        torch.save({**state, "state_dict": {**state["state_dict"], name: odd}}, path)
-        assert expectation in sentence(path, load)
-    for entries in ({"state_dict": None}, {"global_step": None}, {"global_step": {"step": 1}}):
-        torch.save({**state, **entries}, path)
-        assert "its metadata are damaged" in sentence(path)
+    torch.save({**state, "state_dict": {**state["state_dict"], name: "x"}}, path)
+    assert f"its weight {name!r} is not a tensor" in sentence(path, load)
+    torch.save({**state, "global_step": None}, path)
+    assert "its metadata are damaged" in sentence(path)
 
 
-NAN, INF = float("nan"), float("inf")
-
-
-@pytest.mark.parametrize("value", [NAN, INF])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_weights_that_are_not_finite_are_refused(tmp_path: Path, value: float) -> None:
     broken = model()
     with torch.no_grad():

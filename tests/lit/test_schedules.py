@@ -3,9 +3,14 @@
 import math
 
 import pytest
+import torch
+from torch import nn
 
+from diffcap.compose import compose
+from diffcap.experiment import Experiment
 from diffcap.lit.schedules import in_steps, make_lr_lambda
 from diffcap.utils.errors import DiffcapError
+from diffcap.utils.settings import get_config_value
 from diffcap.worlds.training.tiles import TilesBackbone
 
 
@@ -73,3 +78,22 @@ def test_lengths_in_epochs_follow_the_size_of_the_data() -> None:
     for wrong in ("15", "ep", "xep", "-1ep", "0ep", "nanep", "infep"):
         with pytest.raises(DiffcapError, match=r"trainer\.max_steps is .*; give a number of steps"):
             in_steps(wrong, lambda: 10, "trainer.max_steps")
+
+
+def test_chg2caps_rate_is_that_of_a_step_per_epoch() -> None:
+    """torch's StepLR(5, 0.5), stepped after each epoch, as in the released program."""
+    files = [compose(Experiment(method="chg2cap", dataset="levir_cc"), "finetune")]
+    milestones = get_config_value(files, "model", "milestones")
+    steps_per_epoch, epochs = 3, 50
+    optimizer = torch.optim.Adam([nn.Parameter(torch.zeros(1))], get_config_value(files, "model", "lr"))
+    scheduler, expected = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.5), []
+    for _ in range(epochs):
+        expected += [optimizer.param_groups[0]["lr"]] * steps_per_epoch
+        optimizer.step()
+        scheduler.step()
+    factor = make_lr_lambda(
+        get_config_value(files, "model", "schedule"),
+        milestones=[in_steps(milestone, lambda: steps_per_epoch, "model.milestones") for milestone in milestones],
+        total=steps_per_epoch * epochs,
+    )
+    assert [1e-4 * factor(step) for step in range(steps_per_epoch * epochs)] == pytest.approx(expected)

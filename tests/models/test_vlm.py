@@ -18,7 +18,6 @@ pytest.importorskip("peft")
 from safetensors.torch import load_file, save_file
 from tests.tiny_vlms import CAPTIONS, FAMILIES, build
 
-from diffcap.experiment import Experiment
 from diffcap.methods.vlm.model import KEPT_IN_DTYPE, VLM, _check_loaded
 from diffcap.models.captioner import Captioner
 from diffcap.models.generation import beam_hypotheses, greedy, token_log_probabilities
@@ -370,20 +369,6 @@ def test_odd_options_are_one_sentence(family: str, options: dict[str, Any], sent
     with pytest.raises(DiffcapError, match=sentence) as error:
         VLM(folder(family), **options)
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
-def test_the_size_in_the_settings_of_qwen_limits_its_tokens(
-    family: str, folder: Folder, recwarn: pytest.WarningsRecorder
-) -> None:
-    image_kwargs = Experiment(method="vlm").setting("finetune", "model", "captioner", "init_args", "image_kwargs")
-    vlm = VLM(folder(family), train="nothing", image_kwargs=image_kwargs)
-    limit = 401_408 // (vlm.processor.image_processor.patch_size * vlm.processor.image_processor.merge_size) ** 2
-    for height, width, least in ((1500, 2000, 370), (320, 480, 140), (20, 20, 1)):
-        images = torch.zeros(1, 3, height, width, dtype=torch.uint8)
-        ids = vlm.inputs(images, images)["input_ids"]
-        assert least <= int((ids == vlm.image_id).sum()) // 2 <= limit
-    assert not [warning for warning in recwarn if "max_pixels" in str(warning.message)]
 
 
 def test_missing_packages_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,6 @@ from tests.hub_server import TOKEN, Hub
 from tests.tiny_vlms import build
 
 from diffcap import load_captioner
-from diffcap.checkpoints.combining import average
 from diffcap.checkpoints.hub import Scores, model_card
 from diffcap.checkpoints.loading import load
 from diffcap.checkpoints.reading import read_checkpoint, write_folder
@@ -195,23 +194,16 @@ def test_the_exported_forms_give_the_same_captions(trained: Path, base: Path, tm
     assert "license: other" in card and "Licence of the base model: not stated" in card
 
 
-def test_checkpoints_are_averaged_and_continued(trained: Path, base: Path, pixels: Path, tmp_path: Path) -> None:
-    average([trained / "best.ckpt", trained / "last.ckpt"], tmp_path / "mean.ckpt")
-    states = [
-        read_checkpoint(path)["state_dict"]
-        for path in (trained / "best.ckpt", trained / "last.ckpt", tmp_path / "mean.ckpt")
-    ]
-    name = next(name for name in states[0] if "lora_B" in name)
-    assert torch.allclose(states[2][name], (states[0][name] + states[1][name]) / 2)
-    assert load(tmp_path / "mean.ckpt").metadata["method"] == "vlm"
+def test_checkpoints_are_combined_and_continued(trained: Path, base: Path, pixels: Path, tmp_path: Path) -> None:
     twice = load_captioner([trained / "last.ckpt", trained / "last.ckpt"], "cpu")(*EXAMPLES, beams=2)
     once = load_captioner(trained / "last.ckpt", "cpu")(*EXAMPLES, beams=2)
     assert twice.text == once.text and twice.log_probability == pytest.approx(once.log_probability, abs=1e-3)
     first = f"--model.init_from={trained / 'last.ckpt'}", "--model.lr=0"
     first += "--trainer.max_steps=1", "--trainer.val_check_interval=1"
     assert in_process(finetune(base, pixels, tmp_path / "next", *first)) is None
+    expected = weights(trained / "last.ckpt")
     for name, value in weights(tmp_path / "next/last.ckpt").items():
-        assert torch.equal(value, states[1][name])
+        assert torch.equal(value, expected[name])
 
 
 def test_image_files_train_as_the_store_of_pixels(trained: Path, base: Path, pixels: Path, tmp_path: Path) -> None:
