@@ -193,14 +193,3 @@ def test_a_damaged_file_of_checksums_is_refused_and_written_again(folder: Path) 
     with pytest.raises(DiffcapError, match=r"sums\.u32: damaged, it must have 4 bytes per image; run `make extract"):
         FeatureStore.open(folder / "features/files")
     assert write_files(folder) == 6 and sums(folder) == before
-
-
-def test_the_folder_of_a_dataset_can_be_moved_and_copied(folder: Path, tmp_path: Path) -> None:
-    store = FeatureStore.open(folder / "features/files")
-    expected, before = store.read(store.rows(list(FILES))), sums(folder)
-    moved = folder.rename(tmp_path / "moved")
-    for file in (moved / "images").iterdir():
-        os.utime(file, ns=(5, 5))  # as a copy has it
-    store = FeatureStore.open(moved / "features/files")
-    np.testing.assert_array_equal(store.read(store.rows(list(FILES))), expected)
-    assert write_files(moved) == 6 and sums(moved) == before

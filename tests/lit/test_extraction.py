@@ -14,7 +14,6 @@ from tests.scenes.rasters import write
 from diffcap.commands.data import prepare
 from diffcap.features.images import ImageData
 from diffcap.features.store import FeatureStore
-from diffcap.features.writer import StoreWriter
 from diffcap.lit.extraction import Extraction, extract
 from diffcap.records import ChangePair, read_dataset, write_dataset
 from diffcap.utils.errors import DiffcapError
@@ -95,31 +94,6 @@ def test_a_manifest_of_captions_only_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DiffcapError, match="captions only; add the images and run `make data` again"):
         run(tmp_path)
     assert not (tmp_path / "features").exists()
-
-
-def flip(folder: Path, *rows: int) -> bytes:
-    """Change the sign of all features of some of the five rows; gives the file as it was."""
-    data = folder / "features/small/features.f16"
-    before = data.read_bytes()
-    values = np.memmap(data, np.float16, "r+").reshape(5, -1)
-    values[list(rows)] *= -1
-    values.flush()
-    return before
-
-
-def test_only_damaged_rows_are_written_again_and_bit_for_bit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = run(folder)
-    sums = (store / "sums.u32").read_bytes()
-    before = flip(folder, 1, 4)
-    (folder / "a.png").rename(folder / "moved.png")  # row 0, which shares a batch with row 1 and is as it was
-    written: list[int] = []
-    write = StoreWriter.write
-    monkeypatch.setattr(
-        StoreWriter, "write", lambda self, rows, features: (written.extend(rows), write(self, rows, features))
-    )
-    run(folder)
-    assert written == [1, 4]
-    assert (store / "features.f16").read_bytes() == before and (store / "sums.u32").read_bytes() == sums
 
 
 def test_both_images_of_a_pair_have_one_range_of_values(tmp_path: Path) -> None:

@@ -47,11 +47,8 @@ GROUPS = {
 PROBABILITIES = sum(GROUPS.values())
 HEAD = PROBABILITIES + 2 * COLORS  # output channels of the last convolution: probabilities and offsets
 CHANNELS = COLORS * (1 + SHAPES + MATERIALS + SIZES) + 2 * COLORS + SHAPES + MATERIALS + SIZES + 12 + COLORS
-
-
-def blocks_preprocessing() -> ResizeNormalize:
-    """The preprocessing: resize to 128 x 96, normalise to about -2 to 2."""
-    return ResizeNormalize((HEIGHT, WIDTH), (0.5, 0.5, 0.5), (0.25, 0.25, 0.25), antialias=True)
+# To values from about -2 to 2.
+PREPROCESSING = ResizeNormalize((HEIGHT, WIDTH), (0.5, 0.5, 0.5), (0.25, 0.25, 0.25), antialias=True)
 
 
 def cell_centers() -> tuple[Tensor, Tensor]:
@@ -146,4 +143,4 @@ class BlocksNetwork(nn.Module):
 
 def build(weights: str) -> tuple[BlocksNetwork, ResizeNormalize]:
     """The network and its preprocessing, see `Backbone`."""
-    return with_weights(BlocksNetwork(), weights, SHIPPED), blocks_preprocessing()
+    return with_weights(BlocksNetwork(), weights, SHIPPED), PREPROCESSING

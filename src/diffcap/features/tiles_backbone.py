@@ -28,11 +28,7 @@ CLASSES = len(COVERS) + len(ROOFS)
 # Output channels for each 8 x 8 pixels: four predictions of the land cover, one of a house's centre.
 HEAD = 4 * CLASSES + 1
 CHANNELS = 4 * (CLASSES + 1)
-
-
-def tiles_preprocessing() -> ResizeNormalize:
-    """The preprocessing: resize to 256 x 256, normalise to about -2 to 2."""
-    return ResizeNormalize((IMAGE, IMAGE), (0.5, 0.5, 0.5), (0.25, 0.25, 0.25), antialias=True)
+PREPROCESSING = ResizeNormalize((IMAGE, IMAGE), (0.5, 0.5, 0.5), (0.25, 0.25, 0.25), antialias=True)  # to about -2 to 2
 
 
 class TilesNetwork(nn.Module):
@@ -79,4 +75,4 @@ class TilesNetwork(nn.Module):
 
 def build(weights: str) -> tuple[TilesNetwork, ResizeNormalize]:
     """The network and its preprocessing, see `Backbone`."""
-    return with_weights(TilesNetwork(), weights, SHIPPED), tiles_preprocessing()
+    return with_weights(TilesNetwork(), weights, SHIPPED), PREPROCESSING

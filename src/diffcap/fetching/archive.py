@@ -18,10 +18,6 @@ _MAX_RATIO = 200  # extracted bytes / archive bytes; about 20 for text, 1,000 fo
 _NAME_ERRORS = (errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG)
 
 
-class DamagedArchive(DiffcapError):
-    """The archive is incomplete or corrupt; downloading it again may help."""
-
-
 class _Refused(Exception):
     """The archive cannot be extracted safely; the message is the reason."""
 
@@ -42,7 +38,7 @@ def extract(archive: Path, folder: Path, strip: str = "", limit: int | None = No
         Number of extracted files.
 
     Raises:
-        DamagedArchive: the archive is damaged. DiffcapError: it is unsafe. No file is extracted in both cases.
+        DiffcapError: the archive is damaged or unsafe. No file is extracted.
     """
     limit = max(_MIN_LIMIT, _MAX_RATIO * archive.stat().st_size) if limit is None else limit
     temporary = folder / f".{archive.name}.unpacking"  # on the same disk, so that moving is renaming
@@ -56,30 +52,20 @@ def extract(archive: Path, folder: Path, strip: str = "", limit: int | None = No
                 _check_size(sum(member.file_size for member in package.infolist()), limit)  # no more than this is read
                 package.extractall(temporary)  # below the folder; a link becomes a file
         return _move_files(temporary, folder, PurePosixPath(strip))
-    except OSError as error:
-        if error.errno in _NAME_ERRORS:
-            raise _refusal(archive, error) from None
-        if error.errno not in (None, errno.EINVAL):  # these two: decompression failed, or a wrong offset in the archive
-            raise
-        raise _damage(archive, error) from None
-    except (_Refused, tarfile.FilterError, NotImplementedError) as error:  # the last: unknown compression in a zip file
-        raise _refusal(archive, error) from None
     except Exception as error:  # the readers of the standard library raise many kinds of errors on damaged files
-        raise _damage(archive, error) from None
+        # None or EINVAL: decompression failed, or the archive has a wrong offset.
+        if isinstance(error, OSError) and error.errno not in (*_NAME_ERRORS, None, errno.EINVAL):
+            raise
+        reason = " ".join(str(error).split()) or type(error).__name__
+        # NotImplementedError: unknown compression in a zip file.
+        is_refused = isinstance(error, _Refused | tarfile.FilterError | NotImplementedError)
+        if is_refused or (isinstance(error, OSError) and error.errno in _NAME_ERRORS):
+            fault = f"not extracted ({reason:.200}); get the archive from its publisher, or extract it by hand"
+        else:
+            fault = f"damaged archive ({reason:.100}); delete it and fetch it again"
+        raise DiffcapError(f"{archive}: {fault}.") from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _refusal(archive: Path, error: Exception) -> DiffcapError:
-    reason = " ".join(str(error).split())
-    return DiffcapError(
-        f"{archive}: not extracted ({reason:.200}); get the archive from its publisher, or extract it by hand."
-    )
-
-
-def _damage(archive: Path, error: Exception) -> DamagedArchive:
-    reason = " ".join(str(error).split()) or type(error).__name__
-    return DamagedArchive(f"{archive}: damaged archive ({reason:.100}); delete it and fetch it again.")
 
 
 def _extract_tar(archive: Path, folder: Path, limit: int) -> None:

@@ -112,7 +112,21 @@ class Client:
             raise PermanentError(f"the URL cannot be requested: {error}") from None
         except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
             raise TransientError(_reason(error)) from None
-        if refusal := _refusal(url, response):
+        status = response.status_code
+        refusal: PermanentError | TransientError | None = None
+        reason = f"the server answers {status} {response.reason or ''}".rstrip()
+        if url.startswith("https:") and any(hop.url.startswith("http:") for hop in (*response.history, response)):
+            refusal = PermanentError(f"the server redirects to {response.url:.100}, which is not encrypted")
+        elif status in _TEMPORARY:
+            pause = None
+            with suppress(urllib3.exceptions.InvalidHeader):
+                pause = urllib3.Retry().get_retry_after(response.raw)
+            refusal = TransientError(reason, pause)
+        elif status not in (200, 206, 416):
+            refusal = PermanentError(reason, gone=status in _GONE, forbidden=status == 403)
+        elif response.headers.get("Content-Type", "").lower().startswith("text/html"):
+            refusal = PermanentError("the server sends a web page instead of the file")
+        if refusal:
             response.close()
             raise refusal
         return response
@@ -124,23 +138,6 @@ class Client:
         except (PermanentError, TransientError):
             return False
         return True
-
-
-def _refusal(url: str, response: requests.Response) -> PermanentError | TransientError | None:
-    """The error to raise if a response does not contain the file; None if it does."""
-    status = response.status_code
-    reason = f"the server answers {status} {response.reason or ''}".rstrip()
-    if url.startswith("https:") and any(hop.url.startswith("http:") for hop in (*response.history, response)):
-        return PermanentError(f"the server redirects to {response.url:.100}, which is not encrypted")
-    if status in _TEMPORARY:
-        with suppress(urllib3.exceptions.InvalidHeader):
-            return TransientError(reason, urllib3.Retry().get_retry_after(response.raw))
-        return TransientError(reason)
-    if status not in (200, 206, 416):
-        return PermanentError(reason, gone=status in _GONE, forbidden=status == 403)
-    if response.headers.get("Content-Type", "").lower().startswith("text/html"):
-        return PermanentError("the server sends a web page instead of the file")
-    return None
 
 
 def download(urls: tuple[str, ...], target: Target, client: Client) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from diffcap.datasets.registry import get_dataset
-from diffcap.fetching.archive import DamagedArchive, extract, is_archive
+from diffcap.fetching.archive import extract, is_archive
 from diffcap.fetching.download import Client, PermanentError, Target, TransientError, download, host_of
 from diffcap.fetching.sources import Entry, FetchSettings, is_web_address, read_sources
 from diffcap.records import file_hash, read_json, write_json, write_text
@@ -270,12 +270,7 @@ def _extract(entry: Entry, archive: Path, data: DatasetFolder) -> list[Failure]:
             reason = f"extracted, but {' or '.join(entry.gives)} is missing in {data.official}; put it there by hand"
     except DiffcapError as error:
         reason = str(error).removeprefix(f"{archive}: ").rstrip(".")
-        if isinstance(error, DamagedArchive) and entry.url and not (entry.sha256 or entry.md5):
-            damaged = archive.replace(archive.with_name(f"{archive.name}.damaged"))
-            data.checksums.remove(archive)
-            reason = (
-                f"{reason.partition('; ')[0]}; it was renamed to {damaged.name}, and the next run downloads it again"
-            )
+        data.checksums.remove(archive)  # another download may have another content
     if reason:
         return [Failure(data.checksums.name(archive), url, reason)]
     data.checksums.record(archive, url)
@@ -342,7 +337,14 @@ def _fetch_photos(mirrors: tuple[str, ...], folder: DatasetFolder, settings: Fet
                     failures.append(failure)
     finally:
         client.cancelled.set()
-    failures = _decide_forbidden(failures, [folder.checksums.url(path) for path, _ in photos], client)
+    delivered = [url for path, _ in photos if (url := folder.checksums.url(path))]
+    hosts = {host_of(failure.url) for failure in failures if failure.forbidden}
+    probes = {host: [url for url in delivered if host_of(url) == host][-_PROBES:] for host in hosts}
+    open_hosts = {host for host, urls in probes.items() if any(map(client.delivers, urls))}
+    failures = [
+        replace(failure, gone=failure.gone or (failure.forbidden and host_of(failure.url) in open_hosts))
+        for failure in failures
+    ]
     now, gone = sum(path.is_file() for path, _ in photos), sum(failure.gone for failure in failures)
     print(
         f"photos: {now:,} of {len(photos):,} exist, {now - before:,} of them are new; {gone:,} no longer exist online"
@@ -360,14 +362,3 @@ def _fetch_photo(path: Path, urls: tuple[str, ...], folder: DatasetFolder, clien
         path, lambda file: image_problem(file) or sums.download_problem(file, path), bool(sums.sha256(path))
     )
     return folder.fetch_file(target, urls, client)
-
-
-def _decide_forbidden(failures: list[Failure], delivered: list[str], client: Client) -> list[Failure]:
-    """Mark forbidden photos as gone if their host still delivers one of the photos that it `delivered` before."""
-    hosts = {host_of(failure.url) for failure in failures if failure.forbidden}
-    probes = {host: [url for url in delivered if url and host_of(url) == host][-_PROBES:] for host in hosts}
-    open_hosts = {host for host, urls in probes.items() if any(map(client.delivers, urls))}
-    return [
-        replace(failure, gone=failure.gone or (failure.forbidden and host_of(failure.url) in open_hosts))
-        for failure in failures
-    ]

@@ -95,19 +95,16 @@ class PeriodicCheckpoint(Callback):
             loop._batches_that_stepped += ahead
             self.saved_step = step
             if periodic and self.keep_last_k and trainer.is_global_zero:
-                self._copy_checkpoint(step)
+                copy = self.path.with_name(f"step-{step:06d}.ckpt")
+                with atomic_write(copy, per_process=False) as temporary:
+                    shutil.copyfile(self.path, temporary)
+                # Keep the last k, and delete checkpoints of later steps, which a killed run has left.
+                checkpoints = sorted(self.path.parent.glob(STEP_CHECKPOINT_GLOB))
+                count = checkpoints.index(copy) + 1
+                for path in checkpoints[: max(count - self.keep_last_k, 0)] + checkpoints[count:]:
+                    path.unlink()
         if stop:
             raise SIGTERMException
-
-    def _copy_checkpoint(self, step: int) -> None:
-        """Add a checkpoint, keep the last k, and delete checkpoints of later steps left by a killed run."""
-        copy = self.path.with_name(f"step-{step:06d}.ckpt")
-        with atomic_write(copy, per_process=False) as temporary:
-            shutil.copyfile(self.path, temporary)
-        checkpoints = sorted(self.path.parent.glob(STEP_CHECKPOINT_GLOB))
-        count = checkpoints.index(copy) + 1
-        for path in checkpoints[: max(count - self.keep_last_k, 0)] + checkpoints[count:]:
-            path.unlink()
 
 
 class DelayedModelCheckpoint(ModelCheckpoint):

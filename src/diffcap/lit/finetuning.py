@@ -10,7 +10,7 @@ from diffcap.evaluation.captions import Tokenizer
 from diffcap.evaluation.levir_cc import OWN_LAYOUTS, id_text
 from diffcap.evaluation.metric import CaptionMetric
 from diffcap.lit.schedules import DecoderPlateau, Schedule
-from diffcap.lit.training import TrainingModule, adamw, check_init_without, init_from
+from diffcap.lit.training import TrainingModule, adamw, init_from
 from diffcap.models.captioner import Captioner
 from diffcap.models.generation import greedy
 from diffcap.registry import method_of
@@ -132,11 +132,10 @@ class Captioning(TrainingModule):
         if stage != "fit":
             return
         self._check_data()
-        check_init_without(self.init_without, self.init_from)
-        if self.init_from:
-            allowed = self.captioner.allowed_missing, self.captioner.allowed_unexpected
-            init_from(self.captioner, self.init_from, self.feature_data.words, *allowed, self.init_without)
-        elif weights := self.clip_weights or self.resnet_weights:
+        allowed = self.captioner.allowed_missing, self.captioner.allowed_unexpected
+        init_from(self.captioner, self.init_from, self.feature_data.words, *allowed, self.init_without)
+        weights = self.clip_weights or self.resnet_weights
+        if weights and not self.init_from:
             self.captioner.load_initial(weights, self.feature_data.vocabulary)
         self._make_metric()
 

@@ -216,30 +216,27 @@ def root_mean_square(gradients: Iterable[Tensor | None]) -> Tensor | None:
 _MUST_AGREE = ("network", "intra_layers", "image_size")
 
 
-def check_init_without(parts: Sequence[str], start: str | None) -> None:
-    """Refuse `model.init_without` without `model.init_from` (`start`), because it would have no effect."""
-    if parts and not start:
-        raise DiffcapError(
-            f"model.init_without is {list(parts)}, but model.init_from is not set, so no weights are loaded; remove "
-            "model.init_without, or give the checkpoint of an earlier stage."
-        )
-
-
 def init_from(
     module: nn.Module,
-    path: str,
+    path: str | None,
     words: list[str],
     allowed_missing: tuple[str, ...],
     allowed_unexpected: tuple[str, ...],
     without: Sequence[str] = (),
 ) -> None:
-    """Load the weights of another stage's checkpoint by name.
+    """Load the weights of another stage's checkpoint by name; without a path, none.
 
     Args:
         words: this stage's vocabulary, in the order of the ids.
         allowed_missing, allowed_unexpected: prefixes of parameter names that the checkpoint may lack, and that only it has.
         without: parts of the module ("trunk.pair_encoder") that keep their initial weights.
     """
+    if without and not path:
+        raise DiffcapError(
+            f"model.init_without is {list(without)}, but model.init_from is not set, so no weights are loaded; remove it."
+        )
+    if not path:
+        return
     state = read_checkpoint(path)
     theirs, ours = state["diffcap"].get("hyperparameters") or {}, getattr(module, "hyperparameters", {})
     for key in _MUST_AGREE:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import torch
 
 from diffcap.features.blocks_backbone import CELL, COLORS, GROUPS, MARGIN
-from diffcap.features.tiles_backbone import CLASSES, tiles_preprocessing
+from diffcap.features.tiles_backbone import CLASSES, PREPROCESSING
 from diffcap.worlds.tiles.changes import sample_pair
 from diffcap.worlds.tiles.render import materials, to_image
 from diffcap.worlds.tiles.write import appearance, render_pair
@@ -42,7 +42,7 @@ def test_targets_are_the_fractions_of_the_rendered_materials() -> None:
     later, shown = TilesBackbone.make(21, 2, seed=2, jitter=1.0)
     assert torch.equal(images[1:3], later) and torch.equal(targets.covers[1:3], shown.covers)
     rendered = render_pair(10, 2, 1.0).images[1]
-    expected = tiles_preprocessing().normalize(torch.from_numpy(rendered).permute(2, 0, 1).float())
+    expected = PREPROCESSING.normalize(torch.from_numpy(rendered).permute(2, 0, 1).float())
     torch.testing.assert_close(images[1], expected)
     pair, (dates, _) = sample_pair(10, 2), appearance(10, 2, 1.0)
     numbers, table = materials(pair.after, dates[1]), _class_of_material()

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from diffcap.data.masking import IGNORED
 from diffcap.lit.schedules import Schedule
-from diffcap.lit.training import TrainingModule, check_init_without, init_from
+from diffcap.lit.training import TrainingModule, init_from
 from diffcap.methods.pcl.pretraining_model import PCLPretraining
 
 FGVC_HEADS = ("classifier", "matcher")  # exist only in stages with NABirds; both kinds of stage may follow each other
@@ -48,9 +48,7 @@ class Pretraining(TrainingModule):
     def setup(self, stage: str) -> None:
         """Load the weights of an earlier stage."""
         if stage == "fit":
-            check_init_without(self.init_without, self.init_from)
             self.captioner.trunk.check_max_length(self.feature_data.max_length)
-        if stage == "fit" and self.init_from:
             words = self.feature_data.words
             init_from(self.captioner, self.init_from, words, FGVC_HEADS, FGVC_HEADS, self.init_without)
 

@@ -124,7 +124,7 @@ class BlocksBackbone(ShippedTraining):
     def make(first: int, count: int, seed: int, jitter: float) -> tuple[Tensor, Targets]:
         """(count, 3, 96, 128) preprocessed images, and their targets; see `render_before`."""
         images, slots, scenes = render_before(first, count, seed, jitter)
-        return backbone.blocks_preprocessing().normalize(images.float()), targets_of(scenes, slots)
+        return backbone.PREPROCESSING.normalize(images.float()), targets_of(scenes, slots)
 
     def training_step(self, batch: tuple[Tensor, Targets], batch_idx: int) -> Tensor:
         """Sum of the cross-entropy of all attribute groups, the position error of objects, and the dense task."""

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from diffcap.features.tiles_backbone import CLASSES, COVERS, SHIPPED, STRIDE, TilesNetwork, tiles_preprocessing
+from diffcap.features.tiles_backbone import CLASSES, COVERS, PREPROCESSING, SHIPPED, STRIDE, TilesNetwork
 from diffcap.features.weights import fuse_batch_norms
 from diffcap.models.clip import networks_folder
 from diffcap.worlds.tiles import render as paint
@@ -93,7 +93,7 @@ class TilesBackbone(ShippedTraining):
         """(count, 3, 256, 256) preprocessed images, and their targets; see `rendered_tiles`."""
         images, _, targets = rendered_tiles(range(first, first + count), seed, jitter)
         batch = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)
-        return tiles_preprocessing().normalize(batch.float()), targets
+        return PREPROCESSING.normalize(batch.float()), targets
 
     def training_step(self, batch: tuple[Tensor, Targets], batch_idx: int) -> Tensor:
         """Cross-entropy of the land cover, rare classes weighted more, and of the centres of houses."""
