@@ -243,20 +243,27 @@ def test_captions_of_other_systems_are_rows(tmp_path: Path) -> None:
     assert all(pair["s"][0] == pair["s"][1] and pair["c"][0] == pair["c"][1] for pair in index["pairs"])
     assert f"No attention maps of {other}: " in html and "total, PTB tokens" in html
 
-    for words, sentence in {
-        "--predictions.PCL=0.json": "--predictions: 'PCL' is also the name of a run; give the file another name.",
-        '--predictions={"A": []}': "--predictions has a name without a file; give --predictions.NAME=FILE.",
-        "--predictions.A=none.json": "none.json: no predictions file there; give a .json file, or a .jsonl file",
-        f"--predictions.A={written(tmp_path / 'few.json', dict(list(own.items())[:-1]))}": (
-            f"few.json: 1 of the {len(test)} pairs of the test split of blocks have no caption (first {test[-1].id!r})"
+    few = written(tmp_path / "few.json", dict(list(own.items())[:-1]))
+    lacking = (
+        f"few.json: 1 of the {len(test)} pairs of the test split of blocks have no caption (first {test[-1].id!r})"
+    )
+    for runs, words, sentence in (
+        (
+            "PCL",
+            "--predictions.PCL=0.json",
+            "--predictions: 'PCL' is also the name of a run; give the file another name.",
         ),
-    }.items():
-        failed = run(
-            [sys.executable, SCRIPT, "--folder=data", '--runs={"PCL": "runs/pcl"}', "--out=x", words], tmp_path
-        )
-        assert sentence in one_sentence(failed)
-    nothing = run([sys.executable, SCRIPT, "--folder=data", "--out=x"], tmp_path)
-    assert "--runs names no folder" in one_sentence(nothing) and not (tmp_path / "x").exists()
+        ("PCL", '--predictions={"A": []}', "--predictions has a name without a file; give --predictions.NAME=FILE."),
+        (
+            "PCL",
+            "--predictions.A=none.json",
+            "none.json: no predictions file there; give a .json file, or a .jsonl file",
+        ),
+        ("PCL", f"--predictions.A={few}", lacking),
+        ("", "--page=0", "--runs names no folder"),
+    ):
+        failed = report(tmp_path, json.dumps(dict.fromkeys(runs.split(), "runs/pcl")), "--out=x", words)
+        assert sentence in one_sentence(failed) and not (tmp_path / "x").exists()
 
 
 @pytest.mark.slow  # METEOR
@@ -264,13 +271,8 @@ def test_captions_of_other_systems_need_neither_a_run_nor_features(tmp_path: Pat
     dataset = make_dataset(tmp_path / "data")
     captions = captions_of(dataset, 3)
     test = [pair for pair in dataset.pairs if pair.split == "test"]
-    options = (
-        "--folder=data",
-        "--out=report",
-        f"--predictions.API={written(tmp_path / 'a.json', captions)}",
-        "--page=0",
-    )
-    done = run([sys.executable, "-m", "diffcap", "report", *options], tmp_path)
+    options = f"report --folder=data --out=report --page=0 --predictions.API={written(tmp_path / 'a.json', captions)}"
+    done = run([sys.executable, "-m", "diffcap", *options.split()], tmp_path)
     assert done.returncode == 0, done.stderr
     table = read_json(tmp_path / "report/table.json")
     assert list(table["rows"]) == ["most common training caption", "API"]
