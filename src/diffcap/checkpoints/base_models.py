@@ -73,7 +73,8 @@ def find_base(base: str, revision: str | None = None) -> BaseModel:
     keeps the complete files. With a complete cache, nothing is requested for a commit, and one request finds the current commit of
     a branch; without network, the one that was current at the last request is used. A local folder ignores `revision`.
     """
-    folder, commit = Path(base).expanduser(), None
+    folder = Path(base).expanduser()
+    commit = None
     if folder.is_dir():
         folder = folder.resolve()
         base = str(folder)

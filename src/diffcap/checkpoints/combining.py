@@ -82,7 +82,8 @@ def load_members(
 ) -> list[Checkpoint]:
     """Load the members of an ensemble, see `loading.load`. They may be of different methods, but must have the same token ids."""
     members = [load(path, base, prompt, **zero_shot_options) for path in paths]
-    first, names = members[0], [Path(path) for path in paths]
+    first = members[0]
+    names = [Path(path) for path in paths]
     for path, member in zip(names[1:], members[1:]):
         _check_words(names[0], first.vocabulary.words, path, member.vocabulary.words)
         if member.vocabulary.family != first.vocabulary.family:

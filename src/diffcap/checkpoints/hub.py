@@ -190,8 +190,10 @@ def model_card(
     """
     from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-    metadata, model_name = state["diffcap"], name.rpartition("/")[2]
-    method, features = methods().get(metadata["method"]), metadata["features"]
+    metadata = state["diffcap"]
+    model_name = name.rpartition("/")[2]
+    method = methods().get(metadata["method"])
+    features = metadata["features"]
     hyperparameters = without_folders(state)["diffcap"].get("hyperparameters") or {}
     is_on_base = "base" in hyperparameters
     base = hyperparameters.get("base") if hyperparameters.get("revision") else None  # a local folder has none

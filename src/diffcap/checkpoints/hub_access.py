@@ -60,7 +60,8 @@ def _connection_fault(url: str) -> str | None:
     """Connect to a server, or to the proxy that the environment names for it; returns the reason if that fails."""
     from huggingface_hub import constants
 
-    server, proxies = urlsplit(url), getproxies()
+    server = urlsplit(url)
+    proxies = getproxies()
     proxy = proxies.get(server.scheme) or proxies.get("all")
     if proxy and not proxy_bypass(server.netloc):
         server = urlsplit(proxy if "://" in proxy else f"http://{proxy}")

@@ -315,7 +315,8 @@ def pixel_features(size: tuple[int, int]) -> dict[str, Any]:
 
 def rcc_sizes(state: State, options: Mapping[str, Any], tables: State) -> Sizes:
     """Hyperparameters that the methods of the code base RobustChangeCaptioning share."""
-    front, words = state["change_detector_state.img.0.weight"], state["speaker_state.core.embed.weight"]
+    front = state["change_detector_state.img.0.weight"]
+    words = state["speaker_state.core.embed.weight"]
     width, channels = front.shape[:2]
     coordinates = channels % 4 == 2 if options["coordinates"] is None else options["coordinates"]
     grid = [len(state[f"change_detector_state.{side}_embedding.weight"]) for side in "hw"]

@@ -70,7 +70,8 @@ def load(
         advice = f"use diffcap {version}, which wrote it, or train it again"
     with wrap_errors(path, f"diffcap {diffcap.__version__} cannot build its captioner", advice):
         captioner, vocabulary = build_captioner(state, path, base)
-    max_length, features = metadata["max_length"], metadata["features"]
+    max_length = metadata["max_length"]
+    features = metadata["features"]
     for key in ("hyperparameters", "words", "vocabulary_layout", "max_length", "features"):
         metadata.pop(key, None)
     metadata["step"] = state["global_step"]

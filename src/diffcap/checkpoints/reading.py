@@ -22,7 +22,8 @@ from diffcap.utils.unpickling import error_reason
 
 CAPTIONING_STAGES = ("finetune", "reinforce")  # whose checkpoints can caption
 FORMAT = 1  # version of the "diffcap" entry
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
 SHA256 = "safetensors_sha256"  # entry of config.json; folders of diffcap 0.1.0 may lack it
 
 # Entries of the metadata that every checkpoint has, and those that only a captioner's has.
@@ -86,7 +87,8 @@ def _checked(state: Any, path: Path, mapped: bool) -> dict[str, Any]:
         for key in (*_REQUIRED, *of_captioner):
             if key not in metadata:
                 raise KeyError(key)
-        weights, step = dict(state["state_dict"]), int(state["global_step"])
+        weights = dict(state["state_dict"])
+        step = int(state["global_step"])
     for name, value in weights.items():
         if not isinstance(value, Tensor):
             raise DiffcapError(f"{path}: its weight {name!r:.80} is not a tensor; {remedy(path)}.")
@@ -121,7 +123,8 @@ def _read_folder(folder: Path, mapped: bool) -> dict[str, Any]:
     metadata = read_json(folder / CONFIG, "configuration", "export the checkpoint again")
     if not isinstance(metadata, dict):
         raise DiffcapError(f"{folder / CONFIG}: not a JSON object; export the checkpoint again.")
-    step, expected = metadata.pop("step", 0), metadata.pop(SHA256, None)
+    step = metadata.pop("step", 0)
+    expected = metadata.pop(SHA256, None)
     if expected is not None and not mapped and file_hash(folder / WEIGHTS) != expected:
         raise DiffcapError(
             f"{folder / WEIGHTS}: its SHA-256 is not the {SHA256} in {CONFIG}, so the file is damaged or was replaced; "

@@ -57,16 +57,20 @@ class HubVocabulary:
     """
 
     def __init__(self, tokenizer: Any, template: ChatTemplate, sentences: int | None = None) -> None:
-        self.tokenizer, self.template, self.sentences = tokenizer, template, sentences
+        self.tokenizer = tokenizer
+        self.template = template
+        self.sentences = sentences
         self.words: list[str] = []  # the tokens come with the base model
         self.layout = "hub"
         tokens = json.dumps([sorted(tokenizer.get_vocab().items()), template.bos_id, template.eos_id])
         # Two models with the same family have the same ids.
         self.family = f"hub-{hashlib.sha256(tokens.encode()).hexdigest()[:12]}"
-        self.bos, self.eos = template.bos_id, template.eos_id
+        self.bos = template.bos_id
+        self.eos = template.eos_id
         pad = tokenizer.pad_token_id
         self.pad = pad if pad is not None and pad != self.eos else int(self.eos == 0)
-        self.unk, self.mask = None, None
+        self.unk = None
+        self.mask = None
 
     def __len__(self) -> int:
         return len(self.tokenizer)

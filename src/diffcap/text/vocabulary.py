@@ -17,8 +17,10 @@ LayoutName = Literal["pcl", "rcc", "rcc_tokens", "rsicc", "chg2cap"]
 _TOKEN = re.compile(r"``|[^\W_]+|[^\w\s]|_")
 _ANIMAL = re.compile(r"\banimal\s+([12])\b")  # "Animal 1" of the Birds-to-Words annotators
 # Scripts without blanks between words: Chinese and Japanese; Thai, Lao, Tibetan, Burmese and Khmer. Words of these are shorter.
-_EAST, _SOUTH = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff", "\u0e00-\u109f\u1780-\u17ff"
-_WITHOUT_BLANKS, _SENTENCE = re.compile(f"[{_EAST}{_SOUTH}]"), re.compile(f"[{_EAST}]{{4,}}|[{_SOUTH}]{{16,}}")
+_EAST = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+_SOUTH = "\u0e00-\u109f\u1780-\u17ff"
+_WITHOUT_BLANKS = re.compile(f"[{_EAST}{_SOUTH}]")
+_SENTENCE = re.compile(f"[{_EAST}]{{4,}}|[{_SOUTH}]{{16,}}")
 
 
 def tokenize(text: str) -> list[str]:
@@ -116,8 +118,10 @@ class Vocabulary:
         if len(self._ids) != len(self.tokens):
             repeated = next(word for word, count in Counter(self.tokens).items() if count > 1)
             raise ValueError(f"the word {repeated!r} is duplicated in the vocabulary, or is one of its special tokens")
-        self.pad, self.unk = 0, self._ids[self._layout.unk]
-        self.bos, self.eos = self._ids[self._layout.bos], self._ids[self._layout.eos]
+        self.pad = 0
+        self.unk = self._ids[self._layout.unk]
+        self.bos = self._ids[self._layout.bos]
+        self.eos = self._ids[self._layout.eos]
         self.mask = self._ids["<MASK>"] if "<MASK>" in self._layout.specials else None
 
     def __len__(self) -> int:
@@ -137,7 +141,8 @@ class Vocabulary:
 
     def decode(self, ids: Iterable[int]) -> str:
         """Turn ids into words joined with spaces, up to the first eos; special tokens other than `unk` are left out."""
-        words, first = [], len(self._layout.specials)
+        words = []
+        first = len(self._layout.specials)
         for number in map(int, ids):
             if number == self.eos or (number == self.pad and self._layout.padding_is_eos):
                 break

@@ -50,7 +50,9 @@ class Adaptation(TrainingModule):
     ) -> None:
         super().__init__(captioner, lr, weight_decay, schedule, warmup, milestones)
         self.captioner: CLIP4IDCAdaptation
-        self.clip_lr, self.clip_weights, self.init_from = clip_lr, clip_weights, init_from
+        self.clip_lr = clip_lr
+        self.clip_weights = clip_weights
+        self.init_from = init_from
         self.half_precision_clip = half_precision_clip
 
     def setup(self, stage: str) -> None:
@@ -72,8 +74,10 @@ class Adaptation(TrainingModule):
 
     def optimizer(self) -> torch.optim.Optimizer:
         """AdamW or BertAdam, with separate learning rates for CLIP and for the added parameters (authors' code)."""
-        model, clip = self.captioner, self.gradient_groups()["clip"]
-        rates, betas = (self.lr, self.clip_lr, self.weight_decay), (0.9, 0.98)
+        model = self.captioner
+        clip = self.gradient_groups()["clip"]
+        rates = (self.lr, self.clip_lr, self.weight_decay)
+        betas = (0.9, 0.98)
         if self.half_precision_clip:
             return bert_adam(model, (model.images, model.words), clip, *rates, betas)
         return adamw(model, clip, *rates, betas)

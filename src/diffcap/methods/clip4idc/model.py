@@ -93,7 +93,8 @@ class CLIP4IDCAdaptation(nn.Module):
 
     def loss(self, batch: Batch) -> Tensor:
         """The contrastive loss over the global batch. Needs `before`, `after` (B, 3, height, width) and `tokens` (B, T)."""
-        text, pair = self.words(batch["tokens"]), self.pair(batch["before"], batch["after"])
+        text = self.words(batch["tokens"])
+        pair = self.pair(batch["before"], batch["after"])
         return global_mean(pair_text_contrastive_loss(text, pair, self.logit_scale.exp()))
 
 
@@ -232,12 +233,17 @@ class CLIP4IDC(Captioner):
         self.bos_id, self.eos_id = vocabulary_size - 2, vocabulary_size - 1  # the last two, as CLIP has them
         self.pad = 0 if padding == "released" else vocabulary_size
         if padding == "released":
-            self.vocabulary_layout, self.extra_eos_id = "clip_released", 0
-        self.max_length, self.layerwise = max_length, layerwise_cross_attention
-        word_width, visual_width = self.words.token_embedding.embedding_dim, self.images.visual.proj.shape[1]
+            self.vocabulary_layout = "clip_released"
+            self.extra_eos_id = 0
+        self.max_length = max_length
+        self.layerwise = layerwise_cross_attention
+        word_width = self.words.token_embedding.embedding_dim
+        visual_width = self.images.visual.proj.shape[1]
         text_blocks = text_tower_of(clip).transformer.resblocks
         if decoder == "clip_text":
-            width, heads, decoder_layers = word_width, text_blocks[0].attn.num_heads, len(text_blocks)
+            width = word_width
+            heads = text_blocks[0].attn.num_heads
+            decoder_layers = len(text_blocks)
         if layerwise_cross_attention and encoder_layers != decoder_layers:
             raise ValueError(
                 f"layerwise_cross_attention needs as many encoder as decoder blocks, not {encoder_layers} and {decoder_layers}"
@@ -251,7 +257,8 @@ class CLIP4IDC(Captioner):
         self.words_in = Linear(word_width, width) if width != word_width else nn.Identity()
         self.encoder = nn.ModuleList(EncoderBlock(width, heads, ffn, dropout) for _ in range(encoder_layers))
         if decoder == "clip_text":
-            inner, activation = text_blocks[0].mlp.c_fc.out_features, text_blocks[0].mlp.gelu
+            inner = text_blocks[0].mlp.c_fc.out_features
+            activation = text_blocks[0].mlp.gelu
             self.decoder = nn.ModuleList(
                 TextBlock(width, heads, inner, dropout, activation) for _ in range(decoder_layers)
             )
@@ -327,7 +334,8 @@ class CLIP4IDC(Captioner):
         Normalised over the patches of both images, without the class tokens. The method does not align the images.
         """
         memory = self.encode(before, after)
-        words, last = self.decode(tokens, memory).last.after_self_attention, self.decoder[-1]
+        words = self.decode(tokens, memory).last.after_self_attention
+        last = self.decoder[-1]
         attention = last.cross.mean_weights(last.cross_query(words), memory[-1][0])  # type: ignore[union-attr, operator]
         before_tokens, after_tokens = attention.chunk(2, 2)
         return patch_attention(before_tokens[..., 1:], after_tokens[..., 1:], self.images.grid)
@@ -348,7 +356,9 @@ class CLIP4IDC(Captioner):
 
         Needs `before` (b, 3, height, width), `after` (B, ...) with B = b, or B = 2 b for two groups, and `tokens` (B, T).
         """
-        before, after, tokens = batch["before"], batch["after"], batch["tokens"]
+        before = batch["before"]
+        after = batch["after"]
+        tokens = batch["tokens"]
         memory = self.encode(before, after)
         losses = [
             global_mean(self.word_losses(tokens[rows], [(key[rows], value[rows]) for key, value in memory]))
@@ -366,7 +376,9 @@ class CLIP4IDC(Captioner):
 
     def half_precision_optimizer(self, lr: float, pretrained_lr: float, weight_decay: float) -> BertAdam:
         """See `Captioner.half_precision_optimizer`."""
-        clip, pretrained, betas = (self.images, self.words), self.pretrained_parameters(), (0.9, 0.999)
+        clip = (self.images, self.words)
+        pretrained = self.pretrained_parameters()
+        betas = (0.9, 0.999)
         return bert_adam(self, clip, pretrained, lr, pretrained_lr, weight_decay, betas)
 
     def pretrained_parameters(self) -> list[nn.Parameter]:

@@ -47,7 +47,8 @@ class BertAdam(torch.optim.Optimizer):
     def _update(self, parameter: nn.Parameter, group: dict[str, Any], dtype: torch.dtype) -> None:
         state, (beta1, beta2) = self.state[parameter], group["betas"]
         assert parameter.grad is not None
-        weight, gradient = parameter.to(dtype), parameter.grad.to(dtype)
+        weight = parameter.to(dtype)
+        gradient = parameter.grad.to(dtype)
         # A resumed optimizer has moments of the parameter's type, with values that float16 represents exactly.
         mean, square = (state.get(name, torch.zeros_like(weight)).to(dtype) for name in ("exp_avg", "exp_avg_sq"))
         # In float32, as on CUDA: on the CPU, `add` would round alpha to float16.

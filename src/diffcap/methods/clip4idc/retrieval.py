@@ -85,7 +85,8 @@ class PairRetrieval(Metric):
         first, numbers = _first_occurrences(dim_zero_cat(self.pair_numbers))
         pairs = dim_zero_cat(self.pairs)[first]
         first, _ = _first_occurrences(dim_zero_cat(self.text_numbers))
-        texts, owners = dim_zero_cat(self.texts)[first], dim_zero_cat(self.owners)[first]
+        texts = dim_zero_cat(self.texts)[first]
+        owners = dim_zero_cat(self.owners)[first]
         similarity = texts @ pairs.T  # (C, P)
         matches = owners[:, None] == numbers  # (C, P)
         of_matches = similarity.masked_fill(~matches, float("-inf"))
@@ -125,7 +126,8 @@ def _first_occurrences(numbers: Tensor) -> tuple[Tensor, Tensor]:
 
 def add_to_metric(metric: PairRetrieval, model: Any, batch: dict[str, Any]) -> None:
     """Add the embeddings of a batch's pairs and of all their captions; `model` is a `CLIP4IDCAdaptation`."""
-    pairs, texts = model.pair(batch["before"], batch["after"]), model.words(batch["texts"])
+    pairs = model.pair(batch["before"], batch["after"])
+    texts = model.words(batch["texts"])
     metric.update(pairs, batch["number"], texts, batch["text_number"], batch["text_owner"])
 
 
@@ -169,7 +171,8 @@ def evaluate_retrieval(
     with wrap_errors(checkpoint, f"diffcap {diffcap.__version__} cannot build its model", remedy(Path(checkpoint))):
         vocabulary = vocabulary_of(metadata["words"], metadata["vocabulary_layout"])
         module = Retrieval(build_pretraining(state).eval(), pair_to_text)
-    place, target = Path(folder or f"data/{metadata['dataset']}"), Path(out)
+    place = Path(folder or f"data/{metadata['dataset']}")
+    target = Path(out)
     dataset = read_dataset(place)
     changes = changes or metadata.get("changes") or dataset.info.get("changes")
     pairs = [

@@ -31,7 +31,8 @@ class LabelledPairs:
     """
 
     def __init__(self, labels: np.ndarray, seed: int) -> None:
-        self.labels, self.seed = labels, seed
+        self.labels = labels
+        self.seed = seed
         self.order = ShuffledEpochs(PAIRS_PER_IMAGE * len(labels), seed)
         self._by_class = np.argsort(labels, kind="stable")  # image indices, those of one class next to each other
         _, class_index, class_sizes = np.unique(labels, return_inverse=True, return_counts=True)
@@ -45,7 +46,8 @@ class LabelledPairs:
     def take(self, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Indices of the first and the second images of the pairs `start` ... `start + count - 1`, (count,) each."""
         numbers = self.order.take(start, count)
-        first, slot = numbers // PAIRS_PER_IMAGE, numbers % PAIRS_PER_IMAGE
+        first = numbers // PAIRS_PER_IMAGE
+        slot = numbers % PAIRS_PER_IMAGE
         epochs = (start + np.arange(count)) // self.order.size
         second = np.empty_like(first)
         for epoch in np.unique(epochs):
@@ -57,7 +59,8 @@ class LabelledPairs:
     def _draw_partners(self, epoch: int) -> np.ndarray:
         """(images, PAIRS_PER_IMAGE) second image of each pair in an epoch."""
         rng = np.random.default_rng([self.seed, 11, epoch])
-        start, size = self._class_start[:, None], self._class_size[:, None]
+        start = self._class_start[:, None]
+        size = self._class_size[:, None]
         draw = rng.random((len(self.labels), PAIRS_PER_IMAGE))
         # Positions in `_by_class`. Same class: any but the image itself. Another class: skip the block of its own class.
         offset = 1 + (draw * (size - 1)).astype(np.int64)
@@ -131,7 +134,8 @@ class PretrainData(FeatureData):
         kept = {task: share for task, share in shares.items() if task not in (without or [])}
         self.schedule = TaskSchedule(kept, self.seed)
         self.negatives_path = Path(negatives) if negatives else Path(folder) / "negatives.jsonl"
-        self.singles, self.labelled = singles, labelled
+        self.singles = singles
+        self.labelled = labelled
         for source_folder, source in ((singles, "singles"), (labelled, "labelled")):
             tasks_of_source = [task for task in self.schedule.tasks if self._source_of(task) == source]
             if tasks_of_source and source_folder is None:
@@ -172,7 +176,8 @@ class PretrainData(FeatureData):
             self.sources["folder"] = CaptionedSource(self.train_table, pairs, self.samples, size, candidates)
         if "singles" in sources:
             assert self.singles is not None
-            dataset, store = read_dataset(self.singles), self._open_store(self.singles)
+            dataset = read_dataset(self.singles)
+            store = self._open_store(self.singles)
             images = [pair for pair in dataset.pairs if pair.split == "train" and pair.captions and pair.after is None]
             if not images:
                 raise DiffcapError(
@@ -248,8 +253,11 @@ class PretrainData(FeatureData):
         task, task_step = self.schedule.at(step)
         if task == FGVC:
             return self._labelled_batch(task_step)
-        generator, source = step_generator(self.seed, step), self.sources[self._source_of(task)]
-        table, epochs, kind = source.table, self.epochs_of_task[task], task.removeprefix(SINGLE)
+        generator = step_generator(self.seed, step)
+        source = self.sources[self._source_of(task)]
+        table = source.table
+        epochs = self.epochs_of_task[task]
+        kind = task.removeprefix(SINGLE)
         if kind == "fda":
             assert source.fda is not None
             count = max(1, self.batch_size // source.fda.texts.shape[1])

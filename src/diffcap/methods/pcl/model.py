@@ -216,10 +216,12 @@ class PCL(Captioner):
         torch.Size([3, 4, 10])
     """
 
-    bos_id, eos_id = BOS, EOS
+    bos_id = BOS
+    eos_id = EOS
     vocabulary_layout = "pcl"
     # The distractor head is new; the heads of MVCL and of NABirds' tasks are used in pre-training only (authors' code).
-    allowed_missing, allowed_unexpected = ("distractor_head",), ("regress", "classifier", "matcher")
+    allowed_missing = ("distractor_head",)
+    allowed_unexpected = ("regress", "classifier", "matcher")
 
     def __init__(
         self,
@@ -237,7 +239,9 @@ class PCL(Captioner):
         self.trunk = PCLTrunk(vocabulary_size, feature_channels, **trunk)
         self.hyperparameters = {**arguments, **self.trunk.hyperparameters}
         self.distractor_head = Linear(2 * self.trunk.width, 2) if distractor_judging else None
-        self.distractor_weight, self.objective, self.text_cls = distractor_weight, objective, text_cls
+        self.distractor_weight = distractor_weight
+        self.objective = objective
+        self.text_cls = text_cls
 
     def check(self, data: Any) -> None:
         """See `Captioner.check`; the position table must be as long as the captions, too."""
@@ -261,7 +265,8 @@ class PCL(Captioner):
         self, tokens: Tensor, memory: list[KeyValue], cache: list[KeyValue] | None
     ) -> tuple[Tensor, list[KeyValue]]:
         """Append [MASK] to the words so far and score what it hides; the cache keeps the word, not the [MASK]."""
-        past_key_values, position = [[visual] for visual in memory], 0
+        past_key_values = [[visual] for visual in memory]
+        position = 0
         if cache is not None:
             position = cache[0][0].shape[2]
             past_key_values = [[visual, words] for visual, words in zip(memory, cache)]
@@ -291,7 +296,8 @@ class PCL(Captioner):
     def teacher_forced_logits(self, tokens: Tensor, memory: list[KeyValue]) -> Tensor:
         """See `Captioner.teacher_forced_logits`: each position from its own [MASK], see `_append_mask_tokens`, exactly as in `step`."""
         x, attention_mask = self._append_mask_tokens(tokens[:, :-1], memory[0][0].shape[2])
-        past, mask_positions = [(visual,) for visual in memory], slice(tokens.shape[1] - 1, None)
+        past = [(visual,) for visual in memory]
+        mask_positions = slice(tokens.shape[1] - 1, None)
         hidden, _ = self.trunk.cross_encoder(x, attention_mask, past, query_positions=mask_positions)
         return self.trunk.output_layer(hidden)
 
@@ -302,7 +308,8 @@ class PCL(Captioner):
             (B, 2 T, D) embeddings, and their boolean attention mask (2 T, visual_tokens + 2 T): word i sees words 0 ... i; so does
             the [MASK] at position i + 1, which also sees itself.
         """
-        words, device = tokens.shape[1], tokens.device
+        words = tokens.shape[1]
+        device = tokens.device
         self.trunk.check_positions(words + 1)
         position = torch.arange(words, device=device)
         ids = torch.cat([tokens, torch.full_like(tokens, MASK)], 1)
@@ -324,7 +331,8 @@ class PCL(Captioner):
 
         Mean over the heads, normalised over the patches of both images. The method does not align the images.
         """
-        memory, count = self.encode(before, after), tokens.shape[1]
+        memory = self.encode(before, after)
+        count = tokens.shape[1]
         x, attention_mask = self._append_mask_tokens(tokens, memory[0][0].shape[2])
         x = self.trunk.cross_encoder.norm(x)
         *layers, last = self.trunk.cross_encoder.layers
@@ -352,7 +360,8 @@ class PCL(Captioner):
 
     def validation_losses(self, batch: Batch) -> dict[str, Tensor]:
         """See `Captioner.validation_losses`: `word_loss` per word, and with distractor judging `distractor_loss` per pair."""
-        before, after = batch["before"], batch["after"]
+        before = batch["before"]
+        after = batch["after"]
         memory, image_cls = self.encode_pair(repeat_batch(before, len(after)), after, self.distractor_head is not None)
         if self.objective == "masked":
             labels = batch["mlm_labels"]
@@ -360,11 +369,13 @@ class PCL(Captioner):
         else:
             target = batch["tokens"][:, 1:]
             is_word = target != PAD
-            logits, labels = self.teacher_forced_logits(batch["tokens"], memory)[is_word], target[is_word]
+            logits = self.teacher_forced_logits(batch["tokens"], memory)[is_word]
+            labels = target[is_word]
         losses = {"word_loss": F.cross_entropy(logits, labels, reduction="none")}
         if self.distractor_head is not None:
             # Logits of "nothing changed" and "something changed", (B, 2).
-            is_change, logits = batch["is_change"].long(), self.distractor_head(image_cls.flatten(1))
+            is_change = batch["is_change"].long()
+            logits = self.distractor_head(image_cls.flatten(1))
             losses["distractor_loss"] = F.cross_entropy(logits, is_change, reduction="none")
         return losses
 

@@ -51,7 +51,8 @@ def from_official(state: Mapping[str, Tensor], stage: str, fine_grained: bool = 
         rules += _FINETUNE
     for encoder, ours in _ENCODERS.items():
         norms[rf"{encoder}\.norm"] = f"trunk.{ours}_encoder.norm"
-        layer, our_layer = rf"{encoder}\.layers\.(\d+)\.", rf"trunk.{ours}_encoder.layers.\1."
+        layer = rf"{encoder}\.layers\.(\d+)\."
+        our_layer = rf"trunk.{ours}_encoder.layers.\1."
         norms[layer + r"sublayer\.0\.norm"] = our_layer + "attention_norm"
         norms[layer + r"sublayer\.1\.norm"] = our_layer + "ffn_norm"
         rules += [

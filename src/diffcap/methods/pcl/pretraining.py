@@ -43,7 +43,8 @@ class Pretraining(TrainingModule):
     ) -> None:
         super().__init__(captioner, lr, weight_decay, schedule, warmup, milestones)
         self.captioner: PCLPretraining
-        self.init_from, self.init_without = init_from, init_without or []
+        self.init_from = init_from
+        self.init_without = init_without or []
 
     def setup(self, stage: str) -> None:
         """Load the weights of an earlier stage."""

@@ -81,8 +81,11 @@ class PCLPretraining(nn.Module):
         self.regress = RegressionHead(width, feature_channels)
         self.classifier = Linear(width, classes) if classes else None
         self.matcher = Linear(2 * width, 2) if classes else None
-        self.pad_mask, self.mvcl_negatives, self.temperature = pad_mask, mvcl_negatives, temperature
-        self.single_image, self.fgvc_losses = single_image, fgvc_losses
+        self.pad_mask = pad_mask
+        self.mvcl_negatives = mvcl_negatives
+        self.temperature = temperature
+        self.single_image = single_image
+        self.fgvc_losses = fgvc_losses
 
     def loss(self, task: str, batch: Batch) -> dict[str, Tensor]:
         """The global batch's loss of one task, "mlm", "mvcl", "fda" or "fgvc"; for "fgvc" also the summands, for the log."""

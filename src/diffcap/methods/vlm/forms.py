@@ -93,7 +93,8 @@ def _merged_card(captioner: Any, metadata: dict[str, Any]) -> str:
     """The README.md of a merged model, with the licence of its base model, which diffcap and the Hub read there."""
     from huggingface_hub import ModelCardData
 
-    arguments, licence = captioner.hyperparameters, captioner.licence
+    arguments = captioner.hyperparameters
+    licence = captioner.licence
     is_identifier = licence is not None and re.fullmatch(r"[a-z0-9.-]+", licence) is not None
     card = ModelCardData(
         license=licence if is_identifier else "other",

@@ -123,7 +123,8 @@ class VLM(Captioner):
                 "the difference module compares whole images; remove the option of image_kwargs that cuts tiles."
             )
         self.template = read_chat_template(self.processor, prompt)
-        self.bos_id, self.eos_id = self.template.bos_id, self.template.eos_id
+        self.bos_id = self.template.bos_id
+        self.eos_id = self.template.eos_id
         # Ids of the generation settings that also end an answer (Qwen: <|endoftext|>; Gemma: <eos>).
         ids = self.net.generation_config.eos_token_id
         ids = ids if isinstance(ids, list) else [ids]
@@ -137,7 +138,8 @@ class VLM(Captioner):
         self.image_id: int = getattr(config, "image_token_id", None) or config.image_token_index
         self.net = choose_trained(self.net, train, lora_rank, lora_alpha, lora_dropout, lora_targets)
         for adapter in getattr(self.net, "peft_config", {}).values():  # for PEFT's own form
-            adapter.base_model_name_or_path, adapter.revision = found.name, found.revision
+            adapter.base_model_name_or_path = found.name
+            adapter.revision = found.revision
         self.difference = Difference(config.get_text_config().hidden_size) if difference else None
         if self.difference is not None:
             self.difference.install(self.core.model)
@@ -193,7 +195,8 @@ class VLM(Captioner):
             # The template has written the special tokens already.
             text_kwargs={"add_special_tokens": False, "padding_side": "left"},
         )
-        device, dtype = self.core.device, self.core.dtype
+        device = self.core.device
+        dtype = self.core.dtype
         return {name: value.to(device, dtype if value.is_floating_point() else None) for name, value in found.items()}
 
     def _without_bos(self, inputs: dict[str, Tensor], words: Tensor | None = None) -> dict[str, Tensor]:
@@ -224,7 +227,8 @@ class VLM(Captioner):
         self._forget_positions()
         with without_checkpointing(self.core):
             self.core(**prompt, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        mask, deltas = prompt["attention_mask"], getattr(self.core.model, "rope_deltas", None)
+        mask = prompt["attention_mask"]
+        deltas = getattr(self.core.model, "rope_deltas", None)
         # Qwen's positions count an image by its longer side. They are relative to the length without padding.
         first = mask.sum(1, keepdim=True) + (0 if deltas is None else deltas.view(-1, 1))
         self._forget_positions()
@@ -288,7 +292,8 @@ class VLM(Captioner):
         """See `Captioner.attention`: mean over the heads of the middle half of the layers, over the tokens of both images."""
         if tiled := [name for name in TILINGS if self.image_kwargs.get(name)]:
             raise NotImplementedError(f"{tiled[0]} cuts images into tiles, which have no common grid")
-        memory, core = self.encode(before, after), self.core
+        memory = self.encode(before, after)
+        core = self.core
         core.set_attn_implementation("eager")  # the other implementations compute no weights
         try:
             output, _ = self._run_words(tokens, memory, None, output_attentions=True)
@@ -299,7 +304,8 @@ class VLM(Captioner):
         weights = torch.stack(middle).float().mean((0, 2))[..., : memory["images"].shape[1]]  # (B, T, L)
         is_image = memory["images"][:, None].expand_as(weights)
         first, second = weights[is_image].view(*tokens.shape, 2, -1).unbind(2)  # (B, T, N) each
-        processor, side = self.processor.image_processor, int(first.shape[-1] ** 0.5)
+        processor = self.processor.image_processor
+        side = int(first.shape[-1] ** 0.5)
         grid = (side, side)
         if hasattr(processor, "merge_size"):  # Qwen keeps the aspect ratio
             inputs = processor(images=[before[0]], return_tensors="pt", **self.image_kwargs)
@@ -341,7 +347,8 @@ def _load_model(folder: Any, dtype: str, four_bit: bool) -> Any:
 
 def _check_loaded(folder: Any, model: nn.Module, loaded: dict[str, Any]) -> None:
     """Check, by `from_pretrained`'s loading info, that every weight is from the files; transformers gives others random values."""
-    missing, named = set(loaded["missing_keys"]), dict(model.named_parameters(remove_duplicate=False))
+    missing = set(loaded["missing_keys"])
+    named = dict(model.named_parameters(remove_duplicate=False))
     present = {id(value) for name, value in named.items() if name not in missing}
     # The second name of a tied weight need not be in the files.
     absent = sorted(name for name in missing if name not in named or id(named[name]) not in present)

@@ -18,7 +18,9 @@ LoraTargets = Literal["language", "all"]
 # Names of the linear layers of the language model in all supported families; the image towers have layers of the same names.
 LANGUAGE_LAYERS = r".*\.(language_model|text_model)\.layers\..*_proj"
 # Limits of the options of image processors: a side, the pixels of an image (4096 x 4096), and the tiles of an image.
-MAX_SIZE, MAX_PIXELS, MAX_TILES = 4096, 4096**2, 64
+MAX_SIZE = 4096
+MAX_PIXELS = 4096**2
+MAX_TILES = 64
 # Names of the modules between image tower and language model.
 PROJECTORS = re.compile(r"(^|\.)(merger|deepstack_merger_list|connector|multi_modal_projector)\.")
 
@@ -34,7 +36,9 @@ def prompt_cache(prompts: Sequence[KeyValues | None], words: list[KeyValues] | N
     class PromptLayer(DynamicLayer):
         def __init__(self, prompt: KeyValues | None, new: KeyValues | None) -> None:
             super().__init__()
-            self.prompt, self.new, self.is_initialized = prompt, new, True
+            self.prompt = prompt
+            self.new = new
+            self.is_initialized = True
 
         def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
             self.new = _joined(self.new, (key_states, value_states))
@@ -173,7 +177,8 @@ class Difference(nn.Module):
         def with_difference(*args: Any, **kwargs: Any) -> Any:
             output = image_features(*args, **kwargs)
             # (N, D) each: of an image, or (SmolVLM, Idefics3) of both images of a pair
-            found, changed = list(output.pooler_output), []
+            found = list(output.pooler_output)
+            changed = []
             if len(found) == self.pairs:
                 for both in found:
                     before, after = both.chunk(2)
