@@ -9,7 +9,7 @@ from PIL import Image
 from tests.datasets.layouts import write_image
 
 from diffcap.datasets import images
-from diffcap.datasets.images import Problem, check_images, with_ranges
+from diffcap.datasets.images import check_images, with_ranges
 from diffcap.records import ChangePair
 
 
@@ -29,7 +29,7 @@ def test_missing_and_broken_images_are_listed_in_order(tmp_path: Path) -> None:
     assert found["f.png"] == "broken: a text file, not an image; put an image in its place"
     assert found["g.png"] == found["h/i.png"] == "missing"
     exists = check_images(tmp_path, names, "exists")
-    assert exists == [Problem("g.png", "missing"), Problem("h/i.png", "missing")]
+    assert exists == [("g.png", "missing"), ("h/i.png", "missing")]
     names = ["x" * 300 + ".png", "null\0.png", "a.png"]  # paths that no file system accepts
     for check in ("decode", "exists"):
         found = dict(check_images(tmp_path, names, check))  # type: ignore[arg-type]
@@ -58,7 +58,7 @@ def test_good_images_are_remembered_until_they_change(tmp_path: Path, monkeypatc
     os.utime(tmp_path / "a.png", ns=(0, time.time_ns() + 1))
     assert looked_at() == ["a.png", "c.png"]
     (tmp_path / "b.png").unlink()
-    assert check_images(tmp_path, names, cache=cache)[0] == Problem("b.png", "missing")
+    assert check_images(tmp_path, names, cache=cache)[0] == ("b.png", "missing")
     cache.write_text("{")  # killed by a full disk, or not ours
     write_image(tmp_path / "b.png")
     assert looked_at() == names

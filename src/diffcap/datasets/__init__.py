@@ -1,8 +1,8 @@
 """Readers: official files in, manifest records out.
 
 A reader is a function `read(folder) -> list[ChangePair]`: every pair of the dataset, in an order that depends on the files' content
-alone, image paths relative to `folder`. It does not open the images; the data stage does (`diffcap.datasets.images`). A new dataset is
-a new file here and an entry in `registry`, and one in `official.OFFICIAL` where its authors say its sizes.
+alone, image paths relative to `folder`. The data stage opens the images (`diffcap.datasets.images`). A new dataset is a reader, an entry
+in `registry`, and one in `official.OFFICIAL` where its authors say its sizes.
 """
 
 from collections import Counter
@@ -23,13 +23,8 @@ from diffcap.utils.files import existing_path
 def read_pairs(dataset: str, folder: str | Path, augmented: bool = False) -> list[ChangePair]:
     """Read the official files of `dataset` in `folder`, and check what no dataset may break.
 
-    Args:
-        dataset: a name in `registry.datasets()`, or any other name for one's own dataset (`diffcap.datasets.pairs`).
-        augmented: whether to keep the augmented training views of a dataset that has them (SECOND-CC).
-
-    Raises:
-        DiffcapError: the folder or a file is missing or malformed, there is no pair, an id is duplicated, an image
-            lies outside the folder, a training pair has no caption, or the dataset has no augmented views.
+    `dataset` is a name in `registry.datasets()`, or any other name for one's own dataset (`diffcap.datasets.pairs`); `augmented`: whether
+    to keep the augmented training views of a dataset that has them.
     """
     folder, spec = Path(folder), get_dataset(dataset)
     if folder.is_file():
@@ -56,11 +51,7 @@ def _with_names_on_disk(pair: ChangePair, folder: Path) -> ChangePair:
 def describe(
     dataset: str, pairs: list[ChangePair], folder: str | Path, has_skipped_pairs: bool = False
 ) -> dict[str, Any]:
-    """What `dataset.json` says of a dataset's files beside the counts; `has_skipped_pairs`: see `official.compare`.
-
-    Returns:
-        "official" and "repetitions" (see `official`), "notes", a list of sentences, and what `DatasetSpec.info` holds.
-    """
+    """What `dataset.json` says of a dataset's files beside the counts: "official" and "repetitions" (see `official`), "notes", `info`."""
     spec, having = get_dataset(dataset), Counter(key for pair in pairs for key in pair.extra)
     masks = f"{having['mask']:,}" if having["mask"] == len(pairs) else f"{having['mask']:,} of {len(pairs):,}"
     notes = {

@@ -8,21 +8,17 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from diffcap.datasets.pairs import connected_images
 from diffcap.records import RANGES, ChangePair, read_json, write_text
 from diffcap.utils.errors import DiffcapError
 
 MISSING = "missing"
+Problem = tuple[
+    str, str
+]  # path relative to the dataset's root; "missing", or "broken: " and why the file cannot be decoded
 BATCH = 5000  # the cache is written after every batch, so that a killed check can be resumed
-
-
-class Problem(NamedTuple):
-    """A missing or broken image."""
-
-    path: str  # relative to the dataset's root
-    reason: str  # "missing", or "broken: " and why the file cannot be decoded
 
 
 def image_paths(pairs: Iterable[ChangePair]) -> list[str]:
@@ -50,7 +46,7 @@ def check_images(
     root, cache = Path(root), Path(cache) if cache and check == "decode" else None
     cached = _read_stamps(cache, root) if cache else {}
     stamps: dict[str, list[Any]] = {}
-    problems = []
+    problems: list[Problem] = []
     # Threads are enough: decoding and reading release the interpreter lock.
     with ThreadPoolExecutor() as pool, progress_bar("checking images", len(paths)) as advance:
         for start in range(0, len(paths), BATCH):
@@ -58,7 +54,7 @@ def check_images(
             results = pool.map(lambda path: _check_image(root / path, check, cached.get(path)), batch)
             for path, (stamp, problem) in zip(batch, results):
                 if problem:
-                    problems.append(Problem(path, problem))
+                    problems.append((path, problem))
                 if stamp:
                     stamps[path] = stamp
                 advance(1)
@@ -92,12 +88,12 @@ def with_ranges(pairs: list[ChangePair], ranges: Mapping[str, tuple[float, float
 
 
 def image_problem(path: str | Path) -> str:
-    """The problem of one image, see `Problem.reason`; "" if there is none."""
+    """The problem of one image, see `Problem`; "" if there is none."""
     return _check_image(Path(path), "decode", None)[1]
 
 
 def _check_image(path: Path, check: str, cached: list[Any] | None) -> tuple[list[Any] | None, str]:
-    """The stamp and the problem of an image, see `Problem.reason`; "" if there is none.
+    """The stamp and the problem of an image, see `Problem`; "" if there is none.
 
     The stamp is [size in bytes, modification time in ns, range of the values if the image has more than 8 bits, else None]; None if there
     is a problem, without the range if the image was not decoded.

@@ -6,7 +6,7 @@ Pairs are sorted by split, then in the order of the file.
 import re
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import Any
 
 from diffcap.datasets.checks import check_split, first_file, note_once, read_entries, sentences, text_of, token_captions
 from diffcap.records import SPLITS, ChangePair, read_json_lines
@@ -84,16 +84,8 @@ COLUMNS = (
 )  # fmt: skip
 SPLIT_NAMES = {**{split: split for split in SPLITS}, "dev": "val"}
 EXTENSIONS = (".jpg", ".jpeg", ".png")
-
-
-class Annotation(NamedTuple):
-    """The captions of one line."""
-
-    photos: tuple[str, str]  # ids, which also identify the pair; one photo can have several URLs
-    split: str
-    captions: list[str]
-    where: str  # file and line, for messages
-    extra: dict[str, Any]  # see `ChangePair`
+# File and line; ids of the photos, which identify the pair (one photo can have several URLs); split; captions; `ChangePair.extra`.
+Annotation = tuple[str, tuple[str, str], str, list[str], dict[str, Any]]
 
 
 def read_birds2words(folder: Path) -> list[ChangePair]:
@@ -115,12 +107,11 @@ def read_birds2words(folder: Path) -> list[ChangePair]:
         both = ", ".join(path.name for path in [*tables, lines] if path.is_file())
         raise DiffcapError(f"{folder}: holds {both}; keep only one format of Birds-to-Words there.")
     files, pairs = _photo_files(folder / "images"), dict[tuple[str, str], ChangePair]()
-    for found in _read_table(tables[0]) if tables else _read_lines(folder):
-        before, after = (files.get(photo, f"images/{photo}{EXTENSIONS[0]}") for photo in found.photos)
-        new = ChangePair("_".join(found.photos), before, after, [], found.split, extra=found.extra)
-        pair = pairs.setdefault(found.photos, new)
-        check_split(pair, found.split, found.where)
-        pair.captions.extend(found.captions)
+    for where, photos, split, captions, extra in _read_table(tables[0]) if tables else _read_lines(folder):
+        before, after = (files.get(photo, f"images/{photo}{EXTENSIONS[0]}") for photo in photos)
+        pair = pairs.setdefault(photos, ChangePair("_".join(photos), before, after, [], split, extra=extra))
+        check_split(pair, split, where)
+        pair.captions.extend(captions)
     return sorted(pairs.values(), key=lambda pair: SPLITS.index(pair.split))
 
 
@@ -169,7 +160,7 @@ def _read_table(path: Path) -> Iterator[Annotation]:
             "species": [row["img1Species"], row["img2Species"]],
             "selection": [row["img1Selection"], row["img2Selection"]],
         }
-        yield Annotation(_photos(row), SPLIT_NAMES[row["split"]], [tokenised(row["description"])], where, extra)
+        yield where, _photos(row), SPLIT_NAMES[row["split"]], [tokenised(row["description"])], extra
 
 
 def _photos(row: dict[str, str]) -> tuple[str, str]:
@@ -218,4 +209,4 @@ def _read_lines(folder: Path) -> Iterator[Annotation]:
         for where, row in read_json_lines(first_file(folder, *names), "annotations", remedy):
             photos = text_of(row, "img1", where), text_of(row, "img2", where)
             captions = token_captions(row.get("description"), where, "description")
-            yield Annotation(photos, split, captions, where, {})
+            yield where, photos, split, captions, {}

@@ -165,11 +165,7 @@ OWN_READER = "diffcap.datasets.pairs:read"  # of a user's own dataset
 
 @cache
 def datasets() -> Mapping[str, DatasetSpec]:
-    """All datasets by name: diffcap's own, then those of other packages.
-
-    Raises:
-        DiffcapError: a package's entry point cannot be loaded, is not a DatasetSpec, or has the name of another dataset.
-    """
+    """All datasets by name: diffcap's own, then those of other packages."""
     return MappingProxyType(load_plugins("diffcap.datasets", DatasetSpec, {spec.name: spec for spec in BUILT_IN}))
 
 

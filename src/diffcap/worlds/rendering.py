@@ -1,7 +1,5 @@
 """Write the folder of a rendered dataset in chunks, on several processes and resumable; the bytes do not depend on their number."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

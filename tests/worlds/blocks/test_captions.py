@@ -8,7 +8,6 @@ from diffcap.worlds.blocks.captions import (
     LEXICON,
     RELATION_PROBABILITY,
     RELATIONS,
-    TEMPLATES,
     WORDS,
     tag,
     write_captions,
@@ -112,14 +111,6 @@ def test_relations_hold_in_every_picture_where_the_object_stands(triples, output
             seen[names[found[1]]] += 1
     assert min(seen.values()) > 25
     assert 0.6 * RELATION_PROBABILITY < sum(seen.values()) / total < 1.2 * RELATION_PROBABILITY
-
-
-def test_every_template_is_used(output):
-    phrases = {OBJECT.sub("{o}", caption) for captions in output[0] for caption in captions}
-    for templates in TEMPLATES.values():
-        for template in templates:
-            pattern = re.escape(template).replace(r"\{o\}", r"\{o\}").replace(r"\{v\}", r"\w+")
-            assert any(re.fullmatch(pattern, phrase) for phrase in phrases), template
 
 
 def _objects(scenes, row):

@@ -39,27 +39,6 @@ def test_blocks_captions_make_a_tagger(tmp_path: Path) -> None:
     assert len(tag_sentences(["the red cube was added"], str(tmp_path / "t"))["the red cube was added"]) == 5
 
 
-@pytest.mark.thorough
-def test_any_conllu_file_makes_a_tagger(tmp_path: Path) -> None:
-    """It memorises the only sentence of the file; the scores count the right tags of the held-out sentences."""
-    learnt = [("hier", "ADV"), ("steht", "VERB"), ("ein", "DET"), ("Haus", "NOUN")]
-    held_out = [learnt, [("dort", "ADV"), ("liegt", "VERB"), ("Holz", "NOUN")]]
-    write_conllu(tmp_path / "train.conllu", [learnt] * 30)
-    write_conllu(tmp_path / "test.conllu", held_out)
-    files = "--conllu", str(tmp_path / "train.conllu"), "--held_out", str(tmp_path / "test.conllu")
-    done = run("--out", str(tmp_path / "t"), *files, "--steps=150", "--width=8")
-    assert done.returncode == 0, done.stderr
-    texts = [" ".join(word for word, _ in sentence) for sentence in held_out]
-    tags = tag_sentences(texts, str(tmp_path / "t"))
-    assert tags[texts[0]] == [tag for _, tag in learnt]
-    pairs = [(tag, found) for sentence, text in zip(held_out, texts) for (_, tag), found in zip(sentence, tags[text])]
-    metrics = json.loads((tmp_path / "t" / "metrics.json").read_text())
-    assert metrics["upos_accuracy"] == sum(tag == found for tag, found in pairs) / 7
-    described = sum((tag in ("NOUN", "ADJ")) == (found in ("NOUN", "ADJ")) for tag, found in pairs)
-    assert metrics["noun_or_adjective_accuracy"] == described / 7
-    assert metrics["held_out_words"] == 7 and metrics["trained_on_sentences"] == 30
-
-
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [

@@ -5,8 +5,6 @@ position relative to another object. Then follow words that no other change type
 new value is the last word.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 

@@ -1,8 +1,7 @@
 """The scenes of `blocks`: objects, camera and light, and the projection of each solid into the image."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -18,8 +17,21 @@ HALF_VIEW = (0.335, 0.25125)  # tangents of half the field of view of the 4:3 fr
 PICTURE = (128, 96)  # image size in which visibility is measured
 
 
+class Columns:
+    """A dataclass of tensors and of other such dataclasses, all with the same first dimension."""
+
+    def __getitem__(self, rows: Tensor | slice | list[int]) -> Self:
+        return type(self)(*(column[rows] for column in vars(self).values()))
+
+    @classmethod
+    def cat(cls, parts: list[Self]) -> Self:
+        """Join along the first dimension."""
+        columns: Any = zip(*(vars(part).values() for part in parts))
+        return cls(*((type(one[0]).cat if isinstance(one[0], Columns) else torch.cat)(one) for one in columns))
+
+
 @dataclass
-class Scenes:
+class Scenes(Columns):
     """B scenes, each with up to N solids on the ground z = 0, a camera and light; all numbers are float32."""
 
     size: Tensor  # (B, N) int64, index into `SIZES`
@@ -37,14 +49,6 @@ class Scenes:
 
     def __len__(self) -> int:
         return len(self.valid)
-
-    def __getitem__(self, rows: Tensor | slice | list[int]) -> Scenes:
-        return Scenes(*(column[rows] for column in vars(self).values()))
-
-    @staticmethod
-    def cat(parts: list[Scenes]) -> Scenes:
-        """Join batches along B."""
-        return Scenes(*(torch.cat(columns) for columns in zip(*(vars(part).values() for part in parts))))
 
     @property
     def radius(self) -> Tensor:

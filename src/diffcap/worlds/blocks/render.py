@@ -4,8 +4,6 @@ To save time, each solid is only intersected with the rays of its bounding recta
 bounding rectangle. One ray is cast through the centre of each pixel, and four more for pixels at edges.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +11,7 @@ from torch import Tensor
 
 from diffcap.worlds.blocks import solids
 from diffcap.worlds.blocks.geometry import CUBE, MATERIALS, Scenes, camera_axes, half_view, to_camera, view_boxes
-from diffcap.worlds.blocks.solids import PALETTE, Vector, key_visibility
+from diffcap.worlds.blocks.solids import PALETTE, key_visibility
 
 SUBPIXELS = ((-0.125, -0.375), (0.375, -0.125), (0.125, 0.375), (-0.375, 0.125))  # a rotated grid
 
@@ -96,7 +94,7 @@ class _Hits:
     normal: Tensor  # (3, n)
     ray: Tensor  # (3, n)
 
-    def where(self, keep: Tensor) -> _Hits:
+    def where(self, keep: Tensor) -> "_Hits":
         rows = keep.nonzero().flatten()
         return _Hits(*(_at(value, rows) for value in vars(self).values()))
 
@@ -182,9 +180,7 @@ def _cast(batch: _RayBatch, rays: _Rays, samples: int) -> _Hits:
         pair, u, v = rays.pair[start:end], rays.u[start:end], rays.v[start:end]
         numbers, local = _at(batch.numbers[2:4], pair), _at(batch.local, pair)
         ray = [local[3 + axis] + u * local[6 + axis] + v * local[9 + axis] for axis in range(3)]
-        depth = solids.intersect(
-            shape, (local[0], local[1], local[2]), (ray[0], ray[1], ray[2]), numbers[0], numbers[1]
-        )
+        depth = solids.intersect(shape, local[:3], ray, numbers[0], numbers[1])
         nearest.scatter_reduce_(0, rays.sample[start:end], depth, "amin")
         ways.append(ray)
         depths.append(depth)
@@ -196,8 +192,8 @@ def _cast(batch: _RayBatch, rays: _Rays, samples: int) -> _Hits:
         local, numbers = _at(batch.local[:3], pair), _at(batch.numbers[2:4], pair)
         way = torch.stack([_at(axis, seen) for axis in ray])
         point = local + depth * way
-        normal, face = solids.surface(shape, (point[0], point[1], point[2]), numbers[0], numbers[1])
-        parts.append(_Hits(pair, _at(sample, seen), face, point, torch.stack(normal), way))
+        normal, face = solids.surface(shape, point, numbers[0], numbers[1])
+        parts.append(_Hits(pair, _at(sample, seen), face, point, torch.stack(tuple(normal)), way))
     return _Hits(*(torch.cat(values, -1) for values in zip(*(vars(part).values() for part in parts))))
 
 
@@ -242,12 +238,11 @@ def _turn(x: Tensor, y: Tensor, cosine: Tensor, sine: Tensor) -> tuple[Tensor, T
     return x * cosine + y * sine, y * cosine - x * sine
 
 
-def _lamp(batch: _RayBatch, pair: Tensor) -> Vector:
+def _lamp(batch: _RayBatch, pair: Tensor) -> Tensor:
     """Unit vectors to the key light in the coordinate system of each pair's object."""
     x, y, z = batch.scenes.light[batch.picture].unbind(-1)
     x, y = _turn(x, y, batch.numbers[4], batch.numbers[5])
-    lamp = _at(torch.stack([x, y, z]), pair)
-    return lamp[0], lamp[1], lamp[2]
+    return _at(torch.stack([x, y, z]), pair)
 
 
 def _shadow_boxes(batch: _RayBatch) -> Tensor:
@@ -278,9 +273,7 @@ def _shade(batch: _RayBatch, hits: _Hits) -> Tensor:
     intensity = _at(scenes.intensity.T[:, batch.picture], pair)
     height = hits.point[2] + _at(batch.numbers[3], pair)
     passes = _shadows_on(batch, hits, height)
-    normal = (hits.normal[0], hits.normal[1], hits.normal[2])
-    color = paint[0], paint[1], paint[2]
-    return torch.stack(solids.shade_solids(normal, view, lamp, intensity, color, metal, passes, height))
+    return torch.stack(solids.shade_solids(hits.normal, view, lamp, intensity, paint, metal, passes, height))
 
 
 def _shadows_on(batch: _RayBatch, hits: _Hits, height: Tensor) -> Tensor:

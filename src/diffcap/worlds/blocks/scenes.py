@@ -4,12 +4,9 @@ Every random number is a hash of (seed, triple, attempt, position in the sequenc
 batch, on every worker and in a dataset of any size.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,7 +39,7 @@ _ROUNDS = 100
 
 
 @dataclass
-class Triples:
+class Triples(geometry.Columns):
     """T triples of scenes: before, after (one change) and distractor (only camera and light differ).
 
     Slot n is the same object in all three scenes.
@@ -76,6 +73,36 @@ class Triples:
         return change, _mean_over(geometry.box_iou(before, distractor), self.before.valid)
 
 
+def _mix(values: Tensor) -> Tensor:
+    """The finaliser of SplitMix64 (Steele, Lea and Flood 2014) on int64, which wraps."""
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
+        values = values ^ ((values >> shift) & (2 ** (64 - shift) - 1))
+        values = values * (factor if factor < 2**63 else factor - 2**64)
+    return values
+
+
+class _Draw:
+    """Random numbers, hashed from each row's key and the number of previous draws."""
+
+    def __init__(self, key: Tensor) -> None:
+        self.key, self.drawn = key, 0
+
+    def uniform(self, count: int) -> Tensor:
+        """(A, count) float32 in [0, 1)."""
+        position = torch.arange(self.drawn + 1, self.drawn + count + 1)
+        self.drawn += count
+        bits = _mix(self.key[:, None] + position * (0x9E3779B97F4A7C15 - 2**64))
+        return ((bits >> 40) & (2**24 - 1)).float() * 2.0**-24
+
+    def signed(self, count: int) -> Tensor:
+        """(A, count) float32 in [-1, 1)."""
+        return 2 * self.uniform(count) - 1
+
+    def choice(self, options: int, count: int) -> Tensor:
+        """(A, count) int64 in [0, options)."""
+        return (self.uniform(count) * options).long()
+
+
 def sample_triples(indices: Sequence[int] | Tensor, seed: int = 0, jitter: float = 1.0) -> Triples:
     """Draw triples by their numbers. Triple k has the change `CHANGES[k % 5]`.
 
@@ -101,19 +128,15 @@ def sample_triples(indices: Sequence[int] | Tensor, seed: int = 0, jitter: float
         good = good.view(-1, _ATTEMPTS_PER_ROUND)
         done = good.any(1)
         first = good.to(torch.uint8).argmax(1) + torch.arange(len(pending)) * _ATTEMPTS_PER_ROUND
-        drawn.append((pending[done], _rows(found, first[done])))
+        drawn.append((pending[done], found[first[done]]))
         pending = pending[~done]
     if len(pending):
         number = int(indices[pending[0]])
         raise DiffcapError(
             f"blocks: no arrangement found for triple {number} with jitter {jitter:g}; use a weaker jitter."
         )
-    order = torch.cat([rows for rows, _ in drawn]).argsort() if drawn else pending
-    columns: dict[str, Any] = {}
-    for name in vars(drawn[0][1]):
-        values = [getattr(triples, name) for _, triples in drawn]
-        columns[name] = Scenes.cat(values) if isinstance(values[0], Scenes) else torch.cat(values)
-    return _rows(Triples(**columns), order)
+    order = torch.cat([rows for rows, _ in drawn]).argsort()
+    return Triples.cat([triples for _, triples in drawn])[order]
 
 
 def _attempt(indices: Tensor, key: Tensor, jitter: float) -> tuple[Triples, Tensor]:
@@ -252,38 +275,3 @@ def _distinct(size: Tensor, color: Tensor, material: Tensor, shape: Tensor, pres
 
 def _mean_over(values: Tensor, mask: Tensor) -> Tensor:
     return (values * mask).sum(1) / mask.sum(1)
-
-
-def _rows(triples: Triples, rows: Tensor) -> Triples:
-    columns: dict[str, Any] = {name: value[rows] for name, value in vars(triples).items()}
-    return Triples(**columns)
-
-
-def _mix(values: Tensor) -> Tensor:
-    """The finaliser of SplitMix64 (Steele, Lea and Flood 2014) on int64, which wraps."""
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
-        values = values ^ ((values >> shift) & (2 ** (64 - shift) - 1))
-        values = values * (factor if factor < 2**63 else factor - 2**64)
-    return values
-
-
-class _Draw:
-    """Random numbers, hashed from each row's key and the number of previous draws."""
-
-    def __init__(self, key: Tensor) -> None:
-        self.key, self.drawn = key, 0
-
-    def uniform(self, count: int) -> Tensor:
-        """(A, count) float32 in [0, 1)."""
-        position = torch.arange(self.drawn + 1, self.drawn + count + 1)
-        self.drawn += count
-        bits = _mix(self.key[:, None] + position * (0x9E3779B97F4A7C15 - 2**64))
-        return ((bits >> 40) & (2**24 - 1)).float() * 2.0**-24
-
-    def signed(self, count: int) -> Tensor:
-        """(A, count) float32 in [-1, 1)."""
-        return 2 * self.uniform(count) - 1
-
-    def choice(self, options: int, count: int) -> Tensor:
-        """(A, count) int64 in [0, options)."""
-        return (self.uniform(count) * options).long()

@@ -8,14 +8,14 @@ centre (for shadows, the centre of its footprint), z is up, and the sides of a c
 roots are used. Their results do not depend on the batch, so an image does not depend on the other images.
 """
 
-from __future__ import annotations
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from diffcap.worlds.blocks.geometry import CUBE, SPHERE
 
-Vector = tuple[Tensor, Tensor, Tensor]
+Vector = Tensor | Sequence[Tensor]  # x, y and z
 # CLEVR's palette, 0 to 255, in the order of `geometry.COLORS`.
 PALETTE = (
     (87, 87, 87), (173, 35, 35), (42, 75, 215), (29, 105, 20),
@@ -163,9 +163,8 @@ def shade_solids(
 ) -> list[Tensor]:
     """Red, green and blue, (n,) each, of points on solids; highlights can exceed 1.
 
-    Rubber follows the Phong reflection model: diffuse light and a weak, wide highlight. Metal is darker, has a narrow highlight,
-    and reflects an imaginary room with a grey floor, dark walls, two bright windows, two bright streaks and a bright
-    strip at the horizon. Both are brighter at the rim, where the surface is seen at a small angle.
+    Rubber follows the Phong reflection model. Metal is darker, has a narrow highlight, and reflects an imaginary room. Both are brighter at
+    the rim, where the surface is seen at a small angle.
 
     Args:
         normal, view, light: unit vectors: the surface's normal, to the camera, to the key light; (n,) for each of x, y and z.

@@ -10,8 +10,6 @@ There are two more files: `blocks.json` has the settings of the folder, and `sce
                               new color or material, null for other changes
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

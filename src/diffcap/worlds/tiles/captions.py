@@ -4,8 +4,6 @@ A caption has a subject (what has changed, sometimes with its number or color), 
 relations to things that have not changed, and the position in the image. Captions are lower-case and have no punctuation.
 """
 
-from __future__ import annotations
-
 import random
 
 from diffcap.datasets.no_change import LEVIR_CC

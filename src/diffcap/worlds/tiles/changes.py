@@ -4,8 +4,6 @@ Pair k has the change `CHANGES[k // 2 % 8]` if k is even, and none if k is odd. 
 then has the same state of the scene in both images, so that a single image does not show whether the pair has a change.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

@@ -1,7 +1,5 @@
 """Plane geometry of `tiles`: points are (x, y) in pixels of the before image, x to the right and y down, angles in radians."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

@@ -5,8 +5,6 @@ gives each material its color and the strength of its texture at the date; and t
 textures are cut out of images that are computed once.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Random scenes of `tiles`. Things are only placed where `Plan` has room, so that houses overlap no road, water, tree or other house."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random
@@ -99,7 +97,7 @@ class Layer:
     trees: list[Tree] = field(default_factory=list)
     cars: list[Car] = field(default_factory=list)
 
-    def with_change(self, changed: Layer) -> Layer:
+    def with_change(self, changed: "Layer") -> "Layer":
         """This layer with the things of another one: its zones above, its roads below, so that the old ones look the same at junctions."""
         return Layer(
             self.zones + changed.zones,

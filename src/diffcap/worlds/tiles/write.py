@@ -14,8 +14,6 @@ An entry of `facts.json` has:
     facts         what captions may state, see `changes.Change`; absent for a pair without change
 """
 
-from __future__ import annotations
-
 import json
 import math
 import random

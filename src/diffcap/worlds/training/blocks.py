@@ -1,7 +1,5 @@
 """Training of the backbone and the CLIP that ship for `blocks`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -94,12 +92,6 @@ def targets_of(scenes: Scenes, slots: Tensor) -> Targets:
     return Targets(probabilities, positions.view(batch, -1, ROWS, COLUMNS), dense, objects.view(batch, ROWS, COLUMNS))
 
 
-def render_before(first: int, count: int, seed: int, jitter: float) -> tuple[Tensor, Tensor, Scenes]:
-    """Before images of `count` triples (B, 3, 96, 128) uint8, the object slot visible in each pixel (B, 96, 128), and the scenes."""
-    scenes = sample_triples(range(first, first + count), seed, jitter).before
-    return *render(scenes, (WIDTH, HEIGHT)), scenes
-
-
 class BlocksBackbone(ShippedTraining):
     """The backbone predicts the objects in each cell and their attributes, with a dense auxiliary task.
 
@@ -122,8 +114,9 @@ class BlocksBackbone(ShippedTraining):
 
     @staticmethod
     def make(first: int, count: int, seed: int, jitter: float) -> tuple[Tensor, Targets]:
-        """(count, 3, 96, 128) preprocessed images, and their targets; see `render_before`."""
-        images, slots, scenes = render_before(first, count, seed, jitter)
+        """(count, 3, 96, 128) preprocessed before images, and their targets."""
+        scenes = sample_triples(range(first, first + count), seed, jitter).before
+        images, slots = render(scenes, (WIDTH, HEIGHT))
         return backbone.PREPROCESSING.normalize(images.float()), targets_of(scenes, slots)
 
     def training_step(self, batch: tuple[Tensor, Targets], batch_idx: int) -> Tensor:
@@ -175,8 +168,9 @@ class BlocksClip(ClipTraining):
 
     @staticmethod
     def make(first: int, count: int, seed: int, jitter: float) -> Batch:
-        """(count, 3, 96, 128) uint8 images, one sentence for each, and `Targets.dense`; see `render_before`."""
-        images, slots, scenes = render_before(first, count, seed, jitter)
+        """(count, 3, 96, 128) uint8 before images, one sentence for each, and `Targets.dense`."""
+        scenes = sample_triples(range(first, first + count), seed, jitter).before
+        images, slots = render(scenes, (WIDTH, HEIGHT))
         pixels = torch.stack([(slots == slot).flatten(1).sum(1) for slot in range(scenes.size.shape[1])], 1)
         sentences = describe(scenes, pixels >= MIN_PIXELS, range(first, first + count), seed)
         return images, sentences, targets_of(scenes, slots).dense

@@ -1,7 +1,5 @@
 """Training of the small networks that ship with the package for `blocks` and `tiles`, on scenes rendered during training."""
 
-from __future__ import annotations
-
 import datetime
 import json
 from abc import ABC, abstractmethod

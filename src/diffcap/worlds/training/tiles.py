@@ -1,7 +1,5 @@
 """Training of the backbone and the CLIP that ship for `tiles`, and their accuracy on held-out images."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
