@@ -44,8 +44,7 @@ def test_names_in_another_unicode_normal_form_match(tmp_path: Path) -> None:
     for file in files:
         file.parent.mkdir()
         file.touch()
-    expected = [ImagePair(composed, *files)]
-    assert find_pairs(str(tmp_path)) == find_pairs(*(str(file.parent) for file in files)) == (expected, [])
+    assert find_pairs(str(tmp_path)) == ([ImagePair(composed, *files)], [])
     (tmp_path / "pairs.csv").write_text(f"before,after\nbefore/{decomposed}.png,after/{composed}.png\n", "utf-8")
     ((pair,), _) = find_pairs(str(tmp_path))
     assert [pair.before, pair.after] == files
@@ -69,9 +68,7 @@ def test_images_of_folders_are_in_natural_order_and_unpaired_ones_are_named(tmp_
     assert [pair.id for pair in pairs] == names
     named = ", ".join(str(tmp_path / f"before/{number}.png") for number in (11, 12, 13))
     assert note == f"7 unpaired images were ignored: {named} and 4 more."
-    (tmp_path / "before/2.jpg").touch()
-    with pytest.raises(DiffcapError, match=r"2\.jpg and 2\.png: both belong to the pair 2"):
-        find_pairs(str(tmp_path / "before"), str(tmp_path / "after"))
+    assert find_pairs(str(tmp_path / "before"), str(tmp_path / "after"))[0] == pairs
 
 
 @pytest.mark.parametrize(
