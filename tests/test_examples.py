@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from diffcap.web.examples import render_examples
 from tests.commands import ROOT
 
 from diffcap.datasets.no_change import LEVIR_CC
 from diffcap.pair_captioner import SHIPPED_CAPTIONERS, load_captioner
+from diffcap.web.result import render_examples
 
 EXPECTED = {  # words, one of which a right caption of the example has
     "other colour": {"turned", "changed", "became", "purple"},
