@@ -23,7 +23,7 @@ from diffcap.features.store import FeatureStore
 from diffcap.models.captioner import Captioner
 from diffcap.pair_captioner import AttentionMaps, attention_of
 from diffcap.records import ChangePair
-from diffcap.report.drawing import Masks, Size
+from diffcap.report.drawing import Masks, Pairs, Sizes
 from diffcap.report.heatmaps import matches, scale_attention
 from diffcap.report.table import ALL_WORDS
 from diffcap.utils.errors import DiffcapError
@@ -40,7 +40,7 @@ class NoAttentionError(DiffcapError):
 
 
 def iter_attention(
-    paths: Sequence[Path], folder: Path, pairs: Sequence[ChangePair], captions: Mapping[str, str]
+    paths: Sequence[Path], folder: Path, pairs: Pairs, captions: Mapping[str, str]
 ) -> Iterator[tuple[ChangePair, AttentionMaps]]:
     """Attention maps of a checkpoint, or of an ensemble, for the captions (by id) of pairs; `folder` is the dataset's.
 
@@ -116,7 +116,7 @@ def encode_attention(maps: AttentionMaps) -> dict[str, Any]:
     return {"w": maps.words, "g": [height, width], "b": before, "a": after, "m": encoded_matches}
 
 
-def box_regions(pair: ChangePair, grid: tuple[int, int], sizes: Mapping[str, Size]) -> dict[str, Array]:
+def box_regions(pair: ChangePair, grid: tuple[int, int], sizes: Sizes) -> dict[str, Array]:
     """The boxes of the changed object: "before", "after" -> `box_coverage` (h, w), for the images that have one, and a size by path."""
     boxes = pair.extra.get("boxes") or {}
     sides = ((side, getattr(pair, side)) for side in ("before", "after"))
@@ -127,10 +127,12 @@ def box_regions(pair: ChangePair, grid: tuple[int, int], sizes: Mapping[str, Siz
     }
 
 
-def mask_regions(pair: ChangePair, grid: tuple[int, int], sizes: Mapping[str, Size], masks: Masks) -> dict[str, Array]:
+def mask_regions(pair: ChangePair, grid: tuple[int, int], sizes: Sizes, masks: Masks) -> dict[str, Array]:
     """The mask of a pair as `box_regions`: it has the changed area of both images. Empty for an empty mask."""
     mask = masks.read(pair, sizes)
-    return {} if mask is None or not mask.any() else dict.fromkeys(("before", "after"), mask_coverage(grid, mask))
+    if mask is None or not mask.any():
+        return {}
+    return dict.fromkeys(("before", "after"), mask_coverage(grid, mask))
 
 
 def iter_word_attention(maps: AttentionMaps, regions: Mapping[str, Array]) -> Iterator[tuple[str, WordAttention]]:
@@ -143,10 +145,10 @@ def iter_word_attention(maps: AttentionMaps, regions: Mapping[str, Array]) -> It
 def collect_attention(
     checkpoints: Sequence[Path],
     folder: Path,
-    pairs: Sequence[ChangePair],
+    pairs: Pairs,
     captions: Mapping[str, str],
     localisation_ids: Sequence[str],
-    sizes: Mapping[str, Size],
+    sizes: Sizes,
     masks: Masks,
 ) -> tuple[dict[str, dict[str, Any]], Localisation]:
     """Compute the attention maps of a run for some pairs, and how well they localise the change in the pairs of `localisation_ids`.
@@ -173,10 +175,13 @@ def collect_attention(
     if not tables:
         return encoded, {}
     first = next(iter(tables))
-    return encoded, {"region": first, **tables[first], **({"boxes": tables["box"]} if len(tables) > 1 else {})}
+    measured = {"region": first, **tables[first]}
+    if len(tables) > 1:
+        measured["boxes"] = tables["box"]
+    return encoded, measured
 
 
-def _tables(found: Sequence[tuple[str, WordAttention]], with_kinds: bool) -> dict[str, dict[str, dict[str, float]]]:
+def _tables(found: Sequence[tuple[str, WordAttention]], with_kinds: bool) -> Localisation:
     """{"kinds", "words"} -> name -> scores of (kind, attention of a word)."""
     by_word = localisation(attention for _, attention in found)
     by_kind = localisation(attention._replace(name=kind) for kind, attention in found) if with_kinds else {}

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Curve = list[tuple[float, float]]  # (optimiser step, value)
+Scores = Mapping[str, Any]  # content of viewpoint.json, or a row of it
 MONITORED = "val/CIDEr-D"
 # Of systems: Okabe and Ito's colours, which colour-blind readers can distinguish; the baselines are gray.
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#111111", "#f0e442")
@@ -128,7 +129,11 @@ def thinned(curve: Sequence[tuple[float, float]], most: int = _MAX_POINTS) -> Cu
     """Reduce a curve to at most `most` points, which are means of neighbouring points."""
     size = -(-len(curve) // most) or 1
     parts = [curve[start : start + size] for start in range(0, len(curve), size)]
-    return [(sum(x for x, _ in part) / len(part), sum(y for _, y in part) / len(part)) for part in parts]
+    means = []
+    for part in parts:
+        steps, values = zip(*part)
+        means.append((sum(steps) / len(part), sum(values) / len(part)))
+    return means
 
 
 class Chart(NamedTuple):
@@ -146,7 +151,8 @@ def system_colors(names: Sequence[str], baselines: Collection[str] = ()) -> dict
 
 def is_score(title: str) -> bool:
     """Whether a logged value is a caption score, a fraction that is shown x 100."""
-    return title.rsplit("/", 1)[-1].split("-")[0] in ("BLEU", "METEOR", "ROUGE", "CIDEr", "SPICE")
+    name = title.rpartition("/")[2]
+    return name.startswith(("BLEU", "METEOR", "ROUGE", "CIDEr", "SPICE"))
 
 
 def curve_chart(title: str, curves: Sequence[tuple[str, str, Curve]]) -> Chart:
@@ -191,7 +197,7 @@ def _draw_curves(axes: "Axes", title: str, curves: Sequence[tuple[str, str, Curv
     return [(name, curve[-1][1]) for name, _, curve in shown]
 
 
-def viewpoint_charts(scores: Mapping[str, Any], colors: Mapping[str, str]) -> list[Chart]:
+def viewpoint_charts(scores: Scores, colors: Mapping[str, str]) -> list[Chart]:
     """The page's charts of the result of `viewpoint.viewpoint_scores`, without those that a bin has no number for."""
     charts = []
     for title, (key, group) in _panels(scores).items():
@@ -202,7 +208,7 @@ def viewpoint_charts(scores: Mapping[str, Any], colors: Mapping[str, str]) -> li
     return charts
 
 
-def write_viewpoint(path: Path, scores: Mapping[str, Any], baselines: Collection[str] = ()) -> None:
+def write_viewpoint(path: Path, scores: Scores, baselines: Collection[str] = ()) -> None:
     """Write `viewpoint.png`: the charts for all pairs, each with its values below; the baselines are gray."""
     colors = system_colors(list(scores["systems"]), baselines)
     panels = {title: place for title, place in _panels(scores).items() if place[1] == "total"}
@@ -236,21 +242,21 @@ def _add_text(axes: "Axes", text: str, x: float, below: float, color: str, align
     )
 
 
-def _panels(scores: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+def _panels(scores: Scores) -> dict[str, tuple[str, str]]:
     rows = [row for rows in scores["systems"].values() for row in rows]
     return {
         title: (key, group) for title, (key, group) in _PANELS.items() if all(group in row.get(key, {}) for row in rows)
     }
 
 
-def _mean_and_std(row: Mapping[str, Any], key: str, group: str) -> tuple[float, float, str]:
+def _mean_and_std(row: Scores, key: str, group: str) -> tuple[float, float, str]:
     """A score x 100, its standard deviation (0 for one run), and both as text."""
     mean, std = (100 * one[key][group] if one else 0.0 for one in (row, row.get("std")))
     return mean, std, f"{mean:.1f}" + (f" ± {std:.1f}" if "std" in row else "")
 
 
 def _draw_viewpoint(
-    axes: "Axes", scores: Mapping[str, Any], key: str, group: str, colors: Mapping[str, str]
+    axes: "Axes", scores: Scores, key: str, group: str, colors: Mapping[str, str]
 ) -> dict[str, list[float]]:
     """Draw a line with error bars over the bins for each system. Return the means x 100."""
     means = {}
@@ -309,7 +315,8 @@ def _svg(figure: "Figure", summary: str) -> Markup:
             parent.remove(child)  # the CSS would apply to the whole page
     for group in root.iter(f"{_SVG}g"):
         id = group.attrib.pop("id", "")
-        for tooltip, marker in zip(json.loads(id) if id.startswith("[") else (), group.iter(f"{_SVG}use")):
+        tooltips = json.loads(id) if id.startswith("[") else ()
+        for tooltip, marker in zip(tooltips, group.iter(f"{_SVG}use")):
             ElementTree.SubElement(marker, f"{_SVG}title").text = tooltip
     for element in root.iter():
         for attribute in [name for name in element.attrib if name.endswith("}href")]:

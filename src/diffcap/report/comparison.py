@@ -23,6 +23,7 @@ from diffcap.utils.provenance import provenance
 from diffcap.utils.settings import read_settings
 from diffcap.utils.table import Cell, Table, escape_markdown
 
+Result = Mapping[str, Any]  # a section of a JSON file
 _DECODING = ("beams", "length_penalty", "ensemble")
 _MAX_SAMPLES = 100_000  # the ends of a 95 % interval then vary by 0.2 % of its width between seeds
 _RESULTS = ("tokenizer", "metrics", "pairs")  # entries of a protocol that are no settings of the evaluation
@@ -197,7 +198,8 @@ def different_settings(a: EvaluationResult, b: EvaluationResult) -> dict[str, li
     trained = [_training_settings(run) for run in (a, b)]
     if one["method"] == other["method"] and all(trained):
         one, other = one | trained[0], other | trained[1]
-    return {key: [one.get(key), other.get(key)] for key in {**one, **other} if one.get(key) != other.get(key)}
+    pairs = {key: [one.get(key), other.get(key)] for key in one | other}
+    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def _training_settings(run: EvaluationResult) -> dict[str, Any]:
@@ -220,10 +222,12 @@ def pairs_of(evaluated: EvaluationResult, folder: str | Path) -> list[ChangePair
 
 
 def largest_differences(
-    result: Mapping[str, Any], a: EvaluationResult, b: EvaluationResult, groups: Mapping[str, Sequence[str]], count: int
+    result: Result, a: EvaluationResult, b: EvaluationResult, groups: Mapping[str, Sequence[str]], count: int
 ) -> list[dict[str, Any]]:
     """The pairs with the largest differences of CIDEr-D, with their smallest group, both captions and the references."""
-    group_of = {id: name for name, ids in sorted(groups.items(), key=lambda item: -len(item[1])) for id in ids}
+    group_of: dict[str, str] = {}
+    for name in sorted(groups, key=lambda name: -len(groups[name])):
+        group_of |= dict.fromkeys(groups[name], name)
     order = sorted(result["scores"].items(), key=lambda item: -abs(item[1][1] - item[1][0]))
     return [
         {
@@ -240,7 +244,7 @@ def largest_differences(
     ]
 
 
-def metric_table(result: Mapping[str, Any]) -> Table:
+def metric_table(result: Result) -> Table:
     """Every metric of every group: scores of A and B, their difference, its interval, and P(B better)."""
     lines = []
     for group, metrics in result["groups"].items():
@@ -270,7 +274,7 @@ def signed_percent(value: float) -> str:
     return f"{rounded:+.2f}" if rounded else "0.00"
 
 
-def win_table(result: Mapping[str, Any]) -> Table:
+def win_table(result: Result) -> Table:
     """The numbers of pairs of each group on which B's caption scores higher than, equal to and lower than A's."""
     lines = []
     for name, row in result["wins"].items():
@@ -280,7 +284,7 @@ def win_table(result: Mapping[str, Any]) -> Table:
     return Table(["pairs", "B wins", "ties", "B loses"], lines, title=title)
 
 
-def methodology_note(result: Mapping[str, Any]) -> str:
+def methodology_note(result: Result) -> str:
     """How the numbers were computed, and which settings differ, in a few sentences."""
     protocol = result["protocol"]
     different = ", ".join(f"{name} {a} / {b}" for name, (a, b) in result["settings"].items())
@@ -297,7 +301,7 @@ def methodology_note(result: Mapping[str, Any]) -> str:
     )
 
 
-def pair_lines(row: Mapping[str, Any]) -> list[str]:
+def pair_lines(row: Result) -> list[str]:
     """One pair with both captions and its references."""
     return [
         f"{row['id']} ({row['group']})",
@@ -306,7 +310,7 @@ def pair_lines(row: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def comparison_text(result: Mapping[str, Any]) -> str:
+def comparison_text(result: Result) -> str:
     """The comparison as Markdown."""
     parts = [
         escape_markdown(f"A is {result['runs']['a']}, B is {result['runs']['b']}."),
@@ -340,7 +344,9 @@ def accuracy_table(folder: str | Path, rows: Mapping[str, Sequence[Path]], out: 
             single[name].append(row | training(evaluated_checkpoints(one.folder, one.metrics)))
     merged = {name: mean_row(group) for name, group in single.items()}
     gains = gains_over_first(single)
-    decoding = {name: {key: group[0].metrics["protocol"].get(key) for key in _DECODING} for name, group in read.items()}
+    decoding = {}
+    for name, group in read.items():
+        decoding[name] = {key: group[0].metrics["protocol"].get(key) for key in _DECODING}
     common = {key: value for key, value in first.metrics["protocol"].items() if key not in _DECODING}
     protocol = {**common, "seeds": max(map(len, read.values())), "decoding": decoding}
     notes = provenance(runs={name: [one.metrics["provenance"] for one in group] for name, group in read.items()})
@@ -362,7 +368,7 @@ def accuracy_table(folder: str | Path, rows: Mapping[str, Sequence[Path]], out: 
     print(f"{target / 'table.json'}, table.md")
 
 
-def gains_over_first(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
+def gains_over_first(rows: Mapping[str, Sequence[Result]]) -> dict[str, dict[str, Any]]:
     """Differences of each row from the first, seed by seed, or of an ensemble from the first row's mean: metric -> numbers."""
     names = list(rows)
     base = rows[names[0]]
@@ -373,17 +379,19 @@ def gains_over_first(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[st
             before = [row["total"][metric] for row in base]
             after = [row["total"][metric] for row in rows[name]]
             paired = len(after) == len(before)
-            gains = [b - a for a, b in zip(before, after)] if paired else [after[0] - statistics.fmean(before)]
+            gains = [after[0] - statistics.fmean(before)]
+            if paired:
+                gains = [b - a for a, b in zip(before, after)]
             spread = statistics.stdev(gains) if len(gains) > 1 else None
             found[name][metric] = {"mean": statistics.fmean(gains), "std": spread, "of": gains}
     return found
 
 
-def gain_table(gains: Mapping[str, Mapping[str, Any]]) -> Table:
+def gain_table(gains: Mapping[str, Result]) -> Table:
     """The gains, in the order of the metrics."""
     metrics = list(next(iter(gains.values())))
 
-    def cell(gain: Mapping[str, Any]) -> Cell:
+    def cell(gain: Result) -> Cell:
         std = "" if gain["std"] is None else f"{100 * gain['std']:.2f}"
         return Cell(f"{round(100 * gain['mean'], 2) + 0.0:+.2f}", std)  # + 0.0: no -0.00
 

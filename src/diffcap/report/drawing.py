@@ -21,6 +21,9 @@ from diffcap.utils.image_io import Values, read_image
 
 Color = tuple[int, int, int]
 Size = tuple[int, int]  # (width, height)
+Sizes = Mapping[str, Size]  # path of an image -> its size, or frame
+Pairs = Sequence[ChangePair]
+Captions = Mapping[str, Mapping[str, str]]  # system -> id -> caption
 
 WIDTH, MARGIN, GAP = 900, 16, 8  # as wide as a README is shown
 PICTURE = (256, 192)  # twice the size of the embedded dataset's images
@@ -103,9 +106,7 @@ def _webp(image: Image.Image, **settings: Any) -> str:
     return base64.b64encode(content.getvalue()).decode()
 
 
-def thumbnails(
-    root: Path, frames: Mapping[str, Size], ranges: Mapping[str, Values] | None = None
-) -> dict[str, Thumbnail | None]:
+def thumbnails(root: Path, frames: Sizes, ranges: Mapping[str, Values] | None = None) -> dict[str, Thumbnail | None]:
     """Thumbnails in `frames` (path -> `SMALL` or `LARGE`), computed on all cores; None if an image is missing or broken."""
 
     def thumbnail(path: str) -> Thumbnail | None:
@@ -135,7 +136,7 @@ class Masks:
         self.root = root  # the paths of the images and masks are relative to it
         self.problems: dict[str, str] = {}  # path -> why the mask cannot be used, of the masks that were asked for
 
-    def read(self, pair: ChangePair, sizes: Mapping[str, Size]) -> Mask | None:
+    def read(self, pair: ChangePair, sizes: Sizes) -> Mask | None:
         """The mask of a pair: (H, W), True where any channel is not 0. Its aspect ratio must be that of the images.
 
         None if the pair has none that can be used, or `sizes` (by path) has none of its images.
@@ -146,7 +147,8 @@ class Masks:
             return None
         try:
             image = read_image(self.root / path).image
-            if abs(image.width * size[1] - image.height * size[0]) > max(*image.size, *size):
+            difference = abs(image.width * size[1] - image.height * size[0])
+            if difference > max(*image.size, *size):
                 raise DiffcapError(
                     f"{self.root / path}: a mask of {image.width} x {image.height} pixels has another shape than the images of its "
                     "pair; save it in their size."
@@ -157,7 +159,7 @@ class Masks:
             return None
 
 
-def size_of(pair: ChangePair, sizes: Mapping[str, Size]) -> Size | None:
+def size_of(pair: ChangePair, sizes: Sizes) -> Size | None:
     """The size of the first image of a pair that has one in `sizes`."""
     return next((sizes[path] for path in pair.images if path in sizes), None)
 
@@ -168,7 +170,8 @@ def outline(mask: Mask, size: Size, width: int = 1) -> Image.Image:
     inner = np.zeros((size[1], size[0]), bool)
     inner[width:-width, width:-width] = True
     wide = np.asarray(area.filter(ImageFilter.MaxFilter(2 * width + 1))) > 0
-    return Image.fromarray((wide & ~((np.asarray(area) > 0) & inner)).astype(np.uint8) * 255)
+    inside = (np.asarray(area) > 0) & inner
+    return Image.fromarray((wide & ~inside).astype(np.uint8) * 255)
 
 
 def colored_outline(mask: Mask, size: Size, width: int = 1) -> Image.Image:
@@ -178,9 +181,7 @@ def colored_outline(mask: Mask, size: Size, width: int = 1) -> Image.Image:
     return colored
 
 
-def outline_thumbnails(
-    masks: Masks, pairs: Sequence[ChangePair], sizes: Mapping[str, Size], frames: Mapping[str, Size]
-) -> dict[str, Thumbnail]:
+def outline_thumbnails(masks: Masks, pairs: Pairs, sizes: Sizes, frames: Sizes) -> dict[str, Thumbnail]:
     """The outlines of the masks of pairs by path of the mask, in the frames of their images; an empty mask has none."""
 
     def outline_of(pair: ChangePair) -> Thumbnail | None:
@@ -195,7 +196,7 @@ def outline_thumbnails(
         return {pair.extra["mask"]: one for pair, one in zip(pairs, pool.map(outline_of, pairs)) if one}
 
 
-def mask_counts(masks: Masks, pairs: Sequence[ChangePair], sizes: Mapping[str, Size]) -> dict[str, float] | None:
+def mask_counts(masks: Masks, pairs: Pairs, sizes: Sizes) -> dict[str, float] | None:
     """What the masks of pairs are; `sizes` see `Masks.read`.
 
     Returns:
@@ -232,7 +233,7 @@ def kind_of(pair: ChangePair) -> str | None:
     return pair.group if pair.is_distractor else pair.change_type
 
 
-def choose_pairs(pairs: Sequence[ChangePair], count: int, seed: int = 0) -> list[ChangePair]:
+def choose_pairs(pairs: Pairs, count: int, seed: int = 0) -> list[ChangePair]:
     """Sample pairs equally from the change types and the distractors, in the order of `ordered_kinds`; without types, uniformly."""
     random = Random(seed)
     groups: dict[str, list[ChangePair]] = {}
@@ -340,7 +341,7 @@ def draw_sheet(blocks: Sequence[Image.Image], footer: Image.Image | None = None)
     return sheet
 
 
-def draw_pairs(pairs: Sequence[ChangePair], captions: Mapping[str, Mapping[str, str]], masks: Masks) -> Image.Image:
+def draw_pairs(pairs: Pairs, captions: Captions, masks: Masks) -> Image.Image:
     """Draw a block for each pair with its captions (system -> id -> caption): green if correct, red if wrong, black if unknown."""
     has_object_labels = any("changed" in pair.extra for pair in pairs)
     blocks = []

@@ -166,8 +166,9 @@ def describe_pairs(store: FeatureStore, pairs: Sequence[ChangePair], chunk: int 
     vectors = np.empty((len(pairs), 2 * channels * grid[0] * grid[1]), dtype=np.float16)
     for start in range(0, len(pairs), chunk):
         part = slice(start, start + chunk)
-        maps = [adaptive_avg_pool2d(torch.from_numpy(store.read(side[part])).float(), grid).numpy() for side in sides]
-        vectors[part] = pair_vectors(*maps)
+        maps = [torch.from_numpy(store.read(side[part])).float() for side in sides]
+        before, after = (adaptive_avg_pool2d(of_side, grid).numpy() for of_side in maps)
+        vectors[part] = pair_vectors(before, after)
     return vectors
 
 

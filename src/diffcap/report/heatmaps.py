@@ -109,7 +109,8 @@ def matches(alignment: Array, grid: tuple[int, int], count: int = _MAX_MATCHES) 
     strongest = [start for start in strongest if weights[start] >= threshold]
     if not strongest:
         return []
-    cells = np.stack([np.arange(len(weights)) % grid[1], np.arange(len(weights)) // grid[1]], 1)  # (N, 2), x and y
+    positions = np.arange(len(weights))
+    cells = np.stack([positions % grid[1], positions // grid[1]], 1)  # (N, 2), x and y
     shifts = cells[ends[strongest]] - cells[strongest]
     is_common = (np.abs(shifts - np.median(shifts, axis=0)) <= 1).all(1)
 
@@ -125,7 +126,7 @@ def matches(alignment: Array, grid: tuple[int, int], count: int = _MAX_MATCHES) 
 
 def draw_attention(
     maps: Mapping[str, Sequence[tuple[ChangePair, AttentionMaps]]],
-    captions: Mapping[str, Mapping[str, str]],
+    captions: drawing.Captions,
     masks: Masks,
 ) -> Image.Image:
     """Draw `attention.png`: the maps of each run and pair as in `draw_caption`; captions are by run and id."""
@@ -177,15 +178,17 @@ def _draw_maps(
     tiles = [fit(image, TILE) for image in images]
     for number, word in enumerate(maps.words):
         x = MARGIN + number % COLUMNS * (TILE[0] + GAP)
+        center = x + TILE[0] // 2
         y = block.height - tiles_height + number // COLUMNS * row_height
         strengths = scale_attention(maps.before[number], maps.after[number])
         for side, (image, of_image) in enumerate(zip(tiles, strengths)):
             left = x + (TILE[0] - image.width) // 2
             block.paste(blend(image, of_image), (left, y + side * (TILE[1] + _TILE_GAP)))
         below = y + 2 * TILE[1] + _TILE_GAP + 2
-        draw.text((x + TILE[0] // 2, below), word, drawing.INK, FONT, anchor="ma")
+        draw.text((center, below), word, drawing.INK, FONT, anchor="ma")
         if notes:
-            draw.text((x + TILE[0] // 2, below + line_height(FONT)), notes[number], GRAY, SMALL_FONT, anchor="ma")
+            below += line_height(FONT)
+            draw.text((center, below), notes[number], GRAY, SMALL_FONT, anchor="ma")
     return block
 
 
@@ -211,7 +214,9 @@ def _draw_matches(
         bend = (match.start[0] - 0.5) * frames[0][1][1] / rows
         path = (start + progress * (end - start) + np.sin(np.pi * progress) * (0, bend)) * _SUPERSAMPLING
         color: drawing.Color = _COMMON_SHIFT if match.is_common else _OTHER_SHIFT
-        draw.line([(x, y) for x, y in path.tolist()], (*color, round(255 * match.weight / found[0].weight)), 6)
+        points = [tuple(point) for point in path.tolist()]
+        opacity = round(255 * match.weight / found[0].weight)
+        draw.line(points, (*color, opacity), 6)
         for x, y in (path[0], path[-1]):
             size = 3.5 * _SUPERSAMPLING
             draw.ellipse([x - size, y - size, x + size, y + size], color, "white", _SUPERSAMPLING // 2)
@@ -223,7 +228,8 @@ def _draw_legend(has_alignment: bool) -> Image.Image:
     height = line_height(SMALL_FONT)
     legend = Image.new("RGB", (WIDTH, 3 * height + MARGIN), "white")
     draw = ImageDraw.Draw(legend)
-    bar = Image.fromarray(colormap(np.tile(np.linspace(0, 1, 120), (10, 1))).astype(np.uint8))
+    strengths = np.tile(np.linspace(0, 1, 120), (10, 1))
+    bar = Image.fromarray(colormap(strengths).astype(np.uint8))
     legend.paste(bar, (MARGIN, 3))
     text = (
         "attention of each word to the images before (above) and after (below), low to high; no colour: at most uniform"
@@ -236,7 +242,8 @@ def _draw_legend(has_alignment: bool) -> Image.Image:
             _OTHER_SHIFT: "shifted differently",
         }
         for color, meaning in meanings.items():
-            draw.line([(x, height + height // 2), (x + 24, height + height // 2)], color, 2)
+            middle = height + height // 2
+            draw.line([(x, middle), (x + 24, middle)], color, 2)
             draw.text((x + 32, height), meaning, GRAY, SMALL_FONT)
             x += 32 + round(SMALL_FONT.getlength(meaning)) + 3 * GAP
     return legend

@@ -202,8 +202,10 @@ def quantile_bins(pairs: Sequence[ChangePair], count: int) -> list[list[ChangePa
     count = min(count, len(known))
     wanted = [round(len(known) * number / count) for number in range(1, count)]
     # A cut between equal values moves to the nearer end of these values.
-    ends = [(np.searchsorted(values, values[cut]), np.searchsorted(values, values[cut], "right")) for cut in wanted]
-    cuts = {int(min(end, key=lambda place: abs(place - cut))) for end, cut in zip(ends, wanted)}
+    cuts = set()
+    for cut in wanted:
+        ends = [np.searchsorted(values, values[cut], side) for side in ("left", "right")]
+        cuts.add(int(min(ends, key=lambda place: abs(place - cut))))
     edges = sorted({0, *cuts, len(known)})
     return [known[first:last] for first, last in pairwise(edges)]
 
@@ -226,7 +228,8 @@ def viewpoint_scores(
     for part in bins:
         groups = {name: ids for name, ids in groups_of(part).items() if name in ("total", "semantic", "distractor")}
         low, high = (float(pair.extra[_VIEWPOINT]) for pair in (part[0], part[-1]))
-        described.append({"low": low, "high": high, "pairs": {name: len(ids) for name, ids in groups.items()}})
+        counts = {name: len(ids) for name, ids in groups.items()}
+        described.append({"low": low, "high": high, "pairs": counts})
         seeds: dict[str, list[Row]] = {name: [] for name in systems}
         for number, (name, captions) in enumerate(runs):
             scores = score_tokens(hypotheses[str(number)], tokens, groups, ["CIDEr-D"])

@@ -9,7 +9,8 @@ from diffcap.evaluation.tables import MARK, WEIGHTLESS_NOTE, is_weightless, scor
 from diffcap.records import NO_CHANGE_GROUPS
 from diffcap.utils.table import Cell, Table, escape_markdown
 
-Rows = Mapping[str, Mapping[str, Any]]
+Section = Mapping[str, Any]  # of a JSON file
+Rows = Mapping[str, Section]
 Paths = Mapping[str, tuple[str, ...]]
 
 # heading -> path of the number in a row
@@ -42,7 +43,7 @@ METRICS = ("BLEU-4", "METEOR", "ROUGE-L", "CIDEr-D", "SPICE", "S*m", "accuracy")
 _NOT_GROUPS = ("slots", "type_accuracy", "id_tokens", "seconds", "steps", "std", "runs")
 
 
-def number_at(row: Mapping[str, Any], path: Sequence[str]) -> float | None:
+def number_at(row: Section, path: Sequence[str]) -> float | None:
     """The number at a path of a row, such as ("total", "CIDEr-D"); None if there is none."""
     value: Any = row
     for key in path:
@@ -50,7 +51,7 @@ def number_at(row: Mapping[str, Any], path: Sequence[str]) -> float | None:
     return value
 
 
-def _cell(row: Mapping[str, Any], path: Sequence[str], highest: float = 0.0) -> Cell:
+def _cell(row: Section, path: Sequence[str], highest: float = 0.0) -> Cell:
     """A score x 100, or seconds; the highest score of its column gives the length of the bar and which is the best (0: neither)."""
 
     def text(number: float) -> str:
@@ -185,7 +186,7 @@ def id_rows(rows: Rows) -> Rows:
     }
 
 
-def id_note(vocabularies: Mapping[str, Mapping[str, Any]]) -> str:
+def id_note(vocabularies: Rows) -> str:
     """What the scores of word ids were computed with: system -> "id_tokens"."protocol" of its `metrics.json`."""
     systems: dict[str, list[str]] = {}
     for name, one in vocabularies.items():
@@ -194,7 +195,7 @@ def id_note(vocabularies: Mapping[str, Mapping[str, Any]]) -> str:
     return f"Protocol levir_cc: scores of word ids. Vocabulary: {rules}. METEOR depends on the vocabulary."
 
 
-def localisation_table(localisation: Mapping[str, Mapping[str, Any]]) -> Table:
+def localisation_table(localisation: Rows) -> Table:
     """The pointing game and the attention inside the regions, for all words: system -> `attention.collect_attention`."""
     lines = []
     for name, one in localisation.items():
@@ -208,7 +209,7 @@ def localisation_table(localisation: Mapping[str, Mapping[str, Any]]) -> Table:
     return Table(columns, lines, ["", "inside the"], "localisation")
 
 
-def localisation_note(masks: Mapping[str, Any] | None) -> str:
+def localisation_note(masks: Section | None) -> str:
     """What was measured; `masks` see `masks.mask_counts`, None for a dataset without masks."""
     text = (
         "Pointing: share of the words' attention maps whose highest cell overlaps the region. Mass: share of the attention inside "
@@ -222,12 +223,12 @@ def localisation_note(masks: Mapping[str, Any] | None) -> str:
     return f"{text} Left out: {' and '.join(left_out)} masks." if left_out else text
 
 
-def caption_of(protocol: Mapping[str, Any], rows: Rows) -> str:
+def caption_of(protocol: Section, rows: Rows) -> str:
     """How the numbers were computed, in one line."""
     return f"{protocol['dataset']}, {protocol['split']} split, {scoring_of(protocol, rows)}"
 
 
-def scoring_of(protocol: Mapping[str, Any], rows: Rows) -> str:
+def scoring_of(protocol: Section, rows: Rows) -> str:
     """`caption_of` without the dataset and the split."""
     seeds = sorted({count for row in rows.values() if (count := int(row.get("runs", 1))) > 1})
     counts = " to ".join(map(str, dict.fromkeys((seeds[0], seeds[-1])))) if seeds else ""
@@ -240,7 +241,7 @@ def scoring_of(protocol: Mapping[str, Any], rows: Rows) -> str:
     )
 
 
-def decoding_of(protocol: Mapping[str, Any]) -> str:
+def decoding_of(protocol: Section) -> str:
     """How the captions were decoded, which systems are ensembles, and which captions were read from a file."""
     beams, files, penalty = (protocol.get(name) for name in ("beams", "files", "length_penalty"))
     known = [] if beams is None else ["greedy decoding" if beams == 1 else f"beam search of {beams}"]
@@ -250,7 +251,7 @@ def decoding_of(protocol: Mapping[str, Any]) -> str:
     return ", ".join(known) or "unknown decoding"
 
 
-def notes_of(protocol: Mapping[str, Any], rows: Rows) -> list[str]:
+def notes_of(protocol: Section, rows: Rows) -> list[str]:
     """Footnotes of the table: on its scores and captions, and the model and prompt of each row without training."""
     groups = [row[name] for row in rows.values() for name in row if name in protocol["pairs"]]
     of_captions = [f"{name}: {note}" for name, notes in protocol.get("notes", {}).items() for note in notes]
@@ -264,7 +265,7 @@ def notes_of(protocol: Mapping[str, Any], rows: Rows) -> list[str]:
     ]
 
 
-def zero_shot_text(origin: Mapping[str, Any]) -> str:
+def zero_shot_text(origin: Section) -> str:
     """Base model, commit and prompt of a model without training, for a sentence."""
     commit = f" at commit {origin['revision']}" if origin.get("revision") else ""
     prompt = f', prompt "{origin["prompt"]}"' if origin.get("prompt") else ""
@@ -273,11 +274,11 @@ def zero_shot_text(origin: Mapping[str, Any]) -> str:
 
 
 def report_text(
-    protocol: Mapping[str, Any],
+    protocol: Section,
     rows: Rows,
     runs: Sequence[str],
-    localisation: Mapping[str, Mapping[str, Any]] | None = None,
-    masks: Mapping[str, Any] | None = None,
+    localisation: Rows | None = None,
+    masks: Section | None = None,
 ) -> str:
     """The content of `table.md`: the main scores, all metrics by group and of word ids, the runs by change type, and localisation."""
     texts = [caption_of(protocol, rows), *notes_of(protocol, rows)]

@@ -117,11 +117,11 @@ def result(
         photo = image.copy()
         photo.thumbnail((MAX_IMAGE_SIDE, MAX_IMAGE_SIDE))
         size = fitted_size(image.size, (MAX_OVERLAY_SIDE, MAX_OVERLAY_SIDE))
-        overlays = [Image.fromarray(overlay(size, maps[number]).round().astype(np.uint8)) for maps in strengths]
+        overlays = [overlay(size, maps[number]).round().astype(np.uint8) for maps in strengths]
         line = None
         if mask is not None:  # the page enlarges small images
             line = data_uri(colored_outline(mask, (2 * image.width, 2 * image.height), 3), "WEBP")
-        layers = [data_uri(layer, "WEBP") for layer in overlays]
+        layers = [data_uri(Image.fromarray(layer), "WEBP") for layer in overlays]
         figures.append((side, image.width / image.height, data_uri(photo, "JPEG"), layers, line))
     stops = [colormap(np.array(at)).round().astype(int).tolist() for at in np.linspace(0, 1, 9)]
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, finalize=safe)
