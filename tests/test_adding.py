@@ -1,18 +1,15 @@
 """A package outside the project, installed by pip, adds a method and a dataset; every command works with them."""
 
 import json
-import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
-import httpx
 import pytest
 import yaml
-from tests.commands import ROOT, environment, one_sentence, run, run_with_packages
+from tests.commands import ROOT, one_sentence, run, run_with_packages
 from tests.datasets.layouts import write_image
 
 pytestmark = pytest.mark.slow  # an installed package
@@ -86,26 +83,6 @@ def test_its_ablation_has_a_row_for_each_of_its_own(trained: Path, site: Path) -
     assert done.returncode == 0, done.stderr
     table = (trained / "ablation/report/table.md").read_text()
     assert "the second image alone" in table and "the difference" in table
-
-
-def test_the_page_offers_it_where_the_package_is_installed(trained: Path, site: Path) -> None:
-    with subprocess.Popen(
-        [*(word for word in MAKE if word != "LOGGER=none"), "--silent", "serve", "ARGS=--port=0"],
-        cwd=trained,
-        env=environment(PYTHONPATH=str(site), PYTHONUNBUFFERED="1"),
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,  # make and its command get the signal
-    ) as server:
-        try:
-            assert server.stdout is not None
-            line = server.stdout.readline()
-            address = re.search(r"http://127\.0\.0\.1:\d+", line)
-            assert address, line
-            page = httpx.get(f"{address[0]}/config", trust_env=False).text
-        finally:
-            os.killpg(server.pid, signal.SIGINT)
-    assert "GRU on the difference · shapes · gru" in page
 
 
 def test_a_checkpoint_of_a_package_that_is_not_installed_is_one_sentence(trained: Path) -> None:

@@ -139,18 +139,9 @@ def test_features_that_are_there_decide_what_they_hold(tmp_path: Path) -> None:
     store = tmp_path / "features/mine"
     store.mkdir(parents=True)
     (store / "meta.json").write_text('{"dtype": "uint8"}')
-    Experiment(method="clip4idc", folder=str(tmp_path), features="mine", backbone="blocks").check_features()
+    Experiment(method="clip4idc", folder=str(tmp_path), features="mine", backbone="blocks").check_inputs({"finetune"})
     with pytest.raises(DiffcapError, match=f"{store} holds pixels, and METHOD=dirl reads features"):
-        Experiment(method="dirl", folder=str(tmp_path), features="mine").check_features()
-
-
-def test_weights_of_a_method_that_reads_pixels_are_of_its_training() -> None:
-    e = Experiment(method="clip4idc", dataset="clevr_change", weights="clip.safetensors")
-    extract, pretrain, finetune = (STAGES[stage].settings(e)["model"] for stage in ("extract", "pretrain", "finetune"))
-    assert "weights" not in extract and finetune["clip_weights"] == "default"  # fine-tuning starts from the adaptation
-    assert pretrain["clip_weights"] == "clip.safetensors"
-    e = Experiment(method="clip4idc", dataset="clevr_change", weights="clip.safetensors", pretrain="no")
-    assert STAGES["finetune"].settings(e)["model"]["clip_weights"] == "clip.safetensors"
+        Experiment(method="dirl", folder=str(tmp_path), features="mine").check_inputs({"finetune"})
 
 
 @pytest.fixture(scope="module")

@@ -4,11 +4,13 @@ from functools import reduce
 from pathlib import Path
 
 import pytest
+from tests.commands import part_settings
 
 from diffcap.compose import compose, merge
 from diffcap.experiment import Experiment
+from diffcap.methods.pcl.data import CAPTIONED
 from diffcap.pipeline import run_stage
-from diffcap.registry import read_method
+from diffcap.registry import import_object, methods, read_method
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.settings import read_settings
 
@@ -96,3 +98,28 @@ def test_a_repeated_key_of_a_config_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text("seed: 1\nmethod: dirl\nseed: 2\n")
     with pytest.raises(DiffcapError, match="the key 'seed' is repeated"):
         read_settings(tmp_path / "run.yaml")
+
+
+ABLATIONS = [
+    (known.name, stage, name)
+    for known in methods().values()
+    for name in known.ablation_names
+    for stage in ("pretrain", "finetune")
+    if not known.base_model and known.named("ablations", name, stage)
+]
+
+
+@pytest.mark.parametrize(("method", "stage", "name"), ABLATIONS, ids="-".join)
+def test_an_ablations_settings_build_a_model(method: str, stage: str, name: str) -> None:
+    settings = part_settings(method, stage, ablation=name)
+    if stage == "pretrain" and "data" in settings:  # some differ in their tasks alone
+        assert set(settings["data"]["without"]) < set(CAPTIONED)
+    # The row that is the whole method by default need not name a part of it.
+    given = settings.get("model", {}).get("captioner", {"init_args": {}})["init_args"]
+    assert settings
+    base = part_settings(method, "finetune")["model"]["captioner"]["init_args"]
+    small = {"network": "ViT-blocks-16", "intra_layers": 3} if method == "clip4idc" else {"feature_channels": 3}
+    model = import_object(methods()[method].captioner)(
+        **{**base, "width": 16, "heads": 2, "vocabulary_size": 9, **small, **given}
+    )
+    assert all(model.hyperparameters[key] == value for key, value in given.items())

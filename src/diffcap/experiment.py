@@ -99,15 +99,14 @@ class Experiment:
 
     def __post_init__(self) -> None:
         """Read `config`, check the values, fill in the defaults."""
-        # Without those of `config` and the defaults.
+        # The variables of the command line, without those of `config` and the defaults.
         self.explicit_values = {f.name: getattr(self, f.name) for f in VARIABLES if getattr(self, f.name)}
         values, self.sections = _read_config(Path(self.config), self.explicit_values) if self.config else ({}, {})
         for variable in VARIABLES:
             name = variable.name
             setattr(self, name, self.explicit_values.get(name) or values.get(name) or variable.metadata["default"])
         self.dataset_spec, self.method_spec = get_dataset(self.dataset), get_method(self.method)
-        # The last part of `vlm`, without a revision.
-        self.vlm_name = Path(self.vlm.partition("@")[0]).name
+        self.vlm_name = Path(self.vlm.partition("@")[0]).name  # without user and revision
         # The datasets of `extra`, and their experiments; `make data DATASET=<name>` prepares each one.
         self.extras = tuple(filter(None, (name.strip() for name in self.extra.split(","))))
         self.extra_experiments: list[Experiment] = []
@@ -144,9 +143,8 @@ class Experiment:
         self._first_folder = Path(run) / f"{PRETRAIN}-{self.first_dataset}"
         # Whether fine-tuning starts from the pre-training of this run, and not from another one (PRETRAINING, or a sweep).
         self.owns_pretraining = Path(self.pretraining) == self.stage_folder(PRETRAIN)
-        # Of the captioner; what `eval` evaluates; the folder of the evaluation, and of one without training; the report.
-        self.checkpoint = self.stage_folder(self.captioner) / BEST
-        self.evaluated = self.pretrained_checkpoint if self.eval == RETRIEVAL else self.checkpoint
+        self.checkpoint = self.stage_folder(self.captioner) / BEST  # of the captioner
+        self.evaluated = self.pretrained_checkpoint if self.eval == RETRIEVAL else self.checkpoint  # checkpoint
         self.evaluation = Path(self.run) / eval_dir_name(PRETRAIN if self.eval == RETRIEVAL else self.captioner)
         self.zero_shot_evaluation = Path(self.run) / f"zeroshot-{EVAL}"
         self.report = Path(self.run) / report_dir_name(self.captioner)
@@ -246,8 +244,15 @@ class Experiment:
         assert self.method_spec.pretraining is not None
         return Path(self.pretraining) / self.method_spec.pretraining.checkpoint
 
-    def check_features(self) -> None:
-        """Check, before the features are extracted, that the method can be trained on them."""
+    def check_inputs(self, stages: set[str]) -> None:
+        """Check, before stages run, that the method reads these features and that the pre-training of another run is finished."""
+        starts = FINETUNE in stages or (self.eval == RETRIEVAL and "eval" in stages)
+        if starts and self.has_pretraining and not self.owns_pretraining and not is_finished(Path(self.pretraining)):
+            raise DiffcapError(
+                f"PRETRAINING={self.pretraining}: contains no finished pre-training; train it first, or omit PRETRAINING."
+            )
+        if not stages & {FIRST, *STAGES, "zeroshot"}:
+            return
         meta = self.features_folder / "meta.json"
         if meta.is_file():
             where = f"{self.features_folder} holds"
@@ -263,16 +268,6 @@ class Experiment:
             raise DiffcapError(
                 f"{where} {kinds[0]}, and METHOD={self.method} reads {kinds[1]}; give BACKBONE={self._default_backbone}"
                 f"{' and leave out ' + ' and '.join(leave_out) if leave_out else ''}."
-            )
-
-    def check_inputs(self, stages: set[str]) -> None:
-        """Check, before stages run, that the method reads these features and that the pre-training of another run is finished."""
-        if stages & {FIRST, *STAGES, "zeroshot"}:
-            self.check_features()
-        starts = FINETUNE in stages or (self.eval == RETRIEVAL and "eval" in stages)
-        if starts and self.has_pretraining and not self.owns_pretraining and not is_finished(Path(self.pretraining)):
-            raise DiffcapError(
-                f"PRETRAINING={self.pretraining}: contains no finished pre-training; train it first, or omit PRETRAINING."
             )
 
     def stage_folder(self, stage: str) -> Path:

@@ -64,18 +64,19 @@ class Run(NamedTuple):
     start: str | None = None
 
 
+def reinforced(method: str, sizes: tuple[str, ...], options: tuple[str, ...]) -> Run:
+    files = part(method, "finetune"), "configs/reinforce/base.yaml"
+    return Run("reinforce", files, sizes, (*options, "--data.batch_size=4"), f"{method}/finetune/last.ckpt")
+
+
 _PCL = ("--model.lr=5e-3", "--data.features=toy", "--data.max_length=16")
 _GRID = (*_PCL, "--data.samples=scenes")
-_EXTRA = "--data.vocabulary_with=[{singles}]"
+_MIXED = (*_PCL, "--data.singles={singles}", "--data.labelled={labelled}", "--data.vocabulary_with=[{singles}]")
 _CLIP = ("--data.features=pixels", "--data.vocabulary_layout=clip_used", "--data.max_length=20")
+_CAPTIONING = (*_CLIP, "--data.samples=scenes", "--model.tokenizer=raw")
 RUNS = {
     "pcl/pretrain": Run("pretrain", (part("pcl", "pretrain"),), TRUNK, _PCL),
-    "pcl/pretrain-mixed": Run(
-        "pretrain",
-        (part("pcl", "pretrain"), part("pcl", "pretrain", "mixed")),
-        TRUNK,
-        (*_PCL, "--data.singles={singles}", "--data.labelled={labelled}", _EXTRA),
-    ),
+    "pcl/pretrain-mixed": Run("pretrain", (part("pcl", "pretrain"), part("pcl", "pretrain", "mixed")), TRUNK, _MIXED),
     "pcl/pretrain-cub": Run(
         "pretrain",
         (part("pcl", "pretrain"), part("pcl", "pretrain", "cub")),
@@ -83,29 +84,11 @@ RUNS = {
         (*_PCL, "--data.folder={singles}"),
     ),
     "pcl/finetune": Run("finetune", (part("pcl", "finetune"),), TRUNK, _PCL, "pcl/pretrain/last.ckpt"),
-    "pcl/reinforce": Run(
-        "reinforce",
-        (part("pcl", "finetune"), "configs/reinforce/base.yaml"),
-        TRUNK,
-        (*_PCL, "--data.batch_size=4"),
-        "pcl/finetune/last.ckpt",
-    ),
+    "pcl/reinforce": reinforced("pcl", TRUNK, _PCL),
     "scorer/finetune": Run("finetune", (part("scorer", "finetune"),), SCORER, _GRID),
-    "scorer/reinforce": Run(
-        "reinforce",
-        (part("scorer", "finetune"), "configs/reinforce/base.yaml"),
-        SCORER,
-        (*_GRID, "--data.batch_size=4"),
-        "scorer/finetune/last.ckpt",
-    ),
+    "scorer/reinforce": reinforced("scorer", SCORER, _GRID),
     "dirl/finetune": Run("finetune", (part("dirl", "finetune"),), DIRL, _GRID),
-    "dirl/reinforce": Run(
-        "reinforce",
-        (part("dirl", "finetune"), "configs/reinforce/base.yaml"),
-        DIRL,
-        (*_GRID, "--data.batch_size=4"),
-        "dirl/finetune/last.ckpt",
-    ),
+    "dirl/reinforce": reinforced("dirl", DIRL, _GRID),
     "clip4idc/pretrain": Run(
         "adapt", (part("clip4idc", "pretrain"),), CLIP, (*_CLIP, "--model.lr=1e-4", "--model.clip_lr=1e-4")
     ),
@@ -113,23 +96,10 @@ RUNS = {
         "finetune",
         (part("clip4idc", "finetune"),),
         (*CLIP, *CLIP_WORDS),
-        (
-            *_CLIP,
-            "--model.lr=5e-3",
-            "--model.pretrained_lr=1e-4",
-            "--model.warmup=40",
-            "--data.samples=scenes",
-            "--model.tokenizer=raw",
-        ),
+        (*_CAPTIONING, "--model.lr=5e-3", "--model.pretrained_lr=1e-4", "--model.warmup=40"),
         "clip4idc/pretrain/best.ckpt",
     ),
-    "clip4idc/reinforce": Run(
-        "reinforce",
-        (part("clip4idc", "finetune"), "configs/reinforce/base.yaml"),
-        (*CLIP, *CLIP_WORDS),
-        (*_CLIP, "--model.pretrained_lr=1e-6", "--data.samples=scenes", "--model.tokenizer=raw", "--data.batch_size=4"),
-        "clip4idc/finetune/last.ckpt",
-    ),
+    "clip4idc/reinforce": reinforced("clip4idc", (*CLIP, *CLIP_WORDS), (*_CAPTIONING, "--model.pretrained_lr=1e-6")),
 }
 
 

@@ -150,12 +150,3 @@ def test_composed_settings_are_the_golden_ones(
             print("\n".join(["", f"{GOLDEN.name} is written again; what differs:", *lines]))
         return
     assert not lines, "\n".join([f"{len(lines)} settings differ from {GOLDEN.name}:", *lines[:SHOWN]])
-
-
-def test_a_difference_names_setting_values_and_compositions() -> None:
-    golden = {"finetune METHOD=a": {"model.lr": 1e-4, "data.trim": True}, "finetune METHOD=b": {"model.lr": 1e-4}}
-    found = {"finetune METHOD=a": {"model.lr": 2e-4}, "finetune METHOD=b": {"model.lr": 2e-4}}
-    assert differences(golden, found) == [
-        "model.lr: 0.0001 -> 0.0002   in 2, such as finetune METHOD=a",
-        "data.trim: true -> (not set)   in 1, such as finetune METHOD=a",
-    ]

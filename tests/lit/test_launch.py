@@ -109,17 +109,6 @@ def test_a_trainer_has_the_processes_of_the_launcher(
             evaluation_trainer(4, "cpu")
 
 
-def test_srun_on_the_path_gives_no_warning(
-    variables: pytest.MonkeyPatch, tmp_path: Path, recwarn: pytest.WarningsRecorder
-) -> None:
-    (tmp_path / "srun").write_text("#!/bin/sh\n")
-    (tmp_path / "srun").chmod(0o755)
-    variables.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    hide_lightning_messages()
-    evaluation_trainer(1, "cpu")
-    assert not [warning for warning in recwarn if "srun" in str(warning.message)]
-
-
 def test_a_stage_of_one_process_runs_on_the_first_host_alone(
     variables: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -94,14 +94,3 @@ def test_another_number_of_checkpoints_is_another_average(tmp_path: Path, monkey
     for keep in (5, 5, 2, 2):
         script["average"]("the average", training, keep, out)
     assert [len(files) for files in ran] == [6, 3] and ran[1] == ["step-000003.ckpt", "step-000004.ckpt", "last.ckpt"]
-
-
-def test_a_wrong_number_is_one_sentence(project: Path) -> None:
-    for words, sentence in {
-        ("SEEDS=1,1",): "--seeds 1,1: a seed is duplicated",
-        ("SEEDS=1,x",): "--seeds 1,x: not whole numbers separated by commas",
-        ("ARGS=--keep=0",): "--keep is 0; it must be at least 1",
-    }.items():
-        done, ran = accuracy(project, *words)
-        assert done.returncode != 0 and f"error: {sentence}" in done.stderr and not ran
-        assert "Traceback" not in done.stderr

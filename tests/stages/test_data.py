@@ -154,7 +154,8 @@ def test_two_commands_on_one_folder_run_one_after_the_other(tmp_path: Path) -> N
             ["--dataset", "clevr_chnge"],
             "DATASET=clevr_chnge is unknown, did you mean clevr_change; known datasets: birds2words,",
         ),
-        (["--dataset", "desk", "--out", "x"], "DATASET=desk is unknown; known datasets:"),
+        (["--dataset", "desc"], "DATASET=desc is unknown, did you mean desk;"),
+        (["--dataset", "desk"], "desk cannot be downloaded; give the folder of its files as DATA="),
         (["--dataset", "clevr_change", "--source", "nowhere"], "nowhere: no such folder"),
         (["--dataset", "desk", "--source", "https://x.org/d.zip"], "https://x.org/d.zip: a URL, not a file or folder"),
         (["--dataset", "desk", "--source", "d.zip"], "d.zip: a file, not a folder; extract it if it is an archive"),
@@ -167,14 +168,9 @@ def test_two_commands_on_one_folder_run_one_after_the_other(tmp_path: Path) -> N
 )
 def test_one_sentence_for_a_wrong_command(tmp_path: Path, arguments: list[str], output: str) -> None:
     (tmp_path / "d.zip").touch()
-    assert output in refused(data(*arguments, cwd=tmp_path))
-
-
-def test_a_misspelt_dataset_of_ones_own_is_recognised(tmp_path: Path) -> None:
     (tmp_path / "data/desk").mkdir(parents=True)
-    (tmp_path / "data/desk/manifest.jsonl").touch()
-    assert "DATASET=desc is unknown, did you mean desk;" in refused(data("--dataset", "desc", cwd=tmp_path))
-    assert "desk cannot be downloaded; give its folder as DATA=" in refused(data("--dataset", "desk", cwd=tmp_path))
+    (tmp_path / "data/desk/manifest.jsonl").touch()  # prepared earlier
+    assert output in refused(data(*arguments, cwd=tmp_path))
 
 
 def test_a_killed_run_leaves_no_manifest_and_the_next_one_is_whole(official: Path, tmp_path: Path) -> None:

@@ -31,11 +31,9 @@ SMALL = {
 # The default form of each method: whether it reads pixels.
 FORMS = {"rsiccformer": False, "chg2cap": True}
 TRAINING = [
-    "--trainer.max_steps=16", "--trainer.val_check_interval=1", "--run.checkpoint_every=2", "--run.patience=null", "--model.lr=1e-3",
+    "--trainer.max_steps=4", "--trainer.val_check_interval=2", "--run.checkpoint_every=2", "--run.patience=null", "--model.lr=1e-3",
     "--data.batch_size=6", "--data.min_count=1", "--data.max_length=12", "--trainer.log_every_n_steps=1", "--trainer.accelerator=cpu",
 ]  # fmt: skip
-SHORT = ["--trainer.max_steps=4", "--trainer.val_check_interval=2"]
-LR = "lr-Adam/decoder"
 
 
 def column(out: Path, name: str) -> list[float]:
@@ -60,7 +58,7 @@ class Commands:
             given = [f"--model.image_size=[{SIZE},{SIZE}]", *([] if pixels else ["--model.network=resnet18"])]
         if stage == "finetune":
             given = [f"--model.captioner.init_args.{size}" for size in SMALL[method]]
-            given += [*TRAINING, *([] if method == "rsiccformer" else SHORT), *([RESNET] if pixels else []), *own]
+            given += [*TRAINING, *([RESNET] if pixels else []), *own]
         if stage == "eval":
             given += ["--metrics=[BLEU-1, BLEU-4, ROUGE-L, CIDEr-D]", "--tokenizer=ptb"]  # METEOR's Java takes long
         return [sys.executable, "-m", "diffcap", stage, *words, "--", *given]
@@ -127,18 +125,6 @@ def test_captions_of_images_are_those_of_the_evaluation(levir: Commands) -> None
         for n in NUMBERS["test"]:
             before, after = (levir.folder / f"files/images/test/{side}/test_{n:06d}.png" for side in "AB")
             assert captioner(before, after).text == expected[f"test_{n:06d}"]
-
-
-def test_the_decoders_rate_falls_on_plateaus_and_the_encoders_does_not(levir: Commands) -> None:
-    out = levir.folder / "rsiccformer/finetune"
-    rates, others, scores = (column(out, name) for name in (LR, "lr-Adam/captioner", "val/BLEU-4"))
-    best, waited, rate, expected = 0.0, 0, 1e-3, []
-    for score in scores:
-        expected.append(rate)
-        best, waited = (score, 0) if score > best else (best, waited + 1)
-        rate *= 0.7 if waited and waited % 3 == 0 else 1.0
-    assert len(scores) == 16 and expected[-1] < 1e-3
-    assert rates == pytest.approx(expected) and others == pytest.approx([1e-3] * 16)
 
 
 def test_the_resnet_has_its_own_rate_also_in_a_killed_run(levir: Commands) -> None:
@@ -232,7 +218,7 @@ def test_settings_that_do_not_fit_are_one_sentence(levir: Commands, form: str, o
 def test_the_settings_say_whether_a_method_reads_pixels(variables: Any, backbone: str, pixels: bool) -> None:
     experiment = Experiment(**variables)
     assert (experiment.backbone, experiment.reads_pixels) == (backbone, pixels)
-    experiment.check_features()
+    experiment.check_inputs({"finetune"})
     if "offline" not in variables and variables["method"] != "clip4idc":
         experiment = Experiment(**variables, weights="w.pth")
         extract, finetune = (STAGES[stage].settings(experiment)["model"] for stage in ("extract", "finetune"))

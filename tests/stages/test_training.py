@@ -18,6 +18,8 @@ from tests.commands import ROOT, command, in_process, logged, one_sentence, run
 from tests.stages.small_runs import SETTINGS, SMALL, evaluation, smoke, training
 
 from diffcap.checkpoints.reading import read_checkpoint
+from diffcap.compose import compose
+from diffcap.experiment import Experiment
 from diffcap.records import read_dataset
 
 
@@ -107,6 +109,7 @@ def test_settings_that_cannot_run_leave_the_earlier_run_alone(
         "--data.tasks={nabirds: 1}": "data.tasks has the unknown task 'nabirds'",
         "--data.max_length=2": "data.max_length is 2; it must be at least 4",
         "--data.batch_size=0": "data.batch_size is 0; it must be at least 1",
+        "--seed_everything=-1": "seed_everything is -1; give a seed from 0 to",
         "--model.captioner.init_args.heads=5": "width 64 is not a multiple of heads 5",
         "--model.init_from=nowhere.ckpt": "nowhere.ckpt: no checkpoint there; train one with",
         f"--model.init_from={tmp_path / 'broken.ckpt'}": "broken.ckpt: not a readable checkpoint",
@@ -215,12 +218,6 @@ def test_damaged_features_stop_training_and_evaluation_until_extraction_has_repa
     assert in_process(finetune) is None
 
 
-def test_seeds_out_of_range_are_one_sentence(blocks: Path, tmp_path: Path) -> None:
-    for option in ("--seed_everything=-1", "--data.seed=-1", "--seed_everything=4294967296"):
-        message = in_process([*smoke("pretrain", blocks, tmp_path / "pretrain"), option])
-        assert isinstance(message, str) and f"{option.replace('=', ' is ')}; give a seed from 0 to" in message
-
-
 def test_wandb_logs_offline_without_an_account(blocks: Path, tmp_path: Path) -> None:
     here = tmp_path / "here"
     here.mkdir()
@@ -230,3 +227,23 @@ def test_wandb_logs_offline_without_an_account(blocks: Path, tmp_path: Path) -> 
     logs = list((tmp_path / "run/wandb").glob("offline-run-*/run-*.wandb"))
     assert len(logs) == 1 and b"val/CIDEr-D" in logs[0].read_bytes()
     assert (tmp_path / "run/logs/version_0/metrics.csv").is_file()  # beside it, always
+
+
+@pytest.mark.parametrize(("method", "stage"), [("pcl", "pretrain"), ("scorer", "finetune")])
+def test_a_probe_calculates_the_whole_training_and_leaves_the_run_alone(
+    pixels: Path, tmp_path: Path, method: str, stage: str
+) -> None:
+    variables = ["--folder", str(pixels), "--method", method, "--trainer", "probe", "--logger", "none"]
+    short = ["--trainer.max_steps=6", "--trainer.val_check_interval=6", "--data.val_limit=4", "--data.batch_size=4"]
+    done = run([sys.executable, "-m", "diffcap", stage, *variables, "--", *short], tmp_path)
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / f"runs/blocks/{method}-probe" / stage
+    result = json.loads((folder / "probe.json").read_text())
+    trainer = compose(Experiment(method=method), stage)["trainer"]
+    whole = trainer["max_steps"], trainer["val_check_interval"]
+    assert (result["steps"], result["validations"]) == (whole[0], whole[0] // whole[1])
+    seconds = result["steps"] * result["seconds_per_step"] + result["validations"] * result["seconds_per_validation"]
+    assert result["hours"] == pytest.approx(seconds / 3600) and result["memory_bytes"] > 1e8
+    checkpoints = [folder / "last.ckpt", *folder.glob("best.ckpt")]
+    assert result["disk_bytes"] == pytest.approx(sum(path.stat().st_size for path in checkpoints), rel=0.2)
+    assert f"All {whole[0]:,} steps and" in done.stdout and "pairs. " in done.stdout

@@ -273,13 +273,12 @@ class TrainingCLI(StageCLI):
                 shutil.copyfile(last, temporary)
         score = getattr(self.trainer.checkpoint_callback, "best_model_score", None)
         start, result = self.config.model.get("init_from"), best if self.settings.monitor else last
+        parent = read_object(init_stage_dir(Path(start)) / FINISHED) if start else {}
         write_json(
             self.out / FINISHED,
             {
                 "stage": stage,
-                INIT_FROM_SHA256: read_object(init_stage_dir(Path(start)) / FINISHED).get("checkpoint_sha256")
-                if start
-                else None,
+                INIT_FROM_SHA256: parent.get("checkpoint_sha256"),
                 **checkpoint_metadata(result),
                 "weights_sha256": weights_hash(read_checkpoint(result)),
                 "steps": self.trainer.global_step,
