@@ -2,10 +2,13 @@
 
 from pathlib import Path
 from textwrap import wrap
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from diffcap.utils.console import echo
 from diffcap.utils.errors import DiffcapError
+
+if TYPE_CHECKING:
+    from diffcap.report.gather import Results
 
 
 def report(
@@ -52,13 +55,9 @@ def report(
         seed: Seed of the choice of pairs.
         remark: Sentence to add below the table.
     """
-    from diffcap.evaluation.tables import print_table
     from diffcap.records import write_json, write_text
     from diffcap.report import charts, table
-    from diffcap.report.attention import NoAttentionError, iter_attention
-    from diffcap.report.drawing import choose_pairs, draw_pairs, write_png
     from diffcap.report.gather import collect_results, gather_page
-    from diffcap.report.heatmaps import draw_attention
     from diffcap.report.page import render
     from diffcap.report.rows import quantile_bins, viewpoint_scores, zero_shot_origin
 
@@ -77,7 +76,7 @@ def report(
     if both := [name for name in files if name in folders]:
         raise DiffcapError(f"--predictions: {both[0]!r} is also the name of a run; give the file another name.")
     results = collect_results(Path(folder), split, folders, files, features, seed, remark)
-    dataset, rows, protocol, notes = results.dataset, results.rows, results.protocol, results.provenance
+    rows, protocol, notes = results.rows, results.protocol, results.provenance
     target, written = Path(out), ["table.json", "table.md", "table.tex"]
     of_runs: dict[str, list[dict[str, object]]] = {}
     for name, group in results.runs.items():
@@ -88,29 +87,15 @@ def report(
             of_runs[name].append({**label, **zero_shot_origin(run), **row})
     write_json(target / "table.json", {"protocol": protocol, "rows": rows, "runs": of_runs, "provenance": notes})
     write_text(target / "table.tex", table.system_table(rows).latex() + "\n")
-    first = {name: group[0] for name, group in results.runs.items()}
-    with_images = not dataset.info.get("captions_only")
-    captions = {name: run.predictions for name, run in first.items()}
-    if pictures and with_images:
-        sheet = draw_pairs(choose_pairs(results.pairs, pictures, seed), captions, results.masks)
-        write_png(target / "pairs.png", sheet)
-        written.append("pairs.png")
-    if attention and with_images:
-        chosen, maps_by_run = choose_pairs(results.pairs, attention, seed), {}
-        for name, run in first.items():
-            try:
-                maps_by_run[name] = list(iter_attention(run.checkpoints, results.folder, chosen, run.predictions))
-            except NoAttentionError as reason:
-                echo(f"attention.png does not show {name}: {reason}")
-        if maps_by_run:
-            write_png(target / "attention.png", draw_attention(maps_by_run, captions, results.masks))
-            written.append("attention.png")
+    if not results.dataset.info.get("captions_only"):
+        written += _draw_sheets(results, target, pictures, attention, seed)
     by_viewpoint = None
     if bins and (parts := quantile_bins(results.pairs, bins)):
         by_viewpoint = viewpoint_scores(results.captions, parts, protocol["tokenizer"])
         scored_by = {**protocol, "metrics": ["CIDEr-D"]}
         write_json(target / "viewpoint.json", {"protocol": scored_by, **by_viewpoint, "provenance": notes})
-        charts.write_viewpoint(target / "viewpoint.png", by_viewpoint, [name for name in rows if name not in first])
+        baselines = [name for name in rows if name not in results.runs]
+        charts.write_viewpoint(target / "viewpoint.png", by_viewpoint, baselines)
         written += ["viewpoint.json", "viewpoint.png"]
     elif bins:
         print("viewpoint.png is not written: the pairs have no viewpoint IoU, or all have the same")
@@ -131,19 +116,57 @@ def report(
         if lost := sum(picture is None for picture in gathered.pictures.values()):
             print(f"report.html does not show {lost:,} of {len(gathered.pictures):,} images, which cannot be read")
         written.append("report.html")
-    write_text(target / "table.md", table.report_text(protocol, rows, list(first), measured, masks))
+    write_text(target / "table.md", table.report_text(protocol, rows, list(results.runs), measured, masks))
     if problems := results.masks.problems:
         masks_are = "masks are" if len(problems) > 1 else "mask is"
         echo(f"{len(problems):,} {masks_are} left out; the first: {next(iter(problems.values()))}")
+    _print_results(results, measured, masks)
+    echo(*wrap(f"{target}: {', '.join(written)}", 100))
+
+
+def _draw_sheets(results: "Results", target: Path, pictures: int, attention: int, seed: int) -> list[str]:
+    """Write pairs.png and attention.png, and return the names of those that are written."""
+    from diffcap.report.attention import NoAttentionError, iter_attention
+    from diffcap.report.drawing import choose_pairs, draw_pairs, write_png
+    from diffcap.report.heatmaps import draw_attention
+
+    first = {name: group[0] for name, group in results.runs.items()}
+    captions = {name: run.predictions for name, run in first.items()}
+    written = []
+    if pictures:
+        sheet = draw_pairs(choose_pairs(results.pairs, pictures, seed), captions, results.masks)
+        write_png(target / "pairs.png", sheet)
+        written.append("pairs.png")
+    chosen, maps = choose_pairs(results.pairs, attention, seed), {}
+    for name, run in first.items() if attention else ():
+        try:
+            maps[name] = list(iter_attention(run.checkpoints, results.folder, chosen, run.predictions))
+        except NoAttentionError as reason:
+            echo(f"attention.png does not show {name}: {reason}")
+    if maps:
+        write_png(target / "attention.png", draw_attention(maps, captions, results.masks))
+        written.append("attention.png")
+    return written
+
+
+def _print_results(results: "Results", measured: dict[str, Any], masks: Any) -> None:
+    """Print the tables and the notes to them; `measured` is the localisation of each run, `masks` see `mask_counts`."""
+    from diffcap.evaluation.tables import print_table
+    from diffcap.report import table
+
+    rows, protocol = results.rows, results.protocol
     tables = [
-        table.system_table(rows, f"{dataset.name} {split}"),
+        table.system_table(rows, f"{results.dataset.name} {protocol['split']}"),
         table.group_table(table.id_rows(rows), "word ids", min_groups=1),
-        table.type_table({name: rows[name] for name in first}, "by change type"),
+        table.type_table({name: rows[name] for name in results.runs}, "by change type"),
         table.localisation_table(measured) if measured else None,
     ]
     for one in filter(None, tables):
         print_table(one)
     remarks = [table.caption_of(protocol, rows), *table.notes_of(protocol, rows)]
-    remarks += [table.id_note(protocol["id_tokens"])] if "id_tokens" in protocol else []
-    remarks += [table.localisation_note(masks)] if measured else []
-    echo(*(line for text in [*remarks, f"{target}: {', '.join(written)}"] for line in wrap(text, 100)))
+    if "id_tokens" in protocol:
+        remarks.append(table.id_note(protocol["id_tokens"]))
+    if measured:
+        remarks.append(table.localisation_note(masks))
+    for text in remarks:
+        echo(*wrap(text, 100))

@@ -95,40 +95,53 @@ def collect_results(
     untrained = {"seconds": None, "steps": None}
     of_baselines = {name: rows.score_row(results[name], baselines[name], pairs) | untrained for name in baselines}
 
-    notes = {}
-    for name, group in read.items():
-        found = dict.fromkeys(note for run in group for note in caption_notes(run.predictions, references))
-        poor = get_dataset(dataset.name).features_note(group[0].metrics["provenance"].get("features"))
-        notes[name] = [*found, *([f"{poor}."] if poor else [])]
     scored = {name: results[name] for name in baselines} | {name: group[0].metrics for name, group in read.items()}
-    ensembles = {name: group[0].metrics["protocol"].get("ensemble") for name, group in read.items()}
-    zero_shot = {name: rows.zero_shot_origin(group[0]) for name, group in read.items()}
+    vocabularies = {name: one["id_tokens"]["protocol"] for name, one in scored.items() if "id_tokens" in one}
+    about_runs = _remarks_on_runs(read, dataset, references)
     more = {
-        "ensembles": {name: count for name, count in ensembles.items() if count},
+        "ensembles": about_runs.pop("ensembles"),
         "files": list(files),
         "remark": remark,
-        "id_tokens": {name: one["id_tokens"]["protocol"] for name, one in scored.items() if "id_tokens" in one},
-        "notes": {name: texts for name, texts in notes.items() if texts},
-        "zero_shot": {name: origin for name, origin in zero_shot.items() if origin},
+        "id_tokens": vocabularies,
+        **about_runs,
     }
+    predictions: dict[str, list[Mapping[str, str]]] = {name: [one] for name, one in baselines.items()}
+    predictions |= {name: [run.predictions for run in group] for name, group in read.items()}
     return Results(
-        dataset,
-        folder,
-        pairs,
-        read,
-        {name: [one] for name, one in baselines.items()}
-        | {name: [run.predictions for run in group] for name, group in read.items()},
-        of_baselines | {name: rows.mean_row(group) for name, group in row_of_each.items()},
-        row_of_each,
-        protocol | {key: value for key, value in more.items() if value},
-        provenance(
+        dataset=dataset,
+        folder=folder,
+        pairs=pairs,
+        runs=read,
+        captions=predictions,
+        rows=of_baselines | {name: rows.mean_row(group) for name, group in row_of_each.items()},
+        row_of_each=row_of_each,
+        protocol=protocol | {key: value for key, value in more.items() if value},
+        provenance=provenance(
             seed=seed,
             manifest_sha256=dataset.info["manifest_sha256"],
             features=features,
             runs={name: [_origin(run) for run in group] for name, group in read.items()},
         ),
-        Masks(dataset.root),
+        masks=Masks(dataset.root),
     )
+
+
+def _remarks_on_runs(
+    runs: Mapping[str, Sequence[Run]], dataset: Dataset, references: Mapping[str, Sequence[str]]
+) -> dict[str, dict[str, Any]]:
+    """Entries of the protocol by row: which are ensembles, what to know of the captions, and origins without training."""
+    ensembles, notes, zero_shot = {}, {}, {}
+    for name, group in runs.items():
+        metrics = group[0].metrics
+        if count := metrics["protocol"].get("ensemble"):
+            ensembles[name] = count
+        found = list(dict.fromkeys(note for run in group for note in caption_notes(run.predictions, references)))
+        poor = get_dataset(dataset.name).features_note(metrics["provenance"].get("features"))
+        if texts := [*found, *([f"{poor}."] if poor else [])]:
+            notes[name] = texts
+        if origin := rows.zero_shot_origin(group[0]):
+            zero_shot[name] = origin
+    return {"ensembles": ensembles, "notes": notes, "zero_shot": zero_shot}
 
 
 def _origin(run: Run) -> dict[str, Any]:
