@@ -92,7 +92,8 @@ def _pair(row: dict[str, Any], where: str) -> ChangePair:
         raise DiffcapError(f'{where}: "split" must be one of {", ".join(SPLITS)}, found {row["split"]!r}; fix it.')
     if not all(isinstance(caption, str) for caption in row["captions"]):
         raise DiffcapError(f'{where}: "captions" must be a list of strings; fix that line.')
-    change_type, is_distractor = row.pop("change_type", None), row.pop("is_distractor", False)
+    change_type = row.pop("change_type", None)
+    is_distractor = row.pop("is_distractor", False)
     if not isinstance(change_type, str | None) or not isinstance(is_distractor, bool):
         raise DiffcapError(f'{where}: "change_type" must be a string or null, "is_distractor" true or false; fix it.')
     known = {key: row.pop(key) for key in _FIELDS}
@@ -180,7 +181,8 @@ def write_dataset(folder: str | Path, name: str, root: str | Path, pairs: list[C
     """
     # abspath, not resolve: ".." must be removed before the paths are compared, but symbolic links must stay
     folder, absolute, home = Path(folder), Path(os.path.abspath(root)), os.path.abspath(folder)  # noqa: PTH100
-    manifest, text = folder / "manifest.jsonl", manifest_text(pairs)
+    manifest = folder / "manifest.jsonl"
+    text = manifest_text(pairs)
     info = {
         "name": name,
         "root": (absolute.relative_to(home) if absolute.is_relative_to(home) else absolute).as_posix(),

@@ -84,7 +84,8 @@ def prepare(
                 raise
             fault = str(error).partition(";")[0]
             raise DiffcapError(f"{fault}; delete {root}, and run the same command again to render it again.") from None
-        skipped, ranges = {"pairs": 0, "images": 0}, dict[str, Any]()
+        skipped = {"pairs": 0, "images": 0}
+        ranges = dict[str, Any]()
         if captions_only:
             (folder / "problems.txt").unlink(missing_ok=True)
         else:
@@ -180,7 +181,8 @@ def _check(
     from diffcap.datasets.images import MISSING, check_images, image_paths
 
     masks = {pair.id: pair.extra["mask"] for pair in pairs if "mask" in pair.extra}
-    paths, report = sorted({*image_paths(pairs), *masks.values()}), folder / "problems.txt"
+    paths = sorted({*image_paths(pairs), *masks.values()})
+    report = folder / "problems.txt"
     problems = dict(check_images(root, paths, check, cache=folder / "checked.json", ranges=ranges))
     if not problems:
         report.unlink(missing_ok=True)
@@ -194,7 +196,8 @@ def _check(
         for names, word in ((absent, "missing"), (broken, "broken"))
         if names
     )
-    lost, files = len(pairs) - len(good), "images and masks" if masks else "images"
+    lost = len(pairs) - len(good)
+    files = "images and masks" if masks else "images"
     summary = (
         f"{root}: of {len(paths)} {files} {counts}, so {lost} of {len(pairs)} pairs are unusable; {report} lists them"
     )
@@ -238,7 +241,8 @@ def _show(dataset: Dataset, folder: Path) -> None:
 def _remarks(info: dict[str, Any]) -> list[str]:
     """Comparison with the official sizes, counts of duplicates, and the notes of the reader."""
     lines = []
-    official, repetitions = info["official"], info["repetitions"]
+    official = info["official"]
+    repetitions = info["repetitions"]
     if official and official["state"] == "whole":
         what = "every split" if official["splits"] else "the dataset"
         lines.append(f"complete: {what} has its official number of {official['unit']}")

@@ -84,18 +84,26 @@ class FeatureData(pl.LightningDataModule):
         vocabulary_splits: Literal["train", "all"] = "train",
     ) -> None:
         super().__init__()
-        dataset, self.store_name = read_dataset(folder), features
+        dataset = read_dataset(folder)
+        self.store_name = features
         self.changes: Changes | None = changes or dataset.info.get("changes")
         if unknown := sorted(set(multi or {}) - {"max_length", "min_count"}):
             raise DiffcapError(f"data.multi has the unknown key {unknown[0]!r}; its keys are max_length and min_count.")
         if multi and self.changes == "multi":
-            max_length, min_count = multi.get("max_length", max_length), multi.get("min_count", min_count)
-        self.batch_size, self.eval_batch_size, self.max_length = batch_size, eval_batch_size, max_length
+            max_length = multi.get("max_length", max_length)
+            min_count = multi.get("min_count", min_count)
+        self.batch_size = batch_size
+        self.eval_batch_size = eval_batch_size
+        self.max_length = max_length
         for name, minimum in (("batch_size", 1), ("eval_batch_size", 1), ("max_length", 4)):
             if getattr(self, name) < minimum:
                 raise DiffcapError(f"data.{name} is {getattr(self, name)}; it must be at least {minimum}.")
-        self.mask_ratio, self.swap, self.trim = mask_ratio, swap, trim
-        self.val_limit, self.num_workers, self.seed = val_limit, num_workers, seed
+        self.mask_ratio = mask_ratio
+        self.swap = swap
+        self.trim = trim
+        self.val_limit = val_limit
+        self.num_workers = num_workers
+        self.seed = seed
         self.dataset = replace(dataset, pairs=take_changes(dataset.pairs, self.changes))
         self.store = FeatureStore.open(Path(folder) / "features" / features)
         train = self._pairs("train")
@@ -229,7 +237,8 @@ class FeatureData(pl.LightningDataModule):
     def train_dataloader(self) -> DataLoader:
         """The training batches, from the trainer's current step on."""
         assert self.trainer is not None
-        samples, ranks = self.samples_per_step, self.trainer.world_size
+        samples = self.samples_per_step
+        ranks = self.trainer.world_size
         if samples < ranks:
             raise DiffcapError(
                 f"data.batch_size is {self.batch_size}, which gives {samples} samples per step for {ranks} processes; "
@@ -287,7 +296,8 @@ class CaptionData(FeatureData):
 
     def make_batch(self, step: int) -> Batch:
         """See `FeatureData`: `before`, `after`, the text entries and `is_change`; scenes are ordered as in `PairTable.images`."""
-        generator, table = step_generator(self.seed, step), self.train_table
+        generator = step_generator(self.seed, step)
+        table = self.train_table
         samples = self.epochs.take(step * self.batch_size, self.batch_size)
         pairs = self.sample_pairs[samples]
         tokens = table.tokens[samples] if self.samples == "captions" else table.draw_captions(pairs, generator)
@@ -324,7 +334,8 @@ class AdaptData(FeatureData):
 
     def make_batch(self, step: int) -> Batch:
         """See `FeatureData`: `before`, `after`, `tokens`."""
-        generator, table = step_generator(self.seed, step), self.train_table
+        generator = step_generator(self.seed, step)
+        table = self.train_table
         samples = self.samples[self.epochs.take(step * self.batch_size, self.batch_size)]
         text = self._text_entries(table.tokens[samples], generator)
         return self._add_images(text, table.caption_pair[samples], generator)

@@ -22,7 +22,9 @@ class PairTable:
     def __init__(
         self, pairs: Sequence[ChangePair], store: FeatureStore, vocabulary: AnyVocabulary, max_length: int
     ) -> None:
-        self.store, self.vocabulary, self.max_length = store, vocabulary, max_length
+        self.store = store
+        self.vocabulary = vocabulary
+        self.max_length = max_length
         self.ids = [pair.id for pair in pairs]
         self.is_change = np.array([not pair.is_distractor for pair in pairs])
         self.images_per_pair = len(pairs[0].images)  # 2, or 1 for single images, which have no "after"
@@ -52,7 +54,9 @@ class PairTable:
     def cut_captions(self) -> tuple[int, int]:
         """Number of captions that `max_length` cuts, and the `max_length` that would keep all of them."""
         is_full = (self.tokens[:, -2:] != self.vocabulary.pad).any(1)  # a layout may reserve the last position
-        cut, needed, endless = 0, self.max_length, 1_000_000
+        cut = 0
+        needed = self.max_length
+        endless = 1_000_000
         for caption, count in Counter(caption for caption, full in zip(self.captions, is_full) if full).items():
             whole = self.vocabulary.encode(caption, endless)
             if whole != self.vocabulary.encode(caption, self.max_length):
@@ -155,8 +159,10 @@ class RetrievalDataset(Dataset):
         return len(self.pairs)
 
     def __getitems__(self, indices: list[int]) -> Batch:
-        table, pairs = self.table, self.pairs[indices]
-        starts, counts = table.first_caption[pairs], table.caption_counts[pairs]
+        table = self.table
+        pairs = self.pairs[indices]
+        starts = table.first_caption[pairs]
+        counts = table.caption_counts[pairs]
         texts = np.concatenate([np.arange(start, start + count) for start, count in zip(starts, counts)])
         return {
             "number": torch.from_numpy(pairs),

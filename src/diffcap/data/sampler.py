@@ -35,7 +35,8 @@ class ShuffledEpochs:
     """An infinite sequence of sample indices with random access: one permutation of 0 ... size - 1 per epoch."""
 
     def __init__(self, size: int, seed: int) -> None:
-        self.size, self.seed = size, seed
+        self.size = size
+        self.seed = seed
         self._permutations: dict[int, np.ndarray] = {}
 
     def take(self, start: int, count: int) -> np.ndarray:
@@ -61,7 +62,8 @@ class TaskSchedule:
         weights = np.array([shares[task] for task in self.tasks], dtype=float)
         if not self.tasks:
             raise DiffcapError(f"data.tasks has no task with a share above 0; give one to {', '.join(shares)}.")
-        self._probabilities, self._seed = weights / weights.sum(), seed
+        self._probabilities = weights / weights.sum()
+        self._seed = seed
         self._task_indices = np.zeros(0, dtype=np.int64)  # of the first steps, extended in blocks
 
     def at(self, step: int) -> tuple[str, int]:
@@ -79,7 +81,8 @@ class StepDataset(IterableDataset):
     """The batches of the training steps `first`, `first + 1`, ..., without end."""
 
     def __init__(self, make_batch: Callable[[int], Batch], first: int) -> None:
-        self.make_batch, self.first = make_batch, first
+        self.make_batch = make_batch
+        self.first = first
 
     def __iter__(self) -> Iterator[Batch]:
         worker = get_worker_info()

@@ -35,7 +35,8 @@ def fill_store(dataset: Dataset, source: str | Path, store: str | Path) -> int:
 
     Returns the number of imported images; images that the store has already from the same files are not imported again.
     """
-    source, paths = Path(source), unique_images(dataset.pairs)
+    source = Path(source)
+    paths = unique_images(dataset.pairs)
     if not source.is_dir():
         raise DiffcapError(f"{source}: no such folder; give the folder of the authors' features.")
     pickles = _find_pickles(source)

@@ -79,7 +79,9 @@ class Backbone(nn.Module):
     ) -> None:
         super().__init__()
         self.trunk = trunk.eval().requires_grad_(False)
-        self.preprocess, self._description, self.pool_size = preprocess, description, pool_size
+        self.preprocess = preprocess
+        self._description = description
+        self.pool_size = pool_size
 
     def forward(self, images: Tensor) -> Tensor:
         """Preprocessed images (B, 3, H, W) to features (B, C, h, w)."""
@@ -154,7 +156,8 @@ def build_backbone(
             trunk, preprocess = import_object(own_networks()[library])(weights)
         else:
             build = {"torchvision": _torchvision, "open_clip": _open_clip, "timm": _timm}[library]
-            trunk, preprocess = build(name, layer, weights), preprocessing_of(library, name)
+            trunk = build(name, layer, weights)
+            preprocess = preprocessing_of(library, name)
     if size is not None:
         preprocess = replace(preprocess, size=size)
     if image_std is not None:
@@ -283,7 +286,8 @@ def _timm(network: str, layer: str | int | None, weights: str) -> nn.Module:
 
     settings = _timm_settings(network)
     if weights == "default":
-        repository, file = settings.get("hf_hub_id"), settings.get("hf_hub_filename") or "model.safetensors"
+        repository = settings.get("hf_hub_id")
+        file = settings.get("hf_hub_filename") or "model.safetensors"
         url = f"https://huggingface.co/{repository}/resolve/main/{file}" if repository else settings.get("url")
         if not url:
             raise DiffcapError(f"timm has no weights for {network}; give a file as {WEIGHTS}=PATH.")
@@ -310,7 +314,9 @@ class _Intermediate(nn.Module):
 
     def __init__(self, network: nn.Module, layer: str | int | None, library: str, **options: bool) -> None:
         super().__init__()
-        self.network, self.layer, self.options = network, layer, options
+        self.network = network
+        self.layer = layer
+        self.options = options
         if not hasattr(network, "forward_intermediates"):
             raise DiffcapError(f"{type(network).__name__} has no intermediate maps; choose another network.")
         if layer is not None and not str(layer).removeprefix("-").isdecimal():

@@ -50,7 +50,9 @@ class _Batches(Dataset[ImageBatch]):
         return len(self.batches)
 
     def __getitem__(self, number: int) -> ImageBatch:
-        rows, images, problems = [], [], []
+        rows = []
+        images = []
+        problems = []
         for row in self.batches[number].tolist():
             try:
                 file = self.files[row]
@@ -75,7 +77,8 @@ class ImageData(pl.LightningDataModule):
 
     def __init__(self, folder: str, batch_size: int = 64, num_workers: int | None = None) -> None:
         super().__init__()
-        self.folder, self.batch_size = Path(folder), batch_size
+        self.folder = Path(folder)
+        self.batch_size = batch_size
         cores = available_cores()
         self.num_workers = (min(4, cores) if cores > 1 else 0) if num_workers is None else num_workers
 
@@ -87,7 +90,10 @@ class ImageData(pl.LightningDataModule):
         ranges: Mapping[Path, Values] | None = None,
     ) -> None:
         """Set the images to load: the wanted rows of the store, the image file of every row, and ranges as in `ChangePair.ranges`."""
-        self._rows, self._files, self._preprocess, self._ranges = rows, list(files), preprocess, ranges or {}
+        self._rows = rows
+        self._files = list(files)
+        self._preprocess = preprocess
+        self._ranges = ranges or {}
 
     def batches(self) -> list[Rows]:
         """The rows of each batch: k * batch_size to (k + 1) * batch_size, if at least one of them is wanted.

@@ -123,7 +123,8 @@ def _short(value: Any) -> str:
 
 def extract_command(folder: Path, meta: Mapping[str, Any]) -> str:
     """The command that computes the missing features of a store, for messages."""
-    dataset, name = folder.parent.parent, folder.name
+    dataset = folder.parent.parent
+    name = folder.name
     where = f"DATASET={dataset.name}" if dataset.parent == Path("data") else f"FOLDER={shlex.quote(str(dataset))}"
     if meta.get(FROM_FILES):
         height, width = meta["preprocessing"]["size"]
@@ -155,7 +156,9 @@ class FeatureStore(ABC):
     """A complete store, read-only; create it with `open`."""
 
     def __init__(self, folder: Path, meta: dict[str, Any], paths: list[str]) -> None:
-        self.folder, self.meta, self._paths = folder, meta, paths  # `meta`: content of `meta.json`
+        self.folder = folder
+        self.meta = meta  # content of `meta.json`
+        self._paths = paths
         channels, height, width = meta["shape"]
         self.shape = channels, height, width  # of one image
         self.dtype = ARRAYS[meta["dtype"]][1]  # float16, or uint8 for pixels

@@ -14,7 +14,26 @@ from typing import Any
 
 import numpy as np
 
-from diffcap.features import store
+from diffcap.features.store import (
+    ARRAYS,
+    CHECKSUM_THREADS,
+    COMPLETE,
+    DONE,
+    FROM_FILES,
+    SUMS,
+    VERIFIED,
+    VERSION,
+    Array,
+    Rows,
+    check_kind,
+    checksums,
+    file_size,
+    mark,
+    read_content,
+    read_done,
+    read_index,
+    read_meta,
+)
 from diffcap.records import update_text, write_json, write_text
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.files import atomic_write
@@ -58,24 +77,25 @@ class StoreWriter:
         meta: Mapping[str, Any],
         stamps: Sequence[str] | None = None,
     ) -> None:
-        self.folder, self.shape = Path(folder), shape
+        self.folder = Path(folder)
+        self.shape = shape
         # As it is read back from a JSON file: tuples are lists.
-        self.meta = json.loads(json.dumps({"version": store.VERSION, "shape": shape, "dtype": "float16", **meta}))
-        self._file, self._dtype = store.ARRAYS[self.meta["dtype"]]
+        self.meta = json.loads(json.dumps({"version": VERSION, "shape": shape, "dtype": "float16", **meta}))
+        self._file, self._dtype = ARRAYS[self.meta["dtype"]]
         self._row_bytes = int(np.prod(shape)) * self._dtype.itemsize
         with _locked(self.folder):
             is_new = not (self.folder / "meta.json").is_file()
             stale = self._assign_rows(paths, [""] * len(paths) if stamps is None else stamps, is_new)
             self._mark_lost_rows(stale, is_new)
             # After the marks: if the process is killed here, no row is marked whose image is not in the index.
-            for name, size in ((self._file, self._row_bytes), (store.DONE, 1), (store.SUMS, 4)):
+            for name, size in ((self._file, self._row_bytes), (DONE, 1), (SUMS, 4)):
                 with (self.folder / name).open("ab") as file:  # sparse; disk space is used when a row is written
                     if file.tell() < len(self.paths) * size:
                         file.truncate(len(self.paths) * size)
             write_json(self.folder / "index.json", {"paths": self.paths, "stamps": self._stamps})
             write_json(self.folder / "meta.json", self.meta)
-            update_text(self.folder / store.VERIFIED, self._state())
-        self._data, self._sums = (os.open(self.folder / name, os.O_RDWR) for name in (self._file, store.SUMS))
+            update_text(self.folder / VERIFIED, self._state())
+        self._data, self._sums = (os.open(self.folder / name, os.O_RDWR) for name in (self._file, SUMS))
         self._unmarked: list[int] = []
         self._synced_at = time.monotonic()
 
@@ -84,8 +104,8 @@ class StoreWriter:
         self.paths: list[str] = []  # image of each row, also of rows that are not wanted
         self._stamps: list[str] = []
         if not is_new:
-            store.check_kind(self.folder, store.read_meta(self.folder), self.meta)
-            self.paths, self._stamps = store.read_index(self.folder)
+            check_kind(self.folder, read_meta(self.folder), self.meta)
+            self.paths, self._stamps = read_index(self.folder)
         row_of = {path: row for row, path in enumerate(self.paths)}
         stale = []
         for path, stamp in zip(paths, stamps, strict=True):
@@ -101,37 +121,37 @@ class StoreWriter:
 
     def _mark_lost_rows(self, stale: list[int], is_new: bool) -> None:
         """Mark rows as missing that are stale, damaged, or beyond the end of a file."""
-        marked = store.read_done(self.folder, len(self.paths))
+        marked = read_done(self.folder, len(self.paths))
         done = marked.copy()
         done[stale] = False
         if is_new:
             done[:] = False  # without meta.json, it is unknown which images the rows are of
-        for name, size in ((self._file, self._row_bytes), (store.SUMS, 4)):
-            done[store.file_size(self.folder / name) // size :] = False
-        verified = self.folder / store.VERIFIED
+        for name, size in ((self._file, self._row_bytes), (SUMS, 4)):
+            done[file_size(self.folder / name) // size :] = False
+        verified = self.folder / VERIFIED
         if done.any() and not (verified.is_file() and verified.read_bytes() == self._state().encode()):
             self._check_rows(done)
         if not done[self._wanted].all():
-            (self.folder / store.COMPLETE).unlink(missing_ok=True)
+            (self.folder / COMPLETE).unlink(missing_ok=True)
         lost = np.flatnonzero(marked & ~done)
         if len(lost):
-            store.mark(self.folder, lost, done=False)
+            mark(self.folder, lost, done=False)
 
     def _state(self) -> str:
-        stats = {name: (self.folder / name).stat() for name in (self._file, store.SUMS)}
+        stats = {name: (self.folder / name).stat() for name in (self._file, SUMS)}
         return json.dumps({name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()})
 
-    def _check_rows(self, done: store.Array) -> None:
+    def _check_rows(self, done: Array) -> None:
         """Compare all done rows with their checksums, and set `done` (n,) to False for those that differ."""
         from diffcap.utils.progress import progress_bar
 
         rows = np.flatnonzero(done)
         print(f"{self.folder}: comparing the features of {len(rows):,} images with their checksums", flush=True)
         data = np.memmap(self.folder / self._file, np.uint8, mode="r", shape=(int(rows[-1]) + 1, self._row_bytes))
-        sums = np.fromfile(self.folder / store.SUMS, "<u4")
+        sums = np.fromfile(self.folder / SUMS, "<u4")
         with progress_bar("checking features", len(rows)) as advance:
             for part in np.array_split(rows, 1 + len(rows) * self._row_bytes // _SYNC_BYTES):
-                done[part] = store.checksums(data, part) == sums[part]
+                done[part] = checksums(data, part) == sums[part]
                 advance(len(part))
         damaged = rows[~done[rows]]
         if len(damaged):
@@ -141,12 +161,12 @@ class StoreWriter:
                 flush=True,
             )
 
-    def missing(self) -> store.Rows:
+    def missing(self) -> Rows:
         """Rows of wanted images that are not done, ascending, (n,) int64."""
-        done = store.read_done(self.folder, len(self.paths))
+        done = read_done(self.folder, len(self.paths))
         return np.sort(self._wanted[~done[self._wanted]])
 
-    def write(self, rows: store.Rows, features: store.Array) -> None:
+    def write(self, rows: Rows, features: Array) -> None:
         """Write the features (n, C, H, W) of some rows (n,); pixels are whole numbers from 0 to 255.
 
         Values outside the range of the stored type are clipped with a warning (untrained networks); NaN and infinity are errors.
@@ -176,7 +196,7 @@ class StoreWriter:
         """Synchronise the written rows with the disk, then mark them as done."""
         os.fdatasync(self._data)
         os.fdatasync(self._sums)
-        store.mark(self.folder, np.array(self._unmarked, dtype=np.int64), done=True)
+        mark(self.folder, np.array(self._unmarked, dtype=np.int64), done=True)
         self._unmarked.clear()
         self._synced_at = time.monotonic()
 
@@ -189,14 +209,15 @@ class StoreWriter:
                 f"{self.folder}: {len(missing)} of {len(self._wanted)} images are still missing, the first is "
                 f"{self.paths[int(missing[0])]}; run the same command again."
             )
-        write_text(self.folder / store.COMPLETE, f"{len(self._wanted)} images\n")
-        update_text(self.folder / store.VERIFIED, self._state())
+        write_text(self.folder / COMPLETE, f"{len(self._wanted)} images\n")
+        update_text(self.folder / VERIFIED, self._state())
 
 
 def _write_at(file: int, data: bytes, offset: int) -> None:
     while data:
         written = os.pwrite(file, data, offset)
-        data, offset = data[written:], offset + written
+        data = data[written:]
+        offset = offset + written
 
 
 def write_file_store(
@@ -215,25 +236,25 @@ def write_file_store(
         paths, files, stamps: of the distinct images, see `image_stamps`. shape: (3, H, W) of the resized images.
         meta: JSON values of the backbone, see `Backbone.describe`.
     """
-    meta = json.loads(json.dumps({"version": store.VERSION, "shape": shape, **meta, store.FROM_FILES: True}))
+    meta = json.loads(json.dumps({"version": VERSION, "shape": shape, **meta, FROM_FILES: True}))
     with _locked(folder):
         known: dict[tuple[str, str], int] = {}  # checksum of each image and stamp of the complete store in the folder
         if (folder / "meta.json").is_file():
-            store.check_kind(folder, store.read_meta(folder), meta)
-            old_paths, old_stamps = store.read_index(folder)
-            if (folder / store.COMPLETE).is_file() and store.file_size(folder / store.SUMS) == 4 * len(old_paths):
-                known = dict(zip(zip(old_paths, old_stamps), np.fromfile(folder / store.SUMS, dtype="<u4").tolist()))
+            check_kind(folder, read_meta(folder), meta)
+            old_paths, old_stamps = read_index(folder)
+            if (folder / COMPLETE).is_file() and file_size(folder / SUMS) == 4 * len(old_paths):
+                known = dict(zip(zip(old_paths, old_stamps), np.fromfile(folder / SUMS, dtype="<u4").tolist()))
         keys = list(zip(paths, stamps, strict=True))
         if list(known) == keys:
             return 0
-        (folder / store.COMPLETE).unlink(missing_ok=True)
+        (folder / COMPLETE).unlink(missing_ok=True)
         new = {key: file for key, file in zip(keys, files, strict=True) if key not in known}
         known |= dict(zip(new, _checksums_of_files(list(new.values()), len(keys))))
         write_json(folder / "index.json", {"paths": list(paths), "stamps": list(stamps)})
-        with atomic_write(folder / store.SUMS) as temporary:
+        with atomic_write(folder / SUMS) as temporary:
             np.array([known[key] for key in keys], dtype="<u4").tofile(temporary)
         write_json(folder / "meta.json", meta)
-        write_text(folder / store.COMPLETE, f"{len(paths)} images\n")
+        write_text(folder / COMPLETE, f"{len(paths)} images\n")
     return len(new)
 
 
@@ -243,13 +264,13 @@ def _checksums_of_files(files: Sequence[Path], num_images: int) -> list[int]:
 
     def checksum_or_problem(file: Path) -> int | str:
         try:
-            return zlib.crc32(store.read_content(file))
+            return zlib.crc32(read_content(file))
         except DiffcapError as error:
             return str(error).removesuffix(".")
         finally:
             advance(1)
 
-    with ThreadPoolExecutor(store.CHECKSUM_THREADS) as pool, progress_bar("reading image files", len(files)) as advance:
+    with ThreadPoolExecutor(CHECKSUM_THREADS) as pool, progress_bar("reading image files", len(files)) as advance:
         results = list(pool.map(checksum_or_problem, files))
     if problems := [result for result in results if isinstance(result, str)]:
         count = "1 image file" if len(problems) == 1 else f"{len(problems):,} image files"

@@ -149,7 +149,8 @@ def download(urls: tuple[str, ...], target: Target, client: Client) -> str:
         Cancelled: `client.cancelled` was set.
     """
     target.path.parent.mkdir(parents=True, exist_ok=True)
-    permanent, transient = [], []
+    permanent = []
+    transient = []
     for url in urls:
         host = host_of(url)
         if (failures := client.failures[host]) >= _MAX_HOST_FAILURES:
@@ -175,7 +176,9 @@ def download(urls: tuple[str, ...], target: Target, client: Client) -> str:
 
 def _download_from(url: str, target: Target, client: Client) -> None:
     """Download from one URL. It is tried again as long as each attempt brings new bytes, else `retries` times."""
-    settings, failures, max_size = client.settings, 0, target.part_size(url)
+    settings = client.settings
+    failures = 0
+    max_size = target.part_size(url)
     while not client.cancelled.is_set():
         try:
             return _attempt(url, target, client)
@@ -194,7 +197,8 @@ def _download_from(url: str, target: Target, client: Client) -> None:
 
 def _attempt(url: str, target: Target, client: Client) -> None:
     """Request what is missing of the unfinished download, verify the file and give it its name."""
-    start, metadata = target.part_size(url), target.metadata()
+    start = target.part_size(url)
+    metadata = target.metadata()
     validator = metadata.get("validator")
     if not (validator or target.has_checksum):
         start = 0  # nothing would tell whether the server still has the same content
@@ -219,8 +223,10 @@ def _attempt(url: str, target: Target, client: Client) -> None:
 
 def _continues(response: requests.Response, start: int, metadata: dict[str, Any]) -> bool:
     """Whether a response begins at byte `start` of the content that `metadata` describes."""
-    content_range, size = response.headers.get("Content-Range", ""), metadata.get("size")
-    expected, found = metadata.get("validator") or "", _validator(response)
+    content_range = response.headers.get("Content-Range", "")
+    size = metadata.get("size")
+    expected = metadata.get("validator") or ""
+    found = _validator(response)
     # A response to If-Range must repeat the ETag, but should leave out Last-Modified (RFC 9110, section 15.3.7).
     same_content = found == expected or (not found and not expected.startswith('"'))
     has_range = content_range.startswith(f"bytes {start}-")
@@ -230,7 +236,8 @@ def _continues(response: requests.Response, start: int, metadata: dict[str, Any]
 
 def _receive(url: str, response: requests.Response, start: int, target: Target, cancelled: threading.Event) -> None:
     """Append a response to the first `start` bytes of the unfinished download."""
-    length, total = response.headers.get("Content-Length", ""), None
+    length = response.headers.get("Content-Length", "")
+    total = None
     if length.isdigit():
         total = start + int(length)
     elif "chunked" not in response.headers.get("Transfer-Encoding", "").lower():

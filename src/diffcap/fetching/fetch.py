@@ -51,7 +51,8 @@ class Checksums:
     """
 
     def __init__(self, folder: Path):
-        self.folder, self.path = folder, folder / "checksums.json"
+        self.folder = folder
+        self.path = folder / "checksums.json"
         remedy = "fix it, or delete it to record the checksums of the present files"
         self._rows: dict[str, Any] = read_json(self.path, "checksums", remedy) if self.path.is_file() else {}
 
@@ -88,7 +89,8 @@ class Checksums:
 
         A recorded file must be unchanged. A file without a record (copied by hand, or the process was killed) is verified.
         """
-        row, status = self._rows.get(self.name(path)), path.stat()
+        row = self._rows.get(self.name(path))
+        status = path.stat()
         if row is None:
             return verify(path)
         if (row.get("size"), row.get("stamp")) != (status.st_size, status.st_mtime_ns):
@@ -117,8 +119,10 @@ class DatasetFolder:
     """Paths and checksums of one dataset's folder, `data/<dataset>`."""
 
     def __init__(self, dataset: str, path: Path):
-        self.dataset, self.checksums = dataset, Checksums(path)
-        self.official, self.downloads = path / "official", path / "downloads"
+        self.dataset = dataset
+        self.checksums = Checksums(path)
+        self.official = path / "official"
+        self.downloads = path / "downloads"
         self.failures = path / "fetch-failures.json"
 
     def target(self, entry: Entry) -> Path:
@@ -127,8 +131,10 @@ class DatasetFolder:
 
     def fetch_file(self, target: Target, urls: tuple[str, ...], client: Client) -> Failure | None:
         """Download a file that is missing, or verify one that exists, and record its checksum."""
-        path, sums = target.path, self.checksums
-        name, url = sums.name(path), next(iter(urls), "")
+        path = target.path
+        sums = self.checksums
+        name = sums.name(path)
+        url = next(iter(urls), "")
         if path.is_file():
             if problem := sums.existing_problem(path, target.verify):
                 fix = f"delete it, and the next run downloads it again; to keep it, delete its entry in {sums.path}"
@@ -201,7 +207,8 @@ def fetch(
 def _fetch_files(entries: list[Entry], data: DatasetFolder, settings: FetchSettings) -> list[Failure]:
     """Download and extract the files that are missing; returns those that failed."""
     entries = [entry for entry in entries if not (entry.unpack and data.is_extracted(entry, data.target(entry)))]
-    client, failed = Client(settings), dict[Entry, Failure]()
+    client = Client(settings)
+    failed = dict[Entry, Failure]()
     try:
         with progress_bars(of_bytes=True) as bar, ThreadPool(settings.jobs) as pool:
             results = pool.imap(lambda entry: _download_entry(entry, data, client, bar), entries)
@@ -217,7 +224,8 @@ def _fetch_files(entries: list[Entry], data: DatasetFolder, settings: FetchSetti
 
 def _download_entry(entry: Entry, data: DatasetFolder, client: Client, bar: Callable[[str], Update]) -> Failure | None:
     path = data.target(entry)
-    exists, known = path.is_file(), bool(entry.sha256 or entry.md5 or data.checksums.sha256(path))
+    exists = path.is_file()
+    known = bool(entry.sha256 or entry.md5 or data.checksums.sha256(path))
     target = Target(path, _verifier(entry, path, data), known)
     if not exists:
         target = replace(target, progress=bar(f"fetching {entry.file}"))
@@ -263,7 +271,9 @@ def _verifier(entry: Entry, path: Path, data: DatasetFolder) -> Callable[[Path],
 def _extract(entry: Entry, archive: Path, data: DatasetFolder) -> list[Failure]:
     """Extract an archive; returns the failure, if there is one."""
     print(f"extracting {archive} ...", flush=True)
-    reason, folder, url = "", data.official / entry.to, entry.url or entry.page
+    reason = ""
+    folder = data.official / entry.to
+    url = entry.url or entry.page
     try:
         count = extract(archive, folder, entry.strip)
         if not data.is_complete(entry):
@@ -328,7 +338,8 @@ def _fetch_photos(mirrors: tuple[str, ...], folder: DatasetFolder, settings: Fet
         others = [mirror.rstrip("/") + urlsplit(url).path for mirror in mirrors for url in usable]
         photos.append((folder.official / path, tuple(dict.fromkeys([*usable, *others]))))
     before = sum(path.is_file() for path, _ in photos)
-    client, failures = Client(settings), []
+    client = Client(settings)
+    failures = []
     try:
         with progress_bar("fetching photos", len(photos)) as advance, ThreadPool(settings.jobs) as pool:
             for failure in pool.imap_unordered(lambda photo: _fetch_photo(*photo, folder, client), photos):
@@ -345,7 +356,8 @@ def _fetch_photos(mirrors: tuple[str, ...], folder: DatasetFolder, settings: Fet
         replace(failure, gone=failure.gone or (failure.forbidden and host_of(failure.url) in open_hosts))
         for failure in failures
     ]
-    now, gone = sum(path.is_file() for path, _ in photos), sum(failure.gone for failure in failures)
+    now = sum(path.is_file() for path, _ in photos)
+    gone = sum(failure.gone for failure in failures)
     print(
         f"photos: {now:,} of {len(photos):,} exist, {now - before:,} of them are new; {gone:,} no longer exist online"
     )

@@ -113,7 +113,8 @@ def _entry(row: dict[str, Any], needed: tuple[str, ...]) -> Entry:
     if "url" in row:
         _check_url(row["url"])
     name = row.get("file") or unquote(PurePosixPath(urlsplit(row["url"]).path).name)
-    how, gives = " ".join(row.get("how", "").split()), tuple(row.get("gives", ()))
+    how = " ".join(row.get("how", "").split())
+    gives = tuple(row.get("gives", ()))
     entry = Entry(**{**row, "file": name, "how": how, "gives": gives})
     if not name or "/" in name:
         raise ValueError(f"file must be the name of a file, found {name!r}")

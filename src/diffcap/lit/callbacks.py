@@ -35,8 +35,11 @@ class PeriodicCheckpoint(Callback):
     """
 
     def __init__(self, path: Path, every_n_steps: int, keep_last_k: int = 0, saved_step: int = 0) -> None:
-        self.path, self.every_n_steps, self.keep_last_k = path, every_n_steps, keep_last_k
-        self.saved_step, self._stop_note = saved_step, ""
+        self.path = path
+        self.every_n_steps = every_n_steps
+        self.keep_last_k = keep_last_k
+        self.saved_step = saved_step
+        self._stop_note = ""
         self._interrupted = math.inf  # when
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -54,8 +54,11 @@ class Decoding(pl.LightningModule):
 
     def __init__(self, checkpoint: Checkpoint, beams: int = 1, length_penalty: float = 0.0) -> None:
         super().__init__()
-        self.captioner, self.vocabulary = checkpoint.captioner, checkpoint.vocabulary
-        self.max_length, self.beams, self.length_penalty = checkpoint.max_length, beams, length_penalty
+        self.captioner = checkpoint.captioner
+        self.vocabulary = checkpoint.vocabulary
+        self.max_length = checkpoint.max_length
+        self.beams = beams
+        self.length_penalty = length_penalty
         self.captions: dict[str, str] = {}
         self.unfinished: set[str] = set()
 
@@ -110,7 +113,8 @@ def decode(
     `others` are further members of an ensemble with the same vocabulary, each with the folder of its features. The smallest
     `max_length` of all members limits the captions. `batch_size` is per rank; one beam is greedy decoding, see `beam_search`.
     """
-    tables, members = [], [(checkpoint, store), *others]
+    tables = []
+    members = [(checkpoint, store), *others]
     for member, folder in members:  # a vision-language model without training reads any pixels
         opened = FeatureStore.open(folder, member.features if member.features["shape"] else None)
         if opened.meta.get("dtype") != member.features["dtype"]:

@@ -52,7 +52,8 @@ class Extraction(pl.LightningModule):
         super().__init__()
         if from_files and library != "pixels":
             raise DiffcapError(f"--model.from_files is only for pixels; remove the option for {library}.")
-        self.from_files, self.name = from_files, name
+        self.from_files = from_files
+        self.name = name
         self.backbone = build_backbone(library, network, stage, weights, pool, image_size, image_std)
 
     def predict_step(self, batch: ImageBatch, batch_idx: int) -> Tensor | None:
@@ -65,7 +66,8 @@ class StoreFiller(BasePredictionWriter):
 
     def __init__(self, writer: StoreWriter, missing: Rows) -> None:
         super().__init__("batch")
-        self.writer, self.missing = writer, missing
+        self.writer = writer
+        self.missing = missing
         self.problems: list[str] = []
 
     def write_on_batch_end(
@@ -116,10 +118,12 @@ def extract(trainer: pl.Trainer, model: Extraction, data: ImageData) -> tuple[Pa
     note = get_dataset(dataset.name).features_note(model.name, model.backbone.describe().get("library"))
     if note and trainer.is_global_zero:
         print(f"warning: {note}", flush=True)
-    paths, root = unique_images(dataset.pairs), dataset.root
+    paths = unique_images(dataset.pairs)
+    root = dataset.root
     meta = {**model.backbone.describe(), "precision": str(trainer.precision)}
     folder = data.folder / "features" / model.name
-    shape, files = model.backbone.shape(), [root / path for path in paths]
+    shape = model.backbone.shape()
+    files = [root / path for path in paths]
     ranges = {root / path: values for pair in dataset.pairs for path, values in pair.ranges.items()}
     stamps = image_stamps(files, ranges)
     if model.from_files:

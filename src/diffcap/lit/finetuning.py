@@ -67,10 +67,15 @@ class Captioning(TrainingModule):
     ) -> None:
         super().__init__(captioner, lr, weight_decay, schedule, warmup, milestones)
         self.captioner: Captioner
-        self.init_from, self.init_without, self.tokenizer = init_from, init_without or [], tokenizer
-        self.pretrained_lr, self.clip_weights = pretrained_lr, clip_weights
-        self.half_precision_clip, self.resnet_weights = half_precision_clip, resnet_weights
-        self.decoder_clip_value, self.decoder_plateau_factor = decoder_clip_value, decoder_plateau_factor
+        self.init_from = init_from
+        self.init_without = init_without or []
+        self.tokenizer = tokenizer
+        self.pretrained_lr = pretrained_lr
+        self.clip_weights = clip_weights
+        self.half_precision_clip = half_precision_clip
+        self.resnet_weights = resnet_weights
+        self.decoder_clip_value = decoder_clip_value
+        self.decoder_plateau_factor = decoder_plateau_factor
 
     def configure_callbacks(self) -> list[pl.Callback]:
         """`DecoderPlateau`, if it is used."""
@@ -160,9 +165,12 @@ class Captioning(TrainingModule):
 
     def _check_data(self) -> None:
         method_of(type(self.captioner))  # before the training, which could not save its checkpoints
-        data, captioner, method = self.feature_data, self.captioner, type(self.captioner).__name__
+        data = self.feature_data
+        captioner = self.captioner
+        method = type(self.captioner).__name__
         captioner.check(data)
-        needed, has_rate = captioner.initial_weights, self.pretrained_lr is not None
+        needed = captioner.initial_weights
+        has_rate = self.pretrained_lr is not None
         has_plateau = self.decoder_plateau_factor is not None
         checkpoint: Any = self.trainer.checkpoint_callback if has_plateau else None
         faults = (

@@ -27,19 +27,25 @@ class Probe(Callback):
 
     def __init__(self, max_steps: int | str, val_check_interval: int | float | str) -> None:
         self.lengths = {"max_steps": max_steps, "val_check_interval": val_check_interval}
-        self.steps, self.step_seconds, self.started = 0, 0.0, 0.0
-        self.pairs, self.all_pairs, self.validation_seconds = 0, 0, 0.0
+        self.steps = 0
+        self.step_seconds = 0.0
+        self.started = 0.0
+        self.pairs = 0
+        self.all_pairs = 0
+        self.validation_seconds = 0.0
 
     def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
         """Start the time after the warm-up."""
         if not self.started and trainer.global_step >= min(WARM_UP, trainer.max_steps // 2):
-            self.started, self.steps = time_after_steps(trainer), -trainer.global_step
+            self.started = time_after_steps(trainer)
+            self.steps = -trainer.global_step
 
     def on_validation_start(self, trainer: pl.Trainer, *_: Any) -> None:
         """End the time of the steps, and start that of the validation."""
         now = time_after_steps(trainer)
         if self.steps <= 0:
-            self.steps, self.step_seconds = self.steps + trainer.global_step, now - self.started
+            self.steps = self.steps + trainer.global_step
+            self.step_seconds = now - self.started
         self.started = now
 
     def on_validation_batch_end(

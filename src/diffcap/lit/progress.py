@@ -32,12 +32,14 @@ class LogProgress(Callback):
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         """Measure the first steps; print a line, if it is time."""
-        step, last = trainer.global_step, trainer.max_steps
+        step = trainer.global_step
+        last = trainer.max_steps
         measured = step - self._first_step - 1  # the first step does not count
         if measured == 0 and self._start is None:
             self._start = time_after_steps(trainer)
         if measured == MEASURED - 1 and self._start is not None:
-            rate, self._start = measured / (time_after_steps(trainer) - self._start), None
+            rate = measured / (time_after_steps(trainer) - self._start)
+            self._start = None
             if trainer.is_global_zero and step < last:
                 left = duration((last - step) / rate)
                 print(

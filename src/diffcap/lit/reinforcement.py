@@ -38,7 +38,8 @@ class Reinforcement(Captioning):
         self, captioner: Captioner, baseline: Baseline = "greedy", end_counts: bool = True, **settings: Any
     ) -> None:
         super().__init__(captioner, **settings)
-        self.baseline, self.end_counts = baseline, end_counts
+        self.baseline = baseline
+        self.end_counts = end_counts
 
     def setup(self, stage: str) -> None:
         """Load the fine-tuned weights; count the n-grams of the training references."""
@@ -64,7 +65,8 @@ class Reinforcement(Captioning):
     def _freeze_parameters_without_gradient(self) -> None:
         """Freeze parameters on which no word depends (CBR, projectors), because DDP would wait for their gradients."""
         table = self.feature_data.train_table
-        images, tokens = maps_as_float(table.images(np.array([0]))), torch.from_numpy(table.tokens[:1]).long()
+        images = maps_as_float(table.images(np.array([0])))
+        tokens = torch.from_numpy(table.tokens[:1]).long()
         self.captioner.eval()
         logits = self.captioner.teacher_forced_logits(tokens, self.captioner.encode(images["before"], images["after"]))
         logits.logsumexp(-1).sum().backward()
@@ -84,7 +86,8 @@ class Reinforcement(Captioning):
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         """Sample captions of each pair and compute the self-critical loss; log the mean reward and baseline."""
-        captioner, draws = self.captioner.eval(), batch["draws"]
+        captioner = self.captioner.eval()
+        draws = batch["draws"]
         pairs, samples, words = draws.shape
         memory = captioner.encode(batch["before"], batch["after"])
         repeated_memory = tree_map(lambda leaf: leaf.repeat_interleave(samples, 0), memory)
@@ -95,14 +98,16 @@ class Reinforcement(Captioning):
             baseline = self.rewards(batch["pair"], greedy)[:, None].expand_as(rewards)
         else:
             baseline = leave_one_out_mean(rewards)
-        logits, advantage = captioner.teacher_forced_logits(tokens, repeated_memory), (rewards - baseline).flatten()
+        logits = captioner.teacher_forced_logits(tokens, repeated_memory)
+        advantage = (rewards - baseline).flatten()
         loss = global_mean(self_critical_loss(logits, tokens, captioner.caption_mask(tokens), advantage))
         self.log_losses({"reward": global_mean(rewards.flatten()), "baseline": global_mean(baseline.flatten())}, pairs)
         return loss
 
     def rewards(self, pairs: Tensor, tokens: Tensor) -> Tensor:
         """CIDEr-D of captions (B, T) against the references of the training pairs with indices (B,): (B,)."""
-        data, ended = self.feature_data, self.captioner.is_eos(tokens[:, 1:]).any(1)
+        data = self.feature_data
+        ended = self.captioner.is_eos(tokens[:, 1:]).any(1)
         ids = [data.train_table.ids[pair] for pair in pairs.tolist()]
         captions = [self.scored_text(data.vocabulary.decode(row)) for row in tokens.tolist()]
         return torch.from_numpy(self.reward(ids, captions, ended.tolist())).to(tokens.device, torch.float32)

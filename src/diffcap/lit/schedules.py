@@ -84,8 +84,10 @@ class DecoderPlateau(pl.Callback):
     """
 
     def __init__(self, factor: float, validations: int = 3) -> None:
-        self.factor, self.validations = factor, validations
-        self.best, self.waited = 0.0, 0
+        self.factor = factor
+        self.validations = validations
+        self.best = 0.0
+        self.waited = 0
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Change the rate of the optimizer and of its scheduler on a plateau."""
@@ -106,4 +108,5 @@ class DecoderPlateau(pl.Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state."""
-        self.best, self.waited = state_dict["best"], state_dict["waited"]
+        self.best = state_dict["best"]
+        self.waited = state_dict["waited"]

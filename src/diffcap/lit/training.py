@@ -45,8 +45,11 @@ class TrainingModule(pl.LightningModule):
     ) -> None:
         super().__init__()
         self.captioner = captioner
-        self.lr, self.weight_decay, self.schedule = lr, weight_decay, schedule
-        self.warmup, self.milestones = warmup, milestones if milestones is not None else [10_000, 20_000]
+        self.lr = lr
+        self.weight_decay = weight_decay
+        self.schedule = schedule
+        self.warmup = warmup
+        self.milestones = milestones if milestones is not None else [10_000, 20_000]
         self.train_seconds = 0.0  # of all sessions of the run together
         self._batch_start = 0.0
         # The latest value of each training loss since the last logged step: a batch does not have every loss.
@@ -132,7 +135,8 @@ class TrainingModule(pl.LightningModule):
         ranks have the same number. The repeated pairs are left out of the tensors that `compute` gets; it gives (n,) losses each.
         """
         is_own = batch["number"] % self.trainer.world_size == self.global_rank  # False for repeated pairs
-        any_own, all_own = bool(is_own.any()), bool(is_own.all())
+        any_own = bool(is_own.any())
+        all_own = bool(is_own.all())
         # If all pairs are repeated, the losses are computed for their names, and no value is added.
         rows = is_own if any_own and not all_own else slice(None)
         losses = compute({key: value[rows] for key, value in batch.items() if isinstance(value, Tensor)})
@@ -238,7 +242,8 @@ def init_from(
     if not path:
         return
     state = read_checkpoint(path)
-    theirs, ours = state["diffcap"].get("hyperparameters") or {}, getattr(module, "hyperparameters", {})
+    theirs = state["diffcap"].get("hyperparameters") or {}
+    ours = getattr(module, "hyperparameters", {})
     for key in _MUST_AGREE:
         if key in theirs and key in ours and theirs[key] != ours[key]:
             raise DiffcapError(
@@ -258,9 +263,8 @@ def init_from(
     if unknown := [part for part in kept if not any(name.startswith(part) for name in initial)]:
         raise DiffcapError(f"model.init_without has {unknown[0][:-1]!r}, but the model has no such part.")
     weights = {name: value for name, value in weights_of(state).items() if not name.startswith(kept)}
-    missing, unexpected = (
-        [name for name in one if name not in two] for one, two in ((initial, weights), (weights, initial))
-    )
+    missing = [name for name in initial if name not in weights]
+    unexpected = [name for name in weights if name not in initial]
     mismatches = [f"missing: {name}" for name in missing if not name.startswith((*allowed_missing, *kept))]
     mismatches += [f"unexpected: {name}" for name in unexpected if not name.startswith(allowed_unexpected)]
     mismatches += [

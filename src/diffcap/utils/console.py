@@ -53,7 +53,10 @@ class Syntax(NamedTuple):
 def normalize_arguments(arguments: Sequence[str], syntax: Mapping[str, Syntax], flags: Sequence[str]) -> list[str]:
     """Add "true" to `flags`, replace hyphens in option names by underscores, and write lists as JSON; `syntax` is by command."""
     form = syntax.get(next((word for word in arguments if not word.startswith("-")), ""), Syntax())
-    rest, words, positionals, lists = deque(arguments), list[str](), list[str](), dict[str, list[str]]()
+    rest = deque(arguments)
+    words = list[str]()
+    positionals = list[str]()
+    lists = dict[str, list[str]]()
     while rest:
         word = rest.popleft()
         name, equals, value = word.partition("=")

@@ -123,7 +123,8 @@ def read_image(source: Source, name: str | None = None, values: Values | None = 
         values: the range of values by which an image with more than 8 bits is scaled; None: its own.
     """
     if isinstance(source, str | Path):
-        name, source = name or str(source), Path(source)
+        name = name or str(source)
+        source = Path(source)
     name = name or "the image"
     try:
         if isinstance(source, np.ndarray):
@@ -143,10 +144,12 @@ def read_image(source: Source, name: str | None = None, values: Values | None = 
         raise
     except Exception as error:  # decoders raise many kinds of errors on damaged files
         if isinstance(error, OSError) and error.errno is not None:
-            fault, remedy = f"cannot be read ({error.strerror})", "check the path and its permissions"
+            fault = f"cannot be read ({error.strerror})"
+            remedy = "check the path and its permissions"
         else:
             reason = " ".join(str(error).split())[:120].rstrip(". ") or type(error).__name__
-            fault, remedy = f"truncated or broken image ({reason})", "fetch the file again"
+            fault = f"truncated or broken image ({reason})"
+            remedy = "fetch the file again"
         raise DiffcapError(f"{name}: {fault}; {remedy}.") from None
 
 
@@ -186,9 +189,11 @@ def _to_rgb(image: Image.Image, notes: list[str], found: Values | None, name: st
         notes.append("has several frames, the first was used")
         image.seek(0)
     image.load()  # before EXIF, so that a truncated file is reported as such
-    is_tiff, tags = image.format == "TIFF", getattr(image, "tag_v2", {})
+    is_tiff = image.format == "TIFF"
+    tags = getattr(image, "tag_v2", {})
     # Pillow reads unsigned 32-bit pixels as signed ones.
-    bits, sample_format = tuple(tags.get(_BITS_PER_SAMPLE, ())), tuple(tags.get(_SAMPLE_FORMAT, (1,)))
+    bits = tuple(tags.get(_BITS_PER_SAMPLE, ()))
+    sample_format = tuple(tags.get(_SAMPLE_FORMAT, (1,)))
     is_uint32 = image.mode == "I" and (bits, sample_format) == ((32,), (1,))
     nodata = tags.get(_NODATA, "nan")
     with suppress(Exception):  # an image with broken EXIF data is not turned
@@ -197,7 +202,8 @@ def _to_rgb(image: Image.Image, notes: list[str], found: Values | None, name: st
     if image.mode.startswith("I") or image.mode == "F":  # convert() would clip at 255
         deep = np.asarray(image)
         pixels, more, found = _to_8_bits(deep.view(np.uint32) if is_uint32 else deep, name, values, float(nodata))
-        image, notes = Image.fromarray(pixels), notes + more
+        image = Image.fromarray(pixels)
+        notes = notes + more
     if image.mode in ("RGBA", "LA", "PA", "RGBa") or "transparency" in image.info:
         image = image.convert("RGBA")
         counts = image.getchannel("A").histogram()
@@ -268,7 +274,8 @@ def _from_array(
         raise DiffcapError(f"{name}: an array of shape {shape} is not an image; give (H, W), (H, W, 3) or (H, W, 4).")
     if shape[0] * shape[1] > MAX_PIXELS:
         raise _too_large(name, f"{shape[1]:,} x {shape[0]:,}")
-    notes, found = list[str](), None
+    notes = list[str]()
+    found = None
     if array.dtype == np.uint16:
         array, notes, found = _to_8_bits(array, name, values)
     elif array.dtype.kind == "f":
@@ -294,7 +301,8 @@ def _from_tiff(file: BinaryIO, name: str, values: Values | None) -> tuple[Image.
     with warnings.catch_warnings(), MemoryFile(file.read()) as memory:
         warnings.simplefilter("ignore")  # about files without a georeference
         with memory.open(driver="GTiff") as raster:
-            bands, size = raster.count, f"{raster.width:,} x {raster.height:,}"
+            bands = raster.count
+            size = f"{raster.width:,} x {raster.height:,}"
             if raster.width * raster.height > MAX_PIXELS:
                 raise _too_large(name, size)
             if bands > 4:

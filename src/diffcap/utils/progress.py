@@ -21,7 +21,8 @@ class ProgressLog:
     """Prints "captioning: 120 of 5,000, about 40 min left" every minute; `done` were done before."""
 
     def __init__(self, what: str, done: int = 0) -> None:
-        self.what, self.first = what, done
+        self.what = what
+        self.first = done
         self.start = self.latest = time.monotonic()
 
     def update(self, done: int, total: int | None) -> None:
@@ -67,7 +68,8 @@ def progress_bars(of_bytes: bool = False) -> Iterator[Callable[[str], Update]]:
 def progress_bar(what: str, total: int, done: int = 0, hidden: bool = False) -> Iterator[Callable[[int], None]]:
     """Show one bar; gives a function that adds to the count, which starts at `done` and ends at `total`."""
     with _progress(MofNCompleteColumn(), hidden) as progress:
-        task, log = progress.add_task(printable(what), total=total, completed=done), ProgressLog(what, done)
+        task = progress.add_task(printable(what), total=total, completed=done)
+        log = ProgressLog(what, done)
 
         def advance(more: int) -> None:
             progress.advance(task, more)

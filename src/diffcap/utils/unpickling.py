@@ -81,10 +81,12 @@ class _Dtype:
     def __init__(self, code: str, align: bool = False, copy: bool = False) -> None:
         if not isinstance(code, str) or not _DTYPES.fullmatch(code):
             raise pickle.UnpicklingError(f"it uses arrays of {code!r:.40}, which are not allowed")
-        self._code, self._order = code, "="
+        self._code = code
+        self._order = "="
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        order, compound = state[1], state[2:5]
+        order = state[1]
+        compound = state[2:5]
         if order not in ("<", ">", "=", "|") or any(part is not None for part in compound):
             raise pickle.UnpicklingError("it uses arrays of a compound type, which are not allowed")
         self._order = order
