@@ -71,11 +71,11 @@ def read_pair(before: Source, after: Source, names: tuple[str, str] | None = Non
     (width, height), (other_width, other_height) = first.size, second.size
     if (width, height) != (other_width, other_height):
         same_ratio = abs(width * other_height - other_width * height) <= max(*first.size, *second.size)
-        what, effect = (
-            ("sizes", "resized to one size") if same_ratio else ("aspect ratios", "stretched and do not match exactly")
-        )
         sizes = f"({width:,} x {height:,} and {other_width:,} x {other_height:,} pixels)"
-        notes.append(f"their {what} differ {sizes}, so both are {effect}")
+        if same_ratio:
+            notes.append(f"their sizes differ {sizes}, so both are resized to one size")
+        else:
+            notes.append(f"their aspect ratios differ {sizes}, so both are stretched and do not match exactly")
     colored = [_colored(side.image) for side in (first, second)]
     if sorted(colored) == ["color", "gray"]:
         notes.append(
