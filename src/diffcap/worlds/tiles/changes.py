@@ -82,7 +82,8 @@ class Pair:
 
 def sample_pair(number: int, seed: int = 0) -> Pair:
     """Draw a pair by its number, which determines it together with the seed."""
-    kind, changed = CHANGES[number // 2 % len(CHANGES)], number % 2 == 0
+    kind = CHANGES[number // 2 % len(CHANGES)]
+    changed = number % 2 == 0
     variant = random.Random(f"tiles variant {seed} {number}").random()
     for attempt in range(_ATTEMPTS):
         rng = random.Random(f"tiles {seed} {number} {attempt}")
@@ -126,7 +127,7 @@ def _houses(rng: random.Random, plan: Plan, variant: float) -> Change:
     form, draw = next((form, draw) for form, limit, draw in _FORMS if variant <= limit)
     for _ in range(12):
         houses = draw(rng, plan)
-        found = [plan.covers(house.center, house.angle, house.length + 6, house.width + 6) for house in houses]
+        found = [plan.covers(*house.room(6)) for house in houses]
         box = bounds([house.footprint for house in houses]) if houses else (0, 0, SIZE, SIZE)
         if min(box) > INNER and max(box) < SIZE - INNER and all(covers <= OPEN for covers in found):
             break
@@ -139,25 +140,21 @@ def _houses(rng: random.Random, plan: Plan, variant: float) -> Change:
     return Change(noun, Layer(houses=houses), below, count=len(houses), arrangement=arrangement, details=details)
 
 
-def _place(rng: random.Random) -> tuple[float, float]:
-    return rng.uniform(30, SIZE - 30), rng.uniform(30, SIZE - 30)
-
-
 def _single(rng: random.Random, plan: Plan, large: bool = False) -> list[House]:
     if not large and rng.random() < 0.6:
         row = rng.choice(scenes.lots(rng, plan, 28))
         return [rng.choice(row)] if row else []
-    return [scenes.random_house(rng, _place(rng), rng.uniform(0, math.pi), large)]
+    return [scenes.random_house(rng, scenes.random_place(rng, 30), rng.uniform(0, math.pi), large)]
 
 
 def _group(rng: random.Random, plan: Plan) -> list[House]:
-    center, angle = _place(rng), rng.uniform(0, math.pi)
+    center, angle = scenes.random_place(rng, 30), rng.uniform(0, math.pi)
     houses: list[House] = []
     for _ in range(40):
         spot = center[0] + rng.uniform(-42, 42), center[1] + rng.uniform(-42, 42)
         house = scenes.random_house(rng, spot, angle + rng.choice((0, math.pi / 2)) + rng.uniform(-0.1, 0.1))
         clear = all(math.dist(spot, other.center) > 30 for other in houses)
-        if clear and plan.free(spot, house.angle, house.length + 6, house.width + 6):
+        if clear and plan.free(*house.room(6)):
             houses.append(house)
         if len(houses) == 5:
             break
@@ -168,8 +165,7 @@ def _row(rng: random.Random, plan: Plan) -> list[House]:
     for row in rng.sample(rows := scenes.lots(rng, plan, rng.uniform(23, 28), rng.uniform(5, 9)), len(rows)):
         count = rng.randint(3, 6)
         good = [
-            plan.free(house.center, house.angle, house.length + 6, house.width + 6)
-            and all(INNER + 8 < value < SIZE - INNER - 8 for value in house.center)
+            plan.free(*house.room(6)) and all(INNER + 8 < value < SIZE - INNER - 8 for value in house.center)
             for house in row
         ]
         starts = [k for k in range(len(row) - count + 1) if all(good[k : k + count])]
@@ -180,7 +176,7 @@ def _row(rng: random.Random, plan: Plan) -> list[House]:
 
 
 def _block(rng: random.Random, plan: Plan) -> list[House]:
-    center, angle = _place(rng), rng.uniform(0, math.pi)
+    center, angle = scenes.random_place(rng, 30), rng.uniform(0, math.pi)
     if rng.random() < 0.5 and plan.scene.roads:
         point, angle = rng.choice(along(rng.choice(plan.scene.roads).line, 10))
         center = offset(point, angle + rng.choice((-1, 1)) * math.pi / 2, rng.uniform(48, 58))
@@ -240,7 +236,7 @@ def _road(rng: random.Random, plan: Plan, variant: float) -> Change:
 def _open_blob(rng: random.Random, plan: Plan, least: float, most: float, gap: float) -> tuple[Polygon, set[int]]:
     """A blob where nothing is, and what is below it."""
     for _ in range(6):
-        polygon = blob(rng, _place(rng), rng.uniform(least, most), rng.uniform(0.55, 1))
+        polygon = blob(rng, scenes.random_place(rng, 30), rng.uniform(least, most), rng.uniform(0.55, 1))
         covers = plan.covers_of(scenes.grown(polygon, gap))
         if covers <= OPEN:
             return polygon, covers
@@ -254,7 +250,7 @@ def _trees(rng: random.Random, plan: Plan, variant: float) -> Change:
         for spot in scenes.edge_spots(rng, polygon):
             trees.append(Tree(spot, rng.uniform(3, 5.5), rng.randrange(scenes.TREE_TONES)))
         return Change("forest", Layer(zones=[Zone(polygon, "forest")], trees=trees), covers)
-    center, spread = _place(rng), rng.uniform(26, 44)
+    center, spread = scenes.random_place(rng, 30), rng.uniform(26, 44)
     covers = set()
     for _ in range(60):
         spot = offset(center, rng.uniform(0, 2 * math.pi), spread * rng.random() ** 0.5)
@@ -299,7 +295,12 @@ def _bare(rng: random.Random, plan: Plan, variant: float) -> Change:
     if variant < 0.5:
         polygon, covers = _open_blob(rng, plan, 22, 48, 4)
     else:
-        center, angle, length, width = _place(rng), rng.uniform(0, math.pi), rng.uniform(40, 85), rng.uniform(30, 60)
+        center, angle, length, width = (
+            scenes.random_place(rng, 30),
+            rng.uniform(0, math.pi),
+            rng.uniform(40, 85),
+            rng.uniform(30, 60),
+        )
         covers = plan.covers(center, angle, length + 8, width + 8)
         polygon = rectangle(center, angle, length, width)
         if not covers <= OPEN:

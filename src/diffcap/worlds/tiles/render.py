@@ -38,9 +38,22 @@ TREES = ROOF + len(ROOFS) * _LEVELS
 CARS = TREES + 2 * TREE_TONES
 SHADOW = 128
 
-# Of `scenes.ROOFS`: red, brown, gray, dark, blue, white.
-_ROOF_COLORS = ((170, 92, 72), (128, 96, 76), (142, 142, 144), (88, 90, 98), (84, 112, 160), (214, 212, 206))
-_CAR_PAINT = ((226, 226, 226), (40, 42, 48), (150, 152, 156), (168, 46, 44), (52, 76, 132), (196, 190, 176))
+_ROOF_COLORS: dict[str, Color] = {
+    "red": (170, 92, 72),
+    "brown": (128, 96, 76),
+    "gray": (142, 142, 144),
+    "dark": (88, 90, 98),
+    "blue": (84, 112, 160),
+    "white": (214, 212, 206),
+}
+_CAR_PAINT = (
+    (226, 226, 226),
+    (40, 42, 48),
+    (150, 152, 156),
+    (168, 46, 44),
+    (52, 76, 132),
+    (196, 190, 176),
+)
 
 
 @dataclass(frozen=True)
@@ -215,7 +228,8 @@ def draw_ground(scene: Layer) -> Image.Image:
     for zone in scene.zones:
         if zone.surface == "parking":
             (x0, y0), (x1, y1), _, (x3, y3) = zone.polygon
-            angle, length = math.atan2(y1 - y0, x1 - x0), math.hypot(x1 - x0, y1 - y0)
+            angle = math.atan2(y1 - y0, x1 - x0)
+            length = math.hypot(x1 - x0, y1 - y0)
             width = math.hypot(x3 - x0, y3 - y0)
             for row in range(int(width / 14)):
                 for column in range(int(length / 6) + 1):
@@ -302,10 +316,10 @@ def _palette(date: Date) -> npt.NDArray[np.uint32]:
         else:  # meadows
             color = between((158 + shift, 148 + shift, 96), (90 + shift, 128 + shift, 62))
         table[FIELDS + tone] = *color, 60
-    for number, roof in enumerate(_ROOF_COLORS):
+    for number, name in enumerate(ROOFS):
         for level in range(_LEVELS):
             factor = 0.66 + 0.14 * level
-            table[ROOF + number * _LEVELS + level] = *(min(245.0, factor * part) for part in roof), 26
+            table[ROOF + number * _LEVELS + level] = *(min(245.0, factor * part) for part in _ROOF_COLORS[name]), 26
     for tone in range(TREE_TONES):
         leaves = between((136 - 18 * tone, 120 - 8 * tone, 68), (78 - 8 * tone, 112 - 8 * tone, 56 - 3 * tone))
         table[TREES + 2 * tone] = *(0.68 * part for part in leaves), 110

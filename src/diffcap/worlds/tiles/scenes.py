@@ -56,6 +56,10 @@ class House:
         """Its four corners."""
         return rectangle(self.center, self.angle, self.length, self.width)
 
+    def room(self, gap: float) -> tuple[Point, float, float, float]:
+        """Center, angle, length and width of a rectangle that is larger by a gap."""
+        return self.center, self.angle, self.length + gap, self.width + gap
+
 
 @dataclass(frozen=True)
 class Tree:
@@ -174,16 +178,21 @@ class Plan:
         counts = self.map.crop((x0, y0, x0 + mask.width, y0 + mask.height)).histogram(mask)
         return {cover for cover in range(RESERVED + 1) if counts[cover]}
 
-    def build(self, house: House, gap: float = 3.0) -> None:
+    def build(self, house: House) -> None:
         """Add a house to the scene."""
         self.scene.houses.append(house)
-        self.mark(rectangle(house.center, house.angle, house.length + 2 * gap, house.width + 2 * gap), BUILT)
+        self.mark(rectangle(*house.room(6)), BUILT)
 
     def plant(self, tree: Tree) -> None:
         """Add a tree to the scene."""
         self.scene.trees.append(tree)
         (x, y), r = tree.center, tree.radius
         self._draw.ellipse((x + MARGIN - r, y + MARGIN - r, x + MARGIN + r, y + MARGIN + r), fill=TREE)
+
+
+def random_place(rng: random.Random, margin: float) -> Point:
+    """A place that is at least `margin` pixels away from the image's edges."""
+    return rng.uniform(margin, SIZE - margin), rng.uniform(margin, SIZE - margin)
 
 
 def random_house(rng: random.Random, center: Point, angle: float, large: bool = False) -> House:
@@ -209,8 +218,7 @@ def landscape(rng: random.Random, theme: str, road: bool, forest: bool) -> Plan:
         large = theme == "forest"
         for _ in range(rng.choice((2, 3)) if large else 1):
             radius = rng.uniform(65, 95) if large else rng.uniform(38, 62)
-            center = (rng.uniform(10, SIZE - 10), rng.uniform(10, SIZE - 10))
-            polygon = blob(rng, center, radius, rng.uniform(0.6, 1), corners=60)
+            polygon = blob(rng, random_place(rng, 10), radius, rng.uniform(0.6, 1), corners=60)
             if WATER not in plan.covers_of(polygon):
                 plan.scene.zones.append(Zone(polygon, "forest"))
                 plan.mark(polygon, FOREST)
@@ -219,7 +227,7 @@ def landscape(rng: random.Random, theme: str, road: bool, forest: bool) -> Plan:
         _add_roads(rng, plan, count, paved=theme == "suburb" or rng.random() < 0.7)
     if rng.random() < 0.2:
         for _ in range(5):
-            pond = blob(rng, (rng.uniform(30, 226), rng.uniform(30, 226)), rng.uniform(14, 30), rng.uniform(0.55, 1))
+            pond = blob(rng, random_place(rng, 30), rng.uniform(14, 30), rng.uniform(0.55, 1))
             if plan.covers_of(pond) <= OPEN:
                 plan.scene.ponds.append(pond)
                 plan.mark(grown(pond, 4), WATER)
@@ -305,13 +313,13 @@ def furnish(rng: random.Random, plan: Plan, theme: str) -> None:
         _add_parking(rng, plan)
     for row in lots(rng, plan, rng.uniform(25, 32)):
         for house in row:
-            if rng.random() < density and plan.free(house.center, house.angle, house.length + 6, house.width + 6):
+            if rng.random() < density and plan.free(*house.room(6)):
                 plan.build(house)
     if rng.random() < (0.5 if theme == "suburb" else 0.2):
         for _ in range(8):
-            center = (rng.uniform(-5, SIZE + 5), rng.uniform(-5, SIZE + 5))
+            center = random_place(rng, -5)
             house = random_house(rng, center, rng.uniform(0, math.pi), large=theme == "suburb")
-            if plan.free(center, house.angle, house.length + 8, house.width + 8):
+            if plan.free(*house.room(8)):
                 plan.build(house)
                 break
     for zone in plan.scene.zones:  # trees along the edges of the forests
@@ -322,7 +330,7 @@ def furnish(rng: random.Random, plan: Plan, theme: str) -> None:
                 plan.plant(Tree(center, radius, rng.randrange(TREE_TONES)))
     count = rng.randint(15, 60) if theme == "suburb" else rng.randint(5, 30)
     for _ in range(count):
-        center, radius = (rng.uniform(-10, SIZE + 10), rng.uniform(-10, SIZE + 10)), rng.uniform(2.5, 6)
+        center, radius = random_place(rng, -10), rng.uniform(2.5, 6)
         allowed = frozenset({GRASS}) if theme != "village" or rng.random() < 0.7 else OPEN
         if plan.free(center, 0.0, 2 * radius + 3, 2 * radius + 3, allowed):
             plan.plant(Tree(center, radius, rng.randrange(TREE_TONES)))
