@@ -15,8 +15,7 @@ SOURCE = Path(diffcap.__file__).parent
 # What still names a method: the default of METHOD, vocabulary layouts that have a method's name, the weights of an adapted CLIP, VLM=.
 NAMED = {
     "pcl": {
-        *("experiment.py", "text/vocabularies.py", "text/vocabulary.py"),
-        *("checkpoints/loading.py", "data/datamodules.py"),
+        *("experiment.py", "text/vocabularies.py", "text/vocabulary.py", "data/datamodules.py"),
     },
     "scorer": {"experiment.py"},
     "dirl": set(),
@@ -24,15 +23,7 @@ NAMED = {
     "rsiccformer": set(),
     "chg2cap": {"text/vocabularies.py", "text/vocabulary.py", "datasets/registry.py"},
     "vlm": {
-        *(
-            "experiment.py",
-            "compose.py",
-            "stages.py",
-            "pipeline.py",
-            "cli.py",
-            "text/vocabularies.py",
-            "text/hub.py",
-        ),
+        *("experiment.py", "compose.py", "stages.py", "pipeline.py", "cli.py", "text/hub.py"),
     },
 }
 

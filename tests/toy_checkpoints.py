@@ -23,6 +23,11 @@ def write_checkpoint(path: Path, model: nn.Module, stage: str, words: list[str] 
         "train_seconds": 0.0,
     }
     if stage == "finetune":
-        entry |= {"method": "pcl", "hyperparameters": model.hyperparameters, "tokenizer": "raw"}
+        entry |= {
+            "method": "pcl",
+            "hyperparameters": model.hyperparameters,
+            "tokenizer": "raw",
+            "vocabulary_layout": "pcl",
+        }
     torch.save({"state_dict": state, "global_step": 7, "diffcap": {**entry, **metadata}}, path)
     return path

@@ -377,7 +377,9 @@ def test_missing_packages_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(
         "diffcap.text.hub.find_spec", lambda name: None if name in ("peft", "num2words") else found(name)
     )
-    sentence = r"^METHOD=vlm and .* need peft, num2words; install the packages with `pip install 'diffcap\[vlm\]'`\.$"
+    sentence = (
+        r"^vision-language models need peft, num2words; install the packages with `pip install 'diffcap\[vlm\]'`\.$"
+    )
     with pytest.raises(DiffcapError, match=sentence):
         import_transformers()
 

@@ -138,7 +138,7 @@ def build_captioner(
     elif base is not None:
         raise DiffcapError(f"{path}: its captioner has no base model; remove --base.")
     else:
-        vocabulary = vocabulary_of(metadata["words"], metadata.get("vocabulary_layout", "pcl"))
+        vocabulary = vocabulary_of(metadata["words"], metadata["vocabulary_layout"])
         if len(vocabulary) < arguments["vocabulary_size"]:
             raise ValueError(
                 f"it has {len(vocabulary)} words, special tokens included, but vocabulary_size is {arguments['vocabulary_size']}"

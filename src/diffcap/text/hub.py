@@ -129,8 +129,7 @@ def import_transformers() -> Any:
     missing = [name for name in ("transformers", "peft", "accelerate", "num2words") if find_spec(name) is None]
     if missing:
         raise DiffcapError(
-            f"METHOD=vlm and the vision-language models of the Hub need {', '.join(missing)}; install the packages with "
-            "`pip install 'diffcap[vlm]'`."
+            f"vision-language models need {', '.join(missing)}; install the packages with `pip install 'diffcap[vlm]'`."
         )
     import transformers
 

@@ -124,7 +124,7 @@ def vocabulary_for(
     """
     if layout == "hub":
         if base is None:
-            raise DiffcapError("data.vocabulary_layout is hub, which is for METHOD=vlm; remove the option.")
+            raise DiffcapError("data.vocabulary_layout is hub, which is for vision-language models; remove the option.")
         return hub_vocabulary(base, base_revision)
     if layout in get_args(ClipLayout):
         return build_clip_vocabulary(captions, layout)  # type: ignore[arg-type]
