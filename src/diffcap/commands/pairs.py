@@ -64,7 +64,9 @@ def find_pairs(before: str, after: str | None = None) -> tuple[list[ImagePair], 
             raise DiffcapError(
                 f"{before} and {after}: one is a folder and one is not; give two images, or two folders."
             )
-        return _pairs_of_folders(first, second) if first.is_dir() else ([ImagePair(first.stem, first, second)], [])
+        if first.is_dir():
+            return _pairs_of_folders(first, second)
+        return [ImagePair(first.stem, first, second)], []
     if first.is_dir():
         return _pairs_in_folder(first)
     if url := url_of(before):
@@ -94,7 +96,8 @@ def _images(folder: Path) -> dict[str, list[Path]]:
 def _natural_key(path: Path) -> tuple[list[tuple[int, str]], str]:
     """Sort key that compares the numbers in names as numbers, so that 2.png comes before 10.png."""
     parts = re.split(r"([0-9]+)", path.name)
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts], path.name
+    key = [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
+    return key, path.name
 
 
 def _with_note(
@@ -119,7 +122,8 @@ def _with_note(
 
 
 def _pairs_of_folders(before: Path, after: Path) -> tuple[list[ImagePair], list[str]]:
-    first, second = _images(before), _images(after)
+    first = _images(before)
+    second = _images(after)
     found = [(name, paths, second[name]) for name, paths in first.items() if name in second]
     if not found:
         raise DiffcapError(

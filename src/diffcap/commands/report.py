@@ -76,8 +76,11 @@ def report(
     if both := [name for name in files if name in folders]:
         raise DiffcapError(f"--predictions: {both[0]!r} is also the name of a run; give the file another name.")
     results = collect_results(Path(folder), split, folders, files, features, seed, remark)
-    rows, protocol, notes = results.rows, results.protocol, results.provenance
-    target, written = Path(out), ["table.json", "table.md", "table.tex"]
+    rows = results.rows
+    protocol = results.protocol
+    notes = results.provenance
+    target = Path(out)
+    written = ["table.json", "table.md", "table.tex"]
     of_runs: dict[str, list[dict[str, object]]] = {}
     for name, group in results.runs.items():
         of_runs[name] = []
@@ -137,7 +140,8 @@ def _draw_sheets(results: "Results", target: Path, pictures: int, attention: int
         sheet = draw_pairs(choose_pairs(results.pairs, pictures, seed), captions, results.masks)
         write_png(target / "pairs.png", sheet)
         written.append("pairs.png")
-    chosen, maps = choose_pairs(results.pairs, attention, seed), {}
+    chosen = choose_pairs(results.pairs, attention, seed)
+    maps = {}
     for name, run in first.items() if attention else ():
         try:
             maps[name] = list(iter_attention(run.checkpoints, results.folder, chosen, run.predictions))
@@ -154,7 +158,8 @@ def _print_results(results: "Results", measured: dict[str, Any], masks: Any) -> 
     from diffcap.evaluation.tables import print_table
     from diffcap.report import table
 
-    rows, protocol = results.rows, results.protocol
+    rows = results.rows
+    protocol = results.protocol
     tables = [
         table.system_table(rows, f"{results.dataset.name} {protocol['split']}"),
         table.group_table(table.id_rows(rows), "word ids", min_groups=1),

@@ -69,7 +69,8 @@ def iter_attention(
     for start in range(0, len(pairs), _PAIRS_PER_READ):
         chunk = pairs[start : start + _PAIRS_PER_READ]
         images = [image for pair in chunk for image in pair.images]  # before, after, before, ...
-        features = [torch.from_numpy(store.read(store.rows(images))).float().split(1) for store in stores]
+        maps_of_stores = [torch.from_numpy(store.read(store.rows(images))) for store in stores]
+        features = [maps.float().split(1) for maps in maps_of_stores]
         for number, pair in enumerate(chunk):
             sides: list[Any] = [[maps[2 * number + side] for maps in features] for side in (0, 1)]
             before, after = sides if len(stores) > 1 else (side[0] for side in sides)
@@ -103,17 +104,17 @@ def encode_attention(maps: AttentionMaps) -> dict[str, Any]:
     """
     height, width = maps.before.shape[1:]
     scaled = [scale_attention(before, after) for before, after in zip(maps.before, maps.after)]
-    before, after = (
-        base64.b64encode(b"".join(np.round(255 * pair[side]).astype(np.uint8).tobytes() for pair in scaled)).decode()
-        for side in (0, 1)
-    )
-    encoded_matches = None
+    encoded: dict[str, Any] = {"w": maps.words, "g": [height, width]}
+    for number, side in enumerate("ba"):
+        of_words = [np.round(255 * pair[number]).astype(np.uint8) for pair in scaled]
+        encoded[side] = base64.b64encode(b"".join(map.tobytes() for map in of_words)).decode()
+    encoded["m"] = None
     if maps.alignment is not None:
-        encoded_matches = [
-            [*(round(1000 * value) for value in (*match.start, *match.end, match.weight)), int(match.is_common)]
-            for match in matches(maps.alignment, (height, width))
-        ]
-    return {"w": maps.words, "g": [height, width], "b": before, "a": after, "m": encoded_matches}
+        encoded["m"] = []
+        for match in matches(maps.alignment, (height, width)):
+            numbers = (*match.start, *match.end, match.weight)
+            encoded["m"].append([*(round(1000 * number) for number in numbers), int(match.is_common)])
+    return encoded
 
 
 def box_regions(pair: ChangePair, grid: tuple[int, int], sizes: Sizes) -> dict[str, Array]:
@@ -161,7 +162,8 @@ def collect_attention(
         for boxes, if there are boxes, too. It is empty if no pair has a mask or a box. "kinds" has `ALL_WORDS`, and in datasets with
         the attributes of the changed object the kinds of `WORD_KINDS`.
     """
-    encoded, to_measure = {}, set(localisation_ids)
+    encoded = {}
+    to_measure = set(localisation_ids)
     found: dict[str, list[tuple[str, WordAttention]]] = {"mask": [], "box": []}
     # One at a time: an alignment of 14 x 14 positions alone is 150 kB.
     for pair, maps in iter_attention(checkpoints, folder, pairs, captions):

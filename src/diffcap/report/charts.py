@@ -145,7 +145,8 @@ class Chart(NamedTuple):
 
 def system_colors(names: Sequence[str], baselines: Collection[str] = ()) -> dict[str, str]:
     """A colour for each system; colours repeat if there are more systems than colours."""
-    grays, bright = cycle(GRAYS), cycle(COLORS)
+    grays = cycle(GRAYS)
+    bright = cycle(COLORS)
     return {name: next(grays if name in baselines else bright) for name in names}
 
 
@@ -179,12 +180,16 @@ def write_curves(path: Path, systems: Mapping[str, Sequence[Curve]]) -> None:
 def _draw_curves(axes: "Axes", title: str, curves: Sequence[tuple[str, str, Curve]]) -> list[tuple[str, float]]:
     """Draw lines; see `curve_chart`. Return the system and the last value of each."""
     factor = 100.0 if is_score(title) else 1.0
-    shown = [(name, color, [(step, factor * value) for step, value in thinned(curve)]) for name, color, curve in curves]
+    shown = []
+    for name, color, curve in curves:
+        scaled = [(step, factor * value) for step, value in thinned(curve)]
+        shown.append((name, color, scaled))
     for name, color, curve in shown:
         texts = [f"{name}, step {step:,.0f}: {value:.4g}" for step, value in curve]
         _add_line(axes, name, color, curve, texts if len(curve) <= _MAX_MARKERS else [])
     values = [value for _, _, curve in shown for _, value in curve]
-    low, high = min(values), max(values)
+    low = min(values)
+    high = max(values)
     if is_score(title):
         low, high = 0.0, max(1.0, high)
     elif 0 < low < 0.5 * high:
@@ -244,9 +249,11 @@ def _add_text(axes: "Axes", text: str, x: float, below: float, color: str, align
 
 def _panels(scores: Scores) -> dict[str, tuple[str, str]]:
     rows = [row for rows in scores["systems"].values() for row in rows]
-    return {
-        title: (key, group) for title, (key, group) in _PANELS.items() if all(group in row.get(key, {}) for row in rows)
-    }
+    found = {}
+    for title, (key, group) in _PANELS.items():
+        if all(group in row.get(key, {}) for row in rows):
+            found[title] = (key, group)
+    return found
 
 
 def _mean_and_std(row: Scores, key: str, group: str) -> tuple[float, float, str]:

@@ -128,13 +128,15 @@ def read_both(run_a: str, run_b: str, folder: str | Path | None) -> tuple[Evalua
     runs = {text: read_evaluation(text) for text in (run_a, run_b) if text not in files}
     if runs:
         scored = next(iter(runs.values()))
-        where, unscored = f"the evaluation {scored.folder}", scored.folder / UNSCORED
+        where = f"the evaluation {scored.folder}"
+        unscored = scored.folder / UNSCORED
         known = [*scored.references, *(read_predictions(unscored) if unscored.is_file() else [])]
     elif folder is None:
         raise DiffcapError(f"{run_a} and {run_b} are two files of captions; give --folder, the folder of the dataset.")
     else:
         dataset = read_dataset(folder)
-        protocol, where = default_protocol(dataset, "test"), f"{dataset.name}'s test split"
+        protocol = default_protocol(dataset, "test")
+        where = f"{dataset.name}'s test split"
         split = [pair for pair in dataset.pairs if pair.split == "test"]
         known = [pair.id for pair in split]
         pairs = take_changes([pair for pair in split if pair.captions], protocol.get("changes"))
@@ -160,7 +162,8 @@ def read_evaluation(run: str | Path) -> EvaluationResult:
     """Read a run's folder, or the folder of one of its evaluations."""
     folder = find_evaluation(run)
     metrics = read_metrics(folder)
-    predictions, references = read_predictions(folder / PREDICTIONS), read_references(folder / REFERENCES)
+    predictions = read_predictions(folder / PREDICTIONS)
+    references = read_references(folder / REFERENCES)
     groups = read_json(folder / GROUPS, "groups", "run `make eval` again")
     return EvaluationResult(folder, metrics, predictions, references, groups, str(folder))
 
@@ -228,7 +231,8 @@ def largest_differences(
     group_of: dict[str, str] = {}
     for name in sorted(groups, key=lambda name: -len(groups[name])):
         group_of |= dict.fromkeys(groups[name], name)
-    order = sorted(result["scores"].items(), key=lambda item: -abs(item[1][1] - item[1][0]))
+    scores = result["scores"]
+    order = sorted(scores.items(), key=lambda item: -abs(item[1][1] - item[1][0]))
     return [
         {
             "id": id,
@@ -288,9 +292,10 @@ def methodology_note(result: Result) -> str:
     """How the numbers were computed, and which settings differ, in a few sentences."""
     protocol = result["protocol"]
     different = ", ".join(f"{name} {a} / {b}" for name, (a, b) in result["settings"].items())
-    scores = [
-        {metric: row[key] for metric, row in metrics.items()} for metrics in result["groups"].values() for key in "ab"
-    ]
+    scores = []
+    for metrics in result["groups"].values():
+        for key in "ab":
+            scores.append({metric: row[key] for metric, row in metrics.items()})
     return (
         f"{remarks(protocol)}{protocol['pairs']['total']:,} pairs, {protocol['tokenizer']} tokens, scores x 100. In brackets: the middle "
         f"{100 * protocol['level']:g} % of {protocol['samples']:,} draws of the pairs with replacement, the same for both "

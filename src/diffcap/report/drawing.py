@@ -110,7 +110,8 @@ def thumbnails(root: Path, frames: Sizes, ranges: Mapping[str, Values] | None = 
     """Thumbnails in `frames` (path -> `SMALL` or `LARGE`), computed on all cores; None if an image is missing or broken."""
 
     def thumbnail(path: str) -> Thumbnail | None:
-        values, frame = (ranges or {}).get(path), frames[path]
+        values = (ranges or {}).get(path)
+        frame = frames[path]
         try:
             if values:
                 image = read_image(root / path, values=values).image
@@ -185,7 +186,8 @@ def outline_thumbnails(masks: Masks, pairs: Pairs, sizes: Sizes, frames: Sizes) 
     """The outlines of the masks of pairs by path of the mask, in the frames of their images; an empty mask has none."""
 
     def outline_of(pair: ChangePair) -> Thumbnail | None:
-        mask, size = masks.read(pair, sizes), size_of(pair, sizes)
+        mask = masks.read(pair, sizes)
+        size = size_of(pair, sizes)
         if size is None or mask is None or not mask.any():
             return None
         frame = frames[pair.before]
@@ -243,7 +245,8 @@ def choose_pairs(pairs: Pairs, count: int, seed: int = 0) -> list[ChangePair]:
     for kind in kinds:
         random.shuffle(groups[kind])
     chosen: dict[str, list[ChangePair]] = {kind: [] for kind in kinds}
-    waiting, turn = list(kinds), 0
+    waiting = list(kinds)
+    turn = 0
     while waiting and sum(map(len, chosen.values())) < count:
         kind = waiting[turn % len(waiting)]
         chosen[kind].append(groups[kind].pop())
@@ -292,7 +295,8 @@ def caption_lines(pair: ChangePair, captions: Mapping[str, str], has_object_labe
         lines += [TextLine("reference", GRAY, SMALL_FONT, space=7), *text_lines(pair.captions[0])]
     for name, text in captions.items():
         right = is_correct(text, pair) if has_object_labels else None
-        color, mark = INK, ""
+        color = INK
+        mark = ""
         if right is not None:
             color, mark = (RIGHT, ": right") if right else (WRONG, ": wrong")
         lines.append(TextLine(f"{name}{mark}", color if mark else GRAY, SMALL_FONT, space=7))
@@ -315,7 +319,8 @@ def draw_block(
         corner = MARGIN + number * (PICTURE[0] + GAP) + (PICTURE[0] - image.width) // 2, 0
         block.paste(image, corner)
         frames.append((corner, image.size))
-    draw, y = ImageDraw.Draw(block), 0
+    draw = ImageDraw.Draw(block)
+    y = 0
     for line in texts:
         y += line.space
         draw.text((_TEXT_X, y), line.text, line.color, line.font)

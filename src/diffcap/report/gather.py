@@ -74,7 +74,8 @@ def collect_results(
     pairs = take_changes(captioned, protocol.get("changes"))
     train = take_changes([pair for pair in dataset.pairs if pair.split == "train"], protocol.get("changes"))
     references = {pair.id: pair.captions for pair in pairs}
-    known, where = [pair.id for pair in in_split], f"the {split} split of {dataset.name}"
+    known = [pair.id for pair in in_split]
+    where = f"the {split} split of {dataset.name}"
     captions = {
         path: read_other_predictions(path, list(references), known, where) for group in files.values() for path in group
     }
@@ -82,7 +83,8 @@ def collect_results(
     baselines = baseline_captions(train, pairs, store)
     spec = protocol_of(dataset.name, dataset.pairs)
     levir = levir_scoring(spec, dataset.pairs) if spec else None
-    tokenizer, metrics = protocol["tokenizer"], protocol["metrics"]
+    tokenizer = protocol["tokenizer"]
+    metrics = protocol["metrics"]
     results = evaluate_systems({**baselines, **captions}, pairs, tokenizer, metrics, levir=levir)
     with_ptb = evaluate_systems(captions, pairs, "ptb", metrics) if captions and tokenizer != "ptb" else {}
     for name, paths in files.items():
@@ -95,7 +97,8 @@ def collect_results(
     untrained = {"seconds": None, "steps": None}
     of_baselines = {name: rows.score_row(results[name], baselines[name], pairs) | untrained for name in baselines}
 
-    scored = {name: results[name] for name in baselines} | {name: group[0].metrics for name, group in read.items()}
+    scored = {name: results[name] for name in baselines}
+    scored |= {name: group[0].metrics for name, group in read.items()}
     vocabularies = {name: one["id_tokens"]["protocol"] for name, one in scored.items() if "id_tokens" in one}
     about_runs = _remarks_on_runs(read, dataset, references)
     more = {
@@ -130,7 +133,9 @@ def _remarks_on_runs(
     runs: Mapping[str, Sequence[Run]], dataset: Dataset, references: Mapping[str, Sequence[str]]
 ) -> dict[str, dict[str, Any]]:
     """Entries of the protocol by row: which are ensembles, what to know of the captions, and origins without training."""
-    ensembles, notes, zero_shot = {}, {}, {}
+    ensembles = {}
+    notes = {}
+    zero_shot = {}
     for name, group in runs.items():
         metrics = group[0].metrics
         if count := metrics["protocol"].get("ensemble"):
@@ -195,7 +200,9 @@ def gather_page(
         attention_pairs: number of pairs with attention maps, which localisation is measured on; the pairs at the extremes of
             each order are added.
     """
-    dataset, protocol, listed = results.dataset, results.protocol, list(results.pairs)
+    dataset = results.dataset
+    protocol = results.protocol
+    listed = list(results.pairs)
     if len(listed) > max_pairs:
         kept = set(Random(seed).sample(range(len(listed)), max_pairs))
         listed = [pair for number, pair in enumerate(listed) if number in kept]
@@ -235,14 +242,16 @@ def gather_page(
         )
     with_ptb = {name: [run.ptb_groups for run in group if run.ptb_groups] for name, group in results.runs.items()}
     second = {}
-    if protocol["tokenizer"] != "ptb" and all(len(with_ptb[name]) == len(of) for name, of in results.runs.items()):
+    all_have_ptb = all(len(with_ptb[name]) == len(group) for name, group in results.runs.items())
+    if protocol["tokenizer"] != "ptb" and all_have_ptb:
         second["total, PTB tokens"] = {name: rows.mean_row(groups) for name, groups in with_ptb.items()}
     texts = f"{len(results.pairs):,} scored"
     if len(listed) < len(results.pairs):
         texts += f", {len(listed):,} of them, a random sample, in the list"
     if inspected and any(system.attention for system in systems.values()):
         texts += f", {len(inspected):,} with attention maps"
-    manifest, notes = dataset.info["manifest_sha256"], results.provenance
+    manifest = dataset.info["manifest_sha256"]
+    notes = results.provenance
     metadata = [
         ("dataset", f"{dataset.name}, {protocol['split']} split, {remarks(protocol)}manifest {manifest}"),
         ("pairs", texts),

@@ -66,7 +66,8 @@ def zero_shot_origin(run: Run) -> dict[str, Any]:
     for entry in notes.get("checkpoints") or []:
         if entry.get("stage") == ZERO_SHOT:
             answer = {"sentences": notes["sentences"]} if notes.get("sentences", 1) != 1 else {}
-            return {**{name: entry.get(name) for name in ("base", "revision")}, "prompt": notes.get("prompt"), **answer}
+            model = {name: entry.get(name) for name in ("base", "revision")}
+            return {**model, "prompt": notes.get("prompt"), **answer}
     return {}
 
 
@@ -88,7 +89,8 @@ def common_protocol(runs: Sequence[Run], dataset: Dataset, split: str) -> dict[s
     """The protocol that all runs were scored by, with how the dataset compares to the official one."""
     first = runs[0]
     for run in runs:
-        protocol, manifest = run.metrics["protocol"], run.metrics["provenance"].get("manifest_sha256")
+        protocol = run.metrics["protocol"]
+        manifest = run.metrics["provenance"].get("manifest_sha256")
         where = find_evaluation(run.folder) / METRICS
         if manifest != dataset.info["manifest_sha256"]:
             raise DiffcapError(
@@ -167,7 +169,8 @@ def training(checkpoints: Sequence[Path]) -> Row:
     """The trainings of the checkpoints: {"seconds": of all, "steps": stage -> number}; nothing where no training is known."""
     lineages = map(training_lineage, checkpoints)
     files = dict.fromkeys(path for lineage in lineages for path in lineage.finished_markers())  # members may share one
-    seconds, steps = 0.0, Counter[str]()
+    seconds = 0.0
+    steps = Counter[str]()
     for path in files:
         one = read_json(path, "record of a finished training", "run that training stage again with the same command")
         steps[one["stage"]] += one["steps"]

@@ -57,7 +57,8 @@ def _cell(row: Section, path: Sequence[str], highest: float = 0.0) -> Cell:
     def text(number: float) -> str:
         return f"{number:,.0f}" if path == ("seconds",) else f"{100 * number:.2f}"
 
-    value, std = number_at(row, path), number_at(row.get("std", {}), path)
+    value = number_at(row, path)
+    std = number_at(row.get("std", {}), path)
     if value is None:
         return Cell("")
     mark = MARK if path[-1] == "CIDEr-D" and is_weightless(row[path[0]]) else ""
@@ -173,7 +174,8 @@ def type_tabs(rows: Rows) -> list[Table]:
 
 def _shaded(column: Sequence[Cell]) -> list[Cell]:
     known = [cell.fraction for cell in column if cell.text]
-    low, span = min(known), max(known) - min(known)
+    low = min(known)
+    span = max(known) - min(known)
     return [replace(cell, fraction=(cell.fraction - low) / span if cell.text and span else 0.0) for cell in column]
 
 
@@ -231,7 +233,8 @@ def caption_of(protocol: Section, rows: Rows) -> str:
 def scoring_of(protocol: Section, rows: Rows) -> str:
     """`caption_of` without the dataset and the split."""
     seeds = sorted({count for row in rows.values() if (count := int(row.get("runs", 1))) > 1})
-    counts = " to ".join(map(str, dict.fromkeys((seeds[0], seeds[-1])))) if seeds else ""
+    ends = dict.fromkeys((seeds[0], seeds[-1])) if seeds else ()
+    counts = " to ".join(map(str, ends))
     changes = f"{protocol['changes']} change, " if protocol.get("changes") else ""
     several = f"; mean ± standard deviation over {counts} runs" if seeds else ""
     remark = f" {protocol['remark']}" if protocol.get("remark") else ""

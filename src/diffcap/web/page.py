@@ -178,7 +178,8 @@ def _answer(
             pair = read_pair(before, after, (_name("before", before), _name("after", after)))
     except DiffcapError as error:
         return message(_capitalized(error))
-    first, second = pair.before.image, pair.after.image
+    first = pair.before.image
+    second = pair.after.image
     try:
         number = int(choice)
         with captioners.use(number) as captioner:

@@ -59,7 +59,8 @@ class Example(NamedTuple):
 def render_examples() -> list[Example]:
     """Scenes of `blocks` and `tiles` with several changes, and one of each without a change; the same in every call."""
     triples = sample_triples(range(_FIRST, _FIRST + len(CHANGES) + 1), _SEED, _JITTER)
-    images = [Image.fromarray(image.permute(1, 2, 0).numpy()) for image in render(triples.scenes(), _SIZE)[0]]
+    rendered_images, *_ = render(triples.scenes(), _SIZE)
+    images = [Image.fromarray(image.permute(1, 2, 0).numpy()) for image in rendered_images]
     count = len(triples)
     pairs = [
         Example(_TITLES[CHANGES[int(change)]], images[row], images[count + row], "blocks")
@@ -69,7 +70,8 @@ def render_examples() -> list[Example]:
     for number, title in _TILES.items():
         rendered = render_pair(number, _SEED)
         before, after = map(Image.fromarray, rendered.images)
-        pairs.append(Example(title, before, after, "tiles", rendered.mask > 0 if rendered.mask.any() else None))
+        mask = rendered.mask > 0 if rendered.mask.any() else None
+        pairs.append(Example(title, before, after, "tiles", mask))
     return pairs
 
 
@@ -111,7 +113,8 @@ def result(
         strengths = [scale_attention(*maps) for maps in zip(attention.before, attention.after)]
     # The page first shows the map of the content word (of any word if there is none) with the highest attention.
     peaks = [max(float(before.max()), float(after.max())) for before, after in strengths]
-    content = [number for number, word in enumerate(caption.words[: len(peaks)]) if not _STOPWORDS.fullmatch(word.text)]
+    shown = caption.words[: len(peaks)]
+    content = [number for number, word in enumerate(shown) if not _STOPWORDS.fullmatch(word.text)]
     figures = []
     for number, (side, image) in enumerate(zip(("before", "after"), images)):
         photo = image.copy()

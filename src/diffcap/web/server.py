@@ -52,7 +52,8 @@ def serve(
             app = build_app(captioners, Path(folder), (host,) if loopback else None)
         settings = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=3)
         address, port = listener.getsockname()[:2]
-        shown, count = f"[{address}]" if ":" in address else address, len(captioners.choices)
+        shown = f"[{address}]" if ":" in address else address
+        count = len(captioners.choices)
         print(f"diffcap is at http://{shown}:{port} with {count} captioner{'s' * (count > 1)}; Ctrl-C ends it.")
         if not loopback:
             print(f"note: --host {host} lets everybody who reaches this machine use it, without a password.")
