@@ -19,7 +19,7 @@ NAMED = {
     },
     "scorer": {"experiment.py"},
     "dirl": set(),
-    "clip4idc": {"features/backbones.py", "worlds/training/shipped.py"},
+    "clip4idc": {"worlds/training/shipped.py"},
     "rsiccformer": set(),
     "chg2cap": {"text/vocabularies.py", "text/vocabulary.py", "datasets/registry.py"},
     "vlm": {
