@@ -40,8 +40,6 @@ def default_ids(images: Sequence[Sequence[str]]) -> list[str]:
     its suffix; its path without suffix; both file names without suffix, joined by "-"; the number of the pair, with six digits.
 
     Example:
-        >>> default_ids([("a/1.jpg", "b/1.jpg"), ("a/2.jpg", "b/2.jpg")])
-        ['1', '2']
         >>> default_ids([("1.jpg", "2.jpg"), ("1.jpg", "3.jpg")])
         ['1-2', '1-3']
     """

@@ -100,30 +100,22 @@ CLEVR_CHANGE = (
 
 
 def plain(caption: str) -> str:
-    """A caption in lower case, with single blanks and without final full stops.
-
-    Example:
-        >>> plain(" Nothing has  changed .")
-        'nothing has changed'
-    """
+    """A caption in lower case, with single blanks and without final full stops."""
     return " ".join(caption.lower().split()).rstrip(" .")
 
 
 def is_no_change(caption: str) -> bool:
     """Whether a caption says that nothing has changed, and nothing else.
 
-    The whole caption must consist of such statements: those of LEVIR-CC, WHU-CDC, SECOND-CC, Dubai-CC, CLEVR-Change and `blocks`, and
-    common ones of other people. Letter case, repeated blanks and final full stops do not count.
+    The whole caption must consist of such statements: those of the datasets above and of `blocks`, and common ones of other people.
+    Letter case, repeated blanks and final full stops do not count.
 
     Example:
-        >>> is_no_change("Nothing has changed in this area.")
-        True
-        >>> is_no_change("nothing has changed except for a new road")
-        False
+        >>> [is_no_change(text) for text in ("Nothing has changed in this area.", "nothing has changed except for a new road")]
+        [True, False]
     """
-    return (
-        re.fullmatch(rf"(?:{_STATEMENT})(?:(?:[ .,;:]|\band\b|\bso\b)+(?:{_STATEMENT}))*", _words(caption)) is not None
-    )
+    statements = rf"(?:{_STATEMENT})(?:(?:[ .,;:]|\band\b|\bso\b)+(?:{_STATEMENT}))*"
+    return re.fullmatch(statements, _words(caption)) is not None
 
 
 def describes_similarity(caption: str) -> bool:
@@ -132,10 +124,8 @@ def describes_similarity(caption: str) -> bool:
     A statement about a part or a property, such as "the same color", does not count.
 
     Example:
-        >>> describes_similarity("they look the same, but animal2 is darker")
-        True
-        >>> describes_similarity("the same size but a longer beak")
-        False
+        >>> [describes_similarity(text) for text in ("they look the same, but animal2 is darker", "the same size but a longer beak")]
+        [True, False]
     """
     words = _words(caption)
     return re.search(_KEYWORDS, words) is not None and re.search(_STATEMENT, words) is not None

@@ -57,10 +57,8 @@ def compare(
 
     A folder is "whole" if every split has its official size, and a "part" if a split is smaller and none is larger. A whole dataset
     must also have the official number of pairs of each change type, and of pairs with a change, if it is known. Any other difference is
-    an error: files of different releases are mixed, so the scores cannot be compared with published ones.
-
-    Args:
-        has_skipped_pairs: whether pairs with missing images were removed from `pairs`; then only scenes with both pairs count.
+    an error: files of different releases are mixed, so the scores cannot be compared with published ones. `has_skipped_pairs`: pairs
+    with missing images were removed from `pairs`; then only scenes with both pairs count.
 
     Returns:
         {"state": "whole" or "part", "unit", "splits": split -> [found, official]}, and "total": [found, official] where only it is known.

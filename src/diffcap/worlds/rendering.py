@@ -33,11 +33,9 @@ WriteChunk = Callable[[Path, Any, int], list[dict[str, Any]]]
 
 
 def claim(folder: Path, settings: Any, official: tuple[str, ...], name: str = "blocks") -> bool:
-    """Check that a folder can be used, and write the settings into a new one; returns whether the folder is finished.
+    """Check that a folder can be used, and write the settings (a dataclass) into a new one; returns whether the folder is finished.
 
-    Args:
-        settings: a dataclass with everything that determines the files' content; `<name>.json` has them.
-        official: the files that are written last.
+    `official` are the files that are written last.
     """
     wanted = json.loads(json.dumps(asdict(settings)))
     stamp = folder / f"{name}.json"
@@ -138,10 +136,7 @@ def write_image(folder: Path, path: str, image: npt.NDArray[np.uint8], noisy: bo
 
 
 def encode_png(image: npt.NDArray[np.uint8], noisy: bool) -> bytes:
-    """Encode an (H, W, 3) or (H, W) image as PNG with the filter "Sub", twice as fast as Pillow, which tries five filters.
-
-    `noisy`: neighbouring pixels all differ, so there is no search for repetitions, which takes most of the time and finds none.
-    """
+    """Encode an (H, W, 3) or (H, W) image as PNG with the filter "Sub", twice as fast as Pillow; `noisy`: search no repetitions."""
     height, width, *channels = image.shape
     rows = image.reshape(height, -1)
     step = channels[0] if channels else 1
@@ -158,11 +153,7 @@ def encode_png(image: npt.NDArray[np.uint8], noisy: bool) -> bytes:
 
 
 def draw_splits(kinds: Mapping[Any, list[int]], key: str, nearest: Callable[[float], int]) -> dict[str, list[int]]:
-    """Draw test (10 %), val (5 %) and train at random, with equally many scenes of each kind.
-
-    Args:
-        kinds: the numbers of the scenes by kind. key: seed; the kind is added to it. nearest: rounds a number of scenes.
-    """
+    """Draw test (10 %), val (5 %) and train at random by a key, with equally many of the scenes of each kind; `nearest` rounds."""
     splits: dict[str, list[int]] = {name: [] for name in SPLITS}
     for kind, numbers in kinds.items():
         shuffled = random.Random(f"{key} {kind}").sample(numbers, len(numbers))

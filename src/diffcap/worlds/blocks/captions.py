@@ -1,8 +1,7 @@
 """The captions of `blocks`: templates for each change, for no change and for single images, and the UPOS tag of every word.
 
-A caption begins with the changed object (as it is before the change, for a new color or material), sometimes with its
-position relative to another object. Then follow words that no other change type uses. For a change of color or material, the
-new value is the last word.
+A caption begins with the changed object, sometimes with its position relative to another object. Then follow words that no other
+change type uses. For a change of color or material, the object is as before the change, and the new value is the last word.
 """
 
 import random

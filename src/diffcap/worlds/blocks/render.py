@@ -1,7 +1,6 @@
 """The ray caster of `blocks`: renders a batch of scenes to images, and returns the object at every pixel.
 
-To save time, each solid is only intersected with the rays of its bounding rectangle, and each shadow is only computed in its
-bounding rectangle. One ray is cast through the centre of each pixel, and four more for pixels at edges.
+Solids and shadows are only computed in their bounding rectangles. One ray is cast through the centre of each pixel, four more at edges.
 """
 
 from dataclasses import dataclass

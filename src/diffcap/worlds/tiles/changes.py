@@ -325,10 +325,6 @@ def location_of(box: tuple[float, float, float, float]) -> str:
     """Where a box (x0, y0, x1, y1) in pixels is in the image: "left", "top", "middle", "top left" and so on.
 
     With " corner" if the middle of the box is in the outer 27 % of both axes; "" if the box is too large or lies between these places.
-
-    Example:
-        >>> location_of((20, 30, 60, 70)), location_of((100, 110, 150, 160)), location_of((20, 20, 230, 120))
-        ('top left corner', 'middle', 'top')
     """
     places, centers = [], []
     for low, high, names in ((box[1], box[3], ("top", "bottom")), (box[0], box[2], ("left", "right"))):

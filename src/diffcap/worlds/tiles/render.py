@@ -1,8 +1,7 @@
 """The pixels of `tiles`: colors by season, textures, shadows by the sun's position, haze, misregistration and noise.
 
-Polygons of material numbers and of shadows are drawn with two samples per pixel and axis; a table
-gives each material its color and the strength of its texture at the date; and the result is sampled in the image's own grid. The
-textures are cut out of images that are computed once.
+Polygons of material numbers and of shadows are drawn with two samples per pixel and axis; a table gives each material its color and the
+strength of its texture at the date; and the result is sampled in the image's own grid. Textures are cut out of images computed once.
 """
 
 import math

@@ -108,10 +108,9 @@ class TilesBackbone(ShippedTraining):
         return loss
 
     def finish(self, images: int, seed: int, jitter: float) -> tuple[dict[str, Tensor], dict[str, float]]:
-        """Scale the output by the first half of the held-out images, and measure the predictions on the second half.
+        """Scale the output by the first half of the held-out images; scores on the second half.
 
-        Scores: the share of pixels whose most probable class is right, the mean of this share over the classes, and the
-        correlation of the predicted with the true number of houses in a cell of 32 x 32 pixels.
+        "pixels" whose most probable class is right, their mean over the "classes", and the correlation of the number of "houses" in cells.
         """
         network = fuse_batch_norms(self.network)
         right, total = torch.zeros(CLASSES), torch.zeros(CLASSES)
