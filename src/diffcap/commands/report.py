@@ -76,9 +76,7 @@ def report(
     if both := [name for name in files if name in folders]:
         raise DiffcapError(f"--predictions: {both[0]!r} is also the name of a run; give the file another name.")
     results = collect_results(Path(folder), split, folders, files, features, seed, remark)
-    rows = results.rows
-    protocol = results.protocol
-    notes = results.provenance
+    rows, protocol, notes = results.rows, results.protocol, results.provenance
     target = Path(out)
     written = ["table.json", "table.md", "table.tex"]
     of_runs: dict[str, list[dict[str, object]]] = {}
@@ -158,8 +156,7 @@ def _print_results(results: "Results", measured: dict[str, Any], masks: Any) -> 
     from diffcap.evaluation.tables import print_table
     from diffcap.report import table
 
-    rows = results.rows
-    protocol = results.protocol
+    rows, protocol = results.rows, results.protocol
     tables = [
         table.system_table(rows, f"{results.dataset.name} {protocol['split']}"),
         table.group_table(table.id_rows(rows), "word ids", min_groups=1),

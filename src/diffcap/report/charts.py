@@ -145,8 +145,7 @@ class Chart(NamedTuple):
 
 def system_colors(names: Sequence[str], baselines: Collection[str] = ()) -> dict[str, str]:
     """A colour for each system; colours repeat if there are more systems than colours."""
-    grays = cycle(GRAYS)
-    bright = cycle(COLORS)
+    grays, bright = cycle(GRAYS), cycle(COLORS)
     return {name: next(grays if name in baselines else bright) for name in names}
 
 
@@ -188,8 +187,7 @@ def _draw_curves(axes: "Axes", title: str, curves: Sequence[tuple[str, str, Curv
         texts = [f"{name}, step {step:,.0f}: {value:.4g}" for step, value in curve]
         _add_line(axes, name, color, curve, texts if len(curve) <= _MAX_MARKERS else [])
     values = [value for _, _, curve in shown for _, value in curve]
-    low = min(values)
-    high = max(values)
+    low, high = min(values), max(values)
     if is_score(title):
         low, high = 0.0, max(1.0, high)
     elif 0 < low < 0.5 * high:
@@ -249,11 +247,8 @@ def _add_text(axes: "Axes", text: str, x: float, below: float, color: str, align
 
 def _panels(scores: Scores) -> dict[str, tuple[str, str]]:
     rows = [row for rows in scores["systems"].values() for row in rows]
-    found = {}
-    for title, (key, group) in _PANELS.items():
-        if all(group in row.get(key, {}) for row in rows):
-            found[title] = (key, group)
-    return found
+    has_all = {title: all(group in row.get(key, {}) for row in rows) for title, (key, group) in _PANELS.items()}
+    return {title: panel for title, panel in _PANELS.items() if has_all[title]}
 
 
 def _mean_and_std(row: Scores, key: str, group: str) -> tuple[float, float, str]:

@@ -349,9 +349,8 @@ def accuracy_table(folder: str | Path, rows: Mapping[str, Sequence[Path]], out: 
             single[name].append(row | training(evaluated_checkpoints(one.folder, one.metrics)))
     merged = {name: mean_row(group) for name, group in single.items()}
     gains = gains_over_first(single)
-    decoding = {}
-    for name, group in read.items():
-        decoding[name] = {key: group[0].metrics["protocol"].get(key) for key in _DECODING}
+    protocols = {name: group[0].metrics["protocol"] for name, group in read.items()}
+    decoding = {name: {key: one.get(key) for key in _DECODING} for name, one in protocols.items()}
     common = {key: value for key, value in first.metrics["protocol"].items() if key not in _DECODING}
     protocol = {**common, "seeds": max(map(len, read.values())), "decoding": decoding}
     notes = provenance(runs={name: [one.metrics["provenance"] for one in group] for name, group in read.items()})

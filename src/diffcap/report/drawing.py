@@ -245,8 +245,7 @@ def choose_pairs(pairs: Pairs, count: int, seed: int = 0) -> list[ChangePair]:
     for kind in kinds:
         random.shuffle(groups[kind])
     chosen: dict[str, list[ChangePair]] = {kind: [] for kind in kinds}
-    waiting = list(kinds)
-    turn = 0
+    waiting, turn = list(kinds), 0
     while waiting and sum(map(len, chosen.values())) < count:
         kind = waiting[turn % len(waiting)]
         chosen[kind].append(groups[kind].pop())
@@ -319,8 +318,7 @@ def draw_block(
         corner = MARGIN + number * (PICTURE[0] + GAP) + (PICTURE[0] - image.width) // 2, 0
         block.paste(image, corner)
         frames.append((corner, image.size))
-    draw = ImageDraw.Draw(block)
-    y = 0
+    draw, y = ImageDraw.Draw(block), 0
     for line in texts:
         y += line.space
         draw.text((_TEXT_X, y), line.text, line.color, line.font)

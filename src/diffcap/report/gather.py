@@ -83,8 +83,7 @@ def collect_results(
     baselines = baseline_captions(train, pairs, store)
     spec = protocol_of(dataset.name, dataset.pairs)
     levir = levir_scoring(spec, dataset.pairs) if spec else None
-    tokenizer = protocol["tokenizer"]
-    metrics = protocol["metrics"]
+    tokenizer, metrics = protocol["tokenizer"], protocol["metrics"]
     results = evaluate_systems({**baselines, **captions}, pairs, tokenizer, metrics, levir=levir)
     with_ptb = evaluate_systems(captions, pairs, "ptb", metrics) if captions and tokenizer != "ptb" else {}
     for name, paths in files.items():

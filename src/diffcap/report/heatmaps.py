@@ -103,8 +103,7 @@ def matches(alignment: Array, grid: tuple[int, int], count: int = _MAX_MATCHES) 
         A match for each position whose highest weight is at least half the highest of the pair and twice a uniform weight,
         strongest first; empty for a uniform alignment.
     """
-    weights = alignment.max(1)
-    ends = alignment.argmax(1)
+    weights, ends = alignment.max(1), alignment.argmax(1)
     threshold = max(weights.max() / 2, 2 / len(weights))
     strongest = [int(start) for start in np.argsort(-weights, kind="stable")[:count]]
     strongest = [start for start in strongest if weights[start] >= threshold]

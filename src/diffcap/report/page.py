@@ -250,10 +250,8 @@ def _boxes(pair: ChangePair, pictures: Mapping[str, Thumbnail | None]) -> dict[s
     for side, box in (pair.extra.get("boxes") or {}).items():
         one = pictures.get(getattr(pair, side, ""))
         if box and one:
-            left = box[0] / one.width
-            right = box[2] / one.width
-            top = box[1] / one.height
-            bottom = box[3] / one.height
+            left, right = box[0] / one.width, box[2] / one.width
+            top, bottom = box[1] / one.height, box[3] / one.height
             parts = (left, top, right - left, bottom - top)
             boxes[side[0]] = [round(part, 4) for part in parts]
     return boxes

@@ -104,6 +104,5 @@ class Table:
         body = [[*(text.translate(_LATEX) for text in texts), *map(number, cells)] for texts, cells in self.rows]
         header, *lines = [rf"{' & '.join(line)} \\" for line in (headings, *body)]
         columns = "l" * len(self.corner) + "r" * len(self.columns)
-        begin = rf"\begin{{tabular}}{{{columns}}}"
-        end = r"\end{tabular}"
+        begin, end = rf"\begin{{tabular}}{{{columns}}}", r"\end{tabular}"
         return "\n".join([begin, r"\toprule", header, r"\midrule", *lines, r"\bottomrule", end])

@@ -96,8 +96,7 @@ class Captioners:
 
     def __init__(self, choices: Sequence[Choice], device: str = "auto", kept: int = KEPT) -> None:
         self.choices = list(choices)
-        self._device = device
-        self._most = kept
+        self._device, self._most = device, kept
         self._locks = [threading.Lock() for _ in self.choices]
         self._kept: OrderedDict[int, PairCaptioner] = OrderedDict()
         self._keeping = threading.Lock()

@@ -73,10 +73,8 @@ class RequestFilter:
     """
 
     def __init__(self, app: ASGIApp, folder: Path, max_bytes: int, same_origin: bool) -> None:
-        self._app = app
-        self._folder = folder
-        self._limit = max_bytes
-        self._same_origin = same_origin
+        self._app, self._same_origin = app, same_origin
+        self._folder, self._limit = folder, max_bytes
         self._lock = threading.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -103,9 +101,7 @@ class RequestFilter:
             await send({"type": "http.response.body"})
 
     def _refusal(self, scope: Scope) -> Response | None:
-        method = scope["method"]
-        path = scope["path"]
-        headers = Headers(scope=scope)
+        method, path, headers = scope["method"], scope["path"], Headers(scope=scope)
         is_file = method in ("GET", "HEAD") and path.startswith(f"/gradio_api/file={self._folder}/")
         if not is_file and not (method in _ROUTES and _ROUTES[method].fullmatch(path)):
             return PlainTextResponse("Not found.", 404)
@@ -150,8 +146,7 @@ class _Body:
 
     def __init__(self, receive: Receive, make_room: Callable[[int], None], complete: bool) -> None:
         self.complete = complete
-        self._receive = receive
-        self._make_room = make_room
+        self._receive, self._make_room = receive, make_room
         self._deadline = time.monotonic() + _MAX_BODY_SECONDS
         self._unchecked = 0  # bytes received since the last check of the quota
 
