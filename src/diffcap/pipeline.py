@@ -350,12 +350,13 @@ def print_paths(words: Sequence[str]) -> None:
         if not is_made(*need):
             _check_extra(*need, e)
     pretrains = e.has_pretraining and (PRETRAIN in goals or e.owns_pretraining)
+    needs_negatives = ("negatives", e) in STAGES[PRETRAIN].needs(e)
     records = [record_path(*need) for need in needed]
     lost = [path for path in records if record.lost_products(path, record.read(path), compare=False)]
     names: dict[str, list[Path | str]] = {
         "folder": [e.folder],
         "store": [e.features_folder],
-        "negatives": [record_path("negatives", e)] if (("negatives", e) in STAGES[PRETRAIN].needs(e)) else [],
+        "negatives": [record_path("negatives", e)] if needs_negatives else [],
         "first": [e.stage_folder(FIRST)] if e.has_pretraining and e.first_dataset else [],
         "pretraining": [e.stage_folder(PRETRAIN)] if pretrains else [],
         "start": [e.pretrained_checkpoint] if e.has_pretraining else [],

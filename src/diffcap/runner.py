@@ -124,7 +124,8 @@ def device_groups(devices: int = 1) -> list[str | None]:
         return [None] * min(2, available_cores())
     count, visible = torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES")
     names = visible.split(",")[:count] if visible else [str(number) for number in range(count)]
-    groups: list[str | None] = [",".join(names[i : i + devices]) for i in range(0, count - devices + 1, devices)]
+    starts = range(0, count - devices + 1, devices)
+    groups: list[str | None] = [",".join(names[start : start + devices]) for start in starts]
     return groups if len(groups) > 1 else [None]
 
 

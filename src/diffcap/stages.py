@@ -46,7 +46,7 @@ class Request:
     sources: list[str] = field(default_factory=list)  # the parts that the settings were composed of
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Stage:
     """A row of the table. It is for an experiment `e`, or for the options of a command."""
 
@@ -93,7 +93,12 @@ def _negatives(e: Experiment) -> Settings:
 
 
 def _eval(e: Experiment) -> Settings:
-    settings = {"checkpoint": str(e.evaluated), "out": str(e.evaluation), "folder": e.folder, "devices": int(e.devices)}
+    settings = {
+        "checkpoint": str(e.evaluated),
+        "out": str(e.evaluation),
+        "folder": e.folder,
+        "devices": int(e.devices),
+    }
     return {**settings, "task": RETRIEVAL} if e.eval == RETRIEVAL else settings
 
 
@@ -117,15 +122,27 @@ def _zeroshot(e: Experiment) -> Settings:
 
 
 def _report(e: Experiment) -> Settings:
-    return {"folder": e.folder, "features": e.features, "runs": {e.method: str(e.evaluation)}, "out": str(e.report)}
+    return {
+        "folder": e.folder,
+        "features": e.features,
+        "runs": {e.method: str(e.evaluation)},
+        "out": str(e.report),
+    }
 
 
 def _training(e: Experiment, stage: str) -> Settings:
     settings = merge(compose(e, stage), e.sections.get(PRETRAIN if stage == FIRST else stage, {}))
     data: Settings = {"folder": e.folder, "features": e.features, "seed": int(e.seed)}
     model: Settings = {}
-    run = {"out": str(e.stage_folder(stage)), "logger": e.logger, "dataset": e.dataset, "method": e.method}
-    run |= {"preset": e.trainer, **({"ablation": e.ablation} if e.ablation else {})}
+    run = {
+        "out": str(e.stage_folder(stage)),
+        "logger": e.logger,
+        "dataset": e.dataset,
+        "method": e.method,
+        "preset": e.trainer,
+    }
+    if e.ablation:
+        run["ablation"] = e.ablation
     start = e.stage_folder(FINETUNE) / BEST if stage == REINFORCE else None
     if stage == PRETRAIN and e.first_dataset:
         start = e.stage_folder(FIRST) / LAST
@@ -189,8 +206,13 @@ def _pretraining_of(e: Experiment) -> list[Need]:
 
 
 def _training_stage(stage: str, needs: Callable[[Experiment], list[Need]]) -> Stage:
-    body = "diffcap.lit.run:train"
-    return Stage(body, lambda e: _training(e, stage), needs, lambda e: e.stage_folder(stage), is_parallel=True)
+    return Stage(
+        body="diffcap.lit.run:train",
+        settings=lambda e: _training(e, stage),
+        needs=needs,
+        folder=lambda e: e.stage_folder(stage),
+        is_parallel=True,
+    )
 
 
 _EVALUATED = (METRICS, PREDICTIONS, REFERENCES, GROUPS)
@@ -203,42 +225,78 @@ def _manifest(options: Settings) -> Iterable[Path]:
 
 STAGES = {
     "data": Stage(
-        "diffcap.commands.data:prepare", _data, lambda e: [], lambda e: Path(e.folder),
-        products=("manifest.jsonl", "dataset.json"), direct=("out",),
+        body="diffcap.commands.data:prepare",
+        settings=_data,
+        needs=lambda e: [],
+        folder=lambda e: Path(e.folder),
+        products=("manifest.jsonl", "dataset.json"),
+        direct=("out",),
     ),
     "extract": Stage(
-        "diffcap.commands.extract:extract_features", _extract, lambda e: [("data", e)], lambda e: e.features_folder,
-        products=_FEATURES, is_parallel=True, inputs=lambda e: [Path(e.folder) / "manifest.jsonl"],
+        body="diffcap.commands.extract:extract_features",
+        settings=_extract,
+        needs=lambda e: [("data", e)],
+        folder=lambda e: e.features_folder,
+        products=_FEATURES,
+        inputs=lambda e: [Path(e.folder) / "manifest.jsonl"],
+        is_parallel=True,
     ),
     "import_features": Stage(
-        "diffcap.commands.extract:import_features", _extract, lambda e: [("data", e)], lambda e: e.features_folder,
-        products=_FEATURES, direct=("folder",), read=_manifest,
+        body="diffcap.commands.extract:import_features",
+        settings=_extract,
+        needs=lambda e: [("data", e)],
+        folder=lambda e: e.features_folder,
+        products=_FEATURES,
+        direct=("folder",),
         out=lambda options: f"{options['folder']}/features/{options['name']}",
+        read=_manifest,
     ),
     "negatives": Stage(
-        "diffcap.commands.negatives:make_negatives", _negatives, lambda e: [("data", e)], lambda e: Path(e.folder),
-        products=("negatives.jsonl", "negatives.json"), direct=("folder",), out=lambda options: options["folder"], read=_manifest,
+        body="diffcap.commands.negatives:make_negatives",
+        settings=_negatives,
+        needs=lambda e: [("data", e)],
+        folder=lambda e: Path(e.folder),
+        products=("negatives.jsonl", "negatives.json"),
+        direct=("folder",),
+        out=lambda options: options["folder"],
+        read=_manifest,
     ),
     FIRST: _training_stage(FIRST, _before_first_pretraining),
     PRETRAIN: _training_stage(PRETRAIN, _before_pretraining),
     FINETUNE: _training_stage(FINETUNE, lambda e: [("extract", e), *_pretraining_of(e)]),
     REINFORCE: _training_stage(REINFORCE, lambda e: [(FINETUNE, e)]),
     ZERO_SHOT: Stage(
-        "diffcap.commands.evaluate:evaluate", _zeroshot, lambda e: [("extract", e)], lambda e: e.zero_shot_evaluation,
-        products=_EVALUATED, direct=("checkpoint",), is_parallel=True, read=_manifest,
+        body="diffcap.commands.evaluate:evaluate",
+        settings=_zeroshot,
+        needs=lambda e: [("extract", e)],
+        folder=lambda e: e.zero_shot_evaluation,
+        products=_EVALUATED,
+        direct=("checkpoint",),
+        read=_manifest,
         inputs=lambda e: [e.features_folder / "sums.u32"],
+        is_parallel=True,
     ),
     "eval": Stage(
-        "diffcap.commands.evaluate:evaluate", _eval, lambda e: _pretraining_of(e) if e.eval == RETRIEVAL else [(e.captioner, e)],
-        lambda e: e.evaluation, products=_EVALUATED, direct=("checkpoint",), is_parallel=True, read=_manifest,
+        body="diffcap.commands.evaluate:evaluate",
+        settings=_eval,
+        needs=lambda e: _pretraining_of(e) if e.eval == RETRIEVAL else [(e.captioner, e)],
+        folder=lambda e: e.evaluation,
+        products=_EVALUATED,
+        direct=("checkpoint",),
+        read=_manifest,
         inputs=lambda e: [e.features_folder / "sums.u32"],
+        is_parallel=True,
     ),
     "report": Stage(
-        "diffcap.commands.report:report", _report, lambda e: [("eval", e)], lambda e: e.report,
-        products=("table.json", "table.md", "report.html"), direct=("runs", "predictions"),
+        body="diffcap.commands.report:report",
+        settings=_report,
+        needs=lambda e: [("eval", e)],
+        folder=lambda e: e.report,
+        products=("table.json", "table.md", "report.html"),
+        direct=("runs", "predictions"),
         read=lambda options: [*_manifest(options), *_files_of_runs(options)],
     ),
-}  # fmt: skip
+}
 COMMANDS = tuple(name for name in STAGES if name not in (FIRST, "import_features"))
 TRAININGS = (FIRST, PRETRAIN, FINETUNE, REINFORCE)
 RECORDS = {

@@ -59,9 +59,25 @@ from diffcap.utils.provenance import provenance
 from diffcap.utils.settings import get_config_value, read_settings
 
 # Options that do not change the result.
-_NOT_COMPARED = ("trainer.devices", "trainer.accelerator", "trainer.strategy", "trainer.num_nodes", "trainer.enable_progress_bar",
-    "data.num_workers", "run.logger", "run.project", "run.keep_last_k", "run.keep", "run.dataset", "run.method", "run.ablation",
-    "run.preset", "run.force_bf16", "run.out", "config")  # fmt: skip
+_NOT_COMPARED = (
+    "trainer.devices",
+    "trainer.accelerator",
+    "trainer.strategy",
+    "trainer.num_nodes",
+    "trainer.enable_progress_bar",
+    "data.num_workers",
+    "run.logger",
+    "run.project",
+    "run.keep_last_k",
+    "run.keep",
+    "run.dataset",
+    "run.method",
+    "run.ablation",
+    "run.preset",
+    "run.force_bf16",
+    "run.out",
+    "config",
+)
 # LightningModule and LightningDataModule of the stages; those of the pre-training are the method's.
 _MODULES = {
     FINETUNE: ("diffcap.lit.finetuning:Captioning", "diffcap.data.datamodules:CaptionData"),
@@ -86,7 +102,8 @@ def _pretraining(request: Request) -> Pretraining:
     named = named or get_config_value(files, "run", "method")
     model = get_config_value(files, "model", "captioner", "class_path")
     by_model = {pretraining.captioner.replace(":", "."): pretraining for pretraining in known.values()}
-    return known.get(str(named)) or (by_model.get(model) if not named else None) or next(iter(known.values()))
+    found = known.get(named) if named else by_model.get(model)
+    return found or next(iter(known.values()))
 
 
 @dataclass
@@ -193,17 +210,25 @@ class TrainingCLI(StageCLI):
         if settings.monitor:
             callbacks.append(
                 DelayedModelCheckpoint(
-                    settings.select_after, dirpath=self.out, filename="best", monitor=settings.monitor,
-                    mode=settings.mode, enable_version_counter=False, save_on_train_epoch_end=False,
+                    settings.select_after,
+                    dirpath=self.out,
+                    filename="best",
+                    monitor=settings.monitor,
+                    mode=settings.mode,
+                    enable_version_counter=False,
+                    save_on_train_epoch_end=False,
                 )
-            )  # fmt: skip
+            )
             if settings.patience is not None:
                 callbacks.append(
                     StopEarly(
-                        settings.select_after, monitor=settings.monitor, mode=settings.mode, patience=settings.patience,
+                        settings.select_after,
+                        monitor=settings.monitor,
+                        mode=settings.mode,
+                        patience=settings.patience,
                         check_on_train_epoch_end=False,
                     )
-                )  # fmt: skip
+                )
         loggers: list[Logger] = [CSVLogger(self.out, name=LOGS)]
         if settings.logger == "wandb":
             loggers.append(self._wandb_logger())
@@ -218,9 +243,12 @@ class TrainingCLI(StageCLI):
                     steps /= self.config.get("trainer.accumulate_grad_batches", 1)
                 kwargs[name] = max(1, round(steps))
         trainer = super().instantiate_trainer(
-            callbacks=callbacks, logger=loggers, enable_checkpointing=bool(settings.monitor),
-            default_root_dir=str(self.out), **kwargs,
-        )  # fmt: skip
+            callbacks=callbacks,
+            logger=loggers,
+            enable_checkpointing=bool(settings.monitor),
+            default_root_dir=str(self.out),
+            **kwargs,
+        )
         set_precision(trainer, settings.matmul_precision, settings.force_bf16)
         trainer.strategy.checkpoint_io = AtomicCheckpointIO()
         return trainer
