@@ -119,6 +119,27 @@ def test_a_broken_entry_point_is_one_sentence(tmp_path: Path, site: Path, value:
     assert f"entry point diffcap.methods: broken = {value}" in one_sentence(done) and expected in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        (
+            "        width: 32",
+            "        widht: 32",
+            "unknown option --widht, did you mean --width (in {file})",
+        ),
+        ("captioner: diffcap_toy.gru:GRU", "captioner: diffcap_toy.gru:Gru", "correct the import path in {file}"),
+    ],
+)
+def test_a_fault_of_the_settings_names_their_file(
+    trained: Path, site: Path, tmp_path: Path, old: str, new: str, expected: str
+) -> None:
+    shutil.copytree(site, tmp_path, dirs_exist_ok=True)
+    file = tmp_path / "diffcap_toy/gru.yaml"
+    file.write_text(file.read_text().replace(old, new, 1))
+    done = run([*DIFFCAP, "finetune", *VARIABLES, "--run", "runs/fault"], trained, PYTHONPATH=str(tmp_path))
+    assert expected.format(file=file) in one_sentence(done)
+
+
 def test_a_name_that_is_taken_is_one_sentence(tmp_path: Path, site: Path) -> None:
     shutil.copytree(site, tmp_path, dirs_exist_ok=True)
     (tmp_path / "diffcap_toy/gru.yaml").rename(tmp_path / "diffcap_toy/scorer.yaml")

@@ -217,7 +217,10 @@ def method_of(captioner: type) -> str:
     """The name of the method that a captioner's class belongs to."""
     path = f"{captioner.__module__}:{captioner.__qualname__}"
     for name, method in methods().items():
-        if method.captioner == path or import_object(method.captioner) is captioner:
+        is_namesake = method.captioner.endswith(
+            f":{captioner.__qualname__}"
+        )  # the class may be exported by another module
+        if method.captioner == path or (is_namesake and import_object(method.captioner) is captioner):
             return name
     raise DiffcapError(
         f"{path} is the captioner of no registered method, so its checkpoints could not be loaded; name it in a settings file, "
@@ -237,7 +240,9 @@ def import_object(path: str) -> Any:
     try:
         return getattr(import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise DiffcapError(f"{path}: cannot be imported ({error}); correct the import path in the registry.") from error
+        files = [str(method.file) for method in methods().values() if path in str(method.content.get("about"))]
+        place = " or ".join(files) or "the registry"
+        raise DiffcapError(f"{path}: cannot be imported ({error}); correct the import path in {place}.") from error
 
 
 def base_model_function(name: str) -> Any:

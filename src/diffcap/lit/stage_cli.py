@@ -101,6 +101,9 @@ class StageCLI(LightningCLI):
         """Read the options, of a stage's `Request` or a list of words, and check the seeds, since NumPy accepts only 32 bits."""
         words, settings = getattr(args, "words", args), getattr(args, "settings", None)
         if settings:
+            StageParser.sources = (
+                args.sources
+            )  # of the class, because the arguments of a class have a parser of their own
             self.config = parser.parse_args(words, namespace=parser.parse_object(settings))
         else:
             super().parse_arguments(parser, words)

@@ -6,6 +6,7 @@ import re
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from jsonargparse import ArgumentParser, auto_cli
@@ -93,11 +94,17 @@ class OneLineErrorMixin:
 
     _actions: list[Any]
     help_option = "--help"  # lists every option
+    sources: Sequence[str] = ()  # "file: part of it", for settings that are not words of the command line
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print the error and exit with status 2."""
         known = [option.removeprefix("--") for action in self._actions for option in action.option_strings]
-        echo(f"error: {shorten_error(message, known)}; `{self.help_option}` lists every option.", err=True)
+        text = shorten_error(message, known)
+        if option := re.search(r"(?:unknown option --|[Kk]ey [\"'])(?:\w+\.)*(\w+)", text):
+            files = [Path(name) for name in dict.fromkeys(source.partition(": ")[0] for source in self.sources)]
+            places = [str(file) for file in files if file.is_file() and option[1] in file.read_text("utf-8")]
+            text += f" (in {' or '.join(places)})" if places else ""
+        echo(f"error: {text}; `{self.help_option}` lists every option.", err=True)
         sys.exit(2)
 
 
