@@ -69,11 +69,8 @@ def accuracy(
         if steps:
             training.append(f"--run.checkpoint_every={max(1, steps // (4 * keep))}")  # kept: those of the last quarter
         fixed = {**shared, "run": str(home), "seed": str(number)}
-        options = {
-            "pretrain": steps_options(pretrain_steps),
-            "finetune": training,
-            "reinforce": steps_options(reinforce_steps),
-        }
+        before, after = steps_options(pretrain_steps), steps_options(reinforce_steps)
+        options = {"pretrain": before, "finetune": training, "reinforce": after}
         make(f"seed {number}, captioning", "finetune", fixed, **options)
         trained, averaged, reinforced = (home / stage / BEST for stage in (FINETUNE, AVERAGED, REINFORCE))
         captions(f"seed {number}, greedy", folder, trained, home / EVAL)

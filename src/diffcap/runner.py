@@ -131,11 +131,9 @@ def device_groups(devices: int = 1) -> list[str | None]:
 
 def steps_options(steps: int | None, validations: int = 4) -> tuple[str, ...]:
     """Options for a training of `steps` steps with `validations` validations; none for None or 0."""
-    return (
-        (f"--trainer.max_steps={steps}", f"--trainer.val_check_interval={max(1, steps // validations)}")
-        if steps
-        else ()
-    )
+    if not steps:
+        return ()
+    return f"--trainer.max_steps={steps}", f"--trainer.val_check_interval={max(1, steps // validations)}"
 
 
 def parse_seeds(text: str) -> list[int]:

@@ -93,12 +93,7 @@ def _negatives(e: Experiment) -> Settings:
 
 
 def _eval(e: Experiment) -> Settings:
-    settings = {
-        "checkpoint": str(e.evaluated),
-        "out": str(e.evaluation),
-        "folder": e.folder,
-        "devices": int(e.devices),
-    }
+    settings = {"checkpoint": str(e.evaluated), "out": str(e.evaluation), "folder": e.folder, "devices": int(e.devices)}
     return {**settings, "task": RETRIEVAL} if e.eval == RETRIEVAL else settings
 
 
@@ -122,12 +117,7 @@ def _zeroshot(e: Experiment) -> Settings:
 
 
 def _report(e: Experiment) -> Settings:
-    return {
-        "folder": e.folder,
-        "features": e.features,
-        "runs": {e.method: str(e.evaluation)},
-        "out": str(e.report),
-    }
+    return {"folder": e.folder, "features": e.features, "runs": {e.method: str(e.evaluation)}, "out": str(e.report)}
 
 
 def _training(e: Experiment, stage: str) -> Settings:

@@ -59,25 +59,11 @@ from diffcap.utils.provenance import provenance
 from diffcap.utils.settings import get_config_value, read_settings
 
 # Options that do not change the result.
-_NOT_COMPARED = (
-    "trainer.devices",
-    "trainer.accelerator",
-    "trainer.strategy",
-    "trainer.num_nodes",
-    "trainer.enable_progress_bar",
-    "data.num_workers",
-    "run.logger",
-    "run.project",
-    "run.keep_last_k",
-    "run.keep",
-    "run.dataset",
-    "run.method",
-    "run.ablation",
-    "run.preset",
-    "run.force_bf16",
-    "run.out",
-    "config",
-)
+_NOT_COMPARED = {
+    "trainer": ("devices", "accelerator", "strategy", "num_nodes", "enable_progress_bar"),
+    "data": ("num_workers",),
+    "run": ("logger", "project", "keep_last_k", "keep", "force_bf16", "out", "dataset", "method", "ablation", "preset"),
+}
 # LightningModule and LightningDataModule of the stages; those of the pre-training are the method's.
 _MODULES = {
     FINETUNE: ("diffcap.lit.finetuning:Captioning", "diffcap.data.datamodules:CaptionData"),
@@ -208,27 +194,14 @@ class TrainingCLI(StageCLI):
         )
         callbacks: list[Callback] = [self.periodic, PrintScores()]
         if settings.monitor:
+            choice: dict[str, Any] = {"monitor": settings.monitor, "mode": settings.mode}
+            best: dict[str, Any] = {"dirpath": self.out, "filename": "best", "enable_version_counter": False}
             callbacks.append(
-                DelayedModelCheckpoint(
-                    settings.select_after,
-                    dirpath=self.out,
-                    filename="best",
-                    monitor=settings.monitor,
-                    mode=settings.mode,
-                    enable_version_counter=False,
-                    save_on_train_epoch_end=False,
-                )
+                DelayedModelCheckpoint(settings.select_after, save_on_train_epoch_end=False, **best, **choice)
             )
             if settings.patience is not None:
-                callbacks.append(
-                    StopEarly(
-                        settings.select_after,
-                        monitor=settings.monitor,
-                        mode=settings.mode,
-                        patience=settings.patience,
-                        check_on_train_epoch_end=False,
-                    )
-                )
+                choice |= {"patience": settings.patience, "check_on_train_epoch_end": False}
+                callbacks.append(StopEarly(settings.select_after, **choice))
         loggers: list[Logger] = [CSVLogger(self.out, name=LOGS)]
         if settings.logger == "wandb":
             loggers.append(self._wandb_logger())
@@ -340,7 +313,7 @@ def compared(config: dict[str, Any]) -> dict[str, Any]:
     """The options that decide whether two trainings are the same; a class without its module, which may have changed."""
     text = re.sub(r'"diffcap\.[\w.]+\.(\w+)"', r'"\1"', json.dumps(config, default=str))
     options = record.flat(json.loads(text))
-    ignored = tuple(f"{key}." for key in _NOT_COMPARED)
+    ignored = ("config.", *(f"{group}.{name}." for group, names in _NOT_COMPARED.items() for name in names))
     return {name: value for name, value in options.items() if not f"{name}.".startswith(ignored)}
 
 
