@@ -151,12 +151,7 @@ def _share(method: Method, world: str) -> float:
 
 
 def own_row(method: Method, scale: float, share: float | None = None) -> Row:
-    """The row of a method itself.
-
-    Args:
-        scale: factor of the numbers of steps in `PLANS`.
-        share: fraction of a core; by default the fraction when all methods are trained.
-    """
+    """The row of a method itself; `scale` is a factor of the steps in `PLANS`, `share` the fraction of a core."""
     plan = plan_of(method)
     share = plan.share if share is None else share
     pretrain = round(plan.pretrain * scale * share) if method.pretraining else 0

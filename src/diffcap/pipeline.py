@@ -155,11 +155,7 @@ def _request(stage: str, e: Experiment, own: list[str]) -> Request:
 
 
 def _run_missing(stage: str, e: Experiment, own: list[str]) -> None:
-    """Run the stages whose results are missing, or refuse to, where a launcher has started several processes.
-
-    Args:
-        own: options of the stage, which a pre-training on a dataset of EXTRA has, too.
-    """
+    """Run the stages whose results are missing, or refuse to, where a launcher has started several processes."""
     e.check_inputs({stage})
     for need, experiment in STAGES[stage].needs(e):
         if is_made(need, experiment):
@@ -175,7 +171,8 @@ def _run_missing(stage: str, e: Experiment, own: list[str]) -> None:
                 f"{STAGES[need].folder(experiment)}: the result of the stage {need} is missing, and {launch.launcher} cannot start "
                 f"it; first run `diffcap {' '.join(words)}`, without {launch.launcher}."
             )
-        run_in_process([*words, "--needed", *(["--", *own] if need == FIRST else [])])
+        more = ["--", *own] if need == FIRST else []  # both pre-trainings have the same options
+        run_in_process([*words, "--needed", *more])
 
 
 def run_in_process(command: Sequence[str]) -> None:

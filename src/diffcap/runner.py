@@ -57,11 +57,7 @@ def call(command: Sequence[str], title: str) -> None:
 
 
 def make(title: str, goals: str, variables: Variables, *own: str, **stage_options: Sequence[str]) -> None:
-    """Run the stages of `make <goals> VARIABLE=...` that are goals or have options; a stage that runs makes what is missing.
-
-    Args:
-        own: options of the first goal. stage_options: options by stage.
-    """
+    """Run the stages of `make <goals> VARIABLE=...` that are goals or have options, `own` (of the first goal) or `stage_options`."""
     experiment, names = Experiment(**variables), goals.split()
     for stage, other in needed_by(experiment, names):
         options = [*stage_options.get(PRETRAIN if stage == FIRST else stage, ()), *(own if stage == names[0] else ())]
@@ -95,11 +91,7 @@ def run_queues(queues: Sequence[Sequence[Job]]) -> None:
 
 
 def in_parallel(tasks: Sequence[Callable[[], None]], devices: int = 1) -> None:
-    """Call functions in parallel; the processes that a function starts by `call` see only the GPUs of its group.
-
-    Args:
-        tasks: the functions. devices: number of GPUs that each needs, see `device_groups`.
-    """
+    """Call functions in parallel; the processes that a function starts by `call` see only the GPUs of its group, `devices` each."""
     groups: SimpleQueue[str | None] = SimpleQueue()
     for group in (found := device_groups(devices)):
         groups.put(group)

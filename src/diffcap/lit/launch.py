@@ -41,11 +41,7 @@ def find_launch() -> Launch | None:
 
 
 def launched_options(devices: Any) -> dict[str, Any]:
-    """Options of a Lightning trainer for the processes that were started; without a launcher there are none.
-
-    Args:
-        devices: the number of devices that the user gave; 1 if there is none.
-    """
+    """Options of a Lightning trainer for the processes that a launcher started; `devices` is the number that the user gave, or 1."""
     from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEnvironment
 
     launch = find_launch()
