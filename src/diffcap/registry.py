@@ -216,11 +216,12 @@ def get_method(name: str, option: str = "METHOD") -> Method:
 def method_of(captioner: type) -> str:
     """The name of the method that a captioner's class belongs to."""
     path = f"{captioner.__module__}:{captioner.__qualname__}"
-    for name, method in methods().items():
-        is_namesake = method.captioner.endswith(
-            f":{captioner.__qualname__}"
-        )  # the class may be exported by another module
-        if method.captioner == path or (is_namesake and import_object(method.captioner) is captioner):
+    package = path.partition(".")[0]
+    named = [name for name, method in methods().items() if method.captioner == path]
+    # A method may name another module of its package, which exports the class.
+    siblings = [name for name, method in methods().items() if method.captioner.partition(".")[0] == package]
+    for name in named or siblings:
+        if named or import_object(methods()[name].captioner) is captioner:
             return name
     raise DiffcapError(
         f"{path} is the captioner of no registered method, so its checkpoints could not be loaded; name it in a settings file, "
