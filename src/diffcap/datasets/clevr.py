@@ -51,11 +51,9 @@ def read_clevr_change(folder: Path) -> list[ChangePair]:
     for split, numbers in splits.items():
         for number in sorted(numbers):
             file = f"{number:06d}.png"
-            before = f"images/CLEVR_default_{file}"
-            key = f"CLEVR_default_{file}"
+            before, key = f"images/CLEVR_default_{file}", f"CLEVR_default_{file}"
             change_extra, distractor_extra = extras.get(file, ({}, {}))
-            after = f"sc_images/CLEVR_semantic_{file}"
-            change_type = change_types.get(file)
+            after, change_type = f"sc_images/CLEVR_semantic_{file}", change_types.get(file)
             change = ChangePair(file, before, after, changed[key], split, change_type, extra=change_extra)
             after = f"nsc_images/CLEVR_nonsemantic_{file}"
             distractor = ChangePair(
@@ -133,13 +131,11 @@ def _read_lines(folder: Path, change_types: dict[str, str]) -> list[ChangePair]:
                     f"{row.get('img1')!r:.40} and {row.get('img2')!r:.40}; fix that line."
                 )
             captions = sentences(row.get("sentences"), where, "sentences")
-            file = f"{int(first[2]):06d}.png"
-            kind = second[1]
+            file, kind = f"{int(first[2]):06d}.png", second[1]
             distractor = kind == "nonsemantic"
             name = f"{file}_n" if distractor else file
             note_once(seen, name, where, "the pair")
-            before = f"images/CLEVR_default_{file}"
-            after = f"{_FOLDERS[kind]}/CLEVR_{kind}_{file}"
+            before, after = f"images/CLEVR_default_{file}", f"{_FOLDERS[kind]}/CLEVR_{kind}_{file}"
             change = None if distractor else change_types.get(file)
             pairs.append(ChangePair(name, before, after, captions, split, change, distractor))
     return pairs
@@ -195,8 +191,7 @@ def read_clevr_dc(folder: Path) -> list[ChangePair]:
     if len(found) != 1:
         fault = "has both captions.json and change_captions.json" if found else "no captions.json there"
         raise DiffcapError(f"{folder}: {fault}; {_DC_REMEDY}.")
-    path = folder / found[0]
-    folders = _FORMS[found[0]]
+    path, folders = folder / found[0], _FORMS[found[0]]
     captions: dict[int, list[str]] = {}
     for key, value in read_object(path, "captions", _DC_REMEDY).items():
         digits = re.fullmatch(r"(\d{1,9})(?:\.png)?", key)

@@ -43,8 +43,7 @@ def check_images(
     """
     from diffcap.utils.progress import progress_bar
 
-    root = Path(root)
-    cache = Path(cache) if cache and check == "decode" else None
+    root, cache = Path(root), Path(cache) if cache and check == "decode" else None
     cached = _read_stamps(cache, root) if cache else {}
     stamps: dict[str, list[Any]] = {}
     problems: list[Problem] = []

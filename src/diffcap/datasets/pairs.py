@@ -177,8 +177,7 @@ def draw_splits(pairs: list[ChangePair], path: Path) -> list[ChangePair]:
     kind = {key: frozenset(found) for key, found in kinds.items()}
     groups = Counter(kind.values())
     kind = {key: found if groups[found] > 2 else frozenset() for key, found in kind.items()}
-    size = Counter(group[pair.before] for pair in pairs)
-    split = dict.fromkeys(keys, "train")
+    size, split = Counter(group[pair.before] for pair in pairs), dict.fromkeys(keys, "train")
     held = max(1, round(HELD_OUT * len(pairs)))
     for name, reserved in (("val", 2), ("test", 1)):  # one group is reserved for each of the other splits
         free = _spread([key for key in keys if split[key] == "train"], kind)
@@ -235,8 +234,7 @@ def _pair(row: dict[str, Any], where: str, before: str, after: str, default_id: 
     captions = sentences(row.pop("captions"), where, "captions")
     if any(map(is_blank, captions)):
         raise DiffcapError(f'{where}: "captions" has a blank sentence; fill it or delete it.')
-    identity = str(row.pop("id", default_id))
-    split = row.pop("split", None) or ""
+    identity, split = str(row.pop("id", default_id)), row.pop("split", None) or ""
     if split == "train" and not captions:
         raise DiffcapError(f"{where}: a training pair needs at least one caption; add one or delete the line.")
     kind, distractor = row.pop("change_type", None), row.pop("is_distractor", False)

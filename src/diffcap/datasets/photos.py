@@ -180,8 +180,7 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        where = f"{path}, line {number}"
-        fields = [_unquote(field) for field in line.rstrip("\r").split("\t")]
+        where, fields = f"{path}, line {number}", [_unquote(field) for field in line.rstrip("\r").split("\t")]
         if number == 1 and "img1ImgURL" in fields:
             columns = tuple(fields)
             if sorted(columns) != sorted(COLUMNS):

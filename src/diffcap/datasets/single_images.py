@@ -46,9 +46,7 @@ def read_cub(folder: Path) -> list[ChangePair]:
     texts = _first(folder, _CAPTIONS, "captions")
     list_of_classes = _first(folder, _HELD_OUT, "list of held-out classes")
     held_out = {line for _, line in numbered_lines(list_of_classes)}
-    pairs = []
-    bare = []
-    classes = set()
+    pairs, bare, classes = [], [], set()
     if (home / "images.txt").is_file():
         listed = _listed(home / "images.txt")
     else:
@@ -120,11 +118,9 @@ def read_nabirds(folder: Path) -> list[ChangePair]:
 
     The classes of the images are numbered in the order of the official numbers. The files may be in `nabirds/`.
     """
-    home = folder
-    images = "images"
+    home, images = folder, "images"
     if (folder / "nabirds/images.txt").is_file():
-        home = folder / "nabirds"
-        images = "nabirds/images"
+        home, images = folder / "nabirds", "nabirds/images"
     elif _lines_of(folder, "train") and not (folder / "images.txt").is_file():
         return _read_nabirds_lines(folder)
     paths = _table(home / "images.txt")

@@ -126,8 +126,7 @@ def write_captions(triples: Triples, seed: int = 0) -> tuple[list[list[str]], li
         rng = random.Random(f"blocks captions {seed} {index}")
         objects = _objects(scenes[row], row)
         related = [(names[relation], objects[slot]) for relation, slot in relations[row].nonzero().tolist()]
-        change = int(triples.change[row])
-        changed = objects[int(triples.changed[row])]
+        change, changed = int(triples.change[row]), objects[int(triples.changed[row])]
         there = [values for values, is_there in zip(objects, scenes[row].valid[row].tolist()) if is_there]
         is_unique = sum(other[1::2] == changed[1::2] for other in there) == 1  # by color and shape
         value = {COLOR: COLORS, MATERIAL: MATERIALS}.get(change, ("",))[max(int(triples.new_value[row]), 0)]

@@ -174,9 +174,7 @@ def _split_pixels(batch: _RayBatch, rays: _Rays, edge: Tensor) -> tuple[Tensor, 
 def _cast(batch: _RayBatch, rays: _Rays, samples: int) -> _Hits:
     """Intersect rays with their objects; returns the hits that are the nearest ones of their samples."""
     nearest = torch.full((samples,), torch.inf, device=rays.u.device)
-    groups = batch.groups_of(rays.pair)
-    ways = []
-    depths = []
+    groups, ways, depths = batch.groups_of(rays.pair), [], []
     for shape, start, end in groups:
         pair, u, v = rays.pair[start:end], rays.u[start:end], rays.v[start:end]
         numbers, local = _at(batch.numbers[2:4], pair), _at(batch.local, pair)
@@ -226,8 +224,7 @@ def _ground(batch: _RayBatch) -> list[Tensor]:
     light, dark = torch.ones_like(x).flatten(), torch.zeros_like(x).flatten()
     pair, _, _, sample = _fill(batch, _shadow_boxes(batch))
     for shape, start, end in batch.groups_of(pair):
-        one = pair[start:end]
-        here = sample[start:end]
+        one, here = pair[start:end], sample[start:end]
         numbers, lamp = _at(batch.numbers, one), _lamp(batch, one)
         px, py = _turn(_at(x.flatten(), here) - numbers[0], _at(y.flatten(), here) - numbers[1], numbers[4], numbers[5])
         passes = key_visibility(shape, (px, py, torch.zeros_like(px)), lamp, numbers[2], numbers[3])
@@ -264,8 +261,7 @@ def _shadow_boxes(batch: _RayBatch) -> Tensor:
 
 def _shade(batch: _RayBatch, hits: _Hits) -> Tensor:
     """(3, n) colors of the hit points."""
-    scenes = batch.scenes
-    pair = hits.pair
+    scenes, pair = batch.scenes, hits.pair
     lamp = _lamp(batch, pair)
     x, y, z = hits.ray
     length = (x * x + y * y + z * z).sqrt()

@@ -209,8 +209,7 @@ def _places(
     draw: _Draw, radius: Tensor, present: Tensor, changed: Tensor, moves: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(A, N, 2) positions that keep their distance, (A, 2) second one of the changed object, and (A,) whether all were found."""
-    rows = torch.arange(len(radius))
-    slots = radius.shape[1]
+    rows, slots = torch.arange(len(radius)), radius.shape[1]
     position = torch.zeros(len(radius), slots, 2)
     ok = torch.ones(len(radius), dtype=torch.bool)
     moved_to = torch.zeros(len(radius), 2)

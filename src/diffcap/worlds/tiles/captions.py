@@ -198,8 +198,7 @@ def _subject(rng: random.Random, change: Change) -> tuple[str, tuple[str, ...]]:
 
 
 def _house_subject(rng: random.Random, change: Change) -> str:
-    count = change.count
-    is_new = change.kind == "houses_built"
+    count, is_new = change.count, change.kind == "houses_built"
     new = "new " if is_new and rng.random() < 0.2 else ""
     if change.arrangement == "single":
         color = change.details[0]

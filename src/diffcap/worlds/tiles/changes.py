@@ -82,8 +82,7 @@ class Pair:
 
 def sample_pair(number: int, seed: int = 0) -> Pair:
     """Draw a pair by its number, which determines it together with the seed."""
-    kind = CHANGES[number // 2 % len(CHANGES)]
-    changed = number % 2 == 0
+    kind, changed = CHANGES[number // 2 % len(CHANGES)], number % 2 == 0
     variant = random.Random(f"tiles variant {seed} {number}").random()
     for attempt in range(_ATTEMPTS):
         rng = random.Random(f"tiles {seed} {number} {attempt}")

@@ -56,9 +56,7 @@ def curve(start: Point, control: Point, end: Point, points: int = 15) -> Polygon
 
 def along(line: Sequence[Point], step: float, start: float = 0.0) -> list[tuple[Point, float]]:
     """(point, direction) every `step` pixels of a line, from the distance `start` on."""
-    found = []
-    travelled = 0.0
-    target = start
+    found, travelled, target = [], 0.0, start
     for (x0, y0), (x1, y1) in itertools.pairwise(line):
         length = math.hypot(x1 - x0, y1 - y0)
         while length > 0 and target <= travelled + length:

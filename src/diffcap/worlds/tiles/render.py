@@ -45,14 +45,7 @@ _ROOF_COLORS: dict[str, Color] = {
     "blue": (84, 112, 160),
     "white": (214, 212, 206),
 }
-_CAR_PAINT = (
-    (226, 226, 226),
-    (40, 42, 48),
-    (150, 152, 156),
-    (168, 46, 44),
-    (52, 76, 132),
-    (196, 190, 176),
-)
+_CAR_PAINT = ((226, 226, 226), (40, 42, 48), (150, 152, 156), (168, 46, 44), (52, 76, 132), (196, 190, 176))
 
 
 @dataclass(frozen=True)
@@ -227,8 +220,7 @@ def draw_ground(scene: Layer) -> Image.Image:
     for zone in scene.zones:
         if zone.surface == "parking":
             (x0, y0), (x1, y1), _, (x3, y3) = zone.polygon
-            angle = math.atan2(y1 - y0, x1 - x0)
-            length = math.hypot(x1 - x0, y1 - y0)
+            angle, length = math.atan2(y1 - y0, x1 - x0), math.hypot(x1 - x0, y1 - y0)
             width = math.hypot(x3 - x0, y3 - y0)
             for row in range(int(width / 14)):
                 for column in range(int(length / 6) + 1):

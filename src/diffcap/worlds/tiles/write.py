@@ -78,8 +78,7 @@ def write_tiles(
         write_lines(folder / "facts.json", {name: rows[name]["entry"] for name in names})
         images = []
         for index, name in enumerate(names):  # with the keys of the released file in their order
-            split = name.partition("_")[0]
-            captions = rows[name]["captions"]
+            split, captions = name.partition("_")[0], rows[name]["captions"]
             ids = list(range(index * len(captions), (index + 1) * len(captions)))
             sentences = [
                 {"tokens": caption.split(), "raw": f" {caption} .", "imgid": index, "sentid": id}

@@ -139,8 +139,7 @@ class BlocksBackbone(ShippedTraining):
         count = min(2000, images)
         scaled = self.held_out(count, seed, jitter, HELD_OUT - count)  # other scenes than those of the score
         standardise_(network, [network.values(*network.raw(network.blocks(batch))) for batch, _ in scaled])
-        found = []
-        sizes = list(backbone.GROUPS.values())
+        found, sizes = [], list(backbone.GROUPS.values())
         for batch, targets in self.held_out(images, seed, jitter):
             predicted, _ = network.raw(network.blocks(batch))
             groups = zip(predicted.split(sizes, 1), targets.probabilities.split(sizes, 1))
@@ -164,8 +163,7 @@ class BlocksClip(ClipTraining):
 
     network = "ViT-blocks-16"
     words_used = LEXICON
-    dense_classes = sum(DENSE)
-    dense_places = 2  # 8 x 8 pixels each
+    dense_classes, dense_places = sum(DENSE), 2  # 8 x 8 pixels each
     path = networks_folder() / f"{network}.safetensors"
 
     @staticmethod

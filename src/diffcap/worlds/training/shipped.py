@@ -221,9 +221,7 @@ def train_and_ship(name: str, model: type[ShippedTraining], words: list[str]) ->
             "callbacks": [ModelCheckpoint(filename="last", enable_version_counter=False)],
         },
     )
-    steps = cli.model.steps
-    scenes = cli.datamodule
-    images = cli.config.probe_images
+    steps, scenes, images = cli.model.steps, cli.datamodule, cli.config.probe_images
     last = Path(cli.trainer.default_root_dir) / "checkpoints" / "last.ckpt"
     cli.trainer.fit_loop.epoch_loop.max_steps = steps
     cli.trainer.fit(cli.model, datamodule=scenes, ckpt_path=str(last) if last.is_file() else None)

@@ -50,10 +50,7 @@ class Targets:
 
 def rendered_tiles(numbers: Sequence[int], seed: int, jitter: float) -> tuple[list[np.ndarray], list[Layer], Targets]:
     """B images (256, 256, 3) uint8, their scenes and targets; images 2 k and 2 k + 1 are those of pair k."""
-    table = _class_of_material()
-    images = []
-    scenes = []
-    classes = []
+    table, images, scenes, classes = _class_of_material(), [], [], []
     houses = torch.zeros(len(numbers), SIZE // 8, SIZE // 8)
     for row, number in enumerate(numbers):
         pair = sample_pair(number // 2, seed)
@@ -66,8 +63,7 @@ def rendered_tiles(numbers: Sequence[int], seed: int, jitter: float) -> tuple[li
             x, y = paint.to_image(house.center, date)
             if 0 <= x < SIZE and 0 <= y < SIZE:
                 houses[row, int(y) // 8, int(x) // 8] = 1
-    side = SIZE // STRIDE
-    count = CLASSES + 1
+    side, count = SIZE // STRIDE, CLASSES + 1
     cells = np.arange(len(numbers) * side * side).reshape(-1, side, 1, side, 1) * count
     index = cells + np.stack(classes).reshape(-1, side, STRIDE, side, STRIDE)
     pixels = np.bincount(index.ravel(), minlength=len(numbers) * side * side * count)
@@ -114,9 +110,7 @@ class TilesBackbone(ShippedTraining):
         """
         network = fuse_batch_norms(self.network)
         right, total = torch.zeros(CLASSES), torch.zeros(CLASSES)
-        values = []
-        counts = []
-        seen = 0
+        values, counts, seen = [], [], 0
         for batch, targets in self.held_out(images, seed, jitter):
             covers, houses = network.raw(batch)
             seen += len(batch)
@@ -159,8 +153,7 @@ class TilesClip(ClipTraining):
 
     network = "ViT-tiles-16"
     words_used = (*LEXICON, "and")
-    dense_classes = CLASSES + 1
-    dense_places = 4  # 8 x 8 pixels of the rendered image each
+    dense_classes, dense_places = CLASSES + 1, 4  # 8 x 8 pixels of the rendered image each
     path = networks_folder() / f"{network}.safetensors"
 
     def __init__(self, steps: int = 1400, **options: float) -> None:
