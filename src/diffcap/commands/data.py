@@ -155,7 +155,7 @@ def _fetch(
         own = {path.parent.name for path in folder.parent.glob("*/manifest.jsonl")}
         known = sorted({*datasets(), *own})
         if dataset in known:
-            raise DiffcapError(f"{dataset} cannot be downloaded; give its folder as DATA=<folder> (--source).")
+            raise DiffcapError(f"{dataset} cannot be downloaded; give the folder of its files as DATA=<folder>.")
         near = difflib.get_close_matches(dataset, known, n=1)
         raise DiffcapError(
             f"DATASET={dataset} is unknown{f', did you mean {near[0]}' if near else ''}; known datasets: {', '.join(known)}. For "

@@ -90,20 +90,15 @@ class FeatureData(pl.LightningDataModule):
         if unknown := sorted(set(multi or {}) - {"max_length", "min_count"}):
             raise DiffcapError(f"data.multi has the unknown key {unknown[0]!r}; its keys are max_length and min_count.")
         if multi and self.changes == "multi":
-            max_length = multi.get("max_length", max_length)
-            min_count = multi.get("min_count", min_count)
+            max_length, min_count = multi.get("max_length", max_length), multi.get("min_count", min_count)
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size
         self.max_length = max_length
         for name, minimum in (("batch_size", 1), ("eval_batch_size", 1), ("max_length", 4)):
             if getattr(self, name) < minimum:
                 raise DiffcapError(f"data.{name} is {getattr(self, name)}; it must be at least {minimum}.")
-        self.mask_ratio = mask_ratio
-        self.swap = swap
-        self.trim = trim
-        self.val_limit = val_limit
-        self.num_workers = num_workers
-        self.seed = seed
+        self.mask_ratio, self.swap, self.trim = mask_ratio, swap, trim
+        self.val_limit, self.num_workers, self.seed = val_limit, num_workers, seed
         self.dataset = replace(dataset, pairs=take_changes(dataset.pairs, self.changes))
         self.store = FeatureStore.open(Path(folder) / "features" / features)
         train = self._pairs("train")

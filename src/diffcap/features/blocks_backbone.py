@@ -24,18 +24,12 @@ from diffcap.features.preprocessing import ResizeNormalize
 from diffcap.features.weights import conv_block, with_weights
 
 SHIPPED = Path(__file__).with_name("blocks_backbone.safetensors")
-WIDTH = 128
-HEIGHT = 96
-ROWS = 4
-COLUMNS = 6
-CELL = 24
+WIDTH, HEIGHT = 128, 96
+ROWS, COLUMNS, CELL = 4, 6, 24
 MARGIN = (COLUMNS * CELL - WIDTH) // 2  # pixels by which the grid extends beyond the image on the left and on the right
 
 # Number of values of each attribute, in the order of `worlds.blocks`.
-COLORS = 8
-SHAPES = 3
-MATERIALS = 2
-SIZES = 2
+COLORS, SHAPES, MATERIALS, SIZES = 8, 3, 2, 2
 # Predicted probabilities -> number of values. "solid": shape, material and size together. "ninth": which of the 3 x 3 parts of
 # the cell holds the object's centre (an auxiliary target). "share": fraction of the cell's pixels with each color.
 GROUPS = {

@@ -67,15 +67,10 @@ class Captioning(TrainingModule):
     ) -> None:
         super().__init__(captioner, lr, weight_decay, schedule, warmup, milestones)
         self.captioner: Captioner
-        self.init_from = init_from
-        self.init_without = init_without or []
-        self.tokenizer = tokenizer
-        self.pretrained_lr = pretrained_lr
-        self.clip_weights = clip_weights
-        self.half_precision_clip = half_precision_clip
-        self.resnet_weights = resnet_weights
-        self.decoder_clip_value = decoder_clip_value
-        self.decoder_plateau_factor = decoder_plateau_factor
+        self.init_from, self.init_without, self.tokenizer = init_from, init_without or [], tokenizer
+        self.pretrained_lr, self.clip_weights = pretrained_lr, clip_weights
+        self.half_precision_clip, self.resnet_weights = half_precision_clip, resnet_weights
+        self.decoder_clip_value, self.decoder_plateau_factor = decoder_clip_value, decoder_plateau_factor
 
     def configure_callbacks(self) -> list[pl.Callback]:
         """`DecoderPlateau`, if it is used."""
