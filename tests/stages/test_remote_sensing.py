@@ -187,11 +187,6 @@ def test_two_processes_have_the_gradients_of_one(levir: Commands) -> None:
 @pytest.mark.parametrize(
     ("form", "own", "output"),
     [
-        (
-            "chg2cap",
-            "--model.captioner.init_args.backbone=null",
-            "pixels_256 holds pixels, and Chg2Cap .* reads features",
-        ),
         ("rsiccformer", RESNET, "resnet101_layer3_256 holds features, and RSICCformer .* reads pixels"),
         ("chg2cap", "--model.resnet_weights=null", "model.resnet_weights is not set; give default, random, or a file"),
         ("chg2cap", "--data.vocabulary_layout=pcl", "data.vocabulary_layout is pcl; Chg2Cap needs chg2cap"),
