@@ -106,6 +106,27 @@ def test_a_killed_run_is_finished_by_the_next(tmp_path: Path) -> None:
         assert (killed / name).read_bytes() == (whole / name).read_bytes(), name
 
 
+def test_workers_go_when_the_stage_is_killed(tmp_path: Path) -> None:
+    folder = write_scenes(tmp_path, 700)
+    process = subprocess.Popen(
+        command(folder, "--workers=2"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    for _ in range(3000):
+        if (folder / "tags.jsonl").exists() and (folder / "tags.jsonl").read_bytes().count(b"\n") > 900:
+            break
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    for _ in range(1000):
+        try:
+            os.killpg(process.pid, 0)  # asks only whether the group still has a member
+        except ProcessLookupError:
+            return
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGKILL)
+    raise AssertionError("workers outlived the stage by 20 seconds")
+
+
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [

@@ -177,6 +177,23 @@ def test_two_processes_are_killed_and_interrupted_and_end_as_undisturbed_ones(
     _same_logs(tmp_path / "a/finetune", tmp_path / "b/finetune")
 
 
+def test_ctrl_c_during_a_validation_saves_a_checkpoint_after_it(
+    blocks: Path, undisturbed: Path, tmp_path: Path
+) -> None:
+    """A terminal sends it to Java, too, which computes the scores."""
+    start = f"--model.init_from={undisturbed / 'pretrain/last.ckpt'}"
+    words = training("finetune", blocks, tmp_path, start, "--run.checkpoint_every=1000", "--model.tokenizer=ptb")
+    process = _started(words)
+    while subprocess.run(["pgrep", "-P", str(process.pid), "java"], capture_output=True).returncode:
+        assert process.poll() is None
+        time.sleep(0.002)
+    os.killpg(process.pid, signal.SIGINT)
+    error = process.communicate(timeout=60)[1].strip()
+    step = torch.load(tmp_path / "finetune/last.ckpt", weights_only=True)["global_step"]
+    sentence = f"error: interrupted at step {step}; run the same command again to resume at step {step}."
+    assert error.splitlines()[-1] == sentence
+
+
 def test_a_run_killed_in_its_last_moment_does_not_train_on(blocks: Path, tmp_path: Path) -> None:
     """Whether it was over by its steps or by its patience."""
     for number, options in enumerate((["--run.patience=1", "--model.lr=0"], ["--trainer.max_steps=30"])):
