@@ -31,13 +31,13 @@ from diffcap.utils.image_io import Source, read_pair
 
 # The captioners that ship with the package, by the embedded dataset that they were trained on.
 SHIPPED_CAPTIONERS = {name: Path(__file__).parent / "models" / "captioners" / name for name in ("blocks", "tiles")}
-SHIPPED = SHIPPED_CAPTIONERS["blocks"]  # the default
+SHIPPED = SHIPPED_CAPTIONERS["blocks"]  # the default captioner
 DOMAIN_NOTE = (
     "this captioner was trained on rendered {} only; its captions of other images, such as photographs, are unreliable, even where "
     "it gives its words a probability of 100 %."
 )
 DOMAINS = {"blocks": "`blocks` scenes", "tiles": "overhead images (`tiles`)"}
-MAX_ASPECT = 50  # of images for vision-language models; Qwen refuses 200
+MAX_ASPECT = 50  # largest ratio of an image's sides for vision-language models; Qwen refuses ratios of 200
 Maps = npt.NDArray[np.floating[Any]]
 
 
@@ -69,8 +69,8 @@ class Caption:
         alternatives: the other hypotheses of a beam search and the greedy caption, best first.
         notes: a sentence for each unexpected conversion of an image, and for images that differ in size, color or type.
         tokens: token ids, from the start token to the end token.
-        scored: natural logarithms of the probabilities of given sentences, see `PairCaptioner.batch`; -inf for a sentence with a word
-            that is not in the vocabulary.
+        scored: natural logarithms of the probabilities of the argument `sentences` of `PairCaptioner.batch`; -inf for a sentence
+            with a word that is not in the vocabulary.
     """
 
     text: str
@@ -96,9 +96,7 @@ class AttentionMaps:
     words: list[str]
     before: Maps  # (W, h, w); each map sums to 1, or both maps of a word to 2
     after: Maps
-    alignment: (
-        Maps | None
-    )  # (h w, h w), row i: how well each position of the after image matches position i of the before image
+    alignment: Maps | None  # (h w, h w), row i: attention from position i of the before image to the after image
 
 
 class _ModelInput(NamedTuple):
@@ -119,8 +117,8 @@ class PairCaptioner:
         backbone_weights: file of the backbone's weights, if its library cannot download them.
 
     Attributes:
-        metadata: entries of the checkpoint (method, dataset, step, version, ...); for an ensemble those of the first one, and
-            "ensemble", the methods of all members.
+        metadata: entries of the checkpoint (method, dataset, step, version, ...). An ensemble has the entries of its first member,
+            and the entry "ensemble" with the methods of all members.
         domain_note: sentence about the captions' reliability, for captioners trained on an embedded dataset and for vision-language models
             without training; otherwise None.
 
@@ -150,7 +148,8 @@ class PairCaptioner:
         self.device = _device(device)
         self._feature_metadata: list[dict[str, Any]] = []  # of each distinct feature extractor
         for member in members:
-            self._feature_metadata += [member.features] if member.features not in self._feature_metadata else []
+            if member.features not in self._feature_metadata:
+                self._feature_metadata.append(member.features)
         self._feature_index = [self._feature_metadata.index(member.features) for member in members]
         self._has_fixed_sizes = all(meta["shape"] is not None for meta in self._feature_metadata)
         self._backbones = [backbone_of(meta, backbone_weights).to(self.device) for meta in self._feature_metadata]
@@ -160,8 +159,8 @@ class PairCaptioner:
         """Caption one pair.
 
         Args:
-            beams: beam size; 1 is greedy decoding. With more, the greedy caption is a candidate too, since beam search can miss
-                it. length_penalty: see `beam_search`.
+            beams: beam size; 1 is greedy decoding. If it is larger, the greedy caption is also a candidate, because beam search can
+                miss it. length_penalty: see `beam_search`.
 
         Raises:
             DiffcapError: an image cannot be read, or the decoding arguments are out of range.
@@ -181,9 +180,9 @@ class PairCaptioner:
         """Caption many pairs in batches, in their order.
 
         Args:
-            pairs: images of each pair, read when needed. beams, length_penalty: as for one pair.
-            errors: "return" yields the error instead of the caption of a pair that cannot be read, and continues.
-            sentences: whose probabilities are computed for each pair, for `Caption.scored`.
+            pairs: images of each pair, which are read batch by batch. beams, length_penalty: as for one pair.
+            errors: "return" yields the error in place of the caption if a pair cannot be read, and continues.
+            sentences: sentences whose probabilities are computed for each pair, for `Caption.scored`.
 
         Raises:
             DiffcapError: an image cannot be read and `errors` is "raise", or the decoding arguments are out of range.
@@ -200,14 +199,15 @@ class PairCaptioner:
                         raise
                     inputs.append(error)
             valid = [each for each in inputs if isinstance(each, _ModelInput)]
-            captions = iter(self._generate(valid, beams, length_penalty, sentences)) if valid else iter(())
-            yield from (each if isinstance(each, DiffcapError) else next(captions) for each in inputs)
+            captions = iter(self._generate(valid, beams, length_penalty, sentences) if valid else [])
+            for each in inputs:
+                yield each if isinstance(each, DiffcapError) else next(captions)
 
     def attention(self, before: Source, after: Source, caption: Caption) -> AttentionMaps:
         """Attention maps for each word of a caption that this captioner generated; a DiffcapError if the method has none."""
-        first, second = self._features([self._preprocess(before, after)])
+        before_features, after_features = self._features([self._preprocess(before, after)])
         try:
-            return attention_of(self._captioner, self.vocabulary, first, second, caption.tokens)
+            return attention_of(self._captioner, self.vocabulary, before_features, after_features, caption.tokens)
         except NotImplementedError as error:
             raise DiffcapError(f"this captioner has no attention maps: {error}.") from None
 
@@ -219,32 +219,32 @@ class PairCaptioner:
             image = loaded.image
             if not self._has_fixed_sizes and max(image.size) > MAX_ASPECT * min(image.size):
                 raise DiffcapError(
-                    f"{loaded.name}: its sides are {image.width} and {image.height} pixels, and a vision-language model needs a ratio of "
-                    f"at most {MAX_ASPECT}; cut the image."
+                    f"{loaded.name} is {image.width} x {image.height} pixels, but for a vision-language model the ratio of the sides "
+                    f"must be at most {MAX_ASPECT}. Crop the image."
                 )
             if size is not None and not self._has_fixed_sizes:  # both images need the same grid of tokens
                 image = image.resize(size)
             size = image.size
             images.append([backbone.preprocess(image) for backbone in self._backbones])
-        return _ModelInput([torch.stack(sides) for sides in zip(*images)], pair.notes)
+        return _ModelInput([torch.stack(both_images) for both_images in zip(*images)], pair.notes)
 
     def _features(self, inputs: list[_ModelInput]) -> tuple[Any, Any]:
-        """Features of the before and after images, (B, C, h, w) each; for an ensemble a list with those of each member."""
+        """Compute features of the before and after images, (B, C, h, w) each; for an ensemble lists with those of each member."""
         from diffcap.features.backbones import features_of
 
-        sides: list[Any] = []
-        for backbone, meta, pairs in zip(
-            self._backbones, self._feature_metadata, zip(*(each.images for each in inputs))
-        ):
-            if meta["shape"] is None:  # a model that reads images of any size
-                sides.append([[pair[side].to(self.device, torch.uint8) for pair in pairs] for side in (0, 1)])
+        features: list[Any] = []  # before and after, of each backbone
+        backbone_images = zip(*(model_input.images for model_input in inputs))
+        for backbone, meta, pairs in zip(self._backbones, self._feature_metadata, backbone_images):
+            if meta["shape"] is None:  # a model of images of any size
+                on_device = [pair.to(self.device, torch.uint8) for pair in pairs]
+                features.append(([pair[0] for pair in on_device], [pair[1] for pair in on_device]))
                 continue
             images = torch.stack(pairs, 1).to(self.device)  # (2, B, 3, H, W)
-            sides.append(features_of(backbone, images.flatten(0, 1), meta).chunk(2))
+            features.append(features_of(backbone, images.flatten(0, 1), meta).chunk(2))
         if len(self._feature_index) == 1:
-            return sides[0]
-        before, after = zip(*(sides[number] for number in self._feature_index))
-        return list(before), list(after)
+            return features[0]
+        member_features = [features[index] for index in self._feature_index]
+        return [before for before, _ in member_features], [after for _, after in member_features]
 
     @torch.no_grad()
     def _generate(
@@ -252,13 +252,13 @@ class PairCaptioner:
     ) -> list[Caption]:
         before, after = self._features(inputs)
         memory = self._captioner.encode(before, after)
-        scored = [self._score(sentence, memory, len(inputs)) for sentence in sentences]
+        sentence_scores = [self._score(sentence, memory, len(inputs)) for sentence in sentences]
         hypotheses = greedy_from(self._captioner, memory, self.max_length)[:, None]
         if beams > 1:  # beam search can miss the greedy caption although it has a higher score
-            found = beam_hypotheses(self._captioner, before, after, self.max_length, beams, length_penalty)
-            length = max(found.shape[2], hypotheses.shape[2])
-            eos = self._captioner.eos_id
-            padded = [pad(rows, (0, length - rows.shape[2]), value=eos) for rows in (found, hypotheses)]
+            beam_ids = beam_hypotheses(self._captioner, before, after, self.max_length, beams, length_penalty)
+            length = max(beam_ids.shape[2], hypotheses.shape[2])
+            eos_id = self._captioner.eos_id
+            padded = [pad(ids, (0, length - ids.shape[2]), value=eos_id) for ids in (beam_ids, hypotheses)]
             hypotheses = torch.cat(padded, 1)  # (B, beams + 1, T)
         memory = tree_map(lambda leaf: leaf.repeat_interleave(hypotheses.shape[1], 0).contiguous(), memory)
         tokens = hypotheses.flatten(0, 1)
@@ -267,67 +267,73 @@ class PairCaptioner:
             raise DiffcapError(
                 "the captioner's probabilities are NaN: its weights diverged in training or are damaged; use another checkpoint."
             )
-        unchanged = self._captioner.nothing_changed(before, after)
-        words = self._captioner.caption_mask(tokens).sum(1).view(hypotheses.shape[:2])
-        order = ranking(scores.sum(2), words, length_penalty)[..., None]
-        hypotheses, scores = hypotheses.take_along_dim(order, 1), scores.take_along_dim(order, 1).cpu()
-        ends = (1 + words.take_along_dim(order[..., 0], 1)).tolist()
+        no_change_probabilities = self._captioner.nothing_changed(before, after)
+        word_counts = self._captioner.caption_mask(tokens).sum(1).view(hypotheses.shape[:2])
+        order = ranking(scores.sum(2), word_counts, length_penalty)
+        hypotheses = hypotheses.take_along_dim(order[..., None], 1)
+        scores = scores.take_along_dim(order[..., None], 1).cpu()
+        lengths = (1 + word_counts.take_along_dim(order, 1)).tolist()  # with BOS
         captions = []
-        for number, model_input in enumerate(inputs):
-            rows = [row[:end] for row, end in zip(hypotheses[number].tolist(), ends[number])]
-            log_probabilities = scores[number].tolist()
-            texts = [self.vocabulary.decode(row) for row in rows]
-            others: dict[str, float] = {}  # several token sequences may decode to one sentence; the first is the best
-            for text, row in zip(texts[1:], log_probabilities[1:]):
+        for index, model_input in enumerate(inputs):
+            sequences = [ids[:length] for ids, length in zip(hypotheses[index].tolist(), lengths[index])]
+            texts = [self.vocabulary.decode(ids) for ids in sequences]
+            best_scores, *other_scores = scores[index].tolist()  # of each token
+            alternatives: dict[str, float] = {}  # several sequences may decode to one sentence; the first is the best
+            for text, token_scores in zip(texts[1:], other_scores):
                 if text != texts[0]:
-                    others.setdefault(text, sum(row))
-            spans = _word_spans(self.vocabulary, rows[0])
+                    alternatives.setdefault(text, sum(token_scores))
+            spans = _word_spans(self.vocabulary, sequences[0])
+            words = [Word(word, sum(best_scores[place] for place in places)) for word, places in spans]
             captions.append(
                 Caption(
                     texts[0],
-                    sum(log_probabilities[0]),
-                    tuple(Word(text, sum(log_probabilities[0][index] for index in indices)) for text, indices in spans),
-                    None if unchanged is None else float(unchanged[number]),
-                    tuple(Alternative(text, score) for text, score in others.items()),
+                    sum(best_scores),
+                    tuple(words),
+                    None if no_change_probabilities is None else float(no_change_probabilities[index]),
+                    tuple(Alternative(text, score) for text, score in alternatives.items()),
                     model_input.notes,
-                    tuple(rows[0]),
-                    tuple(of_pairs[number] for of_pairs in scored),
+                    tuple(sequences[0]),
+                    tuple(pair_scores[index] for pair_scores in sentence_scores),
                 )
             )
         return captions
 
-    def _score(self, sentence: str, memory: Any, pairs: int) -> list[float]:
+    def _score(self, sentence: str, memory: Any, num_pairs: int) -> list[float]:
         """Natural logarithm of a sentence's probability for each pair."""
         ids = self.vocabulary.encode(sentence, self.max_length)
         if self.vocabulary.unk in ids:
-            return [-math.inf] * pairs
-        tokens = torch.tensor([ids] * pairs, device=self.device)
+            return [-math.inf] * num_pairs
+        tokens = torch.tensor([ids] * num_pairs, device=self.device)
         return token_log_probabilities(self._captioner, memory, tokens).sum(1).tolist()
 
     def weights_sha256(self) -> str:
-        """SHA-256 of the weights in hexadecimal, and of the base model's files of a vision-language model."""
+        """SHA-256 of the weights in hexadecimal; for a vision-language model "-" and that of the base model's files follow."""
         state = {f"captioner.{name}": value.cpu() for name, value in self._captioner.state_dict().items()}
-        base = getattr(self._captioner, "hyperparameters", {}).get("base_sha256")
-        return "-".join([weights_hash({"state_dict": state}), *([base] if base else [])])
+        base_hash = getattr(self._captioner, "hyperparameters", {}).get("base_sha256")
+        return weights_hash({"state_dict": state}) + (f"-{base_hash}" if base_hash else "")
 
 
 @torch.no_grad()
 def attention_of(
     captioner: Captioner, vocabulary: AnyVocabulary, before: Any, after: Any, tokens: Sequence[int]
 ) -> AttentionMaps:
-    """Attention maps of each word of a caption, given by its ids; for a word of several tokens, their mean.
+    """Return attention maps of each word of a caption with the ids `tokens`; a word of several tokens has the mean of their maps.
 
     `before` and `after` are features of one pair, (1, C, h, w); for an ensemble, lists with those of each member.
     """
     device = next(captioner.parameters()).device
     maps = captioner.attention(before, after, torch.tensor([list(tokens[:-1])], device=device))
-    spans = _word_spans(vocabulary, tokens)  # the map of a word has the index of the token before it
-    sides = [
-        np.stack([side[0, places].mean(0).cpu().numpy() for _, places in spans] or [np.zeros(side.shape[2:])])
-        for side in (maps.before, maps.after)
-    ]
+    spans = _word_spans(vocabulary, tokens)
+    words = [word for word, _ in spans]
     alignment = None if maps.alignment is None else maps.alignment[0].cpu().numpy()
-    return AttentionMaps([word for word, _ in spans], sides[0][: len(spans)], sides[1][: len(spans)], alignment)
+    return AttentionMaps(words, _word_maps(maps.before[0], spans), _word_maps(maps.after[0], spans), alignment)
+
+
+def _word_maps(token_maps: Tensor, spans: Sequence[tuple[str, list[int]]]) -> Maps:
+    """Mean of the maps (T, h, w) of each word's tokens, (W, h, w); the map with index 0 is that of the token after the start token."""
+    if not spans:
+        return np.zeros((0, *token_maps.shape[1:]))
+    return np.stack([token_maps[indices].mean(0).cpu().numpy() for _, indices in spans])
 
 
 def _word_spans(vocabulary: AnyVocabulary, tokens: Sequence[int]) -> list[tuple[str, list[int]]]:
@@ -338,8 +344,9 @@ def _word_spans(vocabulary: AnyVocabulary, tokens: Sequence[int]) -> list[tuple[
         words = text.split(" ") if text else []
         if len(words) > len(spans):
             spans.append((words[-1], [index]))
-        elif spans and words[-1] != spans[-1][0]:
-            spans[-1] = (words[-1], [*spans[-1][1], index])
+        elif spans and words[-1] != spans[-1][0]:  # the token continues the last word
+            _, indices = spans[-1]
+            spans[-1] = (words[-1], [*indices, index])
     return spans
 
 
@@ -350,9 +357,10 @@ def _domain_note(members: Sequence[Checkpoint]) -> str | None:
     untrained = [member.metadata for member in members if member.metadata["stage"] == ZERO_SHOT]
     if not untrained:
         return None
-    name = origin(*(untrained[0][key] for key in ("base", "revision", "licence")))
+    first = untrained[0]
+    model = origin(first["base"], first["revision"], first["licence"])
     return (
-        f"{name}. It was not trained to compare images: its captions may describe changes that are not there, and its "
+        f"{model}. It was not trained to compare images: its captions may describe changes that are not there, and its "
         "probabilities say little about that."
     )
 
@@ -374,16 +382,14 @@ def load_captioner(
             A list is an ensemble, which uses the mean of the members' probabilities at every word; all members need the same
             token ids.
         device, backbone_weights: see `PairCaptioner`.
-        base: folder or name of the base model of a fine-tuned vision-language model, if it is not where the checkpoint says.
+        base: folder or name of a fine-tuned vision-language model's base model, if it is not at the place in the checkpoint.
         prompt: question to a vision-language model that was not trained; None: `models.vlm.PROMPT`.
 
     Raises:
         DiffcapError: a checkpoint is missing, unreadable or cannot caption, or members have different vocabularies.
 
     Example:
-        >>> captioner = load_captioner(device="cpu")  # the captioner that ships with the package
-        >>> caption = captioner("examples/before.png", "examples/after.png")
-        >>> caption.text
+        >>> load_captioner(device="cpu")("examples/before.png", "examples/after.png").text
         'the tiny yellow metal cylinder has appeared'
     """
     sources: list[str | Path | None] = [source] if source is None or isinstance(source, str | Path) else list(source)
@@ -391,12 +397,12 @@ def load_captioner(
         raise DiffcapError(
             "the list of checkpoints is empty; name one, or omit the list for the captioner that ships with diffcap."
         )
-    members = load_members([_shipped(one) for one in sources], base, prompt)
+    members = load_members([_shipped(each) for each in sources], base, prompt)
     return PairCaptioner(members, device, backbone_weights)
 
 
 def _shipped(source: str | Path | None) -> str | Path:
-    """The folder of a captioner that ships, else the source itself; a file or folder of the same name comes first."""
+    """Return the folder of the shipped captioner with this name; any other source, or an existing path, is returned unchanged."""
     if source is None:
         return SHIPPED
     return source if Path(source).exists() else SHIPPED_CAPTIONERS.get(str(source), source)
@@ -407,18 +413,21 @@ def _device(name: str) -> torch.device:
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is not None:
         kind = accelerator.type
-        usable += [kind, *(f"{kind}:{number}" for number in range(torch.accelerator.device_count()))]
+        usable += [kind, *(f"{kind}:{index}" for index in range(torch.accelerator.device_count()))]
     if name not in (*usable, "cpu:0"):
         raise DiffcapError(f"--device {name}: this machine has no such device; choose one of {', '.join(usable)}.")
-    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
 
 
 def _chunks(pairs: Iterable[tuple[Source, Source]], size: int) -> Iterator[list[tuple[Source, Source]]]:
     chunk: list[tuple[Source, Source]] = []
-    for number, pair in enumerate(pairs):
-        if isinstance(pair, str | bytes | Mapping | Set) or not hasattr(pair, "__len__") or len(pair) != 2:
-            found = type(pair).__name__ + (f" of length {len(pair)}" if hasattr(pair, "__len__") else "")
-            raise ValueError(f"pairs[{number}] must be a pair (before, after) of images, found {found}")
+    for index, pair in enumerate(pairs):
+        length = len(pair) if hasattr(pair, "__len__") else None
+        if length != 2 or isinstance(pair, str | bytes | Mapping | Set):
+            found = type(pair).__name__ + ("" if length is None else f" of length {length}")
+            raise ValueError(f"pairs[{index}] must be a pair (before, after) of images, found {found}")
         chunk.append(pair)
         if len(chunk) == size:
             yield chunk

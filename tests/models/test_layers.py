@@ -12,7 +12,7 @@ from diffcap.models.layers import (
     GridEmbedding,
     PreNormStack,
     UnbiasedLayerNorm,
-    sinusoidal_position_embedding,
+    sinusoidal_positions,
 )
 
 
@@ -33,7 +33,7 @@ def test_layer_norm_is_the_annotated_transformers(eps: float) -> None:
 @pytest.mark.parametrize("own_frequencies", [False, True])
 @pytest.mark.parametrize("width", [16, 7])
 def test_positions_are_the_loops(width: int, own_frequencies: bool) -> None:
-    table = sinusoidal_position_embedding(40, width, own_frequencies)
+    table = sinusoidal_positions(40, width, own_frequencies)
     assert table.shape == (40, width) and table.dtype == torch.float32
     for position in range(40):
         for channel in range(width):

@@ -187,7 +187,7 @@ def test_two_processes_have_the_gradients_of_one(levir: Commands) -> None:
 @pytest.mark.parametrize(
     ("form", "own", "output"),
     [
-        ("rsiccformer", RESNET, "resnet101_layer3_256 holds features, and RSICCformer .* reads pixels"),
+        ("rsiccformer", RESNET, "resnet101_layer3_256 contains features, but RSICCformer .* needs pixels"),
         ("chg2cap", "--model.resnet_weights=null", "model.resnet_weights is not set; give default, random, or a file"),
         ("chg2cap", "--data.vocabulary_layout=pcl", "data.vocabulary_layout is pcl; Chg2Cap needs chg2cap"),
         ("rsiccformer", "--run.monitor=null", r"decoder_plateau_factor needs run\.monitor"),

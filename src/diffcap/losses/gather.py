@@ -41,7 +41,7 @@ def ddp_scaled_sum(values: Tensor) -> Tensor:
 
 
 def first_row(rows: Tensor) -> int:
-    """Index of this rank's first row, of (n, ...), among the rows of all ranks; n may differ between ranks."""
+    """Index of this rank's first row among the rows (n, ...) of all ranks; n may differ between ranks."""
     return sum(_row_counts(rows)[: rank()])
 
 
@@ -49,7 +49,7 @@ def _row_counts(rows: Tensor) -> list[int]:
     """Number of rows of each rank."""
     if world_size() == 1:
         return [len(rows)]
-    counts = [torch.zeros((), dtype=torch.long, device=rows.device) for _ in range(world_size())]
+    counts = list(torch.zeros(world_size(), dtype=torch.long, device=rows.device))
     dist.all_gather(counts, torch.tensor(len(rows), device=rows.device))
     return [int(count) for count in counts]
 
@@ -84,5 +84,6 @@ def gather_rows(rows: Tensor) -> tuple[Tensor, int]:
         return rows, 0
     counts = _row_counts(rows)
     first = sum(counts[: rank()])
-    before, after = (rows.new_zeros(count, *rows.shape[1:]) for count in (first, sum(counts) - first - len(rows)))
-    return sum_over_ranks(torch.cat([before, rows, after])), first
+    zeros_before = rows.new_zeros(first, *rows.shape[1:])
+    zeros_after = rows.new_zeros(sum(counts) - first - len(rows), *rows.shape[1:])
+    return sum_over_ranks(torch.cat([zeros_before, rows, zeros_after])), first

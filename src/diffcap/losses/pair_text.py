@@ -8,10 +8,10 @@ from diffcap.losses.gather import gather_rows
 
 
 def pair_text_similarity(text: Tensor, pair: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, int]:
-    """Scaled cosines of this rank's rows with every rank's rows, in both directions.
+    """Compute the scaled cosines of this rank's rows with every rank's rows, in both directions.
 
     Args:
-        text, pair: (B, E) of this rank; rows with the same index belong together. scale: factor of the cosines.
+        text, pair: vectors (B, E) of this rank; row i of `text` describes row i of `pair`. scale: factor of the cosines.
 
     Returns:
         Similarities of texts with all pairs and of pairs with all texts, (B, all B) each, float32, and the index of this rank's
@@ -25,11 +25,11 @@ def pair_text_similarity(text: Tensor, pair: Tensor, scale: Tensor) -> tuple[Ten
 
 
 def pair_text_contrastive_loss(text: Tensor, pair: Tensor, scale: Tensor) -> Tensor:
-    """The mean of the cross-entropies of retrieving the pair of a sentence and the sentence of a pair.
+    """Mean of two cross-entropies: retrieving a sentence's pair and a pair's sentence among those of the global batch.
 
-    Over the global batch. The mean and the scale are those of the authors' code; the paper has the sum and no scale. If the
-    same sentence or pair occurs twice in a batch, the other occurrence is a negative (authors' code). Arguments are those of
-    `pair_text_similarity`; the result is (B,), in nats.
+    The mean and the scale are those of the authors' code; the paper has the sum and no scale. If the same sentence or pair occurs
+    twice in a batch, the other occurrence is a negative (authors' code). The arguments are those of `pair_text_similarity`; the
+    result is (B,), in nats.
 
     Example:
         >>> pair_text_contrastive_loss(torch.eye(2), 3 * torch.eye(2), torch.tensor(2.0))

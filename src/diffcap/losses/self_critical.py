@@ -23,7 +23,7 @@ def leave_one_out_mean(rewards: Tensor) -> Tensor:
 
 
 def self_critical_loss(logits: Tensor, tokens: Tensor, caption_mask: Tensor, advantage: Tensor) -> Tensor:
-    """Policy gradient as a loss: `-(reward - baseline) * log p(caption)` for each caption (Rennie et al., eq. 7 and 9).
+    """Loss (B,) whose gradient is the policy gradient: `-(reward - baseline) * log p(caption)` (Rennie et al., eq. 7 and 9).
 
     Args:
         logits: (B, T - 1, V) of positions 1 ... T - 1. tokens: (B, T) sampled captions.
@@ -36,5 +36,5 @@ def self_critical_loss(logits: Tensor, tokens: Tensor, caption_mask: Tensor, adv
         >>> self_critical_loss(logits, tokens, caption_mask, advantage=torch.tensor([0.5]))
         tensor([1.3863])
     """
-    log_probabilities = logits.float().log_softmax(-1).gather(2, tokens[:, 1:, None])[..., 0]
-    return -advantage.detach() * torch.where(caption_mask, log_probabilities, 0.0).sum(1)
+    token_scores = logits.float().log_softmax(-1).gather(2, tokens[:, 1:, None])[..., 0]
+    return -advantage.detach() * torch.where(caption_mask, token_scores, 0.0).sum(1)

@@ -18,15 +18,7 @@ from diffcap.checkpoints.importing import GROUPS, SHARED, Importer, Rule, Sizes,
 from diffcap.losses.gather import gather_rows, global_mean, sum_over_ranks
 from diffcap.models.captioner import Batch, constructor_arguments
 from diffcap.models.cross_image import CrossImageCaptioner, CrossImageLayer, Views
-from diffcap.models.decoder import (
-    NULL,
-    BlockOutput,
-    PostNormBlock,
-    WordDecoder,
-    mean,
-    next_word_losses,
-    pair_groups,
-)
+from diffcap.models.decoder import NULL, BlockOutput, PostNormBlock, WordDecoder, mean, next_word_losses, pair_groups
 from diffcap.models.fast import add_repeated, linear_of_concatenation
 from diffcap.models.layers import Dropout, GridEmbedding, Linear, init_attention_, init_xavier_
 
@@ -34,34 +26,32 @@ Form = Literal["symmetrised", "two_way"]
 
 
 def cross_correlation(before: Tensor, after: Tensor) -> Tensor:
-    """Correlation of the channels of both images over the rows of the global batch (DIRL, eq. 3; authors' code).
+    """Correlate the channels of both images over the rows of the global batch (DIRL, eq. 3; authors' code).
 
-    Each channel is standardised by its mean and its unbiased standard deviation, without an epsilon; a constant channel gives
-    NaN, as in the authors' code. The paper's eq. 3 does not subtract the mean.
-
-    From `before` and `after`, (n, D) each, n may differ between ranks, to (D, D): entry (i, j) is the mean over the rows of channel
-    i of before times channel j of after.
+    `before` and `after` are (n, D) each; n may differ between ranks. Entry (i, j) of the result, (D, D), is the mean over the rows
+    of channel i of before times channel j of after, both standardised by mean and unbiased standard deviation. A constant channel
+    gives NaN, as in the authors' code. The paper's eq. 3 does not subtract the mean.
 
     Example:
         >>> before = torch.tensor([[0.0, 1.0], [1.0, 3.0], [2.0, -1.0]])
-        >>> cross_correlation(before, 2 * before)  # n - 1 in the variance: 2 / 3 on the diagonal
+        >>> cross_correlation(before, 2 * before)  # mean over n, variance with n - 1: (n - 1) / n = 2 / 3 on the diagonal
         tensor([[ 0.6667, -0.3333],
                 [-0.3333,  0.6667]])
     """
     before, after = before.float(), after.float()
-    rows = sum_over_ranks(torch.tensor(float(len(before)), device=before.device))
-    means = sum_over_ranks(torch.stack([before.sum(0), after.sum(0)])) / rows
-    first = before - means[0]
-    second = after - means[1]
-    squares = torch.stack([torch.linalg.vector_norm(part, dim=0) for part in (first, second)]).square()
-    std = (sum_over_ranks(squares) / (rows - 1)).sqrt()
+    num_rows = sum_over_ranks(torch.tensor(float(len(before)), device=before.device))
+    means = sum_over_ranks(torch.stack([before.sum(0), after.sum(0)])) / num_rows
+    centred_before = before - means[0]
+    centred_after = after - means[1]
+    norms = [torch.linalg.vector_norm(centred, dim=0) for centred in (centred_before, centred_after)]
+    std = (sum_over_ranks(torch.stack(norms).square()) / (num_rows - 1)).sqrt()
     with torch.autocast(before.device.type, enabled=False):
         # Dividing the (D, D) products by both standard deviations is less work than dividing all rows.
-        return sum_over_ranks(first.T @ second) / rows / std[0, :, None] / std[1]
+        return sum_over_ranks(centred_before.T @ centred_after) / num_rows / std[0, :, None] / std[1]
 
 
 def decorrelation_terms(correlation: Tensor) -> tuple[Tensor, Tensor]:
-    """The two terms of DIRL's eq. 4 for a correlation (D, D): the sum of `(C_ii - 1)^2`, and the sum of `C_ij^2` over i != j.
+    """Compute the terms of DIRL's eq. 4 for a correlation C (D, D): the sum of `(C_ii - 1)^2`, and that of `C_ij^2` over i != j.
 
     Example:
         >>> [round(term.item(), 4) for term in decorrelation_terms(torch.tensor([[1.0, 0.5], [0.0, 0.5]]))]
@@ -74,7 +64,7 @@ def decorrelation_terms(correlation: Tensor) -> tuple[Tensor, Tensor]:
 def cross_modal_contrastive_loss(
     text: Tensor, vision: Tensor, temperature: float = 0.5, form: Form = "symmetrised"
 ) -> Tensor:
-    """Contrast each caption's text vector with its own visual vector against those of all other captions.
+    """Contrast each caption's text vector with its visual vector and those of all other captions.
 
     With `G = text vision^T / temperature` over the global batch, "symmetrised" is the cross-entropy of the rows of
     `(G + G^T) / 2` (authors' code); "two_way" is the mean of the cross-entropies of the rows of G and of G^T (DIRL, eq. 12 to
@@ -95,7 +85,8 @@ def cross_modal_contrastive_loss(
     texts, first = gather_rows(text)
     visions, _ = gather_rows(vision)
     with torch.autocast(text.device.type, enabled=False):
-        by_text, by_vision = text @ visions.T / temperature, vision @ texts.T / temperature  # rows of G and of G^T
+        by_text = text @ visions.T / temperature  # rows of G
+        by_vision = vision @ texts.T / temperature  # rows of G^T
     target = torch.arange(len(text), device=text.device) + first
     if form == "symmetrised":
         return F.cross_entropy((by_text + by_vision) / 2, target, reduction="none")
@@ -117,8 +108,8 @@ class DIRL(CrossImageCaptioner):
         coordinates: append x and y channels to the features (authors' code: on CLEVR-Change).
         decoder_variant: "ln_xavier": layer norms after the word projection and the fusion, Xavier initialisation (authors'
             code, CLEVR-DC); "plain": neither (authors' code, CLEVR-Change).
-        decorrelation_weight: lambda_d (0.5 on CLEVR-Change). diagonal_weight, off_diagonal_weight: of its two terms
-            (1 and 0.003, authors' code; the paper's table 7 removes one at a time).
+        decorrelation_weight: lambda_d (0.5 on CLEVR-Change). diagonal_weight, off_diagonal_weight: weights of the decorrelation
+            loss's two terms (1 and 0.003, authors' code; the paper's table 7 removes one at a time).
         ccr_weight: lambda_c (0.3 on CLEVR-Change). ccr_temperature: 0.5.
         ccr_form: "symmetrised": one cross-entropy over the mean of the logits and their transpose (authors' code);
             "two_way": the mean of both directions' cross-entropies (paper, eq. 12 to 14).
@@ -153,8 +144,8 @@ class DIRL(CrossImageCaptioner):
         self.hyperparameters = constructor_arguments(locals())
         self.embedding = GridEmbedding(feature_channels, grid, width, coordinates)
         self.projector = None
-        if decorrelation_weight:  # ReLU after dropout: the same values, and autograd keeps one tensor less
-            activation = Dropout(dropout), nn.ReLU(inplace=True)
+        if decorrelation_weight:
+            activation = Dropout(dropout), nn.ReLU(inplace=True)  # in this order autograd keeps one tensor less
             self.projector = nn.Sequential(Linear(width, projector_width), *activation, Linear(projector_width, width))
         self.encoder = nn.ModuleList(
             CrossImageLayer(width, heads, dropout, output_dropout=dropout, out_proj=True) for _ in range(encoder_layers)
@@ -163,14 +154,15 @@ class DIRL(CrossImageCaptioner):
             if part is not None:
                 init_xavier_(part)
         has_norms = decoder_variant == "ln_xavier"
-        norm = (nn.LayerNorm(width),) if has_norms else ()
-        self.fusion = nn.Sequential(Linear(2 * width, width), *norm, Dropout(dropout), nn.ReLU(inplace=True))
+        fusion_norm = [nn.LayerNorm(width)] if has_norms else []
+        word_norm = [nn.LayerNorm(width)] if has_norms else []
+        self.fusion = nn.Sequential(Linear(2 * width, width), *fusion_norm, Dropout(dropout), nn.ReLU(inplace=True))
         self.decoder = WordDecoder(
             vocabulary_size,
             max_length,
             width,
             word_width,
-            nn.Sequential(Linear(word_width, width), *(nn.LayerNorm(width) for _ in norm), Dropout(dropout)),
+            nn.Sequential(Linear(word_width, width), *word_norm, Dropout(dropout)),
             [PostNormBlock(width, heads, ffn, dropout) for _ in range(decoder_layers)],
         )
         if has_norms:
@@ -186,23 +178,25 @@ class DIRL(CrossImageCaptioner):
 
     @staticmethod
     def differences(before: Tensor, after: Tensor, views: Views) -> tuple[Tensor, Tensor]:
-        """Embedded images (b, N, D) and (B, N, D) minus what they share with the other image: (B, N, D) each (eq. 6)."""
+        """Subtract from embedded images, (b, N, D) and (B, N, D), what they share with the other image: (B, N, D) each (eq. 6)."""
         return add_repeated(-views.before, before), after - views.after
 
     def fuse(self, before: Tensor, after: Tensor, views: Views | None) -> Tensor:
         """See `CrossImageCaptioner.fuse`; the views are what each image shares with the other (eq. 7)."""
         assert views is not None
-        fused = linear_of_concatenation(self.fusion[0], *self.differences(before, after, views))  # type: ignore[arg-type]
+        differences = self.differences(before, after, views)
+        fused = linear_of_concatenation(self.fusion[0], *differences)  # type: ignore[arg-type]
         return self.fusion[1:](fused)
 
     def text_and_vision(self, output: BlockOutput, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """What CCR compares: mean hidden states after self-attention (text) and after cross-attention (vision), (B, D) each."""
+        """Return the vectors that CCR compares: mean hidden states after self-attention and after cross-attention, (B, D) each."""
         text = output.after_self_attention
         vision = output.after_cross_attention
         if not self.ccr_mask_padding:
             return text.mean(1), vision.mean(1)
         is_word = (tokens != NULL).to(text.dtype)[..., None]
-        return (text * is_word).sum(1) / is_word.sum(1), (vision * is_word).sum(1) / is_word.sum(1)
+        word_counts = is_word.sum(1)
+        return (text * is_word).sum(1) / word_counts, (vision * is_word).sum(1) / word_counts
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
         """`caption + lambda_d decorrelation + lambda_c ccr` over the global batch, each a mean over the groups."""
@@ -210,10 +204,12 @@ class DIRL(CrossImageCaptioner):
         after = self.embedding(batch["after"])
         tokens = batch["tokens"]
         groups = pair_groups(before, after)
-        output = self.decoder(tokens, self.fuse(before, after, self.compare(before, after))).last
+        views = self.compare(before, after)
+        output = self.decoder(tokens, self.fuse(before, after, views)).last
         logits = self.decoder.logit(output.hidden)
-        parts = {"caption_loss": mean([global_mean(next_word_losses(logits[rows], tokens[rows])) for rows in groups])}
-        loss = parts["caption_loss"]
+        word_losses = [next_word_losses(logits[rows], tokens[rows]) for rows in groups]
+        loss = mean([global_mean(losses) for losses in word_losses])
+        parts = {"caption_loss": loss}
         if self.projector is not None:
             projected_before = self.projector(before)
             projected_after = self.projector(after).split(len(before))
@@ -221,14 +217,16 @@ class DIRL(CrossImageCaptioner):
                 decorrelation_terms(cross_correlation(projected_before.flatten(0, 1), group.flatten(0, 1)))
                 for group in projected_after
             ]
-            parts["diagonal_loss"], parts["off_diagonal_loss"] = (mean(list(each)) for each in zip(*terms))
-            weighted = self.term_weights[0] * parts["diagonal_loss"] + self.term_weights[1] * parts["off_diagonal_loss"]
+            parts["diagonal_loss"] = mean([diagonal for diagonal, _ in terms])
+            parts["off_diagonal_loss"] = mean([off_diagonal for _, off_diagonal in terms])
+            diagonal_weight, off_diagonal_weight = self.term_weights
+            weighted = diagonal_weight * parts["diagonal_loss"] + off_diagonal_weight * parts["off_diagonal_loss"]
             loss = loss + self.decorrelation_weight * weighted
         if self.ccr_weight:
             text, vision = self.text_and_vision(output, tokens)
             options = self.ccr_temperature, self.ccr_form
-            losses = [cross_modal_contrastive_loss(text[rows], vision[rows], *options) for rows in groups]
-            parts["ccr_loss"] = mean([global_mean(of_group) for of_group in losses])
+            ccr_losses = [cross_modal_contrastive_loss(text[rows], vision[rows], *options) for rows in groups]
+            parts["ccr_loss"] = mean([global_mean(losses) for losses in ccr_losses])
             loss = loss + self.ccr_weight * parts["ccr_loss"]
         return {"loss": loss, **{name: value.detach() for name, value in parts.items()}}
 
@@ -255,13 +253,13 @@ def official_sizes(state: State, options: Mapping[str, Any], tables: State) -> S
     """Hyperparameters of DIRL, for both decoder variants."""
     sizes = rcc_sizes(state, options, tables)
     projector = state.get("change_detector_state.mlp.0.weight")
-    more = {
+    dirl_sizes = {
         "encoder_layers": count_layers(state, r"change_detector_state\.transformer\.(\d+)\."),
         "ffn": len(state["speaker_state.core.layer.0.linear1.weight"]),
         "decoder_variant": "ln_xavier" if "speaker_state.core.embed_fc.1.weight" in state else "plain",
         **({"projector_width": len(projector)} if projector is not None else {"decorrelation_weight": 0.0}),
     }
-    return sizes._replace(model=sizes.model | more)
+    return sizes._replace(model=sizes.model | dirl_sizes)
 
 
 IMPORTER = Importer(

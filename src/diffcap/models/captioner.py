@@ -25,20 +25,22 @@ class AttentionMaps(NamedTuple):
 
 
 def patch_attention(before: Tensor, after: Tensor, grid: tuple[int, int]) -> AttentionMaps:
-    """Maps over the patches, of one distribution over the tokens of both images: (B, T, N) weights each, N = h w of the `grid`.
+    """Scale the patches' attention weights, (B, T, N) for each image, so that both maps of a word add up to 2.
 
-    The attention to other tokens, such as class tokens, is left out, and the rest is scaled up.
+    `grid`: rows and columns of the N patches. The weights belong to one distribution over the tokens of both images, from which
+    other tokens, such as class tokens, are left out.
     """
-    mean = (before.sum(2) + after.sum(2))[..., None, None] / 2
-    return AttentionMaps(before.unflatten(2, grid) / mean, after.unflatten(2, grid) / mean, None)
+    half_sum = (before.sum(2) + after.sum(2))[..., None, None] / 2
+    return AttentionMaps(before.unflatten(2, grid) / half_sum, after.unflatten(2, grid) / half_sum, None)
 
 
-def constructor_arguments(variables: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a constructor that calls `super()`, from its `locals()`, as JSON values; checks those of type Literal."""
-    arguments = {name: value for name, value in variables.items() if name not in ("self", "__class__")}
-    for name, kind in get_type_hints(variables["__class__"].__init__).items():
-        if get_origin(kind) is Literal and arguments[name] not in get_args(kind):
-            raise ValueError(f"{name} is {arguments[name]!r}; it must be one of {', '.join(map(repr, get_args(kind)))}")
+def constructor_arguments(constructor_locals: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a constructor that calls `super()`, from its `locals()`, as JSON values. Check those of type Literal."""
+    arguments = {name: value for name, value in constructor_locals.items() if name not in ("self", "__class__")}
+    for name, annotation in get_type_hints(constructor_locals["__class__"].__init__).items():
+        choices = get_args(annotation)
+        if get_origin(annotation) is Literal and arguments[name] not in choices:
+            raise ValueError(f"{name} is {arguments[name]!r}; it must be one of {', '.join(map(repr, choices))}")
     return {name: list(value) if isinstance(value, tuple) else value for name, value in arguments.items()}
 
 
@@ -48,15 +50,15 @@ class Captioner(nn.Module, ABC):
     # Prefixes of parameter names that a pre-training checkpoint of the method does not have, and that only it has.
     allowed_missing: ClassVar[tuple[str, ...]] = ()
     allowed_unexpected: ClassVar[tuple[str, ...]] = ()
-    # Whether the state dict has only what was trained on top of a base model, which has its own files; such a captioner has the
-    # arguments `base` and `base_sha256`, and the attribute `vocabulary`.
+    # True if the state dict has only the weights that were trained on top of a base model, whose own weights are in other files.
+    # Such a captioner has the constructor arguments `base` and `base_sha256`, and the attribute `vocabulary`.
     on_base_model: ClassVar[bool] = False
-    # From lr, pretrained_lr and weight_decay, the authors' optimizer with weights in half precision; None if they have none.
+    # Builds the authors' optimizer for weights in half precision from lr, pretrained_lr and weight_decay; None without one.
     half_precision_optimizer: Callable[..., Optimizer] | None = None
     hyperparameters: dict[str, Any]  # the constructor's arguments, from which the same model can be built again
-    bos_id: int  # of the token at the beginning of a caption
-    eos_id: int  # of the token at its end
-    vocabulary_layout: str  # `Vocabulary.family` whose special tokens have these ids: "pcl", "rcc", ...
+    bos_id: int  # id of the token at the beginning of a caption
+    eos_id: int  # id of the token at the end of a caption
+    vocabulary_layout: str  # `Vocabulary.family` of vocabularies with these ids: "pcl", "rcc", ...
     extra_eos_id: int | None = None  # a second id that ends a generated caption (padding, in some of the authors' code)
 
     @classmethod
@@ -64,14 +66,14 @@ class Captioner(nn.Module, ABC):
         """Raise a ValueError if the arguments and the state dict of a checkpoint do not fit together (`on_base_model` only)."""
 
     def is_eos(self, tokens: Tensor) -> Tensor:
-        """Which ids end a caption: boolean, of the shape of `tokens`."""
-        is_eos = tokens == self.eos_id
-        return is_eos if self.extra_eos_id is None else is_eos | (tokens == self.extra_eos_id)
+        """Return which ids end a caption: boolean, of the shape of `tokens`."""
+        ends_caption = tokens == self.eos_id
+        return ends_caption if self.extra_eos_id is None else ends_caption | (tokens == self.extra_eos_id)
 
     def caption_mask(self, tokens: Tensor) -> Tensor:
-        """Which ids after BOS belong to the caption (B, T): all up to and including the first `is_eos`; boolean (B, T - 1)."""
-        is_eos = self.is_eos(tokens[:, 1:]).long()
-        return is_eos.cumsum(1) == is_eos
+        """Return which ids after BOS belong to each caption (B, T), boolean (B, T - 1): all up to and including the first end."""
+        ends_caption = self.is_eos(tokens[:, 1:]).long()
+        return ends_caption.cumsum(1) == ends_caption
 
     @abstractmethod
     def loss(self, batch: Batch) -> dict[str, Tensor]:
@@ -103,14 +105,14 @@ class Captioner(nn.Module, ABC):
 
     @property
     def initial_weights(self) -> str | None:
-        """The option of fine-tuning with the weights of a part that is pretrained elsewhere, such as clip_weights; None without one."""
+        """Name of the fine-tuning option for weights that other programs trained, such as `clip_weights`; None without such weights."""
         return None
 
     def load_initial(self, weights: str, vocabulary: Any) -> None:
-        """Load the weights of the part that is pretrained elsewhere ("default", "random" or a file), see `initial_weights`."""
+        """Load the weights that the option `initial_weights` names: "default", "random" or a file."""
 
     def backbone_parameters(self) -> list[nn.Parameter]:
-        """The trained parameters of a network for images inside the captioner, which have a group of their own in Adam."""
+        """Trained parameters of the image network inside the captioner; they are a separate parameter group of Adam."""
         return []
 
     def pretrained_parameters(self) -> list[nn.Parameter]:
@@ -119,7 +121,7 @@ class Captioner(nn.Module, ABC):
 
     @abstractmethod
     def encode(self, before: Tensor, after: Tensor) -> Any:
-        """Feature maps (B, C, h, w) to what all decoding steps use: nested tuples, lists or dicts of tensors of B rows."""
+        """Encode feature maps (B, C, h, w) once for all decoding steps: nested tuples, lists or dicts of tensors with B rows."""
 
     @abstractmethod
     def step(self, tokens: Tensor, memory: Any, cache: Any) -> tuple[Tensor, Any]:
@@ -132,13 +134,13 @@ class Captioner(nn.Module, ABC):
 
     @abstractmethod
     def teacher_forced_logits(self, tokens: Tensor, memory: Any) -> Tensor:
-        """The logits of `step` for given captions (B, T), beginning with BOS, in one pass and with gradients: (B, T - 1, V).
+        """Score the words of given captions (B, T), beginning with BOS, in one pass: logits of positions 1 ... T - 1, (B, T - 1, V).
 
-        They are those of positions 1 ... T - 1, equal to those of `step` up to the caption's end.
+        Up to the end of a caption they equal those of `step`.
         """
 
     def nothing_changed(self, before: Tensor, after: Tensor) -> Tensor | None:
-        """Probability that nothing changed but the viewpoint, (B,), of maps (B, C, h, w); None if the method has no estimate."""
+        """Probability (B,) that nothing changed except the viewpoint, from maps (B, C, h, w); None if the method has no estimate."""
         return None
 
     def attention(self, before: Tensor, after: Tensor, tokens: Tensor) -> AttentionMaps:

@@ -19,7 +19,8 @@ from torch.utils.checkpoint import checkpoint
 from diffcap.models.layers import check_shape, init_difference_attention_, repeat_batch, use_fast_linear_
 from diffcap.utils.linear import linear
 
-MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)  # CLIP's, of R, G and B
+MEAN = (0.48145466, 0.4578275, 0.40821073)  # of R, G and B in CLIP's training images, on the scale 0 ... 1
+STD = (0.26862954, 0.26130258, 0.27577711)
 Network = str | dict[str, Any]
 PairInit = Literal["clip", "difference"]
 Clip = Any  # open_clip.CLIP or open_clip.CustomTextCLIP, whose parts torch's modules do not type
@@ -29,11 +30,11 @@ _TEXT_PARTS = ("token_embedding", "positional_embedding", "transformer", "ln_fin
 
 
 def build_clip(network: Network, image_size: tuple[int, int] | None = None, vocabulary_size: int | None = None) -> Clip:
-    """An open_clip model with random weights, of the network's own image size and vocabulary, or of another.
+    """Build an open_clip model with random weights; without `image_size` or `vocabulary_size`, those of the network are used.
 
-    `network` is a name of `open_clip.list_models()` or of a file in `networks/`, or such a model's configuration.
+    `network` is a name of `open_clip.list_models()`, the name of a file in `networks/`, or a model's configuration.
     """
-    import open_clip  # brings timm and torchvision: not for a stage's --help
+    import open_clip  # imports timm and torchvision, too slow for a stage's --help
 
     config = _configuration(network)
     vision = dict(config["vision_cfg"])
@@ -43,15 +44,14 @@ def build_clip(network: Network, image_size: tuple[int, int] | None = None, voca
     if vocabulary_size is not None:
         text["vocab_size"] = vocabulary_size
     model_class = open_clip.CustomTextCLIP if config.pop("custom_text", False) else open_clip.CLIP
-    arguments = {key: value for key, value in config.items() if key in ("embed_dim", "quick_gelu", "init_logit_scale")}
+    arguments = {key: config[key] for key in ("embed_dim", "quick_gelu", "init_logit_scale") if key in config}
     model: Clip = model_class(**arguments, vision_cfg=vision, text_cfg=text)
     missing = [name for name in _IMAGE_PARTS if getattr(model.visual, name, None) is None]
     missing += [name for name in _TEXT_PARTS if getattr(text_tower_of(model), name, None) is None]
     if missing:
         name = network if isinstance(network, str) else "the configured network"
         raise ValueError(f"{name} has no {missing[0]}; choose a ViT with a class token, such as ViT-B-32-quickgelu")
-    patches = model.visual.patch_size
-    for side, patch in zip(model.visual.image_size, patches):
+    for side, patch in zip(model.visual.image_size, model.visual.patch_size):
         if side % patch:
             raise ValueError(f"patches of {patch} pixels do not divide an image side of {side}; choose another size")
     use_fast_linear_(model)
@@ -74,9 +74,11 @@ def _configuration(network: Network) -> dict[str, Any]:
 
 def pretrained_grid(network: Network) -> tuple[int, int]:
     """Rows and columns of patches at the image size that the network's weights were trained with."""
+    from open_clip.utils import to_2tuple
+
     vision = _configuration(network)["vision_cfg"]
-    sizes = (vision[name] for name in ("image_size", "patch_size"))
-    (height, width), (patch_height, patch_width) = ((size, size) if isinstance(size, int) else size for size in sizes)
+    height, width = to_2tuple(vision["image_size"])
+    patch_height, patch_width = to_2tuple(vision["patch_size"])
     return height // patch_height, width // patch_width
 
 
@@ -92,17 +94,17 @@ def clamp_logit_scale_(logit_scale: Tensor) -> None:
 
 
 def text_tower_of(clip: Clip) -> Any:
-    """The module with the text tower: the attribute `text` of some open_clip models, the model itself otherwise."""
+    """Return the module with the text tower: the attribute `text` if the open_clip model has one, else the model itself."""
     return getattr(clip, "text", clip)
 
 
 class BlockAttention(nn.MultiheadAttention):
-    """`nn.MultiheadAttention` as open_clip's blocks call it, with `utils.linear`: for self-attention, without dropout."""
+    """`nn.MultiheadAttention` with `utils.linear`, only for the calls in open_clip's blocks: self-attention without dropout."""
 
     def forward(  # type: ignore[override]
         self, query: Tensor, key: Tensor, value: Tensor, need_weights: bool = False, attn_mask: Tensor | None = None
     ) -> tuple[Tensor, None]:
-        """(B, T, D) three times to (B, T, D) and None; `attn_mask` (T, T) is added to the logits, or False where it is boolean."""
+        """Attend within `query` (B, T, D); `key` and `value` are the same tensor. `attn_mask` (T, T) is that of torch."""
         projected = linear(query, self.in_proj_weight, self.in_proj_bias)
         heads = projected.unflatten(2, (3, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4)  # (3, B, H, T, D / H)
         attended = F.scaled_dot_product_attention(heads[0], heads[1], heads[2], attn_mask=attn_mask)
@@ -110,7 +112,7 @@ class BlockAttention(nn.MultiheadAttention):
 
 
 class PairTower(nn.Module):
-    """Pixels of two images to tokens of the pair (CLIP4IDC, section 3.1; `ln_mid` from the authors' code).
+    """Encodes the pixels of two images as tokens of the pair (CLIP4IDC, section 3.1; `ln_mid` is from the authors' code).
 
     Args:
         clip: the open_clip model whose image tower is used.
@@ -118,7 +120,7 @@ class PairTower(nn.Module):
         joint: False encodes the images separately in all blocks (FT1, FT2) and adds the image type embeddings at the end.
         pair_init: "clip": all blocks start from CLIP's weights (paper); "difference": the attention of the first inter block is
             initialised by `layers.init_difference_attention_` (ours, for little data or few steps).
-        mean, std: of R, G, B on the scale 0 ... 1. checkpointing: compute each block again in the backward pass.
+        mean, std: those of R, G and B on the scale 0 ... 1. checkpointing: compute each block again in the backward pass.
     """
 
     mean: Tensor
@@ -138,23 +140,22 @@ class PairTower(nn.Module):
         self.visual: Any = clip.visual
         self.grid: tuple[int, int] = tuple(self.visual.grid_size)  # rows and columns of patches
         self.image_size: tuple[int, int] = tuple(self.visual.image_size)  # height and width in pixels
-        blocks = len(self.visual.transformer.resblocks)
-        self.intra_layers = blocks * 3 // 4 if intra_layers is None else intra_layers
-        if joint and not 0 < self.intra_layers < blocks:
+        num_blocks = len(self.visual.transformer.resblocks)
+        self.intra_layers = num_blocks * 3 // 4 if intra_layers is None else intra_layers
+        if joint and not 0 < self.intra_layers < num_blocks:
             raise ValueError(
-                f"intra_layers is {self.intra_layers}; the network has {blocks} blocks: give 1 to {blocks - 1}"
+                f"intra_layers is {self.intra_layers}; the network has {num_blocks} blocks: give 1 to {num_blocks - 1}"
             )
         self.joint = joint
         self.pair_init = pair_init
         self.checkpointing = checkpointing
-        width = self.visual.positional_embedding.shape[1]
-        tokens = self.visual.positional_embedding.shape[0]
+        num_tokens, width = self.visual.positional_embedding.shape
         scale = width**-0.5
         mark_width = width if joint else self.visual.proj.shape[1]
         self.before_mark = nn.Parameter(scale * torch.randn(mark_width))  # image type embeddings: first or second image
         self.after_mark = nn.Parameter(scale * torch.randn(mark_width))
         if joint:
-            self.joint_positions = nn.Parameter(scale * torch.randn(2 * tokens, width))
+            self.joint_positions = nn.Parameter(scale * torch.randn(2 * num_tokens, width))
             self.ln_mid = nn.LayerNorm(width)
             if pair_init == "difference":
                 attention = self.visual.transformer.resblocks[self.intra_layers].attn
@@ -167,27 +168,29 @@ class PairTower(nn.Module):
         check_shape("images", images, 3, *self.image_size)
         return (images.to(self.mean.dtype) / 255 - self.mean) / self.std
 
-    def _run(self, x: Tensor, blocks: nn.ModuleList) -> Tensor:
+    def _run_blocks(self, blocks: nn.ModuleList, x: Tensor) -> Tensor:
         for block in blocks:
             recompute = self.checkpointing and self.training
             x = checkpoint(block, x, use_reentrant=False) if recompute else block(x)
         return x
 
     def encode_single(self, normalized: Tensor) -> Tensor:
-        """Normalised images (B, 3, height, width) through the intra blocks: (B, 1 + N, W), the class token first."""
+        """Encode normalised images (B, 3, height, width) by the intra blocks: (B, 1 + N, W), the class token first."""
         blocks = self.visual.transformer.resblocks
-        return self._run(self.visual._embeds(normalized), blocks[: self.intra_layers] if self.joint else blocks)
+        intra_blocks = blocks[: self.intra_layers] if self.joint else blocks
+        return self._run_blocks(intra_blocks, self.visual._embeds(normalized))
 
     def encode_pair(self, before: Tensor, after: Tensor) -> Tensor:
-        """Tokens of both images, (b, 1 + N, W) and (B, 1 + N, W), B a multiple of b, to the pair's (B, 2 + 2 N, E)."""
+        """Encode the tokens of both images, (b, 1 + N, W) and (B, 1 + N, W), B a multiple of b, jointly: (B, 2 + 2 N, E)."""
         before = repeat_batch(before, len(after))
         if not self.joint:
             return torch.cat([self.project(before) + self.before_mark, self.project(after) + self.after_mark], 1)
         x = torch.cat([before + self.before_mark, after + self.after_mark], 1) + self.joint_positions
-        return self.project(self._run(self.ln_mid(x), self.visual.transformer.resblocks[self.intra_layers :]))
+        inter_blocks = self.visual.transformer.resblocks[self.intra_layers :]
+        return self.project(self._run_blocks(inter_blocks, self.ln_mid(x)))
 
     def keeps_initial_value(self, name: str) -> bool:
-        """Whether CLIP's weights must not replace the captioner's parameter `name`, because `pair_init` has initialised it."""
+        """Return whether `pair_init` has initialised the captioner's parameter `name`, which then does not get CLIP's weights."""
         block = f"images.visual.transformer.resblocks.{self.intra_layers}.attn."
         return self.joint and self.pair_init == "difference" and name.startswith(block)
 
@@ -198,11 +201,11 @@ class PairTower(nn.Module):
             part.requires_grad_(False)
 
     def project(self, x: Tensor) -> Tensor:
-        """The last block's tokens (..., W) to CLIP's common space, (..., E); CLIP itself projects the class token only."""
+        """Project the last block's tokens (..., W) into CLIP's common space, (..., E); CLIP projects only the class token."""
         return linear(self.visual.ln_post(x), self.visual.proj.T)
 
     def forward(self, before: Tensor, after: Tensor) -> Tensor:
-        """Normalised images (b, 3, height, width) and (B, ...), B a multiple of b, to tokens (B, 2 + 2 N, E)."""
+        """Encode normalised images, (b, 3, height, width) and (B, ...), B a multiple of b, as tokens (B, 2 + 2 N, E)."""
         return self.encode_pair(self.encode_single(before), self.encode_single(after))
 
     def class_tokens(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -224,18 +227,18 @@ class TokenEmbedding(nn.Module):
         self.token_embedding.requires_grad_(False)
         self.positional_embedding.requires_grad_(False)
 
-    def forward(self, tokens: Tensor, first: int = 0) -> Tensor:
-        """Ids (B, T) at positions `first`, ... to (B, T, W)."""
-        end = first + tokens.shape[1]
+    def forward(self, tokens: Tensor, first_position: int = 0) -> Tensor:
+        """Embed ids (B, T), which begin at `first_position`: (B, T, W)."""
+        end = first_position + tokens.shape[1]
         if end > len(self.positional_embedding):
             limit = len(self.positional_embedding)
             raise ValueError(f"{end} text positions are needed, CLIP has {limit}: lower max_length")
         vectors = self.token_embedding(tokens.clamp(max=self.token_embedding.num_embeddings - 1))
-        return vectors + self.positional_embedding[first:end]
+        return vectors + self.positional_embedding[first_position:end]
 
 
 class TextTower(TokenEmbedding):
-    """CLIP's text tower: a caption to one vector, the output at END."""
+    """CLIP's text tower: encodes a caption as one vector, the output at END."""
 
     attn_mask: Tensor
 
@@ -247,10 +250,10 @@ class TextTower(TokenEmbedding):
         self.text_projection = text.text_projection
         self.register_buffer("attn_mask", text.attn_mask, persistent=False)
 
-    def forward(self, tokens: Tensor, first: int = 0) -> Tensor:
-        """Ids (B, T) to (B, E); END is the largest id that is not padding, as in CLIP."""
+    def forward(self, tokens: Tensor, first_position: int = 0) -> Tensor:
+        """Encode ids (B, T): (B, E). END is the largest id that is not padding, as in CLIP."""
         length = tokens.shape[1]
-        x = self.transformer(super().forward(tokens, first), attn_mask=self.attn_mask[:length, :length])
+        x = self.transformer(super().forward(tokens, first_position), attn_mask=self.attn_mask[:length, :length])
         ends = tokens.clamp(max=self.token_embedding.num_embeddings - 1).argmax(1)  # first END
         x = self.ln_final(x)[torch.arange(len(x), device=x.device), ends]
         projection = self.text_projection

@@ -27,7 +27,7 @@ class Views(NamedTuple):
 class CrossImageLayer(nn.Module):
     """One encoder layer, `LayerNorm(x + Attention(x, other image))` for both images with the same weights.
 
-    `dropout` is of the attention weights, `output_dropout` of the attention's output; `out_proj`: see `Attention`.
+    `dropout` is the rate for the attention weights, `output_dropout` that for the attention's output; `out_proj`: see `Attention`.
     """
 
     def __init__(
@@ -38,17 +38,18 @@ class CrossImageLayer(nn.Module):
         self.norm, self.dropout = nn.LayerNorm(width, eps), Dropout(output_dropout)
 
     def forward(self, before: Tensor, after: Tensor) -> Views:
-        """(b, N, D) and (B, N, D); where B is 2 b, `before` is used for both halves of `after`."""
+        """Encode before images (b, N, D) and after images (B, N, D); if B is 2 b, both halves of `after` use the same `before`."""
         attention = self.attention
-        (query1, key1, value1), (query2, key2, value2) = attention.project_qkv(before), attention.project_qkv(after)
-        mixed = self.dropout(attention.attend(query1, (key2, value2)))
-        new_before = self.norm(add_repeated(mixed, before))
-        mixed = self.dropout(attention.attend(query2, (key1, value1)))
-        return Views(new_before, self.norm(after + mixed), (query1, key1), (query2, key2))
+        query1, key1, value1 = attention.project_qkv(before)
+        query2, key2, value2 = attention.project_qkv(after)
+        from_after = self.dropout(attention.attend(query1, (key2, value2)))
+        new_before = self.norm(add_repeated(from_after, before))
+        from_before = self.dropout(attention.attend(query2, (key1, value1)))
+        return Views(new_before, self.norm(after + from_before), (query1, key1), (query2, key2))
 
 
 class CrossImageCaptioner(Captioner):
-    """What SCORER and DIRL have in common, which come from one code base."""
+    """The common base of SCORER and DIRL, whose authors' programs share code."""
 
     bos_id = START
     eos_id = END
@@ -60,10 +61,10 @@ class CrossImageCaptioner(Captioner):
 
     @abstractmethod
     def fuse(self, before: Tensor, after: Tensor, views: Views | None) -> Tensor:
-        """The difference representation (B, N, D) of embedded images, (b, N, D) and (B, N, D), and the last layer's output."""
+        """Return the difference representation (B, N, D), from embedded images (b, N, D) and (B, N, D) and their `compare`."""
 
     def compare(self, before: Tensor, after: Tensor) -> Views | None:
-        """Output of the last encoder layer for embedded images (b, N, D) and (B, N, D); None without a layer."""
+        """Return the last encoder layer's output for embedded images (b, N, D) and (B, N, D); None without a layer."""
         views = None
         for layer in self.encoder:
             views = None  # free the previous layer's queries and keys
@@ -73,7 +74,7 @@ class CrossImageCaptioner(Captioner):
         return views
 
     def encode(self, before: Tensor, after: Tensor) -> list[KeyValue]:
-        """Two feature maps (B, C, h, w) to each decoder block's keys and values of the difference representation."""
+        """See `Captioner.encode`: each decoder block's keys and values of the difference representation."""
         before, after = self.embedding(before), self.embedding(after)
         return self.decoder.memory(self.fuse(before, after, self.compare(before, after)))
 
@@ -89,20 +90,22 @@ class CrossImageCaptioner(Captioner):
         return self._logits_without_unk(self.decoder(tokens[:, :-1], memory).last.hidden)
 
     def _logits_without_unk(self, hidden: Tensor) -> Tensor:
-        """Logits of generation, (..., D) to (..., V): an unknown word is never generated (authors' code)."""
+        """Return the logits (..., V) of hidden states (..., D), -inf for UNK, which is never generated (authors' code)."""
         logits = self.decoder.logits(hidden)
         return logits.index_fill(-1, torch.tensor([UNK], device=logits.device), float("-inf"))
 
     def validation_losses(self, batch: Batch) -> dict[str, Tensor]:
         """See `Captioner.validation_losses`: the word losses only, because the other losses depend on the batch size."""
-        hidden = self.decoder(batch["tokens"], self.encode(batch["before"], batch["after"])).last.hidden
-        return {"caption_loss": next_word_losses(self.decoder.logits(hidden), batch["tokens"])}
+        tokens = batch["tokens"]
+        hidden = self.decoder(tokens, self.encode(batch["before"], batch["after"])).last.hidden
+        return {"caption_loss": next_word_losses(self.decoder.logits(hidden), tokens)}
 
     def attention(self, before: Tensor, after: Tensor, tokens: Tensor) -> AttentionMaps:
         """See `Captioner.attention`; `roll_out` distributes attention to fused tokens over the two images."""
         before, after = self.embedding(before), self.embedding(after)
         views = self.compare(before, after)
-        attention = self.decoder.attention(tokens, self.decoder.memory(self.fuse(before, after, views)))
+        memory = self.decoder.memory(self.fuse(before, after, views))
+        attention = self.decoder.attention(tokens, memory)
         if views is None:
             return roll_out(attention, None, None, self.embedding.grid)
         layer: Attention = self.encoder[-1].attention  # type: ignore[assignment]
@@ -115,7 +118,7 @@ class CrossImageCaptioner(Captioner):
 def roll_out(
     attention: Tensor, to_before: Tensor | None, to_after: Tensor | None, grid: tuple[int, int]
 ) -> AttentionMaps:
-    """Attention to fused tokens, distributed over the two images (attention rollout, Abnar and Zuidema, ACL 2020).
+    """Distribute the attention to fused tokens over the two images (attention rollout, Abnar and Zuidema, ACL 2020).
 
     A fused token represents one position in both images. In each image, half of its attention goes to that position, and half
     to the positions from which the last encoder layer's attention took the other image's content.
@@ -125,7 +128,6 @@ def roll_out(
         to_before: (B, N, N), attention of the after image's tokens (rows) to the before image's. to_after: vice versa.
             None: all attention stays at its own position.
     """
-    before, after = (
-        attention if other is None else (attention + attention @ other) / 2 for other in (to_before, to_after)
-    )
+    before = attention if to_before is None else (attention + attention @ to_before) / 2
+    after = attention if to_after is None else (attention + attention @ to_after) / 2
     return AttentionMaps(before.unflatten(2, grid), after.unflatten(2, grid), to_after)

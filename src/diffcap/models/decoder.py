@@ -10,24 +10,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from diffcap.models.layers import (
-    Attention,
-    BlockMemory,
-    Dropout,
-    KeyValue,
-    Linear,
-    Segments,
-    sinusoidal_position_embedding,
-)
+from diffcap.models.layers import Attention, BlockMemory, Dropout, KeyValue, Linear, Segments, sinusoidal_positions
 
-NULL, UNK, START, END = range(4)
+NULL, UNK, START, END = range(4)  # token ids of the vocabulary layout "rcc"
 
 
 class BlockOutput(NamedTuple):
     """Hidden states of a decoder block, (B, T, D) each."""
 
-    after_self_attention: Tensor  # after the residual connection and the norm of that layer
-    after_cross_attention: Tensor  # the same
+    after_self_attention: Tensor  # after the residual connection and the norm of the self-attention
+    after_cross_attention: Tensor  # after those of the cross-attention
     hidden: Tensor  # the block's output
     new_key_values: KeyValue  # of its self-attention, for the positions of this call only
 
@@ -45,10 +37,11 @@ class PostNormBlock(nn.Module):
 
     def forward(self, x: Tensor, memory: BlockMemory, mask: Tensor | None, past_segments: Segments) -> BlockOutput:
         """See `BlockOutput`; arguments as `Attention`."""
-        mixed, new_key_values = self.self_attention(x, mask, past_segments)
-        words = self.norm1(x + self.dropout(mixed))
+        attended, new_key_values = self.self_attention(x, mask, past_segments)
+        words = self.norm1(x + self.dropout(attended))
         visual = self.norm2(words + self.dropout(self.cross.attend_memory(words, memory)))
-        return BlockOutput(words, visual, self.norm3(visual + self.dropout(self.ffn(visual))), new_key_values)
+        hidden = self.norm3(visual + self.dropout(self.ffn(visual)))
+        return BlockOutput(words, visual, hidden, new_key_values)
 
 
 class Decoded(NamedTuple):
@@ -59,15 +52,15 @@ class Decoded(NamedTuple):
 
 
 class WordDecoder(nn.Module):
-    """Words so far to hidden states and logits of the next word: word vectors with sinusoidal positions, blocks, a linear layer.
+    """Predicts the next word from the words so far: word vectors with sinusoidal positions, blocks, a linear layer.
 
     Args:
         vocabulary_size: V. max_length: positions of a caption, START and END included.
         width: D. word_width: channels of the word vectors.
         input_projection: (B, T, word_width) to (B, T, D).
-        blocks: modules `(x, memory, mask, past_segments) -> BlockOutput` with a cross-attention `cross`; `memory` is what
-            `Attention.attend_memory` reads. An iterator is consumed after the word vectors are initialised.
-        padding_idx: of the word vectors, see `nn.Embedding`. output_dropout: before the linear layer.
+        blocks: modules `(x, memory, mask, past_segments) -> BlockOutput` with a cross-attention `cross`; `memory` is that of
+            `Attention.attend_memory`. An iterator is consumed after the word vectors are initialised.
+        padding_idx: argument of the `nn.Embedding` of the words. output_dropout: rate before the linear layer.
     """
 
     positions: Tensor
@@ -89,7 +82,7 @@ class WordDecoder(nn.Module):
         self.blocks = nn.ModuleList(blocks)
         self.output_dropout = Dropout(output_dropout)
         self.logit = Linear(width, vocabulary_size)
-        self.register_buffer("positions", sinusoidal_position_embedding(max_length, word_width), persistent=False)
+        self.register_buffer("positions", sinusoidal_positions(max_length, word_width), persistent=False)
 
     def memory(self, visual: Tensor) -> list[KeyValue]:
         """Each block's keys and values of the visual tokens (B, N, D), computed once for a pair."""
@@ -107,13 +100,13 @@ class WordDecoder(nn.Module):
         Args:
             tokens: (B, T). memory: see `memory`, or the visual tokens (B, N, D) themselves, for a training step.
             past_key_values: of each block.
-            is_key: boolean (B, P + T), False where no position may attend to a word; None: not to NULL, with a past to all words.
+            is_key: boolean (B, P + T), True for words that may be attended to. None: all but NULL; all with `past_key_values`.
         """
-        first = past_key_values[0][0].shape[2] if past_key_values else 0
-        end = first + tokens.shape[1]
+        first_position = past_key_values[0][0].shape[2] if past_key_values else 0
+        end = first_position + tokens.shape[1]
         if end > len(self.positions):
             raise ValueError(f"{end} text positions, the decoder has {len(self.positions)}: raise max_length")
-        x = self.lift(self.embedding(tokens) + self.positions[first:end])
+        x = self.lift(self.embedding(tokens) + self.positions[first_position:end])
         if past_key_values:
             mask = None if is_key is None else is_key[:, None, None]
         else:
@@ -126,14 +119,14 @@ class WordDecoder(nn.Module):
         return self.logit(self.output_dropout(hidden))
 
     def attention(self, tokens: Tensor, memory: list[KeyValue], is_key: Tensor | None = None) -> Tensor:
-        """Cross-attention of the last block for the word after each of `tokens` (B, T), mean over heads: (B, T, N)."""
+        """Return the last block's cross-attention when the word after each of `tokens` (B, T) is predicted, mean over heads: (B, T, N)."""
         hidden = self(tokens, memory, None, is_key).last.after_self_attention
         cross = self.blocks[-1].cross
         return cross.mean_weights(cross.project_query(hidden), memory[-1][0])  # type: ignore[union-attr, operator]
 
 
 def causal_mask(is_word: Tensor) -> Tensor:
-    """Which positions each position may attend to, (B, 1, T, T): itself and earlier ones, where `is_word` (B, T) is true."""
+    """Mask (B, 1, T, T) with which each position attends to itself and to earlier ones, only where `is_word` (B, T) is true."""
     length = is_word.shape[1]
     return torch.ones(length, length, dtype=torch.bool, device=is_word.device).tril() & is_word[:, None, None]
 
@@ -148,7 +141,8 @@ def run_blocks(
     """Run x (B, T, D) through decoder blocks; `memory` and `past_key_values` (of earlier positions) have an entry per block."""
     cache = []
     for index, block in enumerate(blocks):
-        output = block(x, memory[index], mask, past_key_values[index : index + 1] if past_key_values else ())
+        past_segments = past_key_values[index : index + 1] if past_key_values else ()
+        output = block(x, memory[index], mask, past_segments)
         key, value = output.new_key_values
         if past_key_values:
             past_key, past_value = past_key_values[index]
@@ -159,20 +153,20 @@ def run_blocks(
 
 
 def next_word_losses(logits: Tensor, tokens: Tensor) -> Tensor:
-    """Cross-entropy of every word and END given the words before, in nats: logits (B, T, V), tokens (B, T) to (n,)."""
+    """Cross-entropies (n,), in nats, of the n words and ENDs of `tokens` (B, T), from the `logits` (B, T, V) before each."""
     target = tokens[:, 1:]
     is_word = target != NULL
     return F.cross_entropy(logits[:, :-1][is_word], target[is_word], reduction="none")
 
 
 def pair_groups(before: Tensor, after: Tensor) -> list[slice]:
-    """The groups of pairs in a batch, change pairs and perhaps distractor pairs: B / b slices of b rows each.
+    """Return the rows of each group of pairs in a batch: change pairs, then distractor pairs if there are any.
 
-    From `before` (b, ...) and `after` (B, ...).
+    `before` (b, ...) and `after` (B, ...) give B / b slices of b rows each.
     """
     size = len(before)
     if not size:
-        raise ValueError("this process has no pair, so it cannot know the groups of the batch; give each at least one")
+        raise ValueError("the batch of this process has no pair; give each process at least one")
     if len(after) % size:
         raise ValueError(f"{len(after)} after images are not a multiple of {size} before images")
     return [slice(start, start + size) for start in range(0, len(after), size)]

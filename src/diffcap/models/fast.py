@@ -7,6 +7,7 @@ Letters: B pairs, H heads, T queries, S keys, E channels of a head, N visual tok
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,9 @@ MIN_PROBABILITIES = 1 << 14  # H x T x S below which the loop over pairs costs m
 
 def add_repeated(x: Tensor, y: Tensor) -> Tensor:
     """`x + y.repeat(B // b, 1, ...)` for x (B, ...) and y (b, ...), without copies of y. B is a multiple of b."""
-    return x + y if len(x) == len(y) else (x.unflatten(0, (-1, len(y))) + y).flatten(0, 1)
+    if len(x) == len(y):
+        return x + y
+    return (x.unflatten(0, (-1, len(y))) + y).flatten(0, 1)
 
 
 def linear_of_concatenation(layer: nn.Linear, first: Tensor, second: Tensor) -> Tensor:
@@ -76,8 +79,8 @@ class _MapsToTokens(torch.autograd.Function):
 def dropout(x: Tensor, probability: float) -> Tensor:
     """`F.dropout(x, probability)`, on the CPU with 16-bit random integers.
 
-    There torch draws one number after the other, in one thread, and keeps a factor of x's type for every element. Here one draw
-    gives four numbers, and one byte is kept. `probability` is rounded to a multiple of 1 / 65536 if x is large.
+    There torch samples one number at a time, in one thread, and keeps a factor of x's type for every element. Here one random
+    integer gives four numbers, and one byte per element is kept. If x is large, `probability` is rounded to a multiple of 1 / 65536.
     """
     if x.device.type != "cpu" or not 0 < probability < 1 or x.numel() < MIN_DROPOUT:
         return F.dropout(x, probability)
@@ -104,7 +107,7 @@ def attention_over_segments(
 ) -> Tensor:
     """`softmax(query key^T / sqrt(E)) value`, where keys and values are the concatenation of several segments.
 
-    For the few queries of one decoding step: there, concatenating all keys and values would take longer than the attention.
+    For decoding steps, which have few queries: concatenating all keys and values would take longer than the attention.
 
     Args:
         query: (B, H, T, E), the shape of the result. segments: keys and values, (B, H, S_i, E) each; fastest if contiguous.
@@ -127,15 +130,15 @@ def attention_with_dropout(query: Tensor, key: Tensor, value: Tensor, dropout: f
     processor's cache. Only the dropout mask is kept, one byte for each probability; the backward pass computes the
     probabilities again, as the fused kernels of GPUs do. With bfloat16 inputs, scores and probabilities are float32.
 
-    query (B, H, T, E) and key and value (B, H, S, E), float32 or bfloat16, to (B, H, T, E), a view of a contiguous (B, T, H, E). A
-    batch that is smaller by a factor is repeated: row i is used with row i modulo its length. `dropout` in [0, 1) is rounded to a
-    multiple of 1 / 65536.
+    query (B, H, T, E) and key and value (B, H, S, E), float32 or bfloat16, to (B, H, T, E), a view of a contiguous (B, T, H, E).
+    The batch of `query`, or that of `key` and `value`, may have b rows, where B is a multiple of b: it is repeated as a whole.
+    `dropout` in [0, 1) is rounded to a multiple of 1 / 65536.
     """
     return _AttentionWithDropout.apply(query, key, value, round(dropout * RANDOM_LEVELS))
 
 
 def attention_with_dropout_is_faster(query: Tensor, key: Tensor) -> bool:
-    """Whether `attention_with_dropout` supports these queries and keys, and is faster than torch's own attention."""
+    """Return whether `attention_with_dropout` supports these queries and keys and is faster than torch's own attention."""
     is_supported = query.device.type == "cpu" and query.dtype in (torch.float32, torch.bfloat16)
     has_pairs = len(query) > 0 and len(key) > 0  # a rank may have none
     return is_supported and has_pairs and query.shape[1] * query.shape[2] * key.shape[2] >= MIN_PROBABILITIES
@@ -144,18 +147,19 @@ def attention_with_dropout_is_faster(query: Tensor, key: Tensor) -> bool:
 class _AttentionWithDropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, threshold: int) -> Tensor:
-        batch, (_, heads, length, width) = max(len(query), len(key)), query.shape
+        batch = max(len(query), len(key))
+        _, heads, length, width = query.shape
         out = query.new_empty(batch, length, heads, width).transpose(1, 2)
         ctx.scale = RANDOM_LEVELS / (RANDOM_LEVELS - threshold)
         keep = torch.empty(batch, heads, length, key.shape[2], dtype=torch.uint8)
         with torch.autocast("cpu", enabled=False):
             for row in range(batch):
-                q = row % len(query)
-                k = row % len(key)
-                probabilities = _probabilities(query[q], key[k])
+                query_row = row % len(query)
+                key_row = row % len(key)
+                probabilities = _probabilities(query[query_row], key[key_row])
                 keep[row] = _keep_mask(probabilities, threshold)
                 dropped = probabilities.mul_(keep[row]).to(value.dtype)
-                out[row] = dropped @ (value[k] * ctx.scale)
+                out[row] = dropped @ (value[key_row] * ctx.scale)
         ctx.save_for_backward(query, key, value, keep)
         return out
 
@@ -168,50 +172,52 @@ class _AttentionWithDropout(torch.autograd.Function):
             part.new_empty(part.transpose(1, 2).shape).transpose(1, 2) for part in (query, key, value)
         )
         for row in range(len(grad_out)):
-            q = row % len(query)
-            k = row % len(key)
-            probabilities = _probabilities(query[q], key[k])
+            query_row = row % len(query)
+            key_row = row % len(key)
+            probabilities = _probabilities(query[query_row], key[key_row])
             grad = grad_out[row] * ctx.scale
-            _accumulate(grad_value, k, row, (probabilities * keep[row]).to(grad.dtype).transpose(1, 2) @ grad)
-            grad_probabilities = (grad @ value[k].transpose(1, 2)).float().mul_(keep[row])
+            dropped = (probabilities * keep[row]).to(grad.dtype)
+            _accumulate(grad_value, key_row, row, dropped.transpose(1, 2) @ grad)
+            grad_probabilities = (grad @ value[key_row].transpose(1, 2)).float().mul_(keep[row])
             grad_scores = torch._softmax_backward_data(grad_probabilities, probabilities, -1, torch.float32)
             grad_scores = grad_scores.mul_(query.shape[3] ** -0.5).to(query.dtype)
-            _accumulate(grad_query, q, row, grad_scores @ key[k])
-            _accumulate(grad_key, k, row, grad_scores.transpose(1, 2) @ query[q])
+            _accumulate(grad_query, query_row, row, grad_scores @ key[key_row])
+            _accumulate(grad_key, key_row, row, grad_scores.transpose(1, 2) @ query[query_row])
         return grad_query, grad_key, grad_value, None
 
 
 def attention_to_tokens(attention: Attention, query: Tensor, tokens: Tensor) -> Tensor:
-    """`attention.attend(query, attention.project_key_value(tokens))` without keys and values, for few queries of many tokens.
+    """`attention.attend(query, attention.project_key_value(tokens))` without keys and values, for few queries and many tokens.
 
     With W_k and W_v of a head, `query (tokens W_k^T)^T` is `(query W_k) tokens^T`, and `probabilities (tokens W_v^T)` is
     `(probabilities tokens) W_v^T`. The bias of the keys adds the same number to all scores of a query, so the softmax does not
     depend on it. query (B, H, T, E), E = D / H, and tokens (B, S, D) to (B, T, D).
     """
     batch, heads, length, channels = query.shape
-    by_head = heads, batch * length, -1
+    head_shape = heads, batch * length, -1
     weight = attention.qkv.weight.view(3, heads, channels, -1)
     bias = attention.qkv.bias
-    scaled = (query * channels**-0.5).transpose(0, 1).reshape(by_head)
+    scaled = (query * channels**-0.5).transpose(0, 1).reshape(head_shape)
     token_query = (scaled @ weight[1]).view(heads, batch, length, -1).transpose(0, 1).flatten(1, 2)  # (B, H T, D)
     probabilities = (token_query @ tokens.transpose(1, 2)).softmax(2)
     if attention.training:
         probabilities = dropout(probabilities, attention.dropout)
-    mixed = (probabilities @ tokens).view(batch, heads, length, -1).transpose(0, 1).reshape(by_head)
-    attended = mixed @ weight[2].transpose(1, 2)  # (H, B T, E)
+    mean_tokens = (probabilities @ tokens).view(batch, heads, length, -1)
+    attended = mean_tokens.transpose(0, 1).reshape(head_shape) @ weight[2].transpose(1, 2)  # (H, B T, E)
     if bias is not None:  # dropout leaves probabilities whose sum is not 1
-        total = probabilities.sum(2).view(batch, heads, length).transpose(0, 1).reshape(by_head)
+        total = probabilities.sum(2).view(batch, heads, length).transpose(0, 1).reshape(head_shape)
         attended = attended + total * bias.view(3, heads, 1, channels)[2]
     return attention.out(attention.merge_heads(attended.view(heads, batch, length, channels).transpose(0, 1)))
 
 
 def attention_to_tokens_is_faster(attention: Attention, query: Tensor, tokens: Tensor) -> bool:
-    """Whether `attention_to_tokens` supports these (float32 on the CPU, batches of equal size) and multiplies less than `attend`."""
+    """Return whether `attention_to_tokens` supports these inputs and needs fewer multiplications than `attend`."""
     length = query.shape[2]
-    count = tokens.shape[1]
+    num_tokens = tokens.shape[1]
     width = attention.width
-    projected, direct = count * (width + length), length * (width + attention.heads * count)  # times 2 D
-    return is_float32_on_cpu(query) and len(query) == len(tokens) > 0 and direct < projected
+    attend_cost = num_tokens * (width + length)  # multiplications, divided by 2 D
+    tokens_cost = length * (width + attention.heads * num_tokens)
+    return is_float32_on_cpu(query) and len(query) == len(tokens) > 0 and tokens_cost < attend_cost
 
 
 def _probabilities(query: Tensor, key: Tensor) -> Tensor:
@@ -220,15 +226,15 @@ def _probabilities(query: Tensor, key: Tensor) -> Tensor:
 
 
 def _keep_mask(x: Tensor, threshold: int) -> Tensor:
-    """0 or 1, of the shape of x: which elements dropout keeps, those whose random 16-bit integer reaches the threshold."""
+    """Sample which elements of x dropout keeps (1, else 0): those whose random 16-bit integer reaches the threshold."""
     count = x.numel()
-    numbers = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(2**63), None)
-    keep = numbers.view(torch.int16)[:count] >= threshold - RANDOM_LEVELS // 2
+    random_bits = torch.empty(math.ceil(count / 4), dtype=torch.int64).random_(-(2**63), None)
+    keep = random_bits.view(torch.int16)[:count] >= threshold - RANDOM_LEVELS // 2
     return keep.view(torch.uint8).view(x.shape)  # torch multiplies by integers several times faster than by booleans
 
 
 def _accumulate(gradient: Tensor, index: int, row: int, part: Tensor) -> None:
-    """Add the part of batch row `row` to `gradient[index]`; row `index` comes first and initialises it."""
+    """Add the contribution of batch row `row` to `gradient[index]`; that of row `index` is the first and overwrites it."""
     if index == row:
         gradient[index] = part
     else:

@@ -45,12 +45,13 @@ def sample_from(captioner: Captioner, memory: Any, draws: Tensor) -> Tensor:
 
     Args:
         memory: from `Captioner.encode`, B rows.
-        draws: (B, T - 1) uniform in [0, 1): each word is the first whose cumulative probability exceeds its draw.
+        draws: (B, T - 1) random numbers, uniform in [0, 1). Each word is the first whose cumulative probability exceeds its number.
     """
 
     def sample(logits: Tensor, position: int) -> Tensor:
         cumulative = logits.double().softmax(-1).cumsum(-1)
-        threshold = draws[:, position, None].to(cumulative) * cumulative[:, -1:]  # the last is 1 up to rounding
+        total = cumulative[:, -1:]  # 1 up to rounding
+        threshold = draws[:, position, None].to(cumulative) * total
         return torch.searchsorted(cumulative, threshold, right=True)[:, 0].clamp(max=logits.shape[-1] - 1)
 
     return _decode(captioner, memory, draws.shape[1] + 1, sample)
@@ -59,15 +60,15 @@ def sample_from(captioner: Captioner, memory: Any, draws: Tensor) -> Tensor:
 def _decode(captioner: Captioner, memory: Any, max_length: int, choose: Callable[[Tensor, int], Tensor]) -> Tensor:
     """Generate captions word by word until all have ended; `choose` maps logits (B, V) at position 0, 1, ... to ids (B,)."""
     memory = tree_map(Tensor.contiguous, memory)  # once, not at every step
-    first = tree_leaves(memory)[0]
-    tokens = torch.full((len(first), 1), captioner.bos_id, device=first.device)
-    ended = torch.zeros(len(first), dtype=torch.bool, device=first.device)
+    leaf = tree_leaves(memory)[0]
+    tokens = torch.full((len(leaf), 1), captioner.bos_id, device=leaf.device)
+    ended = torch.zeros(len(leaf), dtype=torch.bool, device=leaf.device)
     cache = None
     for position in range(max_length - 1):
         logits, cache = captioner.step(tokens[:, -1], memory, cache)
-        word = choose(logits, position).masked_fill(ended, captioner.eos_id)
-        tokens = torch.cat([tokens, word[:, None]], 1)
-        ended = ended | captioner.is_eos(word)
+        next_ids = choose(logits, position).masked_fill(ended, captioner.eos_id)
+        tokens = torch.cat([tokens, next_ids[:, None]], 1)
+        ended = ended | captioner.is_eos(next_ids)
         if ended.all():
             break
     return tokens
@@ -93,59 +94,60 @@ def beam_hypotheses(
 ) -> Tensor:
     """All final hypotheses of `beam_search`, best first: (B, beams, T) ids. Arguments as `beam_search`."""
     memory = captioner.encode(before, after)
-    first = tree_leaves(memory)[0]
-    pairs = len(first)
-    device = first.device
+    leaf = tree_leaves(memory)[0]
+    num_pairs = len(leaf)
+    device = leaf.device
     memory = tree_map(lambda leaf: leaf.repeat_interleave(beams, 0), memory)
-    tokens = torch.full((pairs * beams, 1), captioner.bos_id, device=device)
-    scores = torch.full((pairs, beams), float("-inf"), device=device)
+    tokens = torch.full((num_pairs * beams, 1), captioner.bos_id, device=device)
+    scores = torch.full((num_pairs, beams), float("-inf"), device=device)
     scores[:, 0] = 0.0  # all beams are equal at first, so only one of them may be continued
-    ended = torch.zeros(pairs, beams, dtype=torch.bool, device=device)
-    words = torch.zeros(pairs, beams, device=device)
-    offset = torch.arange(pairs, device=device)[:, None] * beams
+    ended = torch.zeros(num_pairs, beams, dtype=torch.bool, device=device)
+    word_counts = torch.zeros(num_pairs, beams, device=device)
+    first_rows = torch.arange(num_pairs, device=device)[:, None] * beams
     cache: Any = None
     for _ in range(max_length - 1):
         logits, cache = captioner.step(tokens[:, -1], memory, cache)
-        log_probabilities = logits.float().log_softmax(-1).view(pairs, beams, -1)
+        log_probabilities = logits.float().log_softmax(-1).view(num_pairs, beams, -1)
         # An ended caption is continued with `eos_id` only, with log-probability 0.
         eos_only = torch.full_like(log_probabilities, float("-inf"))
         eos_only[..., captioner.eos_id] = 0.0
         total = scores[..., None] + torch.where(ended[..., None], eos_only, log_probabilities)
-        scores, best = total.flatten(1).topk(beams, dim=1)  # (pairs, beams)
-        origin = best // total.shape[-1]
-        word = best % total.shape[-1]
-        rows = (origin + offset).flatten()
-        tokens = torch.cat([tokens[rows], word.flatten()[:, None]], 1)
+        scores, continuations = total.flatten(1).topk(beams, dim=1)  # (num_pairs, beams)
+        origin = continuations // total.shape[-1]  # the beam that is continued
+        next_ids = continuations % total.shape[-1]
+        rows = (origin + first_rows).flatten()
+        tokens = torch.cat([tokens[rows], next_ids.flatten()[:, None]], 1)
         cache = tree_map(lambda leaf, rows=rows: leaf[rows], cache)
-        words = words.gather(1, origin) + (~ended.gather(1, origin)).float()
-        ended = ended.gather(1, origin) | captioner.is_eos(word)
+        ended = ended.gather(1, origin)
+        word_counts = word_counts.gather(1, origin) + (~ended).float()
+        ended = ended | captioner.is_eos(next_ids)
         if ended.all():
             break
-    ranked = ranking(scores, words, length_penalty)
-    return tokens.view(pairs, beams, -1)[torch.arange(pairs, device=device)[:, None], ranked]
+    ranked = ranking(scores, word_counts, length_penalty)
+    return tokens.view(num_pairs, beams, -1)[torch.arange(num_pairs, device=device)[:, None], ranked]
 
 
-def ranking(log_probabilities: Tensor, words: Tensor, length_penalty: float) -> Tensor:
-    """Order of the hypotheses of each pair, best first, see `beam_search`: (B, N) log-probabilities and words to (B, N) indices."""
-    scores = log_probabilities / words.clamp(min=1) ** length_penalty
+def ranking(log_probabilities: Tensor, word_counts: Tensor, length_penalty: float) -> Tensor:
+    """Return the indices of each pair's N hypotheses, best first, see `beam_search`; all are (B, N)."""
+    scores = log_probabilities / word_counts.clamp(min=1) ** length_penalty
     return scores.argsort(dim=1, descending=True, stable=True)
 
 
 @torch.no_grad()
 def token_log_probabilities(captioner: Captioner, memory: Any, tokens: Tensor) -> Tensor:
-    """Natural logarithm of the probability of each token of given captions (B, T), from one teacher-forced pass.
+    """Return the natural logarithms of the probabilities of the tokens 1 ... T - 1 of given captions (B, T): (B, T - 1).
 
-    (B, T - 1), of the tokens 1 ... T - 1; 0 after the end of the caption, see `Captioner.caption_mask`.
+    They are 0 after the end of the caption, see `Captioner.caption_mask`.
     """
     logits = captioner.teacher_forced_logits(tokens, memory)
-    log_probabilities = logits.float().log_softmax(-1).gather(2, tokens[:, 1:, None])[..., 0]
-    return torch.where(captioner.caption_mask(tokens), log_probabilities, 0.0)
+    token_scores = logits.float().log_softmax(-1).gather(2, tokens[:, 1:, None])[..., 0]
+    return torch.where(captioner.caption_mask(tokens), token_scores, 0.0)
 
 
 class Ensemble(Captioner):
-    """Captioners of any method with the same ids for the same words; for decoding only.
+    """Several captioners, of any methods, with the same ids for the same words; for decoding only.
 
-    `before` and `after` are lists of feature maps (B, C, h, w), one of each member.
+    `before` and `after` are lists with the feature maps (B, C, h, w) for each member.
     """
 
     def __init__(self, members: Sequence[Captioner]) -> None:
@@ -162,40 +164,40 @@ class Ensemble(Captioner):
         raise NotImplementedError("an ensemble cannot be trained; train its members one by one")
 
     def encode(self, before: Any, after: Any) -> list[Any]:
-        """Each member's memory of its own feature maps."""
+        """Return the memory of each member."""
         return [member.encode(*maps) for member, *maps in zip(self.members, before, after)]
 
     def step(self, tokens: Tensor, memory: list[Any], cache: list[Any] | None) -> tuple[Tensor, list[Any]]:
         """See `Captioner.step`: the logits are the logarithm of the mean probability of every word."""
         caches = cache or [None] * len(memory)
         steps = [member.step(tokens, *state) for member, *state in zip(self.members, memory, caches)]
-        return _mean_log_probabilities([logits for logits, _ in steps]), [cache for _, cache in steps]
+        return _mean_log_probabilities([logits for logits, _ in steps]), [new_cache for _, new_cache in steps]
 
     def teacher_forced_logits(self, tokens: Tensor, memory: list[Any]) -> Tensor:
         """See `Captioner.teacher_forced_logits`."""
-        logits = [member.teacher_forced_logits(tokens, state) for member, state in zip(self.members, memory)]
-        return _mean_log_probabilities(logits)
+        states = zip(self.members, memory)
+        return _mean_log_probabilities([member.teacher_forced_logits(tokens, state) for member, state in states])
 
     def nothing_changed(self, before: Any, after: Any) -> Tensor | None:
-        """The mean of the members that estimate it."""
+        """See `Captioner.nothing_changed`: the mean over the members that estimate it."""
         estimates = [member.nothing_changed(*maps) for member, *maps in zip(self.members, before, after)]
         available = [estimate for estimate in estimates if estimate is not None]
         return torch.stack(available).mean(0) if available else None
 
     def attention(self, before: Any, after: Any, tokens: Tensor) -> AttentionMaps:
-        """The mean of the members' maps."""
-        found = [member.attention(*maps, tokens) for member, *maps in zip(self.members, before, after)]
-        if len({maps.before.shape for maps in found}) > 1:
+        """See `Captioner.attention`: the mean of the members' maps."""
+        member_maps = [member.attention(*maps, tokens) for member, *maps in zip(self.members, before, after)]
+        if len({maps.before.shape for maps in member_maps}) > 1:
             raise NotImplementedError("the attention maps of the members have different sizes")
-        alignments = [maps.alignment for maps in found if maps.alignment is not None]
+        alignments = [maps.alignment for maps in member_maps if maps.alignment is not None]
         return AttentionMaps(
-            torch.stack([maps.before for maps in found]).mean(0),
-            torch.stack([maps.after for maps in found]).mean(0),
-            torch.stack(alignments).mean(0) if len(alignments) == len(found) else None,
+            torch.stack([maps.before for maps in member_maps]).mean(0),
+            torch.stack([maps.after for maps in member_maps]).mean(0),
+            torch.stack(alignments).mean(0) if len(alignments) == len(member_maps) else None,
         )
 
 
-def _mean_log_probabilities(logits: list[Tensor]) -> Tensor:
-    """Logits of several models to the logarithm of the mean of their probabilities."""
-    log_probabilities = torch.stack([part.float().log_softmax(-1) for part in logits])
-    return log_probabilities.logsumexp(0) - math.log(len(logits))
+def _mean_log_probabilities(member_logits: list[Tensor]) -> Tensor:
+    """Return the logarithm of the mean of several models' probabilities."""
+    log_probabilities = torch.stack([logits.float().log_softmax(-1) for logits in member_logits])
+    return log_probabilities.logsumexp(0) - math.log(len(member_logits))

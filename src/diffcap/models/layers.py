@@ -24,8 +24,8 @@ from diffcap.models.fast import (
 from diffcap.utils.linear import linear
 
 KeyValue = tuple[Tensor, Tensor]  # keys and values, (B, H, positions, D / H) each
-BlockMemory = KeyValue | Tensor  # of a cross-attention; a tensor: the tokens (B, S, D) before their projection
-# Cached keys and values of one layer, split along the positions into segments: for example those of the images and of the words.
+BlockMemory = KeyValue | Tensor  # input of a cross-attention; a tensor has the tokens (B, S, D) before their projection
+# Cached keys and values of one layer, in segments of successive positions, such as those of the images and those of the words.
 Segments = Sequence[KeyValue]
 # Positions of (B, T, D): a slice, indices (Q,) that all rows share, or indices (B, Q).
 Positions = slice | Tensor
@@ -58,8 +58,8 @@ def use_fast_linear_(module: nn.Module) -> None:
 class UnbiasedLayerNorm(nn.Module):
     """Layer normalisation of "The Annotated Transformer" (Rush, 2018), for IDC-PCL: `a (x - mean) / (std + eps) + b`.
 
-    The standard deviation is the unbiased one, with D - 1 in the denominator, and `eps` is added to it (authors' code). The
-    fused kernel adds `eps ** 2` to the variance, which agrees up to a relative error of `eps / std`.
+    The standard deviation is unbiased, with D - 1 in the denominator. The authors' code adds `eps` to it; the fused kernel here
+    adds `eps ** 2` to the variance. The results agree up to a relative error of `eps / std`.
     """
 
     def __init__(self, width: int, eps: float = 1e-6) -> None:
@@ -78,7 +78,7 @@ class UnbiasedLayerNorm(nn.Module):
 class Attention(nn.Module):
     """Multi-head attention: `forward` is self-attention, `attend_memory` is cross-attention.
 
-    `dropout` is of the attention weights; `out_proj`: whether to apply a linear layer to the merged heads.
+    `dropout` is the rate for the attention weights; `out_proj` applies a linear layer to the merged heads.
     """
 
     def __init__(self, width: int, heads: int, dropout: float = 0.0, out_proj: bool = True, bias: bool = True) -> None:
@@ -100,12 +100,12 @@ class Attention(nn.Module):
         """(B, H, T, D / H) to (B, T, D); the inverse of `split_heads`."""
         return heads.transpose(1, 2).flatten(2)
 
-    def _project(self, x: Tensor, first: int, count: int) -> tuple[Tensor, ...]:
-        """Compute `count` projections of x (B, T, D), starting with `first` (0 query, 1 key, 2 value): (B, H, T, D / H) each."""
-        rows = slice(first * self.width, (first + count) * self.width)
-        bias = self.qkv.bias if self.qkv.bias is None else self.qkv.bias[rows]
-        projected = linear(x, self.qkv.weight[rows], bias).split(self.width, 2)
-        return tuple(self.split_heads(part) for part in projected)
+    def _project(self, x: Tensor, start: int, stop: int) -> tuple[Tensor, ...]:
+        """Compute the projections `start` to `stop - 1` of x (B, T, D) (0 query, 1 key, 2 value): (B, H, T, D / H) each."""
+        rows = slice(start * self.width, stop * self.width)
+        bias = None if self.qkv.bias is None else self.qkv.bias[rows]
+        projected = linear(x, self.qkv.weight[rows], bias)
+        return tuple(self.split_heads(part) for part in projected.split(self.width, 2))
 
     def project_qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value of x (B, T, D): (B, H, T, D / H) each."""
@@ -118,7 +118,7 @@ class Attention(nn.Module):
 
     def project_key_value(self, x: Tensor) -> KeyValue:
         """Key and value of x (B, T, D), for cross-attention: (B, H, T, D / H) each."""
-        key, value = self._project(x, 1, 2)
+        key, value = self._project(x, 1, 3)
         return key, value
 
     def attend(self, query: Tensor, key_value: KeyValue, mask: Tensor | None = None) -> Tensor:
@@ -132,9 +132,7 @@ class Attention(nn.Module):
         key, value = key_value
         dropout = self.dropout if self.training else 0.0
         is_single_query = query.shape[2] == 1 and not dropout and len(query) == len(key)
-        if (
-            is_single_query and query.device.type == "cpu"
-        ):  # torch's fused kernel is slower for a single query on the CPU
+        if is_single_query and query.device.type == "cpu":  # where torch's fused kernel is slower
             attended = attention_over_segments(query, [key_value], mask)
         elif 0 < dropout < 1 and mask is None and attention_with_dropout_is_faster(query, key):
             attended = attention_with_dropout(query, key, value, dropout)
@@ -147,7 +145,7 @@ class Attention(nn.Module):
     def attend_memory(self, x: Tensor, memory: BlockMemory) -> Tensor:
         """Cross-attention of x (B, T, D) to the memory: `attend(project_query(x), project_key_value(tokens))`.
 
-        `memory`: keys and values, (B, H, S, D / H) each, or the tokens (B, S, D) that they are computed from.
+        `memory`: keys and values, (B, H, S, D / H) each, or their tokens (B, S, D).
         """
         query = self.project_query(x)
         if not isinstance(memory, Tensor):
@@ -159,7 +157,9 @@ class Attention(nn.Module):
     def mean_weights(self, query: Tensor, key: Tensor, mask: Tensor | None = None) -> Tensor:
         """Attention weights (B, T, S), averaged over the heads, without dropout; every row sums to 1. Arguments as `attend`."""
         scores = query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5
-        return (scores if mask is None else scores.masked_fill(~mask, float("-inf"))).softmax(-1).mean(1)
+        if mask is not None:
+            scores = scores.masked_fill(~mask, float("-inf"))
+        return scores.softmax(-1).mean(1)
 
     def forward(
         self,
@@ -182,7 +182,8 @@ class Attention(nn.Module):
         if query_positions is ALL_POSITIONS:
             query, key, value = self.project_qkv(x)
         else:
-            query, (key, value) = self.project_query(take_positions(x, query_positions)), self.project_key_value(x)
+            query = self.project_query(take_positions(x, query_positions))
+            key, value = self.project_key_value(x)
         new_key_values = (key, value)
         if past_segments:
             past_key, past_value = past_segments[-1]
@@ -219,13 +220,13 @@ class PreNormBlock(nn.Module):
         return self.add_and_feed(take_positions(x, query_positions), attended), new_key_values
 
     def add_and_feed(self, x: Tensor, attended: Tensor) -> Tensor:
-        """The block after its attention: both additions and the feed-forward network; (B, Q, D) all."""
+        """Apply the rest of the block to its input x and the attention's output, (B, Q, D) each: (B, Q, D)."""
         x = x + self.dropout(attended)
         return x + self.dropout(self.ffn(self.ffn_norm(x)))
 
 
 class PreNormStack(nn.Module):
-    """Blocks after one extra normalisation of the input (IDC-PCL authors' code); without a block it is the identity."""
+    """Normalisation of the input, then blocks (IDC-PCL authors' code); without blocks it is the identity."""
 
     def __init__(self, num_layers: int, width: int, heads: int, ffn_width: int, dropout: float) -> None:
         super().__init__()
@@ -250,36 +251,38 @@ class PreNormStack(nn.Module):
         new_key_values = []
         for index, layer in enumerate(self.layers):
             positions = query_positions if index == len(self.layers) - 1 else ALL_POSITIONS
-            layer_mask = mask if mask is None else take_mask_rows(mask, positions)
-            x, key_value = layer(x, layer_mask, past_key_values[index] if past_key_values else (), positions)
+            past_segments = past_key_values[index] if past_key_values else ()
+            x, key_value = layer(x, take_mask_rows(mask, positions), past_segments, positions)
             new_key_values.append(key_value)
         return x if len(self.layers) else take_positions(x, query_positions), new_key_values
 
     def forward_repeated(
-        self, shared: Tensor, own: Tensor, mask: Tensor | None, query_positions: Positions = ALL_POSITIONS
+        self, prefix: Tensor, suffix: Tensor, mask: Tensor | None, query_positions: Positions = ALL_POSITIONS
     ) -> Tensor:
-        """`forward` of `torch.cat([shared.repeat_interleave(R, 0), own], 1)`, (b R, Q, D) at the `query_positions` of all M + T.
+        """`forward` of `torch.cat([prefix.repeat_interleave(R, 0), suffix], 1)`: (b R, Q, D), without keys and values.
 
-        The first block normalises and projects `shared` (b, M, D) once; its attention output depends on `own` (b R, T, D).
+        The first block normalises and projects `prefix` (b, M, D) only once for the R rows of `suffix` (b R, T, D) that share it.
         """
-        repeats = len(own) // max(1, len(shared))  # a rank may have an empty batch
+        repeats = len(suffix) // max(1, len(prefix))  # a rank may have an empty batch
         if repeats <= 1 or len(self.layers) < 2:
-            return self(torch.cat([shared.repeat_interleave(repeats, 0), own], 1), mask, None, query_positions)[0]
-        first, *others, last = cast(list[PreNormBlock], list(self.layers))
-        shared, own = self.norm(shared), self.norm(own)
-        projections = [first.attention.project_qkv(first.attention_norm(part)) for part in (shared, own)]
+            x = torch.cat([prefix.repeat_interleave(repeats, 0), suffix], 1)
+            return self(x, mask, None, query_positions)[0]
+        first, *middle, last = cast(list[PreNormBlock], list(self.layers))
+        prefix, suffix = self.norm(prefix), self.norm(suffix)
+        prefix_qkv = first.attention.project_qkv(first.attention_norm(prefix))
+        suffix_qkv = first.attention.project_qkv(first.attention_norm(suffix))
         query, key, value = (
-            torch.cat([part.repeat_interleave(repeats, 0), own_part], 2) for part, own_part in zip(*projections)
+            torch.cat([start.repeat_interleave(repeats, 0), end], 2) for start, end in zip(prefix_qkv, suffix_qkv)
         )
-        x = torch.cat([shared.repeat_interleave(repeats, 0), own], 1)
+        x = torch.cat([prefix.repeat_interleave(repeats, 0), suffix], 1)
         x = first.add_and_feed(x, first.attention.attend(query, (key, value), mask))
-        for layer in others:
+        for layer in middle:
             x, _ = layer(x, mask)
-        return last(x, mask if mask is None else take_mask_rows(mask, query_positions), (), query_positions)[0]
+        return last(x, take_mask_rows(mask, query_positions), (), query_positions)[0]
 
 
 def take_positions(x: Tensor, positions: Positions) -> Tensor:
-    """Positions of x (B, T, D): (B, Q, D)."""
+    """Select positions of x (B, T, D): (B, Q, D)."""
     if isinstance(positions, slice):
         return x[:, positions]
     if positions.ndim == 1:
@@ -288,18 +291,18 @@ def take_positions(x: Tensor, positions: Positions) -> Tensor:
     return x.flatten(0, 1).index_select(0, rows.flatten()).unflatten(0, positions.shape)
 
 
-def take_mask_rows(mask: Tensor, positions: Positions) -> Tensor:
-    """Rows of an attention mask (..., T, S), or (..., 1, S) for all queries, at these positions."""
-    if positions is ALL_POSITIONS or mask.shape[-2] == 1:
+def take_mask_rows(mask: Tensor | None, positions: Positions) -> Tensor | None:
+    """Select the rows of an attention mask (..., T, S) at these positions; one row (..., 1, S) serves all positions."""
+    if mask is None or positions is ALL_POSITIONS or mask.shape[-2] == 1:
         return mask
     rows = mask[..., positions, :]  # with indices (B, Q): (B, Q, S) of a mask (T, S)
     return rows[:, None] if isinstance(positions, Tensor) and positions.ndim == 2 else rows
 
 
 def padded_nonzero(selected: Tensor) -> tuple[Tensor, Tensor]:
-    """Where a boolean (B, T) is true: indices (B, Q), Q the most in a row, and which of them are true, boolean (B, Q)."""
-    most = int(selected.sum(1).max()) if len(selected) else 0
-    indices = selected.int().argsort(dim=1, descending=True, stable=True)[:, :most]
+    """Return the indices of each row's true entries in a boolean (B, T), padded with others to (B, Q), and which are no padding."""
+    max_count = int(selected.sum(1).max()) if len(selected) else 0
+    indices = selected.int().argsort(dim=1, descending=True, stable=True)[:, :max_count]
     return indices, selected.gather(1, indices)
 
 
@@ -307,17 +310,17 @@ def padded_nonzero(selected: Tensor) -> tuple[Tensor, Tensor]:
 def init_difference_attention_(
     qkv_weight: Tensor, out_weight: Tensor, gain: float = 1.5, old_weight_scale: float = 0.1
 ) -> None:
-    """Initialise self-attention over both images so that, before training, x + attention(x) is about their difference.
+    """Initialise self-attention over both images so that `x + attention(x)` is approximately their difference before training.
 
     The query and key weights are equal, so a token attends mainly to itself and to the token with the same position and
-    content in the other image. The output weight is about minus the transposed value weight, so the attention output is about
-    minus the mean of these tokens. After "Mimetic initialization of self-attention layers" (Trockman and Kolter, ICML 2023),
-    who found this structure in trained transformers.
+    content in the other image. The output weight is approximately minus the transposed value weight, so the attention output is
+    approximately minus the mean of these tokens. After Trockman and Kolter, "Mimetic initialization of self-attention layers",
+    ICML 2023, who found this structure in trained transformers.
 
     Args:
         qkv_weight: (3 D, D), overwritten. out_weight: (D, D) of the layer after the merged heads, changed in place.
-        gain: of the orthogonal query and key weights; the attention logits grow with its square.
-        old_weight_scale: factor of the present `out_weight`, to which minus the transposed value weight is added.
+        gain: scale of the orthogonal query and key weights; the attention logits grow with its square.
+        old_weight_scale: factor of the previous `out_weight`, from which the transposed value weight is then subtracted.
     """
     query, _, value = qkv_weight.chunk(3)
     nn.init.orthogonal_(query, gain)
@@ -326,7 +329,7 @@ def init_difference_attention_(
     out_weight.mul_(old_weight_scale).sub_(value.T)
 
 
-def sinusoidal_position_embedding(length: int, width: int, own_frequencies: bool = False) -> Tensor:
+def sinusoidal_positions(length: int, width: int, own_frequencies: bool = False) -> Tensor:
     """Fixed position embedding (length, width) of the transformer (Vaswani et al., 2017): sine on even channels, cosine on odd.
 
     Channels 2 k and 2 k + 1 at position p have the angle `p / 10000 ** (2 k / width)`; with `own_frequencies`, channel j has
@@ -350,14 +353,14 @@ def repeat_batch(x: Tensor, batch: int) -> Tensor:
 
 
 def init_xavier_(module: nn.Module) -> None:
-    """Xavier-uniform for every parameter with two or more dimensions, embeddings and convolutions included (authors' code)."""
+    """Initialise every parameter with two or more dimensions Xavier-uniform, also embeddings and convolutions (authors' code)."""
     for parameter in module.parameters():
         if parameter.ndim >= 2:
             nn.init.xavier_uniform_(parameter)
 
 
 def init_attention_(module: nn.Module) -> None:
-    """The initial weights of torch's MultiheadAttention in every `Attention`: Xavier for the packed input matrix, biases 0."""
+    """Initialise every `Attention` as torch's MultiheadAttention: the packed input matrix Xavier-uniform, biases 0."""
     for part in module.modules():
         if isinstance(part, Attention):
             nn.init.xavier_uniform_(part.qkv.weight)
@@ -368,8 +371,8 @@ def init_attention_(module: nn.Module) -> None:
 class GridEmbedding(nn.Module):
     """A linear layer at every position, plus a learned position embedding: half of it for the column, half for the row.
 
-    With `coordinates`, two channels are appended to the features, x `2 j / columns - 1` and y `2 i / rows - 1` (methods of the
-    RobustChangeCaptioning code base).
+    `coordinates` appends two channels to the features at row i and column j: `2 j / columns - 1` and `2 i / rows - 1` (methods of
+    the RobustChangeCaptioning code base).
     """
 
     coordinate_channels: Tensor
@@ -380,17 +383,18 @@ class GridEmbedding(nn.Module):
         self.channels = channels
         self.projection = nn.Linear(channels + 2 * coordinates, width)
         self.columns, self.rows = nn.Embedding(columns, width // 2), nn.Embedding(rows, width // 2)
-        y, x = torch.meshgrid(2 * torch.arange(rows) / rows - 1, 2 * torch.arange(columns) / columns - 1, indexing="ij")
-        self.register_buffer("coordinate_channels", torch.stack([x, y], -1).view(-1, 2), persistent=False)
+        x, y = (2 * torch.arange(length) / length - 1 for length in (columns, rows))
+        coordinate_channels = torch.stack(torch.meshgrid(x, y, indexing="xy"), -1)  # (rows, columns, 2)
+        self.register_buffer("coordinate_channels", coordinate_channels.view(-1, 2), persistent=False)
 
     def forward(self, maps: Tensor) -> Tensor:
         """(B, C, rows, columns) to (B, rows * columns, D), row by row."""
         check_shape("features", maps, self.channels, *self.grid)
         rows, columns = self.grid
-        position = torch.cat(
-            [self.columns.weight.expand(rows, -1, -1), self.rows.weight[:, None].expand(-1, columns, -1)], -1
-        ).flatten(0, 1)  # (N, D)
+        column_vectors = self.columns.weight.expand(rows, -1, -1)
+        row_vectors = self.rows.weight[:, None].expand(-1, columns, -1)
+        position = torch.cat([column_vectors, row_vectors], -1).flatten(0, 1)  # (N, D)
         weight = self.projection.weight
-        if weight.shape[1] > self.channels:  # coordinates are the same in every image: projected once, not appended
+        if weight.shape[1] > self.channels:  # equal coordinates for all images: projected once instead of appended
             position = position + F.linear(self.coordinate_channels, weight[:, self.channels :])
         return maps_to_tokens(maps, weight[:, : self.channels], position + self.projection.bias)

@@ -26,7 +26,7 @@ from diffcap.models.layers import (
     init_difference_attention_,
     padded_nonzero,
     repeat_batch,
-    sinusoidal_position_embedding,
+    sinusoidal_positions,
 )
 from diffcap.utils.errors import DiffcapError
 
@@ -93,7 +93,7 @@ class PCLTrunk(nn.Module):
             for layer in self.pair_encoder.layers:
                 init_difference_attention_(layer.attention.qkv.weight, layer.attention.out.weight)  # type: ignore[union-attr, arg-type]
         self.register_buffer(
-            "position_table", sinusoidal_position_embedding(positions, width, own_frequencies=True), persistent=False
+            "position_table", sinusoidal_positions(positions, width, own_frequencies=True), persistent=False
         )
 
     def _finish_embedding(self, embedding: Tensor, type_id: int) -> Tensor:

@@ -1,7 +1,6 @@
 """Chg2Cap (Chang and Ghamisi, "Changes to Captions: An Attentive Network for Remote Sensing Change Captioning", IEEE TIP 2023).
 
-Order of the file: attention and layer of the encoder, the decoder block, the captioner. The released code is the
-default.
+Order of the file: attention and layer of the encoder, the decoder block, the captioner. The released code is the default.
 
 Letters: B pairs, N positions of the grid, T text positions, C feature channels, A width of the encoder's attention, D width of
 the decoder, V vocabulary.
@@ -32,10 +31,10 @@ from diffcap.methods.remote_sensing.parts import (
     PostNormLayer,
     ResidualBlock,
     backbone_rules,
-    complete,
     decoder_rules,
     residual_rules,
     resnet_name,
+    restore_entries,
 )
 from diffcap.methods.remote_sensing.resnet import BatchNormMode, Normalization, ResNetEncoder
 from diffcap.models.captioner import constructor_arguments
@@ -55,14 +54,16 @@ class KeyAttention(nn.Module):
             raise ValueError(f"attention_width {width} is not a multiple of heads {heads}")
         self.heads = heads
         self.dropout = dropout
-        self.query, self.key = Linear(channels, width, bias=False), Linear(channels, width, bias=False)
+        self.query = Linear(channels, width, bias=False)
+        self.key = Linear(channels, width, bias=False)
         self.out = Linear(width, channels)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, N, C) to (B, N, C)."""
-        query, key = (layer(x).unflatten(2, (self.heads, -1)).transpose(1, 2) for layer in (self.query, self.key))
+        query = self.query(x).unflatten(2, (self.heads, -1)).transpose(1, 2)  # (B, heads, N, A / heads)
+        key = self.key(x).unflatten(2, (self.heads, -1)).transpose(1, 2)
         dropout = self.dropout if self.training else 0.0
-        attended = F.scaled_dot_product_attention(query, key, key, dropout_p=dropout)  # (B, heads, N, A / heads)
+        attended = F.scaled_dot_product_attention(query, key, key, dropout_p=dropout)
         return self.out(attended.transpose(1, 2).flatten(2))
 
 
@@ -77,8 +78,9 @@ class EncoderLayer(nn.Module):
     def forward(
         self, before: Tensor, after: Tensor, first_before: Tensor, first_after: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Both images (B, N, C), and both inputs of the first layer, which are added to the result, to (B, N, C) each."""
-        before, after = self.single(before) + before, self.single(after) + after
+        """Encode both images (B, N, C): (B, N, C) each. The inputs of the first layer are added to the result."""
+        before = self.single(before) + before
+        after = self.single(after) + after
         new_before, new_after = self.pair(torch.cat([before, after], 2)).chunk(2, 2)
         return new_before + first_before, new_after + first_after
 
@@ -106,12 +108,12 @@ class Chg2Cap(PixelOrFeatureCaptioner):
         table: rows of the embedding tables for the grid's rows and columns (16 and 16; only the first 8 are used).
         attention_width: A (2048). ffn: inner width of the encoder's blocks (512). width: D (2048).
         heads: 8, of all attention layers. encoder_layers: 3. decoder_layers: 1.
-        dropout: 0.1. word_dropout: after the positions are added to the word vectors (0.1).
+        dropout: 0.1. word_dropout: rate after the positions are added to the word vectors (0.1).
         backbone: name of a torchvision ResNet, for pixels (resnet101); None: precomputed features.
-        trained_layers: of the backbone (layer2, layer3 and layer4).
-        batch_norm: of the backbone's frozen layers, see `ResNetEncoder`. "eval" is ours; the authors' code has "train".
-        normalization: of the pixels: "levir_cc" or "dubai_cc" (authors' code), or "imagenet".
-        resize: height and width to which normalised images are resized, for the backbone (256 x 256 on Dubai-CC); None: not.
+        trained_layers: trained layers of the backbone (layer2, layer3 and layer4).
+        batch_norm: mode of the backbone's frozen layers, see `ResNetEncoder`. "eval" is ours; the authors' code has "train".
+        normalization: data whose pixel statistics are used: "levir_cc" or "dubai_cc" (authors' code), or "imagenet".
+        resize: height and width of the images for the backbone (256 x 256 on Dubai-CC); None: those of the input.
     """
 
     bos_id = START
@@ -143,8 +145,8 @@ class Chg2Cap(PixelOrFeatureCaptioner):
         self.hyperparameters = constructor_arguments(locals())
         self.images = None
         if backbone is not None:
-            pixels = normalization, trained_layers, batch_norm
-            self.images = ResNetEncoder(backbone, "layer4", grid, *pixels, resize=resize)
+            pixel_options = normalization, trained_layers, batch_norm
+            self.images = ResNetEncoder(backbone, "layer4", grid, *pixel_options, resize=resize)
             feature_channels = self.images.channels
             grid = self.images.grid
         if table[0] < grid[0] or table[1] < grid[1]:
@@ -155,8 +157,9 @@ class Chg2Cap(PixelOrFeatureCaptioner):
             raise ValueError(f"width {width} must be even")
         self.channels = feature_channels
         self.grid = (grid[0], grid[1])
-        half = feature_channels // 2  # of a position's vector is for its row, the rest for its column
-        self.rows, self.columns = nn.Embedding(table[0], half), nn.Embedding(table[1], feature_channels - half)
+        row_channels = feature_channels // 2  # the other channels of a position's vector are for its column
+        self.rows = nn.Embedding(table[0], row_channels)
+        self.columns = nn.Embedding(table[1], feature_channels - row_channels)
         self.encoder = nn.ModuleList(
             EncoderLayer(feature_channels, attention_width, heads, ffn, dropout) for _ in range(encoder_layers)
         )
@@ -170,27 +173,25 @@ class Chg2Cap(PixelOrFeatureCaptioner):
         )
 
     def encoded(self, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
-        """Two images, (b, C, h, w) and (B, C, h, w), B a multiple of b, to encoded tokens (B, w h, C) each, column by column.
+        """Encode two images, (b, C, h, w) and (B, C, h, w), B a multiple of b, as tokens (B, w h, C) each, column by column.
 
-        The authors' code exchanges rows and columns when it makes a map of the tokens; the convolution after it is 3 x 3, so
-        the order matters.
+        The authors' code exchanges rows and columns before its 3 x 3 convolutions, so the order matters.
         """
         maps = self.feature_maps(before, after)
         for image in maps:
             check_shape("features", image, self.channels, *self.grid)
         rows, columns = self.grid
-        of_columns = self.columns.weight[:columns]
-        of_rows = self.rows.weight[:rows, None]
-        position = torch.cat([of_columns.expand(rows, -1, -1), of_rows.expand(-1, columns, -1)], -1).flatten(
-            0, 1
-        )  # (N, C)
+        column_vectors = self.columns.weight[:columns].expand(rows, -1, -1)
+        row_vectors = self.rows.weight[:rows, None].expand(-1, columns, -1)
+        position = torch.cat([column_vectors, row_vectors], -1).flatten(0, 1)  # (N, C)
         first_before, first_after = (image.flatten(2).transpose(1, 2) + position for image in maps)
         before = first_before
         after = first_after
         for layer in self.encoder:
             before, after = layer(before, after, first_before, first_after)
-        before, after = (x.unflatten(1, self.grid).transpose(1, 2).flatten(1, 2) for x in (before, after))
-        return before, after
+        before = before.unflatten(1, self.grid).transpose(1, 2)  # (B, w, h, C)
+        after = after.unflatten(1, self.grid).transpose(1, 2)
+        return before.flatten(1, 2), after.flatten(1, 2)
 
     def visual_tokens(self, before: Tensor, after: Tensor) -> Tensor:
         """See `PixelOrFeatureCaptioner.visual_tokens`: (B, w h, D), column by column.
@@ -213,7 +214,7 @@ class Chg2Cap(PixelOrFeatureCaptioner):
         return self.decoder.logits(last.hidden[:, 0]), (key_values, is_key)
 
     def is_key(self, tokens: Tensor) -> Tensor:
-        """Which words of given captions later words attend to: not NULL and END (authors' code), which come after the words."""
+        """See `PixelOrFeatureCaptioner.is_key`: all words except NULL and END (authors' code)."""
         return (tokens != NULL) & (tokens != END)
 
     def maps_of_tokens(self, attention: Tensor) -> Tensor:
@@ -221,9 +222,10 @@ class Chg2Cap(PixelOrFeatureCaptioner):
         return attention.unflatten(2, self.grid[::-1]).transpose(2, 3)
 
 
-def _block_rules(number: int, ours: str) -> tuple[Rule, ...]:
+def _block_rules(number: int, name: str) -> tuple[Rule, ...]:
+    """Rules for the official block `number` of every encoder layer, whose attribute here is `name`."""
     block = rf"encoder_trans_dict\.selftrans\.(\d+)\.{number}\."
-    new = rf"encoder.\1.{ours}."
+    new = rf"encoder.\1.{name}."
     return (
         (block + r"att\.to_q", new + "attention.query"),
         (block + r"att\.to_k", new + "attention.key"),
@@ -247,11 +249,10 @@ _RULES: tuple[Rule, ...] = (
 
 
 def official_sizes(state: State, options: Mapping[str, Any], tables: State) -> Sizes:
-    """Hyperparameters of Chg2Cap, with or without the backbone; the option `dataset` says how pixels are normalised."""
-    first = state["encoder_trans_dict.selftrans.0.0.att.to_k.weight"]
-    attention_width, channels = first.shape
-    table = next((value for name, value in tables.items() if name.startswith("decoder_dict.")), None)
-    max_length = options["max_length"] or (41 if table is None else len(table))
+    """Hyperparameters of Chg2Cap, with or without the backbone; the option `dataset` determines the normalisation of pixels."""
+    attention_width, channels = state["encoder_trans_dict.selftrans.0.0.att.to_k.weight"].shape
+    positions = next((table for name, table in tables.items() if name.startswith("decoder_dict.")), None)
+    max_length = options["max_length"] or (41 if positions is None else len(positions))
     grid = options["grid"] or (8, 8)
     model: dict[str, Any] = {
         "vocabulary_size": len(state["decoder_dict.vocab_embedding.weight"]),
@@ -271,16 +272,16 @@ def official_sizes(state: State, options: Mapping[str, Any], tables: State) -> S
         shape = (channels, grid[0], grid[1])
         return Sizes(model, max_length, resnet_features("layer4", shape, ResizeNormalize(IMAGE_SIZE)))
     is_dubai = options["dataset"] == "dubai_cc"
-    size = (50, 50) if is_dubai else IMAGE_SIZE
-    model |= {"backbone": network, "feature_channels": 3, "grid": list(size)}
+    image_size = (50, 50) if is_dubai else IMAGE_SIZE
+    model |= {"backbone": network, "feature_channels": 3, "grid": list(image_size)}
     if is_dubai:
         model |= {"normalization": "dubai_cc", "resize": list(IMAGE_SIZE)}
-    return Sizes(model, max_length, pixel_features(size))
+    return Sizes(model, max_length, pixel_features(image_size))
 
 
 IMPORTER = Importer(
     official_sizes,
-    lambda state, stage: complete(rename(state, _RULES, "Chg2Cap")),
+    lambda state, stage: restore_entries(rename(state, _RULES, "Chg2Cap")),
     vocabulary_layout="chg2cap",
     vocabulary_file="vocab.json",
     groups=("encoder_dict", "encoder_trans_dict", "decoder_dict"),

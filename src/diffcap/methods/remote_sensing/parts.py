@@ -1,4 +1,4 @@
-"""What RSICCformer and Chg2Cap share, which come from one code base: layers, captioner, and rules for official checkpoints.
+"""Parts that RSICCformer and Chg2Cap share: layers, the base class of the captioners, rules for official checkpoints.
 
 Letters: B pairs, N tokens of the grid, T text positions, D width, V vocabulary.
 """
@@ -39,7 +39,7 @@ class ResidualBlock(nn.Module):
         )
 
     def forward(self, tokens: Tensor, grid: tuple[int, int]) -> Tensor:
-        """Tokens (B, N, D) of a grid with N positions, row by row, to (B, N, D)."""
+        """Apply the block to tokens (B, N, D) of a grid with N positions, row by row: (B, N, D)."""
         maps = tokens.transpose(1, 2).unflatten(2, grid)
         return F.relu(maps + self.branch(maps)).flatten(2).transpose(1, 2)
 
@@ -65,12 +65,12 @@ class PostNormLayer(nn.Module):
 
 
 class CausalWordDecoder(WordDecoder):
-    """A `WordDecoder` whose word vectors have the blocks' width, and whose vector of padding is an ordinary one.
+    """A `WordDecoder` whose word vectors have the width of the blocks; the vector of padding is trained like the others.
 
     Args:
         vocabulary_size: V. max_length: positions of a caption, start and end included. width: D.
         block: see `WordDecoder`. Every layer is a copy of it, so all layers have the same initial weights (authors' code).
-        layers: number of blocks. dropout: before the output layer. word_dropout: after the positions are added.
+        layers: number of blocks. dropout: rate before the output layer. word_dropout: rate after the positions are added.
     """
 
     def __init__(
@@ -96,16 +96,15 @@ class CausalWordDecoder(WordDecoder):
 
 
 class PixelOrFeatureCaptioner(Captioner):
-    """A captioner on feature maps, or on pixels with a ResNet of its own, whose loss is the mean over words (authors' code)."""
+    """A captioner of feature maps, or with its own ResNet of pixels; the loss is the mean over all words (authors' code)."""
 
     images: ResNetEncoder | None  # None if the captioner reads feature maps
     decoder: CausalWordDecoder
 
     def feature_maps(self, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
-        """Feature maps of both images, (b, ...) and (B, ...), B a multiple of b: (B, C, h, w) each.
+        """Compute the feature maps of both images, (b, ...) and (B, ...), B a multiple of b: (B, C, h, w) each.
 
-        The images pass the ResNet one after the other, so batch norm in training mode has separate statistics for each (authors'
-        code).
+        The ResNet runs once for each, so batch norm in training mode has separate statistics for them (authors' code).
         """
         if self.images is not None:
             before, after = self.images(before), self.images(after)
@@ -113,14 +112,14 @@ class PixelOrFeatureCaptioner(Captioner):
 
     @abstractmethod
     def visual_tokens(self, before: Tensor, after: Tensor) -> Tensor:
-        """Two images, (b, C, h, w) and (B, C, h, w), B a multiple of b, to the tokens (B, N, D) that the decoder reads."""
+        """Encode two images, (b, C, h, w) and (B, C, h, w), B a multiple of b, as the tokens (B, N, D) for the decoder."""
 
     @abstractmethod
     def maps_of_tokens(self, attention: Tensor) -> Tensor:
-        """Attention to the visual tokens, (B, T, N), as maps (B, T, h, w)."""
+        """Arrange the attention to the visual tokens, (B, T, N), as maps (B, T, h, w)."""
 
     def is_key(self, tokens: Tensor) -> Tensor:
-        """Which words of given captions (B, T) later words attend to, boolean (B, T): all, padding included (authors' code)."""
+        """Return which words of given captions (B, T) are attended to, boolean (B, T): all, even padding (authors' code)."""
         return torch.ones_like(tokens, dtype=torch.bool)
 
     def encode(self, before: Tensor, after: Tensor) -> list[KeyValue]:
@@ -134,25 +133,27 @@ class PixelOrFeatureCaptioner(Captioner):
 
     def teacher_forced_logits(self, tokens: Tensor, memory: list[KeyValue]) -> Tensor:
         """See `Captioner.teacher_forced_logits`."""
-        shown = tokens[:, :-1]
-        return self.decoder.logits(self.decoder(shown, memory, None, self.is_key(shown)).last.hidden)
+        input_tokens = tokens[:, :-1]
+        return self.decoder.logits(self.decoder(input_tokens, memory, None, self.is_key(input_tokens)).last.hidden)
 
     def attention(self, before: Tensor, after: Tensor, tokens: Tensor) -> AttentionMaps:
         """See `Captioner.attention`: the last cross-attention, mean over heads.
 
         A token of the memory belongs to one position in both images, so both maps are equal.
         """
-        maps = self.maps_of_tokens(self.decoder.attention(tokens, self.encode(before, after), self.is_key(tokens)))
+        memory = self.encode(before, after)
+        maps = self.maps_of_tokens(self.decoder.attention(tokens, memory, self.is_key(tokens)))
         return AttentionMaps(maps, maps, None)
 
     def word_losses(self, batch: Batch) -> Tensor:
-        """Cross-entropy of every word and the end given the words before, (n,) in nats; unknown words are included."""
+        """Return the cross-entropies (n,), in nats, of all words and ends of the captions; unknown words are included."""
         tokens = batch["tokens"]
-        shown = batch["tokens"][:, :-1]
+        input_tokens = tokens[:, :-1]
         memory = self.encode(batch["before"], batch["after"])
-        hidden = self.decoder(shown, memory, None, self.is_key(shown)).last.hidden
+        decoded = self.decoder(input_tokens, memory, None, self.is_key(input_tokens))
         is_word = self.caption_mask(tokens)
-        return F.cross_entropy(self.decoder.logits(hidden[is_word]), tokens[:, 1:][is_word], reduction="none")
+        logits = self.decoder.logits(decoded.last.hidden[is_word])
+        return F.cross_entropy(logits, tokens[:, 1:][is_word], reduction="none")
 
     def validation_losses(self, batch: Batch) -> dict[str, Tensor]:
         """See `Captioner.validation_losses`: the word losses."""
@@ -164,15 +165,15 @@ class PixelOrFeatureCaptioner(Captioner):
         return {"loss": loss, "caption_loss": loss.detach()}
 
     def check(self, data: Any) -> None:
-        """See `Captioner.check`; with a ResNet the data must be pixels, without one features."""
+        """See `Captioner.check`; the data must be pixels if the captioner has a ResNet, else features."""
         super().check(data)
         name = self.hyperparameters["backbone"]
         has_pixels = data.store.meta.get("dtype") == "uint8"
         if has_pixels != (name is not None):
             found, needed = ("pixels", "features") if has_pixels else ("features", "pixels")
             raise DiffcapError(
-                f"{data.store_name} holds {found}, and {type(self).__name__} with model.captioner.init_args.backbone "
-                f"{name or 'null'} reads {needed}; give other features with BACKBONE=, or change that setting in a settings file."
+                f"{data.store_name} contains {found}, but {type(self).__name__} with model.captioner.init_args.backbone "
+                f"{name or 'null'} needs {needed}. Give other features with BACKBONE=, or change that setting in a settings file."
             )
 
     @property
@@ -187,7 +188,7 @@ class PixelOrFeatureCaptioner(Captioner):
 
     def backbone_parameters(self) -> list[nn.Parameter]:
         """See `Captioner.backbone_parameters`."""
-        return [] if self.images is None else [p for p in self.images.parameters() if p.requires_grad]
+        return [parameter for parameter in self.pretrained_parameters() if parameter.requires_grad]
 
     def pretrained_parameters(self) -> list[nn.Parameter]:
         """See `Captioner.pretrained_parameters`: the backbone's."""
@@ -195,12 +196,12 @@ class PixelOrFeatureCaptioner(Captioner):
 
 
 _STATISTICS = r"(running_mean|running_var|num_batches_tracked)"
-# Modules of the word decoder that the authors' programs store and do not use.
+# Modules of the official word decoder that are stored but not used.
 _UNUSED = (r"transformer\.layers\.\d+\.fc_alpha[123]", r"position_encoding\.(?:embedding_1D|pe)")
 
 
 def decoder_rules(group: str, cross_attention: str) -> tuple[Rule, ...]:
-    """Rules for the official word decoder with the prefix `group`, of which the attention `cross_attention` is used."""
+    """Rules for the official word decoder: its prefix is `group`, and its cross-attention has the name `cross_attention`."""
     layer = rf"{group}\.transformer\.layers\.(\d+)\."
     return (
         (rf"{group}\.vocab_embedding", "decoder.embedding"),
@@ -217,29 +218,29 @@ def decoder_rules(group: str, cross_attention: str) -> tuple[Rule, ...]:
 
 
 def residual_rules(official: str, ours: str) -> tuple[Rule, ...]:
-    """Rules for residual blocks: pattern of their official name (a group is the block's number), and their new name."""
-    place = 1 + re.compile(official).groups
+    """Rules for residual blocks, from the pattern of their official name, which may have groups, and their name here."""
+    group = 1 + re.compile(official).groups  # number of the group that matches the layer
     return (
-        (rf"{official}\.left\.(\d+)", rf"{ours}.branch.\{place}"),
-        (rf"{official}\.left\.(\d+)\.{_STATISTICS}", rf"{ours}.branch.\{place}.\{place + 1}"),
+        (rf"{official}\.left\.(\d+)", rf"{ours}.branch.\{group}"),
+        (rf"{official}\.left\.(\d+)\.{_STATISTICS}", rf"{ours}.branch.\{group}.\{group + 1}"),
     )
 
 
 def backbone_rules(network: str) -> tuple[Rule, ...]:
     """Rules for the ResNet, whose layers are numbered in the official file; `network` is a pattern of their prefix."""
-    first = {0: "conv1", 1: "bn1"}
+    stem = {0: "conv1", 1: "bn1"}
     layers = {number + 3: f"layer{number}" for number in range(1, 5)}
     return (
-        *((rf"{network}\.{number}", f"images.network.{name}") for number, name in first.items()),
+        *((rf"{network}\.{number}", f"images.network.{name}") for number, name in stem.items()),
         (rf"{network}\.1\.{_STATISTICS}", r"images.network.bn1.\1"),
         *((rf"{network}\.{number}\.([\w.]+)", rf"images.network.{name}.\1") for number, name in layers.items()),
     )
 
 
-def complete(renamed: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Give the weights of 1 x 1 convolutions, which `rename` makes matrices, four dimensions again, and add missing counters.
+def restore_entries(renamed: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Undo what `rename` and the importer change: weights of 1 x 1 convolutions get four dimensions, batch norms their counter.
 
-    `num_batches_tracked` of batch norm is used neither in training nor in inference; imported files are read without it.
+    Imported files are read without the counter, `num_batches_tracked`. It is not used, so it is 0.
     """
     state = dict(renamed)
     for name, value in renamed.items():
@@ -252,7 +253,7 @@ def complete(renamed: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 IMAGE_SIZE = (256, 256)  # height and width
-# By the blocks of the first three layers, and whether a block has three convolutions.
+# The keys are the numbers of blocks in the first three layers, and whether a block has three convolutions.
 _RESNETS: dict[tuple[tuple[int, ...], bool], str] = {
     ((2, 2, 2), False): "resnet18",
     ((3, 4, 6), False): "resnet34",
@@ -263,11 +264,11 @@ _RESNETS: dict[tuple[tuple[int, ...], bool], str] = {
 
 
 def resnet_name(state: State, prefix: str) -> str | None:
-    """torchvision's name of the ResNet with numbered layers; None if there is no such network."""
+    """Return torchvision's name of the ResNet whose numbered layers have this prefix; None if the state has no such network."""
     if not any(re.match(prefix, name) for name in state):
         return None
     blocks = tuple(count_layers(state, rf"{prefix}\.{number}\.(\d+)\.") for number in (4, 5, 6))
-    has_three = any(re.fullmatch(rf"{prefix}\.4\.0\.conv3\.weight", name) for name in state)
-    if (blocks, has_three) not in _RESNETS:
-        raise ValueError(f"its backbone has {blocks} blocks, which is no known ResNet")
-    return _RESNETS[blocks, has_three]
+    has_three_convolutions = any(re.fullmatch(rf"{prefix}\.4\.0\.conv3\.weight", name) for name in state)
+    if (blocks, has_three_convolutions) not in _RESNETS:
+        raise ValueError(f"its backbone has {blocks} blocks in the first three layers, unlike every known ResNet")
+    return _RESNETS[blocks, has_three_convolutions]

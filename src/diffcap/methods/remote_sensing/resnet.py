@@ -3,6 +3,7 @@
 Letters: B images, C feature channels, h and w rows and columns of the map.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -26,7 +27,7 @@ _NORMALIZATIONS: dict[Normalization, tuple[tuple[float, ...], tuple[float, ...]]
 
 
 class GlobalBatchNorm2d(nn.BatchNorm2d):
-    """`nn.BatchNorm2d`, in training with the statistics of the images of all ranks together.
+    """`nn.BatchNorm2d` that in training computes its statistics over the images of all ranks.
 
     The result of a training then does not depend on the number of processes. torch's SyncBatchNorm does the same, but only on
     accelerators.
@@ -37,34 +38,35 @@ class GlobalBatchNorm2d(nn.BatchNorm2d):
         if not self.training or world_size() == 1:
             return super().forward(x)
         assert self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None
-        # Without the running mean, which all ranks have, the squares lose few digits where the mean is large.
+        # Subtract the running mean, which is equal on all ranks, so that the squares lose few digits if the mean is large.
         shift = self.running_mean.clone()
         centred = x.float() - shift[:, None, None]
-        count = centred.new_tensor([centred.numel() / centred.shape[1]])
-        sums = sum_over_ranks(torch.cat([centred.sum((0, 2, 3)), centred.square().sum((0, 2, 3)), count]))
-        total = sums[-1].detach()
-        first, second = (sums[:-1] / total).chunk(2)
-        variance = second - first.square()
+        own_count = centred.new_tensor([centred.numel() / centred.shape[1]])  # of this rank's values per channel
+        own_sums = centred.sum((0, 2, 3)), centred.square().sum((0, 2, 3))
+        sums = sum_over_ranks(torch.cat([*own_sums, own_count]))
+        count = sums[-1].detach()
+        mean, mean_square = (sums[:-1] / count).chunk(2)
+        variance = mean_square - mean.square()
         with torch.no_grad():
             self.num_batches_tracked += 1
             assert self.momentum is not None
-            self.running_mean.lerp_(first + shift, self.momentum)
-            self.running_var.lerp_(variance * total / (total - 1), self.momentum)
+            self.running_mean.lerp_(mean + shift, self.momentum)
+            self.running_var.lerp_(variance * count / (count - 1), self.momentum)
         scale = self.weight * (variance + self.eps).rsqrt()
-        y = (centred - first[:, None, None]) * scale[:, None, None] + self.bias[:, None, None]
-        return y.to(x.dtype)
+        scaled = (centred - mean[:, None, None]) * scale[:, None, None]
+        return (scaled + self.bias[:, None, None]).to(x.dtype)
 
 
 class ResNetEncoder(nn.Module):
-    """The layers of a torchvision ResNet up to `layer`, with random weights; `load` reads others.
+    """The layers of a torchvision ResNet up to `layer`, with random weights; `load` loads pretrained ones.
 
     Args:
-        network: torchvision's name ("resnet101"). layer: the layer that gives the map.
-        image_size: height and width of the images in pixels. normalization: mean and standard deviation of the pixels.
+        network: torchvision's name ("resnet101"). layer: the last layer, whose output is the map.
+        image_size: height and width of the images in pixels. normalization: data whose pixel mean and deviation are used.
         trained_layers: layers whose weights are trained; conv1, bn1 and the other layers are frozen.
-        batch_norm: of the frozen part, while the captioner is in training mode. "eval": running statistics, which stay as they
-            are. "train": statistics of each batch, and the running statistics drift to those of the data (authors' code of both
-            systems).
+        batch_norm: mode of the frozen part while the captioner is in training mode. "eval": it uses the running statistics, which
+            do not change. "train": it uses the statistics of each batch and updates the running ones (authors' code of RSICCformer
+            and Chg2Cap).
         pool: rows and columns of an adaptive average pooling of the map; None: no pooling.
         resize: height and width to which normalised images are resized, bilinear with aligned corners (Chg2Cap's code enlarges
             Dubai-CC's 50 x 50 pixels to 256 x 256); None: no resizing.
@@ -92,21 +94,23 @@ class ResNetEncoder(nn.Module):
             raise ValueError(f"{network} is not a ResNet; choose one such as resnet101")
         self.name = network
         self.network: Any = build(weights=None, norm_layer=GlobalBatchNorm2d)
-        used = LAYERS[: LAYERS.index(layer) + 1]
-        if unknown := [name for name in trained_layers if name not in used]:
-            raise ValueError(f"trained_layers has {unknown[0]!r}; choose from {', '.join(used)}")
-        self.channels: int = 64 * 2 ** (len(used) - 1) * self.network.layer1[0].expansion
-        for name in ("avgpool", "fc", *LAYERS[len(used) :]):
+        used_layers = LAYERS[: LAYERS.index(layer) + 1]
+        if unknown := [name for name in trained_layers if name not in used_layers]:
+            raise ValueError(f"trained_layers has {unknown[0]!r}; choose from {', '.join(used_layers)}")
+        self.channels: int = 64 * 2 ** (len(used_layers) - 1) * self.network.layer1[0].expansion
+        for name in ("avgpool", "fc", *LAYERS[len(used_layers) :]):
             delattr(self.network, name)
-        self.layers = used
-        self.frozen_parts = ["conv1", "bn1", *(name for name in used if name not in trained_layers)]
+        self.layers = used_layers
+        self.frozen_parts = ["conv1", "bn1", *(name for name in used_layers if name not in trained_layers)]
         for name in self.frozen_parts:
             getattr(self.network, name).requires_grad_(False)
-        self.batch_norm, self.image_size = batch_norm, tuple(image_size)
-        self.pool, self.resize = ((size[0], size[1]) if size else None for size in (pool, resize))
-        stride = 2 ** (len(used) + 1)
-        rows, columns = pool or (-(-side // stride) for side in resize or image_size)
-        self.grid = rows, columns  # of the result
+        self.batch_norm = batch_norm
+        self.image_size = tuple(image_size)
+        self.pool = (pool[0], pool[1]) if pool else None
+        self.resize = (resize[0], resize[1]) if resize else None
+        stride = 2 ** (len(used_layers) + 1)
+        rows, columns = pool or [math.ceil(side / stride) for side in resize or image_size]
+        self.grid = rows, columns  # of the feature map
         for name, values in zip(("mean", "std"), _NORMALIZATIONS[normalization]):
             self.register_buffer(name, torch.tensor(values).view(3, 1, 1), persistent=False)
         self.train()  # Lightning keeps each module's mode as it is at the beginning
@@ -120,7 +124,7 @@ class ResNetEncoder(nn.Module):
         return self
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Pixels 0 ... 255 (B, 3, height, width), of any type, to a feature map (B, C, h, w)."""
+        """Compute feature maps (B, C, h, w) of pixels 0 ... 255, (B, 3, height, width) of any type."""
         check_shape("images", pixels, 3, *self.image_size)
         x = (pixels.to(self.mean.dtype) - self.mean) / self.std
         if self.resize:
@@ -135,8 +139,8 @@ class ResNetEncoder(nn.Module):
         """Load weights; those of the classifier and of layers that this network does not have are ignored.
 
         Args:
-            weights: "default" (torchvision's IMAGENET1K_V1, which both systems start from; it is downloaded), "random" (the
-                initial values are kept), or a file of a state dict with torchvision's names.
+            weights: "default" (torchvision's IMAGENET1K_V1, downloaded, as in the authors' code of RSICCformer and Chg2Cap),
+                "random" (the initial values are kept), or a file of a state dict with torchvision's names.
         """
         if weights == "random":
             return

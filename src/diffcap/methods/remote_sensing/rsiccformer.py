@@ -30,10 +30,10 @@ from diffcap.methods.remote_sensing.parts import (
     PostNormLayer,
     ResidualBlock,
     backbone_rules,
-    complete,
     decoder_rules,
     residual_rules,
     resnet_name,
+    restore_entries,
 )
 from diffcap.methods.remote_sensing.resnet import BatchNormMode, ResNetEncoder
 from diffcap.models.captioner import constructor_arguments
@@ -56,7 +56,8 @@ class DifferenceLayer(PostNormLayer):
     def attend(self, x: Tensor) -> Tensor:
         """See `PostNormLayer.attend`."""
         before, after = x.chunk(2, 1)
-        return self.attention.attend(self.attention.project_query(x), self.attention.project_key_value(after - before))
+        query = self.attention.project_query(x)
+        return self.attention.attend(query, self.attention.project_key_value(after - before))
 
 
 class Merge(nn.Module):
@@ -67,7 +68,7 @@ class Merge(nn.Module):
         self.residual, self.norm = ResidualBlock(2 * width, width), nn.LayerNorm(2 * width)
 
     def forward(self, merged: Tensor, grid: tuple[int, int]) -> Tensor:
-        """(B, N, 2 d) to (B, N, 2 d)."""
+        """Apply the step to the sum of the merged tokens and the layer output: (B, N, 2 d) to (B, N, 2 d)."""
         return self.norm(self.residual(merged, grid))
 
 
@@ -83,11 +84,11 @@ class RSICCformer(PixelOrFeatureCaptioner):
             layer3, pooled; 3 and the images' height and width with `backbone`.
         max_length: positions of a caption, start and end included (52).
         width: d (512); the decoder has 2 d. heads: 8, of all attention layers. encoder_layers: 3. decoder_layers: 1.
-        dropout: 0.5. word_dropout: after the positions are added to the word vectors (0.1).
+        dropout: 0.5. word_dropout: rate after the positions are added to the word vectors (0.1).
         backbone: name of a torchvision ResNet, for pixels (resnet101); None: precomputed features.
-        trained_layers: of the backbone (none; with the authors' flag for fine-tuning layer2 and layer3).
-        batch_norm: of the backbone's frozen layers, see `ResNetEncoder`. "eval" is ours; the authors' code has "train", and its
-            checkpoints hold the running statistics that this gives.
+        trained_layers: trained layers of the backbone (none; with the authors' flag for fine-tuning layer2 and layer3).
+        batch_norm: mode of the backbone's frozen layers, see `ResNetEncoder`. "eval" is ours; the authors' code has "train", so
+            the running statistics in its checkpoints are not those of ImageNet.
         pool: rows and columns of the backbone's pooled map (14, 14).
     """
 
@@ -138,7 +139,7 @@ class RSICCformer(PixelOrFeatureCaptioner):
         )
 
     def visual_tokens(self, before: Tensor, after: Tensor) -> Tensor:
-        """Two images, (b, C, h, w) and (B, C, h, w), B a multiple of b, to the merged tokens (B, N, 2 d)."""
+        """See `PixelOrFeatureCaptioner.visual_tokens`: the merged tokens (B, N, 2 d)."""
         maps = self.feature_maps(before, after)
         x = torch.cat([self.embedding(image) for image in maps], 1)
         outputs = []
@@ -175,7 +176,7 @@ _RULES: tuple[Rule, ...] = (
 )
 
 
-# The file has whole modules and optimizers; these are their classes, of torch, torchvision and the authors.
+# The official checkpoint has pickled modules and optimizers; these are their classes, of torch, torchvision and the authors.
 _CLASSES = (
     *("Conv2d", "BatchNorm2d", "ReLU", "MaxPool2d", "AdaptiveAvgPool2d", "Softmax", "Bottleneck", "BasicBlock"),
     *("Linear", "NonDynamicallyQuantizableLinear", "_LinearWithBias", "MultiheadAttention", "LayerNorm", "Dropout"),
@@ -187,22 +188,22 @@ _CLASSES = (
 
 def official_sizes(state: State, options: Mapping[str, Any], tables: State) -> Sizes:
     """Hyperparameters of RSICCformer, with or without the backbone."""
-    front = state["encoder_feat.projection.weight"]
+    projection_weight = state["encoder_feat.projection.weight"]
     grid = [len(state[f"encoder_feat.{side}_embedding.weight"]) for side in "hw"]
     max_length = options["max_length"] or len(state["decoder.position_encoding.embedding_1D.weight"])
     model: dict[str, Any] = {
         "vocabulary_size": len(state["decoder.vocab_embedding.weight"]),
-        "feature_channels": front.shape[1],
+        "feature_channels": projection_weight.shape[1],
         "grid": grid,
         "max_length": max_length,
-        "width": len(front),
+        "width": len(projection_weight),
         "heads": options["heads"],
         "encoder_layers": count_layers(state, r"encoder_feat\.transformer\.(\d+)\."),
         "decoder_layers": count_layers(state, r"decoder\.transformer\.layers\.(\d+)\."),
     }
     network = resnet_name(state, r"encoder_image\.net")
     if network is None:
-        shape = (front.shape[1], grid[0], grid[1])
+        shape = (projection_weight.shape[1], grid[0], grid[1])
         pool = (grid[0], grid[1])
         return Sizes(model, max_length, resnet_features("layer3", shape, ResizeNormalize(IMAGE_SIZE), pool))
     model |= {"backbone": network, "pool": grid, "feature_channels": 3, "grid": list(IMAGE_SIZE)}
@@ -211,7 +212,7 @@ def official_sizes(state: State, options: Mapping[str, Any], tables: State) -> S
 
 IMPORTER = Importer(
     official_sizes,
-    lambda state, stage: complete(rename(state, _RULES, "RSICCformer")),
+    lambda state, stage: restore_entries(rename(state, _RULES, "RSICCformer")),
     vocabulary_layout="rsicc",
     vocabulary_file="WORDMAP_*.json",
     groups=("encoder_image", "encoder_feat", "decoder"),

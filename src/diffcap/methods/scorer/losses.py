@@ -11,34 +11,35 @@ from torch import Tensor
 from diffcap.losses.gather import first_row
 from diffcap.utils.linear import linear
 
-BLOCK = 1 << 21  # similarities in memory at once: 8 MB, for a CPU's cache
+BLOCK = 1 << 21  # dot products in memory at once: 8 MB, for a CPU's cache
 MAX_CUDA_BLOCK = 1 << 30  # 4 GB
 
 
 def _block_size(device: torch.device) -> int:
-    """Number of similarities in memory at once: `BLOCK` on the CPU; on CUDA up to an eighth of the free memory, a power of two."""
+    """Number of dot products in memory at once: on the CPU `BLOCK`, on CUDA a power of two that fits an eighth of the free memory."""
     if device.type != "cuda":
         return BLOCK
-    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # of torch's own cache
-    similarities = (torch.cuda.mem_get_info(device)[0] + unused) // 8 // 4
-    return min(MAX_CUDA_BLOCK, max(BLOCK, 1 << max(0, similarities.bit_length() - 1)))
+    unused_cache = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    free, _ = torch.cuda.mem_get_info(device)
+    max_count = (free + unused_cache) // 8 // 4  # 4 bytes each
+    return min(MAX_CUDA_BLOCK, max(BLOCK, 1 << max(0, max_count.bit_length() - 1)))
 
 
 def token_matching(query: Tensor, key: Tensor, block: int | None = None) -> Tensor:
-    """Similarity of every image of one set with every image of another, from their best matching tokens (SCORER, eq. 2 and 3).
+    """Compare every image of one set with every image of another by their best matching tokens (SCORER, eq. 2 and 3).
 
     With dot products `s(l, m)` of token l of image a and token m of image b, entry (a, b) is
     `(mean_l max_m s(l, m) + mean_m max_l s(l, m)) / 2`. Nothing is normalised or scaled.
 
     The A x N x B x M dot products are computed `block` at a time and not kept. The gradient needs only the indices of the
-    maxima, so the backward pass does 1 / N of the dense form's work. Of equal maxima, one gets the gradient.
+    maxima, so the backward pass does 1 / N of the work that all dot products would need. Of equal maxima, one gets the gradient.
 
     Computed in float32 for all input types. Under bfloat16 autocast, tokens and dot products are rounded to bfloat16 before the
     maxima are taken; the means are float32, and the gradient uses the unrounded tokens.
 
     Args:
         query: (A, N, D). key: (B, M, D). The result is (A, B) float32.
-        block: number of dot products in memory at once; None: as fits the device.
+        block: number of dot products in memory at once; None: a number for the device.
 
     Example:
         >>> query = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])  # one image with two tokens
@@ -55,17 +56,18 @@ class _TokenMatching(torch.autograd.Function):
         device = query.device.type
         is_bfloat16 = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.bfloat16
         dtype = torch.bfloat16 if is_bfloat16 else torch.float32  # float16 could overflow: dot products are not bounded
-        (queries, n, width), (keys, m, _) = query.shape, key.shape
-        score = query.new_empty(queries, keys, dtype=torch.float32)
+        num_queries, n, width = query.shape
+        num_keys, m, _ = key.shape
+        score = query.new_empty(num_queries, num_keys, dtype=torch.float32)
         index_type = torch.int16 if max(n, m) < 2**15 else torch.int32
-        best_key = torch.empty(queries, n, keys, dtype=index_type, device=query.device)
-        best_query = torch.empty(queries, keys, m, dtype=index_type, device=query.device)
-        columns = max(1, min(keys, block // (n * m)))
-        rows = max(1, min(queries, block // (n * m * columns)))
-        for left in range(0, keys, columns):
+        best_key = torch.empty(num_queries, n, num_keys, dtype=index_type, device=query.device)
+        best_query = torch.empty(num_queries, num_keys, m, dtype=index_type, device=query.device)
+        columns = max(1, min(num_keys, block // (n * m)))
+        rows = max(1, min(num_queries, block // (n * m * columns)))
+        for left in range(0, num_keys, columns):
             key_part = key[left : left + columns].to(dtype)
             key_tokens = key_part.reshape(-1, width)  # (b M, D)
-            for top in range(0, queries, rows):
+            for top in range(0, num_queries, rows):
                 query_part = query[top : top + rows].to(dtype)
                 with torch.autocast(device, enabled=False):
                     similarity = linear(query_part.reshape(-1, width), key_tokens)
@@ -74,47 +76,48 @@ class _TokenMatching(torch.autograd.Function):
                 best_key[top : top + rows, :, left : left + columns] = index.to(index_type)
                 by_key, index = similarity.max(1)  # (a, b, M)
                 best_query[top : top + rows, left : left + columns] = index.to(index_type)
-                means = by_query.mean(1, dtype=torch.float32), by_key.mean(2, dtype=torch.float32)
-                score[top : top + rows, left : left + columns] = (means[0] + means[1]) / 2
+                query_mean = by_query.mean(1, dtype=torch.float32)
+                key_mean = by_key.mean(2, dtype=torch.float32)
+                score[top : top + rows, left : left + columns] = (query_mean + key_mean) / 2
         ctx.save_for_backward(query, key, best_key, best_query)
         return score
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         query, key, best_key, best_query = ctx.saved_tensors
-        (queries, n, width), (keys, m, _) = query.shape, key.shape
+        num_queries, n, width = query.shape
+        num_keys, m, _ = key.shape
         flat_query = query.reshape(-1, width).float()
         flat_key = key.reshape(-1, width).float()
         half = gradient.float() / 2
         # The gradient of token l of image a is a weighted sum of tokens best_key[a, l, b] of all B images b.
-        first = torch.arange(keys, device=key.device) * m
-        chosen_keys = (best_key.long() + first).view(queries * n, keys)
-        key_weights = (half / n)[:, None].expand(-1, n, -1).reshape(queries * n, keys)
+        first_token = torch.arange(num_keys, device=key.device) * m  # of each image, in flat_key
+        chosen_keys = (best_key.long() + first_token).view(num_queries * n, num_keys)
+        key_weights = (half / n)[:, None].expand(-1, n, -1).reshape(chosen_keys.shape)
         # The gradient of token m of image b is a weighted sum of tokens best_query[a, b, m] of all A images a.
-        first = torch.arange(queries, device=key.device)[:, None, None] * n
-        chosen_queries = (best_query.long() + first).permute(1, 2, 0).reshape(keys * m, queries)
-        query_weights = (half / m).T[:, None].expand(-1, m, -1).reshape(keys * m, queries)
+        first_token = torch.arange(num_queries, device=key.device) * n  # of each image, in flat_query
+        chosen_queries = best_query.long() + first_token[:, None, None]
+        chosen_queries = chosen_queries.permute(1, 2, 0).reshape(num_keys * m, num_queries)
+        query_weights = (half / m).T[:, None].expand(-1, m, -1).reshape(chosen_queries.shape)
         grad_query = grad_key = None
         if ctx.needs_input_grad[0]:
-            grad_query = _weighted_gather(chosen_keys, key_weights, flat_key) + _weighted_scatter(
-                chosen_queries, query_weights, flat_key, queries * n
-            )
+            grad_query = _weighted_gather(chosen_keys, key_weights, flat_key)
+            grad_query = grad_query + _weighted_scatter(chosen_queries, query_weights, flat_key, num_queries * n)
             grad_query = grad_query.view(query.shape).to(query.dtype)
         if ctx.needs_input_grad[1]:
-            grad_key = _weighted_gather(chosen_queries, query_weights, flat_query) + _weighted_scatter(
-                chosen_keys, key_weights, flat_query, keys * m
-            )
+            grad_key = _weighted_gather(chosen_queries, query_weights, flat_query)
+            grad_key = grad_key + _weighted_scatter(chosen_keys, key_weights, flat_query, num_keys * m)
             grad_key = grad_key.view(key.shape).to(key.dtype)
         return grad_query, grad_key, None
 
 
 def _weighted_gather(chosen: Tensor, weights: Tensor, rows: Tensor) -> Tensor:
-    """Row i of the result: the sum over j of `weights[i, j] * rows[chosen[i, j]]`."""
+    """Return a matrix whose row i is the sum over j of `weights[i, j] * rows[chosen[i, j]]`."""
     return F.embedding_bag(chosen, rows, per_sample_weights=weights, mode="sum")
 
 
 def _weighted_scatter(chosen: Tensor, weights: Tensor, rows: Tensor, count: int) -> Tensor:
-    """Row c of the result, (count, D): the sum of `weights[i, j] * rows[i]` over all i and j with `chosen[i, j] == c`."""
+    """Return (count, D) whose row c is the sum of `weights[i, j] * rows[i]` over all i and j with `chosen[i, j] == c`."""
     targets, order = chosen.flatten().sort()
     offsets = torch.searchsorted(targets, torch.arange(count, device=chosen.device))
     sources = order // chosen.shape[1]
@@ -122,7 +125,7 @@ def _weighted_scatter(chosen: Tensor, weights: Tensor, rows: Tensor, count: int)
 
 
 def cross_view_nce(similarity: Tensor) -> Tensor:
-    """Contrast the similarity of each pair's two images with that of images of different pairs (SCORER, eq. 4, one direction).
+    """Contrast the similarity of each pair's images with that of images from different pairs (SCORER, eq. 4, one direction).
 
     Args:
         similarity: (B, all B) scaled similarities of this rank's images (rows) with every rank's (columns, in rank order). The

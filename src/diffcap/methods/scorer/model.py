@@ -1,9 +1,8 @@
 """SCORER with CBR (Tu, Li, Su, Zha, Yan and Huang, "Self-supervised Cross-view Representation Reconstruction for Change
 Captioning", ICCV 2023).
 
-Order of the file: the decoder block, cross-modal backward reasoning (`CBR`), the captioner with its
-losses, the import of official checkpoints. Where the paper and the released code differ, the code is the default and the paper's
-version is an option.
+Order of the file: the decoder block, cross-modal backward reasoning (`CBR`), the captioner with its losses, the import of official
+checkpoints. Where the paper and the released code differ, the code is the default and the paper's version is an option.
 
 Letters: B pairs, N visual tokens of one image, T text positions, D width, C feature channels, V vocabulary.
 """
@@ -21,27 +20,12 @@ from diffcap.losses.gather import gather_rows, global_mean, world_size
 from diffcap.methods.scorer.losses import cross_view_nce, token_matching
 from diffcap.models.captioner import Batch, constructor_arguments
 from diffcap.models.cross_image import CrossImageCaptioner, CrossImageLayer, Views
-from diffcap.models.decoder import (
-    NULL,
-    BlockOutput,
-    WordDecoder,
-    mean,
-    next_word_losses,
-    pair_groups,
-)
+from diffcap.models.decoder import NULL, BlockOutput, WordDecoder, mean, next_word_losses, pair_groups
 from diffcap.models.fast import add_repeated, linear_of_concatenation
-from diffcap.models.layers import (
-    Attention,
-    BlockMemory,
-    Dropout,
-    GridEmbedding,
-    Linear,
-    Segments,
-    repeat_batch,
-)
+from diffcap.models.layers import Attention, BlockMemory, Dropout, GridEmbedding, Linear, Segments, repeat_batch
 from diffcap.utils.linear import linear
 
-EPS = 1e-6
+EPS = 1e-6  # of the layer norms (authors' code)
 
 
 class SCORERBlock(nn.Module):
@@ -61,12 +45,13 @@ class SCORERBlock(nn.Module):
 
     def forward(self, x: Tensor, memory: BlockMemory, mask: Tensor | None, past_segments: Segments) -> BlockOutput:
         """See `BlockOutput`; arguments as `Attention`."""
-        mixed, new_key_values = self.self_attention(x, mask, past_segments)
-        words = self.norm1(x + mixed)
+        attended, new_key_values = self.self_attention(x, mask, past_segments)
+        words = self.norm1(x + attended)
         visual = self.norm2(words + self.cross.attend_memory(words, memory))
         inner = F.gelu(self.inner(visual))
         residual = inner if self.ffn_residual == "gelu" else visual
-        return BlockOutput(words, visual, self.norm3(self.dropout(self.outer(inner)) + residual), new_key_values)
+        hidden = self.norm3(self.dropout(self.outer(inner)) + residual)
+        return BlockOutput(words, visual, hidden, new_key_values)
 
 
 class CBR(nn.Module):
@@ -84,9 +69,9 @@ class CBR(nn.Module):
     def forward(self, before: Tensor, sentences: Tensor) -> list[Tensor]:
         """Predict after images, `query(out(attention(x)))` with `x = join([before; sentence])`, to be matched with `key`.
 
-        Consecutive linear layers are multiplied into one matrix. The same sentence vector is joined at every position, so in the
-        keys it changes no attention probability, and to the output it adds a constant. Therefore each image needs keys and values
-        only once, however many sentences are joined to it.
+        Consecutive linear layers are multiplied into one matrix. The same sentence vector is joined at every position of an image.
+        In the keys it therefore changes no attention probability, and in the values it adds the same vector to every output, so
+        each image needs keys and values only once, for any number of sentences.
 
         Args:
             before: (b, N, D). sentences: (B, D), B a multiple of b; row i is joined to image i modulo b.
@@ -101,13 +86,15 @@ class CBR(nn.Module):
         output_weight = self.query.weight @ self.out.weight @ attention.out.weight  # type: ignore[operator]
         output_bias = linear(self.out.bias, self.query.weight, self.query.bias)
         image_query, key, value = linear(before, qkv @ join_image).split(before.shape[2], 2)  # (b, N, D) each
-        key, value = attention.split_heads(key), attention.split_heads(value)
+        key = attention.split_heads(key)
+        value = attention.split_heads(value)
         outputs = []
-        for sentence in linear(sentences, join_sentence, self.join.bias)[:, None].split(len(before)):  # (b, 1, D)
+        joined_sentences = linear(sentences, join_sentence, self.join.bias)[:, None]
+        for sentence in joined_sentences.split(len(before)):  # (b, 1, D)
             query = attention.split_heads(image_query + linear(sentence, query_weight))
-            mixed = attention.merge_heads(F.scaled_dot_product_attention(query, key, value))
+            attended = attention.merge_heads(F.scaled_dot_product_attention(query, key, value))
             sentence_value = linear(linear(sentence, value_weight), output_weight, output_bias)
-            outputs.append(linear(mixed, output_weight).add_(sentence_value))
+            outputs.append(linear(attended, output_weight).add_(sentence_value))
         return outputs
 
 
@@ -118,7 +105,7 @@ class SCORER(CrossImageCaptioner):
 
     Args:
         vocabulary_size, feature_channels: V, C. grid: rows and columns of the feature map.
-        max_length: L, positions of a caption (CLEVR-Change: 24). CBR's mean over a sentence divides by it.
+        max_length: L, positions of a caption (CLEVR-Change: 24); CBR divides the sum over a sentence by L.
         width: D (512). heads: 8. encoder_layers: paper: 2 on CLEVR-Change, 1 on CLEVR-DC, 3 on Spot-the-Diff, 2 on Image
             Editing Request.
         decoder_layers: 2. word_width: channels of the word vectors (300). dropout: 0.1 (authors' code).
@@ -197,44 +184,47 @@ class SCORER(CrossImageCaptioner):
         """See `CrossImageCaptioner.fuse`; the views are both images, each reconstructed from the other."""
         if views is None:
             return self.fusion(add_repeated(-after, before))
-        return self.fusion[1:](linear_of_concatenation(self.fusion[0], views.before, views.after))  # type: ignore[arg-type]
+        fused = linear_of_concatenation(self.fusion[0], views.before, views.after)  # type: ignore[arg-type]
+        return self.fusion[1:](fused)
 
     def query_keys(self, views: Views) -> list[Tensor]:
         """Queries and keys of the before images, then of the after images, heads merged: (B, N, D) each."""
-        parts = [Attention.merge_heads(part) for part in (*views.before_query_key, *views.after_query_key)]
-        return [repeat_batch(part, len(views.after)) for part in parts]
+        merged = [Attention.merge_heads(heads) for heads in (*views.before_query_key, *views.after_query_key)]
+        return [repeat_batch(tokens, len(views.after)) for tokens in merged]
 
     def similarities(self, query1: Tensor, key1: Tensor, query2: Tensor, key2: Tensor) -> tuple[Tensor, Tensor]:
-        """Scaled matching of all pairs' images, from `query_keys` of the last encoder layer (eq. 2 and 3).
+        """Scaled similarities of before with after images and of after with before images, from `query_keys` (eq. 2 and 3).
 
-        Before images with after images, and the other way round: (B, all B) each, this rank's rows with all ranks' columns.
+        They are (B, all B): rows are the images of this rank, columns those of all ranks.
         """
         assert self.logit_scale is not None
         scale = self.logit_scale.exp()
         return scale * self._match(query1, key2), scale * self._match(query2, key1)
 
     def _match(self, query: Tensor, key: Tensor) -> Tensor:
-        """(B, N, D) each to (B, all B): one dot product over all heads' channels, or the mean over the heads."""
-        key = gather_rows(key)[0]
+        """Similarities (B, all B) of (B, N, D) each: one dot product over all heads' channels, or the mean over the heads."""
+        key, _ = gather_rows(key)
         if self.mtm == "collapsed":
             return token_matching(query, key)
-        heads = (part.chunk(self.encoder[-1].attention.heads, 2) for part in (query, key))  # type: ignore[union-attr, arg-type]
-        return torch.stack([token_matching(*pair) for pair in zip(*heads)]).mean(0)
+        num_heads: Any = self.encoder[-1].attention.heads  # type: ignore[union-attr]
+        heads = zip(query.chunk(num_heads, 2), key.chunk(num_heads, 2))
+        return torch.stack([token_matching(head_query, head_key) for head_query, head_key in heads]).mean(0)
 
     def predicted_and_real(
         self, before: Tensor, after: Tensor, hidden: Tensor, tokens: Tensor
     ) -> list[tuple[Tensor, Tensor]]:
-        """The after images that CBR predicts, and the real ones: (b, N, D) each, for each group of pairs.
+        """Return for each group of pairs the after images that CBR predicts, and the real ones: (b, N, D) each.
 
-        From embedded images (b, N, D) and (B, N, D), and the last decoder block's `hidden` (B, T, D) of `tokens` (B, T).
+        `before` (b, N, D) and `after` (B, N, D) are embedded images; `hidden` (B, T, D) is that of the last decoder block.
         """
         assert self.cbr is not None
         is_word = (tokens != NULL).to(hidden.dtype)[..., None]
         sentence = (hidden * is_word).sum(1) / self.max_length  # not divided by the number of words (authors' code)
-        return list(zip(self.cbr(before, sentence), self.cbr.key(after).split(len(before))))
+        predicted = self.cbr(before, sentence)
+        return list(zip(predicted, self.cbr.key(after).split(len(before))))
 
     def cbr_similarities(self, predicted: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
-        """Scaled matching of predicted with all real images, and of real with all predicted images: (b, all b) each."""
+        """Scaled similarities of predicted with all real images, and of real with all predicted images: (b, all b) each."""
         assert self.cbr is not None
         scale = self.cbr.logit_scale.exp()
         score = scale * token_matching(predicted, gather_rows(real)[0])
@@ -251,8 +241,9 @@ class SCORER(CrossImageCaptioner):
         views = self.compare(before, after)
         decoded = self.decoder(tokens, self.fuse(before, after, views))
         logits = self.decoder.logit(decoded.last.hidden)
-        parts = {"caption_loss": mean([global_mean(next_word_losses(logits[rows], tokens[rows])) for rows in groups])}
-        loss = parts["caption_loss"]
+        word_losses = [next_word_losses(logits[rows], tokens[rows]) for rows in groups]
+        loss = mean([global_mean(losses) for losses in word_losses])
+        parts = {"caption_loss": loss}
         if self.logit_scale is not None and views is not None:
             if self.training:
                 with torch.no_grad():
@@ -270,10 +261,11 @@ class SCORER(CrossImageCaptioner):
 
 def cross_view_loss(similarities: tuple[Tensor, Tensor]) -> Tensor:
     """Mean of the contrastive losses of both directions (SCORER, eq. 4)."""
-    return (global_mean(cross_view_nce(similarities[0])) + global_mean(cross_view_nce(similarities[1]))) / 2
+    first, second = similarities
+    return (global_mean(cross_view_nce(first)) + global_mean(cross_view_nce(second))) / 2
 
 
-# Released files lack CBR; we expect the prefix `cbr.`. Only the logit scale of the last encoder layer is used.
+# The released checkpoints have no CBR; the prefix `cbr.` is our assumption. The logit scales of all but the last layer are unused.
 _LAYER = r"speaker_state\.core\.layer\.(\d+)\."
 _RULES: tuple[Rule, ...] = (
     *SHARED,
@@ -296,9 +288,10 @@ _RULES: tuple[Rule, ...] = (
 
 def from_official(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Rename an official state dict to that of `SCORER`, with `cbr_weight=0` if it has no CBR."""
-    last = count_layers(state, r"change_detector_state\.scorer\.(\d+)\.") - 1
+    last_layer = count_layers(state, r"change_detector_state\.scorer\.(\d+)\.") - 1
     scale = r"change_detector_state\.scorer\.{}\.attention\.logit_scale"
-    return rename(state, [(scale.format(last), "logit_scale"), (scale.format(r"\d+"), None), *_RULES], "SCORER")
+    scale_rules = [(scale.format(last_layer), "logit_scale"), (scale.format(r"\d+"), None)]
+    return rename(state, [*scale_rules, *_RULES], "SCORER")
 
 
 def official_sizes(state: State, options: Mapping[str, Any], tables: State) -> Sizes:
