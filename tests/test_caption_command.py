@@ -111,7 +111,7 @@ def test_missing_images_are_found_before_the_hub_is_asked(here: Path, monkeypatc
         "error: user/name: 127.0.0.1 cannot be reached (Connection refused), and the model is not"
     )
     assert "\n" not in message and message.endswith(
-        "or `tiles`, which ship with diffcap and know rendered images only."
+        "or `tiles`, which ship with diffcap and describe rendered images only."
     )
 
 

@@ -191,7 +191,7 @@ def test_an_unreachable_hub_is_found_at_once(
         monkeypatch.setenv("HTTPS_PROXY", "127.0.0.1:3")
     start = time.monotonic()
     with pytest.raises(
-        DiffcapError, match=r"cannot be reached \(.+\), and the model .*; without a network, give the folder"
+        DiffcapError, match=r"cannot be reached \(.+\), and the model .*. Without a network, download it"
     ) as error:
         pull("user/name", tmp_path / "x")
     assert time.monotonic() - start < 3 and ("HF_HUB_ETAG_TIMEOUT=30" in str(error.value)) == ("silent" in how)

@@ -1,7 +1,7 @@
-"""Find the base model of METHOD=vlm, an open vision-language model, as a local folder: fetch it from the Hugging Face Hub, check it.
+"""Find the base model of METHOD=vlm (an open vision-language model) in a local folder or on the Hugging Face Hub, and check it.
 
-Only configurations, tokenizers and weights in safetensors format are fetched. Code in the repository is neither fetched nor run,
-and formats that can contain code (*.bin) are not read.
+Only configurations, tokenizers and weights in safetensors format are fetched. Code in the repository is never fetched or run.
+Formats that can contain code (*.bin) are not read.
 """
 
 import hashlib
@@ -11,22 +11,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from diffcap.checkpoints.hub_access import check_name, hub_errors, is_name
+from diffcap.checkpoints.hub_access import check_repository_name, hub_errors, is_repository_name
 from diffcap.checkpoints.reading import CONFIG, WEIGHTS
 from diffcap.records import read_json
 from diffcap.utils.console import echo
 from diffcap.utils.errors import DiffcapError, printable, wrap_errors
 
-# model_type of config.json; the classes of transformers for these types have passed the tests of METHOD=vlm.
+# Values of model_type in config.json. The classes of transformers for these types have passed the tests of METHOD=vlm.
 SUPPORTED = ("qwen2_5_vl", "qwen3_vl", "smolvlm", "idefics3", "internvl", "llava_onevision", "gemma3")
 
-INDEX = f"{WEIGHTS}.index.json"  # of weights in several files ("shards")
+INDEX = f"{WEIGHTS}.index.json"  # lists the files of weights that are split into several ("shards")
 ZERO_SHOT = "zero-shot"  # stage of a base model without training
 README = "README.md"
-ADAPTER = "adapter_config.json"  # of PEFT; transformers applies the adapter of a folder that has one
+ADAPTER = "adapter_config.json"  # of PEFT; transformers applies the adapter that such a file describes
 # Files beside the weights that transformers reads (configurations, tokenizer, chat template), and the licence.
 _SMALL_FILES = ["*.json", "*.txt", "*.jinja", "*.model", README, "LICENSE*"]
-_MIB = 1 << 20
+_MIB = 2**20
 
 
 @dataclass(frozen=True)
@@ -36,18 +36,19 @@ class BaseModel:
     name: str  # repository as user/name, or the absolute path of the folder
     folder: Path
     revision: str | None  # commit of the repository, 40 hexadecimal digits; None for a local folder
-    licence: str | None  # the Hub's identifier or the title; None if the repository does not say it
+    licence: str | None  # the Hub's identifier or the title; None if the repository states none
 
 
 def origin(name: str, revision: str | None, licence: str | None) -> str:
-    """Name, commit and licence of a base model, for messages."""
-    return f"{name}{f' at commit {revision}' if revision else ''}, licence: {licence or 'not stated'}"
+    """Return the name, commit and licence of a base model as a text for messages."""
+    commit = f" at commit {revision}" if revision else ""
+    return f"{name}{commit}, licence: {licence or 'not stated'}"
 
 
 def names_base_model(source: str | Path) -> bool:
-    """Whether this is a folder of a base model of any type, or the name of one on the Hub, instead of a captioner of diffcap.
+    """Return whether a source is a base model's folder or its name on the Hub, as opposed to a captioner of diffcap.
 
-    Of a repository on the Hub, only config.json is fetched.
+    For a name on the Hub, only config.json is fetched.
     """
     path = Path(source).expanduser()
     if path.exists():
@@ -57,7 +58,7 @@ def names_base_model(source: str | Path) -> bool:
             return False
         return isinstance(config, dict) and "model_type" in config and "format" not in config
     name, _, revision = str(source).partition("@")
-    if not isinstance(source, str) or path.suffix == ".ckpt" or not is_name(name):
+    if not isinstance(source, str) or path.suffix == ".ckpt" or not is_repository_name(name):
         return False
     config = read_json(_fetch_config(name, revision or None), "configuration", "check the name")
     if isinstance(config, dict) and "format" in config:
@@ -67,11 +68,11 @@ def names_base_model(source: str | Path) -> bool:
 
 
 def find_base(base: str, revision: str | None = None) -> BaseModel:
-    """Find a base model, and fetch it unless it is in the Hub's cache already.
+    """Find a base model; fetch the files that are not in the Hub's cache yet.
 
     Its config.json is fetched and checked before any other file. Weights are fetched one file after the other, so a killed process
-    keeps the complete files. With a complete cache, nothing is requested for a commit, and one request finds the current commit of
-    a branch; without network, the one that was current at the last request is used. A local folder ignores `revision`.
+    keeps the complete files. If all files are cached, a commit needs no request, and a branch needs one, for its current commit.
+    Without a network, the last known commit of the branch is used. For a local folder, `revision` is ignored.
     """
     folder = Path(base).expanduser()
     commit = None
@@ -79,9 +80,9 @@ def find_base(base: str, revision: str | None = None) -> BaseModel:
         folder = folder.resolve()
         base = str(folder)
     else:
-        base, _, own = base.partition("@")
-        revision = revision or own or None
-        if not is_name(base):
+        base, _, revision_in_name = base.partition("@")
+        revision = revision or revision_in_name or None
+        if not is_repository_name(base):
             raise DiffcapError(
                 f"{base}: neither a local folder nor the name of a repository on the Hub; give an existing folder or user/name."
             )
@@ -101,11 +102,11 @@ def find_base(base: str, revision: str | None = None) -> BaseModel:
 
 
 def base_licence(base: str, revision: str | None) -> str | None:
-    """The licence of a base model, see `BaseModel`; only the files that say it are fetched. None if they cannot be read."""
+    """Return `BaseModel.licence`, for which only README.md and LICENSE are fetched; None if they cannot be read."""
     folder = Path(base).expanduser()
     if folder.is_dir():
         return _licence(folder)
-    if not is_name(base):
+    if not is_repository_name(base):
         return None
     with suppress(DiffcapError):  # no network, or no access
         readme = _fetch(base, README, revision)
@@ -117,10 +118,10 @@ def base_licence(base: str, revision: str | None) -> str | None:
 
 
 def base_sha256(folder: Path) -> str:
-    """SHA-256 in hexadecimal that identifies a base model, the same for a local folder and a download.
+    """Return the SHA-256 (hexadecimal) that identifies a base model. It is the same for a local folder and a download.
 
-    It covers config.json and, for each file of the weights in the order of their names, the name, the size, and the first and
-    the last MiB, because a hash of gigabytes would take minutes at each start.
+    It covers config.json, and the name, the size, the first and the last MiB of each file of weights, in the order of the names.
+    A hash of all bytes would take minutes at each start.
     """
     digest = hashlib.sha256()
     try:
@@ -140,7 +141,7 @@ def base_sha256(folder: Path) -> str:
 
 def _fetch_config(name: str, revision: str | None) -> Path:
     """Fetch config.json to `snapshots/<commit>/config.json` in the Hub's cache."""
-    check_name(name)
+    check_repository_name(name)
     path = _fetch(name, CONFIG, revision)
     if path is None:
         raise DiffcapError(
@@ -169,29 +170,29 @@ def _fetch_files(name: str, commit: str, folder: Path) -> None:
     with hub_errors(name):
         snapshot_download(name, revision=commit, allow_patterns=_SMALL_FILES, ignore_patterns=["*/*", "adapter_*"])
     weights = _weight_files(folder)
-    if not all((folder / file).is_file() for file in weights):  # before anything large, with the terms of its use
+    if not all((folder / file).is_file() for file in weights):  # the user can stop the download because of the licence
         echo(f"downloading {origin(name, commit, _licence(folder))}", err=True)
     for file in weights:
-        _fetch(name, file, commit)  # `_check_weights` reports missing ones
+        _fetch(name, file, commit)  # `_check_weights` reports files that the repository lacks
 
 
 def _check_type(base: str, config: Any) -> None:
-    """Check the type of a base model, which must be in `SUPPORTED`.
+    """Check that the type of a base model is in `SUPPORTED`.
 
-    A configuration of such a type may name code of the repository in "auto_map"; transformers then uses its own class.
+    If the configuration of a supported type names code of the repository ("auto_map"), transformers uses its own class instead.
     """
     if not isinstance(config, dict) or "format" in config or "model_type" not in config:
         raise DiffcapError(f"{base}: not a base model, its {CONFIG} has no model_type; check the name or the folder.")
-    kind = config["model_type"]
-    if kind not in SUPPORTED:
+    model_type = config["model_type"]
+    if model_type not in SUPPORTED:
         code = " and needs code of its repository, which diffcap does not run" if "auto_map" in config else ""
         raise DiffcapError(
-            f"{base}: a model of type {kind!r:.40}, which is not supported{code}; choose one of the types {', '.join(SUPPORTED)}."
+            f"{base}: a model of type {model_type!r:.40}, which is not supported{code}; choose one of the types {', '.join(SUPPORTED)}."
         )
 
 
 def _weight_files(folder: Path) -> list[str]:
-    """Names of the files of weights that transformers reads, sorted; not all of them need exist."""
+    """Return the sorted names of the files of weights that transformers reads; files may be missing."""
     if (folder / WEIGHTS).is_file() or not (folder / INDEX).is_file():
         return [WEIGHTS]
     index = read_json(folder / INDEX)
@@ -205,7 +206,7 @@ def _weight_files(folder: Path) -> list[str]:
 
 
 def _check_weights(base: str, folder: Path) -> None:
-    """Check that all files of weights exist and are complete; their values are not read."""
+    """Check that all files of weights exist and are complete, without reading the values."""
     from safetensors import safe_open
 
     for name in _weight_files(folder):
@@ -213,10 +214,10 @@ def _check_weights(base: str, folder: Path) -> None:
         if not path.is_file() and (folder / INDEX).is_file():
             raise DiffcapError(f"{base}: {name}, which {INDEX} names, is missing; download it again.")
         if not path.is_file():
-            other = next(folder.glob("*.bin"), None)
-            found = f" ({other.name} is not read, because it can contain code)" if other else ""
+            pickle_file = next(folder.glob("*.bin"), None)
+            note = f" ({pickle_file.name} is not read, because it can contain code)" if pickle_file else ""
             raise DiffcapError(
-                f"{base}: no weights in safetensors format there, {WEIGHTS} or {INDEX}{found}; choose a model that has them, or "
+                f"{base}: no weights in safetensors format there, {WEIGHTS} or {INDEX}{note}; choose a model that has them, or "
                 "convert it with save_pretrained of transformers."
             )
         with wrap_errors(path, "not a complete safetensors file", "download it again"), safe_open(path, "numpy"):
@@ -224,7 +225,7 @@ def _check_weights(base: str, folder: Path) -> None:
 
 
 def _licence(folder: Path) -> str | None:
-    """The licence in the metadata of README.md, else the first line of a LICENSE file; one line without control characters."""
+    """Return the licence in the metadata of README.md, or else the first line of a LICENSE file, without control characters."""
     from huggingface_hub import metadata_load
 
     metadata: dict[str, Any] = {}
@@ -241,6 +242,6 @@ def _licence(folder: Path) -> str | None:
 
 
 def base_record(checkpoint: Any) -> dict[str, object]:
-    """The entry of a vision-language model without training in metrics.json, instead of a checkpoint's."""
+    """Return the entry of an untrained vision-language model in metrics.json, which stands in the place of a checkpoint's entry."""
     entries = {name: checkpoint.metadata[name] for name in ("base", "revision", "licence", "stage", "step")}
     return {**entries, "weights_sha256": checkpoint.captioner.hyperparameters["base_sha256"]}

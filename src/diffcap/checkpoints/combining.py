@@ -18,28 +18,28 @@ from diffcap.utils.files import atomic_write
 
 
 def expand_folders(paths: Sequence[str | Path]) -> list[Path]:
-    """Replace each folder by its periodic checkpoints (`run.keep_last_k`) and last.ckpt; files stay."""
+    """Replace each folder by its periodic checkpoints (`run.keep_last_k`) and last.ckpt; keep the files among `paths`."""
     files: list[Path] = []
     for path in map(Path, paths):
         if not path.is_dir():
             files.append(path)
             continue
-        kept = sorted(path.glob(STEP_CHECKPOINT_GLOB))
-        if not kept:
+        periodic = sorted(path.glob(STEP_CHECKPOINT_GLOB))
+        if not periodic:
             raise DiffcapError(
                 f"{path}: the folder has no periodic checkpoints ({STEP_CHECKPOINT_GLOB}); train with --run.keep_last_k=5, or give files."
             )
         last = path / LAST
         # The last.ckpt of an interrupted run equals the newest periodic checkpoint.
-        is_distinct = last.is_file() and file_hash(last) != file_hash(kept[-1])
-        files += [*kept, *([last] if is_distinct else [])]
+        is_distinct = last.is_file() and file_hash(last) != file_hash(periodic[-1])
+        files += [*periodic, last] if is_distinct else periodic
     return files
 
 
 def average(paths: Sequence[str | Path], out: str | Path) -> list[int]:
     """Write a checkpoint with the mean of the weights of several checkpoints of one model, and the metadata of the last one.
 
-    `paths` are files, or folders, see `expand_folders`. Returns the training step of each checkpoint.
+    For folders among `paths`, see `expand_folders`. Returns the training step of each checkpoint.
     """
     files = expand_folders(paths)
     states = [read_checkpoint(path) for path in files]
@@ -67,12 +67,12 @@ def average(paths: Sequence[str | Path], out: str | Path) -> list[int]:
     return steps
 
 
-def _check_words(first_path: Path, expected: list[str], path: Path, found: list[str]) -> None:
-    for number, words in enumerate(itertools.zip_longest(found, expected), 1):
-        if words[0] != words[1]:
-            word, other = ("missing" if word is None else repr(word) for word in words)
+def _check_words(first_path: Path, first_words: list[str], path: Path, words: list[str]) -> None:
+    for number, (word, expected) in enumerate(itertools.zip_longest(words, first_words, fillvalue=""), 1):
+        if word != expected:
             raise DiffcapError(
-                f"{path}: its vocabulary differs from {first_path}: word {number} is {word}, not {other}; "
+                f"{path}: its vocabulary differs from {first_path}: word {number} is {repr(word) if word else 'missing'}, "
+                f"not {repr(expected) if expected else 'missing'}; "
                 "use checkpoints that were trained with the same manifest and min_count."
             )
 
@@ -80,7 +80,7 @@ def _check_words(first_path: Path, expected: list[str], path: Path, found: list[
 def load_members(
     paths: Sequence[str | Path], base: str | Path | None = None, prompt: str | None = None, **zero_shot_options: Any
 ) -> list[Checkpoint]:
-    """Load the members of an ensemble, see `loading.load`. They may be of different methods, but must have the same token ids."""
+    """Load the members of an ensemble, see `loading.load`; their methods may differ, but their token ids must be the same."""
     members = [load(path, base, prompt, **zero_shot_options) for path in paths]
     first = members[0]
     names = [Path(path) for path in paths]
@@ -95,9 +95,8 @@ def load_members(
 
 
 def as_ensemble(members: Sequence[Checkpoint]) -> Checkpoint:
-    """Several checkpoints as one whose captioner takes lists of features; `max_length` is the smallest of the members'."""
+    """Combine checkpoints to one whose captioner takes lists of features and whose `max_length` is the members' smallest."""
     captioner = Ensemble([member.captioner for member in members]).eval()
     metadata = {**members[0].metadata, "ensemble": [member.metadata["method"] for member in members]}
-    return members[0]._replace(
-        captioner=captioner, max_length=min(member.max_length for member in members), metadata=metadata
-    )
+    max_length = min(member.max_length for member in members)
+    return members[0]._replace(captioner=captioner, max_length=max_length, metadata=metadata)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from diffcap.checkpoints.base_models import base_licence
-from diffcap.checkpoints.hub_access import check_name, hub_errors
+from diffcap.checkpoints.hub_access import check_repository_name, hub_errors
 from diffcap.checkpoints.loading import IMAGES
 from diffcap.checkpoints.reading import CAPTIONING_STAGES, read_checkpoint, weights_hash, write_folder
 from diffcap.records import read_json, write_json
@@ -22,8 +22,8 @@ STAGE_DESCRIPTIONS = {
     "finetune": "fine-tuned on captions",
     "reinforce": "fine-tuned, then self-critical training on CIDEr-D",
 }
-# What is trained of a vision-language model, by `VLM.train`.
-TRAINED = {
+# Which part of a vision-language model is trained, for each value of the argument `train` of `VLM`.
+TRAINED_PARTS = {
     "lora": "LoRA of rank {lora_rank}",
     "projector": "the layers between image tower and language model",
     "all": "all weights",
@@ -41,25 +41,25 @@ class Scores(NamedTuple):
 
 
 def find_scores(checkpoint: Path, state: dict[str, Any], metrics_file: str | Path | None = None) -> Scores:
-    """Find the evaluation of a checkpoint's weights, in `metrics_file`, or in the same run or the exported folder."""
-    digest = weights_hash(state)
+    """Find the scores of a checkpoint's weights in `metrics_file`, or without one in the same run or exported folder."""
+    expected_hash = weights_hash(state)
     if metrics_file is not None:
         metrics = _read_metrics(Path(metrics_file))
-        if fault := _mismatch_reason(metrics, digest):
-            raise DiffcapError(f"{metrics_file}: {fault}; evaluate {checkpoint} itself, or omit --metrics.")
+        if reason := _mismatch_reason(metrics, expected_hash):
+            raise DiffcapError(f"{metrics_file}: {reason}; evaluate {checkpoint} itself, or omit --metrics.")
         return Scores(metrics, Path(metrics_file))
-    faults = []
+    reasons = []
     for path in related_evaluations(checkpoint):
         try:
             metrics = _read_metrics(path)
         except DiffcapError:
-            faults.append(f"{path.parent.name}/{path.name} is not a metrics.json of diffcap")
+            reasons.append(f"{path.parent.name}/{path.name} is not a metrics.json of diffcap")
             continue
-        fault = _mismatch_reason(metrics, digest)
-        if fault is None:
+        reason = _mismatch_reason(metrics, expected_hash)
+        if reason is None:
             return Scores(metrics, path)
-        faults.append(f"{path.parent.name}/{path.name} {fault}")
-    return Scores(None, None, "; ".join(faults) or "there is no evaluation next to the checkpoint")
+        reasons.append(f"{path.parent.name}/{path.name} {reason}")
+    return Scores(None, None, "; ".join(reasons) or "there is no evaluation next to the checkpoint")
 
 
 def _read_metrics(path: Path) -> dict[str, Any]:
@@ -69,18 +69,18 @@ def _read_metrics(path: Path) -> dict[str, Any]:
     return metrics
 
 
-def _mismatch_reason(metrics: dict[str, Any], digest: str) -> str | None:
-    """Why these scores do not belong to the weights with this hash; None if they do."""
+def _mismatch_reason(metrics: dict[str, Any], expected_hash: str) -> str | None:
+    """Return why the scores do not belong to the weights with this hash; None if they do."""
     evaluated = (metrics.get("provenance") or {}).get("checkpoints")
     if not evaluated:
         return "does not name the weights that it evaluated"
     if len(evaluated) > 1:
         return f"belongs to an ensemble of {len(evaluated)} checkpoints"
-    return None if evaluated[0].get("weights_sha256") == digest else "belongs to other weights"
+    return None if evaluated[0].get("weights_sha256") == expected_hash else "belongs to other weights"
 
 
 def export(checkpoint: str | Path, folder: str | Path) -> Scores:
-    """Write the exported form of a checkpoint, with the metrics.json of its weights if there is one."""
+    """Write the exported form of a checkpoint, and the metrics.json of its weights if there is one."""
     checkpoint, folder = Path(checkpoint), Path(folder)
     state = read_checkpoint(checkpoint)
     scores = find_scores(checkpoint, state)
@@ -100,12 +100,11 @@ def push(
     license: str = "other",
     private: bool = False,
 ) -> str:
-    """Upload the exported form of a captioner with a model card; returns the URL of the repository.
+    """Upload the exported form of a captioner with a model card. Return the URL of the repository.
 
-    Files of an earlier upload that do not belong to these weights (metrics.json, PNG files in the top folder) are deleted. The arguments
-    are those of `diffcap push`.
+    metrics.json and the PNG files of an earlier upload are deleted. The arguments are those of `diffcap push`.
     """
-    check_name(name)
+    check_repository_name(name)
     checkpoint = Path(checkpoint)
     state = read_checkpoint(checkpoint)
     stage = state["diffcap"]["stage"]
@@ -118,21 +117,21 @@ def push(
         echo(f"note: the model card has no scores: {scores.missing_reason}; `make eval` writes them.", err=True)
     stage_folder = checkpoint.absolute().parent
     report = checkpoint if checkpoint.is_dir() else stage_folder.parent / report_dir_name(stage_folder.name)
-    files = sorted(report.glob(IMAGES)) if images is None else [Path(path) for path in images]
-    _check_images(files)
+    image_files = sorted(report.glob(IMAGES)) if images is None else [Path(path) for path in images]
+    _check_images(image_files)
     from huggingface_hub import HfApi
 
     arguments = state["diffcap"].get("hyperparameters") or {}
-    of_base = base_licence(arguments["base"], arguments.get("revision")) if "base" in arguments else None
+    licence_of_base = base_licence(arguments["base"], arguments.get("revision")) if "base" in arguments else None
     state = without_folders(state)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         write_folder(folder, state)
-        for path in files:
+        for path in image_files:
             (folder / path.name).write_bytes(path.read_bytes())
         if scores.metrics is not None:
             write_json(folder / METRICS, scores.metrics)
-        card = model_card(name, state, scores, [path.name for path in files], license, of_base)
+        card = model_card(name, state, scores, [path.name for path in image_files], license, licence_of_base)
         (folder / "README.md").write_text(card, encoding="utf-8")
         api = HfApi()
         with hub_errors(name):
@@ -153,7 +152,7 @@ def push(
 
 
 def _check_images(paths: Sequence[Path]) -> None:
-    """Images are uploaded to one folder under their file names, so these must be distinct PNG names."""
+    """Check that the images have different file names and are PNG files, because all are uploaded to one folder."""
     names = [path.name for path in paths]
     for path in paths:
         if not path.is_file():
@@ -165,7 +164,7 @@ def _check_images(paths: Sequence[Path]) -> None:
 
 
 def without_folders(state: dict[str, Any]) -> dict[str, Any]:
-    """A checkpoint whose base model in a local folder has only the folder's name, because its path is of this machine."""
+    """Return the checkpoint with the name of the base model's local folder instead of its path, which is private."""
     metadata = state["diffcap"]
     arguments = metadata.get("hyperparameters") or {}
     if "base" not in arguments or arguments.get("revision"):
@@ -184,9 +183,9 @@ def model_card(
     license: str,
     licence_of_base: str | None = None,
 ) -> str:
-    """The README.md of a repository on the Hub: metadata, usage, training, scores and example images.
+    """Return the README.md of a repository on the Hub: metadata, usage, training, scores and example images.
 
-    `images` are names of PNG files in the same folder; `licence_of_base` is that of a base model.
+    `images` are names of PNG files in the same folder.
     """
     from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
@@ -231,7 +230,9 @@ def model_card(
         title=method.title if method else metadata["method"],
         paper=method.paper if method and not method.base_model else "",
         base=hyperparameters if is_on_base else None,
-        trained=TRAINED.get(str(hyperparameters.get("train")), "").format(**hyperparameters) if is_on_base else "",
+        trained=TRAINED_PARTS.get(str(hyperparameters.get("train")), "").format(**hyperparameters)
+        if is_on_base
+        else "",
         licence_of_base=licence_of_base,
         stage=STAGE_DESCRIPTIONS[metadata["stage"]],
         features=backbone or features.get("name"),
@@ -246,7 +247,7 @@ def model_card(
 
 
 def _percentages(groups: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """The scores of `METRIC_COLUMNS` times 100, by group; values that are not numbers are left out."""
+    """Return the scores of `METRIC_COLUMNS` times 100, by group, without values that are not numbers."""
     return {
         group: {name: round(100 * row[name], 2) for name in METRIC_COLUMNS if isinstance(row.get(name), int | float)}
         for group, row in groups.items()

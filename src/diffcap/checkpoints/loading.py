@@ -8,7 +8,7 @@ from jsonargparse import ArgumentParser
 
 import diffcap
 from diffcap.checkpoints.base_models import names_base_model
-from diffcap.checkpoints.hub_access import check_name, hub_errors, is_name
+from diffcap.checkpoints.hub_access import check_repository_name, hub_errors, is_repository_name
 from diffcap.checkpoints.reading import CAPTIONING_STAGES, CONFIG, WEIGHTS, read_checkpoint, remedy, weights_of
 from diffcap.models.captioner import Captioner
 from diffcap.registry import base_model_function, import_object, methods
@@ -36,13 +36,13 @@ class MissingBaseModel(DiffcapError):
 def load(
     path: str | Path, base: str | Path | None = None, prompt: str | None = None, **zero_shot_options: Any
 ) -> Checkpoint:
-    """Build the captioner of a fine-tuning checkpoint, or that of a vision-language model.
+    """Build a captioner from a fine-tuning checkpoint, or from a vision-language model without training.
 
     Args:
-        path: a checkpoint's file, an exported folder, `user/name` of either on the Hugging Face Hub, or a folder or `user/name` of
+        path: a checkpoint's file, an exported folder, or its `user/name` on the Hugging Face Hub; or the folder or `user/name` of
             a vision-language model.
-        base: folder or name of the base model of a checkpoint of a vision-language model, if it is not where the checkpoint says.
-        prompt, zero_shot_options: question to a vision-language model without training, and other options of its `zero_shot`.
+        base: folder or name of the checkpoint's base model, instead of the one that the checkpoint names.
+        prompt: question to a vision-language model without training. zero_shot_options: other arguments of `vlm.forms.zero_shot`.
     """
     if names_base_model(path):
         if base is not None:
@@ -79,8 +79,8 @@ def load(
 
 
 def pull(name: str, folder: str | Path | None = None) -> Path:
-    """Download the exported form of a captioner from the Hub to a folder; None: to the Hub's cache. Returns the folder."""
-    check_name(name)
+    """Download the exported form of a captioner from the Hub to a folder (None: the Hub's cache). Return the folder."""
+    check_repository_name(name)
     from huggingface_hub import snapshot_download
 
     patterns = [CONFIG, WEIGHTS, METRICS, "README.md", IMAGES]
@@ -93,26 +93,26 @@ def pull(name: str, folder: str | Path | None = None) -> Path:
 
 
 def downloaded(source: str | Path) -> str | Path:
-    """The folder of a captioner on the Hub, which is downloaded; other sources are returned as they are."""
-    if isinstance(source, str) and not Path(source).exists() and is_name(source) and not source.endswith(".ckpt"):
-        return pull(source)
-    return source
+    """Download a source that is a captioner's name on the Hub and return its folder. Return any other source unchanged."""
+    is_local = not isinstance(source, str) or source.endswith(".ckpt") or Path(source).exists()
+    return source if is_local or not is_repository_name(str(source)) else pull(str(source))
 
 
 def retrieval_function(path: str | Path) -> Callable[..., None]:
-    """The function that evaluates the retrieval of a pre-training's checkpoint, see `Pretraining.retrieval`."""
+    """Return the function that evaluates the retrieval of a pre-training's checkpoint, see `Pretraining.retrieval`."""
     metadata = read_checkpoint(path, mapped=True)["diffcap"]
-    spec = methods().get(str(metadata.get("method")))
-    if metadata["stage"] != "pretrain" or spec is None or spec.pretraining is None or not spec.pretraining.retrieval:
+    method = methods().get(str(metadata.get("method")))
+    pretraining = method.pretraining if method else None
+    if metadata["stage"] != "pretrain" or pretraining is None or not pretraining.retrieval:
         raise DiffcapError(
             f"{path}: not a checkpoint of a pre-training that learns retrieval; give best.ckpt of such a pre-training."
         )
-    function: Callable[..., None] = import_object(spec.pretraining.retrieval)
+    function: Callable[..., None] = import_object(pretraining.retrieval)
     return function
 
 
 def build_pretraining(state: dict[str, Any]) -> Any:
-    """The model of a pre-training's checkpoint, see `read_checkpoint`; any error if its weights do not fit."""
+    """Build the model of a pre-training's checkpoint, see `read_checkpoint`. If its weights do not fit, any error is raised."""
     pretraining = methods()[state["diffcap"]["method"]].pretraining
     assert pretraining is not None
     model = import_object(pretraining.captioner)(**state["diffcap"]["hyperparameters"])
@@ -123,9 +123,9 @@ def build_pretraining(state: dict[str, Any]) -> Any:
 def build_captioner(
     state: dict[str, Any], path: str | Path, base: str | Path | None = None
 ) -> tuple[Captioner, AnyVocabulary]:
-    """The captioner of a checkpoint's content, see `read_checkpoint`, and its vocabulary; any error if it does not fit together.
+    """Build a captioner and its vocabulary from a checkpoint's content, see `read_checkpoint`.
 
-    `path` is for messages; `base`: see `load`.
+    If the parts do not fit together, any error is raised. `path` is for messages; `base`: see `load`.
     """
     metadata = state["diffcap"]
     captioner_class: type[Captioner] = import_object(methods()[metadata["method"]].captioner)
@@ -134,7 +134,7 @@ def build_captioner(
     arguments = parser.parse_object(metadata["hyperparameters"]).as_dict()
     if captioner_class.on_base_model:
         captioner_class.check_state(arguments, weights_of(state))  # before the base model is loaded
-        arguments |= _other_base(path, arguments, base)
+        arguments |= _base_replacement(path, arguments, base)
     elif base is not None:
         raise DiffcapError(f"{path}: its captioner has no base model; remove --base.")
     else:
@@ -153,28 +153,28 @@ def build_captioner(
     return captioner, vocabulary
 
 
-def _other_base(path: str | Path, arguments: dict[str, Any], base: str | Path | None) -> dict[str, Any]:
-    """The arguments of a captioner on a base model that `base` replaces."""
+def _base_replacement(path: str | Path, arguments: dict[str, Any], base: str | Path | None) -> dict[str, Any]:
+    """Return the arguments of a captioner that `base` replaces; without `base`, check the base model in `arguments`."""
     if base is not None:
         return {"base": str(base), "revision": None if Path(base).is_dir() else arguments["revision"]}
-    trained_on = arguments["base"]
-    if not Path(trained_on).is_dir() and not is_name(trained_on):
+    base_in_training = arguments["base"]
+    if not Path(base_in_training).is_dir() and not is_repository_name(base_in_training):
         raise MissingBaseModel(
-            f"{path}: its base model {trained_on} is not on this machine; give its folder as --base FOLDER to diffcap caption, eval, "
+            f"{path}: its base model {base_in_training} is not on this machine; give its folder as --base FOLDER to diffcap caption, eval, "
             "export or serve."
         )
     return {}
 
 
 def _check_sizes(captioner: Any, max_length: int, shape: list[int]) -> None:
-    """Check that a captioner reads features of a shape (C, h, w), and has positions for captions of a length."""
+    """Check that a captioner reads features of a shape (C, h, w) and has positions for captions of `max_length` tokens."""
     hyperparameters = captioner.hyperparameters
     limit = hyperparameters.get("max_length", hyperparameters.get("positions", max_length))
     if not 2 <= max_length <= limit:
         raise ValueError(f"its max_length is {max_length}; it must be from 2 to {limit}")
-    images = getattr(captioner, "images", None)
-    if images is not None:  # the image tower of a captioner that reads pixels
-        expected = [3, *images.image_size]
+    image_tower = getattr(captioner, "images", None)
+    if image_tower is not None:  # the captioner reads pixels
+        expected = [3, *image_tower.image_size]
     else:
         expected = [hyperparameters.get("feature_channels", shape[0]), *hyperparameters.get("grid", shape[1:])]
     if shape != expected:

@@ -168,7 +168,7 @@ class RetrievalDataset(Dataset):
             "number": torch.from_numpy(pairs),
             "texts": torch.from_numpy(table.tokens[texts]).long(),
             "text_number": torch.from_numpy(texts),
-            "text_owner": torch.from_numpy(table.caption_pair[texts]),
+            "text_pair_number": torch.from_numpy(table.caption_pair[texts]),
             **table.images(pairs),
         }
 

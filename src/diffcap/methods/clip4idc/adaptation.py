@@ -1,4 +1,4 @@
-"""The adaptation stage of CLIP4IDC: retrieval between pairs and sentences."""
+"""The adaptation stage of CLIP4IDC, which trains the retrieval of pairs by captions and of captions by pairs."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from diffcap.utils.errors import DiffcapError
 
 
 class Adaptation(TrainingModule):
-    """Trains `CLIP4IDCAdaptation`; validation retrieves between the change pairs of the split and all their captions.
+    """Train `CLIP4IDCAdaptation`. Validation computes `PairRetrieval` on the change pairs of the split and all their captions.
 
     Args:
         captioner: the image and text towers; fine-tuning loads their weights by name.
@@ -109,12 +109,12 @@ class Adaptation(TrainingModule):
         return loss
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Limit the scale of the cosines to 100 (authors' code); add up the training time."""
+        """Limit the scale of the cosines to 100 (authors' code), and add up the training time."""
         clamp_logit_scale_(self.captioner.logit_scale)
         super().on_train_batch_end(outputs, batch, batch_idx)
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
-        """Add the vectors of the pairs and of all their captions to the metric."""
+        """Add the embeddings of the pairs and of all their captions to the metric."""
         add_to_metric(self.metric, self.captioner, batch)
 
     def on_validation_epoch_end(self) -> None:

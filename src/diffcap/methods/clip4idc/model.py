@@ -34,7 +34,7 @@ Padding = Literal["own", "released"]
 
 
 class CLIP4IDCAdaptation(nn.Module):
-    """Stage 1: retrieve the sentence of each pair and the pair of each sentence.
+    """The model of stage 1, which retrieves captions by pairs and pairs by captions.
 
     Args:
         network: open_clip's name of the model, or its configuration. image_size: height and width in pixels.
@@ -161,9 +161,9 @@ class TextBlock(nn.Module):
 
 
 class CLIP4IDC(Captioner):
-    """Stage 2: pixels of both images to a sentence; CLIP is fine-tuned together with the captioner.
+    """The captioner of stage 2, which reads pixels; CLIP is fine-tuned together with it.
 
-    A batch with twice as many "after" as "before" images holds two groups of pairs with the same before images: change pairs,
+    A batch with twice as many "after" as "before" images contains two groups of pairs with the same before images: change pairs,
     then distractor pairs. Their losses are added (authors' code).
 
     Args:
@@ -174,14 +174,14 @@ class CLIP4IDC(Captioner):
         dropout: 0.1.
         layerwise_cross_attention: decoder block i attends to encoder block i (authors' code), or all to the last one (paper).
         images: "together" after the intra layers, or "apart", encoded separately in all layers (FT1, FT2).
-        decoder: "captioner", or "clip_text": CLIP's text tower with cross-attention inserted (FT1). The latter has the number
-            of blocks and the widths of the text tower.
+        decoder: "captioner", or "clip_text": CLIP's text tower with cross-attention inserted (FT1), whose number of blocks and
+            widths replace `decoder_layers`, `width` and `heads`.
         train_words: train CLIP's word vectors in spite of `freeze_embeddings` (authors' code: on Spot-the-Diff only).
         pair_init: see `PairTower`; without effect where an adaptation's checkpoint is loaded.
         init_std: standard deviation of the captioner's initial weights (authors' code: 0.02 for a width of 512; a value far
             below 1 / sqrt(width) makes the visual signal too weak to learn from).
-        padding: "own": an id beyond the vocabulary. "released": id 0, which is the token "!" of CLIP: never learned, and it ends
-            the caption where it is generated (authors' code).
+        padding: "own": an id beyond the vocabulary. "released": id 0, CLIP's token "!", as in the authors' code; it is never
+            learned, and a generated one ends the caption.
 
     Example:
         >>> import torch
@@ -360,12 +360,13 @@ class CLIP4IDC(Captioner):
         after = batch["after"]
         tokens = batch["tokens"]
         memory = self.encode(before, after)
-        losses = [
-            global_mean(self.word_losses(tokens[rows], [(key[rows], value[rows]) for key, value in memory]))
-            for rows in pair_groups(before, after)
-        ]
+        losses = []
+        for rows in pair_groups(before, after):
+            group_memory = [(key[rows], value[rows]) for key, value in memory]
+            losses.append(global_mean(self.word_losses(tokens[rows], group_memory)))
         names = ("caption_loss", "distractor_caption_loss")
-        return {"loss": torch.stack(losses).sum(), **{name: part.detach() for name, part in zip(names, losses)}}
+        logged = {name: group_loss.detach() for name, group_loss in zip(names, losses)}
+        return {"loss": torch.stack(losses).sum(), **logged}
 
     @property
     def initial_weights(self) -> str:

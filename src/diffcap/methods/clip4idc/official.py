@@ -51,13 +51,13 @@ _CAPTIONER: tuple[Rule, ...] = (
 
 
 def from_official(state: Mapping[str, Tensor], stage: str) -> dict[str, Tensor]:
-    """Rename an official state dict of any type to that of `CLIP4IDCAdaptation` ("pretrain") or `CLIP4IDC`, in float32."""
+    """Convert an official state dict to one of `CLIP4IDCAdaptation` (stage "pretrain") or `CLIP4IDC`, in float32."""
     rules = (*_VISUAL, *_TEXT) if stage == "pretrain" else (*_VISUAL, *_NO_TEXT, *_CAPTIONER)
     return {name: value.float() for name, value in rename(state, rules, "CLIP4IDC").items()}
 
 
 def official_sizes(state: State, options: Mapping[str, Any], tables: State) -> Sizes:
-    """Hyperparameters of CLIP4IDC, for both stages; a ViT-B/32 is given by its name."""
+    """Return the hyperparameters of CLIP4IDC, for both stages."""
     vision_width, _, patch, _ = state["clip.visual.conv1.weight"].shape
     heads = options["vision_heads"] or max(1, vision_width // 64)  # CLIP's rule
     if vision_width % heads:
@@ -89,19 +89,21 @@ def official_sizes(state: State, options: Mapping[str, Any], tables: State) -> S
     }
     if network == _VIT_B_32:
         network = "ViT-B-32-quickgelu"
-    inner = state.get("decoder.decoder.layer.0.intermediate.dense.weight")  # of stage 2
-    max_length = options["max_length"] or (min(32, context) if inner is None else min(33, context + 1))
+    ffn_weight = state.get("decoder.decoder.layer.0.intermediate.dense.weight")  # None in stage 1
+    # Authors' code: 32 text positions. In stage 2, a caption has one more token, because its END is no input of the decoder.
+    default_length = min(32, context) if ffn_weight is None else min(33, context + 1)
+    max_length = options["max_length"] or default_length
     model: dict[str, Any] = {
         "vocabulary_size": vocabulary,
         "network": network,
         "intra_layers": options["intra_layers"],
         "max_length": max_length,
     }
-    if inner is not None:
+    if ffn_weight is not None:
         model |= {
-            "width": inner.shape[1],
+            "width": ffn_weight.shape[1],
             "heads": options["heads"],
-            "ffn": len(inner),
+            "ffn": len(ffn_weight),
             "encoder_layers": count_layers(state, r"decoder\.encoder\.layer\.(\d+)\."),
             "decoder_layers": count_layers(state, r"decoder\.decoder\.layer\.(\d+)\."),
             "padding": "released",

@@ -45,13 +45,15 @@ class BertAdam(torch.optim.Optimizer):
         return loss
 
     def _update(self, parameter: nn.Parameter, group: dict[str, Any], dtype: torch.dtype) -> None:
-        state, (beta1, beta2) = self.state[parameter], group["betas"]
+        state = self.state[parameter]
+        beta1, beta2 = group["betas"]
         assert parameter.grad is not None
         weight = parameter.to(dtype)
         gradient = parameter.grad.to(dtype)
         # A resumed optimizer has moments of the parameter's type, with values that float16 represents exactly.
-        mean, square = (state.get(name, torch.zeros_like(weight)).to(dtype) for name in ("exp_avg", "exp_avg_sq"))
-        # In float32, as on CUDA: on the CPU, `add` would round alpha to float16.
+        mean = state.get("exp_avg", torch.zeros_like(weight)).to(dtype)
+        square = state.get("exp_avg_sq", torch.zeros_like(weight)).to(dtype)
+        # Computed in float32, as on CUDA, because `add` on the CPU would round alpha to float16.
         mean = mean.mul_(beta1).float().add(gradient.float(), alpha=1 - beta1).to(dtype)
         square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
         update = mean / (square.sqrt() + group["eps"])
@@ -70,10 +72,9 @@ def bert_adam(
     weight_decay: float,
     betas: tuple[float, float],
 ) -> BertAdam:
-    """BertAdam with half precision for the linear layers, convolutions, attention and projections of `clip`, CLIP's parts.
+    """Return BertAdam with half precision for linear layers, convolutions, attention and projections of the modules `clip`.
 
-    Weight decay applies to all parameters but biases and the layer norms outside CLIP (authors' code). The other arguments are those of
-    `adamw`.
+    Biases and the layer norms outside CLIP have no weight decay (authors' code). The other arguments are those of `adamw`.
     """
     pretrained_ids = {id(parameter) for parameter in pretrained}
     in_clip = [part for tower in clip for part in tower.modules()]
@@ -99,14 +100,14 @@ def bert_adam(
 
 
 def half_precision_parameters(modules: Iterable[nn.Module]) -> list[nn.Parameter]:
-    """The parameters that OpenAI's CLIP stores in float16, among those of the modules themselves, without their children."""
-    found: list[nn.Parameter] = []
+    """Return the parameters that OpenAI's CLIP stores in float16, without those of the modules' children."""
+    parameters: list[nn.Parameter] = []
     for module in modules:
         if isinstance(module, nn.Linear | nn.Conv2d | nn.MultiheadAttention):
-            found += module.parameters(recurse=False)
-        found += [
+            parameters += module.parameters(recurse=False)
+        parameters += [
             parameter
             for name in ("proj", "text_projection")
             if isinstance(parameter := getattr(module, name, None), nn.Parameter)
         ]
-    return found
+    return parameters

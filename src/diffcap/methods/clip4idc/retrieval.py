@@ -37,19 +37,18 @@ PairToText = Literal["captions", "pairs"]
 class PairRetrieval(Metric):
     """R@1, R@5, R@10 and mean rank in both directions, by cosine similarity.
 
-    "t2p": the rank of each caption's pair among all pairs. If similarities are equal, the worst rank counts, so equal embeddings
-    and NaN get the worst score. "p2t" has two definitions, see `pair_to_text`.
+    "t2p" is the rank of each caption's pair among all pairs. Equal similarities get the worst rank, and so does NaN.
 
     Args:
-        pair_to_text: what "p2t" ranks for each pair. "captions": the pair's best caption among all captions; of equal
-            similarities, the worst rank counts. "pairs": the pair itself among all pairs, by the greatest similarity of any of
-            their captions; of equal similarities, the best rank counts, as for captions that several pairs share (CLIP4IDC,
-            authors' code).
+        pair_to_text: candidates that "p2t" ranks for each pair.
+            "captions": all captions. The rank is that of the pair's best caption; equal similarities get the worst rank.
+            "pairs": all pairs, each with its best caption. The rank is that of the pair itself; equal similarities get the best
+            rank, because several pairs may share a caption (authors' code of CLIP4IDC).
 
     Example:
         >>> metric = PairRetrieval()
         >>> pairs, captions = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[0.9, 0.1], [0.8, 0.6]])
-        >>> metric.update(pairs, torch.tensor([0, 1]), captions, torch.tensor([0, 1]), owners=torch.tensor([0, 1]))
+        >>> metric.update(pairs, torch.tensor([0, 1]), captions, torch.tensor([0, 1]), torch.tensor([0, 1]))
         >>> scores = metric.compute()
         >>> scores["t2p_R@1"].item(), scores["t2p_mean_rank"].item(), scores["p2t_R@1"].item()
         (0.5, 1.5, 1.0)
@@ -61,41 +60,44 @@ class PairRetrieval(Metric):
     pair_numbers: list[Tensor]
     texts: list[Tensor]
     text_numbers: list[Tensor]
-    owners: list[Tensor]
+    text_pair_numbers: list[Tensor]
 
     def __init__(self, pair_to_text: PairToText = "captions", **options: Any) -> None:
         super().__init__(**options)
         self.pair_to_text = pair_to_text
-        for name in ("pairs", "pair_numbers", "texts", "text_numbers", "owners"):
+        for name in ("pairs", "pair_numbers", "texts", "text_numbers", "text_pair_numbers"):
             self.add_state(name, [], dist_reduce_fx="cat")
 
-    def update(self, pairs: Tensor, numbers: Tensor, texts: Tensor, text_numbers: Tensor, owners: Tensor) -> None:
-        """Add embeddings of pairs (P, E) and captions (C, E), their numbers in the dataset (P,), (C,), and each caption's pair (C,)."""
+    def update(
+        self, pairs: Tensor, pair_numbers: Tensor, texts: Tensor, text_numbers: Tensor, text_pair_numbers: Tensor
+    ) -> None:
+        """Add embeddings of pairs (P, E) and captions (C, E).
+
+        `pair_numbers` (P,) and `text_numbers` (C,) identify them in the dataset; `text_pair_numbers` (C,) are the captions' pairs.
+        """
         self.pairs.append(F.normalize(pairs.float(), dim=-1))
-        self.pair_numbers.append(numbers)
+        self.pair_numbers.append(pair_numbers)
         self.texts.append(F.normalize(texts.float(), dim=-1))
         self.text_numbers.append(text_numbers)
-        self.owners.append(owners)
+        self.text_pair_numbers.append(text_pair_numbers)
 
     def compute(self) -> dict[str, Tensor]:
         """Return `t2p_R@1`, `t2p_R@5`, `t2p_R@10` (fractions), `t2p_mean_rank` (1 is best), and the same for `p2t`.
 
-        A pair or caption counts once if several processes added it (Lightning repeats some to give all processes equally many).
+        Lightning repeats pairs so that all processes have the same number; each pair and caption counts once.
         """
-        first, numbers = _first_occurrences(dim_zero_cat(self.pair_numbers))
-        pairs = dim_zero_cat(self.pairs)[first]
-        first, _ = _first_occurrences(dim_zero_cat(self.text_numbers))
-        texts = dim_zero_cat(self.texts)[first]
-        owners = dim_zero_cat(self.owners)[first]
+        pair_rows, pair_numbers = _first_occurrences(dim_zero_cat(self.pair_numbers))
+        text_rows, _ = _first_occurrences(dim_zero_cat(self.text_numbers))
+        pairs = dim_zero_cat(self.pairs)[pair_rows]
+        texts = dim_zero_cat(self.texts)[text_rows]
+        text_pair_numbers = dim_zero_cat(self.text_pair_numbers)[text_rows]
         similarity = texts @ pairs.T  # (C, P)
-        matches = owners[:, None] == numbers  # (C, P)
-        of_matches = similarity.masked_fill(~matches, float("-inf"))
-        ranks = {  # 1 + number of non-matching candidates that are not less similar
-            "t2p": 1 + (~(similarity < of_matches.amax(1, keepdim=True)) & ~matches).sum(1),
-            "p2t": _rank_among_pairs(similarity, matches)
-            if self.pair_to_text == "pairs"
-            else 1 + (~(similarity < of_matches.amax(0)) & ~matches).sum(0),
-        }
+        is_match = text_pair_numbers[:, None] == pair_numbers  # (C, P)
+        ranks = {"t2p": _rank_of_match(similarity, is_match)}
+        if self.pair_to_text == "pairs":
+            ranks["p2t"] = _rank_among_pairs(similarity, is_match)
+        else:
+            ranks["p2t"] = _rank_of_match(similarity.T, is_match.T)
         scores: dict[str, Tensor] = {}
         for direction, rank in ranks.items():
             scores |= {f"{direction}_R@{k}": (rank <= k).float().mean() for k in RECALL_KS}
@@ -103,21 +105,34 @@ class PairRetrieval(Metric):
         return scores
 
 
-def _rank_among_pairs(similarity: Tensor, matches: Tensor) -> Tensor:
-    """Rank (P,) of each pair among all pairs by their best captions; of equal similarities, the best rank; NaN has the last rank.
+def _rank_of_match(similarity: Tensor, is_match: Tensor) -> Tensor:
+    """Rank each row's best match among the columns that do not match, worst rank for equal similarities and NaN: (rows,).
 
-    `similarity` is that of captions and pairs, (C, P), and `matches` says which pair a caption belongs to, (C, P).
+    `similarity` and `is_match` have one row per query and one column per candidate.
     """
-    pairs = similarity.shape[1]
-    owner = matches.int().argmax(1)  # (C,)
-    best = similarity.new_full((pairs, pairs), float("-inf"))
-    best = best.scatter_reduce(0, owner[:, None].expand_as(similarity), similarity, "amax")  # (P of the captions, P)
-    own = best.diagonal()
-    return torch.where(own.isnan(), pairs, 1 + (best > own).sum(0))
+    best_match = similarity.masked_fill(~is_match, float("-inf")).amax(1, keepdim=True)
+    is_less_similar = similarity < best_match
+    return 1 + (~is_less_similar & ~is_match).sum(1)
+
+
+def _rank_among_pairs(similarity: Tensor, is_match: Tensor) -> Tensor:
+    """Rank each pair among all pairs by their best captions, best rank for equal similarities, last rank for NaN: (P,).
+
+    `similarity` (C, P) is that of captions and pairs; `is_match` (C, P) is true where a caption belongs to a pair.
+    """
+    pair_count = similarity.shape[1]
+    pair_of_text = is_match.int().argmax(1)  # (C,)
+    best = similarity.new_full((pair_count, pair_count), float("-inf"))
+    index = pair_of_text[:, None].expand_as(similarity)
+    best = best.scatter_reduce(
+        0, index, similarity, "amax"
+    )  # (P, P): entry (i, j) for the captions of pair i and pair j
+    own_best = best.diagonal()
+    return torch.where(own_best.isnan(), pair_count, 1 + (best > own_best).sum(0))
 
 
 def _first_occurrences(numbers: Tensor) -> tuple[Tensor, Tensor]:
-    """The index of the first occurrence of each distinct number, and the distinct numbers."""
+    """Return the index of the first occurrence of each distinct number, and the distinct numbers."""
     unique, inverse = numbers.unique(return_inverse=True)
     first = torch.full((len(unique),), len(numbers), device=numbers.device)
     first = first.scatter_reduce(0, inverse, torch.arange(len(numbers), device=numbers.device), "amin")
@@ -128,15 +143,16 @@ def add_to_metric(metric: PairRetrieval, model: Any, batch: dict[str, Any]) -> N
     """Add the embeddings of a batch's pairs and of all their captions; `model` is a `CLIP4IDCAdaptation`."""
     pairs = model.pair(batch["before"], batch["after"])
     texts = model.words(batch["texts"])
-    metric.update(pairs, batch["number"], texts, batch["text_number"], batch["text_owner"])
+    metric.update(pairs, batch["number"], texts, batch["text_number"], batch["text_pair_number"])
 
 
 class Retrieval(pl.LightningModule):
-    """`trainer.test` over pairs with all their captions; afterwards `scores` holds the recalls and mean ranks."""
+    """The module for `trainer.test` over pairs with all their captions. Afterwards `scores` contains recalls and mean ranks."""
 
     def __init__(self, model: Any, pair_to_text: PairToText) -> None:
         super().__init__()
-        self.model, self.metric = model, PairRetrieval(pair_to_text)
+        self.model = model
+        self.metric = PairRetrieval(pair_to_text)
         self.scores: dict[str, float] = {}
 
     def test_step(self, batch: dict[str, Any], batch_idx: int) -> None:
@@ -171,19 +187,16 @@ def evaluate_retrieval(
     with wrap_errors(checkpoint, f"diffcap {diffcap.__version__} cannot build its model", remedy(Path(checkpoint))):
         vocabulary = vocabulary_of(metadata["words"], metadata["vocabulary_layout"])
         module = Retrieval(build_pretraining(state).eval(), pair_to_text)
-    place = Path(folder or f"data/{metadata['dataset']}")
-    target = Path(out)
-    dataset = read_dataset(place)
+    dataset_folder = Path(folder or f"data/{metadata['dataset']}")
+    out_folder = Path(out)
+    dataset = read_dataset(dataset_folder)
     changes = changes or metadata.get("changes") or dataset.info.get("changes")
-    pairs = [
-        pair
-        for pair in take_changes([pair for pair in dataset.pairs if pair.split == split], changes)
-        if pair.captions and not pair.is_distractor
-    ][:limit]
+    pairs_of_split = take_changes([pair for pair in dataset.pairs if pair.split == split], changes)
+    pairs = [pair for pair in pairs_of_split if pair.captions and not pair.is_distractor][:limit]
     if not pairs:
         raise DiffcapError(f"{dataset.name} has no {split} change pair with a caption; choose another --split.")
     name = features or metadata["features"]["name"]
-    store = FeatureStore.open(place / "features" / name, metadata["features"])
+    store = FeatureStore.open(dataset_folder / "features" / name, metadata["features"])
     table = PairTable(pairs, store, vocabulary, metadata["max_length"])
     trainer = evaluation_trainer(devices, accelerator)
     loader = DataLoader(
@@ -194,14 +207,14 @@ def evaluate_retrieval(
     if not trainer.is_global_zero:  # rank 0 writes
         return
     scores = module.scores
-    captions = sum(len(pair.captions) for pair in pairs)
-    notes = provenance(
+    caption_count = sum(len(pair.captions) for pair in pairs)
+    provenance_entry = provenance(
         method=metadata["method"],
         seed=metadata["seed"],
         step=state["global_step"],
         features=name,
         manifest_sha256=dataset.info.get("manifest_sha256"),
-        checkpoints=[checkpoint_record(checkpoint, target)],
+        checkpoints=[checkpoint_record(checkpoint, out_folder)],
     )
     protocol = {
         "dataset": dataset.name,
@@ -210,15 +223,15 @@ def evaluate_retrieval(
         **({"changes": changes} if changes else {}),
         **dataset_protocol(dataset.info),
         "pairs": len(pairs),
-        "captions": captions,
+        "captions": caption_count,
         "pair_to_text": pair_to_text,
     }
-    target.mkdir(parents=True, exist_ok=True)
+    out_folder.mkdir(parents=True, exist_ok=True)
     rows = {
         title: {f"R@{k}": scores[f"{direction}_R@{k}"] for k in RECALL_KS} for direction, title in DIRECTIONS.items()
     }
-    title = f"retrieval on {dataset.name} {split}, {len(pairs):,} change pairs, {captions:,} captions"
+    title = f"retrieval on {dataset.name} {split}, {len(pairs):,} change pairs, {caption_count:,} captions"
     print_table(metrics_table(rows, title=title))
     ranks = ", ".join(f"{title} {scores[f'{direction}_mean_rank']:.1f}" for direction, title in DIRECTIONS.items())
     print(f"mean rank: {ranks}")
-    write_json(target / METRICS, {"retrieval": scores, "protocol": protocol, "provenance": notes})
+    write_json(out_folder / METRICS, {"retrieval": scores, "protocol": protocol, "provenance": provenance_entry})

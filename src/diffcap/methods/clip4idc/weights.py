@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from diffcap.methods.clip4idc.model import CLIP4IDC, CLIP4IDCAdaptation
 
 _POSITIONS = "visual.positional_embedding"
-# Parts of the parameter names of a block of CLIP's text tower, and of FT1's decoder block.
-_TEXT_BLOCK = {
+# From names in a block of CLIP's text tower to names in a decoder block of FT1.
+_TEXT_BLOCK_NAMES = {
     "attn.in_proj_": "self_attention.qkv.",
     "attn.out_proj": "self_attention.out",
     "ln_1": "norm1",
@@ -33,9 +33,9 @@ _TEXT_BLOCK = {
 def load_clip(module: "CLIP4IDC | CLIP4IDCAdaptation", weights: str, vocabulary: AnyVocabulary) -> None:
     """Load CLIP's weights into a module; parameters that CLIP does not have keep their initial values.
 
-    The position embedding of the patches is interpolated to the module's grid (bicubic). Of the token embedding, the rows of
-    the vocabulary's tokens are used; a file may have only some of CLIP's tokens and lists them in `token_ids`.
-    `weights`: "default" (the package's own for its networks, open_clip's download for others), "random", or a file.
+    The position embedding of the patches is interpolated to the module's grid (bicubic). Only the vocabulary's rows of the token
+    embedding are used. A file with some of CLIP's tokens lists them in `token_ids`.
+    `weights`: "default" (the package's file if it has one for the network, else open_clip's download), "random", or a file.
     """
     if weights == "random":
         return
@@ -85,9 +85,9 @@ def load_clip(module: "CLIP4IDC | CLIP4IDCAdaptation", weights: str, vocabulary:
 
 
 def _interpolate_positions(positions: Tensor, grid: tuple[int, int], target: tuple[int, int], weights: str) -> Tensor:
-    """Interpolate a position embedding (1 + patches, W), the class token first, from the network's grid to another (bicubic).
+    """Interpolate a position embedding (1 + patches, W) from `grid` to `target` (bicubic); its first row is the class token's.
 
-    A square grid is used if the number of patches differs from the network's `grid`. `weights` is the file name for the message.
+    If `grid` has another number of patches, the embedding's grid is taken as square. `weights` is the file name for the message.
     """
     count = len(positions) - 1
     if count != grid[0] * grid[1]:
@@ -104,28 +104,30 @@ def _interpolate_positions(positions: Tensor, grid: tuple[int, int], target: tup
 
 
 def _select_tokens(vectors: Tensor, token_ids: Tensor, needed_ids: list[int], initial: Tensor) -> Tensor:
-    """The vectors of the needed tokens; tokens that the file lacks keep their initial vectors."""
-    rows = {token_id: row for row, token_id in enumerate(token_ids.tolist())}
-    is_known = torch.tensor([token_id in rows for token_id in needed_ids])
+    """Return the vectors of the needed tokens. Tokens that the file lacks keep their initial vectors."""
+    row_of = {token_id: row for row, token_id in enumerate(token_ids.tolist())}
+    is_known = torch.tensor([token_id in row_of for token_id in needed_ids])
+    known_rows = [row_of[token_id] for token_id in needed_ids if token_id in row_of]
     selected = initial.clone()
-    selected[is_known] = vectors[torch.tensor([rows[i] for i in needed_ids if i in rows], dtype=torch.int64)]
+    selected[is_known] = vectors[torch.tensor(known_rows, dtype=torch.int64)]
     return selected
 
 
 def _check_activation(official: Any, ours: Any, network: str) -> None:
-    """Check the form of GELU: with pretrained weights open_clip chooses theirs, even where the network's name has another."""
-    trained, built = (type(visual.transformer.resblocks[0].mlp.gelu).__name__ for visual in (official, ours))
-    if trained != built:
+    """Check the form of GELU: open_clip uses the one of the pretrained weights, even if the network's name has another."""
+    trained_with = type(official.transformer.resblocks[0].mlp.gelu).__name__
+    built_with = type(ours.transformer.resblocks[0].mlp.gelu).__name__
+    if trained_with != built_with:
         raise DiffcapError(
-            f"the weights of {network} were trained with {trained}, and the network is built with {built}; set "
+            f"the weights of {network} were trained with {trained_with}, and the network is built with {built_with}; set "
             f"model.captioner.init_args.network to {network}-quickgelu in both stages."
         )
 
 
 def _rename(state: dict[str, Tensor], module: "CLIP4IDC | CLIP4IDCAdaptation") -> dict[str, Tensor]:
-    """open_clip's parameter names to ours; the prefix "text." of some open_clip models is removed."""
+    """Rename open_clip's parameters to ours, without the prefix "text." of some open_clip models."""
     ours: dict[str, Tensor] = {}
-    text_decoder = module.hyperparameters.get("decoder") == "clip_text"
+    has_text_decoder = module.hyperparameters.get("decoder") == "clip_text"
     for official, value in state.items():
         name = official.removeprefix("text.")
         if name.startswith("visual."):
@@ -135,16 +137,17 @@ def _rename(state: dict[str, Tensor], module: "CLIP4IDC | CLIP4IDCAdaptation") -
         else:
             ours[f"words.{name}"] = value
         block = re.fullmatch(r"transformer\.resblocks\.(\d+)\.(.+)", name)
-        if block and text_decoder:
-            theirs = next((part for part in _TEXT_BLOCK if block[2].startswith(part)), "")
-            ours[f"decoder.{block[1]}.{block[2].replace(theirs, _TEXT_BLOCK.get(theirs, ''))}"] = value
-        elif name.startswith("ln_final.") and text_decoder:
+        if block and has_text_decoder:
+            number, part = block.groups()
+            theirs = next((prefix for prefix in _TEXT_BLOCK_NAMES if part.startswith(prefix)), "")
+            ours[f"decoder.{number}.{part.replace(theirs, _TEXT_BLOCK_NAMES.get(theirs, ''))}"] = value
+        elif name.startswith("ln_final.") and has_text_decoder:
             ours[name.replace("ln_final", "head_norm")] = value
     return ours
 
 
 class SingleImageEncoder(nn.Module):
-    """The feature map of a `PairTower`'s layers for single images, after the LayerNorm before its layers for pairs; no class token."""
+    """The intra layers of a `PairTower` and its norm before the inter layers, as a backbone of single images."""
 
     def __init__(self, tower: nn.Module) -> None:
         super().__init__()
@@ -158,7 +161,7 @@ class SingleImageEncoder(nn.Module):
 
 
 def build_backbone(weights: str) -> tuple[SingleImageEncoder, ResizeOnly]:
-    """The network and its preprocessing, see `Backbone`."""
+    """Return the network of a checkpoint and its preprocessing, see `Backbone`."""
     if weights in ("default", "random"):
         raise DiffcapError(
             "WEIGHTS is missing: give the checkpoint of an adaptation, for example "

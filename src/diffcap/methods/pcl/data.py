@@ -1,4 +1,4 @@
-"""The LightningDataModule of IDC-PCL's pre-training: one task per step, on one dataset or on several."""
+"""The LightningDataModule of IDC-PCL's pre-training. Each step has one task, on one of up to three datasets."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,10 +24,10 @@ PAIRS_PER_IMAGE = 4  # per epoch; ours, IDC-PCL only says "half and half by rand
 
 
 class LabelledPairs:
-    """An infinite sequence of pairs of images with class labels, (images,) integers of at least two values, with random access.
+    """An infinite sequence of pairs of labelled images, with random access. `labels` (images,) has at least two distinct values.
 
-    In each epoch every image is the first one of four pairs: two with an image of its class, if there is another, and two with images of
-    other classes. Partners and order are drawn anew in each epoch.
+    In each epoch, every image is the first of four pairs: two with an image of its class if there is one, the others with images
+    of other classes. Each epoch has new random partners and a new order.
     """
 
     def __init__(self, labels: np.ndarray, seed: int) -> None:
@@ -37,42 +37,43 @@ class LabelledPairs:
         self._by_class = np.argsort(labels, kind="stable")  # image indices, those of one class next to each other
         _, class_index, class_sizes = np.unique(labels, return_inverse=True, return_counts=True)
         class_starts = np.cumsum(class_sizes) - class_sizes
-        self._class_start, self._class_size = class_starts[class_index], class_sizes[class_index]  # (images,) each
+        self._class_start = class_starts[class_index]  # (images,)
+        self._class_size = class_sizes[class_index]  # (images,)
         position = np.empty_like(self._by_class)  # of each image in `_by_class`
         position[self._by_class] = np.arange(len(labels))
         self._rank_in_class = position - self._class_start
         self._partners: dict[int, np.ndarray] = {}
 
     def take(self, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Indices of the first and the second images of the pairs `start` ... `start + count - 1`, (count,) each."""
-        numbers = self.order.take(start, count)
-        first = numbers // PAIRS_PER_IMAGE
-        slot = numbers % PAIRS_PER_IMAGE
+        """Return the indices of the first and the second images of pairs `start` ... `start + count - 1`, (count,) each."""
+        pair_ids = self.order.take(start, count)
+        first = pair_ids // PAIRS_PER_IMAGE
+        slot = pair_ids % PAIRS_PER_IMAGE
         epochs = (start + np.arange(count)) // self.order.size
         second = np.empty_like(first)
         for epoch in np.unique(epochs):
             rows = epochs == epoch
-            partners = cached_epoch(self._partners, int(epoch), self._draw_partners)
+            partners = cached_epoch(self._partners, int(epoch), self._sample_partners)
             second[rows] = partners[first[rows], slot[rows]]
         return first, second
 
-    def _draw_partners(self, epoch: int) -> np.ndarray:
-        """(images, PAIRS_PER_IMAGE) second image of each pair in an epoch."""
+    def _sample_partners(self, epoch: int) -> np.ndarray:
+        """Sample the second image of each pair in an epoch, (images, PAIRS_PER_IMAGE)."""
         rng = np.random.default_rng([self.seed, 11, epoch])
         start = self._class_start[:, None]
         size = self._class_size[:, None]
-        draw = rng.random((len(self.labels), PAIRS_PER_IMAGE))
-        # Positions in `_by_class`. Same class: any but the image itself. Another class: skip the block of its own class.
-        offset = 1 + (draw * (size - 1)).astype(np.int64)
-        same = start + (self._rank_in_class[:, None] + offset) % size
-        other = (draw * (len(self.labels) - size)).astype(np.int64)
-        other += np.where(other >= start, size, 0)
-        wants_same = (np.arange(PAIRS_PER_IMAGE) < PAIRS_PER_IMAGE // 2) & (size > 1)
-        return self._by_class[np.where(wants_same, same, other)]
+        uniform = rng.random((len(self.labels), PAIRS_PER_IMAGE))
+        # Positions in `_by_class`, in the image's own class (any but the image itself) and outside of it.
+        offset = 1 + (uniform * (size - 1)).astype(np.int64)
+        same_class = start + (self._rank_in_class[:, None] + offset) % size
+        other_class = (uniform * (len(self.labels) - size)).astype(np.int64)
+        other_class += np.where(other_class >= start, size, 0)
+        is_same_class = (np.arange(PAIRS_PER_IMAGE) < PAIRS_PER_IMAGE // 2) & (size > 1)
+        return self._by_class[np.where(is_same_class, same_class, other_class)]
 
 
 class Candidates(NamedTuple):
-    """The captions with negatives, from which fda takes its samples."""
+    """The captions with negatives, which are the samples of fda."""
 
     pairs: np.ndarray  # (n,) index of each caption's pair
     texts: np.ndarray  # (n, 1 + K) rows in `tokens` of the caption and of its negatives
@@ -131,8 +132,8 @@ class PretrainData(FeatureData):
                 raise DiffcapError(
                     f"data.{key} has the unknown task {unknown[0]!r}; the tasks are {', '.join(known[:-1])} and {FGVC}."
                 )
-        kept = {task: share for task, share in shares.items() if task not in (without or [])}
-        self.schedule = TaskSchedule(kept, self.seed)
+        kept_shares = {task: share for task, share in shares.items() if task not in (without or [])}
+        self.schedule = TaskSchedule(kept_shares, self.seed)
         self.negatives_path = Path(negatives) if negatives else Path(folder) / "negatives.jsonl"
         self.singles = singles
         self.labelled = labelled
@@ -142,8 +143,8 @@ class PretrainData(FeatureData):
                 raise DiffcapError(
                     f"data.tasks has {tasks_of_source[0]!r}, but data.{source} is not set; give its folder."
                 )
-        counted = [Path(other).resolve() for other in settings.get("vocabulary_with") or []]
-        if singles and Path(singles).resolve() not in counted:
+        vocabulary_folders = [Path(path).resolve() for path in settings.get("vocabulary_with") or []]
+        if singles and Path(singles).resolve() not in vocabulary_folders:
             raise DiffcapError(
                 f"data.singles is {singles}, but data.vocabulary_with does not have this folder; add it, here and in fine-tuning."
             )
@@ -160,7 +161,10 @@ class PretrainData(FeatureData):
 
     @staticmethod
     def _source_of(task: str) -> str:
-        return "labelled" if task == FGVC else "singles" if task.startswith(SINGLE) else "folder"
+        """Return the argument that names the folder of a task's dataset."""
+        if task == FGVC:
+            return "labelled"
+        return "singles" if task.startswith(SINGLE) else "folder"
 
     def setup(self, stage: str) -> None:
         """Encode captions and negatives, and list the samples of each task."""
@@ -201,10 +205,11 @@ class PretrainData(FeatureData):
                 self.epochs_of_task[task] = ShuffledEpochs(len(samples), self.seed + 1 + index)
 
     def _open_store(self, folder: str) -> FeatureStore:
-        """The features of another dataset, which must come from the same backbone."""
+        """Open the features of another dataset, which must be those of the same backbone."""
         store = FeatureStore.open(Path(folder) / "features" / self.store_name)
-        ours = self.store.meta
-        if different := [key for key in {**store.meta, **ours} if store.meta.get(key) != ours.get(key)]:
+        expected = self.store.meta
+        keys = {**store.meta, **expected}
+        if different := [key for key in keys if store.meta.get(key) != expected.get(key)]:
             raise DiffcapError(
                 f"{store.folder}: its features and those of {self.dataset.name} have different values of {different[0]}; extract "
                 "both with the same BACKBONE and WEIGHTS."
@@ -213,11 +218,11 @@ class PretrainData(FeatureData):
 
     @property
     def samples_per_step(self) -> int:
-        """Of mlm and mvcl; fda has fewer, and a rank may have none of them."""
+        """Number of samples of mlm and mvcl; fda has fewer, and a rank may get none of those."""
         return self.batch_size // (2 if self.samples == "scenes" else 1)
 
     def _fda_candidates(self, task: str, table: PairTable, path: Path) -> Candidates | None:
-        """The captions of the training pairs and their negatives in a file; None where the task has no share."""
+        """Read the captions of the training pairs and their negatives from a file; None if the task has no share."""
         if task not in self.schedule.tasks:
             return None
         index_of = {pair_id: index for index, pair_id in enumerate(table.ids)}
@@ -257,12 +262,13 @@ class PretrainData(FeatureData):
         source = self.sources[self._source_of(task)]
         table = source.table
         epochs = self.epochs_of_task[task]
-        kind = task.removeprefix(SINGLE)
-        if kind == "fda":
+        plain_task = task.removeprefix(SINGLE)
+        if plain_task == "fda":
             assert source.fda is not None
             count = max(1, self.batch_size // source.fda.texts.shape[1])
             samples = epochs.take(task_step * count, count)
-            pairs, tokens = source.fda.pairs[samples], source.fda.tokens[source.fda.texts[samples]]  # (count, 1 + K, T)
+            pairs = source.fda.pairs[samples]
+            tokens = source.fda.tokens[source.fda.texts[samples]]  # (count, 1 + K, T)
             length = table.longest_length(tokens) if self.trim else tokens.shape[-1]
             entries: Batch = {"fda_captions": torch.from_numpy(tokens[..., :length]).long()}
         else:
@@ -270,14 +276,14 @@ class PretrainData(FeatureData):
             pairs = source.sample_pairs[samples].T.reshape(-1)  # of scenes: all change pairs, then all distractor pairs
             tokens = table.tokens[samples] if source.samples == "captions" else table.draw_captions(pairs, generator)
             entries = self._text_entries(tokens, generator)
-            if kind == "mvcl":
+            if plain_task == "mvcl":
                 height, width = self.store.shape[1:]
                 mask = mask_patches(len(pairs), height * width, self.mask_ratio, generator, table.images_per_pair)
                 entries = {"tokens": entries["tokens"], "visual_mask": mask}
         return self._add_images({"task": task, **entries}, pairs, generator, table)
 
     def _labelled_batch(self, task_step: int) -> Batch:
-        """`batch_size` pairs of labelled images: `before`, `after`, `class_before`, `class_after`."""
+        """Return `batch_size` pairs of labelled images: `before`, `after`, `class_before`, `class_after`."""
         first, second = self.labelled_pairs.take(task_step * self.batch_size, self.batch_size)
         labels = torch.from_numpy(self.labelled_pairs.labels)
         part = self._rank_part(

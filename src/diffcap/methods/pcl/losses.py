@@ -36,16 +36,19 @@ def masked_visual_nce(predicted: Tensor, target: Tensor, negatives: Tensor, temp
         tensor([0.7486, 0.7486])
     """
     predicted, target, negatives = (F.normalize(rows, dim=-1) for rows in (predicted, target, negatives))
-    targets, first = gather_rows(target)
+    all_targets, first = gather_rows(target)  # this rank's targets begin at row `first`
     all_negatives, _ = gather_rows(negatives)
-    logits = linear(predicted, torch.cat([targets, all_negatives])) / temperature  # (n, all targets + all negatives)
-    return F.cross_entropy(logits, torch.arange(len(predicted), device=logits.device) + first, reduction="none")
+    logits = (
+        linear(predicted, torch.cat([all_targets, all_negatives])) / temperature
+    )  # (n, all targets + all negatives)
+    correct = torch.arange(len(predicted), device=logits.device) + first
+    return F.cross_entropy(logits, correct, reduction="none")
 
 
 def mask_patches(
     pairs: int, patches: int, ratio: float = 0.15, generator: torch.Generator | None = None, images: int = 2
 ) -> Tensor:
-    """Choose the patches that MVCL masks: in one image of each pair, which is random, each with probability `ratio`.
+    """Choose the patches that MVCL masks: in one random image of each pair, each patch with probability `ratio`.
 
     At least one patch per pair is masked (authors' code).
 
@@ -61,8 +64,9 @@ def mask_patches(
         (torch.Size([4, 18]), [1, 1, 1, 1])
     """
     masked = torch.rand(pairs, patches, generator=generator) < ratio
-    fallback = torch.randint(patches, (pairs, 1), generator=generator)
-    masked |= torch.zeros_like(masked).scatter_(1, fallback, True) & ~masked.any(1, keepdim=True)
+    random_patch = torch.randint(patches, (pairs, 1), generator=generator)
+    is_random_patch = torch.zeros_like(masked).scatter_(1, random_patch, True)
+    masked |= is_random_patch & ~masked.any(1, keepdim=True)
     if images == 1:
         return masked
     in_second = torch.rand(pairs, 1, generator=generator) < 0.5
@@ -109,4 +113,5 @@ def class_contrastive_loss(features: Tensor, classes: Tensor, margin: float = MA
     all_features, _ = gather_rows(features)  # with gradients to all processes; their n may differ
     all_classes, _ = gather_rows(classes)
     cosine = features @ all_features.T  # (n, M)
-    return torch.where(classes[:, None] == all_classes, 1 - cosine, (cosine - margin).clamp(min=0)).mean(1)
+    is_same_class = classes[:, None] == all_classes
+    return torch.where(is_same_class, 1 - cosine, (cosine - margin).clamp(min=0)).mean(1)

@@ -118,11 +118,11 @@ class PCLTrunk(nn.Module):
         return self._finish_embedding(self.word_embedding(tokens) * self.width**0.5 + embedding, TEXT)
 
     def check_max_length(self, max_length: int) -> None:
-        """Refuse a training with captions that are longer than the position table."""
+        """Raise a `DiffcapError` if captions of a training are longer than the position table."""
         if max_length > len(self.position_table):
             raise DiffcapError(
-                f"data.max_length is {max_length}, but model.captioner.init_args.positions is {len(self.position_table)}; raise the "
-                "positions, too, or lower max_length."
+                f"data.max_length is {max_length}, but model.captioner.init_args.positions is {len(self.position_table)}; raise "
+                "the positions, or lower max_length."
             )
 
     def _position_embedding(self, first: int, length: int) -> Tensor:
@@ -130,7 +130,7 @@ class PCLTrunk(nn.Module):
         return self.position_table[first : first + length]
 
     def check_positions(self, needed: int) -> None:
-        """Raise a ValueError if the position table is shorter."""
+        """Raise a `ValueError` if the position table is too short."""
         if needed > len(self.position_table):
             raise ValueError(
                 f"{needed} positions are needed, the table has {len(self.position_table)}: raise `positions`"
@@ -160,7 +160,7 @@ class PCLTrunk(nn.Module):
     def visual_of_one(self, image: Tensor, encode_cls: bool = False) -> Tensor:
         """Encode a single image (B, C, h, w), without a second one: (B, 2 + N, D), the second image's [CLS] last.
 
-        With `encode_cls`, this [CLS] passes through the single-image encoder, as if image 2 were padding (authors' code: it does not).
+        With `encode_cls`, this [CLS] passes through the single-image encoder, as if image 2 were padding (authors' code: False).
         """
         (first,) = self._singles([image])
         second = self.cls(len(image), SECOND_CLS)
@@ -197,7 +197,7 @@ class PCL(Captioner):
 
     Args:
         vocabulary_size, feature_channels, trunk: as `PCLTrunk`.
-        distractor_judging: also learn to classify whether anything changed (paper: on CLEVR-Change).
+        distractor_judging: also learn whether anything but the viewpoint changed (paper: on CLEVR-Change).
         distractor_weight: factor of that loss (authors' code: 1, on sums).
         objective: "masked" masks 15 % of the words and predicts those (authors' code); "all_positions" predicts every word
             from its own [MASK] in one pass, which is exactly what decoding computes (ours).
@@ -264,7 +264,7 @@ class PCL(Captioner):
     def step(
         self, tokens: Tensor, memory: list[KeyValue], cache: list[KeyValue] | None
     ) -> tuple[Tensor, list[KeyValue]]:
-        """Append [MASK] to the words so far and score what it hides; the cache keeps the word, not the [MASK]."""
+        """Append [MASK] to the words so far and predict the word in its place; the cache keeps the words only."""
         past_key_values = [[visual] for visual in memory]
         position = 0
         if cache is not None:
@@ -324,7 +324,8 @@ class PCL(Captioner):
         """See `Captioner.nothing_changed`: the output of distractor judging."""
         if self.distractor_head is None:
             return None
-        return self.distractor_head(self.encode_pair(before, after).image_cls.flatten(1)).softmax(-1)[:, 0]
+        image_cls = self.encode_pair(before, after).image_cls
+        return self.distractor_head(image_cls.flatten(1)).softmax(-1)[:, 0]
 
     def attention(self, before: Tensor, after: Tensor, tokens: Tensor) -> AttentionMaps:
         """See `Captioner.attention`: attention of each word's [MASK] to the patches in the last cross-modal layer.
@@ -332,7 +333,7 @@ class PCL(Captioner):
         Mean over the heads, normalised over the patches of both images. The method does not align the images.
         """
         memory = self.encode(before, after)
-        count = tokens.shape[1]
+        word_count = tokens.shape[1]
         x, attention_mask = self._append_mask_tokens(tokens, memory[0][0].shape[2])
         x = self.trunk.cross_encoder.norm(x)
         *layers, last = self.trunk.cross_encoder.layers
@@ -340,23 +341,22 @@ class PCL(Captioner):
             x, _ = layer(x, attention_mask, (visual,))
         query, key, _ = last.attention.project_qkv(last.attention_norm(x))  # type: ignore[union-attr, operator]
         key = torch.cat([memory[-1][0], key], 2)
-        attention = last.attention.mean_weights(query[:, :, count:], key, attention_mask[count:])  # type: ignore[union-attr, operator]
+        attention = last.attention.mean_weights(query[:, :, word_count:], key, attention_mask[word_count:])  # type: ignore[union-attr, operator]
         grid = (before.shape[2], before.shape[3])
-        patches = grid[0] * grid[1]
-        return patch_attention(attention[..., 1 : 1 + patches], attention[..., 2 + patches : 2 + 2 * patches], grid)
+        length = 1 + grid[0] * grid[1]  # of one image: [CLS] and patches
+        return patch_attention(attention[..., 1:length], attention[..., length + 1 : 2 * length], grid)
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
-        """The sum of all losses over the global batch, without averaging (authors' code); the others are means per word and pair.
+        """Return "loss", the sum over the global batch (authors' code), and each loss's mean over words or pairs, for the log.
 
         Needs `before`, `after` (B, C, h, w); `before` may have B / 2 rows: row i serves pairs i and i + B / 2. `tokens` (B, T), or
         `mlm_tokens` and `mlm_labels` for the objective "masked"; with distractor judging `is_change` (B,), 1 if something changed.
         """
         losses = self.validation_losses(batch)
         weights = {"word_loss": 1.0, "distractor_loss": self.distractor_weight}
-        return {
-            "loss": torch.stack([weights[name] * ddp_scaled_sum(values) for name, values in losses.items()]).sum(),
-            **{name: global_mean(values.detach()) for name, values in losses.items()},
-        }
+        weighted = [weights[name] * ddp_scaled_sum(values) for name, values in losses.items()]
+        means = {name: global_mean(values.detach()) for name, values in losses.items()}
+        return {"loss": torch.stack(weighted).sum(), **means}
 
     def validation_losses(self, batch: Batch) -> dict[str, Tensor]:
         """See `Captioner.validation_losses`: `word_loss` per word, and with distractor judging `distractor_loss` per pair."""

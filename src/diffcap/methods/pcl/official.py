@@ -1,8 +1,7 @@
 """Rename the parameters of official IDC-PCL checkpoints.
 
-The official file is a state dict. The parameters named `pooler` depend on the stage: in a fine-tuning checkpoint they are the
-distractor head; in a pre-training checkpoint they are the image-text matching head, which is dropped, because no released
-configuration uses it.
+The official file is a state dict. In a fine-tuning checkpoint, `pooler` is the distractor head. In a pre-training checkpoint, it is
+the image-text matching head, which is dropped, because no released configuration uses it.
 """
 
 from collections.abc import Mapping
@@ -67,24 +66,24 @@ def from_official(state: Mapping[str, Tensor], stage: str, fine_grained: bool = 
 
 
 def official_sizes(state: State, options: Mapping[str, Any], tables: State) -> Sizes:
-    """Hyperparameters of IDC-PCL, for both stages."""
-    front = state["img_project.0.weight"]
-    grid = options["grid"] or (7, 7)
+    """Return the hyperparameters of IDC-PCL, for both stages."""
+    projection = state["img_project.0.weight"]
+    grid = options["grid"] or (7, 7)  # ResNet-101 layer4 at 224 x 224
     max_length = options["max_length"] or 40
     layers = {
         f"{ours}_layers": count_layers(state, rf"{theirs}\.layers\.(\d+)\.") for theirs, ours in _ENCODERS.items()
     }
     model = {
         "vocabulary_size": len(state["word_embedding.weight"]),
-        "feature_channels": front.shape[1],
-        "width": len(front),
+        "feature_channels": projection.shape[1],
+        "width": len(projection),
         "heads": options["heads"],
         "ffn": len(state["encoder.layers.0.feed_forward.w_1.weight"]),
         **layers,
     }
     if not _is_pretraining(state):
         model["distractor_judging"] = "pooler.0.weight" in state
-    return Sizes(model, max_length, resnet_features("layer4", (front.shape[1], *grid)))
+    return Sizes(model, max_length, resnet_features("layer4", (projection.shape[1], *grid)))
 
 
 def _is_pretraining(state: State) -> bool:

@@ -1,4 +1,4 @@
-"""The pre-training stage of IDC-PCL: masked words, masked patches, hard negatives, image classes; one task per step."""
+"""The pre-training stage of IDC-PCL. Each step trains one task: masked words, masked patches, hard negatives or image classes."""
 
 from typing import Any
 
@@ -10,11 +10,14 @@ from diffcap.lit.schedules import Schedule
 from diffcap.lit.training import TrainingModule, init_from
 from diffcap.methods.pcl.pretraining_model import PCLPretraining
 
-FGVC_HEADS = ("classifier", "matcher")  # exist only in stages with NABirds; both kinds of stage may follow each other
+FGVC_HEADS = (
+    "classifier",
+    "matcher",
+)  # a stage without NABirds has none; it may follow or precede a stage with NABirds
 
 
 class Pretraining(TrainingModule):
-    """Trains `PCLPretraining` on the task of each batch; the result is the checkpoint of the last step.
+    """Train `PCLPretraining` on the task of each batch. Fine-tuning starts from the checkpoint of the last step.
 
     Args:
         captioner: the trunk with its pre-training heads.
@@ -54,13 +57,12 @@ class Pretraining(TrainingModule):
             init_from(self.captioner, self.init_from, words, FGVC_HEADS, FGVC_HEADS, self.init_without)
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
-        """The loss of one task. Parameters that it does not use get a zero gradient, because DDP waits for every gradient."""
+        """Return the loss of one task. DDP needs a gradient for each parameter, so unused parameters get a zero gradient."""
         task = batch["task"]
         losses = self.captioner.loss(task.removeprefix("single_"), batch)
         loss = losses.pop("loss")
-        self.log_losses(
-            {task: loss, **{f"{task}_{name}": value for name, value in losses.items()}}, len(batch["before"])
-        )
+        parts = {f"{task}_{name}": value for name, value in losses.items()}
+        self.log_losses({task: loss, **parts}, len(batch["before"]))
         return loss + 0.0 * sum(parameter.sum() for parameter in self.captioner.parameters())
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:

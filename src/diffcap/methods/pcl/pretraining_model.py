@@ -20,7 +20,7 @@ from diffcap.utils.linear import linear
 
 
 class RegressionHead(nn.Module):
-    """From D back to feature channels for MVCL: a linear layer, then the transposed weights of the image projection."""
+    """Predict feature channels from hidden states for MVCL: linear layer, GELU, norm, transposed image projection."""
 
     def __init__(self, width: int, feature_channels: int) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class RegressionHead(nn.Module):
 
 
 class PCLPretraining(nn.Module):
-    """The pre-training tasks of IDC-PCL with one trunk; each batch holds the entries that its task needs.
+    """The pre-training tasks of IDC-PCL with one trunk. Each batch contains the entries that its task needs.
 
     A batch without "after" consists of single images with captions (CUB): the second image has no patches, only its [CLS].
 
@@ -42,11 +42,11 @@ class PCLPretraining(nn.Module):
         pad_mask: mask padding in attention (authors' code: False).
         mvcl_negatives: "predictions" at unmasked positions (authors' code) or the original "features" there (paper).
         temperature: tau of MVCL and FDA (paper and code: 1).
-        single_image: "absent": the second [CLS] of a single image is appended before the pair encoder (authors' code).
-            "masked": the second image is padding, masked from attention in all encoders (paper). Masked patches change no other
-            token, so they are not computed; its [CLS] passes through the single-image encoder alone.
-        classes: of the images of the task "fgvc" (NABirds: 555); 0: no heads for that task.
-        fgvc_losses: which losses of `fgvc` that task sums; None: all three (paper).
+        single_image: what stands for the missing second image. "absent": its [CLS], appended before the pair encoder (authors'
+            code). "masked": padding that no token attends to (paper). Its patches change nothing and are not computed; its [CLS]
+            passes through the single-image encoder alone.
+        classes: number of image classes of the task "fgvc" (NABirds: 555); 0: no heads for that task.
+        fgvc_losses: names of the losses that the task "fgvc" sums; None: all three (paper).
 
     Example:
         >>> import torch
@@ -88,7 +88,7 @@ class PCLPretraining(nn.Module):
         self.fgvc_losses = fgvc_losses
 
     def loss(self, task: str, batch: Batch) -> dict[str, Tensor]:
-        """The global batch's loss of one task, "mlm", "mvcl", "fda" or "fgvc"; for "fgvc" also the summands, for the log."""
+        """Return the global batch's loss of a task, "mlm", "mvcl", "fda" or "fgvc". For "fgvc", also return its parts for the log."""
         if task != "fgvc":
             losses = {"mlm": self.mlm, "mvcl": self.mvcl, "fda": self.fda}[task](batch)
             return {"loss": global_mean(losses)}
@@ -106,8 +106,9 @@ class PCLPretraining(nn.Module):
         """Word logits at the masked positions, row by row: (n, V)."""
         visual = self._visual(_maps(batch))
         positions, is_masked = padded_nonzero(batch["mlm_labels"] != IGNORED)
-        text = visual.shape[1] + 1 + positions
-        return self.trunk.output_layer(self.trunk.joint(visual, batch["mlm_tokens"], self.pad_mask, text)[is_masked])
+        text_positions = visual.shape[1] + 1 + positions  # after the visual tokens and the text's [CLS]
+        hidden = self.trunk.joint(visual, batch["mlm_tokens"], self.pad_mask, text_positions)
+        return self.trunk.output_layer(hidden[is_masked])
 
     def mlm(self, batch: Batch) -> Tensor:
         """Masked language modelling: (n,) losses, one per masked word. Needs `mlm_tokens` and `mlm_labels`, (B, T)."""
@@ -127,9 +128,9 @@ class PCLPretraining(nn.Module):
             for image, mask in zip(maps, is_masked.chunk(len(maps), dim=1))
         ]  # raw features are zeroed before the projection (authors' code)
         visual = self._visual(masked_maps)
-        patches = original.shape[1] // len(maps)
-        positions = torch.arange(original.shape[1], device=original.device)
-        positions = positions + 1 + positions // patches  # both images' patches, without their [CLS]
+        patches_per_image = original.shape[1] // len(maps)
+        patches = torch.arange(original.shape[1], device=original.device)
+        positions = patches + 1 + patches // patches_per_image  # each image's patches follow its [CLS]
         hidden = self.trunk.joint(visual, batch["tokens"], self.pad_mask, positions)
         regressed = self.regress(hidden, self.trunk.image_projection.weight)  # (B, 2 N, C)
         negatives = regressed[~is_masked] if self.mvcl_negatives == "predictions" else original[~is_masked]
@@ -138,14 +139,14 @@ class PCLPretraining(nn.Module):
     def fda_similarity(self, batch: Batch) -> Tensor:
         """Cosine of each pair with its caption and its negatives: (B, 1 + K)."""
         captions = batch["fda_captions"]  # (B, 1 + K, T)
-        pairs, candidates, length = captions.shape
+        pair_count, candidate_count, length = captions.shape
         visual = self._visual(_maps(batch))
-        tokens = visual.shape[1]
-        second_cls = tokens // 2 if "after" in batch else tokens - 1
-        positions = torch.tensor([0, second_cls, tokens], device=visual.device)
+        text_cls = visual.shape[1]
+        second_cls = text_cls // 2 if "after" in batch else text_cls - 1
+        positions = torch.tensor([0, second_cls, text_cls], device=visual.device)
         hidden = self.trunk.joint(visual, captions.reshape(-1, length), self.pad_mask, positions)
         images = (hidden[:, 0] + hidden[:, 1]) / 2
-        return torch.cosine_similarity(images, hidden[:, 2], dim=-1).view(pairs, candidates)
+        return torch.cosine_similarity(images, hidden[:, 2], dim=-1).view(pair_count, candidate_count)
 
     def fda(self, batch: Batch) -> Tensor:
         """Fine-grained difference aligning: (B,) losses. Needs `fda_captions` (B, 1 + K, T), the correct caption first."""
@@ -161,7 +162,8 @@ class PCLPretraining(nn.Module):
         singles, visual = self.trunk.encode_images(batch["before"], batch["after"])
         images = torch.cat([single[:, 0] for single in singles])  # (2 B, D)
         labels = torch.cat([batch["class_before"], batch["class_after"]])
-        pairs = torch.cat([visual[:, 0], visual[:, visual.shape[1] // 2]], -1)  # (B, 2 D)
+        second_cls = visual.shape[1] // 2
+        pairs = torch.cat([visual[:, 0], visual[:, second_cls]], -1)  # (B, 2 D)
         is_same = (batch["class_before"] == batch["class_after"]).long()
         return {
             "classification": F.cross_entropy(self.classifier(images), labels, reduction="none"),

@@ -21,9 +21,10 @@ LONGEST_SIDE = 768
 def zero_shot(
     source: str | Path, prompt: str | None = None, sentences: int = 1, max_length: int = MAX_LENGTH
 ) -> Checkpoint:
-    """The captioner of a base model, a folder or user/name@revision on the Hub; on CUDA its weights are bfloat16, elsewhere float32.
+    """Load the captioner of a base model, from a folder or `user/name@revision` on the Hub.
 
-    `sentences` is the number of sentences of an answer that are the caption, and `max_length` that of the tokens of an answer.
+    Its weights are bfloat16 on CUDA and float32 elsewhere. The caption is the first `sentences` sentences of an answer, which has
+    at most `max_length` tokens.
     """
     captioner = VLM(
         str(source),
@@ -60,8 +61,9 @@ def zero_shot(
 def export(
     checkpoint: str | Path, folder: Path, form: Literal["peft", "merged"], base: str | Path | None = None
 ) -> None:
-    """Write a fine-tuned model for transformers: "peft": LoRA's matrices for `PeftModel.from_pretrained`; "merged": a base model's folder,
-    which transformers and diffcap load like the original, with the prompt in README.md.
+    """Write a fine-tuned model for transformers. The form "peft" has LoRA's matrices for `PeftModel.from_pretrained`.
+
+    The form "merged" is a folder that transformers and diffcap load like the base model's, with the prompt in README.md.
     """
     loaded = load(checkpoint, base)
     captioner: Any = loaded.captioner
@@ -74,7 +76,7 @@ def export(
         )
     if captioner.difference is not None:
         raise DiffcapError(
-            f"{checkpoint}: has a difference module, which transformers does not know; omit --form for diffcap's own form."
+            f"{checkpoint}: has a difference module, which transformers does not have; omit --form for diffcap's own form."
         )
     if captioner.hyperparameters["four_bit"] and form == "merged":
         raise DiffcapError(
@@ -90,7 +92,7 @@ def export(
 
 
 def _merged_card(captioner: Any, metadata: dict[str, Any]) -> str:
-    """The README.md of a merged model, with the licence of its base model, which diffcap and the Hub read there."""
+    """Return the README.md of a merged model. diffcap and the Hub read the licence of its base model there."""
     from huggingface_hub import ModelCardData
 
     arguments = captioner.hyperparameters

@@ -39,8 +39,8 @@ PROMPT = (
 TILINGS = ("do_image_splitting", "crop_to_patches", "do_pan_and_scan")
 # Layers that stay in the base model's type with 4 bits: few weights, in which the rounding costs most.
 KEPT_IN_DTYPE = ["lm_head", r"model\.(visual|vision_model|vision_tower|connector|multi_modal_projector)"]
-MAX_PROMPT = 10_000  # characters of the prompt of a checkpoint
-PER_TOKEN = ("input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids")  # inputs of shape (B, L)
+MAX_PROMPT_CHARACTERS = 10_000  # of the prompt in a checkpoint
+TOKEN_INPUTS = ("input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids")  # inputs of shape (B, L)
 
 
 class VLM(Captioner):
@@ -61,7 +61,7 @@ class VLM(Captioner):
         checkpointing: compute activations a second time in the backward pass instead of storing them.
         image_kwargs: options of the image processor, such as {"do_image_splitting": true} or, for Qwen, with numbers of
             pixels, {"size": {"shortest_edge": 3136, "longest_edge": 200704}}.
-        difference: add `vlm_parts.Difference` behind the projector.
+        difference: add `vlm.parts.Difference` behind the projector.
         sentences: number of sentences of an answer that are the caption, if nothing is trained.
         base_sha256: hash of the base model, see `base_models.base_sha256`; another base is refused. None: any.
 
@@ -103,21 +103,21 @@ class VLM(Captioner):
                 "train: all needs dtype: float32 and no four_bit, because small updates of other types are lost; set "
                 "model.captioner.init_args.dtype=float32 (trainer.precision=bf16-mixed still computes in bfloat16)."
             )
-        found = base_models.find_base(base, revision)
-        sha256 = base_models.base_sha256(found.folder)
+        base_model = base_models.find_base(base, revision)
+        sha256 = base_models.base_sha256(base_model.folder)
         if base_sha256 not in (None, sha256):
             raise DiffcapError(
-                f"{found.name}: is not the base model that this captioner was trained on (its files differ); give the right one as "
+                f"{base_model.name}: is not the base model that this captioner was trained on (its files differ); give the right one as "
                 "--base FOLDER."
             )
-        self.hyperparameters |= {"base": found.name, "revision": found.revision, "base_sha256": sha256}
-        self.licence = found.licence
-        self.processor = load_processor(found.folder)
-        images = self.processor.image_processor
-        known = type(images).valid_kwargs.__annotations__
-        check_image_kwargs(image_kwargs or {}, known, counts_pixels=hasattr(images, "merge_size"))
-        self.net: Any = _load_model(found.folder, dtype, four_bit)
-        self.image_kwargs = {name: False for name in TILINGS if name in known} | (image_kwargs or {})
+        self.hyperparameters |= {"base": base_model.name, "revision": base_model.revision, "base_sha256": sha256}
+        self.licence = base_model.licence
+        self.processor = load_processor(base_model.folder)
+        image_processor = self.processor.image_processor
+        known_options = type(image_processor).valid_kwargs.__annotations__
+        check_image_kwargs(image_kwargs or {}, known_options, counts_pixels=hasattr(image_processor, "merge_size"))
+        self.net: Any = _load_model(base_model.folder, dtype, four_bit)
+        self.image_kwargs = {name: False for name in TILINGS if name in known_options} | (image_kwargs or {})
         if difference and any(self.image_kwargs.get(name) for name in TILINGS):
             raise DiffcapError(
                 "the difference module compares whole images; remove the option of image_kwargs that cuts tiles."
@@ -126,9 +126,9 @@ class VLM(Captioner):
         self.bos_id = self.template.bos_id
         self.eos_id = self.template.eos_id
         # Ids of the generation settings that also end an answer (Qwen: <|endoftext|>; Gemma: <eos>).
-        ids = self.net.generation_config.eos_token_id
-        ids = ids if isinstance(ids, list) else [ids]
-        self._more_eos_ids = [number for number in ids if number not in (None, self.eos_id)]
+        eos_ids = self.net.generation_config.eos_token_id
+        eos_ids = eos_ids if isinstance(eos_ids, list) else [eos_ids]
+        self._more_eos_ids = [eos_id for eos_id in eos_ids if eos_id not in (None, self.eos_id)]
         self.extra_eos_id = next(iter(self._more_eos_ids), None)
         self.vocabulary = HubVocabulary(
             self.processor.tokenizer, self.template, sentences if train == "nothing" else None
@@ -138,22 +138,22 @@ class VLM(Captioner):
         self.image_id: int = getattr(config, "image_token_id", None) or config.image_token_index
         self.net = choose_trained(self.net, train, lora_rank, lora_alpha, lora_dropout, lora_targets)
         for adapter in getattr(self.net, "peft_config", {}).values():  # for PEFT's own form
-            adapter.base_model_name_or_path = found.name
-            adapter.revision = found.revision
+            adapter.base_model_name_or_path = base_model.name
+            adapter.revision = base_model.revision
         self.difference = Difference(config.get_text_config().hidden_size) if difference else None
         if self.difference is not None:
             self.difference.install(self.core.model)
         if checkpointing:
             self.core.activation_checkpointing_enable({"use_reentrant": False})
-            # It has added hooks that require gradients of the inputs, with which a frozen image tower keeps its activations.
+            # Remove its hooks that require gradients of the inputs: a frozen image tower would keep its activations for them.
             self.core.disable_input_require_grads()
         self._frozen = frozen_names(self.net, "net.")
         self.register_state_dict_post_hook(_remove_base)
         self.register_load_state_dict_post_hook(_expect_no_base)
-        images = torch.zeros(1, 3, 64, 64, dtype=torch.uint8)
+        small_images = torch.zeros(1, 3, 64, 64, dtype=torch.uint8)
         fault = f"{self.image_kwargs} is not valid for this model"
-        with wrap_errors("model.captioner.init_args.image_kwargs", fault, "correct it"):  # on a pair of small images
-            self.inputs(images, images)
+        with wrap_errors("model.captioner.init_args.image_kwargs", fault, "correct it"):
+            self.inputs(small_images, small_images)
         self.train()  # transformers loads models in evaluation mode, in which layers are not checkpointed
 
     @classmethod
@@ -162,10 +162,12 @@ class VLM(Captioner):
         sha256 = arguments.get("base_sha256")
         if not isinstance(sha256, str) or not re.fullmatch("[0-9a-f]{64}", sha256):
             raise ValueError(f"its base_sha256 is {sha256!r:.80}, so the base model cannot be checked")
-        if len(arguments["prompt"]) > MAX_PROMPT:
-            raise ValueError(f"its prompt has {len(arguments['prompt']):,} characters, more than {MAX_PROMPT:,}")
-        parts = {"lora": r"lora_", "projector": PROJECTORS.pattern, "all": ""}
-        trained = parts.get(arguments["train"], r"(?!)")
+        if len(arguments["prompt"]) > MAX_PROMPT_CHARACTERS:
+            raise ValueError(
+                f"its prompt has {len(arguments['prompt']):,} characters, more than {MAX_PROMPT_CHARACTERS:,}"
+            )
+        patterns = {"lora": r"lora_", "projector": PROJECTORS.pattern, "all": ""}
+        trained = patterns.get(arguments["train"], r"(?!)")  # "nothing": matches no name
         frozen = [name for name in weights if not re.search(trained, name) and not name.startswith("difference.")]
         if frozen:
             raise ValueError(f"it has weights of the base model, which was not trained: {min(frozen):.80}")
@@ -180,13 +182,14 @@ class VLM(Captioner):
         return torch.isin(tokens, torch.tensor([self.eos_id, *self._more_eos_ids], device=tokens.device))
 
     def inputs(self, before: Any, after: Any) -> dict[str, Tensor]:
-        """The prompt of every pair with its pixels; shorter prompts of smaller images are padded on the left."""
-        before, after = _as_bytes(before), _as_bytes(after)
+        """Return the model's inputs: the prompt of every pair and its pixels. Shorter prompts are padded on the left."""
+        before = _as_bytes(before)
+        after = _as_bytes(after)
         if len(before) != len(after):  # scenes: each before image has two after images
             before = before.repeat(len(after) // len(before), 1, 1, 1)
         if self.difference is not None:
             self.difference.pairs = len(after)
-        found = self.processor(
+        inputs = self.processor(
             text=[self.template.prompt] * len(after),
             images=[[first, second] for first, second in zip(before, after)],
             return_tensors="pt",
@@ -197,18 +200,19 @@ class VLM(Captioner):
         )
         device = self.core.device
         dtype = self.core.dtype
-        return {name: value.to(device, dtype if value.is_floating_point() else None) for name, value in found.items()}
+        return {name: value.to(device, dtype if value.is_floating_point() else None) for name, value in inputs.items()}
 
     def _without_bos(self, inputs: dict[str, Tensor], words: Tensor | None = None) -> dict[str, Tensor]:
-        """The inputs without the prompt's last id, which is BOS; then the ids (B, T) of `words`."""
-        found = dict(inputs)
-        for name in PER_TOKEN:
+        """Return the inputs without the prompt's last id, which is BOS, and with the ids (B, T) of `words` appended."""
+        changed = dict(inputs)
+        for name in TOKEN_INPUTS:
             if name in inputs:
-                found[name] = inputs[name][:, :-1]
+                changed[name] = inputs[name][:, :-1]
                 if words is not None:
-                    fill = {"input_ids": words, "attention_mask": torch.ones_like(words)}
-                    found[name] = torch.cat([found[name], fill.get(name, torch.zeros_like(words))], 1)
-        return found
+                    word_inputs = {"input_ids": words, "attention_mask": torch.ones_like(words)}
+                    appended = word_inputs.get(name, torch.zeros_like(words))
+                    changed[name] = torch.cat([changed[name], appended], 1)
+        return changed
 
     def _forget_positions(self) -> None:
         """Delete the positions of the previous prompt, which Qwen keeps in the module."""
@@ -228,9 +232,12 @@ class VLM(Captioner):
         with without_checkpointing(self.core):
             self.core(**prompt, past_key_values=cache, use_cache=True, logits_to_keep=1)
         mask = prompt["attention_mask"]
+        first = mask.sum(1, keepdim=True)
         deltas = getattr(self.core.model, "rope_deltas", None)
-        # Qwen's positions count an image by its longer side. They are relative to the length without padding.
-        first = mask.sum(1, keepdim=True) + (0 if deltas is None else deltas.view(-1, 1))
+        if (
+            deltas is not None
+        ):  # Qwen counts an image by its longer side; the deltas are relative to the length without padding
+            first = first + deltas.view(-1, 1)
         self._forget_positions()
         return {
             "key_values": [layer.new for layer in cache.layers],
@@ -242,13 +249,13 @@ class VLM(Captioner):
     def _run_words(
         self, tokens: Tensor, memory: dict[str, Any], cache: list[KeyValues] | None, **options: Any
     ) -> tuple[Any, list[KeyValues]]:
-        """Run ids (B, T) after the prompt and the words in `cache`: the model's output, and the keys and values of all words."""
-        done = 0 if cache is None else cache[0][0].shape[-2]
+        """Run ids (B, T) after the prompt and the words in `cache`. Return the output, and the keys and values of all words."""
+        word_count = 0 if cache is None else cache[0][0].shape[-2]
         past = prompt_cache(memory["key_values"], cache)
-        positions = memory["first"] + done + torch.arange(tokens.shape[1], device=tokens.device)
+        positions = memory["first"] + word_count + torch.arange(tokens.shape[1], device=tokens.device)
         if hasattr(self.core.model, "rope_deltas"):  # Qwen: time, height and width
             positions = positions.expand(3, -1, -1)
-        mask = F.pad(memory["mask"], (0, done + tokens.shape[1]), value=1)
+        mask = F.pad(memory["mask"], (0, word_count + tokens.shape[1]), value=1)
         options |= {"position_ids": positions, "past_key_values": past, "use_cache": True}
         with without_checkpointing(self.core):
             output = self.core(input_ids=tokens, attention_mask=mask, **options)
@@ -301,18 +308,19 @@ class VLM(Captioner):
             core.set_attn_implementation("sdpa")
         layers = len(output.attentions)
         middle = output.attentions[layers // 4 : layers - layers // 4]
-        weights = torch.stack(middle).float().mean((0, 2))[..., : memory["images"].shape[1]]  # (B, T, L)
+        weights = torch.stack(middle).float().mean((0, 2))  # over layers and heads
+        weights = weights[..., : memory["images"].shape[1]]  # (B, T, L)
         is_image = memory["images"][:, None].expand_as(weights)
-        first, second = weights[is_image].view(*tokens.shape, 2, -1).unbind(2)  # (B, T, N) each
+        before_weights, after_weights = weights[is_image].view(*tokens.shape, 2, -1).unbind(2)  # (B, T, N) each
         processor = self.processor.image_processor
-        side = int(first.shape[-1] ** 0.5)
+        side = int(before_weights.shape[-1] ** 0.5)
         grid = (side, side)
         if hasattr(processor, "merge_size"):  # Qwen keeps the aspect ratio
             inputs = processor(images=[before[0]], return_tensors="pt", **self.image_kwargs)
             rows, columns = inputs["image_grid_thw"][0].tolist()[1:]
             grid = (rows // processor.merge_size, columns // processor.merge_size)
         count = grid[0] * grid[1]  # LLaVA-OneVision has a token for the end of each image
-        return patch_attention(first[..., :count], second[..., :count], grid)
+        return patch_attention(before_weights[..., :count], after_weights[..., :count], grid)
 
 
 def _as_bytes(images: Any) -> Any:
@@ -346,14 +354,17 @@ def _load_model(folder: Any, dtype: str, four_bit: bool) -> Any:
 
 
 def _check_loaded(folder: Any, model: nn.Module, loaded: dict[str, Any]) -> None:
-    """Check, by `from_pretrained`'s loading info, that every weight is from the files; transformers gives others random values."""
+    """Check that every weight is from the files, because transformers gives others random values.
+
+    `loaded` is the loading info of `from_pretrained`.
+    """
     missing = set(loaded["missing_keys"])
     named = dict(model.named_parameters(remove_duplicate=False))
     present = {id(value) for name, value in named.items() if name not in missing}
     # The second name of a tied weight need not be in the files.
     absent = sorted(name for name in missing if name not in named or id(named[name]) not in present)
-    other = sorted(str(entry[0] if isinstance(entry, tuple) else entry) for entry in loaded["mismatched_keys"])
-    for names, fault in ((absent, "are not in its files"), (other, "have another shape in its files")):
+    mismatched = sorted(str(entry[0] if isinstance(entry, tuple) else entry) for entry in loaded["mismatched_keys"])
+    for names, fault in ((absent, "are not in its files"), (mismatched, "have another shape in its files")):
         if names:
             raise DiffcapError(
                 f"{folder}: {len(names):,} of {len(named):,} weights {fault} (first: {names[0]}), so they would be random; download "
@@ -362,15 +373,16 @@ def _check_loaded(folder: Any, model: nn.Module, loaded: dict[str, Any]) -> None
 
 
 def _remove_base(module: Any, state: dict[str, Any], prefix: str, _: Any) -> None:
-    """Leave the base model's weights out of the state dict, and what is below one, such as the scales of a weight in 4 bits."""
+    """Remove the base model's weights from a state dict, and their own entries, such as the scales of a weight in 4 bits."""
     for name in list(state):
         parts = name.removeprefix(prefix).split(".")
-        if any(".".join(parts[:end]) in module._frozen for end in range(1, len(parts) + 1)):
+        prefixes = [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
+        if any(parent in module._frozen for parent in prefixes):
             del state[name]
 
 
 def _expect_no_base(module: Any, keys: Any) -> None:
-    """Do not miss the base model's weights in a state dict; its names may have a prefix."""
+    """Do not report the base model's weights as missing in a state dict, whose names may have a prefix."""
 
     def is_frozen(name: str) -> bool:
         parts = name.split(".")

@@ -28,8 +28,8 @@ PROJECTORS = re.compile(r"(^|\.)(merger|deepstack_merger_list|connector|multi_mo
 def prompt_cache(prompts: Sequence[KeyValues | None], words: list[KeyValues] | None = None) -> Any:
     """A key-value cache of transformers whose layers keep the prompt and the words apart.
 
-    Beam search reorders the words only; the prompt is the same for all beams of a pair. In `prompts`, a layer has None while the
-    prompt itself is computed. Each layer has the attribute `new`, keys and values of all that is not the prompt.
+    Beam search reorders the words only, because all beams of a pair have the same prompt. `prompts` has None for each layer while
+    the prompt itself is computed. The attribute `new` of a layer contains the keys and values of all tokens after its prompt.
     """
     from transformers.cache_utils import Cache, DynamicLayer
 
@@ -54,12 +54,14 @@ def prompt_cache(prompts: Sequence[KeyValues | None], words: list[KeyValues] | N
 def _joined(first: KeyValues | None, second: KeyValues) -> KeyValues:
     if first is None:
         return second
-    return torch.cat([first[0], second[0]], -2), torch.cat([first[1], second[1]], -2)
+    keys = torch.cat([first[0], second[0]], -2)
+    values = torch.cat([first[1], second[1]], -2)
+    return keys, values
 
 
 @contextmanager
 def without_checkpointing(model: nn.Module) -> Iterator[None]:
-    """Switch off activation checkpointing, with which layers in training mode return no keys and values."""
+    """Switch off activation checkpointing, because checkpointed layers return no keys and values in training mode."""
     parts: list[Any] = [part for part in model.modules() if getattr(part, "gradient_checkpointing", False)]
     for part in parts:
         part.gradient_checkpointing = False
@@ -71,17 +73,19 @@ def without_checkpointing(model: nn.Module) -> Iterator[None]:
 
 
 def choose_trained(model: Any, trained: Trained, rank: int, alpha: int, dropout: float, targets: LoraTargets) -> Any:
-    """Freeze what is not trained (see `VLM`) in a model of transformers; with LoRA, the result is PEFT's model around it."""
+    """Freeze the untrained parameters of a model of transformers, see `VLM`. With LoRA, return PEFT's model around it."""
     if trained == "all":
         return model
     model.requires_grad_(False)
     if trained == "projector":
         parts = model.named_modules()
-        inner = [name for name, part in parts if PROJECTORS.search(f"{name}.") and not isinstance(part, nn.ModuleList)]
-        outer = [name for name in inner if not any(name.startswith(f"{other}.") for other in inner)]
-        if not outer:
+        projectors = [
+            name for name, part in parts if PROJECTORS.search(f"{name}.") and not isinstance(part, nn.ModuleList)
+        ]
+        outermost = [name for name in projectors if not any(name.startswith(f"{parent}.") for parent in projectors)]
+        if not outermost:
             raise DiffcapError(f"{type(model).__name__}: no projector was found; use train: lora.")
-        for name in outer:
+        for name in outermost:
             _train_in_float32(model.get_submodule(name))
     if trained != "lora":
         return model
@@ -95,9 +99,9 @@ def choose_trained(model: Any, trained: Trained, rank: int, alpha: int, dropout:
 
 
 def check_image_kwargs(options: dict[str, Any], known: Iterable[str], counts_pixels: bool) -> None:
-    """Check the options of an image processor before an image is processed, because large ones need any amount of memory.
+    """Check the options of an image processor, whose memory large values would exhaust.
 
-    `counts_pixels`: whether "shortest_edge" and "longest_edge" are numbers of pixels (Qwen), as opposed to lengths.
+    `counts_pixels`: whether "shortest_edge" and "longest_edge" are numbers of pixels (Qwen) instead of lengths.
     """
     for name, value in options.items():
         if name not in known:
@@ -106,9 +110,12 @@ def check_image_kwargs(options: dict[str, Any], known: Iterable[str], counts_pix
                 f"{', '.join(sorted(known))}."
             )
         for key, number in _numbers(name, value):
-            last = key.rpartition(".")[2]
-            is_count = counts_pixels and ("pixels" in last or last in ("shortest_edge", "longest_edge"))
-            limit = MAX_PIXELS if is_count else MAX_TILES if "patches" in last or "crops" in last else MAX_SIZE
+            last_key = key.rpartition(".")[2]
+            limit = MAX_SIZE
+            if counts_pixels and ("pixels" in last_key or last_key in ("shortest_edge", "longest_edge")):
+                limit = MAX_PIXELS
+            elif "patches" in last_key or "crops" in last_key:
+                limit = MAX_TILES
             if not -limit <= number <= limit:
                 raise DiffcapError(
                     f"model.captioner.init_args.image_kwargs: {key} is {number}, and its limit is {limit:,}; give a smaller number."
@@ -116,7 +123,7 @@ def check_image_kwargs(options: dict[str, Any], known: Iterable[str], counts_pix
 
 
 def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
-    """The numbers in an option, with their names, such as "size.longest_edge"."""
+    """Yield the numbers in an option with their names, such as "size.longest_edge"."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from _numbers(f"{name}.{key}", inner)
@@ -143,7 +150,7 @@ def _train_in_float32(part: nn.Module) -> None:
 
 
 def frozen_names(model: nn.Module, prefix: str) -> set[str]:
-    """Names of all frozen parameters, also of those with two names, and of all buffers: the state that the base model has."""
+    """Return all names of frozen parameters and of buffers, whose values are those of the base model."""
     parameters = model.named_parameters(remove_duplicate=False)
     names = [name for name, parameter in parameters if not parameter.requires_grad]
     names += [name for name, _ in model.named_buffers(remove_duplicate=False)]
@@ -151,12 +158,12 @@ def frozen_names(model: nn.Module, prefix: str) -> set[str]:
 
 
 class Difference(nn.Module):
-    """Adds to the tokens of the after image what differs at the same position of the before image:
+    """Add to each token of the after image its difference from the before image's token at the same position:
 
         after' = after + W2 GELU(W1 [after; after - before]),  W2 = 0 at first
 
-    so that training begins at the base model's own function, as with LoRA. One scale; ours, after CCExpert (arXiv 2411.11360) and M3Diff
-    (arXiv 2503.11093), which it does not reproduce. `width` is that of the tokens behind the projector.
+    Training begins with the function of the base model, as with LoRA. The module is ours. It has one scale and does not reproduce
+    its models, CCExpert (arXiv 2411.11360) and M3Diff (arXiv 2503.11093). `width` is that of the projector's output.
     """
 
     def __init__(self, width: int) -> None:
@@ -167,8 +174,9 @@ class Difference(nn.Module):
 
     def forward(self, before: Tensor, after: Tensor) -> Tensor:
         """Tokens (N, D) of both images to those of the after image."""
-        own = next(self.parameters()).dtype
-        return after + self.mix(torch.cat([after, after - before], -1).to(own)).to(after.dtype)
+        dtype = next(self.parameters()).dtype
+        both = torch.cat([after, after - before], -1)
+        return after + self.mix(both.to(dtype)).to(after.dtype)
 
     def install(self, model: Any) -> None:
         """Apply the module to the output of a model's `get_image_features`, in which before and after images alternate."""
@@ -176,19 +184,19 @@ class Difference(nn.Module):
 
         def with_difference(*args: Any, **kwargs: Any) -> Any:
             output = image_features(*args, **kwargs)
-            # (N, D) each: of an image, or (SmolVLM, Idefics3) of both images of a pair
-            found = list(output.pooler_output)
+            # (N, D) each: the tokens of an image, or (SmolVLM, Idefics3) of both images of a pair
+            groups = list(output.pooler_output)
             changed = []
-            if len(found) == self.pairs:
-                for both in found:
+            if len(groups) == self.pairs:
+                for both in groups:
                     before, after = both.chunk(2)
                     changed.append(torch.cat([before, self(before, after)]))
-            elif len(found) == 2 * self.pairs:
-                for before, after in zip(found[::2], found[1::2]):
+            elif len(groups) == 2 * self.pairs:
+                for before, after in zip(groups[::2], groups[1::2]):
                     changed += [before, self(before, after)]
             else:
                 raise DiffcapError(
-                    f"the difference module needs one group of tokens per image, but {self.pairs} pairs have {len(found)}; set "
+                    f"the difference module needs one group of tokens per image, but {self.pairs} pairs have {len(groups)}; set "
                     "model.captioner.init_args.difference=false."
                 )
             output.pooler_output = torch.stack(changed) if isinstance(output.pooler_output, Tensor) else tuple(changed)
