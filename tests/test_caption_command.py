@@ -110,9 +110,7 @@ def test_missing_images_are_found_before_the_hub_is_asked(here: Path, monkeypatc
     assert message.startswith(
         "error: user/name: 127.0.0.1 cannot be reached (Connection refused), and the model is not"
     )
-    assert "\n" not in message and message.endswith(
-        "or `tiles`, which ship with diffcap and describe rendered images only."
-    )
+    assert "\n" not in message and message.endswith("or `tiles` of this package, which describe rendered images only.")
 
 
 def test_pairs_that_cannot_be_drawn_are_captioned(

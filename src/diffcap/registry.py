@@ -1,4 +1,4 @@
-"""The registry of methods: one `Method` each, from which all other code gets what it needs to know of a method.
+"""The registry of methods, with one `Method` each. All other code reads the properties of a method there.
 
 A method is described by its settings file, `configs/method/<name>.yaml`:
 
@@ -33,9 +33,9 @@ from diffcap.utils.errors import DiffcapError
 from diffcap.utils.settings import CONFIGS, Settings, read_settings
 
 T = TypeVar("T")
-GROUP = "diffcap.methods"  # of entry points
+ENTRY_POINT_GROUP = "diffcap.methods"
 BOTH = "both"  # key of settings for all training stages
-GROUPS = ("datasets", "base_models", "ablations", "trainers")  # whose keys are names
+GROUPS = ("datasets", "base_models", "ablations", "trainers")  # sections of a settings file with one entry per name
 
 
 class Part(NamedTuple):
@@ -54,9 +54,9 @@ class Pretraining:
     data: str  # import path of the LightningDataModule
     checkpoint: str = "last.ckpt"  # file of the stage that fine-tuning starts from
     needs_negatives: bool = False  # whether it reads negatives.jsonl
-    # The datasets that EXTRA can add, and what their images have: "captions" or "classes"
+    # The datasets that EXTRA can add, and the annotations of their images: "captions" or "classes"
     extra: Mapping[str, str] = field(default_factory=dict)
-    # Import path of the function for EVAL=retrieval, if it learns to retrieve pairs by captions and captions by pairs
+    # Import path of the function for EVAL=retrieval; None if the stage does not learn retrieval
     retrieval: str | None = None
     formerly: str | None = None  # earlier import path of `captioner`, see `Method.formerly`
 
@@ -68,7 +68,7 @@ class Ablation:
     title: str  # name of the row in the table
     pretrains: bool = False  # whether the row has the method's pre-training stage
     pretraining_of: str | None = None  # row whose pre-training it starts from, because they differ in fine-tuning only
-    removes: str | None = None  # argument of the captioner that it switches off; a dataset without it has no such row
+    removes: str | None = None  # argument of the captioner that it switches off, on datasets that have the argument
     extra: str = ""  # value of EXTRA, for a row that pre-trains on more datasets
 
 
@@ -82,8 +82,8 @@ class Method:
     captioner: str  # import path of the `Captioner`
     backbone: str  # default settings of the features, a file of configs/backbone
     reads_pixels: bool = False  # whether the captioner reads images instead of features
-    # As `backbone`, for a method with two forms: if its setting `model.captioner.init_args.backbone` names a network, the captioner
-    # has this network as a part and reads images, else it reads features.
+    # For a method with two forms: settings of the features, like `backbone`, for the form that reads images. It is used if the
+    # setting `model.captioner.init_args.backbone` names a network, which is then a part of the captioner.
     pixels_backbone: str | None = None
     # Module with the functions `zero_shot` and `export`, if the method trains a vision-language model, which VLM= names
     base_model: str | None = None
@@ -98,7 +98,7 @@ class Method:
 
     @property
     def ablation_names(self) -> list[str]:
-        """Names for ABLATION=; the rows with EXTRA have no settings."""
+        """Names for ABLATION=, without the rows with EXTRA, which have no settings."""
         entries = self.content.get("ablations", {}).items()
         return sorted(name for name, entry in entries if {BOTH, *STAGES} & set(entry))
 
@@ -111,25 +111,25 @@ class Method:
         return self._parts(self.content.get("offline", {}), stage, "offline")
 
     def named(self, group: str, name: str, stage: str) -> list[Part]:
-        """The settings of a stage in each entry of a group (see `GROUPS`) whose key has the name, in the order of the file."""
+        """Return the settings of a stage in each entry of a group (see `GROUPS`) with this name, in the order of the file."""
         entries = self.content.get(group, {}).items()
-        found: list[Part] = []
+        parts: list[Part] = []
         for key, entry in entries:
             if name in split_names(key):
-                found += self._parts(entry, stage, f"{group}.{name}")
-        return found
+                parts += self._parts(entry, stage, f"{group}.{name}")
+        return parts
 
     def _parts(self, entry: Mapping[str, Any], stage: str, where: str) -> list[Part]:
         return [Part(f"{self.file}: {where}", entry[key]) for key in (BOTH, stage) if key in entry]
 
 
 def split_names(key: str) -> list[str]:
-    """The names in the key of an entry, "levir_cc, levir_mci"."""
+    """Split the key of an entry, such as "levir_cc, levir_mci", into names."""
     return [name.strip() for name in str(key).split(",")]
 
 
 def read_method(file: Path) -> Method:
-    """The method that a settings file describes; its name is that of the file."""
+    """Read a settings file as a method, which has the name of the file."""
     content = read_settings(file)
     _check_keys(file, "", content, ("about", *STAGES, "offline", *GROUPS))
     for where, entry in _entries(content):
@@ -150,7 +150,7 @@ def read_method(file: Path) -> Method:
 
 
 def _entries(content: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
-    """The entries with settings of stages, and their place in the file."""
+    """Yield the entries with settings of stages, each with its place in the file."""
     yield "offline", content.get("offline", {})
     for group in GROUPS:
         for name, entry in (content.get(group) or {}).items():
@@ -180,11 +180,11 @@ def _known(file: Path, where: str, entry: Any, kind: type) -> dict[str, Any]:
 
 @cache
 def methods() -> Mapping[str, Method]:
-    """All methods by name: diffcap's own, then those of other packages."""
+    """Return all methods by name, first diffcap's, then those of other packages."""
     built_in = sorted(map(read_method, (CONFIGS / "method").glob("*.yaml")), key=lambda method: method.order)
     found = {method.name: method for method in built_in}
-    for point in entry_points(group=GROUP):  # "package:file.yaml"; the package is not imported
-        where = f"entry point {GROUP}: {point.name} = {point.value}"
+    for point in entry_points(group=ENTRY_POINT_GROUP):  # "package:file.yaml"; the package is not imported
+        where = f"entry point {ENTRY_POINT_GROUP}: {point.name} = {point.value}"
         file = package_folder(point.module, where) / point.attr
         if file.suffix != ".yaml" or not file.is_file():
             raise DiffcapError(
@@ -196,7 +196,7 @@ def methods() -> Mapping[str, Method]:
 
 
 def package_folder(package: str, where: str) -> Path:
-    """The folder of a package, which is not imported; `where` names the place of the package's name, for messages."""
+    """Return the folder of a package without importing it. `where` is the place of the package's name, for messages."""
     try:
         spec = find_spec(package)
     except ModuleNotFoundError:  # its parent package is missing
@@ -207,14 +207,14 @@ def package_folder(package: str, where: str) -> Path:
 
 
 def get_method(name: str, option: str = "METHOD") -> Method:
-    """The method of a name, which `option` gave."""
+    """Return the method with this name, which is the value of `option`."""
     if name not in methods():
         raise DiffcapError(f"{option}={name} is unknown; known methods: {', '.join(methods())}.")
     return methods()[name]
 
 
 def method_of(captioner: type) -> str:
-    """The name of the method that a captioner's class belongs to."""
+    """Return the name of the method that has this class as its captioner."""
     path = f"{captioner.__module__}:{captioner.__qualname__}"
     package = path.partition(".")[0]
     named = [name for name, method in methods().items() if method.captioner == path]
@@ -225,14 +225,14 @@ def method_of(captioner: type) -> str:
             return name
     raise DiffcapError(
         f"{path} is the captioner of no registered method, so its checkpoints could not be loaded; name it in a settings file, "
-        f"and that file as the entry point {GROUP} of its package (see docs/adding.md)."
+        f"and that file as the entry point {ENTRY_POINT_GROUP} of its package (see docs/adding.md)."
     )
 
 
 def moved_classes() -> Mapping[str, str]:
-    """class_path of a captioner -> class_path in the config.yaml of an earlier version's run, for those that differ."""
-    entries = [entry for method in methods().values() for entry in (method, method.pretraining) if entry]
-    return {e.captioner.replace(":", "."): e.formerly.replace(":", ".") for e in entries if e.formerly}
+    """Map the class_path of a captioner to its class_path in the config.yaml of an earlier version, if that differs."""
+    owners = [owner for method in methods().values() for owner in (method, method.pretraining) if owner]
+    return {owner.captioner.replace(":", "."): owner.formerly.replace(":", ".") for owner in owners if owner.formerly}
 
 
 def import_object(path: str) -> Any:
@@ -247,12 +247,12 @@ def import_object(path: str) -> Any:
 
 
 def base_model_function(name: str) -> Any:
-    """A function of the module `Method.base_model` of the method that has one."""
+    """Return a function of the module `Method.base_model`, which one method has."""
     return import_object(next(f"{method.base_model}:{name}" for method in methods().values() if method.base_model))
 
 
 def load_plugins(group: str, kind: type[T], known: dict[str, T]) -> dict[str, T]:
-    """Add the entries of a class `kind` with a `name` that other packages register in a group of entry points."""
+    """Add the objects of class `kind` that other packages register in a group of entry points to `known`, by their `name`."""
     found = dict(known)
     for point in entry_points(group=group):
         where = f"entry point {group}: {point.name} = {point.value}"

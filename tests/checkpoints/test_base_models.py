@@ -163,7 +163,7 @@ def test_incomplete_cache_without_network(hub: Hub, monkeypatch: pytest.MonkeyPa
     ):
         find_base(NAME)
     check_connection([NAME, None])  # looks for config.json only
-    with pytest.raises(DiffcapError, match=r"^user/other: .*, or `blocks` or `tiles`, which ship with diffcap and"):
+    with pytest.raises(DiffcapError, match=r"^user/other: .*, or `blocks` or `tiles` of this package, which describe"):
         check_connection([NAME, "user/other@main"], shipped=True)
 
 

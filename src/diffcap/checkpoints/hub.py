@@ -169,10 +169,8 @@ def without_folders(state: dict[str, Any]) -> dict[str, Any]:
     arguments = metadata.get("hyperparameters") or {}
     if "base" not in arguments or arguments.get("revision"):
         return state
-    return {
-        **state,
-        "diffcap": {**metadata, "hyperparameters": {**arguments, "base": Path(arguments["base"]).name}},
-    }
+    hyperparameters = {**arguments, "base": Path(arguments["base"]).name}
+    return {**state, "diffcap": {**metadata, "hyperparameters": hyperparameters}}
 
 
 def model_card(

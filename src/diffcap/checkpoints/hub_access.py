@@ -48,9 +48,7 @@ def check_connection(sources: Sequence[str | None], shipped: bool = False) -> No
         from huggingface_hub import try_to_load_from_cache
 
         if not isinstance(try_to_load_from_cache(name, "config.json", revision=revision or None), str):
-            hint = (
-                ", or `blocks` or `tiles`, which ship with diffcap and describe rendered images only" if shipped else ""
-            )
+            hint = ", or `blocks` or `tiles` of this package, which describe rendered images only" if shipped else ""
             raise DiffcapError(f"{_offline_message(name, reason)}{hint}.")
 
 

@@ -26,9 +26,9 @@ from diffcap.utils.unpickling import load_tensors, state_of_module
 
 State = Mapping[str, Tensor]
 Stage = Literal["pretrain", "finetune"]
-Rule = tuple[str, str | None]
+Rule = tuple[str, str | None]  # a pattern of an official name and the new name, see `rename`
 MIN_LENGTH = 3  # tokens of a caption: start token, one word, end token
-# Tables that are computed, not learned, and numbers that some files contain besides the weights.
+# Names of tables that are computed, not learned, and of numbers that some files contain besides the weights.
 _COMPUTED = re.compile(
     r"(?:.*\.)?(?:pe|position_ids|attn_mask|num_batches_tracked|input_resolution|context_length|vocab_size)"
 )
@@ -47,7 +47,7 @@ SHARED: tuple[Rule, ...] = (
 
 
 class Sizes(NamedTuple):
-    """What the weights determine."""
+    """The hyperparameters of a checkpoint, most of them from the shapes of its weights."""
 
     model: dict[str, Any]  # constructor arguments of diffcap's model
     max_length: int  # maximal number of tokens of a caption
@@ -125,14 +125,14 @@ def read_official(path: str | Path, method: str) -> dict[str, Tensor]:
             for name, value in part.items()
         }
     state = {str(name).removeprefix("module."): value for name, value in content.items()}  # prefix of DataParallel
-    other = next((name for name, value in state.items() if not isinstance(value, Tensor)), None)
-    if other is not None or not state:
-        fault = f"{other!r:.80} is not a tensor" if state else "it is empty"
+    no_tensor = next((name for name, value in state.items() if not isinstance(value, Tensor)), None)
+    if no_tensor is not None or not state:
+        fault = f"{no_tensor!r:.80} is not a tensor" if state else "it is empty"
         raise DiffcapError(f"{path}: not a checkpoint of {method} ({fault}); give the authors' checkpoint.")
     state = {name: value.float() if value.is_floating_point() else value for name, value in state.items()}
-    if bad := next((name for name, value in state.items() if not is_finite(value)), None):
+    if infinite := next((name for name, value in state.items() if not is_finite(value)), None):
         raise DiffcapError(
-            f"{path}: its weight {bad!r:.80} contains nan or inf; download the file again, or give another checkpoint."
+            f"{path}: its weight {infinite!r:.80} contains nan or inf; download the file again, or give another checkpoint."
         )
     return state
 
@@ -141,13 +141,13 @@ def read_word_ids(path: str | Path, layout: LayoutName) -> tuple[list[str], list
     """Read a vocabulary file, a JSON object from word to id.
 
     Returns:
-        The words without special tokens, and the file's id of each token of the layout's vocabulary, in this one's order.
+        The words without special tokens, and the file's id of each token of `Vocabulary(words, layout)`, in its order.
     """
     ids = read_json(path, "vocabulary", "give the authors' file that maps words to ids")
     if isinstance(ids, dict) and isinstance(ids.get("word_to_idx"), dict):
         ids = ids["word_to_idx"]
-    good = isinstance(ids, dict) and all(type(number) is int for number in ids.values())
-    if not good or sorted(ids.values()) != list(range(len(ids))):
+    has_ids = isinstance(ids, dict) and all(type(number) is int for number in ids.values())
+    if not has_ids or sorted(ids.values()) != list(range(len(ids))):
         raise DiffcapError(f"{path}: not a vocabulary; give a JSON object from each word to its id (0, 1, 2, ...).")
     specials = (*LAYOUTS[layout].specials, *LAYOUTS[layout].last_specials)
     missing = [word for word in specials if word not in ids]
@@ -217,7 +217,7 @@ def import_official(
 def _vocabulary(
     path: str | Path, method: str, importer: Importer, vocabulary: str | Path | None
 ) -> tuple[list[str], list[int] | None]:
-    """The words, and the order of `read_word_ids`; None for CLIP's tokens."""
+    """Return the words and ids of `read_word_ids`; no words and None for CLIP's tokens."""
     if importer.vocabulary_file is None:
         if vocabulary is not None:
             raise DiffcapError(f"--vocabulary: {get_method(method).title} uses CLIP's tokens; omit the option.")
@@ -247,17 +247,17 @@ def rename(state: Mapping[str, Tensor], rules: Sequence[Rule], system: str) -> d
         system: name of the method, for messages.
     """
     ours: dict[str, Tensor] = {}
-    joined: dict[str, dict[int, Tensor]] = {}
+    split: dict[str, dict[int, Tensor]] = {}  # query, key and value (0, 1, 2) of each new name
     for official, value in state.items():
         module, _, last = official.rpartition(".")
         layer = module if last in ("weight", "bias") else ""
-        found = [(match, new) for pattern, new in rules if (match := re.fullmatch(pattern, layer))]
-        found += [(match, new) for pattern, new in rules if (match := re.fullmatch(pattern, official))]
-        if not found:
+        matches = [(match, new) for pattern, new in rules if (match := re.fullmatch(pattern, layer))]
+        matches += [(match, new) for pattern, new in rules if (match := re.fullmatch(pattern, official))]
+        if not matches:
             raise DiffcapError(
                 f"official {system} checkpoint: parameter {official!r} is unknown; check that the checkpoint belongs to this method."
             )
-        match, new = found[0]
+        match, new = matches[0]
         if new is None:
             continue
         is_full_name = match.group(0) == official
@@ -265,10 +265,10 @@ def rename(state: Mapping[str, Tensor], rules: Sequence[Rule], system: str) -> d
         name = prefix if is_full_name else f"{prefix}.{last}"
         value = value.flatten(1) if value.ndim == 4 and value.shape[2:] == (1, 1) else value
         if part:
-            joined.setdefault(name, {})["qkv".index(part[0])] = value
+            split.setdefault(name, {})["qkv".index(part[0])] = value
         else:
             ours[name] = value
-    for name, parts in joined.items():
+    for name, parts in split.items():
         if len(parts) != 3:
             raise DiffcapError(
                 f"official {system} checkpoint: a query, key or value of {name!r} is missing; download the file again."
@@ -278,11 +278,11 @@ def rename(state: Mapping[str, Tensor], rules: Sequence[Rule], system: str) -> d
 
 
 def count_layers(state: State, pattern: str) -> int:
-    """Count the layers whose number the first group of the pattern matches."""
-    found = {int(match[1]) for name in state if (match := re.match(pattern, name))}
-    if found and max(found) >= len(found):
-        raise ValueError(f"there are {len(found)} layers, but one has the number {max(found)}")
-    return len(found)
+    """Count the layers; the first group of the pattern matches a layer's number."""
+    numbers = {int(match[1]) for name in state if (match := re.match(pattern, name))}
+    if numbers and max(numbers) >= len(numbers):
+        raise ValueError(f"there are {len(numbers)} layers, but one has the number {max(numbers)}")
+    return len(numbers)
 
 
 def resnet_features(
@@ -291,7 +291,7 @@ def resnet_features(
     preprocess: ResizeNormalize | None = None,
     pool: tuple[int, int] | None = None,
 ) -> dict[str, Any]:
-    """Metadata of a store of ResNet-101's features; the authors name the weights (IMAGENET1K_V1) but publish no hash."""
+    """Return the metadata of a store of ResNet-101's features (IMAGENET1K_V1, whose hash the authors do not publish)."""
     preprocess = preprocess or ResizeNormalize()
     return {
         "name": f"resnet101_{layer}",
@@ -307,18 +307,20 @@ def resnet_features(
 
 
 def pixel_features(size: tuple[int, int]) -> dict[str, Any]:
-    """Metadata of a store of pixels; `size` is the images' height and width."""
+    """Return the metadata of a store of pixels; `size` is the images' height and width."""
     pixels = {"name": "pixels", "library": "pixels", "network": None, "stage": None, "dtype": "uint8"}
     preprocessing = json.loads(json.dumps(ResizeOnly(size).describe()))
     return {**resnet_features("", (3, *size)), **pixels, "preprocessing": preprocessing}
 
 
 def rcc_sizes(state: State, options: Mapping[str, Any], tables: State) -> Sizes:
-    """Hyperparameters that the methods of the code base RobustChangeCaptioning share."""
-    front = state["change_detector_state.img.0.weight"]
+    """Return the hyperparameters that the methods of the code base RobustChangeCaptioning share."""
+    projection = state["change_detector_state.img.0.weight"]
     words = state["speaker_state.core.embed.weight"]
-    width, channels = front.shape[:2]
-    coordinates = channels % 4 == 2 if options["coordinates"] is None else options["coordinates"]
+    width, channels = projection.shape[:2]
+    coordinates = options["coordinates"]
+    if coordinates is None:
+        coordinates = channels % 4 == 2
     grid = [len(state[f"change_detector_state.{side}_embedding.weight"]) for side in "hw"]
     table = next((value for name, value in tables.items() if name.startswith("speaker_state.")), None)
     max_length = options["max_length"] or (24 if table is None else table.shape[-2])

@@ -20,7 +20,7 @@ from diffcap.utils.errors import DiffcapError, wrap_errors
 from diffcap.utils.files import atomic_write, url_of
 from diffcap.utils.unpickling import error_reason
 
-CAPTIONING_STAGES = ("finetune", "reinforce")  # whose checkpoints can caption
+CAPTIONING_STAGES = ("finetune", "reinforce")  # stages whose checkpoints contain a captioner
 FORMAT = 1  # version of the "diffcap" entry
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -34,8 +34,8 @@ _REQUIRED_OF_CAPTIONERS = ("method", "hyperparameters", "tokenizer")
 def read_checkpoint(path: str | Path, mapped: bool = False) -> dict[str, Any]:
     """Load a checkpoint, a file or an exported folder, to the CPU without running pickled code.
 
-    It is {"diffcap": metadata, "state_dict": weights by name, "global_step": number of training steps}. With `mapped`, the weights are
-    mapped into memory, for callers that need the metadata only, and neither the file's checksum nor their values are checked.
+    Return {"diffcap": metadata, "state_dict": weights by name, "global_step": number of training steps}. `mapped` is for callers that
+    need the metadata only: the weights are mapped into memory, and neither the checksum nor their values are checked.
     """
     path = Path(path)
     if path.is_dir() or path.name in (CONFIG, WEIGHTS):
@@ -61,7 +61,7 @@ def read_checkpoint(path: str | Path, mapped: bool = False) -> dict[str, Any]:
 
 
 def remedy(path: Path) -> str:
-    """Advice for the user of a damaged checkpoint."""
+    """Return advice for the user of a damaged checkpoint."""
     if path.is_dir() or path.name in (CONFIG, WEIGHTS):
         return "copy or download the folder again, or write it again with `diffcap export` or `diffcap import`"
     if any((path.parent / name).is_file() for name in (RUNNING, FINISHED, IDENTITY)):
@@ -101,7 +101,7 @@ def _checked(state: Any, path: Path, mapped: bool) -> dict[str, Any]:
 
 
 def is_finite(value: Tensor) -> bool:
-    """Whether no value of a tensor is nan or inf."""
+    """Return whether no value of a tensor is nan or inf."""
     if not value.is_floating_point() or not value.numel():
         return True
     return all(bool(extreme.isfinite()) for extreme in value.aminmax())  # ten times faster than isfinite on every value
@@ -140,13 +140,12 @@ def write_folder(folder: str | Path, state: dict[str, Any]) -> None:
     from safetensors.torch import save_file
 
     folder = Path(folder)
-    kept = {f"captioner.{name}": value.contiguous().clone() for name, value in weights_of(state).items()}
+    weights = {f"captioner.{name}": value.contiguous().clone() for name, value in weights_of(state).items()}
     advice = "check the free space and the permissions there, or give another folder"
     with atomic_write(folder / WEIGHTS) as temporary:
-        with wrap_errors(
-            folder / WEIGHTS, "cannot be written", advice
-        ):  # safetensors has its own exception for a full disk
-            save_file(kept, temporary, {"format": "pt"})
+        # For a full disk, safetensors has its own exception.
+        with wrap_errors(folder / WEIGHTS, "cannot be written", advice):
+            save_file(weights, temporary, {"format": "pt"})
         temporary.chmod(0o644)  # safetensors creates a file that only its owner can read
         checksum = file_hash(temporary)
         (folder / CONFIG).unlink(missing_ok=True)  # it describes the earlier weights
@@ -154,7 +153,7 @@ def write_folder(folder: str | Path, state: dict[str, Any]) -> None:
 
 
 def weights_hash(state: dict[str, Any]) -> str:
-    """SHA-256 of the captioner's weights in hexadecimal; the same for a checkpoint file and its exported form.
+    """Return the SHA-256 (hexadecimal) of the captioner's weights, which is the same for a file and its exported form.
 
     The files of two equal trainings differ, because they contain the training time; their weights are equal.
     """
@@ -166,7 +165,7 @@ def weights_hash(state: dict[str, Any]) -> str:
 
 
 def checkpoint_record(path: str | Path, folder: str | Path) -> dict[str, Any]:
-    """The entry of a checkpoint in metrics.json: its path relative to a folder, stage, step and hash of the weights."""
+    """Return the entry of a checkpoint in metrics.json: its path relative to `folder`, stage, step and hash of the weights."""
     state = read_checkpoint(path, mapped=True)
     return {
         "file": Path(os.path.relpath(path, folder)).as_posix(),
@@ -177,6 +176,6 @@ def checkpoint_record(path: str | Path, folder: str | Path) -> dict[str, Any]:
 
 
 def weights_of(state: dict[str, Any], prefix: str = "captioner.") -> dict[str, torch.Tensor]:
-    """The weights of a checkpoint whose names have a prefix, under their names without it."""
-    found = state["state_dict"].items()
-    return {name.removeprefix(prefix): value for name, value in found if name.startswith(prefix)}
+    """Return the weights of a checkpoint whose names begin with `prefix`, under their names without it."""
+    weights = state["state_dict"].items()
+    return {name.removeprefix(prefix): value for name, value in weights if name.startswith(prefix)}

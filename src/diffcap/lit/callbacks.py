@@ -26,8 +26,8 @@ from diffcap.utils.files import atomic_write
 class PeriodicCheckpoint(Callback):
     """Save `last.ckpt` between two steps, after the validation of the previous step; on SIGINT or SIGTERM save it and stop.
 
-    One process stops at the end of the step. Several agree to stop at the next multiple of `trainer.log_every_n_steps`. A
-    second signal stops the training at once. In a job of SLURM the signals have no effect here, as the job is requeued.
+    One process stops at the end of the step, several at the next multiple of `trainer.log_every_n_steps`. A second signal stops the
+    training at once. In a job of SLURM, which is requeued, this callback ignores the signals.
 
     Args:
         path: path of `last.ckpt`. every_n_steps: number of steps between two saves. keep_last_k: number of copies to keep in
@@ -40,7 +40,7 @@ class PeriodicCheckpoint(Callback):
         self.keep_last_k = keep_last_k
         self.saved_step = saved_step
         self._stop_note = ""
-        self._interrupted = math.inf  # when
+        self._interrupted_at = math.inf  # time.monotonic() of the first signal
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Compare the first step of all processes, before they wait for each other in different steps."""
@@ -71,22 +71,22 @@ class PeriodicCheckpoint(Callback):
         return 1 if trainer.world_size == 1 else int(every)
 
     def _on_signal(self, *_: Any) -> None:
-        if self._interrupted == math.inf:
-            self._interrupted = time.monotonic()
+        if self._interrupted_at == math.inf:
+            self._interrupted_at = time.monotonic()
             os.write(2, self._stop_note.encode())  # print() must not be called while another print() is interrupted
-        elif time.monotonic() > self._interrupted + 1:  # make and its process group get one signal twice
+        elif time.monotonic() > self._interrupted_at + 1:  # make sends its process group the same signal twice
             raise KeyboardInterrupt
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Save every `every_n_steps` steps and on a signal of a process, before the first batch of the gradient accumulation."""
+        """Save every `every_n_steps` steps and after a signal, before the first batch of a step."""
         step = trainer.global_step
         if batch_idx % trainer.accumulate_grad_batches:
             return
-        stop = step % self._stop_every(trainer) == 0 and trainer.strategy.reduce_boolean_decision(
-            self._interrupted < math.inf, all=False
-        )
+        is_interrupted = self._interrupted_at < math.inf
+        reduce = trainer.strategy.reduce_boolean_decision
+        stop = step % self._stop_every(trainer) == 0 and reduce(is_interrupted, all=False)  # on any rank
         periodic = step % self.every_n_steps == 0
         if step and (periodic or stop):
             loop = trainer.fit_loop.epoch_loop
@@ -101,10 +101,10 @@ class PeriodicCheckpoint(Callback):
                 copy = self.path.with_name(f"step-{step:06d}.ckpt")
                 with atomic_write(copy, per_process=False) as temporary:
                     shutil.copyfile(self.path, temporary)
-                # Keep the last k, and delete checkpoints of later steps, which a killed run has left.
+                # Keep the last k. Also delete checkpoints of later steps, which a killed run has left.
                 checkpoints = sorted(self.path.parent.glob(STEP_CHECKPOINT_GLOB))
-                count = checkpoints.index(copy) + 1
-                for path in checkpoints[: max(count - self.keep_last_k, 0)] + checkpoints[count:]:
+                end = checkpoints.index(copy) + 1
+                for path in checkpoints[: max(end - self.keep_last_k, 0)] + checkpoints[end:]:
                     path.unlink()
         if stop:
             raise SIGTERMException
@@ -123,7 +123,7 @@ class DelayedModelCheckpoint(ModelCheckpoint):
         return super().state_key.replace(type(self).__qualname__, "SelectAfter", 1)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Compare and save, if the training has reached `start_step`."""
+        """Compare the score and save if the training has reached `start_step`."""
         if self.monitor not in trainer.callback_metrics and not trainer.sanity_checking:
             logged = ", ".join(sorted(name for name in trainer.callback_metrics if name.startswith("val/")))
             raise DiffcapError(
@@ -143,7 +143,7 @@ class StopEarly(EarlyStopping):
         self.start_step = start_step
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Compare, if the training has reached `start_step`."""
+        """Compare the score if the training has reached `start_step`."""
         if trainer.global_step >= self.start_step:
             super().on_validation_end(trainer, pl_module)
 

@@ -28,7 +28,7 @@ class DecodedSplit(NamedTuple):
     """The result of `decode`."""
 
     captions: dict[str, str]  # by id
-    unfinished: set[str]  # ids of the captions that were cut at the largest length, before an end token
+    unfinished: set[str]  # ids of the captions that were cut at `max_length`, without an end token
 
 
 class EnsembleDataset(Dataset):
@@ -50,7 +50,7 @@ class EnsembleDataset(Dataset):
 
 
 class Decoding(pl.LightningModule):
-    """`trainer.predict` over pairs; afterwards `captions` and `unfinished` hold the results of all ranks, see `DecodedSplit`."""
+    """The module for `trainer.predict` over pairs. Then `captions` and `unfinished` contain all results, see `DecodedSplit`."""
 
     def __init__(self, checkpoint: Checkpoint, beams: int = 1, length_penalty: float = 0.0) -> None:
         super().__init__()
@@ -75,19 +75,19 @@ class Decoding(pl.LightningModule):
             tokens = beam_search(self.captioner, *maps, self.max_length, self.beams, self.length_penalty)
         self.captions.update(zip(batch["id"], (self.vocabulary.decode(row) for row in tokens)))
         has_end = self.captioner.is_eos(tokens[:, 1:]).any(1).tolist()
-        self.unfinished.update(id for id, ended in zip(batch["id"], has_end) if not ended)
+        self.unfinished.update(pair_id for pair_id, ended in zip(batch["id"], has_end) if not ended)
 
     def on_predict_epoch_end(self) -> None:
-        """Gather the results of all ranks; pairs that the sampler repeated as padding are counted once."""
+        """Gather the results of all ranks, each pair once although the sampler repeats some as padding."""
         if world_size() > 1:
             gathered: list[Any] = [None] * world_size()
             dist.all_gather_object(gathered, (self.captions, self.unfinished))
             self.captions = {key: caption for captions, _ in gathered for key, caption in captions.items()}
-            self.unfinished = {id for _, unfinished in gathered for id in unfinished}
+            self.unfinished = {pair_id for _, unfinished in gathered for pair_id in unfinished}
 
 
 def evaluation_trainer(devices: int, accelerator: str) -> pl.Trainer:
-    """A trainer that writes no logs and no checkpoints, with a progress bar if stderr is a terminal, else a line a minute."""
+    """Return a trainer without logs and checkpoints. It shows a progress bar on a terminal, else a line a minute."""
     options = {"devices": devices, "strategy": "ddp" if devices > 1 else "auto", **launched_options(devices)}
     with wrap_invalid_settings(TypeError):
         return pl.Trainer(
@@ -115,10 +115,10 @@ def decode(
     """
     tables = []
     members = [(checkpoint, store), *others]
-    for member, folder in members:  # a vision-language model without training reads any pixels
+    for member, folder in members:  # an untrained vision-language model has no shape and reads any pixels
         opened = FeatureStore.open(folder, member.features if member.features["shape"] else None)
         if opened.meta.get("dtype") != member.features["dtype"]:
-            raise DiffcapError(f"{folder}: holds no pixels, which this captioner reads; give --features with some.")
+            raise DiffcapError(f"{folder}: contains no pixels, which this captioner reads; give --features with some.")
         tables.append(PairTable(pairs, opened, member.vocabulary, member.max_length))
     batches: Dataset = EnsembleDataset(tables) if others else PairDataset(tables[0])
     if others:

@@ -1,4 +1,4 @@
-"""Feature extraction: images through a frozen backbone into the feature store, on any number of devices."""
+"""Feature extraction, which writes a frozen backbone's features of images to the feature store, on any number of devices."""
 
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,7 @@ class Extraction(pl.LightningModule):
 
 
 class StoreFiller(BasePredictionWriter):
-    """Writes the rows `missing` of all ranks into one store; the first rank marks it as complete after all have finished."""
+    """Write the rows `missing` of all ranks to one store. The first rank marks it as complete after all have finished."""
 
     def __init__(self, writer: StoreWriter, missing: Rows) -> None:
         super().__init__("batch")
@@ -89,9 +89,9 @@ class StoreFiller(BasePredictionWriter):
         self.writer.flush()
         problems = self.problems
         if world_size() > 1:
-            of_ranks: list[list[str]] = [[] for _ in range(world_size())]
-            torch.distributed.all_gather_object(of_ranks, problems)  # also waits for all ranks
-            problems = [problem for of_rank in of_ranks for problem in of_rank]
+            gathered: list[list[str]] = [[] for _ in range(world_size())]
+            torch.distributed.all_gather_object(gathered, problems)  # also waits for all ranks
+            problems = [problem for rank_problems in gathered for problem in rank_problems]
         if problems and trainer.global_rank:
             raise SystemExit(1)
         if problems:
@@ -107,7 +107,7 @@ class StoreFiller(BasePredictionWriter):
 def extract(trainer: pl.Trainer, model: Extraction, data: ImageData) -> tuple[Path, int]:
     """Extract the features that are missing or damaged in the store of a dataset.
 
-    Returns the folder of the complete store, and the number of images that were extracted now (`from_files`: of files that were read).
+    Returns the store's folder and the number of images that were extracted (`from_files`: of files that were read).
     """
     refuse_slow_bf16(trainer)
     dataset = read_dataset(data.folder)

@@ -1,4 +1,4 @@
-"""The fine-tuning stage: trains any captioner on captions; the best checkpoint is chosen by the scores of its captions."""
+"""The fine-tuning stage, which trains any captioner on captions. The scores of validation captions select the best checkpoint."""
 
 from typing import Any, Literal
 
@@ -19,7 +19,7 @@ from diffcap.utils.errors import DiffcapError
 
 
 class Captioning(TrainingModule):
-    """Fine-tunes a `Captioner`; validation decodes greedily and computes the dataset's metrics.
+    """Fine-tune a `Captioner`. Validation decodes greedily and computes the dataset's metrics.
 
     Args:
         captioner: the method.
@@ -77,7 +77,7 @@ class Captioning(TrainingModule):
         return [] if self.decoder_plateau_factor is None else [DecoderPlateau(self.decoder_plateau_factor)]
 
     def optimizer(self) -> torch.optim.Optimizer:
-        """Adam, with the groups of `_adam_groups`; AdamW or BertAdam if `pretrained_lr` is of another part than a ResNet."""
+        """Return Adam with the groups of `_adam_groups`; AdamW or BertAdam if `pretrained_lr` belongs to CLIP or a base model."""
         if self.pretrained_lr is None or self.captioner.backbone_parameters():
             groups = self._adam_groups()
             return torch.optim.Adam(groups, self.lr, weight_decay=self.weight_decay, fused=not self.clips_gradients)
@@ -89,14 +89,13 @@ class Captioning(TrainingModule):
         return adamw(model, model.pretrained_parameters(), *rates, betas=(0.9, 0.999))
 
     def _adam_groups(self) -> list[dict[str, Any]]:
-        """Groups: "decoder" for the plateaus, "backbone" with `pretrained_lr`, "captioner" with all others; without both, one group."""
+        """Return the groups "captioner", "decoder" if it has plateaus, and "backbone" if it has `pretrained_lr`."""
         separate: list[dict[str, Any]] = []
         if self.decoder_plateau_factor is not None:
             separate.append({"params": list(self._decoder().parameters()), "name": "decoder"})
         if self.pretrained_lr is not None:
-            separate.append(
-                {"params": self.captioner.backbone_parameters(), "name": "backbone", "lr": self.pretrained_lr}
-            )
+            backbone = self.captioner.backbone_parameters()
+            separate.append({"params": backbone, "name": "backbone", "lr": self.pretrained_lr})
         if not separate:
             return [{"params": list(self.parameters())}]
         ids = {id(parameter) for group in separate for parameter in group["params"]}
@@ -109,7 +108,7 @@ class Captioning(TrainingModule):
         return super().clips_gradients or self.decoder_clip_value is not None
 
     def configure_gradient_clipping(self, optimizer: torch.optim.Optimizer, *args: Any, **options: Any) -> None:
-        """Clip the gradients of decoder and ResNet value by value to `decoder_clip_value`, then as the trainer's options say."""
+        """Clip each value of the gradients of decoder and ResNet (`decoder_clip_value`), then clip as the trainer's options."""
         if self.decoder_clip_value is not None:
             clipped = [*self._decoder().parameters(), *self.captioner.backbone_parameters()]
             nn.utils.clip_grad_value_(clipped, self.decoder_clip_value)
@@ -128,7 +127,7 @@ class Captioning(TrainingModule):
         return {"pretrained": pretrained, "captioner": others} if pretrained else {}
 
     def setup(self, stage: str) -> None:
-        """Load the weights of pre-training or of CLIP; prepare the metric's references."""
+        """Load the weights of a pre-training, CLIP or a ResNet, and prepare the metric's references."""
         if stage != "fit":
             return
         self._check_data()
@@ -142,16 +141,16 @@ class Captioning(TrainingModule):
     def _make_metric(self) -> None:
         """Prepare the metric of validation, whose texts are `scored_text`."""
         references = self.feature_data.val_references
-        texts = {id: [self.scored_text(caption) for caption in captions] for id, captions in references.items()}
+        texts = {key: [self.scored_text(caption) for caption in captions] for key, captions in references.items()}
         self.metric = CaptionMetric(texts, tokenizer=self.metric_tokenizer)
 
     @property
     def metric_tokenizer(self) -> Tokenizer:
-        """The tokenizer of `scored_text`: ids are already tokens."""
+        """The tokenizer of the metric; a `scored_text` of ids is not tokenized further."""
         return "raw" if self.tokenizer == "ids" else self.tokenizer
 
     def scored_text(self, caption: str) -> str:
-        """What is scored of a caption or reference: the ids of its words with the tokenizer "ids", otherwise itself."""
+        """Return the text that is scored: the ids of a caption's words with the tokenizer "ids", else the caption."""
         if self.tokenizer != "ids":
             return caption
         vocabulary = self.feature_data.vocabulary
@@ -159,7 +158,7 @@ class Captioning(TrainingModule):
         return id_text(caption, vocabulary)
 
     def _check_data(self) -> None:
-        method_of(type(self.captioner))  # before the training, which could not save its checkpoints
+        method_of(type(self.captioner))  # raises an error if checkpoints could not be saved
         data = self.feature_data
         captioner = self.captioner
         method = type(self.captioner).__name__
@@ -216,7 +215,7 @@ class Captioning(TrainingModule):
         return losses["loss"]
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
-        """Caption the pairs; compute the losses of each pair's first caption."""
+        """Caption the pairs, and compute the losses of each pair's first caption."""
         self.add_validation_losses(batch, self.captioner.validation_losses)
         tokens = greedy(self.captioner, batch["before"], batch["after"], self.feature_data.max_length)
         captions = [self.feature_data.vocabulary.decode(row) for row in tokens]

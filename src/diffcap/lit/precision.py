@@ -1,4 +1,4 @@
-"""The arithmetic of a run: TF32 on GPUs, and no bfloat16 on processors that have no instructions for it."""
+"""The precision of a run: TF32 on GPUs, and no bfloat16 on processors without instructions for it."""
 
 from pathlib import Path
 from typing import Literal
@@ -26,7 +26,7 @@ def set_precision(trainer: pl.Trainer, matmul_precision: MatmulPrecision | None,
 
 
 def refuse_slow_bf16(trainer: pl.Trainer, remedy: str = "remove the option") -> None:
-    """Refuse bfloat16 on a CPU without instructions for it; `remedy` ends the message."""
+    """Raise a `DiffcapError`, which `remedy` ends, for bfloat16 on a CPU without instructions for it."""
     is_bf16_on_cpu = "bf16" in str(trainer.precision) and isinstance(trainer.accelerator, CPUAccelerator)
     if is_bf16_on_cpu and not cpu_has_bfloat16():
         raise DiffcapError(
@@ -36,7 +36,7 @@ def refuse_slow_bf16(trainer: pl.Trainer, remedy: str = "remove the option") -> 
 
 
 def cpu_has_bfloat16() -> bool:
-    """Whether the processor has instructions for bfloat16 (AVX512-BF16, AMX or ARM BF16); true where this cannot be found out."""
+    """Return whether the processor has instructions for bfloat16 (AVX512-BF16, AMX or ARM BF16); True if this is unknown."""
     if not CPUINFO.is_file():  # not Linux
         return True
     return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(CPUINFO.read_text().split())

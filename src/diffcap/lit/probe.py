@@ -1,4 +1,4 @@
-"""TRAINER=probe: a hundred steps of a training, and what all of it needs: hours, memory and disk space."""
+"""TRAINER=probe measures a hundred steps, and estimates the hours, memory and disk space of the whole training."""
 
 import resource
 from pathlib import Path
@@ -18,7 +18,7 @@ PROBE = "probe.json"
 
 
 class Probe(Callback):
-    """Measure the steps and the validation of a training, and write what the whole training needs to probe.json.
+    """Measure the steps and the validation of a training, and write the needs of the whole training to probe.json.
 
     Args:
         max_steps: steps of the whole training, or epochs ("12ep").
@@ -30,8 +30,8 @@ class Probe(Callback):
         self.steps = 0
         self.step_seconds = 0.0
         self.started = 0.0
-        self.pairs = 0
-        self.all_pairs = 0
+        self.validated_pairs = 0
+        self.all_pairs = 0  # of the validation split
         self.validation_seconds = 0.0
 
     def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
@@ -52,14 +52,13 @@ class Probe(Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, *_: Any
     ) -> None:
         """Count the pairs."""
-        self.pairs += len(batch["number"]) * trainer.world_size
+        self.validated_pairs += len(batch["number"]) * trainer.world_size
         table = trainer.datamodule.val_table  # type: ignore[attr-defined]
-        self.all_pairs = (
-            len(table.ids) if "is_change" in batch else int(table.is_change.sum())
-        )  # retrieval: the changes
+        is_retrieval = "is_change" not in batch  # it validates on the change pairs only
+        self.all_pairs = int(table.is_change.sum()) if is_retrieval else len(table.ids)
 
     def on_validation_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        """Note the time, with that of the metrics."""
+        """Add the time of the validation, metrics included."""
         self.validation_seconds += time_after_steps(trainer) - self.started
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -72,7 +71,7 @@ class Probe(Callback):
             for name, length in self.lengths.items()
         )
         step = self.step_seconds / self.steps
-        validation = self.validation_seconds / max(1, self.pairs) * self.all_pairs
+        validation = self.validation_seconds / max(1, self.validated_pairs) * self.all_pairs
         validations = steps * trainer.accumulate_grad_batches // max(1, interval)
         is_gpu = trainer.strategy.root_device.type == "cuda"
         memory = (

@@ -1,4 +1,4 @@
-"""How long a stage takes: the speed of a training, and a line a minute where stderr is not a terminal."""
+"""The progress of a stage: the speed of a training, and a line a minute if stderr is not a terminal."""
 
 import sys
 import time
@@ -11,14 +11,13 @@ from lightning.pytorch.callbacks import Callback
 
 from diffcap.utils.progress import ProgressLog, duration
 
-MEASURED = 20  # steps until the estimate
+MEASURED_STEPS = 20  # before the speed is printed
 
 
 class LogProgress(Callback):
     """Print the speed of a training after its first 20 steps, and how long it takes without the validations.
 
-    Where stderr is not a terminal, also print a line a minute: the steps of a training, or the batches of another loop.
-    `what` names what the trainer predicts or tests.
+    If stderr is not a terminal, also print a line a minute with the number of steps or batches. `what` names the prediction or test.
     """
 
     def __init__(self, what: str = "extraction") -> None:
@@ -31,13 +30,13 @@ class LogProgress(Callback):
         self._train_log = ProgressLog("training, steps", trainer.global_step)
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        """Measure the first steps; print a line, if it is time."""
+        """Measure the first steps, and print a line once a minute."""
         step = trainer.global_step
         last = trainer.max_steps
         measured = step - self._first_step - 1  # the first step does not count
         if measured == 0 and self._start is None:
             self._start = time_after_steps(trainer)
-        if measured == MEASURED - 1 and self._start is not None:
+        if measured == MEASURED_STEPS - 1 and self._start is not None:
             rate = measured / (time_after_steps(trainer) - self._start)
             self._start = None
             if trainer.is_global_zero and step < last:
@@ -60,15 +59,15 @@ class LogProgress(Callback):
     on_test_start = on_predict_start  # type: ignore[assignment]
 
     def on_predict_batch_end(self, trainer: pl.Trainer, *arguments: Any) -> None:
-        """Print a line, if it is time."""
+        """Print a line once a minute."""
         self._log_batch(trainer, trainer.num_predict_batches, arguments[3])
 
     def on_test_batch_end(self, trainer: pl.Trainer, *arguments: Any) -> None:
-        """Print a line, if it is time."""
+        """Print a line once a minute."""
         self._log_batch(trainer, trainer.num_test_batches, arguments[3])
 
     def on_validation_batch_end(self, trainer: pl.Trainer, *arguments: Any) -> None:
-        """Print a line, if it is time."""
+        """Print a line once a minute."""
         self._log_batch(trainer, trainer.num_val_batches, arguments[3])
 
     def _log_batch(self, trainer: pl.Trainer, totals: Sequence[int | float], number: int) -> None:
@@ -81,7 +80,7 @@ class LogProgress(Callback):
 
 
 def time_after_steps(trainer: pl.Trainer) -> float:
-    """The time at which all steps so far have ended."""
+    """Wait until the GPU has ended all steps, and return the time."""
     if trainer.strategy.root_device.type == "cuda":
         torch.cuda.synchronize()
     return time.monotonic()

@@ -1,4 +1,4 @@
-"""The self-critical stage: trains a fine-tuned captioner further with the CIDEr-D of captions that it samples."""
+"""The self-critical stage, which trains a fine-tuned captioner with the CIDEr-D of captions that it samples."""
 
 from typing import Any
 
@@ -42,7 +42,7 @@ class Reinforcement(Captioning):
         self.end_counts = end_counts
 
     def setup(self, stage: str) -> None:
-        """Load the fine-tuned weights; count the n-grams of the training references."""
+        """Load the fine-tuned weights, and count the n-grams of the training references."""
         if stage != "fit":
             return
         if not self.init_from:
@@ -57,7 +57,7 @@ class Reinforcement(Captioning):
         table = data.train_table
         captions = (self.scored_text(data.vocabulary.decode(row)) for row in np.unique(table.tokens, axis=0).tolist())
         words = {word for caption in captions for word in caption.split(" ")}
-        references: dict[str, list[str]] = {id: [] for id in table.ids}
+        references: dict[str, list[str]] = {pair_id: [] for pair_id in table.ids}
         for pair, caption in zip(table.caption_pair, table.captions):
             references[table.ids[pair]].append(self.scored_text(caption))
         self.reward = CaptionReward(references, sorted(words), self.metric_tokenizer, self.end_counts)
@@ -85,23 +85,24 @@ class Reinforcement(Captioning):
         trainer.training = True
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
-        """Sample captions of each pair and compute the self-critical loss; log the mean reward and baseline."""
+        """Sample captions of each pair, compute the self-critical loss, and log the mean reward and baseline."""
         captioner = self.captioner.eval()
         draws = batch["draws"]
-        pairs, samples, words = draws.shape
+        pair_count, samples, word_count = draws.shape
         memory = captioner.encode(batch["before"], batch["after"])
         repeated_memory = tree_map(lambda leaf: leaf.repeat_interleave(samples, 0), memory)
         tokens = sample_from(captioner, repeated_memory, draws.flatten(0, 1))
-        rewards = self.rewards(batch["pair"].repeat_interleave(samples), tokens).view(pairs, samples)
+        rewards = self.rewards(batch["pair"].repeat_interleave(samples), tokens).view(pair_count, samples)
         if self.baseline == "greedy":
-            greedy = greedy_from(captioner, memory, words + 1)
+            greedy = greedy_from(captioner, memory, word_count + 1)
             baseline = self.rewards(batch["pair"], greedy)[:, None].expand_as(rewards)
         else:
             baseline = leave_one_out_mean(rewards)
         logits = captioner.teacher_forced_logits(tokens, repeated_memory)
         advantage = (rewards - baseline).flatten()
         loss = global_mean(self_critical_loss(logits, tokens, captioner.caption_mask(tokens), advantage))
-        self.log_losses({"reward": global_mean(rewards.flatten()), "baseline": global_mean(baseline.flatten())}, pairs)
+        means = {"reward": global_mean(rewards.flatten()), "baseline": global_mean(baseline.flatten())}
+        self.log_losses(means, pair_count)
         return loss
 
     def rewards(self, pairs: Tensor, tokens: Tensor) -> Tensor:

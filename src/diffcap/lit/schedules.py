@@ -1,7 +1,4 @@
-"""Learning-rate schedules, as functions for `torch.optim.lr_scheduler.LambdaLR`, and a callback for plateaus.
-
-Torch has no schedule for "noam", and its own schedulers would change the scheduler's state in the checkpoints.
-"""
+"""Learning-rate schedules, as functions for `torch.optim.lr_scheduler.LambdaLR`, and a callback for plateaus."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -17,7 +14,7 @@ Schedule = Literal["noam", "piecewise", "step", "cosine", "linear", "constant"]
 
 
 def in_steps(length: float | str, steps_per_epoch: Callable[[], float], option: str) -> float:
-    """Convert a length in epochs ("15ep") to steps; numbers are not changed. `option` is the name of the option, for the message.
+    """Convert a length in epochs ("15ep") to steps, and return a number unchanged. `option` is the option's name for messages.
 
     Example:
         >>> in_steps("15ep", lambda: 265, "model.milestones")  # SCORER on CLEVR-Change
@@ -65,9 +62,8 @@ def make_lr_lambda(
         if kind == "noam":
             return (step + 1) / warmup if step < warmup else math.sqrt(max(warmup, 1) / (step + 1))
         if kind in ("piecewise", "step"):
-            return warmup_factor * (0.5 if kind == "piecewise" else 0.1) ** sum(
-                step >= start for start in milestone_steps
-            )
+            passed = sum(step >= milestone for milestone in milestone_steps)
+            return warmup_factor * (0.5 if kind == "piecewise" else 0.1) ** passed
         if kind in ("cosine", "linear"):
             progress = min(1.0, max(0, step - warmup) / max(1, total - warmup))
             return warmup_factor * (1 - progress if kind == "linear" else 0.5 * (1 + math.cos(math.pi * progress)))
@@ -80,14 +76,14 @@ class DecoderPlateau(pl.Callback):
     """Lower the learning rate of the optimizer's group "decoder" on plateaus (RSICCformer, authors' code).
 
     After every third validation in a row without a new best score, the rate is multiplied by a factor, from the next step on.
-    The score is the one that selects the best checkpoint; it must exceed 0 to be the first best one.
+    The score is that of `run.monitor`; a first best score must exceed 0.
     """
 
     def __init__(self, factor: float, validations: int = 3) -> None:
         self.factor = factor
         self.validations = validations
         self.best = 0.0
-        self.waited = 0
+        self.waited = 0  # validations without a new best score
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Change the rate of the optimizer and of its scheduler on a plateau."""

@@ -19,8 +19,8 @@ from diffcap.utils.errors import DiffcapError
 class TrainingModule(pl.LightningModule):
     """Base class of the training stages. A subclass sets `stage` and defines `training_step` and `validation_step`.
 
-    It has Adam with a learning-rate schedule by step, adds to the checkpoint what is needed to use it alone, and seeds every
-    step, so that a resumed run uses the same random numbers as an uninterrupted one.
+    It has Adam with a learning-rate schedule by step, and makes checkpoints complete without other files. It seeds every step, so
+    that a resumed run uses the same random numbers as an uninterrupted one.
 
     Args:
         captioner: the trained module; the checkpoint's parameters are named "captioner.*".
@@ -65,9 +65,8 @@ class TrainingModule(pl.LightningModule):
 
     def optimizer(self) -> torch.optim.Optimizer:
         """Adam for all parameters."""
-        return torch.optim.Adam(
-            self.parameters(), self.lr, weight_decay=self.weight_decay, fused=not self.clips_gradients
-        )
+        fused = not self.clips_gradients
+        return torch.optim.Adam(self.parameters(), self.lr, weight_decay=self.weight_decay, fused=fused)
 
     @property
     def clips_gradients(self) -> bool:
@@ -82,9 +81,8 @@ class TrainingModule(pl.LightningModule):
             in_steps(milestone, lambda: self.feature_data.batches_per_epoch / accumulated, "model.milestones")
             for milestone in self.milestones
         ]
-        lr_lambda = make_lr_lambda(
-            self.schedule, warmup=self.warmup, milestones=milestones, total=int(self.trainer.max_steps)
-        )
+        total = int(self.trainer.max_steps)
+        lr_lambda = make_lr_lambda(self.schedule, warmup=self.warmup, milestones=milestones, total=total)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lr_lambda)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
@@ -103,11 +101,8 @@ class TrainingModule(pl.LightningModule):
                     self.log(f"train/gradient_rms_{name}", value)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Seed dropout by batch and rank, so that a resumed run has the same dropout as an uninterrupted one.
-
-        `batch_idx` counts all batches of a run, since the data loaders have one endless epoch.
-        """
-        # A different seed for each of 1,000,003 batches and 4,099 ranks.
+        """Seed dropout by batch and rank, so that a resumed run has the same dropout as an uninterrupted one."""
+        # A different seed for each of 1,000,003 batches and 4,099 ranks. `batch_idx` counts all batches of a run.
         torch.manual_seed((self.feature_data.seed * 1_000_003 + batch_idx) * 4099 + self.global_rank)
         self._batch_start = time.perf_counter()
 
@@ -132,19 +127,17 @@ class TrainingModule(pl.LightningModule):
         """Add the losses of a validation batch to the sums that `log_validation_losses` logs.
 
         Lightning's distributed sampler gives pair `n` to rank `n % world_size` and then repeats the first pairs until all
-        ranks have the same number. The repeated pairs are left out of the tensors that `compute` gets; it gives (n,) losses each.
+        ranks have the same number. `compute` gets the batch without the repeated pairs, and returns (n,) values of each loss.
         """
-        is_own = batch["number"] % self.trainer.world_size == self.global_rank  # False for repeated pairs
-        any_own = bool(is_own.any())
-        all_own = bool(is_own.all())
+        is_first = batch["number"] % self.trainer.world_size == self.global_rank  # False for repeated pairs
+        any_first, all_first = bool(is_first.any()), bool(is_first.all())
         # If all pairs are repeated, the losses are computed for their names, and no value is added.
-        rows = is_own if any_own and not all_own else slice(None)
+        rows = is_first if any_first and not all_first else slice(None)
         losses = compute({key: value[rows] for key, value in batch.items() if isinstance(value, Tensor)})
         for name, values in losses.items():
-            values = values.float() if any_own else values[:0].float()
-            self._validation_sums[name] = self._validation_sums.get(name, 0) + torch.stack(
-                [values.sum(), values.new_tensor(len(values))]
-            )
+            values = values.float() if any_first else values[:0].float()
+            sum_and_count = torch.stack([values.sum(), values.new_tensor(len(values))])
+            self._validation_sums[name] = self._validation_sums.get(name, 0) + sum_and_count
 
     def log_validation_losses(self) -> None:
         """Log the mean of each validation loss over the values of all ranks, as `val/name`."""
@@ -189,10 +182,7 @@ def adamw(
     weight_decay: float,
     betas: tuple[float, float],
 ) -> torch.optim.AdamW:
-    """AdamW of the parameters that are not frozen, with the rate `pretrained_lr` for `pretrained`.
-
-    `weight_decay` is applied to parameters with two or more dimensions.
-    """
+    """Return AdamW of the parameters that are not frozen; `weight_decay` is for those with two or more dimensions."""
     pretrained_ids = {id(parameter) for parameter in pretrained}
     trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
     groups = [
@@ -208,15 +198,15 @@ def adamw(
 
 
 def root_mean_square(gradients: Iterable[Tensor | None]) -> Tensor | None:
-    """Root mean square of all values of some gradients; None without any."""
-    found = [gradient.float() for gradient in gradients if gradient is not None]
-    if not found:
+    """Return the root mean square of all values of the gradients; None without gradients."""
+    present = [gradient.float() for gradient in gradients if gradient is not None]
+    if not present:
         return None
-    norms = torch.stack(list(torch._foreach_norm(found)))
-    return norms.norm() / sum(gradient.numel() for gradient in found) ** 0.5
+    norms = torch.stack(list(torch._foreach_norm(present)))
+    return norms.norm() / sum(gradient.numel() for gradient in present) ** 0.5
 
 
-# Hyperparameters that must agree although they change neither names nor shapes of the weights.
+# Hyperparameters that must be equal in both stages, although weights of other values would fit by name and shape.
 _MUST_AGREE = ("network", "intra_layers", "image_size")
 
 
@@ -228,7 +218,7 @@ def init_from(
     allowed_unexpected: tuple[str, ...],
     without: Sequence[str] = (),
 ) -> None:
-    """Load the weights of another stage's checkpoint by name; without a path, none.
+    """Load the weights of another stage's checkpoint by name; without a `path`, do nothing.
 
     Args:
         words: this stage's vocabulary, in the order of the ids.
@@ -259,8 +249,8 @@ def init_from(
             "trained with."
         )
     initial = module.state_dict()
-    kept = tuple(f"{part}." for part in without)
-    if unknown := [part for part in kept if not any(name.startswith(part) for name in initial)]:
+    kept = tuple(f"{part}." for part in without)  # prefixes of the names that keep their initial weights
+    if unknown := [prefix for prefix in kept if not any(name.startswith(prefix) for name in initial)]:
         raise DiffcapError(f"model.init_without has {unknown[0][:-1]!r}, but the model has no such part.")
     weights = {name: value for name, value in weights_of(state).items() if not name.startswith(kept)}
     missing = [name for name in initial if name not in weights]

@@ -16,15 +16,7 @@ from diffcap.losses.pair_text import pair_text_contrastive_loss
 from diffcap.methods.clip4idc.optimizers import BertAdam, bert_adam
 from diffcap.methods.clip4idc.weights import load_clip
 from diffcap.models.captioner import AttentionMaps, Batch, Captioner, constructor_arguments, patch_attention
-from diffcap.models.clip import (
-    Network,
-    PairInit,
-    PairTower,
-    TextTower,
-    TokenEmbedding,
-    build_clip,
-    text_tower_of,
-)
+from diffcap.models.clip import Network, PairInit, PairTower, TextTower, TokenEmbedding, build_clip, text_tower_of
 from diffcap.models.decoder import BlockOutput, Decoded, causal_mask, pair_groups, run_blocks
 from diffcap.models.layers import Attention, Dropout, KeyValue, Linear, Segments
 from diffcap.utils.linear import linear

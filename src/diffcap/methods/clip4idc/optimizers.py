@@ -46,8 +46,8 @@ class BertAdam(torch.optim.Optimizer):
 
     def _update(self, parameter: nn.Parameter, group: dict[str, Any], dtype: torch.dtype) -> None:
         state = self.state[parameter]
-        beta1, beta2 = group["betas"]
         assert parameter.grad is not None
+        beta1, beta2 = group["betas"]
         weight = parameter.to(dtype)
         gradient = parameter.grad.to(dtype)
         # A resumed optimizer has moments of the parameter's type, with values that float16 represents exactly.
@@ -90,13 +90,11 @@ def bert_adam(
             rate = pretrained_lr if id(parameter) in pretrained_ids else lr
             decay = 0.0 if id(parameter) in undecayed else weight_decay
             groups.setdefault((rate, decay, id(parameter) in half_ids), []).append(parameter)
-    return BertAdam(
-        [
-            {"params": parameters, "lr": rate, "weight_decay": decay, "half": half}
-            for (rate, decay, half), parameters in groups.items()
-        ],
-        betas,
-    )
+    param_groups = [
+        {"params": parameters, "lr": rate, "weight_decay": decay, "half": half}
+        for (rate, decay, half), parameters in groups.items()
+    ]
+    return BertAdam(param_groups, betas)
 
 
 def half_precision_parameters(modules: Iterable[nn.Module]) -> list[nn.Parameter]:
@@ -105,9 +103,7 @@ def half_precision_parameters(modules: Iterable[nn.Module]) -> list[nn.Parameter
     for module in modules:
         if isinstance(module, nn.Linear | nn.Conv2d | nn.MultiheadAttention):
             parameters += module.parameters(recurse=False)
-        parameters += [
-            parameter
-            for name in ("proj", "text_projection")
-            if isinstance(parameter := getattr(module, name, None), nn.Parameter)
-        ]
+        for name in ("proj", "text_projection"):
+            if isinstance(projection := getattr(module, name, None), nn.Parameter):
+                parameters.append(projection)
     return parameters

@@ -71,10 +71,7 @@ class PairRetrieval(Metric):
     def update(
         self, pairs: Tensor, pair_numbers: Tensor, texts: Tensor, text_numbers: Tensor, text_pair_numbers: Tensor
     ) -> None:
-        """Add embeddings of pairs (P, E) and captions (C, E).
-
-        `pair_numbers` (P,) and `text_numbers` (C,) identify them in the dataset; `text_pair_numbers` (C,) are the captions' pairs.
-        """
+        """Add embeddings of pairs (P, E) and captions (C, E), their numbers in the dataset, and each caption's pair (C,)."""
         self.pairs.append(F.normalize(pairs.float(), dim=-1))
         self.pair_numbers.append(pair_numbers)
         self.texts.append(F.normalize(texts.float(), dim=-1))
@@ -106,27 +103,20 @@ class PairRetrieval(Metric):
 
 
 def _rank_of_match(similarity: Tensor, is_match: Tensor) -> Tensor:
-    """Rank each row's best match among the columns that do not match, worst rank for equal similarities and NaN: (rows,).
-
-    `similarity` and `is_match` have one row per query and one column per candidate.
-    """
+    """Rank the best match of each query (row) among the other candidates (columns); ties and NaN get the worst rank: (rows,)."""
     best_match = similarity.masked_fill(~is_match, float("-inf")).amax(1, keepdim=True)
     is_less_similar = similarity < best_match
     return 1 + (~is_less_similar & ~is_match).sum(1)
 
 
 def _rank_among_pairs(similarity: Tensor, is_match: Tensor) -> Tensor:
-    """Rank each pair among all pairs by their best captions, best rank for equal similarities, last rank for NaN: (P,).
-
-    `similarity` (C, P) is that of captions and pairs; `is_match` (C, P) is true where a caption belongs to a pair.
-    """
+    """Rank each pair among all pairs by their best captions, from (C, P); ties get the best rank, NaN the last one: (P,)."""
     pair_count = similarity.shape[1]
     pair_of_text = is_match.int().argmax(1)  # (C,)
     best = similarity.new_full((pair_count, pair_count), float("-inf"))
     index = pair_of_text[:, None].expand_as(similarity)
-    best = best.scatter_reduce(
-        0, index, similarity, "amax"
-    )  # (P, P): entry (i, j) for the captions of pair i and pair j
+    # best[i, j]: the greatest similarity of a caption of pair i with pair j.
+    best = best.scatter_reduce(0, index, similarity, "amax")
     own_best = best.diagonal()
     return torch.where(own_best.isnan(), pair_count, 1 + (best > own_best).sum(0))
 
@@ -199,9 +189,8 @@ def evaluate_retrieval(
     store = FeatureStore.open(dataset_folder / "features" / name, metadata["features"])
     table = PairTable(pairs, store, vocabulary, metadata["max_length"])
     trainer = evaluation_trainer(devices, accelerator)
-    loader = DataLoader(
-        RetrievalDataset(table), batch_size, collate_fn=identity_collate, **worker_options(None, trainer)
-    )
+    workers = worker_options(None, trainer)
+    loader = DataLoader(RetrievalDataset(table), batch_size, collate_fn=identity_collate, **workers)
     with explain_lost_workers():
         trainer.test(module, loader, verbose=False)
     if not trainer.is_global_zero:  # rank 0 writes

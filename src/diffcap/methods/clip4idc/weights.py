@@ -54,9 +54,8 @@ def load_clip(module: "CLIP4IDC | CLIP4IDCAdaptation", weights: str, vocabulary:
     token_ids = state.pop("token_ids", None)
     state = {name: value.float() for name, value in state.items()}
     if _POSITIONS in state:
-        state[_POSITIONS] = _interpolate_positions(
-            state[_POSITIONS], pretrained_grid(network), module.images.grid, weights
-        )
+        grid = pretrained_grid(network)
+        state[_POSITIONS] = _interpolate_positions(state[_POSITIONS], grid, module.images.grid, weights)
     initial = module.state_dict()
     loaded = {name: value for name, value in _rename(state, module).items() if name in initial}
     embedding = "words.token_embedding.weight"
@@ -79,9 +78,8 @@ def load_clip(module: "CLIP4IDC | CLIP4IDCAdaptation", weights: str, vocabulary:
             f"{weights}: {len(mismatches)} of CLIP's parameters are missing or of another shape ({listed}); give the file of "
             f"{expected}."
         )
-    module.load_state_dict(
-        {name: value for name, value in loaded.items() if not module.images.keeps_initial_value(name)}, strict=False
-    )
+    replaced = {name: value for name, value in loaded.items() if not module.images.keeps_initial_value(name)}
+    module.load_state_dict(replaced, strict=False)
 
 
 def _interpolate_positions(positions: Tensor, grid: tuple[int, int], target: tuple[int, int], weights: str) -> Tensor:
@@ -178,9 +176,8 @@ def build_backbone(weights: str) -> tuple[SingleImageEncoder, ResizeOnly]:
         raise DiffcapError(
             f"{weights}: its encoder processes the two images separately (FT1, FT2); give the checkpoint of an adaptation."
         )
-    with wrap_errors(
-        weights, "its image tower cannot be built", f"use diffcap {metadata['version']:.40}, which wrote it"
-    ):
+    advice = f"use diffcap {metadata['version']:.40}, which wrote it"
+    with wrap_errors(weights, "its image tower cannot be built", advice):
         clip = build_clip(hyperparameters["network"], hyperparameters["image_size"])
         tower = PairTower(clip, hyperparameters["intra_layers"])
         tower.load_state_dict(weights_of(state, "captioner.images."))

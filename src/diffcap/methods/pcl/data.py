@@ -37,8 +37,7 @@ class LabelledPairs:
         self._by_class = np.argsort(labels, kind="stable")  # image indices, those of one class next to each other
         _, class_index, class_sizes = np.unique(labels, return_inverse=True, return_counts=True)
         class_starts = np.cumsum(class_sizes) - class_sizes
-        self._class_start = class_starts[class_index]  # (images,)
-        self._class_size = class_sizes[class_index]  # (images,)
+        self._class_start, self._class_size = class_starts[class_index], class_sizes[class_index]  # (images,) each
         position = np.empty_like(self._by_class)  # of each image in `_by_class`
         position[self._by_class] = np.arange(len(labels))
         self._rank_in_class = position - self._class_start
@@ -161,7 +160,6 @@ class PretrainData(FeatureData):
 
     @staticmethod
     def _source_of(task: str) -> str:
-        """Return the argument that names the folder of a task's dataset."""
         if task == FGVC:
             return "labelled"
         return "singles" if task.startswith(SINGLE) else "folder"

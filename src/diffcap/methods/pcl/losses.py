@@ -38,9 +38,7 @@ def masked_visual_nce(predicted: Tensor, target: Tensor, negatives: Tensor, temp
     predicted, target, negatives = (F.normalize(rows, dim=-1) for rows in (predicted, target, negatives))
     all_targets, first = gather_rows(target)  # this rank's targets begin at row `first`
     all_negatives, _ = gather_rows(negatives)
-    logits = (
-        linear(predicted, torch.cat([all_targets, all_negatives])) / temperature
-    )  # (n, all targets + all negatives)
+    logits = linear(predicted, torch.cat([all_targets, all_negatives])) / temperature
     correct = torch.arange(len(predicted), device=logits.device) + first
     return F.cross_entropy(logits, correct, reduction="none")
 

@@ -92,9 +92,8 @@ class PCLTrunk(nn.Module):
         if pair_init == "difference":
             for layer in self.pair_encoder.layers:
                 init_difference_attention_(layer.attention.qkv.weight, layer.attention.out.weight)  # type: ignore[union-attr, arg-type]
-        self.register_buffer(
-            "position_table", sinusoidal_positions(positions, width, own_frequencies=True), persistent=False
-        )
+        position_table = sinusoidal_positions(positions, width, own_frequencies=True)
+        self.register_buffer("position_table", position_table, persistent=False)
 
     def _finish_embedding(self, embedding: Tensor, type_id: int) -> Tensor:
         return self.dropout(self.embedding_norm(embedding + self.type_embedding.weight[type_id]))

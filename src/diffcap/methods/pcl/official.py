@@ -9,15 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from diffcap.checkpoints.importing import (
-    Importer,
-    Rule,
-    Sizes,
-    State,
-    count_layers,
-    rename,
-    resnet_features,
-)
+from diffcap.checkpoints.importing import Importer, Rule, Sizes, State, count_layers, rename, resnet_features
 
 _ENCODERS = {"single_img_encoder": "single", "double_img_encoder": "pair", "encoder": "cross"}
 _TRUNK: tuple[Rule, ...] = (

@@ -10,10 +10,8 @@ from diffcap.lit.schedules import Schedule
 from diffcap.lit.training import TrainingModule, init_from
 from diffcap.methods.pcl.pretraining_model import PCLPretraining
 
-FGVC_HEADS = (
-    "classifier",
-    "matcher",
-)  # a stage without NABirds has none; it may follow or precede a stage with NABirds
+# A stage without NABirds does not have these heads; it may follow or precede a stage with NABirds.
+FGVC_HEADS = ("classifier", "matcher")
 
 
 class Pretraining(TrainingModule):

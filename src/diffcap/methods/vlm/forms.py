@@ -23,8 +23,7 @@ def zero_shot(
 ) -> Checkpoint:
     """Load the captioner of a base model, from a folder or `user/name@revision` on the Hub.
 
-    Its weights are bfloat16 on CUDA and float32 elsewhere. The caption is the first `sentences` sentences of an answer, which has
-    at most `max_length` tokens.
+    The weights are bfloat16 on CUDA, else float32. An answer has at most `max_length` tokens; its first `sentences` are the caption.
     """
     captioner = VLM(
         str(source),

@@ -39,7 +39,7 @@ PROMPT = (
 TILINGS = ("do_image_splitting", "crop_to_patches", "do_pan_and_scan")
 # Layers that stay in the base model's type with 4 bits: few weights, in which the rounding costs most.
 KEPT_IN_DTYPE = ["lm_head", r"model\.(visual|vision_model|vision_tower|connector|multi_modal_projector)"]
-MAX_PROMPT_CHARACTERS = 10_000  # of the prompt in a checkpoint
+MAX_PROMPT_LENGTH = 10_000  # characters of the prompt of a checkpoint
 TOKEN_INPUTS = ("input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids")  # inputs of shape (B, L)
 
 
@@ -162,10 +162,8 @@ class VLM(Captioner):
         sha256 = arguments.get("base_sha256")
         if not isinstance(sha256, str) or not re.fullmatch("[0-9a-f]{64}", sha256):
             raise ValueError(f"its base_sha256 is {sha256!r:.80}, so the base model cannot be checked")
-        if len(arguments["prompt"]) > MAX_PROMPT_CHARACTERS:
-            raise ValueError(
-                f"its prompt has {len(arguments['prompt']):,} characters, more than {MAX_PROMPT_CHARACTERS:,}"
-            )
+        if len(arguments["prompt"]) > MAX_PROMPT_LENGTH:
+            raise ValueError(f"its prompt has {len(arguments['prompt']):,} characters, more than {MAX_PROMPT_LENGTH:,}")
         patterns = {"lora": r"lora_", "projector": PROJECTORS.pattern, "all": ""}
         trained = patterns.get(arguments["train"], r"(?!)")  # "nothing": matches no name
         frozen = [name for name in weights if not re.search(trained, name) and not name.startswith("difference.")]
@@ -183,8 +181,7 @@ class VLM(Captioner):
 
     def inputs(self, before: Any, after: Any) -> dict[str, Tensor]:
         """Return the model's inputs: the prompt of every pair and its pixels. Shorter prompts are padded on the left."""
-        before = _as_bytes(before)
-        after = _as_bytes(after)
+        before, after = _as_bytes(before), _as_bytes(after)
         if len(before) != len(after):  # scenes: each before image has two after images
             before = before.repeat(len(after) // len(before), 1, 1, 1)
         if self.difference is not None:
@@ -234,9 +231,8 @@ class VLM(Captioner):
         mask = prompt["attention_mask"]
         first = mask.sum(1, keepdim=True)
         deltas = getattr(self.core.model, "rope_deltas", None)
-        if (
-            deltas is not None
-        ):  # Qwen counts an image by its longer side; the deltas are relative to the length without padding
+        # Qwen's positions count an image by its longer side. `deltas` are relative to the length without padding.
+        if deltas is not None:
             first = first + deltas.view(-1, 1)
         self._forget_positions()
         return {
@@ -308,8 +304,8 @@ class VLM(Captioner):
             core.set_attn_implementation("sdpa")
         layers = len(output.attentions)
         middle = output.attentions[layers // 4 : layers - layers // 4]
-        weights = torch.stack(middle).float().mean((0, 2))  # over layers and heads
-        weights = weights[..., : memory["images"].shape[1]]  # (B, T, L)
+        mean_weights = torch.stack(middle).float().mean((0, 2))  # over layers and heads
+        weights = mean_weights[..., : memory["images"].shape[1]]  # (B, T, L)
         is_image = memory["images"][:, None].expand_as(weights)
         before_weights, after_weights = weights[is_image].view(*tokens.shape, 2, -1).unbind(2)  # (B, T, N) each
         processor = self.processor.image_processor
@@ -354,10 +350,7 @@ def _load_model(folder: Any, dtype: str, four_bit: bool) -> Any:
 
 
 def _check_loaded(folder: Any, model: nn.Module, loaded: dict[str, Any]) -> None:
-    """Check that every weight is from the files, because transformers gives others random values.
-
-    `loaded` is the loading info of `from_pretrained`.
-    """
+    """Check in the info of `from_pretrained` that every weight is from the files; transformers gives others random values."""
     missing = set(loaded["missing_keys"])
     named = dict(model.named_parameters(remove_duplicate=False))
     present = {id(value) for name, value in named.items() if name not in missing}

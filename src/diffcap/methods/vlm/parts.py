@@ -78,10 +78,8 @@ def choose_trained(model: Any, trained: Trained, rank: int, alpha: int, dropout:
         return model
     model.requires_grad_(False)
     if trained == "projector":
-        parts = model.named_modules()
-        projectors = [
-            name for name, part in parts if PROJECTORS.search(f"{name}.") and not isinstance(part, nn.ModuleList)
-        ]
+        named = [(name, part) for name, part in model.named_modules() if not isinstance(part, nn.ModuleList)]
+        projectors = [name for name, _ in named if PROJECTORS.search(f"{name}.")]
         outermost = [name for name in projectors if not any(name.startswith(f"{parent}.") for parent in projectors)]
         if not outermost:
             raise DiffcapError(f"{type(model).__name__}: no projector was found; use train: lora.")
