@@ -19,7 +19,7 @@ from diffcap.datasets.no_change import is_no_change
 from diffcap.datasets.registry import LevirProtocol, datasets
 from diffcap.evaluation.captions import FAST_METRICS
 from diffcap.evaluation.coco import read_predictions
-from diffcap.evaluation.levir_cc import LevirScoring, accuracies, id_text, levir_scoring, protocol_of
+from diffcap.evaluation.levir_cc import LevirScoring, accuracies, id_text, levir_protocol, levir_scoring
 from diffcap.evaluation.protocols import evaluate, evaluate_systems
 from diffcap.features.writer import StoreWriter
 from diffcap.records import ChangePair, read_dataset
@@ -144,8 +144,8 @@ def test_the_mean_of_four_metrics_by_group_and_protocol(monkeypatch: pytest.Monk
 def test_own_pairs_with_is_distractor_have_accuracies_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("diffcap.evaluation.captions.meteor", lambda *texts: dict.fromkeys(texts[2], 0.5))
     pairs = [replace(one, extra={}) for one in PAIRS]
-    spec = protocol_of("desk", pairs)
-    assert spec is not None and protocol_of("clevr_change", pairs) is None
+    spec = levir_protocol("desk", pairs)
+    assert spec is not None and levir_protocol("clevr_change", pairs) is None
     result = evaluate(CAPTIONS, pairs, "raw", METRICS, levir=levir_scoring(spec, pairs, VOCABULARY))
     assert {group: row["accuracy"] for group, row in result["groups"].items()} == {
         "total": 3 / 5, "semantic": 2 / 3, "distractor": 1 / 2
@@ -264,8 +264,8 @@ def test_what_score_refuses(levir: Path, tmp_path: Path) -> None:
 def test_a_dataset_of_ones_own_in_the_same_form_has_the_protocol(tmp_path: Path) -> None:
     prepare("desk", str(write_levir(tmp_path / "own", NUMBERS, name="desk.json")), str(tmp_path / "data"))
     pairs = read_dataset(tmp_path / "data").pairs
-    assert protocol_of("desk", pairs) == protocol_of("levir_cc", []) == LevirProtocol()
+    assert levir_protocol("desk", pairs) == levir_protocol("levir_cc", []) == LevirProtocol()
     edited = [replace(one, captions=["All as before ."]) if one.is_distractor else one for one in pairs]
-    spec = protocol_of("desk", edited)
+    spec = levir_protocol("desk", edited)
     assert spec is not None and spec.no_change == ("all as before",)
-    assert protocol_of("desk", [replace(one, extra={}, is_distractor=False) for one in pairs]) is None
+    assert levir_protocol("desk", [replace(one, extra={}, is_distractor=False) for one in pairs]) is None

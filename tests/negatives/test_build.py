@@ -54,7 +54,7 @@ def gold_tags(pairs: list[ChangePair]) -> dict[str, list[str]]:
 
 def build(pairs: list[ChangePair], **settings: object) -> tuple[list[CaptionNegatives], Builder]:
     builder = Builder(pairs, gold_tags(pairs), Recipe(**settings))  # type: ignore[arg-type]
-    return [row for pair in pairs for row in builder.of_pair(pair)], builder
+    return [row for pair in pairs for row in builder.build(pair)], builder
 
 
 PAIRS = scenes(60)
@@ -97,7 +97,7 @@ def test_matched_words_give_the_files_of_earlier_versions(scope: Any, tmp_path: 
     """
     pairs, tags = read_manifest(FIXTURES / "manifest.jsonl"), json.loads((FIXTURES / "tags.json").read_text())
     builder = Builder(pairs, tags, Recipe(scope=scope, replacement="matched", seed=3))
-    write_negatives(tmp_path / "ours.jsonl", (row for pair in pairs for row in builder.of_pair(pair)))
+    write_negatives(tmp_path / "ours.jsonl", (row for pair in pairs for row in builder.build(pair)))
     assert (tmp_path / "ours.jsonl").read_bytes() == (FIXTURES / f"matched_{scope}.jsonl").read_bytes()
 
 
@@ -114,7 +114,7 @@ def test_the_seed_decides_and_the_order_of_the_pairs_does_not() -> None:
     again, _ = build(PAIRS, **OURS)
     other, _ = build(PAIRS, seed=1, **OURS)
     assert again == ROWS != other
-    backwards = [row for pair in PAIRS[::-1] for row in BUILDER.of_pair(pair)]
+    backwards = [row for pair in PAIRS[::-1] for row in BUILDER.build(pair)]
     assert {(row.id, row.caption): row for row in backwards} == {(row.id, row.caption): row for row in ROWS}
 
 
@@ -154,6 +154,6 @@ def test_no_negative_says_the_same_where_a_reference_does(settings: dict[str, st
     }
     builder = Builder(pairs, tagged, Recipe(**settings))  # type: ignore[arg-type]
     for pair in pairs[: 2 * len(same)]:
-        for row in builder.of_pair(pair):
+        for row in builder.build(pair):
             words = {word for negative in row.negatives for word in negative.text.split()}
             assert not words & {"same", "identical", "alike", "no", "nothing"}

@@ -62,7 +62,7 @@ def test_words_are_drawn_as_often_as_captions_use_them() -> None:
         [scene("the red cube moved")] * 6 + [scene("the green cube moved")] * 3 + [scene("the blue cube moved")]
     )
     rng = random.Random(0)
-    drawn = Counter(pool.draw_matched("gray", "ADJ", frozenset(), rng) for _ in range(2000))
+    drawn = Counter(pool.sample_matched("gray", "ADJ", frozenset(), rng) for _ in range(2000))
     assert abs(drawn["red"] - 1200) < 120 and abs(drawn["green"] - 600) < 100 and abs(drawn["blue"] - 200) < 70
 
 
@@ -73,11 +73,11 @@ def test_uniform_words_are_other_words_of_the_tag_all_equally_likely() -> None:
         + [scene("the large shiny block in the scene moved"), scene("a new tiny ball appeared")]
     )
     rng, count = random.Random(0), 20_000
-    drawn = Counter(pool.draw_uniform("large", "ADJ", rng) for _ in range(count))
+    drawn = Counter(pool.sample_uniform("large", "ADJ", rng) for _ in range(count))
     assert set(drawn) == {"red", "shiny", "tiny"}
     assert sum((each - count / 3) ** 2 / (count / 3) for each in drawn.values()) < 13.8  # chi-square, p = 0.001
-    assert {pool.draw_uniform("cube", "NOUN", rng) for _ in range(200)} == {"block", "ball"}
-    assert pool.draw_uniform("moved", "VERB", rng) is None
+    assert {pool.sample_uniform("cube", "NOUN", rng) for _ in range(200)} == {"block", "ball"}
+    assert pool.sample_uniform("moved", "VERB", rng) is None
 
 
 def test_uniform_replacement_has_only_the_tag_in_common() -> None:
@@ -108,24 +108,26 @@ BIRDS = [
 
 def test_inflections_and_articles_are_kept() -> None:
     pool, rng = WordPool(BIRDS), random.Random(0)
-    assert {pool.draw_matched("feathers", "NOUN", frozenset({"feathers"}), rng) for _ in range(20)} == {"legs"}
-    assert {pool.draw_matched("larger", "ADJ", frozenset({"larger"}), rng) for _ in range(20)} == {"longer"}
+    assert {pool.sample_matched("feathers", "NOUN", frozenset({"feathers"}), rng) for _ in range(20)} == {"legs"}
+    assert {pool.sample_matched("larger", "ADJ", frozenset({"larger"}), rng) for _ in range(20)} == {"longer"}
     text = replace_words(tagged("an/DET", "orange/ADJ", "eye/NOUN"), {"color:orange": 2.0}, pool, frozenset(), rng)
     assert text == "a white eye"
 
 
 def test_rare_words_are_not_drawn_from_a_big_corpus() -> None:
     avoid, rng = frozenset({"beak", "tail", "wing"}), random.Random(0)
-    assert WordPool(BIRDS).draw_matched("beak", "NOUN", avoid, rng) == "wnig"  # one in 121 captions
-    assert WordPool(BIRDS + BIRDS[:120] * 9).draw_matched("beak", "NOUN", avoid, rng) is None  # one in 1,201
-    assert WordPool(BIRDS * 5 + BIRDS[:120] * 99).draw_matched("beak", "NOUN", avoid, rng) == "wnig"  # five are enough
+    assert WordPool(BIRDS).sample_matched("beak", "NOUN", avoid, rng) == "wnig"  # one in 121 captions
+    assert WordPool(BIRDS + BIRDS[:120] * 9).sample_matched("beak", "NOUN", avoid, rng) is None  # one in 1,201
+    assert (
+        WordPool(BIRDS * 5 + BIRDS[:120] * 99).sample_matched("beak", "NOUN", avoid, rng) == "wnig"
+    )  # five are enough
 
 
 def test_words_that_are_mostly_something_else_are_not_drawn() -> None:
     verbs = [tagged("birds/NOUN", "perch/VERB")] * 3 + [tagged("a/DET", "perch/NOUN")] * 2
     for captions, avoid, expected in ((verbs, (), "beak"), (verbs[2:], ("beak",), "perch")):
         pool, others = WordPool([*BIRDS, *captions]), frozenset({"tail", "wing", "wnig", *avoid})
-        assert pool.draw_matched("beak", "NOUN", others, random.Random(0)) == expected
+        assert pool.sample_matched("beak", "NOUN", others, random.Random(0)) == expected
 
 
 def test_frame_words_animals_and_words_of_change_stay() -> None:

@@ -38,14 +38,14 @@ def evaluate(
 
     If the protocol's tokens are raw (IDC-PCL on Birds-to-Words), metrics-ptb.json has the scores with PTB tokens. For the datasets of
     remote-sensing change captioning, metrics.json also has the scores of the protocol levir_cc, in "id_tokens". "unfinished" in
-    metrics.json is the number of captions that reached the largest length without an end token.
+    metrics.json is the number of captions that reached the maximum length without an end token.
 
     Args:
         checkpoint: best.ckpt of the finetune or reinforce stage; or a vision-language model without training: its folder, or user/name
             on the Hugging Face Hub.
         out: Folder for predictions.json, references.json and metrics.json.
         folder: Folder of the dataset; by default data/<training dataset of the checkpoint>.
-        features: Name of the feature store in it; by default the one that the checkpoint was trained on.
+        features: Name of the feature store in `folder`; by default the one that the checkpoint was trained on.
         split: Split to evaluate.
         tokenizer: Tokenizer of the metrics; by default the one that selected the checkpoint, or ptb if ids did.
         changes: Protocol of a dataset with several changes per pair (Spot-the-Diff): every sentence is a reference (single), or
@@ -67,14 +67,20 @@ def evaluate(
         sentences: Number of sentences of its answer that are the caption.
         max_length: Maximal number of tokens of its answer; 64 by default.
     """
-    for name, number in {"batch_size": batch_size, "devices": devices, "limit": limit}.items():
-        if number is not None and number < 1:
-            raise DiffcapError(f"--{name} is {number}; it must be at least 1.")
+    for option, value in {"batch_size": batch_size, "devices": devices, "limit": limit}.items():
+        if value is not None and value < 1:
+            raise DiffcapError(f"--{option} is {value}; it must be at least 1.")
     sources = [checkpoint, *(ensemble.split(",") if ensemble else [])]
     check_connection([*sources, base])
     if task == "retrieval":
-        captioning = {"tokenizer": tokenizer, "metrics": metrics, "ensemble": ensemble, "beams": beams != 1}
-        if unused := [name for name, value in {**captioning, "length_penalty": length_penalty}.items() if value]:
+        is_set = {
+            "tokenizer": tokenizer,
+            "metrics": metrics,
+            "ensemble": ensemble,
+            "beams": beams != 1,
+            "length_penalty": length_penalty,
+        }
+        if unused := [option for option, value in is_set.items() if value]:
             raise DiffcapError(f"--{unused[0]} has no effect on retrieval; remove it, or --task=retrieval.")
         from diffcap.checkpoints.loading import retrieval_function
         from diffcap.lit.stage_cli import hide_lightning_messages
@@ -90,7 +96,7 @@ def evaluate(
     from diffcap.checkpoints.reading import checkpoint_record
     from diffcap.evaluation.captions import ALL_METRICS, unavailable_metrics
     from diffcap.evaluation.coco import write_predictions, write_references
-    from diffcap.evaluation.levir_cc import levir_scoring, protocol_of
+    from diffcap.evaluation.levir_cc import levir_protocol, levir_scoring
     from diffcap.evaluation.protocols import dataset_protocol, groups_of, remarks
     from diffcap.evaluation.protocols import evaluate as score
     from diffcap.evaluation.slots import ATTRIBUTES
@@ -113,27 +119,30 @@ def evaluate(
 
     hide_lightning_messages()
     check_search(beams, length_penalty, "--beams")
-    names = ALL_METRICS if metrics is None else tuple(metrics)
-    unavailable = unavailable_metrics(names)
-    if not set(names) - set(unavailable):
+    metric_names = ALL_METRICS if metrics is None else tuple(metrics)
+    unavailable = unavailable_metrics(metric_names)
+    if not set(metric_names) - set(unavailable):
         raise DiffcapError(
             f"--metrics: {next(iter(unavailable.values()), 'the list is empty; omit the option for all metrics.')}"
         )
     members = [source if names_base_model(source) else downloaded(source) for source in sources]
     check_finished(members)
-    answer = {"sentences": sentences, **({"max_length": max_length} if max_length else {})}
-    trained, *others = load_members(members, base, prompt, **answer)
+    answer_options = {"sentences": sentences}
+    if max_length:
+        answer_options["max_length"] = max_length
+    trained, *others = load_members(members, base, prompt, **answer_options)
     if trained.metadata["dataset"] is None and (folder is None or features is None):
         raise DiffcapError(
             f"{checkpoint}: was trained on no dataset; give --folder and --features (a store of pixels)."
         )
-    place = Path(folder or f"data/{trained.metadata['dataset']}")
-    dataset = read_dataset(place)
+    dataset_folder = Path(folder or f"data/{trained.metadata['dataset']}")
+    dataset = read_dataset(dataset_folder)
     changes = changes or trained.metadata.get("changes") or dataset.info.get("changes")
-    pairs = take_changes([pair for pair in dataset.pairs if pair.split == split][:limit], changes)
+    split_pairs = [pair for pair in dataset.pairs if pair.split == split]
+    pairs = take_changes(split_pairs[:limit], changes)
     if not pairs:
         raise DiffcapError(f"{dataset.name} has no {split} pairs; choose another --split.")
-    first = tokenizer or trained.metadata["tokenizer"]
+    main_tokenizer = tokenizer or trained.metadata["tokenizer"]
     protocol = {
         "dataset": dataset.name,
         "split": split,
@@ -145,13 +154,15 @@ def evaluate(
         **({"ensemble": len(members)} if others else {}),
     }
     target = Path(out)
-    scored_as = f"{remarks(protocol)}{f'{changes} change, ' if changes else ''}"
-    notes = provenance(
+    title_remarks = remarks(protocol)
+    if changes:
+        title_remarks += f"{changes} change, "
+    provenance_entries = provenance(
         method=trained.metadata["method"],
         seed=trained.metadata["seed"],
         step=trained.metadata["step"],
         features=features or trained.features["name"],
-        **({"prompt": trained.metadata["prompt"], **answer} if "prompt" in trained.metadata else {}),
+        **({"prompt": trained.metadata["prompt"], **answer_options} if "prompt" in trained.metadata else {}),
         manifest_sha256=dataset.info.get("manifest_sha256"),
         checkpoints=[
             base_record(member) if member.metadata["stage"] == ZERO_SHOT else checkpoint_record(path, target)
@@ -159,25 +170,26 @@ def evaluate(
         ],
     )
     if trained.metadata["stage"] == ZERO_SHOT and main_process():
-        print(origin(*(trained.metadata[name] for name in ("base", "revision", "licence"))), flush=True)
+        metadata = trained.metadata
+        print(origin(metadata["base"], metadata["revision"], metadata["licence"]), flush=True)
     target.mkdir(parents=True, exist_ok=True)
     decoded = decode(
         trained,
         pairs,
-        place / "features" / (features or trained.features["name"]),
+        dataset_folder / "features" / (features or trained.features["name"]),
         batch_size,
         beams,
         length_penalty,
         devices=devices,
         accelerator=accelerator,
-        others=[(other, place / "features" / (features or other.features["name"])) for other in others],
+        others=[(other, dataset_folder / "features" / (features or other.features["name"])) for other in others],
     )
-    if decoded is None:  # rank 0 writes
+    if decoded is None:  # only rank 0 gets the captions and writes the files
         return
     captions = decoded.captions
     # The old scores are deleted first, so that a killed process does not leave them next to new captions.
-    for name in (METRICS, metrics_filename("ptb"), metrics_filename("raw"), UNSCORED):
-        (target / name).unlink(missing_ok=True)
+    for filename in (METRICS, metrics_filename("ptb"), metrics_filename("raw"), UNSCORED):
+        (target / filename).unlink(missing_ok=True)
     scored_pairs = [pair for pair in pairs if pair.captions]
     unscored = {pair.id: captions.pop(pair.id) for pair in pairs if not pair.captions}
     if unscored:
@@ -193,21 +205,33 @@ def evaluate(
     write_predictions(target / PREDICTIONS, captions)
     write_references(target / REFERENCES, {pair.id: pair.captions for pair in scored_pairs})
     write_json(target / GROUPS, groups_of(scored_pairs))
-    notes["files"] = {name: file_hash(target / name) for name in (PREDICTIONS, REFERENCES, GROUPS)}
-    spec = protocol_of(dataset.name, dataset.pairs)
-    levir = levir_scoring(spec, dataset.pairs, trained.vocabulary) if spec else None
+    provenance_entries["files"] = {name: file_hash(target / name) for name in (PREDICTIONS, REFERENCES, GROUPS)}
+    levir_settings = levir_protocol(dataset.name, dataset.pairs)
+    levir = levir_scoring(levir_settings, dataset.pairs, trained.vocabulary) if levir_settings else None
     results = {}
-    for kind in dict.fromkeys([first, "ptb"]):
-        result = score(captions, scored_pairs, kind, names, protocol=protocol, provenance=notes, levir=levir)
-        results[kind] = {**result, "unfinished": unfinished}
-    for kind, result in results.items():
-        print_scores(result, f"{trained.metadata['method']} on {dataset.name} {split}, {scored_as}")
-        if kind != first:
-            write_json(target / metrics_filename(kind), result)
-    for note in results[first].get("notes", []):
+    for tokenizer_name in dict.fromkeys([main_tokenizer, "ptb"]):
+        results[tokenizer_name] = score(
+            captions,
+            scored_pairs,
+            tokenizer_name,
+            metric_names,
+            protocol=protocol,
+            provenance=provenance_entries,
+            levir=levir,
+        )
+        results[tokenizer_name]["unfinished"] = unfinished
+    for tokenizer_name, result in results.items():
+        print_scores(result, f"{trained.metadata['method']} on {dataset.name} {split}, {title_remarks}")
+        if tokenizer_name != main_tokenizer:
+            write_json(target / metrics_filename(tokenizer_name), result)
+    main_result = results[main_tokenizer]
+    for note in main_result.get("notes", []):
         print(f"note: {note}")
-    if "slots" in results[first]:
-        shown = [name for name in ("type", "object", "to", *ATTRIBUTES) if name in results[first]["slots"]]
-        slots = {name: results[first]["slots"][name] for name in shown}
+    if "slots" in main_result:
+        slots = {
+            name: main_result["slots"][name]
+            for name in ("type", "object", "to", *ATTRIBUTES)
+            if name in main_result["slots"]
+        }
         print_table(metrics_table({"slots": slots}, title="slot accuracy"))
-    write_json(target / METRICS, results[first])  # written last, because Make takes it as the mark of a complete stage
+    write_json(target / METRICS, main_result)  # written last: Make takes this file as the mark of a complete stage

@@ -42,7 +42,7 @@ def make_negatives(
         replace: Number of negatives per caption with nouns and adjectives replaced.
         confuse: Number of negatives per caption with roles exchanged or the change reversed.
         scope: pair: all captions of a pair share the same negatives (as in the authors' files). caption: each caption has its own.
-        replacement: How replacement words are drawn. uniform: any other word of the same part of speech (paper). matched: words of
+        replacement: How replacement words are sampled. uniform: any other word of the same part of speech (paper). matched: words of
             the same inflection, by frequency, with a meaning that no reference has; confuse then also uses captions of no change.
         seed: Seed of all random choices.
         split: Split whose captions get negatives.
@@ -61,66 +61,72 @@ def make_negatives(
     from diffcap.utils.progress import progress_bars
 
     recipe = Recipe(retrieve, replace, confuse, scope, seed, replacement)
-    home = Path(folder)
-    target, report_path, notes = (home / f"negatives.{suffix}" for suffix in ("jsonl", "md", "json"))
-    found = [pair for pair in read_manifest(home / "manifest.jsonl") if pair.split == split]
-    changes = changes or _changes(home)
-    pairs = with_words(take_changes(found, changes))
+    dataset_folder = Path(folder)
+    manifest = dataset_folder / "manifest.jsonl"
+    target = dataset_folder / "negatives.jsonl"
+    report_path = dataset_folder / "negatives.md"
+    metadata_path = dataset_folder / "negatives.json"
+    split_pairs = [pair for pair in read_manifest(manifest) if pair.split == split]
+    changes = changes or _default_changes(dataset_folder)
+    pairs = with_words(take_changes(split_pairs, changes))
     if not pairs:
-        raise DiffcapError(
-            f"{home / 'manifest.jsonl'}: no pair of the {split} split has a caption; check the manifest."
-        )
+        raise DiffcapError(f"{manifest}: no pair of the {split} split has a caption; check the manifest.")
     imported = list(authors_negatives(Path(authors), pairs)) if authors else []
-    settings: dict[str, Any] = {"manifest_sha256": file_hash(home / "manifest.jsonl")}
+    settings: dict[str, Any]
     if authors:
-        settings = {"authors": Path(authors).name, "authors_sha256": file_hash(authors), **settings}
+        settings = {"authors": Path(authors).name, "authors_sha256": file_hash(authors)}
     else:
-        settings = {
-            **asdict(recipe),
-            "split": split,
-            **({"changes": changes} if changes else {}),
-            "tagger": tagger,
-            "tagger_identity": find_tagger(tagger).identity,
-            **settings,
-        }
+        settings = {**asdict(recipe), "split": split}
+        if changes:
+            settings["changes"] = changes
+        settings["tagger"] = tagger
+        settings["tagger_identity"] = find_tagger(tagger).identity
+    settings["manifest_sha256"] = file_hash(manifest)
     with suppress(DiffcapError):  # negatives.json is missing or damaged
-        done = {} if force else read_json(notes)
-        if done.get("settings") == settings and target.is_file() and done["sha256"] == file_hash(target):
+        metadata = {} if force else read_json(metadata_path)
+        has_same_settings = metadata.get("settings") == settings
+        if has_same_settings and target.is_file() and metadata["sha256"] == file_hash(target):
             print(f"{target}: exists already with these settings")
             return
     if authors:
         write_negatives(target, imported, lambda: report_path.unlink(missing_ok=True))
-        write_json(notes, {"settings": settings, "captions": len(imported), "sha256": file_hash(target)})
-        captions = sum(len(pair.captions) for pair in pairs)
-        print(f"{target}: the negatives of {authors} for {len(imported):,} of {captions:,} captions")
+        write_json(metadata_path, {"settings": settings, "captions": len(imported), "sha256": file_hash(target)})
+        num_captions = sum(len(pair.captions) for pair in pairs)
+        print(f"{target}: the negatives of {authors} for {len(imported):,} of {num_captions:,} captions")
         return
     texts = {normalize_caption(caption) for pair in pairs for caption in pair.captions}
+    tag_cache = dataset_folder / "tags.jsonl"
     with progress_bars() as bar:
-        tags = tag_sentences(sentence_texts(texts), tagger, home / "tags.jsonl", workers, bar("tagging sentences"))
+        tags = tag_sentences(sentence_texts(texts), tagger, tag_cache, workers, bar("tagging sentences"))
         builder = Builder(pairs, tags, recipe, bar("searching similar captions"))
         report = Report(seed=seed)
-        rows = _rows(builder, pairs, report, bar("writing negatives"))
+        rows = _build_rows(builder, pairs, report, bar("writing negatives"))
         write_negatives(target, rows, lambda: report.write(report_path, settings, builder.used))
-    counts = {f"{kind}: {way}": count for (kind, way), count in sorted(builder.used.items())}
-    done = {"settings": settings, "captions": report.captions, "ways": counts, "sha256": file_hash(target)}
-    write_json(notes, done)
-    print(f"{target}: negatives for {report.captions:,} captions; read {report_path}")
+    strategy_counts = {f"{kind}: {strategy}": count for (kind, strategy), count in sorted(builder.used.items())}
+    metadata = {
+        "settings": settings,
+        "captions": report.num_rows,
+        "ways": strategy_counts,
+        "sha256": file_hash(target),
+    }
+    write_json(metadata_path, metadata)
+    print(f"{target}: negatives for {report.num_rows:,} captions; read {report_path}")
 
 
-def _changes(home: Path) -> "Changes | None":
-    """The protocol in the dataset's settings, or else in its dataset.json."""
+def _default_changes(dataset_folder: Path) -> "Changes | None":
+    """Return the protocol in the dataset's settings; if they have none, that in its dataset.json."""
     from diffcap.records import read_json
 
-    path = home / "dataset.json"
+    path = dataset_folder / "dataset.json"
     info = read_json(path, "dataset", "write it again with `make data`") if path.is_file() else {}
     return get_config_value([SETTINGS / f"{info.get('name')}.yaml"], "data", "changes") or info.get("changes")
 
 
-def _rows(
+def _build_rows(
     builder: "Builder", pairs: "list[ChangePair]", report: "Report", step: Callable[[int, int], None]
 ) -> "Iterator[CaptionNegatives]":
     for number, pair in enumerate(pairs, 1):
-        for row in builder.of_pair(pair):
+        for row in builder.build(pair):
             report.add(row)
             yield row
         if number % 100 == 0 or number == len(pairs):

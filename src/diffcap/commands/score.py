@@ -1,6 +1,7 @@
 """Score a file of captions against a file of references, or against a split of a dataset."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -67,53 +68,58 @@ def _score_files(predictions: Path, references: Path, tokenizer: Tokenizer) -> d
     from diffcap.evaluation.protocols import evaluate
     from diffcap.records import ChangePair
 
-    captions, truth = read_predictions(predictions), read_references(references)
-    check_ids(captions, truth, prefix=f"{predictions} against {references}: ")
-    _warn_of_missing_blanks(captions, truth.values())
-    pairs = [ChangePair(id, "", "", texts, "test") for id, texts in truth.items()]
+    captions = read_predictions(predictions)
+    captions_by_id = read_references(references)
+    check_ids(captions, captions_by_id, prefix=f"{predictions} against {references}: ")
+    _warn_of_missing_blanks(captions, captions_by_id.values())
+    pairs = [ChangePair(id, "", "", texts, "test") for id, texts in captions_by_id.items()]
     return evaluate(captions, pairs, tokenizer, provenance=_provenance(predictions=predictions, references=references))
 
 
 def _score_split(
-    predictions: Path, tokenizer: Tokenizer, folder: Path, name: str | None, split: str, protocol: str
+    predictions: Path, tokenizer: Tokenizer, folder: Path, dataset_name: str | None, split: str, protocol: str
 ) -> dict[str, Any]:
     from diffcap.datasets.registry import datasets
     from diffcap.evaluation.coco import read_other_predictions
-    from diffcap.evaluation.levir_cc import LevirScoring, levir_scoring, protocol_of
+    from diffcap.evaluation.levir_cc import LevirScoring, levir_protocol, levir_scoring
     from diffcap.evaluation.protocols import dataset_protocol, evaluate
     from diffcap.records import read_dataset, take_changes
 
     dataset = read_dataset(folder)
-    if name is not None and dataset.name != name:
-        raise DiffcapError(f"{folder}: holds {dataset.name}, not {name}; give its own --dataset or --folder.")
-    spec = protocol_of(dataset.name, dataset.pairs)
-    if protocol != "text" and (spec is None or spec.accuracy_only):
-        having = ", ".join(one.name for one in datasets().values() if one.protocol)
+    if dataset_name is not None and dataset.name != dataset_name:
+        raise DiffcapError(f"{folder}: holds {dataset.name}, not {dataset_name}; give its own --dataset or --folder.")
+    levir_settings = levir_protocol(dataset.name, dataset.pairs)
+    if protocol != "text" and (levir_settings is None or levir_settings.accuracy_only):
+        supported = ", ".join(spec.name for spec in datasets().values() if spec.protocol)
         raise DiffcapError(
-            f"{dataset.name} has no protocol {protocol}, only {having} and your own datasets in Karpathy's form have; remove --protocol."
+            f"{dataset.name} has no protocol {protocol}, only {supported} and your own datasets in Karpathy's form have; remove --protocol."
         )
     changes = dataset.info.get("changes")
-    of_split = [pair for pair in dataset.pairs if pair.split == split]
-    scored = take_changes([pair for pair in of_split if pair.captions], changes)
-    if not scored:
+    split_pairs = [pair for pair in dataset.pairs if pair.split == split]
+    scored_pairs = take_changes([pair for pair in split_pairs if pair.captions], changes)
+    if not scored_pairs:
         raise DiffcapError(f"{dataset.name} has no {split} pair with a reference caption; choose another --split.")
-    ids, all_ids = [pair.id for pair in scored], [pair.id for pair in of_split]
-    captions = read_other_predictions(predictions, ids, all_ids, f"the {split} split of {dataset.name}")
-    _warn_of_missing_blanks(captions, (pair.captions for pair in scored))
-    described = {"dataset": dataset.name, "split": split, **({"changes": changes} if changes else {})}
-    described |= dataset_protocol(dataset.info)
-    notes = {**_provenance(predictions=predictions), "manifest_sha256": dataset.info["manifest_sha256"]}
+    scored_ids = [pair.id for pair in scored_pairs]
+    split_ids = [pair.id for pair in split_pairs]
+    captions = read_other_predictions(predictions, scored_ids, split_ids, f"the {split} split of {dataset.name}")
+    _warn_of_missing_blanks(captions, (pair.captions for pair in scored_pairs))
+    protocol_entries = {"dataset": dataset.name, "split": split}
+    if changes:
+        protocol_entries["changes"] = changes
+    protocol_entries |= dataset_protocol(dataset.info)
+    provenance = {**_provenance(predictions=predictions), "manifest_sha256": dataset.info["manifest_sha256"]}
     levir = None
-    if spec:
-        in_words = LevirScoring(spec.no_change, accuracy_only=spec.accuracy_only)
-        levir = in_words if protocol == "text" else levir_scoring(spec, dataset.pairs)
-    return evaluate(captions, scored, tokenizer, protocol=described, provenance=notes, levir=levir)
+    if levir_settings and protocol == "text":  # without the metrics of word ids
+        levir = LevirScoring(levir_settings.no_change, accuracy_only=levir_settings.accuracy_only)
+    elif levir_settings:
+        levir = levir_scoring(levir_settings, dataset.pairs)
+    return evaluate(captions, scored_pairs, tokenizer, protocol=protocol_entries, provenance=provenance, levir=levir)
 
 
 def _warn_of_missing_blanks(captions: Mapping[str, str], references: Iterable[Sequence[str]]) -> None:
     from diffcap.text.vocabulary import missing_blanks
 
-    if warning := missing_blanks([*captions.values(), *(text for texts in references for text in texts)]):
+    if warning := missing_blanks([*captions.values(), *chain.from_iterable(references)]):
         echo(f"{warning}.", err=True)
 
 
@@ -121,7 +127,5 @@ def _provenance(**files: Path) -> dict[str, Any]:
     from diffcap import __version__
     from diffcap.records import file_hash
 
-    return {
-        "diffcap": __version__,
-        **{name: {"file": str(path), "sha256": file_hash(path)} for name, path in files.items()},
-    }
+    hashed_files = {name: {"file": str(path), "sha256": file_hash(path)} for name, path in files.items()}
+    return {"diffcap": __version__, **hashed_files}

@@ -1,4 +1,4 @@
-"""Two baselines without training, to compare the scores of models with."""
+"""Two baselines without a model: the most frequent training caption, and the caption of the most similar training pair."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -13,23 +13,23 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def most_common_captions(train: Sequence[ChangePair], test: Sequence[ChangePair]) -> dict[str, str]:
-    """Return the most frequent training caption, the first in the manifest of equally frequent ones, for every test pair."""
+    """Return the most frequent training caption for every test pair; of equally frequent captions, the first of `train`."""
     counts = Counter(caption for pair in train for caption in pair.captions)
     if not counts:
         raise DiffcapError("the training split has no caption; check the manifest.")
-    caption = counts.most_common(1)[0][0]
-    return {pair.id: caption for pair in test}
+    most_common_caption, _ = counts.most_common(1)[0]
+    return {pair.id: most_common_caption for pair in test}
 
 
-def _unit(rows: Array) -> Array:
+def _normalise_rows(rows: Array) -> Array:
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
     return rows / np.where(norms == 0, 1, norms)
 
 
 def pair_vectors(before: Array, after: Array) -> Array:
-    """Concatenate the normalised features of the first image, and those of the difference of both images.
+    """Concatenate the normalised features of the "before" image and the normalised difference of the features of both images.
 
-    The cosine similarity of two such vectors is the mean of the similarities of their halves.
+    The cosine similarity of two such vectors is the mean of the cosine similarities of their halves.
 
     Args:
         before, after: (N, ...) features, flattened to (N, D).
@@ -37,13 +37,14 @@ def pair_vectors(before: Array, after: Array) -> Array:
     Returns:
         (N, 2D) float32.
     """
-    first = np.asarray(before, dtype=np.float32).reshape(len(before), -1)
-    second = np.asarray(after, dtype=np.float32).reshape(len(after), -1)
-    return np.concatenate([_unit(first), _unit(second - first)], axis=1)
+    before_rows = np.asarray(before, dtype=np.float32).reshape(len(before), -1)
+    after_rows = np.asarray(after, dtype=np.float32).reshape(len(after), -1)
+    difference = after_rows - before_rows
+    return np.concatenate([_normalise_rows(before_rows), _normalise_rows(difference)], axis=1)
 
 
 def nearest_rows(train: Array, test: Array, chunk: int = 1024) -> Array:
-    """Return the index of the row of `train` with the highest cosine similarity to each row of `test` (the first if equal).
+    """Find the row of `train` with the highest cosine similarity to each row of `test`; of equally similar ones, the first.
 
     Args:
         train: (N, D), N > 0; can be a memory-mapped array, because it is read in chunks.
@@ -53,19 +54,20 @@ def nearest_rows(train: Array, test: Array, chunk: int = 1024) -> Array:
     Returns:
         (M,) int64.
     """
-    best = np.zeros(len(test), dtype=np.int64)
-    highest = np.full(len(test), -np.inf, dtype=np.float32)
-    for start in range(0, len(train), chunk):
-        candidates = _unit(np.asarray(train[start : start + chunk], dtype=np.float32))
-        for first in range(0, len(test), chunk):
-            rows = slice(first, first + chunk)
-            scores = _unit(np.asarray(test[rows], dtype=np.float32)) @ candidates.T  # (chunk, chunk)
-            winner = scores.argmax(axis=1)
-            score = scores[np.arange(len(scores)), winner]
-            better = score > highest[rows]
-            best[rows][better] = start + winner[better]
-            highest[rows][better] = score[better]
-    return best
+    nearest = np.zeros(len(test), dtype=np.int64)
+    highest = np.full(len(test), -np.inf, dtype=np.float32)  # similarity of `nearest`
+    for train_start in range(0, len(train), chunk):
+        candidates = _normalise_rows(np.asarray(train[train_start : train_start + chunk], dtype=np.float32))
+        for test_start in range(0, len(test), chunk):
+            rows = slice(test_start, test_start + chunk)
+            queries = _normalise_rows(np.asarray(test[rows], dtype=np.float32))
+            similarities = queries @ candidates.T  # (chunk, chunk)
+            best_column = similarities.argmax(axis=1)
+            best_similarity = similarities[np.arange(len(similarities)), best_column]
+            is_better = best_similarity > highest[rows]
+            nearest[rows][is_better] = train_start + best_column[is_better]
+            highest[rows][is_better] = best_similarity[is_better]
+    return nearest
 
 
 def nearest_captions(
@@ -74,12 +76,14 @@ def nearest_captions(
     """Return the first caption of the nearest of the N training pairs for each of the M test pairs.
 
     Args:
-        train: those without a caption are skipped.
+        train: pairs without a caption are skipped.
         train_vectors, test_vectors: (N, D) and (M, D), see `pair_vectors`.
     """
-    with_caption = [row for row, pair in enumerate(train) if pair.captions]
-    if not with_caption:
+    rows_with_caption = [row for row, pair in enumerate(train) if pair.captions]
+    if not rows_with_caption:
         raise DiffcapError("no training pair has a caption; check the manifest.")
-    vectors = train_vectors if len(with_caption) == len(train) else train_vectors[with_caption]
-    nearest = nearest_rows(vectors, test_vectors)
-    return {pair.id: train[with_caption[row]].captions[0] for pair, row in zip(test, nearest)}
+    if len(rows_with_caption) < len(train):  # if all have one, a memory-mapped array is not copied
+        train_vectors = train_vectors[rows_with_caption]
+    captions = [train[row].captions[0] for row in rows_with_caption]
+    nearest = nearest_rows(train_vectors, test_vectors)
+    return {pair.id: captions[index] for pair, index in zip(test, nearest)}

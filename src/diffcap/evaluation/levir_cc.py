@@ -1,10 +1,12 @@
 """The protocol `levir_cc` of remote-sensing change captioning: metrics of word ids, accuracies by group, and S*m.
 
+S*m is the mean of BLEU-4, METEOR, ROUGE-L and CIDEr-D.
+
 The released evaluators (RSICCformer, Chg2Cap, Change-Agent, RSCaMa, SEN) do not score text. Hypotheses and references are the ids of a
 vocabulary, written as numbers: "12 7 40". Start, end and padding are removed, and there is no further tokenisation. All rare words of
-the references and all unknown words of a hypothesis have the same id, so that they match each other. METEOR finds no stems and synonyms
-of the words, but its table of paraphrases has some hundred pairs of numbers ("110" and "111"). So METEOR depends on the numbers of the
-words, and these must be the released ones. Everything else is as in the text protocol.
+the references and all unknown words of a hypothesis have the same id, so that they match each other. METEOR cannot match stems or
+synonyms of ids, but its table of paraphrases contains several hundred pairs of numbers, such as "110" and "111". Therefore METEOR
+depends on the ids of the words, which must be the released ones. Everything else is as in the text protocol.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,82 +18,105 @@ from diffcap.evaluation.captions import Groups, Scores
 from diffcap.records import ChangePair
 from diffcap.text.vocabulary import LAYOUTS, Vocabulary, build_vocabulary, tokenize_rcc_words
 
-# The system's own vocabulary is used if it is one of these, in which the released evaluators score.
-OWN_LAYOUTS = tuple(name for name, layout in LAYOUTS.items() if layout.scored_as_ids)
-AVERAGED = ("BLEU-4", "METEOR", "ROUGE-L", "CIDEr-D")
+# Layouts in which the released evaluators score: a captioner with such a vocabulary is scored with the ids of this vocabulary.
+RELEASED_LAYOUTS = tuple(name for name, layout in LAYOUTS.items() if layout.scored_as_ids)
+S_M_METRICS = ("BLEU-4", "METEOR", "ROUGE-L", "CIDEr-D")
 
 
 @dataclass(frozen=True)
 class LevirScoring:
-    """What pairs are scored with in addition to the text protocol."""
+    """The scores to compute in addition to those of the text protocol."""
 
     no_change: tuple[str, ...]  # the dataset's sentences that say that nothing has changed
     vocabulary: Vocabulary | None = None  # of the ids; None leaves the metrics of ids out
     rule: str = ""  # how the vocabulary was made, for `metrics.json`
-    accuracy_only: bool = False  # leave out S*m, too
+    accuracy_only: bool = False  # add the accuracy, but neither S*m nor metrics of ids
 
 
-def protocol_of(dataset: str, pairs: Sequence[ChangePair]) -> LevirProtocol | None:
-    """Return what the protocol needs to know of a dataset with these pairs, or None if the dataset is not scored with it.
+def levir_protocol(dataset: str, pairs: Sequence[ChangePair]) -> LevirProtocol | None:
+    """Return the settings of the protocol for a dataset with these pairs, or None if the dataset is not scored with it.
 
-    Datasets of one's own in Karpathy's form are scored with it. Those in diffcap's own form get the accuracy only, if they have pairs
+    It is used for a user's dataset in Karpathy's form. A user's dataset in diffcap's form gets the accuracy only, if it has pairs
     without change. The captions of these pairs are the no-change sentences.
     """
     spec = get_dataset(dataset)
-    has_flag = any("changeflag" in pair.extra for pair in pairs)
-    if spec.protocol or spec.reader != OWN_READER or not (has_flag or any(pair.is_distractor for pair in pairs)):
+    if spec.protocol or spec.reader != OWN_READER:
         return spec.protocol
-    unchanged = (plain(caption) for pair in pairs if pair.is_distractor for caption in pair.captions)
-    return LevirProtocol(tuple(dict.fromkeys(unchanged)) or LevirProtocol.no_change, accuracy_only=not has_flag)
+    has_flag = any("changeflag" in pair.extra for pair in pairs)  # only in Karpathy's form
+    distractors = [pair for pair in pairs if pair.is_distractor]
+    if not has_flag and not distractors:
+        return None
+    no_change_captions = (plain(caption) for pair in distractors for caption in pair.captions)
+    no_change = tuple(dict.fromkeys(no_change_captions))
+    return LevirProtocol(no_change or LevirProtocol.no_change, accuracy_only=not has_flag)
 
 
-def levir_scoring(spec: LevirProtocol, pairs: Iterable[ChangePair], own: object = None) -> LevirScoring:
-    """Return the scoring of a dataset with these pairs; the words of all splits are counted, as in the released evaluators.
+def levir_scoring(
+    protocol: LevirProtocol, pairs: Iterable[ChangePair], captioner_vocabulary: object = None
+) -> LevirScoring:
+    """Return the scoring of a dataset with these pairs.
 
     Args:
-        own: vocabulary of the captioner that wrote the captions. It is used if it has a layout of `OWN_LAYOUTS`. For other
-            captioners and for files of captions, the words that occur `spec.min_count` times have an id.
+        pairs: those of all splits, because the released evaluators count the words of all splits.
+        captioner_vocabulary: vocabulary of the captioner that wrote the captions. It is used if its layout is one of
+            `RELEASED_LAYOUTS`. For other captioners and for files of captions, a vocabulary is built of the words that occur
+            `protocol.min_count` times.
     """
-    if spec.accuracy_only:
-        return LevirScoring(spec.no_change, accuracy_only=True)
-    if isinstance(own, Vocabulary) and own.layout in OWN_LAYOUTS:
-        return LevirScoring(spec.no_change, own, "the captioner's own")
+    if protocol.accuracy_only:
+        return LevirScoring(protocol.no_change, accuracy_only=True)
+    if isinstance(captioner_vocabulary, Vocabulary) and captioner_vocabulary.layout in RELEASED_LAYOUTS:
+        return LevirScoring(protocol.no_change, captioner_vocabulary, "the captioner's own")
     captions = (tokenize_rcc_words(caption) for pair in pairs for caption in pair.captions)
-    vocabulary = build_vocabulary(captions, spec.min_count, spec.layout)
-    rule = f"words that occur at least {spec.min_count} times in the captions of all splits, layout {spec.layout}"
-    return LevirScoring(spec.no_change, vocabulary, rule)
+    vocabulary = build_vocabulary(captions, protocol.min_count, protocol.layout)
+    rule = (
+        f"words that occur at least {protocol.min_count} times in the captions of all splits, layout {protocol.layout}"
+    )
+    return LevirScoring(protocol.no_change, vocabulary, rule)
 
 
 def id_text(caption: str, vocabulary: Vocabulary) -> str:
-    """Return the ids of a caption's words, joined by blanks.
+    """Return the ids of a caption's words, joined by spaces.
 
     Captions are split as Chg2Cap's code does, which leaves full stops and question marks out. Letter case counts. A special token in
     a caption is an unknown word.
     """
     specials = {vocabulary.pad, vocabulary.bos, vocabulary.eos}
     words = tokenize_rcc_words(caption)
-    ids = vocabulary.encode(words, len(words) + 3)[1:-1]
-    return " ".join(str(vocabulary.unk if id in specials else id) for id in ids)
+    max_length = (
+        len(words) + 3
+    )  # bos and eos; one more, because `encode` requires at least 3, also for an empty caption
+    word_ids = vocabulary.encode(words, max_length)[1:-1]  # without bos and eos
+    return " ".join(str(vocabulary.unk if word_id in specials else word_id) for word_id in word_ids)
 
 
 def accuracies(
     captions: Mapping[str, str], pairs: Sequence[ChangePair], groups: Groups, no_change: Sequence[str]
 ) -> dict[str, float]:
-    """Return the share of pairs in each group (except empty ones) whose caption says rightly whether something has changed.
+    """Return the fraction of pairs in each group whose caption is right about whether something has changed; skip empty groups.
 
     A caption says that nothing has changed if it is, word for word, one of the sentences `no_change`; letter case and final full
     stops do not count.
     """
     sentences = set(map(plain, no_change))
-    right = {pair.id: (plain(captions[pair.id]) in sentences) == pair.is_distractor for pair in pairs}
-    return {name: sum(right[id] for id in ids) / len(ids) for name, ids in groups.items() if ids}
+    is_right = {}
+    for pair in pairs:
+        says_no_change = plain(captions[pair.id]) in sentences
+        is_right[pair.id] = says_no_change == pair.is_distractor
+    return {group: sum(is_right[id] for id in ids) / len(ids) for group, ids in groups.items() if ids}
 
 
 def with_levir_columns(scores: Scores, accuracy: Mapping[str, float], accuracy_only: bool = False) -> Scores:
-    """Add "S*m", the mean of BLEU-4, METEOR, ROUGE-L and CIDEr-D if all are there, and "accuracy" (if there is one) to each group."""
+    """Add "S*m" and "accuracy" to the scores of each group.
+
+    Args:
+        accuracy: group -> accuracy; if it is empty, none is added.
+        accuracy_only: do not add "S*m". It is also left out if one of its metrics is missing.
+    """
     rows = {}
     for group, row in scores.items():
-        averaged = [row[name] for name in AVERAGED if name in row and not accuracy_only]
-        mean = {"S*m": sum(averaged) / len(AVERAGED)} if len(averaged) == len(AVERAGED) else {}
-        rows[group] = {**row, **mean, **({"accuracy": accuracy[group]} if accuracy else {})}
+        rows[group] = dict(row)
+        if not accuracy_only and row.keys() >= set(S_M_METRICS):
+            rows[group]["S*m"] = sum(row[name] for name in S_M_METRICS) / len(S_M_METRICS)
+        if accuracy:
+            rows[group]["accuracy"] = accuracy[group]
     return rows

@@ -17,8 +17,8 @@ END = "<end>"  # never the output of a tokeniser
 class CaptionMetric(Metric):
     """BLEU-1 to BLEU-4, ROUGE-L and CIDEr-D of the captions of a validation epoch.
 
-    `compute` is a collective operation: all ranks must call it, and all get the scores of the captions of all ranks. A pair counts
-    once if several ranks have it (a distributed sampler repeats pairs to fill the last batch).
+    `compute` is a collective operation: all ranks must call it, and each gets the scores of the captions of all ranks. A pair that
+    several ranks have counts once (a distributed sampler repeats pairs to fill the last batch).
 
     Args:
         references: id -> one or more reference captions. Only the ids of `update` since the last `reset` are scored, and
@@ -80,9 +80,9 @@ class CaptionReward:
     """CIDEr-D of sampled captions against training references, with the document frequencies of all references.
 
     Args:
-        words: of the vocabulary; each is tokenised once, separately. Other words in captions are not changed.
-        end_counts: append an end token to captions and references (as in the code that most self-critical training is based
-            on). Without it, models learn to stop before a word that could be wrong.
+        words: words of the vocabulary; each is tokenised once, separately. Other words in captions are not changed.
+        end_counts: append an end token to references and to captions that have ended. Without it, models learn to stop before a
+            word that could be wrong.
 
     Example:
         >>> references = {"1": ["the cube moved"], "2": ["nothing changed"]}
@@ -98,11 +98,11 @@ class CaptionReward:
         tokenizer: Tokenizer = "ptb",
         end_counts: bool = True,
     ) -> None:
-        _, tokens = tokenize_together({}, references, tokenizer)
-        self.end = f" {END}" if end_counts else ""
-        self._cider = CiderD({id: [text + self.end for text in texts] for id, texts in tokens.items()})
-        distinct = list(dict.fromkeys(words))
-        self._tokens = dict(zip(distinct, tokenize(distinct, tokenizer)))
+        _, reference_tokens = tokenize_together({}, references, tokenizer)
+        self.suffix = f" {END}" if end_counts else ""
+        self._cider = CiderD({id: [text + self.suffix for text in texts] for id, texts in reference_tokens.items()})
+        distinct_words = list(dict.fromkeys(words))
+        self._tokens = dict(zip(distinct_words, tokenize(distinct_words, tokenizer)))
 
     def __call__(
         self, ids: Sequence[str], captions: Sequence[str], ended: Sequence[bool]
@@ -110,7 +110,10 @@ class CaptionReward:
         """Compute the rewards of B sampled captions (words joined with spaces): (B,) float64, from 0 to 10.
 
         Args:
-            ended: (B,) whether the caption has an end token, in contrast to one that was cut at the maximum length.
+            ended: (B,) True if the caption has an end token, False if it was cut off at the maximum length.
         """
-        tokens = (" ".join(self._tokens.get(word, word) for word in caption.split(" ")) for caption in captions)
-        return self._cider(ids, [text + (self.end if has_end else "") for text, has_end in zip(tokens, ended)])
+        texts = []
+        for caption, has_end in zip(captions, ended):
+            text = " ".join(self._tokens.get(word, word) for word in caption.split(" "))
+            texts.append(text + self.suffix if has_end else text)
+        return self._cider(ids, texts)

@@ -20,15 +20,16 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 BLEU = ("BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4")
 _SMALL, _TINY = 1e-9, 1e-15  # pycocoevalcap's constants against division by 0 and scores of 0
-MAX_ORDER, SIGMA = 4, 6.0
+MAX_ORDER = 4
+SIGMA = 6.0  # of the Gaussian length penalty
 MAX_WORDS = 55_108  # the largest number whose fourth power fits into 63 bits, see `_NGrams.key`
 
 
 def bleu_counts(hypotheses: Mapping[str, str], references: Mapping[str, list[str]]) -> Array:
     """Count what BLEU adds up over a corpus, (N, 10) for N hypotheses.
 
-    The columns: number of words; that of the reference with the closest length; number of n-grams of each order (4); how many of
-    these occur in a reference (4).
+    Columns: words of the hypothesis; words of the reference with the closest length; n-grams of orders 1 to 4; how many of these
+    n-grams occur in a reference, for orders 1 to 4.
 
     Example:
         >>> bleu_counts({"1": "the red cube moved"}, {"1": ["the cube moved", "nothing moved"]})
@@ -39,18 +40,23 @@ def bleu_counts(hypotheses: Mapping[str, str], references: Mapping[str, list[str
     rows = []
     for id, text in hypotheses.items():
         cooked = cook_test(text, cook_refs(references[id]))
-        closest = min((abs(length - cooked["testlen"]), length) for length in cooked["reflen"])[1]
-        rows.append([cooked["testlen"], closest, *cooked["guess"], *cooked["correct"]])
+        num_words = cooked["testlen"]
+        _, closest_length = min((abs(length - num_words), length) for length in cooked["reflen"])
+        rows.append([num_words, closest_length, *cooked["guess"], *cooked["correct"]])
     return np.array(rows, dtype=float)
 
 
 def bleu_of_sums(sums: Array) -> Array:
     """Compute BLEU-1 to BLEU-4 of sums of `bleu_counts`: (S, 10) to (S, 4), fractions."""
-    words, reference_words, guessed, correct = sums[:, 0], sums[:, 1], sums[:, 2:6], sums[:, 6:10]
-    precisions = np.cumprod((correct + _TINY) / (guessed + _SMALL), axis=1) ** (1 / np.arange(1, 5))
+    words = sums[:, 0]
+    reference_words = sums[:, 1]
+    ngrams = sums[:, 2:6]
+    matches = sums[:, 6:10]
+    precisions = (matches + _TINY) / (ngrams + _SMALL)
+    geometric_means = np.cumprod(precisions, axis=1) ** (1 / np.arange(1, 5))  # of orders 1 to n
     ratio = (words + _TINY) / (reference_words + _SMALL)
     brevity_penalty = np.where(ratio < 1, np.exp(1 - 1 / ratio), 1.0)
-    return precisions * brevity_penalty[:, None]
+    return geometric_means * brevity_penalty[:, None]
 
 
 def rouge_l(hypotheses: Mapping[str, str], references: Mapping[str, list[str]]) -> dict[str, float]:
@@ -88,8 +94,8 @@ class CiderD:
     """CIDEr-D of hypotheses against the references of their images.
 
     Args:
-        references: image -> at least one reference, tokens joined by spaces. All of them are the corpus for the document
-            frequencies, whichever images are scored.
+        references: image -> at least one reference, tokens joined by spaces. The document frequencies are those of all images,
+            even if only some of them are scored.
 
     Example:
         >>> cider = CiderD({"1": ["the cube moved", "the red cube moved"], "2": ["nothing changed"]})
@@ -98,31 +104,37 @@ class CiderD:
     """
 
     def __init__(self, references: Mapping[str, Sequence[str]]) -> None:
-        if without := [image for image, captions in references.items() if not captions]:
-            raise ValueError(f"{without[0]!r} has no reference")
+        if without_reference := [image for image, captions in references.items() if not captions]:
+            raise ValueError(f"{without_reference[0]!r} has no reference")
         distinct = dict.fromkeys(chain.from_iterable(references.values()))  # rendered datasets repeat most captions
-        row = {caption: number for number, caption in enumerate(distinct)}
-        self._words: dict[str, int] = {}
-        words, starts = self._word_ids(list(row), self._words)
-        self._image_index = {image: number for number, image in enumerate(references)}
+        row_of_caption = {caption: row for row, caption in enumerate(distinct)}
+        no_reference = len(distinct)  # the row after the last one
+        self._words: dict[str, int] = {}  # word -> id
+        words, starts = self._word_ids(list(distinct), self._words)
+        self._image_index = {image: index for index, image in enumerate(references)}
         max_references = max((len(captions) for captions in references.values()), default=0)
-        # For each image, the rows of its references, padded with the row of "no reference".
-        self._rows = np.full((len(references), max_references), len(row), dtype=np.int64)
-        for number, captions in enumerate(references.values()):
-            self._rows[number, : len(captions)] = [row[caption] for caption in captions]
-        self._counts = (self._rows < len(row)).sum(1)
-        images = np.repeat(np.arange(len(references)), self._counts)
-        rows = self._rows[self._rows < len(row)]
+        # For each image, the rows of its references, padded with `no_reference`.
+        self._rows = np.full((len(references), max_references), no_reference, dtype=np.int64)
+        for index, captions in enumerate(references.values()):
+            self._rows[index, : len(captions)] = [row_of_caption[caption] for caption in captions]
+        is_reference = self._rows < no_reference
+        self._reference_counts = is_reference.sum(1)
+        images = np.repeat(np.arange(len(references)), self._reference_counts)
+        rows = self._rows[is_reference]
         self._log_images = np.log(float(max(1, len(references))))
-        self._bigrams = np.append(np.maximum(np.diff(starts) - 1, 0), 0)
-        self._orders = [
-            self._build_order(_count_ngrams(words, starts, order), images, rows) for order in range(1, MAX_ORDER + 1)
-        ]
+        self._bigrams = np.append(
+            np.maximum(np.diff(starts) - 1, 0), 0
+        )  # number in each distinct reference; 0 in no reference
+        self._orders = []
+        for order in range(1, MAX_ORDER + 1):
+            ngrams = _count_ngrams(words, starts, order)
+            self._orders.append(self._build_order(ngrams, images, rows))
 
     def _word_ids(self, captions: Sequence[str], table: dict[str, int]) -> tuple[Array, Array]:
         """Return the word ids of all captions, concatenated, and the start of each caption; new words are added to `table`."""
         split = [caption.split() for caption in captions]
-        words = np.fromiter((table.setdefault(word, len(table)) for text in split for word in text), dtype=np.int64)
+        ids = (table.setdefault(word, len(table)) for word in chain.from_iterable(split))
+        words = np.fromiter(ids, dtype=np.int64)
         if len(table) > MAX_WORDS:
             raise DiffcapError(
                 f"CIDEr-D cannot score captions of {len(table):,} different words (at most {MAX_WORDS:,}); leave CIDEr-D out of "
@@ -132,18 +144,20 @@ class CiderD:
 
     def _build_order(self, ngrams: _NGrams, images: Array, rows: Array) -> _Order:
         """Compute TF-IDF vectors of the distinct references; image `images[i]` has the reference `rows[i]`."""
-        keys, place = np.unique(ngrams.key, return_inverse=True)
+        keys, ngram_index = np.unique(ngrams.key, return_inverse=True)
         count = np.bincount(ngrams.caption, minlength=len(self._bigrams) - 1)  # distinct n-grams of each caption
         first = np.cumsum(count) - count
         # A document is the set of all references of an image.
-        in_documents = np.unique(np.repeat(images, count[rows]) * len(keys) + place[_ranges(first[rows], count[rows])])
-        frequency = np.bincount(in_documents % max(1, len(keys)), minlength=len(keys))
-        idf = self._log_images - np.log(np.maximum(1.0, frequency))
-        weights = ngrams.counts * idf[place]
-        norms = np.sqrt(np.bincount(ngrams.caption, weights**2, minlength=len(count) + 1))
-        codes = ngrams.caption * len(keys) + place
+        document = np.repeat(images, count[rows])
+        ngrams_of_document = ngram_index[_ranges(first[rows], count[rows])]
+        in_documents = np.unique(document * len(keys) + ngrams_of_document)
+        document_frequency = np.bincount(in_documents % max(1, len(keys)), minlength=len(keys))
+        idf = self._log_images - np.log(np.maximum(1.0, document_frequency))
+        weights = ngrams.counts * idf[ngram_index]
+        squares = np.bincount(ngrams.caption, weights**2, minlength=len(count) + 1)
+        codes = ngrams.caption * len(keys) + ngram_index
         sorting = np.argsort(codes)
-        return _Order(keys, idf, codes[sorting], weights[sorting], norms)
+        return _Order(keys, idf, codes[sorting], weights[sorting], np.sqrt(squares))
 
     def __call__(self, images: Sequence[str], hypotheses: Sequence[str]) -> Array:
         """Score B hypotheses (tokens joined by spaces) of B images, which can be equal: (B,) float64, from 0 to 10."""
@@ -154,58 +168,66 @@ class CiderD:
         distinct: dict[tuple[int, str], int] = {}  # equal hypotheses of an image are scored once
         pairs = [(self._image_index[image], text) for image, text in zip(images, hypotheses)]
         inverse = np.array([distinct.setdefault(pair, len(distinct)) for pair in pairs])
-        owners = np.array([image for image, _ in distinct])
+        image_indices = np.array([image for image, _ in distinct])
         words, starts = self._word_ids([text for _, text in distinct], dict(self._words))
-        references = self._rows[owners]  # (b, R)
-        cosines = [
-            self._similarities(order, _count_ngrams(words, starts, number), references)
-            for number, order in enumerate(self._orders, 1)
-        ]
-        difference = np.abs(np.maximum(np.diff(starts) - 1, 0)[:, None] - self._bigrams[references])
-        penalty = np.array([np.e ** (-(float(d) ** 2) / (2 * SIGMA**2)) for d in range(int(difference.max()) + 1)])
+        references = self._rows[image_indices]  # (b, R)
+        cosines = []
+        for number, order in enumerate(self._orders, 1):
+            ngrams = _count_ngrams(words, starts, number)
+            cosines.append(self._similarities(order, ngrams, references))
+        bigrams = np.maximum(np.diff(starts) - 1, 0)
+        difference = np.abs(bigrams[:, None] - self._bigrams[references])
+        differences = map(float, range(int(difference.max()) + 1))
+        penalty = np.array([np.e ** (-(each**2) / (2 * SIGMA**2)) for each in differences])
         similarities = np.stack(cosines, -1) * penalty[difference][..., None]  # (b, R, 4)
         # Summed in the same order as in pycocoevalcap, so that the last digits are equal.
-        scores = np.cumsum(similarities, axis=1)[:, -1].mean(-1) / self._counts[owners] * 10.0
+        sums = np.cumsum(similarities, axis=1)[:, -1]
+        scores = sums.mean(-1) / self._reference_counts[image_indices] * 10.0
         return scores[inverse]
 
     def _similarities(self, order: _Order, ngrams: _NGrams, references: Array) -> Array:
-        """Clipped cosine similarities (b, R) of b hypotheses and their references, given by rows (b, R)."""
-        size = len(order.keys)
-        if not size:
+        """Return the clipped cosine similarities (b, R) of b hypotheses and their references, whose rows are `references` (b, R)."""
+        num_keys = len(order.keys)
+        if not num_keys:
             return np.zeros(references.shape)
-        place = np.minimum(np.searchsorted(order.keys, ngrams.key), size - 1)
-        known = order.keys[place] == ngrams.key
-        weights = ngrams.counts * np.where(known, order.idf[place], self._log_images)
+        ngram_index = np.minimum(np.searchsorted(order.keys, ngrams.key), num_keys - 1)
+        is_known = order.keys[ngram_index] == ngrams.key
+        weights = ngrams.counts * np.where(is_known, order.idf[ngram_index], self._log_images)
         norms = np.sqrt(np.bincount(ngrams.caption, weights**2, minlength=len(references)))
-        owner, place, weights = ngrams.caption[known], place[known], weights[known]
-        codes = references[owner] * size + place[:, None]  # (M, R)
-        found = np.minimum(np.searchsorted(order.codes, codes), len(order.codes) - 1)
-        reference_weights = np.where(order.codes[found] == codes, order.weights[found], 0.0)
+        # From here on, only n-grams that occur in a reference: (M,).
+        hypothesis = ngrams.caption[is_known]
+        weights = weights[is_known]
+        codes = references[hypothesis] * num_keys + ngram_index[is_known][:, None]  # (M, R)
+        position = np.minimum(np.searchsorted(order.codes, codes), len(order.codes) - 1)
+        reference_weights = np.where(order.codes[position] == codes, order.weights[position], 0.0)
         products = np.minimum(weights[:, None], reference_weights) * reference_weights
-        sums = np.zeros(references.shape)
-        np.add.at(sums, owner, products)
+        dot_products = np.zeros(references.shape)
+        np.add.at(dot_products, hypothesis, products)
         scale = norms[:, None] * order.norms[references]
-        return np.divide(sums, scale, out=np.zeros_like(sums), where=scale > 0)
+        return np.divide(dot_products, scale, out=np.zeros_like(dot_products), where=scale > 0)
 
 
 def _count_ngrams(words: Array, starts: Array, order: int) -> _NGrams:
     """Count the n-grams of one order in concatenated captions, which begin at `starts`."""
-    places = np.maximum(np.diff(starts) - order + 1, 0)
-    caption = np.repeat(np.arange(len(places)), places)
-    first = _ranges(starts[:-1], places)
-    key = np.zeros(len(first), dtype=np.int64)
+    num_ngrams = np.maximum(np.diff(starts) - order + 1, 0)  # of each caption, with repetitions
+    caption = np.repeat(np.arange(len(num_ngrams)), num_ngrams)
+    first_word = _ranges(starts[:-1], num_ngrams)
+    key = np.zeros(len(first_word), dtype=np.int64)
     for offset in range(order):
-        key = key * MAX_WORDS + words[first + offset]
+        key = key * MAX_WORDS + words[first_word + offset]
     sorting = np.lexsort((key, caption))
-    caption, key = caption[sorting], key[sorting]
-    new = np.ones(len(key), dtype=bool)
-    new[1:] = (caption[1:] != caption[:-1]) | (key[1:] != key[:-1])
-    begins = np.flatnonzero(new)
-    first_seen = np.argsort(sorting[begins])  # the sort is stable: `sorting[begins]` are first occurrences
+    caption = caption[sorting]
+    key = key[sorting]
+    is_new = np.ones(len(key), dtype=bool)
+    is_new_caption = caption[1:] != caption[:-1]
+    is_new[1:] = is_new_caption | (key[1:] != key[:-1])
+    begins = np.flatnonzero(is_new)
+    by_occurrence = np.argsort(sorting[begins])  # the sort is stable: `sorting[begins]` are first occurrences
     counts = np.diff(np.append(begins, len(key)))
-    return _NGrams(caption[begins][first_seen], key[begins][first_seen], counts[first_seen])
+    return _NGrams(caption[begins][by_occurrence], key[begins][by_occurrence], counts[by_occurrence])
 
 
 def _ranges(starts: Array, lengths: Array) -> Array:
     """Concatenate `range(start, start + length)` of all starts and lengths."""
-    return np.repeat(starts - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum())
+    positions = np.cumsum(lengths) - lengths  # at which each range begins in the result
+    return np.repeat(starts - positions, lengths) + np.arange(lengths.sum())

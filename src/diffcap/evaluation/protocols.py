@@ -26,33 +26,44 @@ def groups_of(pairs: Sequence[ChangePair]) -> dict[str, list[str]]:
     groups = {"total": [pair.id for pair in pairs]}
     semantic = [pair for pair in pairs if not pair.is_distractor]
     if 0 < len(semantic) < len(pairs):
-        for members in (semantic, [pair for pair in pairs if pair.is_distractor]):
+        distractors = [pair for pair in pairs if pair.is_distractor]
+        for members in (semantic, distractors):
             groups[members[0].group] = [pair.id for pair in members]
     types = {pair.change_type for pair in semantic if pair.change_type is not None}
     if reserved := sorted(types & RESERVED_CHANGE_TYPES):
         raise DiffcapError(
             f"change type {reserved[0]!r} is a reserved name; rename it in the dataset and run the data stage again."
         )
-    for name in [*(name for name in TYPE_ORDER if name in types), *sorted(types - set(TYPE_ORDER))]:
+    in_table_order = [name for name in TYPE_ORDER if name in types]
+    in_table_order += sorted(types - set(TYPE_ORDER))
+    for name in in_table_order:
         groups[name] = [pair.id for pair in semantic if pair.change_type == name]
     return groups
 
 
 def dataset_protocol(info: Mapping[str, Any]) -> dict[str, str]:
-    """Return the entries of a protocol that the content of a `dataset.json` gives.
+    """Return the entries of a protocol that depend on the dataset.
+
+    Args:
+        info: content of `dataset.json`.
 
     Returns:
         "official": "whole" or "part": how much of the released dataset there is, if its official size is known.
         "change_types": how change types were found if the dataset's files do not have them ("derived from the captions").
     """
-    entries = {"official": (info.get("official") or {}).get("state"), "change_types": info.get("change_types")}
+    official = info.get("official") or {}
+    entries = {"official": official.get("state"), "change_types": info.get("change_types")}
     return {key: value for key, value in entries.items() if value}
 
 
 def remarks(protocol: Mapping[str, Any]) -> str:
     """Return the entries of `dataset_protocol` as text for titles, followed by ", ": "a part of the official dataset, "."""
-    part = "a part of the official dataset, " if protocol.get("official") == "part" else ""
-    return part + (f"change types {protocol['change_types']}, " if protocol.get("change_types") else "")
+    text = ""
+    if protocol.get("official") == "part":
+        text += "a part of the official dataset, "
+    if protocol.get("change_types"):
+        text += f"change types {protocol['change_types']}, "
+    return text
 
 
 def evaluate(
@@ -75,7 +86,7 @@ def evaluate_systems(
     provenance: Mapping[str, Any] | None = None,
     levir: LevirScoring | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """Score the captions of a split in all groups, for several systems at once: much faster than one call for each.
+    """Score the captions of a split in all groups, for several systems at once, because every call starts Java programs.
 
     Args:
         systems: name -> id -> caption, exactly the ids of `pairs`.
@@ -91,37 +102,42 @@ def evaluate_systems(
         "groups": group -> metric -> score as a fraction, "provenance": {...}}. "unavailable" in "provenance" lists metrics that
         could not be computed, and how to install them. If the pairs have annotations of the changed object, "slots" has the result
         of `slots.slot_accuracy`. With a vocabulary in `levir`, "id_tokens" has "protocol" and "groups" of the metrics of word ids.
-        "notes" has what a reader must know of the captions, see `tables.caption_notes`.
+        "notes" lists problems of the captions, see `tables.caption_notes`.
     """
     groups = groups_of(pairs)
     references = {pair.id: pair.captions for pair in pairs}
-    hypotheses, tokens = tokenize_together(systems, references, tokenizer)
-    texts = {(name, "text"): (of_system, tokens) for name, of_system in hypotheses.items()}
+    hypotheses, reference_tokens = tokenize_together(systems, references, tokenizer)
+    texts = {(name, "text"): (system_texts, reference_tokens) for name, system_texts in hypotheses.items()}
     vocabulary = levir.vocabulary if levir else None
     if vocabulary:
-        ids = {
-            (name, "ids"): (
-                {id: id_text(captions[id], vocabulary) for id in references},
-                {id: [id_text(caption, vocabulary) for caption in several] for id, several in references.items()},
-            )
-            for name, captions in systems.items()
+        id_references = {
+            id: [id_text(caption, vocabulary) for caption in captions] for id, captions in references.items()
         }
+        id_texts = {}
+        for name, captions in systems.items():
+            id_hypotheses = {id: id_text(captions[id], vocabulary) for id in references}
+            id_texts[name, "ids"] = (id_hypotheses, id_references)
         without_spice = [
             metric for metric in metrics if metric != "SPICE"
         ]  # SPICE parses sentences: it scores the text only
-        scores = score_together({**texts, **ids}, groups, without_spice)
+        scores = score_together({**texts, **id_texts}, groups, without_spice)
         if "SPICE" in metrics:
             for key, rows in score_together(texts, groups, ["SPICE"]).items():
-                scores[key] = {group: {**scores[key][group], **row} for group, row in rows.items()}
+                for group, row in rows.items():
+                    scores[key][group].update(row)
     else:
         scores = score_together(texts, groups, metrics)
-    left_out = []
+    accuracy_notes = []
     if levir:
-        accuracy = {name: accuracies(captions, pairs, groups, levir.no_change) for name, captions in systems.items()}
-        if len({pair.is_distractor for pair in pairs}) < 2:  # a caption of nonsense would be right about all of them
-            accuracy = {name: {} for name in systems}
-            left_out = [f"The accuracy is left out: {'no' if pairs[0].is_distractor else 'every'} pair has a change."]
-        scores = {key: with_levir_columns(rows, accuracy[key[0]], levir.accuracy_only) for key, rows in scores.items()}
+        accuracy: dict[str, dict[str, float]] = {name: {} for name in systems}
+        if len({pair.is_distractor for pair in pairs}) == 2:
+            for name, captions in systems.items():
+                accuracy[name] = accuracies(captions, pairs, groups, levir.no_change)
+        else:  # a caption of nonsense could be right about all pairs
+            share = "no" if pairs[0].is_distractor else "every"
+            accuracy_notes.append(f"The accuracy is left out: {share} pair has a change.")
+        for (name, kind), rows in scores.items():
+            scores[name, kind] = with_levir_columns(rows, accuracy[name], levir.accuracy_only)
     unavailable = unavailable_metrics(metrics)
     computed = [metric for metric in ALL_METRICS if metric in metrics and metric not in unavailable]
     counts = {group: len(ids) for group, ids in groups.items()}
@@ -133,18 +149,20 @@ def evaluate_systems(
             "groups": scores[name, "text"],
         }
         if levir and vocabulary:
-            of_ids = {
+            id_protocol = {
                 "name": "levir_cc",
                 "tokenizer": "ids",
                 "vocabulary": levir.rule,
                 "vocabulary_size": len(vocabulary),  # with the special tokens
                 "metrics": [metric for metric in computed if metric != "SPICE"],
             }
-            result["id_tokens"] = {"protocol": of_ids, "groups": scores[name, "ids"]}
-        result["provenance"] = {**(provenance or {}), **({"unavailable": unavailable} if unavailable else {})}
+            result["id_tokens"] = {"protocol": id_protocol, "groups": scores[name, "ids"]}
+        result["provenance"] = dict(provenance or {})
+        if unavailable:
+            result["provenance"]["unavailable"] = unavailable
         if has_object_labels:
             result["slots"] = slot_accuracy(captions, pairs)
-        if notes := left_out + caption_notes(captions, references):
+        if notes := accuracy_notes + caption_notes(captions, references):
             result["notes"] = notes
         results[name] = result
     return results

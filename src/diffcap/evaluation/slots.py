@@ -10,9 +10,9 @@ from diffcap.utils.errors import DiffcapError
 
 ATTRIBUTES = ("size", "color", "material", "shape")
 
-# word -> (attribute, value), for every word that blocks captions use for an attribute
+# word -> (attribute, value), for every word that the captions of `blocks` use for an attribute
 _COLORS = ("gray", "red", "blue", "green", "brown", "purple", "cyan", "yellow")
-_WORDS = {
+_ATTRIBUTE_WORDS = {
     **dict.fromkeys(("large", "big"), ("size", "large")),
     **dict.fromkeys(("small", "tiny"), ("size", "small")),
     **{color: ("color", color) for color in _COLORS},
@@ -23,8 +23,9 @@ _WORDS = {
     "cylinder": ("shape", "cylinder"),
 }
 
-# No word is a key word of two change types. The last word of a caption distinguishes changes of color and of material ("turn").
-_KEYS = {
+# Key words of the change types; no word belongs to two types. "turn" is a change of color or of material, depending on the last word
+# of the caption.
+_KEY_WORDS = {
     "add": {"added", "appeared", "new", "introduced"},
     "drop": {"removed", "disappeared", "missing", "gone", "vanished"},
     "move": {"moved", "shifted", "relocated", "position", "location", "elsewhere"},
@@ -35,11 +36,13 @@ _KEYS = {
 
 @dataclass(frozen=True)
 class Slots:
-    """The information in a caption; None if the caption does not have it."""
+    """The information in a caption; a field is None if the caption does not contain it."""
 
     # "color", "material", "add", "drop", "move", or "none" for no change; None for key words of no type or of two types
     change_type: str | None = None
-    size: str | None = None  # of the first object, in the words of the manifest ("metal" for "shiny")
+    size: str | None = (
+        None  # this and the next three: of the first object, in the words of the manifest ("metal" for "shiny")
+    )
     color: str | None = None
     material: str | None = None
     shape: str | None = None
@@ -49,36 +52,37 @@ class Slots:
 def parse_caption(caption: str) -> Slots:
     """Parse the change type and the first noun phrase of a caption.
 
-    The noun phrase is the first sequence of attribute words, up to the first shape. The new value of a change of color or material is
-    the last word of the caption.
+    The noun phrase is the first sequence of attribute words. It ends with the first shape. The new value of a change of color or
+    material is the last word of the caption.
 
     Example:
         >>> parse_caption("the big shiny cube turned red")
         Slots(change_type='color', size='large', color=None, material='metal', shape='cube', to='red')
     """
     words = re.findall(r"[a-z]+", caption.lower())
-    found = [name for name, keys in _KEYS.items() if keys.intersection(words)]
-    change_type = found[0] if len(found) == 1 else None
-    to = None
-    last = _WORDS.get(words[-1]) if words else None
+    types = [name for name, key_words in _KEY_WORDS.items() if key_words.intersection(words)]
+    change_type = types[0] if len(types) == 1 else None
+    new_value = None
+    last = _ATTRIBUTE_WORDS.get(words[-1]) if words else None  # (attribute, value)
     has_new_value = last is not None and last[0] in ("color", "material")
     if change_type == "turn":
         change_type = None
         if last is not None and has_new_value:
-            change_type, to = last
+            change_type, new_value = last
             words = words[:-1]
-    elif found == ["none", "turn"] and not has_new_value and _KEYS["turn"].intersection(words) == {"changed"}:
-        change_type = "none"  # "nothing has changed"; captions of `blocks` do not have both
+    turn_words = _KEY_WORDS["turn"].intersection(words)
+    if types == ["none", "turn"] and turn_words == {"changed"} and not has_new_value:
+        change_type = "none"  # "nothing has changed"
     attributes: dict[str, str] = {}
     for word in words:
-        if word in _WORDS:
-            attribute, value = _WORDS[word]
+        if word in _ATTRIBUTE_WORDS:
+            attribute, value = _ATTRIBUTE_WORDS[word]
             attributes[attribute] = value
             if attribute == "shape":
                 break
         elif attributes:
             break
-    return Slots(change_type=change_type, to=to, **attributes)
+    return Slots(change_type=change_type, to=new_value, **attributes)
 
 
 WORD_KINDS = (*ATTRIBUTES, "other object", "change", "new value", "other")
@@ -87,27 +91,31 @@ WORD_KINDS = (*ATTRIBUTES, "other object", "change", "new value", "other")
 def word_kinds(words: Sequence[str]) -> list[str]:
     """Classify each word of a caption as one of `WORD_KINDS`.
 
-    "size", "color", "material" and "shape" are those of the first object, "change" is a key word of a change type.
+    "size", "color", "material" and "shape" are attributes of the first object. "other object" is an attribute of another object.
+    "change" is a key word of a change type.
 
     Example:
         >>> word_kinds("the red cube behind the ball moved".split())
         ['other', 'color', 'shape', 'other', 'other', 'other object', 'change']
     """
-    plain = [re.sub(r"[^a-z]", "", word.lower()) for word in words]
-    keys = set().union(*_KEYS.values())
-    has_new_value = parse_caption(" ".join(plain)).to is not None
-    last = max((index for index, word in enumerate(plain) if word), default=-1)
-    kinds, phrase_started, phrase_ended = [], False, False
-    for index, word in enumerate(plain):
-        attribute = _WORDS[word][0] if word in _WORDS else None
+    letters = [re.sub(r"[^a-z]", "", word.lower()) for word in words]
+    all_key_words = set().union(*_KEY_WORDS.values())
+    has_new_value = parse_caption(" ".join(letters)).to is not None
+    last = max((index for index, word in enumerate(letters) if word), default=-1)
+    kinds = []
+    phrase_started = False
+    phrase_ended = False
+    for index, word in enumerate(letters):
+        attribute, _ = _ATTRIBUTE_WORDS.get(word, (None, None))
         phrase_ended = phrase_ended or (phrase_started and attribute is None)
         if has_new_value and index == last:
             kinds.append("new value")
         elif attribute:
             kinds.append("other object" if phrase_ended else attribute)
-            phrase_started, phrase_ended = True, phrase_ended or attribute == "shape"
+            phrase_started = True
+            phrase_ended = phrase_ended or attribute == "shape"
         else:
-            kinds.append("change" if word in keys else "other")
+            kinds.append("change" if word in all_key_words else "other")
     return kinds
 
 
@@ -120,10 +128,10 @@ def slot_accuracy(predictions: Mapping[str, str], pairs: Sequence[ChangePair]) -
 
     Returns:
         Fractions; keys without pairs are left out.
-        "type": right change types ("none" for distractors), of all pairs.
-        "object": all four attributes right; "object_said": all four present; "size", "color", "material", "shape": this
-        attribute right; "size_said", ...: this attribute present; of the pairs with a change.
-        "to": right new values, of the pairs with a change of color or material.
+        Of all pairs: "type", the change type is right ("none" for distractors).
+        Of the pairs with a change: "object", all four attributes are right; "object_said", all four are in the caption; "size",
+        "color", "material" and "shape", this attribute is right; "size_said", ..., this attribute is in the caption.
+        Of the pairs with a change of color or material: "to", the new value is right.
 
     Example:
         >>> cube = {"size": "large", "color": "red", "material": "metal", "shape": "cube"}
@@ -144,15 +152,17 @@ def slot_accuracy(predictions: Mapping[str, str], pairs: Sequence[ChangePair]) -
         )
     hits: dict[str, list[bool]] = defaultdict(list)  # for each key, whether each pair is right
     for pair in pairs:
-        found, truth = parse_caption(predictions[pair.id]), truths.get(pair.id)
-        hits["type"].append(found.change_type == (pair.change_type if truth else "none"))
+        slots = parse_caption(predictions[pair.id])
+        truth = truths.get(pair.id)
+        true_type = pair.change_type if truth else "none"
+        hits["type"].append(slots.change_type == true_type)
         if truth:
-            said = {name: getattr(found, name) for name in ATTRIBUTES}
+            said = {name: getattr(slots, name) for name in ATTRIBUTES}
             hits["object"].append(all(said[name] == truth[name] for name in ATTRIBUTES))
             hits["object_said"].append(all(said.values()))
             for name in ATTRIBUTES:
                 hits[name].append(said[name] == truth[name])
                 hits[f"{name}_said"].append(said[name] is not None)
             if pair.change_type in ("color", "material"):
-                hits["to"].append(found.to == truth.get("to"))
+                hits["to"].append(slots.to == truth.get("to"))
     return {key: sum(flags) / len(flags) for key, flags in hits.items()}

@@ -10,10 +10,10 @@ from diffcap.datasets.no_change import is_no_change, plain
 from diffcap.utils.errors import printable
 from diffcap.utils.table import Cell, Table
 
-Rows = Mapping[str, Mapping[str, float]]
+Rows = Mapping[str, Mapping[str, float]]  # row name -> metric -> score
 
-SMALL_GROUP = 30  # pairs; below, an interval of a score is about as wide as the differences between methods
-MARK = " †"
+SMALL_GROUP = 30  # with fewer pairs, a score's confidence interval is about as wide as the differences between methods
+WEIGHTLESS_MARK = " †"
 WEIGHTLESS_NOTE = (
     "† CIDEr-D gives no weight to phrases that occur in the references of all pairs of a group, and captions and references share no "
     "others here. In a group of one pair, or of pairs with equal references, even perfect captions get 0.00. Compare another metric."
@@ -26,12 +26,17 @@ def is_weightless(scores: Mapping[str, float]) -> bool:
     return cider is not None and abs(cider) < 1e-9
 
 
-def score_notes(groups: Iterable[Mapping[str, float]], pairs: Mapping[str, int]) -> list[str]:
-    """Notes about a table's groups: `groups` are the scores of each, also of several systems, `pairs` their numbers of pairs."""
+def score_notes(group_scores: Iterable[Mapping[str, float]], pair_counts: Mapping[str, int]) -> list[str]:
+    """Return notes for the foot of a table.
+
+    Args:
+        group_scores: the scores of each group, of one or several systems.
+        pair_counts: group -> number of pairs.
+    """
     notes = []
-    if any(map(is_weightless, groups)):
+    if any(map(is_weightless, group_scores)):
         notes.append(WEIGHTLESS_NOTE)
-    if small := [f"{name} {count}" for name, count in pairs.items() if 0 < count < SMALL_GROUP]:
+    if small := [f"{name} {count}" for name, count in pair_counts.items() if 0 < count < SMALL_GROUP]:
         notes.append(
             f"Groups of fewer than {SMALL_GROUP} pairs ({', '.join(small)}): their scores depend strongly on the choice of the "
             "pairs."
@@ -40,19 +45,19 @@ def score_notes(groups: Iterable[Mapping[str, float]], pairs: Mapping[str, int])
 
 
 def caption_notes(captions: Mapping[str, str], references: Mapping[str, Sequence[str]]) -> list[str]:
-    """Whether captions are empty, or one caption is that of more than half of the pairs although many references say something else."""
+    """Return notes if captions are empty, or if most pairs have the same caption although many of their references differ."""
     said = {id: plain(captions[id]) for id in references}
     counts = Counter(said.values())
     empty = counts.pop("", 0)
     notes = [f"{empty:,} of {len(said):,} captions are empty."] if empty else []
     common, count = counts.most_common(1)[0] if counts else ("", 0)
     if count > len(said) / 2:
-        unchanged = is_no_change(common)
-        wrong = sum(
-            said[id] == common
-            and not any(plain(text) == common or (unchanged and is_no_change(text)) for text in texts)
-            for id, texts in references.items()
-        )
+        common_is_no_change = is_no_change(common)
+
+        def agrees(reference: str) -> bool:
+            return plain(reference) == common or (common_is_no_change and is_no_change(reference))
+
+        wrong = sum(said[id] == common and not any(map(agrees, texts)) for id, texts in references.items())
         if wrong > max(
             2, len(said) / 10
         ):  # not if a captioner is right about many pairs without change; two can be chance
@@ -62,39 +67,47 @@ def caption_notes(captions: Mapping[str, str], references: Mapping[str, Sequence
     return notes
 
 
-def metrics_table(rows: Rows, title: str = "", pairs: Mapping[str, int] | None = None, corner: str = "") -> Table:
-    """A table with one row per group (or method) and one column per metric; footnotes see `score_notes`.
+def metrics_table(
+    rows: Rows,
+    title: str = "",
+    pairs: Mapping[str, int] | None = None,
+    corner: str = "",
+) -> Table:
+    """Return a table with one row per group (or method) and one column per metric; `score_notes` are its footnotes.
 
     Args:
         rows: row name -> metric -> score, for example "groups" of `metrics.json`. pairs: group -> number of pairs.
         corner: heading of the first column.
     """
-    columns = list(dict.fromkeys(name for scores in rows.values() for name in scores))
+    columns = list(dict.fromkeys(metric for scores in rows.values() for metric in scores))
     lines = []
     for name, scores in rows.items():
         texts = {metric: f"{100 * score:.2f}" for metric, score in scores.items()}
         if is_weightless(scores):
-            texts["CIDEr-D"] += MARK
-        lines.append(([name], [Cell(texts.get(column, "")) for column in columns]))
+            texts["CIDEr-D"] += WEIGHTLESS_MARK
+        cells = [Cell(texts.get(column, "")) for column in columns]
+        lines.append(([name], cells))
     note = "\n".join(["fractions x 100", *score_notes(rows.values(), pairs or {})])
     return Table(columns, lines, [corner], title, note)
 
 
 def validation_line(values: Mapping[str, float]) -> str:
-    """Return losses and ranks as they are, then scores (fractions) times 100 as in the tables, with one decimal more.
+    """Return a line for the log: losses and ranks as they are, then scores (fractions) times 100, with three decimals.
 
     Example:
         >>> validation_line({"caption_loss": 3.5, "BLEU-4": 0.5, "CIDEr-D": 1.25})
         'caption_loss 3.5000  scores x 100: BLEU-4 50.000  CIDEr-D 125.000'
     """
-    scores = [name for name in values if re.match(r"(BLEU|METEOR|ROUGE|CIDEr|SPICE)|.*(R@|accuracy)", name)]
-    parts = [f"{name} {float(value):.4f}" for name, value in values.items() if name not in scores]
-    shown = [f"{name} {100 * float(values[name]):.3f}" for name in scores]
-    return "  ".join([*parts, *([f"scores x 100: {shown[0]}", *shown[1:]] if shown else [])])
+    score_names = [name for name in values if re.match(r"(BLEU|METEOR|ROUGE|CIDEr|SPICE)|.*(R@|accuracy)", name)]
+    parts = [f"{name} {float(value):.4f}" for name, value in values.items() if name not in score_names]
+    if score_names:
+        scores = [f"{name} {100 * float(values[name]):.3f}" for name in score_names]
+        parts.append("scores x 100: " + "  ".join(scores))
+    return "  ".join(parts)
 
 
 def print_table(table: Table) -> None:
-    """Print a table, without rich's markup and with control characters escaped; 160 characters wide if not to a terminal."""
+    """Print a table, without rich's markup and with control characters escaped; 160 characters wide if the output is no terminal."""
     from rich.console import Console
     from rich.segment import Segment, Segments
 
@@ -107,10 +120,12 @@ def print_table(table: Table) -> None:
 
 
 def print_scores(result: Mapping[str, Any], title: str) -> None:
-    """Print the tables of the groups in the content of a `metrics.json`: of its tokens, and of word ids if there are any."""
-    pairs = result["protocol"]["pairs"]
-    print_table(metrics_table(result["groups"], f"{title}{result['protocol']['tokenizer']} tokens", pairs=pairs))
+    """Print the content of a `metrics.json`: a table of the scores of each group, and a second one for word ids if there are any."""
+    pair_counts = result["protocol"]["pairs"]
+    tokens_title = f"{title}{result['protocol']['tokenizer']} tokens"
+    print_table(metrics_table(result["groups"], tokens_title, pair_counts))
     if "id_tokens" in result:
-        ids = result["id_tokens"]
-        described = f"protocol {ids['protocol']['name']}, {ids['protocol']['vocabulary_size']} ids"
-        print_table(metrics_table(ids["groups"], f"{title}{described}", pairs=pairs))
+        id_tokens = result["id_tokens"]
+        id_protocol = id_tokens["protocol"]
+        ids_title = f"{title}protocol {id_protocol['name']}, {id_protocol['vocabulary_size']} ids"
+        print_table(metrics_table(id_tokens["groups"], ids_title, pair_counts))

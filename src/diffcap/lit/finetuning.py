@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from diffcap.evaluation.captions import Tokenizer
-from diffcap.evaluation.levir_cc import OWN_LAYOUTS, id_text
+from diffcap.evaluation.levir_cc import RELEASED_LAYOUTS, id_text
 from diffcap.evaluation.metric import CaptionMetric
 from diffcap.lit.schedules import DecoderPlateau, Schedule
 from diffcap.lit.training import TrainingModule, adamw, init_from
@@ -169,8 +169,8 @@ class Captioning(TrainingModule):
         checkpoint: Any = self.trainer.checkpoint_callback if has_plateau else None
         faults = (
             (
-                self.tokenizer == "ids" and data.vocabulary.layout not in OWN_LAYOUTS,
-                f"model.tokenizer is ids, which needs data.vocabulary_layout {' or '.join(OWN_LAYOUTS)}, not "
+                self.tokenizer == "ids" and data.vocabulary.layout not in RELEASED_LAYOUTS,
+                f"model.tokenizer is ids, which needs data.vocabulary_layout {' or '.join(RELEASED_LAYOUTS)}, not "
                 f"{data.vocabulary.layout}; set it to ptb or raw",
             ),
             (

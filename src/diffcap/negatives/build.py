@@ -1,13 +1,14 @@
 """Build hard negatives for the training captions: retrieved, replaced and confused (IDC-PCL, section 3.2).
 
-After tokenisation, a negative never equals a reference of its pair or another negative of its caption. A distractor pair, and a pair
-with a reference which states that both images look alike, never get a caption with such a statement. Captions of other pairs whose
-content words all occur in the references are skipped, because they could be true. If a strategy gives too few negatives:
+After tokenisation, a negative never equals a reference of its pair or another negative of its caption. If a pair is a distractor, or
+if one of its references states that both images look alike, it never gets a negative with such a statement. Captions of other pairs
+whose content words all occur in the references are skipped, because they could be true. If a strategy gives too few negatives, these
+follow:
 
 * replace: another caption of the same pair with its words replaced.
 * confuse, change pair: a comparison inverted; two words swapped; words replaced. With the replacement "matched", a caption which
-  states that nothing changed comes first. (Without it, such a caption would be right wherever it occurs, and a model could recognise
-  distractors without looking at the images.)
+  states that nothing changed comes first. (If such captions were never negatives, a model could recognise them as right captions
+  without looking at the images.)
 * confuse, distractor pair: a caption of the change pair with the same "before" image.
 * all, as the last resort: a random caption of another change pair; then the words of the caption in random order.
 """
@@ -29,6 +30,8 @@ from diffcap.records import ChangePair
 from diffcap.utils.errors import DiffcapError
 
 CANDIDATES = 64  # similar captions to choose from; those whose content words all occur in the references are skipped
+_REPLACE_ATTEMPTS = 8
+_OTHER_CAPTION_ATTEMPTS, _SHUFFLE_ATTEMPTS = 50, 20  # of the last resort
 # Strategies of `confuse` that are used after the caption of no change.
 _FALLBACKS = ("turn_comparison", "exchange_words")
 Progress = Callable[[int, int], None]
@@ -36,39 +39,40 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Recipe:
-    """How many negatives of each kind each caption gets, and how they are drawn."""
+    """How many negatives of each kind each caption gets, and how they are sampled."""
 
     retrieve: int = 2
     replace: int = 2
     confuse: int = 2
-    # "pair": all captions of a pair share the negatives of one of them, drawn at random (as in the authors' released files).
+    # "pair": all captions of a pair share the negatives of one of them, chosen at random (as in the authors' released files).
     # "caption": each caption has its own negatives (ours).
     scope: Literal["pair", "caption"] = "pair"
-    seed: int = 0  # of all draws
+    seed: int = 0  # of all random choices
     # "uniform": any other word of the same part of speech, each with the same probability (paper). "matched": words of the same
     # inflection, by frequency, without the meanings of the references; `confuse` then also uses captions of no change (ours).
     replacement: Literal["uniform", "matched"] = "uniform"
 
     def __post_init__(self) -> None:
-        if min(self.retrieve, self.replace, self.confuse) < 0 or self.retrieve + self.replace + self.confuse < 1:
+        counts = (self.retrieve, self.replace, self.confuse)
+        if min(counts) < 0 or sum(counts) < 1:
             raise DiffcapError("retrieve, replace and confuse must be 0 or more, and not all 0; change the recipe.")
 
 
 @dataclass(frozen=True)
 class _PairContext:
-    """A pair and what its references say."""
+    """A pair and the content of its references."""
 
     pair: ChangePair
-    captions: list[TaggedCaption]
-    references: frozenset[str]  # their texts
-    reference_content: frozenset[str]  # their `content`
+    references: list[TaggedCaption]
+    reference_texts: frozenset[str]
+    reference_content: frozenset[str]  # all content words, see `TaggedCaption.content`
     describes_similarity: bool  # whether it is a distractor pair, or a reference states that the two images look alike
 
-    def contradicts(self, other: TaggedCaption) -> bool:
-        """Whether a caption of another pair says something that no reference says."""
-        if self.describes_similarity and describes_similarity(other.text):  # could be true as well
+    def contradicts(self, caption: TaggedCaption) -> bool:
+        """Return True if a caption of another pair says something that no reference says."""
+        if self.describes_similarity and describes_similarity(caption.text):  # could be true as well
             return False
-        return not frozenset(other.content) <= self.reference_content
+        return not frozenset(caption.content) <= self.reference_content
 
 
 class Builder:
@@ -87,11 +91,13 @@ class Builder:
         recipe: Recipe,
         progress: Progress | None = None,
     ) -> None:
-        self.pairs, self.recipe = pairs, recipe
+        self.pairs = pairs
+        self.recipe = recipe
         # (kind, strategy) -> number of negatives built so far; for example the key ("confuse", "swap_animals")
         self.used: Counter[tuple[str, str]] = Counter()
         self._texts = {caption: normalize_caption(caption) for pair in pairs for caption in pair.captions}
-        self._tagged = {text: make_tagged_caption(text, tags) for text in sorted(set(self._texts.values()))}
+        distinct_texts = sorted(set(self._texts.values()))
+        self._tagged = {text: make_tagged_caption(text, tags) for text in distinct_texts}
         self._idf = inverse_document_frequencies(self._tagged.values())
         self._pool = WordPool(self._tagged.values())
         self._no_change_set: set[str] = set()
@@ -110,67 +116,67 @@ class Builder:
         """Find the change captions most similar to those that get negatives."""
         groups: dict[tuple[str, ...], list[TaggedCaption]] = {}  # captions with equal content words are equally similar
         for text in self._change_captions:
-            groups.setdefault(self._tagged[text].content, []).append(self._tagged[text])
+            caption = self._tagged[text]
+            groups.setdefault(caption.content, []).append(caption)
         self._groups = list(groups.values())
         if self.recipe.retrieve and self._groups:
-            drawn: Iterable[TaggedCaption] = self._tagged.values()
+            captions: Iterable[TaggedCaption] = self._tagged.values()
             if self.recipe.scope == "pair":
-                drawn = (self._draw_caption(pair)[0] for pair in self.pairs)
-            queries = list({caption.content: None for caption in drawn})
+                captions = (self._choose_caption(pair)[0] for pair in self.pairs)
+            queries = list({caption.content: None for caption in captions})
             self._row_of_content = {content: row for row, content in enumerate(queries)}
-            documents = tfidf(list(groups), self._idf)
+            query_vectors = tfidf(queries, self._idf)
+            document_vectors = tfidf(list(groups), self._idf)
             self._similar_groups, self._similar_scores = most_similar(
-                tfidf(queries, self._idf), documents, CANDIDATES, progress
+                query_vectors, document_vectors, CANDIDATES, progress
             )
 
-    def _draw_caption(self, pair: ChangePair) -> tuple[TaggedCaption, Random]:
-        """Draw the caption whose negatives all captions of a pair share; also return the generator for further draws."""
+    def _choose_caption(self, pair: ChangePair) -> tuple[TaggedCaption, Random]:
+        """Choose the caption whose negatives all captions of a pair share; also return the generator for further choices."""
         rng = Random(f"{self.recipe.seed} {pair.id}")
         return self._tagged[self._texts[rng.choice(pair.captions)]], rng
 
-    def of_pair(self, pair: ChangePair) -> list[CaptionNegatives]:
+    def build(self, pair: ChangePair) -> list[CaptionNegatives]:
         """Return the negatives of every caption of a pair, in the order of its captions."""
-        captions = [self._tagged[self._texts[text]] for text in pair.captions]
+        references = [self._tagged[self._texts[caption]] for caption in pair.captions]
         context = _PairContext(
             pair,
-            captions,
-            frozenset(caption.text for caption in captions),
-            frozenset(term for caption in captions for term in caption.content),
-            pair.is_distractor or any(describes_similarity(caption.text) for caption in captions),
+            references,
+            frozenset(reference.text for reference in references),
+            frozenset(chain.from_iterable(reference.content for reference in references)),
+            pair.is_distractor or any(describes_similarity(reference.text) for reference in references),
         )
         if self.recipe.scope == "pair":
-            shared = self._of_caption(context, *self._draw_caption(pair))
-            return [CaptionNegatives(pair.id, text, shared) for text in pair.captions]
+            shared = self._build_for_caption(context, *self._choose_caption(pair))
+            return [CaptionNegatives(pair.id, caption, shared) for caption in pair.captions]
         rows = []
-        for index, (text, caption) in enumerate(zip(pair.captions, captions)):
+        for index, (caption, tagged) in enumerate(zip(pair.captions, references)):
             rng = Random(f"{self.recipe.seed} {pair.id} {index}")
-            rows.append(CaptionNegatives(pair.id, text, self._of_caption(context, caption, rng)))
+            rows.append(CaptionNegatives(pair.id, caption, self._build_for_caption(context, tagged, rng)))
         return rows
 
-    def _of_caption(self, context: _PairContext, caption: TaggedCaption, rng: Random) -> list[Negative]:
-        builders = {"retrieve": self._retrieve, "replace": self._replace, "confuse": self._confuse}
+    def _build_for_caption(self, context: _PairContext, caption: TaggedCaption, rng: Random) -> list[Negative]:
+        generators = {"retrieve": self._retrieve, "replace": self._replace, "confuse": self._confuse}
         negatives: list[Negative] = []
-        taken = set(context.references)
+        excluded = set(context.reference_texts)
         for kind in KINDS:
-            wanted: int = getattr(self.recipe, kind)
-            if not wanted:
+            remaining: int = getattr(self.recipe, kind)
+            if not remaining:
                 continue
-            for strategy, text in chain(
-                builders[kind](context, caption, rng), self._last_resort(context, caption, rng)
-            ):
-                if (
-                    text in taken
-                    or (context.pair.is_distractor and text in self._no_change_set)
-                    or (context.describes_similarity and describes_similarity(text))
-                ):
+            candidates = generators[kind](context, caption, rng)
+            for strategy, text in chain(candidates, self._last_resort(context, caption, rng)):
+                could_be_true = (context.pair.is_distractor and text in self._no_change_set) or (
+                    context.describes_similarity and describes_similarity(text)
+                )
+                if text in excluded or could_be_true:
                     continue
-                taken.add(text)
+                excluded.add(text)
                 negatives.append(Negative(kind, text))
                 self.used[kind, strategy] += 1
-                wanted -= 1
-                if not wanted:
+                remaining -= 1
+                if not remaining:
                     break
-            if wanted:
+            if remaining:
                 raise DiffcapError(
                     f"pair {context.pair.id!r}: there are too few other captions to make negatives for {caption.text!r}; "
                     "use a dataset with more pairs, or fewer negatives per caption."
@@ -182,7 +188,7 @@ class Builder:
             return
         row = self._row_of_content[caption.content]
         similar = self._similar_groups[row][self._similar_scores[row] > 0].tolist()
-        if context.pair.is_distractor:  # no change caption is really similar to its own
+        if context.pair.is_distractor:  # no caption of a change is really similar to the caption of a distractor
             rng.shuffle(similar)
         for group in similar:
             if context.contradicts(self._groups[group][0]):
@@ -191,36 +197,46 @@ class Builder:
     def _replace(self, context: _PairContext, caption: TaggedCaption, rng: Random) -> Iterator[tuple[str, str]]:
         if context.pair.is_distractor:
             return  # "no change was made" stays true, or loses its meaning, whichever word is replaced
-        sources = [each for each in context.captions if not describes_similarity(each.text)]
-        for strategy, source in (
-            ("words replaced", [each for each in sources if each is caption]),
-            ("of another caption", sources),
-        ):
-            for _ in range(8 if source else 0):
-                matched = context.reference_content if self.recipe.replacement == "matched" else None
-                text = replace_words(rng.choice(source), self._idf, self._pool, matched, rng)
+        sources = [reference for reference in context.references if not describes_similarity(reference.text)]
+        reference_content = context.reference_content if self.recipe.replacement == "matched" else None
+        sources_by_strategy = {
+            "words replaced": [source for source in sources if source is caption],
+            "of another caption": sources,
+        }
+        for strategy, strategy_sources in sources_by_strategy.items():
+            for _ in range(_REPLACE_ATTEMPTS if strategy_sources else 0):
+                source = rng.choice(strategy_sources)
+                text = replace_words(source, self._idf, self._pool, reference_content, rng)
                 if text is not None:
                     yield strategy, text
 
     def _confuse(self, context: _PairContext, caption: TaggedCaption, rng: Random) -> Iterator[tuple[str, str]]:
-        found = list(confuse(caption, rng))
-        if context.pair.is_distractor:  # after the other strategies the caption would still say that nothing changed
-            yield from ((strategy, text) for strategy, text in found if strategy == "reverse_change")
-            change = self._captions_by_before.get(context.pair.before, [])
-            yield from (("the change that did not happen", text) for text in rng.sample(change, len(change)))
+        confused = dict(confuse(caption, rng))  # strategy -> text
+        if context.pair.is_distractor:
+            # With the other strategies, the caption would still say that nothing changed.
+            if "reverse_change" in confused:
+                yield "reverse_change", confused["reverse_change"]
+            change_captions = self._captions_by_before.get(context.pair.before, [])
+            for text in rng.sample(change_captions, len(change_captions)):
+                yield "the change that did not happen", text
             return
-        yield from ((strategy, text) for strategy, text in found if strategy not in _FALLBACKS)
+        for strategy, text in confused.items():
+            if strategy not in _FALLBACKS:
+                yield strategy, text
         if self._no_change_captions and self.recipe.replacement == "matched":
             yield "no change", rng.choice(self._no_change_captions)
         if describes_similarity(caption.text):  # with two words exchanged, it would say the same in worse grammar
-            found = [each for each in found if each[0] != "exchange_words"]
-        yield from ((strategy, text) for strategy, text in found if strategy in _FALLBACKS)
-        yield from ((f"{strategy} instead", text) for strategy, text in self._replace(context, caption, rng))
+            confused.pop("exchange_words", None)
+        for strategy, text in confused.items():
+            if strategy in _FALLBACKS:
+                yield strategy, text
+        for strategy, text in self._replace(context, caption, rng):
+            yield f"{strategy} instead", text
 
     def _last_resort(self, context: _PairContext, caption: TaggedCaption, rng: Random) -> Iterator[tuple[str, str]]:
-        for _ in range(50 if self._change_captions else 0):
+        for _ in range(_OTHER_CAPTION_ATTEMPTS if self._change_captions else 0):
             text = rng.choice(self._change_captions)
             if context.contradicts(self._tagged[text]):
                 yield "any other change caption", text
-        for _ in range(20):
+        for _ in range(_SHUFFLE_ATTEMPTS):
             yield "words shuffled", " ".join(rng.sample(caption.words, len(caption.words)))

@@ -26,11 +26,12 @@ from diffcap.negatives.words import (
 )
 from diffcap.text.tagging import split_sentences
 
-_SYMMETRIC = frozenset(("same", "similar", "identical", "both", "alike", "equal", "equally", "each", "neither"))
+_SYMMETRIC_WORDS = frozenset(("same", "similar", "identical", "both", "alike", "equal", "equally", "each", "neither"))
 _ANIMAL_SWAP = {"animal1": "animal2", "animal2": "animal1"}
+_WORDS_AFTER_SAME = frozenset(("as", "in", "but", "and", "except", "with", "though"))  # if no noun follows "the same"
 _COORDINATORS = frozenset(("and", "or", ",", "/", "-", "&"))
 _BE_FORMS = frozenset(("is", "was", "are", "were", "been", "being", "be"))
-# These words describe a state, not an action; a verb of change in the same caption is inverted before them.
+# Words that describe a state. They are inverted only if the caption has no verb of change.
 _STATE_WORDS = frozenset(("gone", "missing", "new", "nothing", "same", "identical", "unchanged", "no"))
 
 
@@ -65,41 +66,45 @@ def swap_animals_once(caption: TaggedCaption, rng: Random) -> str | None:
 def invert_comparison(caption: TaggedCaption, rng: Random) -> str | None:
     """Replace every word of comparison by its antonym, except nouns ("light")."""
     inverted: list[str] = []
-    changed = set()  # indices in `inverted`, which can be shorter or longer than the sentence
+    changed_indices = set()  # in `inverted`, which can be shorter or longer than the sentence
     for index, (word, tag) in enumerate(zip(caption.words, caption.tags)):
         if word not in COMPARISON_ANTONYMS or tag == "NOUN":
             inverted.append(word)
             continue
         if word == "same" and inverted[-1:] == ["the"]:
-            inverted[-1:] = _different_before(caption.words[index + 1 :])
+            inverted[-1:] = _words_for_different(caption.words[index + 1 :])
         elif word == "different" and inverted[-1:] == ["a"]:
             inverted[-1:] = ["the", "same"]
         else:
             inverted.append(COMPARISON_ANTONYMS[word])
-        changed.add(len(inverted) - 1)
-    return " ".join(fix_articles(inverted, changed)) if changed else None
+        changed_indices.add(len(inverted) - 1)
+    return " ".join(fix_articles(inverted, changed_indices)) if changed_indices else None
 
 
 def swap_noun_phrases(caption: TaggedCaption, rng: Random) -> str | None:
     """Swap the first two neighbouring noun phrases (with their articles) that mean different things."""
     words = caption.words
     for (start, end), (next_start, next_end) in pairwise(_noun_phrases(caption)):
-        first, between, second = words[start:end], words[end:next_start], words[next_start:next_end]
+        first = words[start:end]
+        between = words[end:next_start]
+        second = words[next_start:next_end]
         if _synonym_keys(first) != _synonym_keys(second) and not _is_coordination(between):
             return " ".join((*words[:start], *second, *between, *first, *words[next_end:]))
     return None
 
 
 def invert_change(caption: TaggedCaption, rng: Random) -> str | None:
-    """Describe the opposite change, or a change where the caption says that there is none, and the other way round."""
+    """Describe the opposite change; turn a statement that nothing has changed into a change, or the other way round."""
     words = list(caption.words)
     for index in range(len(words) - 3):  # turn "from red to blue" into "from blue to red"
-        if words[index] == "from" and words[index + 2] == "to" and words[index + 1] != words[index + 3]:
-            words[index + 1], words[index + 3] = words[index + 3], words[index + 1]
+        first, old, second, new = words[index : index + 4]
+        if first == "from" and second == "to" and old != new:
+            words[index + 1] = new
+            words[index + 3] = old
             return " ".join(words)
     if swapped := _swap_old_and_new(words):
         return swapped
-    # The first word of change: moves before other verbs, then positions, "still", and words of sameness.
+    # Invert one word: a word of movement if there is one, else another verb of change, a position, "still", or a state.
     for invert in (_invert_move, _invert_verb, _invert_position, _invert_still, _invert_state):
         for index, word in enumerate(words):
             inverted = invert(words, index, word)
@@ -145,13 +150,14 @@ _SCENE_STRATEGIES: _Strategies = {
 
 
 def _swap_changes_meaning(part: list[str]) -> bool:
-    """False if swapping the animals keeps the meaning, as in "animal1 and animal2 are the same"."""
-    animals = [index for index, word in enumerate(part) if word in _ANIMAL_SWAP]
-    coordinated = any(
+    """Return False if swapping the animals keeps the meaning, as in "animal1 and animal2 are the same"."""
+    animal_indices = [index for index, word in enumerate(part) if word in _ANIMAL_SWAP]
+    is_coordinated = any(
         second - first == 2 and part[first + 1] in _COORDINATORS and part[first] != part[second]
-        for first, second in pairwise(animals)
+        for first, second in pairwise(animal_indices)
     )
-    return bool(animals) and not coordinated and not _SYMMETRIC & set(part)
+    is_symmetric = not _SYMMETRIC_WORDS.isdisjoint(part)
+    return bool(animal_indices) and not is_coordinated and not is_symmetric
 
 
 def _swap_animals_in(part: list[str]) -> list[str]:
@@ -159,20 +165,23 @@ def _swap_animals_in(part: list[str]) -> list[str]:
 
 
 def _noun_phrases(caption: TaggedCaption) -> list[tuple[int, int]]:
-    """(start, end) of each noun phrase that names an object: articles, then adjectives and nouns, the last one a noun."""
-    phrases, index, tags = [], 0, caption.tags
+    """Return (start, end) of each noun phrase that names an object: articles, then adjectives and nouns, the last one a noun."""
+    phrases = []
+    index = 0
+    tags = caption.tags
     while index < len(tags):
         start = index
         while index < len(tags) and tags[index] == "DET":
             index += 1
-        body = index
+        after_articles = index
         while index < len(tags) and tags[index] in ("ADJ", "NOUN", "PROPN", "NUM"):
             index += 1
         end = index
-        while end > body and tags[end - 1] not in ("NOUN", "PROPN"):
+        while end > after_articles and tags[end - 1] not in ("NOUN", "PROPN"):
             end -= 1
-        if end > body:
-            head, attributes = caption.words[end - 1], [attribute_of(word) for word in caption.words[start:end]]
+        if end > after_articles:
+            head = caption.words[end - 1]
+            attributes = [attribute_of(word) for word in caption.words[start:end]]
             is_object = head not in FUNCTION_WORDS and not is_animal(head)
             if is_object and attributes[-1] not in ("side", "color", "material") and "change" not in attributes:
                 phrases.append((start, end))
@@ -185,7 +194,7 @@ def _synonym_keys(phrase: tuple[str, ...]) -> list[str]:
 
 
 def _is_coordination(between: tuple[str, ...] | list[str]) -> bool:
-    """Whether the words between two phrases only join them: "and", ","."""
+    """Return True if the words between two phrases only join them: "and", ","."""
     return bool(between) and all(word in _COORDINATORS for word in between)
 
 
@@ -208,15 +217,19 @@ def _word_before(words: list[str], index: int) -> str:
 
 def _invert_move(words: list[str], index: int, word: str) -> list[str] | None:
     """Replace the move, which has no opposite, by a removal."""
-    if word not in ("moved", "shifted", "relocated") or words[:1] in (["no"], ["nothing"]):
+    if word not in ("moved", "shifted", "relocated") or _begins_with_negation(words):
         return None
     rest = [other for other in words[index + 1 :] if other != "elsewhere"]
     removal = "removed" if _word_before(words, index) in _BE_FORMS else "disappeared"
     return [*words[:index], removal, *rest]
 
 
+def _begins_with_negation(words: list[str]) -> bool:
+    return words[0] in ("no", "nothing")
+
+
 def _invert_verb(words: list[str], index: int, word: str) -> list[str] | None:
-    if word not in CHANGE_ANTONYMS or word in _STATE_WORDS or words[:1] in (["no"], ["nothing"]):
+    if word not in CHANGE_ANTONYMS or word in _STATE_WORDS or _begins_with_negation(words):
         return None
     return [*words[:index], CHANGE_ANTONYMS[word], *words[index + 1 :]]
 
@@ -245,17 +258,22 @@ def _invert_state(words: list[str], index: int, word: str) -> list[str] | None:
         return None
     rest = words[index + 1 :]
     if word == "same" and _word_before(words, index) == "the":
-        replacement = ["different", "from", *rest[1:]] if rest[:1] == ["as"] else [*_different_before(rest), *rest]
+        replacement = [*_words_for_different(rest), *rest]
+        if rest[:1] == ["as"]:  # "the same as" -> "different from"
+            replacement = ["different", "from", *rest[1:]]
         return [*words[: index - 1], *replacement]
     is_plural = any(_is_plural(other) for other in rest[:3])
     antonym = "some" if word == "no" and is_plural else CHANGE_ANTONYMS[word]
     return fix_articles([*words[:index], antonym, *rest], {index, index + 1})
 
 
-def _different_before(rest: Sequence[str]) -> list[str]:
-    """What replaces "the same" before the words `rest`: "different", or "a different" before a singular noun."""
-    no_noun = not rest or not rest[0].isalpha() or rest[0] in ("as", "in", "but", "and", "except", "with", "though")
-    return ["different"] if no_noun or any(_is_plural(word) for word in rest[:2]) else ["a", "different"]
+def _words_for_different(rest: Sequence[str]) -> list[str]:
+    """Return the opposite of "the same" before the words `rest`: "a different" before a singular noun, else "different"."""
+    if not rest or not rest[0].isalpha() or rest[0] in _WORDS_AFTER_SAME:
+        return ["different"]
+    if any(_is_plural(word) for word in rest[:2]):
+        return ["different"]
+    return ["a", "different"]
 
 
 def _is_plural(word: str) -> bool:

@@ -1,8 +1,9 @@
-"""`negatives.jsonl`, the hard negatives of every training caption, its report `negatives.md`, and the authors' released negatives."""
+"""The files of hard negatives: `negatives.jsonl`, its report `negatives.md`, and the negatives that IDC-PCL's authors released."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path, PurePosixPath
 from random import Random
 from typing import Any
@@ -34,8 +35,8 @@ _HOW_TO_BUILD = "build it with `make negatives DATASET=<name>`"
 class Negative:
     """A caption that is wrong for its pair."""
 
-    kind: str  # how it was requested, one of `KINDS`. If that way gave no caption, another way built the text.
-    text: str  # tokens of `text.tokens`, joined with spaces
+    kind: str  # the requested kind, one of `KINDS`; if its strategies gave no text, a fallback of another kind built it
+    text: str  # tokens of `normalize_caption`, joined with spaces
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,8 @@ def write_negatives(
 ) -> None:
     """Write the rows to a temporary file, call `before_rename`, delete the earlier `negatives.json`, then rename the file.
 
-    So a killed process never leaves a `negatives.json` that describes another file. The caller writes the new one.
+    This order ensures that a killed process never leaves a `negatives.json` that describes another file. The caller writes the new
+    `negatives.json`.
     """
     with atomic_write(path) as temporary:
         with temporary.open("w", encoding="utf-8") as file:
@@ -75,47 +77,51 @@ def iter_negatives(path: str | Path) -> Iterator[CaptionNegatives]:
             tagger = metadata["settings"].get("tagger")
             again = f"`make negatives FOLDER='{path.parent}' TAGGER={tagger}`" if tagger else "`make negatives`"
             raise DiffcapError(f"{path}: its SHA-256 is not the one in {METADATA_FILE}; build it again with {again}.")
-    fix = "build the file again with `make negatives DATASET=<name>`" if has_metadata else "fix that line"
-    count = 0  # of each caption's negatives
+    remedy = "build the file again with `make negatives DATASET=<name>`" if has_metadata else "fix that line"
+    num_negatives = 0  # of each caption
     for where, row in read_json_lines(path, "negatives", _HOW_TO_BUILD):
         items = row.get("negatives")
         if not isinstance(row.get("id"), str) or not isinstance(row.get("caption"), str):
-            raise DiffcapError(f'{where}: "id" and "caption" must be strings; {fix}.')
+            raise DiffcapError(f'{where}: "id" and "caption" must be strings; {remedy}.')
         if not isinstance(items, list) or not items or not all(map(_is_negative, items)):
             raise DiffcapError(
                 f'{where}: "negatives" must be a non-empty list of {{"kind", "text"}} with a kind of '
-                f"{', '.join(KINDS)}, found {items!r:.80}; {fix}."
+                f"{', '.join(KINDS)}, found {items!r:.80}; {remedy}."
             )
-        count = count or len(items)
-        if len(items) != count:
-            raise DiffcapError(f"{where}: {len(items)} negatives, but the first line has {count}; {fix}.")
-        yield CaptionNegatives(row["id"], row["caption"], [Negative(item["kind"], item["text"]) for item in items])
-    if not count:
+        num_negatives = num_negatives or len(items)
+        if len(items) != num_negatives:
+            raise DiffcapError(f"{where}: {len(items)} negatives, but the first line has {num_negatives}; {remedy}.")
+        negatives = [Negative(item["kind"], item["text"]) for item in items]
+        yield CaptionNegatives(row["id"], row["caption"], negatives)
+    if not num_negatives:
         raise DiffcapError(f"{path}: the file is empty; {_HOW_TO_BUILD}.")
 
 
-def _is_negative(value: object) -> bool:
-    return isinstance(value, dict) and value.get("kind") in KINDS and isinstance(value.get("text"), str)
+def _is_negative(item: object) -> bool:
+    if not isinstance(item, dict):
+        return False
+    return item.get("kind") in KINDS and isinstance(item.get("text"), str)
 
 
 def authors_negatives(path: Path, pairs: Sequence[ChangePair]) -> Iterator[CaptionNegatives]:
     """Yield the negatives of every caption of `pairs` that occurs in IDC-PCL's released `<split>_neg_tfidf6.json`.
 
-    A line of it belongs to a pair, and all captions of the pair have its negatives:
+    Each line of the file contains the negatives that all captions of one pair share:
 
         {"img1": "CLEVR_default_000123", "img2": "CLEVR_semantic_000123", "sentences": [...], "neg_samples": [six sentences]}
         {"img": "Black_Footed_Albatross_0046_18", "sentences": [...], "neg_samples": [...]}   (CUB)
 
     The files do not say how each negative was made; because of the "tfidf" in their names, all get the kind "retrieve".
     """
-    known = {tuple(map(_stem, pair.images)): pair for pair in pairs}
-    count, found = 0, 0
+    pair_by_stems = {tuple(map(_stem, pair.images)): pair for pair in pairs}
+    num_negatives = 0  # of each line
+    has_caption = False
     for where, row in read_json_lines(path, "hard negatives"):
         negatives = sentences(row.get("neg_samples"), where, "neg_samples")
-        count = count or len(negatives)
-        if not negatives or len(negatives) != count:
+        num_negatives = num_negatives or len(negatives)
+        if not negatives or len(negatives) != num_negatives:
             raise DiffcapError(
-                f"{where}: {len(negatives)} negatives, but the first line has {count}; download the file again."
+                f"{where}: {len(negatives)} negatives, but the first line has {num_negatives}; download the file again."
             )
         captions = {normalize_caption(sentence) for sentence in sentences(row.get("sentences"), where, "sentences")}
         names = [row["img"]] if "img" in row else [row.get("img1"), row.get("img2")]
@@ -123,15 +129,15 @@ def authors_negatives(path: Path, pairs: Sequence[ChangePair]) -> Iterator[Capti
             raise DiffcapError(
                 f'{where}: needs "img1" and "img2", or "img" (strings), found {row!r:.60}; fix that line.'
             )
-        pair = known.get(tuple(_stem(str(name)) for name in names))
+        pair = pair_by_stems.get(tuple(_stem(str(name)) for name in names))
         if pair is None:
             continue  # the dataset can be incomplete, for example if a photo is no longer online
         shared = [Negative("retrieve", normalize_caption(text)) for text in negatives]
         for caption in pair.captions:
             if normalize_caption(caption) in captions:
-                found += 1
+                has_caption = True
                 yield CaptionNegatives(pair.id, caption, shared)
-    if not found:
+    if not has_caption:
         raise DiffcapError(
             f"{path}: none of its sentences is a caption of these pairs; use the file of the same dataset and split."
         )
@@ -144,28 +150,38 @@ def _stem(name: str) -> str:
 
 
 class Report:
-    """Draws examples of each kind from a stream of rows (reservoir sampling), every row with the same probability."""
+    """Collects examples of each kind from a stream of rows by reservoir sampling: every row has the same probability."""
 
-    def __init__(self, examples: int = 20, seed: int = 0) -> None:
-        self._examples, self._rng = examples, Random(seed)
-        self._kept: dict[str, list[tuple[int, CaptionNegatives]]] = {kind: [] for kind in KINDS}
-        self._seen = dict.fromkeys(KINDS, 0)
-        self.captions = 0  # rows added so far
+    def __init__(self, num_examples: int = 20, seed: int = 0) -> None:
+        self._num_examples = num_examples
+        self._rng = Random(seed)
+        # kind -> (index of the row, row)
+        self._examples: dict[str, list[tuple[int, CaptionNegatives]]] = {kind: [] for kind in KINDS}
+        self._num_seen = dict.fromkeys(KINDS, 0)
+        self.num_rows = 0  # added so far
 
     def add(self, row: CaptionNegatives) -> None:
         """Add the negatives of one caption."""
-        for kind, kept in self._kept.items():
+        for kind, examples in self._examples.items():
             if not any(negative.kind == kind for negative in row.negatives):
                 continue
-            index = len(kept) if len(kept) < self._examples else self._rng.randrange(self._seen[kind] + 1)
-            self._seen[kind] += 1
-            if index < self._examples:
-                kept[index : index + 1] = [(self.captions, row)]
-        self.captions += 1
+            if len(examples) < self._num_examples:
+                examples.append((self.num_rows, row))
+            else:
+                index = self._rng.randrange(self._num_seen[kind] + 1)
+                if index < self._num_examples:
+                    examples[index] = (self.num_rows, row)
+            self._num_seen[kind] += 1
+        self.num_rows += 1
 
-    def write(self, path: str | Path, settings: Mapping[str, Any], used: Mapping[tuple[str, str], int]) -> None:
-        """Write the settings, how often each strategy was used ((kind, strategy) -> number), and the examples as Markdown."""
-        lines = ["# Negatives", "", f"{self.captions:,} captions.", "", "| setting | value |", "|---|---|"]
+    def write(
+        self,
+        path: str | Path,
+        settings: Mapping[str, Any],
+        strategy_counts: Mapping[tuple[str, str], int],
+    ) -> None:
+        """Write the settings, how often each (kind, strategy) was used, and the examples as Markdown."""
+        lines = ["# Negatives", "", f"{self.num_rows:,} captions.", "", "| setting | value |", "|---|---|"]
         lines += [f"| {key} | {value} |" for key, value in settings.items()]
         if settings.get("scope") == "pair":
             lines += ["", "All captions of a pair share the negatives of one of them, drawn at random."]
@@ -177,17 +193,17 @@ class Report:
             "|---|---|--:|--:|---|",
         ]
         for kind in KINDS:
-            strategies = sorted(
-                ((count, strategy) for (of, strategy), count in used.items() if of == kind), reverse=True
-            )
+            strategies = [
+                (count, strategy) for (used_kind, strategy), count in strategy_counts.items() if used_kind == kind
+            ]
             total = sum(count for count, _ in strategies)
-            for count, strategy in strategies:
+            for count, strategy in sorted(strategies, reverse=True):
                 note = "" if strategy in _PAPER_STRATEGIES[kind] else "fallback"
                 lines.append(f"| {kind} | {strategy.replace('_', ' ')} | {count:,} | {count / total:.1%} | {note} |")
-        for kind, kept in self._kept.items():
-            if kept:
-                lines += ["", f"## {kind}: {len(kept)} examples", ""]
-            for _, row in sorted(kept, key=lambda pair: pair[0]):
+        for kind, examples in self._examples.items():
+            if examples:
+                lines += ["", f"## {kind}: {len(examples)} examples", ""]
+            for _, row in sorted(examples, key=itemgetter(0)):
                 lines.append(f"* {row.id}: {row.caption}")
                 lines += [f"  * {negative.text}" for negative in row.negatives if negative.kind == kind]
         write_text(path, "\n".join(lines) + "\n")

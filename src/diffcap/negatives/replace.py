@@ -1,5 +1,6 @@
 """Replaced negatives: the most informative nouns and adjectives of a caption are replaced (IDC-PCL, section 3.2)."""
 
+import math
 from bisect import bisect
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -10,50 +11,56 @@ from diffcap.negatives.words import TaggedCaption, attribute_of, fix_articles, i
 
 
 class WordPool:
-    """Draws replacement words from the captions; only words that are replaceable (see `is_replaceable`)."""
+    """Samples replacement words from the captions; only words that are replaceable (see `is_replaceable`)."""
 
     def __init__(self, captions: Collection[TaggedCaption]) -> None:
-        counts = Counter(pair for caption in captions for pair in zip(caption.words, caption.tags))
+        counts = Counter(word_and_tag for caption in captions for word_and_tag in zip(caption.words, caption.tags))
         totals = Counter(word for caption in captions for word in caption.words)
         min_count = min(5, len(captions) / 1000)
         self._words: dict[str, list[str]] = {}  # tag -> distinct words, sorted
-        pools: dict[tuple[str, str | None, str], list[tuple[str, int]]] = {}
+        pools: dict[_PoolKey, dict[str, int]] = {}  # key -> word -> count
         for (word, tag), count in sorted(counts.items()):
             if not is_replaceable(word, tag):
                 continue
             self._words.setdefault(tag, []).append(word)
             if count >= min_count and 2 * count > totals[word]:
-                pools.setdefault(_pool_key(word, tag), []).append((word, count))
+                pools.setdefault(_pool_key(word, tag), {})[word] = count
         # For each key: the words, and the cumulative sums of their counts.
-        self._pools = {
-            key: ([word for word, _ in pool], list(accumulate(count for _, count in pool)))
-            for key, pool in pools.items()
-        }
+        self._pools = {key: (list(pool), list(accumulate(pool.values()))) for key, pool in pools.items()}
 
-    def draw_uniform(self, word: str, tag: str, rng: Random) -> str | None:
-        """Draw another word of the same tag, each with the same probability (IDC-PCL, section 3.2); None if there is none."""
+    def sample_uniform(self, word: str, tag: str, rng: Random) -> str | None:
+        """Sample another word of the same tag, each with the same probability (IDC-PCL, section 3.2); None if there is none."""
         others = [other for other in self._words.get(tag, []) if other != word]
         return rng.choice(others) if others else None
 
-    def draw_matched(self, word: str, tag: str, avoid: frozenset[str], rng: Random) -> str | None:
-        """Draw a word of the same tag, attribute and inflection whose meaning is not in `avoid` (ours); None if there is none.
+    def sample_matched(self, word: str, tag: str, excluded: frozenset[str], rng: Random) -> str | None:
+        """Sample a word of the same tag, attribute and inflection; None if there is none (ours).
 
-        The probability is proportional to the frequency, so that neither grammar nor rare words give a negative away. Words that
-        mostly have another tag, and words that occur fewer than five times and in fewer than one of a thousand captions (they are
-        often misspelt), are never drawn.
+        The probability is proportional to the frequency, so that a model cannot recognise a negative by its grammar or its rare
+        words. Words that mostly have another tag are never sampled. The same holds for words that occur fewer than five times and
+        in fewer than one of a thousand captions, because they are often misspelt.
+
+        Args:
+            excluded: meanings (`synonym_key`) that the word must not have.
         """
         words, cumulative = self._pools.get(_pool_key(word, tag), ([], [0]))
         for _ in range(4 if words else 0):  # faster than filtering all words, and nearly always enough
-            drawn = words[bisect(cumulative, rng.random() * cumulative[-1])]
-            if synonym_key(drawn) not in avoid:
-                return drawn
-        allowed = [index for index, other in enumerate(words) if synonym_key(other) not in avoid]
+            sampled = words[bisect(cumulative, rng.random() * cumulative[-1])]
+            if synonym_key(sampled) not in excluded:
+                return sampled
+        allowed = [index for index, other in enumerate(words) if synonym_key(other) not in excluded]
+        if not allowed:
+            return None
         weights = [cumulative[index] - (cumulative[index - 1] if index else 0) for index in allowed]
-        return words[rng.choices(allowed, weights)[0]] if allowed else None
+        (index,) = rng.choices(allowed, weights)
+        return words[index]
 
 
-def _pool_key(word: str, tag: str) -> tuple[str, str | None, str]:
-    """(tag, attribute, inflection): words with equal keys can replace each other."""
+_PoolKey = tuple[str, str | None, str]  # tag, attribute, inflection
+
+
+def _pool_key(word: str, tag: str) -> _PoolKey:
+    """Return a key that is equal for words that can replace each other."""
     attribute = attribute_of(word)
     return (tag, attribute, "") if attribute else (tag, None, inflection(word, tag))
 
@@ -65,10 +72,13 @@ def most_informative_words(caption: TaggedCaption, idf: Mapping[str, float]) -> 
         if is_replaceable(word, tag):
             first_index.setdefault(word, index)
     counts = Counter(map(synonym_key, caption.words))
-    ranked = sorted(
-        first_index, key=lambda word: (-counts[synonym_key(word)] * idf.get(synonym_key(word), 0.0), first_index[word])
-    )
-    return ranked[: (len(ranked) + 1) // 2]
+
+    def rank(word: str) -> tuple[float, int]:
+        key = synonym_key(word)
+        return -counts[key] * idf.get(key, 0.0), first_index[word]
+
+    ranked = sorted(first_index, key=rank)
+    return ranked[: math.ceil(len(ranked) / 2)]
 
 
 def replace_words(
@@ -82,33 +92,35 @@ def replace_words(
 
     Args:
         idf: inverse document frequency of each `synonym_key`.
-        reference_content: None draws any other word of the same tag (the paper's way). The `content` of all references of the pair
-            draws words of the same tag, attribute and inflection that say something else (ours), if possible something that no
-            reference says.
+        reference_content: the `content` of all references of the pair: words are replaced by words of the same tag, attribute and
+            inflection with another meaning, if possible one that is in no reference (ours). None: by any other word of the
+            same tag (paper).
 
     Returns:
         The new text; None if no word can be replaced, or if every new word has a meaning of a reference.
     """
-    own = frozenset(caption.content)
-    new_words: dict[tuple[str, str], str] = {}
+    caption_content = frozenset(caption.content)
+    new_words: dict[tuple[str, str], str] = {}  # (word, tag) -> the word that replaces it
     is_wrong = False
     tags = dict(zip(caption.words, caption.tags))
     for word in most_informative_words(caption, idf):
+        tag = tags[word]
         if reference_content is None:
-            drawn = pool.draw_uniform(word, tags[word], rng)
+            new_word = pool.sample_uniform(word, tag, rng)
         else:
-            used = own | frozenset(map(synonym_key, new_words.values()))
-            drawn = pool.draw_matched(word, tags[word], reference_content | used, rng)
-            if drawn is None:
-                drawn = pool.draw_matched(word, tags[word], used, rng)
-        if drawn is not None:
-            new_words[word, tags[word]] = drawn
-            is_wrong |= reference_content is None or synonym_key(drawn) not in reference_content
+            used = caption_content | frozenset(map(synonym_key, new_words.values()))
+            new_word = pool.sample_matched(word, tag, reference_content | used, rng)
+            if new_word is None:
+                new_word = pool.sample_matched(word, tag, used, rng)
+        if new_word is not None:
+            new_words[word, tag] = new_word
+            is_wrong |= reference_content is None or synonym_key(new_word) not in reference_content
     if not is_wrong:
         return None
-    words, changed = list(caption.words), set()
+    words = list(caption.words)
+    changed_indices = set()
     for index, word_and_tag in enumerate(zip(caption.words, caption.tags)):
         if word_and_tag in new_words:
             words[index] = new_words[word_and_tag]
-            changed.add(index)
-    return " ".join(fix_articles(words, changed))
+            changed_indices.add(index)
+    return " ".join(fix_articles(words, changed_indices))

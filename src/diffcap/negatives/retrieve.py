@@ -19,12 +19,15 @@ _GROUP_SIZE = 32  # documents whose maximum is computed first
 
 def inverse_document_frequencies(captions: Iterable[TaggedCaption]) -> dict[str, float]:
     """Return the smoothed inverse document frequency of every term: ln((1 + n) / (1 + df)) + 1 for n captions."""
-    frequencies: Counter[str] = Counter()
-    count = 0
+    document_frequencies: Counter[str] = Counter()
+    num_captions = 0
     for caption in captions:
-        frequencies.update(set(caption.content))
-        count += 1
-    return {term: math.log((1 + count) / (1 + df)) + 1 for term, df in sorted(frequencies.items())}
+        document_frequencies.update(set(caption.content))
+        num_captions += 1
+    idf = {}
+    for term, df in sorted(document_frequencies.items()):
+        idf[term] = math.log((1 + num_captions) / (1 + df)) + 1
+    return idf
 
 
 def tfidf(documents: Sequence[Sequence[str]], idf: Mapping[str, float]) -> sp.csr_matrix:
@@ -34,7 +37,8 @@ def tfidf(documents: Sequence[Sequence[str]], idf: Mapping[str, float]) -> sp.cs
     indices = [columns[term] for document in documents for term in document if term in columns]
     lengths = [sum(term in columns for term in document) for document in documents]
     starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    matrix = sp.csr_matrix((np.ones(len(indices)), indices, starts), shape=(len(documents), len(weights)))
+    shape = (len(documents), len(weights))
+    matrix = sp.csr_matrix((np.ones(len(indices)), indices, starts), shape=shape)
     matrix.sum_duplicates()
     matrix = matrix.multiply(weights[None, :]).tocsr() if len(weights) else matrix
     norms = np.sqrt(np.asarray(matrix.multiply(matrix).sum(1)).ravel())
@@ -52,50 +56,59 @@ def most_similar(
 
     Args:
         queries: (Q, V). documents: (N, V). count: K; at most N are returned.
-        progress: called with (scores computed, Q x N).
+        progress: called with (number of scores computed so far, Q x N).
 
     Returns:
         (Q, K) indices of documents, best first (the lower index first if scores are equal), and (Q, K) float32 scores.
     """
-    total, count = documents.shape[0], min(count, documents.shape[0])
-    best = np.zeros((queries.shape[0], count), dtype=np.int64)
-    scores = np.full((queries.shape[0], count), -1.0, dtype=np.float32)
-    width = min(_DOCUMENT_CHUNK, max(1024, _MAX_BLOCK_VALUES // max(1, documents.shape[1])))
-    for first in range(0, total, width):
-        block = np.ascontiguousarray(documents[first : first + width].T.toarray())  # (V, block)
-        for start in range(0, queries.shape[0], _QUERY_CHUNK):
+    num_queries, num_terms = queries.shape
+    num_documents = documents.shape[0]
+    count = min(count, num_documents)
+    best = np.zeros((num_queries, count), dtype=np.int64)
+    best_scores = np.full((num_queries, count), -1.0, dtype=np.float32)
+    block_size = min(_DOCUMENT_CHUNK, max(1024, _MAX_BLOCK_VALUES // max(1, num_terms)))
+    for block_start in range(0, num_documents, block_size):
+        block = np.ascontiguousarray(documents[block_start : block_start + block_size].T.toarray())  # (V, block)
+        for start in range(0, num_queries, _QUERY_CHUNK):
             rows = slice(start, start + _QUERY_CHUNK)
-            found = queries[rows] @ block  # (rows, block)
-            indices = _largest(found, min(count, found.shape[1]))
-            values = np.take_along_axis(found, indices, 1)
-            if first:
-                indices = np.concatenate([best[rows], indices + first], 1)
-                values = np.concatenate([scores[rows], values], 1)
-            order = np.lexsort((indices, -values), axis=1)[:, :count]
-            kept = order.shape[1]  # less than K while the blocks so far hold fewer documents
-            best[rows, :kept] = np.take_along_axis(indices, order, 1)
-            scores[rows, :kept] = np.take_along_axis(values, order, 1)
+            block_scores = queries[rows] @ block  # (rows, block)
+            indices = _largest(block_scores, min(count, block_scores.shape[1]))
+            scores = np.take_along_axis(block_scores, indices, 1)
+            if block_start:  # compare with the best of the blocks before
+                indices = np.concatenate([best[rows], indices + block_start], 1)
+                scores = np.concatenate([best_scores[rows], scores], 1)
+            order = np.lexsort((indices, -scores), axis=1)[:, :count]
+            num_kept = order.shape[1]  # less than K if the blocks so far have fewer documents
+            best[rows, :num_kept] = np.take_along_axis(indices, order, 1)
+            best_scores[rows, :num_kept] = np.take_along_axis(scores, order, 1)
             if progress:
-                done = first * queries.shape[0] + min(start + _QUERY_CHUNK, queries.shape[0]) * block.shape[1]
-                progress(done, total * queries.shape[0])
-    return best, scores
+                done_queries = min(start + _QUERY_CHUNK, num_queries)
+                done = block_start * num_queries + done_queries * block.shape[1]
+                progress(done, num_documents * num_queries)
+    return best, best_scores
 
 
 def _largest(scores: np.ndarray, count: int) -> np.ndarray:
     """Return the indices of the `count` largest scores of each row, unordered.
 
-    Only the `count` groups of columns with the largest maxima can hold them, so `argpartition` sorts the scores of these groups only.
+    The columns are divided into groups. Only the `count` groups with the largest maxima can contain the largest scores, so
+    `argpartition` is run on the maxima, and then on the scores of these groups only.
     """
-    rows, width = scores.shape
-    groups = width // _GROUP_SIZE
-    if groups <= 2 * count:
-        return np.argpartition(scores, width - count, axis=1)[:, width - count :]
-    body = groups * _GROUP_SIZE
-    maxima = scores[:, :body].reshape(rows, _GROUP_SIZE, groups).max(1)  # group g holds columns g, g + groups, ...
-    chosen = np.argpartition(maxima, groups - count, axis=1)[:, groups - count :]
-    candidates = (chosen[:, :, None] + groups * np.arange(_GROUP_SIZE)).reshape(rows, -1)
-    rest = np.broadcast_to(np.arange(body, width), (rows, width - body))
-    candidates = np.concatenate([candidates, rest], 1)
-    values = np.take_along_axis(scores, candidates, 1)
-    best = np.argpartition(values, values.shape[1] - count, axis=1)[:, values.shape[1] - count :]
+    num_rows, num_columns = scores.shape
+    num_groups = num_columns // _GROUP_SIZE
+    if num_groups <= 2 * count:
+        return _largest_columns(scores, count)
+    num_grouped = num_groups * _GROUP_SIZE
+    # Group g has the columns g, g + num_groups, g + 2 num_groups, ...
+    maxima = scores[:, :num_grouped].reshape(num_rows, _GROUP_SIZE, num_groups).max(1)
+    groups = _largest_columns(maxima, count)
+    grouped = groups[:, :, None] + num_groups * np.arange(_GROUP_SIZE)
+    ungrouped = np.broadcast_to(np.arange(num_grouped, num_columns), (num_rows, num_columns - num_grouped))
+    candidates = np.concatenate([grouped.reshape(num_rows, -1), ungrouped], 1)
+    best = _largest_columns(np.take_along_axis(scores, candidates, 1), count)
     return np.take_along_axis(candidates, best, 1)
+
+
+def _largest_columns(values: np.ndarray, count: int) -> np.ndarray:
+    num_smaller = values.shape[1] - count
+    return np.argpartition(values, num_smaller, axis=1)[:, num_smaller:]

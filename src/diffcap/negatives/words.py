@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from diffcap.text.tagging import split_sentences
 from diffcap.text.vocabulary import tokenize
 
-# attribute -> groups of synonyms in CLEVR's vocabulary; a word that is in no group has a meaning of its own. Without them, "the big
+# attribute -> groups of synonyms in CLEVR's vocabulary; a word that is in no group has no synonyms. Without the groups, "the big
 # ball was added" could become a negative of "the large sphere was added".
-_GROUPS: dict[str, tuple[str, ...]] = {
+_SYNONYM_GROUPS: dict[str, tuple[str, ...]] = {
     "size": ("large big", "small tiny little"),
     "color": (
         "gray grey", "red", "blue", "green", "brown", "purple", "cyan", "yellow",
@@ -29,7 +29,7 @@ _GROUPS: dict[str, tuple[str, ...]] = {
 
 _ATTRIBUTE_AND_KEY = {
     word: (attribute, f"{attribute}:{words.split()[0]}")
-    for attribute, groups in _GROUPS.items()
+    for attribute, groups in _SYNONYM_GROUPS.items()
     for words in groups
     for word in words.split()
 }
@@ -39,7 +39,7 @@ def _word_set(words: str) -> frozenset[str]:
     return frozenset(words.split())
 
 
-# Words without content: they are never replaced or drawn, and they cannot make a caption wrong.
+# Words without content: they are never replaced, never used as replacements, and cannot make a caption wrong.
 FUNCTION_WORDS = _word_set("""
     front back top bottom middle image images picture pictures photo photos scene scenes view position positions
     location locations place places spot way side change changes difference differences other one ones s bit lot kind
@@ -50,7 +50,7 @@ _CONTENT_TAGS = frozenset(("NOUN", "PROPN", "ADJ", "NUM", "VERB"))
 
 
 def attribute_of(word: str) -> str | None:
-    """Return "size", "color", "material", "shape", "side" or "change" for a word of the table above, else None."""
+    """Return "size", "color", "material", "shape", "side" or "change" for a word of `_SYNONYM_GROUPS`, else None."""
     return _ATTRIBUTE_AND_KEY[word][0] if word in _ATTRIBUTE_AND_KEY else None
 
 
@@ -60,12 +60,12 @@ def synonym_key(word: str) -> str:
 
 
 def is_animal(word: str) -> bool:
-    """True for "animal1", "animal2" and their misspellings; only the confused negatives change these words."""
+    """Return True for "animal1", "animal2" and their misspellings; only the confused negatives change these words."""
     return re.fullmatch(r"\d?animals?\d.*", word) is not None
 
 
 def is_replaceable(word: str, tag: str) -> bool:
-    """Whether a word is a noun or an adjective that describes an object: no function word, no animal, no word of change."""
+    """Return True for a noun or an adjective that describes an object: no function word, no animal, no word of change."""
     return (
         tag in ("NOUN", "ADJ")
         and word.isalpha()
@@ -78,13 +78,16 @@ def is_replaceable(word: str, tag: str) -> bool:
 
 def inflection(word: str, tag: str) -> str:
     """Return a word's ending: "est", "er" or "" for the UPOS tag ADJ, "s" or "" for other tags."""
-    if tag == "ADJ":
-        return next((end for end in ("est", "er") if word.endswith(end) and len(word) > len(end) + 2), "")
-    return "s" if word.endswith("s") and not word.endswith("ss") else ""
+    if tag != "ADJ":
+        return "s" if word.endswith("s") and not word.endswith("ss") else ""
+    for ending in ("est", "er"):
+        if word.endswith(ending) and len(word) > len(ending) + 2:
+            return ending
+    return ""
 
 
 def fix_articles(words: list[str], indices: set[int]) -> list[str]:
-    """Return the words with the right one of "a" and "an" before the words at `indices`."""
+    """Return the words, with "a" and "an" corrected where they precede a word at one of `indices`."""
     fixed = list(words)
     for index in indices:
         if 0 < index < len(fixed) and fixed[index - 1] in ("a", "an"):
@@ -93,7 +96,7 @@ def fix_articles(words: list[str], indices: set[int]) -> list[str]:
 
 
 def _both_directions(pairs: str) -> dict[str, str]:
-    """A dict of antonyms in both directions; if a word is in several pairs, the first pair counts."""
+    """Return a dict of antonyms in both directions; if a word is in several pairs, the first pair counts."""
     table: dict[str, str] = {}
     for pair in pairs.split(", "):
         first, second = pair.split()
@@ -126,7 +129,7 @@ COMPARISON_ANTONYMS = {
 class TaggedCaption:
     """A tokenised caption (of one or more sentences)."""
 
-    text: str  # the words joined with blanks
+    text: str  # the words joined with spaces
     words: tuple[str, ...]
     tags: tuple[str, ...]  # UPOS
     content: tuple[str, ...]  # `synonym_key` of each content word; the terms of TF-IDF
@@ -147,12 +150,12 @@ def sentence_texts(texts: Iterable[str]) -> Iterable[str]:
 def make_tagged_caption(text: str, tags: Mapping[str, list[str]]) -> TaggedCaption:
     """Make the `TaggedCaption` of a tokenised caption from `tags`, the UPOS tags of each of its sentences."""
     words = tuple(text.split())
-    found = tuple(tag for part in split_sentences(words) for tag in tags[" ".join(part)])
+    word_tags = tuple(tag for sentence in split_sentences(words) for tag in tags[" ".join(sentence)])
     content = []
-    for word, tag in zip(words, found):
+    for word, tag in zip(words, word_tags):
         is_function_word = tag not in _CONTENT_TAGS or word in FUNCTION_WORDS or word in _FUNCTION_VERBS
         attribute = attribute_of(word)
         # Of the attributes, sides have no content: several directions can be true at once.
         if attribute != "side" and (attribute or not is_function_word):
             content.append(synonym_key(word))
-    return TaggedCaption(text, words, found, tuple(content))
+    return TaggedCaption(text, words, word_tags, tuple(content))

@@ -11,7 +11,7 @@ from diffcap.evaluation.bootstrap import compare as bootstrap
 from diffcap.evaluation.captions import unavailable_metrics
 from diffcap.evaluation.coco import PREDICTION_SUFFIXES, read_other_predictions, read_predictions, read_references
 from diffcap.evaluation.protocols import groups_of, remarks
-from diffcap.evaluation.tables import MARK, is_weightless, print_table, score_notes
+from diffcap.evaluation.tables import WEIGHTLESS_MARK, is_weightless, print_table, score_notes
 from diffcap.record import flat
 from diffcap.records import ChangePair, file_hash, read_dataset, read_json, take_changes, write_json, write_text
 from diffcap.report.rows import Row, default_protocol, mean_row, read_metrics, score_row, training
@@ -261,7 +261,7 @@ def metric_table(result: Result) -> Table:
             for key in "ab":
                 score, first, last = (f"{100 * value:.2f}" for value in (row[key], *row[f"{key}_interval"]))
                 has_weight = metric != "CIDEr-D" or not is_weightless({name: of[key] for name, of in metrics.items()})
-                numbers.append(f"{score}{'' if has_weight else MARK} [{first}, {last}]")
+                numbers.append(f"{score}{'' if has_weight else WEIGHTLESS_MARK} [{first}, {last}]")
             numbers += [
                 difference + (" *" if is_significant else ""),
                 f"[{low}, {high}]",

@@ -15,7 +15,7 @@ from diffcap.datasets.registry import get_dataset
 from diffcap.evaluation.baselines import Array, most_common_captions, nearest_captions, pair_vectors
 from diffcap.evaluation.captions import cider_per_pair
 from diffcap.evaluation.coco import read_other_predictions
-from diffcap.evaluation.levir_cc import levir_scoring, protocol_of
+from diffcap.evaluation.levir_cc import levir_protocol, levir_scoring
 from diffcap.evaluation.protocols import evaluate_systems, remarks
 from diffcap.evaluation.tables import caption_notes
 from diffcap.features.store import FeatureStore
@@ -81,8 +81,8 @@ def collect_results(
     }
     store = FeatureStore.open(folder / "features" / features) if features else None
     baselines = baseline_captions(train, pairs, store)
-    spec = protocol_of(dataset.name, dataset.pairs)
-    levir = levir_scoring(spec, dataset.pairs) if spec else None
+    levir_settings = levir_protocol(dataset.name, dataset.pairs)
+    levir = levir_scoring(levir_settings, dataset.pairs) if levir_settings else None
     tokenizer, metrics = protocol["tokenizer"], protocol["metrics"]
     results = evaluate_systems({**baselines, **captions}, pairs, tokenizer, metrics, levir=levir)
     with_ptb = evaluate_systems(captions, pairs, "ptb", metrics) if captions and tokenizer != "ptb" else {}

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from diffcap.evaluation.protocols import TYPE_ORDER, remarks
-from diffcap.evaluation.tables import MARK, WEIGHTLESS_NOTE, is_weightless, score_notes
+from diffcap.evaluation.tables import WEIGHTLESS_MARK, WEIGHTLESS_NOTE, is_weightless, score_notes
 from diffcap.records import NO_CHANGE_GROUPS
 from diffcap.utils.table import Cell, Table, escape_markdown
 
@@ -61,7 +61,7 @@ def _cell(row: Section, path: Sequence[str], highest: float = 0.0) -> Cell:
     std = number_at(row.get("std", {}), path)
     if value is None:
         return Cell("")
-    mark = MARK if path[-1] == "CIDEr-D" and is_weightless(row[path[0]]) else ""
+    mark = WEIGHTLESS_MARK if path[-1] == "CIDEr-D" and is_weightless(row[path[0]]) else ""
     fraction = max(0.0, value / highest) if highest > 0 else 0.0
     best = highest > 0 and text(value) == text(highest)
     return Cell(text(value) + mark, "" if std is None else text(std), fraction, best)
@@ -69,7 +69,7 @@ def _cell(row: Section, path: Sequence[str], highest: float = 0.0) -> Cell:
 
 def with_note(table: Table) -> Table:
     """The table with the footnote to its marks, if it has any."""
-    has_mark = any(MARK in cell.text for _, cells in table.rows for cell in cells)
+    has_mark = any(WEIGHTLESS_MARK in cell.text for _, cells in table.rows for cell in cells)
     return replace(table, note=WEIGHTLESS_NOTE if has_mark else "")
 
 
