@@ -1,7 +1,7 @@
 """Caption a split with a checkpoint and score the captions: predictions.json, references.json and metrics.json; or retrieval."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from diffcap.checkpoints.hub_access import check_connection
 from diffcap.utils.errors import DiffcapError
@@ -73,13 +73,8 @@ def evaluate(
     sources = [checkpoint, *(ensemble.split(",") if ensemble else [])]
     check_connection([*sources, base])
     if task == "retrieval":
-        is_set = {
-            "tokenizer": tokenizer,
-            "metrics": metrics,
-            "ensemble": ensemble,
-            "beams": beams != 1,
-            "length_penalty": length_penalty,
-        }
+        is_set: dict[str, Any] = {"tokenizer": tokenizer, "metrics": metrics, "ensemble": ensemble, "beams": beams != 1}
+        is_set["length_penalty"] = length_penalty
         if unused := [option for option, value in is_set.items() if value]:
             raise DiffcapError(f"--{unused[0]} has no effect on retrieval; remove it, or --task=retrieval.")
         from diffcap.checkpoints.loading import retrieval_function
@@ -127,9 +122,7 @@ def evaluate(
         )
     members = [source if names_base_model(source) else downloaded(source) for source in sources]
     check_finished(members)
-    answer_options = {"sentences": sentences}
-    if max_length:
-        answer_options["max_length"] = max_length
+    answer_options = {"sentences": sentences, **({"max_length": max_length} if max_length else {})}
     trained, *others = load_members(members, base, prompt, **answer_options)
     if trained.metadata["dataset"] is None and (folder is None or features is None):
         raise DiffcapError(
@@ -154,9 +147,7 @@ def evaluate(
         **({"ensemble": len(members)} if others else {}),
     }
     target = Path(out)
-    title_remarks = remarks(protocol)
-    if changes:
-        title_remarks += f"{changes} change, "
+    title_remarks = remarks(protocol) + (f"{changes} change, " if changes else "")
     provenance_entries = provenance(
         method=trained.metadata["method"],
         seed=trained.metadata["seed"],
@@ -208,18 +199,11 @@ def evaluate(
     provenance_entries["files"] = {name: file_hash(target / name) for name in (PREDICTIONS, REFERENCES, GROUPS)}
     levir_settings = levir_protocol(dataset.name, dataset.pairs)
     levir = levir_scoring(levir_settings, dataset.pairs, trained.vocabulary) if levir_settings else None
+    score_options = {"protocol": protocol, "provenance": provenance_entries, "levir": levir}
     results = {}
     for tokenizer_name in dict.fromkeys([main_tokenizer, "ptb"]):
-        results[tokenizer_name] = score(
-            captions,
-            scored_pairs,
-            tokenizer_name,
-            metric_names,
-            protocol=protocol,
-            provenance=provenance_entries,
-            levir=levir,
-        )
-        results[tokenizer_name]["unfinished"] = unfinished
+        result = score(captions, scored_pairs, tokenizer_name, metric_names, **score_options)
+        results[tokenizer_name] = {**result, "unfinished": unfinished}
     for tokenizer_name, result in results.items():
         print_scores(result, f"{trained.metadata['method']} on {dataset.name} {split}, {title_remarks}")
         if tokenizer_name != main_tokenizer:
@@ -228,10 +212,7 @@ def evaluate(
     for note in main_result.get("notes", []):
         print(f"note: {note}")
     if "slots" in main_result:
-        slots = {
-            name: main_result["slots"][name]
-            for name in ("type", "object", "to", *ATTRIBUTES)
-            if name in main_result["slots"]
-        }
-        print_table(metrics_table({"slots": slots}, title="slot accuracy"))
+        slots = main_result["slots"]
+        shown = {name: slots[name] for name in ("type", "object", "to", *ATTRIBUTES) if name in slots}
+        print_table(metrics_table({"slots": shown}, title="slot accuracy"))
     write_json(target / METRICS, main_result)  # written last: Make takes this file as the mark of a complete stage

@@ -103,13 +103,8 @@ def make_negatives(
         rows = _build_rows(builder, pairs, report, bar("writing negatives"))
         write_negatives(target, rows, lambda: report.write(report_path, settings, builder.used))
     strategy_counts = {f"{kind}: {strategy}": count for (kind, strategy), count in sorted(builder.used.items())}
-    metadata = {
-        "settings": settings,
-        "captions": report.num_rows,
-        "ways": strategy_counts,
-        "sha256": file_hash(target),
-    }
-    write_json(metadata_path, metadata)
+    metadata = {"settings": settings, "captions": report.num_rows, "ways": strategy_counts}
+    write_json(metadata_path, {**metadata, "sha256": file_hash(target)})
     print(f"{target}: negatives for {report.num_rows:,} captions; read {report_path}")
 
 

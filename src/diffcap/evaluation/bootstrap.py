@@ -45,9 +45,7 @@ class AdditiveMetric(NamedTuple):
 
 def mean_of_sums(sums: Array) -> Array:
     """Compute means (S, 1) from sums (S, 2) of rows (value, 1); a NaN value has the row (0, 0), so it does not count."""
-    totals = sums[:, :1]
-    counts = sums[:, 1:]
-    return totals / np.maximum(1, counts)
+    return sums[:, :1] / np.maximum(1, sums[:, 1:])
 
 
 def additive_metrics(
@@ -69,20 +67,17 @@ def additive_metrics(
 
     def rows_of_means(scores: Mapping[str, float]) -> dict[str, Array]:
         values = np.array([scores[id] for id in hypotheses])
-        rows = np.stack([np.nan_to_num(values), ~np.isnan(values)], 1)
-        return split_by_group(rows.astype(float))
+        return split_by_group(np.stack([np.nan_to_num(values), ~np.isnan(values)], 1).astype(float))
 
     additive = []
     if any(name in BLEU for name in metrics):
-        rows = split_by_group(bleu_counts(hypotheses, references))
-        additive.append(AdditiveMetric(BLEU, rows, bleu_of_sums))
+        additive.append(AdditiveMetric(BLEU, split_by_group(bleu_counts(hypotheses, references)), bleu_of_sums))
     if "METEOR" in metrics:
         assert meteor_process is not None
         rows = split_by_group(meteor_counts(hypotheses, references, meteor_process))
         additive.append(AdditiveMetric(("METEOR",), rows, lambda sums: meteor_of_sums(sums, meteor_process)[:, None]))
     if "ROUGE-L" in metrics:
-        rows = rows_of_means(rouge_l(hypotheses, references))
-        additive.append(AdditiveMetric(("ROUGE-L",), rows, mean_of_sums))
+        additive.append(AdditiveMetric(("ROUGE-L",), rows_of_means(rouge_l(hypotheses, references)), mean_of_sums))
     if "CIDEr-D" in metrics:
         rows = {}
         for group, ids in groups.items():
@@ -91,8 +86,7 @@ def additive_metrics(
             rows[group] = np.stack([values, np.ones(len(values))], 1)
         additive.append(AdditiveMetric(("CIDEr-D",), rows, mean_of_sums))
     if "SPICE" in metrics:
-        rows = rows_of_means(spice(hypotheses, references))
-        additive.append(AdditiveMetric(("SPICE",), rows, mean_of_sums))
+        additive.append(AdditiveMetric(("SPICE",), rows_of_means(spice(hypotheses, references)), mean_of_sums))
     return additive
 
 
@@ -103,9 +97,7 @@ def bootstrap_sums(rows: Array, samples: int, generator: np.random.Generator) ->
     for start in range(0, samples, CHUNK):
         size = min(CHUNK, samples - start)
         sampled = generator.integers(num_rows, size=(size, num_rows))  # row indices
-        sampled += (
-            num_rows * np.arange(size)[:, None]
-        )  # different numbers for each sample, so that one `bincount` counts all
+        sampled += num_rows * np.arange(size)[:, None]  # each sample has its own numbers: one `bincount` counts all
         repeats = np.bincount(sampled.ravel(), minlength=size * num_rows).reshape(size, num_rows)
         parts.append(repeats.astype(float) @ rows)
     return np.concatenate(parts)
@@ -133,14 +125,12 @@ def bootstrap_scores(
         """For each metric, scores (systems, groups, 1 + size, K) of all pairs, then of the next `size` samples."""
         sums = []  # group -> index in `all_metrics` -> (1 + size, D)
         for group_rows, generator in zip(rows, generators):
-            group_sums = bootstrap_sums(group_rows, size, generator)
-            sums.append(np.split(group_sums, edges, 1))
+            sums.append(np.split(bootstrap_sums(group_rows, size, generator), edges, 1))
         block = []
         for index, metric in enumerate(systems[0]):
             positions = range(index, len(all_metrics), len(systems[0]))  # of this metric, for each system
             metric_sums = np.concatenate([group_sums[position] for position in positions for group_sums in sums])
-            scores = metric.score(metric_sums)
-            block.append(scores.reshape(len(systems), len(groups), 1 + size, -1))
+            block.append(metric.score(metric_sums).reshape(len(systems), len(groups), 1 + size, -1))
         return block
 
     blocks = [score_block(min(BLOCK, samples - start)) for start in range(0, samples, BLOCK)]
@@ -164,13 +154,11 @@ def compare_scores(a: Array, b: Array, level: float) -> dict[str, Any]:
     tail = (1 - level) / 2  # fraction of the samples below the interval, and above it
 
     def interval(values: Array) -> list[float]:
-        low, high = np.quantile(values[1:], [tail, 1 - tail])
-        return [float(low), float(high)]
+        return [float(edge) for edge in np.quantile(values[1:], [tail, 1 - tail])]
 
     difference = np.round(b - a, 12)  # the last digits of sums depend on the order of the summands
     sample_differences = np.round(difference[1:], 6)  # BLEU-4 of captions without any match is about 1e-9, not 0
-    ties = sample_differences == 0
-    b_better = np.mean((sample_differences > 0) + ties / 2)
+    b_better = np.mean((sample_differences > 0) + (sample_differences == 0) / 2)
     return {
         "a": float(a[0]),
         "b": float(b[0]),

@@ -79,17 +79,13 @@ def check_ids(predictions: Mapping[str, str], references: Mapping[str, Sequence[
 
 def first_ids(ids: Sequence[str]) -> str:
     """Return the first three ids for a message, with "..." if there are more."""
-    text = ", ".join(map(repr, ids[:3]))
-    return f"{text}, ..." if len(ids) > 3 else text
+    return ", ".join(map(repr, ids[:3])) + (", ..." if len(ids) > 3 else "")
 
 
 def tokenize_together(
     systems: Mapping[str, Mapping[str, str]], references: Mapping[str, Sequence[str]], tokenizer: Tokenizer
 ) -> tuple[dict[str, dict[str, str]], dict[str, list[str]]]:
     """Check the ids of several systems, and tokenise their captions and the references in one call, because "ptb" starts Java.
-
-    Args:
-        systems: name -> id -> caption; messages begin with the name unless it is empty.
 
     Returns:
         Hypotheses of each system, and the references; ids in the order of `references`.
@@ -231,8 +227,5 @@ def cider_per_pair(
     hypotheses, reference_tokens = tokenize_together(systems, references, tokenizer)
     cider = CiderD(reference_tokens)
     ids = list(references)
-    scores = {}
-    for name, texts in hypotheses.items():
-        ciders = cider(ids, list(texts.values()))
-        scores[name] = dict(zip(ids, ciders.tolist()))
-    return scores
+    ciders = {name: cider(ids, list(texts.values())) for name, texts in hypotheses.items()}
+    return {name: dict(zip(ids, values.tolist())) for name, values in ciders.items()}

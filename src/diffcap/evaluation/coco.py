@@ -19,10 +19,8 @@ def write_predictions(path: str | Path, predictions: Mapping[str, str]) -> None:
 
 def write_references(path: str | Path, references: Mapping[str, Sequence[str]]) -> None:
     """Write `references.json`, a COCO captions file with string image ids; annotation ids count from 1."""
-    annotations: list[dict[str, Any]] = []
-    for image_id, captions in references.items():
-        for caption in captions:
-            annotations.append({"id": len(annotations) + 1, "image_id": image_id, "caption": caption})
+    captions = [(image_id, caption) for image_id, texts in references.items() for caption in texts]
+    annotations = [{"id": n, "image_id": id, "caption": caption} for n, (id, caption) in enumerate(captions, 1)]
     content = {
         "info": {},
         "licenses": [],

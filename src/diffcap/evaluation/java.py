@@ -96,9 +96,8 @@ def run_java(what: str, *arguments: str | Path, text: str = "") -> str:
     Args:
         what: name of the program for the message ("the PTB tokeniser"). arguments: of Java; paths must be absolute.
     """
-    call = java_call(*arguments)
     with tempfile.TemporaryDirectory(prefix="diffcap-java-") as folder:
-        completed = subprocess.run(**call, input=text.encode(), capture_output=True, cwd=folder)
+        completed = subprocess.run(**java_call(*arguments), input=text.encode(), capture_output=True, cwd=folder)
     if completed.returncode != 0:
         raise java_failure(what, completed.stderr.decode(errors="replace"))
     return completed.stdout.decode(errors="replace")
@@ -134,13 +133,9 @@ def ptb_tokens(lines: list[str]) -> list[str]:
             f"the PTB tokeniser returned {len(printed):,} lines for {len(lines):,} captions; remove control characters "
             "from the captions, or score with the tokenizer raw."
         )
-    tokenised = []
-    for line in printed:
-        words = line.rstrip().split(
-            " "
-        )  # at spaces only: the tokeniser joins the parts of "1 1/2" with a no-break space
-        tokenised.append(" ".join(word for word in words if word not in _PUNCTUATION))
-    return tokenised
+    # Split at spaces only: the tokeniser joins the parts of "1 1/2" with a no-break space.
+    split_lines = (line.rstrip().split(" ") for line in printed)
+    return [" ".join(word for word in words if word not in _PUNCTUATION) for words in split_lines]
 
 
 def _send(stream: IO[bytes], lines: Iterable[str]) -> None:
@@ -202,8 +197,7 @@ class MeteorProcess(NamedTuple):
         assert self.process.stdin is not None
         _send(self.process.stdin, [" ||| ".join(["EVAL", *counts])])
         item_scores = [float(self.read()) for _ in counts]
-        corpus_score = float(self.read())
-        return item_scores, corpus_score
+        return item_scores, float(self.read())
 
 
 @contextlib.contextmanager
@@ -229,12 +223,9 @@ def meteor(
     hypotheses: Mapping[str, str], references: Mapping[str, list[str]], groups: Mapping[str, Sequence[str]]
 ) -> dict[str, float]:
     """Compute the corpus score of each group of pairs, a fraction: the score of the sum of the pairs' counts."""
-    corpus_scores = {}
     with running_meteor() as process:
         counts = process.counts(hypotheses, references)
-        for group, ids in groups.items():
-            _, corpus_scores[group] = process.scores([counts[id] for id in ids])
-    return corpus_scores
+        return {group: process.scores([counts[id] for id in ids])[1] for group, ids in groups.items()}
 
 
 def meteor_counts(hypotheses: Mapping[str, str], references: Mapping[str, list[str]], process: MeteorProcess) -> Array:
@@ -247,27 +238,21 @@ def meteor_counts(hypotheses: Mapping[str, str], references: Mapping[str, list[s
     rows = np.array([list(map(float, line.split())) for line in lines])
     all_words_match = rows[:, _MATCHED] == rows[:, _WORDS]
     all_reference_words_match = rows[:, _REFERENCE_MATCHED] == rows[:, _REFERENCE_WORDS]
-    is_one_chunk = rows[:, _CHUNKS] == 1
-    rows[all_words_match & all_reference_words_match & is_one_chunk, _CHUNKS] = 0
+    rows[all_words_match & all_reference_words_match & (rows[:, _CHUNKS] == 1), _CHUNKS] = 0
     return rows
 
 
 def meteor_of_sums(sums: Array, process: MeteorProcess) -> Array:
     """Compute corpus scores (S,), fractions, from sums (S, 23) of rows of `meteor_counts`."""
     lines = [" ".join(map(repr, row)) for row in sums.tolist()]
-    scores, _ = process.scores(lines)
-    return np.array(scores)
+    return np.array(process.scores(lines)[0])
 
 
 def _corenlp_folder() -> Path | None:
-    """Find the folder with the files of CoreNLP, which SPICE needs."""
     folders = [jar("spice/spice-1.0.jar").parent / "lib"]
     if os.environ.get(FOLDER_VARIABLE):
         folders.insert(0, Path(os.environ[FOLDER_VARIABLE]).absolute())
-    for folder in folders:
-        if all((folder / name).is_file() for name in CORENLP_JARS):
-            return folder
-    return None
+    return next((folder for folder in folders if all((folder / name).is_file() for name in CORENLP_JARS)), None)
 
 
 def spice_install_hint() -> str | None:
@@ -292,8 +277,7 @@ def spice(hypotheses: Mapping[str, str], references: Mapping[str, list[str]]) ->
     )
     opened = [part for package in _OPENED_PACKAGES for part in ("--add-opens", f"java.base/{package}=ALL-UNNAMED")]
     with tempfile.TemporaryDirectory(prefix="diffcap-spice-") as scratch:
-        source = Path(scratch, "in.json")
-        target = Path(scratch, "out.json")
+        source, target = Path(scratch, "in.json"), Path(scratch, "out.json")
         entries = [{"image_id": id, "test": text, "refs": references[id]} for id, text in hypotheses.items()]
         source.write_text(json.dumps(entries), encoding="utf-8")
         # Without `-cache`: its database has native code for one processor type, and every caption is scored only once.
@@ -303,9 +287,5 @@ def spice(hypotheses: Mapping[str, str], references: Mapping[str, list[str]]) ->
         if not target.is_file():
             raise DiffcapError(f"SPICE wrote no result; check the jars in {folder}.")
         results = json.loads(target.read_text(encoding="utf-8"))
-    scores = dict.fromkeys(hypotheses, math.nan)
-    for result in results:
-        score = result["scores"]["All"]["f"]
-        if score is not None:
-            scores[str(result["image_id"])] = float(score)
-    return scores
+    scores = {str(result["image_id"]): result["scores"]["All"]["f"] for result in results}
+    return {id: math.nan if scores.get(id) is None else float(scores[id]) for id in hypotheses}

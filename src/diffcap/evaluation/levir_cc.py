@@ -1,12 +1,10 @@
 """The protocol `levir_cc` of remote-sensing change captioning: metrics of word ids, accuracies by group, and S*m.
 
-S*m is the mean of BLEU-4, METEOR, ROUGE-L and CIDEr-D.
-
-The released evaluators (RSICCformer, Chg2Cap, Change-Agent, RSCaMa, SEN) do not score text. Hypotheses and references are the ids of a
-vocabulary, written as numbers: "12 7 40". Start, end and padding are removed, and there is no further tokenisation. All rare words of
-the references and all unknown words of a hypothesis have the same id, so that they match each other. METEOR cannot match stems or
-synonyms of ids, but its table of paraphrases contains several hundred pairs of numbers, such as "110" and "111". Therefore METEOR
-depends on the ids of the words, which must be the released ones. Everything else is as in the text protocol.
+S*m is the mean of BLEU-4, METEOR, ROUGE-L and CIDEr-D. The released evaluators (RSICCformer, Chg2Cap, Change-Agent, RSCaMa, SEN) do
+not score text. Hypotheses and references are the ids of a vocabulary, written as numbers: "12 7 40". Start, end and padding are
+removed. All rare words of the references and all unknown words of a hypothesis have the same id, so that they match each other. METEOR
+cannot match stems or synonyms of ids, but its table of paraphrases contains several hundred pairs of numbers, such as "110" and "111".
+Therefore METEOR depends on the ids of the words, which must be the released ones. Everything else is as in the text protocol.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -59,8 +57,7 @@ def levir_scoring(
     Args:
         pairs: those of all splits, because the released evaluators count the words of all splits.
         captioner_vocabulary: vocabulary of the captioner that wrote the captions. It is used if its layout is one of
-            `RELEASED_LAYOUTS`. For other captioners and for files of captions, a vocabulary is built of the words that occur
-            `protocol.min_count` times.
+            `RELEASED_LAYOUTS`. Otherwise a vocabulary is built of the words that occur `protocol.min_count` times.
     """
     if protocol.accuracy_only:
         return LevirScoring(protocol.no_change, accuracy_only=True)
@@ -82,10 +79,8 @@ def id_text(caption: str, vocabulary: Vocabulary) -> str:
     """
     specials = {vocabulary.pad, vocabulary.bos, vocabulary.eos}
     words = tokenize_rcc_words(caption)
-    max_length = (
-        len(words) + 3
-    )  # bos and eos; one more, because `encode` requires at least 3, also for an empty caption
-    word_ids = vocabulary.encode(words, max_length)[1:-1]  # without bos and eos
+    # Room for bos, eos and one more id, because `encode` requires at least 3; bos and eos are removed.
+    word_ids = vocabulary.encode(words, len(words) + 3)[1:-1]
     return " ".join(str(vocabulary.unk if word_id in specials else word_id) for word_id in word_ids)
 
 
@@ -98,20 +93,12 @@ def accuracies(
     stops do not count.
     """
     sentences = set(map(plain, no_change))
-    is_right = {}
-    for pair in pairs:
-        says_no_change = plain(captions[pair.id]) in sentences
-        is_right[pair.id] = says_no_change == pair.is_distractor
+    is_right = {pair.id: (plain(captions[pair.id]) in sentences) == pair.is_distractor for pair in pairs}
     return {group: sum(is_right[id] for id in ids) / len(ids) for group, ids in groups.items() if ids}
 
 
 def with_levir_columns(scores: Scores, accuracy: Mapping[str, float], accuracy_only: bool = False) -> Scores:
-    """Add "S*m" and "accuracy" to the scores of each group.
-
-    Args:
-        accuracy: group -> accuracy; if it is empty, none is added.
-        accuracy_only: do not add "S*m". It is also left out if one of its metrics is missing.
-    """
+    """Add "accuracy" (if `accuracy` is not empty) and "S*m" (if its metrics are there and not `accuracy_only`) to each group."""
     rows = {}
     for group, row in scores.items():
         rows[group] = dict(row)

@@ -71,8 +71,7 @@ def mask_coverage(grid: tuple[int, int], mask: Mask) -> Array:
 
 def pointing_score(map: Array, coverage: Array) -> float:
     """Return 1 if the region overlaps the cell of the maximum, else 0; for several equal maxima, the fraction of them."""
-    is_hit = coverage > 0
-    return float(is_hit[map == map.max()].mean())
+    return float((coverage > 0)[map == map.max()].mean())
 
 
 def mass_inside(map: Array, coverage: Array) -> float:

@@ -48,10 +48,8 @@ def bleu_counts(hypotheses: Mapping[str, str], references: Mapping[str, list[str
 
 def bleu_of_sums(sums: Array) -> Array:
     """Compute BLEU-1 to BLEU-4 of sums of `bleu_counts`: (S, 10) to (S, 4), fractions."""
-    words = sums[:, 0]
-    reference_words = sums[:, 1]
-    ngrams = sums[:, 2:6]
-    matches = sums[:, 6:10]
+    words, reference_words = sums[:, 0], sums[:, 1]
+    ngrams, matches = sums[:, 2:6], sums[:, 6:10]
     precisions = (matches + _TINY) / (ngrams + _SMALL)
     geometric_means = np.cumprod(precisions, axis=1) ** (1 / np.arange(1, 5))  # of orders 1 to n
     ratio = (words + _TINY) / (reference_words + _SMALL)
@@ -122,19 +120,14 @@ class CiderD:
         images = np.repeat(np.arange(len(references)), self._reference_counts)
         rows = self._rows[is_reference]
         self._log_images = np.log(float(max(1, len(references))))
-        self._bigrams = np.append(
-            np.maximum(np.diff(starts) - 1, 0), 0
-        )  # number in each distinct reference; 0 in no reference
-        self._orders = []
-        for order in range(1, MAX_ORDER + 1):
-            ngrams = _count_ngrams(words, starts, order)
-            self._orders.append(self._build_order(ngrams, images, rows))
+        self._bigrams = np.append(np.maximum(np.diff(starts) - 1, 0), 0)  # in each distinct reference; 0: no reference
+        ngrams = (_count_ngrams(words, starts, order) for order in range(1, MAX_ORDER + 1))
+        self._orders = [self._build_order(each, images, rows) for each in ngrams]
 
     def _word_ids(self, captions: Sequence[str], table: dict[str, int]) -> tuple[Array, Array]:
         """Return the word ids of all captions, concatenated, and the start of each caption; new words are added to `table`."""
         split = [caption.split() for caption in captions]
-        ids = (table.setdefault(word, len(table)) for word in chain.from_iterable(split))
-        words = np.fromiter(ids, dtype=np.int64)
+        words = np.array([table.setdefault(word, len(table)) for word in chain.from_iterable(split)], dtype=np.int64)
         if len(table) > MAX_WORDS:
             raise DiffcapError(
                 f"CIDEr-D cannot score captions of {len(table):,} different words (at most {MAX_WORDS:,}); leave CIDEr-D out of "
@@ -149,8 +142,7 @@ class CiderD:
         first = np.cumsum(count) - count
         # A document is the set of all references of an image.
         document = np.repeat(images, count[rows])
-        ngrams_of_document = ngram_index[_ranges(first[rows], count[rows])]
-        in_documents = np.unique(document * len(keys) + ngrams_of_document)
+        in_documents = np.unique(document * len(keys) + ngram_index[_ranges(first[rows], count[rows])])
         document_frequency = np.bincount(in_documents % max(1, len(keys)), minlength=len(keys))
         idf = self._log_images - np.log(np.maximum(1.0, document_frequency))
         weights = ngrams.counts * idf[ngram_index]
@@ -182,8 +174,7 @@ class CiderD:
         similarities = np.stack(cosines, -1) * penalty[difference][..., None]  # (b, R, 4)
         # Summed in the same order as in pycocoevalcap, so that the last digits are equal.
         sums = np.cumsum(similarities, axis=1)[:, -1]
-        scores = sums.mean(-1) / self._reference_counts[image_indices] * 10.0
-        return scores[inverse]
+        return (sums.mean(-1) / self._reference_counts[image_indices] * 10.0)[inverse]
 
     def _similarities(self, order: _Order, ngrams: _NGrams, references: Array) -> Array:
         """Return the clipped cosine similarities (b, R) of b hypotheses and their references, whose rows are `references` (b, R)."""
@@ -216,11 +207,9 @@ def _count_ngrams(words: Array, starts: Array, order: int) -> _NGrams:
     for offset in range(order):
         key = key * MAX_WORDS + words[first_word + offset]
     sorting = np.lexsort((key, caption))
-    caption = caption[sorting]
-    key = key[sorting]
+    caption, key = caption[sorting], key[sorting]
     is_new = np.ones(len(key), dtype=bool)
-    is_new_caption = caption[1:] != caption[:-1]
-    is_new[1:] = is_new_caption | (key[1:] != key[:-1])
+    is_new[1:] = (caption[1:] != caption[:-1]) | (key[1:] != key[:-1])
     begins = np.flatnonzero(is_new)
     by_occurrence = np.argsort(sorting[begins])  # the sort is stable: `sorting[begins]` are first occurrences
     counts = np.diff(np.append(begins, len(key)))
@@ -229,5 +218,4 @@ def _count_ngrams(words: Array, starts: Array, order: int) -> _NGrams:
 
 def _ranges(starts: Array, lengths: Array) -> Array:
     """Concatenate `range(start, start + length)` of all starts and lengths."""
-    positions = np.cumsum(lengths) - lengths  # at which each range begins in the result
-    return np.repeat(starts - positions, lengths) + np.arange(lengths.sum())
+    return np.repeat(starts - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum())

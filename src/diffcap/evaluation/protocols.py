@@ -26,44 +26,35 @@ def groups_of(pairs: Sequence[ChangePair]) -> dict[str, list[str]]:
     groups = {"total": [pair.id for pair in pairs]}
     semantic = [pair for pair in pairs if not pair.is_distractor]
     if 0 < len(semantic) < len(pairs):
-        distractors = [pair for pair in pairs if pair.is_distractor]
-        for members in (semantic, distractors):
+        for members in (semantic, [pair for pair in pairs if pair.is_distractor]):
             groups[members[0].group] = [pair.id for pair in members]
     types = {pair.change_type for pair in semantic if pair.change_type is not None}
     if reserved := sorted(types & RESERVED_CHANGE_TYPES):
         raise DiffcapError(
             f"change type {reserved[0]!r} is a reserved name; rename it in the dataset and run the data stage again."
         )
-    in_table_order = [name for name in TYPE_ORDER if name in types]
-    in_table_order += sorted(types - set(TYPE_ORDER))
-    for name in in_table_order:
+    other_types = sorted(types - set(TYPE_ORDER))
+    for name in [*(name for name in TYPE_ORDER if name in types), *other_types]:
         groups[name] = [pair.id for pair in semantic if pair.change_type == name]
     return groups
 
 
 def dataset_protocol(info: Mapping[str, Any]) -> dict[str, str]:
-    """Return the entries of a protocol that depend on the dataset.
-
-    Args:
-        info: content of `dataset.json`.
+    """Return the entries of a protocol that depend on the dataset; `info` is the content of `dataset.json`.
 
     Returns:
         "official": "whole" or "part": how much of the released dataset there is, if its official size is known.
         "change_types": how change types were found if the dataset's files do not have them ("derived from the captions").
     """
-    official = info.get("official") or {}
-    entries = {"official": official.get("state"), "change_types": info.get("change_types")}
+    entries = {"official": (info.get("official") or {}).get("state"), "change_types": info.get("change_types")}
     return {key: value for key, value in entries.items() if value}
 
 
 def remarks(protocol: Mapping[str, Any]) -> str:
     """Return the entries of `dataset_protocol` as text for titles, followed by ", ": "a part of the official dataset, "."""
-    text = ""
-    if protocol.get("official") == "part":
-        text += "a part of the official dataset, "
-    if protocol.get("change_types"):
-        text += f"change types {protocol['change_types']}, "
-    return text
+    part = "a part of the official dataset, " if protocol.get("official") == "part" else ""
+    change_types = protocol.get("change_types")
+    return part + (f"change types {change_types}, " if change_types else "")
 
 
 def evaluate(
@@ -117,9 +108,8 @@ def evaluate_systems(
         for name, captions in systems.items():
             id_hypotheses = {id: id_text(captions[id], vocabulary) for id in references}
             id_texts[name, "ids"] = (id_hypotheses, id_references)
-        without_spice = [
-            metric for metric in metrics if metric != "SPICE"
-        ]  # SPICE parses sentences: it scores the text only
+        # SPICE parses sentences: it scores the text only.
+        without_spice = [metric for metric in metrics if metric != "SPICE"]
         scores = score_together({**texts, **id_texts}, groups, without_spice)
         if "SPICE" in metrics:
             for key, rows in score_together(texts, groups, ["SPICE"]).items():

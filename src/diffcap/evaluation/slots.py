@@ -102,9 +102,7 @@ def word_kinds(words: Sequence[str]) -> list[str]:
     all_key_words = set().union(*_KEY_WORDS.values())
     has_new_value = parse_caption(" ".join(letters)).to is not None
     last = max((index for index, word in enumerate(letters) if word), default=-1)
-    kinds = []
-    phrase_started = False
-    phrase_ended = False
+    kinds, phrase_started, phrase_ended = [], False, False
     for index, word in enumerate(letters):
         attribute, _ = _ATTRIBUTE_WORDS.get(word, (None, None))
         phrase_ended = phrase_ended or (phrase_started and attribute is None)
@@ -154,8 +152,7 @@ def slot_accuracy(predictions: Mapping[str, str], pairs: Sequence[ChangePair]) -
     for pair in pairs:
         slots = parse_caption(predictions[pair.id])
         truth = truths.get(pair.id)
-        true_type = pair.change_type if truth else "none"
-        hits["type"].append(slots.change_type == true_type)
+        hits["type"].append(slots.change_type == (pair.change_type if truth else "none"))
         if truth:
             said = {name: getattr(slots, name) for name in ATTRIBUTES}
             hits["object"].append(all(said[name] == truth[name] for name in ATTRIBUTES))

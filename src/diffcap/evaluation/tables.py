@@ -27,12 +27,7 @@ def is_weightless(scores: Mapping[str, float]) -> bool:
 
 
 def score_notes(group_scores: Iterable[Mapping[str, float]], pair_counts: Mapping[str, int]) -> list[str]:
-    """Return notes for the foot of a table.
-
-    Args:
-        group_scores: the scores of each group, of one or several systems.
-        pair_counts: group -> number of pairs.
-    """
+    """Return notes for the foot of a table from each group's scores, of one or several systems, and number of pairs."""
     notes = []
     if any(map(is_weightless, group_scores)):
         notes.append(WEIGHTLESS_NOTE)
@@ -58,21 +53,15 @@ def caption_notes(captions: Mapping[str, str], references: Mapping[str, Sequence
             return plain(reference) == common or (common_is_no_change and is_no_change(reference))
 
         wrong = sum(said[id] == common and not any(map(agrees, texts)) for id, texts in references.items())
-        if wrong > max(
-            2, len(said) / 10
-        ):  # not if a captioner is right about many pairs without change; two can be chance
+        # Not if a captioner is right about many pairs without change; two wrong captions can be chance.
+        if wrong > max(2, len(said) / 10):
             notes.append(
                 f'{count:,} of {len(said):,} captions are "{common}"; the references of {count - wrong:,} of these pairs say the same.'
             )
     return notes
 
 
-def metrics_table(
-    rows: Rows,
-    title: str = "",
-    pairs: Mapping[str, int] | None = None,
-    corner: str = "",
-) -> Table:
+def metrics_table(rows: Rows, title: str = "", pairs: Mapping[str, int] | None = None, corner: str = "") -> Table:
     """Return a table with one row per group (or method) and one column per metric; `score_notes` are its footnotes.
 
     Args:
@@ -85,8 +74,7 @@ def metrics_table(
         texts = {metric: f"{100 * score:.2f}" for metric, score in scores.items()}
         if is_weightless(scores):
             texts["CIDEr-D"] += WEIGHTLESS_MARK
-        cells = [Cell(texts.get(column, "")) for column in columns]
-        lines.append(([name], cells))
+        lines.append(([name], [Cell(texts.get(column, "")) for column in columns]))
     note = "\n".join(["fractions x 100", *score_notes(rows.values(), pairs or {})])
     return Table(columns, lines, [corner], title, note)
 

@@ -2,8 +2,7 @@
 
 After tokenisation, a negative never equals a reference of its pair or another negative of its caption. If a pair is a distractor, or
 if one of its references states that both images look alike, it never gets a negative with such a statement. Captions of other pairs
-whose content words all occur in the references are skipped, because they could be true. If a strategy gives too few negatives, these
-follow:
+whose content words all occur in the references are skipped, because they could be true. If a strategy gives too few negatives:
 
 * replace: another caption of the same pair with its words replaced.
 * confuse, change pair: a comparison inverted; two words swapped; words replaced. With the replacement "matched", a caption which
@@ -30,8 +29,7 @@ from diffcap.records import ChangePair
 from diffcap.utils.errors import DiffcapError
 
 CANDIDATES = 64  # similar captions to choose from; those whose content words all occur in the references are skipped
-_REPLACE_ATTEMPTS = 8
-_OTHER_CAPTION_ATTEMPTS, _SHUFFLE_ATTEMPTS = 50, 20  # of the last resort
+_REPLACE_ATTEMPTS, _OTHER_CAPTION_ATTEMPTS, _SHUFFLE_ATTEMPTS = 8, 50, 20
 # Strategies of `confuse` that are used after the caption of no change.
 _FALLBACKS = ("turn_comparison", "exchange_words")
 Progress = Callable[[int, int], None]
@@ -91,8 +89,7 @@ class Builder:
         recipe: Recipe,
         progress: Progress | None = None,
     ) -> None:
-        self.pairs = pairs
-        self.recipe = recipe
+        self.pairs, self.recipe = pairs, recipe
         # (kind, strategy) -> number of negatives built so far; for example the key ("confuse", "swap_animals")
         self.used: Counter[tuple[str, str]] = Counter()
         self._texts = {caption: normalize_caption(caption) for pair in pairs for caption in pair.captions}
@@ -116,8 +113,7 @@ class Builder:
         """Find the change captions most similar to those that get negatives."""
         groups: dict[tuple[str, ...], list[TaggedCaption]] = {}  # captions with equal content words are equally similar
         for text in self._change_captions:
-            caption = self._tagged[text]
-            groups.setdefault(caption.content, []).append(caption)
+            groups.setdefault(self._tagged[text].content, []).append(self._tagged[text])
         self._groups = list(groups.values())
         if self.recipe.retrieve and self._groups:
             captions: Iterable[TaggedCaption] = self._tagged.values()
@@ -220,16 +216,12 @@ class Builder:
             for text in rng.sample(change_captions, len(change_captions)):
                 yield "the change that did not happen", text
             return
-        for strategy, text in confused.items():
-            if strategy not in _FALLBACKS:
-                yield strategy, text
+        yield from ((strategy, text) for strategy, text in confused.items() if strategy not in _FALLBACKS)
         if self._no_change_captions and self.recipe.replacement == "matched":
             yield "no change", rng.choice(self._no_change_captions)
         if describes_similarity(caption.text):  # with two words exchanged, it would say the same in worse grammar
             confused.pop("exchange_words", None)
-        for strategy, text in confused.items():
-            if strategy in _FALLBACKS:
-                yield strategy, text
+        yield from ((strategy, text) for strategy, text in confused.items() if strategy in _FALLBACKS)
         for strategy, text in self._replace(context, caption, rng):
             yield f"{strategy} instead", text
 

@@ -85,9 +85,7 @@ def swap_noun_phrases(caption: TaggedCaption, rng: Random) -> str | None:
     """Swap the first two neighbouring noun phrases (with their articles) that mean different things."""
     words = caption.words
     for (start, end), (next_start, next_end) in pairwise(_noun_phrases(caption)):
-        first = words[start:end]
-        between = words[end:next_start]
-        second = words[next_start:next_end]
+        first, between, second = words[start:end], words[end:next_start], words[next_start:next_end]
         if _synonym_keys(first) != _synonym_keys(second) and not _is_coordination(between):
             return " ".join((*words[:start], *second, *between, *first, *words[next_end:]))
     return None
@@ -156,8 +154,7 @@ def _swap_changes_meaning(part: list[str]) -> bool:
         second - first == 2 and part[first + 1] in _COORDINATORS and part[first] != part[second]
         for first, second in pairwise(animal_indices)
     )
-    is_symmetric = not _SYMMETRIC_WORDS.isdisjoint(part)
-    return bool(animal_indices) and not is_coordinated and not is_symmetric
+    return bool(animal_indices) and not is_coordinated and _SYMMETRIC_WORDS.isdisjoint(part)
 
 
 def _swap_animals_in(part: list[str]) -> list[str]:
@@ -217,19 +214,15 @@ def _word_before(words: list[str], index: int) -> str:
 
 def _invert_move(words: list[str], index: int, word: str) -> list[str] | None:
     """Replace the move, which has no opposite, by a removal."""
-    if word not in ("moved", "shifted", "relocated") or _begins_with_negation(words):
+    if word not in ("moved", "shifted", "relocated") or words[0] in ("no", "nothing"):
         return None
     rest = [other for other in words[index + 1 :] if other != "elsewhere"]
     removal = "removed" if _word_before(words, index) in _BE_FORMS else "disappeared"
     return [*words[:index], removal, *rest]
 
 
-def _begins_with_negation(words: list[str]) -> bool:
-    return words[0] in ("no", "nothing")
-
-
 def _invert_verb(words: list[str], index: int, word: str) -> list[str] | None:
-    if word not in CHANGE_ANTONYMS or word in _STATE_WORDS or _begins_with_negation(words):
+    if word not in CHANGE_ANTONYMS or word in _STATE_WORDS or words[0] in ("no", "nothing"):
         return None
     return [*words[:index], CHANGE_ANTONYMS[word], *words[index + 1 :]]
 
@@ -269,11 +262,8 @@ def _invert_state(words: list[str], index: int, word: str) -> list[str] | None:
 
 def _words_for_different(rest: Sequence[str]) -> list[str]:
     """Return the opposite of "the same" before the words `rest`: "a different" before a singular noun, else "different"."""
-    if not rest or not rest[0].isalpha() or rest[0] in _WORDS_AFTER_SAME:
-        return ["different"]
-    if any(_is_plural(word) for word in rest[:2]):
-        return ["different"]
-    return ["a", "different"]
+    no_noun = not rest or not rest[0].isalpha() or rest[0] in _WORDS_AFTER_SAME
+    return ["different"] if no_noun or any(_is_plural(word) for word in rest[:2]) else ["a", "different"]
 
 
 def _is_plural(word: str) -> bool:

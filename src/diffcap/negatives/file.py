@@ -98,9 +98,7 @@ def iter_negatives(path: str | Path) -> Iterator[CaptionNegatives]:
 
 
 def _is_negative(item: object) -> bool:
-    if not isinstance(item, dict):
-        return False
-    return item.get("kind") in KINDS and isinstance(item.get("text"), str)
+    return isinstance(item, dict) and item.get("kind") in KINDS and isinstance(item.get("text"), str)
 
 
 def authors_negatives(path: Path, pairs: Sequence[ChangePair]) -> Iterator[CaptionNegatives]:
@@ -174,12 +172,7 @@ class Report:
             self._num_seen[kind] += 1
         self.num_rows += 1
 
-    def write(
-        self,
-        path: str | Path,
-        settings: Mapping[str, Any],
-        strategy_counts: Mapping[tuple[str, str], int],
-    ) -> None:
+    def write(self, path: str | Path, settings: Mapping[str, Any], counts: Mapping[tuple[str, str], int]) -> None:
         """Write the settings, how often each (kind, strategy) was used, and the examples as Markdown."""
         lines = ["# Negatives", "", f"{self.num_rows:,} captions.", "", "| setting | value |", "|---|---|"]
         lines += [f"| {key} | {value} |" for key, value in settings.items()]
@@ -193,9 +186,7 @@ class Report:
             "|---|---|--:|--:|---|",
         ]
         for kind in KINDS:
-            strategies = [
-                (count, strategy) for (used_kind, strategy), count in strategy_counts.items() if used_kind == kind
-            ]
+            strategies = [(count, strategy) for (used_kind, strategy), count in counts.items() if used_kind == kind]
             total = sum(count for count, _ in strategies)
             for count, strategy in sorted(strategies, reverse=True):
                 note = "" if strategy in _PAPER_STRATEGIES[kind] else "fallback"

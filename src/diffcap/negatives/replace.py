@@ -34,14 +34,11 @@ class WordPool:
         return rng.choice(others) if others else None
 
     def sample_matched(self, word: str, tag: str, excluded: frozenset[str], rng: Random) -> str | None:
-        """Sample a word of the same tag, attribute and inflection; None if there is none (ours).
+        """Sample a word of the same tag, attribute and inflection, whose `synonym_key` is not `excluded` (ours); None if there is none.
 
         The probability is proportional to the frequency, so that a model cannot recognise a negative by its grammar or its rare
         words. Words that mostly have another tag are never sampled. The same holds for words that occur fewer than five times and
         in fewer than one of a thousand captions, because they are often misspelt.
-
-        Args:
-            excluded: meanings (`synonym_key`) that the word must not have.
         """
         words, cumulative = self._pools.get(_pool_key(word, tag), ([], [0]))
         for _ in range(4 if words else 0):  # faster than filtering all words, and nearly always enough
@@ -52,8 +49,7 @@ class WordPool:
         if not allowed:
             return None
         weights = [cumulative[index] - (cumulative[index - 1] if index else 0) for index in allowed]
-        (index,) = rng.choices(allowed, weights)
-        return words[index]
+        return words[rng.choices(allowed, weights)[0]]
 
 
 _PoolKey = tuple[str, str | None, str]  # tag, attribute, inflection
@@ -117,8 +113,7 @@ def replace_words(
             is_wrong |= reference_content is None or synonym_key(new_word) not in reference_content
     if not is_wrong:
         return None
-    words = list(caption.words)
-    changed_indices = set()
+    words, changed_indices = list(caption.words), set()
     for index, word_and_tag in enumerate(zip(caption.words, caption.tags)):
         if word_and_tag in new_words:
             words[index] = new_words[word_and_tag]

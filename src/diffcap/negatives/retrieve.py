@@ -24,10 +24,7 @@ def inverse_document_frequencies(captions: Iterable[TaggedCaption]) -> dict[str,
     for caption in captions:
         document_frequencies.update(set(caption.content))
         num_captions += 1
-    idf = {}
-    for term, df in sorted(document_frequencies.items()):
-        idf[term] = math.log((1 + num_captions) / (1 + df)) + 1
-    return idf
+    return {term: math.log((1 + num_captions) / (1 + df)) + 1 for term, df in sorted(document_frequencies.items())}
 
 
 def tfidf(documents: Sequence[Sequence[str]], idf: Mapping[str, float]) -> sp.csr_matrix:
@@ -37,8 +34,7 @@ def tfidf(documents: Sequence[Sequence[str]], idf: Mapping[str, float]) -> sp.cs
     indices = [columns[term] for document in documents for term in document if term in columns]
     lengths = [sum(term in columns for term in document) for document in documents]
     starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    shape = (len(documents), len(weights))
-    matrix = sp.csr_matrix((np.ones(len(indices)), indices, starts), shape=shape)
+    matrix = sp.csr_matrix((np.ones(len(indices)), indices, starts), shape=(len(documents), len(weights)))
     matrix.sum_duplicates()
     matrix = matrix.multiply(weights[None, :]).tocsr() if len(weights) else matrix
     norms = np.sqrt(np.asarray(matrix.multiply(matrix).sum(1)).ravel())

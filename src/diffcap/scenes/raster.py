@@ -116,9 +116,8 @@ class Scene:
                 pixels = dataset.read(self.bands, window=window)
                 valid = np.all(np.isfinite(pixels), axis=0)
                 if not all(MaskFlags.all_valid in dataset.mask_flag_enums[band - 1] for band in self.bands):
-                    valid &= dataset.read_masks(self.bands, window=window).any(
-                        0
-                    )  # no data: the nodata value in every band
+                    # A pixel has no data if every band has the nodata value.
+                    valid &= dataset.read_masks(self.bands, window=window).any(0)
                 sides.append((pixels, valid))
         (before, before_valid), (after, after_valid) = sides
         return Sample(before, after, before_valid, after_valid)

@@ -116,9 +116,8 @@ def clean_answer(text: str, sentences: int = 1) -> str:
     line = re.sub(r"^(answer|caption|changes?|difference|response)\s*:\s*", "", line, flags=re.IGNORECASE)
     line = re.sub(rf"^{_INTRODUCTIONS}[!,.]\s+(?=\S)", "", line.strip(f" {_QUOTES}"), flags=re.IGNORECASE)
     parts = re.split(rf"(?<!{_ABBREVIATIONS})(?<=[.!?])[{_QUOTES}]?\s+(?=[{_QUOTES}]?[A-Z])", line.strip(f" {_QUOTES}"))
-    if len(parts) > 1 and re.fullmatch(
-        r"(yes|no)\W*", parts[0], re.IGNORECASE
-    ):  # to a prompt that asks whether something changed
+    # "Yes." or "No." answers a prompt that asks whether something changed.
+    if len(parts) > 1 and re.fullmatch(r"(yes|no)\W*", parts[0], re.IGNORECASE):
         is_repeated = parts[0].lower().startswith("y") or re.search(_NEGATIONS, parts[1], re.IGNORECASE)
         parts = parts[1:] if is_repeated else [" ".join(parts[:2]), *parts[2:]]
     return " ".join(" ".join(parts[:sentences]).strip(f" .!:{_QUOTES}").split())
