@@ -77,7 +77,7 @@ def test_a_scene_that_is_smaller_than_a_tile_is_padded(tmp_path: Path) -> None:
 
 
 def test_skipped_tiles_are_saved_in_batches_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("diffcap.scenes.captioning.SAVED", 5)
+    monkeypatch.setattr("diffcap.scenes.captioning.MAX_UNSAVED", 5)
     before = np.full((3, 20, 18 * 20), 50, np.uint8)
     after = before.copy()
     after[:, :, 7 * 20 : 9 * 20] = 80  # tiles 7 and 8 of 18

@@ -79,8 +79,8 @@ def caption(
             raise DiffcapError(
                 f"{path}: a checkpoint, not images; give each one as --checkpoint {path}, and the images first."
             )
-    # By default a thread that waits for the next operation spins, which uses more CPU time than the operations of a small
-    # captioner. OpenMP reads the setting when torch is imported.
+    # By default, idle threads keep a core busy, which costs more CPU time than the operations of a small captioner. OpenMP reads the
+    # setting when torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     if batch_size < 1:
         raise DiffcapError(f"--batch_size is {batch_size}; it must be at least 1.")
@@ -100,13 +100,13 @@ def caption(
         "threshold": threshold,
         "align": align or None,
     }
-    given = [f"--{name}" for name, value in {"out": out, **scene}.items() if value is not None]
+    set_options = [f"--{name}" for name, value in {"out": out, **scene}.items() if value is not None]
     if names_many(before, after):
-        if unused := [name for name in given if name != "--out"]:
+        if unused := [name for name in set_options if name != "--out"]:
             raise DiffcapError(f"{unused[0]} is for a whole scene, two rasters; remove it for the pairs of {before}.")
-    elif given:
+    elif set_options:
         if unused := [name for name, value in (("--heatmap", heatmap), ("--json", json)) if value]:
-            raise DiffcapError(f"{unused[0]} is for pairs of images; remove it for a whole scene ({given[0]}).")
+            raise DiffcapError(f"{unused[0]} is for pairs of images; remove it for a whole scene ({set_options[0]}).")
         from diffcap.commands.scene import caption_scene
 
         caption_scene(before, after, out, model, **scene, **decoding)
@@ -125,7 +125,7 @@ def caption_pairs(
     length_penalty: float,
     batch_size: int,
 ) -> None:
-    """Caption, print or write to a file, and draw; `model` holds the arguments of `load_captioner`, the others see `caption`."""
+    """Caption pairs, print or write the captions, draw heat maps; arguments as in `caption`, `model` has those of `load_captioner`."""
     pairs, notes = find_pairs(before, after)
     for note in notes:
         echo(f"note: {note}", err=True)
@@ -163,7 +163,7 @@ def caption_pairs(
                 is_error = isinstance(caption, DiffcapError)
                 failed += is_error
                 if heatmap_path and not single_pair and not is_error:
-                    try:  # before the row, which says that the pair is done
+                    try:  # before the row is written, because a pair with a row is not repeated
                         _draw(captioner, pair, caption, heatmap_path / file_names[pair.id])
                     except DiffcapError as error:
                         echo(f"note: {pair.id}: not drawn: {error}", err=True)
@@ -192,7 +192,7 @@ def caption_pairs(
 
 
 def load_model(shipped: str, model: Mapping[str, Any]) -> "PairCaptioner":
-    """Load the captioner, by default the `shipped` one, and print notes about it; "checkpoint" is the source in `load_captioner`."""
+    """Load the captioner, by default the `shipped` one, and print notes about it; `model` has the arguments of `load_captioner`."""
     from diffcap.pair_captioner import SHIPPED_CAPTIONERS, load_captioner
 
     options = {name: value for name, value in model.items() if name != "checkpoint"}
@@ -232,17 +232,17 @@ def _validate_out(out: Sequence[str] | None, as_json: bool) -> Path | None:
 
 
 def _check_images(pairs: Sequence[ImagePair]) -> None:
-    """Refuse pairs of which none has both images, before a model is loaded, which may take a download."""
+    """Raise an error if no pair has both images, before a model is loaded, which may need a download."""
     from diffcap.utils.image_io import read_image
 
     if any(os.path.isfile(pair.before) and os.path.isfile(pair.after) for pair in pairs):  # noqa: PTH113 - takes any name
         return
     for path in pairs[0][1:]:
-        read_image(path)  # its error says what is wrong
+        read_image(path)  # raises the error
 
 
 def _file_names(ids: Sequence[str]) -> dict[str, str]:
-    """A file name for each id, unique even on case-insensitive file systems."""
+    """Return a file name for each id, unique even on case-insensitive file systems."""
     names: dict[str, str] = {}
     taken: set[str] = set()
     for id in ids:
@@ -256,7 +256,7 @@ def _file_names(ids: Sequence[str]) -> dict[str, str]:
 
 
 def _print_result(pair: ImagePair, caption: Any, as_json: bool, single_pair: bool, file: CaptionFile | None) -> None:
-    """Print the caption of a pair, or the error in its place, or write it to the file."""
+    """Write the caption of a pair, or its error, to the file; without a file, print it."""
     from diffcap.report.heatmaps import confidence_lines
 
     failed = isinstance(caption, DiffcapError)

@@ -1,4 +1,4 @@
-"""The file of `diffcap caption PAIRS --out captions.jsonl` or `.csv`, which grows row by row; an interrupted command goes on."""
+"""The file of `diffcap caption PAIRS --out captions.jsonl` or `.csv`. Rows are appended, so an interrupted command can be continued."""
 
 import csv
 import fcntl
@@ -22,12 +22,12 @@ COLUMNS = ("id", "before", "after", "caption", "log_probability", "nothing_chang
 
 class _Row(NamedTuple):
     line: bytes
-    failed: bool  # whether it has an error in place of a caption
+    is_error: bool  # whether it has an error in place of a caption
 
 
 @contextmanager
 def exclusive_lock(path: Path) -> Iterator[None]:
-    """Allow one command at a time to write a file. The lock file stays; the file itself is replaced, so it cannot be the lock."""
+    """Allow one command at a time to write a file. The lock is a second file, because the file itself is replaced."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.with_name(f".{path.name}.lock").open("a") as lock:
         try:
@@ -42,11 +42,11 @@ def exclusive_lock(path: Path) -> Iterator[None]:
 
 
 class CaptionFile:
-    """A row for each pair, in their order, in a new file or one that the same command has begun.
+    """A file with a row for each pair, either new or begun by the same command.
 
-    `pending` lists the pairs without a row, then those whose row has an error or that are in `repeated`. At the end of an unfinished
-    file, pairs of an incomplete batch are repeated, so that a batch has the same pairs, and its numbers the same digits, as without
-    an interruption.
+    `pending` lists the pairs without a row, then those whose row has an error or that are in `repeated`. If the last batch of an
+    unfinished file is incomplete, its pairs are repeated, so that each batch has the same pairs, and each number the same digits, as
+    without an interruption.
 
     Args:
         settings: what the captions depend on besides the pairs, by option (JSON values), for FILE.settings.json.
@@ -62,40 +62,40 @@ class CaptionFile:
         repeated: Collection[str],
     ) -> None:
         self.path, self._is_csv = path, path.suffix.lower() == ".csv"
-        self._numbers = {_key(pair.id): number for number, pair in enumerate(pairs)}
-        listed = json.dumps([[pair.id, *map(os.path.realpath, pair[1:])] for pair in pairs])
-        self._check_settings({"pairs": hashlib.sha256(listed.encode()).hexdigest(), **settings})
-        rows = self._read()
-        end = next((number for key, number in self._numbers.items() if key not in rows), len(pairs))
-        start = end - end % batch_size if end < len(pairs) else end
-        self._rows = {key: row for key, row in rows.items() if not row.failed}
+        self._index_by_key = {_key(pair.id): index for index, pair in enumerate(pairs)}
+        pair_list = json.dumps([[pair.id, *map(os.path.realpath, pair[1:])] for pair in pairs])
+        self._check_settings({"pairs": hashlib.sha256(pair_list.encode()).hexdigest(), **settings})
+        rows = self._read_rows()
+        first_missing = next((index for key, index in self._index_by_key.items() if key not in rows), len(pairs))
+        batch_start = first_missing - first_missing % batch_size if first_missing < len(pairs) else first_missing
+        self._rows = {key: row for key, row in rows.items() if not row.is_error}
         pending = [
-            number
-            for key, number in self._numbers.items()
-            if key not in self._rows or start <= number < end or pairs[number].id in repeated
+            index
+            for key, index in self._index_by_key.items()
+            if key not in self._rows or batch_start <= index < first_missing or pairs[index].id in repeated
         ]
-        self.pending = [pairs[number] for number in sorted(pending, key=lambda number: number < start)]
+        self.pending = [pairs[index] for index in sorted(pending, key=lambda index: index < batch_start)]
         self._write_all()
         with add_filename(path):
             self._file = path.open("ab")
 
     def _check_settings(self, settings: dict[str, Any]) -> None:
-        beside = self.path.with_name(f"{self.path.name}.settings.json")
+        settings_path = self.path.with_name(f"{self.path.name}.settings.json")
         if self.path.exists() and (not self.path.is_file() or self.path.stat().st_size):
-            if not beside.is_file():
+            if not settings_path.is_file():
                 raise DiffcapError(
-                    f"--out {self.path}: exists, and {beside.name} does not, so it is not a file of this command; give another name."
+                    f"--out {self.path}: exists, and {settings_path.name} does not, so it is not a file of this command; give another name."
                 )
-            found = read_json(beside, "settings", f"delete {self.path} to start again")
-            if other := [key for key, value in settings.items() if found.get(key) != value]:
-                names = ", ".join("list of pairs" if key == "pairs" else f"--{key}" for key in other)
+            old_settings = read_json(settings_path, "settings", f"delete {self.path} to start again")
+            if changed := [key for key, value in settings.items() if old_settings.get(key) != value]:
+                names = ", ".join("list of pairs" if key == "pairs" else f"--{key}" for key in changed)
                 raise DiffcapError(
                     f"--out {self.path}: its captions were made with another {names}; give another name, or delete the file to start again."
                 )
-        write_json(beside, settings)
+        write_json(settings_path, settings)
 
-    def _read(self) -> dict[str, _Row]:
-        """The rows by the key of their pair; a line that a kill or a full disk has cut is left out."""
+    def _read_rows(self) -> dict[str, _Row]:
+        """Return the rows by the key of their pair. The last line is left out if it is incomplete (killed process, full disk)."""
         lines = self.path.read_bytes().split(b"\n")[:-1] if self.path.exists() else []
         rows: dict[str, _Row] = {}
         for number, line in enumerate(lines, 1):
@@ -107,7 +107,7 @@ class CaptionFile:
                     values = json.loads(line)
                 if not (self._is_csv and number == 1):
                     key = _key(values["id"])
-                    self._numbers[key]  # a KeyError for other ids
+                    self._index_by_key[key]  # raises a KeyError for other ids
                     rows[key] = _Row(line, bool(values.get("error")))
             except (ValueError, KeyError, TypeError, AttributeError, csv.Error):
                 raise DiffcapError(
@@ -117,13 +117,13 @@ class CaptionFile:
 
     def _write_all(self) -> None:
         """Write the complete rows in the order of the pairs."""
-        rows = [self._rows[key].line for key in sorted(self._rows, key=self._numbers.__getitem__)]
+        rows = [self._rows[key].line for key in sorted(self._rows, key=self._index_by_key.__getitem__)]
         header = [",".join(COLUMNS).encode()] if self._is_csv else []
         with atomic_write(self.path) as temporary:
             temporary.write_bytes(b"".join(line + b"\n" for line in [*header, *rows]))
 
     def append(self, pair: ImagePair, values: Mapping[str, Any]) -> None:
-        """Add the row of a pair, unless it has one without an error; "text" of `values` is the caption, or there is an "error"."""
+        """Add the row of a pair, unless it has one without an error; `values` has the caption as "text", or an "error"."""
         if _key(pair.id) in self._rows:
             return
         row = {**pair.as_dict(), **values}
@@ -149,10 +149,10 @@ class CaptionFile:
         """Close the file; if all pairs have a row, put the rows in the order of the pairs."""
         with add_filename(self.path):
             self._file.close()
-        if len(self._rows) == len(self._numbers) and [*self._rows] != [*self._numbers]:
+        if len(self._rows) == len(self._index_by_key) and [*self._rows] != [*self._index_by_key]:
             self._write_all()
 
 
 def _key(id: str) -> str:
-    """An id as CSV stores it."""
+    """Return an id as CSV stores it."""
     return printable(id).encode(errors="backslashreplace").decode()

@@ -161,8 +161,7 @@ def evaluate(
         ],
     )
     if trained.metadata["stage"] == ZERO_SHOT and main_process():
-        metadata = trained.metadata
-        print(origin(metadata["base"], metadata["revision"], metadata["licence"]), flush=True)
+        print(origin(*(trained.metadata[name] for name in ("base", "revision", "licence"))), flush=True)
     target.mkdir(parents=True, exist_ok=True)
     decoded = decode(
         trained,

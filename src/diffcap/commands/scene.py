@@ -21,7 +21,7 @@ _OTHER_CONTRAST = (
     f"`{SHIPPED}` has not seen stretched contrast and may report tiles without change; omit --stretch, or give a checkpoint of your own "
     "(--checkpoint)."
 )
-_OVERVIEW = 2048  # pixels of the longer side, of which percentiles are computed
+_OVERVIEW_SIDE = 2048  # pixels of the longer side of the overview, from which percentiles are computed
 
 
 def caption_scene(
@@ -39,15 +39,15 @@ def caption_scene(
     length_penalty: float,
     batch_size: int,
 ) -> None:
-    """Caption the tiles of a scene and write the changes; `model` holds the arguments of `load_captioner`, the others see `caption`."""
-    outputs = _outputs(out)
-    chosen_bands = _numbers(bands, "--bands", "one band or three, such as 4,3,2", (1, 3), int)
-    percentiles = _numbers(stretch, "--stretch", "two percentiles, such as 2,98", (2,), float)
+    """Caption the tiles of a scene and write the changes; arguments as in `caption`, `model` has those of `load_captioner`."""
+    outputs = _check_outputs(out)
+    chosen_bands = _parse_numbers(bands, "--bands", "one band or three, such as 4,3,2", (1, 3), int)
+    percentiles = _parse_numbers(stretch, "--stretch", "two percentiles, such as 2,98", (2,), float)
     if percentiles and not 0 <= percentiles[0] < percentiles[1] <= 100:
         raise DiffcapError(f"--stretch is {stretch}; give two percentiles from 0 to 100, such as 2,98.")
-    limit = THRESHOLD if threshold is None else threshold
-    if not 0 < limit <= 1:
-        raise DiffcapError(f"--threshold is {limit}; give a probability above 0, at most 1.")
+    threshold = THRESHOLD if threshold is None else threshold
+    if not 0 < threshold <= 1:
+        raise DiffcapError(f"--threshold is {threshold}; give a probability above 0, at most 1.")
     if after is None:
         raise DiffcapError(
             f"{before}: the raster after the change is missing; give both: diffcap caption BEFORE AFTER --out {outputs[0]}."
@@ -65,7 +65,7 @@ def caption_scene(
         overlap = min(OVERLAP, size // 4) if overlap is None else overlap
         tiling = Tiling(scene.width, scene.height, size, overlap)
         check_position(scene)
-        overview = scene.overview(_OVERVIEW)
+        overview = scene.overview(_OVERVIEW_SIDE)
         if not (overview.before_valid & overview.after_valid).any():
             raise DiffcapError(
                 f"{before} and {after} have no pixel with data at the same place; check their coordinate reference systems, transforms "
@@ -87,29 +87,29 @@ def caption_scene(
         }
         header = {"format": 1, "before": _identity(before), "after": _identity(after), **settings}
         partial = stack.enter_context(PartialResults(outputs[0].with_name(outputs[0].name + SUFFIX), header))
-        done = sum(map(len, partial.batches))
+        num_done = sum(map(len, partial.batches))
         if scene.crs is None:
             echo("note: the rasters have no georeference; coordinates are pixels.", err=True)
-        if done:
-            echo(f"note: {done:,} of {len(tiling):,} tiles are done already.", err=True)
+        if num_done:
+            echo(f"note: {num_done:,} of {len(tiling):,} tiles are done already.", err=True)
         if shipped and scaling is not None:
             echo(f"note: {_OWN_CONTRAST if percentiles is None else _OTHER_CONTRAST}", err=True)
-        advance = stack.enter_context(progress_bar("captioning tiles", len(tiling), done))
-        found = caption_tiles(scene, tiling, scaling, captioner, partial, beam, length_penalty, batch_size, advance)
-        changed = [each for each in found.captions if each.no_change < limit]
+        advance = stack.enter_context(progress_bar("captioning tiles", len(tiling), num_done))
+        result = caption_tiles(scene, tiling, scaling, captioner, partial, beam, length_penalty, batch_size, advance)
+        changed = [caption for caption in result.captions if caption.no_change < threshold]
         changes = merge(changed)
         counts = {
             "all": len(tiling),
             "changed": len(changed),
-            "unchanged": len(found.captions) - len(changed),
-            "identical": found.not_captioned[IDENTICAL],
-            "no_data": found.not_captioned[NO_DATA],
+            "unchanged": len(result.captions) - len(changed),
+            "identical": result.not_captioned[IDENTICAL],
+            "no_data": result.not_captioned[NO_DATA],
         }
         metadata = {
             **settings,
             "before": Path(before).name,
             "after": Path(after).name,
-            "threshold": limit,
+            "threshold": threshold,
             "size": [scene.width, scene.height],
             "source_crs": scene.crs,
             "tiles": counts,
@@ -124,7 +124,7 @@ def caption_scene(
     echo(f"{what} in {counts['changed']:,} of {counts['all']:,} tiles ({left_out}); written to {written}")
 
 
-def _outputs(names: Sequence[str] | None) -> list[Path]:
+def _check_outputs(names: Sequence[str] | None) -> list[Path]:
     if not names:
         raise DiffcapError("the options for whole scenes need an output file; add, for example, --out changes.geojson.")
     for name in names:
@@ -138,12 +138,12 @@ def _outputs(names: Sequence[str] | None) -> list[Path]:
     return [Path(name) for name in names]
 
 
-def _numbers(text: str | None, option: str, form: str, counts: tuple[int, ...], kind: Any) -> Any:
-    """Numbers separated by commas, or None."""
+def _parse_numbers(text: str | None, option: str, form: str, counts: tuple[int, ...], number_type: Any) -> Any:
+    """Return numbers separated by commas, of which there must be one of `counts`; None if the option is not set."""
     if text is None:
         return None
     try:
-        numbers = [kind(part) for part in text.strip("[]() ").split(",")]
+        numbers = [number_type(part) for part in text.strip("[]() ").split(",")]
     except ValueError:
         numbers = []
     if len(numbers) not in counts:
@@ -152,9 +152,9 @@ def _numbers(text: str | None, option: str, form: str, counts: tuple[int, ...], 
 
 
 def _identity(path: str) -> list[Any]:
-    """Name, size and time of a file, which tell whether it was replaced."""
-    found = Path(path).stat()
-    return [Path(path).name, found.st_size, found.st_mtime_ns]
+    """Return name, size and time of a file; they change if the file is replaced."""
+    status = Path(path).stat()
+    return [Path(path).name, status.st_size, status.st_mtime_ns]
 
 
 def _write(path: Path, changes: Any, scene: Any, overview: Any, stretch: Any, metadata: dict[str, Any]) -> None:

@@ -68,8 +68,7 @@ def _score_files(predictions: Path, references: Path, tokenizer: Tokenizer) -> d
     from diffcap.evaluation.protocols import evaluate
     from diffcap.records import ChangePair
 
-    captions = read_predictions(predictions)
-    captions_by_id = read_references(references)
+    captions, captions_by_id = read_predictions(predictions), read_references(references)
     check_ids(captions, captions_by_id, prefix=f"{predictions} against {references}: ")
     _warn_of_missing_blanks(captions, captions_by_id.values())
     pairs = [ChangePair(id, "", "", texts, "test") for id, texts in captions_by_id.items()]
@@ -99,13 +98,10 @@ def _score_split(
     scored_pairs = take_changes([pair for pair in split_pairs if pair.captions], changes)
     if not scored_pairs:
         raise DiffcapError(f"{dataset.name} has no {split} pair with a reference caption; choose another --split.")
-    scored_ids = [pair.id for pair in scored_pairs]
-    split_ids = [pair.id for pair in split_pairs]
+    scored_ids, split_ids = [pair.id for pair in scored_pairs], [pair.id for pair in split_pairs]
     captions = read_other_predictions(predictions, scored_ids, split_ids, f"the {split} split of {dataset.name}")
     _warn_of_missing_blanks(captions, (pair.captions for pair in scored_pairs))
-    protocol_entries = {"dataset": dataset.name, "split": split}
-    if changes:
-        protocol_entries["changes"] = changes
+    protocol_entries = {"dataset": dataset.name, "split": split, **({"changes": changes} if changes else {})}
     protocol_entries |= dataset_protocol(dataset.info)
     provenance = {**_provenance(predictions=predictions), "manifest_sha256": dataset.info["manifest_sha256"]}
     levir = None

@@ -60,8 +60,7 @@ def nearest_rows(train: Array, test: Array, chunk: int = 1024) -> Array:
         candidates = _normalise_rows(np.asarray(train[train_start : train_start + chunk], dtype=np.float32))
         for test_start in range(0, len(test), chunk):
             rows = slice(test_start, test_start + chunk)
-            queries = _normalise_rows(np.asarray(test[rows], dtype=np.float32))
-            similarities = queries @ candidates.T  # (chunk, chunk)
+            similarities = _normalise_rows(np.asarray(test[rows], dtype=np.float32)) @ candidates.T  # (chunk, chunk)
             best_column = similarities.argmax(axis=1)
             best_similarity = similarities[np.arange(len(similarities)), best_column]
             is_better = best_similarity > highest[rows]

@@ -10,7 +10,6 @@ test set. They are sampled with replacement, and are the same for both systems. 
   has others several times, so its own document frequencies would be those of a smaller corpus.
 """
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
@@ -114,8 +113,7 @@ def bootstrap_scores(
     Returns:
         For each system: group -> metric -> (1 + samples,).
     """
-    # All metrics of the first system, then those of the second system, ...
-    all_metrics = [metric for system in systems for metric in system]
+    all_metrics = [metric for system in systems for metric in system]  # those of the first system come first
     rows = [np.concatenate([metric.rows[group] for metric in all_metrics], 1) for group in groups]
     widths = [metric.rows[next(iter(groups))].shape[1] for metric in all_metrics]
     edges = np.cumsum(widths)[:-1]  # columns of `rows` at which the next metric begins
@@ -226,8 +224,6 @@ def compare(
     ciders = np.stack([cider(ids, [texts[id] for id in ids]) for texts in systems], 1)
     signs = np.sign(np.round(ciders[:, 1] - ciders[:, 0], 9))
     winners = dict(zip(ids, [{1: "b", -1: "a", 0: "tie"}[sign] for sign in signs.tolist()]))
-    wins = {}
-    for group, members in groups.items():
-        counts = Counter(winners[id] for id in members)
-        wins[group] = {winner: counts[winner] for winner in ("b", "a", "tie")}
+    outcomes = {group: [winners[id] for id in members] for group, members in groups.items()}
+    wins = {group: {name: names.count(name) for name in ("b", "a", "tie")} for group, names in outcomes.items()}
     return {"groups": comparisons, "wins": wins, "scores": dict(zip(ids, ciders.tolist()))}

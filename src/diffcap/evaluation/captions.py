@@ -161,11 +161,8 @@ def score_tokens(
         futures = [executor.submit(_score_metric, name, *arguments) for name in java_calls]
         results = [_score_metric(name, *arguments) for name in calls if name not in java_calls]
         results += [future.result() for future in futures]
-    scores: Scores = {}
-    for group in non_empty:
-        row = dict(chain.from_iterable(result[group].items() for result in results))
-        scores[group] = {name: float(row[name]) for name in available}
-    return scores
+    rows = {group: dict(chain.from_iterable(result[group].items() for result in results)) for group in non_empty}
+    return {group: {name: float(row[name]) for name in available} for group, row in rows.items()}
 
 
 def score_together(
@@ -225,7 +222,6 @@ def cider_per_pair(
         {'1': 7.5, '2': 0.625}
     """
     hypotheses, reference_tokens = tokenize_together(systems, references, tokenizer)
-    cider = CiderD(reference_tokens)
-    ids = list(references)
+    cider, ids = CiderD(reference_tokens), list(references)
     ciders = {name: cider(ids, list(texts.values())) for name, texts in hypotheses.items()}
     return {name: dict(zip(ids, values.tolist())) for name, values in ciders.items()}

@@ -43,8 +43,7 @@ def _check_entries(path: str | Path, entries: Any, name: str) -> Iterator[tuple[
 
 
 def _id_and_caption(where: str, entry: Mapping[str, Any], id_key: str = "image_id") -> tuple[str, str]:
-    id = entry.get(id_key)
-    caption = entry.get("caption")
+    id, caption = entry.get(id_key), entry.get("caption")
     if not isinstance(id, str | int) or isinstance(id, bool) or not isinstance(caption, str):
         raise DiffcapError(f'{where} needs "{id_key}" and "caption", found {entry!r:.80}; fix it.')
     return str(id), caption

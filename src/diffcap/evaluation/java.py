@@ -46,15 +46,7 @@ _WORDS, _REFERENCE_WORDS, _CHUNKS, _MATCHED, _REFERENCE_MATCHED = 0, 1, 20, 21, 
 CORENLP_JARS = ("stanford-corenlp-3.6.0.jar", "stanford-corenlp-3.6.0-models.jar")  # for SPICE
 FOLDER_VARIABLE = "DIFFCAP_CORENLP"
 # CoreNLP 3.6.0 and its serialisers access internal classes of Java, which is forbidden by default since Java 16.
-_OPENED_PACKAGES = (
-    "java.lang",
-    "java.util",
-    "java.util.concurrent",
-    "java.text",
-    "java.math",
-    "java.nio",
-    "sun.nio.ch",
-)
+_JDK_PACKAGES = ("java.lang", "java.util", "java.util.concurrent", "java.text", "java.math", "java.nio", "sun.nio.ch")
 
 
 def find_java() -> str:
@@ -275,7 +267,7 @@ def spice(hypotheses: Mapping[str, str], references: Mapping[str, list[str]]) ->
     classes = os.pathsep.join(
         map(str, [program, *(folder / name for name in CORENLP_JARS), program.parent / "lib" / "*"])
     )
-    opened = [part for package in _OPENED_PACKAGES for part in ("--add-opens", f"java.base/{package}=ALL-UNNAMED")]
+    opened = [part for package in _JDK_PACKAGES for part in ("--add-opens", f"java.base/{package}=ALL-UNNAMED")]
     with tempfile.TemporaryDirectory(prefix="diffcap-spice-") as scratch:
         source, target = Path(scratch, "in.json"), Path(scratch, "out.json")
         entries = [{"image_id": id, "test": text, "refs": references[id]} for id, text in hypotheses.items()]

@@ -36,8 +36,7 @@ class WordAttention(NamedTuple):
 
 def relative_box(box: Sequence[float], size: tuple[int, int]) -> Box:
     """Convert a box from pixels to fractions of the image's (width, height), clipped at the edges."""
-    side_lengths = (*size, *size)  # of the axis of each value: left, top, right, bottom
-    fractions = np.array(box) / np.array(side_lengths)
+    fractions = np.array(box) / np.array([*size, *size])
     left, top, right, bottom = fractions.clip(0.0, 1.0).tolist()
     return left, top, right, bottom
 
@@ -87,8 +86,7 @@ def localisation(attentions: Iterable[WordAttention]) -> dict[str, dict[str, flo
         if not map.sum() > 0:
             continue
         pointing_chance = (coverage > 0).mean()
-        mass_chance = coverage.mean()
-        row = [1, pointing_score(map, coverage), pointing_chance, mass_inside(map, coverage), mass_chance]
+        row = [1, pointing_score(map, coverage), pointing_chance, mass_inside(map, coverage), coverage.mean()]
         sums[name] = sums.get(name, 0) + np.array(row)
     keys = ("pointing", "pointing_chance", "mass", "mass_chance")
     averages: dict[str, dict[str, float]] = {}

@@ -163,10 +163,8 @@ class CiderD:
         image_indices = np.array([image for image, _ in distinct])
         words, starts = self._word_ids([text for _, text in distinct], dict(self._words))
         references = self._rows[image_indices]  # (b, R)
-        cosines = []
-        for number, order in enumerate(self._orders, 1):
-            ngrams = _count_ngrams(words, starts, number)
-            cosines.append(self._similarities(order, ngrams, references))
+        ngrams = (_count_ngrams(words, starts, order) for order in range(1, MAX_ORDER + 1))
+        cosines = [self._similarities(order, each, references) for order, each in zip(self._orders, ngrams)]
         bigrams = np.maximum(np.diff(starts) - 1, 0)
         difference = np.abs(bigrams[:, None] - self._bigrams[references])
         differences = map(float, range(int(difference.max()) + 1))

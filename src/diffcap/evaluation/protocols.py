@@ -101,9 +101,7 @@ def evaluate_systems(
     texts = {(name, "text"): (system_texts, reference_tokens) for name, system_texts in hypotheses.items()}
     vocabulary = levir.vocabulary if levir else None
     if vocabulary:
-        id_references = {
-            id: [id_text(caption, vocabulary) for caption in captions] for id, captions in references.items()
-        }
+        id_references = {id: [id_text(text, vocabulary) for text in captions] for id, captions in references.items()}
         id_texts = {}
         for name, captions in systems.items():
             id_hypotheses = {id: id_text(captions[id], vocabulary) for id in references}
@@ -124,8 +122,8 @@ def evaluate_systems(
             for name, captions in systems.items():
                 accuracy[name] = accuracies(captions, pairs, groups, levir.no_change)
         else:  # a caption of nonsense could be right about all pairs
-            share = "no" if pairs[0].is_distractor else "every"
-            accuracy_notes.append(f"The accuracy is left out: {share} pair has a change.")
+            changed = "no" if pairs[0].is_distractor else "every"
+            accuracy_notes.append(f"The accuracy is left out: {changed} pair has a change.")
         for (name, kind), rows in scores.items():
             scores[name, kind] = with_levir_columns(rows, accuracy[name], levir.accuracy_only)
     unavailable = unavailable_metrics(metrics)
@@ -147,9 +145,7 @@ def evaluate_systems(
                 "metrics": [metric for metric in computed if metric != "SPICE"],
             }
             result["id_tokens"] = {"protocol": id_protocol, "groups": scores[name, "ids"]}
-        result["provenance"] = dict(provenance or {})
-        if unavailable:
-            result["provenance"]["unavailable"] = unavailable
+        result["provenance"] = {**(provenance or {}), **({"unavailable": unavailable} if unavailable else {})}
         if has_object_labels:
             result["slots"] = slot_accuracy(captions, pairs)
         if notes := accuracy_notes + caption_notes(captions, references):

@@ -23,8 +23,7 @@ _ATTRIBUTE_WORDS = {
     "cylinder": ("shape", "cylinder"),
 }
 
-# Key words of the change types; no word belongs to two types. "turn" is a change of color or of material, depending on the last word
-# of the caption.
+# Key words of the change types; no word belongs to two types. "turn" is a change of color or material: the last word distinguishes them.
 _KEY_WORDS = {
     "add": {"added", "appeared", "new", "introduced"},
     "drop": {"removed", "disappeared", "missing", "gone", "vanished"},
@@ -40,9 +39,8 @@ class Slots:
 
     # "color", "material", "add", "drop", "move", or "none" for no change; None for key words of no type or of two types
     change_type: str | None = None
-    size: str | None = (
-        None  # this and the next three: of the first object, in the words of the manifest ("metal" for "shiny")
-    )
+    # attributes of the first object, in the words of the manifest ("metal" for "shiny")
+    size: str | None = None
     color: str | None = None
     material: str | None = None
     shape: str | None = None
@@ -150,8 +148,7 @@ def slot_accuracy(predictions: Mapping[str, str], pairs: Sequence[ChangePair]) -
         )
     hits: dict[str, list[bool]] = defaultdict(list)  # for each key, whether each pair is right
     for pair in pairs:
-        slots = parse_caption(predictions[pair.id])
-        truth = truths.get(pair.id)
+        slots, truth = parse_caption(predictions[pair.id]), truths.get(pair.id)
         hits["type"].append(slots.change_type == (pair.change_type if truth else "none"))
         if truth:
             said = {name: getattr(slots, name) for name in ATTRIBUTES}

@@ -110,8 +110,7 @@ def print_table(table: Table) -> None:
 def print_scores(result: Mapping[str, Any], title: str) -> None:
     """Print the content of a `metrics.json`: a table of the scores of each group, and a second one for word ids if there are any."""
     pair_counts = result["protocol"]["pairs"]
-    tokens_title = f"{title}{result['protocol']['tokenizer']} tokens"
-    print_table(metrics_table(result["groups"], tokens_title, pair_counts))
+    print_table(metrics_table(result["groups"], f"{title}{result['protocol']['tokenizer']} tokens", pair_counts))
     if "id_tokens" in result:
         id_tokens = result["id_tokens"]
         id_protocol = id_tokens["protocol"]

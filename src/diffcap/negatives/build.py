@@ -201,8 +201,7 @@ class Builder:
         }
         for strategy, strategy_sources in sources_by_strategy.items():
             for _ in range(_REPLACE_ATTEMPTS if strategy_sources else 0):
-                source = rng.choice(strategy_sources)
-                text = replace_words(source, self._idf, self._pool, reference_content, rng)
+                text = replace_words(rng.choice(strategy_sources), self._idf, self._pool, reference_content, rng)
                 if text is not None:
                     yield strategy, text
 

@@ -97,8 +97,7 @@ def invert_change(caption: TaggedCaption, rng: Random) -> str | None:
     for index in range(len(words) - 3):  # turn "from red to blue" into "from blue to red"
         first, old, second, new = words[index : index + 4]
         if first == "from" and second == "to" and old != new:
-            words[index + 1] = new
-            words[index + 3] = old
+            words[index : index + 4] = [first, new, second, old]
             return " ".join(words)
     if swapped := _swap_old_and_new(words):
         return swapped

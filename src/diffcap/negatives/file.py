@@ -53,8 +53,7 @@ def write_negatives(
 ) -> None:
     """Write the rows to a temporary file, call `before_rename`, delete the earlier `negatives.json`, then rename the file.
 
-    This order ensures that a killed process never leaves a `negatives.json` that describes another file. The caller writes the new
-    `negatives.json`.
+    So a killed process never leaves a `negatives.json` that describes another file. The caller writes the new `negatives.json`.
     """
     with atomic_write(path) as temporary:
         with temporary.open("w", encoding="utf-8") as file:

@@ -68,12 +68,8 @@ def most_informative_words(caption: TaggedCaption, idf: Mapping[str, float]) -> 
         if is_replaceable(word, tag):
             first_index.setdefault(word, index)
     counts = Counter(map(synonym_key, caption.words))
-
-    def rank(word: str) -> tuple[float, int]:
-        key = synonym_key(word)
-        return -counts[key] * idf.get(key, 0.0), first_index[word]
-
-    ranked = sorted(first_index, key=rank)
+    scores = {word: counts[synonym_key(word)] * idf.get(synonym_key(word), 0.0) for word in first_index}
+    ranked = sorted(first_index, key=lambda word: (-scores[word], first_index[word]))
     return ranked[: math.ceil(len(ranked) / 2)]
 
 

@@ -78,8 +78,7 @@ def most_similar(
             best[rows, :num_kept] = np.take_along_axis(indices, order, 1)
             best_scores[rows, :num_kept] = np.take_along_axis(scores, order, 1)
             if progress:
-                done_queries = min(start + _QUERY_CHUNK, num_queries)
-                done = block_start * num_queries + done_queries * block.shape[1]
+                done = block_start * num_queries + min(start + _QUERY_CHUNK, num_queries) * block.shape[1]
                 progress(done, num_documents * num_queries)
     return best, best_scores
 

@@ -21,7 +21,9 @@ from diffcap.worlds.blocks.captions import NO_CHANGE as BLOCKS
 
 NO_CHANGE = tuple(dict.fromkeys((*LEVIR_CC, *SECOND_CC, *DUBAI_CC, *CLEVR_CHANGE, *BLOCKS)))
 SUFFIX = ".partial.jsonl"
-SAVED = 256  # results after which a batch ends, so that an interruption does not lose more of them where few tiles are captioned
+MAX_UNSAVED = (
+    256  # results after which a batch is saved, so that an interruption loses few of them where few tiles are captioned
+)
 NO_DATA, IDENTICAL = "no data", "identical"  # reasons why a tile is not captioned
 T = TypeVar("T")
 
@@ -46,13 +48,13 @@ class PartialResults:
         content = path.read_bytes() if path.is_file() else b""
         complete, newline, _ = content.rpartition(b"\n")
         try:
-            found, *batches = [json.loads(line) for line in complete.splitlines()] or [None]
+            old_header, *batches = [json.loads(line) for line in complete.splitlines()] or [None]
         except ValueError:
             raise DiffcapError(
                 f"{path}: a damaged file of an unfinished run; delete it to start from the first tile."
             ) from None
-        if found not in (None, header):
-            names = ", ".join(key for key in header if found.get(key) != header[key]) or "an option"
+        if old_header not in (None, header):
+            names = ", ".join(key for key in header if old_header.get(key) != header[key]) or "an option"
             raise DiffcapError(
                 f"{path}: belongs to an unfinished run with another value of {names}; repeat that command, or delete the file to "
                 "start from the first tile."
@@ -60,7 +62,7 @@ class PartialResults:
         self.batches: list[Any] = batches
         self._file = path.open("ab")
         self._file.truncate(len(complete) + len(newline))  # the last line may have been cut by a kill or a full disk
-        if found is None:
+        if old_header is None:
             self._write(dict(header))
 
     def append(self, batch: Any) -> None:
@@ -82,7 +84,7 @@ class PartialResults:
 
 
 def no_change_probability(caption: Caption) -> float:
-    """The captioner's probability that nothing has changed in a pair.
+    """Return the captioner's probability that nothing has changed in a pair.
 
     * 1 if the caption says so (`is_no_change`);
     * else the method's own estimate, if it has one (IDC-PCL's distractor judging);
@@ -99,7 +101,7 @@ def no_change_probability(caption: Caption) -> float:
 
 
 def prepare(scene: Scene, tile: Tile, size: int, stretch: Stretch | None) -> str | tuple[Image.Image, Image.Image]:
-    """Read a tile of both dates as RGB images of `size` x `size` pixels, or say why it needs no caption.
+    """Read a tile of both dates as RGB images of `size` x `size` pixels, or return the reason why it needs no caption.
 
     A pixel that has no data at one date is black at both. A tile that is cut at the scene's border is padded with black.
     """
@@ -127,28 +129,28 @@ def caption_tiles(
     batch_size: int = 16,
     advance: Callable[[int], None] = lambda _: None,
 ) -> Captions:
-    """Caption the tiles of a scene that are not in `partial` yet, and append them to it; `advance` gets the number of further tiles.
+    """Caption the tiles of a scene that are not in `partial` yet, and append them; `advance` is called with the number of new results.
 
-    A batch ends when `batch_size` tiles wait for their captions, or when it has `SAVED` results (`batch_size` if that is more). An
-    interrupted run repeats its last batch as a whole, so that its numbers do not depend on the interruption.
+    A batch ends when it has `batch_size` tiles to caption, or `MAX_UNSAVED` results (`batch_size` if that is more). A continued run
+    repeats the interrupted batch as a whole, so that its numbers do not depend on the interruption.
     """
     free_text = getattr(captioner.vocabulary, "sentences", None) is not None
     sentences = () if free_text else NO_CHANGE
     results: list[dict[str, Any]] = []
     images: list[tuple[Image.Image, Image.Image]] = []
-    waiting: list[dict[str, Any]] = []  # the entries of `results` whose caption is missing
+    uncaptioned: list[dict[str, Any]] = []  # the entries of `results` to which `images` belong
 
     def finish_batch() -> None:
         captions = captioner.batch(images, beams, length_penalty, batch_size, sentences=sentences) if images else ()
-        for entry, caption in zip(waiting, captions):
+        for entry, caption in zip(uncaptioned, captions):
             assert isinstance(caption, Caption)
             entry["caption"] = caption.text
             entry["log_probability"] = round(caption.log_probability, 4)
             entry["no_change"] = round(no_change_probability(caption), 4)
         partial.append(list(results))
-        advance(len(waiting))
-        for each in (results, images, waiting):
-            each.clear()
+        advance(len(uncaptioned))
+        for batch_list in (results, images, uncaptioned):
+            batch_list.clear()
 
     first = sum(map(len, partial.batches))
     prepared = (prepare(scene, tiling[number], tiling.size, stretch) for number in range(first, len(tiling)))
@@ -159,19 +161,19 @@ def caption_tiles(
         else:
             results.append({"tile": number})
             images.append(tile)
-            waiting.append(results[-1])
-        if len(images) == batch_size or len(results) >= max(SAVED, batch_size):
+            uncaptioned.append(results[-1])
+        if len(images) == batch_size or len(results) >= max(MAX_UNSAVED, batch_size):
             finish_batch()
     if results:
         finish_batch()
-    found = Captions([], {NO_DATA: 0, IDENTICAL: 0})
+    captions = Captions([], {NO_DATA: 0, IDENTICAL: 0})
     for entry in chain.from_iterable(partial.batches):
         if "not_captioned" in entry:
-            found.not_captioned[entry["not_captioned"]] += 1
+            captions.not_captioned[entry["not_captioned"]] += 1
         else:
             values = (entry[key] for key in ("caption", "log_probability", "no_change"))
-            found.captions.append(TileCaption(tiling[entry["tile"]], *values))
-    return found
+            captions.captions.append(TileCaption(tiling[entry["tile"]], *values))
+    return captions
 
 
 def in_background(items: Iterator[T], ahead: int) -> Iterator[T]:

@@ -38,10 +38,10 @@ def write_map(
     Up to `DETAILS` changes, those with the highest probabilities of a change, have pictures in the list.
     """
     before, after = _pictures(overview, stretch, _OVERVIEW_SIDE)
-    certain = sorted(range(len(changes)), key=lambda number: changes[number].no_change)[:DETAILS]
+    most_certain = sorted(range(len(changes)), key=lambda index: changes[index].no_change)[:DETAILS]
     entries = [_entry(change, scene) for change in changes]
-    for number in certain:
-        entries[number]["pictures"] = _pictures(_detail(changes[number], scene, overview), stretch, _DETAIL_SIDE)
+    for index in most_certain:
+        entries[index]["pictures"] = _pictures(_detail(changes[index], scene, overview), stretch, _DETAIL_SIDE)
     script = "\n".join([resource("shared.js"), resource("map.js", _PACKAGE)])
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -61,7 +61,7 @@ def write_map(
 
 
 def _detail(change: Change, scene: Scene, overview: Sample) -> Sample:
-    """The pixels of a change; from the overview if its window is too large to be read at once."""
+    """Return the pixels of a change; from the overview if its window is too large to be read at once."""
     x, y, width, height = change.window
     if max(width, height) <= MAX_WINDOW:
         return scene.read(Tile(x, y, width, height))
@@ -71,7 +71,7 @@ def _detail(change: Change, scene: Scene, overview: Sample) -> Sample:
 
 
 def _pictures(sample: Sample, stretch: Stretch | None, side: int) -> list[str]:
-    """Both dates as JPEG in base64, at most `side` pixels wide or high; parts without data are gray."""
+    """Return both dates as JPEG in base64, at most `side` pixels wide or high; parts without data are gray."""
     shown = sample.before_valid & sample.after_valid
     encoded = []
     for pixels in (sample.before, sample.after):
@@ -87,7 +87,7 @@ def _pictures(sample: Sample, stretch: Stretch | None, side: int) -> list[str]:
 
 
 def _entry(change: Change, scene: Scene) -> dict[str, Any]:
-    """A change for the script: caption, SVG path and window in pixels, numbers, and a position inside it if there is one."""
+    """Return a change as the script of the page reads it: caption, SVG path and window in pixels, numbers, and a position inside it."""
     rings = shapely.geometry.mapping(change.polygon)["coordinates"]
     path = "".join("M" + "L".join(f"{round(x)},{round(y)}" for x, y in ring[:-1]) + "Z" for ring in rings)
     place = position(change, scene, 6)
@@ -102,7 +102,7 @@ def _entry(change: Change, scene: Scene) -> dict[str, Any]:
 
 
 def _metres(scene: Scene) -> float | None:
-    """The width of a pixel in the middle of the scene in metres, on a sphere; None without georeference."""
+    """Return the width in metres of a pixel in the middle of the scene, on a sphere; None without georeference."""
     if scene.crs is None:
         return None
     x, y = scene.width / 2, scene.height / 2
@@ -111,7 +111,7 @@ def _metres(scene: Scene) -> float | None:
 
 
 def _rows(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Headings and texts about how the changes were found."""
+    """Return headings and texts about how the changes were found."""
     tiles = metadata["tiles"]
     return [
         ("before", metadata["before"]),

@@ -152,10 +152,10 @@ def open_scene(before: str, after: str, bands: Sequence[int] | None = None, alig
         chosen = list(bands) if bands else [1, 2, 3] if min(first.count, second.count) >= 3 else [1]
         for dataset, name in ((first, before), (second, after)):
             _check_bands(dataset, name, chosen)
-        kinds = [{str(dataset.dtypes[band - 1]) for band in chosen} for dataset in (first, second)]
-        if len(kinds[0] | kinds[1]) > 1:
+        types = [{str(dataset.dtypes[band - 1]) for band in chosen} for dataset in (first, second)]
+        if len(types[0] | types[1]) > 1:
             raise DiffcapError(
-                f"{before} and {after}: their pixels are {', '.join(sorted(kinds[0]))} and {', '.join(sorted(kinds[1]))}; convert them to "
+                f"{before} and {after}: their pixels are {', '.join(sorted(types[0]))} and {', '.join(sorted(types[1]))}; convert them to "
                 "one type with the same scale."
             )
         difference = _difference_of_grids(first, second)
@@ -205,7 +205,7 @@ def _check_bands(dataset: Any, name: str, bands: list[int]) -> None:
 
 
 def _difference_of_grids(first: Any, second: Any) -> str | None:
-    """A clause that says how the grids of two rasters differ; None if they are equal."""
+    """Return a clause for messages about how the grids of two rasters differ; None if they are equal."""
     if first.crs != second.crs:
         names = [dataset.crs.to_string()[:80] if dataset.crs else "none" for dataset in (first, second)]
         return f"their coordinate reference systems differ ({names[0]} and {names[1]})"
@@ -231,7 +231,7 @@ class Stretch(NamedTuple):
 
 
 def fit_stretch(sample: Sample, percentiles: tuple[float, float] | None, levels: Levels = FULL) -> Stretch | None:
-    """The percentiles of each band over the pixels with data of both dates together; None if pixels are used as they are.
+    """Compute the stretch from percentiles of each band over the pixels with data of both dates; None if pixels stay as they are.
 
     Args:
         percentiles: low and high one, 0 to 100; None: 2 and 98, or no stretch for pixels of 8 bits.

@@ -58,10 +58,11 @@ def merge(captions: Iterable[TileCaption]) -> list[Change]:
         members: list[list[TileCaption]] = [[] for _ in parts]
         for number, part in shapely.STRtree(parts).query(centers, predicate="within").T:
             members[part].append(group[number])
-        for part, own in zip(parts, members):
-            no_change = min(each.no_change for each in own)
-            log_probability = max(each.log_probability for each in own)
-            changes.append(Change(caption, shapely.simplify(part, 0), len(own), no_change, log_probability))
+        for part, part_captions in zip(parts, members):
+            no_change = min(each.no_change for each in part_captions)
+            log_probability = max(each.log_probability for each in part_captions)
+            polygon = shapely.simplify(part, 0)
+            changes.append(Change(caption, polygon, len(part_captions), no_change, log_probability))
     return sorted(changes, key=lambda change: (change.window[1], change.window[0], change.caption))
 
 
@@ -85,13 +86,13 @@ def lon_lat(scene: Scene, points: Points) -> Points:
 
 
 def check_position(scene: Scene) -> None:
-    """Convert the corners of the raster."""
+    """Raise an error if the corners of the raster cannot be converted to longitude and latitude."""
     if scene.crs is not None:
         lon_lat(scene, np.array([(x, y) for x in (0, scene.width) for y in (0, scene.height)], float))
 
 
 def position(change: Change, scene: Scene, digits: int) -> list[float] | None:
-    """Longitude and latitude of a point inside a change; None without georeference."""
+    """Return longitude and latitude of a point inside a change; None without georeference."""
     if scene.crs is None:
         return None
     inside = change.polygon.representative_point()
@@ -99,7 +100,7 @@ def position(change: Change, scene: Scene, digits: int) -> list[float] | None:
 
 
 def write_geojson(path: Path, changes: Sequence[Change], scene: Scene, metadata: Mapping[str, Any]) -> None:
-    """Write a FeatureCollection; `metadata` is its foreign member "diffcap", and its note a property of each feature, too.
+    """Write a FeatureCollection. `metadata` is its foreign member "diffcap", and the note in it is also a property of each feature.
 
     Polygons are in longitude and latitude, with the outer ring counterclockwise, or in pixels without georeference.
     """

@@ -19,7 +19,7 @@ _QUOTES = "\"'\u201c\u201d\u2018\u2019"
 
 
 class ChatTemplate(NamedTuple):
-    """What a model's chat template writes around the answer to a question about two images."""
+    """The text and ids that a model's chat template adds around the answer to a question about two images."""
 
     prompt: str  # the text up to the answer, with the placeholders of both images
     bos_id: int  # last id of the prompt, after which the answer's first token is predicted
@@ -30,9 +30,9 @@ class ChatTemplate(NamedTuple):
 def read_chat_template(processor: Any, question: str) -> ChatTemplate:
     """Find the ids around an answer by rendering the chat template of a processor with a question about two images."""
     special = [str(token) for token in processor.tokenizer.added_tokens_decoder.values() if token.special]
-    if found := [token for token in special if token in question]:
+    if in_question := [token for token in special if token in question]:
         raise DiffcapError(
-            f"the prompt has {found[0]!r}, which is a special token of the model; remove it from --prompt or "
+            f"the prompt has {in_question[0]!r}, which is a special token of the model; remove it from --prompt or "
             "model.captioner.init_args.prompt."
         )
     user = [{"role": "user", "content": [{"type": "image"}, {"type": "image"}, {"type": "text", "text": question}]}]
@@ -87,18 +87,18 @@ class HubVocabulary:
         return clean_answer(text, self.sentences) if self.sentences else " ".join(text.split())
 
     def decode_plain(self, ids: Iterable[int]) -> str:
-        """`decode` without cleaning, so that each further id can only add to the text."""
+        """Decode without `clean_answer`, so that each further id can only add to the text."""
         return " ".join(self._text(ids).split())
 
     def _text(self, ids: Iterable[int]) -> str:
-        found = [int(number) for number in ids][1:]
-        if self.eos in found:
-            found = found[: found.index(self.eos)]
-        return str(self.tokenizer.decode(found, skip_special_tokens=True))
+        token_ids = [int(token_id) for token_id in ids][1:]
+        if self.eos in token_ids:
+            token_ids = token_ids[: token_ids.index(self.eos)]
+        return str(self.tokenizer.decode(token_ids, skip_special_tokens=True))
 
 
 def clean_answer(text: str, sentences: int = 1) -> str:
-    """The first sentences of a model's free answer, without markup, list marks, quotation marks, a label or the final period.
+    """Return the first sentences of a model's free answer, without markup, list marks, quotation marks, a label or the final period.
 
     A block <think>...</think> and introductions such as "Sure!" are removed, and so are "Yes." and "No." if the sentence after it says
     the same; otherwise "No." stays with that sentence. Headings, and lines that end with a colon, are left out if a text follows. The
@@ -124,7 +124,7 @@ def clean_answer(text: str, sentences: int = 1) -> str:
 
 
 def import_transformers() -> Any:
-    """The package transformers, which is optional."""
+    """Import the package transformers, which is optional."""
     missing = [name for name in ("transformers", "peft", "accelerate", "num2words") if find_spec(name) is None]
     if missing:
         raise DiffcapError(
@@ -139,7 +139,7 @@ def import_transformers() -> Any:
 
 
 def load_processor(folder: Path) -> Any:
-    """The processor of a base model's folder; no code of the folder is run."""
+    """Load the processor of a base model's folder; no code of the folder is run."""
     transformers = import_transformers()
     with wrap_errors(
         folder, "its processor cannot be loaded", "download the model's files again, or use another model"
@@ -150,7 +150,7 @@ def load_processor(folder: Path) -> Any:
 
 
 def hub_vocabulary(base: str, revision: str | None = None) -> HubVocabulary:
-    """The vocabulary of a base model, see `base_models.find_base` for the arguments."""
+    """Return the vocabulary of a base model, see `base_models.find_base` for the arguments."""
     from diffcap.checkpoints.base_models import find_base
 
     processor = load_processor(find_base(base, revision).folder)

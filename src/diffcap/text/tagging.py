@@ -86,21 +86,22 @@ def tag_sentences(
 
     # A tag can depend on the other sentences of its batch (padding, rounding). So the chunks are formed from all sentences,
     # also from those in the cache: a resumed run tags the same batches.
-    wanted = sorted({sentence for sentence in sentences if sentence}, key=lambda each: (each.count(" "), each))
+    distinct = sorted({sentence for sentence in sentences if sentence}, key=lambda each: (each.count(" "), each))
     model = find_tagger(tagger)
-    known = TagCache(Path(cache) if cache is not None else None, model)
-    chunks = [wanted[start : start + CHUNK] for start in range(0, len(wanted), CHUNK)]
-    todo = [chunk for chunk in chunks if any(sentence not in known.tags for sentence in chunk)]
-    done = len(wanted) - sum(map(len, todo))
+    tag_cache = TagCache(Path(cache) if cache is not None else None, model)
+    chunks = [distinct[start : start + CHUNK] for start in range(0, len(distinct), CHUNK)]
+    untagged_chunks = [chunk for chunk in chunks if any(sentence not in tag_cache.tags for sentence in chunk)]
+    num_done = len(distinct) - sum(map(len, untagged_chunks))
     if progress:
-        progress(done, len(wanted))
+        progress(num_done, len(distinct))
     workers = workers or (1 if torch.cuda.is_available() else available_cores())
-    for chunk, tags in zip(todo, _tag_chunks(model, todo, workers)):
-        known.add([(sentence, found) for sentence, found in zip(chunk, tags) if sentence not in known.tags])
-        done += len(chunk)
+    for chunk, tags in zip(untagged_chunks, _tag_chunks(model, untagged_chunks, workers)):
+        tagged = zip(chunk, tags)
+        tag_cache.add([(sentence, upos) for sentence, upos in tagged if sentence not in tag_cache.tags])
+        num_done += len(chunk)
         if progress:
-            progress(done, len(wanted))
-    return {sentence: known.tags[sentence] for sentence in wanted}
+            progress(num_done, len(distinct))
+    return {sentence: tag_cache.tags[sentence] for sentence in distinct}
 
 
 def _tag_chunks(model: TaggerModel, chunks: list[list[str]], workers: int) -> Iterator[list[list[str]]]:

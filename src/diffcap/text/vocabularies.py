@@ -103,7 +103,7 @@ AnyVocabulary = Vocabulary | ClipVocabulary | HubVocabulary
 
 
 def vocabulary_of(words: Sequence[str], layout: AnyLayout) -> AnyVocabulary:
-    """A vocabulary from what a checkpoint holds of it."""
+    """Return a vocabulary from the words and the layout that a checkpoint contains."""
     if layout == "hub":
         raise ValueError("its tokens come with a base model")
     if layout in get_args(ClipLayout):
@@ -118,9 +118,9 @@ def vocabulary_for(
     base: str | None = None,
     base_revision: str | None = None,
 ) -> AnyVocabulary:
-    """The vocabulary of training captions. The tokens of CLIP and of vision-language models need not occur `min_count` times.
+    """Build the vocabulary of training captions; `min_count` is only for words, not for the tokens of CLIP and the Hub's models.
 
-    `base` and `base_revision` are of the base model whose tokens the layout "hub" has, see `base_models.find_base`.
+    `base` and `base_revision` name the base model for the layout "hub", see `base_models.find_base`.
     """
     if layout == "hub":
         if base is None:

@@ -32,19 +32,20 @@ def tokenize(text: str) -> list[str]:
 
 
 def missing_blanks(captions: Iterable[str]) -> str:
-    """A warning if over 5 % of the captions are in a script without blanks and most of these are not divided into words; else ""."""
+    """Return a warning if over 5 % of the captions are in a script without blanks and most of these are not divided into words; else ""."""
     texts = list(captions)
-    found = [  # most of their letters are of such a script
+    without_blanks = [  # captions with most of their letters in such a script
         text
         for text in texts
         if not text.isascii() and 2 * len(_WITHOUT_BLANKS.findall(text)) > sum(map(str.isalpha, text))
     ]
-    whole = sum(_SENTENCE.search(text) is not None for text in found)
-    if 2 * whole <= len(found) or 20 * len(found) <= len(texts):
+    num_undivided = sum(_SENTENCE.search(text) is not None for text in without_blanks)
+    if 2 * num_undivided <= len(without_blanks) or 20 * len(without_blanks) <= len(texts):
         return ""
+    subject = f"{num_undivided:,} {'caption is' if num_undivided == 1 else 'captions are'}"
     return (
-        f"warning: {whole:,} {'caption is' if whole == 1 else 'captions are'} in a script without blanks between words, such as "
-        "Chinese, so that the metrics and most vocabularies take a whole sentence as one word; put blanks between the words"
+        f"warning: {subject} in a script without blanks between words, such as Chinese, so that the metrics and most vocabularies take "
+        "a whole sentence as one word; put blanks between the words"
     )
 
 
@@ -79,7 +80,7 @@ class Layout(NamedTuple):
     padding_is_eos: bool = False  # whether padding ends a caption when ids are decoded (authors' code of "rcc")
     last_specials: tuple[str, ...] = ()  # the special tokens with the ids after the words
     scored_as_ids: bool = False  # whether the code base scores the ids of its captions, see `evaluation.levir_cc`
-    sorts_words: bool = True  # in a vocabulary that is built; otherwise they are in order of their first appearance
+    sorts_words: bool = True  # of `build_vocabulary`; False: words in the order of their first appearance
 
 
 _RCC = Layout(
