@@ -6,8 +6,7 @@ test set. They are sampled with replacement, and are the same for both systems. 
 * BLEU-1 to BLEU-4: the counts of the sampled pairs are added up;
 * METEOR: the counts of its Java program are added up, and the program computes the score of the sum;
 * ROUGE-L, SPICE: mean over the sampled pairs;
-* CIDEr-D: mean over the sampled pairs, with the document frequencies of the whole group. A sample lacks a third of the pairs and
-  has others several times, so its own document frequencies would be those of a smaller corpus.
+* CIDEr-D: mean over the sampled pairs, with the document frequencies of the whole group, because a sample lacks a third of the pairs.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,6 @@
 """The Java programs in pycocoevalcap: the PTB tokeniser, METEOR 1.5 (Denkowski and Lavie, 2014) and SPICE (Anderson et al., 2016).
 
-pycocoevalcap's wrappers write temporary files into the installed package. Here the programs read pipes or files in a temporary
-folder, so the installation can be read-only, and several processes can run at the same time.
+The programs read pipes or files in a temporary folder, so the installation can be read-only, unlike with pycocoevalcap's wrappers.
 """
 
 import contextlib

@@ -34,8 +34,8 @@ class LevirScoring:
 def levir_protocol(dataset: str, pairs: Sequence[ChangePair]) -> LevirProtocol | None:
     """Return the settings of the protocol for a dataset with these pairs, or None if the dataset is not scored with it.
 
-    It is used for a user's dataset in Karpathy's form. A user's dataset in diffcap's form gets the accuracy only, if it has pairs
-    without change. The captions of these pairs are the no-change sentences.
+    A user's dataset in Karpathy's form is scored with it. One in diffcap's form gets the accuracy only, if it has pairs without change,
+    whose captions are the no-change sentences.
     """
     spec = get_dataset(dataset)
     if spec.protocol or spec.reader != OWN_READER:

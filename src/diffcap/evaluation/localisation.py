@@ -3,13 +3,11 @@
 Two scores compare an attention map with a region, which is a mask or a box:
 
 * the pointing game (Zhang et al., "Top-Down Neural Attention by Excitation Backprop", ECCV 2016): is the maximum of the map in
-  the region? The paper has a tolerance of 15 pixels. Here the maps are coarse, so it is a hit if the region overlaps the cell of the
-  maximum.
+  the region? The maps are coarse, so it is a hit if the region overlaps the cell of the maximum (the paper tolerates 15 pixels).
 * the energy-based pointing game (Wang et al., "Score-CAM", CVPR Workshops 2020): which fraction of the map's sum is in the region?
   The value of a cell is distributed evenly over its area.
 
-A mask is averaged over the area of each cell, exactly, also where a cell's edge cuts a pixel. The map itself is not enlarged to the
-mask's pixels: bicubic interpolation would move attention into neighbouring cells.
+A mask is averaged over the area of each cell, exactly, also where a cell's edge cuts a pixel.
 
 "Chance" is the score of a uniform map. For the second score, it is the fraction of the image that the region covers.
 """

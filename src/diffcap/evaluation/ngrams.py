@@ -4,8 +4,7 @@
 * ROUGE-L (Lin, 2004) of a corpus is the mean of its pairs.
 * CIDEr-D (Vedantam, Zitnick and Parikh, CVPR 2015) of a hypothesis is 10 times the mean, over n-gram orders 1 to 4 and over
   references, of the cosine similarity of TF-IDF vectors with clipped counts. Each similarity is multiplied by a Gaussian penalty
-  (sigma 6) for the difference of lengths, which pycocoevalcap counts in bigrams. The n-grams of the references are counted once, and
-  the hypotheses are scored with array operations: fast enough for the reward of self-critical training.
+  (sigma 6) for the difference of lengths, which pycocoevalcap counts in bigrams.
 """
 
 from collections.abc import Mapping, Sequence

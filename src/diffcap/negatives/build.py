@@ -6,8 +6,7 @@ whose content words all occur in the references are skipped, because they could 
 
 * replace: another caption of the same pair with its words replaced.
 * confuse, change pair: a comparison inverted; two words swapped; words replaced. With the replacement "matched", a caption which
-  states that nothing changed comes first. (If such captions were never negatives, a model could recognise them as right captions
-  without looking at the images.)
+  states that nothing changed comes first: if it were never a negative, a model could accept it without looking at the images.
 * confuse, distractor pair: a caption of the change pair with the same "before" image.
 * all, as the last resort: a random caption of another change pair; then the words of the caption in random order.
 """

@@ -101,8 +101,7 @@ def clean_answer(text: str, sentences: int = 1) -> str:
     """Return the first sentences of a model's free answer, without markup, list marks, quotation marks, a label or the final period.
 
     A block <think>...</think> and introductions such as "Sure!" are removed, and so are "Yes." and "No." if the sentence after it says
-    the same; otherwise "No." stays with that sentence. Headings, and lines that end with a colon, are left out if a text follows. The
-    captions of most datasets have one sentence, so that a longer answer would be scored for its length.
+    the same; otherwise "No." stays with that sentence. Headings, and lines that end with a colon, are left out if a text follows.
 
     Example:
         >>> clean_answer('Here is the change:\\n1. **Answer:** "The red cube is gone." It was on the left.')

@@ -84,8 +84,7 @@ def tag_sentences(
     """
     import torch
 
-    # A tag can depend on the other sentences of its batch (padding, rounding). So the chunks are formed from all sentences,
-    # also from those in the cache: a resumed run tags the same batches.
+    # A tag can depend on the other sentences of its batch (padding, rounding): with cached sentences in the chunks, they stay equal.
     distinct = sorted({sentence for sentence in sentences if sentence}, key=lambda each: (each.count(" "), each))
     model = find_tagger(tagger)
     tag_cache = TagCache(Path(cache) if cache is not None else None, model)
