@@ -1,4 +1,4 @@
-"""The datasets that diffcap knows, one `DatasetSpec` each; any other name is a user's own dataset (`diffcap.datasets.pairs`).
+"""The built-in datasets, one `DatasetSpec` each; any other name is a user's own dataset (`diffcap.datasets.pairs`).
 
 Functions are import paths ("package.module:function"), so that this module imports no reader.
 
@@ -17,17 +17,13 @@ from diffcap.registry import Method, load_plugins
 
 @dataclass(frozen=True)
 class LevirProtocol:
-    """What the protocol `levir_cc` needs to know of a dataset, see `diffcap.evaluation.levir_cc`."""
+    """Settings of the protocol `levir_cc` for a dataset, see `diffcap.evaluation.levir_cc`."""
 
-    no_change: tuple[str, ...] = (
-        no_change.LEVIR_CC
-    )  # its sentences that say that nothing has changed, see `no_change.plain`
+    no_change: tuple[str, ...] = no_change.LEVIR_CC  # the sentences of pairs without change, see `no_change.plain`
     # How often a word must occur in all splits to have an id of its own; authors' code of RSICCformer, SEN, Change-Agent, RSCaMa: > 5.
     min_count: int = 6
-    layout: Literal["rsicc", "chg2cap"] = (
-        "rsicc"  # of the vocabulary: the numbers of the words, on which METEOR depends
-    )
-    accuracy_only: bool = False  # whether the dataset has only the accuracy, and no scores of ids and no S*m
+    layout: Literal["rsicc", "chg2cap"] = "rsicc"  # order of the word ids in the vocabulary; METEOR depends on it
+    accuracy_only: bool = False  # compute only the accuracy, without the scores of word ids and without S*m
 
 
 @dataclass(frozen=True)
@@ -37,28 +33,19 @@ class DatasetSpec:
     name: str  # as in DATASET=clevr_change
     title: str  # as in tables
     reader: str  # import path of `read(folder)`, see `diffcap.datasets`
-    notes: str | None = (
-        None  # import path of `notes(pairs)`: remarks on the files, which the data stage prints and stores
-    )
-    photo_urls: str | None = (
-        None  # import path of `photo_urls(folder)`: image path -> alternative URLs, to download images one by one
-    )
+    notes: str | None = None  # import path of `notes(pairs)`: remarks that the data stage prints and stores
+    # Import path of `photo_urls(folder)`: image path -> alternative URLs, to download images one by one.
+    photo_urls: str | None = None
     info: Mapping[str, str] = field(default_factory=dict)  # what `dataset.json` says of every such dataset
     blank_captions: bool = False  # whether the released files have empty captions that are scored
     augmented: bool = False  # whether `read` has an option of this name that keeps the augmented training views
-    renderer: str | None = (
-        None  # import path of the function that renders its files, for a dataset without official ones
-    )
+    renderer: str | None = None  # import path of the function that renders the files of a dataset without official ones
     pairs: bool = True  # whether it has pairs of images
-    backbone: str | None = (
-        None  # features for methods that read features, if the method's default is not for this dataset
-    )
-    pixels_backbone: str | None = None  # the same for methods that read pixels
-    clip_backbone: str | None = (
-        None  # replaces the backbone `pixels` (224 x 224, for CLIP), for a dataset with a small CLIP of its own
-    )
+    backbone: str | None = None  # replaces a method's default backbone, for methods that read features
+    pixels_backbone: str | None = None  # replaces a method's default backbone, for methods that read pixels
+    clip_backbone: str | None = None  # replaces the backbone `pixels` (224 x 224), if the dataset has a small CLIP
     network: str | None = (
-        None  # import path of the function that builds its backbone, see `features.blocks_backbone.build`
+        None  # import path of the function that builds its backbone (`features.blocks_backbone.build`)
     )
     tagger: str = "english"  # part-of-speech tagger of the hard negatives
     # Folder with <name>.yaml, settings that all training stages take on, as "package:folder"; by default dataset in diffcap's own.
@@ -76,12 +63,12 @@ class DatasetSpec:
         return frozenset((self.backbone, self.pixels_backbone, self.clip_backbone))
 
     def features_note(self, *names: str | None) -> str:
-        """A sentence if features (their name, their library) are of a network that ships for another dataset; else ""."""
-        poor = next((name for name in names if name in SHIPPED_BACKBONES - self.backbones), None)
-        if self.rendered or poor is None:
+        """Return a warning if features (their name, their library) are of a network that ships for another dataset, else ""."""
+        foreign_backbone = next((name for name in names if name in SHIPPED_BACKBONES - self.backbones), None)
+        if self.rendered or foreign_backbone is None:
             return ""
         return (
-            f"the features of {self.name} are of {poor}, a small network that was trained on rendered scenes; they are poor "
+            f"the features of {self.name} are of {foreign_backbone}, a small network that was trained on rendered scenes; they are poor "
             "for other images, and so are the captions; without OFFLINE=yes and BACKBONE, the network of the method is used"
         )
 
@@ -160,15 +147,15 @@ BUILT_IN = (
     DatasetSpec("whu_cdc", "WHU-CDC", "diffcap.datasets.karpathy:read_whu_cdc", protocol=LevirProtocol()),
 )
 SHIPPED_BACKBONES = frozenset(name for spec in BUILT_IN if spec.rendered for name in spec.backbones if name)
-OWN_READER = "diffcap.datasets.pairs:read"  # of a user's own dataset
+OWN_READER = "diffcap.datasets.pairs:read"  # reads a user's own dataset
 
 
 @cache
 def datasets() -> Mapping[str, DatasetSpec]:
-    """All datasets by name: diffcap's own, then those of other packages."""
+    """Return all datasets by name: the built-in ones, then those of other packages."""
     return MappingProxyType(load_plugins("diffcap.datasets", DatasetSpec, {spec.name: spec for spec in BUILT_IN}))
 
 
 def get_dataset(name: str) -> DatasetSpec:
-    """The dataset of a name; for an unknown name a user's own dataset."""
+    """Return the dataset of a name; an unknown name is a user's own dataset."""
     return datasets().get(name) or DatasetSpec(name, name, OWN_READER, "diffcap.datasets.pairs:notes")

@@ -1,4 +1,7 @@
-"""Write the folder of a rendered dataset in chunks, on several processes and resumable; the bytes do not depend on their number."""
+"""Write the folder of a rendered dataset in chunks.
+
+Several processes render; the files do not depend on their number. An interrupted run is resumed by the same call.
+"""
 
 import json
 import os
@@ -26,80 +29,81 @@ from diffcap.utils.errors import DiffcapError
 
 CHUNK = 16  # scenes that are rendered together; after a kill, each worker repeats at most one chunk
 PARTS = ".parts"  # folder of the chunks' metadata while a dataset is incomplete
-_PER_WORKER = 160  # scenes for which the start of another process is worth its time
+_SCENES_PER_WORKER = 160  # with fewer scenes, starting another process takes longer than it saves
 
-# From the folder, the settings and the number of the chunk's first scene: writes the images, returns the metadata of each scene.
+# Arguments: folder, settings, index of the chunk's first scene. Writes the images, and returns the metadata of each scene.
 WriteChunk = Callable[[Path, Any, int], list[dict[str, Any]]]
 
 
-def claim(folder: Path, settings: Any, official: tuple[str, ...], name: str = "blocks") -> bool:
-    """Check that a folder can be used, and write the settings (a dataclass) into a new one; returns whether the folder is finished.
+def claim_folder(folder: Path, settings: Any, last_files: tuple[str, ...], name: str = "blocks") -> bool:
+    """Check that a folder can be used, and write the settings (a dataclass) into a new one; return whether the folder is finished.
 
-    `official` are the files that are written last.
+    `last_files` are written after all images.
     """
     wanted = json.loads(json.dumps(asdict(settings)))
-    stamp = folder / f"{name}.json"
-    if stamp.is_file():
-        found = read_json(stamp, f"settings of a {name} folder", f"delete {folder}, and run the same command again")
-        if found != wanted:
-            differ = [key for key in wanted if not isinstance(found, dict) or found.get(key) != wanted[key]]
+    path = folder / f"{name}.json"
+    if path.is_file():
+        stored = read_json(path, f"settings of a {name} folder", f"delete {folder}, and run the same command again")
+        if stored != wanted:
+            differing = [key for key in wanted if not isinstance(stored, dict) or stored.get(key) != wanted[key]]
             raise DiffcapError(
-                f"{folder} holds {name} with other settings ({', '.join(differ)}); choose another folder or delete this one."
+                f"{folder} holds {name} with other settings ({', '.join(differing)}); choose another folder or delete this one."
             )
-        return all((folder / file).is_file() for file in official) and not (folder / PARTS).is_dir()
+        return all((folder / file).is_file() for file in last_files) and not (folder / PARTS).is_dir()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise DiffcapError(f"{folder} holds files that are not of {name}; choose another folder or empty this one.")
-    write_json(stamp, wanted)
+    write_json(path, wanted)
     return False
 
 
 @contextmanager
 def render_chunks(
-    write_chunk: WriteChunk, folder: Path, settings: Any, scenes: int, workers: int | None, what: str
+    write_chunk: WriteChunk, folder: Path, settings: Any, scene_count: int, workers: int | None, unit: str
 ) -> Iterator[list[Any]]:
-    """Write all missing chunks, and yield the metadata of all scenes (`what`); after the block, the folder is finished."""
+    """Write all missing chunks, and yield the metadata of all scenes; `unit` names them in the progress bar."""
     from diffcap.utils.progress import progress_bar
 
     parts = folder / PARTS
     parts.mkdir(exist_ok=True)
     for temporary in parts.glob("*.tmp"):
         temporary.unlink(missing_ok=True)
-    chunks = {start: parts / f"{start:06d}.json" for start in range(0, scenes, CHUNK)}
+    chunks = {start: parts / f"{start:06d}.json" for start in range(0, scene_count, CHUNK)}
     pending = [(write_chunk, folder, settings, start, part) for start, part in chunks.items() if not part.is_file()]
     if workers is None:
-        workers = min(available_cores(), 1 + len(pending) * CHUNK // _PER_WORKER)
-    with progress_bar(f"rendering {what}", scenes, (len(chunks) - len(pending)) * CHUNK) as advance:
-        for _ in _run(pending, workers):
+        workers = min(available_cores(), 1 + len(pending) * CHUNK // _SCENES_PER_WORKER)
+    finished_chunks = len(chunks) - len(pending)
+    with progress_bar(f"rendering {unit}", scene_count, finished_chunks * CHUNK) as advance:
+        for _ in _render_pending(pending, workers):
             advance(CHUNK)
     yield [row for part in chunks.values() for row in read_json(part)]
     shutil.rmtree(parts, ignore_errors=True)
 
 
-def _run(pending: list[tuple[WriteChunk, Path, Any, int, Path]], workers: int) -> Iterator[None]:
+def _render_pending(pending: list[tuple[WriteChunk, Path, Any, int, Path]], workers: int) -> Iterator[None]:
     if workers <= 1 or len(pending) <= 1:
         _keep_freed_memory()
         torch = sys.modules.get("torch")
-        threads = torch.get_num_threads() if torch else 1
+        thread_count = torch.get_num_threads() if torch else 1
         try:
             if torch:
                 torch.set_num_threads(1)
             for arguments in pending:
-                _write(*arguments)
+                _write_part(*arguments)
                 yield
         finally:
             if torch:
-                torch.set_num_threads(threads)
+                torch.set_num_threads(thread_count)
         return
     # Spawned, not forked: torch may have started threads already, and they do not exist in a forked process.
     pool = ProcessPoolExecutor(workers, get_context("spawn"), _start_worker)
     try:
-        for future in as_completed([pool.submit(_write, *arguments) for arguments in pending]):
+        for future in as_completed([pool.submit(_write_part, *arguments) for arguments in pending]):
             yield future.result()
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _write(write_chunk: WriteChunk, folder: Path, settings: Any, start: int, part: Path) -> None:
+def _write_part(write_chunk: WriteChunk, folder: Path, settings: Any, start: int, part: Path) -> None:
     write_text(part, json.dumps(write_chunk(folder, settings, start)))
 
 
@@ -115,13 +119,13 @@ def _start_worker() -> None:
 
 
 def _keep_freed_memory() -> None:
-    """Let the C library keep freed memory; otherwise allocating it again takes a quarter of the time."""
+    """Let the C library keep freed memory. Without this, a quarter of the time is spent on allocating memory again."""
     np.empty(30 * 2**20, np.uint8)  # glibc raises its threshold to the size of the largest freed block, up to 32 MB
 
 
 def reopen(folder: Path, images: Iterable[str]) -> None:
     """Delete images of a finished folder, so that the next run renders these images again."""
-    (folder / PARTS).mkdir(exist_ok=True)  # a folder with PARTS is not finished, see `claim`
+    (folder / PARTS).mkdir(exist_ok=True)  # a folder with PARTS is not finished, see `claim_folder`
     for path in images:
         (folder / path).unlink(missing_ok=True)
 
@@ -136,15 +140,17 @@ def write_image(folder: Path, path: str, image: npt.NDArray[np.uint8], noisy: bo
 
 
 def encode_png(image: npt.NDArray[np.uint8], noisy: bool) -> bytes:
-    """Encode an (H, W, 3) or (H, W) image as PNG with the filter "Sub", twice as fast as Pillow; `noisy`: search no repetitions."""
+    """Encode an (H, W, 3) or (H, W) image as PNG, twice as fast as Pillow; `noisy`: do not search for repetitions."""
     height, width, *channels = image.shape
     rows = image.reshape(height, -1)
-    step = channels[0] if channels else 1
+    pixel_bytes = channels[0] if channels else 1
+    # PNG's filter "Sub" (type 1, the first byte of each row) stores the difference from the pixel to the left.
     filtered = np.ones((height, 1 + rows.shape[1]), np.uint8)
-    filtered[:, 1 : 1 + step] = rows[:, :step]
-    np.subtract(rows[:, step:], rows[:, :-step], out=filtered[:, 1 + step :])
+    filtered[:, 1 : 1 + pixel_bytes] = rows[:, :pixel_bytes]
+    np.subtract(rows[:, pixel_bytes:], rows[:, :-pixel_bytes], out=filtered[:, 1 + pixel_bytes :])
     compressor = zlib.compressobj(1, strategy=zlib.Z_HUFFMAN_ONLY if noisy else zlib.Z_DEFAULT_STRATEGY)
-    header = struct.pack(">IIBBBBB", width, height, 8, 2 if channels else 0, 0, 0, 0)
+    color_type = 2 if channels else 0  # RGB or gray
+    header = struct.pack(">IIBBBBB", width, height, 8, color_type, 0, 0, 0)
     data = compressor.compress(filtered.data) + compressor.flush()
     file = b"\x89PNG\r\n\x1a\n"
     for kind, content in ((b"IHDR", header), (b"IDAT", data), (b"IEND", b"")):
@@ -152,16 +158,20 @@ def encode_png(image: npt.NDArray[np.uint8], noisy: bool) -> bytes:
     return file
 
 
-def draw_splits(kinds: Mapping[Any, list[int]], key: str, nearest: Callable[[float], int]) -> dict[str, list[int]]:
-    """Draw test (10 %), val (5 %) and train at random by a key, with equally many of the scenes of each kind; `nearest` rounds."""
+def sample_splits(
+    scenes_of_kind: Mapping[Any, list[int]], seed_text: str, round_count: Callable[[float], int]
+) -> dict[str, list[int]]:
+    """Sample test (10 %), val (5 %) and train from the scenes of each kind; `round_count` rounds the number of scenes."""
     splits: dict[str, list[int]] = {name: [] for name in SPLITS}
-    for kind, numbers in kinds.items():
-        shuffled = random.Random(f"{key} {kind}").sample(numbers, len(numbers))
-        test, val = (max(1, nearest(share * len(numbers))) for share in (0.10, 0.05))
-        splits["test"] += shuffled[:test]
-        splits["val"] += shuffled[test : test + val]
-        splits["train"] += shuffled[test + val :]
-    return {name: sorted(numbers) for name, numbers in splits.items()}
+    for kind, scenes in scenes_of_kind.items():
+        shuffled = random.Random(f"{seed_text} {kind}").sample(scenes, len(scenes))
+        test_count = max(1, round_count(0.10 * len(scenes)))
+        val_count = max(1, round_count(0.05 * len(scenes)))
+        train_start = test_count + val_count
+        splits["test"] += shuffled[:test_count]
+        splits["val"] += shuffled[test_count:train_start]
+        splits["train"] += shuffled[train_start:]
+    return {name: sorted(scenes) for name, scenes in splits.items()}
 
 
 def write_lines(path: Path, entries: Mapping[str, Any]) -> None:

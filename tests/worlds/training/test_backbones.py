@@ -9,7 +9,7 @@ from diffcap.features.tiles_backbone import CLASSES, PREPROCESSING
 from diffcap.worlds.tiles.changes import sample_pair
 from diffcap.worlds.tiles.render import materials, to_image
 from diffcap.worlds.tiles.write import appearance, render_pair
-from diffcap.worlds.training.blocks import targets_of
+from diffcap.worlds.training.blocks import make_targets
 from diffcap.worlds.training.tiles import TilesBackbone, _class_of_material
 
 
@@ -20,7 +20,7 @@ def test_targets_of_a_hand_made_picture() -> None:
     slots[0, 90:96, 0:4] = 2  # middle (93, 2): row 3, column 0
     names = {"color": [3, 5, 0, 1], "shape": [2, 0, 1, 1], "material": [1, 0, 0, 1], "size": [0, 1, 1, 1]}
     attributes = {name: torch.tensor([values]) for name, values in names.items()}
-    targets = targets_of(SimpleNamespace(**attributes), slots)
+    targets = make_targets(SimpleNamespace(**attributes), slots)
     assert targets.objects.sum() == 3 and targets.objects[0, 1, 2] == 2 and targets.objects[0, 3, 0] == 1
     groups = dict(zip(GROUPS, targets.probabilities.split(list(GROUPS.values()), dim=1)))
     assert groups["color"][0, :, 1, 2].nonzero().flatten().tolist() == [3, 5]

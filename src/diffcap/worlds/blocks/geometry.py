@@ -12,7 +12,7 @@ MATERIALS = ("rubber", "metal")
 SHAPES = ("cube", "sphere", "cylinder")
 CUBE, SPHERE, CYLINDER = range(3)
 
-RADII = (0.38, 0.72)  # of the circumscribed circle of an object's footprint; about CLEVR's two sizes
+RADII = (0.38, 0.72)  # radii of the circumscribed circle of an object's footprint; about CLEVR's two sizes
 HALF_VIEW = (0.335, 0.25125)  # tangents of half the field of view of the 4:3 frame that every image contains
 PICTURE = (128, 96)  # image size in which visibility is measured
 
@@ -27,7 +27,10 @@ class Columns:
     def cat(cls, parts: list[Self]) -> Self:
         """Join along the first dimension."""
         columns: Any = zip(*(vars(part).values() for part in parts))
-        return cls(*((type(one[0]).cat if isinstance(one[0], Columns) else torch.cat)(one) for one in columns))
+        joined = [
+            type(column[0]).cat(column) if isinstance(column[0], Columns) else torch.cat(column) for column in columns
+        ]
+        return cls(*joined)
 
 
 @dataclass
@@ -45,7 +48,7 @@ class Scenes(Columns):
     target: Tensor  # (B, 3) point at which the camera is directed
     light: Tensor  # (B, 3) unit vector to the key light
     light_centers: Tensor  # (B, 2, 2) centres of the warm and the cool light on the ground
-    intensity: Tensor  # (B, 2) of the warm and the cool light, about 1
+    intensity: Tensor  # (B, 2) brightness of the warm and the cool light, about 1
 
     def __len__(self) -> int:
         return len(self.valid)
@@ -135,7 +138,8 @@ def box_iou(first: Tensor, second: Tensor) -> Tensor:
 
 def overlap(first: Tensor, second: Tensor) -> Tensor:
     """Return the area that boxes (..., 4) share."""
-    low, high = torch.maximum(first[..., :2], second[..., :2]), torch.minimum(first[..., 2:], second[..., 2:])
+    low = torch.maximum(first[..., :2], second[..., :2])
+    high = torch.minimum(first[..., 2:], second[..., 2:])
     sides = (high - low).clamp(min=0)
     return sides[..., 0] * sides[..., 1]
 

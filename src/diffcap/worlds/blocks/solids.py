@@ -1,11 +1,11 @@
 """Intersections of rays with the three solids, their soft shadows, and the shading of solids and ground.
 
-The light is a warm key light, a cool fill light, and a room that metal reflects. Objects are about 1 high; colors are red, green and
+There are a warm key light, a cool fill light, and a room that metal reflects. Objects are about 1 high; colors are red, green and
 blue in [0, 1]. The coefficients were chosen by eye.
 
 The geometric functions take flat float tensors with one value per ray or point, in the solid's coordinate system: the origin is its
 centre (for shadows, the centre of its footprint), z is up, and the sides of a cube are parallel to x and y. Only +, -, *, / and square
-roots are used. Their results do not depend on the batch, so an image does not depend on the other images.
+roots are used, so an image does not depend on the other images of the batch.
 """
 
 from collections.abc import Sequence
@@ -53,7 +53,7 @@ def _slab(start: Tensor, step: Tensor, half: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def surface(shape: int, point: Vector, radius: Tensor, half: Tensor) -> tuple[Vector, Tensor]:
-    """Return the outward normal at points of the surface, and the number of their face (int32; 0: the top, or a sphere)."""
+    """Return the outward normal at points of the surface, and the index of their face (int32; 0: the top, or a sphere)."""
     x, y, z = point
     if shape == SPHERE:
         return (x / radius, y / radius, z / radius), torch.zeros_like(x, dtype=torch.int32)
@@ -70,7 +70,7 @@ def surface(shape: int, point: Vector, radius: Tensor, half: Tensor) -> tuple[Ve
 
 
 def _bevel(distance: Tensor, end: Tensor) -> Tensor:
-    """0 on most of a face, increasing to 1 at its edge, to bend normals so that edges look rounded."""
+    """Return 0 on most of a face, increasing to 1 at its edge. Normals are bent by it, so that edges look rounded."""
     return ((distance - end + 0.075) / 0.075).clamp(0, 1)
 
 
@@ -99,9 +99,9 @@ def key_visibility(shape: int, point: Vector, light: Vector, radius: Tensor, hal
     along = torch.minimum(-(x * sx + y * sy) / square, rise).clamp(min=0)
     if shape == CUBE:
         run_x, run_y = sx * rise, sy * rise
-        beside = torch.maximum(
-            (x + run_x / 2).abs() - (half + run_x.abs() / 2), (y + run_y / 2).abs() - (half + run_y.abs() / 2)
-        )
+        beside_x = (x + run_x / 2).abs() - (half + run_x.abs() / 2)
+        beside_y = (y + run_y / 2).abs() - (half + run_y.abs() / 2)
+        beside = torch.maximum(beside_x, beside_y)
         across = ((x * sy - y * sx).abs() - half * (sx.abs() + sy.abs())) / square.sqrt()
         beside = torch.maximum(beside, across)
     else:
@@ -135,9 +135,10 @@ def sky_occlusion(shape: int, x: Tensor, y: Tensor, radius: Tensor, half: Tensor
 def shade_ground(
     x: Tensor, y: Tensor, light_centers: Tensor, intensity: Tensor, visibility: Tensor, sky_visibility: Tensor
 ) -> list[Tensor]:
-    """Red, green and blue, (B, ...) each, of points (x, y) on the ground; light decreases with the distance from each light's centre.
+    """Return red, green and blue, (B, ...) each, of points (x, y) on the ground.
 
-    `visibility` and `sky_visibility`, (B, ...), are the fractions of the key light and of the sky that objects do not block.
+    Each light decreases with the distance from its centre. `visibility` and `sky_visibility`, (B, ...), are the fractions of the key
+    light and of the sky that objects do not block.
     """
     trailing = [1] * (x.ndim - 1)
     lights = []
@@ -161,18 +162,18 @@ def shade_solids(
     visibility: Tensor,
     height: Tensor,
 ) -> list[Tensor]:
-    """Red, green and blue, (n,) each, of points on solids; highlights can exceed 1.
+    """Return red, green and blue, (n,) each, of points on solids; highlights can exceed 1.
 
     Rubber follows the Phong reflection model. Metal is darker, has a narrow highlight, and reflects an imaginary room. Both are brighter at
     the rim, where the surface is seen at a small angle.
 
     Args:
-        normal, view, light: unit vectors: the surface's normal, to the camera, to the key light; (n,) for each of x, y and z.
-        intensity: (2, n) of the key and the fill light.
+        normal, view, light: unit vectors, (n,) for each of x, y and z: the surface's normal, to the camera, to the key light.
+        intensity: (2, n) brightness of the key and the fill light.
         color: red, green and blue of the paint, (n,) each.
         metal: (n,) True for metal, False for rubber.
         visibility: (n,) fraction of the key light that other solids do not block.
-        height: (n,) above the ground; low points receive less light from the sky.
+        height: (n,) height above the ground; low points receive less light from the sky.
     """
     nx, ny, nz = normal
     vx, vy, vz = view
@@ -194,7 +195,9 @@ def shade_solids(
     # A bright strip at the horizon, and a floor that is darker near the object, make the surface look like metal.
     strip = (1 - 4.5 * (rz - 0.10).abs()).clamp(min=0)
     floor = (-rz).clamp(min=0)
-    streaks = (1 - 3.5 * (rx + 0.25 * ry + 0.45).abs()).clamp(min=0) + 0.6 * (1 - 5 * (rx - 0.6).abs()).clamp(min=0)
+    left_streak = (1 - 3.5 * (rx + 0.25 * ry + 0.45).abs()).clamp(min=0)
+    right_streak = (1 - 5 * (rx - 0.6).abs()).clamp(min=0)
+    streaks = left_streak + 0.6 * right_streak
     room = 0.18 + 0.30 * rz.clamp(min=0) + 0.46 * floor * (0.5 + clamped_height)
     room = room + 0.40 * strip + 0.9 * windows + 0.5 * rim + 0.36 * streaks
     r_dot_l_2 = r_dot_l * r_dot_l
@@ -215,7 +218,7 @@ def shade_solids(
 
 
 def _window(direction: Vector, center: tuple[float, float, float]) -> Tensor:
-    """Round window with a soft edge: 1 in the direction of `center`, 0 outside."""
+    """Return the brightness of a round window with a soft edge: 1 in the direction of `center`, 0 outside."""
     length = sum(value * value for value in center) ** 0.5
     cosine = (direction[0] * center[0] + direction[1] * center[1] + direction[2] * center[2]) / length
     step = ((cosine - 0.86) * 12).clamp(0, 1)

@@ -22,7 +22,7 @@ from diffcap.worlds.blocks.captions import write_captions
 from diffcap.worlds.blocks.geometry import COLORS, MATERIALS, SHAPES, SIZES
 from diffcap.worlds.blocks.render import render
 from diffcap.worlds.blocks.scenes import CHANGES, COLOR, MATERIAL, sample_triples
-from diffcap.worlds.rendering import CHUNK, claim, draw_splits, render_chunks, write_image, write_lines
+from diffcap.worlds.rendering import CHUNK, claim_folder, render_chunks, sample_splits, write_image, write_lines
 
 VIEWS = (("images", "default"), ("sc_images", "semantic"), ("nsc_images", "nonsemantic"))
 RENDERER_VERSION = 3  # version of the images and captions: increase it if a code change alters them for the same seed
@@ -66,44 +66,49 @@ def write_blocks(
         raise DiffcapError(f"blocks: jitter must lie in 0 to 3, not {jitter:g}; fix it.")
     settings = Settings(pairs, seed, (size[0], size[1]), float(jitter))
     folder = Path(folder)
-    if claim(folder, settings, _OFFICIAL):
+    if claim_folder(folder, settings, _OFFICIAL):
         return
     for where, _ in VIEWS:
         (folder / where).mkdir(exist_ok=True)
     with render_chunks(_write_chunk, folder, settings, pairs // 2, workers, "triples") as rows:
         keys = [f"{number:06d}.png" for number in range(len(rows))]
-        of_type = {kind: [number for number, row in enumerate(rows) if row["change"] == kind] for kind in CHANGES}
+        triples_of_type: dict[str, list[int]] = {change_type: [] for change_type in CHANGES}
+        for number, row in enumerate(rows):
+            triples_of_type[row["change"]].append(number)
         for name, field in (("change_captions.json", "captions"), ("no_change_captions.json", "no_change")):
             write_json(folder / name, {f"CLEVR_default_{key}": row[field] for key, row in zip(keys, rows)})
-        write_json(folder / "type_mapping.json", {kind: [keys[number] for number in of_type[kind]] for kind in CHANGES})
+        files_of_type = {name: [keys[number] for number in numbers] for name, numbers in triples_of_type.items()}
+        write_json(folder / "type_mapping.json", files_of_type)
         write_lines(folder / "scenes.json", {key: row["scene"] for key, row in zip(keys, rows)})
-        write_json(folder / "splits.json", draw_splits(of_type, f"blocks splits {seed}", round))
+        write_json(folder / "splits.json", sample_splits(triples_of_type, f"blocks splits {seed}", round))
 
 
 def _write_chunk(folder: Path, settings: Settings, start: int) -> list[dict[str, Any]]:
-    """Write images; returns the metadata of each triple: change type, captions of both pairs, and the entry of `scenes.json`."""
+    """Write images, and return the metadata of each triple: change type, captions of both pairs, entry of `scenes.json`."""
     triples = sample_triples(range(start, start + CHUNK), settings.seed, settings.jitter)  # the last chunk is cut below
-    images, index = render(triples.scenes(), settings.size)
+    images, slots = render(triples.scenes(), settings.size)
     count = min(CHUNK, settings.pairs // 2 - start)
     pixels = images.permute(0, 2, 3, 1).contiguous().cpu().numpy()
     for view, (where, name) in enumerate(VIEWS):
         for row in range(count):
             write_image(folder, f"{where}/CLEVR_{name}_{start + row:06d}.png", pixels[view * CHUNK + row])
     captions = zip(triples.change.tolist(), *write_captions(triples, settings.seed))
-    mask = index.view(3, len(triples), *index.shape[1:])[:2] == triples.changed[:, None, None]
+    before_after_slots = slots.view(3, len(triples), *slots.shape[1:])[:2]
+    mask = before_after_slots == triples.changed[:, None, None]
     across, down = mask.any(2).int(), mask.any(3).int()  # (2, T, W), (2, T, H)
     first = [axis.argmax(-1) for axis in (across, down)]
     past_last = [axis.shape[-1] - axis.flip(-1).argmax(-1) for axis in (across, down)]
-    boxes, is_visible = torch.stack(first + past_last, -1).tolist(), mask.flatten(2).any(2).tolist()
+    boxes = torch.stack(first + past_last, -1).tolist()
+    is_visible = mask.flatten(2).any(2).tolist()
     change_iou, distractor_iou = (iou.tolist() for iou in triples.viewpoint_iou())
-    described = []
+    metadata = []
     for row, (change, change_captions, no_change_captions) in enumerate(captions):
         scenes = triples.after if CHANGES[change] == "add" else triples.before
-        slot = row, int(triples.changed[row])
-        to = {COLOR: COLORS, MATERIAL: MATERIALS}.get(change)
-        places = (boxes[k][row] if is_visible[k][row] else None for k in range(2))
+        slot = row, int(triples.changed[row])  # an index into the tensors of `scenes`
+        new_values = {COLOR: COLORS, MATERIAL: MATERIALS}.get(change)
+        changed_boxes = (boxes[k][row] if is_visible[k][row] else None for k in range(2))
         scene = {
-            "boxes": dict(zip(("before", "after"), places)),
+            "boxes": dict(zip(("before", "after"), changed_boxes)),
             "viewpoint_iou": round(change_iou[row], 4),
             "viewpoint_iou_distractor": round(distractor_iou[row], 4),
             "changed": {
@@ -111,9 +116,9 @@ def _write_chunk(folder: Path, settings: Settings, start: int) -> list[dict[str,
                 "color": COLORS[scenes.color[slot]],
                 "material": MATERIALS[scenes.material[slot]],
                 "shape": SHAPES[scenes.shape[slot]],
-                "to": to[int(triples.new_value[row])] if to else None,
+                "to": new_values[int(triples.new_value[row])] if new_values else None,
             },
         }
         kind = CHANGES[change]
-        described.append({"change": kind, "captions": change_captions, "no_change": no_change_captions, "scene": scene})
-    return described[:count]
+        metadata.append({"change": kind, "captions": change_captions, "no_change": no_change_captions, "scene": scene})
+    return metadata[:count]

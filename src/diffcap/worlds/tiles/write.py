@@ -27,15 +27,15 @@ import numpy.typing as npt
 
 from diffcap.records import SPLITS, write_text
 from diffcap.utils.errors import DiffcapError
-from diffcap.worlds.rendering import CHUNK, claim, draw_splits, render_chunks, write_image, write_lines
+from diffcap.worlds.rendering import CHUNK, claim_folder, render_chunks, sample_splits, write_image, write_lines
 from diffcap.worlds.tiles.captions import write_captions
 from diffcap.worlds.tiles.changes import CHANGES, Pair, sample_pair
 from diffcap.worlds.tiles.render import TEXTURES, Date, change_mask, draw_ground, render, sample_dates, to_image
 from diffcap.worlds.tiles.scenes import SIZE
 
 RENDERER_VERSION = 1  # version of the images and captions: increase it if a code change alters them for the same seed
-KINDS = 2 * len(CHANGES)  # of pairs: each change, and no change in a scene that is drawn for it
-_FILES = ("facts.json", "LevirCCcaptions.json")
+KINDS = 2 * len(CHANGES)  # number of kinds of pairs: each change, and no change in a scene that is sampled for it
+_LAST_FILES = ("facts.json", "LevirCCcaptions.json")
 
 
 @dataclass(frozen=True)
@@ -67,19 +67,20 @@ def write_tiles(
         raise DiffcapError(f"tiles: jitter must lie in 0 to 1, not {jitter:g}; fix it.")
     settings = Settings(pairs, seed, float(jitter))
     folder = Path(folder)
-    if claim(folder, settings, _FILES, "tiles"):
+    if claim_folder(folder, settings, _LAST_FILES, "tiles"):
         return
     for name in SPLITS:
         for kind in ("A", "B", "label"):
             (folder / "images" / name / kind).mkdir(parents=True, exist_ok=True)
-    with render_chunks(_write_chunk, folder, settings, pairs, workers, "pairs") as found:
-        rows = dict(zip(_names(pairs, seed), found))
+    with render_chunks(_write_chunk, folder, settings, pairs, workers, "pairs") as metadata:
+        rows = dict(zip(_names(pairs, seed), metadata))
         names = sorted(rows, key=lambda name: (SPLITS.index(name.partition("_")[0]), name))
         write_lines(folder / "facts.json", {name: rows[name]["entry"] for name in names})
         images = []
         for index, name in enumerate(names):  # with the keys of the released file in their order
             split, captions = name.partition("_")[0], rows[name]["captions"]
-            ids = list(range(index * len(captions), (index + 1) * len(captions)))
+            first_id = index * len(captions)
+            ids = list(range(first_id, first_id + len(captions)))
             sentences = [
                 {"tokens": caption.split(), "raw": f" {caption} .", "imgid": index, "sentid": id}
                 for caption, id in zip(captions, ids)
@@ -102,55 +103,59 @@ class Rendered:
 
 
 def appearance(number: int, seed: int, jitter: float) -> tuple[tuple[Date, Date], tuple[int, int]]:
-    """The dates of pair 0, 1, ... of a seed, and the start of its textures; see `render.render`."""
+    """Return the dates of pair 0, 1, ... of a seed, and the start of its textures; see `render.render`."""
     rng = random.Random(f"tiles dates {seed} {number}")
     dates = sample_dates(rng, jitter)
     return dates, (rng.randrange(TEXTURES), rng.randrange(TEXTURES))
 
 
 def render_pair(number: int, seed: int = 0, jitter: float = 1.0) -> Rendered:
-    """Draw pair 0, 1, ... of a seed, with its images and captions; see `write_tiles`."""
+    """Render pair 0, 1, ... of a seed, and write its captions; see `write_tiles`."""
     pair = sample_pair(number, seed)
     dates, texture = appearance(number, seed, jitter)
     ground = draw_ground(pair.before)
     before = render(pair.before, dates[0], texture, ground)
     after = render(pair.after, dates[1], texture, ground if pair.change is None else None)
     mask = change_mask(pair.change, pair.after)
-    shown = None if pair.change is None else 0 if pair.change.in_before else 1
-    boxes = {name: _box(mask, dates[k]) if k == shown else None for k, name in enumerate(("before", "after"))}
+    boxes: dict[str, list[int] | None] = {"before": None, "after": None}
+    if pair.change is not None and pair.change.in_before:
+        boxes["before"] = _box(mask, dates[0])
+    elif pair.change is not None:
+        boxes["after"] = _box(mask, dates[1])
     captions = write_captions(random.Random(f"tiles captions {seed} {number}"), pair.change)
     return Rendered(pair, (before, after), mask, boxes, captions)
 
 
 def _box(mask: npt.NDArray[np.uint8], date: Date) -> list[int]:
-    """The box of a mask's pixels in the image of a date."""
+    """Return the box of a mask's pixels in the image of a date."""
     y, x = np.nonzero(mask)
     x0, y0, x1, y1 = x.min(), y.min(), x.max() + 1, y.max() + 1
     corners = [to_image((float(a), float(b)), date) for a in (x0, x1) for b in (y0, y1)]
-    low, high = np.floor(np.min(corners, 0) + 1e-6), np.ceil(np.max(corners, 0) - 1e-6)
+    low = np.floor(np.min(corners, 0) + 1e-6)
+    high = np.ceil(np.max(corners, 0) - 1e-6)
     return [int(min(SIZE, max(0, value))) for value in (*low, *high)]
 
 
 def _write_chunk(folder: Path, settings: Settings, start: int) -> list[dict[str, Any]]:
     rows = []
     for number in range(start, min(start + CHUNK, settings.pairs)):
-        found = render_pair(number, settings.seed, settings.jitter)
+        rendered = render_pair(number, settings.seed, settings.jitter)
         name = _names(settings.pairs, settings.seed)[number]
         split_name = name.partition("_")[0]
-        for kind, image in zip(("A", "B", "label"), (*found.images, found.mask)):
+        for kind, image in zip(("A", "B", "label"), (*rendered.images, rendered.mask)):
             write_image(folder, f"images/{split_name}/{kind}/{name}.png", image, noisy=kind != "label")
-        change = found.pair.change
-        entry: dict[str, Any] = {"change_type": None if change is None else change.kind, "boxes": found.boxes}
+        change = rendered.pair.change
+        entry: dict[str, Any] = {"change_type": None if change is None else change.kind, "boxes": rendered.boxes}
         if change is not None:
             entry["facts"] = change.facts()
-        rows.append({"captions": found.captions, "entry": entry})
+        rows.append({"captions": rendered.captions, "entry": entry})
     return rows
 
 
 @cache
 def _names(pairs: int, seed: int) -> list[str]:
-    """The name of each pair, "train_000001"; every split is numbered from 1 on."""
-    kinds = {kind: list(range(kind, pairs, KINDS)) for kind in range(KINDS)}
-    splits = draw_splits(kinds, f"tiles splits {seed}", lambda count: math.floor(count + 0.5))
+    """Return the name of each pair, "train_000001"; every split is numbered from 1 on."""
+    pairs_of_kind = {kind: list(range(kind, pairs, KINDS)) for kind in range(KINDS)}
+    splits = sample_splits(pairs_of_kind, f"tiles splits {seed}", lambda count: math.floor(count + 0.5))
     names = {number: f"{name}_{place:06d}" for name in SPLITS for place, number in enumerate(splits[name], 1)}
     return [names[number] for number in range(pairs)]

@@ -7,18 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from diffcap.features import blocks_backbone as backbone
-from diffcap.features.blocks_backbone import (
-    CELL,
-    COLORS,
-    COLUMNS,
-    HEIGHT,
-    MARGIN,
-    MATERIALS,
-    ROWS,
-    SHAPES,
-    SIZES,
-    WIDTH,
-)
+from diffcap.features.blocks_backbone import CELL, COLORS, COLUMNS, HEIGHT, MATERIALS, ROWS, SHAPES, SIZES, WIDTH
 from diffcap.features.weights import fuse_batch_norms
 from diffcap.models.clip import networks_folder
 from diffcap.worlds.blocks.captions import LEXICON, describe
@@ -27,7 +16,7 @@ from diffcap.worlds.blocks.render import render
 from diffcap.worlds.blocks.scenes import sample_triples
 from diffcap.worlds.training.shipped import HELD_OUT, Batch, ClipTraining, ShippedTraining, backbone_state, standardise_
 
-BLOCK = 8  # pixels of a block of the auxiliary dense prediction
+BLOCK = 8  # width and height in pixels of a block of the auxiliary dense prediction
 DENSE = (COLORS + 1, SHAPES + 1, MATERIALS + 1, SIZES + 1)  # class 0 is the ground
 MIN_PIXELS = 12  # visible pixels of an object that a sentence may mention
 
@@ -42,16 +31,18 @@ class Targets:
     objects: Tensor  # (B, 4, 6) int64, number of objects in each cell
 
 
-def targets_of(scenes: Scenes, slots: Tensor) -> Targets:
-    """Training targets from B scenes and the slot of the object visible in each pixel, (B, 96, 128), -1 for ground."""
+def make_targets(scenes: Scenes, slots: Tensor) -> Targets:
+    """Return the targets of B scenes; `slots`, (B, 96, 128): the slot of the object visible in each pixel, -1 for ground."""
     batch, slot_count = scenes.color.shape
     masks = F.one_hot(slots + 1, slot_count + 1)[..., 1:].permute(0, 3, 1, 2).float()  # (B, N, 96, 128)
     pixels = masks.flatten(2).sum(2)  # (B, N)
     is_visible = pixels > 0
     x = (masks.sum(2) * (torch.arange(WIDTH) + 0.5)).sum(2) / pixels.clamp(min=1)  # (B, N), pixels
     y = (masks.sum(3) * (torch.arange(HEIGHT) + 0.5)).sum(2) / pixels.clamp(min=1)
-    column, row = ((x + MARGIN) / CELL).long(), (y / CELL).long()
+    column, row = ((x + backbone.MARGIN) / CELL).long(), (y / CELL).long()
 
+    ninth_row = ((y / CELL % 1) * 3).long()  # third of the cell's height in which the object's centre lies
+    ninth_column = (((x + backbone.MARGIN) / CELL % 1) * 3).long()
     color, shape, material, size = scenes.color, scenes.shape, scenes.material, scenes.size
     classes = {
         "color": color,
@@ -62,7 +53,7 @@ def targets_of(scenes: Scenes, slots: Tensor) -> Targets:
         "color_material": color * MATERIALS + material,
         "color_size": color * SIZES + size,
         "solid": (shape * MATERIALS + material) * SIZES + size,
-        "ninth": ((y / CELL % 1) * 3).long() * 3 + (((x + MARGIN) / CELL % 1) * 3).long(),
+        "ninth": ninth_row * 3 + ninth_column,
     }
     image, slot = is_visible.nonzero(as_tuple=True)
     cell = (row * COLUMNS + column)[image, slot]
@@ -71,9 +62,10 @@ def targets_of(scenes: Scenes, slots: Tensor) -> Targets:
         group = torch.zeros(batch, backbone.GROUPS[name], ROWS * COLUMNS)
         group[image, values[image, slot], cell] = 1
         groups.append(group)
-    padded = F.pad(masks, (MARGIN, MARGIN))
+    padded = F.pad(masks, (backbone.MARGIN, backbone.MARGIN))
     area = F.avg_pool2d(padded, CELL).flatten(2)  # (B, N, 24), fraction of each cell that an object covers
-    groups.append(torch.zeros(batch, COLORS, ROWS * COLUMNS).scatter_add_(1, color[..., None].expand_as(area), area))
+    color_area = torch.zeros(batch, COLORS, ROWS * COLUMNS)
+    groups.append(color_area.scatter_add_(1, color[..., None].expand_as(area), area))
     probabilities = torch.cat(groups, 1).view(batch, -1, ROWS, COLUMNS)
 
     # If a cell has two objects of one color, the position is that of the larger one, which is written last.
@@ -87,8 +79,8 @@ def targets_of(scenes: Scenes, slots: Tensor) -> Targets:
 
     centres = slots[:, BLOCK // 2 :: BLOCK, BLOCK // 2 :: BLOCK]  # (B, 12, 16)
     index = centres.clamp(min=0).flatten(1)
-    found = [values.gather(1, index).view_as(centres) + 1 for values in (color, shape, material, size)]
-    dense = torch.stack(found, 1) * (centres >= 0)[:, None]
+    centre_classes = [values.gather(1, index).view_as(centres) + 1 for values in (color, shape, material, size)]
+    dense = torch.stack(centre_classes, 1) * (centres >= 0)[:, None]
     return Targets(probabilities, positions.view(batch, -1, ROWS, COLUMNS), dense, objects.view(batch, ROWS, COLUMNS))
 
 
@@ -117,7 +109,7 @@ class BlocksBackbone(ShippedTraining):
         """(count, 3, 96, 128) preprocessed before images, and their targets."""
         scenes = sample_triples(range(first, first + count), seed, jitter).before
         images, slots = render(scenes, (WIDTH, HEIGHT))
-        return backbone.PREPROCESSING.normalize(images.float()), targets_of(scenes, slots)
+        return backbone.PREPROCESSING.normalize(images.float()), make_targets(scenes, slots)
 
     def training_step(self, batch: tuple[Tensor, Targets], batch_idx: int) -> Tensor:
         """Sum of the cross-entropy of all attribute groups, the position error of objects, and the dense task."""
@@ -134,27 +126,27 @@ class BlocksBackbone(ShippedTraining):
         return loss
 
     def finish(self, images: int, seed: int, jitter: float) -> tuple[dict[str, Tensor], dict[str, float]]:
-        """Score: the share of the cells with one object whose color, shape, material and size are all predicted right."""
+        """Score: of the cells with one object, the share whose color, shape, material and size are all predicted right."""
         network = fuse_batch_norms(self.network)
         count = min(2000, images)
         scaled = self.held_out(count, seed, jitter, HELD_OUT - count)  # other scenes than those of the score
         standardise_(network, [network.values(*network.raw(network.blocks(batch))) for batch, _ in scaled])
-        found, sizes = [], list(backbone.GROUPS.values())
+        is_right, group_sizes = [], list(backbone.GROUPS.values())
         for batch, targets in self.held_out(images, seed, jitter):
             predicted, _ = network.raw(network.blocks(batch))
-            groups = zip(predicted.split(sizes, 1), targets.probabilities.split(sizes, 1))
+            groups = zip(predicted.split(group_sizes, 1), targets.probabilities.split(group_sizes, 1))
             right = torch.stack([logits.argmax(1) == truth.argmax(1) for logits, truth in groups])
-            found.append(right[:4].all(0)[targets.objects == 1])
-        return backbone_state(network), {"all four": round(torch.cat(found).double().mean().item(), 4)}
+            is_right.append(right[:4].all(0)[targets.objects == 1])
+        return backbone_state(network), {"all four": round(torch.cat(is_right).double().mean().item(), 4)}
 
 
 def dense_loss(logits: Tensor, classes: Tensor) -> Tensor:
     """Sum of the cross-entropies of color, shape, material and size; logits (B, sum of `DENSE`, 12, 16), classes `Targets.dense`."""
     # Objects cover about a tenth of the blocks, so ground has a tenth of their weight.
-    losses = [
-        F.cross_entropy(part, classes[:, task], part.new_tensor([0.1] + [1.0] * (part.shape[1] - 1)))
-        for task, part in enumerate(logits.split(DENSE, dim=1))
-    ]
+    losses = []
+    for task_index, task_logits in enumerate(logits.split(DENSE, dim=1)):
+        class_weights = task_logits.new_tensor([0.1] + [1.0] * (task_logits.shape[1] - 1))
+        losses.append(F.cross_entropy(task_logits, classes[:, task_index], class_weights))
     return torch.stack(losses).sum()
 
 
@@ -173,14 +165,14 @@ class BlocksClip(ClipTraining):
         images, slots = render(scenes, (WIDTH, HEIGHT))
         pixels = torch.stack([(slots == slot).flatten(1).sum(1) for slot in range(scenes.size.shape[1])], 1)
         sentences = describe(scenes, pixels >= MIN_PIXELS, range(first, first + count), seed)
-        return images, sentences, targets_of(scenes, slots).dense
+        return images, sentences, make_targets(scenes, slots).dense
 
     def dense_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Logits (B, sum of `DENSE`, 12, 16)."""
         return dense_loss(logits, targets)
 
     def dense_counts(self, logits: Tensor, targets: Tensor) -> tuple[int, int]:
-        """Blocks of 8 x 8 pixels that show an object: a block is right if all four predictions are."""
+        """Count the blocks of 8 x 8 pixels that show an object; a block is right if all four predictions are."""
         predicted = torch.stack([part.argmax(1) for part in logits.split(DENSE, 1)], 1)
         is_object = targets[:, 0] > 0
         return int((predicted == targets).all(1)[is_object].sum()), int(is_object.sum())

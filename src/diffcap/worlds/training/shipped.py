@@ -20,16 +20,15 @@ from diffcap.models.clip import PairTower, TextTower, build_clip, clamp_logit_sc
 from diffcap.text.vocabularies import build_clip_vocabulary
 from diffcap.utils.files import atomic_write
 
-HELD_OUT = 1 << 40  # scenes from this number on are not used in training
-Batch = tuple[
-    Tensor, list[str], Any
-]  # of CLIP: images (B, 3, h, w) uint8, a sentence for each, targets of the dense task
+HELD_OUT = 1 << 40  # scenes with this index or a higher one are not used in training
+# A batch of CLIP: images (B, 3, h, w) uint8, a sentence for each image, targets of the dense task.
+Batch = tuple[Tensor, list[str], Any]
 
 
 class ShippedTraining(pl.LightningModule, ABC):
     """Training of one network."""
 
-    path: ClassVar[Path]  # of the weights in the package
+    path: ClassVar[Path]  # path of the weights in the package
 
     def __init__(self, lr: float, steps: int) -> None:
         super().__init__()
@@ -46,7 +45,7 @@ class ShippedTraining(pl.LightningModule, ABC):
         """Return the state dict to write, and scores on a number of held-out scenes."""
 
     def held_out(self, images: int, seed: int, jitter: float, first: int = HELD_OUT) -> Iterator[Any]:
-        """Batches of up to 50 scenes that training does not use."""
+        """Yield batches of up to 50 scenes that training does not use."""
         for start in range(0, images, 50):
             yield self.make(first + start, min(50, images - start), seed, jitter)
 
@@ -70,9 +69,9 @@ class ClipTraining(ShippedTraining):
     """
 
     network: ClassVar[str]  # name of the open_clip configuration
-    words_used: ClassVar[Iterable[str]]  # in the sentences
-    dense_classes: ClassVar[int]  # C, logits of the dense task at each place
-    dense_places: ClassVar[int]  # places along each side of a patch
+    words_used: ClassVar[Iterable[str]]  # words of the sentences
+    dense_classes: ClassVar[int]  # C, number of logits of the dense task at each place
+    dense_places: ClassVar[int]  # number of places along each side of a patch
 
     def __init__(self, lr: float = 1e-3, steps: int = 3500, dense_weight: float = 1.0) -> None:
         super().__init__(lr, steps)
@@ -85,29 +84,29 @@ class ClipTraining(ShippedTraining):
 
     @abstractmethod
     def dense_loss(self, logits: Tensor, targets: Any) -> Tensor:
-        """Loss of the dense task, logits (B, C, rows, columns)."""
+        """Return the loss of the dense task from logits (B, C, rows, columns)."""
 
     @abstractmethod
     def dense_counts(self, logits: Tensor, targets: Any) -> tuple[int, int]:
-        """How many predictions of the dense task are right, and how many are counted."""
+        """Return how many predictions of the dense task are right, and how many are counted."""
 
     def tokens(self, images: Tensor) -> Tensor:
-        """Images (B, 3, h, w) uint8 to tokens (B, 1 + N, E)."""
+        """Encode images (B, 3, h, w) uint8 as tokens (B, 1 + N, E)."""
         return self.images.project(self.images.encode_single(self.images.normalize(images)))
 
     def text(self, sentences: list[str]) -> Tensor:
-        """B sentences to (B, E)."""
+        """Encode B sentences as (B, E)."""
         length = len(self.words.positional_embedding)
         rows = [torch.tensor(self.vocabulary.encode(sentence, length)) for sentence in sentences]
         return self.words(nn.utils.rnn.pad_sequence(rows, True, self.vocabulary.pad).to(self.device))
 
     def dense(self, tokens: Tensor) -> Tensor:
-        """Tokens (B, 1 + N, E) to logits of the dense task, (B, C, rows, columns)."""
+        """Compute the logits of the dense task, (B, C, rows, columns), from tokens (B, 1 + N, E)."""
         patches = self.dense_head(tokens[:, 1:]).transpose(1, 2)
         return self.unfold(patches.unflatten(2, self.images.grid))
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """The sum of the contrastive loss and the weighted loss of the dense task."""
+        """Return the sum of the contrastive loss and the weighted loss of the dense task."""
         images, sentences, targets = batch
         tokens = self.tokens(images)
         contrast = pair_text_contrastive_loss(self.text(sentences), tokens[:, 0], self.clip.logit_scale.exp()).mean()
@@ -121,12 +120,12 @@ class ClipTraining(ShippedTraining):
         clamp_logit_scale_(self.clip.logit_scale)
 
     def measure(self, images: int, seed: int, jitter: float) -> dict[str, float]:
-        """R@1 between sentences and images of held-out scenes, and the accuracy of the dense task."""
+        """Measure R@1 between sentences and images of held-out scenes, and the accuracy of the dense task."""
         metric = PairRetrieval()
         right = total = start = 0
         for batch, sentences, targets in self.held_out(images, seed, jitter):
-            tokens, numbers = self.tokens(batch), torch.arange(start, start + len(batch))
-            metric.update(tokens[:, 0], numbers, self.text(sentences), numbers, numbers)
+            tokens, scene_ids = self.tokens(batch), torch.arange(start, start + len(batch))
+            metric.update(tokens[:, 0], scene_ids, self.text(sentences), scene_ids, scene_ids)
             batch_right, batch_total = self.dense_counts(self.dense(tokens), targets)
             right += batch_right
             total += batch_total
@@ -135,7 +134,7 @@ class ClipTraining(ShippedTraining):
         return {name: round(value, 4) for name, value in {**scores, "dense": right / max(1, total)}.items()}
 
     def finish(self, images: int, seed: int, jitter: float) -> tuple[dict[str, Tensor], dict[str, float]]:
-        """Weights in float16 under open_clip's names, and the token ids of the word vectors; see `measure`."""
+        """Return weights in float16 under open_clip's names with the token ids of the word vectors, and scores (`measure`)."""
         state = {name: value.half() for name, value in self.clip.state_dict().items()}
         self.clip.load_state_dict({name: value.float() for name, value in state.items()})  # measure the rounded weights
         state["token_ids"] = torch.tensor(self.vocabulary.clip_ids)
@@ -147,9 +146,9 @@ class RenderedScenes(pl.LightningDataModule):
 
     Args:
         batch_size: images per step.
-        batches: steps per epoch; an interrupted run continues from the last complete epoch.
-        seed: of the scenes.
-        jitter: of the images, as in `make data`.
+        batches: number of steps per epoch; an interrupted run continues from the last complete epoch.
+        seed: seed of the scenes.
+        jitter: strength of the differences between images, as in `make data`.
         num_workers: worker processes that render.
     """
 
@@ -161,23 +160,23 @@ class RenderedScenes(pl.LightningDataModule):
         self.num_workers = num_workers
 
     def train_dataloader(self) -> DataLoader[Any]:
-        """The scenes of the current epoch; a resumed run gets the same ones as an uninterrupted run."""
+        """Return the scenes of the current epoch; a resumed run gets the same ones as an uninterrupted run."""
         assert self.trainer is not None
         training: Any = self.trainer.lightning_module
         start = self.trainer.current_epoch * self.batches
-        numbers: Any = range(start, start + self.batches)
+        batch_indices: Any = range(start, start + self.batches)
         return DataLoader(
-            numbers,
+            batch_indices,
             batch_size=None,
-            collate_fn=partial(_make, training.make, self.batch_size, self.seed, self.jitter),
+            collate_fn=partial(_render_batch, training.make, self.batch_size, self.seed, self.jitter),
             num_workers=self.num_workers,
             prefetch_factor=4 if self.num_workers else None,
         )
 
 
-def _make(make: Callable[[int, int, int, float], Any], size: int, seed: int, jitter: float, number: int) -> Any:
-    """Render a batch, when it is asked for."""
-    return make(number * size, size, seed, jitter)
+def _render_batch(make: Callable[..., Any], batch_size: int, seed: int, jitter: float, batch_index: int) -> Any:
+    """Render a batch."""
+    return make(batch_index * batch_size, batch_size, seed, jitter)
 
 
 def standardise_(network: nn.Module, values: list[Tensor]) -> None:
@@ -188,12 +187,12 @@ def standardise_(network: nn.Module, values: list[Tensor]) -> None:
 
 
 def backbone_state(network: nn.Module) -> dict[str, Tensor]:
-    """Weights in float16, the scaling in float32."""
+    """Return the weights in float16, and the scaling in float32."""
     return {name: value if name in ("mean", "scale") else value.half() for name, value in network.state_dict().items()}
 
 
-def train_and_ship(name: str, model: type[ShippedTraining], words: list[str]) -> None:
-    """Train or resume in runs/embedded/<name>, evaluate, and write the weights with their provenance; `words`: the options."""
+def train_and_ship(name: str, model: type[ShippedTraining], command_options: list[str]) -> None:
+    """Train or resume in runs/embedded/<name>, evaluate, and write the weights with their provenance."""
     from lightning.pytorch.callbacks import ModelCheckpoint
     from safetensors.torch import save_file
 
@@ -210,7 +209,7 @@ def train_and_ship(name: str, model: type[ShippedTraining], words: list[str]) ->
     cli = ShippedCLI(
         model,
         RenderedScenes,
-        args=words,
+        args=command_options,
         trainer_defaults={
             "accelerator": "auto",
             "devices": 1,
