@@ -1,4 +1,4 @@
-"""Reading and checks that several readers use; each error message says where the problem is."""
+"""Reading and checks that several readers use."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
@@ -10,12 +10,12 @@ from diffcap.utils.files import url_of
 
 
 def first_file(folder: Path, *names: str) -> Path:
-    """The first of these files that is in a folder; the first name if none is."""
+    """Return the first of these files that is in a folder, or the path of the first name if none is."""
     return next((folder / name for name in names if (folder / name).is_file()), folder / names[0])
 
 
 def read_object(path: Path, what: str, remedy: str = "fetch it again") -> dict[str, Any]:
-    """Content of a JSON file that is an object; `what` it has and the remedy are for messages."""
+    """Read a JSON file that is an object; `what` (its content) and the remedy are for messages."""
     value = read_json(path, what, remedy)
     if not isinstance(value, dict):
         raise DiffcapError(f"{path}: expected a JSON object, found {type(value).__name__}; fetch it again.")
@@ -34,10 +34,10 @@ def read_entries(path: Path, what: str, remedy: str) -> Iterator[tuple[str, dict
 
 
 def default_ids(images: Sequence[Sequence[str]]) -> list[str]:
-    """The ids of the pairs of a file that have none of their own, from the paths of both images.
+    """Make the ids of the pairs of a file without ids, from the paths of both images.
 
-    They all have the same form, the first of these that gives every pair another id: the file name of the image before without
-    its suffix; its path without suffix; both file names without suffix, joined by "-"; the number of the pair, with six digits.
+    All ids have the same form, the first of these whose ids are distinct: the file name of the before image without suffix; its path
+    without suffix; both file names without suffix, joined by "-"; the number of the pair, with six digits.
 
     Example:
         >>> default_ids([("1.jpg", "2.jpg"), ("1.jpg", "3.jpg")])
@@ -56,7 +56,7 @@ def default_ids(images: Sequence[Sequence[str]]) -> list[str]:
 
 
 def text_of(row: dict[str, Any], key: str, where: str) -> str:
-    """The value of a key, which must be a string with a visible character."""
+    """Return the value of a key, which must be a string with a visible character."""
     value = row.get(key)
     if not isinstance(value, str) or is_blank(value):
         found = f"{value!r:.60}" if key in row else "nothing"
@@ -65,14 +65,14 @@ def text_of(row: dict[str, Any], key: str, where: str) -> str:
 
 
 def sentences(value: object, where: str, key: str) -> list[str]:
-    """The value of a key, which must be a list of strings; `where` is the file, and the line or entry."""
+    """Return the value of a key, which must be a list of strings; `where` is the file, and the line or entry."""
     if not isinstance(value, list) or not all(isinstance(sentence, str) for sentence in value):
         raise DiffcapError(f'{where}: "{key}" must be a list of sentences, found {value!r:.60}; fix it.')
     return value
 
 
 def token_captions(value: object, where: str, key: str) -> list[str]:
-    """Captions from IDC-PCL's format: one caption as a list of words, or several as a list of such lists."""
+    """Return captions from IDC-PCL's format: one caption as a list of words, or several as a list of such lists."""
     captions: list[Any] = value if isinstance(value, list) and value else [None]
     if isinstance(captions[0], str):
         captions = [captions]
@@ -110,7 +110,7 @@ def check_inside(path: str, where: str) -> None:
 
 
 def numbered_lines(path: Path, remedy: str = "fetch it again") -> list[tuple[str, str]]:
-    """("<path>, line <number>", stripped text) of every line that is not blank."""
+    """Return ("<path>, line <number>", stripped text) of every line that is not blank."""
     if not path.is_file():
         raise DiffcapError(f"{path}: no such list; {remedy}.")
     try:

@@ -120,9 +120,8 @@ def _read_lines(folder: Path, change_types: dict[str, str]) -> list[ChangePair]:
     pairs: list[ChangePair] = []
     seen: dict[str, str] = {}
     for split in SPLITS:
-        for where, row in read_json_lines(
-            folder / f"{split}.json", "annotations", "put train.json, val.json and test.json here"
-        ):
+        path = folder / f"{split}.json"
+        for where, row in read_json_lines(path, "annotations", "put train.json, val.json and test.json here"):
             first, second = (_NAME.fullmatch(str(row.get(key))) for key in ("img1", "img2"))
             is_pair = first and second and first[1] == "default" != second[1] and int(first[2]) == int(second[2])
             if not first or not second or not is_pair:
@@ -141,16 +140,14 @@ def _read_lines(folder: Path, change_types: dict[str, str]) -> list[ChangePair]:
     return pairs
 
 
-_FORMS = {
-    "captions.json": ("bef", "aft"),
-    "change_captions.json": ("images", "sc_images"),
-}  # file of captions -> folders of images
+# File of captions -> folders of the before and after images.
+_DC_FOLDERS = {"captions.json": ("bef", "aft"), "change_captions.json": ("images", "sc_images")}
 _DC_REMEDY = "put captions.json and split.json, or the authors' renamed files change_captions.json and splits.json, into this folder"
 
 _COLORS = frozenset(("gray", "grey", "red", "blue", "green", "brown", "purple", "cyan", "yellow", "color", "colour"))
 _MATERIALS = frozenset(("rubber", "matte", "metal", "metallic", "shiny", "material", "texture"))
-# Describes an object by another one, not a change.
-_LIKE = re.compile(r"\b(?:the )?same (?:size|shape|colou?r|material|texture)\b")
+# "the same size" and the like compare one object with another, and describe no change.
+_SAME_ATTRIBUTE = re.compile(r"\b(?:the )?same (?:size|shape|colou?r|material|texture)\b")
 _PLACE = "(?:position|location|place|spot)"
 # (change type, pattern); the first pattern that matches counts. The order matters: "moved to a new position" is not "add",
 # "no longer in its place" is not "drop", "no longer" is not "none".
@@ -172,7 +169,9 @@ _PATTERNS = (
     ("add", r"\b(?:added|appeared|appears|new|newly|introduced)\b"),
     ("move", rf"\b{_PLACE}\b"),
 )
-_TURN = frozenset(("turned", "became", "changed", "becomes", "turns", "now"))  # verbs of a change of color or material
+_CHANGE_VERBS = frozenset(
+    ("turned", "became", "changed", "becomes", "turns", "now")
+)  # verbs of a change of color or material
 
 
 def read_clevr_dc(folder: Path) -> list[ChangePair]:
@@ -187,11 +186,11 @@ def read_clevr_dc(folder: Path) -> list[ChangePair]:
     The files mark neither the pairs without change, a sixth, nor the change types. Both are derived from the captions of a pair by
     majority vote. A pair whose captions disagree, or name no change, has no type.
     """
-    found = [name for name in _FORMS if (folder / name).is_file()]
+    found = [name for name in _DC_FOLDERS if (folder / name).is_file()]
     if len(found) != 1:
         fault = "has both captions.json and change_captions.json" if found else "no captions.json there"
         raise DiffcapError(f"{folder}: {fault}; {_DC_REMEDY}.")
-    path, folders = folder / found[0], _FORMS[found[0]]
+    path, folders = folder / found[0], _DC_FOLDERS[found[0]]
     captions: dict[int, list[str]] = {}
     for key, value in read_object(path, "captions", _DC_REMEDY).items():
         digits = re.fullmatch(r"(\d{1,9})(?:\.png)?", key)
@@ -218,7 +217,7 @@ def read_clevr_dc(folder: Path) -> list[ChangePair]:
 
 
 def change_type(captions: Sequence[str]) -> str | None:
-    """The change type that most captions name.
+    """Return the change type that most captions name.
 
     "color", "material", "add", "drop", "move", or "none" for no change. None if no caption names a type, or two types have
     equally many captions.
@@ -229,18 +228,18 @@ def change_type(captions: Sequence[str]) -> str | None:
 
 
 def _type_of_sentence(sentence: str) -> str | None:
-    text = _LIKE.sub("", sentence.lower())
+    text = _SAME_ATTRIBUTE.sub("", sentence.lower())
     for kind, pattern in _PATTERNS:
         if re.search(pattern, text):
             return kind
     tokens = re.findall("[a-z]+", text)
-    if not _TURN.intersection(tokens):
+    if not _CHANGE_VERBS.intersection(tokens):
         return None
     return "color" if tokens[-1] in _COLORS else "material" if tokens[-1] in _MATERIALS else None
 
 
 def _images(folder: Path, name: str) -> dict[int, str]:
-    """Number -> path relative to `folder`, of the images that exist."""
+    """Return number -> path relative to `folder`, of the images that exist."""
     found: dict[int, str] = {}
     for path in sorted((folder / name).iterdir()) if (folder / name).is_dir() else ():
         number = re.fullmatch(r"(?:.*\D)?(\d+)\.(?:png|jpe?g)", path.name, re.IGNORECASE)
@@ -255,7 +254,7 @@ def _images(folder: Path, name: str) -> dict[int, str]:
 
 
 def clevr_dc_notes(pairs: list[ChangePair]) -> list[str]:
-    """How the types were derived, and the number of pairs without one."""
+    """Return how the types were derived, and the number of pairs without one."""
     without_type = [pair.id for pair in pairs if pair.change_type is None and not pair.is_distractor]
     remarks = ["change types and distractors are derived from the captions; the files do not have them"]
     if without_type:

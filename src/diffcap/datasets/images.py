@@ -15,14 +15,13 @@ from diffcap.records import RANGES, ChangePair, read_json, write_text
 from diffcap.utils.errors import DiffcapError
 
 MISSING = "missing"
-Problem = tuple[
-    str, str
-]  # path relative to the dataset's root; "missing", or "broken: " and why the file cannot be decoded
-BATCH = 5000  # the cache is written after every batch, so that a killed check can be resumed
+# Path relative to the dataset's root; "missing", or "broken: " and the reason why the file cannot be decoded.
+Problem = tuple[str, str]
+BATCH = 5000  # images; the cache is written after every batch, so that a killed check can be resumed
 
 
 def image_paths(pairs: Iterable[ChangePair]) -> list[str]:
-    """The distinct image paths of the pairs, sorted."""
+    """Return the distinct image paths of the pairs, sorted."""
     return sorted({path for pair in pairs for path in pair.images})
 
 

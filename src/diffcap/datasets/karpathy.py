@@ -5,7 +5,7 @@
 
 * `split`: "train", "val" or "test"; "restval" counts as train. Without it, `filepath` is the split.
 * `filepath`: the folder of the images, see `Layout`; by default the split.
-* `sentences`: a caption is its `tokens` joined by blanks; without tokens, its `raw` text without blanks at both ends and
+* `sentences`: a caption is its `tokens` joined by spaces; without tokens, its `raw` text without spaces at both ends and
   without the final full stop.
 * `changeflag`: 1 if something has changed, 0 if not. Without it, the flag is derived from the captions
   (`diffcap.datasets.no_change`), and the manifest has `changeflag_derived`.
@@ -193,11 +193,13 @@ def _entry(row: Any, where: str, split: str, unchanged_if: Callable[[Iterable[bo
     if not isinstance(row, dict):
         raise DiffcapError(f"{where}: must be an object, found {row!r:.60}; {_FORM}.")
     name = text_of(row, "filename", where)
-    given = split or text_of(row, "split" if "split" in row or "filepath" not in row else "filepath", where)
-    folder = text_of(row, "filepath", where) if "filepath" in row else given
-    split = "train" if given == "restval" else given
+    split_name = split or text_of(row, "split" if "split" in row or "filepath" not in row else "filepath", where)
+    folder = text_of(row, "filepath", where) if "filepath" in row else split_name
+    split = "train" if split_name == "restval" else split_name
     if split not in SPLITS:
-        raise DiffcapError(f"{where}: unknown split {given!r:.60}; it must be one of {', '.join(SPLITS)}, restval.")
+        raise DiffcapError(
+            f"{where}: unknown split {split_name!r:.60}; it must be one of {', '.join(SPLITS)}, restval."
+        )
     rows = row.get("sentences")
     if not isinstance(rows, list):
         raise DiffcapError(f'{where}: "sentences" must be a list, found {rows!r:.60}; {_FORM}.')

@@ -1,4 +1,4 @@
-"""Captions that say that nothing has changed."""
+"""Captions which state that nothing has changed."""
 
 import re
 
@@ -100,7 +100,7 @@ CLEVR_CHANGE = (
 
 
 def plain(caption: str) -> str:
-    """A caption in lower case, with single blanks and without final full stops."""
+    """A caption in lower case, with single spaces and without final full stops."""
     return " ".join(caption.lower().split()).rstrip(" .")
 
 
@@ -108,7 +108,7 @@ def is_no_change(caption: str) -> bool:
     """Whether a caption says that nothing has changed, and nothing else.
 
     The whole caption must consist of such statements: those of the datasets above and of `blocks`, and common ones of other people.
-    Letter case, repeated blanks and final full stops do not count.
+    Letter case, repeated spaces and final full stops do not count.
 
     Example:
         >>> [is_no_change(text) for text in ("Nothing has changed in this area.", "nothing has changed except for a new road")]

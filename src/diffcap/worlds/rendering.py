@@ -1,7 +1,4 @@
-"""Write the folder of a rendered dataset in chunks.
-
-Several processes render; the files do not depend on their number. An interrupted run is resumed by the same call.
-"""
+"""Write the folder of a rendered dataset in chunks, on several processes; the same call resumes an interrupted run."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The ray caster of `blocks`: renders a batch of scenes to images, and returns the object at every pixel.
+"""The ray caster of `blocks`, which renders a batch of scenes, and returns the object at every pixel.
 
 Solids and shadows are only computed in their bounding rectangles. One ray is cast through the centre of each pixel, four more at edges.
 """
@@ -33,19 +33,20 @@ def render(scenes: Scenes, size: tuple[int, int] = (128, 96)) -> tuple[Tensor, T
     colors = torch.stack([channel.flatten() for channel in _ground(batch)])  # (3, pixels)
     inner = hits.where(~_at(edge, hits.sample))
     colors[:, inner.sample] = _shade(batch, inner)
-    fine = _candidates(batch, edge)
-    if len(fine.pair):
-        where, fine = _split_pixels(batch, fine, edge)
-        mixed = _at(colors, where).repeat_interleave(len(SUBPIXELS), 1)
-        close = _cast(batch, fine, mixed.shape[1])
-        mixed[:, close.sample] = _shade(batch, close)
-        a, b, c, d = mixed.view(3, -1, len(SUBPIXELS)).unbind(2)
-        colors[:, where] = 0.25 * (a + b + c + d)
+    edge_rays = _candidates(batch, edge)
+    if len(edge_rays.pair):
+        edge_pixels, subpixel_rays = _split_pixels(batch, edge_rays, edge)
+        subpixel_colors = _at(colors, edge_pixels).repeat_interleave(len(SUBPIXELS), 1)
+        subpixel_hits = _cast(batch, subpixel_rays, subpixel_colors.shape[1])
+        subpixel_colors[:, subpixel_hits.sample] = _shade(batch, subpixel_hits)
+        a, b, c, d = subpixel_colors.view(3, -1, len(SUBPIXELS)).unbind(2)
+        colors[:, edge_pixels] = 0.25 * (a + b + c + d)
 
-    image = (colors.clamp(0, 1) * 255 + 0.5).to(torch.uint8).view(3, -1, height, width).transpose(0, 1).contiguous()
-    index = torch.full((pixels,), -1, device=scenes.eye.device)
-    index[hits.sample] = _at(batch.slot, hits.pair)
-    return image, index.view(-1, height, width)
+    bytes_ = (colors.clamp(0, 1) * 255 + 0.5).to(torch.uint8)
+    images = bytes_.view(3, -1, height, width).transpose(0, 1).contiguous()
+    slots = torch.full((pixels,), -1, device=scenes.eye.device)
+    slots[hits.sample] = _at(batch.slot, hits.pair)
+    return images, slots.view(-1, height, width)
 
 
 def _at(values: Tensor, places: Tensor) -> Tensor:
@@ -135,7 +136,7 @@ def _tangents(size: tuple[int, int], column: Tensor, row: Tensor) -> tuple[Tenso
 
 
 def _fill(batch: _RayBatch, boxes: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Pair, column, row and sample, (n,) each, of all pixels of the pairs' boxes (P, 4): left, bottom, right, top, see `view_boxes`."""
+    """Return pair, column, row and sample, (n,) each, of all pixels of the pairs' boxes (P, 4), see `view_boxes`."""
     (width, height), (wide, high) = batch.size, half_view(batch.size)
     left, bottom, right, top = boxes.unbind(-1)
     left, right = (left / wide + 1) * (width / 2), (right / wide + 1) * (width / 2)
@@ -197,9 +198,10 @@ def _cast(batch: _RayBatch, rays: _Rays, samples: int) -> _Hits:
 
 
 def _edges(faces: Tensor) -> Tensor:
-    """(B, H, W) bool: pixels whose face differs from that of a horizontal or vertical neighbour."""
+    """Return (B, H, W) bool: pixels whose face differs from that of a horizontal or vertical neighbour."""
     edge = torch.zeros_like(faces, dtype=torch.bool)
-    across, down = faces[:, :, 1:] != faces[:, :, :-1], faces[:, 1:] != faces[:, :-1]
+    across = faces[:, :, 1:] != faces[:, :, :-1]
+    down = faces[:, 1:] != faces[:, :-1]
     edge[:, :, 1:] |= across
     edge[:, :, :-1] |= across
     edge[:, 1:] |= down
@@ -208,7 +210,7 @@ def _edges(faces: Tensor) -> Tensor:
 
 
 def _ground(batch: _RayBatch) -> list[Tensor]:
-    """Red, green and blue of the ground at every pixel, with shadows but without objects, (B, H, W) each."""
+    """Return red, green and blue of the ground at every pixel, with shadows but without objects, (B, H, W) each."""
     scenes, (width, height) = batch.scenes, batch.size
     device = scenes.eye.device
     u, v = _tangents(batch.size, torch.arange(width, device=device) + 0.5, torch.arange(height, device=device) + 0.5)
@@ -224,12 +226,15 @@ def _ground(batch: _RayBatch) -> list[Tensor]:
     light, dark = torch.ones_like(x).flatten(), torch.zeros_like(x).flatten()
     pair, _, _, sample = _fill(batch, _shadow_boxes(batch))
     for shape, start, end in batch.groups_of(pair):
-        one, here = pair[start:end], sample[start:end]
-        numbers, lamp = _at(batch.numbers, one), _lamp(batch, one)
-        px, py = _turn(_at(x.flatten(), here) - numbers[0], _at(y.flatten(), here) - numbers[1], numbers[4], numbers[5])
-        passes = key_visibility(shape, (px, py, torch.zeros_like(px)), lamp, numbers[2], numbers[3])
-        light.scatter_reduce_(0, here, passes, "amin")
-        dark.scatter_reduce_(0, here, solids.sky_occlusion(shape, px, py, numbers[2], numbers[3]), "amax")
+        shape_pair, shape_sample = pair[start:end], sample[start:end]
+        center_x, center_y, radius, half, cosine, sine = _at(batch.numbers, shape_pair)
+        dx = _at(x.flatten(), shape_sample) - center_x
+        dy = _at(y.flatten(), shape_sample) - center_y
+        px, py = _turn(dx, dy, cosine, sine)
+        point = (px, py, torch.zeros_like(px))
+        visibility = key_visibility(shape, point, _lamp(batch, shape_pair), radius, half)
+        light.scatter_reduce_(0, shape_sample, visibility, "amin")
+        dark.scatter_reduce_(0, shape_sample, solids.sky_occlusion(shape, px, py, radius, half), "amax")
     return solids.shade_ground(x, y, scenes.light_centers, scenes.intensity, light.view_as(x), 1 - dark.view_as(x))
 
 
@@ -238,14 +243,14 @@ def _turn(x: Tensor, y: Tensor, cosine: Tensor, sine: Tensor) -> tuple[Tensor, T
 
 
 def _lamp(batch: _RayBatch, pair: Tensor) -> Tensor:
-    """Unit vectors to the key light in the coordinate system of each pair's object."""
+    """Return unit vectors to the key light in the coordinate system of each pair's object."""
     x, y, z = batch.scenes.light[batch.picture].unbind(-1)
     x, y = _turn(x, y, batch.numbers[4], batch.numbers[5])
     return _at(torch.stack([x, y, z]), pair)
 
 
 def _shadow_boxes(batch: _RayBatch) -> Tensor:
-    """Bounding boxes (P, 4) of each object's shadow and ambient occlusion, as those of `view_boxes`."""
+    """Return bounding boxes (P, 4) of each object's shadow and ambient occlusion, in the form of `view_boxes`."""
     x, y, radius, half, *_ = batch.numbers
     light = batch.scenes.light[batch.picture]
     reach = 2 * half / light[:, 2]
@@ -260,7 +265,7 @@ def _shadow_boxes(batch: _RayBatch) -> Tensor:
 
 
 def _shade(batch: _RayBatch, hits: _Hits) -> Tensor:
-    """(3, n) colors of the hit points."""
+    """Return the (3, n) colors of the hit points."""
     scenes, pair = batch.scenes, hits.pair
     lamp = _lamp(batch, pair)
     x, y, z = hits.ray
@@ -271,13 +276,13 @@ def _shade(batch: _RayBatch, hits: _Hits) -> Tensor:
     metal = _at(scenes.material[batch.picture, batch.slot] == MATERIALS.index("metal"), pair)
     intensity = _at(scenes.intensity.T[:, batch.picture], pair)
     height = hits.point[2] + _at(batch.numbers[3], pair)
-    passes = _shadows_on(batch, hits, height)
-    return torch.stack(solids.shade_solids(hits.normal, view, lamp, intensity, paint, metal, passes, height))
+    visibility = _key_visibility_of(batch, hits, height)
+    return torch.stack(solids.shade_solids(hits.normal, view, lamp, intensity, paint, metal, visibility, height))
 
 
-def _shadows_on(batch: _RayBatch, hits: _Hits, height: Tensor) -> Tensor:
-    """(n,) fraction of the key light that the other objects do not block."""
-    passes = torch.ones_like(height)
+def _key_visibility_of(batch: _RayBatch, hits: _Hits, height: Tensor) -> Tensor:
+    """Return the (n,) fractions of the key light that the other objects do not block."""
+    visibility = torch.ones_like(height)
     x, y, radius, half, *_ = batch.numbers
     light = batch.scenes.light[batch.picture]
     reach = 2 * half / light[:, 2]
@@ -297,14 +302,17 @@ def _shadows_on(batch: _RayBatch, hits: _Hits, height: Tensor) -> Tensor:
     counts = torch.bincount(hits.pair, minlength=pairs)
     first = counts.cumsum(0) - counts
     for shape, start, end in zip(range(3), batch.ends, batch.ends[1:]):
-        mine = ((caster >= start) & (caster < end)).nonzero().flatten()
-        which, offset = _expand(counts[receiver[mine]])
-        to, by = _at(receiver[mine], which), _at(caster[mine], which)
-        here = _at(first, to) + offset
-        px, py = _at(hits.point[:2], here)
-        numbers, own = _at(batch.numbers, by), _at(batch.numbers, to)
-        px, py = px * own[4] - py * own[5] + own[0] - numbers[0], px * own[5] + py * own[4] + own[1] - numbers[1]
-        px, py = _turn(px, py, numbers[4], numbers[5])
-        value = key_visibility(shape, (px, py, _at(height, here)), _lamp(batch, by), numbers[2], numbers[3])
-        passes.scatter_reduce_(0, here, value, "amin")
-    return passes
+        of_shape = ((caster >= start) & (caster < end)).nonzero().flatten()
+        repeated, offset = _expand(counts[receiver[of_shape]])
+        hit_receiver, hit_caster = _at(receiver[of_shape], repeated), _at(caster[of_shape], repeated)
+        hit = _at(first, hit_receiver) + offset
+        px, py = _at(hits.point[:2], hit)
+        receiver_x, receiver_y, _, _, cosine, sine = _at(batch.numbers, hit_receiver)
+        caster_x, caster_y, caster_radius, caster_half, caster_cosine, caster_sine = _at(batch.numbers, hit_caster)
+        dx = px * cosine - py * sine + receiver_x - caster_x
+        dy = px * sine + py * cosine + receiver_y - caster_y
+        px, py = _turn(dx, dy, caster_cosine, caster_sine)
+        point = (px, py, _at(height, hit))
+        hit_visibility = key_visibility(shape, point, _lamp(batch, hit_caster), caster_radius, caster_half)
+        visibility.scatter_reduce_(0, hit, hit_visibility, "amin")
+    return visibility

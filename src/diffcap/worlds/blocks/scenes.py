@@ -203,10 +203,7 @@ def _sample_views(sampler: _Sampler, jitter: float) -> tuple[Tensor, Tensor, Ten
 def _sample_positions(
     sampler: _Sampler, radius: Tensor, present: Tensor, changed: Tensor, moves: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Sample (A, N, 2) positions at least `MIN_GAP` apart.
-
-    Return them, (A, 2) the position of the changed object after it moved, and (A,) whether all were found.
-    """
+    """Sample (A, N, 2) positions; return them, (A, 2) the changed object's second one, and (A,) whether all were found."""
     rows, slot_count = torch.arange(len(radius)), radius.shape[1]
     position = torch.zeros(len(radius), slot_count, 2)
     placed = torch.ones(len(radius), dtype=torch.bool)

@@ -135,10 +135,9 @@ def sky_occlusion(shape: int, x: Tensor, y: Tensor, radius: Tensor, half: Tensor
 def shade_ground(
     x: Tensor, y: Tensor, light_centers: Tensor, intensity: Tensor, visibility: Tensor, sky_visibility: Tensor
 ) -> list[Tensor]:
-    """Return red, green and blue, (B, ...) each, of points (x, y) on the ground.
+    """Return red, green and blue, (B, ...) each, of ground points (x, y). Each light decreases with the distance from its centre.
 
-    Each light decreases with the distance from its centre. `visibility` and `sky_visibility`, (B, ...), are the fractions of the key
-    light and of the sky that objects do not block.
+    `visibility` and `sky_visibility`, (B, ...), are the fractions of the key light and of the sky that objects do not block.
     """
     trailing = [1] * (x.ndim - 1)
     lights = []

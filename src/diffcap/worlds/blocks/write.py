@@ -50,8 +50,8 @@ def write_blocks(
 ) -> None:
     """Render a dataset, or the missing part of one that was interrupted.
 
-    The same settings give the same bytes, for any number of workers and after interruptions. Triple k of a seed does not depend
-    on the size of the dataset. The splits (85, 5 and 10 %) are random; each has equally many pairs of every change type.
+    The files depend only on the settings. Triple k of a seed does not depend on the size of the dataset. The splits (85, 5 and 10 %) are
+    random; each has equally many pairs of every change type.
 
     `size` (width, height) is at least 64 x 48; `jitter` is the strength of the variation of camera and light within a triple, 0 to 3,
     about 1 in CLEVR-Change; `workers` are processes, by default one per core, fewer for a small dataset.

@@ -13,8 +13,8 @@ from diffcap.worlds.tiles.scenes import ROOFS, SIZE, House, Layer
 
 NO_CHANGE = LEVIR_CC  # the sentences of every pair without change, in the order of LEVIR-CC's file
 NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
-_SEEN = 24  # pixels of the shorter side of an area that a description names
-_MANY = 6  # houses from which on they are "many"
+_MIN_SIDE = 24  # pixels; a description names an area only if its shorter side has at least this length
+_MANY = 6  # this number of houses, or more, is "many"
 
 # Subjects by noun; a subject begins with its number, "s" for singular and "p" for plural.
 _SUBJECTS = {
@@ -55,7 +55,7 @@ _VEGETATION_VERBS = (
     "{has} been removed", "{is} removed", "{has} been cleared", "{has} been replaced by bare ground", "{has} turned into bare land",
 )  # fmt: skip
 
-_FORMS = {  # singular, plural
+_VERB_FORMS = {  # singular, plural
     "has": ("has", "have"),
     "is": ("is", "are"),
     "was": ("was", "were"),
@@ -109,12 +109,12 @@ def tag(caption: str) -> list[tuple[str, str]]:
 
 
 def write_captions(rng: random.Random, change: Change | None) -> list[str]:
-    """Draw five captions of a pair, which are rarely equal; a pair without change always has the sentences of `NO_CHANGE`."""
+    """Write five captions of a pair, which are rarely equal; a pair without change always has the sentences of `NO_CHANGE`."""
     if change is None:
         return list(NO_CHANGE)
     captions: list[str] = []
     for _ in range(5):
-        for _ in range(3):  # draws until the sentence is a new one
+        for _ in range(3):  # tries to find a new sentence
             sentence = _sentence(rng, change)
             if sentence not in captions:
                 break
@@ -123,10 +123,9 @@ def write_captions(rng: random.Random, change: Change | None) -> list[str]:
 
 
 def describe(scene: Layer, number: int, seed: int = 0, most: int = 3) -> str:
-    """Describe one image by a sentence that names some of its things in random order, by the image's number and the seed.
+    """Describe one image by a sentence that names up to `most` of its things in random order.
 
-    Houses are counted by `changes.location_of`. A phrase can leave "corner" out, so a number can be smaller than that of all houses in
-    the named part.
+    Houses are counted per location. "top left" and "top left corner" are two locations, for which a phrase can use the same words.
     """
     rng = random.Random(f"tiles description {seed} {number}")
     houses: dict[str, list[House]] = {}
@@ -146,7 +145,7 @@ def describe(scene: Layer, number: int, seed: int = 0, most: int = 3) -> str:
     for name, polygon in areas:
         x0, y0, x1, y1 = bounds([polygon])
         box = max(x0, 0), max(y0, 0), min(x1, SIZE), min(y1, SIZE)
-        if min(box[2] - box[0], box[3] - box[1]) >= _SEEN:
+        if min(box[2] - box[0], box[3] - box[1]) >= _MIN_SIDE:
             phrases.append(_placed(rng, name, location_of(box)))
     phrases += ["a river"] * bool(scene.rivers)
     phrases += sorted({"a paved road" if road.paved else "a dirt road" for road in scene.roads})
@@ -155,7 +154,7 @@ def describe(scene: Layer, number: int, seed: int = 0, most: int = 3) -> str:
 
 
 def _placed(rng: random.Random, thing: str, place: str) -> str:
-    """A thing with its place, without "of the scene" and the like; the thing alone if `place` is ""."""
+    """Return a thing with its place, without "of the scene" and the like; the thing alone if `place` is ""."""
     return f"{thing} {_position(rng, place).partition(' of the ')[0]}" if place else thing
 
 
@@ -170,15 +169,15 @@ def _sentence(rng: random.Random, change: Change) -> str:
     style = rng.random()
     appears = change.kind in ("houses_built", "road_built", "trees_grown", "water_appeared")
     if style < 0.12 and appears and not subject.startswith("the "):
-        return " ".join([f"there {_FORMS['is'][is_plural]} now {subject}", *places])
-    verb = rng.choice(verbs).format(**{name: forms[is_plural] for name, forms in _FORMS.items()})
+        return " ".join([f"there {_VERB_FORMS['is'][is_plural]} now {subject}", *places])
+    verb = rng.choice(verbs).format(**{name: forms[is_plural] for name, forms in _VERB_FORMS.items()})
     if style < 0.24 and places and not places[0].startswith(("from", "through", "across")):
         return " ".join([places[0], subject, verb, *places[1:]])
     return " ".join([subject, verb, *places])
 
 
 def _subject(rng: random.Random, change: Change) -> tuple[str, tuple[str, ...]]:
-    """A subject, which begins with "s:" or "p:", and the verb phrases that it may have."""
+    """Choose a subject, which begins with "s:" or "p:"; return it with the verb phrases that it may have."""
     verbs = _VERBS[change.kind]
     if change.noun in ("house", "building"):
         return _house_subject(rng, change), verbs
@@ -222,7 +221,7 @@ def _house_subject(rng: random.Random, change: Change) -> str:
 
 
 def _places(rng: random.Random, change: Change) -> list[str]:
-    """None to two phrases of place, the relation first."""
+    """Choose none to two phrases of place, the relation first."""
     table = _ROAD_RELATIONS if change.noun == "road" else _RELATIONS
     relations = [name for name in (*change.relations, *change.details) if name in table]
     relations = [name for name in relations if not (change.noun == "clearing" and name == "forest inside")]
@@ -236,7 +235,7 @@ def _places(rng: random.Random, change: Change) -> list[str]:
 
 
 def _position(rng: random.Random, location: str) -> str:
-    """A phrase for a location, see `changes.location_of`."""
+    """Choose a phrase for a location, see `changes.location_of`."""
     place = location.removesuffix(" corner")
     scene = rng.choice(_SCENES)
     if place == "middle":

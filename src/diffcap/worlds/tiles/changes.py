@@ -57,13 +57,9 @@ class Change:
     def polygons(self) -> list[Polygon]:
         """Footprints of the changed objects, without roads."""
         areas = [zone.polygon for zone in (self.absent if self.noun == "clearing" else self.present).zones]
-        houses, trees = self.present.houses, self.present.trees
-        return [
-            *areas,
-            *self.present.ponds,
-            *(house.footprint for house in houses),
-            *(tree.footprint for tree in trees),
-        ]
+        houses = [house.footprint for house in self.present.houses]
+        trees = [tree.footprint for tree in self.present.trees]
+        return [*areas, *self.present.ponds, *houses, *trees]
 
     def facts(self) -> dict[str, Any]:
         """The facts as JSON values, for the manifest."""
@@ -81,7 +77,7 @@ class Pair:
 
 
 def sample_pair(number: int, seed: int = 0) -> Pair:
-    """Draw a pair by its number, which determines it together with the seed."""
+    """Sample a pair by its number, which determines it together with the seed."""
     kind, changed = CHANGES[number // 2 % len(CHANGES)], number % 2 == 0
     variant = random.Random(f"tiles variant {seed} {number}").random()
     for attempt in range(_ATTEMPTS):
@@ -99,7 +95,7 @@ def sample_pair(number: int, seed: int = 0) -> Pair:
 
 
 def _attempt(rng: random.Random, kind: str, variant: float) -> tuple[Layer, Change]:
-    """Draw a scene with a change.
+    """Sample a scene with a change.
 
     `variant`, 0 to 1, chooses between the forms of a change. It is the same in all attempts, so that forms that need much room are not
     rarer than intended.
@@ -123,9 +119,9 @@ def _attempt(rng: random.Random, kind: str, variant: float) -> tuple[Layer, Chan
 
 
 def _houses(rng: random.Random, plan: Plan, variant: float) -> Change:
-    form, draw = next((form, draw) for form, limit, draw in _FORMS if variant <= limit)
+    form, sample_houses = next((form, function) for form, limit, function in _HOUSE_FORMS if variant <= limit)
     for _ in range(12):
-        houses = draw(rng, plan)
+        houses = sample_houses(rng, plan)
         found = [plan.covers(*house.room(6)) for house in houses]
         box = bounds([house.footprint for house in houses]) if houses else (0, 0, SIZE, SIZE)
         if min(box) > INNER and max(box) < SIZE - INNER and all(covers <= OPEN for covers in found):
@@ -190,8 +186,8 @@ def _block(rng: random.Random, plan: Plan) -> list[House]:
     return houses
 
 
-# Arrangement, its largest variant, and the function that draws the houses.
-_FORMS: tuple[tuple[str, float, Callable[[random.Random, Plan], list[House]]], ...] = (
+# Arrangement, its largest variant, and the function that samples the houses.
+_HOUSE_FORMS: tuple[tuple[str, float, Callable[[random.Random, Plan], list[House]]], ...] = (
     ("building", 0.1, partial(_single, large=True)),
     ("single", 0.3, _single),
     ("group", 0.57, _group),
@@ -233,7 +229,7 @@ def _road(rng: random.Random, plan: Plan, variant: float) -> Change:
 
 
 def _open_blob(rng: random.Random, plan: Plan, least: float, most: float, gap: float) -> tuple[Polygon, set[int]]:
-    """A blob where nothing is, and what is below it."""
+    """Sample a blob on open ground; return it with what is below it."""
     for _ in range(6):
         polygon = blob(rng, scenes.random_place(rng, 30), rng.uniform(least, most), rng.uniform(0.55, 1))
         covers = plan.covers_of(scenes.grown(polygon, gap))
@@ -294,12 +290,8 @@ def _bare(rng: random.Random, plan: Plan, variant: float) -> Change:
     if variant < 0.5:
         polygon, covers = _open_blob(rng, plan, 22, 48, 4)
     else:
-        center, angle, length, width = (
-            scenes.random_place(rng, 30),
-            rng.uniform(0, math.pi),
-            rng.uniform(40, 85),
-            rng.uniform(30, 60),
-        )
+        center, angle = scenes.random_place(rng, 30), rng.uniform(0, math.pi)
+        length, width = rng.uniform(40, 85), rng.uniform(30, 60)
         covers = plan.covers(center, angle, length + 8, width + 8)
         polygon = rectangle(center, angle, length, width)
         if not covers <= OPEN:
@@ -321,9 +313,9 @@ CHANGES = tuple(_MAKERS)
 
 
 def location_of(box: tuple[float, float, float, float]) -> str:
-    """Where a box (x0, y0, x1, y1) in pixels is in the image: "left", "top", "middle", "top left" and so on.
+    """Return where a box (x0, y0, x1, y1) in pixels is in the image: "left", "top", "middle", "top left" and so on.
 
-    With " corner" if the middle of the box is in the outer 27 % of both axes; "" if the box is too large or lies between these places.
+    " corner" is added if the box's middle is in the outer 27 % of both axes. "" if the box is too large or lies between these places.
     """
     places, centers = [], []
     for low, high, names in ((box[1], box[3], ("top", "bottom")), (box[0], box[2], ("left", "right"))):
@@ -349,7 +341,7 @@ def location_of(box: tuple[float, float, float, float]) -> str:
 
 
 def _relations(change: Change, scene: Layer) -> list[str]:
-    """The relations to unchanged things that hold for all changed objects."""
+    """Return the relations to unchanged things that hold for all changed objects."""
     wholly = {FIELD: "fields", GRASS: "grass", FOREST: "forest inside"}
     found = [wholly[cover] for cover in change.covers if len(change.covers) == 1 and cover in wholly]
     houses = [outline(house.footprint, 3) for house in scene.houses if all(4 < x < SIZE - 4 for x in house.center)]
@@ -377,7 +369,7 @@ def _relations(change: Change, scene: Layer) -> list[str]:
 
 
 def _gap(points: Points, line: Road) -> float:
-    """The distance of the nearest point from the edge of a road or river."""
+    """Return the distance of the nearest point from the edge of a road or river."""
     return float(geometry.distance_to_line(points, line.line).min()) - line.width / 2
 
 

@@ -54,12 +54,11 @@ def write_tiles(
 ) -> None:
     """Render a dataset, or the missing part of one that was interrupted.
 
-    The same settings give the same bytes, for any number of workers and after interruptions. The scenes, images and captions of
-    pair k of a seed do not depend on the size of the dataset. The splits (85, 5 and 10 %) are random; each has equally many pairs of
-    every change type, and as many without change.
+    The files depend only on the settings. The scenes, images and captions of pair k of a seed do not depend on the size of the dataset.
+    The splits (85, 5 and 10 %) are random; each has equally many pairs of every change type, and as many without change.
 
-    `jitter` is the strength of what differs between the two dates without being a change (season, light, haze, registration, noise), 0
-    to 1; `workers` are processes, by default one per core, fewer for a small dataset.
+    `jitter`, 0 to 1, is the strength of differences between the dates that are no change: season, light, haze, registration, noise.
+    `workers` are processes, by default one per core, fewer for a small dataset.
     """
     if pairs < 3 * KINDS or pairs % 2:
         raise DiffcapError(f"tiles: pairs must be an even number, {3 * KINDS} or more, not {pairs}; fix it.")

@@ -37,8 +37,7 @@ def train_tagger(
 
     Args:
         out: Output folder for tagger.pt, resources.json and metrics.json.
-        conllu: CoNLL-U file with training sentences; by default captions of a rendered dataset, whose grammar has the tag of
-            every word.
+        conllu: CoNLL-U file with training sentences; by default captions of a rendered dataset with known tags.
         held_out: CoNLL-U file with test sentences; by default a tenth of the distinct sentences is held out.
         dataset: Rendered dataset whose captions are used without a CoNLL-U file.
         scenes: Number of its scenes; no image is rendered.
@@ -91,7 +90,7 @@ def train_tagger(
 
 
 def tagged_captions(dataset: str, scenes: int, seed: int) -> list[TaggedSentence]:
-    """Captions of a number of scenes of `blocks` or `tiles`, with the tag of each word."""
+    """Return the captions of a number of scenes of `blocks` or `tiles`, with the tag of each word."""
     if dataset == "blocks":
         groups = blocks.write_captions(sample_triples(range(scenes), seed), seed)
         return [blocks.tag(caption) for group in groups for captions in group for caption in captions]

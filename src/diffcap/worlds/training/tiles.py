@@ -20,12 +20,12 @@ from diffcap.worlds.tiles.scenes import SIZE, Layer
 from diffcap.worlds.tiles.write import appearance
 from diffcap.worlds.training.shipped import Batch, ClipTraining, ShippedTraining, backbone_state, standardise_
 
-IGNORED = CLASSES  # of small fixtures on roofs and cars, which belong to no class
-HOUSE_WEIGHT = 4.0  # of a block of 8 x 8 pixels with the centre of a house; few blocks have one
+IGNORED = CLASSES  # index for small fixtures on roofs and cars, which belong to no class
+HOUSE_WEIGHT = 4.0  # loss weight of a block of 8 x 8 pixels with the centre of a house; few blocks have one
 
 
 def _class_of_material() -> np.ndarray:
-    """(SHADOW,) class of each material number."""
+    """Return the class of each material number, (SHADOW,)."""
     table = np.full(paint.SHADOW, IGNORED, np.int64)
     covers = {paint.GRASS: "grass", paint.FOREST: "forest", paint.WATER: "water", paint.SHORE: "shore"}
     covers |= {paint.BARE: "bare ground", paint.MUD: "mud", paint.DIRT_ROAD: "dirt road", paint.PARKING: "parking lot"}
