@@ -10,12 +10,11 @@ from diffcap.models import fast, layers
 from diffcap.models.fast import (
     add_repeated,
     attention_over_segments,
-    attention_to_tokens,
     attention_with_dropout,
     dropout,
     linear_of_concatenation,
 )
-from diffcap.models.layers import Attention
+from diffcap.models.layers import Attention, attention_to_tokens
 
 HEADS, WIDTH = 2, 4
 SIZES = [(3, 3, 5, 5), (2, 2, 1, 7), (6, 3, 4, 5), (2, 4, 5, 3), (1, 1, 3, 1)]  # rows of queries, of keys; T, S
@@ -161,7 +160,7 @@ def test_attention_to_tokens_is_attention_to_their_keys_and_values(
     layer = Attention(8, HEADS, probability, bias=bias).double()
     x, tokens = (torch.randn(pairs, size, 8, dtype=torch.double, requires_grad=True) for size in (queries, count))
     factors = (torch.rand(pairs, HEADS, queries, count) >= probability).double() / (1 - probability)
-    monkeypatch.setattr(fast, "dropout", lambda x, _: x * factors.view(x.shape))
+    monkeypatch.setattr(layers, "dropout", lambda x, _: x * factors.view(x.shape))
     ours = attention_to_tokens(layer, layer.project_query(x), tokens)
     query, (key, value) = layer.project_query(x), layer.project_key_value(tokens)
     probabilities = (query @ key.transpose(2, 3) / 4**0.5).softmax(3) * factors

@@ -14,14 +14,12 @@ from torch import Tensor, nn
 
 from diffcap.models.fast import (
     attention_over_segments,
-    attention_to_tokens,
-    attention_to_tokens_is_faster,
     attention_with_dropout,
     attention_with_dropout_is_faster,
     dropout,
     maps_to_tokens,
 )
-from diffcap.utils.linear import linear
+from diffcap.utils.linear import is_float32_on_cpu, linear
 
 KeyValue = tuple[Tensor, Tensor]  # keys and values, (B, H, positions, D / H) each
 BlockMemory = KeyValue | Tensor  # input of a cross-attention; a tensor has the tokens (B, S, D) before their projection
@@ -73,6 +71,40 @@ class UnbiasedLayerNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Normalise (..., D) over its last dimension."""
         return F.layer_norm(x, (self.width,), self.weight * self.unbiased_factor, self.bias, self.eps**2)
+
+
+def attention_to_tokens(attention: "Attention", query: Tensor, tokens: Tensor) -> Tensor:
+    """`attention.attend(query, attention.project_key_value(tokens))` without keys and values, for few queries and many tokens.
+
+    With W_k and W_v of a head, `query (tokens W_k^T)^T` is `(query W_k) tokens^T`, and `probabilities (tokens W_v^T)` is
+    `(probabilities tokens) W_v^T`. The bias of the keys adds the same number to all scores of a query, so the softmax does not
+    depend on it. query (B, H, T, E), E = D / H, and tokens (B, S, D) to (B, T, D).
+    """
+    batch, heads, length, channels = query.shape
+    head_shape = heads, batch * length, -1
+    weight = attention.qkv.weight.view(3, heads, channels, -1)
+    bias = attention.qkv.bias
+    scaled = (query * channels**-0.5).transpose(0, 1).reshape(head_shape)
+    token_query = (scaled @ weight[1]).view(heads, batch, length, -1).transpose(0, 1).flatten(1, 2)  # (B, H T, D)
+    probabilities = (token_query @ tokens.transpose(1, 2)).softmax(2)
+    if attention.training:
+        probabilities = dropout(probabilities, attention.dropout)
+    mean_tokens = (probabilities @ tokens).view(batch, heads, length, -1)
+    attended = mean_tokens.transpose(0, 1).reshape(head_shape) @ weight[2].transpose(1, 2)  # (H, B T, E)
+    if bias is not None:  # dropout leaves probabilities whose sum is not 1
+        total = probabilities.sum(2).view(batch, heads, length).transpose(0, 1).reshape(head_shape)
+        attended = attended + total * bias.view(3, heads, 1, channels)[2]
+    return attention.out(attention.merge_heads(attended.view(heads, batch, length, channels).transpose(0, 1)))
+
+
+def attention_to_tokens_is_faster(attention: "Attention", query: Tensor, tokens: Tensor) -> bool:
+    """Return whether `attention_to_tokens` supports these inputs and needs fewer multiplications than `attend`."""
+    length = query.shape[2]
+    num_tokens = tokens.shape[1]
+    width = attention.width
+    attend_cost = num_tokens * (width + length)  # multiplications, divided by 2 D
+    tokens_cost = length * (width + attention.heads * num_tokens)
+    return is_float32_on_cpu(query) and len(query) == len(tokens) > 0 and tokens_cost < attend_cost
 
 
 class Attention(nn.Module):
