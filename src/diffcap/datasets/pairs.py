@@ -81,7 +81,7 @@ def read(folder: Path) -> list[ChangePair]:
         return _read_table(table)
     if len(files) > 1:
         raise DiffcapError(f"{folder}: has several JSON files with images ({names}); keep one of them.")
-    # Without such a file, a single JSON file is the one that was meant: reading it tells what is wrong with it.
+    # Without such a file, read the only JSON file: the error message then states what is wrong with it.
     files = files or sorted(folder.glob("*.json"))
     if len(files) != 1:
         raise DiffcapError(
@@ -132,7 +132,7 @@ def _read_table(path: Path) -> list[ChangePair]:
 
 
 def _from_cells(row: dict[str, str]) -> dict[str, Any]:
-    """A row of a CSV table with the values that a line of `pairs.jsonl` has. An empty cell is left out."""
+    """Convert a row of a CSV table to the values of a line of `pairs.jsonl`, without empty cells."""
     values: dict[str, Any] = {key: text.strip() for key, text in row.items() if not is_blank(text)}
     for key in {"is_distractor", "viewpoint_iou", "boxes"} & values.keys():
         with suppress(ValueError):  # such a cell is refused with the other values
@@ -144,7 +144,7 @@ def _from_cells(row: dict[str, str]) -> dict[str, Any]:
 
 
 def notes(pairs: Sequence[ChangePair]) -> list[str]:
-    """A warning of unknown keys, which the data stage prints and stores."""
+    """Return a warning of unknown keys, which the data stage prints and stores."""
     known = {*KEYS, "changeflag", "changeflag_derived"}  # the last two: of Karpathy's form
     unknown = []
     for key, count in Counter(key for pair in pairs for key in pair.extra if key not in known).items():

@@ -48,7 +48,7 @@ def read_spot_the_diff(folder: Path) -> list[ChangePair]:
 
 
 def spot_the_diff_notes(pairs: list[ChangePair]) -> list[str]:
-    """The number of rows."""
+    """Return a remark with the number of annotators' rows in each split."""
     rows = {split: sum(len(pair.extra["annotators"]) for pair in pairs if pair.split == split) for split in SPLITS}
     counts = ", ".join(f"{split} {count:,}" for split, count in rows.items())
     return [f"annotators' rows, merged by pair: {counts}"]
@@ -116,7 +116,7 @@ def read_birds2words(folder: Path) -> list[ChangePair]:
 
 
 def photo_urls(folder: Path) -> dict[str, list[str]]:
-    """The URLs of the photos of the TSV: path relative to `folder` -> alternative URLs of the same photo."""
+    """Return the URLs of the photos of the TSV: path relative to `folder` -> alternative URLs of the same photo."""
     files, urls = _photo_files(folder / "images"), dict[str, list[str]]()
     for table in sorted(folder.glob("*.tsv")):
         for _, row in _rows(table):
@@ -128,7 +128,7 @@ def photo_urls(folder: Path) -> dict[str, list[str]]:
 
 
 def photo_id(image_url: str, observation_url: str) -> str:
-    """A photo's file name in `images/`, without extension; see `read_birds2words`."""
+    """Return a photo's file name in `images/`, without extension; see `read_birds2words`."""
     for url in (image_url, observation_url):
         if found := re.search(r"photos/(\d+)", url):
             return found.group(1)
@@ -141,7 +141,7 @@ def tokenised(text: str) -> str:
 
 
 def _photo_files(folder: Path) -> dict[str, str]:
-    """Photo id -> path relative to the dataset's folder, of the files that exist; the first extension has priority."""
+    """Return photo id -> path relative to the dataset's folder, of the files that exist; the first extension has priority."""
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     wanted = sorted(
         (name for name in names if Path(name).suffix.lower() in EXTENSIONS),
@@ -205,7 +205,8 @@ def _unquote(field: str) -> str:
 def _read_lines(folder: Path) -> Iterator[Annotation]:
     remedy = "put the official birds-to-words-v1.0.tsv or train.jsonl, val.jsonl and test.jsonl into this folder"
     for split in SPLITS:
-        names = [f"{name}.{ending}" for ending in ("jsonl", "json") for name, of in SPLIT_NAMES.items() if of == split]
+        aliases = [alias for alias, split_name in SPLIT_NAMES.items() if split_name == split]
+        names = [f"{alias}.{ending}" for ending in ("jsonl", "json") for alias in aliases]
         for where, row in read_json_lines(first_file(folder, *names), "annotations", remedy):
             photos = text_of(row, "img1", where), text_of(row, "img2", where)
             captions = token_captions(row.get("description"), where, "description")

@@ -13,7 +13,7 @@ Polygon = tuple[Point, ...]
 
 
 def rectangle(center: Point, angle: float, length: float, width: float) -> Polygon:
-    """The corners of a rectangle whose length runs in the direction `angle`."""
+    """Return the corners of a rectangle whose length runs in the direction `angle`."""
     ux, uy = math.cos(angle) / 2, math.sin(angle) / 2
     return tuple(
         (center[0] + a * length * ux - b * width * uy, center[1] + a * length * uy + b * width * ux)
@@ -22,12 +22,12 @@ def rectangle(center: Point, angle: float, length: float, width: float) -> Polyg
 
 
 def offset(point: Point, angle: float, distance: float) -> Point:
-    """The point at a distance from another one."""
+    """Return the point at a distance from another one."""
     return point[0] + distance * math.cos(angle), point[1] + distance * math.sin(angle)
 
 
 def blob(rng: random.Random, center: Point, radius: float, ratio: float = 1.0, corners: int = 36) -> Polygon:
-    """A smooth closed outline; `radius` is the mean of the longer axis, `ratio` that of the shorter to the longer axis."""
+    """Sample a smooth closed outline; `radius` is the mean of the longer axis, `ratio` that of the shorter to the longer axis."""
     turn = rng.uniform(0, math.pi)
     cosine, sine = math.cos(turn), math.sin(turn)
     (k0, s0, p0), (k1, s1, p1), (k2, s2, p2) = (
@@ -43,7 +43,7 @@ def blob(rng: random.Random, center: Point, radius: float, ratio: float = 1.0, c
 
 
 def curve(start: Point, control: Point, end: Point, points: int = 15) -> Polygon:
-    """Points of a quadratic Bézier curve."""
+    """Return points of a quadratic Bézier curve."""
     steps = [i / (points - 1) for i in range(points)]
     return tuple(
         (
@@ -55,20 +55,20 @@ def curve(start: Point, control: Point, end: Point, points: int = 15) -> Polygon
 
 
 def along(line: Sequence[Point], step: float, start: float = 0.0) -> list[tuple[Point, float]]:
-    """(point, direction) every `step` pixels of a line, from the distance `start` on."""
-    found, travelled, target = [], 0.0, start
+    """Return (point, direction) every `step` pixels of a line, from the distance `start` on."""
+    points, travelled, target = [], 0.0, start
     for (x0, y0), (x1, y1) in itertools.pairwise(line):
         length = math.hypot(x1 - x0, y1 - y0)
         while length > 0 and target <= travelled + length:
             t = (target - travelled) / length
-            found.append(((x0 + t * (x1 - x0), y0 + t * (y1 - y0)), math.atan2(y1 - y0, x1 - x0)))
+            points.append(((x0 + t * (x1 - x0), y0 + t * (y1 - y0)), math.atan2(y1 - y0, x1 - x0)))
             target += step
         travelled += length
-    return found
+    return points
 
 
 def outline(polygon: Polygon, step: float = 4.0) -> npt.NDArray[np.float64]:
-    """(n, 2) points on the edges of a polygon, at most `step` pixels apart."""
+    """Return (n, 2) points on the edges of a polygon, at most `step` pixels apart."""
     following = (*polygon[1:], polygon[0])
     counts = [max(1, math.ceil(math.hypot(x1 - x0, y1 - y0) / step)) for (x0, y0), (x1, y1) in zip(polygon, following)]
     t = np.array([k / count for count in counts for k in range(count)])[:, None]
@@ -76,7 +76,7 @@ def outline(polygon: Polygon, step: float = 4.0) -> npt.NDArray[np.float64]:
 
 
 def distance_to_line(points: npt.NDArray[np.float64], line: Sequence[Point]) -> npt.NDArray[np.float64]:
-    """(n,) distances of (n, 2) points from the nearest segment of a line."""
+    """Return the distances (n,) of (n, 2) points from the nearest segment of a line."""
     ends = np.array(line)
     a, d = ends[:-1], ends[1:] - ends[:-1]
     relative = points[:, None] - a  # (n, segments, 2)
@@ -86,27 +86,28 @@ def distance_to_line(points: npt.NDArray[np.float64], line: Sequence[Point]) -> 
 
 
 def distance_between(first: npt.NDArray[np.float64], second: npt.NDArray[np.float64]) -> float:
-    """The smallest distance of two sets of points, (n, 2) and (m, 2)."""
+    """Return the smallest distance of two sets of points, (n, 2) and (m, 2)."""
     gap = first[:, None] - second
     return float(np.sqrt((gap * gap).sum(-1)).min())
 
 
 def bounds(polygons: Sequence[Polygon]) -> tuple[float, float, float, float]:
-    """The bounding box (x0, y0, x1, y1) of polygons."""
+    """Return the bounding box (x0, y0, x1, y1) of polygons."""
     xs, ys = zip(*(point for polygon in polygons for point in polygon))
     return min(xs), min(ys), max(xs), max(ys)
 
 
 def hull(points: Sequence[Point]) -> list[Point]:
-    """The convex hull (monotone chain, Andrew 1979)."""
+    """Return the convex hull (monotone chain, Andrew 1979)."""
     ordered = sorted(set(points))
     halves = []
     for sequence in (ordered, ordered[::-1]):
         chain: list[Point] = []
         for x, y in sequence:
-            while len(chain) > 1 and (chain[-1][0] - chain[-2][0]) * (y - chain[-2][1]) <= (
-                chain[-1][1] - chain[-2][1]
-            ) * (x - chain[-2][0]):
+            while len(chain) > 1:
+                (x0, y0), (x1, y1) = chain[-2:]
+                if (x1 - x0) * (y - y0) > (y1 - y0) * (x - x0):
+                    break
                 chain.pop()
             chain.append((x, y))
         halves += chain[:-1]

@@ -24,10 +24,10 @@ Color = tuple[float, float, float]
 
 _SCALE = 2  # samples per pixel and axis
 _CANVAS = SIZE + 2 * MARGIN
-_BANK = 640  # width and height of the textures in pixels
-_SUNS = 8  # directions of the light for which the texture of forests is computed
-_ROWS = 24  # directions of crop rows
-_LEVELS = 5  # brightness of a roof by its direction to the sun
+_BANK = 640  # width and height of the precomputed textures in pixels
+_SUNS = 8  # number of light directions for which the texture of forests is computed
+_ROWS = 24  # number of directions of crop rows
+_LEVELS = 5  # number of brightness levels of a roof, by its direction to the sun
 
 # Numbers of the materials; SHADOW is added to them in shadows.
 GRASS, BARE, MUD, FOREST, WATER, SHORE, ASPHALT, LINE, VERGE, DIRT_ROAD, PARKING, FIXTURE, CHIMNEY = range(13)
@@ -52,23 +52,24 @@ _CAR_PAINT = ((226, 226, 226), (40, 42, 48), (150, 152, 156), (168, 46, 44), (52
 class Date:
     """Season, light, atmosphere and sensor of one image; angles are in radians."""
 
-    green: float  # of the vegetation, 0 (dry) to 1
+    green: float  # color of the vegetation, 0 (dry) to 1 (green)
     azimuth: float  # direction of the shadows
-    elevation: float  # of the sun
+    elevation: float  # height of the sun
     gain: float  # brightness
     gamma: float  # contrast
     cast: Color  # color balance
     haze: float  # share of the sky's light
     slope: Point  # brightness gradient across the image
     noise: float  # standard deviation of the sensor's noise in gray levels
-    turn: float  # of the image against the before image
-    shift: Point  # of the image against the before image, in pixels
+    turn: float  # rotation of the image against the before image
+    shift: Point  # offset of the image from the before image, in pixels
     grain: tuple[int, int]  # start of the noise in its bank
 
 
 def sample_dates(rng: random.Random, jitter: float) -> tuple[Date, Date]:
-    """Draw the dates of a pair; `jitter` is the strength of their differences and of the noise, 0 (none) to 1."""
-    green, azimuth, elevation = rng.uniform(0.25, 1), rng.uniform(0, 2 * math.pi), math.radians(rng.uniform(32, 58))
+    """Sample the dates of a pair; `jitter` is the strength of their differences and of the noise, 0 (none) to 1."""
+    green, azimuth = rng.uniform(0.25, 1), rng.uniform(0, 2 * math.pi)
+    elevation = math.radians(rng.uniform(32, 58))
     gain, haze, gamma = rng.uniform(0.92, 1.08), rng.uniform(0, 0.12), rng.uniform(0.95, 1.08)
     dates = []
     for is_after in (False, True):
@@ -96,7 +97,7 @@ def sample_dates(rng: random.Random, jitter: float) -> tuple[Date, Date]:
 
 
 def to_image(point: Point, date: Date) -> Point:
-    """Where a point of the before image's grid is in the image of a date."""
+    """Return where a point of the before image's grid is in the image of a date."""
     middle = SIZE / 2
     x, y = point[0] - middle - date.shift[0], point[1] - middle - date.shift[1]
     cosine, sine = math.cos(date.turn), math.sin(date.turn)
@@ -117,9 +118,9 @@ def render(scene: Layer, date: Date, texture: tuple[int, int], ground: Image.Ima
 
     Args:
         texture: start of the scene's textures in their banks, in 0 to `TEXTURES` - 1.
-        ground: `draw_ground(scene)`, if it is known already.
+        ground: `draw_ground(scene)`, if it was computed already.
     """
-    materials = np.asarray(_draw(scene, date, ground or draw_ground(scene)))
+    materials = np.asarray(_draw_scene(scene, date, ground or draw_ground(scene)))
     packed = np.take(_palette(date), materials)
     layers = Image.frombuffer("CMYK", (materials.shape[1], materials.shape[0]), packed, "raw", "CMYK", 0, 1)
     grain = _texture(scene, date, texture)
@@ -149,13 +150,13 @@ def render(scene: Layer, date: Date, texture: tuple[int, int], ground: Image.Ima
 
 
 def materials(scene: Layer, date: Date) -> Pixels:
-    """The number of the material in each pixel of the image of a date, (SIZE, SIZE), at one point per pixel; without shadows."""
-    canvas = _draw(scene, date, draw_ground(scene))
+    """Return the number of the material in each pixel of the image of a date, (SIZE, SIZE), without shadows."""
+    canvas = _draw_scene(scene, date, draw_ground(scene))
     return np.asarray(_to_date(canvas, date, _SCALE, Image.Resampling.NEAREST)) % SHADOW
 
 
 def change_mask(change: Change | None, scene: Layer) -> Pixels:
-    """The changed pixels in the before image's grid, (SIZE, SIZE); 255 where an object was added or removed, else 0.
+    """Draw the changed pixels in the before image's grid, (SIZE, SIZE); 255 where an object was added or removed, else 0.
 
     Shadows do not count. Where a new road meets an old one, nothing has changed. `scene` is either state of the pair.
     """
@@ -199,7 +200,7 @@ _SURFACES = {"forest": FOREST, "bare": BARE, "mud": MUD, "grass": GRASS, "parkin
 
 
 def draw_ground(scene: Layer) -> Image.Image:
-    """The number of the ground's material at every sample of the canvas."""
+    """Draw the number of the ground's material at every sample of the canvas."""
     ground = _Canvas()
     for zone in scene.zones:
         ground.polygon(zone.polygon, FIELDS + zone.tone if zone.surface == "field" else _SURFACES[zone.surface])
@@ -229,8 +230,8 @@ def draw_ground(scene: Layer) -> Image.Image:
     return ground.image
 
 
-def _draw(scene: Layer, date: Date, ground: Image.Image) -> Image.Image:
-    """The number of the material at every sample of the canvas."""
+def _draw_scene(scene: Layer, date: Date, ground: Image.Image) -> Image.Image:
+    """Draw the number of the material at every sample of the canvas."""
     shade = _Canvas()
     length = 1 / math.tan(date.elevation)
     dx, dy = length * math.cos(date.azimuth), length * math.sin(date.azimuth)
@@ -276,7 +277,7 @@ def _draw_house(canvas: _Canvas, house: House, toward: float) -> None:
 
 
 def _palette(date: Date) -> npt.NDArray[np.uint32]:
-    """(256,) colors and texture strengths of the materials, packed in four bytes."""
+    """Return (256,) colors and texture strengths of the materials, packed in four bytes."""
     table = np.zeros((256, 4), np.float32)
     green = date.green
 
@@ -329,8 +330,8 @@ TEXTURES = _BANK - _CANVAS
 
 
 def _texture(scene: Layer, date: Date, start: tuple[int, int]) -> Image.Image:
-    """The brightness of the texture at every pixel of the canvas, 128 where it has none."""
-    numbers = _Canvas(1)  # of the textures, see `_banks`
+    """Return the brightness of the texture at every pixel of the canvas, 128 where it has none."""
+    numbers = _Canvas(1)  # indices of `_textures()`
     sun = round((date.azimuth + math.pi) / (2 * math.pi) * _SUNS) % _SUNS
     for zone in scene.zones:
         number = 0
@@ -340,10 +341,10 @@ def _texture(scene: Layer, date: Date, start: tuple[int, int]) -> Image.Image:
             number = 1 + _SUNS + round(zone.direction / math.pi * _ROWS) % _ROWS
         numbers.polygon(zone.polygon, number)
     (x, y), chosen = start, np.asarray(numbers.image)
-    found = np.empty((_CANVAS, _CANVAS), np.uint8)
+    texture = np.empty((_CANVAS, _CANVAS), np.uint8)
     for number in np.flatnonzero(np.bincount(chosen.ravel())).tolist():
-        np.copyto(found, _banks()[number][y : y + _CANVAS, x : x + _CANVAS], where=chosen == number)
-    return Image.fromarray(found)
+        np.copyto(texture, _textures()[number][y : y + _CANVAS, x : x + _CANVAS], where=chosen == number)
+    return Image.fromarray(texture)
 
 
 @cache
@@ -353,13 +354,14 @@ def _noise() -> Array:
 
 
 @cache
-def _banks() -> list[Pixels]:
-    """The textures of the ground, of forests by the direction of the sun, and of fields by the direction of their rows."""
+def _textures() -> list[Pixels]:
+    """Compute the textures of the ground, of forests by the direction of the sun, and of fields by the direction of their rows."""
     rng = np.random.default_rng(0)
     soil = 0.7 * _cloud(rng, 1.1) + 0.5 * _cloud(rng, 0.35)
     height = np.zeros((_BANK, _BANK), np.float32)
     for x, y, r in zip(*rng.uniform(0, _BANK, (2, 9000)), rng.uniform(2.5, 6, 9000)):
-        x0, y0, x1, y1 = max(0, int(x - r)), max(0, int(y - r)), min(_BANK, int(x + r) + 2), min(_BANK, int(y + r) + 2)
+        x0, y0 = max(0, int(x - r)), max(0, int(y - r))
+        x1, y1 = min(_BANK, int(x + r) + 2), min(_BANK, int(y + r) + 2)
         across, down = np.meshgrid(np.arange(x0, x1) - x, np.arange(y0, y1) - y)
         crown = r * np.sqrt(np.clip(1 - (across * across + down * down) / (r * r), 0, None)) + rng.uniform(0, 2)
         patch = height[y0:y1, x0:x1]
@@ -380,7 +382,7 @@ def _banks() -> list[Pixels]:
 
 
 def _cloud(rng: np.random.Generator, exponent: float) -> Array:
-    """Noise whose amplitude falls with the frequency to the power of `exponent`; mean 0, standard deviation 1."""
+    """Sample noise whose amplitude falls with the frequency to the power of `exponent`; mean 0, standard deviation 1."""
     spectrum = np.fft.rfft2(rng.standard_normal((_BANK, _BANK)))
     frequency = np.hypot(np.fft.fftfreq(_BANK)[:, None], np.fft.rfftfreq(_BANK)[None])
     frequency[0, 0] = 1

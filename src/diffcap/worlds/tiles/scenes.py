@@ -16,7 +16,6 @@ FIELD_TONES = 20
 ROOFS = ("red", "brown", "gray", "dark", "blue", "white")
 TREE_TONES = 3
 CAR_COLORS = 6
-
 THEMES = ("suburb", "village", "forest")
 
 
@@ -71,7 +70,7 @@ class Tree:
 
     @property
     def height(self) -> float:
-        """Of the middle of the crown, in pixels."""
+        """Height of the middle of the crown, in pixels."""
         return 1.3 * self.radius
 
     @property
@@ -102,7 +101,7 @@ class Layer:
     cars: list[Car] = field(default_factory=list)
 
     def with_change(self, changed: "Layer") -> "Layer":
-        """This layer with the things of another one: its zones above, its roads below, so that the old ones look the same at junctions."""
+        """Return this layer with the things of another one. New roads are below the old ones, which look the same at junctions."""
         return Layer(
             self.zones + changed.zones,
             self.rivers,
@@ -114,7 +113,7 @@ class Layer:
         )
 
 
-# What covers a pixel of the plan. The order is that of `Plan.free`: everything above OPEN is an obstacle unless it is allowed.
+# What covers a pixel of the plan. For `Plan.free`, everything outside of OPEN is an obstacle unless it is allowed.
 GRASS, FIELD, FOREST, WATER, ROAD, BUILT, TREE, RESERVED = range(8)
 OPEN = frozenset({GRASS, FIELD})
 
@@ -166,7 +165,7 @@ class Plan:
         return {RESERVED} | self._found([(x, y) for x, y in points if 0 <= x < end and 0 <= y < end])
 
     def free(self, center: Point, angle: float, length: float, width: float, allowed: frozenset[int] = OPEN) -> bool:
-        """Whether a rectangle has no obstacle."""
+        """Return whether a rectangle has no obstacle."""
         points, corners, inside = self._points(center, angle, length, width)
         return inside and self._found(corners) <= allowed and self._found(points) <= allowed
 
@@ -191,12 +190,12 @@ class Plan:
 
 
 def random_place(rng: random.Random, margin: float) -> Point:
-    """A place that is at least `margin` pixels away from the image's edges."""
+    """Sample a place that is at least `margin` pixels away from the image's edges."""
     return rng.uniform(margin, SIZE - margin), rng.uniform(margin, SIZE - margin)
 
 
 def random_house(rng: random.Random, center: Point, angle: float, large: bool = False) -> House:
-    """A house with a gable or a flat roof, or a large building with a flat one."""
+    """Sample a house with a gable or a flat roof, or a large building with a flat roof."""
     if large:
         length, width = rng.uniform(38, 54), rng.uniform(24, 34)
         return House(center, angle, length, width, rng.uniform(8, 13), rng.choice((2, 2, 4, 5)), False)
@@ -206,7 +205,7 @@ def random_house(rng: random.Random, center: Point, angle: float, large: bool = 
 
 
 def landscape(rng: random.Random, theme: str, road: bool, forest: bool) -> Plan:
-    """A scene with its ground, water and roads, but without houses and single trees; `road`, `forest`: whether it must have one."""
+    """Sample a scene with ground, water and roads, but without houses and single trees; `road`, `forest`: it must have one."""
     plan = Plan()
     if theme == "village" or (theme == "forest" and rng.random() < 0.4):
         _add_fields(rng, plan)
@@ -236,7 +235,7 @@ def landscape(rng: random.Random, theme: str, road: bool, forest: bool) -> Plan:
 
 
 def grown(polygon: Polygon, distance: float) -> Polygon:
-    """A polygon whose corners are moved away from its middle."""
+    """Return a polygon whose corners are moved away from its middle by a distance in pixels."""
     x, y = (sum(values) / len(polygon) for values in zip(*polygon))
     moved = []
     for px, py in polygon:
@@ -265,7 +264,7 @@ def _add_fields(rng: random.Random, plan: Plan) -> None:
 
 
 def crossing(rng: random.Random, sides: tuple[int, int] | None = None, bend: float = 60.0) -> Polygon:
-    """A curve through the image, between two of its sides (0 left, 1 upper, 2 right, 3 lower)."""
+    """Sample a curve through the image, between two of its sides (0 left, 1 upper, 2 right, 3 lower)."""
     ends: list[Point] = []
     for side in sides or rng.choice(((0, 2), (1, 3), (0, 2), (1, 3), (0, 1), (1, 2), (2, 3), (3, 0))):
         place = rng.uniform(40, SIZE - 40)
@@ -293,7 +292,7 @@ def _add_roads(rng: random.Random, plan: Plan, count: int, paved: bool) -> None:
 
 
 def lots(rng: random.Random, plan: Plan, spacing: float, setback: float = 7.0) -> list[list[House]]:
-    """Places for houses along the roads, not checked: a list for each side of each road, in the order along it."""
+    """Sample houses along the roads, without checking for room: a list for each side of each road, in the order along it."""
     rows = []
     for road in plan.scene.roads:
         for side in (-1, 1):
@@ -337,7 +336,7 @@ def furnish(rng: random.Random, plan: Plan, theme: str) -> None:
 
 
 def edge_spots(rng: random.Random, polygon: Polygon) -> Iterator[Point]:
-    """Places for trees along the edge of a forest, drawn one after the other."""
+    """Yield random places for trees along the edge of a forest."""
     for (x, y), _ in along((*polygon, polygon[0]), rng.uniform(6, 8)):
         yield x + rng.uniform(-2, 2), y + rng.uniform(-2, 2)
 

@@ -117,10 +117,9 @@ def render_pair(number: int, seed: int = 0, jitter: float = 1.0) -> Rendered:
     after = render(pair.after, dates[1], texture, ground if pair.change is None else None)
     mask = change_mask(pair.change, pair.after)
     boxes: dict[str, list[int] | None] = {"before": None, "after": None}
-    if pair.change is not None and pair.change.in_before:
-        boxes["before"] = _box(mask, dates[0])
-    elif pair.change is not None:
-        boxes["after"] = _box(mask, dates[1])
+    if pair.change is not None:
+        name, date = ("before", dates[0]) if pair.change.in_before else ("after", dates[1])
+        boxes[name] = _box(mask, date)
     captions = write_captions(random.Random(f"tiles captions {seed} {number}"), pair.change)
     return Rendered(pair, (before, after), mask, boxes, captions)
 

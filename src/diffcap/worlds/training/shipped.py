@@ -58,9 +58,7 @@ class ShippedTraining(pl.LightningModule, ABC):
 
 
 class ClipTraining(ShippedTraining):
-    """CLIP's contrastive loss of images and sentences, with a dense auxiliary task for the patches.
-
-    The contrastive loss alone would need far more images to learn object positions; CLIP was trained on 400 million images.
+    """CLIP's contrastive loss and a dense auxiliary task for the patches, which replaces most of CLIP's 400 million images.
 
     Args:
         lr: AdamW's highest learning rate, reached after a tenth of the steps.
