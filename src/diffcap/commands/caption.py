@@ -4,12 +4,14 @@ import itertools
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from diffcap.checkpoints.hub_access import check_connection
 from diffcap.commands.caption_file import SUFFIXES, CaptionFile, exclusive_lock
 from diffcap.commands.pairs import ImagePair, find_pairs, names_many, table_paths
+from diffcap.commands.scene import SHIPPED, caption_scene
 from diffcap.utils.console import echo, print_json
 from diffcap.utils.errors import DiffcapError
 
@@ -107,9 +109,7 @@ def caption(
     elif set_options:
         if unused := [name for name, value in (("--heatmap", heatmap), ("--json", json)) if value]:
             raise DiffcapError(f"{unused[0]} is for pairs of images; remove it for a whole scene ({set_options[0]}).")
-        from diffcap.commands.scene import caption_scene
-
-        caption_scene(before, after, out, model, **scene, **decoding)
+        caption_scene(before, after, out, model, partial(load_model, SHIPPED, model), **scene, **decoding)
         return
     caption_pairs(before, after, out, heatmap, json, model, **decoding)
 

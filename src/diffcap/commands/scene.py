@@ -1,11 +1,10 @@
 """`diffcap caption BEFORE AFTER --out changes.geojson`: the changes of a whole scene."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from diffcap.commands.caption import load_model
 from diffcap.utils.console import echo
 from diffcap.utils.errors import DiffcapError
 
@@ -29,6 +28,7 @@ def caption_scene(
     after: str | None,
     out: Sequence[str] | None,
     model: Mapping[str, Any],
+    load: Callable[[], Any],
     tile: int | None,
     overlap: int | None,
     bands: str | None,
@@ -39,7 +39,10 @@ def caption_scene(
     length_penalty: float,
     batch_size: int,
 ) -> None:
-    """Caption the tiles of a scene and write the changes; arguments as in `caption`, `model` has those of `load_captioner`."""
+    """Caption the tiles of a scene and write the changes; arguments as in `caption`.
+
+    `model` has the arguments of `load_captioner`, and `load` calls it.
+    """
     outputs = _check_outputs(out)
     chosen_bands = _parse_numbers(bands, "--bands", "one band or three, such as 4,3,2", (1, 3), int)
     percentiles = _parse_numbers(stretch, "--stretch", "two percentiles, such as 2,98", (2,), float)
@@ -73,7 +76,7 @@ def caption_scene(
             )
         shipped = list(model["checkpoint"] or [SHIPPED]) == [SHIPPED]
         scaling = fit_stretch(overview, percentiles, TILES if shipped and percentiles is None else FULL)
-        captioner = load_model(SHIPPED, model)
+        captioner = load()
         settings = {
             "tile": size,
             "overlap": overlap,

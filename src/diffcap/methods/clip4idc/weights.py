@@ -2,7 +2,7 @@
 
 import math
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,9 +14,6 @@ from diffcap.features.weights import pretrained_clip, read_state_dict
 from diffcap.models.clip import PairTower, build_clip, networks_folder, pretrained_grid
 from diffcap.text.vocabularies import AnyVocabulary, ClipVocabulary
 from diffcap.utils.errors import DiffcapError, wrap_errors
-
-if TYPE_CHECKING:
-    from diffcap.methods.clip4idc.model import CLIP4IDC, CLIP4IDCAdaptation
 
 _POSITIONS = "visual.positional_embedding"
 # From names in a block of CLIP's text tower to names in a decoder block of FT1.
@@ -30,8 +27,8 @@ _TEXT_BLOCK_NAMES = {
 }
 
 
-def load_clip(module: "CLIP4IDC | CLIP4IDCAdaptation", weights: str, vocabulary: AnyVocabulary) -> None:
-    """Load CLIP's weights into a module; parameters that CLIP does not have keep their initial values.
+def load_clip(module: Any, weights: str, vocabulary: AnyVocabulary) -> None:
+    """Load CLIP's weights into a CLIP4IDC or its adaptation; parameters that CLIP does not have keep their initial values.
 
     The position embedding of the patches is interpolated to the module's grid (bicubic). Only the vocabulary's rows of the token
     embedding are used. A file with some of CLIP's tokens lists them in `token_ids`.
@@ -122,7 +119,7 @@ def _check_activation(official: Any, ours: Any, network: str) -> None:
         )
 
 
-def _rename(state: dict[str, Tensor], module: "CLIP4IDC | CLIP4IDCAdaptation") -> dict[str, Tensor]:
+def _rename(state: dict[str, Tensor], module: Any) -> dict[str, Tensor]:
     """Rename open_clip's parameters to ours, without the prefix "text." of some open_clip models."""
     ours: dict[str, Tensor] = {}
     has_text_decoder = module.hyperparameters.get("decoder") == "clip_text"
