@@ -6,7 +6,7 @@ from pathlib import Path
 
 from diffcap.experiment import Experiment
 from diffcap.registry import Ablation
-from diffcap.run_folder import FINETUNE, FIRST, PRETRAIN, report_dir_name
+from diffcap.run_folder import FINETUNE, FIRST, PRETRAIN, REPORT
 from diffcap.runner import Job, make, parse_seeds, run_command, run_queues, write_report
 from diffcap.stages import is_made, needed_by
 from diffcap.utils.errors import DiffcapError
@@ -95,7 +95,7 @@ def ablation(
     )
     results = {table[row].title: [job for (name, _), job in jobs.items() if name == row] for row in chosen}
     options = ["--pictures", "0", "--attention", "0", *(["--remark", remark] if remark else [])]
-    write_report(base.folder, base.features, results, place / report_dir_name(FINETUNE), *options)
+    write_report(base.folder, base.features, results, place / REPORT, *options)
 
 
 def _reason_to_skip(base: Experiment, row: Ablation, variables: dict[str, str]) -> str | None:

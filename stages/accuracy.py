@@ -13,9 +13,9 @@ from diffcap.run_folder import (
     FINETUNE,
     LAST,
     REINFORCE,
+    REPORT,
     STEP_CHECKPOINT_GLOB,
-    eval_dir_name,
-    report_dir_name,
+    result_dir_name,
 )
 from diffcap.runner import call, in_parallel, make, parse_seeds, run_command, steps_options
 from diffcap.utils.errors import DiffcapError
@@ -62,6 +62,7 @@ def accuracy(
     shared.pop("data", None)
     beam = f"beam{beams}-{length_penalty:g}"
     beam_options = f"--beams={beams}", f"--length_penalty={length_penalty}"
+    averaged_eval, reinforced_eval = result_dir_name(AVERAGED, EVAL), result_dir_name(REINFORCE, EVAL)
 
     def run_seed(number: int) -> None:
         home = place / str(number)
@@ -76,20 +77,21 @@ def accuracy(
         captions(f"seed {number}, greedy", folder, trained, home / EVAL)
         captions(f"seed {number}, beams", folder, trained, home / f"{EVAL}-{beam}", *beam_options)
         average(f"seed {number}, averaging", home / FINETUNE, keep, averaged)
-        captions(f"seed {number}, averaged", folder, averaged, home / eval_dir_name(AVERAGED))
+        captions(f"seed {number}, averaged", folder, averaged, home / averaged_eval)
         make(f"seed {number}, self-critical", "reinforce", fixed, **options)
-        critical = eval_dir_name(REINFORCE)
-        captions(f"seed {number}, reinforced", folder, reinforced, home / critical)
-        captions(f"seed {number}, reinforced, beams", folder, reinforced, home / f"{critical}-{beam}", *beam_options)
+        captions(f"seed {number}, reinforced", folder, reinforced, home / reinforced_eval)
+        captions(
+            f"seed {number}, reinforced, beams", folder, reinforced, home / f"{reinforced_eval}-{beam}", *beam_options
+        )
 
     in_parallel([partial(run_seed, number) for number in numbers], int(variables.get("devices", 1)))
     homes = [place / str(number) for number in numbers]
     folders = {
         "greedy": EVAL,
         f"beam search, {beams} beams": f"{EVAL}-{beam}",
-        "averaged checkpoints": eval_dir_name(AVERAGED),
-        "reinforced": eval_dir_name(REINFORCE),
-        f"reinforced, {beams} beams": f"{eval_dir_name(REINFORCE)}-{beam}",
+        "averaged checkpoints": averaged_eval,
+        "reinforced": reinforced_eval,
+        f"reinforced, {beams} beams": f"{reinforced_eval}-{beam}",
     }
     rows = {title: [home / name for home in homes] for title, name in folders.items()}
     if len(numbers) > 1:
@@ -100,7 +102,7 @@ def accuracy(
         rows[f"ensemble of {len(numbers)} seeds"] = [ensemble]
     from diffcap.report.comparison import accuracy_table
 
-    accuracy_table(folder, rows, place / report_dir_name(FINETUNE))
+    accuracy_table(folder, rows, place / REPORT)
 
 
 def average(title: str, training: Path, keep: int, out: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from diffcap.registry import Method, get_method, methods
-from diffcap.run_folder import BEST, FINETUNE, PRETRAIN, report_dir_name
+from diffcap.run_folder import BEST, PRETRAIN, REPORT
 from diffcap.runner import Job, in_parallel, make, parse_seeds, run_queues, write_report
 from diffcap.utils.console import run
 from diffcap.utils.errors import DiffcapError
@@ -141,7 +141,7 @@ def demo(
     numbers = parse_seeds(seeds)
     jobs = {name: [row.job(name, place, seed, shared) for seed in numbers] for name, row in rows.items()}
     run_queues([[jobs[name][n] for name in queue] for n in range(len(numbers)) for queue in queues(rows)])
-    write_report(str(folder), world, jobs, place / report_dir_name(FINETUNE), "--pictures", "8")
+    write_report(str(folder), world, jobs, place / REPORT, "--pictures", "8")
     print(f"\n{(time.perf_counter() - start) / 60:.1f} minutes; figures and table.md are in {place}/report")
 
 

@@ -7,8 +7,7 @@ from typing import Any
 
 from diffcap import __version__
 from diffcap.experiment import Experiment, parse
-from diffcap.pipeline import main as run_stage_program
-from diffcap.pipeline import print_paths
+from diffcap.pipeline import print_paths, run_stage
 from diffcap.registry import import_object
 from diffcap.stages import COMMANDS, STAGES
 from diffcap.utils.console import OneLineErrorParser, Syntax, normalize_arguments, run
@@ -34,53 +33,53 @@ SYNTAX = {
     "push": Syntax(list_options=("--pictures",), several_values=True),
     "serve": Syntax(list_options=("--checkpoint",), several_values=True),
 }
-# Variables of an experiment that decide which captioner is its own.
-_OF_A_RUN = ("dataset", "method", "vlm", "ablation", "seed", "extra", "trainer", "run", "captioner", "config")
+# Variables of an experiment that determine its checkpoint.
+_RUN_VARIABLES = ("dataset", "method", "vlm", "ablation", "seed", "extra", "trainer", "run", "captioner", "config")
 
 
 class CommandParser(OneLineErrorParser):
     """Parser whose help shows the list of `average` as `normalize_arguments` accepts it."""
 
     def format_help(self, *formatter: Any) -> str:
-        """The help text."""
+        """Return the help text."""
         for action in self._actions:
             if action.dest == "checkpoints":
                 action.metavar = "CHECKPOINT [CHECKPOINT ...]"
         return super().format_help(*formatter)
 
 
-def _with_checkpoint(words: list[str]) -> list[str]:
-    """Replace the variables of an experiment by the checkpoint of this experiment, for `serve`."""
-    variables, rest = parse(words)
-    unused = [name for name in variables if name not in _OF_A_RUN]
+def _replace_variables(words: list[str]) -> list[str]:
+    """Replace the variables of an experiment by `--checkpoint` with its checkpoint, for `serve`."""
+    variables, serve_options = parse(words)
+    unused = [name for name in variables if name not in _RUN_VARIABLES]
     if unused:
         raise DiffcapError(f"--{unused[0]} has no effect on the page; leave it out.")
-    return ["--checkpoint", str(Experiment(**variables).checkpoint), *rest] if variables else rest
+    return ["--checkpoint", str(Experiment(**variables).checkpoint), *serve_options] if variables else serve_options
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run `diffcap COMMAND ...`; `arguments` defaults to those of the process."""
     words = sys.argv[1:] if arguments is None else arguments
-    if words and words[0] in STAGES:
-        run_stage_program(words[0], words[1:])
-        return
     with plain_errors():
+        if words and words[0] in STAGES:
+            run_stage(words[0], words[1:])
+            return
         if words[:1] == ["paths"]:
             print_paths(words[1:])
             return
         if words and not words[0].startswith("-") and words[0] not in FUNCTIONS:
-            near = difflib.get_close_matches(words[0], [*FUNCTIONS, *COMMANDS], n=1)
+            similar = difflib.get_close_matches(words[0], [*FUNCTIONS, *COMMANDS], n=1)
             raise DiffcapError(
-                f"unknown command {words[0]}{f', did you mean {near[0]}' if near else ''}; the commands are {', '.join(FUNCTIONS)}, "
+                f"unknown command {words[0]}{f', did you mean {similar[0]}' if similar else ''}; the commands are {', '.join(FUNCTIONS)}, "
                 f"and the stages {', '.join(COMMANDS)}."
             )
         if words[:1] == ["serve"]:
-            words = ["serve", *_with_checkpoint(words[1:])]
+            words = ["serve", *_replace_variables(words[1:])]
         names = words[:1] if words and words[0] in FUNCTIONS else list(FUNCTIONS)
         commands: dict[str, Any] = {name: import_object(FUNCTIONS[name]) for name in names}
     run(
         commands,
-        normalize_arguments(words, SYNTAX, flags_of(commands)),
+        normalize_arguments(words, SYNTAX, flag_options(commands)),
         as_positional=True,
         parser_class=CommandParser,
         prog="diffcap",
@@ -89,8 +88,8 @@ def main(arguments: list[str] | None = None) -> None:
     )
 
 
-def flags_of(commands: dict[str, Any]) -> list[str]:
-    """The options that may be written without a value."""
+def flag_options(commands: dict[str, Any]) -> list[str]:
+    """Return the options that may be written without a value."""
     parameters = [
         parameter for command in commands.values() for parameter in inspect.signature(command).parameters.values()
     ]

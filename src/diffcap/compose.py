@@ -55,8 +55,12 @@ def parts(e: "Experiment", stage: str) -> list[Part]:
             package, _, inside = resource.partition(":")
             folder = package_folder(package, f"`configs` of the dataset {name}") / inside
         found += [*_file(name, folder), *method.named("datasets", name, settings)]
-    base = _base_model_name(e, found, settings)
-    found += method.named("base_models", base, settings)
+    base_name = e.vlm_name
+    if method.base_model and not e.vlm:
+        contents = [*(part.settings for part in found), e.sections.get(settings, {})]
+        base = get_config_value(contents, "model", "captioner", "init_args", "base")
+        base_name = Path(str(base or "").partition("@")[0]).name  # without user and revision
+    found += method.named("base_models", base_name, settings)
     if e.offline_settings:
         found += method.offline(settings)
     found += method.named("ablations", e.ablation, settings)
@@ -64,7 +68,7 @@ def parts(e: "Experiment", stage: str) -> list[Part]:
         found += [*_file("reinforce/base"), *_file(f"reinforce/{e.dataset}"), *method.stage(REINFORCE)]
     if e.trainer != "default":
         found += [*_file(f"trainer/{e.trainer}"), *method.named("trainers", e.trainer, settings)]
-        found += method.named("trainers", f"{e.trainer}.{base}", settings)
+        found += method.named("trainers", f"{e.trainer}.{base_name}", settings)
     if stage == REINFORCE:
         found += _file(f"reinforce/{e.trainer}")
     return [*found, *_file("trainer/ddp")] if e.devices != "1" else found
@@ -73,16 +77,6 @@ def parts(e: "Experiment", stage: str) -> list[Part]:
 def _file(name: str, folder: Path = CONFIGS) -> list[Part]:
     path = folder / f"{name}.yaml"
     return [Part(str(path), read_settings(path))] if path.is_file() else []
-
-
-def _base_model_name(e: "Experiment", found: list[Part], settings: str) -> str:
-    """The name of the base model's settings: that of `vlm`, else of the `base` in the section of a stage or in the parts."""
-    if e.vlm or not e.method_spec.base_model:
-        return e.vlm_name
-    section = e.sections.get(settings)
-    contents = [*(part.settings for part in found), *([section] if isinstance(section, dict) else [])]
-    base = get_config_value(contents, "model", "captioner", "init_args", "base")
-    return Path(str(base or "").partition("@")[0]).name
 
 
 def merge(base: Settings, over: Settings, depth: int = 0) -> Settings:

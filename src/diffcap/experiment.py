@@ -22,10 +22,10 @@ from diffcap.run_folder import (
     FIRST,
     PRETRAIN,
     REINFORCE,
+    REPORT,
     STAGES,
-    eval_dir_name,
     is_finished,
-    report_dir_name,
+    result_dir_name,
     stage_of,
 )
 from diffcap.utils.errors import DiffcapError
@@ -35,7 +35,7 @@ DEFAULT_SEED = "1234"
 CAPTIONS, RETRIEVAL = "captions", "retrieval"  # values of `eval`
 PROBE = "probe"  # value of TRAINER, see `diffcap.lit.probe`
 # Of a CONFIG file; each holds a stage's options.
-SECTIONS = ("data", "extract", "negatives", *STAGES, "zeroshot", "eval", "report")
+SECTIONS = ("data", "extract", "negatives", *STAGES, "zeroshot", EVAL, REPORT)
 
 
 def _option(text: str, default: str = "") -> Any:
@@ -142,12 +142,13 @@ class Experiment:
         self.pretraining = self.pretraining or f"{run}/{PRETRAIN}"
         self._first_folder = Path(run) / f"{PRETRAIN}-{self.first_dataset}"
         # Whether fine-tuning starts from the pre-training of this run, and not from another one (PRETRAINING, or a sweep).
-        self.owns_pretraining = Path(self.pretraining) == self.stage_folder(PRETRAIN)
+        is_own_folder = Path(self.pretraining) == self.stage_folder(PRETRAIN)
+        self.owns_pretraining = self.has_pretraining and is_own_folder
         self.checkpoint = self.stage_folder(self.captioner) / BEST  # of the captioner
         self.evaluated = self.pretrained_checkpoint if self.eval == RETRIEVAL else self.checkpoint  # checkpoint
-        self.evaluation = Path(self.run) / eval_dir_name(PRETRAIN if self.eval == RETRIEVAL else self.captioner)
+        self.evaluation = Path(self.run) / result_dir_name(PRETRAIN if self.eval == RETRIEVAL else self.captioner, EVAL)
         self.zero_shot_evaluation = Path(self.run) / f"zeroshot-{EVAL}"
-        self.report = Path(self.run) / report_dir_name(self.captioner)
+        self.report = Path(self.run) / result_dir_name(self.captioner, REPORT)
 
     def _choose_backbone(self) -> None:
         """Set `backbone`, and whether OFFLINE=yes replaced it: then the method's settings for small features are used."""

@@ -1,4 +1,4 @@
-"""Run the command of a stage: what it was asked for, whether its result is up to date, what is missing before it.
+"""Run the command of a stage: read its options, run the missing stages that it needs, and run it unless it is up to date.
 
 A command has one of two forms:
 
@@ -51,32 +51,37 @@ def run_stage(stage: str, words: Sequence[str]) -> None:
     """Run a stage, unless its record says that it is up to date.
 
     Args:
-        words: arguments of the command. With `--needed`, it runs only if files have changed: another stage needs it, and its settings
-            may be others than those that it was made with.
+        words: arguments of the command. `--needed` means that another stage needs the result. Then the stage runs only if files have
+            changed, even if its settings differ from those of the existing result.
     """
     is_needed = "--needed" in words
     words = [word for word in words if word != "--needed"]
-    variables, own = parse(words)
+    variables, stage_options = parse(words)
     if not STAGES[stage].is_parallel and not main_process():
         return  # a launcher has started several processes
     if _is_direct(stage, words, variables):
         _run_body(Request(stage, {}, words, sources=own_configs(words)))
         return
     experiment_options.extend(NAMES)
-    if stage in LIGHTNING and len(named := own_configs(own)) == 1 and "config" not in variables:
-        variables["config"] = named[0]
-        before = ["", *own]
-        own = [word for last, word in zip(before, own) if "--config" not in (last, word.partition("=")[0])]
-    if {"--help", "-h"} & set(own):
-        _print_help(stage, own)
+    configs = own_configs(stage_options)
+    if stage in LIGHTNING and len(configs) == 1 and "config" not in variables:
+        variables["config"] = configs[0]
+        # Without `--config=PATH`, or `--config` and the PATH after it.
+        stage_options = [
+            word
+            for previous, word in zip(["", *stage_options], stage_options)
+            if "--config" not in (previous, word.partition("=")[0])
+        ]
+    if {"--help", "-h"} & set(stage_options):
+        _print_help(stage, stage_options)
         return
     e = make_experiment(variables, variables.pop("goals", stage).split())
     if _has_nothing_to_do(stage, e):
         return
     if stage == "extract" and e.features_from:
         stage = "import_features"
-    request = _request(stage, e, own)
-    if "--print_config" in own:
+    request = _make_request(stage, e, stage_options)
+    if "--print_config" in stage_options:
         print("".join(f"# settings: {source}\n" for source in request.sources), end="", flush=True)
     elif "WANDB_SWEEP_ID" not in os.environ:
         downloads = stage == "data" and not e.data and not e.dataset_spec.rendered
@@ -84,7 +89,7 @@ def run_stage(stage: str, words: Sequence[str]) -> None:
             raise DiffcapError(
                 f"OFFLINE=yes: the files of DATASET={e.dataset} would be downloaded; give DATA=<folder with its files>, or omit OFFLINE."
             )
-        _run_missing(stage, e, own)
+        _run_missing(stage, e, stage_options)
         path = record_path(stage, e)
         if path.parent.is_dir() and _is_current(request, path, is_needed):
             if main_process() and any(_is_newer(record_path(*need), path) for need in STAGES[stage].needs(e)):
@@ -94,11 +99,11 @@ def run_stage(stage: str, words: Sequence[str]) -> None:
 
 
 def make_experiment(variables: Mapping[str, str], goals: Sequence[str]) -> Experiment:
-    """The experiment of a command.
+    """Return the experiment of a command.
 
     Args:
-        goals: stages that the user asked for. They decide which captioner is evaluated, and whether a captioner that was trained
-            without the pre-training is used as it is.
+        goals: stages that the user asked for. They determine which captioner is evaluated. If no training is among them, a
+            captioner that was trained without the pre-training is used as it is.
     """
     variables = dict(variables)
     if REINFORCE in goals:
@@ -106,8 +111,8 @@ def make_experiment(variables: Mapping[str, str], goals: Sequence[str]) -> Exper
     if ZERO_SHOT in goals:
         variables.setdefault("method", "vlm")
     e = Experiment(**variables)
-    alone = is_finished(e.stage_folder(FINETUNE)) and not (Path(e.pretraining) / FINISHED).is_file()
-    if e.has_pretraining and alone and not {PRETRAIN, FIRST, FINETUNE} & set(goals):
+    is_only_finetuned = is_finished(e.stage_folder(FINETUNE)) and not (Path(e.pretraining) / FINISHED).is_file()
+    if e.has_pretraining and is_only_finetuned and not {PRETRAIN, FIRST, FINETUNE} & set(goals):
         e = Experiment(**{**variables, "pretrain": "no"})
     if ZERO_SHOT in goals and not e.method_spec.base_model:
         raise DiffcapError(f"zeroshot is for METHOD=vlm, and METHOD={e.method} needs training; leave out METHOD.")
@@ -117,13 +122,13 @@ def make_experiment(variables: Mapping[str, str], goals: Sequence[str]) -> Exper
 
 
 def _has_nothing_to_do(stage: str, e: Experiment) -> bool:
-    """Whether the method does not need a stage, which is printed."""
+    """Return whether the method does not need a stage, and print so."""
     pretraining = e.method_spec.pretraining
     if stage in (PRETRAIN, FIRST) and not e.has_pretraining:
-        row = f", {e.ablation}," if e.ablation else ""
-        why = f" with PRETRAIN={e.pretrain or 'no'}" if pretraining else ""
+        ablation = f", {e.ablation}," if e.ablation else ""
+        condition = f" with PRETRAIN={e.pretrain or 'no'}" if pretraining else ""
         command = f"make finetune METHOD={e.method} DATASET={e.dataset}"
-        print(f"{e.method}{row} has no pre-training stage{why}; go on with: {command}")
+        print(f"{e.method}{ablation} has no pre-training stage{condition}; go on with: {command}")
         return True
     if stage == FIRST and not e.first_dataset:
         raise DiffcapError(
@@ -135,27 +140,29 @@ def _has_nothing_to_do(stage: str, e: Experiment) -> bool:
     return False
 
 
-def _request(stage: str, e: Experiment, own: list[str]) -> Request:
+def _make_request(stage: str, e: Experiment, stage_options: list[str]) -> Request:
+    """Combine the settings that follow from the experiment with the section of its CONFIG file and the stage's options."""
     row = STAGES[stage]
     settings = {name: value for name, value in row.settings(e).items() if value is not None}
     sources = []
     if stage in LIGHTNING:
-        start = (settings.get("model") or {}).get("init_from")
-        own = [word for word in own if word != f"--init_from={start}"]  # make names it, too
-        own = [f"--model.{word[2:]}" if word.startswith("--init_from=") else word for word in own]
+        initial_checkpoint = (settings.get("model") or {}).get("init_from")
+        # make gives this option, too; the settings have it already.
+        stage_options = [word for word in stage_options if word != f"--init_from={initial_checkpoint}"]
+        stage_options = [f"--model.{word[2:]}" if word.startswith("--init_from=") else word for word in stage_options]
         sources = [part.source for part in parts(e, stage)]
     if stage in ("extract", "import_features"):
-        own = [*shlex.split(e.extract_args), *own]
+        stage_options = [*shlex.split(e.extract_args), *stage_options]
     if section := e.sections.get(PRETRAIN if stage == FIRST else stage):
         sources.append(f"{e.config}: {stage}")
-        if stage not in TRAININGS:  # whose settings have the section
+        if stage not in TRAININGS:  # the settings of a training contain the section
             settings = merge(settings, section) if stage in LIGHTNING else settings | section
-    asked = record.digest(__version__, settings, os.environ.get("DIFFCAP_CORENLP"), own)
-    return Request(stage, settings, own, asked, row.inputs(e), sources)
+    asked = record.digest(__version__, settings, os.environ.get("DIFFCAP_CORENLP"), stage_options)
+    return Request(stage, settings, stage_options, asked, row.inputs(e), sources)
 
 
-def _run_missing(stage: str, e: Experiment, own: list[str]) -> None:
-    """Run the stages whose results are missing, or refuse to, where a launcher has started several processes."""
+def _run_missing(stage: str, e: Experiment, stage_options: list[str]) -> None:
+    """Run the stages whose results are missing. If a launcher has started several processes, a missing result is an error."""
     e.check_inputs({stage})
     for need, experiment in STAGES[stage].needs(e):
         if is_made(need, experiment):
@@ -164,15 +171,14 @@ def _run_missing(stage: str, e: Experiment, own: list[str]) -> None:
         from diffcap.lit.launch import find_launch
 
         words = [need, *experiment.words()]
-        if (
-            launch := find_launch()
-        ):  # a new process would take itself for one of the launcher's, and wait for the others
+        # With the launcher's environment variables, a new process would wait for the launcher's other processes.
+        if launch := find_launch():
             raise DiffcapError(
                 f"{STAGES[need].folder(experiment)}: the result of the stage {need} is missing, and {launch.launcher} cannot start "
                 f"it; first run `diffcap {' '.join(words)}`, without {launch.launcher}."
             )
-        more = ["--", *own] if need == FIRST else []  # both pre-trainings have the same options
-        run_in_process([*words, "--needed", *more])
+        shared_options = ["--", *stage_options] if need == FIRST else []  # both pre-trainings have the same options
+        run_in_process([*words, "--needed", *shared_options])
 
 
 def run_in_process(command: Sequence[str]) -> None:
@@ -184,7 +190,7 @@ def run_in_process(command: Sequence[str]) -> None:
 
 
 def _check_extra(stage: str, other: Experiment, e: Experiment) -> None:
-    """Check that a result that is missing can be made here; the manifest of a dataset of EXTRA cannot."""
+    """Raise an error if a missing result belongs to `other`, a dataset of EXTRA, and the user must make it first."""
     if other is not e and stage == "data":
         raise DiffcapError(
             f"{other.folder}/manifest.jsonl: EXTRA={e.extra} needs this dataset; make it with `make data DATASET={other.dataset}`, and "
@@ -198,19 +204,19 @@ def _check_extra(stage: str, other: Experiment, e: Experiment) -> None:
 
 
 def _is_current(request: Request, path: Path, is_needed: bool) -> bool:
-    """Whether the record says that the stage is up to date; a result of diffcap 0.1 gets a record."""
+    """Return whether the stage is up to date according to its record; a result of diffcap 0.1 gets a record."""
     stage = request.stage
     old = record.read(path)
     if not old and (is_needed or _asked_before(request, path.parent)):
-        old = _adopt(request, path)
+        old = _record_earlier_result(request, path)
     if not old:
         return False
     if stage in TRAININGS:
-        lost = find_fault(path.parent) is not None
+        is_lost = find_fault(path.parent) is not None
     else:
-        lost = bool(record.lost_products(path, old, compare=not is_needed))
-    always = stage == "data" or request.settings.get("model", {}).get("from_files")
-    if lost or (not is_needed and (always or old["asked"] != request.asked)):
+        is_lost = bool(record.lost_products(path, old, compare=not is_needed))
+    runs_always = stage == "data" or request.settings.get("model", {}).get("from_files")
+    if is_lost or (not is_needed and (runs_always or old["asked"] != request.asked)):
         return False
     changed = record.changed_files(old)
     if main_process() and changed:
@@ -220,28 +226,28 @@ def _is_current(request: Request, path: Path, is_needed: bool) -> bool:
     return not changed
 
 
-def _adopt(request: Request, path: Path) -> dict[str, Any]:
+def _record_earlier_result(request: Request, path: Path) -> dict[str, Any]:
     """Write the record of a complete result of diffcap 0.1; {} if there is none."""
     row, folder = STAGES[request.stage], path.parent
     if request.stage in TRAININGS:
         finished = read_object(path)
         if find_fault(folder) or not finished:
             return {}
-        adopted = {**finished, **record.make("", "", {}, [])}
+        new_record = {**finished, **record.make("", "", {}, [])}
     else:
         product = folder / row.products[0]
         inputs = [*request.inputs, *row.read(request.settings)]
         if not product.is_file() or any(_is_newer(path, product) for path in inputs):
             return {}
         files = record.describe_files([*inputs, *record.named_files(request.settings)], {})
-        adopted = record.make(request.asked, "", files, [folder / name for name in row.products])
+        new_record = record.make(request.asked, "", files, [folder / name for name in row.products])
     if main_process():
-        record.write(path, adopted)
-    return adopted
+        record.write(path, new_record)
+    return new_record
 
 
 def _asked_before(request: Request, folder: Path) -> bool:
-    """Whether diffcap 0.1 has made a result with the same options: for an evaluation it noted them."""
+    """Return whether diffcap 0.1 has made a result with the same options, which it wrote beside the result."""
     if request.stage == "extract":
         meta, model = read_object(folder / "meta.json"), request.settings["model"]
         is_same = all(meta.get(key) == model[key] for key in ("library", "network", "stage") if key in model)
@@ -251,12 +257,12 @@ def _asked_before(request: Request, folder: Path) -> bool:
     return request.stage == "eval" and note.get("arguments") == [*words, *request.words]
 
 
-def _is_newer(path: Path, other: Path) -> bool:
-    return path.is_file() and path.stat().st_mtime_ns > other.stat().st_mtime_ns
+def _is_newer(path: Path, reference: Path) -> bool:
+    return path.is_file() and path.stat().st_mtime_ns > reference.stat().st_mtime_ns
 
 
 def _run_body(request: Request) -> None:
-    """Run a stage. One without Lightning gets its options as arguments, unless its record has the same options and files."""
+    """Run a stage. Only stages without Lightning are checked here: they do not run if their record has the same options and files."""
     stage, row = request.stage, STAGES[request.stage]
     body = import_object(row.body)
     if stage in LIGHTNING:
@@ -282,14 +288,13 @@ def _run_body(request: Request) -> None:
 
 
 def _is_direct(stage: str, words: Sequence[str], variables: Mapping[str, str]) -> bool:
-    """Whether a command has the second form, see the module's docstring; a method's settings file as --config is refused."""
-    configs, row = own_configs(words), STAGES[stage]
+    """Return whether a command has the second form, see the module's docstring. A method's settings file as --config is an error."""
+    configs = own_configs(words)
     for path in configs:
-        kind, _, name = path.partition("configs/method/")[2].partition(
-            "/"
-        )  # earlier versions had method/<method>/<stage>.yaml
-        method = kind.removesuffix(".yaml")
-        if (name or kind != method) and method in methods():
+        # configs/method/<method>.yaml; earlier versions had configs/method/<method>/<stage>.yaml.
+        first_part, _, stage_file = path.partition("configs/method/")[2].partition("/")
+        method = first_part.removesuffix(".yaml")
+        if (stage_file or first_part != method) and method in methods():
             raise DiffcapError(
                 f"--config {path}: a method's settings are used by name; give --dataset NAME --method {method}, as in "
                 f"`diffcap {stage} --dataset blocks --method {method}`."
@@ -299,17 +304,17 @@ def _is_direct(stage: str, words: Sequence[str], variables: Mapping[str, str]) -
     named = {word.partition("=")[0].removeprefix("--").replace("-", "_") for word in words if word.startswith("--")}
     names_experiment = bool(named & {"dataset", "method"})
     if stage == "report":
-        is_own = bool({"runs", "predictions"} & named or {"folder", "out"} <= named)
-        return is_own and not names_experiment and "config" not in named
-    if row.direct:
-        return bool(set(row.direct) & named) and not (stage == "negatives" and names_experiment)
+        names_results = bool({"runs", "predictions"} & named or {"folder", "out"} <= named)
+        return names_results and not names_experiment and "config" not in named
+    if direct := STAGES[stage].direct:
+        return bool(set(direct) & named) and not (stage == "negatives" and names_experiment)
     if names_experiment or not configs:
         return not names_experiment and bool({"data.folder", "run.out"} & named)
     return not any(_is_experiment(path) for path in configs)
 
 
 def _is_experiment(path: str) -> bool:
-    """Whether a file is for CONFIG: it names a dataset or a method, or is the config.yaml of a run."""
+    """Return whether a file is for CONFIG: it names a dataset or a method, or is the config.yaml of a run."""
     content = read_settings(path) if Path(path).is_file() else None
     if not isinstance(content, dict):
         return False
@@ -319,17 +324,17 @@ def _is_experiment(path: str) -> bool:
 
 
 def own_configs(words: Sequence[str]) -> list[str]:
-    """The values of `--config` in a command line."""
-    found = [value for word, value in itertools.pairwise(words) if word == "--config"]
-    return found + [word.partition("=")[2] for word in words if word.startswith("--config=")]
+    """Return the values of `--config` in a command line."""
+    separate = [value for word, value in itertools.pairwise(words) if word == "--config"]
+    return separate + [word.partition("=")[2] for word in words if word.startswith("--config=")]
 
 
-def _print_help(stage: str, own: Sequence[str]) -> None:
+def _print_help(stage: str, stage_options: Sequence[str]) -> None:
     print(f"Variables of an experiment, each an option of `diffcap {stage}` and, in capitals, a variable of make:")
     for variable in VARIABLES:
         text, default = variable.metadata["help"], variable.metadata["default"]
         print(f"  --{variable.name:<22} {text}{f' ({default})' if default else ''}", flush=True)
-    if stage not in LIGHTNING or "all" in own:
+    if stage not in LIGHTNING or "all" in stage_options:
         print("\nOptions of the stage:\n", flush=True)
         _run_body(Request(stage, {}, ["--help"]))
     else:
@@ -337,7 +342,7 @@ def _print_help(stage: str, own: Sequence[str]) -> None:
 
 
 def print_paths(words: Sequence[str]) -> None:
-    """Print the names of files and folders that the Makefile needs, one NAME=VALUE a line; a blank in a name is |."""
+    """Print the names of files and folders that the Makefile needs, one NAME=VALUE per line. A space in a value is printed as |."""
     variables, _ = parse(words)
     goals = variables.pop("goals", "").split()
     e = make_experiment(variables, goals)
@@ -366,14 +371,15 @@ def print_paths(words: Sequence[str]) -> None:
     }
     for name, values in names.items():
         for value in map(str, values):
-            if bad := sorted(set("|\t:%#$\\'\"*?[;&()<>`") & set(value)):
+            if invalid := sorted(set("|\t:%#$\\'\"*?[;&()<>`") & set(value)):
                 raise DiffcapError(
-                    f"{value}: make cannot use {' '.join(bad)} in the name of a folder; give another RUN, FOLDER, FEATURES or PRETRAINING."
+                    f"{value}: make cannot use {' '.join(invalid)} in the name of a folder; give another RUN, FOLDER, "
+                    "FEATURES or PRETRAINING."
                 )
         print(f"{name}={';'.join(str(value).replace(' ', '|') for value in values)}")
 
 
 def main(stage: str, words: Sequence[str] | None = None) -> None:
-    """Run a stage as a program; errors are one line."""
+    """Run a stage as a program; `words` defaults to the arguments of the process. An error is printed as one line."""
     with plain_errors():
         run_stage(stage, sys.argv[1:] if words is None else words)

@@ -27,7 +27,7 @@ from diffcap.utils.settings import get_config_value
 PRETRAIN, FINETUNE, REINFORCE = "pretrain", "finetune", "reinforce"
 FIRST = "pretrain-extra"  # the pre-training on a dataset of EXTRA, before the main one
 STAGES = (PRETRAIN, FINETUNE, REINFORCE)  # each starts from the checkpoint of an earlier one, if there is one
-AVERAGED, EVAL = "averaged", "eval"
+AVERAGED, EVAL, REPORT = "averaged", "eval", "report"
 BEST, LAST = "best.ckpt", "last.ckpt"
 STEP_CHECKPOINT_GLOB = "step-*.ckpt"
 CONFIGURATION, RUNNING, FINISHED, LOGS = "config.yaml", "running.json", "finished.json", "logs"
@@ -42,14 +42,13 @@ def metrics_filename(tokenizer: str) -> str:
     return f"metrics-{tokenizer}.json"
 
 
-def eval_dir_name(stage: str) -> str:
-    """Name of the evaluation folder of a stage: eval for the fine-tuning, `<stage>-eval` for others."""
-    return EVAL if stage == FINETUNE else f"{stage}-{EVAL}"
+def result_dir_name(stage: str, result: str) -> str:
+    """Return the name of a training stage's evaluation or report folder.
 
-
-def report_dir_name(stage: str) -> str:
-    """Name of the report folder of a stage: report for the fine-tuning, `<stage>-report` for others."""
-    return "report" if stage == FINETUNE else f"{stage}-report"
+    Args:
+        result: "eval" or "report"; this is the name for the fine-tuning, and `<stage>-<result>` the name for other stages.
+    """
+    return result if stage == FINETUNE else f"{stage}-{result}"
 
 
 @contextmanager
@@ -244,7 +243,9 @@ def evaluated_checkpoints(evaluation: Path, metrics: Mapping[str, Any]) -> list[
     if provenance.get("checkpoints"):
         files = [entry["file"] for entry in provenance["checkpoints"] if "file" in entry]
         return [Path(os.path.normpath(evaluation / file)) for file in files]
-    stage = next((name for name in (*STAGES, AVERAGED) if evaluation.name.startswith(eval_dir_name(name))), FINETUNE)
+    stage = next(
+        (name for name in (*STAGES, AVERAGED) if evaluation.name.startswith(result_dir_name(name, EVAL))), FINETUNE
+    )
     return [evaluation.parent / stage / BEST]
 
 
@@ -253,5 +254,5 @@ def related_evaluations(checkpoint: Path) -> Sequence[Path]:
     if checkpoint.is_dir():
         return [path for path in (checkpoint / METRICS,) if path.is_file()]
     run = checkpoint.absolute().parent.parent
-    own = run / eval_dir_name(checkpoint.parent.name) / METRICS
+    own = run / result_dir_name(checkpoint.parent.name, EVAL) / METRICS
     return sorted(run.glob(f"*/{METRICS}"), key=lambda path: (path != own, path))

@@ -192,7 +192,7 @@ def _before_first_pretraining(e: Experiment) -> list[Need]:
 
 
 def _pretraining_of(e: Experiment) -> list[Need]:
-    return [(PRETRAIN, e)] if e.has_pretraining and e.owns_pretraining else []
+    return [(PRETRAIN, e)] if e.owns_pretraining else []
 
 
 def _training_stage(stage: str, needs: Callable[[Experiment], list[Need]]) -> Stage:

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from diffcap.cli import FUNCTIONS, SYNTAX, flags_of
+from diffcap.cli import FUNCTIONS, SYNTAX, flag_options
 from diffcap.registry import import_object
 from diffcap.utils.console import normalize_arguments
 
-FLAGS = flags_of({name: import_object(path) for name, path in FUNCTIONS.items()})
+FLAGS = flag_options({name: import_object(path) for name, path in FUNCTIONS.items()})
 
 
 @pytest.mark.parametrize(

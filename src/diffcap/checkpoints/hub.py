@@ -12,7 +12,7 @@ from diffcap.checkpoints.loading import IMAGES
 from diffcap.checkpoints.reading import CAPTIONING_STAGES, read_checkpoint, weights_hash, write_folder
 from diffcap.records import read_json, write_json
 from diffcap.registry import methods
-from diffcap.run_folder import METRICS, related_evaluations, report_dir_name
+from diffcap.run_folder import METRICS, REPORT, related_evaluations, result_dir_name
 from diffcap.utils.console import echo
 from diffcap.utils.errors import DiffcapError
 
@@ -116,7 +116,7 @@ def push(
     if scores.metrics is None:
         echo(f"note: the model card has no scores: {scores.missing_reason}; `make eval` writes them.", err=True)
     stage_folder = checkpoint.absolute().parent
-    report = checkpoint if checkpoint.is_dir() else stage_folder.parent / report_dir_name(stage_folder.name)
+    report = checkpoint if checkpoint.is_dir() else stage_folder.parent / result_dir_name(stage_folder.name, REPORT)
     image_files = sorted(report.glob(IMAGES)) if images is None else [Path(path) for path in images]
     _check_images(image_files)
     from huggingface_hub import HfApi

@@ -173,7 +173,9 @@ class TrainingCLI(StageCLI):
             files.setdefault(start, old["files"][start])
         self.config_hash = record.result_id(options, files)
         self.record = record.make(self.request.asked, self.config_hash, files, [])
-        fault = find_fault(self.out) or _other_settings(self.out, old, self.record, options)
+        fault = find_fault(self.out)
+        if not fault and old.get("id") != self.config_hash and (self.out / CONFIGURATION).is_file():
+            fault = _other_settings(self.out, old, files, options)
         if not fault and is_finished(self.out):  # every rank reads the same files and exits
             if main_process():
                 print(f"{self.out}: already finished with these settings")
@@ -330,17 +332,15 @@ def data_files(data: dict[str, Any]) -> list[Path]:
     return files + [Path(other) / "manifest.jsonl" for other in data.get("vocabulary_with") or []]
 
 
-def _other_settings(out: Path, old: dict[str, Any], new: dict[str, Any], options: dict[str, Any]) -> str | None:
-    """Why the training in a folder is another one; None if it is the same, or there is none."""
-    if old.get("id") == new["id"] or not (out / CONFIGURATION).is_file():
-        return None
+def _other_settings(out: Path, old: dict[str, Any], files: dict[str, Any], options: dict[str, Any]) -> str | None:
+    """Return the differences between this training and the one in a folder, with the record `old`; None if there are none."""
     before = compared(read_settings(out / CONFIGURATION))
     # diffcap 0.1 had other options, and no id.
     names = list({**options, **before}) if old.get("id") else [name for name in options if name in before]
     values = [(name, before.get(name), options.get(name)) for name in names]
     differing = [f"{name} {value}, now {now}" for name, value, now in values if value != now]
     known = {path: entry[2] for path, entry in old.get("files", {}).items()}
-    differing += [path for path, entry in new["files"].items() if known and known.get(path) != entry[2]]
+    differing += [path for path, entry in files.items() if known and known.get(path) != entry[2]]
     return f"it holds a run with other settings ({'; '.join(differing[:3])})" if differing else None
 
 

@@ -101,9 +101,8 @@ class StageCLI(LightningCLI):
         """Read the options, of a stage's `Request` or a list of words, and check the seeds, since NumPy accepts only 32 bits."""
         words, settings = getattr(args, "words", args), getattr(args, "settings", None)
         if settings:
-            StageParser.sources = (
-                args.sources
-            )  # of the class, because the arguments of a class have a parser of their own
+            # Set on the class, because jsonargparse makes another parser for the arguments of a class.
+            StageParser.sources = args.sources
             self.config = parser.parse_args(words, namespace=parser.parse_object(settings))
         else:
             super().parse_arguments(parser, words)
@@ -116,7 +115,9 @@ class StageCLI(LightningCLI):
         """Build the trainer with `LogProgress`, and with a `StageProgressBar` if stderr is a terminal and the config does not disable or
         replace it."""
         config = self._get(self.config_init, "trainer", default={})
-        callbacks = [*_as_list(config.get("callbacks")), *kwargs.pop("callbacks", [])]
+        values = [config.get(name) or [] for name in ("callbacks", "plugins")]
+        callbacks, plugins = (list(value) if isinstance(value, list) else [value] for value in values)
+        callbacks += kwargs.pop("callbacks", [])
         if not any(isinstance(callback, ProgressBar) for callback in callbacks):
             if not sys.stderr.isatty():
                 kwargs["enable_progress_bar"] = False
@@ -124,17 +125,13 @@ class StageCLI(LightningCLI):
                 callbacks.append(StageProgressBar(console_kwargs={"stderr": True}))
         callbacks.append(LogProgress())
         launched = launched_options(config.get("devices", 1))
-        if plugins := launched.pop("plugins", []):
-            kwargs["plugins"] = [*_as_list(config.get("plugins")), *plugins]
+        if launched_plugins := launched.pop("plugins", []):
+            kwargs["plugins"] = plugins + launched_plugins
         if config.get("strategy", "auto") != "auto":
             launched.pop("strategy", None)
         kwargs |= launched
         with wrap_invalid_settings(TypeError):  # devices that are not a number
             return super().instantiate_trainer(callbacks=callbacks, **kwargs)
-
-
-def _as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value] if value else []
 
 
 @contextmanager

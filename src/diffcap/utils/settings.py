@@ -2,9 +2,10 @@
 
 import re
 from collections.abc import Iterable
-from functools import cache
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from diffcap.utils.errors import DiffcapError
 
@@ -16,38 +17,33 @@ if not (CONFIGS / "trainer/default.yaml").is_file():
     CONFIGS = _HERE / "configs"
 
 
+class _UniqueKeyLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """PyYAML's fast safe loader. Repeated keys are an error, and 1e-4 is a number, as for jsonargparse."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value]
+        if repeated := [key for key in keys if keys.count(key) > 1 and key != "<<"]:
+            raise yaml.YAMLError(f"the key {repeated[0]!r} is repeated in line {node.start_mark.line + 1} ff.")
+        return super().construct_mapping(node, deep)  # type: ignore[no-any-return]
+
+
+_UniqueKeyLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
 def read_settings(path: str | Path) -> Any:
     """Read a YAML file."""
-    import yaml
-
     path = Path(path)
     try:
-        return yaml.load(path.read_text(encoding="utf-8"), _loader())
+        return yaml.load(path.read_text(encoding="utf-8"), _UniqueKeyLoader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())
         raise DiffcapError(f"{path}: not YAML ({reason:.120}); fix the file.") from None
 
 
-@cache
-def _loader() -> Any:
-    """PyYAML's fast safe loader. It refuses repeated keys, and 1e-4 is a number, as for jsonargparse."""
-    import yaml
-
-    class UniqueKeyLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-            keys = [key.value for key, _ in node.value]
-            if repeated := [key for key in keys if keys.count(key) > 1 and key != "<<"]:
-                raise yaml.YAMLError(f"the key {repeated[0]!r} is repeated in line {node.start_mark.line + 1} ff.")
-            return super().construct_mapping(node, deep)  # type: ignore[no-any-return]
-
-    UniqueKeyLoader.add_implicit_resolver(
-        "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+$"), list("-+0123456789")
-    )
-    return UniqueKeyLoader
-
-
 def get_config_value(files: Iterable[Path | dict[str, Any]], *keys: str) -> Any:
-    """The value of nested keys in the last file (or content of a file) that has them, which may be null; None if no file does."""
+    """Return the value of nested keys in the last file (or content of a file) that has them; None if no file has them."""
     found = None
     for file in files:
         value = file if isinstance(file, dict) else read_settings(file) if file.is_file() else None
