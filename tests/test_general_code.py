@@ -1,4 +1,4 @@
-"""General code names no method and no dataset: not in an identifier, an import or a string. Docstrings and comments may name one as a source."""
+"""General code names no method and no dataset: not in an identifier, an import or a string. Docstrings and comments may."""
 
 import ast
 import re

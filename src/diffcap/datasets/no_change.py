@@ -97,6 +97,9 @@ CLEVR_CHANGE = (
     "nothing has changed",
     "nothing was modified",
 )
+ANNOTATED = tuple(
+    dict.fromkeys((*LEVIR_CC, *SECOND_CC, *DUBAI_CC, *CLEVR_CHANGE))
+)  # the sentences of all these datasets
 
 
 def plain(caption: str) -> str:

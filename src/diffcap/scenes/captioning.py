@@ -12,14 +12,14 @@ from typing import Any, NamedTuple, Self, TypeVar
 import numpy as np
 from PIL import Image
 
-from diffcap.datasets.no_change import CLEVR_CHANGE, DUBAI_CC, LEVIR_CC, SECOND_CC, is_no_change
+from diffcap.datasets.no_change import ANNOTATED, is_no_change
 from diffcap.pair_captioner import Caption, PairCaptioner
 from diffcap.scenes.raster import Scene, Stretch, Tile, TileCaption, Tiling, to_rgb
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.files import add_filename
 from diffcap.worlds.blocks.captions import NO_CHANGE as BLOCKS
 
-NO_CHANGE = tuple(dict.fromkeys((*LEVIR_CC, *SECOND_CC, *DUBAI_CC, *CLEVR_CHANGE, *BLOCKS)))
+NO_CHANGE = tuple(dict.fromkeys((*ANNOTATED, *BLOCKS)))
 SUFFIX = ".partial.jsonl"
 MAX_UNSAVED = (
     256  # results after which a batch is saved, so that an interruption loses few of them where few tiles are captioned
