@@ -43,9 +43,7 @@ class ChangePair:
     id: str
     before: str  # path, relative to the dataset's root
     after: str | None
-    captions: list[
-        str
-    ]  # at least one of a training pair; empty if the dataset does not publish them, or has classes instead
+    captions: list[str]  # at least one of a training pair; empty if the dataset publishes none, or has classes
     split: str  # "train", "val" or "test"
     change_type: str | None = None  # the dataset's name of the kind of change ("color", "move", ...), if it has one
     is_distractor: bool = False  # nothing changed, or only the viewpoint or the light

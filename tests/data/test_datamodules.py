@@ -40,7 +40,7 @@ def pretraining(folder: Path, **options: Any) -> PretrainData:
 
 def images(data: FeatureData, batch: dict) -> list[tuple[str, str]]:
     """Paths of a batch's images, from what the features say."""
-    paths = {row: path for path, row in FeatureStore.open(data.store.folder)._index.items()}
+    paths = {row: path for path, row in FeatureStore.open(data.store.folder)._row_of.items()}
     names = [[paths[round(image[0, 0, 0].item() * 16)] for image in batch[side]] for side in ("before", "after")]
     return list(zip(*names))
 
@@ -345,4 +345,4 @@ def test_an_epoch_of_the_adaptation_leaves_out_an_incomplete_batch(folder: Path)
         data = AdaptData(str(folder), "toy", batch_size=batch_size)
         steps = data.batches_per_epoch
         data.setup("fit")
-        assert steps == max(1, len(data.samples) // batch_size)
+        assert steps == max(1, len(data.sample_captions) // batch_size)

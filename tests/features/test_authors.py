@@ -88,7 +88,7 @@ def test_the_only_pickle_of_birds_whatever_its_name(tmp_path: Path) -> None:
     assert fill_store(birds, tmp_path / "theirs", tmp_path / "store") == 2
     check(birds, tmp_path / "store")
     (tmp_path / "theirs/other.pkl").write_bytes(pickle.dumps(flat, 2))
-    assert "nor a single pickle there" in refusal(birds, tmp_path / "theirs", tmp_path / "again")
+    assert "no single pickle there" in refusal(birds, tmp_path / "theirs", tmp_path / "again")
 
 
 def test_same_names_in_two_folders(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_one_sentence_for_each_fault(clevr: Dataset, tmp_path: Path) -> None:
     paths, theirs, store = unique_images(clevr.pairs), tmp_path / "theirs", tmp_path / "store"
     assert "no such folder" in refusal(clevr, theirs, store)
     theirs.mkdir()
-    assert "neither .npy files nor img.pkl" in refusal(clevr, theirs, store)
+    assert "no .npy files, no img.pkl" in refusal(clevr, theirs, store)
     write_npy(theirs, paths[1:])
     assert "1 of 12 images have no features there (first images/CLEVR_default_000003.png)" in refusal(
         clevr, theirs, store
@@ -143,7 +143,7 @@ def test_one_sentence_for_each_fault(clevr: Dataset, tmp_path: Path) -> None:
     write_npy(theirs, paths)
     file = theirs / "features/CLEVR_default_000012.png.npy"
     np.save(file, np.zeros((4, 2, 2)))
-    assert "features of (4, 2, 2), others of (4, 3, 3)" in refusal(clevr, theirs, store)
+    assert "features of (4, 2, 2), expected (4, 3, 3)" in refusal(clevr, theirs, store)
     np.save(file, np.zeros((4, 7)))
     assert "features of (4, 7), not (channels, rows, columns)" in refusal(clevr, theirs, store)
     np.save(file, np.zeros((0, 3, 3)))

@@ -101,7 +101,7 @@ REFUSED = {
     "link": (with_member("link", tarfile.SYMTYPE, "good.txt"), "'link' is a link or a device"),
     "hard link": (with_member("link", tarfile.LNKTYPE, "/etc/passwd"), "'link' is a link or a device"),
     "pipe": (with_member("pipe", tarfile.FIFOTYPE), "'pipe' is a link or a device"),
-    "no file": (zip_bytes({}), "it holds no file"),
+    "no file": (zip_bytes({}), "it contains no file"),
     "long name": (zip_bytes({"n" * 300: b"x"}), ".*File name too long.*"),
     "file and folder": (tar_bytes({"a": b"1", "a/b": b"2"}), ".*out.*/a'?"),
 }

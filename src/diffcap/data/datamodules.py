@@ -1,7 +1,7 @@
-"""The LightningDataModules of captioning, with feature maps of pairs and captions; for pre-training see `pretraining`.
+"""The LightningDataModules of captioning, with feature maps of pairs and captions. `methods/pcl/data.py` has that of pre-training.
 
 Every random choice of a training step (samples, masked words and patches, swapped images) depends on the seed and the step
-only. It is made for the global batch, and each rank takes its part; see `sampler`.
+only, see `sampler`. It is made for the global batch, of which each rank takes its part.
 """
 
 import math
@@ -35,21 +35,21 @@ class FeatureData(pl.LightningDataModule):
     Args:
         folder: the dataset's folder, with `manifest.jsonl`.
         features: name of the feature store in its `features/`.
-        batch_size: of one step over all ranks together (as in the papers), not per rank.
-        eval_batch_size: pairs per rank that are decoded at once.
+        batch_size: number of samples of a step, over all ranks together (as in the papers).
+        eval_batch_size: number of pairs that each rank decodes at once.
         min_count: minimum number of occurrences of a word in the captions of `vocabulary_splits`.
-        max_length: positions of a caption, BOS and EOS included; longer captions are cut.
+        max_length: maximum number of ids of a caption, with BOS and EOS; longer captions are cut.
         mask_ratio: probability that a word, or a patch in MVCL, is masked (paper: 0.15).
         swap: swap the default and the nonsemantic image with probability 1/2 (augmentation of SCORER and DIRL).
         trim: remove padding that no caption of the batch needs; the results are the same where padding is masked.
         val_limit: validate on the first pairs only; null for all.
         num_workers: worker processes of the data loaders, per rank; null: 6 beside a GPU, otherwise 0. The batches do not
             depend on it.
-        seed: of all random choices.
+        seed: seed of all random choices.
         vocabulary_layout: "pcl", "rcc" for SCORER and DIRL (see `diffcap.text.vocabulary`), or "clip" (see
             `diffcap.text.vocabularies`), or "hub" for the tokens of `base`.
         changes: protocol of a dataset whose pairs have several changes, see `records.take_changes`; null for the dataset's own.
-        multi: `max_length` and `min_count` for the protocol "multi", whose captions are longer; null for the values above.
+        multi: `max_length` and `min_count` for the protocol "multi", whose captions are longer; null: the same values.
         vocabulary_with: folders of further datasets whose training captions are counted for the vocabulary; all stages of a
             model need the same ones (IDC-PCL: CUB and Birds-to-Words share a vocabulary).
         vocabulary_splits: "train", or "all": val and test are counted, too (RSICCformer, Chg2Cap, authors' code). All stages of
@@ -107,13 +107,13 @@ class FeatureData(pl.LightningDataModule):
                 f"{self.dataset.name}: has single images, which only pre-training can use (make pretrain DATASET=<pairs> "
                 "EXTRA=cub); give a dataset of pairs."
             )
-        others = [pair for other in vocabulary_with or [] for pair in read_dataset(other).pairs]
-        counted = [
-            pair  # in the order of the manifest, which the ids of the layout "rsicc" have
-            for pair in (*self.dataset.pairs, *others)
+        other_pairs = [pair for other_folder in vocabulary_with or [] for pair in read_dataset(other_folder).pairs]
+        counted_pairs = [
+            pair  # in the order of the manifest, which decides on the word ids of the layout "rsicc"
+            for pair in (*self.dataset.pairs, *other_pairs)
             if pair.split == "train" or vocabulary_splits == "all"
         ]
-        captions = (caption for pair in counted for caption in pair.captions)
+        captions = (caption for pair in counted_pairs for caption in pair.captions)
         self.vocabulary = vocabulary_for(captions, min_count, vocabulary_layout, base, base_revision)
         self.words = self.vocabulary.words
         self.vocabulary_size = len(self.vocabulary)
@@ -129,7 +129,7 @@ class FeatureData(pl.LightningDataModule):
         self.val_references = {pair.id: pair.captions for pair in self._pairs("val")[:val_limit]}
 
     def _pairs(self, split: str) -> list[ChangePair]:
-        """The pairs of a split that have captions."""
+        """Return the pairs of a split that have captions; an error if there are none."""
         pairs = [pair for pair in self.dataset.pairs if pair.split == split and pair.captions]
         if not pairs and any("class" in pair.extra for pair in self.dataset.pairs):
             raise DiffcapError(
@@ -141,7 +141,7 @@ class FeatureData(pl.LightningDataModule):
         return pairs
 
     def table(self, split: str) -> PairTable:
-        """The pairs of a split that have captions."""
+        """Return the pairs of a split that have captions, with their features."""
         return PairTable(self._pairs(split), self.store, self.vocabulary, self.max_length)
 
     def setup(self, stage: str) -> None:
@@ -161,7 +161,7 @@ class FeatureData(pl.LightningDataModule):
             self.val_table = self.table("val")
 
     def _text_entries(self, tokens: np.ndarray, generator: torch.Generator) -> Batch:
-        """The batch's entries for captions (B, T): `tokens`; if the vocabulary has [MASK], also `mlm_tokens` and `mlm_labels`."""
+        """Return a batch's entries for captions (B, T): `tokens`, with [MASK] in the vocabulary also `mlm_tokens` and `mlm_labels`."""
         text = torch.from_numpy(tokens.astype(np.int64))
         length = self.val_table.longest_length(tokens) if self.trim else tokens.shape[1]
         if self.vocabulary.mask is None:
@@ -177,14 +177,14 @@ class FeatureData(pl.LightningDataModule):
         return {"tokens": text[:, :length], "mlm_tokens": masked[:, :length], "mlm_labels": labels[:, :length]}
 
     def _rank_part(self, batch: Batch) -> Batch:
-        """This rank's part of a global batch."""
-        ranks, rank = (self.trainer.world_size, self.trainer.global_rank) if self.trainer else (1, 0)
-        return {key: value if isinstance(value, str) else value[rank::ranks] for key, value in batch.items()}
+        """Return this rank's part of a global batch."""
+        world_size, rank = (self.trainer.world_size, self.trainer.global_rank) if self.trainer else (1, 0)
+        return {key: value if isinstance(value, str) else value[rank::world_size] for key, value in batch.items()}
 
     def _add_images(
         self, batch: Batch, pairs: np.ndarray, generator: torch.Generator, table: PairTable | None = None
     ) -> Batch:
-        """This rank's part of a global batch, with the feature maps of its pairs: (B,) or (b, 2) indices in `table`."""
+        """Return this rank's part of a global batch, with feature maps; `pairs`, (B,) or (b, 2), are indices in `table`."""
         swap = torch.zeros(len(pairs), dtype=torch.bool)
         if self.swap:
             swap = torch.rand(len(pairs), generator=generator) < 0.5
@@ -193,7 +193,7 @@ class FeatureData(pl.LightningDataModule):
         return {**part, **images}
 
     def _pairs_of_samples(self, samples: Samples) -> np.ndarray:
-        """The pair of each training sample, (n,), or the two pairs of each scene, (n, 2)."""
+        """Return the index of each training sample's pair, (n,), or of the two pairs of each scene, (n, 2)."""
         table = self.train_table
         if samples == "captions":
             return table.caption_pair
@@ -214,7 +214,7 @@ class FeatureData(pl.LightningDataModule):
         return scenes
 
     def make_batch(self, step: int) -> Batch:
-        """This rank's part of training batch `step`."""
+        """Return this rank's part of training batch `step`."""
         raise NotImplementedError
 
     @property
@@ -232,15 +232,15 @@ class FeatureData(pl.LightningDataModule):
     def train_dataloader(self) -> DataLoader:
         """The training batches, from the trainer's current step on."""
         assert self.trainer is not None
-        samples = self.samples_per_step
+        sample_count = self.samples_per_step
         ranks = self.trainer.world_size
-        if samples < ranks:
+        if sample_count < ranks:
             raise DiffcapError(
-                f"data.batch_size is {self.batch_size}, which gives {samples} samples per step for {ranks} processes; "
+                f"data.batch_size is {self.batch_size}, which gives {sample_count} samples per step for {ranks} processes; "
                 "raise it, or lower trainer.devices."
             )
-        first = self.trainer.global_step * self.trainer.accumulate_grad_batches
-        return DataLoader(StepDataset(self.make_batch, first), batch_size=None, **self._workers())
+        first_step = self.trainer.global_step * self.trainer.accumulate_grad_batches
+        return DataLoader(StepDataset(self.make_batch, first_step), batch_size=None, **self._workers())
 
     def val_dataloader(self) -> DataLoader:
         """The validation pairs in order."""
@@ -274,13 +274,13 @@ class CaptionData(FeatureData):
         """See `FeatureData`; the last, incomplete batch of an epoch counts (SCORER and DIRL, authors' code)."""
         pairs = self._pairs("train")
         if self.samples == "captions":
-            size = sum(len(pair.captions) for pair in pairs)
+            sample_count = sum(len(pair.captions) for pair in pairs)
         elif self.samples == "pairs":
-            size = len(pairs)
+            sample_count = len(pairs)
         else:
-            before = {pair.before for pair in pairs if pair.is_distractor}
-            size = sum(not pair.is_distractor and pair.before in before for pair in pairs)
-        return math.ceil(size / self.batch_size)
+            distractor_befores = {pair.before for pair in pairs if pair.is_distractor}
+            sample_count = sum(not pair.is_distractor and pair.before in distractor_befores for pair in pairs)
+        return math.ceil(sample_count / self.batch_size)
 
     def setup(self, stage: str) -> None:
         """Encode the captions and list the training samples."""
@@ -293,9 +293,9 @@ class CaptionData(FeatureData):
         """See `FeatureData`: `before`, `after`, the text entries and `is_change`; scenes are ordered as in `PairTable.images`."""
         generator = step_generator(self.seed, step)
         table = self.train_table
-        samples = self.epochs.take(step * self.batch_size, self.batch_size)
-        pairs = self.sample_pairs[samples]
-        tokens = table.tokens[samples] if self.samples == "captions" else table.draw_captions(pairs, generator)
+        sample_indices = self.epochs.take(step * self.batch_size, self.batch_size)
+        pairs = self.sample_pairs[sample_indices]
+        tokens = table.tokens[sample_indices] if self.samples == "captions" else table.draw_captions(pairs, generator)
         text = self._text_entries(tokens.reshape(-1, tokens.shape[-1]), generator)
         text["is_change"] = torch.from_numpy(table.is_change[pairs].reshape(-1)).long()
         if self.samples != "scenes":
@@ -322,23 +322,23 @@ class AdaptData(FeatureData):
         super().setup(stage)
         if stage == "fit":
             table = self.train_table
-            self.samples = np.flatnonzero(table.is_change[table.caption_pair])
-            if not len(self.samples):
+            self.sample_captions = np.flatnonzero(table.is_change[table.caption_pair])
+            if not len(self.sample_captions):
                 raise DiffcapError(f"{self.dataset.name}: has no change pair in the train split; add some.")
-            self.epochs = ShuffledEpochs(len(self.samples), self.seed)
+            self.epochs = ShuffledEpochs(len(self.sample_captions), self.seed)
 
     def make_batch(self, step: int) -> Batch:
         """See `FeatureData`: `before`, `after`, `tokens`."""
         generator = step_generator(self.seed, step)
         table = self.train_table
-        samples = self.samples[self.epochs.take(step * self.batch_size, self.batch_size)]
-        text = self._text_entries(table.tokens[samples], generator)
-        return self._add_images(text, table.caption_pair[samples], generator)
+        captions = self.sample_captions[self.epochs.take(step * self.batch_size, self.batch_size)]
+        text = self._text_entries(table.tokens[captions], generator)
+        return self._add_images(text, table.caption_pair[captions], generator)
 
     def val_dataloader(self) -> DataLoader:
         """The change pairs of the validation split in order, each with all its captions."""
-        pairs = RetrievalDataset(self.val_table, self.val_limit)
-        return DataLoader(pairs, self.eval_batch_size, collate_fn=identity_collate, **self._workers())
+        change_pairs = RetrievalDataset(self.val_table, self.val_limit)
+        return DataLoader(change_pairs, self.eval_batch_size, collate_fn=identity_collate, **self._workers())
 
 
 class ReinforceData(CaptionData):

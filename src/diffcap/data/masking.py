@@ -36,14 +36,14 @@ def mask_words(
     is_eos = tokens == eos_id
     is_word = is_eos.cumsum(1) == 0  # everything between BOS and EOS, unknown words included
     is_word[:, 0] = False
-    selection = torch.rand(tokens.shape, generator=generator)
-    replacement = torch.rand(tokens.shape, generator=generator)
+    selection_draws = torch.rand(tokens.shape, generator=generator)
+    replacement_draws = torch.rand(tokens.shape, generator=generator)
     random_ids = torch.randint(vocabulary_size, tokens.shape, generator=generator)
-    selected = (is_word | is_eos) & (selection < ratio)
-    first = torch.where(is_word.any(1), is_word.int().argmax(1), is_eos.int().argmax(1))
+    selected = (is_word | is_eos) & (selection_draws < ratio)
+    forced_position = torch.where(is_word.any(1), is_word.int().argmax(1), is_eos.int().argmax(1))
     has_selected_word = (selected & (is_word | ~is_word.any(1, keepdim=True))).any(1, keepdim=True)
-    forced = torch.zeros_like(selected).scatter_(1, first[:, None], True) & ~has_selected_word
-    masked = torch.where(replacement < 0.8, mask_id, torch.where(replacement < 0.9, random_ids, tokens))
+    forced = torch.zeros_like(selected).scatter_(1, forced_position[:, None], True) & ~has_selected_word
+    masked = torch.where(replacement_draws < 0.8, mask_id, torch.where(replacement_draws < 0.9, random_ids, tokens))
     masked = torch.where(is_eos | forced, mask_id, masked)  # EOS and the forced word always become [MASK]
     selected = selected | forced
     return torch.where(selected, masked, tokens), torch.where(selected, tokens, IGNORED)

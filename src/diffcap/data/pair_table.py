@@ -41,7 +41,7 @@ class PairTable:
         self.swapped_rows = self._swap_images(pairs)
 
     def encode_distinct(self, captions: Iterable[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Sentences to the padded ids of the distinct ones, (d, max_length), and the row of each sentence, (captions,)."""
+        """Return the padded ids of the distinct captions, (d, max_length), and the row of each caption in them, (captions,)."""
         row_of: dict[str, int] = {}  # many captions are repeated
         rows = np.fromiter((row_of.setdefault(caption, len(row_of)) for caption in captions), np.int32)
         id_type = np.int16 if len(self.vocabulary) < 2**15 else np.int32
@@ -52,21 +52,21 @@ class PairTable:
         return tokens, rows
 
     def cut_captions(self) -> tuple[int, int]:
-        """Number of captions that `max_length` cuts, and the `max_length` that would keep all of them."""
+        """Return the number of captions that `max_length` cuts, and the `max_length` that would keep all of them."""
         is_full = (self.tokens[:, -2:] != self.vocabulary.pad).any(1)  # a layout may reserve the last position
-        cut = 0
+        cut_count = 0
         needed = self.max_length
-        endless = 1_000_000
+        unlimited = 1_000_000
         for caption, count in Counter(caption for caption, full in zip(self.captions, is_full) if full).items():
-            whole = self.vocabulary.encode(caption, endless)
+            whole = self.vocabulary.encode(caption, unlimited)
             if whole != self.vocabulary.encode(caption, self.max_length):
-                cut += count
+                cut_count += count
                 lengths = (len(whole), len(whole) + 1)
                 needed = max(needed, next(n for n in lengths if self.vocabulary.encode(caption, n) == whole))
-        return cut, needed
+        return cut_count, needed
 
     def _swap_images(self, pairs: Sequence[ChangePair]) -> np.ndarray:
-        """Rows with the default and the nonsemantic image of each scene swapped: the augmentation of SCORER and DIRL.
+        """Return the rows with the default and the nonsemantic image of each scene swapped: the augmentation of SCORER and DIRL.
 
         The change pair (default, semantic) becomes (nonsemantic, semantic), and the distractor pair (default, nonsemantic)
         becomes (nonsemantic, default). Pairs of scenes without a distractor pair are not changed.
@@ -79,7 +79,7 @@ class PairTable:
         return swapped
 
     def images(self, pairs: np.ndarray, swap: np.ndarray | None = None) -> Batch:
-        """Feature maps of some pairs, {"before", "after"}: (B, C, h, w) each, float16 or uint8 as in the store; see `maps_as_float`.
+        """Return the feature maps of some pairs, {"before", "after"}: (B, C, h, w) each, in the store's type (float16 or uint8).
 
         Single images have no "after".
 
@@ -88,35 +88,35 @@ class PairTable:
                 maps and "after" has 2 b, first those of the first pairs.
             swap: (B,) or (b,) boolean, where the default and the nonsemantic image are swapped.
         """
-        pairs_of_row = pairs[:, None] if pairs.ndim == 1 else pairs
-        rows = self.rows[pairs_of_row]  # (b, 1 or 2, 2), or (b, 1, 1)
+        scene_pairs = pairs[:, None] if pairs.ndim == 1 else pairs
+        rows = self.rows[scene_pairs]  # (b, 1 or 2, 2), or (b, 1, 1)
         if swap is not None:
-            rows = np.where(swap[:, None, None], self.swapped_rows[pairs_of_row], rows)
+            rows = np.where(swap[:, None, None], self.swapped_rows[scene_pairs], rows)
         maps = read_maps(self.store, np.concatenate([rows[:, 0, 0], rows[:, :, 1:].T.reshape(-1)]))
         images = {"before": maps[: len(pairs)]}
         return images if self.images_per_pair == 1 else {**images, "after": maps[len(pairs) :]}
 
     def scenes(self) -> np.ndarray:
-        """The change pair and the distractor pair of each scene that has both: (scenes, 2)."""
+        """Return the change pair and the distractor pair of each scene that has both: (scenes, 2)."""
         distractors = {self.rows[pair, 0]: pair for pair in np.flatnonzero(~self.is_change)}
         changes = [pair for pair in np.flatnonzero(self.is_change) if self.rows[pair, 0] in distractors]
         return np.array([(pair, distractors[self.rows[pair, 0]]) for pair in changes], dtype=np.int64).reshape(-1, 2)
 
     def draw_captions(self, pairs: np.ndarray, generator: torch.Generator) -> np.ndarray:
-        """A random caption of each pair: indices (...) to ids (..., T)."""
-        draw = torch.rand(pairs.shape, generator=generator, dtype=torch.float64).numpy()
-        return self.tokens[self.first_caption[pairs] + (draw * self.caption_counts[pairs]).astype(np.int64)]
+        """Return the ids of a random caption of each pair, (..., T); `pairs` are indices, (...)."""
+        fractions = torch.rand(pairs.shape, generator=generator, dtype=torch.float64).numpy()
+        return self.tokens[self.first_caption[pairs] + (fractions * self.caption_counts[pairs]).astype(np.int64)]
 
     def longest_length(self, tokens: np.ndarray) -> int:
-        """Length of the longest of the captions (..., T), without padding."""
+        """Return the length of the longest of the captions (..., T), without padding."""
         return int((tokens != self.vocabulary.pad).any(tuple(range(tokens.ndim - 1))).sum())
 
 
 class PairDataset(Dataset):
     """The first `limit` pairs of a split in order, for decoding; with `text_entries` also their first captions, for validation.
 
-    `text_entries` gives a batch's text entries of padded ids and a generator. Indexing with a list gives a batch, so use
-    `identity_collate`.
+    `text_entries` makes the text entries of a batch from padded ids and a generator. A list of indices returns a whole batch:
+    use `identity_collate`.
     """
 
     def __init__(
@@ -129,10 +129,10 @@ class PairDataset(Dataset):
             raise DiffcapError("the dataset has single images, which cannot be captioned; give a dataset of pairs.")
         self.table = table
         self.count = min(limit or len(table.ids), len(table.ids))
-        self.text = {}
+        self._text = {}
         # For all pairs at once, so that the masked words depend neither on the batch size nor on the number of ranks.
-        if text_entries is not None:  # otherwise there may be no caption at all
-            self.text = text_entries(table.tokens[table.first_caption[: self.count]], step_generator(0, 0))
+        if text_entries is not None:  # for decoding, the pairs need no captions
+            self._text = text_entries(table.tokens[table.first_caption[: self.count]], step_generator(0, 0))
 
     def __len__(self) -> int:
         return self.count
@@ -144,12 +144,12 @@ class PairDataset(Dataset):
             "number": torch.from_numpy(pairs),
             "is_change": torch.from_numpy(self.table.is_change[pairs]).long(),
             **self.table.images(pairs),
-            **{key: value[pairs] for key, value in self.text.items()},
+            **{key: value[pairs] for key, value in self._text.items()},
         }
 
 
 class RetrievalDataset(Dataset):
-    """The first `limit` change pairs of a split in order, each with all its captions; batches as those of `PairDataset`."""
+    """The first `limit` change pairs of a split in order, each with all its captions; a list of indices returns a whole batch."""
 
     def __init__(self, table: PairTable, limit: int | None = None) -> None:
         self.table = table
@@ -163,28 +163,28 @@ class RetrievalDataset(Dataset):
         pairs = self.pairs[indices]
         starts = table.first_caption[pairs]
         counts = table.caption_counts[pairs]
-        texts = np.concatenate([np.arange(start, start + count) for start, count in zip(starts, counts)])
+        captions = np.concatenate([np.arange(start, start + count) for start, count in zip(starts, counts)])
         return {
             "number": torch.from_numpy(pairs),
-            "texts": torch.from_numpy(table.tokens[texts]).long(),
-            "text_number": torch.from_numpy(texts),
-            "text_pair_number": torch.from_numpy(table.caption_pair[texts]),
+            "texts": torch.from_numpy(table.tokens[captions]).long(),
+            "text_number": torch.from_numpy(captions),
+            "text_pair_number": torch.from_numpy(table.caption_pair[captions]),
             **table.images(pairs),
         }
 
 
 def maps_as_float(batch: Batch) -> Batch:
-    """The batch with feature maps in float32; called on the device, so that only half the bytes are copied to it.
+    """Convert a batch's feature maps to float32. It is called on the device, to which only half the bytes are copied then.
 
     "before" and "after" are tensors, or lists of tensors (`EnsembleDataset`). Pixels, uint8, are not converted.
     """
 
-    def converted(maps: Any) -> Any:
+    def to_float(maps: Any) -> Any:
         if isinstance(maps, list):
-            return [converted(part) for part in maps]
+            return [to_float(member) for member in maps]
         return maps.float() if maps.dtype == torch.float16 else maps
 
-    return {key: converted(value) if key in ("before", "after") else value for key, value in batch.items()}
+    return {key: to_float(value) if key in ("before", "after") else value for key, value in batch.items()}
 
 
 def identity_collate(batch: Any) -> Any:

@@ -15,18 +15,21 @@ from diffcap.utils.errors import DiffcapError
 Batch = dict[str, Any]
 
 
-def step_generator(seed: int, step: int, purpose: int = 0) -> torch.Generator:
-    """The random generator of one training step, the same on every rank and in every worker process; independent for each `purpose`."""
-    state = np.random.SeedSequence([seed, step, purpose]).generate_state(2, np.uint32)
-    return torch.Generator().manual_seed(int(state[0]) << 31 | int(state[1]) >> 1)
+_BLOCK = 4096  # steps whose tasks are drawn together
+_TASK_STREAM = 7  # separates the random numbers of the tasks from those of the samples, which use the same seed
+
+
+def step_generator(seed: int, step: int) -> torch.Generator:
+    """Return the random generator of one training step, the same on every rank and in every worker process."""
+    high_word, low_word = np.random.SeedSequence([seed, step]).generate_state(2, np.uint32).tolist()
+    return torch.Generator().manual_seed((high_word << 31) | (low_word >> 1))  # 63 bits, as torch's seeds have a sign
 
 
 def cached_epoch(cache: dict[int, np.ndarray], epoch: int, draw: Callable[[int], np.ndarray]) -> np.ndarray:
-    """What `draw` gives for an epoch; `cache` keeps two, since a batch may need the end of one epoch and the beginning of the next."""
+    """Return `draw(epoch)`, the random choices of an epoch. `cache` keeps two epochs, because a batch may extend over both."""
     if epoch not in cache:
-        for other in list(cache):
-            if other != epoch - 1:
-                del cache[other]
+        for old_epoch in cache.keys() - {epoch - 1}:
+            del cache[old_epoch]
         cache[epoch] = draw(epoch)
     return cache[epoch]
 
@@ -40,7 +43,7 @@ class ShuffledEpochs:
         self._permutations: dict[int, np.ndarray] = {}
 
     def take(self, start: int, count: int) -> np.ndarray:
-        """Elements `start` ... `start + count - 1` of the sequence, (count,)."""
+        """Return the elements `start` ... `start + count - 1` of the sequence, (count,)."""
 
         def draw_permutation(epoch: int) -> np.ndarray:
             return np.random.default_rng([self.seed, epoch]).permutation(self.size)
@@ -61,20 +64,20 @@ class TaskSchedule:
         self.tasks = [task for task, share in shares.items() if share > 0]
         weights = np.array([shares[task] for task in self.tasks], dtype=float)
         if not self.tasks:
-            raise DiffcapError(f"data.tasks has no task with a share above 0; give one to {', '.join(shares)}.")
+            raise DiffcapError(f"data.tasks: no share is above 0; raise that of {' or '.join(shares)}.")
         self._probabilities = weights / weights.sum()
         self._seed = seed
-        self._task_indices = np.zeros(0, dtype=np.int64)  # of the first steps, extended in blocks
+        self._task_indices = np.zeros(0, dtype=np.int64)  # (steps,) so far; `at` appends blocks
 
     def at(self, step: int) -> tuple[str, int]:
-        """The task of a step, and the number of earlier steps with the same task."""
+        """Return the task of a step, and the number of earlier steps with the same task."""
         while step >= len(self._task_indices):
-            block = len(self._task_indices) // 4096
-            rng = np.random.default_rng([self._seed, 7, block])
-            more = rng.choice(len(self.tasks), 4096, p=self._probabilities)
-            self._task_indices = np.concatenate([self._task_indices, more])
-        task = self._task_indices[step]
-        return self.tasks[task], int((self._task_indices[:step] == task).sum())
+            block = len(self._task_indices) // _BLOCK
+            rng = np.random.default_rng([self._seed, _TASK_STREAM, block])
+            new_indices = rng.choice(len(self.tasks), _BLOCK, p=self._probabilities)
+            self._task_indices = np.concatenate([self._task_indices, new_indices])
+        task_index = self._task_indices[step]
+        return self.tasks[task_index], int((self._task_indices[:step] == task_index).sum())
 
 
 class StepDataset(IterableDataset):

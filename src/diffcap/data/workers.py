@@ -16,13 +16,13 @@ from diffcap.features.store import FeatureStore
 from diffcap.utils.cores import available_cores
 from diffcap.utils.errors import DiffcapError
 
-WORKERS = 6  # beside a GPU: calculated, three times the rate of an assumed step; docs/speed.md has the arithmetic
+WORKERS = 6  # per rank beside a GPU, at most; docs/speed.md has the calculation
 
 
 def worker_options(num_workers: int | None, trainer: Any) -> dict[str, Any]:
-    """Arguments of a `DataLoader`: worker processes, and pinned memory beside a GPU.
+    """Return arguments of a `DataLoader`: worker processes, and pinned memory beside a GPU.
 
-    `num_workers` is per rank; None: 6 beside a GPU, at most its share of the CPU cores, otherwise 0.
+    `num_workers` is per rank. None: beside a GPU 6, but at most the rank's share of the CPU cores; without a GPU 0.
     """
     on_cuda = isinstance(getattr(trainer, "accelerator", None), CUDAAccelerator)
     if num_workers is None:
@@ -32,23 +32,23 @@ def worker_options(num_workers: int | None, trainer: Any) -> dict[str, Any]:
     if num_workers:
         # "fork" also where it is not the default, because the trainer cannot be pickled.
         options |= {"multiprocessing_context": "fork", "persistent_workers": True, "prefetch_factor": 2}
-        # Out of the process group, which gets a terminal's signals: a training needs its workers until its step has ended.
+        # Workers leave the process group, so that Ctrl-C does not end them before the training has finished its step.
         options["worker_init_fn"] = lambda worker: os.setpgid(0, 0)
     return options
 
 
 def read_maps(store: FeatureStore, rows: np.ndarray) -> Tensor:
-    """Rows (n,) of a store as a tensor (n, C, h, w), float16 or uint8.
+    """Return rows (n,) of a store as a tensor (n, C, h, w), float16 or uint8.
 
-    A worker process reads them into shared memory, as torch's own collate function does; elsewhere they would be copied there
-    when they are sent to the training.
+    A worker process reads them into shared memory, as torch's own collate function does. From other memory, they would be copied
+    there before they are sent to the training.
     """
     if get_worker_info() is None:
         return torch.from_numpy(store.read(rows))
     shape = (len(rows), *store.shape)
     empty = torch.from_numpy(np.empty(0, store.dtype))
-    size = int(np.prod(shape)) * store.dtype.itemsize
-    maps = empty.set_(torch.UntypedStorage._new_shared(size)).view(shape)
+    byte_count = int(np.prod(shape)) * store.dtype.itemsize
+    maps = empty.set_(torch.UntypedStorage._new_shared(byte_count)).view(shape)
     store.read(rows, out=maps.numpy())
     return maps
 
@@ -63,13 +63,13 @@ def explain_lost_workers() -> Iterator[None]:
             raise
         raise DiffcapError(str(error).strip().rpartition("DiffcapError: ")[2]) from error  # without torch's traceback
     except (RuntimeError, MemoryError) as error:
-        text = f"{error} {error.__cause__ or ''}"
-        if not re.search(r"DataLoader worker|shared memory", text):
+        messages = f"{error} {error.__cause__ or ''}"
+        if not re.search(r"DataLoader worker|shared memory", messages):
             raise
-        if isinstance(error, MemoryError) or "MemoryError" in text:
+        if isinstance(error, MemoryError) or "MemoryError" in messages:
             reason = "a worker process of the data loader had no memory left"
         else:
-            signal = re.search(r"killed by signal: (\w[\w ]*\w)", text)
+            signal = re.search(r"killed by signal: (\w[\w ]*\w)", messages)
             reason = f"a worker process of the data loader ended{f' ({signal[1]})' if signal else ''}"
         raise DiffcapError(
             f"{reason}, usually for lack of memory or of shared memory (/dev/shm); run the same command again with fewer "

@@ -40,46 +40,46 @@ def fill_store(dataset: Dataset, source: str | Path, store: str | Path) -> int:
     if not source.is_dir():
         raise DiffcapError(f"{source}: no such folder; give the folder of the authors' features.")
     pickles = _find_pickles(source)
-    if missing := {_prefix(path) for path in paths} - set(pickles) if pickles else set():
-        names = ", ".join(sorted(f"{prefix}img.pkl" for prefix in missing))
+    if pickles and (missing_prefixes := {_prefix(path) for path in paths} - set(pickles)):
+        names = ", ".join(sorted(f"{prefix}img.pkl" for prefix in missing_prefixes))
         raise DiffcapError(
             f"{source}: {names} is missing; put it into the same folder as {next(iter(pickles.values())).name}."
         )
     origin = {path: pickles[_prefix(path)] for path in paths} if pickles else _find_arrays(paths, source)
     done: set[str] = set()  # images that the store has already; known only after the store was opened below
-    parts = _read(origin, done)
-    first = next(parts)
+    maps = _read_maps(origin, done)
+    first = next(maps)
     shape = first[1].shape
     meta = {"library": "authors", "form": "pickles" if pickles else "npy"}
     writer = StoreWriter(store, paths, shape, meta, image_stamps([origin[path] for path in paths]))
     row_of = {path: row for row, path in enumerate(writer.paths)}
-    missing = set(writer.missing().tolist())
-    done |= {path for path in paths if row_of[path] not in missing}
+    missing_rows = set(writer.missing().tolist())
+    done |= {path for path in paths if row_of[path] not in missing_rows}
     try:
-        for path, array in chain([first], parts):
+        for path, array in chain([first], maps):
             if array.shape != shape:
-                raise DiffcapError(f"{origin[path]}: features of {array.shape}, others of {shape}; fetch it again.")
+                raise DiffcapError(f"{origin[path]}: features of {array.shape}, expected {shape}; fetch it again.")
             if path not in done:
                 writer.write(np.array([row_of[path]]), array[None])
     finally:
         writer.flush()  # keep the features of the other files if one of them is invalid
-    note: dict[str, Any] = {"folder": str(source.absolute()), "form": meta["form"], "images": len(paths)}
-    used = sorted(set(origin.values()))
+    source_info: dict[str, Any] = {"folder": str(source.absolute()), "form": meta["form"], "images": len(paths)}
+    used_files = sorted(set(origin.values()))
     if pickles:
-        note["files"] = [
+        source_info["files"] = [
             {"name": str(path.relative_to(source)), "bytes": path.stat().st_size, "sha256": file_hash(path)}
-            for path in used
+            for path in used_files
         ]
     else:
-        note["bytes"] = sum(path.stat().st_size for path in used)
-        note["first"] = str(used[0].relative_to(source))
-    write_json(Path(store) / "source.json", note)
+        source_info["bytes"] = sum(path.stat().st_size for path in used_files)
+        source_info["first"] = str(used_files[0].relative_to(source))
+    write_json(Path(store) / "source.json", source_info)
     writer.finish()
-    return len(missing)
+    return len(missing_rows)
 
 
 def _find_pickles(source: Path) -> dict[str, Path]:
-    """Prefix -> existing pickle."""
+    """Return the pickles that exist, by prefix."""
     for folder in (source, source / "full"):
         found = {prefix: folder / f"{prefix}img.pkl" for prefix in ("", "sc_", "nsc_")}
         found = {prefix: path for prefix, path in found.items() if path.is_file()}
@@ -93,45 +93,45 @@ def _prefix(path: str) -> str:
     return _PREFIXES.get(PurePosixPath(path).parent.name, "")
 
 
-def _read(origin: dict[str, Path], done: set[str]) -> Iterator[tuple[str, Array]]:
-    """Image and its array, one file after the other; files whose images are all done are not read."""
-    images: dict[Path, list[str]] = {}
+def _read_maps(origin: dict[str, Path], done: set[str]) -> Iterator[tuple[str, Array]]:
+    """Yield each image with its array, file by file; files whose images are all done are not read."""
+    paths_of_file: dict[Path, list[str]] = {}
     for path, file in origin.items():
-        images.setdefault(file, []).append(path)
-    for file, wanted in images.items():
-        if done.issuperset(wanted):
+        paths_of_file.setdefault(file, []).append(path)
+    for file, paths in paths_of_file.items():
+        if done.issuperset(paths):
             continue
         if file.suffix == ".npy":
             with wrap_errors(file, "not a complete .npy file of numbers", "fetch it again"):
                 array = np.load(file, allow_pickle=False)
-            yield from ((path, _to_map(array, str(file))) for path in wanted)
+            yield from ((path, _to_map(array, str(file))) for path in paths)
             continue
         arrays = load_arrays(file)
         if not isinstance(arrays, dict):
             raise DiffcapError(f"{file}: expected a dict of arrays, found {type(arrays).__name__}; fetch it again.")
-        keys = {path: next((key for key in _pickle_keys(path) if key in arrays), None) for path in wanted}
-        _check_none_missing([path for path, key in keys.items() if key is None], len(wanted), file)
+        keys = {path: next((key for key in _pickle_keys(path) if key in arrays), None) for path in paths}
+        _refuse_missing([path for path, key in keys.items() if key is None], len(paths), file)
         for path, key in keys.items():
             yield path, _to_map(arrays[key], f"{file}, {key}")
         del arrays  # free the memory before the next pickle is read
 
 
 def _pickle_keys(path: str) -> list[str]:
-    """Possible keys of an image in a pickle."""
-    name = PurePosixPath(path)
-    below = name.relative_to(name.parts[0]) if len(name.parts) > 1 else name  # CUB has one folder per class
-    padded = [f"{int(name.stem):06d}"] if name.stem.isdecimal() else []
-    return [name.stem, name.name, str(below.with_suffix("")), str(below), *padded]
+    """Return the possible keys of an image in a pickle."""
+    image = PurePosixPath(path)
+    below_root = image.relative_to(image.parts[0]) if len(image.parts) > 1 else image  # CUB has one folder per class
+    padded = [f"{int(image.stem):06d}"] if image.stem.isdecimal() else []
+    return [image.stem, image.name, str(below_root.with_suffix("")), str(below_root), *padded]
 
 
 def _find_arrays(paths: Sequence[str], source: Path) -> dict[str, Path]:
-    """Image -> its `.npy`."""
+    """Return the `.npy` of each image."""
     by_name: dict[str, list[Path]] = {}
     for file in sorted(source.rglob("*.npy")):
         by_name.setdefault(file.name, []).append(file)
     if not by_name:
         raise DiffcapError(
-            f"{source}: neither .npy files nor img.pkl, sc_img.pkl, nsc_img.pkl, nor a single pickle there; check the folder."
+            f"{source}: no .npy files, no img.pkl, sc_img.pkl or nsc_img.pkl, and no single pickle there; check the folder."
         )
     found: dict[str, Path] = {}
     for path in paths:
@@ -144,19 +144,19 @@ def _find_arrays(paths: Sequence[str], source: Path) -> dict[str, Path]:
                 break
             if len(files) > 1:
                 raise DiffcapError(f"{source}: {len(files)} files are named {name}; keep one of them.")
-    _check_none_missing([path for path in paths if path not in found], len(paths), source)
+    _refuse_missing([path for path in paths if path not in found], len(paths), source)
     return found
 
 
 def _array_names(path: str) -> list[str]:
-    """Possible names of an image's `.npy`."""
-    name = PurePosixPath(path)
-    padded = [f"{int(name.stem):06d}{name.suffix}.npy"] if name.stem.isdecimal() else []
-    return [f"{name.name}.npy", *padded, f"{name.stem}.npy"]
+    """Return the possible names of an image's `.npy`."""
+    image = PurePosixPath(path)
+    padded = [f"{int(image.stem):06d}{image.suffix}.npy"] if image.stem.isdecimal() else []
+    return [f"{image.name}.npy", *padded, f"{image.stem}.npy"]
 
 
 def _to_map(array: Any, where: str) -> Array:
-    """Convert an array of any of the three shapes to (C, h, w)."""
+    """Convert an array of one of the three shapes above to (C, h, w)."""
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiu":
         raise DiffcapError(f"{where}: expected numbers, found {type(array).__name__}; fetch the file again.")
     if array.ndim == 4 and len(array) == 1:
@@ -168,7 +168,7 @@ def _to_map(array: Any, where: str) -> Array:
     return array
 
 
-def _check_none_missing(missing: list[str], count: int, where: Path) -> None:
+def _refuse_missing(missing: list[str], count: int, where: Path) -> None:
     if missing:
         raise DiffcapError(
             f"{where}: {len(missing):,} of {count:,} images have no features there (first {', '.join(missing[:3])}); fetch "

@@ -6,12 +6,12 @@
 | `open_clip` | `NAME` or `NAME:TAG` | number of a block; null: the last | TAG; without: `openai` if there is one, else the first tag |
 | `timm` | name of a model | number of a block; null: the last | those of the tag in the name |
 | `pixels` | null | null | none; the features are the image itself, resized to `image_size` and stored as uint8 |
-| a dataset or method with a `network` | null | null | of the dataset: shipped with the package; of the method: none |
+| a dataset or method with a `network` | null | null | dataset: those that ship with the package; method: none |
 
 `resnet101` gives 1024 x 14 x 14 at `layer3` and 2048 x 7 x 7 at `layer4`.
 
-The activation, mean and standard deviation are those that the library has for the default weights, also if `weights` is a file or
-"random". The size of the images and the resizing of the whole image are diffcap's, see `ResizeNormalize`.
+The activation, mean and standard deviation are always those of the default weights, even if `weights` is a file or "random".
+The whole image is resized as diffcap does, not as the library does, see `ResizeNormalize`.
 """
 
 import json
@@ -49,14 +49,14 @@ _OPTION = "--backbone-weights"  # of the commands that caption images
 
 @cache
 def own_networks() -> dict[str, str]:
-    """Library -> import path of the function that builds its only network: of the datasets and methods that have one."""
+    """Return the import path of the function that builds the network of each dataset and method that has one, by its name."""
     networks = {name: dataset.network for name, dataset in datasets().items()}
     networks |= {name: method.network for name, method in methods().items()}
     return {name: path for name, path in networks.items() if path}
 
 
 def libraries() -> tuple[str, ...]:
-    """The names of all libraries."""
+    """Return the names of all libraries."""
     return ("torchvision", "open_clip", "timm", *own_networks(), "pixels")
 
 
@@ -120,7 +120,7 @@ def build_backbone(
     image_size: tuple[int, int] | None = None,
     image_std: tuple[float, float, float] | None = None,
 ) -> Backbone:
-    """Build a backbone. The options of the extraction stage for `layer` and `pool_size` are `stage` and `pool`.
+    """Build a backbone. The extraction stage has `layer` as its option `stage`, and `pool_size` as `pool`.
 
     Args:
         network: its name in the library; None for pixels, and for the library of a dataset or a method.
@@ -132,11 +132,11 @@ def build_backbone(
     """
     if library not in libraries():
         raise DiffcapError(f"The library {library} of the backbone is unknown; choose one of {', '.join(libraries())}.")
-    for option, given, users in (
+    for option, value, users in (
         ("image_size", image_size, ("pixels", "torchvision")),
         ("image_std", image_std, ("torchvision",)),
     ):
-        if given is not None and library not in users:
+        if value is not None and library not in users:
             raise DiffcapError(f"--model.{option} is only for {' and '.join(users)}, not for {library}: remove it.")
     size = None if image_size is None else (image_size[0], image_size[1])
     if library == "pixels":
@@ -169,7 +169,7 @@ def build_backbone(
 
 
 def preprocessing_of(library: str, network: str) -> ResizeNormalize:
-    """The preprocessing of a network's own weights (torchvision, open_clip or timm) by the library's metadata; builds no network."""
+    """Return the preprocessing of a network's weights in the metadata of torchvision, open_clip or timm; builds no network."""
     if library == "torchvision":
         if network in _TRANSFORM_INPUT:
             return ResizeNormalize(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
@@ -190,18 +190,18 @@ def preprocessing_of(library: str, network: str) -> ResizeNormalize:
     return ResizeNormalize((height, width), tuple(settings["mean"]), tuple(settings["std"]), antialias=True)
 
 
-# With torchvision's own weights, these networks convert their input from ImageNet's mean and std to values from -1 to 1. Here the
-# preprocessing does it, so that the description of the features has it, and weights from a file get it too.
+# With torchvision's own weights, these networks convert their input from ImageNet's mean and std to values from -1 to 1. Here this
+# is part of the preprocessing, so that the features' description contains it, and it also applies to weights from a file.
 _TRANSFORM_INPUT = ("googlenet", "inception_v3")
 
 
 def _torchvision_weights(network: str) -> Any:
-    """The weights of a classifier that are used by default; a member of one of torchvision's enumerations."""
+    """Return the default weights of a classifier, a member of one of torchvision's enumerations."""
     from torchvision import models
 
     if network not in models.list_models(module=models):
         raise DiffcapError(f"torchvision has no classifier {network!r}; `torchvision.models.list_models()` lists them.")
-    # V1, because SCORER and DIRL used it; torchvision's `DEFAULT` is V2 now. vit_h_14 and regnet_y_128gf have none of it.
+    # V1, because SCORER and DIRL used it; torchvision's `DEFAULT` is V2 now. vit_h_14 and regnet_y_128gf have no V1.
     members = models.get_model_weights(network).__members__
     return members.get("IMAGENET1K_V1") or members["IMAGENET1K_SWAG_LINEAR_V1"]
 
@@ -210,19 +210,19 @@ def _torchvision(network: str, layer: str | int | None, weights: str) -> nn.Modu
     from torchvision import models
     from torchvision.models.feature_extraction import create_feature_extractor, get_graph_node_names
 
-    choice = _torchvision_weights(network)
+    default_weights = _torchvision_weights(network)
     if layer is None:
         raise DiffcapError(f"--model.stage is missing: give the name of a node of {network}, for example layer4.")
     if weights == "default":
-        full = download(network, choice.url, lambda: models.get_model(network, weights=choice))
+        classifier = download(network, default_weights.url, lambda: models.get_model(network, weights=default_weights))
     else:
-        full = models.get_model(network, weights=None)
+        classifier = models.get_model(network, weights=None)
     if network in _TRANSFORM_INPUT:
-        full.transform_input = False
+        classifier.transform_input = False
     try:
-        trunk = create_feature_extractor(full.eval(), {str(layer): "map"})
+        trunk = create_feature_extractor(classifier.eval(), {str(layer): "map"})
     except ValueError:
-        nodes = get_graph_node_names(full)[1]
+        nodes = get_graph_node_names(classifier)[1]
         examples = ", ".join(nodes[:2] + nodes[-4:-2])
         raise DiffcapError(
             f"{network} has no node {layer!r}; choose another --model.stage (some of its nodes: {examples})."
@@ -230,8 +230,8 @@ def _torchvision(network: str, layer: str | int | None, weights: str) -> nn.Modu
     if weights not in ("default", "random"):
         state = read_state_dict(weights)
         # torchvision renames the parameters of some of its files (densenet121, vit_b_16); other files are used as they are.
-        with suppress(Exception), patch.object(type(choice), "get_state_dict", lambda *_, **__: dict(state)):
-            state = models.get_model(network, weights=choice).state_dict()
+        with suppress(Exception), patch.object(type(default_weights), "get_state_dict", lambda *_, **__: dict(state)):
+            state = models.get_model(network, weights=default_weights).state_dict()
         load_weights(trunk, state, weights)
     return _SingleOutput(trunk)
 
@@ -267,17 +267,17 @@ def _open_clip(network: str, layer: str | int | None, weights: str) -> nn.Module
 
 
 def _timm_settings(network: str) -> dict[str, Any]:
-    """timm's settings of the weights that a name and its tag have (mean, std, input_size, url, ...)."""
+    """Return timm's settings for the weights of a model NAME or NAME.TAG (mean, std, input_size, url, ...)."""
     from timm import models
 
     if not models.is_model(network):
         raise DiffcapError(f"timm has no model {network!r}; `timm.list_models()` lists them.")
     try:
         settings = models.get_pretrained_cfg(network)
-    except RuntimeError:  # the tag
+    except RuntimeError:  # unknown tag
         name, _, tag = network.partition(".")
-        known = ", ".join(each.partition(".")[2] for each in models.list_pretrained(f"{name}.*"))
-        raise DiffcapError(f"timm has no weights {tag!r} of {name}; choose one of {known or 'no tags'}.") from None
+        known_tags = ", ".join(model.partition(".")[2] for model in models.list_pretrained(f"{name}.*"))
+        raise DiffcapError(f"timm has no weights {tag!r} of {name}; choose one of {known_tags or 'no tags'}.") from None
     return settings.to_dict() if settings else {}
 
 
@@ -325,17 +325,17 @@ class _Intermediate(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         indices = 1 if self.layer is None else [int(self.layer)]
         try:
-            found = self.network.forward_intermediates(  # type: ignore[operator]
+            outputs = self.network.forward_intermediates(  # type: ignore[operator]
                 images, indices=indices, intermediates_only=True, output_fmt="NCHW", **self.options
             )
         except AssertionError as error:  # the network has fewer blocks
             raise DiffcapError(f"--model.stage={self.layer}: {error}; give another number.") from None
-        maps = found["image_intermediates"] if isinstance(found, dict) else found
+        maps = outputs["image_intermediates"] if isinstance(outputs, dict) else outputs
         return maps[-1]
 
 
 def backbone_of(meta: Mapping[str, Any], weights: str | None = None) -> Backbone:
-    """Build the backbone of a store's `meta`, which checkpoints have too; `weights`: a file instead of the library's default."""
+    """Build the backbone that `meta` of a store or a checkpoint describes; `weights`: a file instead of the library's default."""
     library: Any = meta.get("library")
     name = meta.get("network") or library
     if library not in libraries():
@@ -362,29 +362,29 @@ def backbone_of(meta: Mapping[str, Any], weights: str | None = None) -> Backbone
         )
     except DiffcapError as error:  # its message has the variables of the extraction stage
         raise DiffcapError(str(error).replace(OFFLINE_HINT, "").replace(WEIGHTS, _OPTION)) from None
-    described = json.loads(json.dumps(backbone.describe()))
+    description = json.loads(json.dumps(backbone.describe()))
     for key in ("preprocessing", "pool", "quick_gelu", "weights_sha256"):
         if key == "weights_sha256" and meta.get(key) is None:
             continue  # an imported captioner; the hash is unknown
-        if described.get(key) != meta.get(key):
-            what = {"weights_sha256": "other weights", "quick_gelu": "another activation"}.get(key, f"another {key}")
+        if description.get(key) != meta.get(key):
+            fault = {"weights_sha256": "other weights", "quick_gelu": "another activation"}.get(key, f"another {key}")
             raise DiffcapError(
-                f"the captioner was trained on features of {name} with {what}; give the file of its backbone's weights as "
+                f"the captioner was trained on features of {name} with {fault}; give the file of its backbone's weights as "
                 f"{_OPTION} FILE, or use the version of diffcap that trained it."
             )
     return backbone
 
 
 def _clip_name(meta: Mapping[str, Any]) -> str:
-    """The network of a store of open_clip as NAME:TAG. A store of weights from a file may have no tag: any tag with its settings."""
+    """Return the open_clip network of a store as NAME:TAG. If the store has no tag (weights from a file): any tag with its settings."""
     import open_clip
 
     name = meta["network"]
     tags = [meta["tag"]] if "tag" in meta else open_clip.list_pretrained_tags_by_model(name)
-    for each in (f"{name}:{tag}" for tag in tags):
-        preprocessing = json.loads(json.dumps(preprocessing_of("open_clip", each).describe()))
-        if (describe_clip(each).get("quick_gelu"), preprocessing) == (meta.get("quick_gelu"), meta["preprocessing"]):
-            return each
+    for network in (f"{name}:{tag}" for tag in tags):
+        preprocessing = json.loads(json.dumps(preprocessing_of("open_clip", network).describe()))
+        if (describe_clip(network).get("quick_gelu"), preprocessing) == (meta.get("quick_gelu"), meta["preprocessing"]):
+            return network
     return name
 
 

@@ -46,13 +46,13 @@ GROUPS = {
 }
 PROBABILITIES = sum(GROUPS.values())
 HEAD = PROBABILITIES + 2 * COLORS  # output channels of the last convolution: probabilities and offsets
-CHANNELS = COLORS * (1 + SHAPES + MATERIALS + SIZES) + 2 * COLORS + SHAPES + MATERIALS + SIZES + 12 + COLORS
-# To values from about -2 to 2.
+CHANNELS = COLORS * (4 + SHAPES + MATERIALS + SIZES) + SHAPES + MATERIALS + SIZES + GROUPS["solid"]
+# It gives values from about -2 to 2.
 PREPROCESSING = ResizeNormalize((HEIGHT, WIDTH), (0.5, 0.5, 0.5), (0.25, 0.25, 0.25), antialias=True)
 
 
 def cell_centers() -> tuple[Tensor, Tensor]:
-    """x (COLUMNS,) and y (ROWS,) of the cells' centres; the image extends from -1 to 1."""
+    """Return x (COLUMNS,) and y (ROWS,) of the cells' centres; the image extends from -1 to 1."""
     x = (torch.arange(COLUMNS) + 0.5) * CELL - MARGIN
     y = (torch.arange(ROWS) + 0.5) * CELL
     return x / WIDTH * 2 - 1, y / HEIGHT * 2 - 1
@@ -117,7 +117,7 @@ class BlocksNetwork(nn.Module):
         )  # (B, 8, 8, 4, 6)
         x, y = positions.unflatten(1, (2, COLORS)).unbind(1)  # (B, 8, 4, 6)
         weights, dx, dy = self._bilinear_weights(x, y)  # (B, 8, 24, 24): from cell, to cell
-        spread = torch.einsum("bcgi,bcij->bcgj", by_color.flatten(3), weights)
+        color_values = torch.einsum("bcgi,bcij->bcgj", by_color.flatten(3), weights)
         offsets = [torch.einsum("bci,bcij->bcj", color.flatten(2), weights * distance) for distance in (dx, dy)]
         # The groups without color use the mean position of the cell's objects.
         mean_of_colors = color / color.sum(1, keepdim=True).clamp(min=1e-6)
@@ -125,7 +125,7 @@ class BlocksNetwork(nn.Module):
         weights, _, _ = self._bilinear_weights(mean_x, mean_y)
         colorless = torch.cat([parts[name] for name in ("shape", "material", "size", "solid")], 1)  # (B, 19, 4, 6)
         colorless = torch.einsum("bgi,bij->bgj", colorless.flatten(2), weights[:, 0])
-        values = torch.cat([spread.flatten(1, 2), *offsets, colorless, parts["share"].flatten(2)], 1)
+        values = torch.cat([color_values.flatten(1, 2), *offsets, colorless, parts["share"].flatten(2)], 1)
         return values.unflatten(2, (ROWS, COLUMNS))
 
     def _bilinear_weights(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -20,7 +20,7 @@ from diffcap.utils.image_io import Values
 
 
 def unique_images(pairs: Iterable[ChangePair]) -> list[str]:
-    """The distinct image paths of the pairs, in the order of the manifest."""
+    """Return the distinct image paths of the pairs, in the order of the manifest."""
     return list(dict.fromkeys(path for pair in pairs for path in pair.images))
 
 
@@ -37,7 +37,7 @@ class ImageBatch:
 class _Batches(Dataset[ImageBatch]):
     """Batches of images, with an error message for each unreadable image.
 
-    An exception would stop the other images, let the other ranks wait, and print the worker's whole traceback.
+    With an exception, the other images would not be read, the other ranks would wait, and the worker's traceback would be printed.
     """
 
     batches: list[Rows]
@@ -49,11 +49,11 @@ class _Batches(Dataset[ImageBatch]):
     def __len__(self) -> int:
         return len(self.batches)
 
-    def __getitem__(self, number: int) -> ImageBatch:
+    def __getitem__(self, index: int) -> ImageBatch:
         rows = []
         images = []
         problems = []
-        for row in self.batches[number].tolist():
+        for row in self.batches[index].tolist():
             try:
                 file = self.files[row]
                 images.append(self.preprocess(load_image(file, values=self.ranges.get(file))))
@@ -96,20 +96,20 @@ class ImageData(pl.LightningDataModule):
         self._ranges = ranges or {}
 
     def batches(self) -> list[Rows]:
-        """The rows of each batch: k * batch_size to (k + 1) * batch_size, if at least one of them is wanted.
+        """Return the rows of each batch: k * batch_size to (k + 1) * batch_size, if at least one of them is wanted.
 
         So an image is always in a batch with the same other images, for any number of ranks and after an interruption. This
         matters because the last bits of a convolution can depend on the size of the batch.
         """
-        every = np.arange(len(self._files), dtype=np.int64)
-        return [every[k * self.batch_size :][: self.batch_size] for k in np.unique(self._rows // self.batch_size)]
+        all_rows = np.arange(len(self._files), dtype=np.int64)
+        return [all_rows[k * self.batch_size :][: self.batch_size] for k in np.unique(self._rows // self.batch_size)]
 
     def predict_dataloader(self) -> DataLoader[ImageBatch]:
-        """The batches of this rank; every batch is on one rank, and a rank without batches gets an empty one."""
-        rank, world = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
-        # Lightning skips the last hooks of a rank without batches, and the other ranks would wait for it there.
-        mine = self.batches()[rank::world] or [np.empty(0, dtype=np.int64)]
-        data = _Batches(mine, set(self._rows.tolist()), self._files, self._preprocess, self._ranges)
+        """Return this rank's batches. Each batch belongs to one rank; a rank without batches gets an empty one."""
+        rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+        # On a rank without batches, Lightning skips the last hooks, in which the other ranks would wait for it.
+        rank_batches = self.batches()[rank::world_size] or [np.empty(0, dtype=np.int64)]
+        data = _Batches(rank_batches, set(self._rows.tolist()), self._files, self._preprocess, self._ranges)
         return DataLoader(data, batch_size=None, num_workers=self.num_workers)
 
     def transfer_batch_to_device(self, batch: ImageBatch, device: torch.device, dataloader_idx: int) -> ImageBatch:
@@ -118,10 +118,10 @@ class ImageData(pl.LightningDataModule):
 
 
 def image_stamps(files: Sequence[Path], ranges: Mapping[Path, Values] | None = None) -> list[str]:
-    """Size and modification time of each file, and its range of values if it is in `ranges`; "" if it is missing."""
+    """Return size and modification time of each file, and its range of values if `ranges` has it; "" for a missing file."""
     stamps = []
     for file in files:
-        found = file.stat() if file.is_file() else None
+        status = file.stat() if file.is_file() else None
         values = (ranges or {}).get(file, ())
-        stamps.append(" ".join(map(str, (found.st_size, found.st_mtime_ns, *values))) if found else "")
+        stamps.append(" ".join(map(str, (status.st_size, status.st_mtime_ns, *values))) if status else "")
     return stamps

@@ -14,7 +14,7 @@ from diffcap.utils.image_io import Source, Values, read_image
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
-# Of SCORER's and DIRL's extraction scripts (authors' code), with a slip in the last value.
+# The value of SCORER's and DIRL's extraction scripts (authors' code); their 0.224 for B seems to be a typing error for 0.225.
 RCC_STD = (0.229, 0.224, 0.224)
 
 

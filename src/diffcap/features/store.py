@@ -5,14 +5,14 @@
 | `features.f16` | array (images, C, H, W), little-endian float16 without a header; for pixels `features.u8`, uint8 |
 | `index.json` | `{"paths": [...], "stamps": [...]}`: image of each row, and size and time of its file, see `image_stamps` |
 | `sums.u32` | CRC-32 of each row, little-endian; checked when a row is read, and part of a training run's hash |
-| `done.u8` | one byte per row, 1 if the row is on the disk; not one bit, so that two processes never write the same byte |
+| `done.u8` | 1 for each row on the disk: a byte, not a bit, so that two processes never write the same byte |
 | `meta.json` | format version, shape of a row, and the backbone, the hash of its weights and the preprocessing |
 | `complete` | exists if all rows are done |
 | `verified.json` | sizes and times of the array and of `sums.u32` after the last check of all rows |
 
 A store of pixels with `"from_files": true` in `meta.json` has no array: each read decodes and resizes the image files, for sizes at
-which an array would be too large. Its values are those of an array. `sums.u32` has the CRC-32 of the files' contents: a dataset that
-was copied or moved, so that its files have other times, is still the same.
+which an array would be too large. It returns the same values as an array. `sums.u32` has the CRC-32 of the files' contents, so that
+the store stays valid if the dataset is copied or moved and its files have other times.
 """
 
 import json
@@ -59,7 +59,7 @@ Array = npt.NDArray[Any]
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
-    """Content of `meta.json`."""
+    """Return the content of `meta.json`."""
     remedy = f"delete {folder} if it exists, and write it with {extract_command(folder, {})}"
     meta = read_json(folder / "meta.json", "feature store", remedy)
     if meta.get("version") != VERSION:
@@ -71,13 +71,13 @@ def read_meta(folder: Path) -> dict[str, Any]:
 
 
 def read_index(folder: Path) -> tuple[list[str], list[str]]:
-    """Image path and stamp of each row."""
+    """Return the image path and the stamp of each row."""
     index = read_json(folder / "index.json", "index of the feature store", "delete the folder and extract again")
     return index["paths"], index["stamps"]
 
 
 def read_done(folder: Path, count: int) -> npt.NDArray[np.bool_]:
-    """Which of the first `count` rows are done; a row beyond the end of the file is not."""
+    """Return which of the first `count` rows are done; rows beyond the end of the file are not."""
     done = np.zeros(count, dtype=bool)
     if (folder / DONE).is_file():
         marks = np.fromfile(folder / DONE, dtype=np.uint8, count=count)
@@ -88,13 +88,13 @@ def read_done(folder: Path, count: int) -> npt.NDArray[np.bool_]:
 def mark(folder: Path, rows: Rows, done: bool) -> None:
     """Mark rows as done, or as not done, so that extraction computes them again."""
     with (folder / DONE).open("r+b", buffering=0) as file:
-        for run in np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1):
-            os.pwrite(file.fileno(), bytes([done]) * len(run), int(run[0]) if len(run) else 0)
+        for adjacent in np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1):
+            os.pwrite(file.fileno(), bytes([done]) * len(adjacent), int(adjacent[0]) if len(adjacent) else 0)
         os.fdatasync(file)
 
 
 def checksums(array: Array, rows: Iterable[int]) -> npt.NDArray[np.uint32]:
-    """CRC-32 of some rows of a C-ordered array, (n,)."""
+    """Return the CRC-32 of some rows of a C-ordered array, (n,)."""
 
     def checksums_of(part: Rows) -> list[int]:
         return [zlib.crc32(array[row]) for row in part]
@@ -106,46 +106,46 @@ def checksums(array: Array, rows: Iterable[int]) -> npt.NDArray[np.uint32]:
 
 
 def check_kind(folder: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Refuse to write features of another kind into a folder than those that it has."""
-    # The tag says where the weights come from; their hash says what they are.
+    """Refuse to write features into a folder that has features of another kind."""
+    # Weights with another tag may be the same; their hash is compared.
     for key in sorted({*found, *wanted} - {"tag"}):
         if found.get(key) != wanted.get(key):
             raise DiffcapError(
-                f"{folder}: holds features of another kind ({key} there is {_short(found.get(key))}, now "
-                f"{_short(wanted.get(key))}); use the same settings as before, delete the folder, or choose another name."
+                f"{folder}: holds features of another kind ({key} there is {_shorten_json(found.get(key))}, now "
+                f"{_shorten_json(wanted.get(key))}); use the same settings as before, delete the folder, or choose another name."
             )
 
 
-def _short(value: Any) -> str:
+def _shorten_json(value: Any) -> str:
     text = json.dumps(value, sort_keys=True)
     return text if len(text) <= 100 else text[:97] + "..."
 
 
 def extract_command(folder: Path, meta: Mapping[str, Any]) -> str:
-    """The command that computes the missing features of a store, for messages."""
+    """Return the command that computes the missing features of a store, for messages."""
     dataset = folder.parent.parent
     name = folder.name
-    where = f"DATASET={dataset.name}" if dataset.parent == Path("data") else f"FOLDER={shlex.quote(str(dataset))}"
+    data = f"DATASET={dataset.name}" if dataset.parent == Path("data") else f"FOLDER={shlex.quote(str(dataset))}"
     if meta.get(FROM_FILES):
         height, width = meta["preprocessing"]["size"]
         other_name = f" FEATURES={name}" if name != "files" else ""
-        return f'`make extract {where} BACKBONE=files{other_name} ARGS="--model.image_size=[{height},{width}]"`'
+        return f'`make extract {data} BACKBONE=files{other_name} ARGS="--model.image_size=[{height},{width}]"`'
     if meta.get("library") == "authors":
         source_file = folder / "source.json"
         source = shlex.quote(read_json(source_file)["folder"]) if source_file.is_file() else "<the authors' folder>"
-        return f"`make extract {where} FEATURES={name} FEATURES_FROM={source}`"
+        return f"`make extract {data} FEATURES={name} FEATURES_FROM={source}`"
     if Path("configs/backbone", f"{name}.yaml").is_file():
-        return f"`make extract {where} BACKBONE={name}`"
-    return f"`make extract {where} FEATURES={name}` with the same BACKBONE= and WEIGHTS= as before"
+        return f"`make extract {data} BACKBONE={name}`"
+    return f"`make extract {data} FEATURES={name}` with the same BACKBONE= and WEIGHTS= as before"
 
 
 def file_size(path: Path) -> int:
-    """Size of a file in bytes; 0 if there is none."""
+    """Return the size of a file in bytes; 0 if there is none."""
     return path.stat().st_size if path.is_file() else 0
 
 
 def read_content(file: Path) -> bytes:
-    """Content of an image file of the dataset."""
+    """Return the content of an image file of the dataset."""
     try:
         return file.read_bytes()
     except OSError as error:
@@ -162,7 +162,7 @@ class FeatureStore(ABC):
         channels, height, width = meta["shape"]
         self.shape = channels, height, width  # of one image
         self.dtype = ARRAYS[meta["dtype"]][1]  # float16, or uint8 for pixels
-        self._index = {path: row for row, path in enumerate(paths)}
+        self._row_of = {path: row for row, path in enumerate(paths)}
 
     @staticmethod
     def open(folder: str | Path, trained_on: Mapping[str, Any] | None = None) -> "FeatureStore":
@@ -174,8 +174,8 @@ class FeatureStore(ABC):
                 continue  # the hash of an imported captioner is unknown
             if meta.get(key) != trained_on.get(key):
                 raise DiffcapError(
-                    f"{folder}: its features have {key} {_short(meta.get(key))}, the captioner was trained on "
-                    f"{_short(trained_on.get(key))}; extract with that backbone and its weights."
+                    f"{folder}: its features have {key} {_shorten_json(meta.get(key))}, the captioner was trained on "
+                    f"{_shorten_json(trained_on.get(key))}; extract with that backbone and its weights."
                 )
         paths, stamps = read_index(folder)
         if meta.get(FROM_FILES):
@@ -183,14 +183,14 @@ class FeatureStore(ABC):
         return _ArrayStore(folder, meta, paths)
 
     def __len__(self) -> int:
-        return len(self._index)
+        return len(self._row_of)
 
     def rows(self, paths: Sequence[str]) -> Rows:
-        """Row numbers of n image paths (as in the manifest), (n,) int64."""
+        """Return the row numbers of n image paths (as in the manifest), (n,) int64."""
         try:
-            return np.fromiter((self._index[path] for path in paths), dtype=np.int64, count=len(paths))
+            return np.fromiter((self._row_of[path] for path in paths), dtype=np.int64, count=len(paths))
         except KeyError as error:
-            unknown = sum(path not in self._index for path in paths)
+            unknown = sum(path not in self._row_of for path in paths)
             raise self._incomplete(
                 f"{unknown} of {len(paths)} images have no features there, the first is {error.args[0]}"
             ) from None
@@ -198,7 +198,7 @@ class FeatureStore(ABC):
     def read(self, rows: Rows, out: Array | None = None) -> Array:
         """Copy rows (n,) out of the store to (n, C, H, W) of `dtype`, `out` or a new array, and compare them with their checksums.
 
-        A row that differs is an error. The store then counts as incomplete, so that the next extraction repairs it.
+        A row that differs is an error. Then the store is marked as incomplete, and the next extraction computes the row again.
         """
         out = np.empty((len(rows), *self.shape), dtype=self.dtype) if out is None else out
         self._read_into(out, np.asarray(rows, dtype=np.int64))
@@ -221,26 +221,26 @@ class _ArrayStore(FeatureStore):
         if not (folder / COMPLETE).is_file():
             raise self._incomplete(f"extraction is not complete ({done.sum()} of {len(paths)} images done)")
         if not done.all():  # rows of images that the dataset had before
-            self._index = {path: row for path, row in self._index.items() if done[row]}
-        self._array = self._map(folder / ARRAYS[meta["dtype"]][0], self.dtype, self.shape)
-        self._sums = self._map(folder / SUMS, np.dtype("<u4"), ())
+            self._row_of = {path: row for path, row in self._row_of.items() if done[row]}
+        self._array = self._open_memmap(folder / ARRAYS[meta["dtype"]][0], self.dtype, self.shape)
+        self._sums = self._open_memmap(folder / SUMS, np.dtype("<u4"), ())
         # In shared memory, so that forked data loading workers check each row only once.
         self._verified = np.frombuffer(mmap.mmap(-1, max(1, len(paths))), dtype=np.bool_)
 
-    def _map(self, file: Path, dtype: np.dtype[Any], row_shape: tuple[int, ...]) -> Array:
+    def _open_memmap(self, file: Path, dtype: np.dtype[Any], row_shape: tuple[int, ...]) -> Array:
         shape = (len(self._paths), *row_shape)
-        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        if file_size(file) < size:
-            raise self._incomplete(f"{file.name}: truncated, {file_size(file)} bytes, but {size} are needed")
+        needed = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        if file_size(file) < needed:
+            raise self._incomplete(f"{file.name}: truncated, {file_size(file)} bytes, but {needed} are needed")
         return np.memmap(file, dtype=dtype, mode="r", shape=shape).view(np.ndarray)  # slices of a memmap are slower
 
     def _read_into(self, out: Array, rows: Rows) -> None:
         for index in np.argsort(rows, kind="stable").tolist():  # reading in ascending order is faster
             out[index] = self._array[rows[index]]
-        new = np.flatnonzero(~self._verified[rows])
-        if not len(new):
+        unverified = np.flatnonzero(~self._verified[rows])  # indices in `rows`
+        if not len(unverified):
             return
-        damaged = rows[new][checksums(out, new) != self._sums[rows[new]]]
+        damaged = rows[unverified][checksums(out, unverified) != self._sums[rows[unverified]]]
         if len(damaged):
             with suppress(OSError):  # the store may be read-only
                 (self.folder / VERIFIED).unlink(missing_ok=True)  # so that the next extraction checks all rows
@@ -249,7 +249,7 @@ class _ArrayStore(FeatureStore):
             raise self._incomplete(
                 f"the features of {self._paths[damaged.min()]} are damaged (they do not match their checksum in {SUMS})"
             )
-        self._verified[rows[new]] = True
+        self._verified[rows[unverified]] = True
 
 
 class _ImageFileStore(FeatureStore):
@@ -262,8 +262,8 @@ class _ImageFileStore(FeatureStore):
         if file_size(folder / SUMS) != 4 * len(paths):
             raise self._incomplete(f"{SUMS}: damaged, it must have 4 bytes per image")
         self._sums = np.fromfile(folder / SUMS, dtype="<u4")
-        parts = enumerate(stamp.split() for stamp in stamps)
-        self._ranges = {row: (json.loads(part[2]), json.loads(part[3])) for row, part in parts if len(part) == 4}
+        fields = enumerate(stamp.split() for stamp in stamps)  # size, time[, lowest value, highest value]
+        self._ranges = {row: (json.loads(field[2]), json.loads(field[3])) for row, field in fields if len(field) == 4}
         self._root = read_root(folder.parent.parent)
         height, width = meta["preprocessing"]["size"]
         self._preprocess = ResizeOnly((height, width))

@@ -1,9 +1,9 @@
 """The shipped backbone for the dataset tiles: it predicts the land cover of an overhead image and where its houses are.
 
-The features of a 256 x 256 image are 72 channels on a grid of 8 x 8 cells of 32 x 32 pixels. The channels are 18 values of each quarter
-of a cell (16 x 16 pixels, upper left, upper right, lower left, lower right): the fractions of the 17 classes of land cover, and
-the number of houses whose centre lies in it. So they hardly depend on season, light and haze. Every channel is scaled to zero mean
-and unit variance over images and cells. `worlds/training/tiles.py` trains the network.
+The features of a 256 x 256 image are 72 channels on a grid of 8 x 8 cells of 32 x 32 pixels: 18 values for each quarter of a cell
+(16 x 16 pixels, upper left, upper right, lower left, lower right). These are the fractions of the 17 classes of land cover and the
+number of houses whose centre lies in the quarter. So they hardly depend on season, light and haze. Every channel is scaled to zero
+mean and unit variance over images and cells. `worlds/training/tiles.py` trains the network.
 """
 
 from pathlib import Path

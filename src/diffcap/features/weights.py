@@ -1,4 +1,4 @@
-"""Read, download, check and hash the weights of backbones; and convolutions with batch norm for those that the package ships."""
+"""Read, download, check and hash the weights of backbones. Also the convolution blocks of the backbones that ship with diffcap."""
 
 import copy
 import hashlib
@@ -15,7 +15,7 @@ from diffcap.checkpoints.hub_access import offline_reason, without_requests
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.unpickling import error_reason
 
-# For messages: make's variable, which is also an option of the stages, and what needs no file. `online` has another option.
+# For messages: make's variable for a weights file, and how to do without one. `backbones.backbone_of` replaces both.
 WEIGHTS = "WEIGHTS"
 OFFLINE_HINT = ", or use OFFLINE=yes to try diffcap with the small networks that ship with it"
 
@@ -43,7 +43,7 @@ def read_state_dict(path: str | Path, option: str | None = None) -> dict[str, Te
             f"{path}: cannot be read as a safetensors or PyTorch weights file ({error_reason(error)}); fetch it again or "
             "save it as a plain state dict."
         ) from None
-    # Keys of a dict that holds the state dict.
+    # Keys under which a file may contain the state dict.
     for wrapper in ("state_dict", "model_state_dict", "model"):
         if isinstance(state, dict) and isinstance(state.get(wrapper), dict):
             state = state[wrapper]
@@ -55,7 +55,7 @@ def read_state_dict(path: str | Path, option: str | None = None) -> dict[str, Te
 
 
 def load_weights(network: nn.Module, state: dict[str, Tensor], source: str) -> None:
-    """Load all parameters and buffers of `network`; other entries of `state`, of the file `source`, are ignored (a classifier)."""
+    """Load all parameters and buffers of `network` from `state` of the file `source`; its other entries (a classifier) are ignored."""
     wanted = network.state_dict()
     optional = "num_batches_tracked"  # missing in files from before 2018, and not used for inference
     missing = [name for name in wanted if name not in state and not name.endswith(optional)]
@@ -71,7 +71,7 @@ def load_weights(network: nn.Module, state: dict[str, Tensor], source: str) -> N
 
 
 def state_hash(network: nn.Module) -> str:
-    """SHA-256 of names, shapes and values of all parameters and buffers; it does not depend on the file format."""
+    """Return the SHA-256 of names, shapes and values of all parameters and buffers; it does not depend on the file format."""
     digest = hashlib.sha256()
     for name, value in sorted(network.state_dict().items()):
         if name.endswith("num_batches_tracked"):
@@ -91,13 +91,13 @@ def conv_block(
     norm: bool = False,
     dilation: int = 1,
 ) -> nn.Sequential:
-    """Convolution, batch norm (if `norm`) and ReLU."""
+    """Return a convolution, batch norm (if `norm`) and ReLU."""
     conv = nn.Conv2d(inputs, outputs, kernel, stride, padding, dilation)
     return nn.Sequential(conv, nn.BatchNorm2d(outputs) if norm else nn.Identity(), nn.ReLU(inplace=True))
 
 
 def fuse_batch_norms(network: Network) -> Network:
-    """A copy for inference, in which every batch norm of a `conv_block` is folded into the convolution before it."""
+    """Return a copy for inference, with every batch norm of a `conv_block` merged into the convolution before it."""
     network = copy.deepcopy(network).eval()
     for module in network.modules():
         if isinstance(module, nn.Sequential) and len(module) == 3 and isinstance(module[1], nn.BatchNorm2d):
@@ -108,7 +108,7 @@ def fuse_batch_norms(network: Network) -> Network:
 
 
 def with_weights(network: Network, weights: str, shipped: Path) -> Network:
-    """The network with the weights of a file, "random", or "default": those that ship with the package."""
+    """Load weights into a network: of a file, or "default" (those of the file `shipped`); "random" changes nothing."""
     if weights != "random":
         path = shipped if weights == "default" else Path(weights)
         load_weights(network, read_state_dict(path), str(path))
@@ -116,10 +116,10 @@ def with_weights(network: Network, weights: str, shipped: Path) -> Network:
 
 
 def clip_weights(network: str, from_file: bool = False) -> tuple[str, str, dict[str, Any]]:
-    """Name of an open_clip model, a tag of its weights, and open_clip's settings of this tag (mean, quick_gelu, url, ...).
+    """Return the name of an open_clip model, a tag of its weights, and open_clip's settings of the tag (mean, quick_gelu, url, ...).
 
-    `network` is NAME or NAME:TAG, as in `open_clip.list_pretrained(as_str=True)`. Without TAG: the tag "openai", or the first if there
-    is no such tag; "" and no settings if there are no tags. Weights `from_file` have no tag.
+    `network` is NAME or NAME:TAG, as in `open_clip.list_pretrained(as_str=True)`. Without TAG: the tag "openai" if it
+    exists, else the first; "" and no settings if there are no tags. `from_file`: the weights are those of a file, which has no tag.
     """
     import open_clip
     from open_clip.pretrained import get_pretrained_cfg
@@ -130,11 +130,11 @@ def clip_weights(network: str, from_file: bool = False) -> tuple[str, str, dict[
     tags = open_clip.list_pretrained_tags_by_model(name)
     if tag and tag not in tags:
         raise DiffcapError(f"open_clip has no weights {tag!r} of {name}; choose one of {', '.join(tags) or 'no tags'}.")
-    all_settings = [get_pretrained_cfg(name, each) for each in tags]
-    needs = {(bool(each.get("quick_gelu")), each["mean"], each["std"]) for each in all_settings}
-    if from_file and not tag and len(needs) > 1:
+    all_settings = [get_pretrained_cfg(name, known_tag) for known_tag in tags]
+    distinct_settings = {(bool(one.get("quick_gelu")), one["mean"], one["std"]) for one in all_settings}
+    if from_file and not tag and len(distinct_settings) > 1:
         raise DiffcapError(
-            f"{name} has weights that need different activations or preprocessing, and a file does not say which; name them as "
+            f"{name} has weights that need different activations or preprocessing, which a file does not contain; name them as "
             f"--model.network={name}:TAG, where TAG is one of {', '.join(tags)}."
         )
     tag = tag or ("openai" if "openai" in tags else next(iter(tags), ""))
@@ -142,7 +142,7 @@ def clip_weights(network: str, from_file: bool = False) -> tuple[str, str, dict[
 
 
 def describe_clip(network: str) -> dict[str, Any]:
-    """JSON values for `meta.json`: the name, the tag if it is given, and QuickGELU where the tag has it and the name does not."""
+    """Return values for `meta.json`: name, tag if `network` has one, and QuickGELU where the tag has it and the model does not."""
     import open_clip
 
     name, tag, settings = clip_weights(network)
@@ -151,24 +151,24 @@ def describe_clip(network: str) -> dict[str, Any]:
 
 
 def pretrained_clip(network: str) -> Any:
-    """An open_clip model with the weights of a tag, with their activation and preprocessing; `network` as in `clip_weights`."""
+    """Return an open_clip model with the weights of a tag and their activation and preprocessing; `network` as in `clip_weights`."""
     import open_clip
 
-    name, tag, cfg = clip_weights(network)
+    name, tag, settings = clip_weights(network)
     if not tag:
         raise DiffcapError(f"open_clip has no weights for {network}; give a file as {WEIGHTS}=PATH.")
-    repository, _, file = cfg.get("hf_hub", "").rpartition("/")
+    repository, _, file = settings.get("hf_hub", "").rpartition("/")
     hub_url = f"https://huggingface.co/{repository}/resolve/main/{file or 'open_clip_model.safetensors'}"
-    quick = bool(cfg.get("quick_gelu"))
+    quick = bool(settings.get("quick_gelu"))
     return download(
         f"{name} ({tag})",
-        hub_url if repository else cfg["url"],
+        hub_url if repository else settings["url"],
         lambda: open_clip.create_model(name, pretrained=tag, force_quick_gelu=quick),
     )
 
 
 def download(network: str, url: str, fetch: Callable[[], T]) -> T:
-    """Run `fetch`, a library's download function; the message of a failure has the `network` and the `url` of its file."""
+    """Run `fetch`, a library's download function; if it fails, the message has the `network` and the `url` of its file."""
     try:
         with without_requests(reason := offline_reason()):
             if reason:

@@ -1,6 +1,6 @@
-"""Extract an untrusted archive safely: regular files below one folder, and nothing else.
+"""Extract an untrusted archive safely: only regular files, only into one folder.
 
-No file is written outside, no link or device is made, and archives of implausible size are refused. Members are extracted into
+No file is written outside of it, no link or device is made, and archives of implausible size are refused. Members are extracted into
 a temporary folder first, so that a damaged or refused archive leaves no file behind.
 """
 
@@ -12,9 +12,9 @@ from pathlib import Path, PurePosixPath
 
 from diffcap.utils.errors import DiffcapError
 
-_MIN_LIMIT = 1 << 30  # bytes; the default size limit is never below it
+_MIN_LIMIT = 1 << 30  # bytes; smallest default for the size limit
 _MAX_RATIO = 200  # extracted bytes / archive bytes; about 20 for text, 1,000 for zeros
-# File system errors that are caused by the names in an archive; others (no space, no permission) are raised unchanged.
+# Errors of the file system that names in an archive cause; others (no space, no permission) are raised unchanged.
 _NAME_ERRORS = (errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG)
 
 
@@ -23,7 +23,7 @@ class _Refused(Exception):
 
 
 def is_archive(path: Path) -> bool:
-    """Whether a file is a zip file, or begins as a tar file (also .gz, .bz2, .xz); its name does not matter."""
+    """Return whether a file is a zip file, or begins as a tar file (also .gz, .bz2, .xz); its name does not matter."""
     return tarfile.is_tarfile(path) or zipfile.is_zipfile(path)
 
 
@@ -48,11 +48,11 @@ def extract(archive: Path, folder: Path, strip: str = "", limit: int | None = No
         if tarfile.is_tarfile(archive):
             _extract_tar(archive, temporary, limit)
         else:
-            with zipfile.ZipFile(archive) as package:
-                _check_size(sum(member.file_size for member in package.infolist()), limit)  # no more than this is read
-                package.extractall(temporary)  # below the folder; a link becomes a file
+            with zipfile.ZipFile(archive) as zip_file:
+                _check_size(sum(member.file_size for member in zip_file.infolist()), limit)  # no more bytes are read
+                zip_file.extractall(temporary)  # only below the folder; a link becomes a file
         return _move_files(temporary, folder, PurePosixPath(strip))
-    except Exception as error:  # the readers of the standard library raise many kinds of errors on damaged files
+    except Exception as error:  # the standard library raises many kinds of errors for damaged files
         # None or EINVAL: decompression failed, or the archive has a wrong offset.
         if isinstance(error, OSError) and error.errno not in (*_NAME_ERRORS, None, errno.EINVAL):
             raise
@@ -69,23 +69,23 @@ def extract(archive: Path, folder: Path, strip: str = "", limit: int | None = No
 
 
 def _extract_tar(archive: Path, folder: Path, limit: int) -> None:
-    size = 0
+    total_size = 0
 
-    def check(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo:
-        nonlocal size
+    def check_member(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo:
+        nonlocal total_size
         if not member.isreg() and not member.isdir():
             raise _Refused(f"{member.name!r:.100} is a link or a device")
-        size += abs(member.size)
-        _check_size(size, limit)
+        total_size += abs(member.size)
+        _check_size(total_size, limit)
         # Without a mode, the file gets the user's default permissions. Typeshed does not know that None is allowed.
         return tarfile.data_filter(member.replace(mode=None, deep=False), path)  # type: ignore[arg-type]
 
     with tarfile.open(archive) as package:
-        package.extractall(folder, filter=check)
-        # A tar file ends with two empty blocks. tarfile has read the first, and does not notice if both are missing.
+        package.extractall(folder, filter=check_member)
+        # A tar file ends with two empty blocks. tarfile has read the first, but reports no error if both are missing.
         if package.fileobj is None or not package.fileobj.read(512):
             raise tarfile.ReadError("the end is missing")
-        while package.fileobj.read(1 << 20):  # to the checksum at the end of a compressed file, which reading checks
+        while package.fileobj.read(1 << 20):  # until the checksum at the end of a compressed file is compared
             pass
 
 
@@ -98,10 +98,10 @@ def _move_files(source: Path, target: Path, strip: PurePosixPath) -> int:
     """Move all files from one folder into another; returns their number."""
     files = [path for path in source.rglob("*") if path.is_file()]
     if not files:
-        raise _Refused("it holds no file")
+        raise _Refused("it contains no file")
     for path in files:
         name = PurePosixPath(path.relative_to(source))
-        goal = target / (name.relative_to(strip) if strip in name.parents else name)
-        goal.parent.mkdir(parents=True, exist_ok=True)
-        path.replace(goal)
+        destination = target / (name.relative_to(strip) if strip in name.parents else name)
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        path.replace(destination)
     return len(files)

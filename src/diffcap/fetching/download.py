@@ -26,7 +26,7 @@ from diffcap.utils.errors import DiffcapError
 
 _CHUNK = 1 << 16
 _MAX_BACKOFF = 30.0  # seconds
-_MAX_HOST_FAILURES = 4  # after so many files in a row have failed, each with all its retries, a host is skipped
+_MAX_HOST_FAILURES = 4  # files in a row, each with all its retries; after them, the host is skipped
 _GONE = (404, 410, 451)
 _TEMPORARY = (408, 425, 429, *range(500, 600))
 
@@ -44,14 +44,12 @@ class TransientError(Exception):
 
 
 class PermanentError(Exception):
-    """Another attempt would fail too."""
+    """Another attempt would also fail."""
 
     def __init__(self, reason: str, gone: bool = False, forbidden: bool = False):
         super().__init__(reason)
-        self.gone = gone  # the server does not have the file (any more), or sends something else (a placeholder image)
-        self.forbidden = (
-            forbidden  # status 403, which may concern the file (some answer so for deleted ones) or the client
-        )
+        self.gone = gone  # the server does not have the file (any more), or sends another (a placeholder image)
+        self.forbidden = forbidden  # status 403; some servers answer so for deleted files, others refuse the client
 
 
 @dataclass(frozen=True)
@@ -59,10 +57,10 @@ class Target:
     """A file to download."""
 
     path: Path  # of the complete file
-    verify: Callable[[Path], str] = lambda path: ""  # what is wrong with the downloaded file at a path, "" for nothing
+    verify: Callable[[Path], str] = lambda path: ""  # returns what is wrong with the downloaded file, or ""
     # Whether `verify` compares a checksum. Then a download without ETag and Last-Modified can be resumed.
     has_checksum: bool = False
-    # Called after each write with the number of bytes so far and the total number, None if it is unknown.
+    # Called after each write with the number of bytes so far and the total number (None: unknown).
     progress: Callable[[int, int | None], None] = lambda size, total: None
 
     @property
@@ -76,11 +74,11 @@ class Target:
         return self.path.with_name(f"{self.path.name}.part.json")
 
     def part_size(self, url: str) -> int:
-        """Bytes of the unfinished download from a URL."""
+        """Return the number of bytes of the unfinished download from a URL."""
         return self.part.stat().st_size if self.part.is_file() and self.metadata().get("url") == url else 0
 
     def metadata(self) -> dict[str, Any]:
-        """Content of `metadata_path`; {} if the file is missing or damaged."""
+        """Return the content of `metadata_path`; {} if the file is missing or damaged."""
         try:
             return dict(read_json(self.metadata_path))
         except (DiffcapError, TypeError, ValueError):
@@ -96,7 +94,8 @@ class Client:
     """HTTP connections, shared by all threads of a run."""
 
     def __init__(self, settings: FetchSettings):
-        self.settings, self.cancelled = settings, threading.Event()  # the event ends all downloads
+        self.settings = settings
+        self.cancelled = threading.Event()  # set it to end all downloads
         self.failures: Counter[str] = Counter()  # by host: files in a row whose download failed
         self._session = requests.Session()
         agent = f"diffcap/{diffcap.__version__} (fetches datasets)"
@@ -132,7 +131,7 @@ class Client:
         return response
 
     def delivers(self, url: str) -> bool:
-        """Request a URL once without reading the content; returns whether the server would send a file."""
+        """Return whether the server would send a file; requests the URL once, without reading the content."""
         try:
             self.get(url).close()
         except (PermanentError, TransientError):
@@ -141,7 +140,7 @@ class Client:
 
 
 def download(urls: tuple[str, ...], target: Target, client: Client) -> str:
-    """Download one file from the first of several URLs that delivers it, which is returned.
+    """Download one file from the first of several URLs that delivers it; returns this URL.
 
     Raises:
         PermanentError: the download from every URL failed permanently; the message is that of the first URL.
@@ -168,14 +167,14 @@ def download(urls: tuple[str, ...], target: Target, client: Client) -> str:
             transient.append(error)
     if transient:
         raise transient[0]
-    first = permanent[0]
-    # Status 403 of a mirror may mean that it never had the file; another status, such as 401, does not mean that.
+    first_error = permanent[0]
+    # A mirror that never had the file may answer 403; it would not answer 401, for example.
     none_has_it = all(error.gone or error.forbidden for error in permanent)
-    raise PermanentError(str(first), gone=first.gone, forbidden=first.forbidden and none_has_it)
+    raise PermanentError(str(first_error), gone=first_error.gone, forbidden=first_error.forbidden and none_has_it)
 
 
 def _download_from(url: str, target: Target, client: Client) -> None:
-    """Download from one URL. It is tried again as long as each attempt brings new bytes, else `retries` times."""
+    """Download from one URL; ends after `retries` further attempts in a row without new bytes."""
     settings = client.settings
     failures = 0
     max_size = target.part_size(url)
@@ -196,12 +195,12 @@ def _download_from(url: str, target: Target, client: Client) -> None:
 
 
 def _attempt(url: str, target: Target, client: Client) -> None:
-    """Request what is missing of the unfinished download, verify the file and give it its name."""
+    """Request the missing part of the download, verify the file and rename it."""
     start = target.part_size(url)
     metadata = target.metadata()
     validator = metadata.get("validator")
     if not (validator or target.has_checksum):
-        start = 0  # nothing would tell whether the server still has the same content
+        start = 0  # no way to detect that the content on the server has changed
     if not start or start != metadata.get("size"):  # equal: the process was killed before the file was verified
         headers = {"Range": f"bytes={start}-", **({"If-Range": validator} if validator else {})} if start else {}
         with client.get(url, headers) as response:
@@ -215,20 +214,20 @@ def _attempt(url: str, target: Target, client: Client) -> None:
         target.delete_part()
         if start:
             raise TransientError(problem)  # the responses may belong to different contents
-        # Without a checksum, `verify` rejects only what is no such file at all, so the server does not have it.
+        # Without a checksum, `verify` rejects only files of another kind: the server does not have the file.
         raise PermanentError(problem, gone=not target.has_checksum)
     target.part.replace(target.path)
     target.metadata_path.unlink(missing_ok=True)
 
 
 def _continues(response: requests.Response, start: int, metadata: dict[str, Any]) -> bool:
-    """Whether a response begins at byte `start` of the content that `metadata` describes."""
+    """Return whether a response begins at byte `start` of the content that `metadata` describes."""
     content_range = response.headers.get("Content-Range", "")
     size = metadata.get("size")
     expected = metadata.get("validator") or ""
-    found = _validator(response)
+    response_validator = _validator(response)
     # A response to If-Range must repeat the ETag, but should leave out Last-Modified (RFC 9110, section 15.3.7).
-    same_content = found == expected or (not found and not expected.startswith('"'))
+    same_content = response_validator == expected or (not response_validator and not expected.startswith('"'))
     has_range = content_range.startswith(f"bytes {start}-")
     same_size = size is None or content_range.endswith((f"/{size}", "/*"))
     return response.status_code == 206 and has_range and same_size and same_content
@@ -264,22 +263,22 @@ def _receive(url: str, response: requests.Response, start: int, target: Target, 
 
 
 def host_of(url: str) -> str:
-    """The host of a URL, with its port if there is one."""
+    """Return the host of a URL, with its port if there is one."""
     return urlsplit(url).netloc
 
 
 def _validator(response: requests.Response) -> str:
-    """The value for If-Range: the ETag, or Last-Modified if the ETag is weak (not allowed there) or missing, or ""."""
+    """Return the value for If-Range: the ETag; Last-Modified if the ETag is missing or weak (not allowed there); else ""."""
     etag = response.headers.get("ETag", "")
     return etag if etag.startswith('"') else response.headers.get("Last-Modified", "")
 
 
 def _reason(error: Exception) -> str:
-    """The cause of a network error in one short phrase, without the texts of the errors that wrap it."""
+    """Return the cause of a network error as a short phrase, without the texts of the errors that wrap it."""
     text = " ".join(str(error).split())
     if "timed out" in text:
         return "no answer in time"
     if "IncompleteRead" in text or "InvalidChunkLength" in text:
         return "the connection was closed early"
-    found = re.findall(r"\[Errno -?\d+\] ([\w ,'-]+)", text)
-    return str(found[-1]).strip() if found else text[:120]
+    causes = re.findall(r"\[Errno -?\d+\] ([\w ,'-]+)", text)
+    return str(causes[-1]).strip() if causes else text[:120]

@@ -26,7 +26,7 @@ from diffcap.utils.errors import DiffcapError
 from diffcap.utils.progress import Update, progress_bar, progress_bars
 
 _MAX_PRINTED = 10  # failures; fetch-failures.json has all
-_PROBES = 3  # photos already downloaded from a host that are requested again, to see whether it still delivers any
+_PROBES = 3  # number of downloaded photos that are requested again, to test whether a host still delivers any
 _UNFINISHED = (".part", ".crdownload", ".download")  # suffixes of unfinished downloads of browsers
 
 
@@ -38,7 +38,7 @@ class Failure:
     url: str  # where it should come from
     reason: str
     gone: bool = False  # the server does not have the file (any more)
-    # Every address refused it, its own with status 403, which may concern the file or the client.
+    # Every URL refused it, its own with status 403: the server refuses the file, or the client.
     forbidden: bool = False
 
 
@@ -57,15 +57,15 @@ class Checksums:
         self._rows: dict[str, Any] = read_json(self.path, "checksums", remedy) if self.path.is_file() else {}
 
     def name(self, path: Path) -> str:
-        """The name of a file in `checksums.json` and in messages."""
+        """Return the name of a file in `checksums.json` and in messages."""
         return path.relative_to(self.folder).as_posix()
 
     def sha256(self, path: Path) -> str:
-        """The recorded checksum; "" if there is none."""
+        """Return the recorded checksum; "" if there is none."""
         return str(self._rows.get(self.name(path), {}).get("sha256", ""))
 
     def url(self, path: Path) -> str:
-        """The URL that a file came from; "" if it was not downloaded."""
+        """Return the URL that a file was downloaded from; "" if it was not downloaded."""
         return str(self._rows.get(self.name(path), {}).get("url", ""))
 
     def record(self, path: Path, url: str) -> None:
@@ -76,7 +76,7 @@ class Checksums:
             self._rows[self.name(path)] = {**row, "url": url} if url else row
 
     def remove(self, path: Path) -> None:
-        """Delete the record of a damaged file, so that another content may replace it."""
+        """Delete the record of a damaged file, so that a file with another content is accepted."""
         self._rows.pop(self.name(path), None)
 
     def save(self) -> None:
@@ -85,7 +85,7 @@ class Checksums:
             write_json(self.path, dict(sorted(self._rows.copy().items())))
 
     def existing_problem(self, path: Path, verify: Callable[[Path], str]) -> str:
-        """What is wrong with an existing file, "" for nothing.
+        """Return what is wrong with an existing file, or "".
 
         A recorded file must be unchanged. A file without a record (copied by hand, or the process was killed) is verified.
         """
@@ -100,18 +100,18 @@ class Checksums:
         return ""
 
     def download_problem(self, file: Path, path: Path, sha256: str = "", md5: str = "") -> str:
-        """How a downloaded `file`, which belongs to `path`, differs from the publisher's checksums or the recorded one."""
+        """Return how a downloaded `file` differs from the publisher's checksums or the one recorded for `path`, or ""."""
         if md5:
             with file.open("rb") as content:
                 if (found := hashlib.file_digest(content, "md5").hexdigest()) != md5.lower():
                     return f"its MD5 is {found}, but the publisher's is {md5.lower()}"
-        first = self.sha256(path)
-        found = file_hash(file) if sha256 or first else ""
+        recorded = self.sha256(path)
+        found = file_hash(file) if sha256 or recorded else ""
         if sha256 and found != sha256.lower():
             return f"its SHA-256 is {found}, but the publisher's is {sha256.lower()}"
-        if first and found != first:
+        if recorded and found != recorded:
             name = self.name(path)
-            return f"its SHA-256 is {found}, but it was {first} at the first fetch; to accept it, delete {name} from {self.path}"
+            return f"its SHA-256 is {found}, but it was {recorded} at the first fetch; to accept it, delete {name} from {self.path}"
         return ""
 
 
@@ -126,23 +126,23 @@ class DatasetFolder:
         self.failures = path / "fetch-failures.json"
 
     def target(self, entry: Entry) -> Path:
-        """Where a downloaded or manually copied file belongs."""
+        """Return the path for a file that is downloaded, or copied by hand."""
         return self.downloads / entry.file if entry.unpack else self.official / entry.to / entry.file
 
     def fetch_file(self, target: Target, urls: tuple[str, ...], client: Client) -> Failure | None:
         """Download a file that is missing, or verify one that exists, and record its checksum."""
         path = target.path
-        sums = self.checksums
-        name = sums.name(path)
+        checksums = self.checksums
+        name = checksums.name(path)
         url = next(iter(urls), "")
         if path.is_file():
-            if problem := sums.existing_problem(path, target.verify):
-                fix = f"delete it, and the next run downloads it again; to keep it, delete its entry in {sums.path}"
+            if problem := checksums.existing_problem(path, target.verify):
+                fix = f"delete it to download it in the next run; to keep it, delete its entry in {checksums.path}"
                 return Failure(name, url, f"{problem}; {fix}")
-            sums.record(path, "")
+            checksums.record(path, "")
             return None
         try:
-            sums.record(path, download(urls, target, client))
+            checksums.record(path, download(urls, target, client))
         except TransientError as error:
             return Failure(name, url, str(error))
         except PermanentError as error:
@@ -150,16 +150,16 @@ class DatasetFolder:
         return None
 
     def is_complete(self, entry: Entry) -> bool:
-        """Whether everything that an entry provides (`gives`) exists; an empty folder does not count."""
+        """Return whether all paths that an entry provides (`gives`) exist; an empty folder does not count."""
         paths = [self.official / name for name in entry.gives]
         return all(any(path.iterdir()) if path.is_dir() else path.is_file() for path in paths)
 
     def marker(self, archive: Path) -> Path:
-        """The file that marks an archive as extracted; it is deleted together with the extracted files."""
+        """Return the file that marks an archive as extracted, in `official`, so that it is deleted with the extracted files."""
         return self.official / ".unpacked" / archive.name
 
     def is_extracted(self, entry: Entry, archive: Path) -> bool:
-        """Whether the archive was extracted and its files still exist; the archive itself may be deleted."""
+        """Return whether the archive was extracted and its files still exist; the archive itself may be deleted."""
         return self.marker(archive).is_file() and self.is_complete(entry)
 
 
@@ -171,17 +171,17 @@ def fetch(
     captions_only: bool = False,
     incomplete: bool = False,
 ) -> tuple[Path, frozenset[str]]:
-    """Fetch everything of a dataset that is missing into `data/<dataset>`, its `folder`, from a YAML file of sources.
+    """Fetch all missing files of a dataset into its `folder`, `data/<dataset>`, from the URLs in a YAML file (`sources`).
 
     Args:
         captions_only: skip files that only the images need.
-        incomplete: accept photos that could not be downloaded now; photos that no longer exist are always accepted.
+        incomplete: accept that photos could not be downloaded now; photos that no longer exist online are never an error.
 
     Returns:
         The folder for the dataset's reader, and the images, relative to it, that no longer exist online.
     """
     if settings.jobs < 1 or settings.timeout <= 0 or min(settings.retries, settings.backoff, settings.patience) < 0:
-        raise DiffcapError("--fetch.jobs must be at least 1, --fetch.timeout above 0, the others not below 0.")
+        raise DiffcapError("--fetch.jobs must be at least 1, --fetch.timeout above 0, the others at least 0.")
     known = read_sources(sources)
     print(f"{known.name}, {known.page}\n  licence: {known.licence}\n  please cite: {known.citation}", flush=True)
     files, by_hand = (
@@ -193,7 +193,7 @@ def fetch(
     try:
         failures = _fetch_files(files, data, settings)
         for entry in by_hand:
-            failures += _ingest(entry, data)
+            failures += _accept_manual_files(entry, data)
         if known.photos is not None and not captions_only:
             photos = _fetch_photos(known.photos, data, settings)
     finally:
@@ -225,8 +225,8 @@ def _fetch_files(entries: list[Entry], data: DatasetFolder, settings: FetchSetti
 def _download_entry(entry: Entry, data: DatasetFolder, client: Client, bar: Callable[[str], Update]) -> Failure | None:
     path = data.target(entry)
     exists = path.is_file()
-    known = bool(entry.sha256 or entry.md5 or data.checksums.sha256(path))
-    target = Target(path, _verifier(entry, path, data), known)
+    has_checksum = bool(entry.sha256 or entry.md5 or data.checksums.sha256(path))
+    target = Target(path, _verifier(entry, path, data), has_checksum)
     if not exists:
         target = replace(target, progress=bar(f"fetching {entry.file}"))
     failure = data.fetch_file(target, (entry.url,), client)
@@ -235,7 +235,7 @@ def _download_entry(entry: Entry, data: DatasetFolder, client: Client, bar: Call
     return failure
 
 
-def _ingest(entry: Entry, data: DatasetFolder) -> list[Failure]:
+def _accept_manual_files(entry: Entry, data: DatasetFolder) -> list[Failure]:
     """Verify and extract files that a person has put into the dataset's folder; returns those that are damaged."""
     failures = []
     for path in sorted(data.downloads.glob(entry.file)) if entry.unpack else [data.target(entry)]:
@@ -251,7 +251,7 @@ def _ingest(entry: Entry, data: DatasetFolder) -> list[Failure]:
 
 
 def _verifier(entry: Entry, path: Path, data: DatasetFolder) -> Callable[[Path], str]:
-    """A function that returns what is wrong with a file that belongs to `path`, "" for nothing."""
+    """Return a function that returns what is wrong with a file that belongs to `path`, or ""."""
 
     def verify(file: Path) -> str:
         if entry.size not in (None, size := file.stat().st_size):
@@ -269,7 +269,7 @@ def _verifier(entry: Entry, path: Path, data: DatasetFolder) -> Callable[[Path],
 
 
 def _extract(entry: Entry, archive: Path, data: DatasetFolder) -> list[Failure]:
-    """Extract an archive; returns the failure, if there is one."""
+    """Extract an archive; returns the failures, at most one."""
     print(f"extracting {archive} ...", flush=True)
     reason = ""
     folder = data.official / entry.to
@@ -280,7 +280,7 @@ def _extract(entry: Entry, archive: Path, data: DatasetFolder) -> list[Failure]:
             reason = f"extracted, but {' or '.join(entry.gives)} is missing in {data.official}; put it there by hand"
     except DiffcapError as error:
         reason = str(error).removeprefix(f"{archive}: ").rstrip(".")
-        data.checksums.remove(archive)  # another download may have another content
+        data.checksums.remove(archive)  # so that another download with another content is accepted
     if reason:
         return [Failure(data.checksums.name(archive), url, reason)]
     data.checksums.record(archive, url)
@@ -329,15 +329,15 @@ def _report(
 def _fetch_photos(mirrors: tuple[str, ...], folder: DatasetFolder, settings: FetchSettings) -> list[Failure]:
     """Download every missing photo by the dataset's `photo_urls` or from `mirrors`; returns those that failed.
 
-    A photo is gone if its server says so. It is also gone if every URL refuses it, its own with status 403, while the same host
-    still delivers another photo of the dataset; a host that has blocked us delivers none.
+    A photo is gone if its server answers so (such as 404). It is also gone if every URL refuses it, its own with status 403,
+    and the same host still delivers another photo of the dataset. A host that has blocked the client delivers none.
     """
     photos = []
     for path, urls in import_object(get_dataset(folder.dataset).photo_urls or "")(folder.official).items():
-        usable = [url for url in urls if is_web_address(url)]
-        others = [mirror.rstrip("/") + urlsplit(url).path for mirror in mirrors for url in usable]
-        photos.append((folder.official / path, tuple(dict.fromkeys([*usable, *others]))))
-    before = sum(path.is_file() for path, _ in photos)
+        web_urls = [url for url in urls if is_web_address(url)]
+        mirror_urls = [mirror.rstrip("/") + urlsplit(url).path for mirror in mirrors for url in web_urls]
+        photos.append((folder.official / path, tuple(dict.fromkeys([*web_urls, *mirror_urls]))))
+    earlier = sum(path.is_file() for path, _ in photos)
     client = Client(settings)
     failures = []
     try:
@@ -356,10 +356,10 @@ def _fetch_photos(mirrors: tuple[str, ...], folder: DatasetFolder, settings: Fet
         replace(failure, gone=failure.gone or (failure.forbidden and host_of(failure.url) in open_hosts))
         for failure in failures
     ]
-    now = sum(path.is_file() for path, _ in photos)
+    present = sum(path.is_file() for path, _ in photos)
     gone = sum(failure.gone for failure in failures)
     print(
-        f"photos: {now:,} of {len(photos):,} exist, {now - before:,} of them are new; {gone:,} no longer exist online"
+        f"photos: {present:,} of {len(photos):,} exist, {present - earlier:,} of them are new; {gone:,} no longer exist online"
     )
     return sorted(failures, key=lambda failure: failure.name)
 
@@ -367,10 +367,10 @@ def _fetch_photos(mirrors: tuple[str, ...], folder: DatasetFolder, settings: Fet
 def _fetch_photo(path: Path, urls: tuple[str, ...], folder: DatasetFolder, client: Client) -> Failure | None:
     from diffcap.datasets.images import image_problem
 
-    sums = folder.checksums
+    checksums = folder.checksums
     if not urls and not path.is_file():
-        return Failure(sums.name(path), "", "the annotations give no web address for it", gone=True)
+        return Failure(checksums.name(path), "", "the annotations give no web address for it", gone=True)
     target = Target(
-        path, lambda file: image_problem(file) or sums.download_problem(file, path), bool(sums.sha256(path))
+        path, lambda file: image_problem(file) or checksums.download_problem(file, path), bool(checksums.sha256(path))
     )
     return folder.fetch_file(target, urls, client)

@@ -1,4 +1,4 @@
-"""The options of fetching, and `configs/sources/<dataset>.yaml`, which says where the files of a dataset are.
+"""The options of fetching, and `configs/sources/<dataset>.yaml`, which lists the files of a dataset.
 
     name: CLEVR-Change
     page: https://...                  the dataset's own page
@@ -18,9 +18,9 @@
     photos: {mirrors: [https://...]}   photos by URL; mirrors have them under the same paths
 
 An entry with `unpack: true` is an archive: it goes to `downloads/` and is extracted into `to`; `strip: folder` removes that
-leading folder from the names of its members. `images: true` marks files that captions alone do not need.
+leading folder from the names of its members. `images: true` marks files that are not needed for the captions alone.
 
-Imports nothing heavy, because `--help` imports this module.
+This module imports no slow packages, because `--help` imports it.
 """
 
 from dataclasses import dataclass
@@ -34,10 +34,10 @@ from diffcap.utils.settings import read_settings
 
 @dataclass(frozen=True)
 class FetchSettings:
-    """How files are fetched where a dataset's folder is not given.
+    """Options for fetching the files of a dataset whose folder is not given.
 
     Attributes:
-        sources: YAML file that says where the dataset's files are; configs/sources/<dataset>.yaml by default.
+        sources: YAML file that lists the dataset's files; configs/sources/<dataset>.yaml by default.
         jobs: number of simultaneous downloads.
         retries: how many times to try again, with growing pauses, while a download makes no progress.
         timeout: seconds without a byte after which a connection counts as dead.
@@ -73,7 +73,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Sources:
-    """Content of one YAML file; `photos` has the mirrors, or is None if the photos have no URLs."""
+    """Content of one YAML file; `photos`: the mirrors of photos that have URLs, None for a dataset without such photos."""
 
     name: str
     page: str
@@ -100,7 +100,7 @@ def read_sources(path: Path) -> Sources:
 
 
 def is_web_address(url: str) -> bool:
-    """Whether a URL has a host and the scheme http or https."""
+    """Return whether a URL has a host and the scheme http or https."""
     try:
         return urlsplit(url).scheme in ("http", "https") and bool(urlsplit(url).hostname)
     except ValueError:
