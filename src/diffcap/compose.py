@@ -1,4 +1,4 @@
-"""The settings of a training stage as one dict, composed of parts: files, and parts of the method's file. Later ones override earlier ones.
+"""Compose the settings of a training stage from parts: files, and parts of the method's file. A later part overrides earlier ones.
 
 1. trainer/default.yaml
 2. the method's settings of the stage
@@ -29,46 +29,46 @@ MIXED = "mixed"  # value of EXTRA: all datasets in the main pre-training
 
 
 def compose(e: "Experiment", stage: str) -> Settings:
-    """The settings of a stage with Lightning, without its CONFIG, its variables and the options of the command line."""
+    """Return the settings of a stage with Lightning, without its CONFIG, its variables and the options of the command line."""
     return reduce(merge, (part.settings for part in parts(e, stage)), {})
 
 
 def parts(e: "Experiment", stage: str) -> list[Part]:
-    """The parts of the settings, in the order of this module's docstring; of an extraction, the backbone's file."""
+    """Return the parts of the settings, in the order of this module's docstring; for an extraction, the backbone's file."""
     if stage == "extract":
         return _file(f"backbone/{e.backbone}")
     method = e.method_spec
     known = {*known_datasets(), MIXED, *(path.stem for path in (CONFIGS / "dataset").glob("*.yaml"))}
-    for name in (name for key in method.content.get("datasets", {}) for name in split_names(key)):
-        if name not in known:
+    for dataset_name in (name for key in method.content.get("datasets", {}) for name in split_names(key)):
+        if dataset_name not in known:
             raise DiffcapError(
-                f"{method.file}: datasets: the dataset {name!r} is unknown; known datasets: {', '.join(sorted(known))}."
+                f"{method.file}: datasets: the dataset {dataset_name!r} is unknown; known datasets: {', '.join(sorted(known))}."
             )
-    settings = {FIRST: PRETRAIN, REINFORCE: FINETUNE}.get(stage, stage)  # of steps 2 to 4 and 6
-    if not method.stage(settings):
-        raise DiffcapError(f"{method.file}: the section {settings} is missing; write it, see docs/adding.md.")
-    found = [*_file("trainer/default"), *method.stage(settings)]
+    section = {FIRST: PRETRAIN, REINFORCE: FINETUNE}.get(stage, stage)  # of the method's file, in steps 2 to 4 and 6
+    if not method.stage(section):
+        raise DiffcapError(f"{method.file}: the section {section} is missing; write it, see docs/adding.md.")
+    found = [*_file("trainer/default"), *method.stage(section)]
     in_main = [MIXED] if MIXED in e.extras else [name for name in e.extras if name != e.first_dataset]
     for name in (e.dataset, *{FIRST: [e.first_dataset], PRETRAIN: in_main}.get(stage, [])):
         folder = CONFIGS / "dataset"
         if resource := get_dataset(name).configs:
             package, _, inside = resource.partition(":")
             folder = package_folder(package, f"`configs` of the dataset {name}") / inside
-        found += [*_file(name, folder), *method.named("datasets", name, settings)]
+        found += [*_file(name, folder), *method.named("datasets", name, section)]
     base_name = e.vlm_name
     if method.base_model and not e.vlm:
-        contents = [*(part.settings for part in found), e.sections.get(settings, {})]
+        contents = [*(part.settings for part in found), e.sections.get(section, {})]
         base = get_config_value(contents, "model", "captioner", "init_args", "base")
         base_name = Path(str(base or "").partition("@")[0]).name  # without user and revision
-    found += method.named("base_models", base_name, settings)
+    found += method.named("base_models", base_name, section)
     if e.offline_settings:
-        found += method.offline(settings)
-    found += method.named("ablations", e.ablation, settings)
+        found += method.offline(section)
+    found += method.named("ablations", e.ablation, section)
     if stage == REINFORCE:
         found += [*_file("reinforce/base"), *_file(f"reinforce/{e.dataset}"), *method.stage(REINFORCE)]
     if e.trainer != "default":
-        found += [*_file(f"trainer/{e.trainer}"), *method.named("trainers", e.trainer, settings)]
-        found += method.named("trainers", f"{e.trainer}.{base_name}", settings)
+        found += [*_file(f"trainer/{e.trainer}"), *method.named("trainers", e.trainer, section)]
+        found += method.named("trainers", f"{e.trainer}.{base_name}", section)
     if stage == REINFORCE:
         found += _file(f"reinforce/{e.trainer}")
     return [*found, *_file("trainer/ddp")] if e.devices != "1" else found

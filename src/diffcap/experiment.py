@@ -182,8 +182,8 @@ class Experiment:
             choices[name] = sorted({path.stem for path in (CONFIGS / name).glob("*.yaml")} - {"ddp"})
         for name, values in choices.items():
             if (value := getattr(self, name)) not in values:
-                given = f"one of {', '.join(values)}" if len(values) > 3 else " or ".join(filter(None, values))
-                raise DiffcapError(f"{name.upper()}={value} is unknown; give {given}.")
+                choice = f"one of {', '.join(values)}" if len(values) > 3 else " or ".join(filter(None, values))
+                raise DiffcapError(f"{name.upper()}={value} is unknown; give {choice}.")
         known = self.method_spec.ablation_names
         if self.ablation and self.ablation not in known:
             raise DiffcapError(f"ABLATION={self.ablation} is unknown; {self.method} has: {', '.join(known) or 'none'}.")
@@ -197,7 +197,7 @@ class Experiment:
             raise DiffcapError(f"VLM={self.vlm} is for METHOD=vlm; give that method, or leave out VLM.")
 
     def _prepare_extra(self) -> None:
-        """Check `extra`, and find what each of its datasets is for."""
+        """Check `extra`, and determine the role of each of its datasets in the pre-training."""
         pretraining = self.method_spec.pretraining
         if not (pretraining and pretraining.extra):
             names = _names(lambda known: bool(known.extra))
@@ -228,7 +228,7 @@ class Experiment:
                 self.first_dataset = name
 
     def words(self) -> list[str]:
-        """The variables as a command line."""
+        """Return the variables as a command line."""
         return [word for name, value in self.explicit_values.items() for word in (f"--{name}", value)]
 
     @property
@@ -272,11 +272,11 @@ class Experiment:
             )
 
     def stage_folder(self, stage: str) -> Path:
-        """Folder of a training stage."""
+        """Return the folder of a training stage."""
         return self._first_folder if stage == FIRST else Path(self.run) / stage
 
     def setting(self, stage: str, *keys: str) -> Any:
-        """The value of nested keys in the settings of a training stage, see `compose`; None if it has none."""
+        """Return the value of nested keys in the settings of a training stage, see `compose`; None if it has none."""
         return get_config_value([compose(self, stage)], *keys)
 
 
@@ -286,7 +286,7 @@ _GOALS = "goals"  # make's targets; make adds this option to the variables, `pip
 
 
 def _names(has: Callable[[Pretraining], bool]) -> str:
-    """The methods whose pre-training has a property."""
+    """Return the methods whose pre-training has a property, for an error message."""
     return " or ".join(name for name, known in methods().items() if known.pretraining and has(known.pretraining))
 
 
@@ -333,7 +333,7 @@ def _read_config(path: Path, explicit_values: dict[str, str]) -> tuple[dict[str,
 
 
 def _values_of_run(path: Path, content: dict[str, Any], explicit_values: dict[str, str]) -> dict[str, str]:
-    """The variables of a run's config.yaml; without its folder for another seed, or for `extra`."""
+    """Return the variables in a run's config.yaml. The run's folder is left out if the command gives another seed, or `extra`."""
     run, data, model = (content.get(key) or {} for key in ("run", "data", "model"))
     missing = [name for name in ("method", "dataset", "out") if not run.get(name)]
     if missing:

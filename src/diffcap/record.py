@@ -33,12 +33,12 @@ Entry = list[Any]  # size in bytes, modification time in ns, and hash of the con
 
 
 def digest(*values: Any) -> str:
-    """A hash of JSON values and paths."""
+    """Return a hash of JSON values and paths."""
     return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def named_files(value: Any) -> Iterator[Path]:
-    """The existing files that options name: in lists, in dictionaries, between commas, and the files of a base model's folder."""
+    """Yield the existing files that options name, also in lists, dictionaries and comma-separated texts, and those of base models."""
     if isinstance(value, Mapping | list | tuple):
         for item in value.values() if isinstance(value, Mapping) else value:
             yield from named_files(item)
@@ -53,10 +53,10 @@ def named_files(value: Any) -> Iterator[Path]:
 
 
 def describe(path: Path, known: Entry | None = None) -> Entry:
-    """Size, time and hash of a file; the hash of `known`, an earlier result, is used again if size and time are the same.
+    """Return size, time and hash of a file. If size and time are those of `known`, an earlier result, its hash is used again.
 
-    The hash of a checkpoint is that of its weights, because the file contains the training time. Of a file over 1 GiB, such as the
-    weights of a language model, only both ends are hashed.
+    The hash of a checkpoint is that of its weights, because the file contains the training time. If a file has more than 1 GiB,
+    as the weights of a language model, only its first and last MiB are hashed.
     """
     state = path.stat()
     stamp = [state.st_size, state.st_mtime_ns]
@@ -78,13 +78,13 @@ def describe(path: Path, known: Entry | None = None) -> Entry:
 
 
 def describe_files(paths: Iterable[Path], old: Mapping[str, Any]) -> dict[str, Entry]:
-    """`describe` of each file that exists, by path; `old` is an earlier record."""
+    """Return `describe` of each file that exists, by path; `old` is an earlier record."""
     known = old.get("files", {})
     return {str(path): describe(path, known.get(str(path))) for path in sorted(set(paths)) if path.is_file()}
 
 
 def result_id(options: Mapping[str, Any], files: Mapping[str, Entry]) -> str:
-    """The hash of resolved options and of the contents of files; a file that was only moved has the same content."""
+    """Return the hash of resolved options and of the contents of files. The path of a file is not part of it."""
     values = {}
     for name, value in flat(options).items():
         paths = list(map(str, named_files(value))) or [str(value)]
@@ -94,44 +94,44 @@ def result_id(options: Mapping[str, Any], files: Mapping[str, Entry]) -> str:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A record; {} if it is missing, damaged, or of an earlier version of diffcap."""
-    found = read_object(path)
-    return found if found.get("format") == FORMAT else {}
+    """Read a record; return {} if it is missing, damaged, or of an earlier version of diffcap."""
+    record = read_object(path)
+    return record if record.get("format") == FORMAT else {}
 
 
 def write(path: Path, record: Mapping[str, Any]) -> None:
-    """Write a record, unless it is there already: make takes a newer one for a new result."""
+    """Write a record, unless the file has it already: for make, a newer file is a new result."""
     if read_object(path) != record:
         write_json(path, record)
 
 
 def make(asked: str, id: str, files: Mapping[str, Entry], products: Iterable[Path]) -> dict[str, Any]:
-    """The record of a result; of its products those that exist."""
-    made = {path.name: describe(path) for path in products if path.is_file()}
-    return {"format": FORMAT, "asked": asked, "id": id, "files": files, "products": made}
+    """Return the record of a result, with its existing products."""
+    existing = {path.name: describe(path) for path in products if path.is_file()}
+    return {"format": FORMAT, "asked": asked, "id": id, "files": files, "products": existing}
 
 
 def changed_files(record: Mapping[str, Any]) -> list[str]:
-    """The files that are missing or have another content than when the record was written."""
-    return [name for name, known in record.get("files", {}).items() if _is_other(Path(name), known)]
+    """Return the files that are missing or have changed since the record was written."""
+    return [name for name, known in record.get("files", {}).items() if _has_changed(Path(name), known)]
 
 
 def lost_products(path: Path, record: Mapping[str, Any], compare: bool = True) -> list[str]:
-    """The products of a stage that are missing beside its record, and, if `compare`, those that have another content."""
+    """Return the products of a stage that are missing beside its record and, if `compare` is true, those that have changed."""
     products = record.get("products", {}).items()
-    return [name for name, known in products if _is_other(path.with_name(name), known, compare)]
+    return [name for name, known in products if _has_changed(path.with_name(name), known, compare)]
 
 
-def _is_other(path: Path, known: Entry, compare: bool = True) -> bool:
+def _has_changed(path: Path, known: Entry, compare: bool = True) -> bool:
     return not path.is_file() or (compare and describe(path, known)[2] != known[2])
 
 
 def flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested options as {"model.captioner.init_args.width": 64}."""
-    found: dict[str, Any] = {}
+    """Return nested options as {"model.captioner.init_args.width": 64}."""
+    flat_options: dict[str, Any] = {}
     for key, value in options.items():
         if isinstance(value, Mapping) and value:
-            found |= flat(value, f"{prefix}{key}.")
+            flat_options |= flat(value, f"{prefix}{key}.")
         else:
-            found[f"{prefix}{key}"] = value
-    return found
+            flat_options[f"{prefix}{key}"] = value
+    return flat_options

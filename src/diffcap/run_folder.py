@@ -38,7 +38,7 @@ UNSCORED = "predictions-unscored.json"
 
 
 def metrics_filename(tokenizer: str) -> str:
-    """Name of the file with the scores under a tokenizer other than the protocol's."""
+    """Return the name of the file with the scores under a tokenizer other than the protocol's."""
     return f"metrics-{tokenizer}.json"
 
 
@@ -90,7 +90,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def checkpoint_metadata(checkpoint: Path) -> dict[str, Any]:
-    """The entries of finished.json that identify the checkpoint file of a finished stage."""
+    """Return the entries of finished.json that identify the checkpoint file of a finished stage."""
     stat = checkpoint.stat()
     return {
         "checkpoint": checkpoint.name,
@@ -101,17 +101,17 @@ def checkpoint_metadata(checkpoint: Path) -> dict[str, Any]:
 
 
 def is_finished(out: Path) -> bool:
-    """Whether a stage's folder has a readable finished.json; `find_fault` checks its checkpoint."""
+    """Return whether a stage's folder has a readable finished.json; `find_fault` checks its checkpoint."""
     return read_object(out / FINISHED).get("checkpoint") in (BEST, LAST)
 
 
 def stage_of(out: Path) -> str:
-    """The training stage of a folder by its name."""
+    """Return the training stage of a folder, from the folder's name."""
     return next((stage for stage in STAGES if out.name.startswith(stage)), FINETUNE)
 
 
 def main_process() -> bool:
-    """Whether this is the process of rank 0; works before Lightning sets up its ranks."""
+    """Return whether this is the process of rank 0; works before Lightning sets up its ranks."""
     names = ["LOCAL_RANK", "RANK", "SLURM_PROCID"]
     if "TORCHELASTIC_RUN_ID" in os.environ:  # under `srun torchrun`, rank 0 may not be the first task of srun
         names = ["RANK"]
@@ -121,7 +121,7 @@ def main_process() -> bool:
 
 
 def find_fault(out: Path) -> str | None:
-    """Why the training in a stage's folder can neither be used nor resumed; None if it can."""
+    """Return why the training in a stage's folder cannot be used or resumed; None if it can."""
     if not is_finished(out):
         if (out / FINISHED).exists():
             return f"{FINISHED} is damaged"
@@ -136,7 +136,7 @@ def find_fault(out: Path) -> str | None:
 
 
 def weights_id(checkpoint: Path) -> str | None:
-    """The recorded hash of the weights of a checkpoint that a finished training wrote; None for any other file.
+    """Return the recorded hash of the weights of a checkpoint that a finished training wrote; None for any other file.
 
     The file is hashed only if its time is not the recorded one, because this takes seconds per gigabyte.
     """
@@ -170,7 +170,7 @@ class TrainingLineage(NamedTuple):
     stages: tuple[str, ...]
 
     def finished_markers(self) -> list[Path]:
-        """The finished.json files of the finished trainings, the first training first.
+        """Return the finished.json files of the finished trainings, the first training first.
 
         A training of another run is included if a stage started from its checkpoint (`model.init_from`). A stage of this run
         is included only if the next stage started from its checkpoint.
@@ -184,7 +184,7 @@ class TrainingLineage(NamedTuple):
         return [folder / FINISHED for folder in reversed(folders)]
 
     def _parent_stage_dir(self, folder: Path) -> Path | None:
-        """The stage folder of the checkpoint that a training started from; None if there is none."""
+        """Return the stage folder of the checkpoint that a training started from; None if there is none."""
         record = read_object(folder / FINISHED)
         start = get_config_value([folder / CONFIGURATION], "model", "init_from")
         candidates: list[Path] = []
@@ -195,21 +195,22 @@ class TrainingLineage(NamedTuple):
         elif INIT_FROM_SHA256 not in record and folder.parent == self.run and folder.name in self.stages:
             candidates = [self.run / stage for stage in reversed(self.stages[: self.stages.index(folder.name)])]
         for candidate in candidates:
-            found = read_object(candidate / FINISHED)
-            if candidate != folder and found and record.get(INIT_FROM_SHA256) in (None, found.get("checkpoint_sha256")):
+            parent_record = read_object(candidate / FINISHED)
+            is_parent = record.get(INIT_FROM_SHA256) in (None, parent_record.get("checkpoint_sha256"))
+            if candidate != folder and parent_record and is_parent:
                 return candidate
         return None
 
 
 def training_lineage(checkpoint: Path) -> TrainingLineage:
-    """The lineage of one of a run's checkpoints; an average belongs to the fine-tuning."""
+    """Return the lineage of one of a run's checkpoints; an average belongs to the fine-tuning."""
     stage = checkpoint.parent.name
     last = STAGES.index(stage if stage in STAGES else FINETUNE)
     return TrainingLineage(checkpoint.parent.parent, STAGES[: last + 1])
 
 
 def init_stage_dir(checkpoint: Path) -> Path:
-    """The stage folder of an initial checkpoint (`model.init_from`); an average belongs to the fine-tuning."""
+    """Return the stage folder of an initial checkpoint (`model.init_from`); an average belongs to the fine-tuning."""
     folder = checkpoint if (checkpoint / FINISHED).is_file() else checkpoint.parent
     return folder.with_name(FINETUNE) if folder.name == AVERAGED else folder
 
@@ -220,11 +221,11 @@ def find_evaluation(path: str | Path) -> Path:
     for candidate in (folder, folder / EVAL):
         if (candidate / METRICS).is_file():
             return candidate
-    others = sorted(path.parent.name for path in folder.glob(f"*/{METRICS}"))
-    if others:
+    evaluation_names = sorted(path.parent.name for path in folder.glob(f"*/{METRICS}"))
+    if evaluation_names:
         raise DiffcapError(
-            f"{folder}: the run has no folder {EVAL}, but {', '.join(others)}; "
-            f"give one of them, such as {folder / others[0]}, or run `make eval`."
+            f"{folder}: the run has no folder {EVAL}, but {', '.join(evaluation_names)}; "
+            f"give one of them, such as {folder / evaluation_names[0]}, or run `make eval`."
         )
     evaluation = folder if folder.name.endswith(EVAL) else folder / EVAL
     raise DiffcapError(
@@ -233,7 +234,7 @@ def find_evaluation(path: str | Path) -> Path:
 
 
 def evaluated_checkpoints(evaluation: Path, metrics: Mapping[str, Any]) -> list[Path]:
-    """The checkpoints of an evaluation; several for an ensemble, none for a vision-language model without training.
+    """Return the checkpoints of an evaluation; several for an ensemble, none for a vision-language model without training.
 
     Args:
         metrics: its metrics.json. If an earlier version wrote it without the checkpoint's path, the result is best.ckpt of the
@@ -250,9 +251,9 @@ def evaluated_checkpoints(evaluation: Path, metrics: Mapping[str, Any]) -> list[
 
 
 def related_evaluations(checkpoint: Path) -> Sequence[Path]:
-    """The metrics.json files of a checkpoint's run, its own stage first; in an exported folder only the file in it."""
+    """Return the metrics.json files of a checkpoint's run, its own stage first; in an exported folder only the file in it."""
     if checkpoint.is_dir():
         return [path for path in (checkpoint / METRICS,) if path.is_file()]
     run = checkpoint.absolute().parent.parent
-    own = run / result_dir_name(checkpoint.parent.name, EVAL) / METRICS
-    return sorted(run.glob(f"*/{METRICS}"), key=lambda path: (path != own, path))
+    own_metrics = run / result_dir_name(checkpoint.parent.name, EVAL) / METRICS
+    return sorted(run.glob(f"*/{METRICS}"), key=lambda path: (path != own_metrics, path))

@@ -74,7 +74,7 @@ def _data(e: Experiment) -> Settings:
 
 
 def _extract(e: Experiment) -> Settings:
-    """The backbone's settings file, or the authors' features."""
+    """Return the settings of the backbone's file, or the import of the authors' features."""
     if e.features_from:
         return {"folder": e.folder, "source": expand_home(e.features_from), "name": e.features}
     settings = compose(e, "extract")
@@ -98,7 +98,7 @@ def _eval(e: Experiment) -> Settings:
 
 
 def _zeroshot(e: Experiment) -> Settings:
-    """The base model that the settings of the method name."""
+    """Return the evaluation of the base model in the settings of the method."""
     settings = compose(e, FINETUNE)
     arguments = settings["model"]["captioner"]["init_args"]
     base, revision = arguments.get("base"), arguments.get("revision")
@@ -153,8 +153,8 @@ def _training(e: Experiment, stage: str) -> Settings:
         data |= {"singles": folders[e.single_images]} if e.single_images else {}
         data |= {"labelled": folders[e.labelled_images]} if e.labelled_images else {}
     if e.trainer == PROBE:
-        whole = compose(Experiment(**{**e.explicit_values, "trainer": "default"}), stage)["trainer"]
-        lengths = {name: whole[name] for name in ("max_steps", "val_check_interval")}
+        full_training = compose(Experiment(**{**e.explicit_values, "trainer": "default"}), stage)["trainer"]
+        lengths = {name: full_training[name] for name in ("max_steps", "val_check_interval")}
         probe = {"class_path": "diffcap.lit.probe.Probe", "init_args": lengths}
         callbacks = [*(settings["trainer"].get("callbacks") or []), probe]
         settings = merge(settings, {"trainer": {"callbacks": callbacks}})
@@ -163,13 +163,13 @@ def _training(e: Experiment, stage: str) -> Settings:
 
 
 def _files_of_runs(options: Settings) -> Iterable[Path]:
-    """The results of the evaluations in a report, and the checkpoints, whose attention it shows."""
+    """Yield the results of the evaluations in a report, and their checkpoints, since the report shows their attention."""
     for places in (options.get("runs") or {}).values():
         for place in [places] if isinstance(places, str) else places:
             try:
                 evaluation = find_evaluation(place)
                 checkpoints = evaluated_checkpoints(evaluation, read_json(evaluation / METRICS))
-            except DiffcapError:  # the stage explains it
+            except DiffcapError:  # the stage itself reports this error
                 continue
             yield from (evaluation / METRICS, evaluation / PREDICTIONS, *checkpoints)
 
@@ -298,18 +298,18 @@ LIGHTNING = ("extract", *TRAININGS)  # stages with Lightning's command line
 
 
 def record_path(stage: str, e: Experiment) -> Path:
-    """The record of a stage of an experiment."""
+    """Return the path of the record of a stage of an experiment."""
     return STAGES[stage].folder(e) / RECORDS[stage]
 
 
 def is_made(stage: str, e: Experiment) -> bool:
-    """Whether a stage has a result, with a record or of diffcap 0.1."""
+    """Return whether a stage has a result; those of diffcap 0.1 have no record."""
     path = record_path(stage, e)
     return path.is_file() or any(path.with_name(name).is_file() for name in STAGES[stage].products[:1])
 
 
 def needed_by(e: Experiment, goals: Iterable[str]) -> list[Need]:
-    """The goals and all stages that they depend on, each after those that it needs."""
+    """Return the goals and all stages that they depend on. Each stage comes after those that it needs."""
     found: dict[tuple[str, Path], Need] = {}
 
     def visit(stage: str, experiment: Experiment) -> None:

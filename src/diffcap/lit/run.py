@@ -81,14 +81,14 @@ def train(request: Request) -> None:
 
 
 def _pretraining(request: Request) -> Pretraining:
-    """The pre-training that the settings describe, found by its method or else by the class of its model."""
-    known = {name: method.pretraining for name, method in methods().items() if method.pretraining}
+    """Return the pre-training of the method in the options; without a method, the one with the captioner's class."""
+    known = {name: spec.pretraining for name, spec in methods().items() if spec.pretraining}
     files: list[Path | dict[str, Any]] = [request.settings, *map(Path, own_configs(request.words))]
-    named = next((word.partition("=")[2] for word in request.words if word.startswith("--run.method=")), None)
-    named = named or get_config_value(files, "run", "method")
-    model = get_config_value(files, "model", "captioner", "class_path")
-    by_model = {pretraining.captioner.replace(":", "."): pretraining for pretraining in known.values()}
-    found = known.get(named) if named else by_model.get(model)
+    method = next((word.partition("=")[2] for word in request.words if word.startswith("--run.method=")), None)
+    method = method or get_config_value(files, "run", "method")
+    captioner = get_config_value(files, "model", "captioner", "class_path")
+    by_captioner = {pretraining.captioner.replace(":", "."): pretraining for pretraining in known.values()}
+    found = known.get(method) if method else by_captioner.get(captioner)
     return found or next(iter(known.values()))
 
 
@@ -229,7 +229,7 @@ class TrainingCLI(StageCLI):
         return trainer
 
     def _wandb_logger(self) -> WandbLogger:
-        """The logger of Weights & Biases, offline without an account."""
+        """Return the logger of Weights & Biases, offline without an account."""
         netrc = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
         has_key = os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_MODE")
         has_account = has_key or (netrc.is_file() and "wandb" in netrc.read_text(encoding="utf-8", errors="ignore"))
@@ -312,7 +312,7 @@ class TrainingCLI(StageCLI):
 
 
 def compared(config: dict[str, Any]) -> dict[str, Any]:
-    """The options that decide whether two trainings are the same; a class without its module, which may have changed."""
+    """Return the options that decide whether two trainings are the same; a class without its module, which may have changed."""
     text = re.sub(r'"diffcap\.[\w.]+\.(\w+)"', r'"\1"', json.dumps(config, default=str))
     options = record.flat(json.loads(text))
     ignored = ("config.", *(f"{group}.{name}." for group, names in _NOT_COMPARED.items() for name in names))
@@ -320,7 +320,7 @@ def compared(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def data_files(data: dict[str, Any]) -> list[Path]:
-    """The files that identify a training's data: manifests and features of its datasets, and their negatives."""
+    """Return the files that identify a training's data: manifests and features of its datasets, and their negatives."""
     files = []
     for folder in [Path(data[name]) for name in ("folder", "singles", "labelled") if data.get(name)]:
         store = folder / "features" / data["features"]
