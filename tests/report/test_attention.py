@@ -29,7 +29,7 @@ from diffcap.report.attention import (
     mask_regions,
 )
 from diffcap.report.drawing import Masks
-from diffcap.report.heatmaps import matches, scale_attention
+from diffcap.report.heatmaps import scale_attention, strongest_matches
 from diffcap.utils.errors import DiffcapError
 
 BOXES = {"before": [0, 0, 20, 40], "after": [20, 20, 40, 40]}
@@ -53,7 +53,7 @@ def test_encoded_maps_are_the_strengths_and_the_matches_again() -> None:
         for side in (0, 1):
             assert maps[side][word] / 255 == pytest.approx(expected[side], abs=0.002)
     assert one.alignment is not None
-    found = matches(one.alignment, (2, 3))
+    found = strongest_matches(one.alignment, (2, 3))
     assert len(packed["m"]) == len(found) == 6
     for numbers, match in zip(packed["m"], found):
         assert numbers == [*(round(1000 * x) for x in (*match.start, *match.end, match.weight)), int(match.is_common)]

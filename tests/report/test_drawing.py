@@ -40,9 +40,9 @@ from diffcap.report.heatmaps import (
     blend,
     color_table,
     draw_attention,
-    matches,
     overlay,
     scale_attention,
+    strongest_matches,
 )
 from diffcap.utils.errors import DiffcapError
 
@@ -183,7 +183,7 @@ def test_masks_that_cannot_be_used_are_counted(root: Path) -> None:
     names = ("mask.png", "empty.png", "wide.png", "broken.png", "none.png")
     counts = mask_counts(masks, [masked(name) for name in (*names, None)], sizes)
     assert counts == {"pairs": 1, "empty": 1, "unreadable": 3, "share": pytest.approx(AREA.mean())}
-    reasons = ("a mask of 64 x 48 pixels has another shape than the images", "image that can be decoded", "not found")
+    reasons = ("a mask of 64 x 48 pixels; save it in the size", "image that can be decoded", "not found")
     for (path, text), reason in zip(masks.problems.items(), reasons, strict=True):
         assert text.startswith(str(root / path)) and reason in text and text.endswith(".")
     assert mask_counts(masks, [masked(None)], sizes) is None
@@ -264,12 +264,15 @@ def test_matches_are_the_highest_weights_and_other_shifts_are_marked() -> None:
     for start, end, weight in ((0, 1, 1.0), (4, 5, 0.9), (5, 6, 0.8), (6, 8, 0.7), (9, 10, 0.4)):
         alignment[start] = (1 - weight) / 11
         alignment[start, end] = weight
-    found = matches(alignment, (3, 4))
+    found = strongest_matches(alignment, (3, 4))
     assert [match.weight for match in found] == [1.0, 0.9, 0.8, 0.7]  # 0.4 is less than half the highest
     assert [match.is_common for match in found] == [True, True, True, False]  # the last goes to the next row's begin
     assert found[0].start == (0.125, pytest.approx(1 / 6)) and found[0].end == (0.375, pytest.approx(1 / 6))
     assert found[3].start == (0.625, 0.5) and found[3].end == (0.125, pytest.approx(5 / 6))
-    assert len(matches(alignment, (3, 4), count=2)) == 2 and matches(np.full((12, 12), 1 / 12), (3, 4)) == []
+    assert (
+        len(strongest_matches(alignment, (3, 4), count=2)) == 2
+        and strongest_matches(np.full((12, 12), 1 / 12), (3, 4)) == []
+    )
 
 
 def test_a_sheet_has_a_tile_for_each_word_and_lines_where_there_is_an_alignment(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Attention maps of the captions of runs: computing them, their encoding for report.html, and localisation of the change."""
+"""Compute the attention maps of captions, encode them for report.html, and measure how well they localise the change."""
 
 import base64
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ from diffcap.models.captioner import Captioner
 from diffcap.pair_captioner import AttentionMaps, attention_of
 from diffcap.records import ChangePair
 from diffcap.report.drawing import Masks, Pairs, Sizes
-from diffcap.report.heatmaps import matches, scale_attention
+from diffcap.report.heatmaps import scale_attention, strongest_matches
 from diffcap.report.table import ALL_WORDS
 from diffcap.utils.errors import DiffcapError
 
@@ -36,27 +36,30 @@ _COMMON_WORDS = 24  # words that the page lists one by one
 
 
 class NoAttentionError(DiffcapError):
-    """A sentence why there are no attention maps."""
+    """A run has no attention maps; the message is the reason."""
 
 
 def iter_attention(
-    paths: Sequence[Path], folder: Path, pairs: Pairs, captions: Mapping[str, str]
+    checkpoints: Sequence[Path], folder: Path, pairs: Pairs, captions: Mapping[str, str]
 ) -> Iterator[tuple[ChangePair, AttentionMaps]]:
-    """Attention maps of a checkpoint, or of an ensemble, for the captions (by id) of pairs; `folder` is the dataset's.
+    """Compute the attention maps of a checkpoint, or of an ensemble, for the captions (by id) of pairs.
+
+    Args:
+        folder: folder of the dataset, with the features.
 
     Raises:
-        NoAttentionError: there are no maps.
+        NoAttentionError: the run has no attention maps.
     """
-    if not paths:
+    if not checkpoints:
         raise NoAttentionError(
             "it has no checkpoint: a file with captions, or a vision-language model without training, whose maps `diffcap caption "
             "--heatmap` draws."
         )
-    for path in paths:
+    for path in checkpoints:
         if not path.exists():
             raise NoAttentionError(f"{path} is not there (any more).")
     try:
-        members = load_members(paths)
+        members = load_members(checkpoints)
     except MissingBaseModel as error:
         raise NoAttentionError(str(error)) from None
     for member in members:
@@ -65,31 +68,35 @@ def iter_attention(
     if len({tuple(member.features["shape"][1:]) for member in members}) > 1:
         raise NoAttentionError("the members of the ensemble have attention maps of different sizes.")
     stores = [FeatureStore.open(folder / "features" / member.features["name"], member.features) for member in members]
-    checkpoint = members[0] if len(members) == 1 else as_ensemble(members)
+    model = members[0] if len(members) == 1 else as_ensemble(members)
     for start in range(0, len(pairs), _PAIRS_PER_READ):
         chunk = pairs[start : start + _PAIRS_PER_READ]
         images = [image for pair in chunk for image in pair.images]  # before, after, before, ...
-        maps_of_stores = [torch.from_numpy(store.read(store.rows(images))) for store in stores]
-        features = [maps.float().split(1) for maps in maps_of_stores]
+        store_features = [torch.from_numpy(store.read(store.rows(images))) for store in stores]
+        image_features = [
+            features.float().split(1) for features in store_features
+        ]  # for each store, one tensor per image
         for number, pair in enumerate(chunk):
-            sides: list[Any] = [[maps[2 * number + side] for maps in features] for side in (0, 1)]
-            before, after = sides if len(stores) > 1 else (side[0] for side in sides)
+            before: Any = [features[2 * number] for features in image_features]
+            after: Any = [features[2 * number + 1] for features in image_features]
+            if len(stores) == 1:
+                before, after = before[0], after[0]
             caption = captions[pair.id]
-            words = caption.split(" ") if caption else []  # the vocabulary's own words; tokenisation could split them
-            tokens = checkpoint.vocabulary.encode(words, checkpoint.max_length)
-            yield pair, attention_of(checkpoint.captioner, checkpoint.vocabulary, before, after, tokens)
+            words = caption.split(" ") if caption else []  # words of the vocabulary; tokenisation could split them
+            tokens = model.vocabulary.encode(words, model.max_length)
+            yield pair, attention_of(model.captioner, model.vocabulary, before, after, tokens)
 
 
 def extreme_pairs(scores: Mapping[str, Mapping[str, float]], count: int = _PAIRS_PER_END) -> list[str]:
-    """The ids of the pairs with the lowest and highest scores of each system, and with the largest max - min over the systems."""
+    """Return the ids of the pairs with the lowest and highest scores of each system, and with the largest range over the systems."""
     selected: list[str] = []
     for by_id in scores.values():
         order = sorted(by_id, key=by_id.__getitem__)
         selected += order[:count] + order[-count:]
     if len(scores) > 1:
         ids = next(iter(scores.values()))
-        disagreement = {id: np.ptp([by_id[id] for by_id in scores.values()]) for id in ids}
-        selected += sorted(disagreement, key=disagreement.__getitem__)[-count:]
+        ranges = {id: np.ptp([by_id[id] for by_id in scores.values()]) for id in ids}
+        selected += sorted(ranges, key=ranges.__getitem__)[-count:]
     return list(dict.fromkeys(selected))
 
 
@@ -98,38 +105,37 @@ def encode_attention(maps: AttentionMaps) -> dict[str, Any]:
 
     Returns:
         {"w": T words, "g": [h, w], "b" and "a": maps of the before and the after image, T x h x w bytes in base64, "m": matches}.
-        A byte is the attention weight as a fraction of the word's maximum over both images, times 255. A match is
-        [x_before, y_before, x_after, y_after, weight, is_common]: positions as fractions of width and height and weight, all
-        times 1000, and is_common, 1 where the model regards the content as unchanged. "m" is None for a model without alignment.
+        A byte is a strength (see `scale_attention`) times 255. A match is [x_before, y_before, x_after, y_after, weight, is_common],
+        the first five times 1000 (see `Match`). "m" is None for a model without alignment.
     """
     height, width = maps.before.shape[1:]
     scaled = [scale_attention(before, after) for before, after in zip(maps.before, maps.after)]
     encoded: dict[str, Any] = {"w": maps.words, "g": [height, width]}
-    for number, side in enumerate("ba"):
-        of_words = [np.round(255 * pair[number]).astype(np.uint8) for pair in scaled]
-        encoded[side] = base64.b64encode(b"".join(map.tobytes() for map in of_words)).decode()
+    for key, strengths in zip("ba", zip(*scaled) if scaled else ((), ())):
+        content = b"".join(np.round(255 * word_map).astype(np.uint8).tobytes() for word_map in strengths)
+        encoded[key] = base64.b64encode(content).decode()
     encoded["m"] = None
     if maps.alignment is not None:
         encoded["m"] = []
-        for match in matches(maps.alignment, (height, width)):
-            numbers = (*match.start, *match.end, match.weight)
-            encoded["m"].append([*(round(1000 * number) for number in numbers), int(match.is_common)])
+        for match in strongest_matches(maps.alignment, (height, width)):
+            fractions = (*match.start, *match.end, match.weight)
+            encoded["m"].append([*(round(1000 * fraction) for fraction in fractions), int(match.is_common)])
     return encoded
 
 
 def box_regions(pair: ChangePair, grid: tuple[int, int], sizes: Sizes) -> dict[str, Array]:
-    """The boxes of the changed object: "before", "after" -> `box_coverage` (h, w), for the images that have one, and a size by path."""
+    """Return {"before", "after"} -> `box_coverage` (h, w) of the changed object's box, for images with a box and a size."""
     boxes = pair.extra.get("boxes") or {}
-    sides = ((side, getattr(pair, side)) for side in ("before", "after"))
-    return {
-        side: box_coverage(grid, relative_box(boxes[side], sizes[path]))
-        for side, path in sides
-        if boxes.get(side) and path in sizes
-    }
+    regions = {}
+    for side in ("before", "after"):
+        path = getattr(pair, side)
+        if boxes.get(side) and path in sizes:
+            regions[side] = box_coverage(grid, relative_box(boxes[side], sizes[path]))
+    return regions
 
 
 def mask_regions(pair: ChangePair, grid: tuple[int, int], sizes: Sizes, masks: Masks) -> dict[str, Array]:
-    """The mask of a pair as `box_regions`: it has the changed area of both images. Empty for an empty mask."""
+    """Return the mask's coverage in the form of `box_regions`, the same for both images; {} without a mask or for an empty one."""
     mask = masks.read(pair, sizes)
     if mask is None or not mask.any():
         return {}
@@ -137,7 +143,7 @@ def mask_regions(pair: ChangePair, grid: tuple[int, int], sizes: Sizes, masks: M
 
 
 def iter_word_attention(maps: AttentionMaps, regions: Mapping[str, Array]) -> Iterator[tuple[str, WordAttention]]:
-    """The kind of the word (see `WORD_KINDS`), and its map with the region, for each word and each image with a region."""
+    """Yield the kind (see `WORD_KINDS`) and the attention of each word, for each image with a region."""
     for side, region in regions.items():
         for word, kind, word_map in zip(maps.words, word_kinds(maps.words), getattr(maps, side)):
             yield kind, WordAttention(word, word_map, region)
@@ -154,40 +160,42 @@ def collect_attention(
 ) -> tuple[dict[str, dict[str, Any]], Localisation]:
     """Compute the attention maps of a run for some pairs, and how well they localise the change in the pairs of `localisation_ids`.
 
-    These must be drawn at random: pairs chosen by score would give a biased result.
+    These ids must be a random sample: pairs chosen by score would give a biased result.
 
     Returns:
-        id -> encoded maps, and the localisation, which is {"region": "mask" or "box", "kinds", "words"}, the last two name -> scores as
-        `localisation` returns them. Masks are used where the pairs have any that are not empty; "boxes" then has "kinds" and "words"
-        for boxes, if there are boxes, too. It is empty if no pair has a mask or a box. "kinds" has `ALL_WORDS`, and in datasets with
-        the attributes of the changed object the kinds of `WORD_KINDS`.
+        id -> encoded maps; and the localisation {"region": "mask" or "box", "kinds", "words"}, {} if no pair has a region. "kinds" and
+        "words" map names to scores (see `localisation`). "kinds" has `ALL_WORDS` and, in datasets with the attributes of the changed
+        object, `WORD_KINDS`. If there are masks and boxes, the region is "mask", and "boxes" has the "kinds" and "words" for boxes.
     """
     encoded = {}
-    to_measure = set(localisation_ids)
-    found: dict[str, list[tuple[str, WordAttention]]] = {"mask": [], "box": []}
+    ids_to_measure = set(localisation_ids)
+    words: dict[str, list[tuple[str, WordAttention]]] = {
+        "mask": [],
+        "box": [],
+    }  # region -> (kind, attention) of each word
     # One at a time: an alignment of 14 x 14 positions alone is 150 kB.
     for pair, maps in iter_attention(checkpoints, folder, pairs, captions):
         encoded[pair.id] = encode_attention(maps)
-        if pair.id in to_measure:
+        if pair.id in ids_to_measure:
             grid = maps.before.shape[1], maps.before.shape[2]
-            found["mask"] += iter_word_attention(maps, mask_regions(pair, grid, sizes, masks))
-            found["box"] += iter_word_attention(maps, box_regions(pair, grid, sizes))
+            words["mask"] += iter_word_attention(maps, mask_regions(pair, grid, sizes, masks))
+            words["box"] += iter_word_attention(maps, box_regions(pair, grid, sizes))
     with_kinds = any("changed" in pair.extra for pair in pairs)
-    tables = {region: _tables(words, with_kinds) for region, words in found.items() if words}
-    if not tables:
+    scores = {region: _score_words(region_words, with_kinds) for region, region_words in words.items() if region_words}
+    if not scores:
         return encoded, {}
-    first = next(iter(tables))
-    measured = {"region": first, **tables[first]}
-    if len(tables) > 1:
-        measured["boxes"] = tables["box"]
+    main_region = next(iter(scores))
+    measured = {"region": main_region, **scores[main_region]}
+    if len(scores) > 1:
+        measured["boxes"] = scores["box"]
     return encoded, measured
 
 
-def _tables(found: Sequence[tuple[str, WordAttention]], with_kinds: bool) -> Localisation:
-    """{"kinds", "words"} -> name -> scores of (kind, attention of a word)."""
-    by_word = localisation(attention for _, attention in found)
-    by_kind = localisation(attention._replace(name=kind) for kind, attention in found) if with_kinds else {}
-    total = localisation(attention._replace(name=ALL_WORDS) for _, attention in found)
+def _score_words(words: Sequence[tuple[str, WordAttention]], with_kinds: bool) -> Localisation:
+    """Average the scores of words, given as (kind, attention): {"kinds", "words"} -> name -> scores."""
+    by_word = localisation(attention for _, attention in words)
+    by_kind = localisation(attention._replace(name=kind) for kind, attention in words) if with_kinds else {}
+    total = localisation(attention._replace(name=ALL_WORDS) for _, attention in words)
     common = sorted(by_word, key=lambda word: (-by_word[word]["count"], word))[:_COMMON_WORDS]
     kinds = {kind: by_kind[kind] for kind in WORD_KINDS if kind in by_kind}
     return {"kinds": {**total, **kinds}, "words": {word: by_word[word] for word in common}}

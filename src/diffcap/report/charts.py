@@ -1,4 +1,4 @@
-"""Draw the charts of a report with matplotlib: SVG in the page, and PNG files. Training curves are read from Lightning's CSV files.
+"""Draw the charts of a report with matplotlib: SVG in the page, and PNG files. Read training curves from Lightning's CSV files.
 
 matplotlib is imported only where a chart is drawn, because it takes 0.5 s and 74 MB.
 """
@@ -29,23 +29,23 @@ if TYPE_CHECKING:
 Curve = list[tuple[float, float]]  # (optimiser step, value)
 Scores = Mapping[str, Any]  # content of viewpoint.json, or a row of it
 MONITORED = "val/CIDEr-D"
-# Of systems: Okabe and Ito's colours, which colour-blind readers can distinguish; the baselines are gray.
+# Colours of systems (Okabe and Ito's, which colour-blind readers can distinguish), and of baselines.
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#111111", "#f0e442")
 GRAYS = ("#969696", "#5a5a5a")
-_TEXT, _RULE, _EDGE = "#777777", "#e1e1e1", "#ffffff"
+_TEXT_COLOR, _LINE_COLOR, _MARKER_EDGE_COLOR = "#777777", "#e1e1e1", "#ffffff"
 _STYLE: dict[str, Any] = {
     "font.size": 8,
     "font.sans-serif": ["DejaVu Sans"],
-    "text.color": _TEXT,
+    "text.color": _TEXT_COLOR,
     "text.parse_math": False,  # names may have dollar signs
     "axes.titlecolor": "#1e1e1e",
     "axes.titlelocation": "left",
     "axes.titlesize": "medium",
-    "axes.labelcolor": _TEXT,
-    "xtick.color": _TEXT,
-    "ytick.color": _TEXT,
-    "axes.edgecolor": _RULE,
-    "grid.color": _RULE,
+    "axes.labelcolor": _TEXT_COLOR,
+    "xtick.color": _TEXT_COLOR,
+    "ytick.color": _TEXT_COLOR,
+    "axes.edgecolor": _LINE_COLOR,
+    "grid.color": _LINE_COLOR,
     "axes.grid": True,
     "axes.grid.axis": "y",
     "axes.spines.top": False,
@@ -57,15 +57,15 @@ _STYLE: dict[str, Any] = {
     "xtick.major.size": 0,
     "ytick.major.size": 0,
     "lines.markersize": 5,
-    "lines.markeredgecolor": _EDGE,
+    "lines.markeredgecolor": _MARKER_EDGE_COLOR,
     "figure.constrained_layout.h_pad": 0.12,
     "figure.constrained_layout.w_pad": 0.12,
     "figure.subplot.left": 0.11,
     "figure.subplot.right": 0.97,
     "figure.subplot.top": 0.95,
     "figure.subplot.bottom": 0.2,
-    "svg.fonttype": "none",  # text stays text
-    "svg.hashsalt": "diffcap",  # the same chart is the same file
+    "svg.fonttype": "none",  # text elements, not outlines of letters
+    "svg.hashsalt": "diffcap",  # equal charts give equal files
 }
 _PAGE_SIZE, _SHEET_WIDTH = (4.2, 2.36), 9.0  # inches
 _MAX_POINTS = 240  # of a curve; neighbours are averaged in longer ones, since a screen shows no more
@@ -83,18 +83,17 @@ _PANELS = {
 def read_curves(folder: str | Path, stages: Sequence[str] = STAGES) -> dict[str, dict[str, Curve]]:
     """Read every value that a run's stages logged: stage -> name ("val/CIDEr-D") -> curve.
 
-    An interrupted run has a file for each session. If two have the same step, the later one counts, since it continued from an
-    earlier checkpoint.
+    An interrupted run has a file for each session. If two files have the same step, the later file counts.
     """
 
-    def session(path: Path) -> tuple[int, str]:
+    def session_order(path: Path) -> tuple[int, str]:
         number = path.parent.name.removeprefix("version_")
         return int(number) if number.isdecimal() else -1, path.parent.name
 
-    found = {}
+    stage_curves = {}
     for stage in stages:
         values: dict[str, dict[float, float]] = {}
-        for path in sorted(Path(folder).glob(f"{stage}/{LOGS}/version_*/metrics.csv"), key=session):
+        for path in sorted(Path(folder).glob(f"{stage}/{LOGS}/version_*/metrics.csv"), key=session_order):
             with path.open(encoding="utf-8", errors="replace", newline="") as file:
                 for row in csv.DictReader(file):
                     step = _number(row.get("step"))
@@ -103,8 +102,8 @@ def read_curves(folder: str | Path, stages: Sequence[str] = STAGES) -> dict[str,
                         if step is not None and value is not None:  # a line that was cut off has no step
                             values.setdefault(name, {})[step] = value
         if values:
-            found[stage] = {name: sorted(points.items()) for name, points in sorted(values.items())}
-    return found
+            stage_curves[stage] = {name: sorted(points.items()) for name, points in sorted(values.items())}
+    return stage_curves
 
 
 def _number(text: str | None) -> float | None:
@@ -116,7 +115,7 @@ def _number(text: str | None) -> float | None:
 
 
 def run_curves(runs: Sequence[Run]) -> list[Curve]:
-    """The validation CIDEr-D of the last training of each checkpoint, if it logged at least two values."""
+    """Return the validation CIDEr-D of the last training of each checkpoint, if it logged at least two values."""
     curves = []
     for folder, stages in [training_lineage(path) for run in runs for path in run.checkpoints]:
         curve = read_curves(folder, stages[-1:]).get(stages[-1], {}).get(MONITORED, [])
@@ -125,14 +124,13 @@ def run_curves(runs: Sequence[Run]) -> list[Curve]:
     return curves
 
 
-def thinned(curve: Sequence[tuple[float, float]], most: int = _MAX_POINTS) -> Curve:
-    """Reduce a curve to at most `most` points, which are means of neighbouring points."""
-    size = -(-len(curve) // most) or 1
-    parts = [curve[start : start + size] for start in range(0, len(curve), size)]
+def thinned(curve: Sequence[tuple[float, float]], max_points: int = _MAX_POINTS) -> Curve:
+    """Reduce a curve to at most `max_points` points, which are means of neighbouring points."""
+    size = max(1, math.ceil(len(curve) / max_points))
     means = []
-    for part in parts:
-        steps, values = zip(*part)
-        means.append((sum(steps) / len(part), sum(values) / len(part)))
+    for start in range(0, len(curve), size):
+        steps, values = zip(*curve[start : start + size])
+        means.append((sum(steps) / len(steps), sum(values) / len(values)))
     return means
 
 
@@ -144,22 +142,22 @@ class Chart(NamedTuple):
 
 
 def system_colors(names: Sequence[str], baselines: Collection[str] = ()) -> dict[str, str]:
-    """A colour for each system; colours repeat if there are more systems than colours."""
-    grays, bright = cycle(GRAYS), cycle(COLORS)
-    return {name: next(grays if name in baselines else bright) for name in names}
+    """Choose a colour for each system; colours repeat if there are more systems than colours."""
+    grays, colors = cycle(GRAYS), cycle(COLORS)
+    return {name: next(grays if name in baselines else colors) for name in names}
 
 
 def is_score(title: str) -> bool:
-    """Whether a logged value is a caption score, a fraction that is shown x 100."""
+    """Return True for a caption score, a fraction that is shown x 100: "val/CIDEr-D"."""
     name = title.rpartition("/")[2]
     return name.startswith(("BLEU", "METEOR", "ROUGE", "CIDEr", "SPICE"))
 
 
 def curve_chart(title: str, curves: Sequence[tuple[str, str, Curve]]) -> Chart:
-    """A logged value against the optimiser's steps; `curves` are (system, its colour, points) of each seed, and not empty."""
+    """Draw a logged value by optimiser step; `curves` are (system, its colour, points) of each seed, at least one."""
     with _figure(*_PAGE_SIZE) as (figure, (axes,)):
-        last = _draw_curves(axes, title, curves)
-        ends = "; ".join(f"{name} ends at {value:.4g}" for name, value in last)
+        last_values = _draw_curves(axes, title, curves)
+        ends = "; ".join(f"{name} ends at {value:.4g}" for name, value in last_values)
         return Chart(title + (" x 100" if is_score(title) else ""), _svg(figure, f"{title} by step: {ends}"))
 
 
@@ -179,29 +177,28 @@ def write_curves(path: Path, systems: Mapping[str, Sequence[Curve]]) -> None:
 def _draw_curves(axes: "Axes", title: str, curves: Sequence[tuple[str, str, Curve]]) -> list[tuple[str, float]]:
     """Draw lines; see `curve_chart`. Return the system and the last value of each."""
     factor = 100.0 if is_score(title) else 1.0
-    shown = []
+    scaled_curves = []
     for name, color, curve in curves:
         scaled = [(step, factor * value) for step, value in thinned(curve)]
-        shown.append((name, color, scaled))
-    for name, color, curve in shown:
-        texts = [f"{name}, step {step:,.0f}: {value:.4g}" for step, value in curve]
-        _add_line(axes, name, color, curve, texts if len(curve) <= _MAX_MARKERS else [])
-    values = [value for _, _, curve in shown for _, value in curve]
+        tooltips = [f"{name}, step {step:,.0f}: {value:.4g}" for step, value in scaled]
+        _add_line(axes, name, color, scaled, tooltips if len(scaled) <= _MAX_MARKERS else [])
+        scaled_curves.append((name, scaled))
+    values = [value for _, curve in scaled_curves for _, value in curve]
     low, high = min(values), max(values)
     if is_score(title):
         low, high = 0.0, max(1.0, high)
     elif 0 < low < 0.5 * high:
         low = 0.0
     axes.set_ylim(axes.yaxis.get_major_locator().view_limits(low, high))
-    axes.set_xlim(0, max(step for _, _, curve in shown for step, _ in curve) or 1)
+    axes.set_xlim(0, max(step for _, curve in scaled_curves for step, _ in curve) or 1)
     axes.set_xlabel("optimiser steps", loc="right")
     axes.locator_params(axis="x", integer=True)
     axes.xaxis.set_major_formatter("{x:,.0f}")
-    return [(name, curve[-1][1]) for name, _, curve in shown]
+    return [(name, curve[-1][1]) for name, curve in scaled_curves]
 
 
 def viewpoint_charts(scores: Scores, colors: Mapping[str, str]) -> list[Chart]:
-    """The page's charts of the result of `viewpoint.viewpoint_scores`, without those that a bin has no number for."""
+    """Draw the page's charts of the result of `rows.viewpoint_scores`; a chart needs a number for every bin."""
     charts = []
     for title, (key, group) in _panels(scores).items():
         with _figure(*_PAGE_SIZE) as (figure, (axes,)):
@@ -214,29 +211,32 @@ def viewpoint_charts(scores: Scores, colors: Mapping[str, str]) -> list[Chart]:
 def write_viewpoint(path: Path, scores: Scores, baselines: Collection[str] = ()) -> None:
     """Write `viewpoint.png`: the charts for all pairs, each with its values below; the baselines are gray."""
     colors = system_colors(list(scores["systems"]), baselines)
-    panels = {title: place for title, place in _panels(scores).items() if place[1] == "total"}
+    panels = {title: (key, group) for title, (key, group) in _panels(scores).items() if group == "total"}
     height = len(panels) * (3.2 + 0.2 * len(colors))
     with _figure(_SHEET_WIDTH, height, len(panels), layout="constrained") as (figure, all_axes):
         for axes, (title, (key, group)) in zip(all_axes, panels.items()):
             _draw_viewpoint(axes, scores, key, group, colors)
             axes.set(title=title, xlabel="")
-            _add_text(axes, "viewpoint IoU\npairs", -0.5, -4, _TEXT)
+            _add_text(axes, "viewpoint IoU\npairs", -0.5, -4, _TEXT_COLOR)
             for number, (name, rows) in enumerate(scores["systems"].items()):
-                below = -28 - 12 * number
-                _add_text(axes, name if len(name) < 40 else f"{name[:36]}...", -0.5, below, colors[name])
+                offset = -28 - 12 * number  # below the two lines of the tick labels
+                _add_text(axes, name if len(name) < 40 else f"{name[:36]}...", -0.5, offset, colors[name])
                 for column, row in enumerate(rows):
-                    _add_text(axes, _mean_and_std(row, key, group)[2], column, below, colors[name], "center")
-        text = "by the viewpoint IoU of the pairs, from different to similar; each bin is scored as a corpus of its own"
-        figure.supxlabel(text, fontsize="medium")
+                    _, _, text = _mean_and_std(row, key, group)
+                    _add_text(axes, text, column, offset, colors[name], "center")
+        explanation = (
+            "by the viewpoint IoU of the pairs, from different to similar; each bin is scored as a corpus of its own"
+        )
+        figure.supxlabel(explanation, fontsize="medium")
         _write_png(figure, path)
 
 
-def _add_text(axes: "Axes", text: str, x: float, below: float, color: str, align: str = "right") -> None:
-    """Write below the axes, at a coordinate of them and a number of points down."""
+def _add_text(axes: "Axes", text: str, x: float, offset: float, color: str, align: str = "right") -> None:
+    """Write a text at the coordinate `x` of the axes, `offset` points above their lower edge."""
     axes.annotate(
         text,
         (x, 0),
-        (0, below),
+        (0, offset),
         xycoords=("data", "axes fraction"),
         textcoords="offset points",
         color=color,
@@ -246,15 +246,22 @@ def _add_text(axes: "Axes", text: str, x: float, below: float, color: str, align
 
 
 def _panels(scores: Scores) -> dict[str, tuple[str, str]]:
-    rows = [row for rows in scores["systems"].values() for row in rows]
-    has_all = {title: all(group in row.get(key, {}) for row in rows) for title, (key, group) in _PANELS.items()}
-    return {title: panel for title, panel in _PANELS.items() if has_all[title]}
+    """Return the entries of `_PANELS` that every bin of every system has a number for."""
+    rows = [row for system_rows in scores["systems"].values() for row in system_rows]
+    panels = {}
+    for title, (key, group) in _PANELS.items():
+        if all(group in row.get(key, {}) for row in rows):
+            panels[title] = (key, group)
+    return panels
 
 
 def _mean_and_std(row: Scores, key: str, group: str) -> tuple[float, float, str]:
-    """A score x 100, its standard deviation (0 for one run), and both as text."""
-    mean, std = (100 * one[key][group] if one else 0.0 for one in (row, row.get("std")))
-    return mean, std, f"{mean:.1f}" + (f" ± {std:.1f}" if "std" in row else "")
+    """Return a score x 100, its standard deviation (0 for one run), and both as text."""
+    mean = 100 * row[key][group]
+    if not row.get("std"):
+        return mean, 0.0, f"{mean:.1f}"
+    std = 100 * row["std"][key][group]
+    return mean, std, f"{mean:.1f} ± {std:.1f}"
 
 
 def _draw_viewpoint(
@@ -263,14 +270,14 @@ def _draw_viewpoint(
     """Draw a line with error bars over the bins for each system. Return the means x 100."""
     means = {}
     bins = [f"{part['low']:.2f} to {part['high']:.2f}" for part in scores["bins"]]
-    for place, (name, rows) in enumerate(scores["systems"].items()):
+    for number, (name, rows) in enumerate(scores["systems"].items()):
         means[name], stds, texts = map(list, zip(*(_mean_and_std(row, key, group) for row in rows)))
-        aside = 0.03 * (place - (len(colors) - 1) / 2)  # points of equal height do not overlap
-        places = [number + aside for number in range(len(bins))]
+        shift = 0.03 * (number - (len(colors) - 1) / 2)  # points of equal height do not overlap
+        positions = [index + shift for index in range(len(bins))]
         tooltips = [f"{name}, IoU {limits}: {text}" for limits, text in zip(bins, texts)]
-        _add_line(axes, name, colors[name], list(zip(places, means[name])), tooltips)
+        _add_line(axes, name, colors[name], list(zip(positions, means[name])), tooltips)
         if any(stds):
-            axes.errorbar(places, means[name], stds, fmt="none", ecolor=colors[name], capsize=3)
+            axes.errorbar(positions, means[name], stds, fmt="none", ecolor=colors[name], capsize=3)
     axes.set_ylim(axes.yaxis.get_major_locator().view_limits(0, max(1.0, axes.dataLim.y1)))
     axes.set_xlim(-0.5, len(bins) - 0.5)
     counts = [part["pairs"].get(group, 0) for part in scores["bins"]]
@@ -281,12 +288,12 @@ def _draw_viewpoint(
 
 @contextmanager
 def _figure(width: float, height: float, panels: int = 1, **options: Any) -> Iterator[tuple["Figure", list["Axes"]]]:
-    """A figure in inches, with panels below each other, to be saved before the context ends; the user's style does not count."""
+    """Make a figure of a size in inches, with panels below each other. Save it before the context, which sets the style, ends."""
     from matplotlib import style
     from matplotlib.figure import Figure
 
     with style.context(["default", _STYLE]), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # of a name in another script
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # a name in another script
         figure = Figure((width, height), **options)
         panel_axes = figure.subplots(panels, squeeze=False)[:, 0].tolist()
         for axes in panel_axes:
@@ -308,7 +315,7 @@ def _write_png(figure: "Figure", path: Path) -> None:
 
 
 def _svg(figure: "Figure", summary: str) -> Markup:
-    """A figure as an SVG element with the page's colours and tooltips; `summary` is for readers who cannot see it."""
+    """Return a figure as an SVG element with the page's colours and tooltips; `summary` is for readers who cannot see it."""
     file = io.BytesIO()
     figure.savefig(file, format="svg", transparent=True)
     root = ElementTree.fromstring(file.getvalue())
@@ -316,8 +323,8 @@ def _svg(figure: "Figure", summary: str) -> Markup:
         for child in [*parent.findall(f"{_SVG}metadata"), *parent.findall(f"{_SVG}style")]:
             parent.remove(child)  # the CSS would apply to the whole page
     for group in root.iter(f"{_SVG}g"):
-        id = group.attrib.pop("id", "")
-        tooltips = json.loads(id) if id.startswith("[") else ()
+        group_id = group.attrib.pop("id", "")
+        tooltips = json.loads(group_id) if group_id.startswith("[") else ()  # see `_add_line`
         for tooltip, marker in zip(tooltips, group.iter(f"{_SVG}use")):
             ElementTree.SubElement(marker, f"{_SVG}title").text = tooltip
     for element in root.iter():
@@ -330,6 +337,7 @@ def _svg(figure: "Figure", summary: str) -> Markup:
     return Markup(ElementTree.tostring(root, encoding="unicode"))
 
 
-def _theme_color(found: re.Match[str]) -> str:
-    known = {_TEXT: "var(--muted)", _RULE: "var(--line)", _EDGE: "var(--card)"}
-    return known.get(found[0], f"color-mix(in srgb, {found[0]} var(--color-share), white)")
+def _theme_color(match: re.Match[str]) -> str:
+    """Replace a colour of the style by the page's variable, and mix a system's colour with white in the dark theme."""
+    variables = {_TEXT_COLOR: "var(--muted)", _LINE_COLOR: "var(--line)", _MARKER_EDGE_COLOR: "var(--card)"}
+    return variables.get(match[0], f"color-mix(in srgb, {match[0]} var(--color-share), white)")

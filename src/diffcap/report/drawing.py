@@ -20,23 +20,23 @@ from diffcap.utils.files import atomic_write
 from diffcap.utils.image_io import Values, read_image
 
 Color = tuple[int, int, int]
-Size = tuple[int, int]  # (width, height)
+Size = tuple[int, int]  # (width, height) in pixels
 Sizes = Mapping[str, Size]  # path of an image -> its size, or frame
 Pairs = Sequence[ChangePair]
 Captions = Mapping[str, Mapping[str, str]]  # system -> id -> caption
 
-WIDTH, MARGIN, GAP = 900, 16, 8  # as wide as a README is shown
+WIDTH, MARGIN, GAP = 900, 16, 8  # pixels of a sheet, which is as wide as GitHub shows a README
 PICTURE = (256, 192)  # twice the size of the embedded dataset's images
+# Colours of text, labels, separating lines, right and wrong captions, and the region of the change.
 INK, GRAY, RULE = (30, 30, 30), (120, 120, 120), (225, 225, 225)
 RIGHT, WRONG, BOX = (20, 125, 55), (190, 40, 40), (255, 0, 200)
-# Of captions, and of labels.
-FONT, SMALL_FONT = (ImageFont.load_default(size) for size in (15, 12))
+FONT, SMALL_FONT = (ImageFont.load_default(size) for size in (15, 12))  # of captions, and of labels
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 # Frames of pairs without and with attention maps. Images are never enlarged.
 SMALL, LARGE = (144, 108), (320, 240)
 _QUALITY = {SMALL: 55, LARGE: 80}
 _RIGHT_NOTE = "right: the type of change and the words for the changed object (in the box); its position is not checked"
-_TEXT_X = MARGIN + 2 * PICTURE[0] + GAP + 2 * GAP  # x coordinate of the text beside a pair
+_TEXT_X = MARGIN + 2 * PICTURE[0] + 3 * GAP  # x coordinate of the text beside a pair
 
 
 def line_height(font: Font) -> int:
@@ -57,13 +57,13 @@ def wrap(text: str, font: Font, width: int) -> list[str]:
 
 
 def fitted_size(size: Size, frame: Size) -> Size:
-    """A size scaled to fit a frame."""
+    """Scale a size to fit a frame."""
     scale = min(frame[0] / size[0], frame[1] / size[1])
     return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
 
 
 def fit(image: Image.Image, frame: Size = PICTURE, box: Sequence[float] | None = None) -> Image.Image:
-    """An image scaled to fit a frame, with a box of its own pixels."""
+    """Scale an image to fit a frame, and draw a box, whose coordinates are pixels of the original image."""
     scale = min(frame[0] / image.width, frame[1] / image.height)
     image = image.resize(fitted_size(image.size, frame), Image.Resampling.BICUBIC)
     if box:
@@ -85,7 +85,7 @@ def write_png(path: str | Path, sheet: Image.Image) -> None:
 
 
 def read_images(pair: ChangePair, root: Path) -> list[Image.Image]:
-    """Both images of a pair, whose paths are relative to `root`."""
+    """Read both images of a pair, whose paths are relative to `root`."""
     try:
         return [read_image(root / path, values=pair.ranges.get(path)).image for path in pair.images]
     except DiffcapError as error:
@@ -107,21 +107,21 @@ def _webp(image: Image.Image, **settings: Any) -> str:
 
 
 def thumbnails(root: Path, frames: Sizes, ranges: Mapping[str, Values] | None = None) -> dict[str, Thumbnail | None]:
-    """Thumbnails in `frames` (path -> `SMALL` or `LARGE`), computed on all cores; None if an image is missing or broken."""
+    """Compute thumbnails in `frames` (path -> `SMALL` or `LARGE`) on all cores; None if an image is missing or broken."""
 
     def thumbnail(path: str) -> Thumbnail | None:
-        values = (ranges or {}).get(path)
+        value_range = (ranges or {}).get(path)
         frame = frames[path]
         try:
-            if values:
-                image = read_image(root / path, values=values).image
+            if value_range:
+                image = read_image(root / path, values=value_range).image
                 size = image.size
             else:
                 with Image.open(root / path) as file:
                     size = file.size
-                    file.draft("RGB", frame)  # a large JPEG is decoded small
+                    file.draft("RGB", frame)  # decodes a large JPEG at a lower resolution
                     image = file.convert("RGB")
-        except (DiffcapError, OSError, ValueError, SyntaxError, Image.DecompressionBombError):  # of damaged files
+        except (DiffcapError, OSError, ValueError, SyntaxError, Image.DecompressionBombError):
             return None
         image.thumbnail(frame, Image.Resampling.LANCZOS)
         return Thumbnail(*size, _webp(image, quality=_QUALITY[frame], method=4))
@@ -131,16 +131,16 @@ def thumbnails(root: Path, frames: Sizes, ranges: Mapping[str, Values] | None = 
 
 
 class Masks:
-    """The masks of a dataset. One that cannot be read is left out."""
+    """Reads the masks of a dataset, and records those that cannot be used."""
 
     def __init__(self, root: Path) -> None:
         self.root = root  # the paths of the images and masks are relative to it
-        self.problems: dict[str, str] = {}  # path -> why the mask cannot be used, of the masks that were asked for
+        self.problems: dict[str, str] = {}  # path of a mask that was read -> why it cannot be used
 
     def read(self, pair: ChangePair, sizes: Sizes) -> Mask | None:
-        """The mask of a pair: (H, W), True where any channel is not 0. Its aspect ratio must be that of the images.
+        """Read the mask of a pair: (H, W), True where any channel is not 0. Its aspect ratio must be that of the images.
 
-        None if the pair has none that can be used, or `sizes` (by path) has none of its images.
+        Returns None if the pair has no mask, if the mask cannot be used, or if `sizes` (by path) has neither image of the pair.
         """
         path = pair.extra.get("mask")
         size = size_of(pair, sizes)
@@ -149,10 +149,10 @@ class Masks:
         try:
             image = read_image(self.root / path).image
             difference = abs(image.width * size[1] - image.height * size[0])
-            if difference > max(*image.size, *size):
+            if difference > max(*image.size, *size):  # more than a pixel of rounding
+                shape = f"{image.width} x {image.height}"
                 raise DiffcapError(
-                    f"{self.root / path}: a mask of {image.width} x {image.height} pixels has another shape than the images of its "
-                    "pair; save it in their size."
+                    f"{self.root / path}: a mask of {shape} pixels; save it in the size of its pair's images."
                 )
             return np.asarray(np.asarray(image).any(-1))
         except DiffcapError as error:
@@ -161,31 +161,31 @@ class Masks:
 
 
 def size_of(pair: ChangePair, sizes: Sizes) -> Size | None:
-    """The size of the first image of a pair that has one in `sizes`."""
+    """Return the size of a pair's first image that is in `sizes`."""
     return next((sizes[path] for path in pair.images if path in sizes), None)
 
 
 def outline(mask: Mask, size: Size, width: int = 1) -> Image.Image:
-    """The outline of a mask, outside its pixels except at the edges of the image: mode L, 255 on the line, `width` pixels wide."""
+    """Draw the outline of a mask: mode L, 255 on a line of `width` pixels around the mask, or inside it at an edge of the image."""
     area = Image.fromarray(mask.astype(np.uint8) * 255).resize(size, Image.Resampling.NEAREST)
-    inner = np.zeros((size[1], size[0]), bool)
-    inner[width:-width, width:-width] = True
-    wide = np.asarray(area.filter(ImageFilter.MaxFilter(2 * width + 1))) > 0
-    inside = (np.asarray(area) > 0) & inner
-    return Image.fromarray((wide & ~inside).astype(np.uint8) * 255)
+    is_off_edge = np.zeros((size[1], size[0]), bool)
+    is_off_edge[width:-width, width:-width] = True
+    dilated = np.asarray(area.filter(ImageFilter.MaxFilter(2 * width + 1))) > 0
+    inside = (np.asarray(area) > 0) & is_off_edge
+    return Image.fromarray((dilated & ~inside).astype(np.uint8) * 255)
 
 
 def colored_outline(mask: Mask, size: Size, width: int = 1) -> Image.Image:
-    """`outline` in the color of the boxes, RGBA, transparent beside the line."""
+    """Draw `outline` in the colour of the boxes: RGBA, transparent beside the line."""
     colored = Image.new("RGBA", size, (*BOX, 0))
     colored.putalpha(outline(mask, size, width))
     return colored
 
 
 def outline_thumbnails(masks: Masks, pairs: Pairs, sizes: Sizes, frames: Sizes) -> dict[str, Thumbnail]:
-    """The outlines of the masks of pairs by path of the mask, in the frames of their images; an empty mask has none."""
+    """Draw the outlines of the masks that are not empty, in the frames of their images: path of the mask -> thumbnail."""
 
-    def outline_of(pair: ChangePair) -> Thumbnail | None:
+    def outline_thumbnail(pair: ChangePair) -> Thumbnail | None:
         mask = masks.read(pair, sizes)
         size = size_of(pair, sizes)
         if size is None or mask is None or not mask.any():
@@ -195,15 +195,15 @@ def outline_thumbnails(masks: Masks, pairs: Pairs, sizes: Sizes, frames: Sizes) 
         return Thumbnail(*size, _webp(colored_outline(mask, reduced, 2 if frame == LARGE else 1), lossless=True))
 
     with ThreadPoolExecutor() as pool:
-        return {pair.extra["mask"]: one for pair, one in zip(pairs, pool.map(outline_of, pairs)) if one}
+        return {pair.extra["mask"]: one for pair, one in zip(pairs, pool.map(outline_thumbnail, pairs)) if one}
 
 
 def mask_counts(masks: Masks, pairs: Pairs, sizes: Sizes) -> dict[str, float] | None:
-    """What the masks of pairs are; `sizes` see `Masks.read`.
+    """Count the masks of pairs; `sizes` see `Masks.read`.
 
     Returns:
-        {"pairs": number of pairs whose mask is not empty, "empty": of pairs whose mask is empty, "unreadable": of pairs whose mask
-        cannot be used, "share": mean share of the image that a mask covers, of those that are not empty}; None if no pair has a mask.
+        {"pairs": number of masks that are not empty, "empty": of empty masks, "unreadable": of masks that cannot be used, "share":
+        mean share of the image that a mask covers, without empty masks}; None if no pair has a mask.
     """
     shares, unreadable = [], 0
     for pair in pairs:
@@ -219,7 +219,7 @@ def mask_counts(masks: Masks, pairs: Pairs, sizes: Sizes) -> dict[str, float] | 
 
 
 def with_region(pair: ChangePair, images: Sequence[Image.Image], masks: Masks) -> list[Image.Image]:
-    """The images of a pair fitted into `PICTURE`, with the outline of its mask; without a mask with its boxes."""
+    """Fit the images of a pair into `PICTURE`, and draw the outline of its mask, or its boxes if it has no mask."""
     mask = masks.read(pair, dict(zip(pair.images, (image.size for image in images))))
     if mask is None:
         boxes = pair.extra.get("boxes") or {}
@@ -231,7 +231,7 @@ def with_region(pair: ChangePair, images: Sequence[Image.Image], masks: Masks) -
 
 
 def kind_of(pair: ChangePair) -> str | None:
-    """The change type, or the group of pairs without change; None if the dataset has no types."""
+    """Return the change type, or the group of a pair without change; None if the dataset has no types."""
     return pair.group if pair.is_distractor else pair.change_type
 
 
@@ -245,21 +245,22 @@ def choose_pairs(pairs: Pairs, count: int, seed: int = 0) -> list[ChangePair]:
     for kind in kinds:
         random.shuffle(groups[kind])
     chosen: dict[str, list[ChangePair]] = {kind: [] for kind in kinds}
-    waiting, turn = list(kinds), 0
-    while waiting and sum(map(len, chosen.values())) < count:
-        kind = waiting[turn % len(waiting)]
+    kinds_with_pairs = list(kinds)
+    turn = 0
+    while kinds_with_pairs and sum(map(len, chosen.values())) < count:
+        kind = kinds_with_pairs[turn % len(kinds_with_pairs)]
         chosen[kind].append(groups[kind].pop())
         if groups[kind]:
             turn += 1
         else:
-            waiting.remove(kind)
+            kinds_with_pairs.remove(kind)
     return [pair for kind in kinds for pair in chosen[kind]]
 
 
 def is_correct(caption: str, pair: ChangePair) -> bool | None:
-    """Whether a caption has the correct type of change, no wrong attribute of the object, and the correct new value.
+    """Check a caption: the type of change, the attributes of the object that it names, and the new value.
 
-    Slot accuracy also requires all four attributes. None if the dataset does not have the attributes of its changed objects.
+    Slot accuracy also requires all four attributes. Returns None if the dataset lacks the attributes of its changed objects.
     """
     parsed = parse_caption(caption)
     if pair.is_distractor:
@@ -282,43 +283,48 @@ class TextLine(NamedTuple):
 
 
 def text_lines(text: str, color: Color = INK, font: Font = FONT) -> list[TextLine]:
-    """A text broken into lines that fit beside a pair."""
+    """Break a text into lines that fit beside a pair."""
     return [TextLine(line, color, font) for line in wrap(text, font, WIDTH - MARGIN - _TEXT_X)]
 
 
 def caption_lines(pair: ChangePair, captions: Mapping[str, str], has_object_labels: bool) -> list[TextLine]:
-    """The text beside a pair: change type, reference, and the caption of each system."""
+    """Return the text beside a pair: change type, reference, and the caption of each system."""
     kind = f"{pair.group.replace('_', ' ')}: nothing changed" if pair.is_distractor else pair.change_type
     lines = [TextLine(kind, GRAY, SMALL_FONT)] if kind else []
     if pair.captions:
         lines += [TextLine("reference", GRAY, SMALL_FONT, space=7), *text_lines(pair.captions[0])]
     for name, text in captions.items():
-        right = is_correct(text, pair) if has_object_labels else None
-        color = INK
-        mark = ""
-        if right is not None:
-            color, mark = (RIGHT, ": right") if right else (WRONG, ": wrong")
-        lines.append(TextLine(f"{name}{mark}", color if mark else GRAY, SMALL_FONT, space=7))
+        correct = is_correct(text, pair) if has_object_labels else None
+        if correct is None:
+            label, label_color, color = name, GRAY, INK
+        else:
+            color = RIGHT if correct else WRONG
+            label, label_color = f"{name}: {'right' if correct else 'wrong'}", color
+        lines.append(TextLine(label, label_color, SMALL_FONT, space=7))
         lines += text_lines(text, color)
     return lines
 
 
-def draw_block(
-    images: Sequence[Image.Image], texts: Sequence[TextLine], below: int = 0
-) -> tuple[Image.Image, list[tuple[tuple[int, int], Size]]]:
-    """Draw two images, which fit into `PICTURE`, and their text side by side, with room `below`.
+class Frame(NamedTuple):
+    """The place of an image in a block."""
 
-    Returns:
-        The drawing, and the corner and the size of both images on it.
-    """
+    corner: tuple[int, int]  # (x, y), left and top
+    size: Size
+
+
+def draw_block(
+    images: Sequence[Image.Image], texts: Sequence[TextLine], space_below: int = 0
+) -> tuple[Image.Image, list[Frame]]:
+    """Draw two images, which fit into `PICTURE`, and their text side by side; return the block, and the frame of each image."""
     height = max(PICTURE[1], sum(line.space + line_height(line.font) for line in texts))
-    block = Image.new("RGB", (WIDTH, height + below), "white")
+    block = Image.new("RGB", (WIDTH, height + space_below), "white")
     frames = []
     for number, image in enumerate(images):
         corner = MARGIN + number * (PICTURE[0] + GAP) + (PICTURE[0] - image.width) // 2, 0
         block.paste(image, corner)
-        frames.append((corner, image.size))
-    draw, y = ImageDraw.Draw(block), 0
+        frames.append(Frame(corner, image.size))
+    draw = ImageDraw.Draw(block)
+    y = 0
     for line in texts:
         y += line.space
         draw.text((_TEXT_X, y), line.text, line.color, line.font)
@@ -328,12 +334,13 @@ def draw_block(
 
 def draw_sheet(blocks: Sequence[Image.Image], footer: Image.Image | None = None) -> Image.Image:
     """Put the blocks of pairs below each other, with headings above the images."""
-    top = y = MARGIN + line_height(SMALL_FONT) + GAP
+    top = MARGIN + line_height(SMALL_FONT) + GAP
     height = top + sum(block.height + 2 * GAP for block in blocks)
     sheet = Image.new("RGB", (WIDTH, height + (footer.height if footer else 0)), "white")
     draw = ImageDraw.Draw(sheet)
     for x, title in ((MARGIN, "before"), (MARGIN + PICTURE[0] + GAP, "after")):
         draw.text((x, MARGIN), title, GRAY, SMALL_FONT)
+    y = top
     for block in blocks:
         if y > top:
             draw.line([(MARGIN, y - GAP), (WIDTH - MARGIN, y - GAP)], RULE)
