@@ -83,7 +83,7 @@ def a_page(name: str = "one", text: str = "the small red cube moved", has_object
         pairs=pairs,
         pictures={"b0": picture, "a0": None, "b1": picture, "a1": picture, "b2": picture, "a2": picture, "n": picture},
         viewpoint={"bins": bins, "systems": dict.fromkeys(("baseline", name, "two"), scored)},
-        second={text: {name: better, "two": row}},
+        extra_tables={text: {name: better, "two": row}},
         metadata=[("commit", text)],
     )
 

@@ -66,73 +66,73 @@ def report(
         if number < 0:
             raise DiffcapError(f"--{name} is {number}; it must be at least 0.")
     folders, files = (
-        {name: [place] if isinstance(place, str) else place for name, place in (places or {}).items()}
-        for places in (runs, predictions)
+        {name: [paths] if isinstance(paths, str) else paths for name, paths in (named_paths or {}).items()}
+        for named_paths in (runs, predictions)
     )
     if not all(folders.values()) or not (folders or files):
         raise DiffcapError('--runs names no folder; give at least one, as in \'{"NAME": "runs/DATASET/METHOD"}\'.')
     if not all(files.values()):
         raise DiffcapError("--predictions has a name without a file; give --predictions.NAME=FILE.")
-    if both := [name for name in files if name in folders]:
-        raise DiffcapError(f"--predictions: {both[0]!r} is also the name of a run; give the file another name.")
+    if shared := [name for name in files if name in folders]:
+        raise DiffcapError(f"--predictions: {shared[0]!r} is also the name of a run; give the file another name.")
     results = collect_results(Path(folder), split, folders, files, features, seed, remark)
-    rows, protocol, notes = results.rows, results.protocol, results.provenance
+    rows, protocol, origin = results.rows, results.protocol, results.provenance
     target = Path(out)
     written = ["table.json", "table.md", "table.tex"]
-    of_runs: dict[str, list[dict[str, object]]] = {}
+    run_entries: dict[str, list[dict[str, object]]] = {}
     for name, group in results.runs.items():
-        of_runs[name] = []
-        for run, row in zip(group, results.row_of_each[name]):
-            known_seed = run.metrics["provenance"].get("seed")
-            label = {"run": str(run.folder), **({} if known_seed is None else {"seed": known_seed})}
-            of_runs[name].append({**label, **zero_shot_origin(run), **row})
-    write_json(target / "table.json", {"protocol": protocol, "rows": rows, "runs": of_runs, "provenance": notes})
+        run_entries[name] = []
+        for run, row in zip(group, results.run_rows[name]):
+            run_seed = run.metrics["provenance"].get("seed")
+            label = {"run": str(run.folder), **({} if run_seed is None else {"seed": run_seed})}
+            run_entries[name].append({**label, **zero_shot_origin(run), **row})
+    write_json(target / "table.json", {"protocol": protocol, "rows": rows, "runs": run_entries, "provenance": origin})
     write_text(target / "table.tex", table.system_table(rows).latex() + "\n")
     if not results.dataset.info.get("captions_only"):
         written += _draw_sheets(results, target, pictures, attention, seed)
     by_viewpoint = None
-    if bins and (parts := quantile_bins(results.pairs, bins)):
-        by_viewpoint = viewpoint_scores(results.captions, parts, protocol["tokenizer"])
-        scored_by = {**protocol, "metrics": ["CIDEr-D"]}
-        write_json(target / "viewpoint.json", {"protocol": scored_by, **by_viewpoint, "provenance": notes})
+    if bins and (binned_pairs := quantile_bins(results.pairs, bins)):
+        by_viewpoint = viewpoint_scores(results.captions, binned_pairs, protocol["tokenizer"])
+        cider_protocol = {**protocol, "metrics": ["CIDEr-D"]}
+        write_json(target / "viewpoint.json", {"protocol": cider_protocol, **by_viewpoint, "provenance": origin})
         baselines = [name for name in rows if name not in results.runs]
         charts.write_viewpoint(target / "viewpoint.png", by_viewpoint, baselines)
         written += ["viewpoint.json", "viewpoint.png"]
     elif bins:
         print("viewpoint.png is not written: the pairs have no viewpoint IoU, or all have the same")
-    logged = {name: charts.run_curves(group) for name, group in results.runs.items()}
-    if curves and any(logged.values()):
-        write_json(target / "curves.json", {"value": charts.MONITORED, "systems": logged, "provenance": notes})
-        charts.write_curves(target / "curves.png", logged)
+    run_curves = {name: charts.run_curves(group) for name, group in results.runs.items()}
+    if curves and any(run_curves.values()):
+        write_json(target / "curves.json", {"value": charts.MONITORED, "systems": run_curves, "provenance": origin})
+        charts.write_curves(target / "curves.png", run_curves)
         written += ["curves.json", "curves.png"]
-    measured, masks = {}, None
+    localisation, masks = {}, None
     if page:
-        gathered = gather_page(results, by_viewpoint, page, localisation_pairs, seed)
-        write_text(target / "report.html", render(gathered))
-        masks = gathered.masks
-        measured = {name: system.localisation for name, system in gathered.systems.items() if system.localisation}
-        if measured:
-            write_json(target / "localisation.json", {"systems": measured, "masks": masks, "provenance": notes})
+        content = gather_page(results, by_viewpoint, page, localisation_pairs, seed)
+        write_text(target / "report.html", render(content))
+        masks = content.masks
+        localisation = {name: system.localisation for name, system in content.systems.items() if system.localisation}
+        if localisation:
+            write_json(target / "localisation.json", {"systems": localisation, "masks": masks, "provenance": origin})
             written.append("localisation.json")
-        if lost := sum(picture is None for picture in gathered.pictures.values()):
-            print(f"report.html does not show {lost:,} of {len(gathered.pictures):,} images, which cannot be read")
+        if lost := sum(picture is None for picture in content.pictures.values()):
+            print(f"report.html does not show {lost:,} of {len(content.pictures):,} images, which cannot be read")
         written.append("report.html")
-    write_text(target / "table.md", table.report_text(protocol, rows, list(results.runs), measured, masks))
+    write_text(target / "table.md", table.report_text(protocol, rows, list(results.runs), localisation, masks))
     if problems := results.masks.problems:
         masks_are = "masks are" if len(problems) > 1 else "mask is"
         echo(f"{len(problems):,} {masks_are} left out; the first: {next(iter(problems.values()))}")
-    _print_results(results, measured, masks)
+    _print_results(results, localisation, masks)
     echo(*wrap(f"{target}: {', '.join(written)}", 100))
 
 
 def _draw_sheets(results: "Results", target: Path, pictures: int, attention: int, seed: int) -> list[str]:
-    """Write pairs.png and attention.png, and return the names of those that are written."""
+    """Write pairs.png and attention.png unless they would be empty; return the names of the written files."""
     from diffcap.report.attention import NoAttentionError, iter_attention
     from diffcap.report.drawing import choose_pairs, draw_pairs, write_png
     from diffcap.report.heatmaps import draw_attention
 
-    first = {name: group[0] for name, group in results.runs.items()}
-    captions = {name: run.predictions for name, run in first.items()}
+    first_runs = {name: group[0] for name, group in results.runs.items()}
+    captions = {name: run.predictions for name, run in first_runs.items()}
     written = []
     if pictures:
         sheet = draw_pairs(choose_pairs(results.pairs, pictures, seed), captions, results.masks)
@@ -140,7 +140,7 @@ def _draw_sheets(results: "Results", target: Path, pictures: int, attention: int
         written.append("pairs.png")
     chosen = choose_pairs(results.pairs, attention, seed)
     maps = {}
-    for name, run in first.items() if attention else ():
+    for name, run in first_runs.items() if attention else ():
         try:
             maps[name] = list(iter_attention(run.checkpoints, results.folder, chosen, run.predictions))
         except NoAttentionError as reason:
@@ -151,8 +151,8 @@ def _draw_sheets(results: "Results", target: Path, pictures: int, attention: int
     return written
 
 
-def _print_results(results: "Results", measured: dict[str, Any], masks: Any) -> None:
-    """Print the tables and the notes to them; `measured` is the localisation of each run, `masks` see `mask_counts`."""
+def _print_results(results: "Results", localisation: dict[str, Any], masks: Any) -> None:
+    """Print the tables and their notes; `masks` see `mask_counts`."""
     from diffcap.evaluation.tables import print_table
     from diffcap.report import table
 
@@ -161,14 +161,14 @@ def _print_results(results: "Results", measured: dict[str, Any], masks: Any) -> 
         table.system_table(rows, f"{results.dataset.name} {protocol['split']}"),
         table.group_table(table.id_rows(rows), "word ids", min_groups=1),
         table.type_table({name: rows[name] for name in results.runs}, "by change type"),
-        table.localisation_table(measured) if measured else None,
+        table.localisation_table(localisation) if localisation else None,
     ]
-    for one in filter(None, tables):
-        print_table(one)
+    for shown_table in filter(None, tables):
+        print_table(shown_table)
     remarks = [table.caption_of(protocol, rows), *table.notes_of(protocol, rows)]
     if "id_tokens" in protocol:
         remarks.append(table.id_note(protocol["id_tokens"]))
-    if measured:
+    if localisation:
         remarks.append(table.localisation_note(masks))
     for text in remarks:
         echo(*wrap(text, 100))

@@ -1,5 +1,6 @@
-"""The results in a report: rows of runs, of files with other systems' captions and of two baselines; and the content of `report.html`."""
+"""Collect the results of a report: rows of runs, of other systems' captions and of two baselines; and the content of `report.html`."""
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,22 +32,20 @@ from diffcap.run_folder import training_lineage
 from diffcap.utils.provenance import provenance
 
 MOST_COMMON, NEAREST = "most common training caption", "nearest neighbour's caption"
-# Values per image. Maps of the `blocks` backbone (107 x 4 x 6) are kept; maps of 2048 x 7 x 7 would take 24 GB for the 60,000
-# training pairs of CLEVR-Change.
-MAX_VALUES = 4096
+MAX_VALUES = 4096  # features per image for the nearest neighbour; 2048 x 7 x 7 of 60,000 pairs would take 24 GB
 
 
 @dataclass(frozen=True)
 class Results:
-    """What the files of a report are made from."""
+    """The data from which the files of a report are made. Runs have the name of their row in the table."""
 
     dataset: Dataset
-    folder: Path  # of the dataset, with the features
-    pairs: Sequence[ChangePair]  # the scored ones
-    runs: Mapping[str, Sequence[Run]]  # row -> its runs, one per seed; images and attention maps are of the first
-    captions: Mapping[str, Sequence[Mapping[str, str]]]  # row, a baseline too -> id -> caption of each seed
-    rows: Mapping[str, Row]  # means over the seeds
-    row_of_each: Mapping[str, Sequence[Row]]  # row -> those of its seeds
+    folder: Path  # folder of the dataset, with the features
+    pairs: Sequence[ChangePair]  # the scored pairs
+    runs: Mapping[str, Sequence[Run]]  # name -> one run per seed; images and attention maps are of the first
+    captions: Mapping[str, Sequence[Mapping[str, str]]]  # name of a run or a baseline -> id -> caption, for each seed
+    rows: Mapping[str, Row]  # name -> mean over the seeds
+    run_rows: Mapping[str, Sequence[Row]]  # name -> row of each seed
     protocol: Mapping[str, Any]
     provenance: Mapping[str, Any]
     masks: Masks
@@ -62,23 +61,23 @@ def collect_results(
     remark: str | None,
 ) -> Results:
     """Read the runs, and score the baselines and the files of other systems by the same protocol; see `diffcap.commands.report`."""
-    read = {name: [rows.read_run(place) for place in places] for name, places in runs.items()}
+    all_runs = {name: [rows.read_run(path) for path in paths] for name, paths in runs.items()}
     dataset = read_dataset(folder)
-    evaluations = [run for group in read.values() for run in group]
-    protocol = (
-        rows.common_protocol(evaluations, dataset, split) if evaluations else rows.default_protocol(dataset, split)
-    )
+    if all_runs:
+        protocol = rows.common_protocol([run for group in all_runs.values() for run in group], dataset, split)
+    else:
+        protocol = rows.default_protocol(dataset, split)
     protocol.pop("ensemble", None)
     in_split = [pair for pair in dataset.pairs if pair.split == split]
     captioned = [pair for pair in in_split[: protocol.get("limit")] if pair.captions]
     pairs = take_changes(captioned, protocol.get("changes"))
     train = take_changes([pair for pair in dataset.pairs if pair.split == "train"], protocol.get("changes"))
     references = {pair.id: pair.captions for pair in pairs}
-    known = [pair.id for pair in in_split]
+    split_ids = [pair.id for pair in in_split]
     where = f"the {split} split of {dataset.name}"
-    captions = {
-        path: read_other_predictions(path, list(references), known, where) for group in files.values() for path in group
-    }
+    captions = {}
+    for path in itertools.chain.from_iterable(files.values()):
+        captions[path] = read_other_predictions(path, list(references), split_ids, where)
     store = FeatureStore.open(folder / "features" / features) if features else None
     baselines = baseline_captions(train, pairs, store)
     levir_settings = levir_protocol(dataset.name, dataset.pairs)
@@ -87,51 +86,52 @@ def collect_results(
     results = evaluate_systems({**baselines, **captions}, pairs, tokenizer, metrics, levir=levir)
     with_ptb = evaluate_systems(captions, pairs, "ptb", metrics) if captions and tokenizer != "ptb" else {}
     for name, paths in files.items():
-        read[name] = []
+        all_runs[name] = []
         for path in paths:
             scores = {**results[path], "provenance": {"file": path, "sha256": file_hash(path)}}
             ptb_groups = with_ptb[path]["groups"] if with_ptb else None
-            read[name].append(Run(Path(path), scores, captions[path], ptb_groups=ptb_groups))
-    row_of_each = {name: [rows.run_row(run, pairs) for run in group] for name, group in read.items()}
+            all_runs[name].append(Run(Path(path), scores, captions[path], ptb_groups=ptb_groups))
+    run_rows = {name: [rows.run_row(run, pairs) for run in group] for name, group in all_runs.items()}
     untrained = {"seconds": None, "steps": None}
-    of_baselines = {name: rows.score_row(results[name], baselines[name], pairs) | untrained for name in baselines}
-
+    table_rows = {name: rows.score_row(results[name], baselines[name], pairs) | untrained for name in baselines}
+    table_rows |= {name: rows.mean_row(group) for name, group in run_rows.items()}
     scored = {name: results[name] for name in baselines}
-    scored |= {name: group[0].metrics for name, group in read.items()}
-    vocabularies = {name: one["id_tokens"]["protocol"] for name, one in scored.items() if "id_tokens" in one}
-    about_runs = _remarks_on_runs(read, dataset, references)
-    more = {
-        "ensembles": about_runs.pop("ensembles"),
+    scored |= {name: group[0].metrics for name, group in all_runs.items()}
+    vocabularies = {name: scores["id_tokens"]["protocol"] for name, scores in scored.items() if "id_tokens" in scores}
+    ensembles, notes, zero_shot = _describe_runs(all_runs, dataset, references)
+    entries = {
+        "ensembles": ensembles,
         "files": list(files),
         "remark": remark,
         "id_tokens": vocabularies,
-        **about_runs,
+        "notes": notes,
+        "zero_shot": zero_shot,
     }
-    predictions: dict[str, list[Mapping[str, str]]] = {name: [one] for name, one in baselines.items()}
-    predictions |= {name: [run.predictions for run in group] for name, group in read.items()}
+    predictions: dict[str, list[Mapping[str, str]]] = {name: [by_id] for name, by_id in baselines.items()}
+    predictions |= {name: [run.predictions for run in group] for name, group in all_runs.items()}
     return Results(
         dataset=dataset,
         folder=folder,
         pairs=pairs,
-        runs=read,
+        runs=all_runs,
         captions=predictions,
-        rows=of_baselines | {name: rows.mean_row(group) for name, group in row_of_each.items()},
-        row_of_each=row_of_each,
-        protocol=protocol | {key: value for key, value in more.items() if value},
+        rows=table_rows,
+        run_rows=run_rows,
+        protocol=protocol | {key: value for key, value in entries.items() if value},
         provenance=provenance(
             seed=seed,
             manifest_sha256=dataset.info["manifest_sha256"],
             features=features,
-            runs={name: [_origin(run) for run in group] for name, group in read.items()},
+            runs={name: [_origin(run) for run in group] for name, group in all_runs.items()},
         ),
         masks=Masks(dataset.root),
     )
 
 
-def _remarks_on_runs(
+def _describe_runs(
     runs: Mapping[str, Sequence[Run]], dataset: Dataset, references: Mapping[str, Sequence[str]]
-) -> dict[str, dict[str, Any]]:
-    """Entries of the protocol by row: which are ensembles, what to know of the captions, and origins without training."""
+) -> tuple[dict[str, int], dict[str, list[str]], dict[str, dict[str, Any]]]:
+    """Return by name: the number of members of ensembles, notes on the captions, and the origin of models without training."""
     ensembles = {}
     notes = {}
     zero_shot = {}
@@ -139,27 +139,28 @@ def _remarks_on_runs(
         metrics = group[0].metrics
         if count := metrics["protocol"].get("ensemble"):
             ensembles[name] = count
-        found = list(dict.fromkeys(note for run in group for note in caption_notes(run.predictions, references)))
-        poor = get_dataset(dataset.name).features_note(metrics["provenance"].get("features"))
-        if texts := [*found, *([f"{poor}."] if poor else [])]:
-            notes[name] = texts
+        run_notes = [note for run in group for note in caption_notes(run.predictions, references)]
+        if features_note := get_dataset(dataset.name).features_note(metrics["provenance"].get("features")):
+            run_notes.append(f"{features_note}.")
+        if run_notes:
+            notes[name] = list(dict.fromkeys(run_notes))
         if origin := rows.zero_shot_origin(group[0]):
             zero_shot[name] = origin
-    return {"ensembles": ensembles, "notes": notes, "zero_shot": zero_shot}
+    return ensembles, notes, zero_shot
 
 
 def _origin(run: Run) -> dict[str, Any]:
-    notes = run.metrics["provenance"]
-    if "file" in notes:  # of another system
-        return dict(notes)
-    entries = {key: notes.get(key) for key in ("method", "seed", "step", "commit")}
+    origin = run.metrics["provenance"]
+    if "file" in origin:  # the captions of another system
+        return dict(origin)
+    entries = {key: origin.get(key) for key in ("method", "seed", "step", "commit")}
     return {"folder": str(run.folder), **entries, **rows.zero_shot_origin(run)}
 
 
 def baseline_captions(
     train: Sequence[ChangePair], test: Sequence[ChangePair], store: FeatureStore | None
 ) -> dict[str, dict[str, str]]:
-    """{`MOST_COMMON`: id -> caption, `NEAREST`: id -> caption} of the test pairs; the second only with features."""
+    """Caption the test pairs: {`MOST_COMMON`: id -> caption} and, with features, {`NEAREST`: id -> caption}."""
     captioned = [pair for pair in train if pair.captions]
     common = most_common_captions(captioned, test)
     if store is None:
@@ -169,12 +170,10 @@ def baseline_captions(
 
 
 def describe_pairs(store: FeatureStore, pairs: Sequence[ChangePair], chunk: int = 256) -> Array:
-    """One vector for each of N pairs, see `pair_vectors`, of maps (C, H, W) pooled to about `MAX_VALUES` values or fewer.
-
-    Channels are not pooled: with more channels than `MAX_VALUES`, one position is left.
+    """Compute the `pair_vectors` of N pairs from maps (C, H, W), whose positions are pooled to about `MAX_VALUES` values.
 
     Returns:
-        (N, 2D) float16: 230 MB for 20,000 pairs of the embedded dataset.
+        (N, 2D) float16, D = C h w after pooling: 230 MB for 20,000 pairs of the embedded dataset.
     """
     sides = [store.rows([getattr(pair, side) for pair in pairs]) for side in ("before", "after")]
     channels, height, width = store.shape
@@ -184,7 +183,7 @@ def describe_pairs(store: FeatureStore, pairs: Sequence[ChangePair], chunk: int 
     for start in range(0, len(pairs), chunk):
         part = slice(start, start + chunk)
         maps = [torch.from_numpy(store.read(side[part])).float() for side in sides]
-        before, after = (adaptive_avg_pool2d(of_side, grid).numpy() for of_side in maps)
+        before, after = (adaptive_avg_pool2d(side_maps, grid).numpy() for side_maps in maps)
         vectors[part] = pair_vectors(before, after)
     return vectors
 
@@ -196,38 +195,37 @@ def gather_page(
 
     Args:
         viewpoint: result of `viewpoint_scores`.
-        attention_pairs: number of pairs with attention maps, which localisation is measured on; the pairs at the extremes of
-            each order are added.
+        attention_pairs: number of pairs for the localisation; attention maps are also computed for `extreme_pairs`.
     """
     dataset = results.dataset
     protocol = results.protocol
     listed = list(results.pairs)
     if len(listed) > max_pairs:
-        kept = set(Random(seed).sample(range(len(listed)), max_pairs))
-        listed = [pair for number, pair in enumerate(listed) if number in kept]
+        indices = Random(seed).sample(range(len(listed)), max_pairs)
+        listed = [listed[index] for index in sorted(indices)]
     references = {pair.id: pair.captions for pair in results.pairs}
     captions = {name: {id: group[0].predictions[id] for id in references} for name, group in results.runs.items()}
     all_scores = cider_per_pair(captions, references, protocol["tokenizer"])  # document frequencies of all pairs
     scores = {name: {pair.id: by_id[pair.id] for pair in listed} for name, by_id in all_scores.items()}
-    with_pictures = not dataset.info.get("captions_only")
-    measured = choose_pairs(listed, attention_pairs, seed) if attention_pairs and with_pictures else []
+    has_images = not dataset.info.get("captions_only")
+    measured = choose_pairs(listed, attention_pairs, seed) if attention_pairs and has_images else []
     measured_ids = [pair.id for pair in measured]
     extremes = set(extreme_pairs(scores)) - set(measured_ids) if measured else set()
-    inspected = [*measured, *(pair for pair in listed if pair.id in extremes)]
-    frames = {path: SMALL for pair in listed for path in pair.images} if with_pictures else {}
-    frames |= {path: LARGE for pair in inspected for path in pair.images}
-    ranges = {path: values for pair in listed for path, values in pair.ranges.items()}
+    with_maps = [*measured, *(pair for pair in listed if pair.id in extremes)]
+    frames = {path: SMALL for pair in listed for path in pair.images} if has_images else {}
+    frames |= {path: LARGE for pair in with_maps for path in pair.images}
+    ranges = {path: value_range for pair in listed for path, value_range in pair.ranges.items()}
     pictures = thumbnails(dataset.root, frames, ranges)
-    sizes = {path: (one.width, one.height) for path, one in pictures.items() if one}
+    sizes = {path: (picture.width, picture.height) for path, picture in pictures.items() if picture}
     outlines = outline_thumbnails(results.masks, listed, sizes, frames)
     systems = {}
     for name, group in results.runs.items():
         attention: dict[str, Any] = {}
         localisation, no_attention = None, None
-        if inspected:
+        if with_maps:
             try:
                 attention, localisation = collect_attention(
-                    group[0].checkpoints, results.folder, inspected, captions[name], measured_ids, sizes, results.masks
+                    group[0].checkpoints, results.folder, with_maps, captions[name], measured_ids, sizes, results.masks
                 )
             except NoAttentionError as error:
                 no_attention = str(error)
@@ -235,29 +233,29 @@ def gather_page(
         curves = [read_curves(*lineage) for lineage in lineages]
         metadata = [(name, _run_text(run)) for run in group]
         if len(group) > 1:
-            metadata[0] = (name, f"{metadata[0][1]}, the captions and attention maps below are this run's")
+            metadata[0] = (name, f"{_run_text(group[0])}, the captions and attention maps below are this run's")
         systems[name] = System(
             captions[name], scores[name], attention, no_attention, localisation or None, curves, metadata
         )
     with_ptb = {name: [run.ptb_groups for run in group if run.ptb_groups] for name, group in results.runs.items()}
-    second = {}
+    extra_tables = {}
     all_have_ptb = all(len(with_ptb[name]) == len(group) for name, group in results.runs.items())
     if protocol["tokenizer"] != "ptb" and all_have_ptb:
-        second["total, PTB tokens"] = {name: rows.mean_row(groups) for name, groups in with_ptb.items()}
-    texts = f"{len(results.pairs):,} scored"
+        extra_tables["total, PTB tokens"] = {name: rows.mean_row(groups) for name, groups in with_ptb.items()}
+    pair_counts = f"{len(results.pairs):,} scored"
     if len(listed) < len(results.pairs):
-        texts += f", {len(listed):,} of them, a random sample, in the list"
-    if inspected and any(system.attention for system in systems.values()):
-        texts += f", {len(inspected):,} with attention maps"
+        pair_counts += f", {len(listed):,} of them, a random sample, in the list"
+    if with_maps and any(system.attention for system in systems.values()):
+        pair_counts += f", {len(with_maps):,} with attention maps"
     manifest = dataset.info["manifest_sha256"]
-    notes = results.provenance
+    origin = results.provenance
     metadata = [
         ("dataset", f"{dataset.name}, {protocol['split']} split, {remarks(protocol)}manifest {manifest}"),
-        ("pairs", texts),
+        ("pairs", pair_counts),
         ("metrics", f"{', '.join(protocol['metrics'])}; {protocol['tokenizer']} tokens; {decoding_of(protocol)}"),
-        *([("features", str(notes["features"]))] if notes.get("features") else []),
-        ("versions", ", ".join(f"{name} {version}" for name, version in notes["versions"].items())),
-        ("commit", str(notes.get("commit"))),
+        *([("features", str(origin["features"]))] if origin.get("features") else []),
+        ("versions", ", ".join(f"{name} {version}" for name, version in origin["versions"].items())),
+        ("commit", str(origin.get("commit"))),
     ]
     return Page(
         protocol=protocol,
@@ -268,15 +266,15 @@ def gather_page(
         outlines=outlines,
         masks=mask_counts(results.masks, measured, sizes),
         viewpoint=viewpoint,
-        second=second,
+        extra_tables=extra_tables,
         metadata=metadata,
     )
 
 
 def _run_text(run: Run) -> str:
-    notes = run.metrics["provenance"]
-    known = [key for key in ("method", "seed", "step", "commit", "sha256") if notes.get(key) is not None]
-    parts = [str(run.folder), *(f"{key} {notes[key]}" for key in known)]
+    origin = run.metrics["provenance"]
+    keys = [key for key in ("method", "seed", "step", "commit", "sha256") if origin.get(key) is not None]
+    parts = [str(run.folder), *(f"{key} {origin[key]}" for key in keys)]
     if untrained := rows.zero_shot_origin(run):
         parts.append(f"without training: {zero_shot_text(untrained)}")
     return ", ".join(parts)

@@ -18,13 +18,11 @@ from diffcap.report.drawing import (
     FONT,
     GAP,
     GRAY,
+    INK,
     MARGIN,
+    PICTURE,
     SMALL_FONT,
     WIDTH,
-    Frame,
-    Masks,
-    TextLine,
-    draw_sheet,
     fit,
     line_height,
     text_lines,
@@ -132,7 +130,7 @@ def strongest_matches(alignment: Array, grid: tuple[int, int], count: int = _MAX
 def draw_attention(
     run_maps: Mapping[str, Sequence[tuple[ChangePair, AttentionMaps]]],
     captions: drawing.Captions,
-    masks: Masks,
+    masks: drawing.Masks,
 ) -> Image.Image:
     """Draw `attention.png`: the maps of each run and pair as in `draw_caption`; captions are by run and id."""
     entries = [(name, pair, maps) for name, pair_maps in run_maps.items() for pair, maps in pair_maps]
@@ -143,7 +141,7 @@ def draw_attention(
         images = drawing.read_images(pair, masks.root)
         blocks.append(_draw_maps(images, drawing.with_region(pair, images, masks), texts, maps))
     has_alignment = any(maps.alignment is not None for _, _, maps in entries)
-    return draw_sheet(blocks, _draw_legend(has_alignment))
+    return drawing.draw_sheet(blocks, _draw_legend(has_alignment))
 
 
 def draw_caption(
@@ -156,20 +154,20 @@ def draw_caption(
         details += ["", "Alternatives with their log-probabilities:"]
         details += [f"{one.log_probability:.3f}  {one.text}" for one in caption.alternatives]
     for detail in details:
-        texts += text_lines(detail, GRAY, SMALL_FONT) if detail else [TextLine("", GRAY, SMALL_FONT)]
+        texts += text_lines(detail, GRAY, SMALL_FONT) if detail else [drawing.TextLine("", GRAY, SMALL_FONT)]
     images = [before, after]
     fitted = [fit(image) for image in images]
     if attention is None:
-        return draw_sheet([drawing.draw_block(fitted, texts)[0]])
+        return drawing.draw_sheet([drawing.draw_block(fitted, texts)[0]])
     probabilities = [percent(math.exp(word.log_probability)) for word in caption.words]
     block = _draw_maps(images, fitted, texts, attention, probabilities)
-    return draw_sheet([block], _draw_legend(attention.alignment is not None))
+    return drawing.draw_sheet([block], _draw_legend(attention.alignment is not None))
 
 
 def _draw_maps(
     images: Sequence[Image.Image],
     fitted: Sequence[Image.Image],
-    texts: Sequence[TextLine],
+    texts: Sequence[drawing.TextLine],
     maps: AttentionMaps,
     word_labels: Sequence[str] = (),
 ) -> Image.Image:
@@ -192,20 +190,20 @@ def _draw_maps(
             corner = left + (TILE[0] - image.width) // 2, top + side * (TILE[1] + _TILE_GAP)
             block.paste(blend(image, image_strengths), corner)
         text_top = top + 2 * TILE[1] + _TILE_GAP + 2
-        draw.text((center, text_top), word, drawing.INK, FONT, anchor="ma")
+        draw.text((center, text_top), word, INK, FONT, anchor="ma")
         if word_labels:
             text_top += line_height(FONT)
             draw.text((center, text_top), word_labels[number], GRAY, SMALL_FONT, anchor="ma")
     return block
 
 
-def _draw_matches(block: Image.Image, matches: Sequence[Match], frames: Sequence[Frame], rows: int) -> None:
+def _draw_matches(block: Image.Image, matches: Sequence[Match], frames: Sequence[drawing.Frame], rows: int) -> None:
     """Draw lines between the images, which are in `frames` of the block; an attention map has `rows` rows.
 
     Lines that start in one row of the map would cover each other, so they are bent, by less than a row.
     """
     width = max(frame.corner[0] + frame.size[0] for frame in frames) + GAP  # the rest of the block has no lines
-    lines = Image.new("RGBA", (width * _SUPERSAMPLING, drawing.PICTURE[1] * _SUPERSAMPLING))
+    lines = Image.new("RGBA", (width * _SUPERSAMPLING, PICTURE[1] * _SUPERSAMPLING))
     draw = ImageDraw.Draw(lines)
     progress = np.linspace(0, 1, _LINE_POINTS)[:, None]
     for match in sorted(matches, key=lambda match: match.weight):
@@ -222,7 +220,7 @@ def _draw_matches(block: Image.Image, matches: Sequence[Match], frames: Sequence
         radius = _DOT_RADIUS * _SUPERSAMPLING
         for x, y in (path[0], path[-1]):
             draw.ellipse([x - radius, y - radius, x + radius, y + radius], color, "white", _SUPERSAMPLING // 2)
-    lines = lines.resize((width, drawing.PICTURE[1]), Image.Resampling.LANCZOS)
+    lines = lines.resize((width, PICTURE[1]), Image.Resampling.LANCZOS)
     block.paste(lines, (0, 0), lines)
 
 

@@ -16,37 +16,25 @@ import jinja2
 from markupsafe import Markup
 
 from diffcap.records import ChangePair
+from diffcap.report import table
 from diffcap.report.attention import Localisation
 from diffcap.report.charts import Chart, Curve, curve_chart, system_colors, viewpoint_charts
 from diffcap.report.drawing import Thumbnail, is_correct, kind_of
 from diffcap.report.heatmaps import COLORMAP, color_table
-from diffcap.report.table import (
-    Rows,
-    id_note,
-    id_tabs,
-    localisation_note,
-    metric_table,
-    notes_of,
-    ordered_kinds,
-    score_tabs,
-    scoring_of,
-    system_table,
-    type_tabs,
-)
 
 _SCRIPTS = ("shared.js", "attention.js", "card.js", "page.js")
-_PICTURES, _ATTENTION = 16, 8  # entries of a block
-_FIRST_CURVES = ("val/CIDEr-D", "val/BLEU-4", "val/caption_loss", "val/mlm", "train/loss", "train/caption_loss")
+_PICTURES_PER_BLOCK, _MAPS_PER_BLOCK = 16, 8
+_MAIN_CURVES = ("val/CIDEr-D", "val/BLEU-4", "val/caption_loss", "val/mlm", "train/loss", "train/caption_loss")
 
 
 @dataclass(frozen=True)
 class System:
-    """Content of the page about one run, or about several seeds."""
+    """Content of the page about one row: a run, or runs with several seeds."""
 
     captions: Mapping[str, str]  # id -> caption of the first seed
     scores: Mapping[str, float]  # id -> CIDEr-D of this caption
     attention: Mapping[str, dict[str, Any]] = field(default_factory=dict)  # id -> encoded attention maps
-    no_attention: str | None = None  # why there are none
+    no_attention: str | None = None  # reason why there are no maps
     localisation: Localisation | None = None  # see `attention.collect_attention`
     curves: Sequence[Mapping[str, Mapping[str, Curve]]] = ()  # for every seed: stage -> name -> curve
     metadata: Sequence[tuple[str, str]] = ()  # (heading, text) for the section "Provenance"
@@ -57,15 +45,14 @@ class Page:
     """Content of the page."""
 
     protocol: Mapping[str, Any]
-    rows: Rows  # the results table, including baselines
+    rows: table.Rows  # the results table, including baselines
     systems: Mapping[str, System]
     pairs: Sequence[ChangePair]  # the listed ones
-    # Path -> thumbnail, None for an image that cannot be read; empty for no images.
-    pictures: Mapping[str, Thumbnail | None]
+    pictures: Mapping[str, Thumbnail | None]  # path -> thumbnail; None for an image that cannot be read
     outlines: Mapping[str, Thumbnail] = field(default_factory=dict)  # path of a mask -> its outline
     masks: Mapping[str, float] | None = None  # `drawing.mask_counts` of the pairs that localisation is measured on
     viewpoint: Mapping[str, Any] | None = None  # result of `viewpoint_scores`
-    second: Mapping[str, Rows] = field(default_factory=dict)  # tables by a second protocol: heading -> rows
+    extra_tables: Mapping[str, table.Rows] = field(default_factory=dict)  # scores with other tokens: heading -> rows
     metadata: Sequence[tuple[str, str]] = ()  # see `System`
 
 
@@ -79,25 +66,25 @@ def render(page: Page) -> str:
     attention = [maps for system in page.systems.values() for maps in system.attention.values()]
     baselines = [name for name in page.rows if name not in page.systems]
     colors = system_colors(list(page.rows), baselines)
-    second = [metric_table(rows, "total", heading) for heading, rows in page.second.items()]
-    notes = notes_of(page.protocol, page.rows)
-    notes += [id_note(page.protocol["id_tokens"])] if "id_tokens" in page.protocol else []
+    extra_tables = [table.metric_table(rows, "total", heading) for heading, rows in page.extra_tables.items()]
+    notes = table.notes_of(page.protocol, page.rows)
+    notes += [table.id_note(page.protocol["id_tokens"])] if "id_tokens" in page.protocol else []
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     return environment.from_string(resource("page.html.j2")).render(
         page=page,
-        caption=scoring_of(page.protocol, page.rows),
+        caption=table.scoring_of(page.protocol, page.rows),
         notes=notes,
         tiles=_tiles(page),
         colors=colors,
         baselines=baselines,
-        scores=[*score_tabs(page.rows), *second, *id_tabs(page.rows)],
-        by_type=type_tabs(page.rows),
+        scores=[*table.score_tabs(page.rows), *extra_tables, *table.id_tabs(page.rows)],
+        by_type=table.type_tabs(page.rows),
         viewpoint=viewpoint_charts(page.viewpoint, colors) if page.viewpoint else [],
         curves=_curve_charts(page.systems, colors),
         localisation={name: system.localisation for name, system in page.systems.items() if system.localisation},
-        localisation_note=localisation_note(page.masks),
+        localisation_note=table.localisation_note(page.masks),
         has_boxes_too=any("boxes" in (system.localisation or {}) for system in page.systems.values()),
         judged=index["judged"],
         has_boxes=any(entry.get("x") for entry in index["pairs"]),
@@ -114,18 +101,18 @@ def render(page: Page) -> str:
 
 
 def resource(name: str, package: str = "diffcap.report") -> str:
-    """The text of a file of a package."""
+    """Read a text file of a package."""
     return files(package).joinpath(name).read_text(encoding="utf-8")
 
 
 def security_policy(script: str) -> str:
-    """A content security policy that allows this script and embedded images, and no requests."""
+    """Return a content security policy that allows this script and embedded images, and no requests."""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
 
 
 def as_json(value: Any) -> Markup:
-    """JSON for a script element: text in it can neither end the element nor open a comment."""
+    """Encode a value as JSON for a script element; escaped text cannot end the element or open a comment."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
@@ -133,14 +120,14 @@ def as_json(value: Any) -> Markup:
 
 
 def _tiles(page: Page) -> list[dict[str, str]]:
-    """The best run and its score for each of the main metrics."""
+    """Return the best run and its score for up to four of the main metrics."""
     tiles = []
-    overview = system_table({name: page.rows[name] for name in page.systems})
+    overview = table.system_table({name: page.rows[name] for name in page.systems})
     for heading in ("CIDEr-D", "BLEU-4", "METEOR", "S*m", "type right", "object right"):
         if heading in overview.columns:
-            place = overview.columns.index(heading)
-            known = [(cells[place], name) for (name,), cells in overview.rows if cells[place].text]
-            best, name = max(known, key=lambda entry: entry[0].fraction)
+            column = overview.columns.index(heading)
+            scores = [(cells[column], name) for (name,), cells in overview.rows if cells[column].text]
+            best, name = max(scores, key=lambda score: score[0].fraction)
             tiles.append({"heading": heading, "text": best.text, "std": best.std, "system": name})
     return tiles[:4]
 
@@ -148,38 +135,37 @@ def _tiles(page: Page) -> list[dict[str, str]]:
 def _curve_charts(
     systems: Mapping[str, System], colors: Mapping[str, str]
 ) -> list[tuple[str, list[Chart], list[Chart]]]:
-    """For each stage its name, the main charts, and the charts of the other logged values."""
+    """Draw the charts of the logged values: for each stage its name, the main charts, and the other charts."""
     stages: dict[str, dict[str, list[tuple[str, str, Curve]]]] = {}
     for name, system in systems.items():
-        for seed in system.curves:
-            for stage, curves in seed.items():
+        for run_curves in system.curves:
+            for stage, curves in run_curves.items():
                 for title, curve in curves.items():
                     stages.setdefault(stage, {}).setdefault(title, []).append((name, colors[name], curve))
     charts = []
     for stage, titles in stages.items():
-        first = [title for title in _FIRST_CURVES if title in titles][:3] or sorted(titles)[:3]
-        rest = [title for title in sorted(titles) if title not in first]
-        drawn = {title: curve_chart(title, titles[title]) for title in (*first, *rest)}
-        charts.append((stage, [drawn[title] for title in first], [drawn[title] for title in rest]))
+        main = [title for title in _MAIN_CURVES if title in titles][:3] or sorted(titles)[:3]
+        others = [title for title in sorted(titles) if title not in main]
+        main_charts, other_charts = ([curve_chart(title, titles[title]) for title in part] for part in (main, others))
+        charts.append((stage, main_charts, other_charts))
     return charts
 
 
 def page_data(page: Page) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The index of the pairs, and the blocks of images and attention maps by the id of their element.
+    """Return the index of the pairs, and the blocks of images and attention maps by the id of their element.
 
-    Returns:
-        {"systems", "judged", "colors", "types", "texts", "pairs", "pictures", "attention", "featured"}; "colors" is the
-        `color_table` in base64. A pair's captions are indices of "texts". Its keys are short because there are thousands: "t"
-        type, "v" viewpoint IoU, "b" and "a" pictures, "r" references, "s" captions, "c" scores and "o" verdicts (1 right, 0 wrong,
-        null open) by system, "x" boxes in parts of the pictures, "m" the picture with the mask's outline, which replaces the boxes,
-        "l" the index among the pairs with maps.
+    The index has "systems", "judged", "colors" (`color_table` in base64), "types", "texts", "pairs", "pictures" and "attention"
+    (entries per block), and "featured" (the pair at the top of the page). The captions of a pair are indices of "texts". A pair has
+    short keys, since there are thousands of pairs: "t" type, "v" viewpoint IoU, "b" and "a" pictures, "r" references, "s" captions,
+    "c" scores and "o" verdicts (1 right, 0 wrong, null unknown) by system, "x" boxes as fractions of the pictures, "m" the picture
+    with the mask's outline, which replaces the boxes, "l" the index among the pairs with maps.
     """
     texts: dict[str, int] = {}
     pictures = {path: number for number, path in enumerate(page.pictures)}
     outlines = {path: len(pictures) + number for number, path in enumerate(page.outlines)}
     systems = list(page.systems.values())
     verdict, judged = _judge(page)
-    types = ordered_kinds({name for pair in page.pairs if (name := kind_of(pair)) is not None})
+    types = table.ordered_kinds({name for pair in page.pairs if (name := kind_of(pair)) is not None})
     entries: list[dict[str, Any]] = []
     attention: list[list[dict[str, Any] | None]] = []
     for pair in page.pairs:
@@ -203,14 +189,14 @@ def page_data(page: Page) -> tuple[dict[str, Any], dict[str, Any]]:
             entry["l"] = len(attention)
             attention.append([system.attention.get(pair.id) for system in systems])
         entries.append(entry)
-    # At the top of the page: the first changed pair with attention maps that all systems have right, if there is one.
+    # Prefer pairs with a marked change for the top of the page, then pairs with attention maps, then those that all systems have right.
     changes = [number for number, entry in enumerate(entries) if entry.get("x") or "m" in entry]
     rank = {number: "l" in entry and 1 + all(entry["o"]) for number, entry in enumerate(entries)}
     images = [*page.pictures.values(), *page.outlines.values()]
     shown = [None if image is None else [image.width, image.height, image.data] for image in images]
     blocks: dict[str, Any] = {}
-    for kind, content, size in (("pictures", shown, _PICTURES), ("attention", attention, _ATTENTION)):
-        blocks |= {f"{kind}-{at // size}": content[at : at + size] for at in range(0, len(content), size)}
+    for name, content, size in (("pictures", shown, _PICTURES_PER_BLOCK), ("attention", attention, _MAPS_PER_BLOCK)):
+        blocks |= {f"{name}-{start // size}": content[start : start + size] for start in range(0, len(content), size)}
     index = {
         "systems": [{"name": name, "number": list(page.rows).index(name)} for name in page.systems],
         "judged": judged,
@@ -218,19 +204,23 @@ def page_data(page: Page) -> tuple[dict[str, Any], dict[str, Any]]:
         "types": types,
         "texts": list(texts),
         "pairs": entries,
-        "pictures": _PICTURES,
-        "attention": _ATTENTION,
+        "pictures": _PICTURES_PER_BLOCK,
+        "attention": _MAPS_PER_BLOCK,
         "featured": max(changes or rank, key=rank.__getitem__, default=None),
     }
     return index, blocks
 
 
 def _judge(page: Page) -> tuple[Callable[[System, ChangePair], int | None], dict[str, Any]]:
-    """Right or wrong by the caption's words if the dataset has its objects' attributes, else by the higher and lower third of scores."""
+    """Return the function that judges a caption (1 right, 0 wrong, None unknown), and the description of its rule.
+
+    A caption is judged by its words if the dataset has the attributes of the changed objects. In other datasets, a score in the highest
+    third is right, and one in the lowest third is wrong.
+    """
 
     def by_words(system: System, pair: ChangePair) -> int | None:
-        right = is_correct(system.captions[pair.id], pair)
-        return None if right is None else int(right)
+        correct = is_correct(system.captions[pair.id], pair)
+        return None if correct is None else int(correct)
 
     if any("changed" in pair.extra for pair in page.pairs):
         return by_words, {"by": "words"}
@@ -239,19 +229,21 @@ def _judge(page: Page) -> tuple[Callable[[System, ChangePair], int | None], dict
 
     def by_score(system: System, pair: ChangePair) -> int | None:
         score = system.scores[pair.id]
-        return 1 if score >= high > low else 0 if score <= low < high else None
+        if low == high:
+            return None
+        return 1 if score >= high else 0 if score <= low else None
 
     return by_score, {"by": "score", "low": round(100 * low, 1), "high": round(100 * high, 1)}
 
 
 def _boxes(pair: ChangePair, pictures: Mapping[str, Thumbnail | None]) -> dict[str, list[float]]:
-    """The changed object's boxes as left, top, width and height, as fractions of the image."""
+    """Return the changed object's boxes: "b" or "a" -> left, top, width and height, as fractions of the image."""
     boxes = {}
     for side, box in (pair.extra.get("boxes") or {}).items():
-        one = pictures.get(getattr(pair, side, ""))
-        if box and one:
-            left, right = box[0] / one.width, box[2] / one.width
-            top, bottom = box[1] / one.height, box[3] / one.height
-            parts = (left, top, right - left, bottom - top)
-            boxes[side[0]] = [round(part, 4) for part in parts]
+        picture = pictures.get(getattr(pair, side, ""))
+        if box and picture:
+            left, right = box[0] / picture.width, box[2] / picture.width
+            top, bottom = box[1] / picture.height, box[3] / picture.height
+            fractions = (left, top, right - left, bottom - top)
+            boxes[side[0]] = [round(fraction, 4) for fraction in fractions]
     return boxes

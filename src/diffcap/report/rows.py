@@ -30,23 +30,22 @@ Row = dict[str, Any]
 ZERO_SHOT = "zero-shot"  # stage of a vision-language model without training in metrics.json
 _VIEWPOINT = "viewpoint_iou"
 _SLOTS = ("type", "object", "to")
-_SAME = ("dataset", "split", "limit", "beams", "length_penalty", "tokenizer", "changes", "metrics")
+_COMMON_SETTINGS = ("dataset", "split", "limit", "beams", "length_penalty", "tokenizer", "changes", "metrics")
 
 
 @dataclass(frozen=True)
 class Run:
     """An evaluation of a run, or the captions that another system wrote into a file."""
 
-    folder: Path  # as the user named it: the run's or the evaluation's; the file of another system
+    folder: Path  # path from the command line: a run's folder, an evaluation's folder, or the file of another system
     metrics: dict[str, Any]  # content of metrics.json
     predictions: dict[str, str]  # id -> caption
-    checkpoints: Sequence[Path] = ()  # several of an ensemble; none of another system
-    # Scores by group with PTB tokens, if they are known and the protocol has others.
-    ptb_groups: dict[str, Any] | None = None
+    checkpoints: Sequence[Path] = ()  # several for an ensemble, none for another system
+    ptb_groups: dict[str, Any] | None = None  # scores by group with PTB tokens, if the protocol has other tokens
 
 
 def read_run(folder: str | Path) -> Run:
-    """Read an evaluation from the folder of a run, whose `eval` is read, or from its own."""
+    """Read an evaluation from its own folder, or from the folder of its run."""
     evaluation = find_evaluation(folder)
     metrics = read_metrics(evaluation)
     ptb = metrics_filename("ptb")
@@ -60,14 +59,17 @@ def read_run(folder: str | Path) -> Run:
 
 
 def zero_shot_origin(run: Run) -> dict[str, Any]:
-    """Base model, revision (None: a local folder) and prompt of a model without training, and the sentences of its answer if
-    they are not 1; empty for another system."""
-    notes = run.metrics["provenance"]
-    for entry in notes.get("checkpoints") or []:
+    """Return "base", "revision" and "prompt" of a model without training, and "sentences" if not 1; {} for other runs."""
+    origin = run.metrics["provenance"]
+    for entry in origin.get("checkpoints") or []:
         if entry.get("stage") == ZERO_SHOT:
-            answer = {"sentences": notes["sentences"]} if notes.get("sentences", 1) != 1 else {}
-            model = {name: entry.get(name) for name in ("base", "revision")}
-            return {**model, "prompt": notes.get("prompt"), **answer}
+            sentences = {"sentences": origin["sentences"]} if origin.get("sentences", 1) != 1 else {}
+            return {
+                "base": entry.get("base"),
+                "revision": entry.get("revision"),
+                "prompt": origin.get("prompt"),
+                **sentences,
+            }
     return {}
 
 
@@ -86,34 +88,31 @@ def read_metrics(evaluation: Path, name: str = METRICS) -> dict[str, Any]:
 
 
 def common_protocol(runs: Sequence[Run], dataset: Dataset, split: str) -> dict[str, Any]:
-    """The protocol that all runs were scored by, with how the dataset compares to the official one."""
+    """Check that all runs were scored alike, and return their protocol with the dataset's entries (`dataset_protocol`)."""
     first = runs[0]
     for run in runs:
         protocol = run.metrics["protocol"]
         manifest = run.metrics["provenance"].get("manifest_sha256")
         where = find_evaluation(run.folder) / METRICS
         if manifest != dataset.info["manifest_sha256"]:
-            raise DiffcapError(
-                f"{where}: scored on another manifest than {dataset.name}'s of now; run `make eval` again."
-            )
+            raise DiffcapError(f"{where}: scored on another manifest of {dataset.name}; run `make eval` again.")
         if protocol["split"] != split:
             raise DiffcapError(
-                f"{where}: holds scores of the {protocol['split']} split, asked for was {split}; "
+                f"{where}: contains scores of the {protocol['split']} split, not of {split}; "
                 f"evaluate with --split {split}, or report with --split {protocol['split']}."
             )
-        for key in _SAME:
-            value, other = (one.get(key) for one in (protocol, first.metrics["protocol"]))
-            if key == "length_penalty":  # greedy decoding has none
-                value, other = (one if one and protocol["beams"] > 1 else 0.0 for one in (value, other))
-            if value != other:
-                raise DiffcapError(
-                    f"{where}: its {key} is {value!r}, that of {first.folder} is {other!r}; evaluate both in the same way."
-                )
+        for key in _COMMON_SETTINGS:
+            value, first_value = protocol.get(key), first.metrics["protocol"].get(key)
+            if key == "length_penalty":  # greedy decoding does not use it
+                value, first_value = (one if one and protocol["beams"] > 1 else 0.0 for one in (value, first_value))
+            if value != first_value:
+                difference = f"its {key} is {value!r}, that of {first.folder} is {first_value!r}"
+                raise DiffcapError(f"{where}: {difference}; evaluate both in the same way.")
     return {**first.metrics["protocol"], **dataset_protocol(dataset.info)}
 
 
 def default_protocol(dataset: Dataset, split: str) -> dict[str, Any]:
-    """A protocol where there is no run: all pairs of the split, PTB tokens, all metrics that this machine can compute."""
+    """Return the protocol of a report without runs: all pairs of the split, PTB tokens, all metrics that can be computed."""
     groups = groups_of([pair for pair in dataset.pairs if pair.split == split and pair.captions])
     if not groups["total"]:
         raise DiffcapError(f"{dataset.name} has no {split} pair with a reference caption; choose another --split.")
@@ -131,7 +130,7 @@ def default_protocol(dataset: Dataset, split: str) -> dict[str, Any]:
 
 
 def score_row(result: Mapping[str, Any], predictions: Mapping[str, str], pairs: Sequence[ChangePair]) -> Row:
-    """A row from what `protocols.evaluate` returns.
+    """Make a row from the result of `protocols.evaluate`.
 
     Returns:
         {group: {metric: fraction}, "slots": {"type", "object", "to"}, "type_accuracy": {group: fraction}, "id_tokens": groups of the
@@ -149,37 +148,35 @@ def score_row(result: Mapping[str, Any], predictions: Mapping[str, str], pairs: 
 def type_accuracy(
     predictions: Mapping[str, str], pairs: Sequence[ChangePair], groups: Mapping[str, Sequence[str]]
 ) -> dict[str, float]:
-    """The accuracy of the change type in each group (name -> ids)."""
+    """Compute the accuracy of the change type in each group (name -> ids)."""
     by_id = {pair.id: pair for pair in pairs}
     return {name: slot_accuracy(predictions, [by_id[id] for id in ids])["type"] for name, ids in groups.items()}
 
 
 def run_row(run: Run, pairs: Sequence[ChangePair]) -> Row:
-    """`score_row` of a run, with what `training` returns."""
-    lacking = [pair.id for pair in pairs if pair.id not in run.predictions]
-    if lacking:
-        raise DiffcapError(
-            f"{find_evaluation(run.folder) / PREDICTIONS}: {len(lacking)} pairs have no caption (first {lacking[0]}); "
-            "run `make eval` again."
-        )
+    """Make the row of a run: `score_row` and `training`."""
+    missing = [pair.id for pair in pairs if pair.id not in run.predictions]
+    if missing:
+        file = find_evaluation(run.folder) / PREDICTIONS
+        raise DiffcapError(f"{file}: {len(missing)} pairs have no caption (first {missing[0]}); run `make eval` again.")
     return {**score_row(run.metrics, run.predictions, pairs), **training(run.checkpoints)}
 
 
 def training(checkpoints: Sequence[Path]) -> Row:
-    """The trainings of the checkpoints: {"seconds": of all, "steps": stage -> number}; nothing where no training is known."""
+    """Sum up the trainings of the checkpoints: {"seconds", "steps": stage -> number}; {} if no training is recorded."""
     lineages = map(training_lineage, checkpoints)
     files = dict.fromkeys(path for lineage in lineages for path in lineage.finished_markers())  # members may share one
     seconds = 0.0
     steps = Counter[str]()
     for path in files:
-        one = read_json(path, "record of a finished training", "run that training stage again with the same command")
-        steps[one["stage"]] += one["steps"]
-        seconds += one["train_seconds"]
+        record = read_json(path, "record of a finished training", "run that training stage again with the same command")
+        steps[record["stage"]] += record["steps"]
+        seconds += record["train_seconds"]
     return {"seconds": seconds, "steps": dict(steps)} if files else {}
 
 
 def mean_row(rows: Sequence[Row]) -> Row:
-    """One row for several seeds: the mean of each number, and under "std" the sample standard deviation. One row stays as it is."""
+    """Merge the rows of several seeds: the mean of each number, and under "std" the sample standard deviation. Keep a single row."""
     if len(rows) == 1:
         return rows[0]
     return {**_merge(rows, statistics.fmean), "std": _merge(rows, statistics.stdev), "runs": len(rows)}
@@ -203,43 +200,42 @@ def quantile_bins(pairs: Sequence[ChangePair], count: int) -> list[list[ChangePa
     if len(np.unique(values)) < 2:
         return []
     count = min(count, len(known))
-    wanted = [round(len(known) * number / count) for number in range(1, count)]
-    # A cut between equal values moves to the nearer end of these values.
-    cuts = set()
-    for cut in wanted:
-        ends = [np.searchsorted(values, values[cut], side) for side in ("left", "right")]
-        cuts.add(int(min(ends, key=lambda place: abs(place - cut))))
-    edges = sorted({0, *cuts, len(known)})
-    return [known[first:last] for first, last in pairwise(edges)]
+    edges = {0, len(known)}
+    for number in range(1, count):
+        cut = round(len(known) * number / count)
+        # A cut between equal values moves to the nearer end of these values.
+        ends = [int(np.searchsorted(values, values[cut], side)) for side in ("left", "right")]
+        edges.add(min(ends, key=lambda end: abs(end - cut)))
+    return [known[start:stop] for start, stop in pairwise(sorted(edges))]
 
 
 def viewpoint_scores(
     systems: Mapping[str, Sequence[Mapping[str, str]]], bins: Sequence[Sequence[ChangePair]], tokenizer: Tokenizer
 ) -> dict[str, Any]:
-    """The content of `viewpoint.json`: the bins with their numbers of pairs, and each system's mean rows over its seeds.
+    """Score each bin as a corpus with its own document frequencies: the content of `viewpoint.json`.
 
-    Each bin is scored as a corpus with document frequencies of its own, in the groups total and, where both occur, semantic and
-    distractor; with the accuracy of the change type if the dataset has the attributes of its changed objects.
+    A bin has the groups total and, if both occur, semantic and distractor. The accuracy of the change type is added if the dataset has
+    the attributes of its changed objects.
     """
     references = {pair.id: pair.captions for part in bins for pair in part}
     has_object_labels = any("changed" in pair.extra for part in bins for pair in part)
-    runs = [(name, captions) for name, seeds in systems.items() for captions in seeds]
+    runs = [(name, captions) for name, run_captions in systems.items() for captions in run_captions]
     texts = {str(number): {id: captions[id] for id in references} for number, (_, captions) in enumerate(runs)}
     hypotheses, tokens = tokenize_together(texts, references, tokenizer)
-    described: list[dict[str, Any]] = []
+    bin_entries: list[dict[str, Any]] = []
     rows: dict[str, list[Row]] = {name: [] for name in systems}
     for part in bins:
         groups = {name: ids for name, ids in groups_of(part).items() if name in ("total", "semantic", "distractor")}
         low, high = (float(pair.extra[_VIEWPOINT]) for pair in (part[0], part[-1]))
         counts = {name: len(ids) for name, ids in groups.items()}
-        described.append({"low": low, "high": high, "pairs": counts})
-        seeds: dict[str, list[Row]] = {name: [] for name in systems}
+        bin_entries.append({"low": low, "high": high, "pairs": counts})
+        run_rows: dict[str, list[Row]] = {name: [] for name in systems}
         for number, (name, captions) in enumerate(runs):
             scores = score_tokens(hypotheses[str(number)], tokens, groups, ["CIDEr-D"])
             row: Row = {"CIDEr-D": {group: scores[group]["CIDEr-D"] for group in groups}}
             if has_object_labels:
                 row["type_accuracy"] = type_accuracy(captions, part, groups)
-            seeds[name].append(row)
-        for name, of_seeds in seeds.items():
-            rows[name].append(mean_row(of_seeds))
-    return {"bins": described, "systems": rows}
+            run_rows[name].append(row)
+        for name in systems:
+            rows[name].append(mean_row(run_rows[name]))
+    return {"bins": bin_entries, "systems": rows}

@@ -1,4 +1,4 @@
-"""The tables of a report, from the rows of `table.json`, and the notes to them. Files hold fractions; tables show them x 100."""
+"""The tables of a report from the rows of `table.json`, and their notes. Files contain fractions; tables show them x 100."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -9,8 +9,8 @@ from diffcap.evaluation.tables import WEIGHTLESS_MARK, WEIGHTLESS_NOTE, is_weigh
 from diffcap.records import NO_CHANGE_GROUPS
 from diffcap.utils.table import Cell, Table, escape_markdown
 
-Section = Mapping[str, Any]  # of a JSON file
-Rows = Mapping[str, Section]
+Section = Mapping[str, Any]  # an object of a JSON file
+Rows = Mapping[str, Section]  # name of a system -> its row
 Paths = Mapping[str, tuple[str, ...]]
 
 # heading -> path of the number in a row
@@ -37,7 +37,7 @@ ZERO_SHOT_NOTE = (
     "Without training, a model does not know the style of the references: n-gram scores (BLEU, METEOR, ROUGE-L, CIDEr-D) measure the "
     "style first, and a low score does not show that the captions are wrong."
 )
-ALL_WORDS = "all words"  # of the attention maps, in localisation
+ALL_WORDS = "all words"  # the kind that contains every word, in localisation
 GROUPS = ("total", "semantic", "distractor", "change", "no_change")
 METRICS = ("BLEU-4", "METEOR", "ROUGE-L", "CIDEr-D", "SPICE", "S*m", "accuracy")
 _NOT_GROUPS = ("slots", "type_accuracy", "id_tokens", "seconds", "steps", "std", "runs")
@@ -52,7 +52,7 @@ def number_at(row: Section, path: Sequence[str]) -> float | None:
 
 
 def _cell(row: Section, path: Sequence[str], highest: float = 0.0) -> Cell:
-    """A score x 100, or seconds; the highest score of its column gives the length of the bar and which is the best (0: neither)."""
+    """Format a score x 100, or seconds. `highest` of its column sets the length of the bar and the best score; 0 for neither."""
 
     def text(number: float) -> str:
         return f"{number:,.0f}" if path == ("seconds",) else f"{100 * number:.2f}"
@@ -68,13 +68,13 @@ def _cell(row: Section, path: Sequence[str], highest: float = 0.0) -> Cell:
 
 
 def with_note(table: Table) -> Table:
-    """The table with the footnote to its marks, if it has any."""
+    """Add the footnote of `WEIGHTLESS_MARK` to a table that has the mark."""
     has_mark = any(WEIGHTLESS_MARK in cell.text for _, cells in table.rows for cell in cells)
     return replace(table, note=WEIGHTLESS_NOTE if has_mark else "")
 
 
 def score_table(rows: Rows, paths: Paths, title: str) -> Table:
-    """A line for each system with the numbers at `paths` (heading -> path in a row). Columns without any number are left out."""
+    """Make a line for each system with the numbers at `paths` (heading -> path in a row). Leave out columns without any number."""
     highest: dict[str, float] = {}
     for heading, path in paths.items():
         values = [value for row in rows.values() if (value := number_at(row, path)) is not None]
@@ -82,25 +82,25 @@ def score_table(rows: Rows, paths: Paths, title: str) -> Table:
             highest[heading] = max(values) if path != ("seconds",) else 0.0
     lines = []
     for system, row in rows.items():
-        cells = [_cell(row, paths[heading], number) for heading, number in highest.items()]
-        if len(rows) == 1:  # nothing to be better than
+        cells = [_cell(row, paths[heading], column_highest) for heading, column_highest in highest.items()]
+        if len(rows) == 1:  # a single row has no best scores
             cells = [replace(cell, best=False) for cell in cells]
         lines.append(([system], cells))
     return with_note(Table(list(highest), lines, title=title))
 
 
 def system_table(rows: Rows, title: str = "overview") -> Table:
-    """The main scores."""
+    """Make the table of the main scores."""
     return score_table(rows, COLUMNS, title)
 
 
 def metric_table(rows: Rows, group: str, title: str) -> Table:
-    """All metrics of one group."""
+    """Make the table of all metrics of one group."""
     return score_table(rows, {metric: (group, metric) for metric in METRICS}, title)
 
 
 def score_tabs(rows: Rows) -> list[Table]:
-    """The tabs of the page: the main scores, then all metrics of each of `GROUPS`."""
+    """Make the tabs of the page: the main scores, then all metrics of each of `GROUPS`."""
     tables = [system_table(rows), *(metric_table(rows, group, group) for group in _groups(rows))]
     if len(tables) == 2 and len(tables[1].columns) < 2:  # one metric of one group, which the first table already has
         return tables[:1]
@@ -108,9 +108,9 @@ def score_tabs(rows: Rows) -> list[Table]:
 
 
 def id_tabs(rows: Rows) -> list[Table]:
-    """The metrics of word ids, a tab for each of `GROUPS`; empty for datasets without the protocol levir_cc."""
-    by_ids = id_rows(rows)
-    return [metric_table(by_ids, group, f"{group.replace('_', ' ')}, word ids") for group in _groups(by_ids)]
+    """Make the tabs with the metrics of word ids, one for each of `GROUPS`; [] for datasets without the protocol levir_cc."""
+    scores = id_rows(rows)
+    return [metric_table(scores, group, f"{group.replace('_', ' ')}, word ids") for group in _groups(scores)]
 
 
 def _groups(rows: Rows) -> list[str]:
@@ -118,7 +118,7 @@ def _groups(rows: Rows) -> list[str]:
 
 
 def group_table(rows: Rows, title: str = "", min_groups: int = 2) -> Table | None:
-    """The metrics on all pairs, on changes and on pairs without change, as in the papers; None if there are fewer groups."""
+    """Make the table of the metrics of all `GROUPS`, as in the papers; None if there are fewer than `min_groups`."""
     groups = _groups(rows)
     if len(groups) < min_groups:
         return None
@@ -132,20 +132,20 @@ def group_table(rows: Rows, title: str = "", min_groups: int = 2) -> Table | Non
 
 
 def ordered_kinds(kinds: set[str]) -> list[str]:
-    """Change types in the papers' order, then the groups without change."""
+    """Sort change types in the papers' order, then the groups without change."""
     others = sorted(kinds - {*TYPE_ORDER, *NO_CHANGE_GROUPS})
     return [kind for kind in (*TYPE_ORDER, *others, *NO_CHANGE_GROUPS) if kind in kinds]
 
 
 def _type_groups(rows: Rows) -> list[str]:
-    """The change types in the order of the papers, then the group without change; empty if there are no types."""
-    every = {name for row in rows.values() for name in row}
-    types = every - {*_NOT_GROUPS, *GROUPS}
-    return ordered_kinds(types | (every & {*NO_CHANGE_GROUPS})) if types else []
+    """Return the change types and the groups without change (see `ordered_kinds`); [] if there are no types."""
+    keys = {key for row in rows.values() for key in row}
+    types = keys - {*_NOT_GROUPS, *GROUPS}
+    return ordered_kinds(types | (keys & {*NO_CHANGE_GROUPS})) if types else []
 
 
 def type_table(rows: Rows, title: str = "") -> Table | None:
-    """CIDEr-D and the accuracy of the change type, by change type; None if the dataset has no types."""
+    """Make the table of CIDEr-D and type accuracy by change type; None if the dataset has no types."""
     order = _type_groups(rows)
     if not order:
         return None
@@ -158,14 +158,14 @@ def type_table(rows: Rows, title: str = "") -> Table | None:
 
 
 def type_tabs(rows: Rows) -> list[Table]:
-    """The tabs of the page by change type, one for each metric, with shades from the lowest (0) to the highest (1) of a column."""
+    """Make a tab by change type for each metric, with shades from the lowest (0) to the highest (1) score of a column."""
     order = _type_groups(rows)
     paths = {"CIDEr-D": {group: (group, "CIDEr-D") for group in order}}
     paths["type right"] = {group: ("type_accuracy", group) for group in order}
     paths |= {metric: {group: (group, metric) for group in order} for metric in METRICS if metric != "CIDEr-D"}
     tables = []
-    for title, paths_of_metric in paths.items():
-        table = score_table(rows, paths_of_metric, title)
+    for metric, metric_paths in paths.items():
+        table = score_table(rows, metric_paths, metric)
         columns = [_shaded(column) for column in zip(*(cells for _, cells in table.rows))]
         lines = [(texts, cells) for (texts, _), cells in zip(table.rows, zip(*columns))]
         tables += [replace(table, rows=lines)] if table.columns else []
@@ -173,37 +173,39 @@ def type_tabs(rows: Rows) -> list[Table]:
 
 
 def _shaded(column: Sequence[Cell]) -> list[Cell]:
-    known = [cell.fraction for cell in column if cell.text]
-    low = min(known)
-    span = max(known) - min(known)
+    fractions = [cell.fraction for cell in column if cell.text]
+    low = min(fractions)
+    span = max(fractions) - low
     return [replace(cell, fraction=(cell.fraction - low) / span if cell.text and span else 0.0) for cell in column]
 
 
 def id_rows(rows: Rows) -> Rows:
-    """The scores of word ids (protocol levir_cc) as rows, of the systems that have them; none on other datasets."""
-    return {
-        name: {**row["id_tokens"], "std": row.get("std", {}).get("id_tokens", {})}
-        for name, row in rows.items()
-        if "id_tokens" in row
-    }
+    """Return the scores of word ids (protocol levir_cc) as rows; {} for other datasets."""
+    scores = {}
+    for name, row in rows.items():
+        if "id_tokens" in row:
+            scores[name] = {**row["id_tokens"], "std": row.get("std", {}).get("id_tokens", {})}
+    return scores
 
 
 def id_note(vocabularies: Rows) -> str:
-    """What the scores of word ids were computed with: system -> "id_tokens"."protocol" of its `metrics.json`."""
-    systems: dict[str, list[str]] = {}
-    for name, one in vocabularies.items():
-        systems.setdefault(f"{one['vocabulary_size']} ids, {one['vocabulary']}", []).append(name)
-    rules = "; ".join(f"{' / '.join(names)}: {rule}" if len(systems) > 1 else rule for rule, names in systems.items())
-    return f"Protocol levir_cc: scores of word ids. Vocabulary: {rules}. METEOR depends on the vocabulary."
+    """Describe the vocabularies of the scores of word ids: system -> "id_tokens"."protocol" of its `metrics.json`."""
+    systems: dict[str, list[str]] = {}  # description of a vocabulary -> systems
+    for name, protocol in vocabularies.items():
+        systems.setdefault(f"{protocol['vocabulary_size']} ids, {protocol['vocabulary']}", []).append(name)
+    texts = list(systems)
+    if len(systems) > 1:
+        texts = [f"{' / '.join(names)}: {text}" for text, names in systems.items()]
+    return f"Protocol levir_cc: scores of word ids. Vocabulary: {'; '.join(texts)}. METEOR depends on the vocabulary."
 
 
 def localisation_table(localisation: Rows) -> Table:
-    """The pointing game and the attention inside the regions, for all words: system -> `attention.collect_attention`."""
+    """Make the table of the localisation (see `attention.collect_attention`) of each system, for all words."""
     lines = []
-    for name, one in localisation.items():
-        for region, tables in ((one["region"], one), ("box", one.get("boxes"))):
-            if tables:
-                row = tables["kinds"][ALL_WORDS]
+    for name, measured in localisation.items():
+        for region, scores_by_kind in ((measured["region"], measured), ("box", measured.get("boxes"))):
+            if scores_by_kind:
+                row = scores_by_kind["kinds"][ALL_WORDS]
                 scores = (row[key] for key in ("pointing", "pointing_chance", "mass", "mass_chance"))
                 cells = [Cell(f"{row['count']:,}"), *(Cell(f"{100 * score:.1f}") for score in scores)]
                 lines.append(([name, region], cells))
@@ -212,7 +214,7 @@ def localisation_table(localisation: Rows) -> Table:
 
 
 def localisation_note(masks: Section | None) -> str:
-    """What was measured; `masks` see `masks.mask_counts`, None for a dataset without masks."""
+    """Explain the scores of the localisation; `masks` see `drawing.mask_counts`."""
     text = (
         "Pointing: share of the words' attention maps whose highest cell overlaps the region. Mass: share of the attention inside "
         "the region. Uniform: the value of uniform attention; for the mass it is the share of the image that the region covers."
@@ -226,15 +228,14 @@ def localisation_note(masks: Section | None) -> str:
 
 
 def caption_of(protocol: Section, rows: Rows) -> str:
-    """How the numbers were computed, in one line."""
+    """Say in one line how the scores were computed."""
     return f"{protocol['dataset']}, {protocol['split']} split, {scoring_of(protocol, rows)}"
 
 
 def scoring_of(protocol: Section, rows: Rows) -> str:
     """`caption_of` without the dataset and the split."""
     seeds = sorted({count for row in rows.values() if (count := int(row.get("runs", 1))) > 1})
-    ends = dict.fromkeys((seeds[0], seeds[-1])) if seeds else ()
-    counts = " to ".join(map(str, ends))
+    counts = " to ".join(map(str, dict.fromkeys((seeds[0], seeds[-1])))) if seeds else ""
     changes = f"{protocol['changes']} change, " if protocol.get("changes") else ""
     several = f"; mean ± standard deviation over {counts} runs" if seeds else ""
     remark = f" {protocol['remark']}" if protocol.get("remark") else ""
@@ -245,31 +246,28 @@ def scoring_of(protocol: Section, rows: Rows) -> str:
 
 
 def decoding_of(protocol: Section) -> str:
-    """How the captions were decoded, which systems are ensembles, and which captions were read from a file."""
+    """Describe the decoding, the ensembles, and the systems whose captions were read from a file."""
     beams, files, penalty = (protocol.get(name) for name in ("beams", "files", "length_penalty"))
-    known = [] if beams is None else ["greedy decoding" if beams == 1 else f"beam search of {beams}"]
-    known += [f"length penalty {penalty:g}"] if beams != 1 and penalty else []
-    known += [f"{name}: ensemble of {count}" for name, count in protocol.get("ensembles", {}).items()]
-    known += [f"captions read from a file: {' / '.join(files)}"] if files else []
-    return ", ".join(known) or "unknown decoding"
+    parts = [] if beams is None else ["greedy decoding" if beams == 1 else f"beam search of {beams}"]
+    parts += [f"length penalty {penalty:g}"] if beams != 1 and penalty else []
+    parts += [f"{name}: ensemble of {count}" for name, count in protocol.get("ensembles", {}).items()]
+    parts += [f"captions read from a file: {' / '.join(files)}"] if files else []
+    return ", ".join(parts) or "unknown decoding"
 
 
 def notes_of(protocol: Section, rows: Rows) -> list[str]:
-    """Footnotes of the table: on its scores and captions, and the model and prompt of each row without training."""
+    """Return the footnotes: on the scores and the captions, and the model and prompt of each row without training."""
     groups = [row[name] for row in rows.values() for name in row if name in protocol["pairs"]]
-    of_captions = [f"{name}: {note}" for name, notes in protocol.get("notes", {}).items() for note in notes]
-    zero_shot = protocol.get("zero_shot", {})
-    untrained = [f"{name}, without training: {zero_shot_text(one)}." for name, one in zero_shot.items()]
-    return [
-        *score_notes(groups, protocol["pairs"]),
-        *of_captions,
-        *untrained,
-        *([ZERO_SHOT_NOTE] if untrained else []),
-    ]
+    footnotes = score_notes(groups, protocol["pairs"])
+    footnotes += [f"{name}: {note}" for name, notes in protocol.get("notes", {}).items() for note in notes]
+    if zero_shot := protocol.get("zero_shot"):
+        footnotes += [f"{name}, without training: {zero_shot_text(origin)}." for name, origin in zero_shot.items()]
+        footnotes.append(ZERO_SHOT_NOTE)
+    return footnotes
 
 
 def zero_shot_text(origin: Section) -> str:
-    """Base model, commit and prompt of a model without training, for a sentence."""
+    """Name the base model, commit and prompt of a model without training, for a sentence."""
     commit = f" at commit {origin['revision']}" if origin.get("revision") else ""
     prompt = f', prompt "{origin["prompt"]}"' if origin.get("prompt") else ""
     sentences = f", {origin['sentences']} sentences of the answer" if origin.get("sentences") else ""
@@ -283,7 +281,7 @@ def report_text(
     localisation: Rows | None = None,
     masks: Section | None = None,
 ) -> str:
-    """The content of `table.md`: the main scores, all metrics by group and of word ids, the runs by change type, and localisation."""
+    """Write the content of `table.md`: main scores, all metrics by group and of word ids, scores by change type, localisation."""
     texts = [caption_of(protocol, rows), *notes_of(protocol, rows)]
     parts = [system_table(rows).markdown(), *map(escape_markdown, texts)]
     if by_group := group_table(rows):
