@@ -63,8 +63,7 @@ class Caption:
 
     Attributes:
         text: the sentence. words: its words with their log-probabilities.
-        log_probability: natural logarithm of the sentence's probability, including its end token unless it was cut at the
-            maximum length.
+        log_probability: natural logarithm of the sentence's probability, including its end token unless it was cut at the maximum length.
         nothing_changed: probability that nothing changed except the viewpoint; None if the method does not predict it.
         alternatives: the other hypotheses of a beam search and the greedy caption, best first.
         notes: a sentence for each unexpected conversion of an image, and for images that differ in size, color or type.
@@ -379,8 +378,7 @@ def load_captioner(
             Hub; a vision-language model, which is used without training: its folder or its name on the Hub
             (`Qwen/Qwen2.5-VL-3B-Instruct`); "blocks" or None for the small captioner of rendered `blocks` scenes that ships with the
             package, "tiles" for the one of rendered overhead images.
-            A list is an ensemble, which uses the mean of the members' probabilities at every word; all members need the same
-            token ids.
+            A list is an ensemble, which uses the mean of the members' probabilities at every word; all members need the same token ids.
         device, backbone_weights: see `PairCaptioner`.
         base: folder or name of a fine-tuned vision-language model's base model, if it is not at the place in the checkpoint.
         prompt: question to a vision-language model that was not trained; None: `models.vlm.PROMPT`.

@@ -31,17 +31,7 @@ from diffcap.run_folder import (
     main_process,
     read_object,
 )
-from diffcap.stages import (
-    LIGHTNING,
-    RECORDS,
-    STAGES,
-    TRAININGS,
-    ZERO_SHOT,
-    Request,
-    is_made,
-    needed_by,
-    record_path,
-)
+from diffcap.stages import LIGHTNING, RECORDS, STAGES, TRAININGS, ZERO_SHOT, Request, is_made, needed_by, record_path
 from diffcap.utils.console import OneLineErrorParser, experiment_options
 from diffcap.utils.errors import DiffcapError, plain_errors
 from diffcap.utils.settings import read_settings

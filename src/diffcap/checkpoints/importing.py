@@ -162,8 +162,7 @@ def import_official(
 ) -> dict[str, Any]:
     """Convert an official checkpoint to one of diffcap, see `reading.read_checkpoint`.
 
-    Its stage is "finetune", or "pretrain" for IDC-PCL's pre-training and CLIP4IDC's adaptation. `vocabulary` is a JSON file from word
-    to id; None for CLIP4IDC.
+    Its stage is "finetune" or "pretrain" (IDC-PCL's pre-training, CLIP4IDC's adaptation). `vocabulary`: a JSON file, or None (CLIP4IDC).
     """
     options = options or ImportOptions()
     state = read_official(path, method)

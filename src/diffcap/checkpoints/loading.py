@@ -39,8 +39,7 @@ def load(
     """Build a captioner from a fine-tuning checkpoint, or from a vision-language model without training.
 
     Args:
-        path: a checkpoint's file, an exported folder, or its `user/name` on the Hugging Face Hub; or the folder or `user/name` of
-            a vision-language model.
+        path: a checkpoint's file, an exported folder or a vision-language model; or the `user/name` of one of these on the Hub.
         base: folder or name of the checkpoint's base model, instead of the one that the checkpoint names.
         prompt: question to a vision-language model without training. zero_shot_options: other arguments of `vlm.forms.zero_shot`.
     """

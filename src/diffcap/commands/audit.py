@@ -36,8 +36,7 @@ class Finding(NamedTuple):
 def audit(dataset: str | None = None, folder: Path | None = None) -> None:
     """List the pairs of a dataset whose change flag, captions, mask and images contradict each other.
 
-    The flag is what the data stage wrote: `changeflag`, or whether a pair is a distractor. The list is also written to audit.jsonl in the
-    folder.
+    The flag is what the data stage wrote: `changeflag`, or whether a pair is a distractor. The list is also in audit.jsonl of the folder.
 
     Args:
         dataset: Name of the dataset; the data stage must have prepared it.

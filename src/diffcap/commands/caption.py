@@ -50,8 +50,7 @@ def caption(
         before: The image before the change, in any format that Pillow reads; or a folder with pairs.csv, with the folders
             before and after (or A and B), or with images X_before and X_after; or a .csv, .tsv or .jsonl file with the columns
             before, after and, optionally, id.
-        after: The image after the change; also accepted as the second argument. Two folders: images with the same name are
-            pairs.
+        after: The image after the change; also accepted as the second argument. Two folders: images with the same name are pairs.
         checkpoint: best.ckpt of a captioner, a folder of `diffcap export` or `diffcap import`, or user/name on the Hugging
             Face Hub; also a vision-language model, such as HuggingFaceTB/SmolVLM-500M-Instruct, or its folder. By default the
             small captioner of rendered blocks scenes that ships with diffcap. If it is given several times, the captioners are

@@ -45,8 +45,7 @@ class CaptionFile:
     """A file with a row for each pair, either new or begun by the same command.
 
     `pending` lists the pairs without a row, then those whose row has an error or that are in `repeated`. If the last batch of an
-    unfinished file is incomplete, its pairs are repeated, so that each batch has the same pairs, and each number the same digits, as
-    without an interruption.
+    unfinished file is incomplete, its pairs are repeated, so that each number has the same digits as without an interruption.
 
     Args:
         settings: what the captions depend on besides the pairs, by option (JSON values), for FILE.settings.json.

@@ -38,16 +38,13 @@ def prepare(
 
     Args:
         dataset: clevr_change, clevr_dc, spot_the_diff, image_editing_request, birds2words, levir_cc, levir_mci, whu_cdc,
-            second_cc, dubai_cc, blocks and tiles (rendered here); for pre-training cub and nabirds; or any other name for your own
-            pairs.jsonl or JSON file.
-        source: Folder with the dataset's files; by default they are downloaded if their licence allows it. Not for rendered
-            datasets.
+            second_cc, dubai_cc, blocks and tiles (rendered here); for pre-training cub and nabirds; any other name: your own files.
+        source: Folder with the dataset's files; by default they are downloaded if their licence allows it. Not for rendered datasets.
         out: Output folder; data/<dataset> by default.
         missing: What to do with a pair whose image is missing or broken: refuse the dataset, or skip the pair. In both cases
             problems.txt in the output folder lists the images. Pairs whose photos no longer exist on the web are always skipped.
         check: Decode every image completely (results are stored for the next run), or only check that the file exists.
-        captions_only: Check no image. The manifest then serves the stages that read captions only (negatives, vocabulary), and
-            dataset.json records it.
+        captions_only: Check no image; the manifest then is for stages that read captions only (negatives, vocabulary).
         pairs: blocks and tiles only: number of pairs to render, half of them without a change; 6000 by default.
         seed: Rendered datasets only: seed of scenes, captions and splits; 0 by default.
         jitter: Rendered datasets only: variation of camera and light; 0 is none, 1 (default) is about that of CLEVR-Change.

@@ -41,8 +41,7 @@ def evaluate(
     metrics.json is the number of captions that reached the maximum length without an end token.
 
     Args:
-        checkpoint: best.ckpt of the finetune or reinforce stage; or a vision-language model without training: its folder, or user/name
-            on the Hugging Face Hub.
+        checkpoint: best.ckpt of the finetune or reinforce stage; or folder or user/name of a vision-language model.
         out: Folder for predictions.json, references.json and metrics.json.
         folder: Folder of the dataset; by default data/<training dataset of the checkpoint>.
         features: Name of the feature store in `folder`; by default the one that the checkpoint was trained on.

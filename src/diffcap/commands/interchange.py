@@ -46,8 +46,7 @@ def import_(
         heads: Number of heads of every attention layer except CLIP's.
         vision_heads: Number of heads of CLIP's image tower; by default each head has 64 channels.
         max_length: Maximal number of tokens of a caption; by default the authors' value for CLEVR-Change.
-        coordinates: Whether x and y are appended to SCORER's or DIRL's features; by default derived from the number of
-            channels.
+        coordinates: Whether x and y are appended to SCORER's or DIRL's features; by default derived from the number of channels.
         grid: Rows and columns of IDC-PCL's features; 7 and 7 by default.
         intra_layers: Layers of CLIP4IDC's image tower that encode each image separately; three quarters by default.
     """

@@ -27,8 +27,7 @@ def report(
     seed: int = 0,
     remark: str | None = None,
 ) -> None:
-    """Collect the scores of runs, score other systems' captions and two trivial baselines by the same protocol, and write a table,
-    figures and report.html.
+    """Collect the scores of runs, score other systems' captions and two trivial baselines by the same protocol; write report.html.
 
     report.html is one file that needs no network; it shows the captions of every pair and the attention of their words.
 
@@ -45,8 +44,7 @@ def report(
         features: Name of the feature store in the folder, for the nearest-neighbour baseline, which is left out without it.
         split: The split that the runs were evaluated on.
         pictures: Number of pairs in pairs.png; 0 for no file.
-        attention: Number of pairs per run (the first of several seeds) in attention.png, for methods with attention maps; 0 for
-            no file.
+        attention: Number of pairs per run (the first of several seeds) in attention.png, for methods with attention maps; 0 for no file.
         bins: Number of bins of viewpoint IoU in viewpoint.png, if the pairs have it; 0 for no file.
         curves: Whether to write curves.json and curves.png, if the runs have logs.
         page: Maximal number of pairs in report.html, chosen at random, about 2 kB each; 0 for no page.

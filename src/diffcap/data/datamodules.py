@@ -43,8 +43,7 @@ class FeatureData(pl.LightningDataModule):
         swap: swap the default and the nonsemantic image with probability 1/2 (augmentation of SCORER and DIRL).
         trim: remove padding that no caption of the batch needs; the results are the same where padding is masked.
         val_limit: validate on the first pairs only; null for all.
-        num_workers: worker processes of the data loaders, per rank; null: 6 beside a GPU, otherwise 0. The batches do not
-            depend on it.
+        num_workers: worker processes of the data loaders, per rank; null: 6 beside a GPU, otherwise 0. The batches do not depend on it.
         seed: seed of all random choices.
         vocabulary_layout: "pcl", "rcc" for SCORER and DIRL (see `diffcap.text.vocabulary`), or "clip" (see
             `diffcap.text.vocabularies`), or "hub" for the tokens of `base`.
@@ -52,8 +51,7 @@ class FeatureData(pl.LightningDataModule):
         multi: `max_length` and `min_count` for the protocol "multi", whose captions are longer; null: the same values.
         vocabulary_with: folders of further datasets whose training captions are counted for the vocabulary; all stages of a
             model need the same ones (IDC-PCL: CUB and Birds-to-Words share a vocabulary).
-        vocabulary_splits: "train", or "all": val and test are counted, too (RSICCformer, Chg2Cap, authors' code). All stages of
-            a model need the same.
+        vocabulary_splits: "train", or "all": val and test are counted, too (RSICCformer, Chg2Cap). Equal in all stages of a model.
         base: the base model of METHOD=vlm; the training stage sets it to the captioner's.
         base_revision: its commit, also set by the training stage.
     """

@@ -115,8 +115,7 @@ class PairTable:
 class PairDataset(Dataset):
     """The first `limit` pairs of a split in order, for decoding; with `text_entries` also their first captions, for validation.
 
-    `text_entries` makes the text entries of a batch from padded ids and a generator. A list of indices returns a whole batch:
-    use `identity_collate`.
+    `text_entries` makes the text entries of a batch from padded ids and a generator. A list of indices gives a batch: `identity_collate`.
     """
 
     def __init__(

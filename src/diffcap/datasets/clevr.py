@@ -219,8 +219,7 @@ def read_clevr_dc(folder: Path) -> list[ChangePair]:
 def change_type(captions: Sequence[str]) -> str | None:
     """Return the change type that most captions name.
 
-    "color", "material", "add", "drop", "move", or "none" for no change. None if no caption names a type, or two types have
-    equally many captions.
+    "color", "material", "add", "drop", "move", or "none" for no change. None if no type has the most captions.
     """
     votes = Counter(kind for kind in map(_type_of_sentence, captions) if kind)
     ranked = votes.most_common(2)

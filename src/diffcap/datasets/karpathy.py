@@ -158,8 +158,7 @@ def read_files(
         root: the dataset's folder.
         files: JSON file -> split of its entries; "" if the entries name their splits.
         layouts: where the images may be. Of several, the first one is used in which any image exists, or the first of all.
-        unchanged_if: `all` or `any`: which captions of a pair without `changeflag` must be no-change sentences, so that the pair
-            has no change.
+        unchanged_if: `all` or `any`: which captions of an unchanged pair without `changeflag` are no-change sentences.
         all_masks: whether each pair has a mask where the folder of the masks exists. The data stage then finds missing files.
     """
     entries: list[_Entry] = []

@@ -89,8 +89,7 @@ def accuracies(
 ) -> dict[str, float]:
     """Return the fraction of pairs in each group whose caption is right about whether something has changed; skip empty groups.
 
-    A caption says that nothing has changed if it is, word for word, one of the sentences `no_change`; letter case and final full
-    stops do not count.
+    A caption says that nothing has changed if it is, except for letter case and final full stops, one of the sentences `no_change`.
     """
     sentences = set(map(plain, no_change))
     is_right = {pair.id: (plain(captions[pair.id]) in sentences) == pair.is_distractor for pair in pairs}

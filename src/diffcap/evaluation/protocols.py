@@ -85,8 +85,7 @@ def evaluate_systems(
         tokenizer, metrics: as in `captions.score_captions`.
         protocol: further entries of "protocol" ({"dataset": ..., "split": ...}).
         provenance: origin of the captions (checkpoint, seed, versions, hash of the manifest), for "provenance".
-        levir: for datasets with the protocol `levir_cc`. The scores then have "S*m" and "accuracy" too; no accuracy if all pairs
-            have a change, or none.
+        levir: for datasets with the protocol `levir_cc`. The scores then have "S*m", and "accuracy" if some pairs have a change, not all.
 
     Returns:
         For each system, the content of `metrics.json`: {"protocol": {..., "tokenizer", "metrics", "pairs": group -> number},

@@ -25,8 +25,7 @@ class Captioning(TrainingModule):
         captioner: the method.
         lr: Adam's learning rate before the schedule (IDC-PCL: 3e-5).
         weight_decay: L2 in the gradient (IDC-PCL: 0 on CLEVR-Change, 1e-4 on the birds); with `pretrained_lr` decoupled.
-        schedule: piecewise (IDC-PCL, authors' code), step (SCORER, DIRL), linear (CLIP4IDC), noam, cosine or constant; see
-            `schedules`.
+        schedule: piecewise (IDC-PCL, authors' code), step (SCORER, DIRL), linear (CLIP4IDC), noam, cosine or constant; see `schedules`.
         warmup: number of warm-up steps; below 1, a fraction of the trainer's `max_steps`.
         milestones: steps (5000) at which the learning rate falls (null: 10,000 and 20,000, IDC-PCL's authors' code); fractions
             of the trainer's `max_steps` (0.5); or epochs ("15ep").

@@ -28,8 +28,7 @@ def pair_text_contrastive_loss(text: Tensor, pair: Tensor, scale: Tensor) -> Ten
     """Mean of two cross-entropies: retrieving a sentence's pair and a pair's sentence among those of the global batch.
 
     The mean and the scale are those of the authors' code; the paper has the sum and no scale. If the same sentence or pair occurs
-    twice in a batch, the other occurrence is a negative (authors' code). The arguments are those of `pair_text_similarity`; the
-    result is (B,), in nats.
+    twice in a batch, the other occurrence is a negative (authors' code). Arguments as in `pair_text_similarity`; (B,), in nats.
 
     Example:
         >>> pair_text_contrastive_loss(torch.eye(2), 3 * torch.eye(2), torch.tensor(2.0))

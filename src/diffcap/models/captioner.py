@@ -81,8 +81,7 @@ class Captioner(nn.Module, ABC):
 
         Args:
             batch: "before" (b, C, h, w), "after" (B, C, h, w), "tokens" (B, T) beginning with BOS, and what else the method
-                needs. B is b or 2 * b: with 2 * b, pair i < b is a change pair, and pair b + i is the distractor pair with
-                the same before image.
+                needs. B is b or 2 * b: with 2 * b, pair i < b is a change pair, and pair b + i the distractor pair of its before image.
 
         Returns:
             Scalars to log by name; the one named "loss" is minimised.

@@ -85,8 +85,7 @@ def replace_words(
     Args:
         idf: inverse document frequency of each `synonym_key`.
         reference_content: the `content` of all references of the pair: words are replaced by words of the same tag, attribute and
-            inflection with another meaning, if possible one that is in no reference (ours). None: by any other word of the
-            same tag (paper).
+            inflection with another meaning, if possible one that is in no reference (ours). None: any other word of the tag (paper).
 
     Returns:
         The new text; None if no word can be replaced, or if every new word has a meaning of a reference.

@@ -58,8 +58,7 @@ class TileCaption(NamedTuple):
 class Tiling:
     """The tiles of a raster of width x height pixels, numbered row by row.
 
-    The last tile of a row or column is shifted inside, so that it overlaps more. If the raster is smaller than a tile, the tile is
-    cut at its border.
+    The last tile of a row or column is shifted inside, so that it overlaps more. A raster smaller than a tile is one tile.
 
     Example:
         >>> tiling = Tiling(600, 200, size=256, overlap=64)

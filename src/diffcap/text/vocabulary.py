@@ -163,8 +163,7 @@ def build_vocabulary(
 
     Args:
         captions: sentences, which the layout tokenises, or lists of tokens.
-        min_count: the papers use 1 for CLEVR-Change and 2 for Birds-to-Words; on LEVIR-CC, RSICCformer's code has 6 (more than
-            5) and Chg2Cap's 5.
+        min_count: the papers use 1 for CLEVR-Change and 2 for Birds-to-Words; on LEVIR-CC, RSICCformer's code has 6 and Chg2Cap's 5.
     """
     rules = LAYOUTS[layout]
     counts: Counter[str] = Counter()

@@ -117,8 +117,7 @@ def read_image(source: Source, name: str | None = None, values: Values | None = 
     value of a GeoTIFF is black if it has more than 8 bits.
 
     Args:
-        source: an array has shape (H, W), (H, W, 1), (H, W, 3) or (H, W, 4): integers from 0 to 255, uint16, bool, or floats
-            from 0 to 1.
+        source: an array has shape (H, W), (H, W, 1), (H, W, 3) or (H, W, 4): integers from 0 to 255, uint16, bool, or floats from 0 to 1.
         name: the name in messages, if the source is not a path.
         values: the range of values by which an image with more than 8 bits is scaled; None: its own.
     """

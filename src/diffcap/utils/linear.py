@@ -25,8 +25,7 @@ def is_float32_on_cpu(x: Tensor) -> bool:
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`F.linear(x, weight, bias)` of x (..., D), weight (O, D) and bias (O,), on processors with AVX-512 by oneDNN.
 
-    For float32, torch uses MKL. oneDNN takes half the time on an AMD processor with AVX-512 (docs/speed.md). Gradients of gradients
-    are not supported.
+    For float32, torch uses MKL. oneDNN takes half the time on an AMD processor with AVX-512 (docs/speed.md). No second derivatives.
     """
     if not linear_is_faster(x, weight):
         return F.linear(x, weight, bias)

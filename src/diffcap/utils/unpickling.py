@@ -43,8 +43,7 @@ def state_of_module(module: Any) -> dict[str, Any] | None:
 def load_tensors(path: str | Path, allowed_classes: Sequence[str] = ()) -> Any:
     """Read plain containers and tensors that `torch.save` wrote, in the zip or the legacy format, to the CPU.
 
-    `allowed_classes` of any module, by their names alone, are replaced by OrderedDict, whose instances get the attributes that the
-    pickle sets.
+    `allowed_classes` of any module, by their names alone, are replaced by OrderedDict, which keeps the attributes of the pickle.
     """
     import torch
 

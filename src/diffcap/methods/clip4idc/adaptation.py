@@ -21,8 +21,7 @@ class Adaptation(TrainingModule):
 
     Args:
         captioner: the image and text towers; fine-tuning loads their weights by name.
-        lr: AdamW's learning rate of the parameters that are added to CLIP: image type embeddings, joint positions, `ln_mid`
-            (paper: 1e-4).
+        lr: AdamW's learning rate of the parameters that are added to CLIP: image type embeddings, joint positions, `ln_mid` (paper: 1e-4).
         clip_lr: learning rate of CLIP's parameters (authors' code: 1e-7 in half precision, which equals about 3e-6 in float32).
         half_precision_clip: the optimizer of the released program, see `optimizers.bert_adam`, instead of AdamW.
         weight_decay: decoupled (authors' code: 0.2).

@@ -101,8 +101,7 @@ class PretrainData(FeatureData):
         negatives: file of hard negatives, null for `negatives.jsonl` in the dataset's folder; read if fda has a share.
         samples: of mlm and mvcl: "captions" (authors' code), "pairs" or "scenes", see `CaptionData`; here `batch_size` is always
             a number of pairs, so there are half as many scenes.
-        singles: folder of a dataset of single images with captions and negatives, for the tasks "single_..."; it must also be
-            in `vocabulary_with`.
+        singles: folder of a dataset of single images with captions and negatives, for the tasks "single_...", also in `vocabulary_with`.
         labelled: folder of a dataset of single images with classes (NABirds), for the task "fgvc".
         settings: see `FeatureData`. A batch of fda has `batch_size // (1 + negatives)` pairs (authors' code). `trim` changes the
             results unless the model has `pad_mask`.

@@ -29,8 +29,7 @@ _NORMALIZATIONS: dict[Normalization, tuple[tuple[float, ...], tuple[float, ...]]
 class GlobalBatchNorm2d(nn.BatchNorm2d):
     """`nn.BatchNorm2d` that in training computes its statistics over the images of all ranks.
 
-    The result of a training then does not depend on the number of processes. torch's SyncBatchNorm does the same, but only on
-    accelerators.
+    The result of a training then does not depend on the number of processes. torch's SyncBatchNorm does the same, but only on accelerators.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -65,8 +64,7 @@ class ResNetEncoder(nn.Module):
         image_size: height and width of the images in pixels. normalization: data whose pixel mean and deviation are used.
         trained_layers: layers whose weights are trained; conv1, bn1 and the other layers are frozen.
         batch_norm: mode of the frozen part while the captioner is in training mode. "eval": it uses the running statistics, which
-            do not change. "train": it uses the statistics of each batch and updates the running ones (authors' code of RSICCformer
-            and Chg2Cap).
+            do not change. "train": it uses the statistics of each batch and updates the running ones (authors' code).
         pool: rows and columns of an adaptive average pooling of the map; None: no pooling.
         resize: height and width to which normalised images are resized, bilinear with aligned corners (Chg2Cap's code enlarges
             Dubai-CC's 50 x 50 pixels to 256 x 256); None: no resizing.

@@ -31,8 +31,7 @@ EPS = 1e-6  # of the layer norms (authors' code)
 class SCORERBlock(nn.Module):
     """One decoder block. Its FFN is as wide as the model.
 
-    `ffn_residual`: the last residual connection, with g = GELU(W1 x): "gelu", `LN(W2 g + g)` (authors' code), or "input",
-    `LN(W2 g + x)`.
+    `ffn_residual`: the last residual connection, with g = GELU(W1 x): "gelu", `LN(W2 g + g)` (authors' code), or "input", `LN(W2 g + x)`.
     """
 
     def __init__(self, width: int, heads: int, dropout: float, ffn_residual: Literal["gelu", "input"]) -> None:
@@ -106,8 +105,7 @@ class SCORER(CrossImageCaptioner):
     Args:
         vocabulary_size, feature_channels: V, C. grid: rows and columns of the feature map.
         max_length: L, positions of a caption (CLEVR-Change: 24); CBR divides the sum over a sentence by L.
-        width: D (512). heads: 8. encoder_layers: paper: 2 on CLEVR-Change, 1 on CLEVR-DC, 3 on Spot-the-Diff, 2 on Image
-            Editing Request.
+        width: D (512). heads: 8. encoder_layers: paper: 2 on CLEVR-Change, 1 on CLEVR-DC, 3 on Spot-the-Diff, 2 on Image Editing Request.
         decoder_layers: 2. word_width: channels of the word vectors (300). dropout: 0.1 (authors' code).
         coordinates: append x and y channels to the features (authors' code: on CLEVR-Change).
         difference: "reconstruction", or the paper's baseline "subtraction": before - after through a ReLU layer.

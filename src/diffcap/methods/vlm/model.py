@@ -1,8 +1,7 @@
 """Open vision-language models as captioners: Qwen2.5-VL, Qwen3-VL, SmolVLM, Idefics3, InternVL, LLaVA-OneVision and Gemma 3.
 
 A question about two images goes through the model's own processor and chat template; the caption is its answer. `encode` computes
-the keys and values of the prompt once, and `step` adds one token, so that decoding, scoring and self-critical training are those
-of all other captioners.
+the keys and values of the prompt once, and `step` adds one token, as for the other captioners.
 """
 
 import re

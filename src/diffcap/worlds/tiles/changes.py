@@ -97,8 +97,7 @@ def sample_pair(number: int, seed: int = 0) -> Pair:
 def _attempt(rng: random.Random, kind: str, variant: float) -> tuple[Layer, Change]:
     """Sample a scene with a change.
 
-    `variant`, 0 to 1, chooses between the forms of a change. It is the same in all attempts, so that forms that need much room are not
-    rarer than intended.
+    `variant`, 0 to 1, selects the form of a change. It is the same in all attempts, so that large forms are not rarer than intended.
     """
     theme = rng.choice(scenes.THEMES)
     clears = kind == "trees_cleared" and variant < 0.4
