@@ -81,7 +81,7 @@ class CaptionReward:
 
     Args:
         words: words of the vocabulary; each is tokenised once, separately. Other words in captions are not changed.
-        end_counts: append an end token to references and to captions that have ended. Without it, models learn to stop before a difficult word.
+        end_counts: append an end token to references and to captions that have ended. Without it, models learn to stop early.
 
     Example:
         >>> references = {"1": ["the cube moved"], "2": ["nothing changed"]}
