@@ -151,7 +151,7 @@ def test_letters_that_the_output_does_not_have_are_escaped(
         (["nowhere"], "file not found"),
         (["https://x.org/a.csv"], "error: https://x.org/a.csv: a URL; download the images, then: diffcap caption"),
         (["http://x.org/a.png", "after/1.png"], "error: http://x.org/a.png: a URL, not a file; download the image"),
-        (["pairs.json"], "pairs.json: a table of pairs is a .csv, .tsv or .jsonl file, the last with one JSON"),
+        (["pairs.json"], "pairs.json: a .json file; give a table of pairs as .csv, .tsv or .jsonl"),
         (["pairs.zip"], "pairs.zip: an archive; extract it, and give its folder of pairs"),
         (["before/1.png", "after/none.png"], "file not found"),
         (["before/1.png", "after"], "one is a folder and one is not"),

@@ -133,7 +133,7 @@ def test_what_cannot_be_compared_is_one_sentence(runs: tuple[Path, Path], tmp_pa
     references = json.loads((other / "eval/references.json").read_text())
     references["annotations"] = [row for row in references["annotations"] if row["image_id"] != "5.png"]
     write_json(other / "eval/references.json", references)
-    assert "are not of the same pairs: 1 of the former" in refused(runs[0], other)
+    assert "lacks 1 of the pairs of" in refused(runs[0], other)
     assert "file not found; give the folder of an evaluated run" in refused(runs[0], tmp_path / "nothing")
     for option, reason in {
         "--samples=0": "--samples is 0; give 1 to 100,000.",

@@ -56,19 +56,11 @@ def audit(dataset: str | None = None, folder: Path | None = None) -> None:
     derived = prepared.info.get("change_types")
     if derived and not any("changeflag_derived" in pair.extra for pair in pairs):
         unchecked.append(f"the flags: they are {derived}, so that only captions that disagree are found")
-    rows = [
-        {
-            "id": pair.id,
-            "split": pair.split,
-            "changeflag": int(not pair.is_distractor),
-            "reasons": reasons,
-            "captions": captions,
-            "before": pair.before,
-            "after": pair.after,
-            "mask": pair.extra.get("mask"),
-        }
-        for pair, reasons, captions in findings
-    ]
+    rows = []
+    for pair, reasons, captions in findings:
+        flag = {"id": pair.id, "split": pair.split, "changeflag": int(not pair.is_distractor)}
+        paths = {"before": pair.before, "after": pair.after, "mask": pair.extra.get("mask")}
+        rows.append({**flag, "reasons": reasons, "captions": captions, **paths})
     write_text(folder / FILE, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     for pair, reasons, _ in findings:
         echo(f"{pair.split} {pair.id}: {'; '.join(reasons)}")

@@ -68,10 +68,7 @@ def import_(
 
 
 def export(
-    checkpoint: Path,
-    out: Path | None = None,
-    form: Literal["peft", "merged"] | None = None,
-    base: str | None = None,
+    checkpoint: Path, out: Path | None = None, form: Literal["peft", "merged"] | None = None, base: str | None = None
 ) -> None:
     """Write a checkpoint as model.safetensors and config.json, with the metrics.json of its weights if there is one.
 
@@ -90,11 +87,9 @@ def export(
     _check_target(folder)
     if form is None:
         scores = write_export(checkpoint, folder)
-        note = (
-            f"without scores: {scores.missing_reason}"
-            if scores.metrics is None
-            else f"with the scores of {scores.file}"
-        )
+        note = f"with the scores of {scores.file}"
+        if scores.metrics is None:
+            note = f"without scores: {scores.missing_reason}"
     else:
         base_model_function("export")(checkpoint, folder, form, base)
         note = "an adapter for PEFT" if form == "peft" else "a model for transformers"

@@ -39,7 +39,7 @@ def names_many(before: str, after: str | None) -> bool:
 
 
 def table_paths(path: Path) -> list[Path]:
-    """Where `find_pairs` looks for a table of pairs: in a folder, or the file itself."""
+    """Return the paths at which `find_pairs` looks for a table of pairs: in a folder, or the file itself."""
     return [path / f"pairs{ending}" for ending in _TABLES] if path.is_dir() else [path]
 
 
@@ -61,9 +61,7 @@ def find_pairs(before: str, after: str | None = None) -> tuple[list[ImagePair], 
     if after is not None:
         second = Path(after)
         if first.is_dir() != second.is_dir() and first.exists() and second.exists():
-            raise DiffcapError(
-                f"{before} and {after}: one is a folder and one is not; give two images, or two folders."
-            )
+            raise DiffcapError(f"{before} and {after}: one is a folder and one is not; give two images or two folders.")
         if first.is_dir():
             return _pairs_of_folders(first, second)
         return [ImagePair(first.stem, first, second)], []
@@ -77,7 +75,7 @@ def find_pairs(before: str, after: str | None = None) -> tuple[list[ImagePair], 
         raise DiffcapError(f"{before}: file not found; give BEFORE and AFTER, a folder of pairs, or a table of pairs.")
     if first.suffix.lower() == ".json":
         raise DiffcapError(
-            f"{before}: a table of pairs is a .csv, .tsv or .jsonl file, the last with one JSON object per line."
+            f"{before}: a .json file; give a table of pairs as .csv, .tsv or .jsonl (one object per line)."
         )
     if first.suffix.lower() in _ARCHIVES:
         raise DiffcapError(f"{before}: an archive; extract it, and give its folder of pairs or its table of pairs.")
@@ -86,11 +84,11 @@ def find_pairs(before: str, after: str | None = None) -> tuple[list[ImagePair], 
 
 def _images(folder: Path) -> dict[str, list[Path]]:
     """The image files of a folder by name without suffix, in natural order. Names have their composed Unicode form."""
-    found: dict[str, list[Path]] = {}
+    images: dict[str, list[Path]] = {}
     for path in sorted(folder.iterdir(), key=_natural_key):
         if path.suffix.lower() in _SUFFIXES and path.is_file():
-            found.setdefault(unicodedata.normalize("NFC", path.stem), []).append(path)
-    return found
+            images.setdefault(unicodedata.normalize("NFC", path.stem), []).append(path)
+    return images
 
 
 def _natural_key(path: Path) -> tuple[list[tuple[int, str]], str]:
@@ -122,14 +120,14 @@ def _with_note(
 
 
 def _pairs_of_folders(before: Path, after: Path) -> tuple[list[ImagePair], list[str]]:
-    first = _images(before)
-    second = _images(after)
-    found = [(name, paths, second[name]) for name, paths in first.items() if name in second]
-    if not found:
+    images_before = _images(before)
+    images_after = _images(after)
+    matched = [(name, paths, images_after[name]) for name, paths in images_before.items() if name in images_after]
+    if not matched:
         raise DiffcapError(
             f"{before} and {after}: no image has the same name in both; rename the images, or give a CSV file of pairs."
         )
-    return _with_note(found, [*first.values(), *second.values()])
+    return _with_note(matched, [*images_before.values(), *images_after.values()])
 
 
 def _pairs_in_folder(folder: Path) -> tuple[list[ImagePair], list[str]]:

@@ -10,21 +10,14 @@ import torch
 
 from diffcap.checkpoints.combining import as_ensemble, load_members
 from diffcap.checkpoints.loading import MissingBaseModel
-from diffcap.evaluation.localisation import (
-    Array,
-    WordAttention,
-    box_coverage,
-    localisation,
-    mask_coverage,
-    relative_box,
-)
+from diffcap.evaluation.localisation import WordAttention, box_coverage, localisation, mask_coverage, relative_box
 from diffcap.evaluation.slots import WORD_KINDS, word_kinds
 from diffcap.features.store import FeatureStore
 from diffcap.models.captioner import Captioner
 from diffcap.pair_captioner import AttentionMaps, attention_of
 from diffcap.records import ChangePair
 from diffcap.report.drawing import Masks, Pairs, Sizes
-from diffcap.report.heatmaps import scale_attention, strongest_matches
+from diffcap.report.heatmaps import Array, scale_attention, strongest_matches
 from diffcap.report.table import ALL_WORDS
 from diffcap.utils.errors import DiffcapError
 

@@ -150,7 +150,7 @@ def read_both(run_a: str, run_b: str, folder: str | Path | None) -> tuple[Evalua
 
 
 def _named_file(text: str) -> tuple[str, Path] | None:
-    """The name and the path in FILE or NAME=FILE; None for the folder of a run."""
+    """Split FILE or NAME=FILE into name and path; None for the folder of a run."""
     path = Path(text)
     if not path.is_file() and path.suffix.lower() not in PREDICTION_SUFFIXES:
         return None
@@ -174,82 +174,74 @@ def check_same_pairs(a: EvaluationResult, b: EvaluationResult) -> None:
         missing_ids = [id for id in run.references if id not in other.references]
         if missing_ids:
             raise DiffcapError(
-                f"{run.folder} and {other.folder} are not of the same pairs: {len(missing_ids):,} of the former are not in the "
-                f"latter (first {missing_ids[0]!r}); evaluate both on the same split of one dataset."
+                f"{other.folder} lacks {len(missing_ids):,} of the pairs of {run.folder} (first {missing_ids[0]!r}); evaluate both on "
+                "the same split of one dataset."
             )
-    different = next((id for id, captions in a.references.items() if b.references[id] != captions), None)
-    if different is not None:
-        raise DiffcapError(
-            f"{a.folder} and {b.folder} have different references (first at {different!r}); "
-            "evaluate both on the same manifest."
-        )
+    for id, captions in a.references.items():
+        if b.references[id] != captions:
+            runs = f"{a.folder} and {b.folder}"
+            raise DiffcapError(
+                f"{runs} have different references (first at {id!r}); evaluate both on the same manifest."
+            )
 
 
 def different_settings(a: EvaluationResult, b: EvaluationResult) -> dict[str, list[Any]]:
-    """The settings that differ between two evaluations: name -> [of a, of b]; None is not recorded.
+    """Return the settings of metrics.json that differ: name -> [value of a, value of b]; None for a value that is not recorded.
 
-    These are the settings in their metrics.json and, for one method, those of the trainings in config.yaml ("model.lr"). Nothing is known
-    of the captions in a file of another system.
+    For two runs of one method, the settings of their trainings in config.yaml ("model.lr") are compared, too. The settings of another
+    system's file are unknown.
     """
     if any("file" in run.metrics["provenance"] for run in (a, b)):
         return {}
-    one, other = (
+    settings_a, settings_b = (
         {key: value for key, value in run.metrics["protocol"].items() if key not in _RESULTS}
         | {key: run.metrics["provenance"].get(key) for key in _ORIGINS}
         for run in (a, b)
     )
-    trained = [_training_settings(run) for run in (a, b)]
-    if one["method"] == other["method"] and all(trained):
-        one, other = one | trained[0], other | trained[1]
-    pairs = {key: [one.get(key), other.get(key)] for key in one | other}
-    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+    training_a, training_b = _training_settings(a), _training_settings(b)
+    if settings_a["method"] == settings_b["method"] and training_a and training_b:
+        settings_a |= training_a
+        settings_b |= training_b
+    values = {key: [settings_a.get(key), settings_b.get(key)] for key in settings_a | settings_b}
+    return {key: [value_a, value_b] for key, (value_a, value_b) in values.items() if value_a != value_b}
 
 
 def _training_settings(run: EvaluationResult) -> dict[str, Any]:
-    """Settings of the training of the (first) evaluated checkpoint, as {"model.lr": 0.001}; {} if its config.yaml is not there."""
+    """Read the training settings of the (first) evaluated checkpoint, as {"model.lr": 0.001}; {} without its config.yaml."""
     configs = [path.parent / "config.yaml" for path in evaluated_checkpoints(run.folder, run.metrics)[:1]]
     content = read_settings(configs[0]) or {} if configs and configs[0].is_file() else {}
     return flat({part: content.get(part) for part in ("trainer", "model", "data")})
 
 
 def pairs_of(evaluated: EvaluationResult, folder: str | Path) -> list[ChangePair]:
-    """The scored pairs, from the manifest of their dataset."""
+    """Return the scored pairs, from the manifest of their dataset."""
     pairs = {pair.id: pair for pair in read_dataset(folder).pairs}
     missing = [id for id in evaluated.references if id not in pairs]
     if missing:
-        raise DiffcapError(
-            f"{folder}: its manifest lacks {len(missing):,} of the runs' pairs (first {missing[0]!r}); "
-            "give the folder of the dataset that they were evaluated on."
-        )
+        lack = f"its manifest lacks {len(missing):,} of the runs' pairs (first {missing[0]!r})"
+        raise DiffcapError(f"{folder}: {lack}; give the folder of the dataset that they were evaluated on.")
     return [pairs[id] for id in evaluated.references]
 
 
 def largest_differences(
     result: Result, a: EvaluationResult, b: EvaluationResult, groups: Mapping[str, Sequence[str]], count: int
 ) -> list[dict[str, Any]]:
-    """The pairs with the largest differences of CIDEr-D, with their smallest group, both captions and the references."""
-    group_of: dict[str, str] = {}
+    """Return the pairs with the largest differences of CIDEr-D, with their smallest group, both captions and the references."""
+    smallest_groups: dict[str, str] = {}  # id -> group
     for name in sorted(groups, key=lambda name: -len(groups[name])):
-        group_of |= dict.fromkeys(groups[name], name)
-    scores = result["scores"]
-    order = sorted(scores.items(), key=lambda item: -abs(item[1][1] - item[1][0]))
-    return [
-        {
-            "id": id,
-            "group": group_of[id],
-            "a": a.predictions[id],
-            "b": b.predictions[id],
-            "a_score": one,
-            "b_score": other,
-            "references": a.references[id],
-        }
-        for id, (one, other) in order[:count]
-        if one != other
-    ]
+        smallest_groups |= dict.fromkeys(groups[name], name)
+    order = sorted(result["scores"].items(), key=lambda item: -abs(item[1][1] - item[1][0]))
+    rows = []
+    for id, (score_a, score_b) in order[:count]:
+        if score_a != score_b:
+            captions = {"a": a.predictions[id], "b": b.predictions[id]}
+            scores = {"a_score": score_a, "b_score": score_b}
+            rows.append({"id": id, "group": smallest_groups[id], **captions, **scores, "references": a.references[id]})
+    return rows
 
 
 def metric_table(result: Result) -> Table:
-    """Every metric of every group: scores of A and B, their difference, its interval, and P(B better)."""
+    """Make the table of every metric of every group: scores of A and B, their difference, its interval, and P(B better)."""
     lines = []
     for group, metrics in result["groups"].items():
         for number, (metric, row) in enumerate(metrics.items()):
@@ -273,13 +265,13 @@ def metric_table(result: Result) -> Table:
 
 
 def signed_percent(value: float) -> str:
-    """A difference x 100 with its sign and two decimals: "+1.25", and "0.00" for what rounds to zero."""
+    """Format a difference x 100 with its sign and two decimals: "+1.25", or "0.00" if it rounds to zero."""
     rounded = round(100 * value, 2)
     return f"{rounded:+.2f}" if rounded else "0.00"
 
 
 def win_table(result: Result) -> Table:
-    """The numbers of pairs of each group on which B's caption scores higher than, equal to and lower than A's."""
+    """Count the pairs of each group on which B's caption scores higher than, equal to and lower than A's."""
     lines = []
     for name, row in result["wins"].items():
         counts = (sum(row.values()), row["b"], row["tie"], row["a"])
@@ -289,7 +281,7 @@ def win_table(result: Result) -> Table:
 
 
 def methodology_note(result: Result) -> str:
-    """How the numbers were computed, and which settings differ, in a few sentences."""
+    """Explain how the scores were computed, and which settings differ."""
     protocol = result["protocol"]
     different = ", ".join(f"{name} {a} / {b}" for name, (a, b) in result["settings"].items())
     scores = []
@@ -307,7 +299,7 @@ def methodology_note(result: Result) -> str:
 
 
 def pair_lines(row: Result) -> list[str]:
-    """One pair with both captions and its references."""
+    """Format one pair with both captions and its references."""
     return [
         f"{row['id']} ({row['group']})",
         *(f"  {name.upper()} {100 * row[f'{name}_score']:8.2f}  {row[name]}" for name in "ab"),
@@ -316,7 +308,7 @@ def pair_lines(row: Result) -> list[str]:
 
 
 def comparison_text(result: Result) -> str:
-    """The comparison as Markdown."""
+    """Format the comparison as Markdown."""
     parts = [
         escape_markdown(f"A is {result['runs']['a']}, B is {result['runs']['b']}."),
         metric_table(result).markdown(),
@@ -373,26 +365,24 @@ def accuracy_table(folder: str | Path, rows: Mapping[str, Sequence[Path]], out: 
 
 
 def gains_over_first(rows: Mapping[str, Sequence[Result]]) -> dict[str, dict[str, Any]]:
-    """Differences of each row from the first, seed by seed, or of an ensemble from the first row's mean: metric -> numbers."""
-    names = list(rows)
-    base = rows[names[0]]
-    found: dict[str, dict[str, Any]] = {}
-    for name in names[1:]:
-        found[name] = {}
-        for metric in base[0]["total"]:
-            before = [row["total"][metric] for row in base]
-            after = [row["total"][metric] for row in rows[name]]
-            paired = len(after) == len(before)
-            gains = [after[0] - statistics.fmean(before)]
-            if paired:
-                gains = [b - a for a, b in zip(before, after)]
-            spread = statistics.stdev(gains) if len(gains) > 1 else None
-            found[name][metric] = {"mean": statistics.fmean(gains), "std": spread, "of": gains}
-    return found
+    """Subtract the first row from each row, seed by seed, or its mean from an ensemble: name -> metric -> "mean", "std", "of"."""
+    first, *others = rows
+    table: dict[str, dict[str, Any]] = {}
+    for name in others:
+        table[name] = {}
+        for metric in rows[first][0]["total"]:
+            baseline = [row["total"][metric] for row in rows[first]]
+            scores = [row["total"][metric] for row in rows[name]]
+            gains = [scores[0] - statistics.fmean(baseline)]
+            if len(scores) == len(baseline):
+                gains = [score - base for base, score in zip(baseline, scores)]
+            std = statistics.stdev(gains) if len(gains) > 1 else None
+            table[name][metric] = {"mean": statistics.fmean(gains), "std": std, "of": gains}
+    return table
 
 
 def gain_table(gains: Mapping[str, Result]) -> Table:
-    """The gains, in the order of the metrics."""
+    """Make the table of the gains."""
     metrics = list(next(iter(gains.values())))
 
     def cell(gain: Result) -> Cell:

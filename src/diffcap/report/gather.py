@@ -99,14 +99,8 @@ def collect_results(
     scored |= {name: group[0].metrics for name, group in all_runs.items()}
     vocabularies = {name: scores["id_tokens"]["protocol"] for name, scores in scored.items() if "id_tokens" in scores}
     ensembles, notes, zero_shot = _describe_runs(all_runs, dataset, references)
-    entries = {
-        "ensembles": ensembles,
-        "files": list(files),
-        "remark": remark,
-        "id_tokens": vocabularies,
-        "notes": notes,
-        "zero_shot": zero_shot,
-    }
+    entries = {"ensembles": ensembles, "files": list(files), "remark": remark, "id_tokens": vocabularies}
+    entries |= {"notes": notes, "zero_shot": zero_shot}
     predictions: dict[str, list[Mapping[str, str]]] = {name: [by_id] for name, by_id in baselines.items()}
     predictions |= {name: [run.predictions for run in group] for name, group in all_runs.items()}
     return Results(

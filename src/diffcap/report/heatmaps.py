@@ -128,9 +128,7 @@ def strongest_matches(alignment: Array, grid: tuple[int, int], count: int = _MAX
 
 
 def draw_attention(
-    run_maps: Mapping[str, Sequence[tuple[ChangePair, AttentionMaps]]],
-    captions: drawing.Captions,
-    masks: drawing.Masks,
+    run_maps: Mapping[str, Sequence[tuple[ChangePair, AttentionMaps]]], captions: drawing.Captions, masks: drawing.Masks
 ) -> Image.Image:
     """Draw `attention.png`: the maps of each run and pair as in `draw_caption`; captions are by run and id."""
     entries = [(name, pair, maps) for name, pair_maps in run_maps.items() for pair, maps in pair_maps]

@@ -82,7 +82,7 @@ def score_table(rows: Rows, paths: Paths, title: str) -> Table:
             highest[heading] = max(values) if path != ("seconds",) else 0.0
     lines = []
     for system, row in rows.items():
-        cells = [_cell(row, paths[heading], column_highest) for heading, column_highest in highest.items()]
+        cells = [_cell(row, paths[heading], best_score) for heading, best_score in highest.items()]
         if len(rows) == 1:  # a single row has no best scores
             cells = [replace(cell, best=False) for cell in cells]
         lines.append(([system], cells))
@@ -275,11 +275,7 @@ def zero_shot_text(origin: Section) -> str:
 
 
 def report_text(
-    protocol: Section,
-    rows: Rows,
-    runs: Sequence[str],
-    localisation: Rows | None = None,
-    masks: Section | None = None,
+    protocol: Section, rows: Rows, runs: Sequence[str], localisation: Rows | None = None, masks: Section | None = None
 ) -> str:
     """Write the content of `table.md`: main scores, all metrics by group and of word ids, scores by change type, localisation."""
     texts = [caption_of(protocol, rows), *notes_of(protocol, rows)]

@@ -158,12 +158,7 @@ def _check_upload(side: str, path: str | None) -> tuple[Any, str]:
 
 
 def _answer(
-    captioners: Captioners,
-    before: str | None,
-    after: str | None,
-    choice: object,
-    beams: float,
-    is_upload: bool = False,
+    captioners: Captioners, before: str | None, after: str | None, choice: object, beams: float, is_upload: bool = False
 ) -> str:
     """The answer as HTML; after an upload, nothing until both images are there."""
     if is_upload and (before is None or after is None):
