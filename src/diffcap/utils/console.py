@@ -100,7 +100,8 @@ class OneLineErrorMixin:
         """Print the error and exit with status 2."""
         known = [option.removeprefix("--") for action in self._actions for option in action.option_strings]
         text = shorten_error(message, known)
-        if option := re.search(r"(?:unknown option --|[Kk]ey [\"'])(?:\w+\.)*(\w+)", text):
+        option = re.search(r"(?:unknown option --|[Kk]ey [\"'])(?:\w+\.)*(\w+)", text)
+        if option and not any(re.match(rf"--(\w+\.)*{option[1]}\b", word) for word in sys.argv):
             files = [Path(name) for name in dict.fromkeys(source.partition(": ")[0] for source in self.sources)]
             places = [str(file) for file in files if file.is_file() and option[1] in file.read_text("utf-8")]
             text += f" (in {' or '.join(places)})" if places else ""
