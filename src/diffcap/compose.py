@@ -1,12 +1,14 @@
-"""Compose the settings of a training stage from parts: files, and parts of the method's file. A later part overrides earlier ones.
+"""Compose the settings of a training stage from parts: files, and sections of the method's file. A later part overrides earlier ones.
+
+VLM, OFFLINE, EXTRA and CONFIG are variables of an experiment, see `diffcap.experiment`.
 
 1. trainer/default.yaml
-2. the method's settings of the stage
-3. for the dataset, then for each further dataset of EXTRA: dataset/<name>.yaml, then what the method has for it
-4. what the method has for the base model (VLM, or the `base` of these settings), for OFFLINE=yes, and for the ablation
-5. for the stage reinforce: reinforce/base.yaml, reinforce/<dataset>.yaml and the method's settings of this stage. In steps 2 to 4 and 6
-   it has the settings of finetune.
-6. trainer/<trainer>.yaml, if it is not the default, what the method has for it (and the base model), and for the stage reinforce also
+2. the method's section of the stage
+3. for the dataset, then for each further dataset of EXTRA: dataset/<name>.yaml, then the method's entry in `datasets`
+4. the method's entries in `base_models` (for VLM, or for the `base` of these settings), `offline` (OFFLINE=yes) and `ablations`
+5. for the stage reinforce: reinforce/base.yaml, reinforce/<dataset>.yaml and the method's section reinforce. For this stage, steps 2 to 4
+   and 6 use the method's section finetune.
+6. if the trainer is not the default: trainer/<trainer>.yaml and the method's entry in `trainers`. For the stage reinforce also
    reinforce/<trainer>.yaml
 7. trainer/ddp.yaml, for several processes
 """
@@ -29,7 +31,7 @@ MIXED = "mixed"  # value of EXTRA: all datasets in the main pre-training
 
 
 def compose(e: "Experiment", stage: str) -> Settings:
-    """Return the settings of a stage with Lightning, without its CONFIG, its variables and the options of the command line."""
+    """Return the settings of a stage before the user's CONFIG, variables and command-line options are applied."""
     return reduce(merge, (part.settings for part in parts(e, stage)), {})
 
 
@@ -82,7 +84,7 @@ def _file(name: str, folder: Path = CONFIGS) -> list[Part]:
 def merge(base: Settings, over: Settings, depth: int = 0) -> Settings:
     """Override settings: groups (model, data, ...) and the arguments of a class are merged, every other value is replaced.
 
-    A dict that is a value, such as `data.tasks`, is replaced as a whole. Another class has none of the earlier arguments.
+    A dict that is a value, such as `data.tasks`, is replaced as a whole. If `class_path` changes, the earlier `init_args` are dropped.
     """
     merged = dict(base)
     for key, value in over.items():
@@ -90,10 +92,9 @@ def merge(base: Settings, over: Settings, depth: int = 0) -> Settings:
         is_group = (
             depth == 0 or key == "init_args" or (isinstance(value, dict) and {"class_path", "init_args"} & set(value))
         )
-        if not (is_group and isinstance(value, dict) and isinstance(old, dict)) or value.get(
-            "class_path", old.get("class_path")
-        ) != old.get("class_path"):
-            merged[key] = value
-        else:
+        is_merged = is_group and isinstance(value, dict) and isinstance(old, dict)
+        if is_merged and value.get("class_path", old.get("class_path")) == old.get("class_path"):
             merged[key] = merge(old, value, depth + 1)
+        else:
+            merged[key] = value
     return merged

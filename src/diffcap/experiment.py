@@ -55,7 +55,7 @@ class Experiment:
     dataset: str = _option("name of the dataset; blocks are scenes that diffcap renders", "blocks")
     method: str = _option("a file of configs/method, or a method of another package", "pcl")
     vlm: str = _option(
-        "vision-language model of METHOD=vlm: user/name on the Hugging Face Hub, or a folder (default: the settings')"
+        "vision-language model of METHOD=vlm: user/name on the Hugging Face Hub, or a folder (default: that of the method's settings)"
     )
     ablation: str = _option("name of an ablation in configs/method/<method>.yaml")
     data: str = _option("source folder with the dataset's official files (default: they are downloaded)")
@@ -63,7 +63,7 @@ class Experiment:
     seed: str = _option("seed for rendering, negatives and training", DEFAULT_SEED)
     logger: str = _option("wandb, tensorboard or none", "wandb")
     trainer: str = _option(
-        "training length: default, short, smoke (seconds) or probe (tells what all of it needs)",
+        "training length: default, short, smoke (seconds) or probe (estimates the time and memory of all of it)",
         "default",
     )
     backbone: str = _option(
@@ -90,8 +90,8 @@ class Experiment:
     captioner: str = _option("stage whose captioner is evaluated: finetune or reinforce", FINETUNE)
     eval: str = _option("what eval evaluates: captions, or retrieval by a pre-training that learns it", CAPTIONS)
     extra: str = _option(
-        "more datasets for the pre-training (METHOD=pcl): cub (a pre-training on CUB before the main one), nabirds (in the main one), "
-        "cub,nabirds, or mixed (both in the main one)"
+        "more datasets for the pre-training (METHOD=pcl): cub (train on CUB first), nabirds (add it to the main one), cub,nabirds, or "
+        "mixed (add both to the main one)"
     )
     pairs: str = _option("number of pairs to render (blocks)")
     config: str = _option("YAML file with these variables and a section of options per stage, or a run's config.yaml")
