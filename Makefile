@@ -30,6 +30,11 @@ KNOWN := $(VARIABLES) PYTHON ARGS MINUTES SEEDS WORLD NAME CHROMIUM $(STAGES:%=%
 GIVEN := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 $(foreach name,$(filter-out $(KNOWN),$(GIVEN)),$(error $(name)= is not a variable of this Makefile; known are $(sort $(KNOWN))))
 
+# Variables that none of the goals uses.
+OF_MANY := $(if $(MANY)$(filter test-web shipped,$(MAKECMDGOALS)),,$(if $(filter $(STAGES),$(MAKECMDGOALS)),SEEDS WORLD MINUTES NAME CHROMIUM))
+UNUSED := $(filter $(OF_MANY) $(if $(filter demo,$(MAKECMDGOALS)),$(filter-out METHOD extract_ARGS,$(VARIABLES))),$(GIVEN))
+$(foreach name,$(UNUSED),$(error make $(MAKECMDGOALS) does not use $(name)=; omit it))
+
 .PHONY: help setup lock $(STAGES) ablation accuracy serve demo test test-all docs test-web lint shipped
 
 help:  ## this list

@@ -306,6 +306,12 @@ def test_the_page_offers_the_captioner_of_a_method_that_is_named(monkeypatch: py
             ["caption", "--checkpoint", "a.ckpt", "b.ckpt", "pairs/"],
             "b.ckpt: a checkpoint, not images; give each one as",
         ),
+        # Before the stages that are missing, which may take hours.
+        (["eval", "--folder=none", "--run=none", "--ensembel=x"], "unknown option --ensembel, did you mean --ensemble"),
+        (
+            ["finetune", "--folder=none", "--run=none", "--methd=scorer"],
+            "unknown option --methd, did you mean --method",
+        ),
     ],
 )
 def test_a_command_refuses_words_that_it_does_not_use(
@@ -332,6 +338,8 @@ def test_a_wrong_word_stops_make_before_anything_runs(project: Path) -> None:
         (["ablation", "negatives_ARGS=--x=1"], "make ablation has no negatives_ARGS; its own options are ARGS"),
         (["demo", "data_ARGS=--x=1"], "make demo has no data_ARGS; its own options are ARGS"),
         (["demo", "MINUTES=4"], "are too few for training"),
+        (["demo", "DATASET=tiles"], "make demo does not use DATASET=; omit it"),
+        (["finetune", "SEEDS=1,2"], "make finetune does not use SEEDS=; omit it"),
     ):
         done = make(project, *words)
         assert done.returncode != 0 and output in done.stderr, done.stderr

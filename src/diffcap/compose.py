@@ -92,9 +92,9 @@ def merge(base: Settings, over: Settings, depth: int = 0) -> Settings:
         is_group = (
             depth == 0 or key == "init_args" or (isinstance(value, dict) and {"class_path", "init_args"} & set(value))
         )
-        is_merged = is_group and isinstance(value, dict) and isinstance(old, dict)
-        if is_merged and value.get("class_path", old.get("class_path")) == old.get("class_path"):
-            merged[key] = merge(old, value, depth + 1)
+        if is_group and isinstance(value, dict) and isinstance(old, dict):
+            is_other_class = value.get("class_path", old.get("class_path")) != old.get("class_path")
+            merged[key] = value if is_other_class else merge(old, value, depth + 1)
         else:
             merged[key] = value
     return merged

@@ -7,6 +7,7 @@ A command has one of two forms:
 * `diffcap eval --checkpoint a.ckpt --out runs/a --folder data/blocks`: options of the stage alone.
 """
 
+import difflib
 import itertools
 import os
 import shlex
@@ -79,7 +80,7 @@ def run_stage(stage: str, words: Sequence[str]) -> None:
             raise DiffcapError(
                 f"OFFLINE=yes: the files of DATASET={e.dataset} would be downloaded; give DATA=<folder with its files>, or omit OFFLINE."
             )
-        _run_missing(stage, e, stage_options)
+        _run_missing(request, e)
         path = record_path(stage, e)
         if path.parent.is_dir() and _is_current(request, path, is_needed):
             if main_process() and any(_is_newer(record_path(*need), path) for need in STAGES[stage].needs(e)):
@@ -151,11 +152,14 @@ def _make_request(stage: str, e: Experiment, stage_options: list[str]) -> Reques
     return Request(stage, settings, stage_options, asked, row.inputs(e), sources)
 
 
-def _run_missing(stage: str, e: Experiment, stage_options: list[str]) -> None:
+def _run_missing(request: Request, e: Experiment) -> None:
     """Run the stages whose results are missing. If a launcher has started several processes, a missing result is an error."""
-    e.check_inputs({stage})
-    for need, experiment in STAGES[stage].needs(e):
-        if is_made(need, experiment):
+    e.check_inputs({request.stage})
+    missing = [need for need in STAGES[request.stage].needs(e) if not is_made(*need)]
+    if missing:
+        _check_options(request)
+    for need, experiment in missing:
+        if is_made(need, experiment):  # by one of the stages before
             continue
         _check_extra(need, experiment, e)
         from diffcap.lit.launch import find_launch
@@ -167,8 +171,19 @@ def _run_missing(stage: str, e: Experiment, stage_options: list[str]) -> None:
                 f"{STAGES[need].folder(experiment)}: the result of the stage {need} is missing, and {launch.launcher} cannot start "
                 f"it; first run `diffcap {' '.join(words)}`, without {launch.launcher}."
             )
-        shared_options = ["--", *stage_options] if need == FIRST else []  # both pre-trainings have the same options
+        shared_options = ["--", *request.words] if need == FIRST else []  # both pre-trainings have the same options
         run_in_process([*words, "--needed", *shared_options])
+
+
+def _check_options(request: Request) -> None:
+    """Refuse misspelt options before hours of other stages. Lightning's own parser is not loaded, so that only names are compared."""
+    for word in request.words:
+        name = word.removeprefix("--").partition("=")[0]
+        near = difflib.get_close_matches(name, NAMES, n=1, cutoff=0.8)
+        if near and word.startswith("--") and request.stage in LIGHTNING:
+            raise DiffcapError(f"unknown option --{name}, did you mean --{near[0]}; `--help` lists every option.")
+    if request.stage not in LIGHTNING:
+        _parse(request)
 
 
 def run_in_process(command: Sequence[str]) -> None:
@@ -251,6 +266,14 @@ def _is_newer(path: Path, reference: Path) -> bool:
     return path.is_file() and path.stat().st_mtime_ns > reference.stat().st_mtime_ns
 
 
+def _parse(request: Request) -> tuple[OneLineErrorParser, Any]:
+    """Parse the options of a stage without Lightning."""
+    parser = OneLineErrorParser(prog=f"diffcap {request.stage}", allow_abbrev=False)
+    parser.add_function_arguments(import_object(STAGES[request.stage].body), as_group=False)
+    namespace = parser.parse_object(request.settings) if request.settings else None
+    return parser, parser.parse_args(request.words, namespace=namespace)
+
+
 def _run_body(request: Request) -> None:
     """Run a stage. Only stages without Lightning are checked here: they do not run if their record has the same options and files."""
     stage, row = request.stage, STAGES[request.stage]
@@ -258,10 +281,7 @@ def _run_body(request: Request) -> None:
     if stage in LIGHTNING:
         body(request)
         return
-    parser = OneLineErrorParser(prog=f"diffcap {stage}", allow_abbrev=False)
-    parser.add_function_arguments(body, as_group=False)
-    namespace = parser.parse_object(request.settings) if request.settings else None
-    options = parser.parse_args(request.words, namespace=namespace)
+    parser, options = _parse(request)
     values = options.as_dict()
     path = Path(row.out(values) or f"data/{values['dataset']}") / RECORDS[stage]
     old = record.read(path)

@@ -6,9 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.unpickling import load_arrays, load_tensors
+
+
+class AttrDict(dict):
+    """As the configuration of some released checkpoints."""
 
 
 class Hostile:
@@ -39,6 +44,43 @@ def test_damage_is_one_sentence(tmp_path):
                 load(file)
     with pytest.raises(DiffcapError, match="file not found"):
         load_arrays(tmp_path / "none")
+
+
+def test_compiled_code_is_not_loaded(tmp_path, capsys):
+    class Speaks(torch.nn.Module):
+        @torch.jit.export
+        def __getstate__(self) -> int:
+            return 1
+
+        @torch.jit.export
+        def __setstate__(self, state: int) -> None:
+            self.training = False
+            print("code ran on load")
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x
+
+    torch.jit.script(Speaks()).save(str(tmp_path / "x.pt"))
+    with pytest.raises(DiffcapError, match=r"refused without running its code: .*TorchScript"):
+        load_tensors(tmp_path / "x.pt")
+    assert "code ran" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("state", [b"(N(dS'__defaults__'\n(I1\ntst", b"(dS'mine'\nI1\ns"], ids=["slots", "dict"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "numpy.core.multiarray\n_reconstruct",
+        "numpy.core.multiarray\nscalar",
+        "numpy.core.numeric\n_frombuffer",
+        "_codecs\nencode",
+        "numpy\ndtype",
+    ],
+)
+def test_a_pickle_changes_none_of_our_functions(tmp_path, name, state):
+    (tmp_path / "x.pkl").write_bytes(b"c" + name.encode() + b"\n" + state + b"b.")
+    with pytest.raises(DiffcapError, match="without running its code"):
+        load_arrays(tmp_path / "x.pkl")
 
 
 def test_the_content_of_an_array_is_bytes(tmp_path):

@@ -143,7 +143,7 @@ def _check_target(folder: Path) -> None:
         raise DiffcapError(f"--out {folder}: is a file; give a folder.")
     found = list(folder.iterdir()) if folder.is_dir() else []
     config = folder / "config.json"  # missing if writing was interrupted
-    is_own = (folder / "model.safetensors").is_file()
+    is_own = {path.name for path in found if not path.name.startswith(".")} == {"model.safetensors"}
     if config.is_file():
         try:
             content = read_json(config)

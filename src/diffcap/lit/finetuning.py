@@ -37,7 +37,7 @@ class Captioning(TrainingModule):
             RSICCformer and Chg2Cap; null for `lr`.
         clip_weights: weights of CLIP, for CLIP4IDC without an adaptation's checkpoint: default, random, or a file.
         resnet_weights: initial weights of the ResNet of RSICCformer and Chg2Cap with `backbone`: default, random, or a file.
-        half_precision_clip: the optimizer of CLIP4IDC's released program, see `optimizers.bert_adam`; it needs `pretrained_lr`.
+        half_precision_clip: the optimizer of CLIP4IDC's released program, see `clip4idc.optimizers.bert_adam`; it needs `pretrained_lr`.
         decoder_clip_value: largest absolute value of a gradient in the captioner's `decoder` and the trained layers of its ResNet
             (RSICCformer: 5); null: no limit.
         decoder_plateau_factor: factor of the decoder's learning rate after every third validation in a row without a new best value
