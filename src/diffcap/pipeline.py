@@ -8,7 +8,6 @@ A command has one of two forms:
 """
 
 import difflib
-import itertools
 import os
 import shlex
 import subprocess
@@ -35,7 +34,7 @@ from diffcap.run_folder import (
 from diffcap.stages import LIGHTNING, RECORDS, STAGES, TRAININGS, ZERO_SHOT, Request, is_made, needed_by, record_path
 from diffcap.utils.console import OneLineErrorParser, experiment_options
 from diffcap.utils.errors import DiffcapError, plain_errors
-from diffcap.utils.settings import read_settings
+from diffcap.utils.settings import own_configs, read_settings
 
 
 def run_stage(stage: str, words: Sequence[str]) -> None:
@@ -331,12 +330,6 @@ def _is_experiment(path: str) -> bool:
     run = content.get("run")
     is_run = isinstance(run, dict) and bool(run.get("method") and run.get("dataset") and run.get("out"))
     return is_run or bool({"dataset", "method", "DATASET", "METHOD"} & set(content))
-
-
-def own_configs(words: Sequence[str]) -> list[str]:
-    """Return the values of `--config` in a command line."""
-    separate = [value for word, value in itertools.pairwise(words) if word == "--config"]
-    return separate + [word.partition("=")[2] for word in words if word.startswith("--config=")]
 
 
 def _print_help(stage: str, stage_options: Sequence[str]) -> None:

@@ -28,7 +28,6 @@ from diffcap.lit.launch import find_launch
 from diffcap.lit.precision import MatmulPrecision, set_precision
 from diffcap.lit.schedules import in_steps
 from diffcap.lit.stage_cli import StageCLI
-from diffcap.pipeline import own_configs
 from diffcap.records import write_json, write_text
 from diffcap.registry import Pretraining, import_object, methods
 from diffcap.run_folder import (
@@ -56,7 +55,7 @@ from diffcap.stages import Request
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.files import atomic_write
 from diffcap.utils.provenance import provenance
-from diffcap.utils.settings import get_config_value, read_settings
+from diffcap.utils.settings import get_config_value, own_configs, read_settings
 
 # Options that do not change the result.
 _NOT_COMPARED = {

@@ -1,7 +1,8 @@
 """Read values from settings files (YAML) without Lightning's command line."""
 
+import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,3 +53,9 @@ def get_config_value(files: Iterable[Path | dict[str, Any]], *keys: str) -> Any:
         if isinstance(value, dict):
             found = value.get(keys[-1], found)
     return found
+
+
+def own_configs(words: Sequence[str]) -> list[str]:
+    """Return the values of `--config` in a command line."""
+    separate = [value for word, value in itertools.pairwise(words) if word == "--config"]
+    return separate + [word.partition("=")[2] for word in words if word.startswith("--config=")]
