@@ -120,7 +120,7 @@ serve: setup  ## a page to point the captioners at two pictures, that of METHOD=
 	$(VENV)/diffcap serve $(OPTIONS) $(ARGS)
 
 # Development.
-test: setup  ## the tests, about 8 minutes on two cores; the quick ones alone: .venv/bin/pytest -m "not slow"
+test: setup  ## the tests, about 10 minutes on two cores; the quick ones alone: .venv/bin/pytest -m "not slow"
 	$(VENV)/pytest -q -n 2 -m "not thorough" $(ARGS)
 
 test-all: setup  ## the tests that `make test` leaves out for their length, too
