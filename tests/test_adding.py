@@ -108,8 +108,8 @@ def test_a_captioner_of_no_registered_method_is_refused_before_training(trained:
     ("value", "expected"),
     [
         ("nowhere:gru.yaml", "the package nowhere has no folder; correct its name"),
-        ("diffcap_toy:DATASET", "is no settings file of a method; write package:<method>.yaml there"),
-        ("diffcap_toy:other.yaml", "is no settings file of a method; write package:<method>.yaml there"),
+        ("diffcap_toy:DATASET", "is not a settings file of a method; write package:<method>.yaml there"),
+        ("diffcap_toy:other.yaml", "is not a settings file of a method; write package:<method>.yaml there"),
     ],
 )
 def test_a_broken_entry_point_is_one_sentence(tmp_path: Path, site: Path, value: str, expected: str) -> None:

@@ -188,7 +188,7 @@ def methods() -> Mapping[str, Method]:
         file = package_folder(point.module, where) / point.attr
         if file.suffix != ".yaml" or not file.is_file():
             raise DiffcapError(
-                f"{where} is no settings file of a method; write package:<method>.yaml there, with that file in the folder of "
+                f"{where} is not a settings file of a method; write package:<method>.yaml there, with that file in the folder of "
                 "the package, and reinstall it."
             )
         _add(found, read_method(file), where)

@@ -29,7 +29,7 @@ def is_repository_name(text: str) -> bool:
 
 
 def check_repository_name(name: str) -> None:
-    """Raise a `DiffcapError` if the text is no name of a repository."""
+    """Raise a `DiffcapError` if the text is not a repository name."""
     if not is_repository_name(name):
         raise DiffcapError(f"{name!r}: not the name of a repository on the Hub; write user/name.")
 

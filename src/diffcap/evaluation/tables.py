@@ -95,7 +95,7 @@ def validation_line(values: Mapping[str, float]) -> str:
 
 
 def print_table(table: Table) -> None:
-    """Print a table, without rich's markup and with control characters escaped; 160 characters wide if the output is no terminal."""
+    """Print a table, without rich's markup and with control characters escaped; 160 characters wide if the output is not a terminal."""
     from rich.console import Console
     from rich.segment import Segment, Segments
 

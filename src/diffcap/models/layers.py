@@ -332,7 +332,7 @@ def take_mask_rows(mask: Tensor | None, positions: Positions) -> Tensor | None:
 
 
 def padded_nonzero(selected: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the indices of each row's true entries in a boolean (B, T), padded with others to (B, Q), and which are no padding."""
+    """Return the indices of each row's true entries in a boolean (B, T), padded with others to (B, Q), and which are not padding."""
     max_count = int(selected.sum(1).max()) if len(selected) else 0
     indices = selected.int().argsort(dim=1, descending=True, stable=True)[:, :max_count]
     return indices, selected.gather(1, indices)

@@ -26,7 +26,7 @@ from diffcap.utils.table import Cell, Table, escape_markdown
 Result = Mapping[str, Any]  # a section of a JSON file
 _DECODING = ("beams", "length_penalty", "ensemble")
 _MAX_SAMPLES = 100_000  # the ends of a 95 % interval then vary by 0.2 % of its width between seeds
-_RESULTS = ("tokenizer", "metrics", "pairs")  # entries of a protocol that are no settings of the evaluation
+_RESULTS = ("tokenizer", "metrics", "pairs")  # entries of a protocol that are not settings of the evaluation
 _ORIGINS = ("method", "seed", "step", "features", "prompt", "sentences", "max_length")  # entries of "provenance"
 
 

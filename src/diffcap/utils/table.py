@@ -38,13 +38,13 @@ def escape_markdown(text: str) -> str:
 class Cell:
     """A number as text."""
 
-    text: str  # empty if there is no number
+    text: str  # "" if there is no number
     std: str = ""  # standard deviation over runs, in the same unit
     fraction: float = 0.0  # length of its bar, or its shade, in HTML, from 0 to 1
     best: bool = False  # of its column
 
     def with_std(self, spread: str) -> str:
-        """The number, then `spread` and the standard deviation; "-" if there is no number."""
+        """Return the number, `spread` and the standard deviation as one text. A missing number is "-"."""
         return (self.text or "-") + (f"{spread}{self.std}" if self.std else "")
 
 

@@ -32,7 +32,7 @@ def find_choices(
 ) -> list[Choice]:
     """What is offered: the checkpoints that were named, those that ship, then the captioners in `runs`, newest first.
 
-    Name, commit and licence of a vision-language model without training are printed. A file below `runs` that is no captioner of
+    Name, commit and licence of a vision-language model without training are printed. A file below `runs` that is not a captioner of
     this diffcap is left out, and stderr says why.
     """
     found: list[tuple[Path, Choice]] = []

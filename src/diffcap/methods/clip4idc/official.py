@@ -90,7 +90,7 @@ def official_sizes(state: State, options: Mapping[str, Any], tables: State) -> S
     if network == _VIT_B_32:
         network = "ViT-B-32-quickgelu"
     ffn_weight = state.get("decoder.decoder.layer.0.intermediate.dense.weight")  # None in stage 1
-    # Authors' code: 32 text positions. In stage 2, a caption has one more token, because its END is no input of the decoder.
+    # Authors' code: 32 text positions. In stage 2, a caption has one more token, because its END is not an input of the decoder.
     default_length = min(32, context) if ffn_weight is None else min(33, context + 1)
     max_length = options["max_length"] or default_length
     model: dict[str, Any] = {

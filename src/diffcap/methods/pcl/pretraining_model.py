@@ -42,7 +42,7 @@ class PCLPretraining(nn.Module):
         pad_mask: mask padding in attention (authors' code: False).
         mvcl_negatives: "predictions" at unmasked positions (authors' code) or the original "features" there (paper).
         temperature: tau of MVCL and FDA (paper and code: 1).
-        single_image: what stands for the missing second image. "absent": its [CLS], appended before the pair encoder (authors'
+        single_image: replacement of the missing second image. "absent": its [CLS], appended before the pair encoder (authors'
             code). "masked": padding that no token attends to (paper). Its patches change nothing and are not computed; its [CLS]
             passes through the single-image encoder alone.
         classes: number of image classes of the task "fgvc" (NABirds: 555); 0: no heads for that task.

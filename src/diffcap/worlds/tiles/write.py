@@ -57,7 +57,7 @@ def write_tiles(
     The files depend only on the settings. The scenes, images and captions of pair k of a seed do not depend on the size of the dataset.
     The splits (85, 5 and 10 %) are random; each has equally many pairs of every change type, and as many without change.
 
-    `jitter`, 0 to 1, is the strength of differences between the dates that are no change: season, light, haze, registration, noise.
+    `jitter`, 0 to 1, is the strength of differences between the dates that are not changes: season, light, haze, registration, noise.
     `workers` are processes, by default one per core, fewer for a small dataset.
     """
     if pairs < 3 * KINDS or pairs % 2:
