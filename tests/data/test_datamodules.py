@@ -12,7 +12,7 @@ from tests.toy import NEGATIVES, SHAPE, batches_of_ranks, pairs, toy_trainer, wr
 from diffcap.data.datamodules import AdaptData, CaptionData, FeatureData
 from diffcap.data.masking import IGNORED
 from diffcap.datasets.registry import LevirProtocol
-from diffcap.evaluation.levir_cc import levir_scoring
+from diffcap.evaluation.remote_sensing import levir_scoring
 from diffcap.features.store import FeatureStore
 from diffcap.methods.pcl.data import PretrainData
 from diffcap.negatives.file import iter_negatives

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from diffcap.evaluation.captions import score_tokens
-from diffcap.methods.clip4idc.retrieval import PairRetrieval
+from diffcap.evaluation.retrieval import PairRetrieval
 
 PAGE = Path(__file__).parents[2] / "docs/protocols.md"
 LEVIR_CC = PAGE.with_name("datasets") / "levir_cc.md"

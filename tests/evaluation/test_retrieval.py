@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from diffcap.methods.clip4idc.retrieval import PairRetrieval, PairToText
+from diffcap.evaluation.retrieval import PairRetrieval, PairToText
 
 
 def naive(pairs: Tensor, texts: Tensor, owners: list[int]) -> dict[str, float]:

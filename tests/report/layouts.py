@@ -9,8 +9,8 @@ import torch
 from diffcap.checkpoints.reading import FORMAT
 from diffcap.datasets import read_pairs
 from diffcap.evaluation.coco import write_predictions
-from diffcap.evaluation.levir_cc import LevirScoring
 from diffcap.evaluation.protocols import evaluate
+from diffcap.evaluation.remote_sensing import LevirScoring
 from diffcap.features.writer import StoreWriter
 from diffcap.methods.scorer.model import SCORER
 from diffcap.models.captioner import Captioner

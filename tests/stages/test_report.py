@@ -23,8 +23,8 @@ from tests.report.layouts import (
 from tests.report.test_page import blocks_of
 
 from diffcap.datasets.registry import LevirProtocol
-from diffcap.evaluation.levir_cc import levir_scoring
 from diffcap.evaluation.protocols import evaluate
+from diffcap.evaluation.remote_sensing import levir_scoring
 from diffcap.records import ChangePair, Dataset, file_hash, read_json, write_dataset, write_json
 
 SCRIPT = str(Path(__file__).parents[2] / "stages" / "report.py")

@@ -16,6 +16,7 @@ from torch import Tensor
 import diffcap
 from diffcap.checkpoints.loading import build_captioner, build_pretraining
 from diffcap.checkpoints.reading import FORMAT, is_finite
+from diffcap.datasets.registry import RELEASED_CHECKPOINTS_DATASET, get_dataset
 from diffcap.features.preprocessing import RCC_STD, ResizeNormalize, ResizeOnly
 from diffcap.records import read_json
 from diffcap.registry import get_method, import_object, methods
@@ -81,7 +82,7 @@ class ImportOptions:
     coordinates: bool | None = None  # yes if the number of channels is two more than a multiple of four, such as 1026
     grid: tuple[int, int] | None = None
     intra_layers: int | None = None
-    dataset: str = "clevr_change"
+    dataset: str = RELEASED_CHECKPOINTS_DATASET
 
 
 def get_importer(method: str) -> Importer:
@@ -200,7 +201,7 @@ def import_official(
                 "train_seconds": 0.0,
                 "method": method,
                 "hyperparameters": model,
-                "tokenizer": "raw" if options.dataset == "birds2words" else "ptb",
+                "tokenizer": get_dataset(options.dataset).tokenizer,
                 "imported_from": Path(path).name,
             },
             "state_dict": {f"captioner.{name}": value.contiguous() for name, value in renamed.items()},

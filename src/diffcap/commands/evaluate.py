@@ -90,9 +90,9 @@ def evaluate(
     from diffcap.checkpoints.reading import checkpoint_record
     from diffcap.evaluation.captions import ALL_METRICS, unavailable_metrics
     from diffcap.evaluation.coco import write_predictions, write_references
-    from diffcap.evaluation.levir_cc import levir_protocol, levir_scoring
     from diffcap.evaluation.protocols import dataset_protocol, groups_of, remarks
     from diffcap.evaluation.protocols import evaluate as score
+    from diffcap.evaluation.remote_sensing import levir_protocol, levir_scoring
     from diffcap.evaluation.slots import ATTRIBUTES
     from diffcap.evaluation.tables import metrics_table, print_scores, print_table
     from diffcap.lit.decoding import decode

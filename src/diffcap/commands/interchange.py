@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
+from diffcap.datasets.registry import RELEASED_CHECKPOINTS_DATASET
 from diffcap.utils.console import echo
 from diffcap.utils.errors import DiffcapError
 
@@ -25,7 +26,7 @@ def import_(
     file: Path,
     vocabulary: Path | None = None,
     out: Path | None = None,
-    dataset: str = "clevr_change",
+    dataset: str = RELEASED_CHECKPOINTS_DATASET,
     heads: int = 8,
     vision_heads: int | None = None,
     max_length: int | None = None,

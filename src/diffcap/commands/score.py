@@ -5,6 +5,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
+from diffcap.datasets.registry import ProtocolName
 from diffcap.evaluation.captions import Tokenizer
 from diffcap.utils.console import echo, print_json
 from diffcap.utils.errors import DiffcapError
@@ -18,7 +19,7 @@ def score(
     dataset: str | None = None,
     folder: Path | None = None,
     split: Literal["test", "val", "train"] = "test",
-    protocol: Literal["text", "levir_cc"] = "text",
+    protocol: ProtocolName = "text",
 ) -> None:
     """Score a file of captions: BLEU-1..4, METEOR, ROUGE-L, CIDEr-D, and SPICE if its jars are installed.
 
@@ -80,8 +81,8 @@ def _score_split(
 ) -> dict[str, Any]:
     from diffcap.datasets.registry import datasets
     from diffcap.evaluation.coco import read_other_predictions
-    from diffcap.evaluation.levir_cc import LevirScoring, levir_protocol, levir_scoring
     from diffcap.evaluation.protocols import dataset_protocol, evaluate
+    from diffcap.evaluation.remote_sensing import LevirScoring, levir_protocol, levir_scoring
     from diffcap.records import read_dataset, take_changes
 
     dataset = read_dataset(folder)

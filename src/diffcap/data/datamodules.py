@@ -23,6 +23,7 @@ from diffcap.datasets.registry import get_dataset
 from diffcap.features.store import FeatureStore
 from diffcap.records import ChangePair, Changes, read_dataset, take_changes
 from diffcap.text.vocabularies import AnyLayout, vocabulary_for
+from diffcap.text.vocabulary import DEFAULT_LAYOUT
 from diffcap.utils.errors import DiffcapError
 
 Samples = Literal["captions", "pairs", "scenes"]
@@ -73,7 +74,7 @@ class FeatureData(pl.LightningDataModule):
         val_limit: int | None = None,
         num_workers: int | None = None,
         seed: int = 1234,
-        vocabulary_layout: AnyLayout = "pcl",
+        vocabulary_layout: AnyLayout = DEFAULT_LAYOUT,
         changes: Changes | None = None,
         multi: dict[str, int] | None = None,
         vocabulary_with: list[str] | None = None,
@@ -103,7 +104,7 @@ class FeatureData(pl.LightningDataModule):
         if not self.takes_single_images and any(pair.after is None for pair in train):
             raise DiffcapError(
                 f"{self.dataset.name}: has single images, which only pre-training can use (make pretrain DATASET=<pairs> "
-                "EXTRA=cub); give a dataset of pairs."
+                f"EXTRA={self.dataset.name}); give a dataset of pairs."
             )
         other_pairs = [pair for other_folder in vocabulary_with or [] for pair in read_dataset(other_folder).pairs]
         counted_pairs = [
@@ -132,7 +133,7 @@ class FeatureData(pl.LightningDataModule):
         if not pairs and any("class" in pair.extra for pair in self.dataset.pairs):
             raise DiffcapError(
                 f"{self.dataset.name}: its images have classes and no captions, so it can only be added to the pre-training on "
-                "another dataset (make pretrain DATASET=<pairs> EXTRA=nabirds)."
+                f"another dataset (make pretrain DATASET=<pairs> EXTRA={self.dataset.name})."
             )
         if not pairs:
             raise DiffcapError(f"{self.dataset.name}: its manifest has no {split} pairs with captions; add some.")

@@ -9,16 +9,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from types import MappingProxyType
-from typing import Literal
+from typing import ClassVar, Literal
 
 from diffcap.datasets import no_change
 from diffcap.registry import Method, load_plugins
 
+RELEASED_CHECKPOINTS_DATASET = "clevr_change"  # most methods' authors released checkpoints of this dataset
+ProtocolName = Literal["text", "levir_cc"]  # how captions are scored
+
 
 @dataclass(frozen=True)
 class LevirProtocol:
-    """Settings of the protocol `levir_cc` for a dataset, see `diffcap.evaluation.levir_cc`."""
+    """Settings of the protocol `levir_cc` for a dataset, see `diffcap.evaluation.remote_sensing`."""
 
+    name: ClassVar[ProtocolName] = "levir_cc"
     no_change: tuple[str, ...] = no_change.LEVIR_CC  # the sentences of pairs without change, see `no_change.plain`
     # How often a word must occur in all splits to have an id of its own; authors' code of RSICCformer, SEN, Change-Agent, RSCaMa: > 5.
     min_count: int = 6
@@ -47,6 +51,7 @@ class DatasetSpec:
     network: str | None = (
         None  # import path of the function that builds its backbone (`features.blocks_backbone.build`)
     )
+    tokenizer: Literal["ptb", "raw"] = "ptb"  # of the metrics, for imported checkpoints; "raw": split at spaces
     tagger: str = "english"  # part-of-speech tagger of the hard negatives
     # Folder with <name>.yaml, settings that all training stages take on, as "package:folder"; by default dataset in diffcap's own.
     configs: str | None = None
@@ -87,6 +92,7 @@ BUILT_IN = (
         "Birds-to-Words",
         "diffcap.datasets.photos:read_birds2words",
         photo_urls="diffcap.datasets.photos:photo_urls",
+        tokenizer="raw",
     ),
     DatasetSpec(
         "blocks",

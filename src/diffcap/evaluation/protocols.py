@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from diffcap.evaluation.captions import ALL_METRICS, Tokenizer, score_together, tokenize_together, unavailable_metrics
-from diffcap.evaluation.levir_cc import LevirScoring, accuracies, id_text, with_levir_columns
+from diffcap.evaluation.remote_sensing import LevirScoring, accuracies, id_text, with_levir_columns
 from diffcap.evaluation.slots import slot_accuracy
 from diffcap.evaluation.tables import caption_notes
 from diffcap.records import RESERVED_CHANGE_TYPES, ChangePair
@@ -137,7 +137,7 @@ def evaluate_systems(
         }
         if levir and vocabulary:
             id_protocol = {
-                "name": "levir_cc",
+                "name": levir.name,
                 "tokenizer": "ids",
                 "vocabulary": levir.rule,
                 "vocabulary_size": len(vocabulary),  # with the special tokens

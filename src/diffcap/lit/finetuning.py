@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from diffcap.evaluation.captions import Tokenizer
-from diffcap.evaluation.levir_cc import RELEASED_LAYOUTS, id_text
 from diffcap.evaluation.metric import CaptionMetric
+from diffcap.evaluation.remote_sensing import RELEASED_LAYOUTS, id_text
 from diffcap.lit.schedules import DecoderPlateau, Schedule
 from diffcap.lit.training import TrainingModule, adamw, init_from
 from diffcap.models.captioner import Captioner
@@ -32,7 +32,7 @@ class Captioning(TrainingModule):
         init_from: checkpoint of the pre-training stage.
         init_without: parts of the captioner ("trunk.pair_encoder") that keep their initial weights in spite of `init_from`.
         tokenizer: of the validation scores: "ptb"; "raw" as in IDC-PCL; or "ids" as in RSICCformer and Chg2Cap: the ids of words are
-            scored, so that an unknown word matches each rare word, see `evaluation.levir_cc`.
+            scored, so that an unknown word matches each rare word, see `evaluation.remote_sensing`.
         pretrained_lr: learning rate of the captioner's pretrained parameters: CLIP in CLIP4IDC, the trained layers of the ResNet in
             RSICCformer and Chg2Cap; null for `lr`.
         clip_weights: weights of CLIP, for CLIP4IDC without an adaptation's checkpoint: default, random, or a file.

@@ -16,8 +16,8 @@ from diffcap.datasets.registry import get_dataset
 from diffcap.evaluation.baselines import Array, most_common_captions, nearest_captions, pair_vectors
 from diffcap.evaluation.captions import cider_per_pair
 from diffcap.evaluation.coco import read_other_predictions
-from diffcap.evaluation.levir_cc import levir_protocol, levir_scoring
 from diffcap.evaluation.protocols import evaluate_systems, remarks
+from diffcap.evaluation.remote_sensing import levir_protocol, levir_scoring
 from diffcap.evaluation.tables import caption_notes
 from diffcap.features.store import FeatureStore
 from diffcap.records import ChangePair, Dataset, file_hash, read_dataset, take_changes

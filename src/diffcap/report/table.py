@@ -196,7 +196,8 @@ def id_note(vocabularies: Rows) -> str:
     texts = list(systems)
     if len(systems) > 1:
         texts = [f"{' / '.join(names)}: {text}" for text, names in systems.items()]
-    return f"Protocol levir_cc: scores of word ids. Vocabulary: {'; '.join(texts)}. METEOR depends on the vocabulary."
+    protocol_name = next(iter(vocabularies.values()))["name"]
+    return f"Protocol {protocol_name}: scores of word ids. Vocabulary: {'; '.join(texts)}. METEOR depends on the vocabulary."
 
 
 def localisation_table(localisation: Rows) -> Table:

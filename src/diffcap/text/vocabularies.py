@@ -7,14 +7,14 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Literal, get_args
 
 from diffcap.text.hub import HubVocabulary, hub_vocabulary
-from diffcap.text.vocabulary import Vocabulary, build_vocabulary
+from diffcap.text.vocabulary import LayoutName, Vocabulary, build_vocabulary
 from diffcap.utils.errors import DiffcapError
 
 if TYPE_CHECKING:
     from open_clip.tokenizer import SimpleTokenizer
 
 ClipLayout = Literal["clip", "clip_used", "clip_released"]
-AnyLayout = Literal["pcl", "rcc", "rcc_tokens", "rsicc", "chg2cap", "clip", "clip_used", "clip_released", "hub"]
+AnyLayout = Literal[LayoutName, ClipLayout, "hub"]
 
 
 @functools.cache

@@ -13,6 +13,7 @@ from diffcap.records import json_text, update_text
 
 SPECIALS = ("<PAD>", "<BOS>", "<EOS>", "<UNK>", "<CLS>", "<MASK>")  # ids 0 to 5; BOS 1 and MASK 5 as in IDC-PCL's code
 LayoutName = Literal["pcl", "rcc", "rcc_tokens", "rsicc", "chg2cap"]
+DEFAULT_LAYOUT: LayoutName = "pcl"
 
 _TOKEN = re.compile(r"``|[^\W_]+|[^\w\s]|_")
 _ANIMAL = re.compile(r"\banimal\s+([12])\b")  # "Animal 1" of the Birds-to-Words annotators
@@ -79,7 +80,7 @@ class Layout(NamedTuple):
     reserved: int = 0  # positions at the end of the sequence that a caption never uses
     padding_is_eos: bool = False  # whether padding ends a caption when ids are decoded (authors' code of "rcc")
     last_specials: tuple[str, ...] = ()  # the special tokens with the ids after the words
-    scored_as_ids: bool = False  # whether the code base scores the ids of its captions, see `evaluation.levir_cc`
+    scored_as_ids: bool = False  # whether the code base scores the ids of its captions, see `evaluation.remote_sensing`
     sorts_words: bool = True  # of `build_vocabulary`; False: words in the order of their first appearance
 
 
@@ -110,7 +111,7 @@ LAYOUTS: dict[LayoutName, Layout] = {
 class Vocabulary:
     """Ids of words: the special tokens of a layout, `words` in the given order, then the layout's last special tokens."""
 
-    def __init__(self, words: list[str], layout: LayoutName = "pcl") -> None:
+    def __init__(self, words: list[str], layout: LayoutName = DEFAULT_LAYOUT) -> None:
         self.words, self.layout = list(words), layout  # a list, so that a checkpoint can store it
         self._layout = LAYOUTS[layout]
         self.family = self._layout.family  # models check it
@@ -157,7 +158,7 @@ class Vocabulary:
 
 
 def build_vocabulary(
-    captions: Iterable[str | Sequence[str]], min_count: int = 1, layout: LayoutName = "pcl"
+    captions: Iterable[str | Sequence[str]], min_count: int = 1, layout: LayoutName = DEFAULT_LAYOUT
 ) -> Vocabulary:
     """Collect the words that occur at least `min_count` times, in the order of the layout.
 

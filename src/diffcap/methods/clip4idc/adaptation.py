@@ -5,12 +5,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from diffcap.evaluation.retrieval import PairRetrieval
 from diffcap.evaluation.tables import validation_line
 from diffcap.lit.schedules import Schedule
 from diffcap.lit.training import TrainingModule, adamw, init_from
 from diffcap.methods.clip4idc.model import CLIP4IDCAdaptation
 from diffcap.methods.clip4idc.optimizers import bert_adam
-from diffcap.methods.clip4idc.retrieval import PairRetrieval, add_to_metric
+from diffcap.methods.clip4idc.retrieval import add_to_metric
 from diffcap.methods.clip4idc.weights import load_clip
 from diffcap.models.clip import clamp_logit_scale_
 from diffcap.utils.errors import DiffcapError

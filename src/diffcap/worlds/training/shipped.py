@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from diffcap.evaluation.retrieval import PairRetrieval
 from diffcap.lit.schedules import make_lr_lambda
 from diffcap.losses.pair_text import pair_text_contrastive_loss
-from diffcap.methods.clip4idc.retrieval import PairRetrieval
 from diffcap.models.clip import PairTower, TextTower, build_clip, clamp_logit_scale_
 from diffcap.text.vocabularies import build_clip_vocabulary
 from diffcap.utils.files import atomic_write

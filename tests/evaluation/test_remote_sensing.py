@@ -19,8 +19,8 @@ from diffcap.datasets.no_change import is_no_change
 from diffcap.datasets.registry import LevirProtocol, datasets
 from diffcap.evaluation.captions import FAST_METRICS
 from diffcap.evaluation.coco import read_predictions
-from diffcap.evaluation.levir_cc import LevirScoring, accuracies, id_text, levir_protocol, levir_scoring
 from diffcap.evaluation.protocols import evaluate, evaluate_systems
+from diffcap.evaluation.remote_sensing import LevirScoring, accuracies, id_text, levir_protocol, levir_scoring
 from diffcap.features.writer import StoreWriter
 from diffcap.records import ChangePair, read_dataset
 from diffcap.report.rows import score_row

@@ -1,0 +1,110 @@
+"""Retrieval of image pairs by captions and of captions by image pairs: recall and mean rank (CLIP4IDC, README).
+
+Letters: P pairs, C captions, E embedding width.
+"""
+
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torchmetrics import Metric
+from torchmetrics.utilities import dim_zero_cat
+
+RECALL_KS = (1, 5, 10)
+PairToText = Literal["captions", "pairs"]
+
+
+class PairRetrieval(Metric):
+    """R@1, R@5, R@10 and mean rank in both directions, by cosine similarity.
+
+    "t2p" is the rank of each caption's pair among all pairs. Equal similarities get the worst rank, and so does NaN.
+
+    Args:
+        pair_to_text: candidates that "p2t" ranks for each pair.
+            "captions": all captions. The rank is that of the pair's best caption; equal similarities get the worst rank.
+            "pairs": all pairs, each with its best caption. The rank is that of the pair itself; equal similarities get the best
+            rank, because several pairs may share a caption (authors' code of CLIP4IDC).
+
+    Example:
+        >>> metric = PairRetrieval()
+        >>> pairs, captions = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[0.9, 0.1], [0.8, 0.6]])
+        >>> metric.update(pairs, torch.tensor([0, 1]), captions, torch.tensor([0, 1]), torch.tensor([0, 1]))
+        >>> scores = metric.compute()
+        >>> scores["t2p_R@1"].item(), scores["t2p_mean_rank"].item(), scores["p2t_R@1"].item()
+        (0.5, 1.5, 1.0)
+    """
+
+    full_state_update = False
+    higher_is_better = None
+    pairs: list[Tensor]
+    pair_numbers: list[Tensor]
+    texts: list[Tensor]
+    text_numbers: list[Tensor]
+    text_pair_numbers: list[Tensor]
+
+    def __init__(self, pair_to_text: PairToText = "captions", **options: Any) -> None:
+        super().__init__(**options)
+        self.pair_to_text = pair_to_text
+        for name in ("pairs", "pair_numbers", "texts", "text_numbers", "text_pair_numbers"):
+            self.add_state(name, [], dist_reduce_fx="cat")
+
+    def update(
+        self, pairs: Tensor, pair_numbers: Tensor, texts: Tensor, text_numbers: Tensor, text_pair_numbers: Tensor
+    ) -> None:
+        """Add embeddings of pairs (P, E) and captions (C, E), their numbers in the dataset, and each caption's pair (C,)."""
+        self.pairs.append(F.normalize(pairs.float(), dim=-1))
+        self.pair_numbers.append(pair_numbers)
+        self.texts.append(F.normalize(texts.float(), dim=-1))
+        self.text_numbers.append(text_numbers)
+        self.text_pair_numbers.append(text_pair_numbers)
+
+    def compute(self) -> dict[str, Tensor]:
+        """Return `t2p_R@1`, `t2p_R@5`, `t2p_R@10` (fractions), `t2p_mean_rank` (1 is best), and the same for `p2t`.
+
+        Lightning repeats pairs so that all processes have the same number; each pair and caption counts once.
+        """
+        pair_rows, pair_numbers = _first_occurrences(dim_zero_cat(self.pair_numbers))
+        text_rows, _ = _first_occurrences(dim_zero_cat(self.text_numbers))
+        pairs = dim_zero_cat(self.pairs)[pair_rows]
+        texts = dim_zero_cat(self.texts)[text_rows]
+        text_pair_numbers = dim_zero_cat(self.text_pair_numbers)[text_rows]
+        similarity = texts @ pairs.T  # (C, P)
+        is_match = text_pair_numbers[:, None] == pair_numbers  # (C, P)
+        ranks = {"t2p": _rank_of_match(similarity, is_match)}
+        if self.pair_to_text == "pairs":
+            ranks["p2t"] = _rank_among_pairs(similarity, is_match)
+        else:
+            ranks["p2t"] = _rank_of_match(similarity.T, is_match.T)
+        scores: dict[str, Tensor] = {}
+        for direction, rank in ranks.items():
+            scores |= {f"{direction}_R@{k}": (rank <= k).float().mean() for k in RECALL_KS}
+            scores[f"{direction}_mean_rank"] = rank.float().mean()
+        return scores
+
+
+def _rank_of_match(similarity: Tensor, is_match: Tensor) -> Tensor:
+    """Rank the best match of each query (row) among the other candidates (columns); ties and NaN get the worst rank: (rows,)."""
+    best_match = similarity.masked_fill(~is_match, float("-inf")).amax(1, keepdim=True)
+    is_less_similar = similarity < best_match
+    return 1 + (~is_less_similar & ~is_match).sum(1)
+
+
+def _rank_among_pairs(similarity: Tensor, is_match: Tensor) -> Tensor:
+    """Rank each pair among all pairs by their best captions, from (C, P); ties get the best rank, NaN the last one: (P,)."""
+    pair_count = similarity.shape[1]
+    pair_of_text = is_match.int().argmax(1)  # (C,)
+    best = similarity.new_full((pair_count, pair_count), float("-inf"))
+    index = pair_of_text[:, None].expand_as(similarity)
+    # best[i, j]: the greatest similarity of a caption of pair i with pair j.
+    best = best.scatter_reduce(0, index, similarity, "amax")
+    own_best = best.diagonal()
+    return torch.where(own_best.isnan(), pair_count, 1 + (best > own_best).sum(0))
+
+
+def _first_occurrences(numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the index of the first occurrence of each distinct number, and the distinct numbers."""
+    unique, inverse = numbers.unique(return_inverse=True)
+    first = torch.full((len(unique),), len(numbers), device=numbers.device)
+    first = first.scatter_reduce(0, inverse, torch.arange(len(numbers), device=numbers.device), "amin")
+    return first, unique
