@@ -22,7 +22,7 @@ from diffcap.models.generation import (
     sample_from,
     token_log_probabilities,
 )
-from diffcap.text.vocabularies import ClipVocabulary, vocabulary_of
+from diffcap.text.vocabularies import ClipVocabulary, restore_vocabulary
 
 
 class Table(Captioner):
@@ -134,7 +134,7 @@ def test_a_caption_ends_for_the_search_where_it_ends_for_the_vocabulary(name: st
         model.bos_id, model.eos_id = vocabulary.bos, vocabulary.eos  # of CLIP's own size
         word = 320
     else:
-        vocabulary = vocabulary_of([f"w{number}" for number in range(10)], model.vocabulary_layout)  # type: ignore[arg-type]
+        vocabulary = restore_vocabulary([f"w{number}" for number in range(10)], model.vocabulary_layout)  # type: ignore[arg-type]
         word = len(vocabulary) - 1
     one, two = (vocabulary.decode([model.bos_id, *[word] * count]) for count in (1, 2))
     assert one != two

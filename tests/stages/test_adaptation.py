@@ -17,7 +17,7 @@ from diffcap.data.pair_table import PairTable, RetrievalDataset
 from diffcap.features.store import FeatureStore
 from diffcap.records import read_dataset
 from diffcap.run_folder import stage_of
-from diffcap.text.vocabularies import vocabulary_of
+from diffcap.text.vocabularies import restore_vocabulary
 
 SMALL = (
     *("--data.batch_size=6", "--data.features=blocks_pixels", "--trainer.accelerator=cpu"),
@@ -151,7 +151,7 @@ def test_retrieval_on_the_test_split_is_that_of_a_loop_over_its_change_pairs(
 ) -> None:
     state = read_checkpoint(adapted / "best.ckpt")
     model, metadata = build_pretraining(state).eval(), state["diffcap"]
-    vocabulary = vocabulary_of(metadata["words"], metadata["vocabulary_layout"])
+    vocabulary = restore_vocabulary(metadata["words"], metadata["vocabulary_layout"])
     pairs = [pair for pair in read_dataset(pixels).pairs if pair.split == "test" and not pair.is_distractor]
     table = PairTable(pairs, FeatureStore.open(pixels / "features/blocks_pixels"), vocabulary, 32)
     batch = RetrievalDataset(table).__getitems__(list(range(len(pairs))))

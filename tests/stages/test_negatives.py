@@ -12,7 +12,7 @@ import pytest
 
 from diffcap.negatives.file import iter_negatives
 from diffcap.records import ChangePair, manifest_text, write_text
-from diffcap.text.stanza_tagger import SHIPPED
+from diffcap.text.stanza_tagger import SHIPPED_TAGGERS
 from diffcap.utils.errors import DiffcapError
 from diffcap.worlds.blocks.captions import write_captions
 from diffcap.worlds.blocks.scenes import CHANGES, sample_triples
@@ -151,8 +151,8 @@ def test_broken_files_are_one_sentence(tmp_path: Path) -> None:
     write_scenes(tmp_path, 3)
     broken = tmp_path / "tagger"
     broken.mkdir()
-    (broken / "resources.json").write_text((SHIPPED["blocks"] / "resources.json").read_text())
-    (broken / "tagger.pt").write_bytes((SHIPPED["blocks"] / "tagger.pt").read_bytes()[:3000])
+    (broken / "resources.json").write_text((SHIPPED_TAGGERS["blocks"] / "resources.json").read_text())
+    (broken / "tagger.pt").write_bytes((SHIPPED_TAGGERS["blocks"] / "tagger.pt").read_bytes()[:3000])
     done = run(tmp_path, f"--tagger={broken}")
     assert done.returncode == 1 and "cannot load this tagger" in done.stderr and done.stderr.count("\n") == 1
     assert not (tmp_path / "negatives.jsonl").exists()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from diffcap.text import tagging
-from diffcap.text.stanza_tagger import SHIPPED, find_tagger, read_conllu, write_conllu
+from diffcap.text.stanza_tagger import SHIPPED_TAGGERS, find_tagger, read_conllu, write_conllu
 from diffcap.text.tagging import split_sentences, tag_sentences
 from diffcap.utils.errors import DiffcapError
 from diffcap.worlds.blocks.captions import LEXICON, tag
@@ -55,7 +55,7 @@ def test_known_sentences_are_not_tagged_again(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_torn_file_is_mended_to_the_undisturbed_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tagging, "CHUNK", 8)
+    monkeypatch.setattr(tagging, "CHUNK_SIZE", 8)
     cache = tmp_path / "tags.jsonl"
     whole = tag_sentences(CAPTIONS, "blocks", cache, workers=1)
     text = cache.read_bytes()
@@ -76,14 +76,14 @@ def test_tags_of_another_tagger_are_not_taken(tmp_path: Path) -> None:
 
 def a_folder(path: Path, weights: bytes | None = None) -> Path:
     path.mkdir()
-    (path / "resources.json").write_text((SHIPPED["blocks"] / "resources.json").read_text())
+    (path / "resources.json").write_text((SHIPPED_TAGGERS["blocks"] / "resources.json").read_text())
     if weights is not None:
         (path / "tagger.pt").write_bytes(weights)
     return path
 
 
 def test_a_local_folder_is_a_tagger(tmp_path: Path) -> None:
-    folder = a_folder(tmp_path / "mine", (SHIPPED["blocks"] / "tagger.pt").read_bytes())
+    folder = a_folder(tmp_path / "mine", (SHIPPED_TAGGERS["blocks"] / "tagger.pt").read_bytes())
     assert find_tagger(str(folder)).identity == find_tagger("blocks").identity
     assert tag_sentences(CAPTIONS[:1], str(folder)) == {CAPTIONS[0]: gold(CAPTIONS[0])}
 
@@ -91,8 +91,8 @@ def test_a_local_folder_is_a_tagger(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_truncated_model_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
-    monkeypatch.setattr(tagging, "CHUNK", 5)
-    folder = a_folder(tmp_path / "mine", (SHIPPED["blocks"] / "tagger.pt").read_bytes()[:5000])
+    monkeypatch.setattr(tagging, "CHUNK_SIZE", 5)
+    folder = a_folder(tmp_path / "mine", (SHIPPED_TAGGERS["blocks"] / "tagger.pt").read_bytes()[:5000])
     with pytest.raises(DiffcapError, match=r"tagger\.pt: Stanza cannot load this tagger") as caught:
         tag_sentences(CAPTIONS, str(folder), workers=workers)
     assert "\n" not in str(caught.value)
@@ -123,7 +123,10 @@ def test_english_offline_names_the_way_out(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.slow
 def test_english_is_what_stanza_keeps_on_this_machine(tmp_path: Path) -> None:
     """A folder of Stanza's own form, as its download leaves it, with the tiny tagger in the place of the real one."""
-    files = {"tokenize": ("none", b"never loaded"), "pos": ("captions", (SHIPPED["blocks"] / "tagger.pt").read_bytes())}
+    files = {
+        "tokenize": ("none", b"never loaded"),
+        "pos": ("captions", (SHIPPED_TAGGERS["blocks"] / "tagger.pt").read_bytes()),
+    }
     packages = {processor: name for processor, (name, _) in files.items()}
     english: dict[str, object] = {"lang_name": "English", "packages": {"default": packages}}
     for processor, (name, content) in files.items():

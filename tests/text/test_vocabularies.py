@@ -3,7 +3,7 @@
 import pytest
 from open_clip.tokenizer import SimpleTokenizer
 
-from diffcap.text.vocabularies import ClipVocabulary, build_clip_vocabulary, vocabulary_for, vocabulary_of
+from diffcap.text.vocabularies import ClipVocabulary, build_any_vocabulary, build_clip_vocabulary, restore_vocabulary
 
 CAPTIONS = ["The shiny cube moved!", "a tiny sphere has vanished", "the tiny cube is gone"]
 
@@ -19,13 +19,13 @@ def test_clips_own_ids() -> None:
 
 @pytest.mark.parametrize("layout", ["clip", "clip_used", "clip_released"])
 def test_there_and_back(layout) -> None:
-    vocabulary = vocabulary_for(CAPTIONS, 1, layout)
+    vocabulary = build_any_vocabulary(CAPTIONS, 1, layout)
     for caption in CAPTIONS[1:]:
         ids = vocabulary.encode(caption, 20)
         assert ids[0] == vocabulary.bos == len(vocabulary) - 2 and ids[-1] == vocabulary.eos == len(vocabulary) - 1
         assert vocabulary.decode([*ids, vocabulary.pad, 5]) == caption
         assert vocabulary.decode([*ids[1:-1], vocabulary.pad, 5]) == caption
-    again = vocabulary_of(vocabulary.words, layout)
+    again = restore_vocabulary(vocabulary.words, layout)
     assert again.encode(CAPTIONS[0], 20) == vocabulary.encode(CAPTIONS[0], 20)
 
 

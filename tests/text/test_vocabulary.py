@@ -4,7 +4,6 @@ from pathlib import Path
 import pytest
 
 from diffcap.text.vocabulary import (
-    SPECIALS,
     LayoutName,
     Vocabulary,
     build_vocabulary,
@@ -77,7 +76,7 @@ def test_repeated_word_is_refused() -> None:
 def test_the_file_has_special_tokens_and_words(tmp_path: Path) -> None:
     write_vocabulary(tmp_path / "vocabulary.json", VOCABULARY)
     content = json.loads((tmp_path / "vocabulary.json").read_text())
-    assert content == {"specials": list(SPECIALS), "words": VOCABULARY.words}
+    assert content == {"specials": ["<PAD>", "<BOS>", "<EOS>", "<UNK>", "<CLS>", "<MASK>"], "words": VOCABULARY.words}
 
 
 def test_the_other_layout_is_that_of_scorer_and_dirl() -> None:

@@ -13,7 +13,7 @@ from diffcap.checkpoints.reading import CAPTIONING_STAGES, CONFIG, WEIGHTS, read
 from diffcap.models.captioner import Captioner
 from diffcap.registry import base_model_function, import_object, methods
 from diffcap.run_folder import METRICS
-from diffcap.text.vocabularies import AnyVocabulary, vocabulary_of
+from diffcap.text.vocabularies import AnyVocabulary, restore_vocabulary
 from diffcap.utils.errors import DiffcapError, wrap_errors
 
 IMAGES = "*.png"  # in the top folder of a repository
@@ -137,7 +137,7 @@ def build_captioner(
     elif base is not None:
         raise DiffcapError(f"{path}: its captioner has no base model; remove --base.")
     else:
-        vocabulary = vocabulary_of(metadata["words"], metadata["vocabulary_layout"])
+        vocabulary = restore_vocabulary(metadata["words"], metadata["vocabulary_layout"])
         if len(vocabulary) < arguments["vocabulary_size"]:
             raise ValueError(
                 f"it has {len(vocabulary)} words, special tokens included, but vocabulary_size is {arguments['vocabulary_size']}"

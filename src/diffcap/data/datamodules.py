@@ -22,7 +22,7 @@ from diffcap.data.workers import worker_options
 from diffcap.datasets.registry import get_dataset
 from diffcap.features.store import FeatureStore
 from diffcap.records import ChangePair, Changes, read_dataset, take_changes
-from diffcap.text.vocabularies import AnyLayout, vocabulary_for
+from diffcap.text.vocabularies import AnyLayout, build_any_vocabulary
 from diffcap.text.vocabulary import DEFAULT_LAYOUT
 from diffcap.utils.errors import DiffcapError
 
@@ -42,7 +42,7 @@ class FeatureData(pl.LightningDataModule):
         max_length: maximum number of ids of a caption, with BOS and EOS; longer captions are cut.
         mask_ratio: probability that a word, or a patch in MVCL, is masked (paper: 0.15).
         swap: swap the default and the nonsemantic image with probability 1/2 (augmentation of SCORER and DIRL).
-        trim: remove padding that no caption of the batch needs; the results are the same where padding is masked.
+        trim: remove padding that no caption of the batch needs; the results are the same for models that mask padding.
         val_limit: validate on the first pairs only; null for all.
         num_workers: worker processes of the data loaders, per rank; null: 6 beside a GPU, otherwise 0. The batches do not depend on it.
         seed: seed of all random choices.
@@ -58,7 +58,7 @@ class FeatureData(pl.LightningDataModule):
     """
 
     takes_single_images: ClassVar[bool] = False
-    classes = 0  # number of image classes, for the task fgvc
+    classes = 0  # number of image classes, for a pre-training that classifies images
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class FeatureData(pl.LightningDataModule):
             if pair.split == "train" or vocabulary_splits == "all"
         ]
         captions = (caption for pair in counted_pairs for caption in pair.captions)
-        self.vocabulary = vocabulary_for(captions, min_count, vocabulary_layout, base, base_revision)
+        self.vocabulary = build_any_vocabulary(captions, min_count, vocabulary_layout, base, base_revision)
         self.words = self.vocabulary.words
         self.vocabulary_size = len(self.vocabulary)
         self.feature_channels, *self.grid = self.store.shape
@@ -149,11 +149,11 @@ class FeatureData(pl.LightningDataModule):
             self.train_table = self.table("train")
             if note := get_dataset(self.dataset.name).features_note(self.store_name, self.store.meta.get("library")):
                 rank_zero_print(f"warning: {note}")
-            cut, needed = self.train_table.cut_captions()
-            if cut:
+            num_cut, needed_length = self.train_table.cut_captions()
+            if num_cut:
                 rank_zero_print(
-                    f"warning: {cut:,} of {len(self.train_table.captions):,} training captions of {self.dataset.name} are longer than "
-                    f"data.max_length={self.max_length} allows, and their ends are not learned; --data.max_length={needed} keeps "
+                    f"warning: {num_cut:,} of {len(self.train_table.captions):,} training captions of {self.dataset.name} are longer than "
+                    f"data.max_length={self.max_length} allows, and their ends are not learned; --data.max_length={needed_length} keeps "
                     "all of them"
                 )
         if stage in ("fit", "validate"):
@@ -181,13 +181,13 @@ class FeatureData(pl.LightningDataModule):
         return {key: value if isinstance(value, str) else value[rank::world_size] for key, value in batch.items()}
 
     def _add_images(
-        self, batch: Batch, pairs: np.ndarray, generator: torch.Generator, table: PairTable | None = None
+        self, batch: Batch, pair_indices: np.ndarray, generator: torch.Generator, table: PairTable | None = None
     ) -> Batch:
-        """Return this rank's part of a global batch, with feature maps; `pairs`, (B,) or (b, 2), are indices in `table`."""
-        swap = torch.zeros(len(pairs), dtype=torch.bool)
+        """Return this rank's part of a global batch, with feature maps; `pair_indices`: see `PairTable.images`."""
+        is_swapped = torch.zeros(len(pair_indices), dtype=torch.bool)
         if self.swap:
-            swap = torch.rand(len(pairs), generator=generator) < 0.5
-        part = self._rank_part({**batch, "pairs": pairs, "swap": swap.numpy()})
+            is_swapped = torch.rand(len(pair_indices), generator=generator) < 0.5
+        part = self._rank_part({**batch, "pairs": pair_indices, "swap": is_swapped.numpy()})
         images = (table or self.train_table).images(part.pop("pairs"), part.pop("swap"))
         return {**part, **images}
 
@@ -231,11 +231,11 @@ class FeatureData(pl.LightningDataModule):
     def train_dataloader(self) -> DataLoader:
         """The training batches, from the trainer's current step on."""
         assert self.trainer is not None
-        sample_count = self.samples_per_step
+        num_samples = self.samples_per_step
         ranks = self.trainer.world_size
-        if sample_count < ranks:
+        if num_samples < ranks:
             raise DiffcapError(
-                f"data.batch_size is {self.batch_size}, which gives {sample_count} samples per step for {ranks} processes; "
+                f"data.batch_size is {self.batch_size}, which gives {num_samples} samples per step for {ranks} processes; "
                 "raise it, or lower trainer.devices."
             )
         first_step = self.trainer.global_step * self.trainer.accumulate_grad_batches
@@ -273,13 +273,13 @@ class CaptionData(FeatureData):
         """See `FeatureData`; the last, incomplete batch of an epoch counts (SCORER and DIRL, authors' code)."""
         pairs = self._pairs("train")
         if self.samples == "captions":
-            sample_count = sum(len(pair.captions) for pair in pairs)
+            num_samples = sum(len(pair.captions) for pair in pairs)
         elif self.samples == "pairs":
-            sample_count = len(pairs)
+            num_samples = len(pairs)
         else:
             distractor_befores = {pair.before for pair in pairs if pair.is_distractor}
-            sample_count = sum(not pair.is_distractor and pair.before in distractor_befores for pair in pairs)
-        return math.ceil(sample_count / self.batch_size)
+            num_samples = sum(not pair.is_distractor and pair.before in distractor_befores for pair in pairs)
+        return math.ceil(num_samples / self.batch_size)
 
     def setup(self, stage: str) -> None:
         """Encode the captions and list the training samples."""
@@ -293,15 +293,19 @@ class CaptionData(FeatureData):
         generator = step_generator(self.seed, step)
         table = self.train_table
         sample_indices = self.epochs.take(step * self.batch_size, self.batch_size)
-        pairs = self.sample_pairs[sample_indices]
-        tokens = table.tokens[sample_indices] if self.samples == "captions" else table.draw_captions(pairs, generator)
-        text = self._text_entries(tokens.reshape(-1, tokens.shape[-1]), generator)
-        text["is_change"] = torch.from_numpy(table.is_change[pairs].reshape(-1)).long()
+        pair_indices = self.sample_pairs[sample_indices]
+        if self.samples == "captions":
+            tokens = table.tokens[sample_indices]
+        else:
+            tokens = table.draw_captions(pair_indices, generator)
+        entries = self._text_entries(tokens.reshape(-1, tokens.shape[-1]), generator)
+        entries["is_change"] = torch.from_numpy(table.is_change[pair_indices].reshape(-1)).long()
         if self.samples != "scenes":
-            return self._add_images(text, pairs, generator)
-        # Pairs (b, 2) and captions (b, 2, T) to change pairs, then distractor pairs; ranks get whole scenes.
-        batch = self._add_images({key: value.unflatten(0, (-1, 2)) for key, value in text.items()}, pairs, generator)
-        return {key: value.transpose(0, 1).flatten(0, 1) if key in text else value for key, value in batch.items()}
+            return self._add_images(entries, pair_indices, generator)
+        # Each rank gets whole scenes, entries of shape (b, 2, ...), and then orders them: change pairs, distractor pairs.
+        of_scenes = {key: value.unflatten(0, (-1, 2)) for key, value in entries.items()}
+        batch = self._add_images(of_scenes, pair_indices, generator)
+        return {key: value.transpose(0, 1).flatten(0, 1) if key in entries else value for key, value in batch.items()}
 
 
 class AdaptData(FeatureData):
@@ -313,8 +317,8 @@ class AdaptData(FeatureData):
     @property
     def batches_per_epoch(self) -> int:
         """See `FeatureData`; the last, incomplete batch of an epoch does not count (authors' code), except as the only one."""
-        captions = sum(len(pair.captions) for pair in self._pairs("train") if not pair.is_distractor)
-        return max(1, captions // self.batch_size)
+        num_captions = sum(len(pair.captions) for pair in self._pairs("train") if not pair.is_distractor)
+        return max(1, num_captions // self.batch_size)
 
     def setup(self, stage: str) -> None:
         """Encode the captions and list the training samples."""
@@ -330,9 +334,9 @@ class AdaptData(FeatureData):
         """See `FeatureData`: `before`, `after`, `tokens`."""
         generator = step_generator(self.seed, step)
         table = self.train_table
-        captions = self.sample_captions[self.epochs.take(step * self.batch_size, self.batch_size)]
-        text = self._text_entries(table.tokens[captions], generator)
-        return self._add_images(text, table.caption_pair[captions], generator)
+        caption_indices = self.sample_captions[self.epochs.take(step * self.batch_size, self.batch_size)]
+        entries = self._text_entries(table.tokens[caption_indices], generator)
+        return self._add_images(entries, table.caption_pair[caption_indices], generator)
 
     def val_dataloader(self) -> DataLoader:
         """The change pairs of the validation split in order, each with all its captions."""
@@ -360,9 +364,10 @@ class ReinforceData(CaptionData):
         The numbers are drawn for the global batch, so that a pair's captions do not depend on the number of ranks.
         """
         generator = step_generator(self.seed, step)
-        pairs = self.sample_pairs[self.epochs.take(step * self.batch_size, self.batch_size)]  # (b,) or (b, 2)
-        draws = torch.rand(*pairs.shape, self.draws, self.max_length - 1, generator=generator)
-        batch = self._add_images({"pair": torch.from_numpy(pairs), "draws": draws}, pairs, generator)
-        if pairs.ndim == 2:  # in the order of the images: all change pairs, then all distractor pairs
+        sample_indices = self.epochs.take(step * self.batch_size, self.batch_size)
+        pair_indices = self.sample_pairs[sample_indices]  # (b,) or (b, 2)
+        draws = torch.rand(*pair_indices.shape, self.draws, self.max_length - 1, generator=generator)
+        batch = self._add_images({"pair": torch.from_numpy(pair_indices), "draws": draws}, pair_indices, generator)
+        if pair_indices.ndim == 2:  # in the order of the images: all change pairs, then all distractor pairs
             batch |= {key: batch[key].transpose(0, 1).flatten(0, 1) for key in ("pair", "draws")}
         return batch

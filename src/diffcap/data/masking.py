@@ -39,11 +39,12 @@ def mask_words(
     selection_draws = torch.rand(tokens.shape, generator=generator)
     replacement_draws = torch.rand(tokens.shape, generator=generator)
     random_ids = torch.randint(vocabulary_size, tokens.shape, generator=generator)
-    selected = (is_word | is_eos) & (selection_draws < ratio)
+    is_selected = (is_word | is_eos) & (selection_draws < ratio)
     forced_position = torch.where(is_word.any(1), is_word.int().argmax(1), is_eos.int().argmax(1))
-    has_selected_word = (selected & (is_word | ~is_word.any(1, keepdim=True))).any(1, keepdim=True)
-    forced = torch.zeros_like(selected).scatter_(1, forced_position[:, None], True) & ~has_selected_word
-    masked = torch.where(replacement_draws < 0.8, mask_id, torch.where(replacement_draws < 0.9, random_ids, tokens))
-    masked = torch.where(is_eos | forced, mask_id, masked)  # EOS and the forced word always become [MASK]
-    selected = selected | forced
-    return torch.where(selected, masked, tokens), torch.where(selected, tokens, IGNORED)
+    has_selected_word = (is_selected & (is_word | ~is_word.any(1, keepdim=True))).any(1, keepdim=True)
+    is_forced = torch.zeros_like(is_selected).scatter_(1, forced_position[:, None], True) & ~has_selected_word
+    is_mask = (replacement_draws < 0.8) | is_eos | is_forced  # EOS and the forced word always become [MASK]
+    other_ids = torch.where(replacement_draws < 0.9, random_ids, tokens)
+    is_selected = is_selected | is_forced
+    masked_tokens = torch.where(is_selected, torch.where(is_mask, mask_id, other_ids), tokens)
+    return masked_tokens, torch.where(is_selected, tokens, IGNORED)

@@ -1,4 +1,8 @@
-"""The pairs of a split with their features and captions, and the datasets for decoding and retrieval."""
+"""The pairs of a split with their features and captions, and the datasets for decoding and retrieval.
+
+A scene has a "default" image and two images of later: the "semantic" one with a change, and the "nonsemantic" one without. Its change
+pair is (default, semantic), and its distractor pair (default, nonsemantic). Many datasets have change pairs only.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -31,81 +35,80 @@ class PairTable:
         if any(len(pair.images) != self.images_per_pair for pair in pairs):
             raise DiffcapError("the manifest has both pairs and single images; put them into separate datasets.")
         columns = zip(*(pair.images for pair in pairs))
-        self.rows = np.stack([store.rows(column) for column in columns], 1)  # in the store: (pairs, images_per_pair)
+        self.store_rows = np.stack([store.rows(column) for column in columns], 1)  # (pairs, images_per_pair)
         self.captions = [caption for pair in pairs for caption in pair.captions]
         self.caption_counts = np.array([len(pair.captions) for pair in pairs])  # (pairs,)
         self.caption_pair = np.repeat(np.arange(len(pairs)), self.caption_counts)  # (captions,) index of the pair
         self.first_caption = np.cumsum(self.caption_counts) - self.caption_counts  # (pairs,) index in `captions`
-        tokens, distinct = self.encode_distinct(self.captions)
-        self.tokens = tokens[distinct]  # (captions, T) padded ids
-        self.swapped_rows = self._swap_images(pairs)
+        distinct_tokens, caption_rows = self.encode_distinct(self.captions)
+        self.tokens = distinct_tokens[caption_rows]  # (captions, T) padded ids
+        self.swapped_store_rows = self._swap_images(pairs)
 
     def encode_distinct(self, captions: Iterable[str]) -> tuple[np.ndarray, np.ndarray]:
         """Return the padded ids of the distinct captions, (d, max_length), and the row of each caption in them, (captions,)."""
-        row_of: dict[str, int] = {}  # many captions are repeated
-        rows = np.fromiter((row_of.setdefault(caption, len(row_of)) for caption in captions), np.int32)
+        row_of: dict[str, int] = {}  # caption -> its row; many captions are repeated
+        caption_rows = np.fromiter((row_of.setdefault(caption, len(row_of)) for caption in captions), np.int32)
         id_type = np.int16 if len(self.vocabulary) < 2**15 else np.int32
         tokens = np.full((len(row_of), self.max_length), self.vocabulary.pad, dtype=id_type)
         for caption, row in row_of.items():
             ids = self.vocabulary.encode(caption, self.max_length)
             tokens[row, : len(ids)] = ids
-        return tokens, rows
+        return tokens, caption_rows
 
     def cut_captions(self) -> tuple[int, int]:
         """Return the number of captions that `max_length` cuts, and the `max_length` that would keep all of them."""
         is_full = (self.tokens[:, -2:] != self.vocabulary.pad).any(1)  # a layout may reserve the last position
-        cut_count = 0
-        needed = self.max_length
+        num_cut = 0
+        needed_length = self.max_length
         unlimited = 1_000_000
         for caption, count in Counter(caption for caption, full in zip(self.captions, is_full) if full).items():
-            whole = self.vocabulary.encode(caption, unlimited)
-            if whole != self.vocabulary.encode(caption, self.max_length):
-                cut_count += count
-                lengths = (len(whole), len(whole) + 1)
-                needed = max(needed, next(n for n in lengths if self.vocabulary.encode(caption, n) == whole))
-        return cut_count, needed
+            whole_ids = self.vocabulary.encode(caption, unlimited)
+            if whole_ids != self.vocabulary.encode(caption, self.max_length):
+                num_cut += count
+                lengths = (len(whole_ids), len(whole_ids) + 1)
+                length = next(length for length in lengths if self.vocabulary.encode(caption, length) == whole_ids)
+                needed_length = max(needed_length, length)
+        return num_cut, needed_length
 
     def _swap_images(self, pairs: Sequence[ChangePair]) -> np.ndarray:
-        """Return the rows with the default and the nonsemantic image of each scene swapped: the augmentation of SCORER and DIRL.
-
-        The change pair (default, semantic) becomes (nonsemantic, semantic), and the distractor pair (default, nonsemantic)
-        becomes (nonsemantic, default). Pairs of scenes without a distractor pair are not changed.
-        """
-        nonsemantic_rows = {pair.before: row for pair, row in zip(pairs, self.rows[:, -1]) if pair.is_distractor}
-        swapped = self.rows.copy()
+        """Return `store_rows` with the default and the nonsemantic image swapped in the scenes that have both (SCORER, DIRL)."""
+        nonsemantic_rows = {pair.before: row for pair, row in zip(pairs, self.store_rows[:, -1]) if pair.is_distractor}
+        swapped = self.store_rows.copy()
         for index, pair in enumerate(pairs):
             if pair.before in nonsemantic_rows:
-                swapped[index] = (nonsemantic_rows[pair.before], self.rows[index, 0 if pair.is_distractor else 1])
+                swapped[index] = (nonsemantic_rows[pair.before], self.store_rows[index, 0 if pair.is_distractor else 1])
         return swapped
 
-    def images(self, pairs: np.ndarray, swap: np.ndarray | None = None) -> Batch:
+    def images(self, pair_indices: np.ndarray, is_swapped: np.ndarray | None = None) -> Batch:
         """Return the feature maps of some pairs, {"before", "after"}: (B, C, h, w) each, in the store's type (float16 or uint8).
 
         Single images have no "after".
 
         Args:
-            pairs: (B,) indices; or (b, 2) for two pairs of each scene, which have the same before image. Then "before" has b
-                maps and "after" has 2 b, first those of the first pairs.
-            swap: (B,) or (b,) boolean, where the default and the nonsemantic image are swapped.
+            pair_indices: (B,), or (b, 2) for two pairs of each of b scenes, which have the same before image. Then "before" has
+                b maps and "after" has 2 b, first those of the first pairs.
+            is_swapped: (B,) or (b,) boolean, where the default and the nonsemantic image are swapped.
         """
-        scene_pairs = pairs[:, None] if pairs.ndim == 1 else pairs
-        rows = self.rows[scene_pairs]  # (b, 1 or 2, 2), or (b, 1, 1)
-        if swap is not None:
-            rows = np.where(swap[:, None, None], self.swapped_rows[scene_pairs], rows)
+        scenes = pair_indices[:, None] if pair_indices.ndim == 1 else pair_indices
+        rows = self.store_rows[scenes]  # (b, 1 or 2, 2), or (b, 1, 1) for single images
+        if is_swapped is not None:
+            rows = np.where(is_swapped[:, None, None], self.swapped_store_rows[scenes], rows)
         maps = read_maps(self.store, np.concatenate([rows[:, 0, 0], rows[:, :, 1:].T.reshape(-1)]))
-        images = {"before": maps[: len(pairs)]}
-        return images if self.images_per_pair == 1 else {**images, "after": maps[len(pairs) :]}
+        images = {"before": maps[: len(scenes)]}
+        return images if self.images_per_pair == 1 else {**images, "after": maps[len(scenes) :]}
 
     def scenes(self) -> np.ndarray:
-        """Return the change pair and the distractor pair of each scene that has both: (scenes, 2)."""
-        distractors = {self.rows[pair, 0]: pair for pair in np.flatnonzero(~self.is_change)}
-        changes = [pair for pair in np.flatnonzero(self.is_change) if self.rows[pair, 0] in distractors]
-        return np.array([(pair, distractors[self.rows[pair, 0]]) for pair in changes], dtype=np.int64).reshape(-1, 2)
+        """Return the indices of the change pair and the distractor pair of each scene that has both: (scenes, 2)."""
+        befores = self.store_rows[:, 0]
+        distractors = {befores[index]: index for index in np.flatnonzero(~self.is_change)}
+        changes = [index for index in np.flatnonzero(self.is_change) if befores[index] in distractors]
+        return np.array([(index, distractors[befores[index]]) for index in changes], dtype=np.int64).reshape(-1, 2)
 
-    def draw_captions(self, pairs: np.ndarray, generator: torch.Generator) -> np.ndarray:
-        """Return the ids of a random caption of each pair, (..., T); `pairs` are indices, (...)."""
-        fractions = torch.rand(pairs.shape, generator=generator, dtype=torch.float64).numpy()
-        return self.tokens[self.first_caption[pairs] + (fractions * self.caption_counts[pairs]).astype(np.int64)]
+    def draw_captions(self, pair_indices: np.ndarray, generator: torch.Generator) -> np.ndarray:
+        """Return the ids of a random caption of each pair, (..., T), from indices of pairs, (...)."""
+        fractions = torch.rand(pair_indices.shape, generator=generator, dtype=torch.float64).numpy()
+        offsets = (fractions * self.caption_counts[pair_indices]).astype(np.int64)
+        return self.tokens[self.first_caption[pair_indices] + offsets]
 
     def longest_length(self, tokens: np.ndarray) -> int:
         """Return the length of the longest of the captions (..., T), without padding."""
@@ -113,37 +116,38 @@ class PairTable:
 
 
 class PairDataset(Dataset):
-    """The first `limit` pairs of a split in order, for decoding; with `text_entries` also their first captions, for validation.
+    """The first `limit` pairs of a split in order, for decoding; with `make_text_entries` also their first captions, for validation.
 
-    `text_entries` makes the text entries of a batch from padded ids and a generator. A list of indices gives a batch: `identity_collate`.
+    `make_text_entries` makes the text entries of a batch from padded ids and a generator. A list of indices gives a whole batch.
     """
 
     def __init__(
         self,
         table: PairTable,
-        text_entries: Callable[[np.ndarray, torch.Generator], Batch] | None = None,
+        make_text_entries: Callable[[np.ndarray, torch.Generator], Batch] | None = None,
         limit: int | None = None,
     ) -> None:
-        if text_entries is None and table.images_per_pair == 1:
+        if make_text_entries is None and table.images_per_pair == 1:
             raise DiffcapError("the dataset has single images, which cannot be captioned; give a dataset of pairs.")
         self.table = table
-        self.count = min(limit or len(table.ids), len(table.ids))
-        self._text = {}
+        self.num_pairs = min(limit or len(table.ids), len(table.ids))
+        self._text_entries = {}
         # For all pairs at once, so that the masked words depend neither on the batch size nor on the number of ranks.
-        if text_entries is not None:  # for decoding, the pairs need no captions
-            self._text = text_entries(table.tokens[table.first_caption[: self.count]], step_generator(0, 0))
+        if make_text_entries is not None:  # for decoding, the pairs need no captions
+            tokens = table.tokens[table.first_caption[: self.num_pairs]]
+            self._text_entries = make_text_entries(tokens, step_generator(0, 0))
 
     def __len__(self) -> int:
-        return self.count
+        return self.num_pairs
 
     def __getitems__(self, indices: list[int]) -> Batch:
-        pairs = np.array(indices)
+        pair_indices = np.array(indices)
         return {
             "id": [self.table.ids[index] for index in indices],
-            "number": torch.from_numpy(pairs),
-            "is_change": torch.from_numpy(self.table.is_change[pairs]).long(),
-            **self.table.images(pairs),
-            **{key: value[pairs] for key, value in self._text.items()},
+            "number": torch.from_numpy(pair_indices),
+            "is_change": torch.from_numpy(self.table.is_change[pair_indices]).long(),
+            **self.table.images(pair_indices),
+            **{key: value[pair_indices] for key, value in self._text_entries.items()},
         }
 
 
@@ -152,30 +156,30 @@ class RetrievalDataset(Dataset):
 
     def __init__(self, table: PairTable, limit: int | None = None) -> None:
         self.table = table
-        self.pairs = np.flatnonzero(table.is_change & (table.caption_counts > 0))[:limit]
+        self.pair_indices = np.flatnonzero(table.is_change & (table.caption_counts > 0))[:limit]
 
     def __len__(self) -> int:
-        return len(self.pairs)
+        return len(self.pair_indices)
 
     def __getitems__(self, indices: list[int]) -> Batch:
         table = self.table
-        pairs = self.pairs[indices]
-        starts = table.first_caption[pairs]
-        counts = table.caption_counts[pairs]
-        captions = np.concatenate([np.arange(start, start + count) for start, count in zip(starts, counts)])
+        pair_indices = self.pair_indices[indices]
+        starts = table.first_caption[pair_indices]
+        counts = table.caption_counts[pair_indices]
+        caption_indices = np.concatenate([np.arange(start, start + count) for start, count in zip(starts, counts)])
         return {
-            "number": torch.from_numpy(pairs),
-            "texts": torch.from_numpy(table.tokens[captions]).long(),
-            "text_number": torch.from_numpy(captions),
-            "text_pair_number": torch.from_numpy(table.caption_pair[captions]),
-            **table.images(pairs),
+            "number": torch.from_numpy(pair_indices),
+            "texts": torch.from_numpy(table.tokens[caption_indices]).long(),
+            "text_number": torch.from_numpy(caption_indices),
+            "text_pair_number": torch.from_numpy(table.caption_pair[caption_indices]),
+            **table.images(pair_indices),
         }
 
 
 def maps_as_float(batch: Batch) -> Batch:
-    """Convert a batch's feature maps to float32. It is called on the device, to which only half the bytes are copied then.
+    """Convert a batch's feature maps to float32, on the device, so that only half the bytes are copied there.
 
-    "before" and "after" are tensors, or lists of tensors (`EnsembleDataset`). Pixels, uint8, are not converted.
+    "before" and "after" are tensors, or lists of tensors for an ensemble of captioners. Pixels, uint8, are not converted.
     """
 
     def to_float(maps: Any) -> Any:

@@ -13,9 +13,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from diffcap.utils.errors import DiffcapError
 
 Batch = dict[str, Any]
-
-
-_BLOCK = 4096  # steps whose tasks are drawn together
+_BLOCK_SIZE = 4096  # steps whose tasks are drawn together
 _TASK_STREAM = 7  # separates the random numbers of the tasks from those of the samples, which use the same seed
 
 
@@ -72,9 +70,9 @@ class TaskSchedule:
     def at(self, step: int) -> tuple[str, int]:
         """Return the task of a step, and the number of earlier steps with the same task."""
         while step >= len(self._task_indices):
-            block = len(self._task_indices) // _BLOCK
+            block = len(self._task_indices) // _BLOCK_SIZE
             rng = np.random.default_rng([self._seed, _TASK_STREAM, block])
-            new_indices = rng.choice(len(self.tasks), _BLOCK, p=self._probabilities)
+            new_indices = rng.choice(len(self.tasks), _BLOCK_SIZE, p=self._probabilities)
             self._task_indices = np.concatenate([self._task_indices, new_indices])
         task_index = self._task_indices[step]
         return self.tasks[task_index], int((self._task_indices[:step] == task_index).sum())

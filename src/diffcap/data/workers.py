@@ -16,7 +16,7 @@ from diffcap.features.store import FeatureStore
 from diffcap.utils.cores import available_cores
 from diffcap.utils.errors import DiffcapError
 
-WORKERS = 6  # per rank beside a GPU, at most; docs/speed.md has the calculation
+MAX_WORKERS = 6  # per rank beside a GPU; docs/speed.md has the calculation
 
 
 def worker_options(num_workers: int | None, trainer: Any) -> dict[str, Any]:
@@ -27,7 +27,7 @@ def worker_options(num_workers: int | None, trainer: Any) -> dict[str, Any]:
     on_cuda = isinstance(getattr(trainer, "accelerator", None), CUDAAccelerator)
     if num_workers is None:
         cores = available_cores() // getattr(trainer, "num_devices", 1)
-        num_workers = min(WORKERS, max(1, cores)) if on_cuda else 0
+        num_workers = min(MAX_WORKERS, max(1, cores)) if on_cuda else 0
     options: dict[str, Any] = {"num_workers": num_workers, "pin_memory": on_cuda}
     if num_workers:
         # "fork" also where it is not the default, because the trainer cannot be pickled.
@@ -40,8 +40,8 @@ def worker_options(num_workers: int | None, trainer: Any) -> dict[str, Any]:
 def read_maps(store: FeatureStore, rows: np.ndarray) -> Tensor:
     """Return rows (n,) of a store as a tensor (n, C, h, w), float16 or uint8.
 
-    A worker process reads them into shared memory, as torch's own collate function does. From other memory, they would be copied
-    there before they are sent to the training.
+    A worker process reads them into shared memory, as torch's own collate function does; otherwise, sending them to the training
+    would copy them there first.
     """
     if get_worker_info() is None:
         return torch.from_numpy(store.read(rows))

@@ -18,7 +18,7 @@ from diffcap.records import ChangePair
 from diffcap.text.vocabulary import LAYOUTS, Vocabulary, build_vocabulary, tokenize_rcc_words
 
 # Layouts in which the released evaluators score: a captioner with such a vocabulary is scored with the ids of this vocabulary.
-RELEASED_LAYOUTS = tuple(name for name, layout in LAYOUTS.items() if layout.scored_as_ids)
+RELEASED_LAYOUTS = tuple(name for name, layout in LAYOUTS.items() if layout.scores_ids)
 S_M_METRICS = ("BLEU-4", "METEOR", "ROUGE-L", "CIDEr-D")
 
 

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from diffcap.utils.errors import DiffcapError, wrap_errors
 
-_ANSWER = "ANSWER"
-_ABBREVIATIONS = r"\bMr\.)(?<!\bMs\.)(?<!\bDr\.)(?<!\bSt\.)(?<!\bvs\.)(?<!\bMrs\."
+_ANSWER_MARK = "ANSWER"  # stands for the answer in a rendered chat template
+_NOT_AFTER_ABBREVIATION = r"(?<!\bMr\.)(?<!\bMs\.)(?<!\bDr\.)(?<!\bSt\.)(?<!\bvs\.)(?<!\bMrs\.)"
 _NEGATIONS = r"\b(?:no|not|nothing|none|same|identical|unchanged)\b"
 _INTRODUCTIONS = r"(?:sure|certainly|of course|okay|ok)"
 _QUOTES = "\"'\u201c\u201d\u2018\u2019"
@@ -29,22 +29,22 @@ class ChatTemplate(NamedTuple):
 
 def read_chat_template(processor: Any, question: str) -> ChatTemplate:
     """Find the ids around an answer by rendering the chat template of a processor with a question about two images."""
-    special = [str(token) for token in processor.tokenizer.added_tokens_decoder.values() if token.special]
-    if in_question := [token for token in special if token in question]:
+    special_tokens = [str(token) for token in processor.tokenizer.added_tokens_decoder.values() if token.special]
+    if tokens_in_question := [token for token in special_tokens if token in question]:
         raise DiffcapError(
-            f"the prompt has {in_question[0]!r}, which is a special token of the model; remove it from --prompt or "
+            f"the prompt has {tokens_in_question[0]!r}, which is a special token of the model; remove it from --prompt or "
             "model.captioner.init_args.prompt."
         )
     user = [{"role": "user", "content": [{"type": "image"}, {"type": "image"}, {"type": "text", "text": question}]}]
-    answer = [{"role": "assistant", "content": [{"type": "text", "text": _ANSWER}]}]
-    name = getattr(processor.tokenizer, "name_or_path", "the model")
-    with wrap_errors(name, "no usable chat template", "use an instruction-tuned model"):
+    answer = [{"role": "assistant", "content": [{"type": "text", "text": _ANSWER_MARK}]}]
+    model_name = getattr(processor.tokenizer, "name_or_path", "the model")
+    with wrap_errors(model_name, "no usable chat template", "use an instruction-tuned model"):
         prompt = processor.apply_chat_template(user, add_generation_prompt=True, tokenize=False)
         dialogue = processor.apply_chat_template(user + answer, tokenize=False)
-    lead, separator, tail = dialogue.removeprefix(prompt).partition(_ANSWER)
+    lead, separator, tail = dialogue.removeprefix(prompt).partition(_ANSWER_MARK)
     if not dialogue.startswith(prompt) or not separator:
         raise DiffcapError(
-            f"{name}: its chat template adds text to an answer, such as a thinking block; use the variant of the model without it."
+            f"{model_name}: its chat template adds text to an answer, such as a thinking block; use the variant of the model without it."
         )
     ids = processor.tokenizer(prompt, add_special_tokens=False)["input_ids"]
     return ChatTemplate(prompt, ids[-1], processor.tokenizer(tail, add_special_tokens=False)["input_ids"][0], lead)
@@ -53,17 +53,16 @@ def read_chat_template(processor: Any, question: str) -> ChatTemplate:
 class HubVocabulary:
     """The tokens of a vision-language model as ids, with the interface of `Vocabulary`.
 
-    For models that were not fine-tuned, `decode` reduces free text to a number of `sentences`, see `clean_answer`.
+    For models that were not fine-tuned, `decode` reduces free text to its first `num_sentences`, see `clean_answer`.
     """
 
-    def __init__(self, tokenizer: Any, template: ChatTemplate, sentences: int | None = None) -> None:
+    def __init__(self, tokenizer: Any, template: ChatTemplate, num_sentences: int | None = None) -> None:
         self.tokenizer = tokenizer
         self.template = template
-        self.sentences = sentences
+        self.num_sentences = num_sentences
         self.words: list[str] = []  # the tokens come with the base model
         self.layout = "hub"
         tokens = json.dumps([sorted(tokenizer.get_vocab().items()), template.bos_id, template.eos_id])
-        # Two models with the same family have the same ids.
         self.family = f"hub-{hashlib.sha256(tokens.encode()).hexdigest()[:12]}"
         self.bos = template.bos_id
         self.eos = template.eos_id
@@ -84,7 +83,7 @@ class HubVocabulary:
     def decode(self, ids: Iterable[int]) -> str:
         """Turn ids that begin with bos into text up to the first eos after bos, with single spaces."""
         text = self._text(ids)
-        return clean_answer(text, self.sentences) if self.sentences else " ".join(text.split())
+        return clean_answer(text, self.num_sentences) if self.num_sentences else " ".join(text.split())
 
     def decode_plain(self, ids: Iterable[int]) -> str:
         """Decode without `clean_answer`, so that each further id can only add to the text."""
@@ -97,7 +96,7 @@ class HubVocabulary:
         return str(self.tokenizer.decode(token_ids, skip_special_tokens=True))
 
 
-def clean_answer(text: str, sentences: int = 1) -> str:
+def clean_answer(text: str, num_sentences: int = 1) -> str:
     """Return the first sentences of a model's free answer, without markup, list marks, quotation marks, a label or the final period.
 
     A block <think>...</think> and introductions such as "Sure!" are removed, and so are "Yes." and "No." if the sentence after it says
@@ -114,12 +113,13 @@ def clean_answer(text: str, sentences: int = 1) -> str:
     line = re.sub(r"^(?:#+\s*|[-\u2022]\s*|\d+[.)]\s+)+", "", content[0]).lstrip(f" {_QUOTES}")
     line = re.sub(r"^(answer|caption|changes?|difference|response)\s*:\s*", "", line, flags=re.IGNORECASE)
     line = re.sub(rf"^{_INTRODUCTIONS}[!,.]\s+(?=\S)", "", line.strip(f" {_QUOTES}"), flags=re.IGNORECASE)
-    parts = re.split(rf"(?<!{_ABBREVIATIONS})(?<=[.!?])[{_QUOTES}]?\s+(?=[{_QUOTES}]?[A-Z])", line.strip(f" {_QUOTES}"))
+    sentence_gap = rf"{_NOT_AFTER_ABBREVIATION}(?<=[.!?])[{_QUOTES}]?\s+(?=[{_QUOTES}]?[A-Z])"
+    sentences = re.split(sentence_gap, line.strip(f" {_QUOTES}"))
     # "Yes." or "No." answers a prompt that asks whether something changed.
-    if len(parts) > 1 and re.fullmatch(r"(yes|no)\W*", parts[0], re.IGNORECASE):
-        is_repeated = parts[0].lower().startswith("y") or re.search(_NEGATIONS, parts[1], re.IGNORECASE)
-        parts = parts[1:] if is_repeated else [" ".join(parts[:2]), *parts[2:]]
-    return " ".join(" ".join(parts[:sentences]).strip(f" .!:{_QUOTES}").split())
+    if len(sentences) > 1 and re.fullmatch(r"(yes|no)\W*", sentences[0], re.IGNORECASE):
+        is_repeated = sentences[0].lower().startswith("y") or re.search(_NEGATIONS, sentences[1], re.IGNORECASE)
+        sentences = sentences[1:] if is_repeated else [" ".join(sentences[:2]), *sentences[2:]]
+    return " ".join(" ".join(sentences[:num_sentences]).strip(f" .!:{_QUOTES}").split())
 
 
 def import_transformers() -> Any:

@@ -13,14 +13,24 @@ from typing import Any
 from diffcap.records import file_hash, read_json, write_text
 from diffcap.utils.errors import DiffcapError
 
-SHIPPED = {path.name.removesuffix("_tagger"): path for path in sorted(Path(__file__).parent.glob("*_tagger"))}
+SHIPPED_TAGGERS = {path.name.removesuffix("_tagger"): path for path in sorted(Path(__file__).parent.glob("*_tagger"))}
 _FOLDER_FORMAT = "a tagger's folder holds resources.json and one .pt file, as `make shipped NAME=tagger` writes it"
 
-TaggedSentence = list[tuple[str, str]]  # (word, UPOS)
-_UPOS = frozenset((
+TaggedSentence = list[tuple[str, str]]  # (word, its universal part-of-speech tag, UPOS)
+_UPOS_TAGS = frozenset((
     "ADJ", "ADP", "ADV", "AUX", "CCONJ", "DET", "INTJ", "NOUN", "NUM", "PART", "PRON", "PROPN", "PUNCT", "SCONJ", "SYM",
     "VERB", "X",
 ))  # fmt: skip
+
+# Arguments of `stanza.Pipeline`. Stanza sorts the sentences of a call by length, so large batches have little padding.
+_SETTINGS: dict[str, Any] = {
+    "processors": "tokenize,pos",
+    "tokenize_pretokenized": True,
+    "use_gpu": True,  # where there is one
+    "logging_level": "CRITICAL",  # errors are reported once, by DiffcapError
+    "pos_batch_size": 1000,
+    "pos_batch_maximum_tokens": 10000,
+}
 
 
 @dataclass(frozen=True)
@@ -28,8 +38,8 @@ class TaggerModel:
     """A tagger whose files are on this machine."""
 
     name: str  # as the user gave it: "english", "blocks" or a folder
-    identity: str  # hash of the weights; cached tags with another identity are of another tagger
-    options: dict[str, Any] = field(default_factory=dict)  # of `stanza.Pipeline`, to load it without network access
+    identity: str  # hash of the weights, from which a cache of tags knows its tagger
+    options: dict[str, Any] = field(default_factory=dict)  # arguments of `stanza.Pipeline` that name the local files
 
 
 def find_tagger(tagger: str) -> TaggerModel:
@@ -40,19 +50,19 @@ def find_tagger(tagger: str) -> TaggerModel:
             these datasets), or a folder with `resources.json` and one `.pt` file.
     """
     if tagger == "english":
-        return _english()
-    folder = SHIPPED.get(tagger) or Path(tagger)
+        return _find_english_tagger()
+    folder = SHIPPED_TAGGERS.get(tagger) or Path(tagger)
     if not folder.is_dir():
         raise DiffcapError(
-            f"{folder}: no such tagger; give english, {', '.join(SHIPPED)}, or a folder with resources.json and one .pt file."
+            f"{folder}: no such tagger; give english, {', '.join(SHIPPED_TAGGERS)}, or a folder with resources.json and one .pt file."
         )
-    models = sorted(folder.glob("*.pt"))
-    if len(models) != 1:
-        raise DiffcapError(f"{folder}: {len(models)} .pt files instead of one; {_FOLDER_FORMAT}.")
+    pt_files = sorted(folder.glob("*.pt"))
+    if len(pt_files) != 1:
+        raise DiffcapError(f"{folder}: {len(pt_files)} .pt files instead of one; {_FOLDER_FORMAT}.")
     resources = read_json(folder / "resources.json", "list of Stanza's resources", _FOLDER_FORMAT)
-    options: dict[str, Any] = {"lang": next(iter(resources)), "dir": str(folder), "pos_model_path": str(models[0])}
+    options: dict[str, Any] = {"lang": next(iter(resources)), "dir": str(folder), "pos_model_path": str(pt_files[0])}
     options |= dict.fromkeys(("pos_pretrain_path", "pos_forward_charlm_path", "pos_backward_charlm_path"))
-    return TaggerModel(tagger, file_hash(models[0]), options)
+    return TaggerModel(tagger, file_hash(pt_files[0]), options)
 
 
 def load_pipeline(model: TaggerModel) -> Any:
@@ -60,7 +70,7 @@ def load_pipeline(model: TaggerModel) -> Any:
     import stanza
 
     try:
-        return stanza.Pipeline(**_COMMON, **model.options, download_method=None)
+        return stanza.Pipeline(**_SETTINGS, **model.options, download_method=None)
     except Exception as error:  # a truncated or foreign file fails in many ways inside torch and Stanza
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
         raise DiffcapError(
@@ -86,26 +96,15 @@ def tag_batch(pipeline: Any, sentences: Sequence[str]) -> list[list[str]]:
     return tags
 
 
-# Stanza sorts the sentences of a call by length, so large batches have little padding.
-_COMMON: dict[str, Any] = {
-    "processors": "tokenize,pos",
-    "tokenize_pretokenized": True,
-    "use_gpu": True,  # where there is one
-    "logging_level": "CRITICAL",  # errors are reported once, by DiffcapError
-    "pos_batch_size": 1000,
-    "pos_batch_maximum_tokens": 10000,
-}
-
-
 @cache  # the pipeline must be loaded to find the files, which takes seconds
-def _english() -> TaggerModel:
+def _find_english_tagger() -> TaggerModel:
     import stanza
 
     options = {"lang": "en"}
     try:
-        pipeline = stanza.Pipeline(**_COMMON, **options, download_method=stanza.DownloadMethod.REUSE_RESOURCES)
-        paths = [value for key, value in sorted(pipeline.config.items()) if re.fullmatch("pos_.*_path", key) and value]
-        weights = [Path(path) for path in paths if Path(path).is_file()]
+        pipeline = stanza.Pipeline(**_SETTINGS, **options, download_method=stanza.DownloadMethod.REUSE_RESOURCES)
+        paths = [path for key, path in sorted(pipeline.config.items()) if re.fullmatch("pos_.*_path", key) and path]
+        pt_files = [Path(path) for path in paths if Path(path).is_file()]
     except Exception as error:  # requests, httpx, huggingface_hub and Stanza raise different types
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise
@@ -114,7 +113,7 @@ def _english() -> TaggerModel:
             "the internet once, give the folder of a local tagger (resources.json and one .pt file) as TAGGER=FOLDER, or use "
             "TAGGER=blocks, the small tagger that ships with diffcap (OFFLINE=yes chooses it, too)."
         ) from None
-    identity = hashlib.sha256("".join(file_hash(path) for path in weights).encode()).hexdigest()
+    identity = hashlib.sha256("".join(file_hash(file) for file in pt_files).encode()).hexdigest()
     return TaggerModel("english", identity, options)
 
 
@@ -138,7 +137,7 @@ def read_conllu(path: str | Path) -> list[TaggedSentence]:
                 raise DiffcapError(f"{path}, line {number}: the word (column 2) is empty; fix that line.")
             if not columns[0].isdigit():
                 continue  # "3-4", a multi-word token, or "5.1", an empty node
-            if columns[3] not in _UPOS:
+            if columns[3] not in _UPOS_TAGS:
                 raise DiffcapError(f"{path}, line {number}: {columns[3]!r} is not a UPOS tag; fix column 4.")
             sentences[-1].append((columns[1].replace(" ", "_"), columns[3]))
     non_empty = [sentence for sentence in sentences if sentence]
@@ -148,12 +147,12 @@ def read_conllu(path: str | Path) -> list[TaggedSentence]:
 
 
 def write_conllu(path: str | Path, sentences: Iterable[TaggedSentence]) -> None:
-    """Write sentences as CoNLL-U, from which Stanza trains taggers; as a placeholder, every word depends on the first."""
-    blocks = []
+    """Write sentences as CoNLL-U, from which Stanza trains taggers. Its syntax columns are placeholders: all words depend on the first."""
+    texts = []
     for sentence in sentences:
-        rows = []
+        lines = []
         for number, (word, tag) in enumerate(sentence, 1):
             head, relation = (0, "root") if number == 1 else (1, "dep")
-            rows.append(f"{number}\t{word}\t_\t{tag}\t_\t_\t{head}\t{relation}\t_\t_\n")
-        blocks.append("".join(rows) + "\n")
-    write_text(path, "".join(blocks))
+            lines.append(f"{number}\t{word}\t_\t{tag}\t_\t_\t{head}\t{relation}\t_\t_\n")
+        texts.append("".join(lines) + "\n")
+    write_text(path, "".join(texts))

@@ -1,4 +1,4 @@
-"""Tag many sentences in batches, on several processes, with a cache file."""
+"""Tag many sentences with their parts of speech (UPOS tags, such as NOUN), on several processes, with a cache file."""
 
 import contextlib
 import json
@@ -14,7 +14,7 @@ from diffcap.records import write_text
 from diffcap.text.stanza_tagger import TaggerModel, find_tagger, load_pipeline, tag_batch
 from diffcap.utils.cores import available_cores
 
-CHUNK = 1000  # sentences that are tagged and written together; a chunk takes less than a second
+CHUNK_SIZE = 1000  # sentences that are tagged and written together; a chunk takes less than a second
 _SENTENCE_ENDS = frozenset((".", "!", "?", ";"))
 
 
@@ -30,7 +30,7 @@ def split_sentences(tokens: Sequence[str]) -> list[list[str]]:
 
 
 class TagCache:
-    """UPOS tags of sentences, in memory (`tags`) and in an append-only file, `tags.jsonl`, of one process at a time.
+    """UPOS tags of sentences, in memory (`tags`) and in a file, `tags.jsonl`, to which one process at a time appends lines.
 
     The first line of the file identifies the tagger (`{"tagger", "identity"}`). Every other line is `{"sentence", "tags"}`: the
     words joined with spaces, and one tag per word, joined with spaces. If another tagger wrote the file, it is emptied.
@@ -84,11 +84,11 @@ def tag_sentences(
     """
     import torch
 
-    # A tag can depend on the other sentences of its batch (padding, rounding): with cached sentences in the chunks, they stay equal.
+    # A tag can depend on the other sentences of its chunk (padding, rounding). So chunks are made of all sentences, cached ones too.
     distinct = sorted({sentence for sentence in sentences if sentence}, key=lambda each: (each.count(" "), each))
     model = find_tagger(tagger)
     tag_cache = TagCache(Path(cache) if cache is not None else None, model)
-    chunks = [distinct[start : start + CHUNK] for start in range(0, len(distinct), CHUNK)]
+    chunks = [distinct[start : start + CHUNK_SIZE] for start in range(0, len(distinct), CHUNK_SIZE)]
     untagged_chunks = [chunk for chunk in chunks if any(sentence not in tag_cache.tags for sentence in chunk)]
     num_done = len(distinct) - sum(map(len, untagged_chunks))
     if progress:

@@ -18,7 +18,7 @@ AnyLayout = Literal[LayoutName, ClipLayout, "hub"]
 
 
 @functools.cache
-def tokenizer() -> SimpleTokenizer:
+def clip_tokenizer() -> SimpleTokenizer:
     """CLIP's tokenizer: lower case, broken Unicode repaired by ftfy, 49,408 tokens."""
     from open_clip.tokenizer import SimpleTokenizer  # imports torchvision, which is too slow for --help
 
@@ -39,18 +39,19 @@ class ClipVocabulary:
     def __init__(self, words: Sequence[str] = (), layout: ClipLayout = "clip") -> None:
         self.words, self.layout = list(words), layout
         self.family = "clip_released" if layout == "clip_released" else "clip"
-        self._ids: dict[int, int] | None = None
+        self._ids: dict[int, int] | None = None  # CLIP's id -> id; None if they are equal
         if layout == "clip_used":
-            unknown = [word for word in self.words if word not in tokenizer().encoder]
+            unknown = [word for word in self.words if word not in clip_tokenizer().encoder]
             if unknown or len(set(self.words)) != len(self.words):
                 fault = f"{unknown[0]!r} is not a token of CLIP" if unknown else "a token is duplicated"
                 raise ValueError(f"invalid vocabulary: {fault}")
-            self._clip_ids = [tokenizer().encoder[word] for word in self.words]
+            self._clip_ids = [clip_tokenizer().encoder[word] for word in self.words]
             self._ids = {clip_id: index for index, clip_id in enumerate(self._clip_ids)}
         elif self.words:
             raise ValueError(f"layout {layout} takes no words (it has all tokens of CLIP), got {len(self.words)}")
-        self._size = (len(self.words) if layout == "clip_used" else tokenizer().vocab_size - 2) + 2
-        self.bos, self.eos = self._size - 2, self._size - 1  # CLIP's start and end tokens
+        # The last two ids are the start and the end of a caption.
+        self._size = (len(self.words) if layout == "clip_used" else clip_tokenizer().vocab_size - 2) + 2
+        self.bos, self.eos = self._size - 2, self._size - 1
         self.pad = 0 if layout == "clip_released" else self._size
         self.unk, self.mask = None, None  # CLIP can encode every text
 
@@ -60,50 +61,50 @@ class ClipVocabulary:
     @property
     def clip_ids(self) -> list[int]:
         """CLIP's id of each id of this vocabulary."""
-        words = self._clip_ids if self._ids is not None else list(range(self._size - 2))
-        return [*words, self.clip_size - 2, self.clip_size - 1]
+        token_ids = self._clip_ids if self._ids is not None else list(range(self._size - 2))
+        return [*token_ids, self.clip_size - 2, self.clip_size - 1]
 
     @property
     def clip_size(self) -> int:
         """Size of CLIP's full vocabulary."""
-        return tokenizer().vocab_size
+        return clip_tokenizer().vocab_size
 
     def encode(self, caption: str | Sequence[str], max_length: int) -> list[int]:
         """Turn a caption into ids, without padding: bos, tokens, eos; at most `max_length` ids, further tokens are cut off."""
         if max_length < 3:
             raise ValueError(f"max_length must be at least 3 (bos, a token, eos), got {max_length}")
-        clip_ids = tokenizer().encode(caption if isinstance(caption, str) else " ".join(caption))
-        ids = clip_ids if self._ids is None else [self._ids[number] for number in clip_ids if number in self._ids]
+        clip_ids = clip_tokenizer().encode(caption if isinstance(caption, str) else " ".join(caption))
+        ids = clip_ids if self._ids is None else [self._ids[token_id] for token_id in clip_ids if token_id in self._ids]
         return [self.bos, *ids[: max_length - 2], self.eos]
 
     def decode(self, ids: Iterable[int]) -> str:
         """Turn ids into a sentence; it ends before the first eos or padding."""
-        kept = []
-        for number in map(int, ids):
-            if number in (self.eos, self.pad):
+        clip_ids = []
+        for token_id in map(int, ids):
+            if token_id in (self.eos, self.pad):
                 break
-            if not 0 <= number < self._size:
-                raise ValueError(f"id {number} is outside the vocabulary of {self._size} tokens")
-            if number != self.bos:
-                kept.append(number if self._ids is None else self._clip_ids[number])
-        return " ".join(tokenizer().decode(kept).split())
+            if not 0 <= token_id < self._size:
+                raise ValueError(f"id {token_id} is outside the vocabulary of {self._size} tokens")
+            if token_id != self.bos:
+                clip_ids.append(token_id if self._ids is None else self._clip_ids[token_id])
+        return " ".join(clip_tokenizer().decode(clip_ids).split())
 
-    decode_plain = decode  # see `HubVocabulary`
+    decode_plain = decode  # they differ for a vision-language model, see `HubVocabulary.decode_plain`
 
 
 def build_clip_vocabulary(captions: Iterable[str], layout: ClipLayout) -> ClipVocabulary:
     """CLIP's vocabulary; for "clip_used", only the tokens that occur in the training captions."""
     if layout != "clip_used":
         return ClipVocabulary((), layout)
-    used = {number for caption in dict.fromkeys(captions) for number in tokenizer().encode(caption)}
-    return ClipVocabulary([tokenizer().decoder[number] for number in sorted(used)], layout)
+    clip_ids = {token_id for caption in dict.fromkeys(captions) for token_id in clip_tokenizer().encode(caption)}
+    return ClipVocabulary([clip_tokenizer().decoder[token_id] for token_id in sorted(clip_ids)], layout)
 
 
 AnyVocabulary = Vocabulary | ClipVocabulary | HubVocabulary
 
 
-def vocabulary_of(words: Sequence[str], layout: AnyLayout) -> AnyVocabulary:
-    """Return a vocabulary from the words and the layout that a checkpoint contains."""
+def restore_vocabulary(words: Sequence[str], layout: AnyLayout) -> AnyVocabulary:
+    """Make the vocabulary of a checkpoint from its words and the name of its layout."""
     if layout == "hub":
         raise ValueError("its tokens come with a base model")
     if layout in get_args(ClipLayout):
@@ -111,16 +112,17 @@ def vocabulary_of(words: Sequence[str], layout: AnyLayout) -> AnyVocabulary:
     return Vocabulary(list(words), layout)  # type: ignore[arg-type]
 
 
-def vocabulary_for(
+def build_any_vocabulary(
     captions: Iterable[str],
     min_count: int,
     layout: AnyLayout,
     base: str | None = None,
     base_revision: str | None = None,
 ) -> AnyVocabulary:
-    """Build the vocabulary of training captions; `min_count` is only for words, not for the tokens of CLIP and the Hub's models.
+    """Build a vocabulary from training captions.
 
-    `base` and `base_revision` name the base model for the layout "hub", see `base_models.find_base`.
+    `min_count` is for words; the tokens of CLIP and of vision-language models are not counted. `base` is the vision-language model
+    of the layout "hub", a folder or a name on the Hugging Face Hub, and `base_revision` its commit there.
     """
     if layout == "hub":
         if base is None:

@@ -1,6 +1,7 @@
-"""Word vocabularies of PCL, SCORER, DIRL, RSICCformer and Chg2Cap: convert captions to ids and ids to captions.
+"""Word vocabularies: convert captions to ids and ids to captions.
 
-A layout describes the authors' code: the special tokens and their ids, the tokenisation, and the maximum length.
+A layout is what the authors' code of a method fixes: the special tokens with their ids, and how a caption is split into words.
+For example, the ids of the layout "rcc" are <NULL> 0, <UNK> 1, <START> 2 and <END> 3, then the words in alphabetical order.
 """
 
 import re
@@ -11,17 +12,16 @@ from typing import Literal, NamedTuple
 
 from diffcap.records import json_text, update_text
 
-SPECIALS = ("<PAD>", "<BOS>", "<EOS>", "<UNK>", "<CLS>", "<MASK>")  # ids 0 to 5; BOS 1 and MASK 5 as in IDC-PCL's code
 LayoutName = Literal["pcl", "rcc", "rcc_tokens", "rsicc", "chg2cap"]
 DEFAULT_LAYOUT: LayoutName = "pcl"
 
-_TOKEN = re.compile(r"``|[^\W_]+|[^\w\s]|_")
-_ANIMAL = re.compile(r"\banimal\s+([12])\b")  # "Animal 1" of the Birds-to-Words annotators
-# Scripts without blanks between words: Chinese and Japanese; Thai, Lao, Tibetan, Burmese and Khmer. Words of these are shorter.
-_EAST = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
-_SOUTH = "\u0e00-\u109f\u1780-\u17ff"
-_WITHOUT_BLANKS = re.compile(f"[{_EAST}{_SOUTH}]")
-_SENTENCE = re.compile(f"[{_EAST}]{{4,}}|[{_SOUTH}]{{16,}}")
+_TOKEN_PATTERN = re.compile(r"``|[^\W_]+|[^\w\s]|_")
+_ANIMAL_PATTERN = re.compile(r"\banimal\s+([12])\b")  # "Animal 1" of the Birds-to-Words annotators
+# Letters of scripts without blanks between words: Chinese and Japanese; Thai, Lao, Tibetan, Burmese and Khmer.
+_EAST_ASIAN = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+_SOUTH_EAST_ASIAN = "\u0e00-\u109f\u1780-\u17ff"
+_LETTER_WITHOUT_BLANKS = re.compile(f"[{_EAST_ASIAN}{_SOUTH_EAST_ASIAN}]")
+_UNDIVIDED_WORDS = re.compile(f"[{_EAST_ASIAN}]{{4,}}|[{_SOUTH_EAST_ASIAN}]{{16,}}")  # longer than one word
 
 
 def tokenize(text: str) -> list[str]:
@@ -29,18 +29,18 @@ def tokenize(text: str) -> list[str]:
 
     `tokenize(" ".join(tokens)) == tokens` for its own tokens.
     """
-    return _TOKEN.findall(_ANIMAL.sub(r"animal\1", " ".join(_TOKEN.findall(text.lower()))))
+    return _TOKEN_PATTERN.findall(_ANIMAL_PATTERN.sub(r"animal\1", " ".join(_TOKEN_PATTERN.findall(text.lower()))))
 
 
 def missing_blanks(captions: Iterable[str]) -> str:
-    """Return a warning if over 5 % of the captions are in a script without blanks and most of these are not divided into words; else ""."""
+    """Return a warning, or "": over 5 % of the captions are in a script without blanks, and most of those are not divided into words."""
     texts = list(captions)
     without_blanks = [  # captions with most of their letters in such a script
         text
         for text in texts
-        if not text.isascii() and 2 * len(_WITHOUT_BLANKS.findall(text)) > sum(map(str.isalpha, text))
+        if not text.isascii() and 2 * len(_LETTER_WITHOUT_BLANKS.findall(text)) > sum(map(str.isalpha, text))
     ]
-    num_undivided = sum(_SENTENCE.search(text) is not None for text in without_blanks)
+    num_undivided = sum(_UNDIVIDED_WORDS.search(text) is not None for text in without_blanks)
     if 2 * num_undivided <= len(without_blanks) or 20 * len(without_blanks) <= len(texts):
         return ""
     subject = f"{num_undivided:,} {'caption is' if num_undivided == 1 else 'captions are'}"
@@ -69,27 +69,26 @@ def tokenize_rcc_words(text: str) -> list[str]:
 
 
 class Layout(NamedTuple):
-    """The vocabulary of a code base."""
+    """The rules of a vocabulary, see the top of the file."""
 
     family: str  # layouts of one family have the same special tokens, so a model can be trained with each of them
     specials: tuple[str, ...]  # the special tokens with the ids 0, 1, ...; the first one is padding
-    bos: str
-    eos: str
-    unk: str
+    bos: str  # the special token at the beginning of a caption
+    eos: str  # the special token at the end of a caption
+    unk: str  # the special token for unknown words
     tokenize: Callable[[str], list[str]]
-    reserved: int = 0  # positions at the end of the sequence that a caption never uses
+    num_reserved: int = 0  # positions at the end of a padded sequence that a caption never uses
     padding_is_eos: bool = False  # whether padding ends a caption when ids are decoded (authors' code of "rcc")
     last_specials: tuple[str, ...] = ()  # the special tokens with the ids after the words
-    scored_as_ids: bool = False  # whether the code base scores the ids of its captions, see `evaluation.remote_sensing`
-    sorts_words: bool = True  # of `build_vocabulary`; False: words in the order of their first appearance
+    scores_ids: bool = False  # whether the authors' evaluation compares the ids of words instead of text
+    sorts_words: bool = True  # False: `build_vocabulary` keeps the words in the order of their first appearance
 
 
-_RCC = Layout(
-    *("rcc", ("<NULL>", "<UNK>", "<START>", "<END>"), "<START>", "<END>", "<UNK>", tokenize_rcc), padding_is_eos=True
-)
+_RCC_SPECIALS = ("<NULL>", "<UNK>", "<START>", "<END>")
+_RCC = Layout("rcc", _RCC_SPECIALS, "<START>", "<END>", "<UNK>", tokenize_rcc, padding_is_eos=True)
+_PCL_SPECIALS = ("<PAD>", "<BOS>", "<EOS>", "<UNK>", "<CLS>", "<MASK>")
 LAYOUTS: dict[LayoutName, Layout] = {
-    # authors' code: the last position stays empty
-    "pcl": Layout("pcl", SPECIALS, "<BOS>", "<EOS>", "<UNK>", tokenize, reserved=1),
+    "pcl": Layout("pcl", _PCL_SPECIALS, "<BOS>", "<EOS>", "<UNK>", tokenize, num_reserved=1),  # authors' code
     "rcc": _RCC,
     "rcc_tokens": _RCC._replace(tokenize=str.split),  # for captions that are already tokenised, joined with spaces
     # The RSICCformer code counts the tokens that its dataset's file has; they are joined with spaces here.
@@ -101,10 +100,10 @@ LAYOUTS: dict[LayoutName, Layout] = {
         "<unk>",
         str.split,
         last_specials=("<unk>", "<start>", "<end>"),
-        scored_as_ids=True,
+        scores_ids=True,
         sorts_words=False,
     ),
-    "chg2cap": _RCC._replace(family="chg2cap", tokenize=tokenize_rcc_words, padding_is_eos=False, scored_as_ids=True),
+    "chg2cap": _RCC._replace(family="chg2cap", tokenize=tokenize_rcc_words, padding_is_eos=False, scores_ids=True),
 }
 
 
@@ -113,18 +112,18 @@ class Vocabulary:
 
     def __init__(self, words: list[str], layout: LayoutName = DEFAULT_LAYOUT) -> None:
         self.words, self.layout = list(words), layout  # a list, so that a checkpoint can store it
-        self._layout = LAYOUTS[layout]
-        self.family = self._layout.family  # models check it
-        self.tokens = [*self._layout.specials, *self.words, *self._layout.last_specials]  # in the order of their ids
-        self._ids = {word: number for number, word in enumerate(self.tokens)}
+        self._rules = LAYOUTS[layout]
+        self.family = self._rules.family  # a captioner must have the same one
+        self.tokens = [*self._rules.specials, *self.words, *self._rules.last_specials]  # in the order of their ids
+        self._ids = {token: token_id for token_id, token in enumerate(self.tokens)}
         if len(self._ids) != len(self.tokens):
             repeated = next(word for word, count in Counter(self.tokens).items() if count > 1)
             raise ValueError(f"the word {repeated!r} is duplicated in the vocabulary, or is one of its special tokens")
         self.pad = 0
-        self.unk = self._ids[self._layout.unk]
-        self.bos = self._ids[self._layout.bos]
-        self.eos = self._ids[self._layout.eos]
-        self.mask = self._ids["<MASK>"] if "<MASK>" in self._layout.specials else None
+        self.unk = self._ids[self._rules.unk]
+        self.bos = self._ids[self._rules.bos]
+        self.eos = self._ids[self._rules.eos]
+        self.mask = self._ids["<MASK>"] if "<MASK>" in self._rules.specials else None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -134,27 +133,27 @@ class Vocabulary:
 
         Words that do not fit into a padded sequence of `max_length` ids are cut off.
         """
-        max_words = max_length - 2 - self._layout.reserved
+        max_words = max_length - 2 - self._rules.num_reserved
         if max_words < 1:
-            least = 3 + self._layout.reserved
+            least = 3 + self._rules.num_reserved
             raise ValueError(f"max_length must be at least {least} for the layout {self.layout}, got {max_length}")
-        tokens = self._layout.tokenize(caption) if isinstance(caption, str) else caption
+        tokens = self._rules.tokenize(caption) if isinstance(caption, str) else caption
         return [self.bos, *(self._ids.get(token, self.unk) for token in tokens[:max_words]), self.eos]
 
     def decode(self, ids: Iterable[int]) -> str:
         """Turn ids into words joined with spaces, up to the first eos; special tokens other than `unk` are left out."""
         words = []
-        first = len(self._layout.specials)
-        for number in map(int, ids):
-            if number == self.eos or (number == self.pad and self._layout.padding_is_eos):
+        first_word_id = len(self._rules.specials)
+        for token_id in map(int, ids):
+            if token_id == self.eos or (token_id == self.pad and self._rules.padding_is_eos):
                 break
-            if not 0 <= number < len(self.tokens):
-                raise ValueError(f"id {number} is outside the vocabulary of {len(self.tokens)} tokens")
-            if first <= number < first + len(self.words) or number == self.unk:
-                words.append(self.tokens[number])
+            if not 0 <= token_id < len(self.tokens):
+                raise ValueError(f"id {token_id} is outside the vocabulary of {len(self.tokens)} tokens")
+            if first_word_id <= token_id < first_word_id + len(self.words) or token_id == self.unk:
+                words.append(self.tokens[token_id])
         return " ".join(words)
 
-    decode_plain = decode  # see `HubVocabulary`
+    decode_plain = decode  # they differ for a vision-language model, see `HubVocabulary.decode_plain`
 
 
 def build_vocabulary(
@@ -177,4 +176,4 @@ def build_vocabulary(
 
 def write_vocabulary(path: str | Path, vocabulary: Vocabulary) -> None:
     """Write `vocabulary.json`: the special tokens (for other programs) and the words. An unchanged file is not touched."""
-    update_text(Path(path), json_text({"specials": list(SPECIALS), "words": vocabulary.words}))
+    update_text(Path(path), json_text({"specials": LAYOUTS[vocabulary.layout].specials, "words": vocabulary.words}))

@@ -18,7 +18,7 @@ from diffcap.features.store import FeatureStore
 from diffcap.lit.decoding import evaluation_trainer
 from diffcap.records import read_dataset, take_changes, write_json
 from diffcap.run_folder import METRICS, check_finished
-from diffcap.text.vocabularies import vocabulary_of
+from diffcap.text.vocabularies import restore_vocabulary
 from diffcap.utils.errors import DiffcapError, wrap_errors
 from diffcap.utils.provenance import provenance
 
@@ -71,7 +71,7 @@ def evaluate_retrieval(
     state = read_checkpoint(checkpoint)
     metadata = state["diffcap"]
     with wrap_errors(checkpoint, f"diffcap {diffcap.__version__} cannot build its model", remedy(Path(checkpoint))):
-        vocabulary = vocabulary_of(metadata["words"], metadata["vocabulary_layout"])
+        vocabulary = restore_vocabulary(metadata["words"], metadata["vocabulary_layout"])
         module = Retrieval(build_pretraining(state).eval(), pair_to_text)
     dataset_folder = Path(folder or f"data/{metadata['dataset']}")
     out_folder = Path(out)

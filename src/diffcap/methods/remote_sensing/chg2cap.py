@@ -150,9 +150,8 @@ class Chg2Cap(PixelOrFeatureCaptioner):
             feature_channels = self.images.channels
             grid = self.images.grid
         if table[0] < grid[0] or table[1] < grid[1]:
-            raise ValueError(
-                f"table is {tuple(table)}, smaller than the grid {tuple(grid)} of the features; enlarge it"
-            )
+            remedy = "the features hold pixels, so set backbone" if feature_channels == 3 else "enlarge it"
+            raise ValueError(f"table is {tuple(table)}, smaller than the grid {tuple(grid)} of the features; {remedy}")
         if width % 2:
             raise ValueError(f"width {width} must be even")
         self.channels = feature_channels
