@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils._pytree import tree_map
 
-from diffcap.checkpoints.base_models import ZERO_SHOT, origin
+from diffcap.checkpoints.base_models import ZERO_SHOT, describe_origin
 from diffcap.checkpoints.combining import as_ensemble, load_members
 from diffcap.checkpoints.loading import Checkpoint
 from diffcap.checkpoints.reading import weights_hash
@@ -357,7 +357,7 @@ def _domain_note(members: Sequence[Checkpoint]) -> str | None:
     if not untrained:
         return None
     first = untrained[0]
-    model = origin(first["base"], first["revision"], first["licence"])
+    model = describe_origin(first["base"], first["revision"], first["licence"])
     return (
         f"{model}. It was not trained to compare images: its captions may describe changes that are not there, and its "
         "probabilities say little about that."

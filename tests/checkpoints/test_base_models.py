@@ -13,7 +13,7 @@ from safetensors.torch import save
 from tests.hub_server import TOKEN, Hub
 
 from diffcap.checkpoints.base_models import (
-    SUPPORTED,
+    MODEL_TYPES,
     base_licence,
     base_sha256,
     find_base,
@@ -241,7 +241,7 @@ GATED = r"accepted its licence \(403\); accept it on https://huggingface.co/user
         (
             NAME,
             files(**{"config.json": json_bytes({"model_type": "bert"})}),
-            OF + f"a model of type 'bert', which is not supported; .*{', '.join(SUPPORTED)}",
+            OF + f"a model of type 'bert', which is not supported; .*{', '.join(MODEL_TYPES)}",
             {"config.json"},
         ),
         (

@@ -80,9 +80,10 @@ def test_every_caption_has_its_six_in_order(rows: list[CaptionNegatives]) -> Non
 
 
 def test_by_default_the_captions_of_a_pair_share_six() -> None:
-    assert sum(SHARED_BUILDER.used.values()) == 6 * len(PAIRS) and sum(BUILDER.used.values()) == 6 * len(ROWS)
+    assert sum(SHARED_BUILDER.counts.values()) == 6 * len(PAIRS) and sum(BUILDER.counts.values()) == 6 * len(ROWS)
     assert (
-        BUILDER.used["confuse", "reverse_change"] > len(ROWS) / 2 and ("retrieve", "words shuffled") not in BUILDER.used
+        BUILDER.counts["confuse", "reverse_change"] > len(ROWS) / 2
+        and ("retrieve", "words shuffled") not in BUILDER.counts
     )
     for pair in PAIRS:
         own = [row.negatives for row in SHARED_ROWS if row.id == pair.id]
@@ -121,7 +122,7 @@ def test_the_seed_decides_and_the_order_of_the_pairs_does_not() -> None:
 def test_the_smallest_datasets_are_topped_up_or_refused() -> None:
     lonely = [ChangePair("1", "a", "b", ["the red cube moved"], "train")]
     rows, builder = build(lonely)
-    assert len(rows[0].negatives) == 6 and builder.used["retrieve", "words shuffled"] == 2
+    assert len(rows[0].negatives) == 6 and builder.counts["retrieve", "words shuffled"] == 2
     with pytest.raises(DiffcapError, match="pair '1': there are too few other captions"):
         build([ChangePair("1", "a", "b", ["moved"], "train")])
     with pytest.raises(DiffcapError, match="not all 0"):

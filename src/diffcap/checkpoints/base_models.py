@@ -18,14 +18,14 @@ from diffcap.utils.console import echo
 from diffcap.utils.errors import DiffcapError, printable, wrap_errors
 
 # Values of model_type in config.json. The classes of transformers for these types have passed the tests of METHOD=vlm.
-SUPPORTED = ("qwen2_5_vl", "qwen3_vl", "smolvlm", "idefics3", "internvl", "llava_onevision", "gemma3")
+MODEL_TYPES = ("qwen2_5_vl", "qwen3_vl", "smolvlm", "idefics3", "internvl", "llava_onevision", "gemma3")
 
-INDEX = f"{WEIGHTS}.index.json"  # lists the files of weights that are split into several ("shards")
+INDEX_FILE = f"{WEIGHTS}.index.json"  # lists the files of weights that are split into several ("shards")
 ZERO_SHOT = "zero-shot"  # stage of a base model without training
-README = "README.md"
+README_FILE = "README_FILE.md"
 ADAPTER = "adapter_config.json"  # of PEFT; transformers applies the adapter that such a file describes
 # Files beside the weights that transformers reads (configurations, tokenizer, chat template), and the licence.
-_SMALL_FILES = ["*.json", "*.txt", "*.jinja", "*.model", README, "LICENSE*"]
+_SMALL_FILES = ["*.json", "*.txt", "*.jinja", "*.model", README_FILE, "LICENSE*"]
 _MIB = 2**20
 
 
@@ -39,7 +39,7 @@ class BaseModel:
     licence: str | None  # the Hub's identifier or the title; None if the repository states none
 
 
-def origin(name: str, revision: str | None, licence: str | None) -> str:
+def describe_origin(name: str, revision: str | None, licence: str | None) -> str:
     """Return the name, commit and licence of a base model as a text for messages."""
     commit = f" at commit {revision}" if revision else ""
     return f"{name}{commit}, licence: {licence or 'not stated'}"
@@ -102,16 +102,16 @@ def find_base(base: str, revision: str | None = None) -> BaseModel:
 
 
 def base_licence(base: str, revision: str | None) -> str | None:
-    """Return `BaseModel.licence`, for which only README.md and LICENSE are fetched; None if they cannot be read."""
+    """Return `BaseModel.licence`, for which only README_FILE.md and LICENSE are fetched; None if they cannot be read."""
     folder = Path(base).expanduser()
     if folder.is_dir():
         return _licence(folder)
     if not is_repository_name(base):
         return None
     with suppress(DiffcapError):  # no network, or no access
-        readme = _fetch(base, README, revision)
+        readme = _fetch_file(base, README_FILE, revision)
         licence = _licence(readme.parent) if readme else None
-        if licence in (None, "other") and (text := _fetch(base, "LICENSE", revision)):
+        if licence in (None, "other") and (text := _fetch_file(base, "LICENSE", revision)):
             licence = _licence(text.parent)
         return licence
     return None
@@ -142,7 +142,7 @@ def base_sha256(folder: Path) -> str:
 def _fetch_config(name: str, revision: str | None) -> Path:
     """Fetch config.json to `snapshots/<commit>/config.json` in the Hub's cache."""
     check_repository_name(name)
-    path = _fetch(name, CONFIG, revision)
+    path = _fetch_file(name, CONFIG, revision)
     if path is None:
         raise DiffcapError(
             f"{name}: neither a captioner of diffcap nor a base model, {CONFIG} is missing; check the name on the Hub."
@@ -150,7 +150,7 @@ def _fetch_config(name: str, revision: str | None) -> Path:
     return path
 
 
-def _fetch(name: str, file: str, revision: str | None) -> Path | None:
+def _fetch_file(name: str, file: str, revision: str | None) -> Path | None:
     """Fetch one file; None if the repository does not have it."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
@@ -171,36 +171,36 @@ def _fetch_files(name: str, commit: str, folder: Path) -> None:
         snapshot_download(name, revision=commit, allow_patterns=_SMALL_FILES, ignore_patterns=["*/*", "adapter_*"])
     weights = _weight_files(folder)
     if not all((folder / file).is_file() for file in weights):  # the user can stop the download because of the licence
-        echo(f"downloading {origin(name, commit, _licence(folder))}", err=True)
+        echo(f"downloading {describe_origin(name, commit, _licence(folder))}", err=True)
     for file in weights:
-        _fetch(name, file, commit)  # `_check_weights` reports files that the repository lacks
+        _fetch_file(name, file, commit)  # `_check_weights` reports files that the repository lacks
 
 
 def _check_type(base: str, config: Any) -> None:
-    """Check that the type of a base model is in `SUPPORTED`.
+    """Check that the type of a base model is in `MODEL_TYPES`.
 
     If the configuration of a supported type names code of the repository ("auto_map"), transformers uses its own class instead.
     """
     if not isinstance(config, dict) or "format" in config or "model_type" not in config:
         raise DiffcapError(f"{base}: not a base model, its {CONFIG} has no model_type; check the name or the folder.")
     model_type = config["model_type"]
-    if model_type not in SUPPORTED:
+    if model_type not in MODEL_TYPES:
         code = " and needs code of its repository, which diffcap does not run" if "auto_map" in config else ""
         raise DiffcapError(
-            f"{base}: a model of type {model_type!r:.40}, which is not supported{code}; choose one of the types {', '.join(SUPPORTED)}."
+            f"{base}: a model of type {model_type!r:.40}, which is not supported{code}; choose one of the types {', '.join(MODEL_TYPES)}."
         )
 
 
 def _weight_files(folder: Path) -> list[str]:
     """Return the sorted names of the files of weights that transformers reads; files may be missing."""
-    if (folder / WEIGHTS).is_file() or not (folder / INDEX).is_file():
+    if (folder / WEIGHTS).is_file() or not (folder / INDEX_FILE).is_file():
         return [WEIGHTS]
-    index = read_json(folder / INDEX)
+    index = read_json(folder / INDEX_FILE)
     shards = index.get("weight_map") if isinstance(index, dict) else None
     names = list(shards.values()) if isinstance(shards, dict) else []
     if not names or not all(re.fullmatch(r"[^/\\]+\.safetensors", str(name)) for name in names):
         raise DiffcapError(
-            f'{folder / INDEX}: "weight_map" does not give a file *.safetensors for each weight; download it again.'
+            f'{folder / INDEX_FILE}: "weight_map" does not give a file *.safetensors for each weight; download it again.'
         )
     return sorted(set(names))
 
@@ -211,13 +211,13 @@ def _check_weights(base: str, folder: Path) -> None:
 
     for name in _weight_files(folder):
         path = folder / name
-        if not path.is_file() and (folder / INDEX).is_file():
-            raise DiffcapError(f"{base}: {name}, which {INDEX} names, is missing; download it again.")
+        if not path.is_file() and (folder / INDEX_FILE).is_file():
+            raise DiffcapError(f"{base}: {name}, which {INDEX_FILE} names, is missing; download it again.")
         if not path.is_file():
             pickle_file = next(folder.glob("*.bin"), None)
             note = f" ({pickle_file.name} is not read, because it can contain code)" if pickle_file else ""
             raise DiffcapError(
-                f"{base}: no weights in safetensors format there, {WEIGHTS} or {INDEX}{note}; choose a model that has them, or "
+                f"{base}: no weights in safetensors format there, {WEIGHTS} or {INDEX_FILE}{note}; choose a model that has them, or "
                 "convert it with save_pretrained of transformers."
             )
         with wrap_errors(path, "not a complete safetensors file", "download it again"), safe_open(path, "numpy"):
@@ -225,12 +225,12 @@ def _check_weights(base: str, folder: Path) -> None:
 
 
 def _licence(folder: Path) -> str | None:
-    """Return the licence in the metadata of README.md, or else the first line of a LICENSE file, without control characters."""
+    """Return the licence in the metadata of README_FILE.md, or else the first line of a LICENSE file, without control characters."""
     from huggingface_hub import metadata_load
 
     metadata: dict[str, Any] = {}
-    with suppress(Exception):  # no README.md, or metadata that are not YAML
-        metadata = metadata_load(folder / README) or {}
+    with suppress(Exception):  # no README_FILE.md, or metadata that are not YAML
+        metadata = metadata_load(folder / README_FILE) or {}
     licence = metadata.get("license")
     if licence in (None, "other"):  # the Hub has no identifier of this licence
         files = sorted(folder.glob("LICENSE*"))

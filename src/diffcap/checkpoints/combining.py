@@ -83,12 +83,12 @@ def load_members(
     """Load the members of an ensemble, see `loading.load`; their methods may differ, but their token ids must be the same."""
     members = [load(path, base, prompt, **zero_shot_options) for path in paths]
     first = members[0]
-    names = [Path(path) for path in paths]
-    for path, member in zip(names[1:], members[1:]):
-        _check_words(names[0], first.vocabulary.words, path, member.vocabulary.words)
+    files = [Path(path) for path in paths]
+    for path, member in zip(files[1:], members[1:]):
+        _check_words(files[0], first.vocabulary.words, path, member.vocabulary.words)
         if member.vocabulary.family != first.vocabulary.family:
             raise DiffcapError(
-                f"{path}: its vocabulary layout is {member.vocabulary.layout}, that of {names[0]} is {first.vocabulary.layout}; "
+                f"{path}: its vocabulary layout is {member.vocabulary.layout}, that of {files[0]} is {first.vocabulary.layout}; "
                 "the members of an ensemble need the same layout, or the same base model."
             )
     return members

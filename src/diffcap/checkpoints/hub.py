@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from diffcap.checkpoints.base_models import base_licence
 from diffcap.checkpoints.hub_access import check_repository_name, hub_errors
-from diffcap.checkpoints.loading import IMAGES
+from diffcap.checkpoints.loading import PNG_GLOB
 from diffcap.checkpoints.reading import CAPTIONING_STAGES, read_checkpoint, weights_hash, write_folder
 from diffcap.records import read_json, write_json
 from diffcap.registry import methods
@@ -95,8 +95,8 @@ def export(checkpoint: str | Path, folder: str | Path) -> Scores:
 def push(
     checkpoint: str | Path,
     name: str,
-    metrics: str | Path | None = None,
-    images: Sequence[str | Path] | None = None,
+    metrics_file: str | Path | None = None,
+    image_files: Sequence[str | Path] | None = None,
     license: str = "other",
     private: bool = False,
 ) -> str:
@@ -112,13 +112,14 @@ def push(
         raise DiffcapError(
             f"{checkpoint}: a checkpoint of the {stage} stage cannot caption; push one of the finetune or reinforce stage."
         )
-    scores = find_scores(checkpoint, state, metrics)
+    scores = find_scores(checkpoint, state, metrics_file)
     if scores.metrics is None:
         echo(f"note: the model card has no scores: {scores.missing_reason}; `make eval` writes them.", err=True)
     stage_folder = checkpoint.absolute().parent
-    report = checkpoint if checkpoint.is_dir() else stage_folder.parent / result_dir_name(stage_folder.name, REPORT)
-    image_files = sorted(report.glob(IMAGES)) if images is None else [Path(path) for path in images]
-    _check_images(image_files)
+    report_folder = stage_folder.parent / result_dir_name(stage_folder.name, REPORT)
+    found = (checkpoint if checkpoint.is_dir() else report_folder).glob(PNG_GLOB)
+    pictures = sorted(found) if image_files is None else [Path(file) for file in image_files]
+    _check_images(pictures)
     from huggingface_hub import HfApi
 
     arguments = state["diffcap"].get("hyperparameters") or {}
@@ -127,11 +128,11 @@ def push(
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         write_folder(folder, state)
-        for path in image_files:
+        for path in pictures:
             (folder / path.name).write_bytes(path.read_bytes())
         if scores.metrics is not None:
             write_json(folder / METRICS, scores.metrics)
-        card = model_card(name, state, scores, [path.name for path in image_files], license, licence_of_base)
+        card = model_card(name, state, scores, [path.name for path in pictures], license, licence_of_base)
         (folder / "README.md").write_text(card, encoding="utf-8")
         api = HfApi()
         with hub_errors(name):
@@ -141,7 +142,7 @@ def push(
                     f"{name}: the repository exists and is public, so nothing was uploaded; make it private in its settings "
                     "on the Hub, or omit --private."
                 )
-            old_images = [file for file in api.list_repo_files(name) if "/" not in file and Path(file).match(IMAGES)]
+            old_images = [file for file in api.list_repo_files(name) if "/" not in file and Path(file).match(PNG_GLOB)]
             commit = api.upload_folder(
                 repo_id=name,
                 folder_path=folder,
@@ -192,8 +193,7 @@ def model_card(
     method = methods().get(metadata["method"])
     features = metadata["features"]
     hyperparameters = without_folders(state)["diffcap"].get("hyperparameters") or {}
-    is_on_base = "base" in hyperparameters
-    base = hyperparameters.get("base") if hyperparameters.get("revision") else None  # a local folder has none
+    base_on_hub = hyperparameters.get("base") if hyperparameters.get("revision") else None  # not of a local folder
     backbone = ", ".join(str(features[key]) for key in ("library", "network", "stage") if features.get(key))
     protocol = (scores.metrics or {}).get("protocol") or {}
     groups = _percentages(scores.metrics["groups"]) if scores.metrics else {}
@@ -217,7 +217,7 @@ def model_card(
         language="en",
         model_name=model_name,
         eval_results=results or None,
-        base_model=base,
+        base_model=base_on_hub,
     )
     card = ModelCard.from_template(
         card_data,
@@ -227,10 +227,8 @@ def model_card(
         metadata=metadata,
         title=method.title if method else metadata["method"],
         paper=method.paper if method and not method.base_model else "",
-        base=hyperparameters if is_on_base else None,
-        trained=TRAINED_PARTS.get(str(hyperparameters.get("train")), "").format(**hyperparameters)
-        if is_on_base
-        else "",
+        base=hyperparameters if "base" in hyperparameters else None,
+        trained=TRAINED_PARTS.get(str(hyperparameters.get("train")), "").format(**hyperparameters),
         licence_of_base=licence_of_base,
         stage=STAGE_DESCRIPTIONS[metadata["stage"]],
         features=backbone or features.get("name"),

@@ -74,10 +74,10 @@ def _connection_failure(url: str) -> str | None:
     deadline = time.monotonic() + seconds
     failure: BaseException | None = None
     try:
-        lookup = _start(socket.getaddrinfo, server.hostname, port, 0, socket.SOCK_STREAM)  # has no timeout of its own
+        lookup = _in_thread(socket.getaddrinfo, server.hostname, port, 0, socket.SOCK_STREAM)  # has no timeout itself
         addresses = [address for *_, address in lookup.result(seconds)]
         # All addresses are tried at once, because IPv6 may be broken where IPv4 works.
-        attempts = [_start(_connect, address, seconds) for address in addresses]
+        attempts = [_in_thread(_connect, address, seconds) for address in addresses]
         for attempt in as_completed(attempts, max(0.0, deadline - time.monotonic())):
             failure = attempt.exception()
             if failure is None:
@@ -93,7 +93,7 @@ def _connect(address: tuple[Any, ...], seconds: float) -> None:
     socket.create_connection(address[:2], seconds).close()
 
 
-def _start(function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+def _in_thread(function: Callable[..., Any], *arguments: Any) -> Future[Any]:
     """Run a function in a daemon thread, which does not delay the end of the process."""
     future: Future[Any] = Future()
 

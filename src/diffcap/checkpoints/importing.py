@@ -25,17 +25,17 @@ from diffcap.text.vocabulary import LAYOUTS, LayoutName, Vocabulary
 from diffcap.utils.errors import DiffcapError, wrap_errors
 from diffcap.utils.unpickling import load_tensors, state_of_module
 
-State = Mapping[str, Tensor]
+State = Mapping[str, Tensor]  # name of a parameter -> its value
 Stage = Literal["pretrain", "finetune"]
 Rule = tuple[str, str | None]  # a pattern of an official name and the new name, see `rename`
 MIN_LENGTH = 3  # tokens of a caption: start token, one word, end token
 # Names of tables that are computed, not learned, and of numbers that some files contain besides the weights.
-_COMPUTED = re.compile(
+_COMPUTED_NAME = re.compile(
     r"(?:.*\.)?(?:pe|position_ids|attn_mask|num_batches_tracked|input_resolution|context_length|vocab_size)"
 )
-GROUPS = ("change_detector_state", "speaker_state")  # of the official checkpoints of SCORER and DIRL
-
-# The image embedding and the word layers of SCORER and DIRL, which come from one code base.
+# `Importer.groups` and rules of the image embedding and the word layers for RobustChangeCaptioning ("RCC"), the code base of SCORER
+# and DIRL.
+GROUPS = ("change_detector_state", "speaker_state")
 SHARED: tuple[Rule, ...] = (
     (r"change_detector_state\.img\.0", "embedding.projection"),
     (r"change_detector_state\.w_embedding", "embedding.columns"),
@@ -117,8 +117,7 @@ def read_official(path: str | Path, method: str) -> dict[str, Tensor]:
     with wrap_errors(path, f"not a checkpoint of {method}", "download it again"):  # modules that contain themselves
         groups = {group: state_of_module(part) or part for group, part in groups.items()}
     if groups:
-        missing = [group for group in importer.groups if group not in groups]
-        if missing:
+        if missing := [group for group in importer.groups if group not in groups]:
             raise DiffcapError(f"{path}: {missing[0]!r} is missing; download the authors' checkpoint again.")
         content = {
             f"{group}.{str(name).removeprefix('module.')}": value
@@ -142,7 +141,7 @@ def read_word_ids(path: str | Path, layout: LayoutName) -> tuple[list[str], list
     """Read a vocabulary file, a JSON object from word to id.
 
     Returns:
-        The words without special tokens, and the file's id of each token of `Vocabulary(words, layout)`, in its order.
+        The words without special tokens, and the file's id of each token of `Vocabulary(words, layout)`, in its official_ids.
     """
     ids = read_json(path, "vocabulary", "give the authors' file that maps words to ids")
     if isinstance(ids, dict) and isinstance(ids.get("word_to_idx"), dict):
@@ -151,8 +150,7 @@ def read_word_ids(path: str | Path, layout: LayoutName) -> tuple[list[str], list
     if not has_ids or sorted(ids.values()) != list(range(len(ids))):
         raise DiffcapError(f"{path}: not a vocabulary; give a JSON object from each word to its id (0, 1, 2, ...).")
     specials = (*LAYOUTS[layout].specials, *LAYOUTS[layout].last_specials)
-    missing = [word for word in specials if word not in ids]
-    if missing:
+    if missing := [word for word in specials if word not in ids]:
         raise DiffcapError(f"{path}: the special token {missing[0]} is missing; give the vocabulary of this method.")
     words = sorted((word for word in ids if word not in specials), key=lambda word: ids[word])
     return words, [ids[word] for word in Vocabulary(words, layout).tokens]
@@ -167,25 +165,25 @@ def import_official(
     """
     options = options or ImportOptions()
     state = read_official(path, method)
-    tables = {name: value for name, value in state.items() if name.endswith("pe") and _COMPUTED.fullmatch(name)}
-    state = {name: value for name, value in state.items() if not _COMPUTED.fullmatch(name)}
+    tables = {name: value for name, value in state.items() if name.endswith("pe") and _COMPUTED_NAME.fullmatch(name)}
+    state = {name: value for name, value in state.items() if not _COMPUTED_NAME.fullmatch(name)}
     importer = get_importer(method)
-    words, order = _vocabulary(path, method, importer, vocabulary)
+    words, official_ids = _read_vocabulary(path, method, importer, vocabulary)
     stage: Stage = "pretrain" if importer.is_pretraining(state) else "finetune"
     with wrap_errors(path, f"not a complete checkpoint of {method}", "download it again"):
         sizes = importer.sizes(state, options.__dict__, tables)
         if sizes.max_length < MIN_LENGTH:
             raise ValueError(f"max_length is {sizes.max_length}, but must be at least {MIN_LENGTH}")
     model = sizes.model
-    if order is not None and len(order) != model["vocabulary_size"]:
+    if official_ids is not None and len(official_ids) != model["vocabulary_size"]:
         raise DiffcapError(
-            f"{vocabulary}: has {len(order)} words, but {path} was trained with {model['vocabulary_size']}; give the vocabulary "
+            f"{vocabulary}: has {len(official_ids)} words, but {path} was trained with {model['vocabulary_size']}; give the vocabulary "
             "of this checkpoint."
         )
     with wrap_errors(path, f"its weights do not fit {method}", "check the options, or download it again"):
         renamed = importer.rename(state, stage)
-        if order is not None and order != list(range(len(order))):
-            renamed = _reorder_words(renamed, order)
+        if official_ids is not None and official_ids != list(range(len(official_ids))):
+            renamed = _reorder_words(renamed, official_ids)
         checkpoint = {
             "diffcap": {
                 "format": FORMAT,
@@ -214,10 +212,10 @@ def import_official(
     return checkpoint
 
 
-def _vocabulary(
+def _read_vocabulary(
     path: str | Path, method: str, importer: Importer, vocabulary: str | Path | None
 ) -> tuple[list[str], list[int] | None]:
-    """Return the words and ids of `read_word_ids`; no words and None for CLIP's tokens."""
+    """Read the vocabulary file with `read_word_ids`; for CLIP's tokens, which need no file, return no words and None."""
     if importer.vocabulary_file is None:
         if vocabulary is not None:
             raise DiffcapError(f"--vocabulary: {get_method(method).title} uses CLIP's tokens; omit the option.")
@@ -230,12 +228,12 @@ def _vocabulary(
     return read_word_ids(vocabulary, layout)
 
 
-def _reorder_words(state: dict[str, Tensor], order: Sequence[int]) -> dict[str, Tensor]:
+def _reorder_words(state: dict[str, Tensor], official_ids: Sequence[int]) -> dict[str, Tensor]:
     """Reorder the rows of every parameter that has one row per word."""
-    rows = torch.tensor(order)
+    rows = torch.tensor(official_ids)
     layers = "word_embedding.weight", "output_layer.weight", "output_layer.bias"
-    tables = (*layers, "decoder.embedding.weight", "decoder.logit.weight", "decoder.logit.bias")
-    return {name: value[rows] if name.endswith(tables) else value for name, value in state.items()}
+    endings = (*layers, "decoder.embedding.weight", "decoder.logit.weight", "decoder.logit.bias")
+    return {name: value[rows] if name.endswith(endings) else value for name, value in state.items()}
 
 
 def rename(state: Mapping[str, Tensor], rules: Sequence[Rule], system: str) -> dict[str, Tensor]:
@@ -246,35 +244,35 @@ def rename(state: Mapping[str, Tensor], rules: Sequence[Rule], system: str) -> d
             the parameter. The parameters of `name:query`, `name:key` and `name:value` (or `name:q`, ...) are concatenated.
         system: name of the method, for messages.
     """
-    ours: dict[str, Tensor] = {}
-    split: dict[str, dict[int, Tensor]] = {}  # query, key and value (0, 1, 2) of each new name
-    for official, value in state.items():
-        module, _, last = official.rpartition(".")
+    renamed: dict[str, Tensor] = {}
+    attention_parts: dict[str, dict[int, Tensor]] = {}  # new name -> its query, key and value (0, 1, 2)
+    for official_name, value in state.items():
+        module, _, last = official_name.rpartition(".")
         layer = module if last in ("weight", "bias") else ""
-        matches = [(match, new) for pattern, new in rules if (match := re.fullmatch(pattern, layer))]
-        matches += [(match, new) for pattern, new in rules if (match := re.fullmatch(pattern, official))]
+        matches = [(match, new_name) for pattern, new_name in rules if (match := re.fullmatch(pattern, layer))]
+        matches += [(match, new_name) for pattern, new_name in rules if (match := re.fullmatch(pattern, official_name))]
         if not matches:
             raise DiffcapError(
-                f"official {system} checkpoint: parameter {official!r} is unknown; check that the checkpoint belongs to this method."
+                f"official {system} checkpoint: parameter {official_name!r} is unknown; check that the checkpoint belongs to this method."
             )
-        match, new = matches[0]
-        if new is None:
+        match, new_name = matches[0]
+        if new_name is None:
             continue
-        is_full_name = match.group(0) == official
-        prefix, _, part = match.expand(new).partition(":")
+        is_full_name = match.group(0) == official_name
+        prefix, _, part = match.expand(new_name).partition(":")
         name = prefix if is_full_name else f"{prefix}.{last}"
         value = value.flatten(1) if value.ndim == 4 and value.shape[2:] == (1, 1) else value
         if part:
-            split.setdefault(name, {})["qkv".index(part[0])] = value
+            attention_parts.setdefault(name, {})["qkv".index(part[0])] = value
         else:
-            ours[name] = value
-    for name, parts in split.items():
+            renamed[name] = value
+    for name, parts in attention_parts.items():
         if len(parts) != 3:
             raise DiffcapError(
                 f"official {system} checkpoint: a query, key or value of {name!r} is missing; download the file again."
             )
-        ours[name] = torch.cat([parts[number] for number in range(3)])
-    return ours
+        renamed[name] = torch.cat([parts[number] for number in range(3)])
+    return renamed
 
 
 def count_layers(state: State, pattern: str) -> int:

@@ -16,7 +16,7 @@ from diffcap.run_folder import METRICS
 from diffcap.text.vocabularies import AnyVocabulary, restore_vocabulary
 from diffcap.utils.errors import DiffcapError, wrap_errors
 
-IMAGES = "*.png"  # in the top folder of a repository
+PNG_GLOB = "*.png"  # in the top folder of a repository
 
 
 class Checkpoint(NamedTuple):
@@ -51,7 +51,7 @@ def load(
         raise DiffcapError(
             f"{path}: was trained with its own prompt; --prompt is for vision-language models without training."
         )
-    path = downloaded(path)
+    path = fetch_if_on_hub(path)
     state = read_checkpoint(path)
     metadata = dict(state["diffcap"])
     version = f"{metadata['version']:.40}"
@@ -69,9 +69,8 @@ def load(
         advice = f"use diffcap {version}, which wrote it, or train it again"
     with wrap_errors(path, f"diffcap {diffcap.__version__} cannot build its captioner", advice):
         captioner, vocabulary = build_captioner(state, path, base)
-    max_length = metadata["max_length"]
-    features = metadata["features"]
-    for key in ("hyperparameters", "words", "vocabulary_layout", "max_length", "features"):
+    max_length, features = metadata.pop("max_length"), metadata.pop("features")
+    for key in ("hyperparameters", "words", "vocabulary_layout"):
         metadata.pop(key, None)
     metadata["step"] = state["global_step"]
     return Checkpoint(captioner.eval(), vocabulary, max_length, features, metadata)
@@ -82,7 +81,7 @@ def pull(name: str, folder: str | Path | None = None) -> Path:
     check_repository_name(name)
     from huggingface_hub import snapshot_download
 
-    patterns = [CONFIG, WEIGHTS, METRICS, "README.md", IMAGES]
+    patterns = [CONFIG, WEIGHTS, METRICS, "README.md", PNG_GLOB]
     with hub_errors(name):
         target = Path(snapshot_download(name, local_dir=folder, allow_patterns=patterns))
     for file in (CONFIG, WEIGHTS):
@@ -91,7 +90,7 @@ def pull(name: str, folder: str | Path | None = None) -> Path:
     return target
 
 
-def downloaded(source: str | Path) -> str | Path:
+def fetch_if_on_hub(source: str | Path) -> str | Path:
     """Download a source that is a captioner's name on the Hub and return its folder. Return any other source unchanged."""
     is_local = not isinstance(source, str) or source.endswith(".ckpt") or Path(source).exists()
     return source if is_local or not is_repository_name(str(source)) else pull(str(source))

@@ -39,7 +39,7 @@ def read_checkpoint(path: str | Path, mapped: bool = False) -> dict[str, Any]:
     """
     path = Path(path)
     if path.is_dir() or path.name in (CONFIG, WEIGHTS):
-        return _checked(_read_folder(path if path.is_dir() else path.parent, mapped), path, mapped)
+        return _check_content(_read_folder(path if path.is_dir() else path.parent, mapped), path, mapped)
     if not path.is_file():
         if url := url_of(path):
             raise DiffcapError(
@@ -57,7 +57,7 @@ def read_checkpoint(path: str | Path, mapped: bool = False) -> dict[str, Any]:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as error:  # foreign content may raise any error
         raise DiffcapError(f"{path}: not a readable checkpoint ({error_reason(error)}); {remedy(path)}.") from None
-    return _checked(state, path, mapped)
+    return _check_content(state, path, mapped)
 
 
 def remedy(path: Path) -> str:
@@ -70,7 +70,7 @@ def remedy(path: Path) -> str:
     return "copy or download it again, or write it again with the same command"
 
 
-def _checked(state: Any, path: Path, mapped: bool) -> dict[str, Any]:
+def _check_content(state: Any, path: Path, mapped: bool) -> dict[str, Any]:
     metadata = state.get("diffcap") if isinstance(state, dict) else None
     if not isinstance(metadata, dict) or not {"format", "version"} <= metadata.keys():
         raise DiffcapError(

@@ -84,9 +84,9 @@ def evaluate(
             checkpoint, out, folder, features, split, changes, batch_size, limit, devices, accelerator, pair_to_text
         )
         return
-    from diffcap.checkpoints.base_models import ZERO_SHOT, base_record, names_base_model, origin
+    from diffcap.checkpoints.base_models import ZERO_SHOT, base_record, describe_origin, names_base_model
     from diffcap.checkpoints.combining import load_members
-    from diffcap.checkpoints.loading import downloaded
+    from diffcap.checkpoints.loading import fetch_if_on_hub
     from diffcap.checkpoints.reading import checkpoint_record
     from diffcap.evaluation.captions import ALL_METRICS, unavailable_metrics
     from diffcap.evaluation.coco import write_predictions, write_references
@@ -119,7 +119,7 @@ def evaluate(
         raise DiffcapError(
             f"--metrics: {next(iter(unavailable.values()), 'the list is empty; omit the option for all metrics.')}"
         )
-    members = [source if names_base_model(source) else downloaded(source) for source in sources]
+    members = [source if names_base_model(source) else fetch_if_on_hub(source) for source in sources]
     check_finished(members)
     answer_options = {"sentences": sentences, **({"max_length": max_length} if max_length else {})}
     trained, *others = load_members(members, base, prompt, **answer_options)
@@ -160,7 +160,7 @@ def evaluate(
         ],
     )
     if trained.metadata["stage"] == ZERO_SHOT and main_process():
-        print(origin(*(trained.metadata[name] for name in ("base", "revision", "licence"))), flush=True)
+        print(describe_origin(*(trained.metadata[name] for name in ("base", "revision", "licence"))), flush=True)
     target.mkdir(parents=True, exist_ok=True)
     decoded = decode(
         trained,

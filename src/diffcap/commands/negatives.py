@@ -101,8 +101,8 @@ def make_negatives(
         builder = Builder(pairs, tags, recipe, bar("searching similar captions"))
         report = Report(seed=seed)
         rows = _build_rows(builder, pairs, report, bar("writing negatives"))
-        write_negatives(target, rows, lambda: report.write(report_path, settings, builder.used))
-    strategy_counts = {f"{kind}: {strategy}": count for (kind, strategy), count in sorted(builder.used.items())}
+        write_negatives(target, rows, lambda: report.write(report_path, settings, builder.counts))
+    strategy_counts = {f"{kind}: {strategy}": count for (kind, strategy), count in sorted(builder.counts.items())}
     metadata = {"settings": settings, "captions": report.num_rows, "ways": strategy_counts}
     write_json(metadata_path, {**metadata, "sha256": file_hash(target)})
     print(f"{target}: negatives for {report.num_rows:,} captions; read {report_path}")

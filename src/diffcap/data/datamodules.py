@@ -90,9 +90,7 @@ class FeatureData(pl.LightningDataModule):
             raise DiffcapError(f"data.multi has the unknown key {unknown[0]!r}; its keys are max_length and min_count.")
         if multi and self.changes == "multi":
             max_length, min_count = multi.get("max_length", max_length), multi.get("min_count", min_count)
-        self.batch_size = batch_size
-        self.eval_batch_size = eval_batch_size
-        self.max_length = max_length
+        self.batch_size, self.eval_batch_size, self.max_length = batch_size, eval_batch_size, max_length
         for name, minimum in (("batch_size", 1), ("eval_batch_size", 1), ("max_length", 4)):
             if getattr(self, name) < minimum:
                 raise DiffcapError(f"data.{name} is {getattr(self, name)}; it must be at least {minimum}.")
@@ -309,10 +307,7 @@ class CaptionData(FeatureData):
 
 
 class AdaptData(FeatureData):
-    """The data of CLIP4IDC's adaptation: each caption of each change pair is a sample (authors' code).
-
-    Arguments as `FeatureData`; `features` must be a store of pixels.
-    """
+    """The data of CLIP4IDC's adaptation, from a store of pixels: each caption of each change pair is a sample (authors' code)."""
 
     @property
     def batches_per_epoch(self) -> int:

@@ -60,9 +60,8 @@ class PairTable:
         is_full = (self.tokens[:, -2:] != self.vocabulary.pad).any(1)  # a layout may reserve the last position
         num_cut = 0
         needed_length = self.max_length
-        unlimited = 1_000_000
         for caption, count in Counter(caption for caption, full in zip(self.captions, is_full) if full).items():
-            whole_ids = self.vocabulary.encode(caption, unlimited)
+            whole_ids = self.vocabulary.encode(caption, 1_000_000)
             if whole_ids != self.vocabulary.encode(caption, self.max_length):
                 num_cut += count
                 lengths = (len(whole_ids), len(whole_ids) + 1)

@@ -48,9 +48,7 @@ class DatasetSpec:
     backbone: str | None = None  # replaces a method's default backbone, for methods that read features
     pixels_backbone: str | None = None  # replaces a method's default backbone, for methods that read pixels
     clip_backbone: str | None = None  # replaces the backbone `pixels` (224 x 224), if the dataset has a small CLIP
-    network: str | None = (
-        None  # import path of the function that builds its backbone (`features.blocks_backbone.build`)
-    )
+    network: str | None = None  # import path of the function that builds its own backbone
     tokenizer: Literal["ptb", "raw"] = "ptb"  # of the metrics, for imported checkpoints; "raw": split at spaces
     tagger: str = "english"  # part-of-speech tagger of the hard negatives
     # Folder with <name>.yaml, settings that all training stages take on, as "package:folder"; by default dataset in diffcap's own.

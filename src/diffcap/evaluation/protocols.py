@@ -6,6 +6,7 @@ The protocol of a score is a dict that says how it was computed: dataset, split,
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from diffcap.datasets.registry import LevirProtocol
 from diffcap.evaluation.captions import ALL_METRICS, Tokenizer, score_together, tokenize_together, unavailable_metrics
 from diffcap.evaluation.remote_sensing import LevirScoring, accuracies, id_text, with_levir_columns
 from diffcap.evaluation.slots import slot_accuracy
@@ -137,7 +138,7 @@ def evaluate_systems(
         }
         if levir and vocabulary:
             id_protocol = {
-                "name": levir.name,
+                "name": LevirProtocol.name,
                 "tokenizer": "ids",
                 "vocabulary": levir.rule,
                 "vocabulary_size": len(vocabulary),  # with the special tokens

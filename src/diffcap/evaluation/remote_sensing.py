@@ -9,7 +9,6 @@ Therefore METEOR depends on the ids of the words, which must be the released one
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from diffcap.datasets.no_change import plain
 from diffcap.datasets.registry import OWN_READER, LevirProtocol, get_dataset
@@ -26,7 +25,6 @@ S_M_METRICS = ("BLEU-4", "METEOR", "ROUGE-L", "CIDEr-D")
 class LevirScoring:
     """The scores to compute in addition to those of the text protocol."""
 
-    name: ClassVar = LevirProtocol.name
     no_change: tuple[str, ...]  # the dataset's sentences that say that nothing has changed
     vocabulary: Vocabulary | None = None  # of the ids; None leaves the metrics of ids out
     rule: str = ""  # how the vocabulary was made, for `metrics.json`

@@ -19,7 +19,7 @@ from lightning.pytorch.callbacks import Callback, LearningRateMonitor
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
 
 from diffcap import record
-from diffcap.checkpoints.base_models import find_base, origin
+from diffcap.checkpoints.base_models import describe_origin, find_base
 from diffcap.checkpoints.reading import read_checkpoint, weights_hash
 from diffcap.data.workers import explain_lost_workers
 from diffcap.features.store import SUMS
@@ -369,7 +369,7 @@ def _pin_base_model(config: Any, out: Path) -> None:
     arguments.revision = config.data.base_revision = found.revision
     arguments.base = config.data.base = found.name
     if main_process():
-        print(f"base model {origin(found.name, found.revision, found.licence)}")
+        print(f"base model {describe_origin(found.name, found.revision, found.licence)}")
 
 
 def _check_resumable(last: Path) -> int:

@@ -1,8 +1,9 @@
 """Build hard negatives for the training captions: retrieved, replaced and confused (IDC-PCL, section 3.2).
 
-After tokenisation, a negative never equals a reference of its pair or another negative of its caption. If a pair is a distractor, or
-if one of its references states that both images look alike, it never gets a negative with such a statement. Captions of other pairs
-whose content words all occur in the references are skipped, because they could be true. If a strategy gives too few negatives:
+Each of these three kinds has strategies, for example "swap_animals" of the kind "confuse". A negative never equals a reference of its
+pair or another negative of its caption. If a pair is a distractor, or if one of its references states that both images look alike, no
+negative has such a statement. Captions of other pairs whose content words all occur in the references are skipped, because they could
+be true. If a kind gives too few negatives:
 
 * replace: another caption of the same pair with its words replaced.
 * confuse, change pair: a comparison inverted; two words swapped; words replaced. With the replacement "matched", a caption which
@@ -27,11 +28,11 @@ from diffcap.negatives.words import TaggedCaption, make_tagged_caption, normaliz
 from diffcap.records import ChangePair
 from diffcap.utils.errors import DiffcapError
 
-CANDIDATES = 64  # similar captions to choose from; those whose content words all occur in the references are skipped
+NUM_CANDIDATES = 64  # similar groups of captions to choose from
 _REPLACE_ATTEMPTS, _OTHER_CAPTION_ATTEMPTS, _SHUFFLE_ATTEMPTS = 8, 50, 20
-# Strategies of `confuse` that are used after the caption of no change.
-_FALLBACKS = ("turn_comparison", "exchange_words")
-Progress = Callable[[int, int], None]
+# Strategies of the kind "confuse" that are used after the caption of no change.
+_FALLBACK_STRATEGIES = ("turn_comparison", "exchange_words")
+ProgressFunction = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -61,13 +62,12 @@ class _PairContext:
 
     pair: ChangePair
     references: list[TaggedCaption]
-    reference_texts: frozenset[str]
-    reference_content: frozenset[str]  # all content words, see `TaggedCaption.content`
-    describes_similarity: bool  # whether it is a distractor pair, or a reference states that the two images look alike
+    reference_content: frozenset[str]  # all content words of the references
+    can_look_alike: bool  # whether it is a distractor pair, or a reference states that the two images look alike
 
-    def contradicts(self, caption: TaggedCaption) -> bool:
-        """Return True if a caption of another pair says something that no reference says."""
-        if self.describes_similarity and describes_similarity(caption.text):  # could be true as well
+    def is_surely_wrong(self, caption: TaggedCaption) -> bool:
+        """Return True if a caption of another pair says something that no reference says, and cannot be true of this pair."""
+        if self.can_look_alike and describes_similarity(caption.text):
             return False
         return not frozenset(caption.content) <= self.reference_content
 
@@ -86,58 +86,58 @@ class Builder:
         pairs: Sequence[ChangePair],
         tags: Mapping[str, list[str]],
         recipe: Recipe,
-        progress: Progress | None = None,
+        progress: ProgressFunction | None = None,
     ) -> None:
         self.pairs, self.recipe = pairs, recipe
-        # (kind, strategy) -> number of negatives built so far; for example the key ("confuse", "swap_animals")
-        self.used: Counter[tuple[str, str]] = Counter()
-        self._texts = {caption: normalize_caption(caption) for pair in pairs for caption in pair.captions}
-        distinct_texts = sorted(set(self._texts.values()))
-        self._tagged = {text: make_tagged_caption(text, tags) for text in distinct_texts}
-        self._idf = inverse_document_frequencies(self._tagged.values())
-        self._pool = WordPool(self._tagged.values())
-        self._no_change_set: set[str] = set()
-        self._captions_by_before: dict[str, list[str]] = {}
+        # (kind, strategy) -> number of negatives built so far
+        self.counts: Counter[tuple[str, str]] = Counter()
+        self._text_of = {caption: normalize_caption(caption) for pair in pairs for caption in pair.captions}
+        distinct_texts = sorted(set(self._text_of.values()))
+        self._tagged_by_text = {text: make_tagged_caption(text, tags) for text in distinct_texts}
+        self._idf = inverse_document_frequencies(self._tagged_by_text.values())
+        self._word_pool = WordPool(self._tagged_by_text.values())
+        self._no_change_texts: set[str] = set()
+        self._change_texts_by_before: dict[str, list[str]] = {}
         for pair in pairs:
-            texts = [self._texts[caption] for caption in pair.captions]
+            texts = [self._text_of[caption] for caption in pair.captions]
             if pair.is_distractor:
-                self._no_change_set.update(texts)
+                self._no_change_texts.update(texts)
             else:
-                self._captions_by_before.setdefault(pair.before, []).extend(texts)
-        self._no_change_captions = sorted(self._no_change_set)
-        self._change_captions = sorted(set(chain(*self._captions_by_before.values())) - self._no_change_set)
+                self._change_texts_by_before.setdefault(pair.before, []).extend(texts)
+        self._sorted_no_change_texts = sorted(self._no_change_texts)
+        self._sorted_change_texts = sorted(set(chain(*self._change_texts_by_before.values())) - self._no_change_texts)
         self._find_similar(progress)
 
-    def _find_similar(self, progress: Progress | None) -> None:
+    def _find_similar(self, progress: ProgressFunction | None) -> None:
         """Find the change captions most similar to those that get negatives."""
-        groups: dict[tuple[str, ...], list[TaggedCaption]] = {}  # captions with equal content words are equally similar
-        for text in self._change_captions:
-            groups.setdefault(self._tagged[text].content, []).append(self._tagged[text])
-        self._groups = list(groups.values())
-        if self.recipe.retrieve and self._groups:
-            captions: Iterable[TaggedCaption] = self._tagged.values()
+        # Content words -> the captions with these words, which are all equally similar to any other caption.
+        groups: dict[tuple[str, ...], list[TaggedCaption]] = {}
+        for text in self._sorted_change_texts:
+            groups.setdefault(self._tagged_by_text[text].content, []).append(self._tagged_by_text[text])
+        self._content_groups = list(groups.values())
+        if self.recipe.retrieve and self._content_groups:
+            captions: Iterable[TaggedCaption] = self._tagged_by_text.values()
             if self.recipe.scope == "pair":
                 captions = (self._choose_caption(pair)[0] for pair in self.pairs)
-            queries = list({caption.content: None for caption in captions})
+            queries = list(dict.fromkeys(caption.content for caption in captions))
             self._row_of_content = {content: row for row, content in enumerate(queries)}
             query_vectors = tfidf(queries, self._idf)
             document_vectors = tfidf(list(groups), self._idf)
-            self._similar_groups, self._similar_scores = most_similar(
-                query_vectors, document_vectors, CANDIDATES, progress
+            self._similar_group_indices, self._similar_scores = most_similar(
+                query_vectors, document_vectors, NUM_CANDIDATES, progress
             )
 
     def _choose_caption(self, pair: ChangePair) -> tuple[TaggedCaption, Random]:
         """Choose the caption whose negatives all captions of a pair share; also return the generator for further choices."""
         rng = Random(f"{self.recipe.seed} {pair.id}")
-        return self._tagged[self._texts[rng.choice(pair.captions)]], rng
+        return self._tagged_by_text[self._text_of[rng.choice(pair.captions)]], rng
 
     def build(self, pair: ChangePair) -> list[CaptionNegatives]:
         """Return the negatives of every caption of a pair, in the order of its captions."""
-        references = [self._tagged[self._texts[caption]] for caption in pair.captions]
+        references = [self._tagged_by_text[self._text_of[caption]] for caption in pair.captions]
         context = _PairContext(
             pair,
             references,
-            frozenset(reference.text for reference in references),
             frozenset(chain.from_iterable(reference.content for reference in references)),
             pair.is_distractor or any(describes_similarity(reference.text) for reference in references),
         )
@@ -153,21 +153,20 @@ class Builder:
     def _build_for_caption(self, context: _PairContext, caption: TaggedCaption, rng: Random) -> list[Negative]:
         generators = {"retrieve": self._retrieve, "replace": self._replace, "confuse": self._confuse}
         negatives: list[Negative] = []
-        excluded = set(context.reference_texts)
+        excluded = {reference.text for reference in context.references}
         for kind in KINDS:
             remaining: int = getattr(self.recipe, kind)
             if not remaining:
                 continue
             candidates = generators[kind](context, caption, rng)
             for strategy, text in chain(candidates, self._last_resort(context, caption, rng)):
-                could_be_true = (context.pair.is_distractor and text in self._no_change_set) or (
-                    context.describes_similarity and describes_similarity(text)
-                )
+                could_be_true = context.pair.is_distractor and text in self._no_change_texts
+                could_be_true |= context.can_look_alike and describes_similarity(text)
                 if text in excluded or could_be_true:
                     continue
                 excluded.add(text)
                 negatives.append(Negative(kind, text))
-                self.used[kind, strategy] += 1
+                self.counts[kind, strategy] += 1
                 remaining -= 1
                 if not remaining:
                     break
@@ -179,28 +178,25 @@ class Builder:
         return negatives
 
     def _retrieve(self, context: _PairContext, caption: TaggedCaption, rng: Random) -> Iterator[tuple[str, str]]:
-        if not self._groups:
+        if not self._content_groups:
             return
         row = self._row_of_content[caption.content]
-        similar = self._similar_groups[row][self._similar_scores[row] > 0].tolist()
+        group_indices = self._similar_group_indices[row][self._similar_scores[row] > 0].tolist()
         if context.pair.is_distractor:  # no caption of a change is really similar to the caption of a distractor
-            rng.shuffle(similar)
-        for group in similar:
-            if context.contradicts(self._groups[group][0]):
-                yield "alike", rng.choice(self._groups[group]).text
+            rng.shuffle(group_indices)
+        for group in (self._content_groups[index] for index in group_indices):
+            if context.is_surely_wrong(group[0]):
+                yield "alike", rng.choice(group).text
 
     def _replace(self, context: _PairContext, caption: TaggedCaption, rng: Random) -> Iterator[tuple[str, str]]:
         if context.pair.is_distractor:
             return  # "no change was made" stays true, or loses its meaning, whichever word is replaced
         sources = [reference for reference in context.references if not describes_similarity(reference.text)]
         reference_content = context.reference_content if self.recipe.replacement == "matched" else None
-        sources_by_strategy = {
-            "words replaced": [source for source in sources if source is caption],
-            "of another caption": sources,
-        }
-        for strategy, strategy_sources in sources_by_strategy.items():
+        own_sources = [source for source in sources if source is caption]
+        for strategy, strategy_sources in (("words replaced", own_sources), ("of another caption", sources)):
             for _ in range(_REPLACE_ATTEMPTS if strategy_sources else 0):
-                text = replace_words(rng.choice(strategy_sources), self._idf, self._pool, reference_content, rng)
+                text = replace_words(rng.choice(strategy_sources), self._idf, self._word_pool, reference_content, rng)
                 if text is not None:
                     yield strategy, text
 
@@ -210,23 +206,23 @@ class Builder:
             # With the other strategies, the caption would still say that nothing changed.
             if "reverse_change" in confused:
                 yield "reverse_change", confused["reverse_change"]
-            change_captions = self._captions_by_before.get(context.pair.before, [])
+            change_captions = self._change_texts_by_before.get(context.pair.before, [])
             for text in rng.sample(change_captions, len(change_captions)):
                 yield "the change that did not happen", text
             return
-        yield from ((strategy, text) for strategy, text in confused.items() if strategy not in _FALLBACKS)
-        if self._no_change_captions and self.recipe.replacement == "matched":
-            yield "no change", rng.choice(self._no_change_captions)
+        yield from ((strategy, text) for strategy, text in confused.items() if strategy not in _FALLBACK_STRATEGIES)
+        if self._sorted_no_change_texts and self.recipe.replacement == "matched":
+            yield "no change", rng.choice(self._sorted_no_change_texts)
         if describes_similarity(caption.text):  # with two words exchanged, it would say the same in worse grammar
             confused.pop("exchange_words", None)
-        yield from ((strategy, text) for strategy, text in confused.items() if strategy in _FALLBACKS)
+        yield from ((strategy, text) for strategy, text in confused.items() if strategy in _FALLBACK_STRATEGIES)
         for strategy, text in self._replace(context, caption, rng):
             yield f"{strategy} instead", text
 
     def _last_resort(self, context: _PairContext, caption: TaggedCaption, rng: Random) -> Iterator[tuple[str, str]]:
-        for _ in range(_OTHER_CAPTION_ATTEMPTS if self._change_captions else 0):
-            text = rng.choice(self._change_captions)
-            if context.contradicts(self._tagged[text]):
+        for _ in range(_OTHER_CAPTION_ATTEMPTS if self._sorted_change_texts else 0):
+            text = rng.choice(self._sorted_change_texts)
+            if context.is_surely_wrong(self._tagged_by_text[text]):
                 yield "any other change caption", text
         for _ in range(_SHUFFLE_ATTEMPTS):
             yield "words shuffled", " ".join(rng.sample(caption.words, len(caption.words)))

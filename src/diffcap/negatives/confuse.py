@@ -27,7 +27,7 @@ from diffcap.negatives.words import (
 from diffcap.text.tagging import split_sentences
 
 _SYMMETRIC_WORDS = frozenset(("same", "similar", "identical", "both", "alike", "equal", "equally", "each", "neither"))
-_ANIMAL_SWAP = {"animal1": "animal2", "animal2": "animal1"}
+_OTHER_ANIMAL = {"animal1": "animal2", "animal2": "animal1"}
 _WORDS_AFTER_SAME = frozenset(("as", "in", "but", "and", "except", "with", "though"))  # if no noun follows "the same"
 _COORDINATORS = frozenset(("and", "or", ",", "/", "-", "&"))
 _BE_FORMS = frozenset(("is", "was", "are", "were", "been", "being", "be"))
@@ -37,7 +37,7 @@ _STATE_WORDS = frozenset(("gone", "missing", "new", "nothing", "same", "identica
 
 def confuse(caption: TaggedCaption, rng: Random) -> Iterator[tuple[str, str]]:
     """Yield (name of the strategy, text) of every strategy that applies, best first; a text may occur twice."""
-    strategies = _ANIMAL_STRATEGIES if any(word in _ANIMAL_SWAP for word in caption.words) else _SCENE_STRATEGIES
+    strategies = _ANIMAL_STRATEGIES if any(word in _OTHER_ANIMAL for word in caption.words) else _SCENE_STRATEGIES
     for name, strategy in strategies.items():
         text = strategy(caption, rng)
         if text is not None and text != caption.text:
@@ -46,21 +46,21 @@ def confuse(caption: TaggedCaption, rng: Random) -> Iterator[tuple[str, str]]:
 
 def swap_animals(caption: TaggedCaption, rng: Random) -> str | None:
     """Swap "animal1" and "animal2" in every sentence where that changes the meaning."""
-    parts = split_sentences(caption.words)
-    swapped = [_swap_animals_in(part) if _swap_changes_meaning(part) else part for part in parts]
-    return " ".join(chain.from_iterable(swapped)) if swapped != parts else None
+    sentences = split_sentences(caption.words)
+    swapped = [_swap_animals_of(sentence) if _swap_changes_meaning(sentence) else sentence for sentence in sentences]
+    return " ".join(chain.from_iterable(swapped)) if swapped != sentences else None
 
 
 def swap_animals_once(caption: TaggedCaption, rng: Random) -> str | None:
     """Swap the animals in one sentence that names both, if another sentence of the caption could be swapped too."""
-    parts = split_sentences(caption.words)
-    swappable = [index for index, part in enumerate(parts) if _swap_changes_meaning(part)]
-    with_both = [index for index in swappable if {"animal1", "animal2"} <= set(parts[index])]
-    if len(swappable) < 2 or not with_both:
+    sentences = split_sentences(caption.words)
+    swappable_indices = [index for index, sentence in enumerate(sentences) if _swap_changes_meaning(sentence)]
+    indices_with_both = [index for index in swappable_indices if {"animal1", "animal2"} <= set(sentences[index])]
+    if len(swappable_indices) < 2 or not indices_with_both:
         return None
-    chosen = rng.choice(with_both)
-    parts[chosen] = _swap_animals_in(parts[chosen])
-    return " ".join(chain.from_iterable(parts))
+    chosen_index = rng.choice(indices_with_both)
+    sentences[chosen_index] = _swap_animals_of(sentences[chosen_index])
+    return " ".join(chain.from_iterable(sentences))
 
 
 def invert_comparison(caption: TaggedCaption, rng: Random) -> str | None:
@@ -113,19 +113,16 @@ def invert_change(caption: TaggedCaption, rng: Random) -> str | None:
 def swap_words(caption: TaggedCaption, rng: Random) -> str | None:
     """Swap two adjectives, or two nouns, that mean different things and are not in one enumeration."""
     words = list(caption.words)
-    for wanted in ("ADJ", "NOUN"):
-        candidates = [
-            index
-            for index, (word, tag) in enumerate(zip(words, caption.tags))
-            if tag == wanted and is_replaceable(word, tag)
-        ]
+    for wanted_tag in ("ADJ", "NOUN"):
+        tagged_words = enumerate(zip(words, caption.tags))
+        indices = [index for index, (word, tag) in tagged_words if tag == wanted_tag and is_replaceable(word, tag)]
         pairs = [
             (first, second)
-            for first, second in pairwise(candidates)
+            for first, second in pairwise(indices)
             if second > first + 1
             and synonym_key(words[first]) != synonym_key(words[second])
             and attribute_of(words[first]) == attribute_of(words[second])
-            and inflection(words[first], wanted) == inflection(words[second], wanted)
+            and inflection(words[first], wanted_tag) == inflection(words[second], wanted_tag)
             and not _is_coordination(words[first + 1 : second])
         ]
         if pairs:
@@ -146,18 +143,18 @@ _SCENE_STRATEGIES: _Strategies = {
 }
 
 
-def _swap_changes_meaning(part: list[str]) -> bool:
+def _swap_changes_meaning(sentence: list[str]) -> bool:
     """Return False if swapping the animals keeps the meaning, as in "animal1 and animal2 are the same"."""
-    animal_indices = [index for index, word in enumerate(part) if word in _ANIMAL_SWAP]
+    animal_indices = [index for index, word in enumerate(sentence) if word in _OTHER_ANIMAL]
     is_coordinated = any(
-        second - first == 2 and part[first + 1] in _COORDINATORS and part[first] != part[second]
+        second - first == 2 and sentence[first + 1] in _COORDINATORS and sentence[first] != sentence[second]
         for first, second in pairwise(animal_indices)
     )
-    return bool(animal_indices) and not is_coordinated and _SYMMETRIC_WORDS.isdisjoint(part)
+    return bool(animal_indices) and not is_coordinated and _SYMMETRIC_WORDS.isdisjoint(sentence)
 
 
-def _swap_animals_in(part: list[str]) -> list[str]:
-    return [_ANIMAL_SWAP.get(word, word) for word in part]
+def _swap_animals_of(sentence: list[str]) -> list[str]:
+    return [_OTHER_ANIMAL.get(word, word) for word in sentence]
 
 
 def _noun_phrases(caption: TaggedCaption) -> list[tuple[int, int]]:

@@ -21,7 +21,7 @@ KINDS = (
     "replace",  # some words of the caption replaced by others of the same part of speech
     "confuse",  # the same words in another order: words of the same part of speech change places
 )
-# The strategies that the paper describes; the others are fallbacks. The names are those of `Builder.used`.
+# Kind -> its strategies that the paper describes; the others are fallbacks.
 _PAPER_STRATEGIES = {
     "retrieve": ("alike",),
     "replace": ("words replaced",),
@@ -35,7 +35,7 @@ _HOW_TO_BUILD = "build it with `make negatives DATASET=<name>`"
 class Negative:
     """A caption that is wrong for its pair."""
 
-    kind: str  # the requested kind, one of `KINDS`; if its strategies gave no text, a fallback of another kind built it
+    kind: str  # one of `KINDS`; if the strategies of this kind gave no text, a fallback built it
     text: str  # tokens of `normalize_caption`, joined with spaces
 
 
@@ -155,7 +155,7 @@ class Report:
         # kind -> (index of the row, row)
         self._examples: dict[str, list[tuple[int, CaptionNegatives]]] = {kind: [] for kind in KINDS}
         self._num_seen = dict.fromkeys(KINDS, 0)
-        self.num_rows = 0  # added so far
+        self.num_rows = 0
 
     def add(self, row: CaptionNegatives) -> None:
         """Add the negatives of one caption."""
@@ -172,7 +172,7 @@ class Report:
         self.num_rows += 1
 
     def write(self, path: str | Path, settings: Mapping[str, Any], counts: Mapping[tuple[str, str], int]) -> None:
-        """Write the settings, how often each (kind, strategy) was used, and the examples as Markdown."""
+        """Write the settings, the number of negatives of each (kind, strategy), and the examples as Markdown."""
         lines = ["# Negatives", "", f"{self.num_rows:,} captions.", "", "| setting | value |", "|---|---|"]
         lines += [f"| {key} | {value} |" for key, value in settings.items()]
         if settings.get("scope") == "pair":

@@ -40,16 +40,18 @@ class WordPool:
         words. Words that mostly have another tag are never sampled. The same holds for words that occur fewer than five times and
         in fewer than one of a thousand captions, because they are often misspelt.
         """
-        words, cumulative = self._pools.get(_pool_key(word, tag), ([], [0]))
+        words, cumulative_counts = self._pools.get(_pool_key(word, tag), ([], [0]))
         for _ in range(4 if words else 0):  # faster than filtering all words, and nearly always enough
-            sampled = words[bisect(cumulative, rng.random() * cumulative[-1])]
+            sampled = words[bisect(cumulative_counts, rng.random() * cumulative_counts[-1])]
             if synonym_key(sampled) not in excluded:
                 return sampled
-        allowed = [index for index, other in enumerate(words) if synonym_key(other) not in excluded]
-        if not allowed:
+        allowed_indices = [index for index, other in enumerate(words) if synonym_key(other) not in excluded]
+        if not allowed_indices:
             return None
-        weights = [cumulative[index] - (cumulative[index - 1] if index else 0) for index in allowed]
-        return words[rng.choices(allowed, weights)[0]]
+        counts = [
+            cumulative_counts[index] - (cumulative_counts[index - 1] if index else 0) for index in allowed_indices
+        ]
+        return words[rng.choices(allowed_indices, counts)[0]]
 
 
 _PoolKey = tuple[str, str | None, str]  # tag, attribute, inflection
@@ -63,13 +65,10 @@ def _pool_key(word: str, tag: str) -> _PoolKey:
 
 def most_informative_words(caption: TaggedCaption, idf: Mapping[str, float]) -> list[str]:
     """Return the nouns and adjectives to replace: the half with the highest TF-IDF, rounded up, best first."""
-    first_index: dict[str, int] = {}
-    for index, (word, tag) in enumerate(zip(caption.words, caption.tags)):
-        if is_replaceable(word, tag):
-            first_index.setdefault(word, index)
+    words = [word for word, tag in zip(caption.words, caption.tags) if is_replaceable(word, tag)]
     counts = Counter(map(synonym_key, caption.words))
-    scores = {word: counts[synonym_key(word)] * idf.get(synonym_key(word), 0.0) for word in first_index}
-    ranked = sorted(first_index, key=lambda word: (-scores[word], first_index[word]))
+    scores = {word: counts[synonym_key(word)] * idf.get(synonym_key(word), 0.0) for word in words}
+    ranked = sorted(scores, key=scores.__getitem__, reverse=True)  # words with equal scores stay in the caption's order
     return ranked[: math.ceil(len(ranked) / 2)]
 
 
@@ -91,26 +90,24 @@ def replace_words(
         The new text; None if no word can be replaced, or if every new word has a meaning of a reference.
     """
     caption_content = frozenset(caption.content)
+    words_and_tags = list(zip(caption.words, caption.tags))
+    tags = dict(words_and_tags)
     new_words: dict[tuple[str, str], str] = {}  # (word, tag) -> the word that replaces it
     is_wrong = False
-    tags = dict(zip(caption.words, caption.tags))
     for word in most_informative_words(caption, idf):
         tag = tags[word]
         if reference_content is None:
             new_word = pool.sample_uniform(word, tag, rng)
         else:
-            used = caption_content | frozenset(map(synonym_key, new_words.values()))
-            new_word = pool.sample_matched(word, tag, reference_content | used, rng)
+            excluded = caption_content | frozenset(map(synonym_key, new_words.values()))
+            new_word = pool.sample_matched(word, tag, reference_content | excluded, rng)
             if new_word is None:
-                new_word = pool.sample_matched(word, tag, used, rng)
+                new_word = pool.sample_matched(word, tag, excluded, rng)
         if new_word is not None:
             new_words[word, tag] = new_word
             is_wrong |= reference_content is None or synonym_key(new_word) not in reference_content
     if not is_wrong:
         return None
-    words, changed_indices = list(caption.words), set()
-    for index, word_and_tag in enumerate(zip(caption.words, caption.tags)):
-        if word_and_tag in new_words:
-            words[index] = new_words[word_and_tag]
-            changed_indices.add(index)
+    words = [new_words.get((word, tag), word) for word, tag in words_and_tags]
+    changed_indices = {index for index, word_and_tag in enumerate(words_and_tags) if word_and_tag in new_words}
     return " ".join(fix_articles(words, changed_indices))

@@ -43,10 +43,7 @@ def tfidf(documents: Sequence[Sequence[str]], idf: Mapping[str, float]) -> sp.cs
 
 
 def most_similar(
-    queries: sp.csr_matrix,
-    documents: sp.csr_matrix,
-    count: int,
-    progress: Callable[[int, int], None] | None = None,
+    queries: sp.csr_matrix, documents: sp.csr_matrix, count: int, progress: Callable[[int, int], None] | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the documents with the largest inner product for every query, in chunks, so that memory does not grow with Q x N.
 
@@ -60,27 +57,27 @@ def most_similar(
     num_queries, num_terms = queries.shape
     num_documents = documents.shape[0]
     count = min(count, num_documents)
-    best = np.zeros((num_queries, count), dtype=np.int64)
+    best_indices = np.zeros((num_queries, count), dtype=np.int64)
     best_scores = np.full((num_queries, count), -1.0, dtype=np.float32)
     block_size = min(_DOCUMENT_CHUNK, max(1024, _MAX_BLOCK_VALUES // max(1, num_terms)))
     for block_start in range(0, num_documents, block_size):
         block = np.ascontiguousarray(documents[block_start : block_start + block_size].T.toarray())  # (V, block)
         for start in range(0, num_queries, _QUERY_CHUNK):
-            rows = slice(start, start + _QUERY_CHUNK)
-            block_scores = queries[rows] @ block  # (rows, block)
+            row_slice = slice(start, start + _QUERY_CHUNK)
+            block_scores = queries[row_slice] @ block  # (queries of the chunk, documents of the block)
             indices = _largest(block_scores, min(count, block_scores.shape[1]))
             scores = np.take_along_axis(block_scores, indices, 1)
             if block_start:  # compare with the best of the blocks before
-                indices = np.concatenate([best[rows], indices + block_start], 1)
-                scores = np.concatenate([best_scores[rows], scores], 1)
+                indices = np.concatenate([best_indices[row_slice], indices + block_start], 1)
+                scores = np.concatenate([best_scores[row_slice], scores], 1)
             order = np.lexsort((indices, -scores), axis=1)[:, :count]
             num_kept = order.shape[1]  # less than K if the blocks so far have fewer documents
-            best[rows, :num_kept] = np.take_along_axis(indices, order, 1)
-            best_scores[rows, :num_kept] = np.take_along_axis(scores, order, 1)
+            best_indices[row_slice, :num_kept] = np.take_along_axis(indices, order, 1)
+            best_scores[row_slice, :num_kept] = np.take_along_axis(scores, order, 1)
             if progress:
-                done = block_start * num_queries + min(start + _QUERY_CHUNK, num_queries) * block.shape[1]
-                progress(done, num_documents * num_queries)
-    return best, best_scores
+                num_done = block_start * num_queries + min(start + _QUERY_CHUNK, num_queries) * block.shape[1]
+                progress(num_done, num_documents * num_queries)
+    return best_indices, best_scores
 
 
 def _largest(scores: np.ndarray, count: int) -> np.ndarray:
@@ -100,8 +97,8 @@ def _largest(scores: np.ndarray, count: int) -> np.ndarray:
     grouped = groups[:, :, None] + num_groups * np.arange(_GROUP_SIZE)
     ungrouped = np.broadcast_to(np.arange(num_grouped, num_columns), (num_rows, num_columns - num_grouped))
     candidates = np.concatenate([grouped.reshape(num_rows, -1), ungrouped], 1)
-    best = _largest_columns(np.take_along_axis(scores, candidates, 1), count)
-    return np.take_along_axis(candidates, best, 1)
+    best_indices = _largest_columns(np.take_along_axis(scores, candidates, 1), count)
+    return np.take_along_axis(candidates, best_indices, 1)
 
 
 def _largest_columns(values: np.ndarray, count: int) -> np.ndarray:

@@ -64,12 +64,10 @@ class HubVocabulary:
         self.layout = "hub"
         tokens = json.dumps([sorted(tokenizer.get_vocab().items()), template.bos_id, template.eos_id])
         self.family = f"hub-{hashlib.sha256(tokens.encode()).hexdigest()[:12]}"
-        self.bos = template.bos_id
-        self.eos = template.eos_id
+        self.bos, self.eos = template.bos_id, template.eos_id
         pad = tokenizer.pad_token_id
         self.pad = pad if pad is not None and pad != self.eos else int(self.eos == 0)
-        self.unk = None
-        self.mask = None
+        self.unk, self.mask = None, None
 
     def __len__(self) -> int:
         return len(self.tokenizer)

@@ -43,11 +43,10 @@ class TaggerModel:
 
 
 def find_tagger(tagger: str) -> TaggerModel:
-    """Find a tagger's files; "english" is downloaded by Stanza if it is not on this machine yet.
+    """Find a tagger's files; Stanza downloads "english" at first use.
 
-    Args:
-        tagger: "english" (Stanza's English model), "blocks" or "tiles" (the small taggers in this package, for captions of
-            these datasets), or a folder with `resources.json` and one `.pt` file.
+    `tagger`: "english" (Stanza's English model), "blocks" or "tiles" (small taggers in this package, for captions of these datasets),
+    or a folder with `resources.json` and one `.pt` file.
     """
     if tagger == "english":
         return _find_english_tagger()

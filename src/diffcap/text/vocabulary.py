@@ -87,22 +87,14 @@ class Layout(NamedTuple):
 _RCC_SPECIALS = ("<NULL>", "<UNK>", "<START>", "<END>")
 _RCC = Layout("rcc", _RCC_SPECIALS, "<START>", "<END>", "<UNK>", tokenize_rcc, padding_is_eos=True)
 _PCL_SPECIALS = ("<PAD>", "<BOS>", "<EOS>", "<UNK>", "<CLS>", "<MASK>")
+# The RSICCformer code counts the tokens that its dataset's file has; they are joined with spaces here.
+_RSICC_LAST = ("<unk>", "<start>", "<end>")
+_RSICC = Layout("rsicc", ("<pad>",), "<start>", "<end>", "<unk>", str.split, last_specials=_RSICC_LAST)
 LAYOUTS: dict[LayoutName, Layout] = {
     "pcl": Layout("pcl", _PCL_SPECIALS, "<BOS>", "<EOS>", "<UNK>", tokenize, num_reserved=1),  # authors' code
     "rcc": _RCC,
     "rcc_tokens": _RCC._replace(tokenize=str.split),  # for captions that are already tokenised, joined with spaces
-    # The RSICCformer code counts the tokens that its dataset's file has; they are joined with spaces here.
-    "rsicc": Layout(
-        "rsicc",
-        ("<pad>",),
-        "<start>",
-        "<end>",
-        "<unk>",
-        str.split,
-        last_specials=("<unk>", "<start>", "<end>"),
-        scores_ids=True,
-        sorts_words=False,
-    ),
+    "rsicc": _RSICC._replace(scores_ids=True, sorts_words=False),
     "chg2cap": _RCC._replace(family="chg2cap", tokenize=tokenize_rcc_words, padding_is_eos=False, scores_ids=True),
 }
 

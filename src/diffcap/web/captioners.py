@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from diffcap.checkpoints.base_models import find_base, names_base_model, origin
+from diffcap.checkpoints.base_models import describe_origin, find_base, names_base_model
 from diffcap.checkpoints.reading import CAPTIONING_STAGES, CONFIG, WEIGHTS, read_checkpoint
 from diffcap.pair_captioner import SHIPPED_CAPTIONERS, PairCaptioner, load_captioner
 from diffcap.records import read_json
@@ -39,7 +39,7 @@ def find_choices(
     for name in checkpoints:
         if names_base_model(name):
             model = find_base(name)  # fetches it, and raises here, before the first request
-            echo(origin(model.name, model.revision, model.licence))
+            echo(describe_origin(model.name, model.revision, model.licence))
             # All visitors get this commit, also if the repository has another one when the model is loaded.
             pinned = f"{model.name}@{model.revision}" if model.revision else model.name
             shown = f"{model.name}@{model.revision[:7]}" if model.revision else model.name
