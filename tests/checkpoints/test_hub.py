@@ -129,15 +129,20 @@ def test_what_cannot_be_pushed_is_one_sentence(
         path.write_text("[]")
     for source, name, options, sentence in (
         (pretrained, "user/toy", {}, "a checkpoint of the pretrain stage cannot caption; push"),
-        (checkpoint, "user/toy", {"metrics": tmp_path / "none.json"}, r"none\.json: no metrics there"),
-        (checkpoint, "user/toy", {"metrics": other}, r"belongs to other weights; evaluate .*best\.ckpt itself"),
-        (checkpoint, "user/toy", {"metrics": tmp_path / "odd.json"}, '"groups" is missing'),
-        (checkpoint, "user/toy", {"images": [tmp_path / "none.png"]}, r"none\.png: file not found"),
-        (checkpoint, "user/toy", {"images": [tmp_path / "odd.json"]}, r"odd\.json: not a \.png file; give PNG files"),
+        (checkpoint, "user/toy", {"metrics_file": tmp_path / "none.json"}, r"none\.json: no metrics there"),
+        (checkpoint, "user/toy", {"metrics_file": other}, r"belongs to other weights; evaluate .*best\.ckpt itself"),
+        (checkpoint, "user/toy", {"metrics_file": tmp_path / "odd.json"}, '"groups" is missing'),
+        (checkpoint, "user/toy", {"image_files": [tmp_path / "none.png"]}, r"none\.png: file not found"),
         (
             checkpoint,
             "user/toy",
-            {"images": pictures},
+            {"image_files": [tmp_path / "odd.json"]},
+            r"odd\.json: not a \.png file; give PNG files",
+        ),
+        (
+            checkpoint,
+            "user/toy",
+            {"image_files": pictures},
             r"another file of --pictures is also named pairs\.png; rename one",
         ),
         (checkpoint, "../x", {}, "not the name of a repository"),

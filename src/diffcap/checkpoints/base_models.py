@@ -22,7 +22,7 @@ MODEL_TYPES = ("qwen2_5_vl", "qwen3_vl", "smolvlm", "idefics3", "internvl", "lla
 
 INDEX_FILE = f"{WEIGHTS}.index.json"  # lists the files of weights that are split into several ("shards")
 ZERO_SHOT = "zero-shot"  # stage of a base model without training
-README_FILE = "README_FILE.md"
+README_FILE = "README.md"
 ADAPTER = "adapter_config.json"  # of PEFT; transformers applies the adapter that such a file describes
 # Files beside the weights that transformers reads (configurations, tokenizer, chat template), and the licence.
 _SMALL_FILES = ["*.json", "*.txt", "*.jinja", "*.model", README_FILE, "LICENSE*"]
@@ -102,7 +102,7 @@ def find_base(base: str, revision: str | None = None) -> BaseModel:
 
 
 def base_licence(base: str, revision: str | None) -> str | None:
-    """Return `BaseModel.licence`, for which only README_FILE.md and LICENSE are fetched; None if they cannot be read."""
+    """Return `BaseModel.licence`, for which only README.md and LICENSE are fetched; None if they cannot be read."""
     folder = Path(base).expanduser()
     if folder.is_dir():
         return _licence(folder)
@@ -225,11 +225,11 @@ def _check_weights(base: str, folder: Path) -> None:
 
 
 def _licence(folder: Path) -> str | None:
-    """Return the licence in the metadata of README_FILE.md, or else the first line of a LICENSE file, without control characters."""
+    """Return the licence in the metadata of README.md, or else the first line of a LICENSE file, without control characters."""
     from huggingface_hub import metadata_load
 
     metadata: dict[str, Any] = {}
-    with suppress(Exception):  # no README_FILE.md, or metadata that are not YAML
+    with suppress(Exception):  # no README.md, or metadata that are not YAML
         metadata = metadata_load(folder / README_FILE) or {}
     licence = metadata.get("license")
     if licence in (None, "other"):  # the Hub has no identifier of this licence

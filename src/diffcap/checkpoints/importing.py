@@ -141,7 +141,7 @@ def read_word_ids(path: str | Path, layout: LayoutName) -> tuple[list[str], list
     """Read a vocabulary file, a JSON object from word to id.
 
     Returns:
-        The words without special tokens, and the file's id of each token of `Vocabulary(words, layout)`, in its official_ids.
+        The words without special tokens, and the file's id of each token of `Vocabulary(words, layout)`, in its order.
     """
     ids = read_json(path, "vocabulary", "give the authors' file that maps words to ids")
     if isinstance(ids, dict) and isinstance(ids.get("word_to_idx"), dict):
