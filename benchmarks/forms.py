@@ -11,7 +11,7 @@ from diffcap.methods.dirl import DIRL
 from diffcap.methods.pcl.model import MASK, PCL
 from diffcap.methods.scorer.model import SCORER
 from diffcap.models.captioner import Captioner
-from diffcap.models.cross_image import Views
+from diffcap.models.cross_image import CrossImageOutput
 from diffcap.models.decoder import NULL, UNK, pair_groups
 from diffcap.models.layers import KeyValue
 
@@ -25,15 +25,15 @@ def dense_matching(query: Tensor, key: Tensor, block: int = 0) -> Tensor:
 class EveryLayerSCORER(SCORER):
     """SCORER that matches in every encoder layer, and keeps the last layer's scores, as the released code does."""
 
-    def compare(self, before: Tensor, after: Tensor) -> Views | None:
-        """See `SCORER.compare`; the scores of the layers before the last are made and forgotten."""
-        views, groups = None, pair_groups(before, after)
+    def run_encoder(self, before: Tensor, after: Tensor) -> CrossImageOutput | None:
+        """See `SCORER.run_encoder`; the scores of the layers before the last are made and forgotten."""
+        encoded, groups = None, pair_groups(before, after)
         for layer in self.encoder:
-            if views is not None:
+            if encoded is not None:
                 for rows in groups:
-                    self.similarities(*(part[rows] for part in self.query_keys(views)))
-            views = layer(before, after) if views is None else layer(views.before, views.after)
-        return views
+                    self.cross_view_similarities(*(part[rows] for part in self.merge_query_keys(encoded)))
+            encoded = layer(before, after) if encoded is None else layer(encoded.before, encoded.after)
+        return encoded
 
 
 class TokensCLIP4IDC(CLIP4IDC):
@@ -56,12 +56,12 @@ def uncached(captioner: Captioner, before: Tensor, after: Tensor, length: int) -
         return _pcl_words(captioner, before, after, length)
     assert isinstance(captioner, SCORER | DIRL)
     before, after = captioner.embedding(before), captioner.embedding(after)
-    visual = captioner.fuse(before, after, captioner.compare(before, after))  # (B, N, D)
+    visual = captioner.fuse(before, after, captioner.run_encoder(before, after))  # (B, N, D)
     tokens = torch.full((len(after), length), NULL)
     tokens[:, 0] = captioner.bos_id
     for position in range(length - 1):
-        hidden = captioner.decoder(tokens, captioner.decoder.memory(visual)).last.hidden
-        logits = captioner.decoder.logit(hidden[:, position])
+        hidden = captioner.decoder(tokens, captioner.decoder.project_memory(visual)).last_block.hidden
+        logits = captioner.decoder.compute_logits(hidden[:, position])
         logits[:, UNK] = float("-inf")
         tokens[:, position + 1] = logits.argmax(1)
     return tokens
@@ -71,7 +71,7 @@ def _clip4idc_words(captioner: CLIP4IDC, before: Tensor, after: Tensor, length: 
     views = before if before.ndim == 3 else captioner.views(before, after)
     tokens = torch.full((len(after), 1), captioner.bos_id)
     for _ in range(length - 1):
-        hidden = captioner.decode(tokens, captioner.memory(captioner.encoder_states(views))).last.hidden
+        hidden = captioner.decode(tokens, captioner.memory(captioner.encoder_states(views))).last_block.hidden
         tokens = torch.cat([tokens, captioner.logits(hidden[:, -1]).argmax(1, keepdim=True)], 1)
     return tokens
 

@@ -8,7 +8,7 @@ from tests.commands import part_settings
 
 from diffcap.compose import compose, merge
 from diffcap.experiment import Experiment
-from diffcap.methods.pcl.data import CAPTIONED
+from diffcap.methods.pcl.data import CAPTION_TASKS
 from diffcap.pipeline import run_stage
 from diffcap.registry import import_object, methods, read_method
 from diffcap.utils.errors import DiffcapError
@@ -113,7 +113,7 @@ ABLATIONS = [
 def test_an_ablations_settings_build_a_model(method: str, stage: str, name: str) -> None:
     settings = part_settings(method, stage, ablation=name)
     if stage == "pretrain" and "data" in settings:  # some differ in their tasks alone
-        assert set(settings["data"]["without"]) < set(CAPTIONED)
+        assert set(settings["data"]["without"]) < set(CAPTION_TASKS)
     # The row that is the whole method by default need not name a part of it.
     given = settings.get("model", {}).get("captioner", {"init_args": {}})["init_args"]
     assert settings

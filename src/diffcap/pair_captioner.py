@@ -24,7 +24,7 @@ from diffcap.checkpoints.combining import as_ensemble, load_members
 from diffcap.checkpoints.loading import Checkpoint
 from diffcap.checkpoints.reading import weights_hash
 from diffcap.models.captioner import Captioner
-from diffcap.models.generation import beam_hypotheses, check_search, greedy_from, ranking, token_log_probabilities
+from diffcap.models.generation import beam_hypotheses, check_search, greedy_from, rank_beams, token_log_probabilities
 from diffcap.text.vocabularies import AnyVocabulary
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.image_io import Source, read_pair
@@ -268,7 +268,7 @@ class PairCaptioner:
             )
         no_change_probabilities = self._captioner.nothing_changed(before, after)
         word_counts = self._captioner.caption_mask(tokens).sum(1).view(hypotheses.shape[:2])
-        order = ranking(scores.sum(2), word_counts, length_penalty)
+        order = rank_beams(scores.sum(2), word_counts, length_penalty)
         hypotheses = hypotheses.take_along_dim(order[..., None], 1)
         scores = scores.take_along_dim(order[..., None], 1).cpu()
         lengths = (1 + word_counts.take_along_dim(order, 1)).tolist()  # with BOS

@@ -80,7 +80,7 @@ def test_ft1s_decoder_begins_as_clips_text_tower(clip: Clip, file: Path) -> None
     model = CLIP4IDC(WHOLE, FULL, **options).eval()
     load_clip(model, str(file), ClipVocabulary())
     tokens = captions([5, 3], 9).clamp(max=22)
-    hidden = model.decode(tokens, model.encode(pixels(2, (16, 16)), pixels(2, (16, 16), 1))).last.hidden
+    hidden = model.decode(tokens, model.encode(pixels(2, (16, 16)), pixels(2, (16, 16), 1))).last_block.hidden
     x = clip.token_embedding(tokens) + clip.positional_embedding[:9]
     expected = clip.ln_final(clip.transformer(x, attn_mask=clip.attn_mask[:9, :9]))
     real = torch.arange(9) < torch.tensor([[7], [5]])

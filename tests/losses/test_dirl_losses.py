@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from diffcap.methods.dirl import Form, cross_correlation, cross_modal_contrastive_loss, decorrelation_terms
+from diffcap.methods.dirl import CCRForm, cross_correlation, cross_modal_contrastive_loss, decorrelation_terms
 
 
 def naive_correlation(before: Tensor, after: Tensor) -> list[list[float]]:
@@ -80,7 +80,7 @@ def contrast(table: list[list[float]]) -> list[float]:
     return [-math.log(math.exp(row[own]) / sum(map(math.exp, row))) for own, row in enumerate(table)]
 
 
-def naive(text: Tensor, vision: Tensor, temperature: float, form: Form) -> list[float]:
+def naive(text: Tensor, vision: Tensor, temperature: float, form: CCRForm) -> list[float]:
     pairs = range(len(text))
     g = [[sum(x * y for x, y in zip(t, v)) / temperature for v in vision.tolist()] for t in text.tolist()]
     if form == "symmetrised":
@@ -96,7 +96,7 @@ def draw() -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("temperature", [0.5, 2.0])
 @pytest.mark.parametrize("form", ["symmetrised", "two_way"])
-def test_the_loss_is_the_naive_loops(form: Form, temperature: float) -> None:
+def test_the_loss_is_the_naive_loops(form: CCRForm, temperature: float) -> None:
     text, vision = draw()
     expected = torch.tensor(naive(text, vision, temperature, form))
     torch.testing.assert_close(
@@ -114,7 +114,7 @@ def test_gradients_reach_both_sides() -> None:
 
 
 @pytest.mark.parametrize("form", ["symmetrised", "two_way"])
-def test_products_of_hundreds_neither_overflow_nor_are_rounded(form: Form) -> None:
+def test_products_of_hundreds_neither_overflow_nor_are_rounded(form: CCRForm) -> None:
     text, vision = (20 * part for part in draw())
     g = 2 * text.double() @ vision.double().T
     rows = [(g + g.T) / 2] if form == "symmetrised" else [g, g.T]

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from diffcap.methods.scorer.losses import BLOCK, MAX_CUDA_BLOCK, _block_size, cross_view_nce, token_matching
+from diffcap.methods.scorer.losses import MAX_BLOCK, MIN_BLOCK, _block_size, cross_view_nce, token_matching
 
 SIZES = [(3, 4, 3, 4), (2, 5, 4, 3), (4, 2, 3, 7), (1, 1, 1, 1), (5, 3, 1, 2)]  # A, N, B, M
-BLOCKS = [1, 7, 13, 40, 100, BLOCK]  # an image pair has up to 15 similarities: the first ones are smaller than it
+BLOCKS = [1, 7, 13, 40, 100, MIN_BLOCK]  # an image pair has up to 15 similarities: the first ones are smaller than it
 
 
 def naive(query: Tensor, key: Tensor) -> Tensor:
@@ -107,12 +107,12 @@ def test_the_block_is_an_eighth_of_a_gpus_free_memory(monkeypatch: pytest.Monkey
         (16 * gigabyte, 0, gigabyte // 2),  # 2 GB of similarities, 4 bytes each
         (9 * gigabyte, 7 * gigabyte, gigabyte // 2),
         (15 * gigabyte, 0, gigabyte // 4),  # rounded down to a power of two
-        (0, 0, BLOCK),
-        (80 * gigabyte, 0, MAX_CUDA_BLOCK),
+        (0, 0, MIN_BLOCK),
+        (80 * gigabyte, 0, MAX_BLOCK),
     ):
         free.update(total=total, cached=cached)
         assert _block_size(gpu) == expected
-    assert _block_size(torch.device("cpu")) == BLOCK
+    assert _block_size(torch.device("cpu")) == MIN_BLOCK
     assert 128**2 * 196**2 / _block_size(gpu) < 10  # SCORER's batch: few tiles
 
 

@@ -113,8 +113,8 @@ def test_an_unknown_word_is_never_said(kind: type[SCORER] | type[DIRL]) -> None:
     model.decoder.logit.bias[UNK] += 1000  # by far the likeliest
     assert torch.equal(greedy(model, *pair, LENGTH), expected)
     assert UNK not in beam_search(model, *pair, LENGTH, beams=3)
-    hidden = model.decoder(captions([3] * 6), model.encode(*pair)).last.hidden
-    assert (model.decoder.logits(hidden).argmax(-1) == UNK).all()  # the loss sees it
+    hidden = model.decoder(captions([3] * 6), model.encode(*pair)).last_block.hidden
+    assert (model.decoder.compute_logits(hidden).argmax(-1) == UNK).all()  # the loss sees it
 
 
 def test_a_caption_longer_than_the_decoder_says_which_option_to_raise() -> None:

@@ -102,7 +102,7 @@ def test_the_regularisation_takes_the_last_blocks_means() -> None:
     tokens = captions([3, 8, 1])
     for masked in (False, True):
         model = dirl(ccr_mask_padding=masked)
-        last = model.decoder(tokens, model.encode(*maps(3))).last
+        last = model.decoder(tokens, model.encode(*maps(3))).last_block
         for found, part in zip(
             model.text_and_vision(last, tokens), (last.after_self_attention, last.after_cross_attention)
         ):

@@ -136,7 +136,7 @@ def test_attention_over_segments_is_that_over_their_concatenation(lengths: tuple
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_dropout_drops_its_share_scales_the_rest_and_passes_the_same_gradient(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    x = torch.full((3, fast.MIN_DROPOUT), 2.0, dtype=dtype, requires_grad=True)
+    x = torch.full((3, fast.MIN_DROPOUT_ELEMENTS), 2.0, dtype=dtype, requires_grad=True)
     for probability in (0.1, 0.5):
         out = dropout(x, probability)
         kept = out != 0

@@ -30,14 +30,14 @@ def test_layer_norm_is_the_annotated_transformers(eps: float) -> None:
         torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("own_frequencies", [False, True])
+@pytest.mark.parametrize("has_frequency_per_channel", [False, True])
 @pytest.mark.parametrize("width", [16, 7])
-def test_positions_are_the_loops(width: int, own_frequencies: bool) -> None:
-    table = sinusoidal_positions(40, width, own_frequencies)
+def test_positions_are_the_loops(width: int, has_frequency_per_channel: bool) -> None:
+    table = sinusoidal_positions(40, width, has_frequency_per_channel)
     assert table.shape == (40, width) and table.dtype == torch.float32
     for position in range(40):
         for channel in range(width):
-            exponent = 2 * channel / width if own_frequencies else (channel - channel % 2) / width
+            exponent = 2 * channel / width if has_frequency_per_channel else (channel - channel % 2) / width
             angle = position * math.exp(-exponent * math.log(10000))
             expected = math.sin(angle) if channel % 2 == 0 else math.cos(angle)
             assert table[position, channel].item() == pytest.approx(expected, abs=1e-6)

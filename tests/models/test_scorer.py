@@ -117,9 +117,9 @@ def test_the_last_layers_queries_and_keys_are_matched(mtm: Any) -> None:
     inside = model.encoder[0](one, two)  # what enters the second and last layer
     qkv = model.encoder[1].attention.qkv
     queries, keys = zip(*(qkv(part).split(16, -1)[:2] for part in (inside.before, inside.after)))
-    views = model.compare(one, two)
-    assert views is not None
-    found = model.similarities(*model.query_keys(views))
+    encoded = model.run_encoder(one, two)
+    assert encoded is not None
+    found = model.cross_view_similarities(*model.merge_query_keys(encoded))
     heads = [slice(0, 16)] if mtm == "collapsed" else [slice(0, 8), slice(8, 16)]
     for similarity, query, key in ((found[0], queries[0], keys[1]), (found[1], queries[1], keys[0])):
         scores = torch.stack([naive_matching(query[..., h], key[..., h]) for h in heads]).mean(0)
@@ -156,7 +156,7 @@ def test_subtraction_is_the_papers_baseline() -> None:
     model, (before, after) = scorer(**SUBTRACTION), maps(2)
     one, two = model.embedding(before), model.embedding(after)
     expected = ((one - two) @ model.fusion[0].weight.T + model.fusion[0].bias).relu()
-    torch.testing.assert_close(model.fuse(one, two, model.compare(one, two)), expected, **CLOSE)
+    torch.testing.assert_close(model.fuse(one, two, model.run_encoder(one, two)), expected, **CLOSE)
     assert len(model.encoder) == 0 and model.logit_scale is None and model.cbr is not None
     assert set(model.loss(batch_of([3, 8, 5]))) == {"loss", "caption_loss", "cbr_loss"}
     found = model.attention(before, after, captions([3, 8]))

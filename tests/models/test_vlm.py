@@ -30,11 +30,7 @@ Folder = Callable[[str], str]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
     place = tmp_path_factory.mktemp("vlms")
-
-    def get(family: str) -> str:
-        return str(place / family if (place / family).is_dir() else build(family, place / family))
-
-    return get
+    return lambda family: str(place / family if (place / family).is_dir() else build(family, place / family))
 
 
 def talkative(vlm: VLM) -> VLM:
@@ -84,9 +80,8 @@ def without_end(vlm: VLM) -> Captioner:
 
 
 def padded(vocabulary: HubVocabulary, captions: list[str], length: int = 24) -> Tensor:
-    rows = [vocabulary.encode(caption, length) for caption in captions]
-    width = max(map(len, rows))
-    return torch.tensor([row + [vocabulary.pad] * (width - len(row)) for row in rows])
+    rows = [torch.tensor(vocabulary.encode(caption, length)) for caption in captions]
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=vocabulary.pad)
 
 
 def captioned(vlm: VLM, count: int) -> dict[str, Tensor]:
@@ -173,9 +168,8 @@ def test_gradients_with_a_cache_equal_those_of_the_loss(folder: Folder) -> None:
         else:
             loss = vlm.loss(batch)["loss"]
         loss.backward()
-        gradients = [parameter.grad for parameter in vlm.parameters() if parameter.requires_grad]
-        assert all(gradient is not None for gradient in gradients)
-        found.append((loss.detach(), torch.cat([gradient.flatten() for gradient in gradients])))
+        gradients = [parameter.grad.flatten() for parameter in vlm.parameters() if parameter.requires_grad]
+        found.append((loss.detach(), torch.cat(gradients)))
     for loss, gradient in found[1:]:
         assert torch.allclose(loss, found[0][0], atol=1e-5)
         assert torch.allclose(gradient, found[0][1], atol=1e-5)
@@ -198,9 +192,7 @@ def test_adapters_are_trained_in_float32_beside_bfloat16(folder: Folder) -> None
     with torch.autocast("cpu", torch.bfloat16):
         loss = vlm.loss(batch)["loss"]
     loss.backward()
-    assert all(
-        value.grad is not None and value.grad.isfinite().all() for value in vlm.parameters() if value.requires_grad
-    )
+    assert all(value.grad.isfinite().all() for value in vlm.parameters() if value.requires_grad)
     assert torch.allclose(loss, exact.loss(batch)["loss"], atol=0.05)
     assert greedy(vlm.eval(), batch["before"], batch["after"], 6).shape == (3, 6)  # without autocast
 
@@ -228,25 +220,23 @@ def test_four_bits_are_for_the_layers_of_the_language_model(family: str, folder:
     net = VLM(folder(family), train="nothing").core
     layers = [name for name, part in net.named_modules() if isinstance(part, torch.nn.Linear)]
     converted = {name for name in layers if should_convert_module(name, KEPT_IN_DTYPE)}
-    assert (
-        converted == {name for name in layers if re.search(r"\.(language_model|text_model)\.layers\.", name)} != set()
-    )
+    language = {name for name in layers if re.search(r"\.(language_model|text_model)\.layers\.", name)}
+    assert converted == language != set()
 
 
+@torch.no_grad()
 def test_a_state_dict_has_only_what_is_trained_and_is_loaded_strictly(folder: Folder) -> None:
     torch.manual_seed(0)
     vlm = VLM(folder("qwen2_5_vl")).eval()
-    with torch.no_grad():
-        for name, parameter in vlm.named_parameters():
-            if "lora_B" in name:
-                parameter.normal_(std=0.1)
+    for name, parameter in vlm.named_parameters():
+        if "lora_B" in name:
+            parameter.normal_(std=0.1)
     batch = captioned(vlm, 2)
     state = vlm.state_dict()
     assert state and all("lora_" in name for name in state)
 
     def logits(model: VLM) -> Tensor:
-        with torch.no_grad():
-            return model.teacher_forced_logits(batch["tokens"], model.encode(batch["before"], batch["after"]))
+        return model.teacher_forced_logits(batch["tokens"], model.encode(batch["before"], batch["after"]))
 
     again = VLM(**vlm.hyperparameters).eval()
     assert not torch.allclose(logits(again), logits(vlm))
@@ -305,22 +295,20 @@ def test_the_difference_module_compares_the_images_of_each_pair(family: str, fol
     assert torch.equal(changed[0], plain[0]) and not torch.allclose(changed[1], plain[1])
 
 
-def both_images(output: Any) -> tuple[Tensor, Tensor]:
+def both_images(output: Any) -> list[Tensor]:
     """The tokens of the two images of a pair: two elements, or (SmolVLM, Idefics3) the halves of one."""
-    first, second = list(output.pooler_output) if len(output.pooler_output) == 2 else output.pooler_output[0].chunk(2)
-    return first, second
+    return list(output.pooler_output) if len(output.pooler_output) == 2 else output.pooler_output[0].chunk(2)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_trained_projector_runs_with_and_without_autocast(family: str, folder: Folder) -> None:
     vlm = VLM(folder(family), train="projector", dtype="bfloat16")
-    before, after = pairs(2)
-    tokens = padded(vlm.vocabulary, ["the red cube is gone"] * 2)
+    batch = captioned(vlm, 2)
     with torch.autocast("cpu", torch.bfloat16):
-        vlm.loss({"before": before, "after": after, "tokens": tokens})["loss"].backward()
+        vlm.loss(batch)["loss"].backward()
     trained = [parameter for parameter in vlm.parameters() if parameter.requires_grad]
     assert trained and all(parameter.dtype == torch.float32 and parameter.grad is not None for parameter in trained)
-    assert greedy(vlm.eval(), before, after, 5).shape == (2, 5)
+    assert greedy(vlm.eval(), batch["before"], batch["after"], 5).shape == (2, 5)
 
 
 def test_every_id_that_ends_an_answer_ends_a_caption(tmp_path: Path) -> None:
@@ -330,9 +318,6 @@ def test_every_id_that_ends_an_answer_ends_a_caption(tmp_path: Path) -> None:
     (base / "generation_config.json").write_text(json.dumps({**settings, "eos_token_id": [eos, 7, 30]}))
     vlm = VLM(str(base), train="nothing")
     assert vlm.is_eos(torch.tensor([[eos, 7, 30, 8]])).tolist() == [[True, True, True, False]]
-
-
-IMAGE_KWARGS = r"^model\.captioner\.init_args\.image_kwargs: .*"
 
 
 @pytest.mark.parametrize(
@@ -350,7 +335,7 @@ def test_image_options_out_of_range_are_refused_before_the_weights_are_read(
     family: str, options: dict[str, Any], sentence: str, folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("diffcap.methods.vlm.model._load_model", lambda *_: pytest.fail("the weights were read"))
-    with pytest.raises(DiffcapError, match=IMAGE_KWARGS + sentence):
+    with pytest.raises(DiffcapError, match=r"^model\.captioner\.init_args\.image_kwargs: .*" + sentence):
         VLM(folder(family), train="nothing", image_kwargs=options)
 
 
@@ -373,14 +358,10 @@ def test_odd_options_are_one_sentence(family: str, options: dict[str, Any], sent
 
 def test_missing_packages_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a user without the extra sees."""
-    found = importlib.util.find_spec
-    monkeypatch.setattr(
-        "diffcap.text.hub.find_spec", lambda name: None if name in ("peft", "num2words") else found(name)
-    )
-    sentence = (
-        r"^vision-language models need peft, num2words; install the packages with `pip install 'diffcap\[vlm\]'`\.$"
-    )
-    with pytest.raises(DiffcapError, match=sentence):
+    found, missing = importlib.util.find_spec, ("peft", "num2words")
+    monkeypatch.setattr("diffcap.text.hub.find_spec", lambda name: None if name in missing else found(name))
+    advice = r"install the packages with `pip install 'diffcap\[vlm\]'`\.$"
+    with pytest.raises(DiffcapError, match=r"^vision-language models need peft, num2words; " + advice):
         import_transformers()
 
 

@@ -114,7 +114,7 @@ def test_words(official: Fixture) -> None:
     shown = arrays["decoder_input"]
     memory = model.encode(arrays["before"], arrays["after"])
     assert torch.equal(shown != model.pad, arrays["decoder_mask"] == 1)
-    logits = model.logits(model.decode(shown, memory).last.hidden)
+    logits = model.logits(model.decode(shown, memory).last_block.hidden)
     torch.testing.assert_close(logits, arrays["decoder_logits"], **TOLERANCE)
     # Input and target are one caption, shifted: the input's first word, then the targets.
     tokens = torch.cat([shown[:, :1], arrays["decoder_target"]], 1)

@@ -11,8 +11,8 @@ from torch import Tensor
 from diffcap.methods import dirl
 from diffcap.methods.dirl import DIRL, cross_correlation, cross_modal_contrastive_loss, decorrelation_terms
 from diffcap.methods.scorer import model as scorer
-from diffcap.methods.scorer.model import SCORER, cross_view_loss
-from diffcap.models.cross_image import Views
+from diffcap.methods.scorer.model import SCORER, two_way_nce
+from diffcap.models.cross_image import CrossImageOutput
 from diffcap.models.decoder import END, next_word_losses
 from diffcap.models.generation import greedy
 
@@ -72,36 +72,36 @@ def test_greedy_words(views_fixture: Path) -> None:
     assert [words(row) for row in tokens] == [words(row) for row in expected]
 
 
-def compare(model: SCORER, official: Fixture) -> tuple[Tensor, Tensor, Views]:
+def compare(model: SCORER, official: Fixture) -> tuple[Tensor, Tensor, CrossImageOutput]:
     before, after = model.embedding(official.arrays["before"]), model.embedding(official.arrays["after"])
-    views = model.compare(before, after)
-    assert views is not None
-    return before, after, views
+    encoded = model.run_encoder(before, after)
+    assert encoded is not None
+    return before, after, encoded
 
 
 @torch.no_grad()
 def test_difference_and_cross_view_contrast_of_scorer(scorer_fixture: Path) -> None:
     official = load(scorer_fixture)
     model = captioner(official)
-    before, after, views = compare(model, official)
-    fused = model.fuse(before, after, views)
+    before, after, encoded = compare(model, official)
+    fused = model.fuse(before, after, encoded)
     torch.testing.assert_close(fused[:, ::7, ::8], official.arrays["difference"], **TOLERANCE)
-    similarities = model.similarities(*model.query_keys(views))
+    similarities = model.cross_view_similarities(*model.merge_query_keys(encoded))
     for number, similarity in enumerate(similarities, start=1):
         torch.testing.assert_close(similarity, official.arrays[f"similarity_{number}"], **TOLERANCE)
-    torch.testing.assert_close(cross_view_loss(similarities), official.arrays["cross_view_loss"], **TOLERANCE)
+    torch.testing.assert_close(two_way_nce(*similarities), official.arrays["cross_view_loss"], **TOLERANCE)
 
 
 @torch.no_grad()
 def test_words_and_backward_reasoning_of_scorer(scorer_fixture: Path) -> None:
     official = load(scorer_fixture)
     model, tokens = captioner(official), official.arrays["tokens"]
-    before, after, views = compare(model, official)
-    hidden = model.decoder(tokens, model.decoder.memory(model.fuse(before, after, views))).last.hidden
-    logits = model.decoder.logit(hidden)
+    before, after, encoded = compare(model, official)
+    hidden = model.decoder(tokens, model.decoder.project_memory(model.fuse(before, after, encoded))).last_block.hidden
+    logits = model.decoder.compute_logits(hidden)
     torch.testing.assert_close(logits, official.arrays["logits"], **TOLERANCE)
     torch.testing.assert_close(next_word_losses(logits, tokens).mean(), official.arrays["caption_loss"], **TOLERANCE)
-    cbr = cross_view_loss(model.cbr_similarities(*model.predicted_and_real(before, after, hidden, tokens)[0]))
+    cbr = two_way_nce(*model.cbr_similarities(*model.predict_after_images(before, after, hidden, tokens)[0]))
     torch.testing.assert_close(cbr, official.arrays["cbr_loss"], **TOLERANCE)
 
 
@@ -110,7 +110,7 @@ def test_differences_and_decorrelation_of_dirl(dirl_fixture: Path) -> None:
     official = load(dirl_fixture)
     model = captioner(official)
     maps = [model.embedding(official.arrays[name]) for name in ("before", "after")]
-    for name, difference in zip(("before", "after"), model.differences(*maps, model.compare(*maps))):
+    for name, difference in zip(("before", "after"), model.differences(*maps, model.run_encoder(*maps))):
         torch.testing.assert_close(difference[:, ::7, ::8], official.arrays[f"difference_{name}"], **TOLERANCE)
     correlation = cross_correlation(*(model.projector(tokens).flatten(0, 1) for tokens in maps))
     diagonal, off_diagonal = decorrelation_terms(correlation)
@@ -122,8 +122,8 @@ def test_words_regularisation_and_attention_of_dirl(dirl_fixture: Path) -> None:
     official = load(dirl_fixture)
     model, arrays = captioner(official), official.arrays
     memory = model.encode(arrays["before"], arrays["after"])
-    output = model.decoder(arrays["tokens"], memory).last
-    logits = model.decoder.logit(output.hidden)
+    output = model.decoder(arrays["tokens"], memory).last_block
+    logits = model.decoder.compute_logits(output.hidden)
     torch.testing.assert_close(logits, arrays["logits"], **TOLERANCE)
     torch.testing.assert_close(next_word_losses(logits, arrays["tokens"]).mean(), arrays["caption_loss"], **TOLERANCE)
     printed, seen = model.text_and_vision(output, arrays["tokens"])

@@ -1,7 +1,7 @@
 """Sums, means and gathers over the global batch, that is, over all ranks.
 
-On one process all functions are identities. The losses are scaled so that DDP's average of the gradients is the gradient of
-the loss over the global batch: 2 ranks x B / 2 pairs give the same gradient as 1 rank x B pairs.
+A rank is a process of distributed training; it has n values or rows of the global batch. The results are scaled so that DDP's average
+of the gradients is the gradient of the loss over the global batch: 2 ranks with B / 2 pairs each give the gradient of 1 rank with B.
 """
 
 from typing import Any
@@ -41,12 +41,12 @@ def ddp_scaled_sum(values: Tensor) -> Tensor:
 
 
 def first_row(rows: Tensor) -> int:
-    """Index of this rank's first row among the rows (n, ...) of all ranks; n may differ between ranks."""
+    """Index of the first row of this rank's `rows` (n, ...) among those of all ranks; n may differ between ranks."""
     return sum(_row_counts(rows)[: rank()])
 
 
 def _row_counts(rows: Tensor) -> list[int]:
-    """Number of rows of each rank."""
+    """The length of `rows` on each rank."""
     if world_size() == 1:
         return [len(rows)]
     counts = list(torch.zeros(world_size(), dtype=torch.long, device=rows.device))
@@ -55,7 +55,7 @@ def _row_counts(rows: Tensor) -> list[int]:
 
 
 class _Sum(torch.autograd.Function):
-    """Sum over the ranks. Each rank's value is part of the sum on every rank, so its gradient is the sum of their gradients."""
+    """Sum over the ranks. A rank's value is in the sum of every rank, so its gradient is the sum of the ranks' gradients."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor) -> Tensor:
@@ -75,15 +75,15 @@ def sum_over_ranks(value: Tensor) -> Tensor:
 
 
 def gather_rows(rows: Tensor) -> tuple[Tensor, int]:
-    """The rows of all ranks in rank order, (n, ...) to (total, ...), with gradients to the rank of each row.
+    """Gather the rows of all ranks in rank order, with gradients to the rank of each row.
 
     Returns:
-        The rows, and the index of this rank's first one. n may differ between ranks.
+        (all n, ...) rows, and the index of this rank's first one. n may differ between ranks.
     """
     if world_size() == 1:
         return rows, 0
     counts = _row_counts(rows)
-    first = sum(counts[: rank()])
-    zeros_before = rows.new_zeros(first, *rows.shape[1:])
-    zeros_after = rows.new_zeros(sum(counts) - first - len(rows), *rows.shape[1:])
-    return sum_over_ranks(torch.cat([zeros_before, rows, zeros_after])), first
+    first_index = sum(counts[: rank()])
+    zeros_before = rows.new_zeros(first_index, *rows.shape[1:])
+    zeros_after = rows.new_zeros(sum(counts) - first_index - len(rows), *rows.shape[1:])
+    return sum_over_ranks(torch.cat([zeros_before, rows, zeros_after])), first_index

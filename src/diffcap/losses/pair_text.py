@@ -11,29 +11,30 @@ def pair_text_similarity(text: Tensor, pair: Tensor, scale: Tensor) -> tuple[Ten
     """Compute the scaled cosines of this rank's rows with every rank's rows, in both directions.
 
     Args:
-        text, pair: vectors (B, E) of this rank; row i of `text` describes row i of `pair`. scale: factor of the cosines.
+        text, pair: vectors (B, E) of this rank; sentence i of `text` describes pair i of `pair`. scale: factor of the cosines.
 
     Returns:
         Similarities of texts with all pairs and of pairs with all texts, (B, all B) each, float32, and the index of this rank's
         first row among those of all ranks.
     """
     text, pair = F.normalize(text.float(), dim=-1), F.normalize(pair.float(), dim=-1)
-    texts, first = gather_rows(text)
-    pairs, _ = gather_rows(pair)
+    all_text, first_row = gather_rows(text)
+    all_pair, _ = gather_rows(pair)
     with torch.autocast(text.device.type, enabled=False):
-        return scale.float() * (text @ pairs.T), scale.float() * (pair @ texts.T), first
+        return scale.float() * (text @ all_pair.T), scale.float() * (pair @ all_text.T), first_row
 
 
 def pair_text_contrastive_loss(text: Tensor, pair: Tensor, scale: Tensor) -> Tensor:
-    """Mean of two cross-entropies: retrieving a sentence's pair and a pair's sentence among those of the global batch.
+    """Mean of two cross-entropies (B,), in nats: finding a sentence's pair, and a pair's sentence, in the global batch.
 
     The mean and the scale are those of the authors' code; the paper has the sum and no scale. If the same sentence or pair occurs
-    twice in a batch, the other occurrence is a negative (authors' code). Arguments as in `pair_text_similarity`; (B,), in nats.
+    twice in a batch, the other occurrence is a negative (authors' code). The arguments are those of `pair_text_similarity`.
 
     Example:
         >>> pair_text_contrastive_loss(torch.eye(2), 3 * torch.eye(2), torch.tensor(2.0))
         tensor([0.1269, 0.1269])
     """
-    by_text, by_pair, first = pair_text_similarity(text, pair, scale)
-    target = torch.arange(len(text), device=text.device) + first
-    return (F.cross_entropy(by_text, target, reduction="none") + F.cross_entropy(by_pair, target, reduction="none")) / 2
+    text_logits, pair_logits, first_row = pair_text_similarity(text, pair, scale)
+    target = torch.arange(len(text), device=text.device) + first_row
+    text_losses = F.cross_entropy(text_logits, target, reduction="none")
+    return (text_losses + F.cross_entropy(pair_logits, target, reduction="none")) / 2

@@ -9,7 +9,7 @@ Baseline = Literal["greedy", "mean"]
 
 
 def leave_one_out_mean(rewards: Tensor) -> Tensor:
-    """Baseline for each of K > 1 samples: the mean reward of the K - 1 others, (B, K) to (B, K).
+    """Baseline for each of the K > 1 sampled captions of B pairs: the mean reward of the K - 1 others, (B, K) to (B, K).
 
     Source: Luo, "A better variant of self-critical sequence training", 2020.
 
@@ -26,7 +26,7 @@ def self_critical_loss(logits: Tensor, tokens: Tensor, caption_mask: Tensor, adv
     """Loss (B,) whose gradient is the policy gradient: `-(reward - baseline) * log p(caption)` (Rennie et al., eq. 7 and 9).
 
     Args:
-        logits: (B, T - 1, V) of positions 1 ... T - 1. tokens: (B, T) sampled captions.
+        logits: (B, T - 1, V) of the words at positions 1 ... T - 1. tokens: (B, T) sampled captions.
         caption_mask: (B, T - 1) boolean, which of the tokens after BOS belong to the caption.
         advantage: (B,) reward minus baseline; it gets no gradient.
 

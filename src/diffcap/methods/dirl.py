@@ -4,7 +4,8 @@ Regularization for Change Captioning", ECCV 2024).
 Order of the file: the losses, the captioner, the import of official checkpoints. Where the paper and the released code
 differ, the code is the default and the paper's version is an option.
 
-Letters: B pairs, N visual tokens of one image, T text positions, D width, C feature channels, V vocabulary.
+Letters: B pairs, b pairs of a group (the change pairs of a batch, or the distractor pairs of the same before images), N visual tokens
+of one image, T text positions, D width, C feature channels, V vocabulary.
 """
 
 from collections.abc import Mapping
@@ -17,20 +18,20 @@ from torch import Tensor, nn
 from diffcap.checkpoints.importing import GROUPS, SHARED, Importer, Rule, Sizes, State, count_layers, rcc_sizes, rename
 from diffcap.losses.gather import gather_rows, global_mean, sum_over_ranks
 from diffcap.models.captioner import Batch, constructor_arguments
-from diffcap.models.cross_image import CrossImageCaptioner, CrossImageLayer, Views
-from diffcap.models.decoder import NULL, BlockOutput, PostNormBlock, WordDecoder, mean, next_word_losses, pair_groups
+from diffcap.models.cross_image import CrossImageCaptioner, CrossImageLayer, CrossImageOutput
+from diffcap.models.decoder import NULL, BlockOutput, PostNormBlock, WordDecoder, next_word_losses, pair_groups
 from diffcap.models.fast import add_repeated, linear_of_concatenation
 from diffcap.models.layers import Dropout, GridEmbedding, Linear, init_attention_, init_xavier_
 
-Form = Literal["symmetrised", "two_way"]
+CCRForm = Literal["symmetrised", "two_way"]
 
 
 def cross_correlation(before: Tensor, after: Tensor) -> Tensor:
-    """Correlate the channels of both images over the rows of the global batch (DIRL, eq. 3; authors' code).
+    """Correlate the channels of both images over the tokens of the global batch (DIRL, eq. 3).
 
-    `before` and `after` are (n, D) each; n may differ between ranks. Entry (i, j) of the result, (D, D), is the mean over the rows
-    of channel i of before times channel j of after, both standardised by mean and unbiased standard deviation. A constant channel
-    gives NaN, as in the authors' code. The paper's eq. 3 does not subtract the mean.
+    `before` and `after` are this rank's n tokens, (n, D) each; n may differ between ranks. Entry (i, j) of the result, (D, D), is the
+    mean over all tokens of channel i of before times channel j of after. Both are standardised by mean and unbiased standard
+    deviation (authors' code; the paper's eq. 3 does not subtract the mean). A constant channel gives NaN, as in the authors' code.
 
     Example:
         >>> before = torch.tensor([[0.0, 1.0], [1.0, 3.0], [2.0, -1.0]])
@@ -39,19 +40,19 @@ def cross_correlation(before: Tensor, after: Tensor) -> Tensor:
                 [-0.3333,  0.6667]])
     """
     before, after = before.float(), after.float()
-    num_rows = sum_over_ranks(torch.tensor(float(len(before)), device=before.device))
-    means = sum_over_ranks(torch.stack([before.sum(0), after.sum(0)])) / num_rows
+    num_tokens = sum_over_ranks(torch.tensor(float(len(before)), device=before.device))
+    means = sum_over_ranks(torch.stack([before.sum(0), after.sum(0)])) / num_tokens  # (2, D)
     centred_before = before - means[0]
     centred_after = after - means[1]
     norms = [torch.linalg.vector_norm(centred, dim=0) for centred in (centred_before, centred_after)]
-    std = (sum_over_ranks(torch.stack(norms).square()) / (num_rows - 1)).sqrt()
+    std = (sum_over_ranks(torch.stack(norms).square()) / (num_tokens - 1)).sqrt()  # (2, D)
     with torch.autocast(before.device.type, enabled=False):
-        # Dividing the (D, D) products by both standard deviations is less work than dividing all rows.
-        return sum_over_ranks(centred_before.T @ centred_after) / num_rows / std[0, :, None] / std[1]
+        # Dividing the (D, D) products by both standard deviations is less work than dividing all tokens.
+        return sum_over_ranks(centred_before.T @ centred_after) / num_tokens / std[0, :, None] / std[1]
 
 
 def decorrelation_terms(correlation: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the terms of DIRL's eq. 4 for a correlation C (D, D): the sum of `(C_ii - 1)^2`, and that of `C_ij^2` over i != j.
+    """Compute the terms of DIRL's eq. 4 for a correlation C (D, D): the sum of `(C_ii - 1)^2`, and the sum of `C_ij^2` over i != j.
 
     Example:
         >>> [round(term.item(), 4) for term in decorrelation_terms(torch.tensor([[1.0, 0.5], [0.0, 0.5]]))]
@@ -62,9 +63,9 @@ def decorrelation_terms(correlation: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def cross_modal_contrastive_loss(
-    text: Tensor, vision: Tensor, temperature: float = 0.5, form: Form = "symmetrised"
+    text: Tensor, vision: Tensor, temperature: float = 0.5, form: CCRForm = "symmetrised"
 ) -> Tensor:
-    """Contrast each caption's text vector with its visual vector and those of all other captions.
+    """Contrast each caption's text vector with the visual vectors of all captions; its own visual vector is the correct one.
 
     With `G = text vision^T / temperature` over the global batch, "symmetrised" is the cross-entropy of the rows of
     `(G + G^T) / 2` (authors' code); "two_way" is the mean of the cross-entropies of the rows of G and of G^T (DIRL, eq. 12 to
@@ -82,22 +83,21 @@ def cross_modal_contrastive_loss(
         tensor([0.2395, 0.2395, 0.2395])
     """
     text, vision = text.float(), vision.float()
-    texts, first = gather_rows(text)
-    visions, _ = gather_rows(vision)
+    all_text, first_row = gather_rows(text)
+    all_vision, _ = gather_rows(vision)
     with torch.autocast(text.device.type, enabled=False):
-        by_text = text @ visions.T / temperature  # rows of G
-        by_vision = vision @ texts.T / temperature  # rows of G^T
-    target = torch.arange(len(text), device=text.device) + first
+        text_logits = text @ all_vision.T / temperature  # rows of G, (B, all B)
+        vision_logits = vision @ all_text.T / temperature  # rows of G^T, (B, all B)
+    target = torch.arange(len(text), device=text.device) + first_row
     if form == "symmetrised":
-        return F.cross_entropy((by_text + by_vision) / 2, target, reduction="none")
-    losses = F.cross_entropy(by_text, target, reduction="none") + F.cross_entropy(by_vision, target, reduction="none")
-    return losses / 2
+        return F.cross_entropy((text_logits + vision_logits) / 2, target, reduction="none")
+    text_losses = F.cross_entropy(text_logits, target, reduction="none")
+    vision_losses = F.cross_entropy(vision_logits, target, reduction="none")
+    return (text_losses + vision_losses) / 2
 
 
 class DIRL(CrossImageCaptioner):
     """DIRL: distractors-immune representations, difference, decoder, and cross-modal contrastive regularisation (CCR).
-
-    Every loss is the mean over the groups of pairs in a batch, see `decoder.pair_groups`.
 
     Args:
         vocabulary_size, feature_channels: V, C. grid: rows and columns of the feature map.
@@ -137,7 +137,7 @@ class DIRL(CrossImageCaptioner):
         off_diagonal_weight: float = 0.003,
         ccr_weight: float = 0.3,
         ccr_temperature: float = 0.5,
-        ccr_form: Literal["symmetrised", "two_way"] = "symmetrised",
+        ccr_form: CCRForm = "symmetrised",
         ccr_mask_padding: bool = False,
     ) -> None:
         super().__init__()
@@ -177,89 +177,89 @@ class DIRL(CrossImageCaptioner):
         self.ccr_mask_padding = ccr_mask_padding
 
     @staticmethod
-    def differences(before: Tensor, after: Tensor, views: Views) -> tuple[Tensor, Tensor]:
-        """Subtract from embedded images, (b, N, D) and (B, N, D), what they share with the other image: (B, N, D) each (eq. 6)."""
-        return add_repeated(-views.before, before), after - views.after
+    def differences(before: Tensor, after: Tensor, encoded: CrossImageOutput) -> tuple[Tensor, Tensor]:
+        """Subtract from embedded images, (b, N, D) and (B, N, D), what they share with the other, `encoded`: (B, N, D) each (eq. 6)."""
+        return add_repeated(-encoded.before, before), after - encoded.after
 
-    def fuse(self, before: Tensor, after: Tensor, views: Views | None) -> Tensor:
-        """See `CrossImageCaptioner.fuse`; the views are what each image shares with the other (eq. 7)."""
-        assert views is not None
-        differences = self.differences(before, after, views)
-        fused = linear_of_concatenation(self.fusion[0], *differences)  # type: ignore[arg-type]
+    def fuse(self, before: Tensor, after: Tensor, encoded: CrossImageOutput | None) -> Tensor:
+        """Fuse the differences of both images to (B, N, D): `ReLU(W [difference of before; difference of after])` (eq. 7)."""
+        assert encoded is not None
+        fused = linear_of_concatenation(self.fusion[0], *self.differences(before, after, encoded))  # type: ignore[arg-type]
         return self.fusion[1:](fused)
 
     def text_and_vision(self, output: BlockOutput, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the vectors that CCR compares: mean hidden states after self-attention and after cross-attention, (B, D) each."""
+        """Return CCR's text and visual vectors, (B, D) each: the last block's mean states after self- and after cross-attention."""
         text = output.after_self_attention
         vision = output.after_cross_attention
         if not self.ccr_mask_padding:
             return text.mean(1), vision.mean(1)
         is_word = (tokens != NULL).to(text.dtype)[..., None]
-        word_counts = is_word.sum(1)
-        return (text * is_word).sum(1) / word_counts, (vision * is_word).sum(1) / word_counts
+        num_words = is_word.sum(1)
+        return (text * is_word).sum(1) / num_words, (vision * is_word).sum(1) / num_words
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
         """`caption + lambda_d decorrelation + lambda_c ccr` over the global batch, each a mean over the groups."""
-        before = self.embedding(batch["before"])
-        after = self.embedding(batch["after"])
+        before = self.embedding(batch["before"])  # (b, N, D)
+        after = self.embedding(batch["after"])  # (B, N, D)
         tokens = batch["tokens"]
-        groups = pair_groups(before, after)
-        views = self.compare(before, after)
-        output = self.decoder(tokens, self.fuse(before, after, views)).last
-        logits = self.decoder.logit(output.hidden)
+        groups = pair_groups(before, after)  # the rows of each group
+        encoded = self.run_encoder(before, after)
+        output = self.decoder(tokens, self.fuse(before, after, encoded)).last_block
+        logits = self.decoder.compute_logits(output.hidden)
         word_losses = [next_word_losses(logits[rows], tokens[rows]) for rows in groups]
-        loss = mean([global_mean(losses) for losses in word_losses])
+        loss = torch.stack([global_mean(losses) for losses in word_losses]).mean()
         parts = {"caption_loss": loss}
         if self.projector is not None:
-            projected_before = self.projector(before)
-            projected_after = self.projector(after).split(len(before))
+            projected_before = self.projector(before).flatten(0, 1)  # (b N, D)
             terms = [
-                decorrelation_terms(cross_correlation(projected_before.flatten(0, 1), group.flatten(0, 1)))
-                for group in projected_after
+                decorrelation_terms(cross_correlation(projected_before, projected_after.flatten(0, 1)))
+                for projected_after in self.projector(after).split(len(before))
             ]
-            parts["diagonal_loss"] = mean([diagonal for diagonal, _ in terms])
-            parts["off_diagonal_loss"] = mean([off_diagonal for _, off_diagonal in terms])
+            parts["diagonal_loss"] = torch.stack([diagonal for diagonal, _ in terms]).mean()
+            parts["off_diagonal_loss"] = torch.stack([off_diagonal for _, off_diagonal in terms]).mean()
             diagonal_weight, off_diagonal_weight = self.term_weights
-            weighted = diagonal_weight * parts["diagonal_loss"] + off_diagonal_weight * parts["off_diagonal_loss"]
-            loss = loss + self.decorrelation_weight * weighted
+            decorrelation = diagonal_weight * parts["diagonal_loss"] + off_diagonal_weight * parts["off_diagonal_loss"]
+            loss = loss + self.decorrelation_weight * decorrelation
         if self.ccr_weight:
             text, vision = self.text_and_vision(output, tokens)
             options = self.ccr_temperature, self.ccr_form
             ccr_losses = [cross_modal_contrastive_loss(text[rows], vision[rows], *options) for rows in groups]
-            parts["ccr_loss"] = mean([global_mean(losses) for losses in ccr_losses])
+            parts["ccr_loss"] = torch.stack([global_mean(losses) for losses in ccr_losses]).mean()
             loss = loss + self.ccr_weight * parts["ccr_loss"]
         return {"loss": loss, **{name: value.detach() for name, value in parts.items()}}
 
 
-_LAYER = r"speaker_state\.core\.layer\.(\d+)\."
-_ENCODER = r"change_detector_state\.transformer\.(\d+)\."
+# Names in official state dicts, as regular expressions, and the names in that of `DIRL`.
+_DECODER_LAYER = r"speaker_state\.core\.layer\.(\d+)\."
+_ENCODER_LAYER = r"change_detector_state\.transformer\.(\d+)\."
 _RULES: tuple[Rule, ...] = (
     *SHARED,
     (r"change_detector_state\.mlp\.(\d+)", r"projector.\1"),
-    (_ENCODER + r"attention\.in_proj_(weight|bias)", r"encoder.\1.attention.qkv.\2"),
-    (_ENCODER + r"attention\.out_proj", r"encoder.\1.attention.out"),
-    (_ENCODER + "norm1", r"encoder.\1.norm"),
+    (_ENCODER_LAYER + r"attention\.in_proj_(weight|bias)", r"encoder.\1.attention.qkv.\2"),
+    (_ENCODER_LAYER + r"attention\.out_proj", r"encoder.\1.attention.out"),
+    (_ENCODER_LAYER + "norm1", r"encoder.\1.norm"),
     (r"speaker_state\.core\.embed_fc\.(\d+)", r"fusion.\1"),
-    (_LAYER + r"self_att\.in_proj_(weight|bias)", r"decoder.blocks.\1.self_attention.qkv.\2"),
-    (_LAYER + r"self_att\.out_proj", r"decoder.blocks.\1.self_attention.out"),
-    (_LAYER + r"cross_att\.in_proj_(weight|bias)", r"decoder.blocks.\1.cross.qkv.\2"),
-    (_LAYER + r"cross_att\.out_proj", r"decoder.blocks.\1.cross.out"),
-    (_LAYER + "linear1", r"decoder.blocks.\1.ffn.0"),
-    (_LAYER + "linear2", r"decoder.blocks.\1.ffn.3"),
+    (_DECODER_LAYER + r"self_att\.in_proj_(weight|bias)", r"decoder.blocks.\1.self_attention.qkv.\2"),
+    (_DECODER_LAYER + r"self_att\.out_proj", r"decoder.blocks.\1.self_attention.out"),
+    (_DECODER_LAYER + r"cross_att\.in_proj_(weight|bias)", r"decoder.blocks.\1.cross.qkv.\2"),
+    (_DECODER_LAYER + r"cross_att\.out_proj", r"decoder.blocks.\1.cross.out"),
+    (_DECODER_LAYER + "linear1", r"decoder.blocks.\1.ffn.0"),
+    (_DECODER_LAYER + "linear2", r"decoder.blocks.\1.ffn.3"),
 )
 
 
 def official_sizes(state: State, options: Mapping[str, Any], tables: State) -> Sizes:
-    """Hyperparameters of DIRL, for both decoder variants."""
+    """Return the hyperparameters of DIRL, from the shapes of an official state dict and from the user's `options`."""
     sizes = rcc_sizes(state, options, tables)
-    projector = state.get("change_detector_state.mlp.0.weight")
-    dirl_sizes = {
-        "encoder_layers": count_layers(state, r"change_detector_state\.transformer\.(\d+)\."),
-        "ffn": len(state["speaker_state.core.layer.0.linear1.weight"]),
-        "decoder_variant": "ln_xavier" if "speaker_state.core.embed_fc.1.weight" in state else "plain",
-        **({"projector_width": len(projector)} if projector is not None else {"decorrelation_weight": 0.0}),
-    }
-    return sizes._replace(model=sizes.model | dirl_sizes)
+    projector_weight = state.get("change_detector_state.mlp.0.weight")
+    if projector_weight is None:
+        sizes.model["decorrelation_weight"] = 0.0
+    else:
+        sizes.model["projector_width"] = len(projector_weight)
+    sizes.model["encoder_layers"] = count_layers(state, _ENCODER_LAYER)
+    sizes.model["ffn"] = len(state["speaker_state.core.layer.0.linear1.weight"])
+    sizes.model["decoder_variant"] = "ln_xavier" if "speaker_state.core.embed_fc.1.weight" in state else "plain"
+    return sizes
 
 
 IMPORTER = Importer(

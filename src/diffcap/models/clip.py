@@ -3,7 +3,7 @@
 The networks are open_clip's. The first blocks of the image tower encode each image separately ("intra"), the others encode
 both images jointly ("inter").
 
-Letters: B pairs, N patches of an image, T text positions, W width of a tower, E width of CLIP's common space.
+Letters: B pairs, b before images, N patches of an image, T text positions, W width of a tower, E width of CLIP's common space, H heads.
 """
 
 import math
@@ -19,24 +19,24 @@ from torch.utils.checkpoint import checkpoint
 from diffcap.models.layers import check_shape, init_difference_attention_, repeat_batch, use_fast_linear_
 from diffcap.utils.linear import linear
 
-MEAN = (0.48145466, 0.4578275, 0.40821073)  # of R, G and B in CLIP's training images, on the scale 0 ... 1
-STD = (0.26862954, 0.26130258, 0.27577711)
-Network = str | dict[str, Any]
-PairInit = Literal["clip", "difference"]
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)  # of R, G and B in CLIP's training images, on the scale 0 ... 1
+CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+Network = str | dict[str, Any]  # see `build_clip`
+PairInit = Literal["clip", "difference"]  # see `PairTower`
 Clip = Any  # open_clip.CLIP or open_clip.CustomTextCLIP, whose parts torch's modules do not type
 # Attributes that this module uses; towers of timm, and towers without a class token, lack some of them.
-_IMAGE_PARTS = ("_embeds", "class_embedding", "grid_size", "ln_post", "proj", "transformer")
-_TEXT_PARTS = ("token_embedding", "positional_embedding", "transformer", "ln_final", "text_projection")
+_IMAGE_ATTRIBUTES = ("_embeds", "class_embedding", "grid_size", "ln_post", "proj", "transformer")
+_TEXT_ATTRIBUTES = ("token_embedding", "positional_embedding", "transformer", "ln_final", "text_projection")
 
 
 def build_clip(network: Network, image_size: tuple[int, int] | None = None, vocabulary_size: int | None = None) -> Clip:
     """Build an open_clip model with random weights; without `image_size` or `vocabulary_size`, those of the network are used.
 
-    `network` is a name of `open_clip.list_models()`, the name of a file in `networks/`, or a model's configuration.
+    `network` is a name of `open_clip.list_models()`, the name of a file in `models/networks/`, or a model's configuration.
     """
     import open_clip  # imports timm and torchvision, too slow for a stage's --help
 
-    config = _configuration(network)
+    config = _read_configuration(network)
     vision = dict(config["vision_cfg"])
     text = dict(config["text_cfg"])
     if image_size is not None:
@@ -46,11 +46,11 @@ def build_clip(network: Network, image_size: tuple[int, int] | None = None, voca
     model_class = open_clip.CustomTextCLIP if config.pop("custom_text", False) else open_clip.CLIP
     arguments = {key: config[key] for key in ("embed_dim", "quick_gelu", "init_logit_scale") if key in config}
     model: Clip = model_class(**arguments, vision_cfg=vision, text_cfg=text)
-    missing = [name for name in _IMAGE_PARTS if getattr(model.visual, name, None) is None]
-    missing += [name for name in _TEXT_PARTS if getattr(text_tower_of(model), name, None) is None]
+    missing = [name for name in _IMAGE_ATTRIBUTES if getattr(model.visual, name, None) is None]
+    missing += [name for name in _TEXT_ATTRIBUTES if getattr(text_tower_of(model), name, None) is None]
     if missing:
-        name = network if isinstance(network, str) else "the configured network"
-        raise ValueError(f"{name} has no {missing[0]}; choose a ViT with a class token, such as ViT-B-32-quickgelu")
+        title = network if isinstance(network, str) else "the configured network"
+        raise ValueError(f"{title} has no {missing[0]}; choose a ViT with a class token, such as ViT-B-32-quickgelu")
     for side, patch in zip(model.visual.image_size, model.visual.patch_size):
         if side % patch:
             raise ValueError(f"patches of {patch} pixels do not divide an image side of {side}; choose another size")
@@ -61,7 +61,8 @@ def build_clip(network: Network, image_size: tuple[int, int] | None = None, voca
     return model
 
 
-def _configuration(network: Network) -> dict[str, Any]:
+def _read_configuration(network: Network) -> dict[str, Any]:
+    """A new dict with the configuration of an open_clip model."""
     import open_clip
 
     if isinstance(network, str) and network not in open_clip.list_models():
@@ -76,7 +77,7 @@ def pretrained_grid(network: Network) -> tuple[int, int]:
     """Rows and columns of patches at the image size that the network's weights were trained with."""
     from open_clip.utils import to_2tuple
 
-    vision = _configuration(network)["vision_cfg"]
+    vision = _read_configuration(network)["vision_cfg"]
     height, width = to_2tuple(vision["image_size"])
     patch_height, patch_width = to_2tuple(vision["patch_size"])
     return height // patch_height, width // patch_width
@@ -89,7 +90,7 @@ def networks_folder() -> Path:
 
 @torch.no_grad()
 def clamp_logit_scale_(logit_scale: Tensor) -> None:
-    """Limit the scale of the cosines, `exp(logit_scale)`, to 100, in place (CLIP)."""
+    """Limit the factor of the cosines, `exp(logit_scale)`, to 100, in place (CLIP)."""
     logit_scale.clamp_(max=math.log(100))
 
 
@@ -99,28 +100,28 @@ def text_tower_of(clip: Clip) -> Any:
 
 
 class BlockAttention(nn.MultiheadAttention):
-    """`nn.MultiheadAttention` with `utils.linear`, only for the calls in open_clip's blocks: self-attention without dropout."""
+    """`nn.MultiheadAttention` with the faster `utils.linear`, for the calls in open_clip's blocks: self-attention without dropout."""
 
     def forward(  # type: ignore[override]
         self, query: Tensor, key: Tensor, value: Tensor, need_weights: bool = False, attn_mask: Tensor | None = None
     ) -> tuple[Tensor, None]:
-        """Attend within `query` (B, T, D); `key` and `value` are the same tensor. `attn_mask` (T, T) is that of torch."""
+        """Attend within `query` (B, T, W); `key` and `value` are the same tensor. `attn_mask` (T, T) is that of torch."""
         projected = linear(query, self.in_proj_weight, self.in_proj_bias)
-        heads = projected.unflatten(2, (3, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4)  # (3, B, H, T, D / H)
-        attended = F.scaled_dot_product_attention(heads[0], heads[1], heads[2], attn_mask=attn_mask)
+        qkv = projected.unflatten(2, (3, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4)  # (3, B, H, T, W / H)
+        attended = F.scaled_dot_product_attention(qkv[0], qkv[1], qkv[2], attn_mask=attn_mask)
         return linear(attended.transpose(1, 2).flatten(2), self.out_proj.weight, self.out_proj.bias), None
 
 
 class PairTower(nn.Module):
-    """Encodes the pixels of two images as tokens of the pair (CLIP4IDC, section 3.1; `ln_mid` is from the authors' code).
+    """Encodes the pixels of two images as tokens of the pair (CLIP4IDC, section 3.1; the norm `ln_mid` is from the authors' code).
 
     Args:
         clip: the open_clip model whose image tower is used.
         intra_layers: blocks that encode each image separately; None: three quarters of them (9 of ViT-B/32's 12).
-        joint: False encodes the images separately in all blocks (FT1, FT2) and adds the image type embeddings at the end.
+        joint: False encodes the images separately in all blocks (paper: FT1, FT2) and adds the image type embeddings at the end.
         pair_init: "clip": all blocks start from CLIP's weights (paper); "difference": the attention of the first inter block is
             initialised by `layers.init_difference_attention_` (ours, for little data or few steps).
-        mean, std: those of R, G and B on the scale 0 ... 1. checkpointing: compute each block again in the backward pass.
+        mean, std: of R, G and B on the scale 0 ... 1. checkpointing: compute each block again in the backward pass.
     """
 
     mean: Tensor
@@ -132,8 +133,8 @@ class PairTower(nn.Module):
         intra_layers: int | None = None,
         joint: bool = True,
         pair_init: PairInit = "clip",
-        mean: Sequence[float] = MEAN,
-        std: Sequence[float] = STD,
+        mean: Sequence[float] = CLIP_MEAN,
+        std: Sequence[float] = CLIP_STD,
         checkpointing: bool = False,
     ) -> None:
         super().__init__()
@@ -151,9 +152,9 @@ class PairTower(nn.Module):
         self.checkpointing = checkpointing
         num_tokens, width = self.visual.positional_embedding.shape
         scale = width**-0.5
-        mark_width = width if joint else self.visual.proj.shape[1]
-        self.before_mark = nn.Parameter(scale * torch.randn(mark_width))  # image type embeddings: first or second image
-        self.after_mark = nn.Parameter(scale * torch.randn(mark_width))
+        type_width = width if joint else self.visual.proj.shape[1]
+        self.before_mark = nn.Parameter(scale * torch.randn(type_width))  # image type embeddings: before, after
+        self.after_mark = nn.Parameter(scale * torch.randn(type_width))
         if joint:
             self.joint_positions = nn.Parameter(scale * torch.randn(2 * num_tokens, width))
             self.ln_mid = nn.LayerNorm(width)
@@ -164,7 +165,7 @@ class PairTower(nn.Module):
         self.register_buffer("std", torch.tensor(std).view(3, 1, 1), persistent=False)
 
     def normalize(self, images: Tensor) -> Tensor:
-        """Pixels 0 ... 255 (B, 3, height, width) to zero mean and unit variance."""
+        """Subtract the mean from pixels 0 ... 255 (B, 3, height, width) and divide by the standard deviation: (B, 3, height, width)."""
         check_shape("images", images, 3, *self.image_size)
         return (images.to(self.mean.dtype) / 255 - self.mean) / self.std
 
@@ -181,7 +182,7 @@ class PairTower(nn.Module):
         return self._run_blocks(intra_blocks, self.visual._embeds(normalized))
 
     def encode_pair(self, before: Tensor, after: Tensor) -> Tensor:
-        """Encode the tokens of both images, (b, 1 + N, W) and (B, 1 + N, W), B a multiple of b, jointly: (B, 2 + 2 N, E)."""
+        """Encode the tokens of both images, (b, 1 + N, W) and (B, 1 + N, W), B a multiple of b, by the inter blocks: (B, 2 + 2 N, E)."""
         before = repeat_batch(before, len(after))
         if not self.joint:
             return torch.cat([self.project(before) + self.before_mark, self.project(after) + self.after_mark], 1)
@@ -191,8 +192,8 @@ class PairTower(nn.Module):
 
     def keeps_initial_value(self, name: str) -> bool:
         """Return whether `pair_init` has initialised the captioner's parameter `name`, which then does not get CLIP's weights."""
-        block = f"images.visual.transformer.resblocks.{self.intra_layers}.attn."
-        return self.joint and self.pair_init == "difference" and name.startswith(block)
+        prefix = f"images.visual.transformer.resblocks.{self.intra_layers}.attn."
+        return self.joint and self.pair_init == "difference" and name.startswith(prefix)
 
     def freeze_embeddings(self) -> None:
         """Freeze all layers before the first block (authors' code)."""
@@ -205,12 +206,8 @@ class PairTower(nn.Module):
         return linear(self.visual.ln_post(x), self.visual.proj.T)
 
     def forward(self, before: Tensor, after: Tensor) -> Tensor:
-        """Encode normalised images, (b, 3, height, width) and (B, ...), B a multiple of b, as tokens (B, 2 + 2 N, E)."""
+        """Encode normalised images, (b, 3, height, width) and (B, 3, height, width), as tokens (B, 2 + 2 N, E)."""
         return self.encode_pair(self.encode_single(before), self.encode_single(after))
-
-    def class_tokens(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """The class tokens of both images, (B, E) each, from the pair's tokens (B, 2 + 2 N, E)."""
-        return tokens[:, 0], tokens[:, tokens.shape[1] // 2]
 
 
 class TokenEmbedding(nn.Module):
@@ -230,11 +227,11 @@ class TokenEmbedding(nn.Module):
     def forward(self, tokens: Tensor, first_position: int = 0) -> Tensor:
         """Embed ids (B, T), which begin at `first_position`: (B, T, W)."""
         end = first_position + tokens.shape[1]
-        if end > len(self.positional_embedding):
-            limit = len(self.positional_embedding)
-            raise ValueError(f"{end} text positions are needed, CLIP has {limit}: lower max_length")
-        vectors = self.token_embedding(tokens.clamp(max=self.token_embedding.num_embeddings - 1))
-        return vectors + self.positional_embedding[first_position:end]
+        num_positions = len(self.positional_embedding)
+        if end > num_positions:
+            raise ValueError(f"{end} text positions are needed, CLIP has {num_positions}: lower max_length")
+        token_vectors = self.token_embedding(tokens.clamp(max=self.token_embedding.num_embeddings - 1))
+        return token_vectors + self.positional_embedding[first_position:end]
 
 
 class TextTower(TokenEmbedding):
@@ -254,7 +251,7 @@ class TextTower(TokenEmbedding):
         """Encode ids (B, T): (B, E). END is the largest id that is not padding, as in CLIP."""
         length = tokens.shape[1]
         x = self.transformer(super().forward(tokens, first_position), attn_mask=self.attn_mask[:length, :length])
-        ends = tokens.clamp(max=self.token_embedding.num_embeddings - 1).argmax(1)  # first END
-        x = self.ln_final(x)[torch.arange(len(x), device=x.device), ends]
+        end_positions = tokens.clamp(max=self.token_embedding.num_embeddings - 1).argmax(1)  # (B,) of the first END
+        x = self.ln_final(x)[torch.arange(len(x), device=x.device), end_positions]
         projection = self.text_projection
         return projection(x) if isinstance(projection, nn.Module) else linear(x, projection.T)

@@ -1,6 +1,7 @@
-"""Captioners whose encoder lets the tokens of each image attend to those of the other, and whose words a `WordDecoder` predicts.
+"""The common base of SCORER and DIRL: an encoder in which each image attends to the other, and a decoder of words.
 
-Letters: B pairs, b before images, N visual tokens of one image, T text positions, D width, H heads, C feature channels, V vocabulary.
+Letters: B pairs, b before images (each has one pair, or a change and a distractor pair, so B is b or 2 b), N visual tokens of one
+image, T text positions, D width, H heads, C feature channels, V vocabulary.
 """
 
 from abc import abstractmethod
@@ -15,19 +16,19 @@ from diffcap.models.fast import add_repeated
 from diffcap.models.layers import Attention, Dropout, GridEmbedding, KeyValue
 
 
-class Views(NamedTuple):
-    """Output of an encoder layer."""
+class CrossImageOutput(NamedTuple):
+    """Output of an encoder layer for B pairs."""
 
-    before: Tensor  # (B, N, D) tokens of each image, after they attended to the other image
-    after: Tensor
-    before_query_key: tuple[Tensor, Tensor]  # queries and keys of the layer's input, (b, H, N, D / H) each
-    after_query_key: tuple[Tensor, Tensor]  # (B, H, N, D / H) each
+    before: Tensor  # (B, N, D) tokens of the before images, after they attended to the after images
+    after: Tensor  # (B, N, D) tokens of the after images, after they attended to the before images
+    before_query_key: tuple[Tensor, Tensor]  # queries and keys of the before images, (b, H, N, D / H) each
+    after_query_key: tuple[Tensor, Tensor]  # queries and keys of the after images, (B, H, N, D / H) each
 
 
 class CrossImageLayer(nn.Module):
     """One encoder layer, `LayerNorm(x + Attention(x, other image))` for both images with the same weights.
 
-    `dropout` is the rate for the attention weights, `output_dropout` that for the attention's output; `out_proj`: see `Attention`.
+    `dropout` is the rate for the attention weights, `output_dropout` that for the attention's output. `out_proj`: as `Attention`.
     """
 
     def __init__(
@@ -37,19 +38,20 @@ class CrossImageLayer(nn.Module):
         self.attention = Attention(width, heads, dropout, out_proj)
         self.norm, self.dropout = nn.LayerNorm(width, eps), Dropout(output_dropout)
 
-    def forward(self, before: Tensor, after: Tensor) -> Views:
+    def forward(self, before: Tensor, after: Tensor) -> CrossImageOutput:
         """Encode before images (b, N, D) and after images (B, N, D); if B is 2 b, both halves of `after` use the same `before`."""
         attention = self.attention
-        query1, key1, value1 = attention.project_qkv(before)
-        query2, key2, value2 = attention.project_qkv(after)
-        from_after = self.dropout(attention.attend(query1, (key2, value2)))
-        new_before = self.norm(add_repeated(from_after, before))
-        from_before = self.dropout(attention.attend(query2, (key1, value1)))
-        return Views(new_before, self.norm(after + from_before), (query1, key1), (query2, key2))
+        before_query, before_key, before_value = attention.project_qkv(before)
+        after_query, after_key, after_value = attention.project_qkv(after)
+        attended_after = self.dropout(attention.attend(before_query, (after_key, after_value)))  # (B, N, D)
+        new_before = self.norm(add_repeated(attended_after, before))
+        attended_before = self.dropout(attention.attend(after_query, (before_key, before_value)))  # (B, N, D)
+        new_after = self.norm(after + attended_before)
+        return CrossImageOutput(new_before, new_after, (before_query, before_key), (after_query, after_key))
 
 
 class CrossImageCaptioner(Captioner):
-    """The common base of SCORER and DIRL, whose authors' programs share code."""
+    """A captioner with an `embedding`, an `encoder`, a method's own `fuse` and a `decoder`, which run in this order."""
 
     bos_id = START
     eos_id = END
@@ -60,63 +62,63 @@ class CrossImageCaptioner(Captioner):
     decoder: WordDecoder
 
     @abstractmethod
-    def fuse(self, before: Tensor, after: Tensor, views: Views | None) -> Tensor:
-        """Return the difference representation (B, N, D), from embedded images (b, N, D) and (B, N, D) and their `compare`."""
+    def fuse(self, before: Tensor, after: Tensor, encoded: CrossImageOutput | None) -> Tensor:
+        """Compute the difference representation (B, N, D) from embedded images (b, N, D) and (B, N, D) and their `run_encoder`."""
 
-    def compare(self, before: Tensor, after: Tensor) -> Views | None:
+    def run_encoder(self, before: Tensor, after: Tensor) -> CrossImageOutput | None:
         """Return the last encoder layer's output for embedded images (b, N, D) and (B, N, D); None without a layer."""
-        views = None
+        encoded = None
         for layer in self.encoder:
-            views = None  # free the previous layer's queries and keys
-            views = layer(before, after)
-            before = views.before
-            after = views.after
-        return views
+            encoded = None  # frees the memory of the previous layer's queries and keys
+            encoded = layer(before, after)
+            before = encoded.before
+            after = encoded.after
+        return encoded
 
     def encode(self, before: Tensor, after: Tensor) -> list[KeyValue]:
-        """See `Captioner.encode`: each decoder block's keys and values of the difference representation."""
-        before, after = self.embedding(before), self.embedding(after)
-        return self.decoder.memory(self.fuse(before, after, self.compare(before, after)))
+        """See `Captioner.encode`: each decoder block's keys and values, (B, H, N, D / H), of the difference representation."""
+        before, after = self.embedding(before), self.embedding(after)  # (B, N, D) each
+        return self.decoder.project_memory(self.fuse(before, after, self.run_encoder(before, after)))
 
     def step(
         self, tokens: Tensor, memory: list[KeyValue], cache: list[KeyValue] | None
     ) -> tuple[Tensor, list[KeyValue]]:
         """See `Captioner.step`."""
-        last, cache = self.decoder(tokens[:, None], memory, cache)
-        return self._logits_without_unk(last.hidden[:, 0]), cache
+        last_block, cache = self.decoder(tokens[:, None], memory, cache)
+        return self._logits_without_unk(last_block.hidden[:, 0]), cache
 
     def teacher_forced_logits(self, tokens: Tensor, memory: list[KeyValue]) -> Tensor:
         """See `Captioner.teacher_forced_logits`."""
-        return self._logits_without_unk(self.decoder(tokens[:, :-1], memory).last.hidden)
+        return self._logits_without_unk(self.decoder(tokens[:, :-1], memory).last_block.hidden)
 
     def _logits_without_unk(self, hidden: Tensor) -> Tensor:
         """Return the logits (..., V) of hidden states (..., D), -inf for UNK, which is never generated (authors' code)."""
-        logits = self.decoder.logits(hidden)
+        logits = self.decoder.compute_logits(hidden)
         return logits.index_fill(-1, torch.tensor([UNK], device=logits.device), float("-inf"))
 
     def validation_losses(self, batch: Batch) -> dict[str, Tensor]:
-        """See `Captioner.validation_losses`: the word losses only, because the other losses depend on the batch size."""
+        """See `Captioner.validation_losses`: only the losses of the words, because the other losses depend on the batch size."""
         tokens = batch["tokens"]
-        hidden = self.decoder(tokens, self.encode(batch["before"], batch["after"])).last.hidden
-        return {"caption_loss": next_word_losses(self.decoder.logits(hidden), tokens)}
+        hidden = self.decoder(tokens, self.encode(batch["before"], batch["after"])).last_block.hidden
+        return {"caption_loss": next_word_losses(self.decoder.compute_logits(hidden), tokens)}
 
     def attention(self, before: Tensor, after: Tensor, tokens: Tensor) -> AttentionMaps:
-        """See `Captioner.attention`; `roll_out` distributes attention to fused tokens over the two images."""
+        """See `Captioner.attention`; `roll_out` distributes the attention to fused tokens over the two images."""
         before, after = self.embedding(before), self.embedding(after)
-        views = self.compare(before, after)
-        memory = self.decoder.memory(self.fuse(before, after, views))
-        attention = self.decoder.attention(tokens, memory)
-        if views is None:
+        encoded = self.run_encoder(before, after)
+        memory = self.decoder.project_memory(self.fuse(before, after, encoded))
+        attention = self.decoder.attention(tokens, memory)  # (B, T, N)
+        if encoded is None:
             return roll_out(attention, None, None, self.embedding.grid)
-        layer: Attention = self.encoder[-1].attention  # type: ignore[assignment]
-        (query1, key1), (query2, key2) = views.before_query_key, views.after_query_key
-        to_after = layer.mean_weights(query1, key2)
-        to_before = layer.mean_weights(query2, key1)
-        return roll_out(attention, to_before, to_after, self.embedding.grid)
+        last_attention: Attention = self.encoder[-1].attention  # type: ignore[assignment]
+        (before_query, before_key), (after_query, after_key) = encoded.before_query_key, encoded.after_query_key
+        after_to_before = last_attention.mean_weights(after_query, before_key)
+        before_to_after = last_attention.mean_weights(before_query, after_key)
+        return roll_out(attention, after_to_before, before_to_after, self.embedding.grid)
 
 
 def roll_out(
-    attention: Tensor, to_before: Tensor | None, to_after: Tensor | None, grid: tuple[int, int]
+    attention: Tensor, after_to_before: Tensor | None, before_to_after: Tensor | None, grid: tuple[int, int]
 ) -> AttentionMaps:
     """Distribute the attention to fused tokens over the two images (attention rollout, Abnar and Zuidema, ACL 2020).
 
@@ -125,9 +127,9 @@ def roll_out(
 
     Args:
         attention: (B, T, N) to fused tokens. grid: rows and columns of the N positions.
-        to_before: (B, N, N), attention of the after image's tokens (rows) to the before image's. to_after: vice versa.
-            None: all attention stays at its own position.
+        after_to_before: (B, N, N), attention of the after image's tokens (rows) to the before image's (columns).
+        before_to_after: the same in the other direction. None for both: all attention stays at its own position.
     """
-    before = attention if to_before is None else (attention + attention @ to_before) / 2
-    after = attention if to_after is None else (attention + attention @ to_after) / 2
-    return AttentionMaps(before.unflatten(2, grid), after.unflatten(2, grid), to_after)
+    before = attention if after_to_before is None else (attention + attention @ after_to_before) / 2
+    after = attention if before_to_after is None else (attention + attention @ before_to_after) / 2
+    return AttentionMaps(before.unflatten(2, grid), after.unflatten(2, grid), before_to_after)

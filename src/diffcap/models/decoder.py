@@ -1,6 +1,6 @@
-"""Transformer decoders of words that attend to visual tokens, and the captioners that have one.
+"""A transformer decoder of words that attend to visual tokens, its blocks and its loss.
 
-Letters: B pairs, T text positions, P earlier positions, N visual tokens, D width, H heads, V vocabulary.
+Letters: B pairs, T text positions, P earlier positions, N visual tokens, D width, V vocabulary.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,13 +19,13 @@ class BlockOutput(NamedTuple):
     """Hidden states of a decoder block, (B, T, D) each."""
 
     after_self_attention: Tensor  # after the residual connection and the norm of the self-attention
-    after_cross_attention: Tensor  # after those of the cross-attention
+    after_cross_attention: Tensor  # after the residual connection and the norm of the cross-attention
     hidden: Tensor  # the block's output
-    new_key_values: KeyValue  # of its self-attention, for the positions of this call only
+    new_key_values: KeyValue  # keys and values of its self-attention, for the positions of this call only
 
 
 class PostNormBlock(nn.Module):
-    """One post-norm decoder block with ReLU in its FFN."""
+    """One decoder block: self-attention, cross-attention and FFN with ReLU, each with a residual connection and then a norm."""
 
     def __init__(self, width: int, heads: int, ffn: int, dropout: float) -> None:
         super().__init__()
@@ -44,11 +44,11 @@ class PostNormBlock(nn.Module):
         return BlockOutput(words, visual, hidden, new_key_values)
 
 
-class Decoded(NamedTuple):
-    """Output of the last block, and every block's self-attention keys and values of all positions so far."""
+class DecoderOutput(NamedTuple):
+    """Output of a decoder."""
 
-    last: BlockOutput
-    cache: list[KeyValue]
+    last_block: BlockOutput
+    cache: list[KeyValue]  # each block's self-attention keys and values of all positions so far
 
 
 class WordDecoder(nn.Module):
@@ -58,8 +58,8 @@ class WordDecoder(nn.Module):
         vocabulary_size: V. max_length: positions of a caption, START and END included.
         width: D. word_width: channels of the word vectors.
         input_projection: (B, T, word_width) to (B, T, D).
-        blocks: modules `(x, memory, mask, past_segments) -> BlockOutput` with a cross-attention `cross`; `memory` is that of
-            `Attention.attend_memory`. An iterator is consumed after the word vectors are initialised.
+        blocks: modules with the forward of `PostNormBlock` and an `Attention` named `cross`. An iterator is consumed after the
+            word vectors are initialised, which decides the random weights.
         padding_idx: argument of the `nn.Embedding` of the words. output_dropout: rate before the linear layer.
     """
 
@@ -84,8 +84,8 @@ class WordDecoder(nn.Module):
         self.logit = Linear(width, vocabulary_size)
         self.register_buffer("positions", sinusoidal_positions(max_length, word_width), persistent=False)
 
-    def memory(self, visual: Tensor) -> list[KeyValue]:
-        """Each block's keys and values of the visual tokens (B, N, D), computed once for a pair."""
+    def project_memory(self, visual: Tensor) -> list[KeyValue]:
+        """Compute each block's cross-attention keys and values of the visual tokens (B, N, D), once for all words of a caption."""
         return [block.cross.project_key_value(visual) for block in self.blocks]  # type: ignore[union-attr, operator]
 
     def forward(
@@ -94,15 +94,15 @@ class WordDecoder(nn.Module):
         memory: list[KeyValue] | Tensor,
         past_key_values: list[KeyValue] | None = None,
         is_key: Tensor | None = None,
-    ) -> Decoded:
-        """Run ids (B, T) through the blocks, at the positions after the P ones of `past_key_values`; with those, T is 1.
+    ) -> DecoderOutput:
+        """Run ids (B, T) through the blocks.
 
         Args:
-            tokens: (B, T). memory: see `memory`, or the visual tokens (B, N, D) themselves, for a training step.
-            past_key_values: of each block.
+            tokens: (B, T). memory: from `project_memory`, or the visual tokens (B, N, D) themselves, for a training step.
+            past_key_values: the `cache` of the P positions before the ids; T is then 1. None: P is 0.
             is_key: boolean (B, P + T), True for words that may be attended to. None: all but NULL; all with `past_key_values`.
         """
-        first_position = past_key_values[0][0].shape[2] if past_key_values else 0
+        first_position = past_key_values[0][0].shape[2] if past_key_values else 0  # P
         end = first_position + tokens.shape[1]
         if end > len(self.positions):
             raise ValueError(f"{end} text positions, the decoder has {len(self.positions)}: raise max_length")
@@ -114,64 +114,59 @@ class WordDecoder(nn.Module):
         memories: Sequence[BlockMemory] = [memory] * len(self.blocks) if isinstance(memory, Tensor) else memory
         return run_blocks(self.blocks, x, memories, mask, past_key_values)
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def compute_logits(self, hidden: Tensor) -> Tensor:
         """Hidden states (..., D) to logits of the next word (..., V)."""
         return self.logit(self.output_dropout(hidden))
 
     def attention(self, tokens: Tensor, memory: list[KeyValue], is_key: Tensor | None = None) -> Tensor:
-        """Return the last block's cross-attention when the word after each of `tokens` (B, T) is predicted, mean over heads: (B, T, N)."""
-        hidden = self(tokens, memory, None, is_key).last.after_self_attention
+        """Last block's attention to the visual tokens, mean over heads, when the word after each of `tokens` is predicted: (B, T, N)."""
+        words = self(tokens, memory, None, is_key).last_block.after_self_attention
         cross = self.blocks[-1].cross
-        return cross.mean_weights(cross.project_query(hidden), memory[-1][0])  # type: ignore[union-attr, operator]
+        return cross.mean_weights(cross.project_query(words), memory[-1][0])  # type: ignore[union-attr, operator]
 
 
-def causal_mask(is_word: Tensor) -> Tensor:
-    """Mask (B, 1, T, T) with which each position attends to itself and to earlier ones, only where `is_word` (B, T) is true."""
-    length = is_word.shape[1]
-    return torch.ones(length, length, dtype=torch.bool, device=is_word.device).tril() & is_word[:, None, None]
+def causal_mask(is_key: Tensor) -> Tensor:
+    """Mask (B, 1, T, T) with which each position attends to itself and to earlier ones, only where `is_key` (B, T) is true."""
+    length = is_key.shape[1]
+    return torch.ones(length, length, dtype=torch.bool, device=is_key.device).tril() & is_key[:, None, None]
 
 
 def run_blocks(
     blocks: Iterable[nn.Module],
     x: Tensor,
-    memory: Sequence[BlockMemory],
+    memories: Sequence[BlockMemory],
     mask: Tensor | None,
     past_key_values: Sequence[KeyValue] | None,
-) -> Decoded:
-    """Run x (B, T, D) through decoder blocks; `memory` and `past_key_values` (of earlier positions) have an entry per block."""
+) -> DecoderOutput:
+    """Run x (B, T, D) through decoder blocks; `memories` and `past_key_values` (of earlier positions) have an entry per block."""
     cache = []
     for index, block in enumerate(blocks):
         past_segments = past_key_values[index : index + 1] if past_key_values else ()
-        output = block(x, memory[index], mask, past_segments)
+        output = block(x, memories[index], mask, past_segments)
         key, value = output.new_key_values
         if past_key_values:
             past_key, past_value = past_key_values[index]
             key, value = torch.cat([past_key, key], 2), torch.cat([past_value, value], 2)
         cache.append((key, value))
         x = output.hidden
-    return Decoded(output, cache)
+    return DecoderOutput(output, cache)
 
 
 def next_word_losses(logits: Tensor, tokens: Tensor) -> Tensor:
-    """Cross-entropies (n,), in nats, of the n words and ENDs of `tokens` (B, T), from the `logits` (B, T, V) before each."""
+    """Cross-entropies (n,), in nats, of the n words and ENDs of `tokens` (B, T), from the `logits` (B, T, V) of the position before."""
     target = tokens[:, 1:]
     is_word = target != NULL
     return F.cross_entropy(logits[:, :-1][is_word], target[is_word], reduction="none")
 
 
 def pair_groups(before: Tensor, after: Tensor) -> list[slice]:
-    """Return the rows of each group of pairs in a batch: change pairs, then distractor pairs if there are any.
+    """Return the rows of each group of pairs in a batch: its change pairs, then the distractor pairs if there are any.
 
-    `before` (b, ...) and `after` (B, ...) give B / b slices of b rows each.
+    Each group has a pair for every before image, so `before` (b, ...) and `after` (B, ...) give B / b slices of b rows.
     """
-    size = len(before)
-    if not size:
+    num_before = len(before)
+    if not num_before:
         raise ValueError("the batch of this process has no pair; give each process at least one")
-    if len(after) % size:
-        raise ValueError(f"{len(after)} after images are not a multiple of {size} before images")
-    return [slice(start, start + size) for start in range(0, len(after), size)]
-
-
-def mean(values: list[Tensor]) -> Tensor:
-    """Mean of scalars."""
-    return torch.stack(values).mean()
+    if len(after) % num_before:
+        raise ValueError(f"{len(after)} after images are not a multiple of {num_before} before images")
+    return [slice(start, start + num_before) for start in range(0, len(after), num_before)]

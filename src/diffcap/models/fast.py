@@ -2,7 +2,7 @@
 
 Most of them are for the CPU, where torch has no fused kernel. Tests compare values and gradients with the plain forms.
 
-Letters: B pairs, H heads, T queries, S keys, E channels of a head, N visual tokens of one image, D width, C feature channels.
+Letters: B pairs, b rows of a repeated batch, H heads, T queries, S keys, E channels of a head, D width, C x h x w feature maps.
 """
 
 import math
@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from diffcap.utils.linear import is_float32_on_cpu, linear
 
 RANDOM_LEVELS = 1 << 16  # dropout compares 16-bit random integers: two bytes for each probability
-MIN_DROPOUT = 1 << 16  # elements below which torch's own dropout is as fast
+MIN_DROPOUT_ELEMENTS = 1 << 16  # below which torch's own dropout is as fast
 MIN_PROBABILITIES = 1 << 14  # H x T x S below which the loop over pairs costs more time than it saves
 
 
@@ -37,7 +37,7 @@ def linear_of_concatenation(layer: nn.Linear, first: Tensor, second: Tensor) -> 
 def maps_to_tokens(maps: Tensor, weight: Tensor, offset: Tensor) -> Tensor:
     """`offset + F.linear(maps.flatten(2).transpose(1, 2), weight)`: a linear layer at every position of feature maps.
 
-    maps (B, C, h, w), weight (D, C), offset (h w, D), for example bias and position embedding, to (B, h w, D), row by row.
+    maps (B, C, h, w), weight (D, C) and offset (h w, D) to (B, h w, D), row by row. The offset is the bias plus the position embedding.
     """
     if is_float32_on_cpu(maps) and is_float32_on_cpu(weight):
         return _MapsToTokens.apply(maps.flatten(2), weight, offset)
@@ -75,9 +75,9 @@ def dropout(x: Tensor, probability: float) -> Tensor:
     """`F.dropout(x, probability)`, on the CPU with 16-bit random integers.
 
     There torch samples one number at a time, in one thread, and keeps a factor of x's type for every element. Here one random
-    integer gives four numbers, and one byte per element is kept. If x is large, `probability` is rounded to a multiple of 1 / 65536.
+    integer of 64 bits gives four numbers, and one byte per element is kept. `probability` is rounded to a multiple of 1 / 65536.
     """
-    if x.device.type != "cpu" or not 0 < probability < 1 or x.numel() < MIN_DROPOUT:
+    if x.device.type != "cpu" or not 0 < probability < 1 or x.numel() < MIN_DROPOUT_ELEMENTS:
         return F.dropout(x, probability)
     return _Dropout.apply(x, round(probability * RANDOM_LEVELS))
 
@@ -113,7 +113,7 @@ def attention_over_segments(
     if mask is not None:
         scores = scores.masked_fill(~mask, float("-inf"))
     probabilities = scores.softmax(3).split([key.shape[2] for key, _ in segments], 3)
-    outputs = [part @ value for part, (_, value) in zip(probabilities, segments)]
+    outputs = [segment_probabilities @ value for segment_probabilities, (_, value) in zip(probabilities, segments)]
     return sum(outputs[1:], outputs[0])
 
 
@@ -126,7 +126,7 @@ def attention_with_dropout(query: Tensor, key: Tensor, value: Tensor, dropout: f
     probabilities again, as the fused kernels of GPUs do. With bfloat16 inputs, scores and probabilities are float32.
 
     query (B, H, T, E) and key and value (B, H, S, E), float32 or bfloat16, to (B, H, T, E), a view of a contiguous (B, T, H, E).
-    The batch of `query`, or that of `key` and `value`, may have b rows, where B is a multiple of b: it is repeated as a whole.
+    The batch of `query`, or that of `key` and `value`, may have b rows, where B is a multiple of b; it is then repeated as a whole.
     `dropout` in [0, 1) is rounded to a multiple of 1 / 65536.
     """
     return _AttentionWithDropout.apply(query, key, value, round(dropout * RANDOM_LEVELS))
@@ -135,7 +135,7 @@ def attention_with_dropout(query: Tensor, key: Tensor, value: Tensor, dropout: f
 def attention_with_dropout_is_faster(query: Tensor, key: Tensor) -> bool:
     """Return whether `attention_with_dropout` supports these queries and keys and is faster than torch's own attention."""
     is_supported = query.device.type == "cpu" and query.dtype in (torch.float32, torch.bfloat16)
-    has_pairs = len(query) > 0 and len(key) > 0  # a rank may have none
+    has_pairs = len(query) > 0 and len(key) > 0  # a rank may have no pair
     return is_supported and has_pairs and query.shape[1] * query.shape[2] * key.shape[2] >= MIN_PROBABILITIES
 
 
@@ -194,9 +194,9 @@ def _keep_mask(x: Tensor, threshold: int) -> Tensor:
     return keep.view(torch.uint8).view(x.shape)  # torch multiplies by integers several times faster than by booleans
 
 
-def _accumulate(gradient: Tensor, index: int, row: int, part: Tensor) -> None:
-    """Add the contribution of batch row `row` to `gradient[index]`; that of row `index` is the first and overwrites it."""
-    if index == row:
-        gradient[index] = part
+def _accumulate(gradient: Tensor, index: int, batch_row: int, contribution: Tensor) -> None:
+    """Add the contribution of a row of the repeated batch to `gradient[index]`; the first one, of row `index`, overwrites it."""
+    if index == batch_row:
+        gradient[index] = contribution
     else:
-        gradient[index] += part
+        gradient[index] += contribution

@@ -1,4 +1,7 @@
-"""Greedy, sampled and beam decoding over any captioner's `step`, the probabilities of given captions, and ensembles."""
+"""Greedy, sampled and beam decoding over any captioner's `step`, the probabilities of given captions, and ensembles.
+
+Letters: B pairs, T text positions, V vocabulary, C x h x w feature maps. A memory is what `Captioner.encode` returns for B pairs.
+"""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -11,7 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from diffcap.models.captioner import AttentionMaps, Batch, Captioner
 from diffcap.utils.errors import DiffcapError
 
-# Beam search over B pairs decodes B x beams captions at once. Captions get worse with far fewer beams than this (Koehn and
+# Beam search over B pairs decodes B x beams captions at once. Captions get worse long before this number of beams (Koehn and
 # Knowles, "Six challenges for neural machine translation", 2017, section 3.6).
 MAX_BEAMS = 100
 
@@ -35,7 +38,7 @@ def greedy(captioner: Captioner, before: Tensor, after: Tensor, max_length: int)
 
 @torch.no_grad()
 def greedy_from(captioner: Captioner, memory: Any, max_length: int) -> Tensor:
-    """`greedy` from the memory that `Captioner.encode` returned."""
+    """`greedy` from the memory of a captioner."""
     return _decode(captioner, memory, max_length, lambda logits, _: logits.argmax(-1))
 
 
@@ -43,9 +46,7 @@ def greedy_from(captioner: Captioner, memory: Any, max_length: int) -> Tensor:
 def sample_from(captioner: Captioner, memory: Any, draws: Tensor) -> Tensor:
     """Sample every word from its probabilities: (B, at most T) ids in the form of `greedy`.
 
-    Args:
-        memory: from `Captioner.encode`, B rows.
-        draws: (B, T - 1) random numbers, uniform in [0, 1). Each word is the first whose cumulative probability exceeds its number.
+    `draws`: (B, T - 1) random numbers, uniform in [0, 1). Each word is the first whose cumulative probability exceeds its number.
     """
 
     def sample(logits: Tensor, position: int) -> Tensor:
@@ -57,19 +58,20 @@ def sample_from(captioner: Captioner, memory: Any, draws: Tensor) -> Tensor:
     return _decode(captioner, memory, draws.shape[1] + 1, sample)
 
 
-def _decode(captioner: Captioner, memory: Any, max_length: int, choose: Callable[[Tensor, int], Tensor]) -> Tensor:
-    """Generate captions word by word until all have ended; `choose` maps logits (B, V) at position 0, 1, ... to ids (B,)."""
+def _decode(captioner: Captioner, memory: Any, max_length: int, choose_ids: Callable[[Tensor, int], Tensor]) -> Tensor:
+    """Generate captions word by word until all have ended; `choose_ids` maps logits (B, V) and their position to ids (B,)."""
     memory = tree_map(Tensor.contiguous, memory)  # once, not at every step
-    leaf = tree_leaves(memory)[0]
-    tokens = torch.full((len(leaf), 1), captioner.bos_id, device=leaf.device)
-    ended = torch.zeros(len(leaf), dtype=torch.bool, device=leaf.device)
+    memory_tensor = tree_leaves(memory)[0]
+    num_pairs = len(memory_tensor)
+    tokens = torch.full((num_pairs, 1), captioner.bos_id, device=memory_tensor.device)
+    has_ended = torch.zeros(num_pairs, dtype=torch.bool, device=memory_tensor.device)
     cache = None
     for position in range(max_length - 1):
         logits, cache = captioner.step(tokens[:, -1], memory, cache)
-        next_ids = choose(logits, position).masked_fill(ended, captioner.eos_id)
+        next_ids = choose_ids(logits, position).masked_fill(has_ended, captioner.eos_id)
         tokens = torch.cat([tokens, next_ids[:, None]], 1)
-        ended = ended | captioner.is_eos(next_ids)
-        if ended.all():
+        has_ended = has_ended | captioner.is_eos(next_ids)
+        if has_ended.all():
             break
     return tokens
 
@@ -94,41 +96,41 @@ def beam_hypotheses(
 ) -> Tensor:
     """All final hypotheses of `beam_search`, best first: (B, beams, T) ids. Arguments as `beam_search`."""
     memory = captioner.encode(before, after)
-    leaf = tree_leaves(memory)[0]
-    num_pairs = len(leaf)
-    device = leaf.device
-    memory = tree_map(lambda leaf: leaf.repeat_interleave(beams, 0), memory)
+    memory_tensor = tree_leaves(memory)[0]
+    num_pairs = len(memory_tensor)
+    device = memory_tensor.device
+    memory = tree_map(lambda tensor: tensor.repeat_interleave(beams, 0), memory)
     tokens = torch.full((num_pairs * beams, 1), captioner.bos_id, device=device)
-    scores = torch.full((num_pairs, beams), float("-inf"), device=device)
+    scores = torch.full((num_pairs, beams), float("-inf"), device=device)  # log-probabilities of the captions so far
     scores[:, 0] = 0.0  # all beams are equal at first, so only one of them may be continued
-    ended = torch.zeros(num_pairs, beams, dtype=torch.bool, device=device)
+    has_ended = torch.zeros(num_pairs, beams, dtype=torch.bool, device=device)
     word_counts = torch.zeros(num_pairs, beams, device=device)
-    first_rows = torch.arange(num_pairs, device=device)[:, None] * beams
+    first_rows = torch.arange(num_pairs, device=device)[:, None] * beams  # of each pair in `tokens`
     cache: Any = None
     for _ in range(max_length - 1):
         logits, cache = captioner.step(tokens[:, -1], memory, cache)
-        log_probabilities = logits.float().log_softmax(-1).view(num_pairs, beams, -1)
+        log_probabilities = logits.float().log_softmax(-1).view(num_pairs, beams, -1)  # (B, beams, V)
         # An ended caption is continued with `eos_id` only, with log-probability 0.
         eos_only = torch.full_like(log_probabilities, float("-inf"))
         eos_only[..., captioner.eos_id] = 0.0
-        total = scores[..., None] + torch.where(ended[..., None], eos_only, log_probabilities)
-        scores, continuations = total.flatten(1).topk(beams, dim=1)  # (num_pairs, beams)
-        origin = continuations // total.shape[-1]  # the beam that is continued
-        next_ids = continuations % total.shape[-1]
-        rows = (origin + first_rows).flatten()
-        tokens = torch.cat([tokens[rows], next_ids.flatten()[:, None]], 1)
-        cache = tree_map(lambda leaf, rows=rows: leaf[rows], cache)
-        ended = ended.gather(1, origin)
-        word_counts = word_counts.gather(1, origin) + (~ended).float()
-        ended = ended | captioner.is_eos(next_ids)
-        if ended.all():
+        next_scores = scores[..., None] + torch.where(has_ended[..., None], eos_only, log_probabilities)
+        scores, continuations = next_scores.flatten(1).topk(beams, dim=1)  # (B, beams); indices in beams * V
+        parents = continuations // next_scores.shape[-1]  # the beams that are continued
+        next_ids = continuations % next_scores.shape[-1]
+        parent_rows = (parents + first_rows).flatten()
+        tokens = torch.cat([tokens[parent_rows], next_ids.flatten()[:, None]], 1)
+        cache = tree_map(lambda tensor, rows=parent_rows: tensor[rows], cache)
+        has_ended = has_ended.gather(1, parents)
+        word_counts = word_counts.gather(1, parents) + (~has_ended).float()
+        has_ended = has_ended | captioner.is_eos(next_ids)
+        if has_ended.all():
             break
-    ranked = ranking(scores, word_counts, length_penalty)
-    return tokens.view(num_pairs, beams, -1)[torch.arange(num_pairs, device=device)[:, None], ranked]
+    order = rank_beams(scores, word_counts, length_penalty)
+    return tokens.view(num_pairs, beams, -1)[torch.arange(num_pairs, device=device)[:, None], order]
 
 
-def ranking(log_probabilities: Tensor, word_counts: Tensor, length_penalty: float) -> Tensor:
-    """Return the indices of each pair's N hypotheses, best first, see `beam_search`; all are (B, N)."""
+def rank_beams(log_probabilities: Tensor, word_counts: Tensor, length_penalty: float) -> Tensor:
+    """Return the indices of each pair's hypotheses, best first by the score of `beam_search`; all tensors are (B, hypotheses)."""
     scores = log_probabilities / word_counts.clamp(min=1) ** length_penalty
     return scores.argsort(dim=1, descending=True, stable=True)
 
@@ -153,11 +155,10 @@ class Ensemble(Captioner):
     def __init__(self, members: Sequence[Captioner]) -> None:
         super().__init__()
         self.members: Iterable[Any] = nn.ModuleList(members)
-        first = members[0]
-        self.bos_id = first.bos_id
-        self.eos_id = first.eos_id
-        self.extra_eos_id = first.extra_eos_id
-        self.vocabulary_layout = first.vocabulary_layout
+        self.bos_id = members[0].bos_id
+        self.eos_id = members[0].eos_id
+        self.extra_eos_id = members[0].extra_eos_id
+        self.vocabulary_layout = members[0].vocabulary_layout
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
         """Not supported: the members are trained one by one."""
@@ -165,39 +166,39 @@ class Ensemble(Captioner):
 
     def encode(self, before: Any, after: Any) -> list[Any]:
         """Return the memory of each member."""
-        return [member.encode(*maps) for member, *maps in zip(self.members, before, after)]
+        return [member.encode(*member_maps) for member, *member_maps in zip(self.members, before, after)]
 
     def step(self, tokens: Tensor, memory: list[Any], cache: list[Any] | None) -> tuple[Tensor, list[Any]]:
         """See `Captioner.step`: the logits are the logarithm of the mean probability of every word."""
         caches = cache or [None] * len(memory)
-        steps = [member.step(tokens, *state) for member, *state in zip(self.members, memory, caches)]
-        return _mean_log_probabilities([logits for logits, _ in steps]), [new_cache for _, new_cache in steps]
+        outputs = [member.step(tokens, *state) for member, *state in zip(self.members, memory, caches)]
+        return _mean_log_probabilities([logits for logits, _ in outputs]), [new_cache for _, new_cache in outputs]
 
     def teacher_forced_logits(self, tokens: Tensor, memory: list[Any]) -> Tensor:
         """See `Captioner.teacher_forced_logits`."""
-        states = zip(self.members, memory)
-        return _mean_log_probabilities([member.teacher_forced_logits(tokens, state) for member, state in states])
+        member_memories = zip(self.members, memory)
+        return _mean_log_probabilities([member.teacher_forced_logits(tokens, part) for member, part in member_memories])
 
     def nothing_changed(self, before: Any, after: Any) -> Tensor | None:
         """See `Captioner.nothing_changed`: the mean over the members that estimate it."""
-        estimates = [member.nothing_changed(*maps) for member, *maps in zip(self.members, before, after)]
-        available = [estimate for estimate in estimates if estimate is not None]
-        return torch.stack(available).mean(0) if available else None
+        estimates = [member.nothing_changed(*member_maps) for member, *member_maps in zip(self.members, before, after)]
+        probabilities = [estimate for estimate in estimates if estimate is not None]
+        return torch.stack(probabilities).mean(0) if probabilities else None
 
     def attention(self, before: Any, after: Any, tokens: Tensor) -> AttentionMaps:
         """See `Captioner.attention`: the mean of the members' maps."""
-        member_maps = [member.attention(*maps, tokens) for member, *maps in zip(self.members, before, after)]
-        if len({maps.before.shape for maps in member_maps}) > 1:
+        attentions = [member.attention(*maps, tokens) for member, *maps in zip(self.members, before, after)]
+        if len({attention.before.shape for attention in attentions}) > 1:
             raise NotImplementedError("the attention maps of the members have different sizes")
-        alignments = [maps.alignment for maps in member_maps if maps.alignment is not None]
+        alignments = [attention.alignment for attention in attentions if attention.alignment is not None]
         return AttentionMaps(
-            torch.stack([maps.before for maps in member_maps]).mean(0),
-            torch.stack([maps.after for maps in member_maps]).mean(0),
-            torch.stack(alignments).mean(0) if len(alignments) == len(member_maps) else None,
+            torch.stack([attention.before for attention in attentions]).mean(0),
+            torch.stack([attention.after for attention in attentions]).mean(0),
+            torch.stack(alignments).mean(0) if len(alignments) == len(attentions) else None,
         )
 
 
 def _mean_log_probabilities(member_logits: list[Tensor]) -> Tensor:
-    """Return the logarithm of the mean of several models' probabilities."""
+    """Return the logarithm of the mean of several models' probabilities, (..., V) as each element of `member_logits`."""
     log_probabilities = torch.stack([logits.float().log_softmax(-1) for logits in member_logits])
     return log_probabilities.logsumexp(0) - math.log(len(member_logits))

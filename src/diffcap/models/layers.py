@@ -1,7 +1,7 @@
 """Layers that several methods share.
 
-Letters: B pairs, T positions of the input, S positions of the keys, P cached positions, Q positions that are computed, D width,
-H heads; of feature maps, C channels, N positions.
+Letters: B rows of the batch, T positions of the input, S positions of the keys, P cached positions, Q positions whose output is
+computed, D width, H heads, E = D / H channels of a head, C feature channels, N positions of a feature map.
 """
 
 import math
@@ -21,17 +21,18 @@ from diffcap.models.fast import (
 )
 from diffcap.utils.linear import is_float32_on_cpu, linear
 
-KeyValue = tuple[Tensor, Tensor]  # keys and values, (B, H, positions, D / H) each
-BlockMemory = KeyValue | Tensor  # input of a cross-attention; a tensor has the tokens (B, S, D) before their projection
-# Cached keys and values of one layer, in segments of successive positions, such as those of the images and those of the words.
+KeyValue = tuple[Tensor, Tensor]  # keys and values, (B, H, positions, E) each
+# What a cross-attention attends to: keys and values, or the tokens (B, S, D) from which it computes them.
+BlockMemory = KeyValue | Tensor
+# Cached keys and values of one layer: a list of segments, for example that of the image tokens, then that of the words.
 Segments = Sequence[KeyValue]
-# Positions of (B, T, D): a slice, indices (Q,) that all rows share, or indices (B, Q).
+# Selects Q of T positions: a slice, indices (Q,) for all rows of the batch, or indices (B, Q).
 Positions = slice | Tensor
 ALL_POSITIONS = slice(None)
 
 
 class Dropout(nn.Dropout):
-    """`nn.Dropout`, faster on the CPU, see `fast.dropout`."""
+    """`nn.Dropout` with the function `fast.dropout`, which is faster on the CPU."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Drop elements of x (...) in training."""
@@ -39,7 +40,7 @@ class Dropout(nn.Dropout):
 
 
 class Linear(nn.Linear):
-    """`nn.Linear`, faster on some CPUs, see `utils.linear`."""
+    """`nn.Linear` with the function `utils.linear.linear`, which is faster on some CPUs."""
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., in_features) to (..., out_features)."""
@@ -54,10 +55,10 @@ def use_fast_linear_(module: nn.Module) -> None:
 
 
 class UnbiasedLayerNorm(nn.Module):
-    """Layer normalisation of "The Annotated Transformer" (Rush, 2018), for IDC-PCL: `a (x - mean) / (std + eps) + b`.
+    """Layer normalisation of "The Annotated Transformer" (Rush, 2018), for IDC-PCL: `weight (x - mean) / (std + eps) + bias`.
 
-    The standard deviation is unbiased, with D - 1 in the denominator. The authors' code adds `eps` to it; the fused kernel here
-    adds `eps ** 2` to the variance. The results agree up to a relative error of `eps / std`.
+    The standard deviation is unbiased: its denominator is D - 1. torch's fused kernel, which is used here, adds `eps ** 2` to the
+    variance instead of `eps` to the standard deviation. The results agree up to a relative error of `eps / std`.
     """
 
     def __init__(self, width: int, eps: float = 1e-6) -> None:
@@ -76,24 +77,24 @@ class UnbiasedLayerNorm(nn.Module):
 def attention_to_tokens(attention: "Attention", query: Tensor, tokens: Tensor) -> Tensor:
     """`attention.attend(query, attention.project_key_value(tokens))` without keys and values, for few queries and many tokens.
 
-    With W_k and W_v of a head, `query (tokens W_k^T)^T` is `(query W_k) tokens^T`, and `probabilities (tokens W_v^T)` is
-    `(probabilities tokens) W_v^T`. The bias of the keys adds the same number to all scores of a query, so the softmax does not
-    depend on it. query (B, H, T, E), E = D / H, and tokens (B, S, D) to (B, T, D).
+    With the key weight W_k and the value weight W_v of a head, `query (tokens W_k^T)^T` is `(query W_k) tokens^T`, and
+    `probabilities (tokens W_v^T)` is `(probabilities tokens) W_v^T`. The bias of the keys adds the same number to all scores of a
+    query, so the softmax does not depend on it. query (B, H, T, E), which is projected, and tokens (B, S, D) to (B, T, D).
     """
     batch, heads, length, channels = query.shape
     head_shape = heads, batch * length, -1
-    weight = attention.qkv.weight.view(3, heads, channels, -1)
-    bias = attention.qkv.bias
-    scaled = (query * channels**-0.5).transpose(0, 1).reshape(head_shape)
-    token_query = (scaled @ weight[1]).view(heads, batch, length, -1).transpose(0, 1).flatten(1, 2)  # (B, H T, D)
-    probabilities = (token_query @ tokens.transpose(1, 2)).softmax(2)
+    qkv_weight = attention.qkv.weight.view(3, heads, channels, -1)  # (3, H, E, D)
+    qkv_bias = attention.qkv.bias
+    scaled_query = (query * channels**-0.5).transpose(0, 1).reshape(head_shape)  # (H, B T, E)
+    token_query = (scaled_query @ qkv_weight[1]).view(heads, batch, length, -1).transpose(0, 1).flatten(1, 2)
+    probabilities = (token_query @ tokens.transpose(1, 2)).softmax(2)  # (B, H T, S)
     if attention.training:
         probabilities = dropout(probabilities, attention.dropout)
     mean_tokens = (probabilities @ tokens).view(batch, heads, length, -1)
-    attended = mean_tokens.transpose(0, 1).reshape(head_shape) @ weight[2].transpose(1, 2)  # (H, B T, E)
-    if bias is not None:  # dropout leaves probabilities whose sum is not 1
-        total = probabilities.sum(2).view(batch, heads, length).transpose(0, 1).reshape(head_shape)
-        attended = attended + total * bias.view(3, heads, 1, channels)[2]
+    attended = mean_tokens.transpose(0, 1).reshape(head_shape) @ qkv_weight[2].transpose(1, 2)  # (H, B T, E)
+    if qkv_bias is not None:  # times the sum of the probabilities, which is not 1 after dropout
+        probability_sum = probabilities.sum(2).view(batch, heads, length).transpose(0, 1).reshape(head_shape)
+        attended = attended + probability_sum * qkv_bias.view(3, heads, 1, channels)[2]
     return attention.out(attention.merge_heads(attended.view(heads, batch, length, channels).transpose(0, 1)))
 
 
@@ -102,9 +103,9 @@ def attention_to_tokens_is_faster(attention: "Attention", query: Tensor, tokens:
     length = query.shape[2]
     num_tokens = tokens.shape[1]
     width = attention.width
-    attend_cost = num_tokens * (width + length)  # multiplications, divided by 2 D
-    tokens_cost = length * (width + attention.heads * num_tokens)
-    return is_float32_on_cpu(query) and len(query) == len(tokens) > 0 and tokens_cost < attend_cost
+    cost_with_keys = num_tokens * (width + length)  # multiplications of `attend` for one pair, divided by 2 D
+    cost_without_keys = length * (width + attention.heads * num_tokens)
+    return is_float32_on_cpu(query) and len(query) == len(tokens) > 0 and cost_without_keys < cost_with_keys
 
 
 class Attention(nn.Module):
@@ -124,61 +125,58 @@ class Attention(nn.Module):
         self.out = Linear(width, width, bias=bias) if out_proj else nn.Identity()
 
     def split_heads(self, x: Tensor) -> Tensor:
-        """(B, T, D) to a view (B, H, T, D / H)."""
+        """(B, T, D) to a view (B, H, T, E)."""
         return x.unflatten(2, (self.heads, self.width // self.heads)).transpose(1, 2)
 
     @staticmethod
     def merge_heads(heads: Tensor) -> Tensor:
-        """(B, H, T, D / H) to (B, T, D); the inverse of `split_heads`."""
+        """(B, H, T, E) to (B, T, D); the inverse of `split_heads`."""
         return heads.transpose(1, 2).flatten(2)
 
     def _project(self, x: Tensor, start: int, stop: int) -> tuple[Tensor, ...]:
-        """Compute the projections `start` to `stop - 1` of x (B, T, D) (0 query, 1 key, 2 value): (B, H, T, D / H) each."""
-        rows = slice(start * self.width, stop * self.width)
-        bias = None if self.qkv.bias is None else self.qkv.bias[rows]
-        projected = linear(x, self.qkv.weight[rows], bias)
+        """Compute the projections `start` to `stop - 1` of x (B, T, D) (0 query, 1 key, 2 value): (B, H, T, E) each."""
+        weight_rows = slice(start * self.width, stop * self.width)
+        bias = None if self.qkv.bias is None else self.qkv.bias[weight_rows]
+        projected = linear(x, self.qkv.weight[weight_rows], bias)
         return tuple(self.split_heads(part) for part in projected.split(self.width, 2))
 
     def project_qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Query, key and value of x (B, T, D): (B, H, T, D / H) each."""
+        """Query, key and value of x (B, T, D): (B, H, T, E) each."""
         query, key, value = self._project(x, 0, 3)
         return query, key, value
 
     def project_query(self, x: Tensor) -> Tensor:
-        """Query of x (B, T, D): (B, H, T, D / H)."""
+        """Query of x (B, T, D): (B, H, T, E)."""
         return self._project(x, 0, 1)[0]
 
     def project_key_value(self, x: Tensor) -> KeyValue:
-        """Key and value of x (B, T, D), for cross-attention: (B, H, T, D / H) each."""
+        """Key and value of x (B, T, D), for cross-attention: (B, H, T, E) each."""
         key, value = self._project(x, 1, 3)
         return key, value
 
     def attend(self, query: Tensor, key_value: KeyValue, mask: Tensor | None = None) -> Tensor:
-        """`out(softmax(query key^T / sqrt(D / H)) value)`, (B, T, D), with dropout of the probabilities in training.
+        """`out(softmax(query key^T / sqrt(E)) value)`, (B, T, D), with dropout of the probabilities in training.
 
         Args:
-            query: (B, H, T, D / H). key_value: (B, H, S, D / H) each. If one batch is a multiple of the other, the smaller one is
-                repeated as a whole, see `repeat_batch`.
+            query: (B, H, T, E). key_value: (B, H, S, E) each. If their numbers of rows differ, one must be a multiple of the other;
+                the smaller batch is then repeated as a whole, as `repeat_batch` does.
             mask: boolean, True where a query may attend to a key; broadcast to (B, H, T, S). Every query needs one key.
         """
         key, value = key_value
-        dropout = self.dropout if self.training else 0.0
-        is_single_query = query.shape[2] == 1 and not dropout and len(query) == len(key)
-        if is_single_query and query.device.type == "cpu":  # where torch's fused kernel is slower
+        dropout_rate = self.dropout if self.training else 0.0
+        is_decoding_step = query.shape[2] == 1 and not dropout_rate and len(query) == len(key)
+        if is_decoding_step and query.device.type == "cpu":  # where torch's fused kernel is slower
             attended = attention_over_segments(query, [key_value], mask)
-        elif 0 < dropout < 1 and mask is None and attention_with_dropout_is_faster(query, key):
-            attended = attention_with_dropout(query, key, value, dropout)
+        elif 0 < dropout_rate < 1 and mask is None and attention_with_dropout_is_faster(query, key):
+            attended = attention_with_dropout(query, key, value, dropout_rate)
         else:
             batch = max(len(query), len(key))
             query, key, value = (repeat_batch(part, batch) for part in (query, key, value))
-            attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
+            attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout_rate)
         return self.out(self.merge_heads(attended))
 
     def attend_memory(self, x: Tensor, memory: BlockMemory) -> Tensor:
-        """Cross-attention of x (B, T, D) to the memory: `attend(project_query(x), project_key_value(tokens))`.
-
-        `memory`: keys and values, (B, H, S, D / H) each, or their tokens (B, S, D).
-        """
+        """Cross-attention of x (B, T, D) to the memory, (B, T, D): keys and values, (B, H, S, E) each, or their tokens (B, S, D)."""
         query = self.project_query(x)
         if not isinstance(memory, Tensor):
             return self.attend(query, memory)
@@ -205,7 +203,7 @@ class Attention(nn.Module):
         Args:
             mask: boolean, True where a query may attend to a key; broadcast to (B, H, Q, P + T). None: everywhere.
             past_segments: cached keys and values of P earlier positions. The last segment is concatenated with those of x; the
-                other segments are not copied (`attention_over_segments`). Several segments are for decoding: no dropout.
+                other segments are not copied (`attention_over_segments`). With several segments there is no dropout.
             query_positions: the Q positions of x whose output is computed.
 
         Returns:
@@ -249,16 +247,16 @@ class PreNormBlock(nn.Module):
     ) -> tuple[Tensor, KeyValue]:
         """Arguments and results are those of `Attention.forward`."""
         attended, new_key_values = self.attention(self.attention_norm(x), mask, past_segments, query_positions)
-        return self.add_and_feed(take_positions(x, query_positions), attended), new_key_values
+        return self.add_and_run_ffn(take_positions(x, query_positions), attended), new_key_values
 
-    def add_and_feed(self, x: Tensor, attended: Tensor) -> Tensor:
+    def add_and_run_ffn(self, x: Tensor, attended: Tensor) -> Tensor:
         """Apply the rest of the block to its input x and the attention's output, (B, Q, D) each: (B, Q, D)."""
         x = x + self.dropout(attended)
         return x + self.dropout(self.ffn(self.ffn_norm(x)))
 
 
 class PreNormStack(nn.Module):
-    """Normalisation of the input, then blocks (IDC-PCL authors' code); without blocks it is the identity."""
+    """Normalisation of the input, then blocks (IDC-PCL, authors' code); without blocks it is the identity."""
 
     def __init__(self, num_layers: int, width: int, heads: int, ffn_width: int, dropout: float) -> None:
         super().__init__()
@@ -276,8 +274,8 @@ class PreNormStack(nn.Module):
 
         Args:
             mask: boolean, (..., T, P + T) or (..., 1, P + T), with a row for every position of x or one for all.
-            past_key_values: the cached segments of each block, see `Attention.forward`.
-            query_positions: the Q positions of the result; the last block computes no others.
+            past_key_values: for each block, cached keys and values of P earlier positions, as in `Attention.forward`.
+            query_positions: the Q positions of the result. Only the last block leaves out the others.
         """
         x = self.norm(x)
         new_key_values = []
@@ -291,11 +289,11 @@ class PreNormStack(nn.Module):
     def forward_repeated(
         self, prefix: Tensor, suffix: Tensor, mask: Tensor | None, query_positions: Positions = ALL_POSITIONS
     ) -> Tensor:
-        """`forward` of `torch.cat([prefix.repeat_interleave(R, 0), suffix], 1)`: (b R, Q, D), without keys and values.
+        """`forward` of `torch.cat([prefix.repeat_interleave(R, 0), suffix], 1)`: (B, Q, D), without keys and values.
 
-        The first block normalises and projects `prefix` (b, M, D) only once for the R rows of `suffix` (b R, T, D) that share it.
+        The R = B / b rows of `suffix` (B, T, D) that follow the same row of `prefix` (b, M, D) share its projection in the first block.
         """
-        repeats = len(suffix) // max(1, len(prefix))  # a rank may have an empty batch
+        repeats = len(suffix) // max(1, len(prefix))  # R; a rank may have an empty batch
         if repeats <= 1 or len(self.layers) < 2:
             x = torch.cat([prefix.repeat_interleave(repeats, 0), suffix], 1)
             return self(x, mask, None, query_positions)[0]
@@ -307,7 +305,7 @@ class PreNormStack(nn.Module):
             torch.cat([start.repeat_interleave(repeats, 0), end], 2) for start, end in zip(prefix_qkv, suffix_qkv)
         )
         x = torch.cat([prefix.repeat_interleave(repeats, 0), suffix], 1)
-        x = first.add_and_feed(x, first.attention.attend(query, (key, value), mask))
+        x = first.add_and_run_ffn(x, first.attention.attend(query, (key, value), mask))
         for layer in middle:
             x, _ = layer(x, mask)
         return last(x, take_mask_rows(mask, query_positions), (), query_positions)[0]
@@ -319,23 +317,23 @@ def take_positions(x: Tensor, positions: Positions) -> Tensor:
         return x[:, positions]
     if positions.ndim == 1:
         return x.index_select(1, positions)
-    rows = torch.arange(len(x), device=x.device)[:, None] * x.shape[1] + positions
-    return x.flatten(0, 1).index_select(0, rows.flatten()).unflatten(0, positions.shape)
+    flat_positions = torch.arange(len(x), device=x.device)[:, None] * x.shape[1] + positions  # in (B T, D)
+    return x.flatten(0, 1).index_select(0, flat_positions.flatten()).unflatten(0, positions.shape)
 
 
 def take_mask_rows(mask: Tensor | None, positions: Positions) -> Tensor | None:
-    """Select the rows of an attention mask (..., T, S) at these positions; one row (..., 1, S) serves all positions."""
+    """Select the rows of an attention mask (..., T, S) at these positions, (T, S) for indices (B, Q); one row serves all positions."""
     if mask is None or positions is ALL_POSITIONS or mask.shape[-2] == 1:
         return mask
-    rows = mask[..., positions, :]  # with indices (B, Q): (B, Q, S) of a mask (T, S)
-    return rows[:, None] if isinstance(positions, Tensor) and positions.ndim == 2 else rows
+    mask_rows = mask[..., positions, :]
+    return mask_rows[:, None] if isinstance(positions, Tensor) and positions.ndim == 2 else mask_rows  # (B, 1, Q, S)
 
 
-def padded_nonzero(selected: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the indices of each row's true entries in a boolean (B, T), padded with others to (B, Q), and which are not padding."""
-    max_count = int(selected.sum(1).max()) if len(selected) else 0
-    indices = selected.int().argsort(dim=1, descending=True, stable=True)[:, :max_count]
-    return indices, selected.gather(1, indices)
+def padded_nonzero(is_selected: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the indices of the true entries in each row of a boolean (B, T), padded to (B, Q), and a mask (B, Q), false at padding."""
+    max_count = int(is_selected.sum(1).max()) if len(is_selected) else 0
+    indices = is_selected.int().argsort(dim=1, descending=True, stable=True)[:, :max_count]
+    return indices, is_selected.gather(1, indices)
 
 
 @torch.no_grad()
@@ -361,14 +359,14 @@ def init_difference_attention_(
     out_weight.mul_(old_weight_scale).sub_(value.T)
 
 
-def sinusoidal_positions(length: int, width: int, own_frequencies: bool = False) -> Tensor:
+def sinusoidal_positions(length: int, width: int, has_frequency_per_channel: bool = False) -> Tensor:
     """Fixed position embedding (length, width) of the transformer (Vaswani et al., 2017): sine on even channels, cosine on odd.
 
-    Channels 2 k and 2 k + 1 at position p have the angle `p / 10000 ** (2 k / width)`; with `own_frequencies`, channel j has
-    the angle `p / 10000 ** (2 j / width)` (IDC-PCL, authors' code), so the frequencies fall about twice as fast.
+    Channels 2 k and 2 k + 1 at position p have the angle `p / 10000 ** (2 k / width)`. With `has_frequency_per_channel` (IDC-PCL,
+    authors' code), channel j has the angle `p / 10000 ** (2 j / width)`.
     """
     channel = torch.arange(width, dtype=torch.float64)
-    exponent = (2 * channel if own_frequencies else channel // 2 * 2) / width
+    exponent = (2 * channel if has_frequency_per_channel else channel // 2 * 2) / width
     angle = torch.arange(length, dtype=torch.float64)[:, None] / 10000**exponent
     return torch.where(channel % 2 == 0, angle.sin(), angle.cos()).float()
 
@@ -379,9 +377,9 @@ def check_shape(name: str, x: Tensor, *expected: int) -> None:
         raise ValueError(f"{name} are {tuple(x.shape[1:])}, the model was built for {expected}")
 
 
-def repeat_batch(x: Tensor, batch: int) -> Tensor:
-    """Repeat a batch (b, ...) as a whole until it has `batch` rows, a multiple of b: row i is row i modulo b of x."""
-    return x if len(x) == batch else torch.cat([x] * (batch // len(x)))
+def repeat_batch(x: Tensor, num_rows: int) -> Tensor:
+    """Repeat a batch (b, ...) as a whole until it has `num_rows` rows, a multiple of b: row i is row i modulo b of x."""
+    return x if len(x) == num_rows else torch.cat([x] * (num_rows // len(x)))
 
 
 def init_xavier_(module: nn.Module) -> None:
@@ -403,17 +401,17 @@ def init_attention_(module: nn.Module) -> None:
 class GridEmbedding(nn.Module):
     """A linear layer at every position, plus a learned position embedding: half of it for the column, half for the row.
 
-    `coordinates` appends two channels to the features at row i and column j: `2 j / columns - 1` and `2 i / rows - 1` (methods of
-    the RobustChangeCaptioning code base).
+    `has_coordinates` appends two channels to the features at row i and column j: `2 j / columns - 1` and `2 i / rows - 1` (authors'
+    code of SCORER and DIRL).
     """
 
     coordinate_channels: Tensor
 
-    def __init__(self, channels: int, grid: tuple[int, int], width: int, coordinates: bool) -> None:
+    def __init__(self, channels: int, grid: tuple[int, int], width: int, has_coordinates: bool) -> None:
         super().__init__()
         rows, columns = self.grid = (grid[0], grid[1])
         self.channels = channels
-        self.projection = nn.Linear(channels + 2 * coordinates, width)
+        self.projection = nn.Linear(channels + 2 * has_coordinates, width)
         self.columns, self.rows = nn.Embedding(columns, width // 2), nn.Embedding(rows, width // 2)
         x, y = (2 * torch.arange(length) / length - 1 for length in (columns, rows))
         coordinate_channels = torch.stack(torch.meshgrid(x, y, indexing="xy"), -1)  # (rows, columns, 2)
@@ -425,8 +423,8 @@ class GridEmbedding(nn.Module):
         rows, columns = self.grid
         column_vectors = self.columns.weight.expand(rows, -1, -1)
         row_vectors = self.rows.weight[:, None].expand(-1, columns, -1)
-        position = torch.cat([column_vectors, row_vectors], -1).flatten(0, 1)  # (N, D)
+        position_vectors = torch.cat([column_vectors, row_vectors], -1).flatten(0, 1)  # (N, D)
         weight = self.projection.weight
-        if weight.shape[1] > self.channels:  # equal coordinates for all images: projected once instead of appended
-            position = position + F.linear(self.coordinate_channels, weight[:, self.channels :])
-        return maps_to_tokens(maps, weight[:, : self.channels], position + self.projection.bias)
+        if weight.shape[1] > self.channels:  # coordinates are equal for all images: projected once, not appended
+            position_vectors = position_vectors + F.linear(self.coordinate_channels, weight[:, self.channels :])
+        return maps_to_tokens(maps, weight[:, : self.channels], position_vectors + self.projection.bias)

@@ -17,7 +17,7 @@ from diffcap.methods.clip4idc.optimizers import BertAdam, bert_adam
 from diffcap.methods.clip4idc.weights import load_clip
 from diffcap.models.captioner import AttentionMaps, Batch, Captioner, constructor_arguments, patch_attention
 from diffcap.models.clip import Network, PairInit, PairTower, TextTower, TokenEmbedding, build_clip, text_tower_of
-from diffcap.models.decoder import BlockOutput, Decoded, causal_mask, pair_groups, run_blocks
+from diffcap.models.decoder import BlockOutput, DecoderOutput, causal_mask, pair_groups, run_blocks
 from diffcap.models.layers import Attention, Dropout, KeyValue, Linear, Segments
 from diffcap.utils.linear import linear
 
@@ -80,8 +80,7 @@ class CLIP4IDCAdaptation(nn.Module):
     def pair(self, before: Tensor, after: Tensor) -> Tensor:
         """Pixels (B, 3, height, width) each to one vector per pair, (B, E): the mean of both class tokens."""
         tokens = self.images(self.images.normalize(before), self.images.normalize(after))
-        before_class, after_class = self.images.class_tokens(tokens)
-        return (before_class + after_class) / 2
+        return (tokens[:, 0] + tokens[:, tokens.shape[1] // 2]) / 2
 
     def loss(self, batch: Batch) -> Tensor:
         """The contrastive loss over the global batch. Needs `before`, `after` (B, 3, height, width) and `tokens` (B, T)."""
@@ -298,7 +297,9 @@ class CLIP4IDC(Captioner):
         """Pixels (B, 3, height, width) each to each decoder block's keys and values."""
         return self.memory(self.encoder_states(self.views(before, after)))
 
-    def decode(self, tokens: Tensor, memory: list[KeyValue], past_key_values: list[KeyValue] | None = None) -> Decoded:
+    def decode(
+        self, tokens: Tensor, memory: list[KeyValue], past_key_values: list[KeyValue] | None = None
+    ) -> DecoderOutput:
         """Run ids (B, T) through the decoder, at the positions after `past_key_values`; without those, padding is masked."""
         first = past_key_values[0][0].shape[2] if past_key_values else 0
         x = self.dropout(self.words_norm(self.words_in(self.words(tokens, first))))
@@ -318,7 +319,7 @@ class CLIP4IDC(Captioner):
 
     def teacher_forced_logits(self, tokens: Tensor, memory: list[KeyValue]) -> Tensor:
         """See `Captioner.teacher_forced_logits`."""
-        return self.logits(self.decode(tokens[:, :-1], memory).last.hidden)
+        return self.logits(self.decode(tokens[:, :-1], memory).last_block.hidden)
 
     def attention(self, before: Tensor, after: Tensor, tokens: Tensor) -> AttentionMaps:
         """See `Captioner.attention`: the decoder's last cross-attention, mean over the heads.
@@ -326,7 +327,7 @@ class CLIP4IDC(Captioner):
         Normalised over the patches of both images, without the class tokens. The method does not align the images.
         """
         memory = self.encode(before, after)
-        words = self.decode(tokens, memory).last.after_self_attention
+        words = self.decode(tokens, memory).last_block.after_self_attention
         last = self.decoder[-1]
         attention = last.cross.mean_weights(last.cross_query(words), memory[-1][0])  # type: ignore[union-attr, operator]
         before_tokens, after_tokens = attention.chunk(2, 2)
@@ -334,7 +335,7 @@ class CLIP4IDC(Captioner):
 
     def word_losses(self, tokens: Tensor, memory: list[KeyValue]) -> Tensor:
         """Cross-entropy of every word and END of captions (B, T) given the words before, (n,) in nats."""
-        hidden = self.decode(tokens[:, :-1], memory).last.hidden
+        hidden = self.decode(tokens[:, :-1], memory).last_block.hidden
         target = tokens[:, 1:]
         is_word = target != self.pad
         return F.cross_entropy(self.logits(hidden[is_word]), target[is_word], reduction="none")

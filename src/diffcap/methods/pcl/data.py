@@ -1,4 +1,7 @@
-"""The LightningDataModule of IDC-PCL's pre-training. Each step has one task, on one of up to three datasets."""
+"""The LightningDataModule of IDC-PCL's pre-training. Each step has one task, on one of up to three datasets.
+
+The tasks: "mlm" predicts masked words, "mvcl" masked patches; "fda" tells a caption from hard negatives; "fgvc" classifies images.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,9 +20,9 @@ from diffcap.negatives.file import iter_negatives
 from diffcap.records import read_dataset
 from diffcap.utils.errors import DiffcapError
 
-CAPTIONED = ("mlm", "mvcl", "fda")
-SINGLE = "single_"  # prefix of the tasks on the dataset `singles`
-FGVC = "fgvc"
+CAPTION_TASKS = ("mlm", "mvcl", "fda")
+SINGLE_PREFIX = "single_"  # of the tasks on the dataset `singles`
+FGVC_TASK = "fgvc"
 PAIRS_PER_IMAGE = 4  # per epoch; ours, IDC-PCL only says "half and half by random sampling"
 
 
@@ -33,60 +36,60 @@ class LabelledPairs:
     def __init__(self, labels: np.ndarray, seed: int) -> None:
         self.labels = labels
         self.seed = seed
-        self.order = ShuffledEpochs(PAIRS_PER_IMAGE * len(labels), seed)
-        self._by_class = np.argsort(labels, kind="stable")  # image indices, those of one class next to each other
-        _, class_index, class_sizes = np.unique(labels, return_inverse=True, return_counts=True)
-        class_starts = np.cumsum(class_sizes) - class_sizes
-        self._class_start, self._class_size = class_starts[class_index], class_sizes[class_index]  # (images,) each
-        position = np.empty_like(self._by_class)  # of each image in `_by_class`
-        position[self._by_class] = np.arange(len(labels))
-        self._rank_in_class = position - self._class_start
-        self._partners: dict[int, np.ndarray] = {}
+        self.epochs = ShuffledEpochs(PAIRS_PER_IMAGE * len(labels), seed)
+        self._sorted_images = np.argsort(labels, kind="stable")  # image indices, those of one class next to each other
+        _, class_indices, class_sizes = np.unique(labels, return_inverse=True, return_counts=True)
+        class_starts = np.cumsum(class_sizes) - class_sizes  # positions in `_sorted_images`
+        self._class_start, self._class_size = class_starts[class_indices], class_sizes[class_indices]  # (images,) each
+        positions = np.empty_like(self._sorted_images)  # of each image in `_sorted_images`
+        positions[self._sorted_images] = np.arange(len(labels))
+        self._index_in_class = positions - self._class_start
+        self._partners: dict[int, np.ndarray] = {}  # by epoch, see `_sample_partners`
 
     def take(self, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the indices of the first and the second images of pairs `start` ... `start + count - 1`, (count,) each."""
-        pair_ids = self.order.take(start, count)
-        first = pair_ids // PAIRS_PER_IMAGE
-        slot = pair_ids % PAIRS_PER_IMAGE
-        epochs = (start + np.arange(count)) // self.order.size
-        second = np.empty_like(first)
-        for epoch in np.unique(epochs):
-            rows = epochs == epoch
+        pair_ids = self.epochs.take(start, count)  # 0 ... 3 are the pairs of image 0, 4 ... 7 those of image 1
+        first_images = pair_ids // PAIRS_PER_IMAGE
+        partner_indices = pair_ids % PAIRS_PER_IMAGE
+        epoch_of_pair = (start + np.arange(count)) // self.epochs.size
+        second_images = np.empty_like(first_images)
+        for epoch in np.unique(epoch_of_pair):
+            is_in_epoch = epoch_of_pair == epoch
             partners = cached_epoch(self._partners, int(epoch), self._sample_partners)
-            second[rows] = partners[first[rows], slot[rows]]
-        return first, second
+            second_images[is_in_epoch] = partners[first_images[is_in_epoch], partner_indices[is_in_epoch]]
+        return first_images, second_images
 
     def _sample_partners(self, epoch: int) -> np.ndarray:
         """Sample the second image of each pair in an epoch, (images, PAIRS_PER_IMAGE)."""
         rng = np.random.default_rng([self.seed, 11, epoch])
-        start = self._class_start[:, None]
-        size = self._class_size[:, None]
+        class_start = self._class_start[:, None]
+        class_size = self._class_size[:, None]
         uniform = rng.random((len(self.labels), PAIRS_PER_IMAGE))
-        # Positions in `_by_class`, in the image's own class (any but the image itself) and outside of it.
-        offset = 1 + (uniform * (size - 1)).astype(np.int64)
-        same_class = start + (self._rank_in_class[:, None] + offset) % size
-        other_class = (uniform * (len(self.labels) - size)).astype(np.int64)
-        other_class += np.where(other_class >= start, size, 0)
-        is_same_class = (np.arange(PAIRS_PER_IMAGE) < PAIRS_PER_IMAGE // 2) & (size > 1)
-        return self._by_class[np.where(is_same_class, same_class, other_class)]
+        # Positions in `_sorted_images`, in the image's own class (any but the image itself) and outside of it.
+        offset = 1 + (uniform * (class_size - 1)).astype(np.int64)
+        same_class = class_start + (self._index_in_class[:, None] + offset) % class_size
+        other_class = (uniform * (len(self.labels) - class_size)).astype(np.int64)
+        other_class += np.where(other_class >= class_start, class_size, 0)
+        is_same_class = (np.arange(PAIRS_PER_IMAGE) < PAIRS_PER_IMAGE // 2) & (class_size > 1)
+        return self._sorted_images[np.where(is_same_class, same_class, other_class)]
 
 
-class Candidates(NamedTuple):
-    """The captions with negatives, which are the samples of fda."""
+class FdaSamples(NamedTuple):
+    """The samples of fda: n captions with K negatives each."""
 
-    pairs: np.ndarray  # (n,) index of each caption's pair
-    texts: np.ndarray  # (n, 1 + K) rows in `tokens` of the caption and of its negatives
-    tokens: np.ndarray  # (d, T) padded ids of the distinct texts
+    pair_indices: np.ndarray  # (n,) each caption's pair
+    text_rows: np.ndarray  # (n, 1 + K) rows in `tokens` of the caption and of its negatives
+    tokens: np.ndarray  # (d, T) padded ids of the d distinct texts
 
 
-class CaptionedSource(NamedTuple):
+class CaptionSource(NamedTuple):
     """A captioned dataset from which the tasks take samples."""
 
     table: PairTable  # its training pairs, or single images
-    sample_pairs: np.ndarray  # see `FeatureData._pairs_of_samples`
-    samples: Samples  # of mlm and mvcl
+    sample_pairs: np.ndarray  # (n,) index of each sample's pair; of scenes (n, 2): the change and the distractor pair
+    samples: Samples  # what a sample of mlm and mvcl is: a caption, a pair or a scene
     samples_per_step: int
-    fda: Candidates | None  # None where fda has no share
+    fda: FdaSamples | None  # None where fda has no share
 
 
 class PretrainData(FeatureData):
@@ -124,168 +127,167 @@ class PretrainData(FeatureData):
         super().__init__(folder, features, **settings)
         self.samples = samples
         shares = {"mlm": 8, "mvcl": 1, "fda": 2} if tasks is None else tasks
-        known = (*CAPTIONED, *(SINGLE + task for task in CAPTIONED), FGVC)
+        known_tasks = (*CAPTION_TASKS, *(SINGLE_PREFIX + task for task in CAPTION_TASKS))
         for key, names in (("tasks", shares), ("without", without or [])):
-            if unknown := sorted(set(names) - set(known)):
+            if unknown := sorted(set(names) - {*known_tasks, FGVC_TASK}):
                 raise DiffcapError(
-                    f"data.{key} has the unknown task {unknown[0]!r}; the tasks are {', '.join(known[:-1])} and {FGVC}."
+                    f"data.{key} has the unknown task {unknown[0]!r}; the tasks are {', '.join(known_tasks)} and {FGVC_TASK}."
                 )
         kept_shares = {task: share for task, share in shares.items() if task not in (without or [])}
         self.schedule = TaskSchedule(kept_shares, self.seed)
-        self.negatives_path = Path(negatives) if negatives else Path(folder) / "negatives.jsonl"
-        self.singles = singles
-        self.labelled = labelled
-        for source_folder, source in ((singles, "singles"), (labelled, "labelled")):
-            tasks_of_source = [task for task in self.schedule.tasks if self._source_of(task) == source]
-            if tasks_of_source and source_folder is None:
+        self.negatives_file = Path(negatives) if negatives else Path(folder) / "negatives.jsonl"
+        self.folders = {"singles": singles or "", "labelled": labelled or ""}  # by option
+        for option, option_folder in self.folders.items():
+            tasks_of_option = [task for task in self.schedule.tasks if self._folder_option(task) == option]
+            if tasks_of_option and not option_folder:
                 raise DiffcapError(
-                    f"data.tasks has {tasks_of_source[0]!r}, but data.{source} is not set; give its folder."
+                    f"data.tasks has {tasks_of_option[0]!r}, but data.{option} is not set; give its folder."
                 )
         vocabulary_folders = [Path(path).resolve() for path in settings.get("vocabulary_with") or []]
         if singles and Path(singles).resolve() not in vocabulary_folders:
             raise DiffcapError(
                 f"data.singles is {singles}, but data.vocabulary_with does not have this folder; add it, here and in fine-tuning."
             )
-        if FGVC in self.schedule.tasks:  # the images of all splits, because nothing is evaluated on them, as in IDC-PCL
-            assert labelled is not None
-            dataset = read_dataset(labelled)
+        if FGVC_TASK in self.schedule.tasks:
+            # The images of all splits, because nothing is evaluated on them, as in IDC-PCL.
+            dataset = read_dataset(self.folders["labelled"])
             self.labelled_images = [pair for pair in dataset.pairs if isinstance(pair.extra.get("class"), int)]
-            classes = {image.extra["class"] for image in self.labelled_images}
-            if len(classes) < 2:
+            class_ids = {image.extra["class"] for image in self.labelled_images}
+            if len(class_ids) < 2:
                 raise DiffcapError(
                     f"{dataset.name}: has images of fewer than two classes; data.labelled needs at least two."
                 )
-            self.classes = 1 + max(classes)
+            self.classes = 1 + max(class_ids)  # argument `classes` of the model
 
     @staticmethod
-    def _source_of(task: str) -> str:
-        if task == FGVC:
+    def _folder_option(task: str) -> str:
+        """Name of the option whose dataset a task reads."""
+        if task == FGVC_TASK:
             return "labelled"
-        return "singles" if task.startswith(SINGLE) else "folder"
+        return "singles" if task.startswith(SINGLE_PREFIX) else "folder"
 
     def setup(self, stage: str) -> None:
         """Encode captions and negatives, and list the samples of each task."""
         super().setup(stage)
         if stage != "fit":
             return
-        sources = {self._source_of(task) for task in self.schedule.tasks}
-        self.sources: dict[str, CaptionedSource] = {}
-        if "folder" in sources:
-            candidates = self._fda_candidates("fda", self.train_table, self.negatives_path)
-            pairs = self._pairs_of_samples(self.samples)
-            size = self.samples_per_step
-            self.sources["folder"] = CaptionedSource(self.train_table, pairs, self.samples, size, candidates)
-        if "singles" in sources:
-            assert self.singles is not None
-            dataset = read_dataset(self.singles)
-            store = self._open_store(self.singles)
+        options = {self._folder_option(task) for task in self.schedule.tasks}
+        self.sources: dict[str, CaptionSource] = {}  # by the option with the dataset's folder
+        if "folder" in options:
+            fda = self._read_fda_samples("fda", self.train_table, self.negatives_file)
+            sample_pairs = self._pairs_of_samples(self.samples)
+            samples = self.samples, self.samples_per_step
+            self.sources["folder"] = CaptionSource(self.train_table, sample_pairs, *samples, fda)
+        if "singles" in options:
+            singles_folder = self.folders["singles"]
+            dataset = read_dataset(singles_folder)
+            store = self._open_store(singles_folder)
             images = [pair for pair in dataset.pairs if pair.split == "train" and pair.captions and pair.after is None]
             if not images:
                 raise DiffcapError(
                     f"{dataset.name}: has no single training image with captions; data.singles needs some."
                 )
             table = PairTable(images, store, self.vocabulary, self.max_length)
-            candidates = self._fda_candidates(SINGLE + "fda", table, Path(self.singles) / "negatives.jsonl")
-            pairs = table.caption_pair
-            self.sources["singles"] = CaptionedSource(table, pairs, "captions", self.batch_size, candidates)
-        if "labelled" in sources:
-            assert self.labelled is not None
-            self.labelled_store = self._open_store(self.labelled)
+            fda = self._read_fda_samples(SINGLE_PREFIX + "fda", table, Path(singles_folder) / "negatives.jsonl")
+            self.sources["singles"] = CaptionSource(table, table.caption_pair, "captions", self.batch_size, fda)
+        if "labelled" in options:
+            self.labelled_store = self._open_store(self.folders["labelled"])
             self.labelled_rows = self.labelled_store.rows([image.before for image in self.labelled_images])
             labels = np.array([image.extra["class"] for image in self.labelled_images])
             self.labelled_pairs = LabelledPairs(labels, self.seed + 1)
         self.epochs_of_task = {}
         for index, task in enumerate(self.schedule.tasks):
-            if task != FGVC:
-                source = self.sources[self._source_of(task)]
-                samples = source.fda.pairs if source.fda and task.endswith("fda") else source.sample_pairs
-                self.epochs_of_task[task] = ShuffledEpochs(len(samples), self.seed + 1 + index)
+            if task != FGVC_TASK:
+                source = self.sources[self._folder_option(task)]
+                pairs = source.fda.pair_indices if source.fda and task.endswith("fda") else source.sample_pairs
+                self.epochs_of_task[task] = ShuffledEpochs(len(pairs), self.seed + 1 + index)
 
     def _open_store(self, folder: str) -> FeatureStore:
-        """Open the features of another dataset, which must be those of the same backbone."""
+        """Open the feature store of another dataset, whose metadata must be equal: the same backbone, weights and image size."""
         store = FeatureStore.open(Path(folder) / "features" / self.store_name)
-        expected = self.store.meta
-        keys = {**store.meta, **expected}
-        if different := [key for key in keys if store.meta.get(key) != expected.get(key)]:
+        own_meta = self.store.meta
+        if different_keys := [key for key in {**store.meta, **own_meta} if store.meta.get(key) != own_meta.get(key)]:
             raise DiffcapError(
-                f"{store.folder}: its features and those of {self.dataset.name} have different values of {different[0]}; extract "
+                f"{store.folder}: its features and those of {self.dataset.name} have different values of {different_keys[0]}; extract "
                 "both with the same BACKBONE and WEIGHTS."
             )
         return store
 
     @property
     def samples_per_step(self) -> int:
-        """Number of samples of mlm and mvcl; fda has fewer, and a rank may get none of those."""
+        """Number of samples of mlm and mvcl in a step; fda has fewer, and a rank may get none of those."""
         return self.batch_size // (2 if self.samples == "scenes" else 1)
 
-    def _fda_candidates(self, task: str, table: PairTable, path: Path) -> Candidates | None:
-        """Read the captions of the training pairs and their negatives from a file; None if the task has no share."""
+    def _read_fda_samples(self, task: str, table: PairTable, negatives_file: Path) -> FdaSamples | None:
+        """Read the captions of the training pairs and their negatives; None if the task has no share."""
         if task not in self.schedule.tasks:
             return None
         index_of = {pair_id: index for index, pair_id in enumerate(table.ids)}
-        captions_of: list[list[str]] = [[] for _ in table.ids]
-        for pair, caption in zip(table.caption_pair, table.captions):
-            captions_of[pair].append(caption)
-        pairs: list[int] = []
-        unknown: list[str] = []
+        captions_of_pair: list[list[str]] = [[] for _ in table.ids]
+        for index, caption in zip(table.caption_pair, table.captions):
+            captions_of_pair[index].append(caption)
+        pair_indices: list[int] = []
+        unknown_ids: list[str] = []  # of pairs that do not have the file's caption
 
-        def texts() -> Iterator[str]:  # one line of the file at a time: a list of all texts takes gigabytes
-            for row in iter_negatives(path):
-                if row.id not in index_of:
+        def read_texts() -> Iterator[str]:  # one line of the file at a time: a list of all texts takes gigabytes
+            for line in iter_negatives(negatives_file):
+                if line.id not in index_of:
                     continue
-                pairs.append(index_of[row.id])
-                if row.caption not in captions_of[pairs[-1]]:
-                    unknown.append(row.id)
-                yield row.caption
-                yield from (negative.text for negative in row.negatives)
+                pair_indices.append(index_of[line.id])
+                if line.caption not in captions_of_pair[pair_indices[-1]]:
+                    unknown_ids.append(line.id)
+                yield line.caption
+                yield from (negative.text for negative in line.negatives)
 
-        tokens, rows = table.encode_distinct(texts())
-        if unknown:
+        tokens, text_rows = table.encode_distinct(read_texts())
+        if unknown_ids:
             option = f" negatives_ARGS=--changes={self.changes}" if self.changes else ""
             raise DiffcapError(
-                f"{path}: {len(unknown):,} of its {len(pairs):,} captions (first: pair {unknown[0]}) are not training captions of "
-                f"this stage; write the file again with `make negatives{option}`."
+                f"{negatives_file}: {len(unknown_ids):,} of its {len(pair_indices):,} captions (first: pair {unknown_ids[0]}) are "
+                f"not training captions of this stage; write the file again with `make negatives{option}`."
             )
-        if not pairs:
-            raise DiffcapError(f"{path}: it has no training pair; write the file again with `make negatives`.")
-        return Candidates(np.array(pairs), rows.reshape(len(pairs), -1), tokens)
+        if not pair_indices:
+            raise DiffcapError(
+                f"{negatives_file}: it has no training pair; write the file again with `make negatives`."
+            )
+        return FdaSamples(np.array(pair_indices), text_rows.reshape(len(pair_indices), -1), tokens)
 
     def make_batch(self, step: int) -> Batch:
-        """See `FeatureData`: `task`, the feature maps, and what the task needs."""
-        task, task_step = self.schedule.at(step)
-        if task == FGVC:
+        """Return "task", "before", "after" (not for single images), and the entries that `PCLPretraining` needs for the task."""
+        task, task_step = self.schedule.at(step)  # `task_step`: earlier steps with this task
+        if task == FGVC_TASK:
             return self._labelled_batch(task_step)
         generator = step_generator(self.seed, step)
-        source = self.sources[self._source_of(task)]
+        source = self.sources[self._folder_option(task)]
         table = source.table
         epochs = self.epochs_of_task[task]
-        plain_task = task.removeprefix(SINGLE)
-        if plain_task == "fda":
+        task_kind = task.removeprefix(SINGLE_PREFIX)
+        if task_kind == "fda":
             assert source.fda is not None
-            count = max(1, self.batch_size // source.fda.texts.shape[1])
-            samples = epochs.take(task_step * count, count)
-            pairs = source.fda.pairs[samples]
-            tokens = source.fda.tokens[source.fda.texts[samples]]  # (count, 1 + K, T)
+            num_samples = max(1, self.batch_size // source.fda.text_rows.shape[1])
+            sample_indices = epochs.take(task_step * num_samples, num_samples)
+            pair_indices = source.fda.pair_indices[sample_indices]
+            tokens = source.fda.tokens[source.fda.text_rows[sample_indices]]  # (num_samples, 1 + K, T)
             length = table.longest_length(tokens) if self.trim else tokens.shape[-1]
             entries: Batch = {"fda_captions": torch.from_numpy(tokens[..., :length]).long()}
         else:
-            samples = epochs.take(task_step * source.samples_per_step, source.samples_per_step)
-            pairs = source.sample_pairs[samples].T.reshape(-1)  # of scenes: all change pairs, then all distractor pairs
-            tokens = table.tokens[samples] if source.samples == "captions" else table.draw_captions(pairs, generator)
+            sample_indices = epochs.take(task_step * source.samples_per_step, source.samples_per_step)
+            pair_indices = source.sample_pairs[sample_indices].T.reshape(-1)  # of scenes: change, then distractor pairs
+            is_caption = source.samples == "captions"
+            tokens = table.tokens[sample_indices] if is_caption else table.draw_captions(pair_indices, generator)
             entries = self._text_entries(tokens, generator)
-            if plain_task == "mvcl":
-                height, width = self.store.shape[1:]
-                mask = mask_patches(len(pairs), height * width, self.mask_ratio, generator, table.images_per_pair)
-                entries = {"tokens": entries["tokens"], "visual_mask": mask}
-        return self._add_images({"task": task, **entries}, pairs, generator, table)
+            if task_kind == "mvcl":
+                size = len(pair_indices), self.store.shape[1] * self.store.shape[2]  # pairs, patches of an image
+                is_masked = mask_patches(*size, self.mask_ratio, generator, table.images_per_pair)
+                entries = {"tokens": entries["tokens"], "visual_mask": is_masked}
+        return self._add_images({"task": task, **entries}, pair_indices, generator, table)
 
     def _labelled_batch(self, task_step: int) -> Batch:
         """Return `batch_size` pairs of labelled images: `before`, `after`, `class_before`, `class_after`."""
-        first, second = self.labelled_pairs.take(task_step * self.batch_size, self.batch_size)
+        first_images, second_images = self.labelled_pairs.take(task_step * self.batch_size, self.batch_size)
         labels = torch.from_numpy(self.labelled_pairs.labels)
-        part = self._rank_part(
-            {"class_before": labels[first], "class_after": labels[second], "first": first, "second": second}
-        )
-        before = read_maps(self.labelled_store, self.labelled_rows[part.pop("first")])
-        after = read_maps(self.labelled_store, self.labelled_rows[part.pop("second")])
-        return {"task": FGVC, **part, "before": before, "after": after}
+        classes = {"class_before": labels[first_images], "class_after": labels[second_images]}
+        rank_part = self._rank_part({**classes, "first_images": first_images, "second_images": second_images})
+        before = read_maps(self.labelled_store, self.labelled_rows[rank_part.pop("first_images")])
+        after = read_maps(self.labelled_store, self.labelled_rows[rank_part.pop("second_images")])
+        return {"task": FGVC_TASK, **rank_part, "before": before, "after": after}

@@ -1,8 +1,8 @@
 """Losses of IDC-PCL's pre-training (Yao, Wang and Jin, AAAI 2022), in the order of section 3.3 and 3.4: masked visual
 contrastive learning (MVCL), fine-grained difference aligning (FDA), and the contrast of image classes.
 
-Letters: B pairs, n masked words, masked patches or images of this process, N patches of an image, T text positions, K negatives, M
-images of all processes, C feature channels, D width, V vocabulary.
+Letters: B pairs, n masked patches or images of this process, m unmasked patches of it, M images of all processes, N patches of an
+image, K negatives, C feature channels, D width.
 """
 
 import torch
@@ -35,40 +35,40 @@ def masked_visual_nce(predicted: Tensor, target: Tensor, negatives: Tensor, temp
         >>> masked_visual_nce(predicted, target, negatives=torch.tensor([[1.0, 1.0]]))
         tensor([0.7486, 0.7486])
     """
-    predicted, target, negatives = (F.normalize(rows, dim=-1) for rows in (predicted, target, negatives))
-    all_targets, first = gather_rows(target)  # this rank's targets begin at row `first`
+    predicted, target, negatives = (F.normalize(vectors, dim=-1) for vectors in (predicted, target, negatives))
+    all_targets, first_row = gather_rows(target)  # this rank's targets begin at row `first_row`
     all_negatives, _ = gather_rows(negatives)
     logits = linear(predicted, torch.cat([all_targets, all_negatives])) / temperature
-    correct = torch.arange(len(predicted), device=logits.device) + first
-    return F.cross_entropy(logits, correct, reduction="none")
+    correct_rows = torch.arange(len(predicted), device=logits.device) + first_row
+    return F.cross_entropy(logits, correct_rows, reduction="none")
 
 
 def mask_patches(
-    pairs: int, patches: int, ratio: float = 0.15, generator: torch.Generator | None = None, images: int = 2
+    num_pairs: int, num_patches: int, ratio: float = 0.15, generator: torch.Generator | None = None, num_images: int = 2
 ) -> Tensor:
     """Choose the patches that MVCL masks: in one random image of each pair, each patch with probability `ratio`.
 
     At least one patch per pair is masked (authors' code).
 
     Args:
-        pairs: B. patches: N, of one image. ratio: paper: 0.15. images: 2, or 1 for single images.
+        num_pairs: B. num_patches: N. ratio: paper: 0.15. num_images: of a pair: 2, or 1 for single images.
 
     Returns:
-        Boolean (B, images * N): the first image's patches, then the second's.
+        Boolean (B, num_images * N): the first image's patches, then the second's.
 
     Example:
-        >>> masked = mask_patches(pairs=4, patches=9, ratio=0.0)
-        >>> masked.shape, masked.sum(1).tolist()
+        >>> is_masked = mask_patches(num_pairs=4, num_patches=9, ratio=0.0)
+        >>> is_masked.shape, is_masked.sum(1).tolist()
         (torch.Size([4, 18]), [1, 1, 1, 1])
     """
-    masked = torch.rand(pairs, patches, generator=generator) < ratio
-    random_patch = torch.randint(patches, (pairs, 1), generator=generator)
-    is_random_patch = torch.zeros_like(masked).scatter_(1, random_patch, True)
-    masked |= is_random_patch & ~masked.any(1, keepdim=True)
-    if images == 1:
-        return masked
-    in_second = torch.rand(pairs, 1, generator=generator) < 0.5
-    return torch.cat([masked & ~in_second, masked & in_second], 1)
+    is_masked = torch.rand(num_pairs, num_patches, generator=generator) < ratio  # in the random image
+    random_patch = torch.randint(num_patches, (num_pairs, 1), generator=generator)
+    is_random_patch = torch.zeros_like(is_masked).scatter_(1, random_patch, True)
+    is_masked |= is_random_patch & ~is_masked.any(1, keepdim=True)
+    if num_images == 1:
+        return is_masked
+    is_second_image = torch.rand(num_pairs, 1, generator=generator) < 0.5
+    return torch.cat([is_masked & ~is_second_image, is_masked & is_second_image], 1)
 
 
 def difference_aligning_loss(similarity: Tensor, temperature: float = 1.0) -> Tensor:
@@ -85,12 +85,12 @@ def difference_aligning_loss(similarity: Tensor, temperature: float = 1.0) -> Te
         >>> difference_aligning_loss(torch.tensor([[1.0, 0.0, 0.0]]))
         tensor([0.5514])
     """
-    target = torch.zeros(len(similarity), dtype=torch.long, device=similarity.device)
-    return F.cross_entropy(similarity / temperature, target, reduction="none")
+    correct_columns = torch.zeros(len(similarity), dtype=torch.long, device=similarity.device)
+    return F.cross_entropy(similarity / temperature, correct_columns, reduction="none")
 
 
 def class_contrastive_loss(features: Tensor, classes: Tensor, margin: float = MARGIN) -> Tensor:
-    """Contrastive loss between images of the same class and of different classes (TransFG, eq. 9).
+    """Contrastive loss between images of the same class and of different classes (TransFG, eq. 9, which IDC-PCL uses).
 
     Each image is compared with all M images of the global batch, itself included. The loss of a comparison is
     1 - cosine similarity where the classes are equal, and max(cosine similarity - margin, 0) where they differ.

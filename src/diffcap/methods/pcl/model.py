@@ -1,9 +1,10 @@
 """IDC-PCL (Yao, Wang and Jin, "Image Difference Captioning with Pre-training and Contrastive Learning", AAAI 2022).
 
-Embeddings and encoders (`PCLTrunk`), and the captioner (`PCL`), which decodes with [MASK] tokens. Where the paper and the released
-code differ, the code is the default and the paper's version is an option.
+Order of the file: embeddings and encoders (`PCLTrunk`), then the fine-tuned captioner (`PCL`), which predicts each word in the place
+of a [MASK]. Where the paper and the released code differ, the code is the default and the paper's version is an option.
 
-Letters: B pairs, N patches of an image, T text positions, D width, C feature channels, V vocabulary.
+Letters: B pairs, N patches of an image, M visual tokens of a pair (patches and [CLS]), T text positions, Q positions whose output is
+computed, D width, H heads, C feature channels, V vocabulary.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -30,16 +31,16 @@ from diffcap.models.layers import (
 )
 from diffcap.utils.errors import DiffcapError
 
-PAD, BOS, EOS, UNK, CLS, MASK = range(6)  # BOS and MASK are fixed in the authors' decoder; the others are ours
+PAD, BOS, EOS, UNK, CLS, MASK = range(6)  # token ids; BOS and MASK as in the authors' decoder, the others are ours
 FIRST_CLS, FIRST_IMAGE, SECOND_CLS, SECOND_IMAGE, TEXT_CLS, TEXT = range(1, 7)  # type ids; 0 is unused
-EMBEDDING_EPS = 1e-12
+EMBEDDING_EPS = 1e-12  # of the norms of the embeddings and of the regression head
 
 
 class PCLTrunk(nn.Module):
     """Embeddings, the single-image, pair and cross-modal encoders, and the word classifier.
 
     Args:
-        vocabulary_size: V, specials included.
+        vocabulary_size: V, special tokens included.
         feature_channels: C (ResNet-101 layer4: 2048).
         width: D (paper: 512). heads: H (paper: 8). ffn: inner width (authors' code: 2048).
         single_layers, pair_layers: layers of the single-image and the pair encoder (paper: 1 and 1); `pair_layers=0` is the
@@ -92,7 +93,7 @@ class PCLTrunk(nn.Module):
         if pair_init == "difference":
             for layer in self.pair_encoder.layers:
                 init_difference_attention_(layer.attention.qkv.weight, layer.attention.out.weight)  # type: ignore[union-attr, arg-type]
-        position_table = sinusoidal_positions(positions, width, own_frequencies=True)
+        position_table = sinusoidal_positions(positions, width, has_frequency_per_channel=True)
         self.register_buffer("position_table", position_table, persistent=False)
 
     def _finish_embedding(self, embedding: Tensor, type_id: int) -> Tensor:
@@ -102,19 +103,19 @@ class PCLTrunk(nn.Module):
         """The [CLS] token of one type, (B, 1, D); all types share one word vector and have no position."""
         return self._finish_embedding(self.word_embedding.weight[CLS].expand(batch, 1, -1), type_id)
 
-    def patches(self, features: Tensor, type_id: int) -> Tensor:
-        """Feature maps (B, C, h, w) to embedded patches (B, h w, D), row by row."""
-        flat = features.flatten(2).transpose(1, 2)  # (B, N, C)
-        projected = self.image_activation(self.image_projection(flat))
-        return self._finish_embedding(projected + self._position_embedding(0, flat.shape[1]), type_id)
+    def patches(self, maps: Tensor, type_id: int) -> Tensor:
+        """Feature maps (B, C, h, w) to embedded patches (B, N, D), row by row."""
+        features = maps.flatten(2).transpose(1, 2)  # (B, N, C)
+        projected = self.image_activation(self.image_projection(features))
+        return self._finish_embedding(projected + self._positions(0, features.shape[1]), type_id)
 
-    def text(self, tokens: Tensor, first: int = 0, position_ids: Tensor | None = None) -> Tensor:
-        """Ids (B, T) at positions `first`, `first + 1`, ... (or at `position_ids`, (T,)) to (B, T, D)."""
+    def text(self, tokens: Tensor, first_position: int = 0, position_ids: Tensor | None = None) -> Tensor:
+        """Embed ids (B, T) at consecutive positions from `first_position` on, or at `position_ids` (T,): (B, T, D)."""
         if position_ids is None:
-            embedding = self._position_embedding(first, tokens.shape[1])
+            positions = self._positions(first_position, tokens.shape[1])
         else:
-            embedding = self.position_table[position_ids]
-        return self._finish_embedding(self.word_embedding(tokens) * self.width**0.5 + embedding, TEXT)
+            positions = self.position_table[position_ids]
+        return self._finish_embedding(self.word_embedding(tokens) * self.width**0.5 + positions, TEXT)
 
     def check_max_length(self, max_length: int) -> None:
         """Raise a `DiffcapError` if captions of a training are longer than the position table."""
@@ -124,19 +125,20 @@ class PCLTrunk(nn.Module):
                 "the positions, or lower max_length."
             )
 
-    def _position_embedding(self, first: int, length: int) -> Tensor:
-        self.check_positions(first + length)
-        return self.position_table[first : first + length]
+    def _positions(self, first_position: int, length: int) -> Tensor:
+        """Position vectors (length, D)."""
+        self.check_positions(first_position + length)
+        return self.position_table[first_position : first_position + length]
 
-    def check_positions(self, needed: int) -> None:
+    def check_positions(self, num_positions: int) -> None:
         """Raise a `ValueError` if the position table is too short."""
-        if needed > len(self.position_table):
+        if num_positions > len(self.position_table):
             raise ValueError(
-                f"{needed} positions are needed, the table has {len(self.position_table)}: raise `positions`"
+                f"{num_positions} positions are needed, the table has {len(self.position_table)}: raise `positions`"
             )
 
-    def _singles(self, images: list[Tensor]) -> tuple[Tensor, ...]:
-        """Feature maps, (B, C, h, w) each, through the single-image encoder in one pass: (B, 1 + N, D) each."""
+    def _encode_singles(self, images: list[Tensor]) -> tuple[Tensor, ...]:
+        """Feature maps, (B, C, h, w) each, through the single-image encoder in one pass: (B, 1 + N, D) each, [CLS] first."""
         types = ((FIRST_CLS, FIRST_IMAGE), (SECOND_CLS, SECOND_IMAGE))
         embedded = [
             torch.cat([self.cls(len(image), cls_type), self.patches(image, patch_type)], 1)
@@ -145,54 +147,54 @@ class PCLTrunk(nn.Module):
         return self.single_encoder(torch.cat(embedded))[0].chunk(len(images))
 
     def visual(self, before: Tensor, after: Tensor) -> Tensor:
-        """Two feature maps (B, C, h, w) through the single-image and pair encoders: (B, 2 + 2 N, D).
+        """Two feature maps (B, C, h, w) through the single-image and pair encoders: (B, M, D), M = 2 + 2 N.
 
         Order: [CLS] of the first image, its patches, [CLS] of the second, its patches.
         """
         return self.encode_images(before, after)[1]
 
     def encode_images(self, before: Tensor, after: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-        """Output of the single-image encoder for each image, (B, 1 + N, D), and of the pair encoder, see `visual`."""
-        singles = self._singles([before, after])
+        """Output of the single-image encoder for each image, (B, 1 + N, D), and of the pair encoder, (B, 2 + 2 N, D)."""
+        singles = self._encode_singles([before, after])
         return singles, self.pair_encoder(torch.cat(singles, 1))[0]
 
     def visual_of_one(self, image: Tensor, encode_cls: bool = False) -> Tensor:
-        """Encode a single image (B, C, h, w), without a second one: (B, 2 + N, D), the second image's [CLS] last.
+        """Encode a single image (B, C, h, w), without a second one: (B, M, D), M = 2 + N, the second image's [CLS] last.
 
         With `encode_cls`, this [CLS] passes through the single-image encoder, as if image 2 were padding (authors' code: False).
         """
-        (first,) = self._singles([image])
-        second = self.cls(len(image), SECOND_CLS)
+        (single,) = self._encode_singles([image])
+        second_cls = self.cls(len(image), SECOND_CLS)
         if encode_cls:
-            second = self.single_encoder(second)[0]
-        return self.pair_encoder(torch.cat([first, second], 1))[0]
+            second_cls = self.single_encoder(second_cls)[0]
+        return self.pair_encoder(torch.cat([single, second_cls], 1))[0]
 
     def joint(
         self, visual: Tensor, tokens: Tensor, pad_mask: bool = False, query_positions: Positions = ALL_POSITIONS
     ) -> Tensor:
         """The cross-modal encoder over visual tokens (B, M, D) and text (B, T), without a causal mask (pre-training).
 
-        `visual` may have b rows, each for B / b consecutive texts. The released code has no `pad_mask`. The result is (B, M + 1 + T, D):
-        visual tokens, the text's [CLS], the text; or (B, Q, D), those at Q `query_positions`.
+        Order: visual tokens, the text's [CLS], the text, (B, M + 1 + T, D). Only `query_positions` of them are returned, (B, Q, D).
+        `visual` may have fewer rows; each serves the same number of consecutive texts. The released code has no `pad_mask`.
         """
         text = torch.cat([self.cls(len(tokens), TEXT_CLS), self.text(tokens)], 1)
         mask = None
         if pad_mask:
-            visible = tokens.new_ones(len(tokens), visual.shape[1] + text.shape[1], dtype=torch.bool)
-            visible[:, -tokens.shape[1] :] = tokens != PAD
-            mask = visible[:, None, None]
+            is_key = tokens.new_ones(len(tokens), visual.shape[1] + text.shape[1], dtype=torch.bool)
+            is_key[:, -tokens.shape[1] :] = tokens != PAD
+            mask = is_key[:, None, None]
         return self.cross_encoder.forward_repeated(visual, text, mask, query_positions)
 
 
 class EncodedPair(NamedTuple):
     """A pair after all encoders."""
 
-    key_values: list[KeyValue]  # of the visual tokens, in each cross-modal layer
-    image_cls: Tensor  # (B, 2, D), final states of both images' [CLS]; or (B, 0, D)
+    key_values: list[KeyValue]  # of the visual tokens in each cross-modal layer, (B, H, M, D / H) each
+    image_cls: Tensor  # (B, 2, D), final states of both images' [CLS]; (B, 0, D) if they are not needed
 
 
 class PCL(Captioner):
-    """The fine-tuned captioner. Visual tokens attend to each other; a word attends to all visual tokens and to earlier words.
+    """The fine-tuned captioner. Visual tokens attend to each other; a word attends to them and to earlier words.
 
     Args:
         vocabulary_size, feature_channels, trunk: as `PCLTrunk`.
@@ -203,8 +205,6 @@ class PCL(Captioner):
         text_cls: the text begins with its own [CLS] (paper; the authors' code leaves it out).
 
     Example:
-        >>> import torch
-        >>> _ = torch.manual_seed(0)
         >>> model = PCL(10, 8, width=16, heads=2, ffn=24, objective="all_positions").eval()
         >>> before, after = torch.randn(3, 8, 2, 2), torch.randn(3, 8, 2, 2)
         >>> tokens = torch.tensor([[BOS, 6, 7, EOS, PAD]] * 3)
@@ -248,9 +248,9 @@ class PCL(Captioner):
         self.trunk.check_max_length(data.max_length)
 
     def encode_pair(self, before: Tensor, after: Tensor, with_cls: bool = True) -> EncodedPair:
-        """Two feature maps (B, C, h, w) through all encoders, without text; `with_cls`: whether `image_cls` is needed."""
+        """Two feature maps (B, C, h, w) through all encoders, without text. `with_cls`: compute `image_cls`, too."""
         visual = self.trunk.visual(before, after)
-        cls_positions = slice(0, visual.shape[1], visual.shape[1] // 2) if with_cls else slice(0)
+        cls_positions = slice(0, visual.shape[1], visual.shape[1] // 2) if with_cls else slice(0)  # (0, 1 + N), or none
         if self.text_cls:
             visual = torch.cat([visual, self.trunk.cls(len(visual), TEXT_CLS)], 1)
         image_cls, key_values = self.trunk.cross_encoder(visual, query_positions=cls_positions)
@@ -263,14 +263,14 @@ class PCL(Captioner):
     def step(
         self, tokens: Tensor, memory: list[KeyValue], cache: list[KeyValue] | None
     ) -> tuple[Tensor, list[KeyValue]]:
-        """Append [MASK] to the words so far and predict the word in its place; the cache keeps the words only."""
+        """See `Captioner.step`: append [MASK] to the words so far and predict the word in its place. The cache keeps the words only."""
         past_key_values = [[visual] for visual in memory]
-        position = 0
+        position = 0  # of `tokens`
         if cache is not None:
             position = cache[0][0].shape[2]
             past_key_values = [[visual, words] for visual, words in zip(memory, cache)]
         word_and_mask = torch.stack([tokens, torch.full_like(tokens, MASK)], 1)  # (B, 2)
-        x = self.trunk.text(word_and_mask, first=position)
+        x = self.trunk.text(word_and_mask, first_position=position)
         attention_mask = _causal_mask(2, memory[0][0].shape[2] + position, tokens.device)
         hidden, new_key_values = self.trunk.cross_encoder(
             x, attention_mask, past_key_values, query_positions=slice(1, 2)
@@ -284,40 +284,38 @@ class PCL(Captioner):
         return self.trunk.output_layer(hidden[:, 0]), new_cache
 
     def masked_logits(self, memory: list[KeyValue], batch: Batch) -> Tensor:
-        """Logits at the masked positions of `mlm_tokens` (B, T), each from the words before it: (n, V)."""
+        """Logits at the n masked positions of `mlm_tokens` (B, T), each from the words before it: (n, V)."""
         tokens = batch["mlm_tokens"]
         attention_mask = _causal_mask(tokens.shape[1], memory[0][0].shape[2], tokens.device)
-        query_positions, is_masked = padded_nonzero(batch["mlm_labels"] != IGNORED)
-        past = [(visual,) for visual in memory]
-        hidden, _ = self.trunk.cross_encoder(self.trunk.text(tokens), attention_mask, past, query_positions)
+        query_positions, is_masked = padded_nonzero(batch["mlm_labels"] != IGNORED)  # (B, Q) each
+        past_key_values = [(visual,) for visual in memory]
+        hidden, _ = self.trunk.cross_encoder(self.trunk.text(tokens), attention_mask, past_key_values, query_positions)
         return self.trunk.output_layer(hidden[is_masked])
 
     def teacher_forced_logits(self, tokens: Tensor, memory: list[KeyValue]) -> Tensor:
-        """See `Captioner.teacher_forced_logits`: each position from its own [MASK], see `_append_mask_tokens`, exactly as in `step`."""
+        """See `Captioner.teacher_forced_logits`: the word at each position is predicted in the place of its own [MASK], as in `step`."""
         x, attention_mask = self._append_mask_tokens(tokens[:, :-1], memory[0][0].shape[2])
-        past = [(visual,) for visual in memory]
-        mask_positions = slice(tokens.shape[1] - 1, None)
-        hidden, _ = self.trunk.cross_encoder(x, attention_mask, past, query_positions=mask_positions)
+        past_key_values = [(visual,) for visual in memory]
+        mask_positions = slice(tokens.shape[1] - 1, None)  # after the words
+        hidden, _ = self.trunk.cross_encoder(x, attention_mask, past_key_values, query_positions=mask_positions)
         return self.trunk.output_layer(hidden)
 
-    def _append_mask_tokens(self, tokens: Tensor, visual_tokens: int) -> tuple[Tensor, Tensor]:
-        """Append to words (B, T) a [MASK] for the position after each.
+    def _append_mask_tokens(self, tokens: Tensor, num_visual: int) -> tuple[Tensor, Tensor]:
+        """Append to the words (B, T) a [MASK] for the position after each word; `num_visual` is M.
 
         Returns:
-            (B, 2 T, D) embeddings, and their boolean attention mask (2 T, visual_tokens + 2 T): word i sees words 0 ... i; so does
-            the [MASK] at position i + 1, which also sees itself.
+            (B, 2 T, D) embeddings, and their boolean attention mask (2 T, M + 2 T). All attend to the visual tokens. Word i attends to
+            words 0 ... i. The [MASK] for position i + 1 attends to words 0 ... i and to itself.
         """
-        words = tokens.shape[1]
-        device = tokens.device
-        self.trunk.check_positions(words + 1)
-        position = torch.arange(words, device=device)
+        num_words = tokens.shape[1]
+        self.trunk.check_positions(num_words + 1)
+        positions = torch.arange(num_words, device=tokens.device)
         ids = torch.cat([tokens, torch.full_like(tokens, MASK)], 1)
-        x = self.trunk.text(ids, position_ids=torch.cat([position, position + 1]))
-        attention_mask = torch.zeros(2 * words, visual_tokens + 2 * words, dtype=torch.bool, device=device)
-        attention_mask[:, :visual_tokens] = True
-        attention_mask[:, visual_tokens : visual_tokens + words] = (position[:, None] >= position).repeat(2, 1)
-        attention_mask[words:, visual_tokens + words :].fill_diagonal_(True)
-        return x, attention_mask
+        x = self.trunk.text(ids, position_ids=torch.cat([positions, positions + 1]))
+        to_visual = torch.ones(2 * num_words, num_visual, dtype=torch.bool, device=tokens.device)
+        to_words = (positions[:, None] >= positions).repeat(2, 1)
+        to_masks = (positions + num_words)[None] == torch.arange(2 * num_words, device=tokens.device)[:, None]
+        return x, torch.cat([to_visual, to_words, to_masks], 1)
 
     def nothing_changed(self, before: Tensor, after: Tensor) -> Tensor | None:
         """See `Captioner.nothing_changed`: the output of distractor judging."""
@@ -332,18 +330,18 @@ class PCL(Captioner):
         Mean over the heads, normalised over the patches of both images. The method does not align the images.
         """
         memory = self.encode(before, after)
-        word_count = tokens.shape[1]
+        num_words = tokens.shape[1]
         x, attention_mask = self._append_mask_tokens(tokens, memory[0][0].shape[2])
         x = self.trunk.cross_encoder.norm(x)
-        *layers, last = self.trunk.cross_encoder.layers
+        *layers, last_layer = self.trunk.cross_encoder.layers
         for layer, visual in zip(layers, memory):
             x, _ = layer(x, attention_mask, (visual,))
-        query, key, _ = last.attention.project_qkv(last.attention_norm(x))  # type: ignore[union-attr, operator]
+        query, key, _ = last_layer.attention.project_qkv(last_layer.attention_norm(x))  # type: ignore[union-attr, operator]
         key = torch.cat([memory[-1][0], key], 2)
-        attention = last.attention.mean_weights(query[:, :, word_count:], key, attention_mask[word_count:])  # type: ignore[union-attr, operator]
+        attention = last_layer.attention.mean_weights(query[:, :, num_words:], key, attention_mask[num_words:])  # type: ignore[union-attr, operator]
         grid = (before.shape[2], before.shape[3])
-        length = 1 + grid[0] * grid[1]  # of one image: [CLS] and patches
-        return patch_attention(attention[..., 1:length], attention[..., length + 1 : 2 * length], grid)
+        num_tokens = 1 + grid[0] * grid[1]  # of one image: [CLS] and patches
+        return patch_attention(attention[..., 1:num_tokens], attention[..., num_tokens + 1 : 2 * num_tokens], grid)
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
         """Return "loss", the sum over the global batch (authors' code), and each loss's mean over words or pairs, for the log.
@@ -353,9 +351,9 @@ class PCL(Captioner):
         """
         losses = self.validation_losses(batch)
         weights = {"word_loss": 1.0, "distractor_loss": self.distractor_weight}
-        weighted = [weights[name] * ddp_scaled_sum(values) for name, values in losses.items()]
+        weighted_sums = [weights[name] * ddp_scaled_sum(values) for name, values in losses.items()]
         means = {name: global_mean(values.detach()) for name, values in losses.items()}
-        return {"loss": torch.stack(weighted).sum(), **means}
+        return {"loss": torch.stack(weighted_sums).sum(), **means}
 
     def validation_losses(self, batch: Batch) -> dict[str, Tensor]:
         """See `Captioner.validation_losses`: `word_loss` per word, and with distractor judging `distractor_loss` per pair."""
@@ -363,22 +361,20 @@ class PCL(Captioner):
         after = batch["after"]
         memory, image_cls = self.encode_pair(repeat_batch(before, len(after)), after, self.distractor_head is not None)
         if self.objective == "masked":
-            labels = batch["mlm_labels"]
-            logits, labels = self.masked_logits(memory, batch), labels[labels != IGNORED]
+            labels = batch["mlm_labels"]  # the word at masked positions, IGNORED elsewhere
+            word_logits, words = self.masked_logits(memory, batch), labels[labels != IGNORED]
         else:
-            target = batch["tokens"][:, 1:]
-            is_word = target != PAD
-            logits = self.teacher_forced_logits(batch["tokens"], memory)[is_word]
-            labels = target[is_word]
-        losses = {"word_loss": F.cross_entropy(logits, labels, reduction="none")}
+            next_ids = batch["tokens"][:, 1:]
+            is_word = next_ids != PAD
+            word_logits = self.teacher_forced_logits(batch["tokens"], memory)[is_word]
+            words = next_ids[is_word]
+        losses = {"word_loss": F.cross_entropy(word_logits, words, reduction="none")}
         if self.distractor_head is not None:
-            # Logits of "nothing changed" and "something changed", (B, 2).
-            is_change = batch["is_change"].long()
-            logits = self.distractor_head(image_cls.flatten(1))
-            losses["distractor_loss"] = F.cross_entropy(logits, is_change, reduction="none")
+            change_logits = self.distractor_head(image_cls.flatten(1))  # (B, 2): nothing changed, something changed
+            losses["distractor_loss"] = F.cross_entropy(change_logits, batch["is_change"].long(), reduction="none")
         return losses
 
 
-def _causal_mask(queries: int, past: int, device: torch.device) -> Tensor:
-    """Boolean (queries, past + queries): query i sees all past positions and queries 0 ... i."""
-    return torch.ones(queries, past + queries, dtype=torch.bool, device=device).tril(past)
+def _causal_mask(num_queries: int, num_past: int, device: torch.device) -> Tensor:
+    """Boolean (num_queries, num_past + num_queries): query i attends to all past positions and to queries 0 ... i."""
+    return torch.ones(num_queries, num_past + num_queries, dtype=torch.bool, device=device).tril(num_past)

@@ -1,7 +1,7 @@
-"""Rename the parameters of official IDC-PCL checkpoints.
+"""Import official IDC-PCL checkpoints: rename their parameters, and find the sizes of the model.
 
 The official file is a state dict. In a fine-tuning checkpoint, `pooler` is the distractor head. In a pre-training checkpoint, it is
-the image-text matching head, which is dropped, because no released configuration uses it.
+the image-text matching head, which is left out, because no released configuration uses it.
 """
 
 from collections.abc import Mapping
@@ -11,21 +11,22 @@ from torch import Tensor
 
 from diffcap.checkpoints.importing import Importer, Rule, Sizes, State, count_layers, rename, resnet_features
 
+# Rules to rename parameters: an official name, which is a regular expression, and the name here; None leaves the parameter out.
 _ENCODERS = {"single_img_encoder": "single", "double_img_encoder": "pair", "encoder": "cross"}
-_TRUNK: tuple[Rule, ...] = (
+_TRUNK_RULES: tuple[Rule, ...] = (
     ("word_embedding", "trunk.word_embedding"),
     (r"img_project\.0", "trunk.image_projection"),
     (r"position_encoding\.type_pe", "trunk.type_embedding"),
     ("output_layer", "trunk.output_layer"),
 )
-_FINE_GRAINED: tuple[Rule, ...] = ((r"classifier\.0", "classifier"), (r"aligner\.0", "matcher"))
-_PRETRAIN: tuple[Rule, ...] = (
+_FGVC_RULES: tuple[Rule, ...] = ((r"classifier\.0", "classifier"), (r"aligner\.0", "matcher"))
+_PRETRAIN_RULES: tuple[Rule, ...] = (
     (r"feat_regress\.bias", "regress.bias"),
     (r"feat_regress\.net\.0", "regress.inner.0"),
     (r"feat_regress\.weight", None),  # tied to `img_project.0.weight`
     (r"pooler\..*", None),  # the unused matching head
 )
-_FINETUNE: tuple[Rule, ...] = ((r"pooler\.0", "distractor_head"),)
+_FINETUNE_RULES: tuple[Rule, ...] = ((r"pooler\.0", "distractor_head"),)
 
 
 def from_official(state: Mapping[str, Tensor], stage: str, fine_grained: bool = False) -> dict[str, Tensor]:
@@ -33,17 +34,17 @@ def from_official(state: Mapping[str, Tensor], stage: str, fine_grained: bool = 
 
     `fine_grained`: include the two heads of the tasks on NABirds, for a `PCLPretraining` with `classes` > 0.
     """
-    norms = {r"position_encoding\.layernorm": "trunk.embedding_norm"}
-    rules = [*_TRUNK]
+    norms = {r"position_encoding\.layernorm": "trunk.embedding_norm"}  # whose weight and bias have other names, too
+    rules = [*_TRUNK_RULES]
     if stage == "pretrain":
         norms[r"feat_regress\.net\.2"] = "regress.inner.2"
-        rules += [*_PRETRAIN, *((pattern, ours if fine_grained else None) for pattern, ours in _FINE_GRAINED)]
+        rules += [*_PRETRAIN_RULES, *((pattern, ours if fine_grained else None) for pattern, ours in _FGVC_RULES)]
     else:
-        rules += _FINETUNE
-    for encoder, ours in _ENCODERS.items():
-        norms[rf"{encoder}\.norm"] = f"trunk.{ours}_encoder.norm"
+        rules += _FINETUNE_RULES
+    for encoder, our_name in _ENCODERS.items():
+        norms[rf"{encoder}\.norm"] = f"trunk.{our_name}_encoder.norm"
         layer = rf"{encoder}\.layers\.(\d+)\."
-        our_layer = rf"trunk.{ours}_encoder.layers.\1."
+        our_layer = rf"trunk.{our_name}_encoder.layers.\1."
         norms[layer + r"sublayer\.0\.norm"] = our_layer + "attention_norm"
         norms[layer + r"sublayer\.1\.norm"] = our_layer + "ffn_norm"
         rules += [
@@ -58,24 +59,22 @@ def from_official(state: Mapping[str, Tensor], stage: str, fine_grained: bool = 
 
 
 def official_sizes(state: State, options: Mapping[str, Any], tables: State) -> Sizes:
-    """Return the hyperparameters of IDC-PCL, for both stages."""
-    projection = state["img_project.0.weight"]
+    """Return the hyperparameters, for both stages, from the shapes of an official state dict and from the user's `options`."""
+    projection_weight = state["img_project.0.weight"]  # (D, C)
     grid = options["grid"] or (7, 7)  # ResNet-101 layer4 at 224 x 224
     max_length = options["max_length"] or 40
-    layers = {
-        f"{ours}_layers": count_layers(state, rf"{theirs}\.layers\.(\d+)\.") for theirs, ours in _ENCODERS.items()
-    }
     model = {
         "vocabulary_size": len(state["word_embedding.weight"]),
-        "feature_channels": projection.shape[1],
-        "width": len(projection),
+        "feature_channels": projection_weight.shape[1],
+        "width": len(projection_weight),
         "heads": options["heads"],
         "ffn": len(state["encoder.layers.0.feed_forward.w_1.weight"]),
-        **layers,
     }
+    for encoder, our_name in _ENCODERS.items():
+        model[f"{our_name}_layers"] = count_layers(state, rf"{encoder}\.layers\.(\d+)\.")
     if not _is_pretraining(state):
         model["distractor_judging"] = "pooler.0.weight" in state
-    return Sizes(model, max_length, resnet_features("layer4", (projection.shape[1], *grid)))
+    return Sizes(model, max_length, resnet_features("layer4", (projection_weight.shape[1], *grid)))
 
 
 def _is_pretraining(state: State) -> bool:

@@ -10,7 +10,7 @@ from diffcap.lit.schedules import Schedule
 from diffcap.lit.training import TrainingModule, init_from
 from diffcap.methods.pcl.pretraining_model import PCLPretraining
 
-# A stage without NABirds does not have these heads; it may follow or precede a stage with NABirds.
+# Parts of the model that only a stage with the task "fgvc" (on NABirds) has; a stage without them may follow or precede it.
 FGVC_HEADS = ("classifier", "matcher")
 
 
@@ -25,8 +25,8 @@ class Pretraining(TrainingModule):
         warmup: number of warm-up steps (authors' code: 8,000 on CLEVR-Change, 4,000 on the birds).
         milestones: steps at which the piecewise schedule halves; below 1, fractions of the trainer's `max_steps`.
         init_from: checkpoint of an earlier pre-training stage; only its weights are used.
-        init_without: parts of the model that keep their initial weights in spite of `init_from`, such as trunk.pair_encoder after
-            a stage with single images.
+        init_without: parts of the model that keep their own initial weights in spite of `init_from`, such as trunk.pair_encoder
+            after a stage with single images.
     """
 
     stage = "pretrain"
@@ -51,11 +51,11 @@ class Pretraining(TrainingModule):
         """Load the weights of an earlier stage."""
         if stage == "fit":
             self.captioner.trunk.check_max_length(self.feature_data.max_length)
-            words = self.feature_data.words
-            init_from(self.captioner, self.init_from, words, FGVC_HEADS, FGVC_HEADS, self.init_without)
+            vocabulary_words = self.feature_data.words
+            init_from(self.captioner, self.init_from, vocabulary_words, FGVC_HEADS, FGVC_HEADS, self.init_without)
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
-        """Return the loss of one task. DDP needs a gradient for each parameter, so unused parameters get a zero gradient."""
+        """Return the loss of the batch's task. DDP needs a gradient of every parameter, so parameters of other tasks get zero."""
         task = batch["task"]
         losses = self.captioner.loss(task.removeprefix("single_"), batch)
         loss = losses.pop("loss")
@@ -64,13 +64,13 @@ class Pretraining(TrainingModule):
         return loss + 0.0 * sum(parameter.sum() for parameter in self.captioner.parameters())
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
-        """Loss and accuracy of the masked words of the validation pairs."""
+        """Add the loss and the accuracy of the masked words in a batch of validation pairs."""
 
         def mlm_losses(batch: dict[str, Any]) -> dict[str, Tensor]:
             logits = self.captioner.mlm_logits(batch)
-            labels = batch["mlm_labels"][batch["mlm_labels"] != IGNORED]
-            losses = F.cross_entropy(logits, labels, reduction="none")
-            return {"mlm": losses, "mlm_accuracy": (logits.argmax(-1) == labels).float()}
+            words = batch["mlm_labels"][batch["mlm_labels"] != IGNORED]
+            losses = F.cross_entropy(logits, words, reduction="none")
+            return {"mlm": losses, "mlm_accuracy": (logits.argmax(-1) == words).float()}
 
         self.add_validation_losses(batch, mlm_losses)
 

@@ -1,7 +1,9 @@
-"""IDC-PCL's pre-training: three self-supervised tasks on pairs or single images with captions, and the fine-grained
-visual classification (FGVC) of pairs of single images with class labels (Yao, Wang and Jin, AAAI 2022).
+"""IDC-PCL's pre-training (Yao, Wang and Jin, AAAI 2022). Three self-supervised tasks, on pairs or single images with captions: masked
+language modelling (MLM), masked visual contrastive learning (MVCL) and fine-grained difference aligning (FDA). A fourth task is the
+fine-grained visual classification (FGVC) of pairs of single images with class labels.
 
-Letters: B pairs, N patches of an image, T text positions, D width, C feature channels, V vocabulary.
+Letters: B pairs, N patches of an image, T text positions, K negatives of a caption, n masked words or patches of the batch, D width,
+C feature channels, V vocabulary.
 """
 
 from typing import Any, Literal
@@ -20,16 +22,16 @@ from diffcap.utils.linear import linear
 
 
 class RegressionHead(nn.Module):
-    """Predict feature channels from hidden states for MVCL: linear layer, GELU, norm, transposed image projection."""
+    """Predict features from hidden states for MVCL: linear layer, GELU, norm, transposed image projection (authors' code)."""
 
     def __init__(self, width: int, feature_channels: int) -> None:
         super().__init__()
         self.inner = nn.Sequential(Linear(width, width), nn.GELU(), UnbiasedLayerNorm(width, EMBEDDING_EPS))
         self.bias = nn.Parameter(torch.zeros(feature_channels))
 
-    def forward(self, hidden: Tensor, projection: Tensor) -> Tensor:
-        """(n, D) to (n, C); `projection` is the weight of the image projection, (D, C)."""
-        return linear(self.inner(hidden), projection.T) + self.bias
+    def forward(self, hidden: Tensor, projection_weight: Tensor) -> Tensor:
+        """(..., D) to (..., C); `projection_weight` is that of the image projection, (D, C)."""
+        return linear(self.inner(hidden), projection_weight.T) + self.bias
 
 
 class PCLPretraining(nn.Module):
@@ -42,15 +44,13 @@ class PCLPretraining(nn.Module):
         pad_mask: mask padding in attention (authors' code: False).
         mvcl_negatives: "predictions" at unmasked positions (authors' code) or the original "features" there (paper).
         temperature: tau of MVCL and FDA (paper and code: 1).
-        single_image: replacement of the missing second image. "absent": its [CLS], appended before the pair encoder (authors'
-            code). "masked": padding that no token attends to (paper). Its patches change nothing and are not computed; its [CLS]
-            passes through the single-image encoder alone.
+        single_image: replacement of the missing second image. "absent": only its [CLS], appended before the pair encoder (authors'
+            code). "masked": its [CLS], after the single-image encoder, and patches that no token attends to (paper); such patches
+            change nothing and are not computed.
         classes: number of image classes of the task "fgvc" (NABirds: 555); 0: no heads for that task.
         fgvc_losses: names of the losses that the task "fgvc" sums; None: all three (paper).
 
     Example:
-        >>> import torch
-        >>> _ = torch.manual_seed(0)
         >>> model = PCLPretraining(10, 8, width=16, heads=2, ffn=24, cross_layers=1).eval()
         >>> maps = {"before": torch.randn(3, 8, 2, 2), "after": torch.randn(3, 8, 2, 2)}
         >>> labels = torch.tensor([[IGNORED, 6, IGNORED]] * 3)  # the second word is masked
@@ -96,22 +96,22 @@ class PCLPretraining(nn.Module):
         loss = torch.stack([parts[name] for name in self.fgvc_losses or parts]).sum()
         return {"loss": loss, **{name: part.detach() for name, part in parts.items()}}
 
-    def _visual(self, images: list[Tensor]) -> Tensor:
+    def _encode_images(self, maps: list[Tensor]) -> Tensor:
         """Encode one or two feature maps (B, C, h, w) without text: (B, 2 + N, D) or (B, 2 + 2 N, D)."""
-        if len(images) == 1:
-            return self.trunk.visual_of_one(images[0], encode_cls=self.single_image == "masked")
-        return self.trunk.visual(*images)
+        if len(maps) == 1:
+            return self.trunk.visual_of_one(maps[0], encode_cls=self.single_image == "masked")
+        return self.trunk.visual(*maps)
 
     def mlm_logits(self, batch: Batch) -> Tensor:
-        """Word logits at the masked positions, row by row: (n, V)."""
-        visual = self._visual(_maps(batch))
-        positions, is_masked = padded_nonzero(batch["mlm_labels"] != IGNORED)
-        text_positions = visual.shape[1] + 1 + positions  # after the visual tokens and the text's [CLS]
-        hidden = self.trunk.joint(visual, batch["mlm_tokens"], self.pad_mask, text_positions)
+        """Word logits at the n masked positions, caption by caption: (n, V)."""
+        visual = self._encode_images(_maps(batch))
+        masked_positions, is_masked = padded_nonzero(batch["mlm_labels"] != IGNORED)
+        query_positions = visual.shape[1] + 1 + masked_positions  # after the visual tokens and the text's [CLS]
+        hidden = self.trunk.joint(visual, batch["mlm_tokens"], self.pad_mask, query_positions)
         return self.trunk.output_layer(hidden[is_masked])
 
     def mlm(self, batch: Batch) -> Tensor:
-        """Masked language modelling: (n,) losses, one per masked word. Needs `mlm_tokens` and `mlm_labels`, (B, T)."""
+        """Masked language modelling: (n,) losses, one per masked word. Needs `mlm_tokens` and `mlm_labels`, (B, T) each."""
         labels = batch["mlm_labels"]
         return F.cross_entropy(self.mlm_logits(batch), labels[labels != IGNORED], reduction="none")
 
@@ -121,35 +121,34 @@ class PCLPretraining(nn.Module):
         Needs `tokens` (B, T) and `visual_mask`, boolean (B, 2 N), or (B, N) for single images: which patches are masked.
         """
         maps = _maps(batch)
-        original = torch.cat([image.flatten(2).transpose(1, 2) for image in maps], 1)  # (B, 2 N, C)
+        features = torch.cat([image.flatten(2).transpose(1, 2) for image in maps], 1)  # (B, 2 N, C)
         is_masked = batch["visual_mask"]
         masked_maps = [
             image.masked_fill(mask.view(len(image), 1, *image.shape[2:]), 0.0)
             for image, mask in zip(maps, is_masked.chunk(len(maps), dim=1))
         ]  # raw features are zeroed before the projection (authors' code)
-        visual = self._visual(masked_maps)
-        patches_per_image = original.shape[1] // len(maps)
-        patches = torch.arange(original.shape[1], device=original.device)
-        positions = patches + 1 + patches // patches_per_image  # each image's patches follow its [CLS]
-        hidden = self.trunk.joint(visual, batch["tokens"], self.pad_mask, positions)
-        regressed = self.regress(hidden, self.trunk.image_projection.weight)  # (B, 2 N, C)
-        negatives = regressed[~is_masked] if self.mvcl_negatives == "predictions" else original[~is_masked]
-        return masked_visual_nce(regressed[is_masked], original[is_masked], negatives, self.temperature)
+        visual = self._encode_images(masked_maps)
+        patches_per_image = features.shape[1] // len(maps)
+        patches = torch.arange(features.shape[1], device=features.device)
+        query_positions = patches + 1 + patches // patches_per_image  # each image's patches follow its [CLS]
+        hidden = self.trunk.joint(visual, batch["tokens"], self.pad_mask, query_positions)
+        predicted = self.regress(hidden, self.trunk.image_projection.weight)  # (B, 2 N, C)
+        negatives = predicted[~is_masked] if self.mvcl_negatives == "predictions" else features[~is_masked]
+        return masked_visual_nce(predicted[is_masked], features[is_masked], negatives, self.temperature)
 
     def fda_similarity(self, batch: Batch) -> Tensor:
         """Cosine of each pair with its caption and its negatives: (B, 1 + K)."""
         captions = batch["fda_captions"]  # (B, 1 + K, T)
-        pair_count, candidate_count, length = captions.shape
-        visual = self._visual(_maps(batch))
-        text_cls = visual.shape[1]
+        visual = self._encode_images(_maps(batch))
+        text_cls = visual.shape[1]  # positions of the three [CLS]
         second_cls = text_cls // 2 if "after" in batch else text_cls - 1
-        positions = torch.tensor([0, second_cls, text_cls], device=visual.device)
-        hidden = self.trunk.joint(visual, captions.reshape(-1, length), self.pad_mask, positions)
-        images = (hidden[:, 0] + hidden[:, 1]) / 2
-        return torch.cosine_similarity(images, hidden[:, 2], dim=-1).view(pair_count, candidate_count)
+        cls_positions = torch.tensor([0, second_cls, text_cls], device=visual.device)
+        hidden = self.trunk.joint(visual, captions.flatten(0, 1), self.pad_mask, cls_positions)  # (B (1 + K), 3, D)
+        image_vectors = (hidden[:, 0] + hidden[:, 1]) / 2
+        return torch.cosine_similarity(image_vectors, hidden[:, 2], dim=-1).view(captions.shape[:2])
 
     def fda(self, batch: Batch) -> Tensor:
-        """Fine-grained difference aligning: (B,) losses. Needs `fda_captions` (B, 1 + K, T), the correct caption first."""
+        """Fine-grained difference aligning: (B,) losses. Needs `fda_captions` (B, 1 + K, T), each pair's correct caption first."""
         return difference_aligning_loss(self.fda_similarity(batch), self.temperature)
 
     def fgvc(self, batch: Batch) -> dict[str, Tensor]:
@@ -160,17 +159,18 @@ class PCLPretraining(nn.Module):
         """
         assert self.classifier is not None and self.matcher is not None
         singles, visual = self.trunk.encode_images(batch["before"], batch["after"])
-        images = torch.cat([single[:, 0] for single in singles])  # (2 B, D)
-        labels = torch.cat([batch["class_before"], batch["class_after"]])
-        second_cls = visual.shape[1] // 2
-        pairs = torch.cat([visual[:, 0], visual[:, second_cls]], -1)  # (B, 2 D)
-        is_same = (batch["class_before"] == batch["class_after"]).long()
+        image_cls = torch.cat([single[:, 0] for single in singles])  # (2 B, D)
+        classes = torch.cat([batch["class_before"], batch["class_after"]])
+        second_cls = visual.shape[1] // 2  # a position
+        pair_cls = torch.cat([visual[:, 0], visual[:, second_cls]], -1)  # (B, 2 D)
+        is_same_class = (batch["class_before"] == batch["class_after"]).long()
         return {
-            "classification": F.cross_entropy(self.classifier(images), labels, reduction="none"),
-            "matching": F.cross_entropy(self.matcher(pairs), is_same, reduction="none"),
-            "contrast": class_contrastive_loss(images, labels),
+            "classification": F.cross_entropy(self.classifier(image_cls), classes, reduction="none"),
+            "matching": F.cross_entropy(self.matcher(pair_cls), is_same_class, reduction="none"),
+            "contrast": class_contrastive_loss(image_cls, classes),
         }
 
 
 def _maps(batch: Batch) -> list[Tensor]:
+    """The feature maps of both images, or of a single image, (B, C, h, w) each."""
     return [batch[name] for name in ("before", "after") if name in batch]

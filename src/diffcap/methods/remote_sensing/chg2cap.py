@@ -210,7 +210,7 @@ class Chg2Cap(PixelOrFeatureCaptioner):
             past_key_values, past_is_key = cache
             is_key = torch.cat([past_is_key, is_key], 1)
         last, key_values = self.decoder(tokens[:, None], memory, past_key_values, is_key)
-        return self.decoder.logits(last.hidden[:, 0]), (key_values, is_key)
+        return self.decoder.compute_logits(last.hidden[:, 0]), (key_values, is_key)
 
     def is_key(self, tokens: Tensor) -> Tensor:
         """See `PixelOrFeatureCaptioner.is_key`: all words except NULL and END (authors' code)."""

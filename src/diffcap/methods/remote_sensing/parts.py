@@ -124,17 +124,18 @@ class PixelOrFeatureCaptioner(Captioner):
 
     def encode(self, before: Tensor, after: Tensor) -> list[KeyValue]:
         """See `Captioner.encode`: each decoder block's keys and values of the visual tokens."""
-        return self.decoder.memory(self.visual_tokens(before, after))
+        return self.decoder.project_memory(self.visual_tokens(before, after))
 
     def step(self, tokens: Tensor, memory: list[KeyValue], cache: Any) -> tuple[Tensor, Any]:
         """See `Captioner.step`."""
         last, cache = self.decoder(tokens[:, None], memory, cache)
-        return self.decoder.logits(last.hidden[:, 0]), cache
+        return self.decoder.compute_logits(last.hidden[:, 0]), cache
 
     def teacher_forced_logits(self, tokens: Tensor, memory: list[KeyValue]) -> Tensor:
         """See `Captioner.teacher_forced_logits`."""
         input_tokens = tokens[:, :-1]
-        return self.decoder.logits(self.decoder(input_tokens, memory, None, self.is_key(input_tokens)).last.hidden)
+        output = self.decoder(input_tokens, memory, None, self.is_key(input_tokens))
+        return self.decoder.compute_logits(output.last_block.hidden)
 
     def attention(self, before: Tensor, after: Tensor, tokens: Tensor) -> AttentionMaps:
         """See `Captioner.attention`: the last cross-attention, mean over heads.
@@ -152,7 +153,7 @@ class PixelOrFeatureCaptioner(Captioner):
         memory = self.encode(batch["before"], batch["after"])
         decoded = self.decoder(input_tokens, memory, None, self.is_key(input_tokens))
         is_word = self.caption_mask(tokens)
-        logits = self.decoder.logits(decoded.last.hidden[is_word])
+        logits = self.decoder.compute_logits(decoded.last_block.hidden[is_word])
         return F.cross_entropy(logits, tokens[:, 1:][is_word], reduction="none")
 
     def validation_losses(self, batch: Batch) -> dict[str, Tensor]:

@@ -124,7 +124,7 @@ class RSICCformer(PixelOrFeatureCaptioner):
             self.images = ResNetEncoder(backbone, "layer3", grid, "imagenet", trained_layers, batch_norm, pool)
             feature_channels = self.images.channels
             grid = self.images.grid
-        self.embedding = GridEmbedding(feature_channels, grid, width, coordinates=False)
+        self.embedding = GridEmbedding(feature_channels, grid, width, has_coordinates=False)
         self.encoder = nn.ModuleList(
             DifferenceLayer(Attention(width, heads, dropout), width, FFN_RATIO * width, dropout)
             for _ in range(encoder_layers)

@@ -1,5 +1,7 @@
 """Losses of SCORER (Tu et al., ICCV 2023, section 3.2): token-wise matching of two sets of images, computed in blocks, and the
-contrast of each pair's views.
+contrast of each pair with the other pairs.
+
+Letters: A query images of N tokens, B key images of M tokens, D width; a and b are the images of a block.
 """
 
 from typing import Any
@@ -11,27 +13,27 @@ from torch import Tensor
 from diffcap.losses.gather import first_row
 from diffcap.utils.linear import linear
 
-BLOCK = 1 << 21  # dot products in memory at once: 8 MB, for a CPU's cache
-MAX_CUDA_BLOCK = 1 << 30  # 4 GB
+MIN_BLOCK = 1 << 21  # dot products in memory at once: 8 MB, for a CPU's cache
+MAX_BLOCK = 1 << 30  # 4 GB
 
 
 def _block_size(device: torch.device) -> int:
-    """Number of dot products in memory at once: on the CPU `BLOCK`, on CUDA a power of two that fits an eighth of the free memory."""
+    """Number of dot products in memory at once: on CUDA a power of two that fits an eighth of the free memory, else the minimum."""
     if device.type != "cuda":
-        return BLOCK
+        return MIN_BLOCK
     unused_cache = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    free, _ = torch.cuda.mem_get_info(device)
-    max_count = (free + unused_cache) // 8 // 4  # 4 bytes each
-    return min(MAX_CUDA_BLOCK, max(BLOCK, 1 << max(0, max_count.bit_length() - 1)))
+    free_memory, _ = torch.cuda.mem_get_info(device)
+    max_size = (free_memory + unused_cache) // 8 // 4  # 4 bytes for each dot product
+    return min(MAX_BLOCK, max(MIN_BLOCK, 1 << max(0, max_size.bit_length() - 1)))
 
 
-def token_matching(query: Tensor, key: Tensor, block: int | None = None) -> Tensor:
+def token_matching(query: Tensor, key: Tensor, block_size: int | None = None) -> Tensor:
     """Compare every image of one set with every image of another by their best matching tokens (SCORER, eq. 2 and 3).
 
     With dot products `s(l, m)` of token l of image a and token m of image b, entry (a, b) is
     `(mean_l max_m s(l, m) + mean_m max_l s(l, m)) / 2`. Nothing is normalised or scaled.
 
-    The A x N x B x M dot products are computed `block` at a time and not kept. The gradient needs only the indices of the
+    The A x N x B x M dot products are computed `block_size` at a time and not kept. The gradient needs only the indices of the
     maxima, so the backward pass does 1 / N of the work that all dot products would need. Of equal maxima, one gets the gradient.
 
     Computed in float32 for all input types. Under bfloat16 autocast, tokens and dot products are rounded to bfloat16 before the
@@ -39,7 +41,7 @@ def token_matching(query: Tensor, key: Tensor, block: int | None = None) -> Tens
 
     Args:
         query: (A, N, D). key: (B, M, D). The result is (A, B) float32.
-        block: number of dot products in memory at once; None: a number for the device.
+        block_size: number of dot products in memory at once; None: a number for the device.
 
     Example:
         >>> query = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])  # one image with two tokens
@@ -47,12 +49,12 @@ def token_matching(query: Tensor, key: Tensor, block: int | None = None) -> Tens
         >>> token_matching(query, key)
         tensor([[1.5000, 0.3750]])
     """
-    return _TokenMatching.apply(query, key, block or _block_size(query.device))
+    return _TokenMatching.apply(query, key, block_size or _block_size(query.device))
 
 
 class _TokenMatching(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, block: int) -> Tensor:
+    def forward(ctx: Any, query: Tensor, key: Tensor, block_size: int) -> Tensor:
         device = query.device.type
         is_bfloat16 = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.bfloat16
         dtype = torch.bfloat16 if is_bfloat16 else torch.float32  # float16 could overflow: dot products are not bounded
@@ -62,23 +64,25 @@ class _TokenMatching(torch.autograd.Function):
         index_type = torch.int16 if max(n, m) < 2**15 else torch.int32
         best_key = torch.empty(num_queries, n, num_keys, dtype=index_type, device=query.device)
         best_query = torch.empty(num_queries, num_keys, m, dtype=index_type, device=query.device)
-        columns = max(1, min(num_keys, block // (n * m)))
-        rows = max(1, min(num_queries, block // (n * m * columns)))
-        for left in range(0, num_keys, columns):
-            key_part = key[left : left + columns].to(dtype)
+        block_keys = max(1, min(num_keys, block_size // (n * m)))  # key images of a block
+        block_queries = max(1, min(num_queries, block_size // (n * m * block_keys)))
+        for first_key in range(0, num_keys, block_keys):
+            keys = slice(first_key, first_key + block_keys)
+            key_part = key[keys].to(dtype)
             key_tokens = key_part.reshape(-1, width)  # (b M, D)
-            for top in range(0, num_queries, rows):
-                query_part = query[top : top + rows].to(dtype)
+            for first_query in range(0, num_queries, block_queries):
+                queries = slice(first_query, first_query + block_queries)
+                query_part = query[queries].to(dtype)
                 with torch.autocast(device, enabled=False):
                     similarity = linear(query_part.reshape(-1, width), key_tokens)
                 similarity = similarity.view(len(query_part), n, len(key_part), m)
-                by_query, index = similarity.max(3)  # (a, N, b)
-                best_key[top : top + rows, :, left : left + columns] = index.to(index_type)
-                by_key, index = similarity.max(1)  # (a, b, M)
-                best_query[top : top + rows, left : left + columns] = index.to(index_type)
-                query_mean = by_query.mean(1, dtype=torch.float32)
-                key_mean = by_key.mean(2, dtype=torch.float32)
-                score[top : top + rows, left : left + columns] = (query_mean + key_mean) / 2
+                query_maxima, index = similarity.max(3)  # (a, N, b)
+                best_key[queries, :, keys] = index.to(index_type)
+                key_maxima, index = similarity.max(1)  # (a, b, M)
+                best_query[queries, keys] = index.to(index_type)
+                query_mean = query_maxima.mean(1, dtype=torch.float32)
+                key_mean = key_maxima.mean(2, dtype=torch.float32)
+                score[queries, keys] = (query_mean + key_mean) / 2
         ctx.save_for_backward(query, key, best_key, best_query)
         return score
 
@@ -89,16 +93,16 @@ class _TokenMatching(torch.autograd.Function):
         num_keys, m, _ = key.shape
         flat_query = query.reshape(-1, width).float()
         flat_key = key.reshape(-1, width).float()
-        half = gradient.float() / 2
+        half_gradient = gradient.float() / 2  # (A, B)
         # The gradient of token l of image a is a weighted sum of tokens best_key[a, l, b] of all B images b.
-        first_token = torch.arange(num_keys, device=key.device) * m  # of each image, in flat_key
-        chosen_keys = (best_key.long() + first_token).view(num_queries * n, num_keys)
-        key_weights = (half / n)[:, None].expand(-1, n, -1).reshape(chosen_keys.shape)
+        first_key_tokens = torch.arange(num_keys, device=key.device) * m  # of each image, in flat_key
+        chosen_keys = (best_key.long() + first_key_tokens).view(num_queries * n, num_keys)
+        key_weights = (half_gradient / n)[:, None].expand(-1, n, -1).reshape(chosen_keys.shape)
         # The gradient of token m of image b is a weighted sum of tokens best_query[a, b, m] of all A images a.
-        first_token = torch.arange(num_queries, device=key.device) * n  # of each image, in flat_query
-        chosen_queries = best_query.long() + first_token[:, None, None]
+        first_query_tokens = torch.arange(num_queries, device=key.device) * n  # of each image, in flat_query
+        chosen_queries = best_query.long() + first_query_tokens[:, None, None]
         chosen_queries = chosen_queries.permute(1, 2, 0).reshape(num_keys * m, num_queries)
-        query_weights = (half / m).T[:, None].expand(-1, m, -1).reshape(chosen_queries.shape)
+        query_weights = (half_gradient / m).T[:, None].expand(-1, m, -1).reshape(chosen_queries.shape)
         grad_query = grad_key = None
         if ctx.needs_input_grad[0]:
             grad_query = _weighted_gather(chosen_keys, key_weights, flat_key)
@@ -111,25 +115,25 @@ class _TokenMatching(torch.autograd.Function):
         return grad_query, grad_key, None
 
 
-def _weighted_gather(chosen: Tensor, weights: Tensor, rows: Tensor) -> Tensor:
-    """Return a matrix whose row i is the sum over j of `weights[i, j] * rows[chosen[i, j]]`."""
-    return F.embedding_bag(chosen, rows, per_sample_weights=weights, mode="sum")
+def _weighted_gather(chosen: Tensor, weights: Tensor, tokens: Tensor) -> Tensor:
+    """Return a matrix whose row i is the sum over j of `weights[i, j] * tokens[chosen[i, j]]`."""
+    return F.embedding_bag(chosen, tokens, per_sample_weights=weights, mode="sum")
 
 
-def _weighted_scatter(chosen: Tensor, weights: Tensor, rows: Tensor, count: int) -> Tensor:
-    """Return (count, D) whose row c is the sum of `weights[i, j] * rows[i]` over all i and j with `chosen[i, j] == c`."""
-    targets, order = chosen.flatten().sort()
-    offsets = torch.searchsorted(targets, torch.arange(count, device=chosen.device))
+def _weighted_scatter(chosen: Tensor, weights: Tensor, tokens: Tensor, num_rows: int) -> Tensor:
+    """Return (num_rows, D) whose row r is the sum of `weights[i, j] * tokens[i]` over all i and j with `chosen[i, j] == r`."""
+    sorted_rows, order = chosen.flatten().sort()
+    offsets = torch.searchsorted(sorted_rows, torch.arange(num_rows, device=chosen.device))
     sources = order // chosen.shape[1]
-    return F.embedding_bag(sources, rows, offsets, per_sample_weights=weights.flatten()[order], mode="sum")
+    return F.embedding_bag(sources, tokens, offsets, per_sample_weights=weights.flatten()[order], mode="sum")
 
 
 def cross_view_nce(similarity: Tensor) -> Tensor:
-    """Contrast the similarity of each pair's images with that of images from different pairs (SCORER, eq. 4, one direction).
+    """Contrast the similarity of the two images of each pair with that of images from different pairs (SCORER, eq. 4, one direction).
 
     Args:
         similarity: (B, all B) scaled similarities of this rank's images (rows) with every rank's (columns, in rank order). The
-            true pairs are on the diagonal that begins at this rank's first column.
+            true pairs are on the diagonal that begins at the column of this rank's first image.
 
     Returns:
         (B,) losses in nats: -log softmax over the row at the true pair. 0 where there is only one column.

@@ -4,7 +4,8 @@ Captioning", ICCV 2023).
 Order of the file: the decoder block, cross-modal backward reasoning (`CBR`), the captioner with its losses, the import of official
 checkpoints. Where the paper and the released code differ, the code is the default and the paper's version is an option.
 
-Letters: B pairs, N visual tokens of one image, T text positions, D width, C feature channels, V vocabulary.
+Letters: B pairs, b pairs of a group (the change pairs of a batch, or the distractor pairs of the same before images), N visual tokens
+of one image, T text positions, D width, H heads, C feature channels, V vocabulary.
 """
 
 import math
@@ -19,8 +20,8 @@ from diffcap.checkpoints.importing import GROUPS, SHARED, Importer, Rule, Sizes,
 from diffcap.losses.gather import gather_rows, global_mean, world_size
 from diffcap.methods.scorer.losses import cross_view_nce, token_matching
 from diffcap.models.captioner import Batch, constructor_arguments
-from diffcap.models.cross_image import CrossImageCaptioner, CrossImageLayer, Views
-from diffcap.models.decoder import NULL, BlockOutput, WordDecoder, mean, next_word_losses, pair_groups
+from diffcap.models.cross_image import CrossImageCaptioner, CrossImageLayer, CrossImageOutput
+from diffcap.models.decoder import NULL, BlockOutput, WordDecoder, next_word_losses, pair_groups
 from diffcap.models.fast import add_repeated, linear_of_concatenation
 from diffcap.models.layers import Attention, BlockMemory, Dropout, GridEmbedding, Linear, Segments, repeat_batch
 from diffcap.utils.linear import linear
@@ -29,9 +30,9 @@ EPS = 1e-6  # of the layer norms (authors' code)
 
 
 class SCORERBlock(nn.Module):
-    """One decoder block. Its FFN is as wide as the model.
+    """One decoder block (section 3.3): self-attention, cross-attention, and an FFN as wide as the model.
 
-    `ffn_residual`: the last residual connection, with g = GELU(W1 x): "gelu", `LN(W2 g + g)` (authors' code), or "input", `LN(W2 g + x)`.
+    `ffn_residual`, with g = GELU(W1 x): "gelu" ends the FFN with `LN(W2 g + g)` (authors' code), "input" with `LN(W2 g + x)`.
     """
 
     def __init__(self, width: int, heads: int, dropout: float, ffn_residual: Literal["gelu", "input"]) -> None:
@@ -43,7 +44,7 @@ class SCORERBlock(nn.Module):
         self.dropout, self.ffn_residual = Dropout(dropout), ffn_residual
 
     def forward(self, x: Tensor, memory: BlockMemory, mask: Tensor | None, past_segments: Segments) -> BlockOutput:
-        """See `BlockOutput`; arguments as `Attention`."""
+        """Arguments and result are those of `PostNormBlock.forward`: words x (B, T, D) and visual tokens `memory` to (B, T, D) each."""
         attended, new_key_values = self.self_attention(x, mask, past_segments)
         words = self.norm1(x + attended)
         visual = self.norm2(words + self.cross.attend_memory(words, memory))
@@ -54,53 +55,52 @@ class SCORERBlock(nn.Module):
 
 
 class CBR(nn.Module):
-    """Cross-modal backward reasoning: predict the after image from the sentence and the before image (section 3.4)."""
+    """Cross-modal backward reasoning: predict the after image from the before image and the sentence (section 3.4)."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.join = Linear(2 * width, width)  # image channels, then the sentence's
         self.attention = Attention(width, heads, bias=False)
-        nn.init.xavier_uniform_(self.attention.qkv.weight)  # as torch's MultiheadAttention; usually not trained
+        nn.init.xavier_uniform_(self.attention.qkv.weight)  # as torch's MultiheadAttention
         self.out = Linear(width, width)
         self.query, self.key = Linear(width, width), Linear(width, width)
         self.logit_scale = nn.Parameter(torch.ones(()))
 
     def forward(self, before: Tensor, sentences: Tensor) -> list[Tensor]:
-        """Predict after images, `query(out(attention(x)))` with `x = join([before; sentence])`, to be matched with `key`.
+        """Predict after images: `query(out(attention(x)))`, where `x` is `join([token; sentence])` at every position of an image.
 
-        Consecutive linear layers are multiplied into one matrix. The same sentence vector is joined at every position of an image.
-        In the keys it therefore changes no attention probability, and in the values it adds the same vector to every output, so
-        each image needs keys and values only once, for any number of sentences.
+        To save time, consecutive linear layers are multiplied into one matrix. The sentence vector is the same at every position:
+        in the keys it changes no attention probability, and in the values it adds the same vector to every output. So keys and
+        values are computed from the images alone, once for both groups, and the sentence's part of the output is added at the end.
 
         Args:
-            before: (b, N, D). sentences: (B, D), B a multiple of b; row i is joined to image i modulo b.
+            before: (b, N, D) embedded images. sentences: (B, D); row i is joined to image i modulo b.
 
         Returns:
-            B / b tensors (b, N, D).
+            A tensor (b, N, D) for each group, to be compared with `key` of the real after images.
         """
         attention = self.attention
-        qkv = self.attention.qkv.weight
-        query_weight, _, value_weight = qkv.split(before.shape[2])
-        join_image, join_sentence = self.join.weight.split(before.shape[2], 1)
+        width = before.shape[2]
+        qkv_weight = attention.qkv.weight
+        query_weight, _, value_weight = qkv_weight.split(width)
+        join_image_weight, join_sentence_weight = self.join.weight.split(width, 1)
         output_weight = self.query.weight @ self.out.weight @ attention.out.weight  # type: ignore[operator]
         output_bias = linear(self.out.bias, self.query.weight, self.query.bias)
-        image_query, key, value = linear(before, qkv @ join_image).split(before.shape[2], 2)  # (b, N, D) each
+        image_query, key, value = linear(before, qkv_weight @ join_image_weight).split(width, 2)  # (b, N, D) each
         key = attention.split_heads(key)
         value = attention.split_heads(value)
-        outputs = []
-        joined_sentences = linear(sentences, join_sentence, self.join.bias)[:, None]
-        for sentence in joined_sentences.split(len(before)):  # (b, 1, D)
+        predicted = []
+        joined_sentences = linear(sentences, join_sentence_weight, self.join.bias)[:, None]  # (B, 1, D)
+        for sentence in joined_sentences.split(len(before)):
             query = attention.split_heads(image_query + linear(sentence, query_weight))
-            attended = attention.merge_heads(F.scaled_dot_product_attention(query, key, value))
-            sentence_value = linear(linear(sentence, value_weight), output_weight, output_bias)
-            outputs.append(linear(attended, output_weight).add_(sentence_value))
-        return outputs
+            attended = attention.merge_heads(F.scaled_dot_product_attention(query, key, value))  # (b, N, D)
+            sentence_output = linear(linear(sentence, value_weight), output_weight, output_bias)  # (b, 1, D)
+            predicted.append(linear(attended, output_weight).add_(sentence_output))
+        return predicted
 
 
 class SCORER(CrossImageCaptioner):
-    """SCORER: encoder with cross-view contrast, reconstruction of both images, decoder, and CBR.
-
-    Every loss is the mean over the groups of pairs in a batch, see `decoder.pair_groups`.
+    """SCORER: an encoder that reconstructs each image from the other one, with cross-view contrast; a decoder; and CBR.
 
     Args:
         vocabulary_size, feature_channels: V, C. grid: rows and columns of the feature map.
@@ -144,8 +144,8 @@ class SCORER(CrossImageCaptioner):
         super().__init__()
         self.hyperparameters = constructor_arguments(locals())
         self.embedding = GridEmbedding(feature_channels, grid, width, coordinates)
-        for positions in (self.embedding.columns, self.embedding.rows):
-            nn.init.normal_(positions.weight, std=position_std)
+        for position_embedding in (self.embedding.columns, self.embedding.rows):
+            nn.init.normal_(position_embedding.weight, std=position_std)
         self.encoder = nn.ModuleList(
             CrossImageLayer(width, heads, dropout, output_dropout=0.0, out_proj=False, eps=EPS)
             for _ in range(encoder_layers if difference == "reconstruction" else 0)
@@ -165,7 +165,7 @@ class SCORER(CrossImageCaptioner):
             [SCORERBlock(width, heads, dropout, decoder_ffn_residual) for _ in range(decoder_layers)],
         )
         for module in self.decoder.modules():
-            if isinstance(module, nn.Linear | nn.Embedding):  # including the row of padding, which is never trained
+            if isinstance(module, nn.Linear | nn.Embedding):  # the vector of padding, too, which is never trained
                 nn.init.normal_(module.weight, std=decoder_std)
             if isinstance(module, nn.Linear):
                 nn.init.zeros_(module.bias)
@@ -178,29 +178,31 @@ class SCORER(CrossImageCaptioner):
         self.mtm = mtm
         self.max_length = max_length
 
-    def fuse(self, before: Tensor, after: Tensor, views: Views | None) -> Tensor:
-        """See `CrossImageCaptioner.fuse`; the views are both images, each reconstructed from the other."""
-        if views is None:
+    def fuse(self, before: Tensor, after: Tensor, encoded: CrossImageOutput | None) -> Tensor:
+        """Fuse both images, each reconstructed from the other (`encoded`), to (B, N, D): `ReLU(W [before; after])` (section 3.2)."""
+        if encoded is None:  # the baseline "subtraction"
             return self.fusion(add_repeated(-after, before))
-        fused = linear_of_concatenation(self.fusion[0], views.before, views.after)  # type: ignore[arg-type]
+        fused = linear_of_concatenation(self.fusion[0], encoded.before, encoded.after)  # type: ignore[arg-type]
         return self.fusion[1:](fused)
 
-    def query_keys(self, views: Views) -> list[Tensor]:
-        """Queries and keys of the before images, then of the after images, heads merged: (B, N, D) each."""
-        merged = [Attention.merge_heads(heads) for heads in (*views.before_query_key, *views.after_query_key)]
-        return [repeat_batch(tokens, len(views.after)) for tokens in merged]
+    def merge_query_keys(self, encoded: CrossImageOutput) -> list[Tensor]:
+        """Merge the heads of the before images' queries and keys, then of the after images' queries and keys: (B, N, D) each."""
+        merged = [Attention.merge_heads(heads) for heads in (*encoded.before_query_key, *encoded.after_query_key)]
+        return [repeat_batch(tokens, len(encoded.after)) for tokens in merged]
 
-    def similarities(self, query1: Tensor, key1: Tensor, query2: Tensor, key2: Tensor) -> tuple[Tensor, Tensor]:
-        """Scaled similarities of before with after images and of after with before images, from `query_keys` (eq. 2 and 3).
+    def cross_view_similarities(
+        self, before_query: Tensor, before_key: Tensor, after_query: Tensor, after_key: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Scaled similarities of before with after images, and of after with before images (eq. 2 and 3): (b, all b) each.
 
-        They are (B, all B): rows are the images of this rank, columns those of all ranks.
+        The arguments are one group's rows of `merge_query_keys`. The rows of a result are this rank's images, its columns all ranks'.
         """
         assert self.logit_scale is not None
         scale = self.logit_scale.exp()
-        return scale * self._match(query1, key2), scale * self._match(query2, key1)
+        return scale * self._match(before_query, after_key), scale * self._match(after_query, before_key)
 
     def _match(self, query: Tensor, key: Tensor) -> Tensor:
-        """Similarities (B, all B) of (B, N, D) each: one dot product over all heads' channels, or the mean over the heads."""
+        """Multi-head token-wise matching (MTM) of a query and a key, (b, N, D) each: similarities (b, all b) before scaling."""
         key, _ = gather_rows(key)
         if self.mtm == "collapsed":
             return token_matching(query, key)
@@ -208,73 +210,73 @@ class SCORER(CrossImageCaptioner):
         heads = zip(query.chunk(num_heads, 2), key.chunk(num_heads, 2))
         return torch.stack([token_matching(head_query, head_key) for head_query, head_key in heads]).mean(0)
 
-    def predicted_and_real(
+    def predict_after_images(
         self, before: Tensor, after: Tensor, hidden: Tensor, tokens: Tensor
     ) -> list[tuple[Tensor, Tensor]]:
-        """Return for each group of pairs the after images that CBR predicts, and the real ones: (b, N, D) each.
+        """Return for each group the after images that CBR predicts, and the real ones: (b, N, D) each.
 
-        `before` (b, N, D) and `after` (B, N, D) are embedded images; `hidden` (B, T, D) is that of the last decoder block.
+        `before` (b, N, D) and `after` (B, N, D) are embedded images; `hidden` (B, T, D) is the output of the last decoder block.
         """
         assert self.cbr is not None
-        is_word = (tokens != NULL).to(hidden.dtype)[..., None]
-        sentence = (hidden * is_word).sum(1) / self.max_length  # not divided by the number of words (authors' code)
-        predicted = self.cbr(before, sentence)
-        return list(zip(predicted, self.cbr.key(after).split(len(before))))
+        is_word = (tokens != NULL).to(hidden.dtype)[..., None]  # (B, T, 1)
+        sentences = (hidden * is_word).sum(1) / self.max_length  # (B, D); not by the number of words (authors' code)
+        return list(zip(self.cbr(before, sentences), self.cbr.key(after).split(len(before))))
 
     def cbr_similarities(self, predicted: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
         """Scaled similarities of predicted with all real images, and of real with all predicted images: (b, all b) each."""
         assert self.cbr is not None
         scale = self.cbr.logit_scale.exp()
-        score = scale * token_matching(predicted, gather_rows(real)[0])
+        similarity = scale * token_matching(predicted, gather_rows(real)[0])
         if world_size() == 1:
-            return score, score.T
-        return score, scale * token_matching(real, gather_rows(predicted)[0])
+            return similarity, similarity.T
+        return similarity, scale * token_matching(real, gather_rows(predicted)[0])
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
         """`caption + lambda_v cross_view + lambda_m cbr` over the global batch (section 3.5), each a mean over the groups."""
-        before = self.embedding(batch["before"])
-        after = self.embedding(batch["after"])
+        before = self.embedding(batch["before"])  # (b, N, D)
+        after = self.embedding(batch["after"])  # (B, N, D)
         tokens = batch["tokens"]
-        groups = pair_groups(before, after)
-        views = self.compare(before, after)
-        decoded = self.decoder(tokens, self.fuse(before, after, views))
-        logits = self.decoder.logit(decoded.last.hidden)
-        word_losses = [next_word_losses(logits[rows], tokens[rows]) for rows in groups]
-        loss = mean([global_mean(losses) for losses in word_losses])
+        encoded = self.run_encoder(before, after)
+        hidden = self.decoder(tokens, self.fuse(before, after, encoded)).last_block.hidden  # (B, T, D)
+        logits = self.decoder.compute_logits(hidden)
+        word_losses = [next_word_losses(logits[rows], tokens[rows]) for rows in pair_groups(before, after)]
+        loss = torch.stack([global_mean(losses) for losses in word_losses]).mean()
         parts = {"caption_loss": loss}
-        if self.logit_scale is not None and views is not None:
+        if self.logit_scale is not None and encoded is not None:
             if self.training:
                 with torch.no_grad():
                     self.logit_scale.clamp_(max=math.log(100))
             # With `split`, because the gradient of slices is a sum of zero-padded tensors.
-            per_group = zip(*(part.split(len(before)) for part in self.query_keys(views)))
-            parts["cross_view_loss"] = mean([cross_view_loss(self.similarities(*group)) for group in per_group])
+            group_query_keys = zip(*(part.split(len(before)) for part in self.merge_query_keys(encoded)))
+            cross_view_losses = [two_way_nce(*self.cross_view_similarities(*tensors)) for tensors in group_query_keys]
+            parts["cross_view_loss"] = torch.stack(cross_view_losses).mean()
             loss = loss + self.cross_view_weight * parts["cross_view_loss"]
         if self.cbr is not None:
-            images = self.predicted_and_real(before, after, decoded.last.hidden, tokens)
-            parts["cbr_loss"] = mean([cross_view_loss(self.cbr_similarities(*group)) for group in images])
+            group_images = self.predict_after_images(before, after, hidden, tokens)
+            cbr_losses = [two_way_nce(*self.cbr_similarities(predicted, real)) for predicted, real in group_images]
+            parts["cbr_loss"] = torch.stack(cbr_losses).mean()
             loss = loss + self.cbr_weight * parts["cbr_loss"]
         return {"loss": loss, **{name: value.detach() for name, value in parts.items()}}
 
 
-def cross_view_loss(similarities: tuple[Tensor, Tensor]) -> Tensor:
-    """Mean of the contrastive losses of both directions (SCORER, eq. 4)."""
-    first, second = similarities
-    return (global_mean(cross_view_nce(first)) + global_mean(cross_view_nce(second))) / 2
+def two_way_nce(forward: Tensor, backward: Tensor) -> Tensor:
+    """Mean of the contrastive losses (eq. 4) of both directions, from similarities (b, all b) each: a scalar, for the global batch."""
+    return (global_mean(cross_view_nce(forward)) + global_mean(cross_view_nce(backward))) / 2
 
 
-# The released checkpoints have no CBR; the prefix `cbr.` is our assumption. The logit scales of all but the last layer are unused.
-_LAYER = r"speaker_state\.core\.layer\.(\d+)\."
+# Names in official state dicts, as regular expressions, and the names in that of `SCORER`. `qkv:\2` is a part of the joined matrix.
+# The released checkpoints have no CBR; the prefix `cbr.` is our assumption.
+_DECODER_LAYER = r"speaker_state\.core\.layer\.(\d+)\."
 _RULES: tuple[Rule, ...] = (
     *SHARED,
     (r"change_detector_state\.scorer\.(\d+)\.attention\.(query|key|value)", r"encoder.\1.attention.qkv:\2"),
     (r"change_detector_state\.scorer\.(\d+)\.attention\.layer_norm", r"encoder.\1.norm"),
     (r"change_detector_state\.embed_fc\.0", "fusion.0"),
-    (_LAYER + r"self_attention\.(query|key|value)", r"decoder.blocks.\1.self_attention.qkv:\2"),
-    (_LAYER + r"dec_enc_attention\.(query|key|value)", r"decoder.blocks.\1.cross.qkv:\2"),
-    (_LAYER + r"hidden_intermediate\.dense", r"decoder.blocks.\1.inner"),
-    (_LAYER + r"output\.dense", r"decoder.blocks.\1.outer"),
-    (_LAYER + r"output\.LayerNorm", r"decoder.blocks.\1.norm3"),
+    (_DECODER_LAYER + r"self_attention\.(query|key|value)", r"decoder.blocks.\1.self_attention.qkv:\2"),
+    (_DECODER_LAYER + r"dec_enc_attention\.(query|key|value)", r"decoder.blocks.\1.cross.qkv:\2"),
+    (_DECODER_LAYER + r"hidden_intermediate\.dense", r"decoder.blocks.\1.inner"),
+    (_DECODER_LAYER + r"output\.dense", r"decoder.blocks.\1.outer"),
+    (_DECODER_LAYER + r"output\.LayerNorm", r"decoder.blocks.\1.norm3"),
     (r"cbr\.conv1", "cbr.join"),
     (r"cbr\.conv2\.0", "cbr.out"),
     (r"cbr\.mh_att\.in_proj_weight", "cbr.attention.qkv.weight"),
@@ -288,12 +290,12 @@ def from_official(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Rename an official state dict to that of `SCORER`, with `cbr_weight=0` if it has no CBR."""
     last_layer = count_layers(state, r"change_detector_state\.scorer\.(\d+)\.") - 1
     scale = r"change_detector_state\.scorer\.{}\.attention\.logit_scale"
-    scale_rules = [(scale.format(last_layer), "logit_scale"), (scale.format(r"\d+"), None)]
+    scale_rules = [(scale.format(last_layer), "logit_scale"), (scale.format(r"\d+"), None)]  # None: unused, left out
     return rename(state, [*scale_rules, *_RULES], "SCORER")
 
 
 def official_sizes(state: State, options: Mapping[str, Any], tables: State) -> Sizes:
-    """Hyperparameters of SCORER; official checkpoints have no CBR."""
+    """Return the hyperparameters of SCORER, from the shapes of an official state dict and from the user's `options`."""
     sizes = rcc_sizes(state, options, tables)
     sizes.model["encoder_layers"] = count_layers(state, r"change_detector_state\.scorer\.(\d+)\.")
     sizes.model["cbr_weight"] = 0.001 if any(name.startswith("cbr.") for name in state) else 0.0
