@@ -37,21 +37,21 @@ class GRU(Captioner):
 
     def encode(self, before: Tensor, after: Tensor) -> Tensor:
         """(B, D): the first hidden state."""
-        change = after if self.after_only else after - before
-        return self.project(change.float().mean((2, 3))).tanh()
+        maps = after if self.after_only else after - before
+        return self.project(maps.float().mean((2, 3))).tanh()
 
     def step(self, tokens: Tensor, memory: Tensor, cache: Any) -> tuple[Tensor, Tensor]:
-        """Logits of the next word, and the hidden state."""
+        """Logits of the next word (B, V), and the hidden state (B, D)."""
         hidden = self.cell(self.embed(tokens), memory if cache is None else cache)
         return self.output(hidden), hidden
 
     def teacher_forced_logits(self, tokens: Tensor, memory: Tensor) -> Tensor:
-        """The logits of `step` at every position."""
-        logits, hidden = [], None
+        """The logits of `step` at every position: (B, T - 1, V)."""
+        position_logits, hidden = [], None
         for position in range(tokens.shape[1] - 1):
-            step, hidden = self.step(tokens[:, position], memory, hidden)
-            logits.append(step)
-        return torch.stack(logits, 1)
+            logits, hidden = self.step(tokens[:, position], memory, hidden)
+            position_logits.append(logits)
+        return torch.stack(position_logits, 1)
 
     def loss(self, batch: dict[str, Any]) -> dict[str, Tensor]:
         """Cross-entropy of the words, in nats."""
