@@ -70,9 +70,9 @@ def names_base_model(source: str | Path) -> bool:
 def find_base(base: str, revision: str | None = None) -> BaseModel:
     """Find a base model; fetch the files that are not in the Hub's cache yet.
 
-    Its config.json is fetched and checked before any other file. Weights are fetched one file after the other, so a killed process
-    keeps the complete files. If all files are cached, a commit needs no request, and a branch needs one, for its current commit.
-    Without a network, the last known commit of the branch is used. For a local folder, `revision` is ignored.
+    `revision` is a branch, a tag or a commit of a repository on the Hub; for a local folder, it is ignored. config.json is checked before
+    another file is fetched. Weights are fetched one file after the other, so a killed process keeps the complete files. If all files are
+    cached, a commit needs no request, and a branch needs one, for its current commit. Without a network, its last known commit is used.
     """
     folder = Path(base).expanduser()
     commit = None

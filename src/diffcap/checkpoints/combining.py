@@ -24,15 +24,15 @@ def expand_folders(paths: Sequence[str | Path]) -> list[Path]:
         if not path.is_dir():
             files.append(path)
             continue
-        periodic = sorted(path.glob(STEP_CHECKPOINT_GLOB))
-        if not periodic:
+        periodic_files = sorted(path.glob(STEP_CHECKPOINT_GLOB))
+        if not periodic_files:
             raise DiffcapError(
                 f"{path}: the folder has no periodic checkpoints ({STEP_CHECKPOINT_GLOB}); train with --run.keep_last_k=5, or give files."
             )
-        last = path / LAST
+        last_file = path / LAST
         # The last.ckpt of an interrupted run equals the newest periodic checkpoint.
-        is_distinct = last.is_file() and file_hash(last) != file_hash(periodic[-1])
-        files += [*periodic, last] if is_distinct else periodic
+        is_distinct = last_file.is_file() and file_hash(last_file) != file_hash(periodic_files[-1])
+        files += [*periodic_files, last_file] if is_distinct else periodic_files
     return files
 
 
@@ -42,28 +42,28 @@ def average(paths: Sequence[str | Path], out: str | Path) -> list[int]:
     For folders among `paths`, see `expand_folders`. Returns the training step of each checkpoint.
     """
     files = expand_folders(paths)
-    states = [read_checkpoint(path) for path in files]
-    first = states[0]
-    for path, state in zip(files[1:], states[1:]):
+    contents = [read_checkpoint(file) for file in files]
+    first_metadata = contents[0]["diffcap"]
+    for file, content in zip(files[1:], contents[1:]):
         for key in ("method", "stage", "hyperparameters", "vocabulary_layout"):
-            if state["diffcap"].get(key) != first["diffcap"].get(key):
-                raise DiffcapError(f"{path}: {key} differs from {files[0]}; average checkpoints of one model.")
-        _check_words(files[0], first["diffcap"]["words"], path, state["diffcap"]["words"])
+            if content["diffcap"].get(key) != first_metadata.get(key):
+                raise DiffcapError(f"{file}: {key} differs from {files[0]}; average checkpoints of one model.")
+        _check_words(files[0], first_metadata["words"], file, content["diffcap"]["words"])
     if len(files) < 2:
         raise DiffcapError(f"{files[0]}: there is no other checkpoint to average with; give at least two.")
-    last = states[-1]
-    mean = dict(last["state_dict"])
-    for name, value in mean.items():
+    last_content = contents[-1]
+    weights = dict(last_content["state_dict"])
+    for name, value in weights.items():
         if value.is_floating_point():
-            values = [state["state_dict"][name].double() for state in states]
-            mean[name] = torch.stack(values).mean(0).to(value.dtype)
-    steps = [state["global_step"] for state in states]
-    sources = [{"file": Path(path).name, "step": step} for path, step in zip(files, steps)]
-    metadata = {**last["diffcap"], "averaged": sources}
-    content = io.BytesIO()  # torch.save to a file does not raise OSError if the disk is full
-    torch.save({"state_dict": mean, "global_step": last["global_step"], "diffcap": metadata}, content)
+            values = [content["state_dict"][name].double() for content in contents]
+            weights[name] = torch.stack(values).mean(0).to(value.dtype)
+    steps = [content["global_step"] for content in contents]
+    sources = [{"file": file.name, "step": step} for file, step in zip(files, steps)]
+    metadata = {**last_content["diffcap"], "averaged": sources}
+    buffer = io.BytesIO()  # torch.save to a file does not raise OSError if the disk is full
+    torch.save({"state_dict": weights, "global_step": steps[-1], "diffcap": metadata}, buffer)
     with atomic_write(out, per_process=False) as temporary:
-        temporary.write_bytes(content.getbuffer())
+        temporary.write_bytes(buffer.getbuffer())
     return steps
 
 

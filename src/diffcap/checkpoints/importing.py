@@ -33,10 +33,8 @@ MIN_LENGTH = 3  # tokens of a caption: start token, one word, end token
 _COMPUTED_NAME = re.compile(
     r"(?:.*\.)?(?:pe|position_ids|attn_mask|num_batches_tracked|input_resolution|context_length|vocab_size)"
 )
-# `Importer.groups` and rules of the image embedding and the word layers for RobustChangeCaptioning ("RCC"), the code base of SCORER
-# and DIRL.
-GROUPS = ("change_detector_state", "speaker_state")
-SHARED: tuple[Rule, ...] = (
+# The image embedding and the word layers of RobustChangeCaptioning (RCC), the code base of SCORER and DIRL.
+RCC_RULES: tuple[Rule, ...] = (
     (r"change_detector_state\.img\.0", "embedding.projection"),
     (r"change_detector_state\.w_embedding", "embedding.columns"),
     (r"change_detector_state\.h_embedding", "embedding.rows"),
@@ -59,14 +57,13 @@ class Sizes(NamedTuple):
 class Importer:
     """How to read the official checkpoints of a method."""
 
-    # From the official parameters, the values of `ImportOptions` and the computed tables, the arguments of diffcap's model.
+    # From the official parameters, the values of `ImportOptions` and the computed tables (positions): the hyperparameters.
     sizes: Callable[[State, Mapping[str, Any], State], Sizes]
-    # From the official parameters and the stage, the state dict of diffcap's model, for `load_state_dict` with strict=True.
+    # From the official parameters and the stage: the state dict of diffcap's model.
     rename: Callable[[dict[str, Tensor], Stage], dict[str, Tensor]]
     vocabulary_layout: AnyLayout  # of diffcap's model
     vocabulary_file: str | None  # the authors' file that maps words to ids; None if the method uses CLIP's tokens
-    # Keys of the file if it is a dict with one group of parameters per network (a state dict or a pickled module), and a pickled
-    # configuration; their parameters get the key as prefix. Empty if the file is one state dict.
+    # If the file is a dict of several networks: their keys, which become prefixes of the parameters' names. Empty for one network.
     groups: tuple[str, ...] = ()
     pickled_classes: tuple[str, ...] = ()  # that the file may use, besides those of tensors; see `load_tensors`
     is_pretraining: Callable[[State], bool] = lambda state: False  # whether official parameters are of that stage
@@ -89,14 +86,14 @@ def get_importer(method: str) -> Importer:
     """The importer of a method's official checkpoints."""
     path = get_method(method, "method").importer
     if path is None:
-        known = ", ".join(name for name, other in methods().items() if other.importer)
-        raise DiffcapError(f"{method}: its official checkpoints cannot be imported; methods that can be: {known}.")
+        importable = ", ".join(name for name, other in methods().items() if other.importer)
+        raise DiffcapError(f"{method}: its official checkpoints cannot be imported; methods that can be: {importable}.")
     importer: Importer = import_object(path)
     return importer
 
 
 def read_official(path: str | Path, method: str) -> dict[str, Tensor]:
-    """Read the parameters of an official file, in float32, by name, with their group (`Importer.groups`) as prefix."""
+    """Read the parameters of an official file, in float32, by name; names have the prefixes of `Importer.groups`."""
     path, importer = Path(path), get_importer(method)
     if path.suffix == ".safetensors":
         from diffcap.features.weights import read_state_dict
@@ -115,14 +112,14 @@ def read_official(path: str | Path, method: str) -> dict[str, Tensor]:
         )
     groups = {group: content[group] for group in importer.groups if isinstance(content.get(group), dict)}
     with wrap_errors(path, f"not a checkpoint of {method}", "download it again"):  # modules that contain themselves
-        groups = {group: state_of_module(part) or part for group, part in groups.items()}
+        groups = {group: state_of_module(network) or network for group, network in groups.items()}
     if groups:
         if missing := [group for group in importer.groups if group not in groups]:
             raise DiffcapError(f"{path}: {missing[0]!r} is missing; download the authors' checkpoint again.")
         content = {
             f"{group}.{str(name).removeprefix('module.')}": value
-            for group, part in groups.items()
-            for name, value in part.items()
+            for group, network_state in groups.items()
+            for name, value in network_state.items()
         }
     state = {str(name).removeprefix("module."): value for name, value in content.items()}  # prefix of DataParallel
     no_tensor = next((name for name, value in state.items() if not isinstance(value, Tensor)), None)
@@ -247,8 +244,8 @@ def rename(state: Mapping[str, Tensor], rules: Sequence[Rule], system: str) -> d
     renamed: dict[str, Tensor] = {}
     attention_parts: dict[str, dict[int, Tensor]] = {}  # new name -> its query, key and value (0, 1, 2)
     for official_name, value in state.items():
-        module, _, last = official_name.rpartition(".")
-        layer = module if last in ("weight", "bias") else ""
+        module, _, ending = official_name.rpartition(".")
+        layer = module if ending in ("weight", "bias") else ""
         matches = [(match, new_name) for pattern, new_name in rules if (match := re.fullmatch(pattern, layer))]
         matches += [(match, new_name) for pattern, new_name in rules if (match := re.fullmatch(pattern, official_name))]
         if not matches:
@@ -259,11 +256,11 @@ def rename(state: Mapping[str, Tensor], rules: Sequence[Rule], system: str) -> d
         if new_name is None:
             continue
         is_full_name = match.group(0) == official_name
-        prefix, _, part = match.expand(new_name).partition(":")
-        name = prefix if is_full_name else f"{prefix}.{last}"
+        prefix, _, part_name = match.expand(new_name).partition(":")
+        name = prefix if is_full_name else f"{prefix}.{ending}"
         value = value.flatten(1) if value.ndim == 4 and value.shape[2:] == (1, 1) else value
-        if part:
-            attention_parts.setdefault(name, {})["qkv".index(part[0])] = value
+        if part_name:
+            attention_parts.setdefault(name, {})["qkv".index(part_name[0])] = value
         else:
             renamed[name] = value
     for name, parts in attention_parts.items():
@@ -276,11 +273,11 @@ def rename(state: Mapping[str, Tensor], rules: Sequence[Rule], system: str) -> d
 
 
 def count_layers(state: State, pattern: str) -> int:
-    """Count the layers; the first group of the pattern matches a layer's number."""
-    numbers = {int(match[1]) for name in state if (match := re.match(pattern, name))}
-    if numbers and max(numbers) >= len(numbers):
-        raise ValueError(f"there are {len(numbers)} layers, but one has the number {max(numbers)}")
-    return len(numbers)
+    """Count the layers; the first group of the pattern matches a layer's index."""
+    indices = {int(match[1]) for name in state if (match := re.match(pattern, name))}
+    if indices and max(indices) >= len(indices):
+        raise ValueError(f"there are {len(indices)} layers, but one has the number {max(indices)}")
+    return len(indices)
 
 
 def resnet_features(
@@ -314,23 +311,23 @@ def pixel_features(size: tuple[int, int]) -> dict[str, Any]:
 def rcc_sizes(state: State, options: Mapping[str, Any], tables: State) -> Sizes:
     """Return the hyperparameters that the methods of the code base RobustChangeCaptioning share."""
     projection = state["change_detector_state.img.0.weight"]
-    words = state["speaker_state.core.embed.weight"]
+    word_vectors = state["speaker_state.core.embed.weight"]
     width, channels = projection.shape[:2]
     coordinates = options["coordinates"]
     if coordinates is None:
         coordinates = channels % 4 == 2
     grid = [len(state[f"change_detector_state.{side}_embedding.weight"]) for side in "hw"]
-    table = next((value for name, value in tables.items() if name.startswith("speaker_state.")), None)
-    max_length = options["max_length"] or (24 if table is None else table.shape[-2])
+    positions = next((value for name, value in tables.items() if name.startswith("speaker_state.")), None)
+    max_length = options["max_length"] or (24 if positions is None else positions.shape[-2])
     feature_channels = channels - 2 * coordinates
     model = {
-        "vocabulary_size": len(words),
+        "vocabulary_size": len(word_vectors),
         "feature_channels": feature_channels,
         "grid": grid,
         "max_length": max_length,
         "width": width,
         "heads": options["heads"],
-        "word_width": words.shape[1],
+        "word_width": word_vectors.shape[1],
         "coordinates": coordinates,
         "decoder_layers": count_layers(state, r"speaker_state\.core\.layer\.(\d+)\."),
     }

@@ -1,7 +1,7 @@
 """The LightningDataModules of captioning, with feature maps of pairs and captions. `methods/pcl/data.py` has that of pre-training.
 
 Every random choice of a training step (samples, masked words and patches, swapped images) depends on the seed and the step
-only, see `sampler`. It is made for the global batch, of which each rank takes its part.
+only. It is made for the global batch, the batch of all ranks together, of which each rank takes its part.
 """
 
 import math
@@ -26,7 +26,7 @@ from diffcap.text.vocabularies import AnyLayout, build_any_vocabulary
 from diffcap.text.vocabulary import DEFAULT_LAYOUT
 from diffcap.utils.errors import DiffcapError
 
-Samples = Literal["captions", "pairs", "scenes"]
+Samples = Literal["captions", "pairs", "scenes"]  # what a training sample is, see `CaptionData`
 rank_zero_print = rank_zero_only(print)
 
 
@@ -40,21 +40,21 @@ class FeatureData(pl.LightningDataModule):
         eval_batch_size: number of pairs that each rank decodes at once.
         min_count: minimum number of occurrences of a word in the captions of `vocabulary_splits`.
         max_length: maximum number of ids of a caption, with BOS and EOS; longer captions are cut.
-        mask_ratio: probability that a word, or a patch in MVCL, is masked (paper: 0.15).
-        swap: swap the default and the nonsemantic image with probability 1/2 (augmentation of SCORER and DIRL).
+        mask_ratio: probability that a word, or an image patch in a pre-training, is masked (paper: 0.15).
+        swap: swap the before image of a scene and the after image of its distractor pair with probability 1/2 (SCORER, DIRL).
         trim: remove padding that no caption of the batch needs; the results are the same for models that mask padding.
         val_limit: validate on the first pairs only; null for all.
         num_workers: worker processes of the data loaders, per rank; null: 6 beside a GPU, otherwise 0. The batches do not depend on it.
         seed: seed of all random choices.
         vocabulary_layout: "pcl", "rcc" for SCORER and DIRL (see `diffcap.text.vocabulary`), or "clip" (see
             `diffcap.text.vocabularies`), or "hub" for the tokens of `base`.
-        changes: protocol of a dataset whose pairs have several changes, see `records.take_changes`; null for the dataset's own.
-        multi: `max_length` and `min_count` for the protocol "multi", whose captions are longer; null: the same values.
+        changes: for a dataset whose pairs have several changes: each sentence is a caption ("single"), or all sentences of a pair are
+            one ("multi"); null for the dataset's own value.
+        multi: `max_length` and `min_count` for the changes "multi", whose captions are longer; null: the same values.
         vocabulary_with: folders of further datasets whose training captions are counted for the vocabulary; all stages of a
             model need the same ones (IDC-PCL: CUB and Birds-to-Words share a vocabulary).
         vocabulary_splits: "train", or "all": val and test are counted, too (RSICCformer, Chg2Cap). Equal in all stages of a model.
-        base: the base model of METHOD=vlm; the training stage sets it to the captioner's.
-        base_revision: its commit, also set by the training stage.
+        base, base_revision: the captioner's vision-language model and its commit; the training stage sets them.
     """
 
     takes_single_images: ClassVar[bool] = False
@@ -98,8 +98,8 @@ class FeatureData(pl.LightningDataModule):
         self.val_limit, self.num_workers, self.seed = val_limit, num_workers, seed
         self.dataset = replace(dataset, pairs=take_changes(dataset.pairs, self.changes))
         self.store = FeatureStore.open(Path(folder) / "features" / features)
-        train = self._pairs("train")
-        if not self.takes_single_images and any(pair.after is None for pair in train):
+        has_single_images = any(pair.after is None for pair in self._captioned_pairs("train"))
+        if has_single_images and not self.takes_single_images:
             raise DiffcapError(
                 f"{self.dataset.name}: has single images, which only pre-training can use (make pretrain DATASET=<pairs> "
                 f"EXTRA={self.dataset.name}); give a dataset of pairs."
@@ -123,9 +123,9 @@ class FeatureData(pl.LightningDataModule):
                     f"{self.dataset.name}: {len(uncaptioned):,} {split} pairs (first {uncaptioned[0]}) have no caption and are "
                     "left out"
                 )
-        self.val_references = {pair.id: pair.captions for pair in self._pairs("val")[:val_limit]}
+        self.val_references = {pair.id: pair.captions for pair in self._captioned_pairs("val")[:val_limit]}
 
-    def _pairs(self, split: str) -> list[ChangePair]:
+    def _captioned_pairs(self, split: str) -> list[ChangePair]:
         """Return the pairs of a split that have captions; an error if there are none."""
         pairs = [pair for pair in self.dataset.pairs if pair.split == split and pair.captions]
         if not pairs and any("class" in pair.extra for pair in self.dataset.pairs):
@@ -139,10 +139,10 @@ class FeatureData(pl.LightningDataModule):
 
     def table(self, split: str) -> PairTable:
         """Return the pairs of a split that have captions, with their features."""
-        return PairTable(self._pairs(split), self.store, self.vocabulary, self.max_length)
+        return PairTable(self._captioned_pairs(split), self.store, self.vocabulary, self.max_length)
 
     def setup(self, stage: str) -> None:
-        """Encode the captions."""
+        """Encode the captions, and print warnings about the training data."""
         if stage == "fit":
             self.train_table = self.table("train")
             if note := get_dataset(self.dataset.name).features_note(self.store_name, self.store.meta.get("library")):
@@ -237,18 +237,18 @@ class FeatureData(pl.LightningDataModule):
                 "raise it, or lower trainer.devices."
             )
         first_step = self.trainer.global_step * self.trainer.accumulate_grad_batches
-        return DataLoader(StepDataset(self.make_batch, first_step), batch_size=None, **self._workers())
+        return DataLoader(StepDataset(self.make_batch, first_step), batch_size=None, **self._worker_options())
 
     def val_dataloader(self) -> DataLoader:
         """The validation pairs in order."""
         pairs = PairDataset(self.val_table, self._text_entries, self.val_limit)
-        return DataLoader(pairs, self.eval_batch_size, collate_fn=identity_collate, **self._workers())
+        return DataLoader(pairs, self.eval_batch_size, collate_fn=identity_collate, **self._worker_options())
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         """Convert the feature maps on the device."""
         return maps_as_float(batch)
 
-    def _workers(self) -> dict[str, Any]:
+    def _worker_options(self) -> dict[str, Any]:
         return worker_options(self.num_workers, self.trainer)
 
 
@@ -269,7 +269,7 @@ class CaptionData(FeatureData):
     @property
     def batches_per_epoch(self) -> int:
         """See `FeatureData`; the last, incomplete batch of an epoch counts (SCORER and DIRL, authors' code)."""
-        pairs = self._pairs("train")
+        pairs = self._captioned_pairs("train")
         if self.samples == "captions":
             num_samples = sum(len(pair.captions) for pair in pairs)
         elif self.samples == "pairs":
@@ -312,7 +312,7 @@ class AdaptData(FeatureData):
     @property
     def batches_per_epoch(self) -> int:
         """See `FeatureData`; the last, incomplete batch of an epoch does not count (authors' code), except as the only one."""
-        num_captions = sum(len(pair.captions) for pair in self._pairs("train") if not pair.is_distractor)
+        num_captions = sum(len(pair.captions) for pair in self._captioned_pairs("train") if not pair.is_distractor)
         return max(1, num_captions // self.batch_size)
 
     def setup(self, stage: str) -> None:
@@ -336,7 +336,7 @@ class AdaptData(FeatureData):
     def val_dataloader(self) -> DataLoader:
         """The change pairs of the validation split in order, each with all its captions."""
         change_pairs = RetrievalDataset(self.val_table, self.val_limit)
-        return DataLoader(change_pairs, self.eval_batch_size, collate_fn=identity_collate, **self._workers())
+        return DataLoader(change_pairs, self.eval_batch_size, collate_fn=identity_collate, **self._worker_options())
 
 
 class ReinforceData(CaptionData):

@@ -1,7 +1,7 @@
 """The pairs of a split with their features and captions, and the datasets for decoding and retrieval.
 
-A scene has a "default" image and two images of later: the "semantic" one with a change, and the "nonsemantic" one without. Its change
-pair is (default, semantic), and its distractor pair (default, nonsemantic). Many datasets have change pairs only.
+A scene has a "default" image and two later images: the "semantic" one with a change, and the "nonsemantic" one without. Its change
+pair is (default, semantic), and its distractor pair (default, nonsemantic). Most datasets have only change pairs.
 """
 
 from collections import Counter

@@ -12,7 +12,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from diffcap.utils.errors import DiffcapError
 
-Batch = dict[str, Any]
+Batch = dict[str, Any]  # its entries by name, such as "before" and "tokens"
 _BLOCK_SIZE = 4096  # steps whose tasks are drawn together
 _TASK_STREAM = 7  # separates the random numbers of the tasks from those of the samples, which use the same seed
 

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from diffcap.checkpoints.importing import GROUPS, SHARED, Importer, Rule, Sizes, State, count_layers, rcc_sizes, rename
+from diffcap.checkpoints.importing import RCC_RULES, Importer, Rule, Sizes, State, count_layers, rcc_sizes, rename
 from diffcap.losses.gather import gather_rows, global_mean, sum_over_ranks
 from diffcap.models.captioner import Batch, constructor_arguments
 from diffcap.models.cross_image import CrossImageCaptioner, CrossImageLayer, CrossImageOutput
@@ -233,7 +233,7 @@ class DIRL(CrossImageCaptioner):
 _DECODER_LAYER = r"speaker_state\.core\.layer\.(\d+)\."
 _ENCODER_LAYER = r"change_detector_state\.transformer\.(\d+)\."
 _RULES: tuple[Rule, ...] = (
-    *SHARED,
+    *RCC_RULES,
     (r"change_detector_state\.mlp\.(\d+)", r"projector.\1"),
     (_ENCODER_LAYER + r"attention\.in_proj_(weight|bias)", r"encoder.\1.attention.qkv.\2"),
     (_ENCODER_LAYER + r"attention\.out_proj", r"encoder.\1.attention.out"),
@@ -267,6 +267,6 @@ IMPORTER = Importer(
     lambda state, stage: rename(state, _RULES, "DIRL"),
     vocabulary_layout="rcc",
     vocabulary_file="vocab.json",
-    groups=GROUPS,
+    groups=("change_detector_state", "speaker_state"),
     pickled_classes=("AttrDict",),
 )

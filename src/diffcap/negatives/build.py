@@ -1,9 +1,9 @@
 """Build hard negatives for the training captions: retrieved, replaced and confused (IDC-PCL, section 3.2).
 
-Each of these three kinds has strategies, for example "swap_animals" of the kind "confuse". A negative never equals a reference of its
-pair or another negative of its caption. If a pair is a distractor, or if one of its references states that both images look alike, no
-negative has such a statement. Captions of other pairs whose content words all occur in the references are skipped, because they could
-be true. If a kind gives too few negatives:
+Each kind has strategies, such as "swap_animals" of the kind "confuse". Texts are tokenised captions, their words joined with spaces. A
+negative never equals a reference of its pair or another negative of its caption. If a pair is a distractor, or if one of its references
+states that both images look alike, no negative has such a statement. Captions of other pairs whose content words (nouns, verbs,
+adjectives, numbers) all occur in the references are skipped, because they could be true. If a kind gives too few negatives:
 
 * replace: another caption of the same pair with its words replaced.
 * confuse, change pair: a comparison inverted; two words swapped; words replaced. With the replacement "matched", a caption which
@@ -66,8 +66,8 @@ class _PairContext:
     can_look_alike: bool  # whether it is a distractor pair, or a reference states that the two images look alike
 
     def is_surely_wrong(self, caption: TaggedCaption) -> bool:
-        """Return True if a caption of another pair says something that no reference says, and cannot be true of this pair."""
-        if self.can_look_alike and describes_similarity(caption.text):
+        """Return True if a caption of another pair has a content word that no reference has."""
+        if self.can_look_alike and describes_similarity(caption.text):  # could be true of this pair, too
             return False
         return not frozenset(caption.content) <= self.reference_content
 
@@ -78,7 +78,7 @@ class Builder:
     Args:
         pairs: each with at least one caption.
         tags: sentence -> UPOS tags, for every sentence of the tokenised captions.
-        progress: called with (done, total) during the search for similar captions.
+        progress: called with the computed and the total number of scores during the search for similar captions.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Builder:
             )
 
     def _choose_caption(self, pair: ChangePair) -> tuple[TaggedCaption, Random]:
-        """Choose the caption whose negatives all captions of a pair share; also return the generator for further choices."""
+        """Choose the caption whose negatives all captions of a pair share; also return the random generator for further choices."""
         rng = Random(f"{self.recipe.seed} {pair.id}")
         return self._tagged_by_text[self._text_of[rng.choice(pair.captions)]], rng
 
@@ -151,14 +151,14 @@ class Builder:
         return rows
 
     def _build_for_caption(self, context: _PairContext, caption: TaggedCaption, rng: Random) -> list[Negative]:
-        generators = {"retrieve": self._retrieve, "replace": self._replace, "confuse": self._confuse}
+        make_candidates = {"retrieve": self._retrieve, "replace": self._replace, "confuse": self._confuse}
         negatives: list[Negative] = []
         excluded = {reference.text for reference in context.references}
         for kind in KINDS:
-            remaining: int = getattr(self.recipe, kind)
-            if not remaining:
+            num_remaining: int = getattr(self.recipe, kind)
+            if not num_remaining:
                 continue
-            candidates = generators[kind](context, caption, rng)
+            candidates = make_candidates[kind](context, caption, rng)  # (strategy, text), best first
             for strategy, text in chain(candidates, self._last_resort(context, caption, rng)):
                 could_be_true = context.pair.is_distractor and text in self._no_change_texts
                 could_be_true |= context.can_look_alike and describes_similarity(text)
@@ -167,10 +167,10 @@ class Builder:
                 excluded.add(text)
                 negatives.append(Negative(kind, text))
                 self.counts[kind, strategy] += 1
-                remaining -= 1
-                if not remaining:
+                num_remaining -= 1
+                if not num_remaining:
                     break
-            if remaining:
+            if num_remaining:
                 raise DiffcapError(
                     f"pair {context.pair.id!r}: there are too few other captions to make negatives for {caption.text!r}; "
                     "use a dataset with more pairs, or fewer negatives per caption."

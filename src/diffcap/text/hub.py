@@ -146,7 +146,7 @@ def load_processor(folder: Path) -> Any:
     return processor
 
 
-def hub_vocabulary(base: str, revision: str | None = None) -> HubVocabulary:
+def load_hub_vocabulary(base: str, revision: str | None = None) -> HubVocabulary:
     """Return the vocabulary of a base model, see `base_models.find_base` for the arguments."""
     from diffcap.checkpoints.base_models import find_base
 

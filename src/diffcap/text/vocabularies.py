@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Literal, get_args
 
-from diffcap.text.hub import HubVocabulary, hub_vocabulary
+from diffcap.text.hub import HubVocabulary, load_hub_vocabulary
 from diffcap.text.vocabulary import LayoutName, Vocabulary, build_vocabulary
 from diffcap.utils.errors import DiffcapError
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from open_clip.tokenizer import SimpleTokenizer
 
 ClipLayout = Literal["clip", "clip_used", "clip_released"]
-AnyLayout = Literal[LayoutName, ClipLayout, "hub"]
+AnyLayout = Literal[LayoutName, ClipLayout, "hub"]  # "hub": the tokens of a vision-language model
 
 
 @functools.cache
@@ -38,15 +38,15 @@ class ClipVocabulary:
 
     def __init__(self, words: Sequence[str] = (), layout: ClipLayout = "clip") -> None:
         self.words, self.layout = list(words), layout
-        self.family = "clip_released" if layout == "clip_released" else "clip"
-        self._ids: dict[int, int] | None = None  # CLIP's id -> id; None if they are equal
+        self.family = "clip_released" if layout == "clip_released" else "clip"  # a captioner must have the same one
+        self._ids: dict[int, int] | None = None  # CLIP's id -> id of this vocabulary; None if they are equal
         if layout == "clip_used":
             unknown = [word for word in self.words if word not in clip_tokenizer().encoder]
             if unknown or len(set(self.words)) != len(self.words):
                 fault = f"{unknown[0]!r} is not a token of CLIP" if unknown else "a token is duplicated"
                 raise ValueError(f"invalid vocabulary: {fault}")
-            self._clip_ids = [clip_tokenizer().encoder[word] for word in self.words]
-            self._ids = {clip_id: index for index, clip_id in enumerate(self._clip_ids)}
+            self._used_clip_ids = [clip_tokenizer().encoder[word] for word in self.words]
+            self._ids = {clip_id: token_id for token_id, clip_id in enumerate(self._used_clip_ids)}
         elif self.words:
             raise ValueError(f"layout {layout} takes no words (it has all tokens of CLIP), got {len(self.words)}")
         # The last two ids are the start and the end of a caption.
@@ -61,7 +61,7 @@ class ClipVocabulary:
     @property
     def clip_ids(self) -> list[int]:
         """CLIP's id of each id of this vocabulary."""
-        token_ids = self._clip_ids if self._ids is not None else list(range(self._size - 2))
+        token_ids = self._used_clip_ids if self._ids is not None else list(range(self._size - 2))
         return [*token_ids, self.clip_size - 2, self.clip_size - 1]
 
     @property
@@ -74,7 +74,7 @@ class ClipVocabulary:
         if max_length < 3:
             raise ValueError(f"max_length must be at least 3 (bos, a token, eos), got {max_length}")
         clip_ids = clip_tokenizer().encode(caption if isinstance(caption, str) else " ".join(caption))
-        ids = clip_ids if self._ids is None else [self._ids[token_id] for token_id in clip_ids if token_id in self._ids]
+        ids = clip_ids if self._ids is None else [self._ids[clip_id] for clip_id in clip_ids if clip_id in self._ids]
         return [self.bos, *ids[: max_length - 2], self.eos]
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -86,18 +86,18 @@ class ClipVocabulary:
             if not 0 <= token_id < self._size:
                 raise ValueError(f"id {token_id} is outside the vocabulary of {self._size} tokens")
             if token_id != self.bos:
-                clip_ids.append(token_id if self._ids is None else self._clip_ids[token_id])
+                clip_ids.append(token_id if self._ids is None else self._used_clip_ids[token_id])
         return " ".join(clip_tokenizer().decode(clip_ids).split())
 
     decode_plain = decode  # they differ for a vision-language model, see `HubVocabulary.decode_plain`
 
 
 def build_clip_vocabulary(captions: Iterable[str], layout: ClipLayout) -> ClipVocabulary:
-    """CLIP's vocabulary; for "clip_used", only the tokens that occur in the training captions."""
+    """Return CLIP's vocabulary; with the layout "clip_used" it has only the tokens of the training captions."""
     if layout != "clip_used":
         return ClipVocabulary((), layout)
-    clip_ids = {token_id for caption in dict.fromkeys(captions) for token_id in clip_tokenizer().encode(caption)}
-    return ClipVocabulary([clip_tokenizer().decoder[token_id] for token_id in sorted(clip_ids)], layout)
+    clip_ids = {clip_id for caption in dict.fromkeys(captions) for clip_id in clip_tokenizer().encode(caption)}
+    return ClipVocabulary([clip_tokenizer().decoder[clip_id] for clip_id in sorted(clip_ids)], layout)
 
 
 AnyVocabulary = Vocabulary | ClipVocabulary | HubVocabulary
@@ -127,7 +127,7 @@ def build_any_vocabulary(
     if layout == "hub":
         if base is None:
             raise DiffcapError("data.vocabulary_layout is hub, which is for vision-language models; remove the option.")
-        return hub_vocabulary(base, base_revision)
+        return load_hub_vocabulary(base, base_revision)
     if layout in get_args(ClipLayout):
         return build_clip_vocabulary(captions, layout)  # type: ignore[arg-type]
     return build_vocabulary(captions, min_count, layout)  # type: ignore[arg-type]

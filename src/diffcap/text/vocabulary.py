@@ -1,7 +1,7 @@
 """Word vocabularies: convert captions to ids and ids to captions.
 
 A layout is what the authors' code of a method fixes: the special tokens with their ids, and how a caption is split into words.
-For example, the ids of the layout "rcc" are <NULL> 0, <UNK> 1, <START> 2 and <END> 3, then the words in alphabetical order.
+In the layout "rcc" (RobustChangeCaptioning), the ids are <NULL> 0, <UNK> 1, <START> 2, <END> 3, then the words in alphabetical order.
 """
 
 import re
@@ -27,7 +27,7 @@ _UNDIVIDED_WORDS = re.compile(f"[{_EAST_ASIAN}]{{4,}}|[{_SOUTH_EAST_ASIAN}]{{16,
 def tokenize(text: str) -> list[str]:
     """Split a sentence into lower-case words and single punctuation marks; "animal 1" becomes "animal1".
 
-    `tokenize(" ".join(tokens)) == tokens` for its own tokens.
+    The tokens stay the same if they are joined with spaces and split again.
     """
     return _TOKEN_PATTERN.findall(_ANIMAL_PATTERN.sub(r"animal\1", " ".join(_TOKEN_PATTERN.findall(text.lower()))))
 
@@ -77,7 +77,7 @@ class Layout(NamedTuple):
     eos: str  # the special token at the end of a caption
     unk: str  # the special token for unknown words
     tokenize: Callable[[str], list[str]]
-    num_reserved: int = 0  # positions at the end of a padded sequence that a caption never uses
+    num_reserved: int = 0  # positions at the end of a sequence that stay empty (authors' code of "pcl")
     padding_is_eos: bool = False  # whether padding ends a caption when ids are decoded (authors' code of "rcc")
     last_specials: tuple[str, ...] = ()  # the special tokens with the ids after the words
     scores_ids: bool = False  # whether the authors' evaluation compares the ids of words instead of text
@@ -91,7 +91,7 @@ _PCL_SPECIALS = ("<PAD>", "<BOS>", "<EOS>", "<UNK>", "<CLS>", "<MASK>")
 _RSICC_LAST = ("<unk>", "<start>", "<end>")
 _RSICC = Layout("rsicc", ("<pad>",), "<start>", "<end>", "<unk>", str.split, last_specials=_RSICC_LAST)
 LAYOUTS: dict[LayoutName, Layout] = {
-    "pcl": Layout("pcl", _PCL_SPECIALS, "<BOS>", "<EOS>", "<UNK>", tokenize, num_reserved=1),  # authors' code
+    "pcl": Layout("pcl", _PCL_SPECIALS, "<BOS>", "<EOS>", "<UNK>", tokenize, num_reserved=1),
     "rcc": _RCC,
     "rcc_tokens": _RCC._replace(tokenize=str.split),  # for captions that are already tokenised, joined with spaces
     "rsicc": _RSICC._replace(scores_ids=True, sorts_words=False),

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from diffcap.checkpoints.importing import GROUPS, SHARED, Importer, Rule, Sizes, State, count_layers, rcc_sizes, rename
+from diffcap.checkpoints.importing import RCC_RULES, Importer, Rule, Sizes, State, count_layers, rcc_sizes, rename
 from diffcap.losses.gather import gather_rows, global_mean, world_size
 from diffcap.methods.scorer.losses import cross_view_nce, token_matching
 from diffcap.models.captioner import Batch, constructor_arguments
@@ -268,7 +268,7 @@ def two_way_nce(forward: Tensor, backward: Tensor) -> Tensor:
 # The released checkpoints have no CBR; the prefix `cbr.` is our assumption.
 _DECODER_LAYER = r"speaker_state\.core\.layer\.(\d+)\."
 _RULES: tuple[Rule, ...] = (
-    *SHARED,
+    *RCC_RULES,
     (r"change_detector_state\.scorer\.(\d+)\.attention\.(query|key|value)", r"encoder.\1.attention.qkv:\2"),
     (r"change_detector_state\.scorer\.(\d+)\.attention\.layer_norm", r"encoder.\1.norm"),
     (r"change_detector_state\.embed_fc\.0", "fusion.0"),
@@ -307,6 +307,6 @@ IMPORTER = Importer(
     lambda state, stage: from_official(state),
     vocabulary_layout="rcc",
     vocabulary_file="vocab.json",
-    groups=GROUPS,
+    groups=("change_detector_state", "speaker_state"),
     pickled_classes=("AttrDict",),
 )
