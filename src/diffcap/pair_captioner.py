@@ -31,14 +31,14 @@ from diffcap.utils.image_io import Source, read_pair
 
 # The captioners that ship with the package, by the embedded dataset that they were trained on.
 SHIPPED_CAPTIONERS = {name: Path(__file__).parent / "models" / "captioners" / name for name in ("blocks", "tiles")}
-SHIPPED = SHIPPED_CAPTIONERS["blocks"]  # the default captioner
+DEFAULT_CAPTIONER = SHIPPED_CAPTIONERS["blocks"]
 DOMAIN_NOTE = (
     "this captioner was trained on rendered {} only; its captions of other images, such as photographs, are unreliable, even where "
     "it gives its words a probability of 100 %."
 )
-DOMAINS = {"blocks": "`blocks` scenes", "tiles": "overhead images (`tiles`)"}
+EMBEDDED_DOMAINS = {"blocks": "`blocks` scenes", "tiles": "overhead images (`tiles`)"}
 MAX_ASPECT = 50  # largest ratio of an image's sides for vision-language models; Qwen refuses ratios of 200
-Maps = npt.NDArray[np.floating[Any]]
+MapArray = npt.NDArray[np.floating[Any]]
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Caption:
     scored: tuple[float, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """All attributes except the token ids and `scored`, as JSON values."""
+        """Return all attributes except the token ids and `scored`, as JSON values."""
         values = asdict(self)
         del values["tokens"], values["scored"]
         return values
@@ -93,9 +93,9 @@ class AttentionMaps:
     """Attention of each of W words of a caption to the positions of both images; `alignment` is None without one."""
 
     words: list[str]
-    before: Maps  # (W, h, w); each map sums to 1, or both maps of a word to 2
-    after: Maps
-    alignment: Maps | None  # (h w, h w), row i: attention from position i of the before image to the after image
+    before: MapArray  # (W, h, w); each map sums to 1, or both maps of a word to 2
+    after: MapArray
+    alignment: MapArray | None  # (h w, h w), row i: attention from position i of the before image to the after image
 
 
 class _ModelInput(NamedTuple):
@@ -106,12 +106,10 @@ class _ModelInput(NamedTuple):
 
 
 class PairCaptioner:
-    """Captions the change between two images.
-
-    Images are paths, the bytes of a file, PIL images or arrays, see `image_io.read_pair`.
+    """Captions the change between two images, which are paths, the bytes of a file, PIL images or arrays.
 
     Args:
-        checkpoint: the trained captioner; several with the same vocabulary are an ensemble, see `combining.load_members`.
+        checkpoint: the trained captioner; several with the same vocabulary are an ensemble.
         device: "auto" (CUDA if available), "cpu", or torch's name of this machine's accelerator ("cuda", "cuda:1").
         backbone_weights: file of the backbone's weights, if its library cannot download them.
 
@@ -126,7 +124,7 @@ class PairCaptioner:
 
     Example:
         >>> from diffcap.checkpoints.loading import load
-        >>> captioner = PairCaptioner(load(SHIPPED), "cpu")
+        >>> captioner = PairCaptioner(load(DEFAULT_CAPTIONER), "cpu")
         >>> caption = captioner("examples/before.png", "examples/after.png", beams=3)
         >>> maps = captioner.attention("examples/before.png", "examples/after.png", caption)
         >>> len(maps.words), maps.before.shape  # (W, h, w)
@@ -144,7 +142,7 @@ class PairCaptioner:
         self.max_length = first.max_length
         self.metadata = first.metadata
         self.domain_note = _domain_note(members)
-        self.device = _device(device)
+        self.device = _choose_device(device)
         self._feature_metadata: list[dict[str, Any]] = []  # of each distinct feature extractor
         for member in members:
             if member.features not in self._feature_metadata:
@@ -197,13 +195,17 @@ class PairCaptioner:
                     if errors == "raise":
                         raise
                     inputs.append(error)
-            valid = [each for each in inputs if isinstance(each, _ModelInput)]
+            valid = [model_input for model_input in inputs if isinstance(model_input, _ModelInput)]
             captions = iter(self._generate(valid, beams, length_penalty, sentences) if valid else [])
-            for each in inputs:
-                yield each if isinstance(each, DiffcapError) else next(captions)
+            for model_input in inputs:
+                yield model_input if isinstance(model_input, DiffcapError) else next(captions)
 
     def attention(self, before: Source, after: Source, caption: Caption) -> AttentionMaps:
-        """Attention maps for each word of a caption that this captioner generated; a DiffcapError if the method has none."""
+        """Return attention maps for each word of a caption that this captioner generated.
+
+        Raises:
+            DiffcapError: the method has no attention maps.
+        """
         before_features, after_features = self._features([self._preprocess(before, after)])
         try:
             return attention_of(self._captioner, self.vocabulary, before_features, after_features, caption.tokens)
@@ -214,11 +216,11 @@ class PairCaptioner:
         images: list[list[Tensor]] = []
         size: tuple[int, int] | None = None
         pair = read_pair(before, after)
-        for loaded in (pair.before, pair.after):
-            image = loaded.image
+        for loaded_image in (pair.before, pair.after):
+            image = loaded_image.image
             if not self._has_fixed_sizes and max(image.size) > MAX_ASPECT * min(image.size):
                 raise DiffcapError(
-                    f"{loaded.name} is {image.width} x {image.height} pixels, but for a vision-language model the ratio of the sides "
+                    f"{loaded_image.name} is {image.width} x {image.height} pixels, but for a vision-language model the ratio of the sides "
                     f"must be at most {MAX_ASPECT}. Crop the image."
                 )
             if size is not None and not self._has_fixed_sizes:  # both images need the same grid of tokens
@@ -251,7 +253,7 @@ class PairCaptioner:
     ) -> list[Caption]:
         before, after = self._features(inputs)
         memory = self._captioner.encode(before, after)
-        sentence_scores = [self._score(sentence, memory, len(inputs)) for sentence in sentences]
+        sentence_scores = [self._score_sentence(sentence, memory, len(inputs)) for sentence in sentences]
         hypotheses = greedy_from(self._captioner, memory, self.max_length)[:, None]
         if beams > 1:  # beam search can miss the greedy caption although it has a higher score
             beam_ids = beam_hypotheses(self._captioner, before, after, self.max_length, beams, length_penalty)
@@ -273,32 +275,32 @@ class PairCaptioner:
         scores = scores.take_along_dim(order[..., None], 1).cpu()
         lengths = (1 + word_counts.take_along_dim(order, 1)).tolist()  # with BOS
         captions = []
-        for index, model_input in enumerate(inputs):
-            sequences = [ids[:length] for ids, length in zip(hypotheses[index].tolist(), lengths[index])]
+        for row, model_input in enumerate(inputs):
+            sequences = [ids[:length] for ids, length in zip(hypotheses[row].tolist(), lengths[row])]
             texts = [self.vocabulary.decode(ids) for ids in sequences]
-            best_scores, *other_scores = scores[index].tolist()  # of each token
+            best_scores, *other_scores = scores[row].tolist()  # of each token
             alternatives: dict[str, float] = {}  # several sequences may decode to one sentence; the first is the best
             for text, token_scores in zip(texts[1:], other_scores):
                 if text != texts[0]:
                     alternatives.setdefault(text, sum(token_scores))
             spans = _word_spans(self.vocabulary, sequences[0])
-            words = [Word(word, sum(best_scores[place] for place in places)) for word, places in spans]
+            words = [Word(word, sum(best_scores[index] for index in indices)) for word, indices in spans]
             captions.append(
                 Caption(
                     texts[0],
                     sum(best_scores),
                     tuple(words),
-                    None if no_change_probabilities is None else float(no_change_probabilities[index]),
+                    None if no_change_probabilities is None else float(no_change_probabilities[row]),
                     tuple(Alternative(text, score) for text, score in alternatives.items()),
                     model_input.notes,
                     tuple(sequences[0]),
-                    tuple(pair_scores[index] for pair_scores in sentence_scores),
+                    tuple(pair_scores[row] for pair_scores in sentence_scores),
                 )
             )
         return captions
 
-    def _score(self, sentence: str, memory: Any, num_pairs: int) -> list[float]:
-        """Natural logarithm of a sentence's probability for each pair."""
+    def _score_sentence(self, sentence: str, memory: Any, num_pairs: int) -> list[float]:
+        """Return the natural logarithm of a sentence's probability for each pair; `memory` is the encoded pairs."""
         ids = self.vocabulary.encode(sentence, self.max_length)
         if self.vocabulary.unk in ids:
             return [-math.inf] * num_pairs
@@ -306,7 +308,7 @@ class PairCaptioner:
         return token_log_probabilities(self._captioner, memory, tokens).sum(1).tolist()
 
     def weights_sha256(self) -> str:
-        """SHA-256 of the weights in hexadecimal; for a vision-language model "-" and that of the base model's files follow."""
+        """Return the SHA-256 of the weights in hexadecimal; for a vision-language model, "-" and the base model's hash follow."""
         state = {f"captioner.{name}": value.cpu() for name, value in self._captioner.state_dict().items()}
         base_hash = getattr(self._captioner, "hyperparameters", {}).get("base_sha256")
         return weights_hash({"state_dict": state}) + (f"-{base_hash}" if base_hash else "")
@@ -328,15 +330,15 @@ def attention_of(
     return AttentionMaps(words, _word_maps(maps.before[0], spans), _word_maps(maps.after[0], spans), alignment)
 
 
-def _word_maps(token_maps: Tensor, spans: Sequence[tuple[str, list[int]]]) -> Maps:
-    """Mean of the maps (T, h, w) of each word's tokens, (W, h, w); the map with index 0 is that of the token after the start token."""
+def _word_maps(token_maps: Tensor, spans: Sequence[tuple[str, list[int]]]) -> MapArray:
+    """Return the mean of the maps (T, h, w) of each word's tokens, (W, h, w); map 0 is that of the token after the start token."""
     if not spans:
         return np.zeros((0, *token_maps.shape[1:]))
     return np.stack([token_maps[indices].mean(0).cpu().numpy() for _, indices in spans])
 
 
 def _word_spans(vocabulary: AnyVocabulary, tokens: Sequence[int]) -> list[tuple[str, list[int]]]:
-    """The words of a caption, each with the indices of its tokens, counted from the token after the start token."""
+    """Return the words of a caption, each with the indices of its tokens, counted from the token after the start token."""
     spans: list[tuple[str, list[int]]] = []
     for index in range(len(tokens) - 1):
         text = vocabulary.decode_plain(list(tokens[: index + 2]))
@@ -351,7 +353,7 @@ def _word_spans(vocabulary: AnyVocabulary, tokens: Sequence[int]) -> list[tuple[
 
 def _domain_note(members: Sequence[Checkpoint]) -> str | None:
     datasets = {member.metadata["dataset"] for member in members}
-    if len(datasets) == 1 and (domain := DOMAINS.get(datasets.pop())):
+    if len(datasets) == 1 and (domain := EMBEDDED_DOMAINS.get(datasets.pop())):
         return DOMAIN_NOTE.format(domain)
     untrained = [member.metadata for member in members if member.metadata["stage"] == ZERO_SHOT]
     if not untrained:
@@ -380,7 +382,7 @@ def load_captioner(
             package, "tiles" for the one of rendered overhead images.
             A list is an ensemble, which uses the mean of the members' probabilities at every word; all members need the same token ids.
         device, backbone_weights: see `PairCaptioner`.
-        base: folder or name of a fine-tuned vision-language model's base model, if it is not at the place in the checkpoint.
+        base: folder or name of a fine-tuned vision-language model's base model, if it is not where the checkpoint says.
         prompt: question to a vision-language model that was not trained; None: `models.vlm.PROMPT`.
 
     Raises:
@@ -395,25 +397,24 @@ def load_captioner(
         raise DiffcapError(
             "the list of checkpoints is empty; name one, or omit the list for the captioner that ships with diffcap."
         )
-    members = load_members([_shipped(each) for each in sources], base, prompt)
-    return PairCaptioner(members, device, backbone_weights)
+    checkpoints: list[str | Path] = []
+    for name_or_path in sources:
+        if name_or_path is None:
+            checkpoints.append(DEFAULT_CAPTIONER)
+        else:  # a path that exists is preferred to the name of a shipped captioner
+            is_path = Path(name_or_path).exists()
+            checkpoints.append(name_or_path if is_path else SHIPPED_CAPTIONERS.get(str(name_or_path), name_or_path))
+    return PairCaptioner(load_members(checkpoints, base, prompt), device, backbone_weights)
 
 
-def _shipped(source: str | Path | None) -> str | Path:
-    """Return the folder of the shipped captioner with this name; any other source, or an existing path, is returned unchanged."""
-    if source is None:
-        return SHIPPED
-    return source if Path(source).exists() else SHIPPED_CAPTIONERS.get(str(source), source)
-
-
-def _device(name: str) -> torch.device:
-    usable = ["auto", "cpu"]
+def _choose_device(name: str) -> torch.device:
+    names = ["auto", "cpu"]
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is not None:
         kind = accelerator.type
-        usable += [kind, *(f"{kind}:{index}" for index in range(torch.accelerator.device_count()))]
-    if name not in (*usable, "cpu:0"):
-        raise DiffcapError(f"--device {name}: this machine has no such device; choose one of {', '.join(usable)}.")
+        names += [kind, *(f"{kind}:{index}" for index in range(torch.accelerator.device_count()))]
+    if name not in (*names, "cpu:0"):
+        raise DiffcapError(f"--device {name}: this machine has no such device; choose one of {', '.join(names)}.")
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(name)

@@ -1,6 +1,6 @@
 """`ChangePair`, the record of one image pair and its captions, and the files `manifest.jsonl` and `dataset.json`.
 
-Also: reading and writing JSON and small text files.
+`manifest.jsonl` has one pair per line, `dataset.json` the counts. Also: reading and writing JSON and small text files.
 """
 
 import hashlib
@@ -20,15 +20,15 @@ from diffcap.utils.files import atomic_write
 SPLITS = ("train", "val", "test")
 RANGES = "pixel_ranges"  # key of `ChangePair.extra`
 NO_CHANGE_GROUPS = ("distractor", "no_change")  # values of `ChangePair.group` for pairs without change
-_FIELDS: dict[str, Any] = {"id": str, "before": str, "after": str | None, "captions": list, "split": str}
+_FIELD_TYPES: dict[str, Any] = {"id": str, "before": str, "after": str | None, "captions": list, "split": str}
 Changes = Literal["single", "multi"]
 MULTI_WORDS = 60  # CARD's released captions are cut after 60 words
 _REMEDY = "write it with `make data DATASET=<name> DATA=<folder>`"
 
 # Names that `groups_of` and the rows of the results table use for something else than a change type.
-_GROUPS = ("total", "semantic", "distractor", "change", "no_change")
+_GROUP_NAMES = ("total", "semantic", "distractor", "change", "no_change")
 _ROW_KEYS = ("slots", "type_accuracy", "id_tokens", "seconds", "steps", "std", "runs")
-RESERVED_CHANGE_TYPES = frozenset((*_GROUPS, *_ROW_KEYS))
+RESERVED_CHANGE_TYPES = frozenset((*_GROUP_NAMES, *_ROW_KEYS))
 
 
 @dataclass(frozen=True)
@@ -58,12 +58,12 @@ class ChangePair:
 
     @property
     def ranges(self) -> dict[str, tuple[float, float]]:
-        """Path -> range of values by which an image is scaled, of images with more than 8 bits; the data stage writes it."""
+        """Path -> pixel values that become black and white, for images of more than 8 bits; the data stage writes it."""
         return self.extra.get(RANGES, {})
 
     @property
     def group(self) -> str:
-        """Name of its group in the scores: "change" or "no_change" in datasets with a change flag, else "semantic" or "distractor"."""
+        """Its group in the scores: "change" or "no_change" in datasets with a change flag, else "semantic" or "distractor"."""
         names = ("change", "no_change") if "changeflag" in self.extra else ("semantic", "distractor")
         return names[self.is_distractor]
 
@@ -80,33 +80,33 @@ class Dataset:
     info: dict[str, Any]
 
 
-def _pair(row: dict[str, Any], where: str) -> ChangePair:
-    for key, kind in _FIELDS.items():
-        if key not in row or not isinstance(row[key], kind):
-            found = "nothing" if key not in row else repr(row[key])[:60]
-            name = getattr(kind, "__name__", "str or null")
-            raise DiffcapError(f'{where}: "{key}" must be a {name}, found {found}; fix that line.')
+def _make_pair(row: dict[str, Any], place: str) -> ChangePair:
+    for key, field_type in _FIELD_TYPES.items():
+        if key not in row or not isinstance(row[key], field_type):
+            value = "nothing" if key not in row else repr(row[key])[:60]
+            type_name = getattr(field_type, "__name__", "str or null")
+            raise DiffcapError(f'{place}: "{key}" must be a {type_name}, found {value}; fix that line.')
     if row["split"] not in SPLITS:
-        raise DiffcapError(f'{where}: "split" must be one of {", ".join(SPLITS)}, found {row["split"]!r}; fix it.')
+        raise DiffcapError(f'{place}: "split" must be one of {", ".join(SPLITS)}, found {row["split"]!r}; fix it.')
     if not all(isinstance(caption, str) for caption in row["captions"]):
-        raise DiffcapError(f'{where}: "captions" must be a list of strings; fix that line.')
+        raise DiffcapError(f'{place}: "captions" must be a list of strings; fix that line.')
     change_type = row.pop("change_type", None)
     is_distractor = row.pop("is_distractor", False)
     if not isinstance(change_type, str | None) or not isinstance(is_distractor, bool):
-        raise DiffcapError(f'{where}: "change_type" must be a string or null, "is_distractor" true or false; fix it.')
-    known = {key: row.pop(key) for key in _FIELDS}
-    return ChangePair(**known, change_type=change_type, is_distractor=is_distractor, extra=row)
+        raise DiffcapError(f'{place}: "change_type" must be a string or null, "is_distractor" true or false; fix it.')
+    fields = {key: row.pop(key) for key in _FIELD_TYPES}
+    return ChangePair(**fields, change_type=change_type, is_distractor=is_distractor, extra=row)
 
 
 def read_manifest(path: str | Path) -> list[ChangePair]:
     """Read every pair of a `manifest.jsonl`."""
     pairs: list[ChangePair] = []
-    seen: dict[str, str] = {}
-    for where, row in read_json_lines(path, "manifest", _REMEDY):
-        pair = _pair(row, where)
-        if pair.id in seen:
-            raise DiffcapError(f"{where}: id {pair.id!r} is already used in {seen[pair.id]}; give each pair its own.")
-        seen[pair.id] = where
+    places: dict[str, str] = {}  # id -> path and line of its pair
+    for place, row in read_json_lines(path, "manifest", _REMEDY):
+        pair = _make_pair(row, place)
+        if pair.id in places:
+            raise DiffcapError(f"{place}: id {pair.id!r} is already used in {places[pair.id]}; give each pair its own.")
+        places[pair.id] = place
         pairs.append(pair)
     return pairs
 
@@ -126,7 +126,7 @@ def take_changes(pairs: Iterable[ChangePair], changes: Changes | None) -> list[C
 
 
 def is_blank(text: str) -> bool:
-    """Whether a text has no visible character (letter, digit, symbol or punctuation mark)."""
+    """Return True if a text has no visible character (letter, digit, symbol or punctuation mark)."""
     return not any(unicodedata.category(letter)[0] in "LNPS" for letter in text)
 
 
@@ -140,7 +140,7 @@ def manifest_text(pairs: Iterable[ChangePair]) -> str:
     """Return the text of a `manifest.jsonl`: one JSON object per line, keys always in the same order."""
     lines = []
     for pair in pairs:
-        row = {key: getattr(pair, key) for key in (*_FIELDS, "change_type", "is_distractor")}
+        row = {key: getattr(pair, key) for key in (*_FIELD_TYPES, "change_type", "is_distractor")}
         lines.append(json.dumps({**row, **pair.extra}, ensure_ascii=False) + "\n")
     return "".join(lines)
 
@@ -163,9 +163,9 @@ def read_root(folder: str | Path) -> Path:
 
 def _read_info(folder: Path) -> dict[str, Any]:
     info = read_json(folder / "dataset.json", "dataset", _REMEDY)
-    missing = [key for key in ("name", "root", "manifest_sha256") if not isinstance(info, dict) or key not in info]
-    if missing:
-        raise DiffcapError(f"{folder / 'dataset.json'}: the keys {', '.join(missing)} are missing; {_REMEDY}.")
+    missing_keys = [key for key in ("name", "root", "manifest_sha256") if not isinstance(info, dict) or key not in info]
+    if missing_keys:
+        raise DiffcapError(f"{folder / 'dataset.json'}: the keys {', '.join(missing_keys)} are missing; {_REMEDY}.")
     return dict(info)
 
 
@@ -178,35 +178,35 @@ def write_dataset(folder: str | Path, name: str, root: str | Path, pairs: list[C
         notes: a dict of further entries of `dataset.json` (skipped pairs, the reader's settings).
     """
     # abspath, not resolve: ".." must be removed before the paths are compared, but symbolic links must stay
-    folder, absolute, home = Path(folder), Path(os.path.abspath(root)), os.path.abspath(folder)  # noqa: PTH100
-    manifest = folder / "manifest.jsonl"
+    folder, root, absolute_folder = Path(folder), Path(os.path.abspath(root)), os.path.abspath(folder)  # noqa: PTH100
+    manifest_file = folder / "manifest.jsonl"
     text = manifest_text(pairs)
     info = {
         "name": name,
-        "root": (absolute.relative_to(home) if absolute.is_relative_to(home) else absolute).as_posix(),
+        "root": (root.relative_to(absolute_folder) if root.is_relative_to(absolute_folder) else root).as_posix(),
         **_counts(pairs),
         **notes,
         "manifest_sha256": hashlib.sha256(text.encode()).hexdigest(),
     }
-    stale = not manifest.is_file() or file_hash(manifest) != info["manifest_sha256"]
-    if stale:
-        manifest.unlink(missing_ok=True)  # a stage that is killed between the two files must not count as done
+    is_stale = not manifest_file.is_file() or file_hash(manifest_file) != info["manifest_sha256"]
+    if is_stale:
+        manifest_file.unlink(missing_ok=True)  # a stage that is killed between the two files must not count as done
     update_text(folder / "dataset.json", json_text(info))
-    if stale:
-        write_text(manifest, text)
-    return Dataset(name, absolute, pairs, info)
+    if is_stale:
+        write_text(manifest_file, text)
+    return Dataset(name, root, pairs, info)
 
 
 def _counts(pairs: list[ChangePair]) -> dict[str, Any]:
     captions = sum(len(pair.captions) for pair in pairs)
     splits = {}
     for split in SPLITS:
-        members = [pair for pair in pairs if pair.split == split]
+        split_pairs = [pair for pair in pairs if pair.split == split]
         splits[split] = {
-            "pairs": len(members),
-            "distractors": sum(pair.is_distractor for pair in members),
-            "captions": sum(len(pair.captions) for pair in members),
-            "change_types": dict(sorted(Counter(pair.change_type for pair in members if pair.change_type).items())),
+            "pairs": len(split_pairs),
+            "distractors": sum(pair.is_distractor for pair in split_pairs),
+            "captions": sum(len(pair.captions) for pair in split_pairs),
+            "change_types": dict(sorted(Counter(pair.change_type for pair in split_pairs if pair.change_type).items())),
         }
     return {
         "pairs": len(pairs),
@@ -292,20 +292,20 @@ def read_json_lines(
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
-            where = f"{path}, line {number}"
+            place = f"{path}, line {number}"
             try:
                 row = _loads(line.decode("utf-8-sig"))
             except json.JSONDecodeError as error:
                 raise DiffcapError(
-                    f"{where}: not JSON ({error.msg} at column {error.colno}); fix or delete that line."
+                    f"{place}: not JSON ({error.msg} at column {error.colno}); fix or delete that line."
                 ) from None
             except UnicodeDecodeError:
-                raise DiffcapError(f"{where}: not UTF-8 text; save the file as UTF-8.") from None
+                raise DiffcapError(f"{place}: not UTF-8 text; save the file as UTF-8.") from None
             except (ValueError, RecursionError) as error:
-                raise DiffcapError(f"{where}: not usable JSON ({error}); fix or delete that line.") from None
+                raise DiffcapError(f"{place}: not usable JSON ({error}); fix or delete that line.") from None
             if not isinstance(row, dict):
-                raise DiffcapError(f"{where}: expected a JSON object, found {type(row).__name__}; fix that line.")
-            yield where, row
+                raise DiffcapError(f"{place}: expected a JSON object, found {type(row).__name__}; fix that line.")
+            yield place, row
 
 
 def file_hash(path: str | Path) -> str:

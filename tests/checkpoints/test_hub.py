@@ -23,7 +23,7 @@ from diffcap.checkpoints.hub import Scores, export, find_scores, model_card, pus
 from diffcap.checkpoints.hub_access import offline_reason
 from diffcap.checkpoints.loading import load, pull
 from diffcap.checkpoints.reading import checkpoint_record, read_checkpoint
-from diffcap.pair_captioner import SHIPPED
+from diffcap.pair_captioner import DEFAULT_CAPTIONER
 from diffcap.records import read_json, write_json
 from diffcap.utils.errors import DiffcapError
 
@@ -276,4 +276,4 @@ def test_scores_are_those_of_the_same_weights(run: Path, tmp_path: Path) -> None
 
 
 def test_the_scores_of_the_captioner_that_ships_are_of_its_weights() -> None:
-    assert find_scores(SHIPPED, read_checkpoint(SHIPPED)).file == SHIPPED / "metrics.json"
+    assert find_scores(DEFAULT_CAPTIONER, read_checkpoint(DEFAULT_CAPTIONER)).file == DEFAULT_CAPTIONER / "metrics.json"

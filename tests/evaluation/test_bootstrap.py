@@ -45,7 +45,7 @@ def test_a_draw_is_scored_as_the_corpus_of_its_pairs() -> None:
     scores = bootstrap_scores([system], {"total": ids}, samples, seed=4)[0]["total"]
     generator = np.random.default_rng([4, 0])
     numbers = generator.integers(len(ids), size=(samples, len(ids)))
-    cider = system[-1].rows["total"][:, 0]
+    cider = system[-1].summands["total"][:, 0]
     for draw, drawn in enumerate(numbers, 1):
         texts = {str(n): hypotheses[ids[place]] for n, place in enumerate(drawn)}
         expectation = {str(n): REFERENCES[ids[place]] for n, place in enumerate(drawn)}
@@ -84,10 +84,10 @@ def test_draws_are_paired_and_depend_on_the_seed_alone() -> None:
 
 def test_blocks_of_draws_do_not_change_the_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     system = additive_metrics(predictions(3, 0.5), REFERENCES, GROUPS, FAST)
-    at_once = bootstrap_scores([system, system], GROUPS, 3 * bootstrap.CHUNK + 5, seed=1)
-    monkeypatch.setattr(bootstrap, "BLOCK", bootstrap.CHUNK)
-    np.testing.assert_equal(bootstrap_scores([system, system], GROUPS, 3 * bootstrap.CHUNK + 5, seed=1), at_once)
-    assert len(at_once[0]["total"]["BLEU-4"]) == 3 * bootstrap.CHUNK + 6
+    at_once = bootstrap_scores([system, system], GROUPS, samples := 3 * bootstrap.SAMPLES_PER_CHUNK + 5, seed=1)
+    monkeypatch.setattr(bootstrap, "SAMPLES_PER_BLOCK", bootstrap.SAMPLES_PER_CHUNK)
+    np.testing.assert_equal(bootstrap_scores([system, system], GROUPS, samples, seed=1), at_once)
+    assert len(at_once[0]["total"]["BLEU-4"]) == 1 + samples
 
 
 def test_intervals_are_as_wide_as_the_theory_of_means_says() -> None:

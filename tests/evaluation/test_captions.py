@@ -83,7 +83,7 @@ def test_what_cannot_be_scored_is_refused(
 
 
 def test_spice_without_its_jars_is_unavailable_not_zero(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("diffcap.evaluation.java.jar", lambda name: tmp_path / name)
+    monkeypatch.setattr("diffcap.evaluation.java.find_jar", lambda name: tmp_path / name)
     monkeypatch.delenv("DIFFCAP_CORENLP", raising=False)
     remedy = unavailable_metrics()["SPICE"]
     assert "stanford-corenlp-3.6.0-models.jar" in remedy and "DIFFCAP_CORENLP" in remedy

@@ -86,7 +86,7 @@ def test_words_of_all_splits_are_counted() -> None:
     pairs = [pair("1", "a road", "a wide road"), *others]
     found = levir_scoring(LevirProtocol(min_count=3), pairs)
     assert found.vocabulary is not None and set(found.vocabulary.words) == {"a", "road", "wide"}
-    assert "at least 3 times" in found.rule and "all splits" in found.rule
+    assert "at least 3 times" in found.vocabulary_rule and "all splits" in found.vocabulary_rule
     # RSICCformer numbers the words from 1 as they appear first; the unknown word follows.
     assert id_text("wide road a house", found.vocabulary) == "3 2 1 4"
     chg2cap = levir_scoring(LevirProtocol(min_count=3, layout="chg2cap"), reversed(pairs)).vocabulary
@@ -98,7 +98,7 @@ def test_a_captioner_of_the_released_evaluators_keeps_its_own_vocabulary() -> No
     rsicc, other = (build_vocabulary(["a road"], 1, layout) for layout in ("rsicc", "rcc"))
     found = [levir_scoring(spec, PAIRS, own).vocabulary is own for own in (VOCABULARY, rsicc, other)]
     assert found == [True, True, False]
-    assert levir_scoring(spec, PAIRS, VOCABULARY).rule == "the captioner's own"
+    assert levir_scoring(spec, PAIRS, VOCABULARY).vocabulary_rule == "the captioner's own"
 
 
 def test_accuracies_by_group() -> None:

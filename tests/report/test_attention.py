@@ -56,7 +56,7 @@ def test_encoded_maps_are_the_strengths_and_the_matches_again() -> None:
     found = strongest_matches(one.alignment, (2, 3))
     assert len(packed["m"]) == len(found) == 6
     for numbers, match in zip(packed["m"], found):
-        assert numbers == [*(round(1000 * x) for x in (*match.start, *match.end, match.weight)), int(match.is_common)]
+        assert numbers == [*(round(1000 * x) for x in (*match.start, *match.end, match.weight)), int(match[3])]
     empty = encode_attention(AttentionMaps([], one.before[:0], one.after[:0], None))
     assert empty == {"w": [], "g": [2, 3], "b": "", "a": "", "m": None}
 

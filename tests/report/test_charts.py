@@ -14,14 +14,14 @@ import pytest
 from PIL import Image
 
 from diffcap.report.charts import (
+    BASELINE_COLORS,
     COLORS,
-    GRAYS,
     Chart,
     curve_chart,
     is_score,
     read_curves,
     run_curves,
-    thinned,
+    thin_out,
     viewpoint_charts,
     write_curves,
     write_viewpoint,
@@ -113,7 +113,7 @@ def test_the_sheet_by_viewpoint_has_lines_and_whiskers(tmp_path: Path) -> None:
         return tmp_path / name
 
     still, chart = draw("still.png", 0.0), draw("chart.png", 0.2)
-    assert Image.open(chart).width == 900 and near(chart, GRAYS[0]).sum() > 500
+    assert Image.open(chart).width == 900 and near(chart, BASELINE_COLORS[0]).sum() > 500
     assert near(chart, COLORS[0]).sum() > near(still, COLORS[0]).sum() + 100 > 500
 
 
@@ -159,9 +159,9 @@ def test_a_run_that_went_on_has_one_curve(tmp_path: Path) -> None:
 
 def test_a_long_curve_is_averaged() -> None:
     curve = [(float(step), float(step)) for step in range(1000)]
-    short = thinned(curve, 100)
+    short = thin_out(curve, 100)
     assert len(short) == 100 and short[0] == (4.5, 4.5) and short[-1] == (994.5, 994.5)
-    assert thinned(curve[:50], 100) == curve[:50] and thinned([], 100) == []
+    assert thin_out(curve[:50], 100) == curve[:50] and thin_out([], 100) == []
 
 
 def test_the_curves_of_runs_are_those_of_their_last_stage(tmp_path: Path) -> None:

@@ -13,30 +13,30 @@ from PIL import Image
 from diffcap.pair_captioner import AttentionMaps
 from diffcap.records import ChangePair
 from diffcap.report.drawing import (
-    BOX,
     GAP,
-    LARGE,
+    LARGE_FRAME,
     MARGIN,
-    PICTURE,
-    SMALL,
-    WIDTH,
+    REGION_COLOR,
+    SHEET_FRAME,
+    SHEET_WIDTH,
+    SMALL_FRAME,
     Masks,
     Thumbnail,
     choose_pairs,
+    draw_outline,
     draw_pairs,
-    fit,
+    draw_region,
+    fit_image,
     is_correct,
     mask_counts,
-    outline,
     outline_thumbnails,
     read_images,
     thumbnails,
-    with_region,
     write_png,
 )
 from diffcap.report.heatmaps import (
-    COLUMNS,
-    TILE,
+    NUM_COLUMNS,
+    WORD_FRAME,
     blend,
     color_table,
     draw_attention,
@@ -98,13 +98,13 @@ def test_a_sheet_shows_images_boxes_and_coloured_captions(tmp_path: Path) -> Non
     boxes = {"before": [40, 30, 60, 50], "after": None}
     pairs = [pair("1", "drop", boxes=boxes, changed=CHANGED)]
     sheet = draw_pairs(pairs, {"a": {"1": "the gray cube vanished"}, "b": {"1": "no change"}}, Masks(tmp_path))
-    assert sheet.width == WIDTH and sheet.height < 300
+    assert sheet.width == SHEET_WIDTH and sheet.height < 300
     pixels = np.asarray(sheet)
-    before = pixels[:, MARGIN : MARGIN + PICTURE[0]]
-    after = pixels[:, MARGIN + PICTURE[0] + GAP : MARGIN + 2 * PICTURE[0] + GAP]
+    before = pixels[:, MARGIN : MARGIN + SHEET_FRAME[0]]
+    after = pixels[:, MARGIN + SHEET_FRAME[0] + GAP : MARGIN + 2 * SHEET_FRAME[0] + GAP]
     blue = (after == (10, 20, 200)).all(-1)
-    assert blue.sum() == PICTURE[0] * PICTURE[1]
-    framed = np.argwhere((before == BOX).all(-1)) - np.argwhere(blue).min(0)
+    assert blue.sum() == SHEET_FRAME[0] * SHEET_FRAME[1]
+    framed = np.argwhere((before == REGION_COLOR).all(-1)) - np.argwhere(blue).min(0)
     # twice the box's corners, two pixels further out
     assert framed.min(0).tolist() == [2 * 30 - 2, 2 * 40 - 2] and framed.max(0).tolist() == [2 * 50 + 1, 2 * 60 + 1]
     assert all(count(sheet, color) for color in ((20, 125, 55), (190, 40, 40), (30, 30, 30)))
@@ -114,9 +114,9 @@ def test_other_datasets_get_a_plain_sheet(tmp_path: Path) -> None:
     Image.new("L", (300, 600), 90).save(tmp_path / "1.png")
     plain, masks = ChangePair("1", "1.png", "1.png", [], "test"), Masks(tmp_path)
     sheet = draw_pairs([plain, plain], {"a": {"1": " ".join(["word"] * 200)}, "b": {"1": ""}}, masks)
-    assert sheet.height > 2 * PICTURE[1] + 200  # rows grow with their words
-    assert not any(count(sheet, color) for color in ((20, 125, 55), (190, 40, 40), BOX))
-    assert (np.asarray(sheet)[:, : MARGIN + PICTURE[0]] == 90).all(-1).sum() == 2 * 96 * 192  # not stretched
+    assert sheet.height > 2 * SHEET_FRAME[1] + 200  # rows grow with their words
+    assert not any(count(sheet, color) for color in ((20, 125, 55), (190, 40, 40), REGION_COLOR))
+    assert (np.asarray(sheet)[:, : MARGIN + SHEET_FRAME[0]] == 90).all(-1).sum() == 2 * 96 * 192  # not stretched
     write_png(tmp_path / "out/pairs.png", sheet)
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["pairs.png"]
     with pytest.raises(DiffcapError, match=r"2\.png: file not found.*--attention 0"):
@@ -133,7 +133,8 @@ def test_thumbnails_are_shrunk_never_enlarged_and_none_for_broken_images(tmp_pat
     Image.new("RGBA", (40, 30), (30, 200, 30, 255)).save(tmp_path / "small.png")
     (tmp_path / "broken.png").write_bytes((tmp_path / "small.png").read_bytes()[:40])
     Image.fromarray(np.full((30, 40), 1500, np.int32)).save(tmp_path / "deep.tif")  # more than 8 bits
-    frames = {"large.jpg": LARGE, **dict.fromkeys(("small.png", "broken.png", "none.png", "deep.tif"), SMALL)}
+    frames = dict.fromkeys(("large.jpg", "small.png", "broken.png", "none.png", "deep.tif"), SMALL_FRAME)
+    frames["large.jpg"] = LARGE_FRAME
     made = thumbnails(tmp_path, frames, {"deep.tif": (0, 60_000)})
     assert list(made) == list(frames) and made["broken.png"] is None and made["none.png"] is None
     for name, original, size in (("large.jpg", (800, 400), (320, 160)), ("small.png", (40, 30), (40, 30))):
@@ -188,27 +189,28 @@ def test_masks_that_cannot_be_used_are_counted(root: Path) -> None:
         assert text.startswith(str(root / path)) and reason in text and text.endswith(".")
     assert mask_counts(masks, [masked(None)], sizes) is None
     assert mask_counts(masks, [masked("empty.png")], sizes) == {"pairs": 0, "empty": 1, "unreadable": 0}
-    outlines = outline_thumbnails(masks, [masked(name) for name in names], sizes, {"b.png": SMALL, "a.png": SMALL})
+    frames = dict.fromkeys(("b.png", "a.png"), SMALL_FRAME)
+    outlines = outline_thumbnails(masks, [masked(name) for name in names], sizes, frames)
     assert list(outlines) == ["mask.png"]
 
 
 def test_an_outline_is_around_the_area_and_closed_at_the_edge_of_the_image(root: Path) -> None:
-    line = np.asarray(outline(AREA, (64, 64))) > 0
+    line = np.asarray(draw_outline(AREA, (64, 64))) > 0
     expected = np.zeros_like(AREA)
     for y in range(64):
         for x in range(64):
             near = AREA[max(0, y - 1) : y + 2, max(0, x - 1) : x + 2].any()
             expected[y, x] = near and (not AREA[y, x] or x == 63)
     assert (line == expected).all()
-    double = np.asarray(outline(AREA, (128, 128), 2)) > 0
+    double = np.asarray(draw_outline(AREA, (128, 128), 2)) > 0
     assert double.sum() == 4 * line.sum() and double[38:40, 90].all() and not double[40:60, 80:126].any()
-    for frame, size in ((SMALL, (64, 64)), (LARGE, (300, 300))):
+    for frame, size in ((SMALL_FRAME, (64, 64)), (LARGE_FRAME, (300, 300))):
         frames = {"b.png": frame, "a.png": frame}
         image = decoded(outline_thumbnails(Masks(root), [masked("mask.png")], {"b.png": size}, frames)["mask.png"])
-        assert image.mode == "RGBA" and image.size == (size if frame == SMALL else (240, 240))
+        assert image.mode == "RGBA" and image.size == (size if frame == SMALL_FRAME else (240, 240))
         pixels = np.asarray(image)
-        line = np.asarray(outline(AREA, image.size, 1 if frame == SMALL else 2)) > 0
-        assert ((pixels[..., 3] == 255) == line).all() and (pixels[line, :3] == BOX).all()
+        line = np.asarray(draw_outline(AREA, image.size, 1 if frame == SMALL_FRAME else 2)) > 0
+        assert ((pixels[..., 3] == 255) == line).all() and (pixels[line, :3] == REGION_COLOR).all()
 
 
 def test_both_images_show_the_outline_and_a_pair_without_a_usable_mask_its_boxes(root: Path) -> None:
@@ -216,10 +218,10 @@ def test_both_images_show_the_outline_and_a_pair_without_a_usable_mask_its_boxes
 
     def drawn(name: str | None) -> list[int]:
         one = masked(name, boxes=boxes)
-        images = with_region(one, read_images(one, root), Masks(root))
-        return [int((np.asarray(image) == BOX).all(-1).sum()) for image in images]
+        images = draw_region(one, read_images(one, root), Masks(root))
+        return [int((np.asarray(image) == REGION_COLOR).all(-1).sum()) for image in images]
 
-    length = int((np.asarray(outline(AREA, fit(Image.new("L", (64, 64))).size)) > 0).sum())
+    length = int((np.asarray(draw_outline(AREA, fit_image(Image.new("L", (64, 64))).size)) > 0).sum())
     assert drawn("mask.png") == [length, length] and drawn("empty.png") == [0, 0]
     framed = drawn(None)
     assert framed[0] > 0 and framed[1] == 0 and drawn("none.png") == drawn("wide.png") == framed
@@ -266,7 +268,7 @@ def test_matches_are_the_highest_weights_and_other_shifts_are_marked() -> None:
         alignment[start, end] = weight
     found = strongest_matches(alignment, (3, 4))
     assert [match.weight for match in found] == [1.0, 0.9, 0.8, 0.7]  # 0.4 is less than half the highest
-    assert [match.is_common for match in found] == [True, True, True, False]  # the last goes to the next row's begin
+    assert [match.has_common_shift for match in found] == [True, True, True, False]  # the last goes to the next row
     assert found[0].start == (0.125, pytest.approx(1 / 6)) and found[0].end == (0.375, pytest.approx(1 / 6))
     assert found[3].start == (0.625, 0.5) and found[3].end == (0.125, pytest.approx(5 / 6))
     assert (
@@ -278,21 +280,21 @@ def test_matches_are_the_highest_weights_and_other_shifts_are_marked() -> None:
 def test_a_sheet_has_a_tile_for_each_word_and_lines_where_there_is_an_alignment(tmp_path: Path) -> None:
     Image.new("RGB", (128, 96), GRAY).save(tmp_path / "1.png")
     one, masks = ChangePair("1", "1.png", "1.png", ["a reference"], "test"), Masks(tmp_path)
-    words = [f"w{number}" for number in range(COLUMNS + 1)]
+    words = [f"w{number}" for number in range(NUM_COLUMNS + 1)]
     before, after = (np.stack([one_hot(*cell)] * len(words)) for cell in ((0, 0), (3, 5)))
     alignment = np.eye(24)
     alignment[9] = np.eye(24)[18]
     captions = {"a": {"1": "w0 w1"}}
     sheet = draw_attention({"a": [(one, AttentionMaps(words, before, after, alignment))]}, captions, masks)
-    assert sheet.width == WIDTH and count(sheet, BLUE) > 22 * 20 and count(sheet, ORANGE) > 20
+    assert sheet.width == SHEET_WIDTH and count(sheet, BLUE) > 22 * 20 and count(sheet, ORANGE) > 20
     pixels = np.asarray(sheet).astype(int)
-    top = int(np.argwhere((pixels == GRAY).all(-1))[0][0]) + PICTURE[1] + 2 * GAP
-    for number in (0, COLUMNS - 1):
-        left = MARGIN + number * (TILE[0] + GAP)
-        tile = pixels[top : top + 2 * TILE[1] + 2, left : left + TILE[0]]
+    top = int(np.argwhere((pixels == GRAY).all(-1))[0][0]) + SHEET_FRAME[1] + 2 * GAP
+    for number in (0, NUM_COLUMNS - 1):
+        left = MARGIN + number * (WORD_FRAME[0] + GAP)
+        tile = pixels[top : top + 2 * WORD_FRAME[1] + 2, left : left + WORD_FRAME[0]]
         rows, columns = np.nonzero(tile[..., 0] - tile[..., 2] > 90)
-        above = rows < TILE[1]
+        above = rows < WORD_FRAME[1]
         assert above.any() and rows[above].max() < 44 and columns[above].max() < 40  # before: its first corner
-        assert rows[~above].min() > TILE[1] + 44 and columns[~above].min() > 78  # after: its last corner
+        assert rows[~above].min() > WORD_FRAME[1] + 44 and columns[~above].min() > 78  # after: its last corner
     plain = draw_attention({"a": [(one, AttentionMaps(words[:1], before[:1], after[:1], None))]}, captions, masks)
     assert not count(plain, BLUE) and plain.height < sheet.height - 200

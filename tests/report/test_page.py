@@ -69,7 +69,7 @@ def a_page(name: str = "one", text: str = "the small red cube moved", has_object
         metadata=[(name, text)],
     )  # fmt: skip
     second = System(
-        captions=dict.fromkeys(ids, "it moved"), scores=dict(zip(ids, [0.0, 3.0, 2.5, 0.1])), no_attention=text
+        captions=dict.fromkeys(ids, "it moved"), scores=dict(zip(ids, [0.0, 3.0, 2.5, 0.1])), no_attention_reason=text
     )
     row = {"total": {"BLEU-4": 0.5, "CIDEr-D": 1.25}, text: {"CIDEr-D": 0.5}, "seconds": 60.0}
     better = {"total": {"BLEU-4": 0.75, "CIDEr-D": 1.5}, text: {"CIDEr-D": 0.75}, "seconds": 90.0}
@@ -83,7 +83,7 @@ def a_page(name: str = "one", text: str = "the small red cube moved", has_object
         pairs=pairs,
         pictures={"b0": picture, "a0": None, "b1": picture, "a1": picture, "b2": picture, "a2": picture, "n": picture},
         viewpoint={"bins": bins, "systems": dict.fromkeys(("baseline", name, "two"), scored)},
-        extra_tables={text: {name: better, "two": row}},
+        extra_rows={text: {name: better, "two": row}},
         metadata=[("commit", text)],
     )
 
@@ -150,7 +150,7 @@ def test_an_outline_replaces_the_boxes_and_localisation_names_the_region() -> No
     tables = {key: one.localisation[key] for key in ("kinds", "words")}
     systems = {**page.systems, "one": replace(one, localisation={"region": "mask", **tables, "boxes": tables})}
     counts = {"pairs": 3, "empty": 4, "unreadable": 1, "share": 0.0625}
-    page = replace(page, pairs=pairs, outlines={"m1": Thumbnail(100, 80, "line")}, systems=systems, masks=counts)
+    page = replace(page, pairs=pairs, outlines={"m1": Thumbnail(100, 80, "line")}, systems=systems, mask_counts=counts)
     index, blocks = page_data(page)
     assert ["m" in entry for entry in index["pairs"]] == [False, True, False, False]
     assert "x" not in index["pairs"][1] and "x" in index["pairs"][0] and index["featured"] == 1

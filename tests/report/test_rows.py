@@ -15,7 +15,7 @@ from diffcap.evaluation.slots import parse_caption
 from diffcap.features.store import FeatureStore
 from diffcap.features.writer import StoreWriter
 from diffcap.records import ChangePair, Dataset, read_json, write_json
-from diffcap.report.gather import MOST_COMMON, NEAREST, baseline_captions, describe_pairs
+from diffcap.report.gather import MOST_COMMON, NEAREST, baseline_captions, vectors_of_pairs
 from diffcap.report.rows import (
     common_protocol,
     mean_row,
@@ -212,7 +212,7 @@ def pair_of(before: int, after: int, *captions: str) -> ChangePair:
 def test_pairs_are_described_by_the_averaged_map_and_its_difference(tmp_path: Path) -> None:
     maps = np.random.default_rng(0).normal(size=(5, 1200, 4, 4)).astype(np.float16)
     places = [(0, 1), (2, 3), (1, 1)]
-    vectors = describe_pairs(store_of(tmp_path / "store", maps), [pair_of(*place) for place in places], chunk=2)
+    vectors = vectors_of_pairs(store_of(tmp_path / "store", maps), [pair_of(*place) for place in places], chunk_size=2)
     means = maps.astype(np.float64).mean(axis=(2, 3))  # 1200 x 4 x 4 is too large: one cell is left
     for vector, (before, after) in zip(vectors, places):
         first, second = means[before], means[after] - means[before]

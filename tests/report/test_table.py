@@ -10,13 +10,13 @@ from markdown_it import MarkdownIt
 from rich.console import Console
 
 from diffcap.report.table import (
-    caption_of,
+    footnotes,
     group_table,
     id_note,
     id_rows,
     localisation_note,
     localisation_table,
-    notes_of,
+    protocol_text,
     report_text,
     score_tabs,
     system_table,
@@ -126,7 +126,7 @@ def test_localisation_is_a_table_with_its_chance() -> None:
     ],
 )  # fmt: skip
 def test_the_caption_says_what_was_scored(changes: dict[str, Any], rows: Any, found: str) -> None:
-    caption = caption_of({**PROTOCOL, **changes}, rows)
+    caption = protocol_text({**PROTOCOL, **changes}, rows)
     assert caption == found if found.startswith("toy") else found in caption
 
 
@@ -152,7 +152,7 @@ def test_footnotes() -> None:
     assert system_table(rows).lines()[1][-2:] == ["75.00", "0.00 †"] and system_table(ROWS).note == ""
     notes = {"ours": ["2 of 4 captions are empty."]}
     protocol = {**PROTOCOL, "pairs": {"total": 40, "distractor": 5}, "notes": notes}
-    weightless, small, empty = notes_of(protocol, rows)
+    weightless, small, empty = footnotes(protocol, rows)
     assert weightless.startswith("† CIDEr-D gives no weight") and "fewer than 30 pairs (distractor 5)" in small
     assert empty == "ours: 2 of 4 captions are empty."
     by_type = type_table(rows)

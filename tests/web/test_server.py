@@ -18,7 +18,7 @@ from tests.odd_images import encoded, scene
 from tests.toy_checkpoints import write_checkpoint
 from tests.web.site import Visitor
 
-from diffcap.pair_captioner import SHIPPED
+from diffcap.pair_captioner import DEFAULT_CAPTIONER as SHIPPED
 from diffcap.utils.errors import DiffcapError
 from diffcap.web import captioners as shelf
 from diffcap.web.captioners import Captioners, Choice, find_choices

@@ -13,7 +13,7 @@ from diffcap.records import SPLITS, ChangePair, read_dataset, write_text
 from diffcap.utils.console import echo
 from diffcap.utils.errors import DiffcapError
 
-FILE = "audit.jsonl"
+AUDIT_FILENAME = "audit.jsonl"
 
 # Reasons, in the order of the table.
 ALL_CAPTIONS = "change, but all captions say that nothing changed"
@@ -53,15 +53,15 @@ def audit(dataset: str | None = None, folder: Path | None = None) -> None:
     if dataset not in (None, prepared.name):
         raise DiffcapError(f"{folder}: holds {prepared.name}, not {dataset}; give the folder of {dataset}.")
     findings, unchecked = find_contradictions(pairs, prepared.root)
-    derived = prepared.info.get("change_types")
-    if derived and not any("changeflag_derived" in pair.extra for pair in pairs):
-        unchecked.append(f"the flags: they are {derived}, so that only captions that disagree are found")
+    origin = prepared.info.get("change_types")  # "derived from the captions", if the dataset's files have no types
+    if origin and not any("changeflag_derived" in pair.extra for pair in pairs):
+        unchecked.append(f"the flags: they are {origin}, so that only captions that disagree are found")
     rows = []
     for pair, reasons, captions in findings:
         flag = {"id": pair.id, "split": pair.split, "changeflag": int(not pair.is_distractor)}
         paths = {"before": pair.before, "after": pair.after, "mask": pair.extra.get("mask")}
         rows.append({**flag, "reasons": reasons, "captions": captions, **paths})
-    write_text(folder / FILE, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    write_text(folder / AUDIT_FILENAME, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     for pair, reasons, _ in findings:
         echo(f"{pair.split} {pair.id}: {'; '.join(reasons)}")
     has_masks = any("mask" in pair.extra for pair in pairs)
@@ -74,7 +74,7 @@ def audit(dataset: str | None = None, folder: Path | None = None) -> None:
     print_table(Table([*SPLITS, "total"], lines, ["reason"], f"{prepared.name}: contradictions, in pairs"))
     echo(
         *(f"not checked: {text}" for text in unchecked),
-        f"{len(findings):,} of {len(pairs):,} pairs have a contradiction, {folder / FILE}",
+        f"{len(findings):,} of {len(pairs):,} pairs have a contradiction, {folder / AUDIT_FILENAME}",
     )
 
 
@@ -82,7 +82,7 @@ def find_contradictions(pairs: Sequence[ChangePair], root: Path) -> tuple[list[F
     """Compare the change flag of each pair (`is_distractor`) with its captions, its mask and its images.
 
     Returns:
-        The findings in the order of the pairs; and what could not be checked, and why, one sentence part each.
+        The findings in the order of the pairs; and texts such as "3 of 9 pairs without a mask", for what could not be checked.
     """
     from diffcap.utils.image_io import read_image
     from diffcap.utils.progress import progress_bar
@@ -94,8 +94,8 @@ def find_contradictions(pairs: Sequence[ChangePair], root: Path) -> tuple[list[F
             f"{root}: the dataset does not mark the pairs without change, so that there is nothing to compare; audit another one."
         )
     findings: list[Finding] = []
-    without = Counter[str]()  # what a pair lacks
-    derived = (
+    num_without = Counter[str]()  # what pairs lack -> number of pairs
+    own_flag = (
         "a flag in the dataset's files; it is derived from the captions, so that only captions that disagree are found"
     )
     with progress_bar("auditing pairs", len(pairs)) as advance:
@@ -106,21 +106,22 @@ def find_contradictions(pairs: Sequence[ChangePair], root: Path) -> tuple[list[F
                 reasons.append(CHANGE_CAPTION)
             elif captions:
                 reasons.append(ALL_CAPTIONS if len(captions) == len(pair.captions) else SOME_CAPTIONS)
-            empty = equal = None  # not known
+            is_empty = is_equal = None  # not known
             with suppress(DiffcapError):
-                empty = read_image(root / pair.extra["mask"]).image.getbbox() is None if "mask" in pair.extra else None
+                mask = pair.extra.get("mask")
+                is_empty = read_image(root / mask).image.getbbox() is None if mask else None
             with suppress(OSError):
-                equal = filecmp.cmp(root / pair.before, root / str(pair.after), shallow=False)
-            without["captions"] += not pair.captions
-            without["a mask" if "mask" not in pair.extra else "a readable mask"] += empty is None
-            without["both images"] += equal is None
-            without[derived] += "changeflag_derived" in pair.extra
-            if empty is not None and empty != pair.is_distractor:
-                reasons.append(EMPTY_MASK if empty else FILLED_MASK)
-            if equal and not pair.is_distractor:
+                is_equal = filecmp.cmp(root / pair.before, root / str(pair.after), shallow=False)
+            num_without["captions"] += not pair.captions
+            num_without["a mask" if "mask" not in pair.extra else "a readable mask"] += is_empty is None
+            num_without["both images"] += is_equal is None
+            num_without[own_flag] += "changeflag_derived" in pair.extra
+            if is_empty is not None and is_empty != pair.is_distractor:
+                reasons.append(EMPTY_MASK if is_empty else FILLED_MASK)
+            if is_equal and not pair.is_distractor:
                 reasons.append(EQUAL_IMAGES)
             if reasons:
                 findings.append(Finding(pair, reasons, captions))
             advance(1)
-    unchecked = [f"{count:,} of {len(pairs):,} pairs without {what}" for what, count in without.items() if count]
+    unchecked = [f"{count:,} of {len(pairs):,} pairs without {thing}" for thing, count in num_without.items() if count]
     return findings, unchecked

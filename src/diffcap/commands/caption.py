@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from diffcap.checkpoints.hub_access import check_connection
-from diffcap.commands.caption_file import SUFFIXES, CaptionFile, exclusive_lock
-from diffcap.commands.pairs import ImagePair, find_pairs, names_many, table_paths
-from diffcap.commands.scene import SHIPPED, caption_scene
+from diffcap.commands.caption_file import CAPTION_FILE_SUFFIXES, CaptionFile, exclusive_lock
+from diffcap.commands.pairs import ImagePair, find_pairs, is_collection, table_paths
+from diffcap.commands.scene import DEFAULT_CAPTIONER, caption_scene
 from diffcap.utils.console import echo, print_json
 from diffcap.utils.errors import DiffcapError
 
 if TYPE_CHECKING:
     from diffcap.pair_captioner import PairCaptioner
 
-_MAX_NAME = 60  # characters of an id in a file name; they take up to 4 bytes each, and file systems allow 255
+_MAX_NAME_LENGTH = 60  # characters of a file name, which take up to 4 bytes each; file systems allow 255 bytes
 
 
 def caption(
@@ -85,15 +85,15 @@ def caption(
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     if batch_size < 1:
         raise DiffcapError(f"--batch_size is {batch_size}; it must be at least 1.")
-    model: dict[str, Any] = {
+    model_options: dict[str, Any] = {
         "checkpoint": checkpoint,
         "device": device,
         "backbone_weights": backbone_weights,
         "base": base,
         "prompt": prompt,
     }
-    decoding: dict[str, Any] = {"beam": beam, "length_penalty": length_penalty, "batch_size": batch_size}
-    scene: dict[str, Any] = {
+    decoding_options: dict[str, Any] = {"beam": beam, "length_penalty": length_penalty, "batch_size": batch_size}
+    scene_options: dict[str, Any] = {
         "tile": tile,
         "overlap": overlap,
         "bands": bands,
@@ -101,16 +101,17 @@ def caption(
         "threshold": threshold,
         "align": align or None,
     }
-    set_options = [f"--{name}" for name, value in {"out": out, **scene}.items() if value is not None]
-    if names_many(before, after):
+    set_options = [f"--{name}" for name, value in {"out": out, **scene_options}.items() if value is not None]
+    if is_collection(before, after):
         if unused := [name for name in set_options if name != "--out"]:
             raise DiffcapError(f"{unused[0]} is for a whole scene, two rasters; remove it for the pairs of {before}.")
     elif set_options:
         if unused := [name for name, value in (("--heatmap", heatmap), ("--json", json)) if value]:
             raise DiffcapError(f"{unused[0]} is for pairs of images; remove it for a whole scene ({set_options[0]}).")
-        caption_scene(before, after, out, model, partial(load_model, SHIPPED, model), **scene, **decoding)
+        load = partial(load_model, DEFAULT_CAPTIONER, model_options)
+        caption_scene(before, after, out, model_options, load, **scene_options, **decoding_options)
         return
-    caption_pairs(before, after, out, heatmap, json, model, **decoding)
+    caption_pairs(before, after, out, heatmap, json, model_options, **decoding_options)
 
 
 def caption_pairs(
@@ -119,111 +120,103 @@ def caption_pairs(
     out: Sequence[str] | None,
     heatmap: str | None,
     as_json: bool,
-    model: Mapping[str, Any],
+    model_options: Mapping[str, Any],
     beam: int,
     length_penalty: float,
     batch_size: int,
 ) -> None:
-    """Caption pairs, print or write the captions, draw heat maps; arguments as in `caption`, `model` has those of `load_captioner`."""
+    """Caption pairs, print or write the captions, draw heat maps; arguments as in `caption`, `model_options` of `load_captioner`."""
     pairs, notes = find_pairs(before, after)
     for note in notes:
         echo(f"note: {note}", err=True)
-    single_pair = after is not None and not Path(before).is_dir()
-    heatmap_path = _validate_heatmap_path(heatmap, single_pair)
+    is_single_pair = after is not None and not Path(before).is_dir()
+    heatmap_path = Path(heatmap) if heatmap is not None else None
+    if heatmap_path and is_single_pair and heatmap_path.suffix.lower() != ".png":
+        raise DiffcapError(f"--heatmap {heatmap}: the heat map is a PNG file; give a name that ends in .png.")
+    if heatmap_path and not is_single_pair and heatmap_path.is_file():
+        raise DiffcapError(
+            f"--heatmap {heatmap}: is a file; for many pairs give a folder, which gets a PNG file per pair."
+        )
     out_path = _validate_out(out, as_json)
     if out_path and after is None and os.path.realpath(out_path) in map(os.path.realpath, table_paths(Path(before))):
         raise DiffcapError(f"--out {out_path}: the pairs of {before} are read from this file; give another name.")
     _check_images(pairs)
-    check_connection([*(model["checkpoint"] or []), model["base"]], shipped=True)
+    check_connection([*(model_options["checkpoint"] or []), model_options["base"]], shipped=True)
     from diffcap.models.generation import check_search
     from diffcap.utils.progress import progress_bar
 
     check_search(beam, length_penalty, "--beam")
-    captioner = load_model("blocks", model)
-    failed, undrawn, file_names = 0, 0, _file_names([pair.id for pair in pairs])
+    captioner = load_model("blocks", model_options)
+    num_failed, num_undrawn, file_names = 0, 0, _file_names([pair.id for pair in pairs])
     with ExitStack() as stack:
-        file, pending = None, pairs
+        caption_file, pending_pairs = None, pairs
         if out_path:
-            weights, prompt = captioner.weights_sha256(), model["prompt"]
-            settings = {"checkpoint": weights, "beam": beam, "length_penalty": length_penalty, "prompt": prompt}
+            settings = {"checkpoint": captioner.weights_sha256(), "beam": beam, "length_penalty": length_penalty}
+            settings["prompt"] = model_options["prompt"]
             stack.enter_context(exclusive_lock(out_path))
-            without_map = {
+            ids_without_map = {
                 id for id, name in file_names.items() if heatmap_path and not (heatmap_path / name).is_file()
             }
-            file = stack.enter_context(CaptionFile(out_path, pairs, settings, batch_size, without_map))
-            pending = file.pending
-        images = ((pair.before, pair.after) for pair in pending)
-        on_error: Literal["raise", "return"] = "raise" if single_pair else "return"
+            caption_file = stack.enter_context(CaptionFile(out_path, pairs, settings, batch_size, ids_without_map))
+            pending_pairs = caption_file.pending_pairs
+        images = ((pair.before, pair.after) for pair in pending_pairs)
+        on_error: Literal["raise", "return"] = "raise" if is_single_pair else "return"
         captions = captioner.batch(images, beam, length_penalty, batch_size, on_error)
-        earlier = len(pairs) - len(pending)
-        advance = stack.enter_context(progress_bar("captioning", len(pairs), earlier, hidden=len(pairs) == 1))
+        num_earlier = len(pairs) - len(pending_pairs)
+        advance = stack.enter_context(progress_bar("captioning", len(pairs), num_earlier, hidden=len(pairs) == 1))
         try:
-            for pair, caption in zip(pending, captions):
+            for pair, caption in zip(pending_pairs, captions):
                 is_error = isinstance(caption, DiffcapError)
-                failed += is_error
-                if heatmap_path and not single_pair and not is_error:
+                num_failed += is_error
+                if heatmap_path and not is_single_pair and not is_error:
                     try:  # before the row is written, because a pair with a row is not repeated
                         _draw(captioner, pair, caption, heatmap_path / file_names[pair.id])
                     except DiffcapError as error:
                         echo(f"note: {pair.id}: not drawn: {error}", err=True)
-                        undrawn += 1
-                _print_result(pair, caption, as_json, single_pair, file)
-                if heatmap_path and single_pair:
+                        num_undrawn += 1
+                _print_result(pair, caption, as_json, is_single_pair, caption_file)
+                if heatmap_path and is_single_pair:
                     _draw(captioner, pair, caption, heatmap_path)
                 advance(1)
         except KeyboardInterrupt:
-            if single_pair:
+            if is_single_pair:
                 raise
-            kept = "the captions are not saved; --out captions.jsonl saves them, and the same command then goes on"
-            if file:
-                kept = f"what is done is in {file.path}, and the same command goes on there"
-            raise DiffcapError(f"interrupted; {kept}.") from None
-    if file:
-        echo(
-            f"{len(pairs) - failed:,} of {len(pairs):,} pairs are captioned{f', {earlier:,} of them earlier' if earlier else ''}; "
-            f"written to {file.path}"
-        )
-    if failed or undrawn:
-        counts = {"captioned": failed, "drawn": undrawn}
-        failures = [f"{count} of {len(pairs)} pairs could not be {what}" for what, count in counts.items() if count]
-        rest = "" if failed + undrawn == len(pairs) else "; the others are done"
+            advice = "the captions are not saved; --out captions.jsonl saves them, and the same command then goes on"
+            if caption_file:
+                advice = f"what is done is in {caption_file.path}, and the same command goes on there"
+            raise DiffcapError(f"interrupted; {advice}.") from None
+    if caption_file:
+        earlier = f", {num_earlier:,} of them earlier" if num_earlier else ""
+        num_captioned = len(pairs) - num_failed
+        echo(f"{num_captioned:,} of {len(pairs):,} pairs are captioned{earlier}; written to {caption_file.path}")
+    if num_failed or num_undrawn:
+        counts = {"captioned": num_failed, "drawn": num_undrawn}
+        failures = [f"{count} of {len(pairs)} pairs could not be {verb}" for verb, count in counts.items() if count]
+        rest = "" if num_failed + num_undrawn == len(pairs) else "; the others are done"
         raise DiffcapError(f"{' and '.join(failures)}, see above{rest}.")
 
 
-def load_model(shipped: str, model: Mapping[str, Any]) -> "PairCaptioner":
-    """Load the captioner, by default the `shipped` one, and print notes about it; `model` has the arguments of `load_captioner`."""
+def load_model(default_name: str, model_options: Mapping[str, Any]) -> "PairCaptioner":
+    """Load a captioner with the arguments of `load_captioner`, by default a shipped one, and print notes about it."""
     from diffcap.pair_captioner import SHIPPED_CAPTIONERS, load_captioner
 
-    options = {name: value for name, value in model.items() if name != "checkpoint"}
-    captioner = load_captioner(model["checkpoint"] or SHIPPED_CAPTIONERS[shipped], **options)
-    if model["checkpoint"] is None:
-        echo(f"note: no --checkpoint: the captioner `{shipped}`, which ships with diffcap, is used.", err=True)
+    options = {name: value for name, value in model_options.items() if name != "checkpoint"}
+    captioner = load_captioner(model_options["checkpoint"] or SHIPPED_CAPTIONERS[default_name], **options)
+    if model_options["checkpoint"] is None:
+        echo(f"note: no --checkpoint: the captioner `{default_name}`, which ships with diffcap, is used.", err=True)
     if captioner.domain_note is not None:
         echo(f"note: {captioner.domain_note}", err=True)
     return captioner
-
-
-def _validate_heatmap_path(heatmap: str | None, single_pair: bool) -> Path | None:
-    if heatmap is None:
-        return None
-    path = Path(heatmap)
-    if single_pair and path.suffix.lower() != ".png":
-        raise DiffcapError(f"--heatmap {heatmap}: the heat map is a PNG file; give a name that ends in .png.")
-    if not single_pair and path.is_file():
-        raise DiffcapError(
-            f"--heatmap {heatmap}: is a file; for many pairs give a folder, which gets a PNG file per pair."
-        )
-    return path
 
 
 def _validate_out(out: Sequence[str] | None, as_json: bool) -> Path | None:
     if not out:
         return None
     path = Path(out[0])
-    if len(out) > 1 or path.suffix.lower() not in SUFFIXES:
+    if len(out) > 1 or path.suffix.lower() not in CAPTION_FILE_SUFFIXES:
         raise DiffcapError(
-            f"--out {' --out '.join(out)}: for many pairs give one file that ends in {' or '.join(SUFFIXES)}; the other formats are for a "
-            "whole scene, two rasters."
+            f"--out {' --out '.join(out)}: for many pairs give one file that ends in {' or '.join(CAPTION_FILE_SUFFIXES)}; the other "
+            "formats are for a whole scene, two rasters."
         )
     if as_json:
         raise DiffcapError(f"--json has no effect with --out {path}; remove it. A .jsonl file has the same lines.")
@@ -243,37 +236,37 @@ def _check_images(pairs: Sequence[ImagePair]) -> None:
 def _file_names(ids: Sequence[str]) -> dict[str, str]:
     """Return a file name for each id, unique even on case-insensitive file systems."""
     names: dict[str, str] = {}
-    taken: set[str] = set()
+    taken_names: set[str] = set()
     for id in ids:
-        plain = "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in id).lstrip(".")
-        plain = plain[:_MAX_NAME] or "pair"
-        candidates = itertools.chain([plain], (f"{plain}-{number}" for number in itertools.count(2)))
-        name = next(name for name in candidates if name.casefold() not in taken)
+        base_name = "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in id).lstrip(".")
+        base_name = base_name[:_MAX_NAME_LENGTH] or "pair"
+        candidates = itertools.chain([base_name], (f"{base_name}-{number}" for number in itertools.count(2)))
+        name = next(name for name in candidates if name.casefold() not in taken_names)
         names[id] = f"{name}.png"
-        taken.add(name.casefold())
+        taken_names.add(name.casefold())
     return names
 
 
-def _print_result(pair: ImagePair, caption: Any, as_json: bool, single_pair: bool, file: CaptionFile | None) -> None:
+def _print_result(pair: ImagePair, caption: Any, as_json: bool, is_single_pair: bool, file: CaptionFile | None) -> None:
     """Write the caption of a pair, or its error, to the file; without a file, print it."""
     from diffcap.report.heatmaps import confidence_lines
 
-    failed = isinstance(caption, DiffcapError)
-    if failed:
+    is_error = isinstance(caption, DiffcapError)
+    if is_error:
         echo(f"error: {pair.id}: {caption}", err=True)
-    for note in () if failed else caption.notes:
+    for note in () if is_error else caption.notes:
         echo(f"note: {note}.", err=True)
     if file is not None:
-        file.append(pair, {"error": str(caption)} if failed else caption.as_dict())
-    elif failed and as_json:
+        file.append(pair, {"error": str(caption)} if is_error else caption.as_dict())
+    elif is_error and as_json:
         print_json({**pair.as_dict(), "error": str(caption)}, None)
-    elif failed:
+    elif is_error:
         return
-    elif as_json and single_pair:
+    elif as_json and is_single_pair:
         print_json(caption.as_dict(), 2)
     elif as_json:
         print_json({**pair.as_dict(), **caption.as_dict()}, None)
-    elif single_pair:
+    elif is_single_pair:
         echo(caption.text, *confidence_lines(caption))
         for alternative in caption.alternatives:
             echo(f"or (log-probability {alternative.log_probability:.3f}): {alternative.text}")

@@ -16,22 +16,22 @@ from diffcap.records import read_json, write_json
 from diffcap.utils.errors import DiffcapError, printable
 from diffcap.utils.files import add_filename, atomic_write
 
-SUFFIXES = (".jsonl", ".csv")
-COLUMNS = ("id", "before", "after", "caption", "log_probability", "nothing_changed", "notes", "error")  # of CSV
+CAPTION_FILE_SUFFIXES = (".jsonl", ".csv")
+CSV_COLUMNS = ("id", "before", "after", "caption", "log_probability", "nothing_changed", "notes", "error")
 
 
 class _Row(NamedTuple):
     line: bytes
-    is_error: bool  # whether it has an error in place of a caption
+    is_error: bool  # it has an error in place of a caption
 
 
 @contextmanager
 def exclusive_lock(path: Path) -> Iterator[None]:
     """Allow one command at a time to write a file. The lock is a second file, because the file itself is replaced."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.with_name(f".{path.name}.lock").open("a") as lock:
+    with path.with_name(f".{path.name}.lock").open("a") as lock_file:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise DiffcapError(
                 f"--out {path}: another command is writing this file; wait until it ends, or give another name."
@@ -44,12 +44,12 @@ def exclusive_lock(path: Path) -> Iterator[None]:
 class CaptionFile:
     """A file with a row for each pair, either new or begun by the same command.
 
-    `pending` lists the pairs without a row, then those whose row has an error or that are in `repeated`. If the last batch of an
-    unfinished file is incomplete, its pairs are repeated, so that each number has the same digits as without an interruption.
+    `pending_pairs` lists the pairs without a row, then those whose row has an error or that are in `repeated_ids`. The pairs of an
+    incomplete last batch are captioned again, so that each number has the same digits as without an interruption.
 
     Args:
-        settings: what the captions depend on besides the pairs, by option (JSON values), for FILE.settings.json.
-        repeated: ids of pairs that are pending although they have a row.
+        settings: option -> value, for the options that change the captions; stored in FILE.settings.json.
+        repeated_ids: ids of pairs to caption although they have a row.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class CaptionFile:
         pairs: Sequence[ImagePair],
         settings: Mapping[str, Any],
         batch_size: int,
-        repeated: Collection[str],
+        repeated_ids: Collection[str],
     ) -> None:
         self.path, self._is_csv = path, path.suffix.lower() == ".csv"
         self._index_by_key = {_key(pair.id): index for index, pair in enumerate(pairs)}
@@ -68,30 +68,30 @@ class CaptionFile:
         first_missing = next((index for key, index in self._index_by_key.items() if key not in rows), len(pairs))
         batch_start = first_missing - first_missing % batch_size if first_missing < len(pairs) else first_missing
         self._rows = {key: row for key, row in rows.items() if not row.is_error}
-        pending = [
+        pending_indices = [
             index
             for key, index in self._index_by_key.items()
-            if key not in self._rows or batch_start <= index < first_missing or pairs[index].id in repeated
+            if key not in self._rows or batch_start <= index < first_missing or pairs[index].id in repeated_ids
         ]
-        self.pending = [pairs[index] for index in sorted(pending, key=lambda index: index < batch_start)]
+        self.pending_pairs = [pairs[index] for index in sorted(pending_indices, key=lambda index: index < batch_start)]
         self._write_all()
         with add_filename(path):
             self._file = path.open("ab")
 
     def _check_settings(self, settings: dict[str, Any]) -> None:
-        settings_path = self.path.with_name(f"{self.path.name}.settings.json")
+        settings_file = self.path.with_name(f"{self.path.name}.settings.json")
         if self.path.exists() and (not self.path.is_file() or self.path.stat().st_size):
-            if not settings_path.is_file():
+            if not settings_file.is_file():
                 raise DiffcapError(
-                    f"--out {self.path}: exists, and {settings_path.name} does not, so it is not a file of this command; give another name."
+                    f"--out {self.path}: exists, and {settings_file.name} does not, so it is not a file of this command; give another name."
                 )
-            old_settings = read_json(settings_path, "settings", f"delete {self.path} to start again")
-            if changed := [key for key, value in settings.items() if old_settings.get(key) != value]:
-                names = ", ".join("list of pairs" if key == "pairs" else f"--{key}" for key in changed)
+            old_settings = read_json(settings_file, "settings", f"delete {self.path} to start again")
+            if changed_keys := [key for key, value in settings.items() if old_settings.get(key) != value]:
+                names = ", ".join("list of pairs" if key == "pairs" else f"--{key}" for key in changed_keys)
                 raise DiffcapError(
                     f"--out {self.path}: its captions were made with another {names}; give another name, or delete the file to start again."
                 )
-        write_json(settings_path, settings)
+        write_json(settings_file, settings)
 
     def _read_rows(self) -> dict[str, _Row]:
         """Return the rows by the key of their pair. The last line is left out if it is incomplete (killed process, full disk)."""
@@ -101,7 +101,7 @@ class CaptionFile:
             try:
                 if self._is_csv:
                     (cells,) = csv.reader([line.decode()], strict=True)
-                    values = dict(zip(COLUMNS, cells, strict=True))
+                    values = dict(zip(CSV_COLUMNS, cells, strict=True))
                 else:
                     values = json.loads(line)
                 if not (self._is_csv and number == 1):
@@ -117,7 +117,7 @@ class CaptionFile:
     def _write_all(self) -> None:
         """Write the complete rows in the order of the pairs."""
         rows = [self._rows[key].line for key in sorted(self._rows, key=self._index_by_key.__getitem__)]
-        header = [",".join(COLUMNS).encode()] if self._is_csv else []
+        header = [",".join(CSV_COLUMNS).encode()] if self._is_csv else []
         with atomic_write(self.path) as temporary:
             temporary.write_bytes(b"".join(line + b"\n" for line in [*header, *rows]))
 
@@ -129,10 +129,10 @@ class CaptionFile:
         row |= {"caption": row["text"]} if "text" in row else {}
         if self._is_csv:
             row["notes"] = "; ".join(row.get("notes", ()))
-            text = io.StringIO()
-            cells = (row.get(name) for name in COLUMNS)
-            csv.writer(text, lineterminator="").writerow(["" if cell is None else printable(cell) for cell in cells])
-            line = text.getvalue()
+            buffer = io.StringIO()
+            cells = (row.get(name) for name in CSV_COLUMNS)
+            csv.writer(buffer, lineterminator="").writerow(["" if cell is None else printable(cell) for cell in cells])
+            line = buffer.getvalue()
         else:
             line = json.dumps(row, ensure_ascii=False)
         encoded = line.encode(errors="backslashreplace")  # names that are not UTF-8; valid in JSON, too

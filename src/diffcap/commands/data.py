@@ -3,7 +3,7 @@
 import difflib
 import fcntl
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -12,13 +12,13 @@ from diffcap.datasets.registry import OWN_READER, datasets, get_dataset
 from diffcap.fetching.sources import FetchSettings
 from diffcap.records import SPLITS, ChangePair, Dataset, read_json, read_manifest, write_dataset, write_text
 from diffcap.registry import import_object
-from diffcap.utils.console import echo, run
+from diffcap.utils.console import echo
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.settings import CONFIGS
 
-SOURCES = CONFIGS / "sources"
-FETCH = FetchSettings()
-FEW = 10  # pairs of one's own val or test split; the scores of fewer are not reliable
+SOURCES_FOLDER = CONFIGS / "sources"
+DEFAULT_FETCH = FetchSettings()
+MIN_SPLIT_PAIRS = 10  # the scores of a val or test split of fewer pairs are not reliable
 
 
 def prepare(
@@ -32,7 +32,7 @@ def prepare(
     seed: int | None = None,
     jitter: float | None = None,
     augmented: bool = False,
-    fetch: FetchSettings = FETCH,
+    fetch: FetchSettings = DEFAULT_FETCH,
 ) -> None:
     """Write the manifest of a dataset, and dataset.json with its counts.
 
@@ -56,43 +56,44 @@ def prepare(
     from diffcap.text.vocabulary import build_vocabulary, write_vocabulary
 
     folder = Path(out or f"data/{dataset}")
-    with _one_at_a_time(folder):
-        wanted = {"pairs": pairs, "seed": seed, "jitter": jitter}
-        render = {key: value for key, value in wanted.items() if value is not None}
-        gone: frozenset[str] = frozenset()
-        rendered = get_dataset(dataset).rendered
-        if rendered:
+    with _lock_folder(folder):
+        render_options = {"pairs": pairs, "seed": seed, "jitter": jitter}
+        render_settings = {key: value for key, value in render_options.items() if value is not None}
+        gone_images: frozenset[str] = frozenset()  # paths of images that no longer exist on the web
+        is_rendered = get_dataset(dataset).rendered
+        if is_rendered:
             if source is not None:
                 raise DiffcapError(f"{dataset} is rendered and has no source files; omit --source (DATA=).")
             root = folder / "official"
-            import_object(get_dataset(dataset).renderer or "")(root, **render)
-            render = read_json(root / f"{dataset}.json")
-        elif render:
-            raise DiffcapError(f"--{next(iter(render))} is for rendered datasets, not {dataset}; omit the option.")
+            import_object(get_dataset(dataset).renderer or "")(root, **render_settings)
+            render_settings = read_json(root / f"{dataset}.json")
+        elif render_settings:
+            option = next(iter(render_settings))
+            raise DiffcapError(f"--{option} is for rendered datasets, not {dataset}; omit the option.")
         elif source is None:
-            root, gone = _fetch(dataset, folder, fetch, captions_only, missing)
+            root, gone_images = _fetch(dataset, folder, fetch, captions_only, missing)
         else:
             root = Path(source)
         try:
             records = read_pairs(dataset, root, augmented)
             describe(dataset, records, root)  # refuses wrong files before the images are checked
         except DiffcapError as error:
-            if not rendered:
+            if not is_rendered:
                 raise
             fault = str(error).partition(";")[0]
             raise DiffcapError(f"{fault}; delete {root}, and run the same command again to render it again.") from None
         skipped = {"pairs": 0, "images": 0}
-        ranges = dict[str, Any]()
+        ranges = dict[str, Any]()  # filled by `_check_images`
         if captions_only:
             (folder / "problems.txt").unlink(missing_ok=True)
         else:
-            records, skipped = _check(records, root, folder, missing, check, gone, rendered, ranges)
-            captioned = {pair.split for pair in records if pair.captions}
-            if get_dataset(dataset).pairs and "train" in captioned and "val" not in captioned:
+            records, skipped = _check_images(records, root, folder, missing, check, gone_images, is_rendered, ranges)
+            captioned_splits = {pair.split for pair in records if pair.captions}
+            if get_dataset(dataset).pairs and "train" in captioned_splits and "val" not in captioned_splits:
                 raise DiffcapError(
                     f'{root}: has train pairs and no val pairs with captions, which select a checkpoint; give some pairs the split "val".'
                 )
-        settings = {"missing": missing, "check": check, **({"augmented": True} if augmented else {}), **render}
+        settings = {"missing": missing, "check": check, **({"augmented": True} if augmented else {}), **render_settings}
         notes = {
             "captions_only": captions_only,
             "skipped": skipped,
@@ -101,28 +102,29 @@ def prepare(
         }
         # The vocabulary is written before the manifest, which Make takes as the mark of a complete stage.
         vocabulary = build_vocabulary(caption for pair in records if pair.split == "train" for caption in pair.captions)
-        words = folder / "vocabulary.json"
+        vocabulary_file = folder / "vocabulary.json"
         if not vocabulary.words:  # a dataset with classes instead of captions
-            words.unlink(missing_ok=True)
+            vocabulary_file.unlink(missing_ok=True)
         else:
-            write_vocabulary(words, vocabulary)
-        earlier: dict[tuple[str, ...], str] = {}
+            write_vocabulary(vocabulary_file, vocabulary)
+        earlier_splits: dict[tuple[str, ...], str] = {}
         if get_dataset(dataset).reader == OWN_READER:
             with suppress(DiffcapError):  # there is no manifest, or it is malformed
-                earlier = {(pair.id, *pair.images): pair.split for pair in read_manifest(folder / "manifest.jsonl")}
-        moved = sum(earlier.get((pair.id, *pair.images), pair.split) != pair.split for pair in records)
-        _show(write_dataset(folder, dataset, root, with_ranges(records, ranges), notes), folder)
-        if moved:
+                earlier_pairs = read_manifest(folder / "manifest.jsonl")
+                earlier_splits = {(pair.id, *pair.images): pair.split for pair in earlier_pairs}
+        num_moved = sum(earlier_splits.get((pair.id, *pair.images), pair.split) != pair.split for pair in records)
+        _print_counts(write_dataset(folder, dataset, root, with_ranges(records, ranges), notes), folder)
+        if num_moved:
             echo(
-                f"warning: {moved:,} {'pair has' if moved == 1 else 'pairs have'} another split than in the earlier manifest, so an "
-                'older checkpoint may be tested on pairs it was trained on: train again, or write the earlier "split" on every line'
+                f"warning: {num_moved:,} {'pair has' if num_moved == 1 else 'pairs have'} another split than in the earlier manifest, so "
+                'an older checkpoint may be tested on pairs it was trained on: train again, or write the earlier "split" on every line'
             )
         if vocabulary.words:
-            print(f"{len(vocabulary.words):,} words in the training captions, {words}")
+            print(f"{len(vocabulary.words):,} words in the training captions, {vocabulary_file}")
 
 
 @contextmanager
-def _one_at_a_time(folder: Path) -> Iterator[None]:
+def _lock_folder(folder: Path) -> Iterator[None]:
     """Wait until no other process prepares this folder; the system releases the lock when a process ends."""
     is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
@@ -144,132 +146,128 @@ def _one_at_a_time(folder: Path) -> Iterator[None]:
 def _fetch(
     dataset: str, folder: Path, settings: FetchSettings, captions_only: bool, missing: str
 ) -> tuple[Path, frozenset[str]]:
-    """Download the dataset; returns the folder of the files, and the images that no longer exist on the web."""
+    """Download the dataset; return the folder of its files, and the paths of the images that no longer exist on the web."""
     from diffcap.fetching.fetch import fetch
 
-    sources = Path(settings.sources or SOURCES / f"{dataset}.yaml")
-    if not settings.sources and not sources.is_file():
-        own = {path.parent.name for path in folder.parent.glob("*/manifest.jsonl")}
-        known = sorted({*datasets(), *own})
-        if dataset in known:
+    sources_file = Path(settings.sources or SOURCES_FOLDER / f"{dataset}.yaml")
+    if not settings.sources and not sources_file.is_file():
+        own_names = {path.parent.name for path in folder.parent.glob("*/manifest.jsonl")}
+        names = sorted({*datasets(), *own_names})
+        if dataset in names:
             raise DiffcapError(f"{dataset} cannot be downloaded; give the folder of its files as DATA=<folder>.")
-        near = difflib.get_close_matches(dataset, known, n=1)
+        similar_names = difflib.get_close_matches(dataset, names, n=1)
+        hint = f", did you mean {similar_names[0]}" if similar_names else ""
         raise DiffcapError(
-            f"DATASET={dataset} is unknown{f', did you mean {near[0]}' if near else ''}; known datasets: {', '.join(known)}. For "
-            "your own dataset give DATA=<folder with pairs.jsonl, or a JSON file of images>."
+            f"DATASET={dataset} is unknown{hint}; known datasets: {', '.join(names)}. For your own dataset give "
+            "DATA=<folder with pairs.jsonl, or a JSON file of images>."
         )
-    return fetch(dataset, folder, sources, settings, captions_only, incomplete=missing == "skip")
+    return fetch(dataset, folder, sources_file, settings, captions_only, incomplete=missing == "skip")
 
 
-def _check(
+def _check_images(
     pairs: list[ChangePair],
     root: Path,
     folder: Path,
     missing: str,
     check: Literal["decode", "exists"],
-    gone: frozenset[str],
-    rendered: bool,
+    gone_images: frozenset[str],
+    is_rendered: bool,
     ranges: dict[str, Any],
 ) -> tuple[list[ChangePair], dict[str, int]]:
-    """Check the images and the masks; returns the pairs whose files are all readable, and the numbers of skipped pairs and files.
+    """Check the images and the masks; return the pairs whose files are all readable, and the numbers of skipped pairs and files.
 
-    `ranges` is filled, see `check_images`.
+    `ranges` is filled: path of an image of more than 8 bits -> range of its values.
     """
     from diffcap.datasets.images import MISSING, check_images, image_paths
 
     masks = {pair.id: pair.extra["mask"] for pair in pairs if "mask" in pair.extra}
     paths = sorted({*image_paths(pairs), *masks.values()})
-    report = folder / "problems.txt"
-    problems = dict(check_images(root, paths, check, cache=folder / "checked.json", ranges=ranges))
+    problems_file = folder / "problems.txt"
+    problems = dict(check_images(root, paths, check, cache=folder / "checked.json", ranges=ranges))  # path -> reason
     if not problems:
-        report.unlink(missing_ok=True)
+        problems_file.unlink(missing_ok=True)
         return pairs, {"pairs": 0, "images": 0}
-    write_text(report, "".join(f"{path}\t{reason}\n" for path, reason in problems.items()))
-    good = [pair for pair in pairs if problems.keys().isdisjoint((*pair.images, masks.get(pair.id)))]
-    absent = [path for path, reason in problems.items() if reason == MISSING]
-    broken = [path for path, reason in problems.items() if reason != MISSING]
+    write_text(problems_file, "".join(f"{path}\t{reason}\n" for path, reason in problems.items()))
+    usable_pairs = [pair for pair in pairs if problems.keys().isdisjoint((*pair.images, masks.get(pair.id)))]
+    missing_paths = [path for path, reason in problems.items() if reason == MISSING]
+    broken_paths = [path for path, reason in problems.items() if reason != MISSING]
     counts = " and ".join(
-        f"{len(names)} {word} (first {', '.join(names[:3])})"
-        for names, word in ((absent, "missing"), (broken, "broken"))
-        if names
+        f"{len(bad_paths)} {fault} (first {', '.join(bad_paths[:3])})"
+        for bad_paths, fault in ((missing_paths, "missing"), (broken_paths, "broken"))
+        if bad_paths
     )
-    lost = len(pairs) - len(good)
-    files = "images and masks" if masks else "images"
+    num_unusable = len(pairs) - len(usable_pairs)
     summary = (
-        f"{root}: of {len(paths)} {files} {counts}, so {lost} of {len(pairs)} pairs are unusable; {report} lists them"
+        f"{root}: of {len(paths)} {'images and masks' if masks else 'images'} {counts}, so {num_unusable} of {len(pairs)} pairs are "
+        f"unusable; {problems_file} lists them"
     )
-    if missing == "refuse" and rendered:
+    if missing == "refuse" and is_rendered:
         from diffcap.worlds.rendering import reopen
 
         reopen(root, problems)
         raise DiffcapError(f"{summary}. Run the same command again; it renders those images again.")
-    if missing == "refuse" and not gone.issuperset(problems):
+    if missing == "refuse" and not gone_images.issuperset(problems):
         raise DiffcapError(f"{summary}. Get those images again, or skip the pairs with --missing skip.")
-    if not good:
+    if not usable_pairs:
         raise DiffcapError(f"{summary}. No pair is left; check the folder.")
     echo(f"skipped: {summary}.")
-    return good, {"pairs": lost, "images": len(problems)}
+    return usable_pairs, {"pairs": num_unusable, "images": len(problems)}
 
 
-def _show(dataset: Dataset, folder: Path) -> None:
+def _print_counts(dataset: Dataset, folder: Path) -> None:
     from diffcap.evaluation.tables import print_table
     from diffcap.utils.table import Cell, Table
 
-    single = all(pair.after is None for pair in dataset.pairs)
-    records, record = ("images", "image") if single else ("pairs", "pair")
-    unchanged = "no change" if any(pair.group == "no_change" for pair in dataset.pairs) else "distractors"
+    unit = "image" if all(pair.after is None for pair in dataset.pairs) else "pair"
+    distractors = "no change" if any(pair.group == "no_change" for pair in dataset.pairs) else "distractors"
     lines = []
     for split in SPLITS:
-        row = dataset.info["splits"][split]
-        kinds = ", ".join(f"{kind} {count:,}" for kind, count in row["change_types"].items()) or "-"
-        cells = [Cell(f"{row[key]:,}") for key in ("pairs", "distractors", "captions")]
-        lines.append(([split, kinds], cells))
+        counts = dataset.info["splits"][split]
+        types = ", ".join(f"{change_type} {count:,}" for change_type, count in counts["change_types"].items()) or "-"
+        cells = [Cell(f"{counts[key]:,}") for key in ("pairs", "distractors", "captions")]
+        lines.append(([split, types], cells))
     info = dataset.info
     images = "images not checked" if info["captions_only"] else f"{info['images']:,} images, all present"
     title = f"{dataset.name}: {folder / 'manifest.jsonl'}"
-    print_table(Table([records, unchanged, "captions"], lines, ["split", "change types"], title))
+    print_table(Table([f"{unit}s", distractors, "captions"], lines, ["split", "change types"], title))
     echo(
-        f"{info['pairs']:,} {records}, {info['captions_per_pair']} captions per {record}, {images}, "
-        f"{info['skipped']['pairs']:,} {records} skipped",
+        f"{info['pairs']:,} {unit}s, {info['captions_per_pair']} captions per {unit}, {images}, "
+        f"{info['skipped']['pairs']:,} {unit}s skipped",
         *_remarks(info),
     )
 
 
 def _remarks(info: dict[str, Any]) -> list[str]:
-    """Comparison with the official sizes, counts of duplicates, and the notes of the reader."""
+    """Compare with the official sizes, count duplicates, and add the notes of the dataset's reader; `info` as in dataset.json."""
     lines = []
     official = info["official"]
     repetitions = info["repetitions"]
     if official and official["state"] == "whole":
-        what = "every split" if official["splits"] else "the dataset"
-        lines.append(f"complete: {what} has its official number of {official['unit']}")
+        part = "every split" if official["splits"] else "the dataset"
+        lines.append(f"complete: {part} has its official number of {official['unit']}")
     elif official:
         counts = official["splits"] or {"all splits together": official["total"]}
-        parts = ", ".join(f"{split} {found:,} of {all_:,}" for split, (found, all_) in counts.items())
+        parts = ", ".join(f"{split} {count:,} of {total:,}" for split, (count, total) in counts.items())
         lines.append(
             f"part of the official dataset: {parts} {official['unit']}; its scores cannot be compared with published ones"
         )
     for split, count in repetitions["image_pairs"].items():
-        ids = official["splits"][split][0] if official and official["splits"] and official["unit"] == "pairs" else count
-        if ids > count:
-            lines.append(f"{split}: {ids:,} pairs, but only {count:,} distinct image pairs")
+        has_sizes = official and official["splits"] and official["unit"] == "pairs"
+        num_pairs = official["splits"][split][0] if has_sizes else count
+        if num_pairs > count:
+            lines.append(f"{split}: {num_pairs:,} pairs, but only {count:,} distinct image pairs")
     for key in ("image_pairs_in_two_splits", "repeated_captions", "blank_captions"):
         if repetitions[key]:
             lines.append(f"{key.replace('_', ' ')}: {repetitions[key]:,}")
     lines += info["notes"]
     if get_dataset(info["name"]).reader == OWN_READER:
         counts = {split: info["splits"][split]["pairs"] for split in SPLITS}
-        uses = {"train": "the dataset serves for evaluation only", "test": "eval and report have nothing to score"}
-        lines += [f"warning: no {split} pairs, so {use}" for split, use in uses.items() if not counts[split]]
-        few = " and ".join(f"{counts[split]} {split}" for split in SPLITS[1:] if 0 < counts[split] < FEW)
-        if few:
+        effects = {"train": "the dataset serves for evaluation only", "test": "eval and report have nothing to score"}
+        lines += [f"warning: no {split} pairs, so {effect}" for split, effect in effects.items() if not counts[split]]
+        small_splits = [f"{counts[split]} {split}" for split in SPLITS[1:] if 0 < counts[split] < MIN_SPLIT_PAIRS]
+        if small_splits:
             lines.append(
-                f"warning: only {few} pairs; scores of fewer than {FEW} depend on the choice of the pairs: add pairs, or write "
-                '"split" on every line yourself'
+                f"warning: only {' and '.join(small_splits)} pairs; scores of fewer than {MIN_SPLIT_PAIRS} depend on the choice of the "
+                'pairs: add pairs, or write "split" on every line yourself'
             )
     return lines
-
-
-def main(arguments: Sequence[str]) -> None:
-    """Run the stage with its own options."""
-    run(prepare, arguments)

@@ -72,10 +72,10 @@ def evaluate(
     sources = [checkpoint, *(ensemble.split(",") if ensemble else [])]
     check_connection([*sources, base])
     if task == "retrieval":
-        is_set: dict[str, Any] = {"tokenizer": tokenizer, "metrics": metrics, "ensemble": ensemble, "beams": beams != 1}
-        is_set["length_penalty"] = length_penalty
-        if unused := [option for option, value in is_set.items() if value]:
-            raise DiffcapError(f"--{unused[0]} has no effect on retrieval; remove it, or --task=retrieval.")
+        caption_options: dict[str, Any] = {"tokenizer": tokenizer, "metrics": metrics, "ensemble": ensemble}
+        caption_options |= {"beams": beams != 1, "length_penalty": length_penalty}
+        if unused_options := [option for option, value in caption_options.items() if value]:
+            raise DiffcapError(f"--{unused_options[0]} has no effect on retrieval; remove it, or --task=retrieval.")
         from diffcap.checkpoints.loading import retrieval_function
         from diffcap.lit.stage_cli import hide_lightning_messages
 
@@ -84,6 +84,7 @@ def evaluate(
             checkpoint, out, folder, features, split, changes, batch_size, limit, devices, accelerator, pair_to_text
         )
         return
+    from diffcap import run_folder
     from diffcap.checkpoints.base_models import ZERO_SHOT, base_record, describe_origin, names_base_model
     from diffcap.checkpoints.combining import load_members
     from diffcap.checkpoints.loading import fetch_if_on_hub
@@ -99,16 +100,7 @@ def evaluate(
     from diffcap.lit.stage_cli import hide_lightning_messages
     from diffcap.models.generation import check_search
     from diffcap.records import file_hash, read_dataset, take_changes, write_json
-    from diffcap.run_folder import (
-        GROUPS,
-        METRICS,
-        PREDICTIONS,
-        REFERENCES,
-        UNSCORED,
-        check_finished,
-        main_process,
-        metrics_filename,
-    )
+    from diffcap.run_folder import GROUPS, METRICS, PREDICTIONS, REFERENCES, UNSCORED
     from diffcap.utils.provenance import provenance
 
     hide_lightning_messages()
@@ -119,22 +111,23 @@ def evaluate(
         raise DiffcapError(
             f"--metrics: {next(iter(unavailable.values()), 'the list is empty; omit the option for all metrics.')}"
         )
-    members = [source if names_base_model(source) else fetch_if_on_hub(source) for source in sources]
-    check_finished(members)
+    member_paths = [source if names_base_model(source) else fetch_if_on_hub(source) for source in sources]
+    run_folder.check_finished(member_paths)
     answer_options = {"sentences": sentences, **({"max_length": max_length} if max_length else {})}
-    trained, *others = load_members(members, base, prompt, **answer_options)
-    if trained.metadata["dataset"] is None and (folder is None or features is None):
+    # Without an ensemble, there is one member.
+    first_member, *other_members = load_members(member_paths, base, prompt, **answer_options)
+    if first_member.metadata["dataset"] is None and (folder is None or features is None):
         raise DiffcapError(
             f"{checkpoint}: was trained on no dataset; give --folder and --features (a store of pixels)."
         )
-    dataset_folder = Path(folder or f"data/{trained.metadata['dataset']}")
+    dataset_folder = Path(folder or f"data/{first_member.metadata['dataset']}")
     dataset = read_dataset(dataset_folder)
-    changes = changes or trained.metadata.get("changes") or dataset.info.get("changes")
+    changes = changes or first_member.metadata.get("changes") or dataset.info.get("changes")
     split_pairs = [pair for pair in dataset.pairs if pair.split == split]
     pairs = take_changes(split_pairs[:limit], changes)
     if not pairs:
         raise DiffcapError(f"{dataset.name} has no {split} pairs; choose another --split.")
-    main_tokenizer = tokenizer or trained.metadata["tokenizer"]
+    main_tokenizer = tokenizer or first_member.metadata["tokenizer"]
     protocol = {
         "dataset": dataset.name,
         "split": split,
@@ -143,47 +136,48 @@ def evaluate(
         "limit": limit,
         **({"changes": changes} if changes else {}),
         **dataset_protocol(dataset.info),
-        **({"ensemble": len(members)} if others else {}),
+        **({"ensemble": len(member_paths)} if other_members else {}),
     }
-    target = Path(out)
+    out_folder = Path(out)
     title_remarks = remarks(protocol) + (f"{changes} change, " if changes else "")
     provenance_entries = provenance(
-        method=trained.metadata["method"],
-        seed=trained.metadata["seed"],
-        step=trained.metadata["step"],
-        features=features or trained.features["name"],
-        **({"prompt": trained.metadata["prompt"], **answer_options} if "prompt" in trained.metadata else {}),
+        method=first_member.metadata["method"],
+        seed=first_member.metadata["seed"],
+        step=first_member.metadata["step"],
+        features=features or first_member.features["name"],
+        **({"prompt": first_member.metadata["prompt"], **answer_options} if "prompt" in first_member.metadata else {}),
         manifest_sha256=dataset.info.get("manifest_sha256"),
         checkpoints=[
-            base_record(member) if member.metadata["stage"] == ZERO_SHOT else checkpoint_record(path, target)
-            for member, path in zip([trained, *others], members)
+            base_record(member) if member.metadata["stage"] == ZERO_SHOT else checkpoint_record(path, out_folder)
+            for member, path in zip([first_member, *other_members], member_paths)
         ],
     )
-    if trained.metadata["stage"] == ZERO_SHOT and main_process():
-        print(describe_origin(*(trained.metadata[name] for name in ("base", "revision", "licence"))), flush=True)
-    target.mkdir(parents=True, exist_ok=True)
+    if first_member.metadata["stage"] == ZERO_SHOT and run_folder.main_process():
+        print(describe_origin(*(first_member.metadata[name] for name in ("base", "revision", "licence"))), flush=True)
+    out_folder.mkdir(parents=True, exist_ok=True)
+    feature_folder = dataset_folder / "features"
     decoded = decode(
-        trained,
+        first_member,
         pairs,
-        dataset_folder / "features" / (features or trained.features["name"]),
+        feature_folder / (features or first_member.features["name"]),
         batch_size,
         beams,
         length_penalty,
         devices=devices,
         accelerator=accelerator,
-        others=[(other, dataset_folder / "features" / (features or other.features["name"])) for other in others],
+        others=[(member, feature_folder / (features or member.features["name"])) for member in other_members],
     )
     if decoded is None:  # only rank 0 gets the captions and writes the files
         return
     captions = decoded.captions
     # The old scores are deleted first, so that a killed process does not leave them next to new captions.
-    for filename in (METRICS, metrics_filename("ptb"), metrics_filename("raw"), UNSCORED):
-        (target / filename).unlink(missing_ok=True)
+    for filename in (METRICS, run_folder.metrics_filename("ptb"), run_folder.metrics_filename("raw"), UNSCORED):
+        (out_folder / filename).unlink(missing_ok=True)
     scored_pairs = [pair for pair in pairs if pair.captions]
     unscored = {pair.id: captions.pop(pair.id) for pair in pairs if not pair.captions}
     if unscored:
-        write_predictions(target / UNSCORED, unscored)
-        print(f"{len(unscored):,} of {len(pairs):,} pairs have no reference caption: see {target / UNSCORED}")
+        write_predictions(out_folder / UNSCORED, unscored)
+        print(f"{len(unscored):,} of {len(pairs):,} pairs have no reference caption: see {out_folder / UNSCORED}")
     if not scored_pairs:
         raise DiffcapError(
             f"{dataset.name}: none of its {len(pairs):,} {split} pairs has a reference caption to score against."
@@ -191,26 +185,26 @@ def evaluate(
     unfinished = sum(id in decoded.unfinished for id in captions)
     if unfinished:
         print(f"{unfinished:,} of {len(captions):,} captions have no end token; they are scored as they are")
-    write_predictions(target / PREDICTIONS, captions)
-    write_references(target / REFERENCES, {pair.id: pair.captions for pair in scored_pairs})
-    write_json(target / GROUPS, groups_of(scored_pairs))
-    provenance_entries["files"] = {name: file_hash(target / name) for name in (PREDICTIONS, REFERENCES, GROUPS)}
+    write_predictions(out_folder / PREDICTIONS, captions)
+    write_references(out_folder / REFERENCES, {pair.id: pair.captions for pair in scored_pairs})
+    write_json(out_folder / GROUPS, groups_of(scored_pairs))
+    provenance_entries["files"] = {name: file_hash(out_folder / name) for name in (PREDICTIONS, REFERENCES, GROUPS)}
     levir_settings = levir_protocol(dataset.name, dataset.pairs)
-    levir = levir_scoring(levir_settings, dataset.pairs, trained.vocabulary) if levir_settings else None
+    levir = levir_scoring(levir_settings, dataset.pairs, first_member.vocabulary) if levir_settings else None
     score_options = {"protocol": protocol, "provenance": provenance_entries, "levir": levir}
     results = {}
     for tokenizer_name in dict.fromkeys([main_tokenizer, "ptb"]):
         result = score(captions, scored_pairs, tokenizer_name, metric_names, **score_options)
         results[tokenizer_name] = {**result, "unfinished": unfinished}
     for tokenizer_name, result in results.items():
-        print_scores(result, f"{trained.metadata['method']} on {dataset.name} {split}, {title_remarks}")
+        print_scores(result, f"{first_member.metadata['method']} on {dataset.name} {split}, {title_remarks}")
         if tokenizer_name != main_tokenizer:
-            write_json(target / metrics_filename(tokenizer_name), result)
+            write_json(out_folder / run_folder.metrics_filename(tokenizer_name), result)
     main_result = results[main_tokenizer]
     for note in main_result.get("notes", []):
         print(f"note: {note}")
     if "slots" in main_result:
         slots = main_result["slots"]
-        shown = {name: slots[name] for name in ("type", "object", "to", *ATTRIBUTES) if name in slots}
-        print_table(metrics_table({"slots": shown}, title="slot accuracy"))
-    write_json(target / METRICS, main_result)  # written last: Make takes this file as the mark of a complete stage
+        shown_slots = {name: slots[name] for name in ("type", "object", "to", *ATTRIBUTES) if name in slots}
+        print_table(metrics_table({"slots": shown_slots}, title="slot accuracy"))
+    write_json(out_folder / METRICS, main_result)  # written last: Make takes this file as the mark of a complete stage

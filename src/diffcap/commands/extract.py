@@ -22,16 +22,16 @@ def extract_features(request: "Request") -> None:
         trainer_defaults={"logger": False, "enable_checkpointing": False, "use_distributed_sampler": False},
         args=request,  # type: ignore[arg-type]
     )
-    folder, extracted = extract(cli.trainer, cli.model, cli.datamodule)
+    store, num_images = extract(cli.trainer, cli.model, cli.datamodule)
     if not cli.trainer.is_global_zero:
         return
-    what = "image files read" if cli.model.from_files else "images extracted"
-    print(f"{folder}: {f'complete, {extracted:,} {what}' if extracted else 'already complete'}.")
+    unit = "image files read" if cli.model.from_files else "images extracted"
+    print(f"{store}: {f'complete, {num_images:,} {unit}' if num_images else 'already complete'}.")
     options = cli.config["model"].as_dict()
-    files = record.describe_files([*request.inputs, *record.named_files(options)], {})
-    products = [folder / name for name in STAGES["extract"].products]
-    made = record.make(request.asked, record.result_id(options, files), files, products)
-    record.write(folder / "extract.done.json", made)
+    input_files = record.describe_files([*request.inputs, *record.named_files(options)], {})
+    product_files = [store / name for name in STAGES["extract"].products]
+    stage_record = record.make(request.asked, record.result_id(options, input_files), input_files, product_files)
+    record.write(store / "extract.done.json", stage_record)
 
 
 def import_features(folder: str, source: str, name: str = "authors") -> None:
@@ -46,5 +46,6 @@ def import_features(folder: str, source: str, name: str = "authors") -> None:
     from diffcap.records import read_dataset
 
     store = Path(folder) / "features" / name
-    imported = fill_store(read_dataset(folder), source, store)
-    print(f"{store}: {f'complete, {imported:,} images imported from {source}' if imported else 'already complete'}.")
+    num_images = fill_store(read_dataset(folder), source, store)
+    state = f"complete, {num_images:,} images imported from {source}" if num_images else "already complete"
+    print(f"{store}: {state}.")

@@ -59,8 +59,8 @@ def import_(
     folder = out or file.with_name(f"{file.name.split('.')[0]}-diffcap")
     _check_target(folder)
     write_folder(folder, state)
-    sizes = state["diffcap"]["hyperparameters"]
-    summary = ", ".join(f"{key} {value}" for key, value in sizes.items() if not isinstance(value, dict))
+    hyperparameters = state["diffcap"]["hyperparameters"]
+    summary = ", ".join(f"{key} {value}" for key, value in hyperparameters.items() if not isinstance(value, dict))
     echo(f"{folder}: {method}, {state['diffcap']['stage']} stage; {summary}")
     if state["diffcap"]["stage"] in CAPTIONING_STAGES:
         echo(f"try it: diffcap caption BEFORE AFTER --checkpoint {folder}")
@@ -142,15 +142,15 @@ def _check_target(folder: Path) -> None:
 
     if folder.exists() and not folder.is_dir():
         raise DiffcapError(f"--out {folder}: is a file; give a folder.")
-    found = list(folder.iterdir()) if folder.is_dir() else []
-    config = folder / "config.json"  # missing if writing was interrupted
-    is_own = {path.name for path in found if not path.name.startswith(".")} == {"model.safetensors"}
-    if config.is_file():
+    files = list(folder.iterdir()) if folder.is_dir() else []
+    config_file = folder / "config.json"  # missing if writing was interrupted
+    is_own = {path.name for path in files if not path.name.startswith(".")} == {"model.safetensors"}
+    if config_file.is_file():
         try:
-            content = read_json(config)
+            content = read_json(config_file)
         except DiffcapError:
             content = None
         is_own = isinstance(content, dict) and {"stage", "words", "hyperparameters"} <= content.keys()
-    if found and not is_own:
-        other = config if config.is_file() else found[0]
-        raise DiffcapError(f"--out {folder}: contains files of another program ({other.name}); give a new folder.")
+    if files and not is_own:
+        other_file = config_file if config_file.is_file() else files[0]
+        raise DiffcapError(f"--out {folder}: contains files of another program ({other_file.name}); give a new folder.")

@@ -12,9 +12,9 @@ from diffcap.utils.settings import CONFIGS, get_config_value
 if TYPE_CHECKING:
     from diffcap.negatives.build import Builder
     from diffcap.negatives.file import CaptionNegatives, Report
-    from diffcap.records import ChangePair, Changes
+    from diffcap.records import ChangePair
 
-SETTINGS = CONFIGS / "dataset"
+DATASET_SETTINGS = CONFIGS / "dataset"
 
 
 def make_negatives(
@@ -62,16 +62,20 @@ def make_negatives(
 
     recipe = Recipe(retrieve, replace, confuse, scope, seed, replacement)
     dataset_folder = Path(folder)
-    manifest = dataset_folder / "manifest.jsonl"
-    target = dataset_folder / "negatives.jsonl"
-    report_path = dataset_folder / "negatives.md"
-    metadata_path = dataset_folder / "negatives.json"
-    split_pairs = [pair for pair in read_manifest(manifest) if pair.split == split]
-    changes = changes or _default_changes(dataset_folder)
+    manifest_file = dataset_folder / "manifest.jsonl"
+    negatives_file = dataset_folder / "negatives.jsonl"
+    report_file = dataset_folder / "negatives.md"
+    metadata_file = dataset_folder / "negatives.json"
+    split_pairs = [pair for pair in read_manifest(manifest_file) if pair.split == split]
+    if changes is None:
+        info_file = dataset_folder / "dataset.json"
+        info = read_json(info_file, "dataset", "write it again with `make data`") if info_file.is_file() else {}
+        settings_file = DATASET_SETTINGS / f"{info.get('name')}.yaml"
+        changes = get_config_value([settings_file], "data", "changes") or info.get("changes")
     pairs = with_words(take_changes(split_pairs, changes))
     if not pairs:
-        raise DiffcapError(f"{manifest}: no pair of the {split} split has a caption; check the manifest.")
-    imported = list(authors_negatives(Path(authors), pairs)) if authors else []
+        raise DiffcapError(f"{manifest_file}: no pair of the {split} split has a caption; check the manifest.")
+    authors_rows = list(authors_negatives(Path(authors), pairs)) if authors else []
     settings: dict[str, Any]
     if authors:
         settings = {"authors": Path(authors).name, "authors_sha256": file_hash(authors)}
@@ -81,48 +85,40 @@ def make_negatives(
             settings["changes"] = changes
         settings["tagger"] = tagger
         settings["tagger_identity"] = find_tagger(tagger).identity
-    settings["manifest_sha256"] = file_hash(manifest)
+    settings["manifest_sha256"] = file_hash(manifest_file)
     with suppress(DiffcapError):  # negatives.json is missing or damaged
-        metadata = {} if force else read_json(metadata_path)
+        metadata = {} if force else read_json(metadata_file)
         has_same_settings = metadata.get("settings") == settings
-        if has_same_settings and target.is_file() and metadata["sha256"] == file_hash(target):
-            print(f"{target}: exists already with these settings")
+        if has_same_settings and negatives_file.is_file() and metadata["sha256"] == file_hash(negatives_file):
+            print(f"{negatives_file}: exists already with these settings")
             return
     if authors:
-        write_negatives(target, imported, lambda: report_path.unlink(missing_ok=True))
-        write_json(metadata_path, {"settings": settings, "captions": len(imported), "sha256": file_hash(target)})
+        write_negatives(negatives_file, authors_rows, lambda: report_file.unlink(missing_ok=True))
+        metadata = {"settings": settings, "captions": len(authors_rows), "sha256": file_hash(negatives_file)}
+        write_json(metadata_file, metadata)
         num_captions = sum(len(pair.captions) for pair in pairs)
-        print(f"{target}: the negatives of {authors} for {len(imported):,} of {num_captions:,} captions")
+        print(f"{negatives_file}: the negatives of {authors} for {len(authors_rows):,} of {num_captions:,} captions")
         return
     texts = {normalize_caption(caption) for pair in pairs for caption in pair.captions}
-    tag_cache = dataset_folder / "tags.jsonl"
+    tag_file = dataset_folder / "tags.jsonl"
     with progress_bars() as bar:
-        tags = tag_sentences(sentence_texts(texts), tagger, tag_cache, workers, bar("tagging sentences"))
+        tags = tag_sentences(sentence_texts(texts), tagger, tag_file, workers, bar("tagging sentences"))
         builder = Builder(pairs, tags, recipe, bar("searching similar captions"))
         report = Report(seed=seed)
         rows = _build_rows(builder, pairs, report, bar("writing negatives"))
-        write_negatives(target, rows, lambda: report.write(report_path, settings, builder.counts))
+        write_negatives(negatives_file, rows, lambda: report.write(report_file, settings, builder.counts))
     strategy_counts = {f"{kind}: {strategy}": count for (kind, strategy), count in sorted(builder.counts.items())}
     metadata = {"settings": settings, "captions": report.num_rows, "ways": strategy_counts}
-    write_json(metadata_path, {**metadata, "sha256": file_hash(target)})
-    print(f"{target}: negatives for {report.num_rows:,} captions; read {report_path}")
-
-
-def _default_changes(dataset_folder: Path) -> "Changes | None":
-    """Return the protocol in the dataset's settings; if they have none, that in its dataset.json."""
-    from diffcap.records import read_json
-
-    path = dataset_folder / "dataset.json"
-    info = read_json(path, "dataset", "write it again with `make data`") if path.is_file() else {}
-    return get_config_value([SETTINGS / f"{info.get('name')}.yaml"], "data", "changes") or info.get("changes")
+    write_json(metadata_file, {**metadata, "sha256": file_hash(negatives_file)})
+    print(f"{negatives_file}: negatives for {report.num_rows:,} captions; read {report_file}")
 
 
 def _build_rows(
-    builder: "Builder", pairs: "list[ChangePair]", report: "Report", step: Callable[[int, int], None]
+    builder: "Builder", pairs: "list[ChangePair]", report: "Report", show_progress: Callable[[int, int], None]
 ) -> "Iterator[CaptionNegatives]":
     for number, pair in enumerate(pairs, 1):
         for row in builder.build(pair):
             report.add(row)
             yield row
         if number % 100 == 0 or number == len(pairs):
-            step(number, len(pairs))
+            show_progress(number, len(pairs))

@@ -12,13 +12,12 @@ from diffcap.records import is_blank
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.files import existing_path, url_of
 
-_TABLES = (".csv", ".tsv", ".jsonl")
-_ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar")
-_BEFORE, _AFTER = ("before", "bef", "images", "A"), ("after", "aft", "sc_images", "B")
-_ENDINGS = (("_before", "_after"), ("-before", "-after"), ("_1", "_2"), ("", "_2"))  # the last: Spot-the-Diff
-_KINDS = ("bmp", "gif", "jpg", "jpeg", "png", "tif", "tiff", "webp", "avif", "jp2", "ppm", "pgm", "tga")
-_SUFFIXES = {f".{kind}" for kind in _KINDS}
-_MAX_NAMED = 3  # unpaired images that a note names
+_TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl")
+_ARCHIVE_SUFFIXES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar")
+_FOLDER_NAMES = (("before", "after"), ("bef", "aft"), ("images", "sc_images"), ("A", "B"))
+_NAME_ENDINGS = (("_before", "_after"), ("-before", "-after"), ("_1", "_2"), ("", "_2"))  # the last: Spot-the-Diff
+_IMAGE_TYPES = ("bmp", "gif", "jpg", "jpeg", "png", "tif", "tiff", "webp", "avif", "jp2", "ppm", "pgm", "tga")
+_MAX_LISTED_IMAGES = 3  # in the note on unpaired images
 
 
 class ImagePair(NamedTuple):
@@ -29,18 +28,18 @@ class ImagePair(NamedTuple):
     after: Path
 
     def as_dict(self) -> dict[str, str]:
-        """The id and the paths as JSON values."""
+        """Return the id and the paths as JSON values."""
         return {"id": self.id, "before": str(self.before), "after": str(self.after)}
 
 
-def names_many(before: str, after: str | None) -> bool:
-    """Whether the arguments are a folder, two folders or a table of pairs, as opposed to two images."""
-    return Path(before).is_dir() or (after is None and Path(before).suffix.lower() in _TABLES)
+def is_collection(before: str, after: str | None) -> bool:
+    """Return True for a folder, two folders or a table of pairs, and False for two images."""
+    return Path(before).is_dir() or (after is None and Path(before).suffix.lower() in _TABLE_SUFFIXES)
 
 
 def table_paths(path: Path) -> list[Path]:
-    """Return the paths at which `find_pairs` looks for a table of pairs: in a folder, or the file itself."""
-    return [path / f"pairs{ending}" for ending in _TABLES] if path.is_dir() else [path]
+    """Return where to look for a table of pairs: the possible files in a folder, or the path itself if it is a file."""
+    return [path / f"pairs{ending}" for ending in _TABLE_SUFFIXES] if path.is_dir() else [path]
 
 
 def find_pairs(before: str, after: str | None = None) -> tuple[list[ImagePair], list[str]]:
@@ -50,103 +49,99 @@ def find_pairs(before: str, after: str | None = None) -> tuple[list[ImagePair], 
     |---|---|
     | two images | this pair |
     | two folders | images with the same name; the suffixes may differ |
-    | a folder | its `pairs.csv` or `pairs.jsonl`; else its folders `before` and `after`, or `A`, `B`; else `X_before.*` with `X_after.*` |
+    | a folder | its `pairs.csv`, `.tsv` or `.jsonl`; else its two folders of `_FOLDER_NAMES`; else its images with `_NAME_ENDINGS` |
     | a `.csv`, `.tsv` or `.jsonl` file | the columns "before", "after" and, optionally, "id"; paths relative to the file |
 
     Returns:
         The pairs, with unique ids, and a list with a note if images are not paired. Images of a folder are in natural order (2 before
-        10); a table keeps its order, and its images are not looked up. Default ids: see `default_ids`.
+        10). Pairs of a table keep its order, whether their images exist or not.
     """
-    first = Path(before)
+    before_path = Path(before)
     if after is not None:
-        second = Path(after)
-        if first.is_dir() != second.is_dir() and first.exists() and second.exists():
+        after_path = Path(after)
+        if before_path.is_dir() != after_path.is_dir() and before_path.exists() and after_path.exists():
             raise DiffcapError(f"{before} and {after}: one is a folder and one is not; give two images or two folders.")
-        if first.is_dir():
-            return _pairs_of_folders(first, second)
-        return [ImagePair(first.stem, first, second)], []
-    if first.is_dir():
-        return _pairs_in_folder(first)
+        if before_path.is_dir():
+            return _pairs_of_folders(before_path, after_path)
+        return [ImagePair(before_path.stem, before_path, after_path)], []
+    if before_path.is_dir():
+        return _pairs_in_folder(before_path)
     if url := url_of(before):
         raise DiffcapError(f"{url}: a URL; download the images, then: diffcap caption BEFORE AFTER.")
-    if first.suffix.lower() in _TABLES:
-        return _pairs_in_table(first), []
-    if not first.exists():
+    if before_path.suffix.lower() in _TABLE_SUFFIXES:
+        return _pairs_in_table(before_path), []
+    if not before_path.exists():
         raise DiffcapError(f"{before}: file not found; give BEFORE and AFTER, a folder of pairs, or a table of pairs.")
-    if first.suffix.lower() == ".json":
+    if before_path.suffix.lower() == ".json":
         raise DiffcapError(
             f"{before}: a .json file; give a table of pairs as .csv, .tsv or .jsonl (one object per line)."
         )
-    if first.suffix.lower() in _ARCHIVES:
+    if before_path.suffix.lower() in _ARCHIVE_SUFFIXES:
         raise DiffcapError(f"{before}: an archive; extract it, and give its folder of pairs or its table of pairs.")
     raise DiffcapError(f"{before}: the image after the change is missing; give both: diffcap caption BEFORE AFTER.")
 
 
-def _images(folder: Path) -> dict[str, list[Path]]:
-    """The image files of a folder by name without suffix, in natural order. Names have their composed Unicode form."""
-    images: dict[str, list[Path]] = {}
+def _image_files(folder: Path) -> dict[str, list[Path]]:
+    """Return the image files of a folder by name without suffix, in natural order. Names have their composed Unicode form."""
+    files: dict[str, list[Path]] = {}
     for path in sorted(folder.iterdir(), key=_natural_key):
-        if path.suffix.lower() in _SUFFIXES and path.is_file():
-            images.setdefault(unicodedata.normalize("NFC", path.stem), []).append(path)
-    return images
+        if path.suffix.lower().removeprefix(".") in _IMAGE_TYPES and path.is_file():
+            files.setdefault(unicodedata.normalize("NFC", path.stem), []).append(path)
+    return files
 
 
 def _natural_key(path: Path) -> tuple[list[tuple[int, str]], str]:
-    """Sort key that compares the numbers in names as numbers, so that 2.png comes before 10.png."""
+    """Return a sort key that compares the numbers in names as numbers, so that 2.png comes before 10.png."""
     parts = re.split(r"([0-9]+)", path.name)
     key = [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
     return key, path.name
 
 
-def _with_note(
-    found: Iterable[tuple[str, Sequence[Path], Sequence[Path]]], images: Iterable[Sequence[Path]]
+def _make_pairs(
+    matches: Iterable[tuple[str, Sequence[Path], Sequence[Path]]], all_files: Iterable[Sequence[Path]]
 ) -> tuple[list[ImagePair], list[str]]:
-    """The pairs of (name, images before, images after), and a note on those of all images that are in no pair."""
+    """Make a pair of each (id, before files, after files), one file each; return the pairs and a note on files in no pair."""
     pairs = []
-    for name, before, after in found:
-        for side in (before, after):
-            if len(side) > 1:
+    for id, before_files, after_files in matches:
+        for files in (before_files, after_files):
+            if len(files) > 1:
                 raise DiffcapError(
-                    f"{side[0]} and {side[1].name}: both belong to the pair {name}; move one away, or give a CSV file of pairs."
+                    f"{files[0]} and {files[1].name}: both belong to the pair {id}; move one away, or give a CSV file of pairs."
                 )
-        pairs.append(ImagePair(name, before[0], after[0]))
+        pairs.append(ImagePair(id, before_files[0], after_files[0]))
     paired = {path for pair in pairs for path in (pair.before, pair.after)}
-    left = [str(path) for paths in images for path in paths if path not in paired]
-    if not left:
+    unpaired = [str(path) for files in all_files for path in files if path not in paired]
+    if not unpaired:
         return pairs, []
-    more = f" and {len(left) - _MAX_NAMED:,} more" if len(left) > _MAX_NAMED else ""
-    count = "1 unpaired image was" if len(left) == 1 else f"{len(left):,} unpaired images were"
-    return pairs, [f"{count} ignored: {', '.join(left[:_MAX_NAMED])}{more}."]
+    more = f" and {len(unpaired) - _MAX_LISTED_IMAGES:,} more" if len(unpaired) > _MAX_LISTED_IMAGES else ""
+    count = "1 unpaired image was" if len(unpaired) == 1 else f"{len(unpaired):,} unpaired images were"
+    return pairs, [f"{count} ignored: {', '.join(unpaired[:_MAX_LISTED_IMAGES])}{more}."]
 
 
 def _pairs_of_folders(before: Path, after: Path) -> tuple[list[ImagePair], list[str]]:
-    images_before = _images(before)
-    images_after = _images(after)
-    matched = [(name, paths, images_after[name]) for name, paths in images_before.items() if name in images_after]
-    if not matched:
+    before_files, after_files = _image_files(before), _image_files(after)
+    matches = [(name, files, after_files[name]) for name, files in before_files.items() if name in after_files]
+    if not matches:
         raise DiffcapError(
             f"{before} and {after}: no image has the same name in both; rename the images, or give a CSV file of pairs."
         )
-    return _with_note(matched, [*images_before.values(), *images_after.values()])
+    return _make_pairs(matches, [*before_files.values(), *after_files.values()])
 
 
 def _pairs_in_folder(folder: Path) -> tuple[list[ImagePair], list[str]]:
     for table in table_paths(folder):
         if table.is_file():
             return _pairs_in_table(table), []
-    for before, after in zip(_BEFORE, _AFTER):
+    for before, after in _FOLDER_NAMES:
         if (folder / before).is_dir() and (folder / after).is_dir():
             return _pairs_of_folders(folder / before, folder / after)
-    images = _images(folder)
-    for first, second in _ENDINGS:
-        names = {name: name.removesuffix(first) for name in images if name.endswith(first)}
-        found = [
-            (stem, images[name], images[stem + second])
-            for name, stem in names.items()
-            if stem + second in images and stem + second != name
-        ]
-        if found:
-            return _with_note(found, images.values())
+    files = _image_files(folder)
+    for before_ending, after_ending in _NAME_ENDINGS:
+        ids = {name: name.removesuffix(before_ending) for name in files if name.endswith(before_ending)}
+        after_names = {name: id + after_ending for name, id in ids.items()}
+        matches = [(ids[name], files[name], files[after]) for name, after in after_names.items() if after in files]
+        if matches:
+            return _make_pairs(matches, files.values())
     raise DiffcapError(
         f"{folder}: no pairs found; add pairs.csv (columns before, after), folders before and after (or A and B) with images of the "
         "same names, or images named X_before and X_after."
@@ -155,21 +150,23 @@ def _pairs_in_folder(folder: Path) -> tuple[list[ImagePair], list[str]]:
 
 def _pairs_in_table(path: Path) -> list[ImagePair]:
     rows: list[tuple[str, dict[str, Any]]] = []
-    for where, row in read_rows(path):
+    for place, row in read_rows(path):  # place: "<path>, line <number>"
         for key in ("before", "after"):
             if not isinstance(row.get(key), str) or is_blank(row[key]):
-                raise DiffcapError(f'{where}: "{key}" is missing; every pair needs "before" and "after".')
+                raise DiffcapError(f'{place}: "{key}" is missing; every pair needs "before" and "after".')
         if not isinstance(row.get("id"), str | int | float | None):
-            raise DiffcapError(f'{where}: "id" is {row["id"]!r:.60}; give a string or a number.')
-        rows.append((where, row))
+            raise DiffcapError(f'{place}: "id" is {row["id"]!r:.60}; give a string or a number.')
+        rows.append((place, row))
     images = [(row["before"].strip(), row["after"].strip()) for _, row in rows]
     pairs: dict[str, ImagePair] = {}
-    for (where, row), (before, after), default_id in zip(rows, images, default_ids(images)):
-        name = str("" if row.get("id") is None else row["id"]).strip()
-        name = default_id if is_blank(name) else name
-        if name in pairs:
-            raise DiffcapError(f'{where}: the id "{name}" is duplicated; give each pair a unique "id".')
-        pairs[name] = ImagePair(name, existing_path(path.parent / before), existing_path(path.parent / after))
+    for (place, row), pair_images, default_id in zip(rows, images, default_ids(images)):
+        id = str("" if row.get("id") is None else row["id"]).strip()
+        id = default_id if is_blank(id) else id
+        if id in pairs:
+            raise DiffcapError(f'{place}: the id "{id}" is duplicated; give each pair a unique "id".')
+        # Paths with umlauts may have another Unicode form on the disk.
+        before, after = (existing_path(path.parent / image) for image in pair_images)
+        pairs[id] = ImagePair(id, before, after)
     if not pairs:
         raise DiffcapError(f"{path}: it contains no pair; write one line per pair, with the columns before and after.")
     return list(pairs.values())

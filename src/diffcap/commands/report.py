@@ -59,98 +59,102 @@ def report(
     from diffcap.report.page import render
     from diffcap.report.rows import quantile_bins, viewpoint_scores, zero_shot_origin
 
-    numbers = {"pictures": pictures, "attention": attention, "bins": bins, "page": page}
-    for name, number in {**numbers, "localisation_pairs": localisation_pairs}.items():
-        if number < 0:
-            raise DiffcapError(f"--{name} is {number}; it must be at least 0.")
-    folders, files = (
+    counts = {"pictures": pictures, "attention": attention, "bins": bins, "page": page}
+    for option, count in {**counts, "localisation_pairs": localisation_pairs}.items():
+        if count < 0:
+            raise DiffcapError(f"--{option} is {count}; it must be at least 0.")
+    run_folders, caption_files = (
         {name: [paths] if isinstance(paths, str) else paths for name, paths in (named_paths or {}).items()}
         for named_paths in (runs, predictions)
     )
-    if not all(folders.values()) or not (folders or files):
+    if not all(run_folders.values()) or not (run_folders or caption_files):
         raise DiffcapError('--runs names no folder; give at least one, as in \'{"NAME": "runs/DATASET/METHOD"}\'.')
-    if not all(files.values()):
+    if not all(caption_files.values()):
         raise DiffcapError("--predictions has a name without a file; give --predictions.NAME=FILE.")
-    if shared := [name for name in files if name in folders]:
+    if shared := [name for name in caption_files if name in run_folders]:
         raise DiffcapError(f"--predictions: {shared[0]!r} is also the name of a run; give the file another name.")
-    results = collect_results(Path(folder), split, folders, files, features, seed, remark)
-    rows, protocol, origin = results.rows, results.protocol, results.provenance
-    target = Path(out)
-    written = ["table.json", "table.md", "table.tex"]
+    results = collect_results(Path(folder), split, run_folders, caption_files, features, seed, remark)
+    rows, protocol, provenance = results.rows, results.protocol, results.provenance
+    report_folder = Path(out)
+    written_files = ["table.json", "table.md", "table.tex"]
     run_entries: dict[str, list[dict[str, object]]] = {}
-    for name, group in results.runs.items():
+    for name, seed_runs in results.runs.items():
         run_entries[name] = []
-        for run, row in zip(group, results.run_rows[name]):
+        for run, row in zip(seed_runs, results.seed_rows[name]):
             run_seed = run.metrics["provenance"].get("seed")
-            label = {"run": str(run.folder), **({} if run_seed is None else {"seed": run_seed})}
+            label = {"run": str(run.path), **({} if run_seed is None else {"seed": run_seed})}
             run_entries[name].append({**label, **zero_shot_origin(run), **row})
-    write_json(target / "table.json", {"protocol": protocol, "rows": rows, "runs": run_entries, "provenance": origin})
-    write_text(target / "table.tex", table.system_table(rows).latex() + "\n")
+    content: dict[str, Any] = {"protocol": protocol, "rows": rows, "runs": run_entries, "provenance": provenance}
+    write_json(report_folder / "table.json", content)
+    write_text(report_folder / "table.tex", table.system_table(rows).latex() + "\n")
     if not results.dataset.info.get("captions_only"):
-        written += _draw_sheets(results, target, pictures, attention, seed)
-    by_viewpoint = None
+        written_files += _draw_sheets(results, report_folder, pictures, attention, seed)
+    binned_scores = None
     if bins and (binned_pairs := quantile_bins(results.pairs, bins)):
-        by_viewpoint = viewpoint_scores(results.captions, binned_pairs, protocol["tokenizer"])
-        cider_protocol = {**protocol, "metrics": ["CIDEr-D"]}
-        write_json(target / "viewpoint.json", {"protocol": cider_protocol, **by_viewpoint, "provenance": origin})
+        binned_scores = viewpoint_scores(results.captions, binned_pairs, protocol["tokenizer"])
+        content = {"protocol": {**protocol, "metrics": ["CIDEr-D"]}, **binned_scores, "provenance": provenance}
+        write_json(report_folder / "viewpoint.json", content)
         baselines = [name for name in rows if name not in results.runs]
-        charts.write_viewpoint(target / "viewpoint.png", by_viewpoint, baselines)
-        written += ["viewpoint.json", "viewpoint.png"]
+        charts.write_viewpoint(report_folder / "viewpoint.png", binned_scores, baselines)
+        written_files += ["viewpoint.json", "viewpoint.png"]
     elif bins:
         print("viewpoint.png is not written: the pairs have no viewpoint IoU, or all have the same")
-    run_curves = {name: charts.run_curves(group) for name, group in results.runs.items()}
-    if curves and any(run_curves.values()):
-        write_json(target / "curves.json", {"value": charts.MONITORED, "systems": run_curves, "provenance": origin})
-        charts.write_curves(target / "curves.png", run_curves)
-        written += ["curves.json", "curves.png"]
-    localisation, masks = {}, None
+    curves_by_system = {name: charts.run_curves(seed_runs) for name, seed_runs in results.runs.items()}
+    if curves and any(curves_by_system.values()):
+        content = {"value": charts.VALIDATION_SCORE, "systems": curves_by_system, "provenance": provenance}
+        write_json(report_folder / "curves.json", content)
+        charts.write_curves(report_folder / "curves.png", curves_by_system)
+        written_files += ["curves.json", "curves.png"]
+    localisation, mask_counts = {}, None
     if page:
-        content = gather_page(results, by_viewpoint, page, localisation_pairs, seed)
-        write_text(target / "report.html", render(content))
-        masks = content.masks
-        localisation = {name: system.localisation for name, system in content.systems.items() if system.localisation}
+        page_content = gather_page(results, binned_scores, page, localisation_pairs, seed)
+        write_text(report_folder / "report.html", render(page_content))
+        mask_counts, systems, images = page_content.mask_counts, page_content.systems, page_content.pictures.values()
+        localisation = {name: system.localisation for name, system in systems.items() if system.localisation}
         if localisation:
-            write_json(target / "localisation.json", {"systems": localisation, "masks": masks, "provenance": origin})
-            written.append("localisation.json")
-        if lost := sum(picture is None for picture in content.pictures.values()):
-            print(f"report.html does not show {lost:,} of {len(content.pictures):,} images, which cannot be read")
-        written.append("report.html")
-    write_text(target / "table.md", table.report_text(protocol, rows, list(results.runs), localisation, masks))
+            content = {"systems": localisation, "masks": mask_counts, "provenance": provenance}
+            write_json(report_folder / "localisation.json", content)
+            written_files.append("localisation.json")
+        if num_unreadable := sum(image is None for image in images):
+            print(f"report.html does not show {num_unreadable:,} of {len(images):,} images, which cannot be read")
+        written_files.append("report.html")
+    markdown = table.report_text(protocol, rows, list(results.runs), localisation, mask_counts)
+    write_text(report_folder / "table.md", markdown)
     if problems := results.masks.problems:
         masks_are = "masks are" if len(problems) > 1 else "mask is"
         echo(f"{len(problems):,} {masks_are} left out; the first: {next(iter(problems.values()))}")
-    _print_results(results, localisation, masks)
-    echo(*wrap(f"{target}: {', '.join(written)}", 100))
+    _print_results(results, localisation, mask_counts)
+    echo(*wrap(f"{report_folder}: {', '.join(written_files)}", 100))
 
 
-def _draw_sheets(results: "Results", target: Path, pictures: int, attention: int, seed: int) -> list[str]:
-    """Write pairs.png and attention.png unless they would be empty; return the names of the written files."""
+def _draw_sheets(results: "Results", report_folder: Path, num_pairs: int, num_maps: int, seed: int) -> list[str]:
+    """Write pairs.png with `num_pairs` pairs and attention.png with `num_maps` pairs; return the names of the written files."""
     from diffcap.report.attention import NoAttentionError, iter_attention
     from diffcap.report.drawing import choose_pairs, draw_pairs, write_png
     from diffcap.report.heatmaps import draw_attention
 
-    first_runs = {name: group[0] for name, group in results.runs.items()}
+    first_runs = {name: seed_runs[0] for name, seed_runs in results.runs.items()}
     captions = {name: run.predictions for name, run in first_runs.items()}
-    written = []
-    if pictures:
-        sheet = draw_pairs(choose_pairs(results.pairs, pictures, seed), captions, results.masks)
-        write_png(target / "pairs.png", sheet)
-        written.append("pairs.png")
-    chosen = choose_pairs(results.pairs, attention, seed)
+    written_files = []
+    if num_pairs:
+        pairs = choose_pairs(results.pairs, num_pairs, seed)
+        write_png(report_folder / "pairs.png", draw_pairs(pairs, captions, results.masks))
+        written_files.append("pairs.png")
+    pairs = choose_pairs(results.pairs, num_maps, seed)
     maps = {}
-    for name, run in first_runs.items() if attention else ():
+    for name, run in first_runs.items() if pairs else ():
         try:
-            maps[name] = list(iter_attention(run.checkpoints, results.folder, chosen, run.predictions))
+            maps[name] = list(iter_attention(run.checkpoints, results.dataset_folder, pairs, run.predictions))
         except NoAttentionError as reason:
             echo(f"attention.png does not show {name}: {reason}")
     if maps:
-        write_png(target / "attention.png", draw_attention(maps, captions, results.masks))
-        written.append("attention.png")
-    return written
+        write_png(report_folder / "attention.png", draw_attention(maps, captions, results.masks))
+        written_files.append("attention.png")
+    return written_files
 
 
-def _print_results(results: "Results", localisation: dict[str, Any], masks: Any) -> None:
-    """Print the tables and their notes; `masks` see `mask_counts`."""
+def _print_results(results: "Results", localisation: dict[str, Any], mask_counts: Any) -> None:
+    """Print the tables and their notes. `mask_counts`: numbers of masks that localisation uses and leaves out."""
     from diffcap.evaluation.tables import print_table
     from diffcap.report import table
 
@@ -163,10 +167,10 @@ def _print_results(results: "Results", localisation: dict[str, Any], masks: Any)
     ]
     for shown_table in filter(None, tables):
         print_table(shown_table)
-    remarks = [table.caption_of(protocol, rows), *table.notes_of(protocol, rows)]
+    notes = [table.protocol_text(protocol, rows), *table.footnotes(protocol, rows)]
     if "id_tokens" in protocol:
-        remarks.append(table.id_note(protocol["id_tokens"]))
+        notes.append(table.id_note(protocol["id_tokens"]))
     if localisation:
-        remarks.append(table.localisation_note(masks))
-    for text in remarks:
-        echo(*wrap(text, 100))
+        notes.append(table.localisation_note(mask_counts))
+    for note in notes:
+        echo(*wrap(note, 100))

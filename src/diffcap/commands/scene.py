@@ -8,26 +8,26 @@ from typing import Any
 from diffcap.utils.console import echo
 from diffcap.utils.errors import DiffcapError
 
-SUFFIXES = (".geojson", ".csv", ".html")
-THRESHOLD = 0.5
-_LEFT_OUT = {"unchanged": "unchanged", "identical": "identical", "no_data": "without data"}  # kinds of tiles
-SHIPPED = "tiles"  # the captioner without --checkpoint: that of overhead images
-_OWN_CONTRAST = (
-    f"the pixels do not have 8 bits; their contrast is scaled to that of the images that `{SHIPPED}` was trained on. A checkpoint of your "
-    "own (--checkpoint) gets the usual stretch."
+SCENE_SUFFIXES = (".geojson", ".csv", ".html")
+DEFAULT_THRESHOLD = 0.5
+_LEFT_OUT_TILES = {"unchanged": "unchanged", "identical": "identical", "no_data": "without data"}
+DEFAULT_CAPTIONER = "tiles"  # ships with diffcap, for overhead images
+_SCALED_CONTRAST_NOTE = (
+    f"the pixels do not have 8 bits; their contrast is scaled to that of the images that `{DEFAULT_CAPTIONER}` was trained on. "
+    "A checkpoint of your own (--checkpoint) gets the usual stretch."
 )
-_OTHER_CONTRAST = (
-    f"`{SHIPPED}` has not seen stretched contrast and may report tiles without change; omit --stretch, or give a checkpoint of your own "
-    "(--checkpoint)."
+_STRETCHED_CONTRAST_NOTE = (
+    f"`{DEFAULT_CAPTIONER}` has not seen stretched contrast and may report tiles without change; omit --stretch, or give a checkpoint "
+    "of your own (--checkpoint)."
 )
-_OVERVIEW_SIDE = 2048  # pixels of the longer side of the overview, from which percentiles are computed
+_OVERVIEW_SIDE = 2048  # longer side in pixels of the reduced scene, from which percentiles are computed
 
 
 def caption_scene(
     before: str,
     after: str | None,
     out: Sequence[str] | None,
-    model: Mapping[str, Any],
+    model_options: Mapping[str, Any],
     load: Callable[[], Any],
     tile: int | None,
     overlap: int | None,
@@ -41,19 +41,19 @@ def caption_scene(
 ) -> None:
     """Caption the tiles of a scene and write the changes; arguments as in `caption`.
 
-    `model` has the arguments of `load_captioner`, and `load` calls it.
+    `model_options` are the arguments of `load_captioner`; `load` returns the captioner.
     """
-    outputs = _check_outputs(out)
+    out_files = _check_outputs(out)
     chosen_bands = _parse_numbers(bands, "--bands", "one band or three, such as 4,3,2", (1, 3), int)
     percentiles = _parse_numbers(stretch, "--stretch", "two percentiles, such as 2,98", (2,), float)
     if percentiles and not 0 <= percentiles[0] < percentiles[1] <= 100:
         raise DiffcapError(f"--stretch is {stretch}; give two percentiles from 0 to 100, such as 2,98.")
-    threshold = THRESHOLD if threshold is None else threshold
+    threshold = DEFAULT_THRESHOLD if threshold is None else threshold
     if not 0 < threshold <= 1:
         raise DiffcapError(f"--threshold is {threshold}; give a probability above 0, at most 1.")
     if after is None:
         raise DiffcapError(
-            f"{before}: the raster after the change is missing; give both: diffcap caption BEFORE AFTER --out {outputs[0]}."
+            f"{before}: the raster after the change is missing; give both: diffcap caption BEFORE AFTER --out {out_files[0]}."
         )
     from diffcap.models.generation import check_search
     from diffcap.scenes.captioning import IDENTICAL, NO_DATA, SUFFIX, PartialResults, caption_tiles
@@ -74,8 +74,8 @@ def caption_scene(
                 f"{before} and {after} have no pixel with data at the same place; check their coordinate reference systems, transforms "
                 "and nodata values."
             )
-        shipped = list(model["checkpoint"] or [SHIPPED]) == [SHIPPED]
-        scaling = fit_stretch(overview, percentiles, TILES if shipped and percentiles is None else FULL)
+        is_default = list(model_options["checkpoint"] or [DEFAULT_CAPTIONER]) == [DEFAULT_CAPTIONER]
+        scaling = fit_stretch(overview, percentiles, TILES if is_default and percentiles is None else FULL)
         captioner = load()
         settings = {
             "tile": size,
@@ -85,18 +85,19 @@ def caption_scene(
             "align": bool(align),
             "beam": beam,
             "length_penalty": length_penalty,
-            "prompt": model["prompt"],
+            "prompt": model_options["prompt"],
             "checkpoint": captioner.weights_sha256(),
         }
-        header = {"format": 1, "before": _identity(before), "after": _identity(after), **settings}
-        partial = stack.enter_context(PartialResults(outputs[0].with_name(outputs[0].name + SUFFIX), header))
+        header = {"format": 1, "before": _file_identity(before), "after": _file_identity(after), **settings}
+        partial_file = out_files[0].with_name(out_files[0].name + SUFFIX)
+        partial = stack.enter_context(PartialResults(partial_file, header))
         num_done = sum(map(len, partial.batches))
         if scene.crs is None:
             echo("note: the rasters have no georeference; coordinates are pixels.", err=True)
         if num_done:
             echo(f"note: {num_done:,} of {len(tiling):,} tiles are done already.", err=True)
-        if shipped and scaling is not None:
-            echo(f"note: {_OWN_CONTRAST if percentiles is None else _OTHER_CONTRAST}", err=True)
+        if is_default and scaling is not None:
+            echo(f"note: {_SCALED_CONTRAST_NOTE if percentiles is None else _STRETCHED_CONTRAST_NOTE}", err=True)
         advance = stack.enter_context(progress_bar("captioning tiles", len(tiling), num_done))
         result = caption_tiles(scene, tiling, scaling, captioner, partial, beam, length_penalty, batch_size, advance)
         changed = [caption for caption in result.captions if caption.no_change < threshold]
@@ -118,23 +119,23 @@ def caption_scene(
             "tiles": counts,
             "note": captioner.domain_note,
         }
-        for path in outputs:
+        for path in out_files:
             _write(path, changes, scene, overview, scaling, metadata)
-    partial.path.unlink()
-    left_out = ", ".join(f"{counts[name]:,} {text}" for name, text in _LEFT_OUT.items())
-    what = f"{len(changes):,} change{'' if len(changes) == 1 else 's'}"
-    written = ", ".join(map(str, outputs))
-    echo(f"{what} in {counts['changed']:,} of {counts['all']:,} tiles ({left_out}); written to {written}")
+    partial_file.unlink()
+    left_out = ", ".join(f"{counts[key]:,} {text}" for key, text in _LEFT_OUT_TILES.items())
+    num_changes = f"{len(changes):,} change{'' if len(changes) == 1 else 's'}"
+    written_files = ", ".join(map(str, out_files))
+    echo(f"{num_changes} in {counts['changed']:,} of {counts['all']:,} tiles ({left_out}); written to {written_files}")
 
 
 def _check_outputs(names: Sequence[str] | None) -> list[Path]:
     if not names:
         raise DiffcapError("the options for whole scenes need an output file; add, for example, --out changes.geojson.")
     for name in names:
-        if (suffix := Path(name).suffix.lower()) not in SUFFIXES:
-            pairs = "; .jsonl is for a folder or a table of pairs" if suffix == ".jsonl" else ""
+        if (suffix := Path(name).suffix.lower()) not in SCENE_SUFFIXES:
+            hint = "; .jsonl is for a folder or a table of pairs" if suffix == ".jsonl" else ""
             raise DiffcapError(
-                f"--out {name}: give a name that ends in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}{pairs}."
+                f"--out {name}: give a name that ends in {', '.join(SCENE_SUFFIXES[:-1])} or {SCENE_SUFFIXES[-1]}{hint}."
             )
         if Path(name).is_dir():
             raise DiffcapError(f"--out {name}: this is a folder; give the name of a file.")
@@ -154,7 +155,7 @@ def _parse_numbers(text: str | None, option: str, form: str, counts: tuple[int, 
     return numbers
 
 
-def _identity(path: str) -> list[Any]:
+def _file_identity(path: str) -> list[Any]:
     """Return name, size and time of a file; they change if the file is replaced."""
     status = Path(path).stat()
     return [Path(path).name, status.st_size, status.st_mtime_ns]

@@ -69,10 +69,10 @@ def _score_files(predictions: Path, references: Path, tokenizer: Tokenizer) -> d
     from diffcap.evaluation.protocols import evaluate
     from diffcap.records import ChangePair
 
-    captions, captions_by_id = read_predictions(predictions), read_references(references)
-    check_ids(captions, captions_by_id, prefix=f"{predictions} against {references}: ")
-    _warn_of_missing_blanks(captions, captions_by_id.values())
-    pairs = [ChangePair(id, "", "", texts, "test") for id, texts in captions_by_id.items()]
+    captions, reference_captions = read_predictions(predictions), read_references(references)
+    check_ids(captions, reference_captions, prefix=f"{predictions} against {references}: ")
+    _warn_of_missing_blanks(captions, reference_captions.values())
+    pairs = [ChangePair(id, "", "", texts, "test") for id, texts in reference_captions.items()]
     return evaluate(captions, pairs, tokenizer, provenance=_provenance(predictions=predictions, references=references))
 
 

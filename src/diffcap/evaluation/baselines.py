@@ -12,13 +12,13 @@ from diffcap.utils.errors import DiffcapError
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-def most_common_captions(train: Sequence[ChangePair], test: Sequence[ChangePair]) -> dict[str, str]:
-    """Return the most frequent training caption for every test pair; of equally frequent captions, the first of `train`."""
-    counts = Counter(caption for pair in train for caption in pair.captions)
+def most_common_captions(train_pairs: Sequence[ChangePair], test_pairs: Sequence[ChangePair]) -> dict[str, str]:
+    """Return the most frequent training caption for every test pair; of equally frequent captions, the first in `train_pairs`."""
+    counts = Counter(caption for pair in train_pairs for caption in pair.captions)
     if not counts:
         raise DiffcapError("the training split has no caption; check the manifest.")
     most_common_caption, _ = counts.most_common(1)[0]
-    return {pair.id: most_common_caption for pair in test}
+    return {pair.id: most_common_caption for pair in test_pairs}
 
 
 def _normalise_rows(rows: Array) -> Array:
@@ -43,24 +43,26 @@ def pair_vectors(before: Array, after: Array) -> Array:
     return np.concatenate([_normalise_rows(before_rows), _normalise_rows(difference)], axis=1)
 
 
-def nearest_rows(train: Array, test: Array, chunk: int = 1024) -> Array:
-    """Find the row of `train` with the highest cosine similarity to each row of `test`; of equally similar ones, the first.
+def nearest_rows(train_vectors: Array, test_vectors: Array, chunk_size: int = 1024) -> Array:
+    """Find the row of `train_vectors` with the highest cosine similarity to each row of `test_vectors`; of equally similar ones, the first.
 
     Args:
-        train: (N, D), N > 0; can be a memory-mapped array, because it is read in chunks.
-        test: (M, D).
-        chunk: rows per chunk of both arrays; about chunk x (2 D + chunk) values are in memory.
+        train_vectors: (N, D), N > 0; can be a memory-mapped array, because it is read in chunks.
+        test_vectors: (M, D).
+        chunk_size: rows of each array that are compared at once; about chunk_size x (2 D + chunk_size) values are in memory.
 
     Returns:
         (M,) int64.
     """
-    nearest = np.zeros(len(test), dtype=np.int64)
-    highest = np.full(len(test), -np.inf, dtype=np.float32)  # similarity of `nearest`
-    for train_start in range(0, len(train), chunk):
-        candidates = _normalise_rows(np.asarray(train[train_start : train_start + chunk], dtype=np.float32))
-        for test_start in range(0, len(test), chunk):
-            rows = slice(test_start, test_start + chunk)
-            similarities = _normalise_rows(np.asarray(test[rows], dtype=np.float32)) @ candidates.T  # (chunk, chunk)
+    nearest = np.zeros(len(test_vectors), dtype=np.int64)
+    highest = np.full(len(test_vectors), -np.inf, dtype=np.float32)  # similarity of `nearest`
+    for train_start in range(0, len(train_vectors), chunk_size):
+        chunk = train_vectors[train_start : train_start + chunk_size]
+        candidates = _normalise_rows(np.asarray(chunk, dtype=np.float32))
+        for test_start in range(0, len(test_vectors), chunk_size):
+            rows = slice(test_start, test_start + chunk_size)
+            queries = _normalise_rows(np.asarray(test_vectors[rows], dtype=np.float32))
+            similarities = queries @ candidates.T  # (chunk_size, chunk_size)
             best_column = similarities.argmax(axis=1)
             best_similarity = similarities[np.arange(len(similarities)), best_column]
             is_better = best_similarity > highest[rows]
@@ -70,19 +72,19 @@ def nearest_rows(train: Array, test: Array, chunk: int = 1024) -> Array:
 
 
 def nearest_captions(
-    train: Sequence[ChangePair], train_vectors: Array, test: Sequence[ChangePair], test_vectors: Array
+    train_pairs: Sequence[ChangePair], train_vectors: Array, test_pairs: Sequence[ChangePair], test_vectors: Array
 ) -> dict[str, str]:
     """Return the first caption of the nearest of the N training pairs for each of the M test pairs.
 
     Args:
-        train: pairs without a caption are skipped.
+        train_pairs: pairs without a caption are skipped.
         train_vectors, test_vectors: (N, D) and (M, D), see `pair_vectors`.
     """
-    rows_with_caption = [row for row, pair in enumerate(train) if pair.captions]
+    rows_with_caption = [row for row, pair in enumerate(train_pairs) if pair.captions]
     if not rows_with_caption:
         raise DiffcapError("no training pair has a caption; check the manifest.")
-    if len(rows_with_caption) < len(train):  # if all have one, a memory-mapped array is not copied
+    if len(rows_with_caption) < len(train_pairs):  # if all have one, a memory-mapped array is not copied
         train_vectors = train_vectors[rows_with_caption]
-    captions = [train[row].captions[0] for row in rows_with_caption]
+    captions = [train_pairs[row].captions[0] for row in rows_with_caption]
     nearest = nearest_rows(train_vectors, test_vectors)
-    return {pair.id: captions[index] for pair, index in zip(test, nearest)}
+    return {pair.id: captions[index] for pair, index in zip(test_pairs, nearest)}

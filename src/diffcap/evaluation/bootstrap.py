@@ -29,15 +29,15 @@ from diffcap.evaluation.ngrams import BLEU, CiderD, bleu_counts, bleu_of_sums, r
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-CHUNK = 64  # bootstrap samples that are generated at once, which needs memory for CHUNK x n counts of n pairs
-BLOCK = 64 * CHUNK  # bootstrap samples whose sums are in memory at once
+SAMPLES_PER_CHUNK = 64  # generated at once, which needs memory for SAMPLES_PER_CHUNK x n counts of n pairs
+SAMPLES_PER_BLOCK = 64 * SAMPLES_PER_CHUNK  # their sums are in memory at once
 
 
 class AdditiveMetric(NamedTuple):
     """One or several metrics whose corpus score is a function of a sum over the pairs."""
 
     names: tuple[str, ...]  # of K metrics
-    rows: dict[str, Array]  # group -> (n, D), the summands of its n pairs
+    summands: dict[str, Array]  # group -> (n, D), one row for each of its n pairs
     score: Callable[[Array], Array]  # from sums (S, D) to scores (S, K)
 
 
@@ -53,7 +53,7 @@ def additive_metrics(
     metrics: Sequence[str],
     meteor_process: MeteorProcess | None = None,
 ) -> list[AdditiveMetric]:
-    """Compute the summands of all metrics for one system's captions.
+    """Compute the summands (what is added up over the pairs) of all metrics for one system's captions.
 
     Args:
         meteor_process: from `running_meteor`; needed if METEOR is one of `metrics`.
@@ -63,7 +63,7 @@ def additive_metrics(
     def split_by_group(rows: Array) -> dict[str, Array]:
         return {group: rows[[row_index[id] for id in ids]] for group, ids in groups.items()}
 
-    def rows_of_means(scores: Mapping[str, float]) -> dict[str, Array]:
+    def summands_of_means(scores: Mapping[str, float]) -> dict[str, Array]:
         values = np.array([scores[id] for id in hypotheses])
         return split_by_group(np.stack([np.nan_to_num(values), ~np.isnan(values)], 1).astype(float))
 
@@ -72,37 +72,37 @@ def additive_metrics(
         additive.append(AdditiveMetric(BLEU, split_by_group(bleu_counts(hypotheses, references)), bleu_of_sums))
     if "METEOR" in metrics:
         assert meteor_process is not None
-        rows = split_by_group(meteor_counts(hypotheses, references, meteor_process))
-        additive.append(AdditiveMetric(("METEOR",), rows, lambda sums: meteor_of_sums(sums, meteor_process)[:, None]))
+        counts = split_by_group(meteor_counts(hypotheses, references, meteor_process))
+        additive.append(AdditiveMetric(("METEOR",), counts, lambda sums: meteor_of_sums(sums, meteor_process)[:, None]))
     if "ROUGE-L" in metrics:
-        additive.append(AdditiveMetric(("ROUGE-L",), rows_of_means(rouge_l(hypotheses, references)), mean_of_sums))
+        additive.append(AdditiveMetric(("ROUGE-L",), summands_of_means(rouge_l(hypotheses, references)), mean_of_sums))
     if "CIDEr-D" in metrics:
-        rows = {}
+        summands = {}
         for group, ids in groups.items():
             cider = CiderD({id: references[id] for id in ids})
             values = cider(ids, [hypotheses[id] for id in ids])
-            rows[group] = np.stack([values, np.ones(len(values))], 1)
-        additive.append(AdditiveMetric(("CIDEr-D",), rows, mean_of_sums))
+            summands[group] = np.stack([values, np.ones(len(values))], 1)
+        additive.append(AdditiveMetric(("CIDEr-D",), summands, mean_of_sums))
     if "SPICE" in metrics:
-        additive.append(AdditiveMetric(("SPICE",), rows_of_means(spice(hypotheses, references)), mean_of_sums))
+        additive.append(AdditiveMetric(("SPICE",), summands_of_means(spice(hypotheses, references)), mean_of_sums))
     return additive
 
 
-def bootstrap_sums(rows: Array, samples: int, generator: np.random.Generator) -> Array:
-    """Add up all rows (n, D), then the rows of each bootstrap sample (n rows, with replacement): (1 + samples, D)."""
+def bootstrap_sums(rows: Array, num_samples: int, generator: np.random.Generator) -> Array:
+    """Add up all rows (n, D), then the rows of each bootstrap sample (n rows, with replacement): (1 + num_samples, D)."""
     parts = [rows.sum(0, keepdims=True)]
     num_rows = len(rows)
-    for start in range(0, samples, CHUNK):
-        size = min(CHUNK, samples - start)
-        sampled = generator.integers(num_rows, size=(size, num_rows))  # row indices
-        sampled += num_rows * np.arange(size)[:, None]  # each sample has its own numbers: one `bincount` counts all
-        repeats = np.bincount(sampled.ravel(), minlength=size * num_rows).reshape(size, num_rows)
+    for start in range(0, num_samples, SAMPLES_PER_CHUNK):
+        size = min(SAMPLES_PER_CHUNK, num_samples - start)
+        row_indices = generator.integers(num_rows, size=(size, num_rows))
+        row_indices += num_rows * np.arange(size)[:, None]  # other numbers in each sample: one `bincount` counts all
+        repeats = np.bincount(row_indices.ravel(), minlength=size * num_rows).reshape(size, num_rows)
         parts.append(repeats.astype(float) @ rows)
     return np.concatenate(parts)
 
 
 def bootstrap_scores(
-    systems: Sequence[Sequence[AdditiveMetric]], groups: Groups, samples: int, seed: int
+    systems: Sequence[Sequence[AdditiveMetric]], groups: Groups, num_samples: int, seed: int
 ) -> list[dict[str, dict[str, Array]]]:
     """Score systems on all pairs, then on bootstrap samples, which are the same for all systems.
 
@@ -110,19 +110,19 @@ def bootstrap_scores(
         systems: the metrics of each system, see `additive_metrics`.
 
     Returns:
-        For each system: group -> metric -> (1 + samples,).
+        For each system: group -> metric -> (1 + num_samples,).
     """
     all_metrics = [metric for system in systems for metric in system]  # those of the first system come first
-    rows = [np.concatenate([metric.rows[group] for metric in all_metrics], 1) for group in groups]
-    widths = [metric.rows[next(iter(groups))].shape[1] for metric in all_metrics]
-    edges = np.cumsum(widths)[:-1]  # columns of `rows` at which the next metric begins
+    summands = [np.concatenate([metric.summands[group] for metric in all_metrics], 1) for group in groups]
+    widths = [metric.summands[next(iter(groups))].shape[1] for metric in all_metrics]
+    edges = np.cumsum(widths)[:-1]  # columns of `summands` at which the next metric begins
     generators = [np.random.default_rng([seed, group_index]) for group_index in range(len(groups))]
 
     def score_block(size: int) -> list[Array]:
-        """For each metric, scores (systems, groups, 1 + size, K) of all pairs, then of the next `size` samples."""
+        """Compute, for each metric, scores (systems, groups, 1 + size, K) of all pairs, then of the next `size` samples."""
         sums = []  # group -> index in `all_metrics` -> (1 + size, D)
-        for group_rows, generator in zip(rows, generators):
-            sums.append(np.split(bootstrap_sums(group_rows, size, generator), edges, 1))
+        for group_summands, generator in zip(summands, generators):
+            sums.append(np.split(bootstrap_sums(group_summands, size, generator), edges, 1))
         block = []
         for index, metric in enumerate(systems[0]):
             positions = range(index, len(all_metrics), len(systems[0]))  # of this metric, for each system
@@ -130,7 +130,8 @@ def bootstrap_scores(
             block.append(metric.score(metric_sums).reshape(len(systems), len(groups), 1 + size, -1))
         return block
 
-    blocks = [score_block(min(BLOCK, samples - start)) for start in range(0, samples, BLOCK)]
+    starts = range(0, num_samples, SAMPLES_PER_BLOCK)
+    blocks = [score_block(min(SAMPLES_PER_BLOCK, num_samples - start)) for start in starts]
     results: list[dict[str, dict[str, Array]]] = [{group: {} for group in groups} for _ in systems]
     for metric, (first_block, *other_blocks) in zip(systems[0], zip(*blocks)):
         # Each block begins with the scores of all pairs: keep them once.
@@ -142,7 +143,7 @@ def bootstrap_scores(
 
 
 def compare_scores(a: Array, b: Array, level: float) -> dict[str, Any]:
-    """Compare the scores of one metric of two systems, (1 + samples,) each, see `bootstrap_scores`.
+    """Compare the scores of one metric of two systems, (1 + samples,) each: of all pairs, then of each bootstrap sample.
 
     Returns:
         "a", "b": scores of all pairs. "difference": b - a. "a_interval", "b_interval", "interval" (of the difference):
@@ -208,8 +209,8 @@ def compare(
     hypotheses, reference_tokens = tokenize_together(captions, references, tokenizer)
     systems = list(hypotheses.values())
     with running_meteor() if "METEOR" in available else nullcontext() as meteor_process:
-        summands = [additive_metrics(texts, reference_tokens, groups, available, meteor_process) for texts in systems]
-        scores_a, scores_b = bootstrap_scores(summands, groups, samples, seed)
+        additive = [additive_metrics(texts, reference_tokens, groups, available, meteor_process) for texts in systems]
+        scores_a, scores_b = bootstrap_scores(additive, groups, samples, seed)
     comparisons = {
         group: {
             metric: compare_scores(scores_a[group][metric], scores_b[group][metric], level)
@@ -223,6 +224,6 @@ def compare(
     ciders = np.stack([cider(ids, [texts[id] for id in ids]) for texts in systems], 1)
     signs = np.sign(np.round(ciders[:, 1] - ciders[:, 0], 9))
     winners = dict(zip(ids, [{1: "b", -1: "a", 0: "tie"}[sign] for sign in signs.tolist()]))
-    outcomes = {group: [winners[id] for id in members] for group, members in groups.items()}
-    wins = {group: {name: names.count(name) for name in ("b", "a", "tie")} for group, names in outcomes.items()}
+    group_winners = {group: [winners[id] for id in members] for group, members in groups.items()}
+    wins = {group: {run: names.count(run) for run in ("b", "a", "tie")} for group, names in group_winners.items()}
     return {"groups": comparisons, "wins": wins, "scores": dict(zip(ids, ciders.tolist()))}

@@ -55,7 +55,7 @@ def tokenize(captions: Sequence[str], tokenizer: Tokenizer = "ptb") -> list[str]
 
 
 def unavailable_metrics(metrics: Sequence[str] = ALL_METRICS) -> dict[str, str]:
-    """Return the metrics whose files are not installed: name -> how to install them. Only SPICE can be unavailable."""
+    """Return the metrics whose files are not installed: name -> how to install them. Only SPICE needs files."""
     hint = spice_install_hint() if "SPICE" in metrics else None
     return {"SPICE": hint} if hint else {}
 
@@ -64,13 +64,13 @@ def check_ids(predictions: Mapping[str, str], references: Mapping[str, Sequence[
     """Refuse captions and references whose ids differ, with a message that begins with `prefix`."""
     if not references:
         raise DiffcapError(f"{prefix}there are no references; check the split and the references file.")
-    missing = [id for id in references if id not in predictions]
-    unknown = [id for id in predictions if id not in references]
-    without_caption = [id for id, captions in references.items() if not captions]
+    missing_ids = [id for id in references if id not in predictions]
+    unknown_ids = [id for id in predictions if id not in references]
+    ids_without_caption = [id for id, captions in references.items() if not captions]
     faults = (
-        (missing, f"of {len(references):,} reference ids have no prediction", "caption every pair of the split"),
-        (unknown, "predictions have an id that no reference has", "check that both come from the same split"),
-        (without_caption, "ids have no reference caption", "leave those pairs out or add captions"),
+        (missing_ids, f"of {len(references):,} reference ids have no prediction", "caption every pair of the split"),
+        (unknown_ids, "predictions have an id that no reference has", "check that both come from the same split"),
+        (ids_without_caption, "ids have no reference caption", "leave those pairs out or add captions"),
     )
     for ids, fault, remedy in faults:
         if ids:
@@ -78,7 +78,7 @@ def check_ids(predictions: Mapping[str, str], references: Mapping[str, Sequence[
 
 
 def first_ids(ids: Sequence[str]) -> str:
-    """Return the first three ids for a message, with "..." if there are more."""
+    """Return the first three ids as text for a message, with "..." if there are more."""
     return ", ".join(map(repr, ids[:3])) + (", ..." if len(ids) > 3 else "")
 
 
@@ -88,7 +88,7 @@ def tokenize_together(
     """Check the ids of several systems, and tokenise their captions and the references in one call, because "ptb" starts Java.
 
     Returns:
-        Hypotheses of each system, and the references; ids in the order of `references`.
+        The tokenised captions, system -> id -> caption, and references, id -> captions; ids in the order of `references`.
     """
     for name, captions in systems.items():
         check_ids(captions, references, f"{name}: " if name else "")
@@ -161,8 +161,8 @@ def score_tokens(
         futures = [executor.submit(_score_metric, name, *arguments) for name in java_calls]
         results = [_score_metric(name, *arguments) for name in calls if name not in java_calls]
         results += [future.result() for future in futures]
-    rows = {group: dict(chain.from_iterable(result[group].items() for result in results)) for group in non_empty}
-    return {group: {name: float(row[name]) for name in available} for group, row in rows.items()}
+    merged = {group: dict(chain.from_iterable(result[group].items() for result in results)) for group in non_empty}
+    return {group: {name: float(scores[name]) for name in available} for group, scores in merged.items()}
 
 
 def score_together(
@@ -171,7 +171,7 @@ def score_together(
     """Run `score_tokens` for the captions and references under each key of `texts`; the Java programs start once for all keys."""
     all_hypotheses, all_references, all_groups = {}, {}, {}
     for number, (hypotheses, references) in enumerate(texts.values(), 1):
-        # The ids of a single text are kept: an error message names the id of the pair.
+        # The ids of a single system are kept: an error message names the id of the pair.
         suffix = f" (system {number})" if len(texts) > 1 else ""
         all_hypotheses.update({f"{id}{suffix}": caption for id, caption in hypotheses.items()})
         all_references.update({f"{id}{suffix}": captions for id, captions in references.items()})

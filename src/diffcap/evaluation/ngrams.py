@@ -73,11 +73,11 @@ class _NGrams(NamedTuple):
     """The distinct n-grams of several captions, by caption, in the order of their first occurrences: (M,) each."""
 
     caption: Array  # index of the caption
-    key: Array  # the n-gram; the word ids are its digits to the base `MAX_WORDS`
+    key: Array  # the n-gram as a number, whose digits to the base `MAX_WORDS` are the word ids
     counts: Array  # occurrences in the caption
 
 
-class _Order(NamedTuple):
+class _OrderVectors(NamedTuple):
     """TF-IDF vectors of the references for one n-gram order."""
 
     keys: Array  # (K,) the distinct n-grams of the references, sorted
@@ -107,7 +107,7 @@ class CiderD:
         row_of_caption = {caption: row for row, caption in enumerate(distinct)}
         no_reference = len(distinct)  # the row after the last one
         self._words: dict[str, int] = {}  # word -> id
-        words, starts = self._word_ids(list(distinct), self._words)
+        words, caption_starts = self._word_ids(list(distinct), self._words)
         self._image_index = {image: index for index, image in enumerate(references)}
         max_references = max((len(captions) for captions in references.values()), default=0)
         # For each image, the rows of its references, padded with `no_reference`.
@@ -119,9 +119,10 @@ class CiderD:
         images = np.repeat(np.arange(len(references)), self._reference_counts)
         rows = self._rows[is_reference]
         self._log_images = np.log(float(max(1, len(references))))
-        self._bigrams = np.append(np.maximum(np.diff(starts) - 1, 0), 0)  # in each distinct reference; 0: no reference
-        ngrams = (_count_ngrams(words, starts, order) for order in range(1, MAX_ORDER + 1))
-        self._orders = [self._build_order(each, images, rows) for each in ngrams]
+        num_words = np.diff(caption_starts)
+        self._bigrams = np.append(np.maximum(num_words - 1, 0), 0)  # in each distinct reference; 0: no reference
+        all_ngrams = (_count_ngrams(words, caption_starts, order) for order in range(1, MAX_ORDER + 1))
+        self._orders = [self._build_vectors(ngrams, images, rows) for ngrams in all_ngrams]
 
     def _word_ids(self, captions: Sequence[str], table: dict[str, int]) -> tuple[Array, Array]:
         """Return the word ids of all captions, concatenated, and the start of each caption; new words are added to `table`."""
@@ -134,21 +135,21 @@ class CiderD:
             )
         return words, np.cumsum([0, *map(len, split)])
 
-    def _build_order(self, ngrams: _NGrams, images: Array, rows: Array) -> _Order:
+    def _build_vectors(self, ngrams: _NGrams, images: Array, rows: Array) -> _OrderVectors:
         """Compute TF-IDF vectors of the distinct references; image `images[i]` has the reference `rows[i]`."""
         keys, ngram_index = np.unique(ngrams.key, return_inverse=True)
-        count = np.bincount(ngrams.caption, minlength=len(self._bigrams) - 1)  # distinct n-grams of each caption
-        first = np.cumsum(count) - count
+        num_ngrams = np.bincount(ngrams.caption, minlength=len(self._bigrams) - 1)  # distinct ones of each caption
+        first_ngram = np.cumsum(num_ngrams) - num_ngrams
         # A document is the set of all references of an image.
-        document = np.repeat(images, count[rows])
-        in_documents = np.unique(document * len(keys) + ngram_index[_ranges(first[rows], count[rows])])
+        document = np.repeat(images, num_ngrams[rows])
+        in_documents = np.unique(document * len(keys) + ngram_index[_ranges(first_ngram[rows], num_ngrams[rows])])
         document_frequency = np.bincount(in_documents % max(1, len(keys)), minlength=len(keys))
         idf = self._log_images - np.log(np.maximum(1.0, document_frequency))
         weights = ngrams.counts * idf[ngram_index]
-        squares = np.bincount(ngrams.caption, weights**2, minlength=len(count) + 1)
+        squares = np.bincount(ngrams.caption, weights**2, minlength=len(num_ngrams) + 1)
         codes = ngrams.caption * len(keys) + ngram_index
         sorting = np.argsort(codes)
-        return _Order(keys, idf, codes[sorting], weights[sorting], np.sqrt(squares))
+        return _OrderVectors(keys, idf, codes[sorting], weights[sorting], np.sqrt(squares))
 
     def __call__(self, images: Sequence[str], hypotheses: Sequence[str]) -> Array:
         """Score B hypotheses (tokens joined by spaces) of B images, which can be equal: (B,) float64, from 0 to 10."""
@@ -160,46 +161,46 @@ class CiderD:
         pairs = [(self._image_index[image], text) for image, text in zip(images, hypotheses)]
         inverse = np.array([distinct.setdefault(pair, len(distinct)) for pair in pairs])
         image_indices = np.array([image for image, _ in distinct])
-        words, starts = self._word_ids([text for _, text in distinct], dict(self._words))
+        words, caption_starts = self._word_ids([text for _, text in distinct], dict(self._words))
         references = self._rows[image_indices]  # (b, R)
-        ngrams = (_count_ngrams(words, starts, order) for order in range(1, MAX_ORDER + 1))
-        cosines = [self._similarities(order, each, references) for order, each in zip(self._orders, ngrams)]
-        bigrams = np.maximum(np.diff(starts) - 1, 0)
-        difference = np.abs(bigrams[:, None] - self._bigrams[references])
-        differences = map(float, range(int(difference.max()) + 1))
-        penalty = np.array([np.e ** (-(each**2) / (2 * SIGMA**2)) for each in differences])
-        similarities = np.stack(cosines, -1) * penalty[difference][..., None]  # (b, R, 4)
+        all_ngrams = (_count_ngrams(words, caption_starts, order) for order in range(1, MAX_ORDER + 1))
+        cosines = [self._similarities(vectors, ngrams, references) for vectors, ngrams in zip(self._orders, all_ngrams)]
+        bigrams = np.maximum(np.diff(caption_starts) - 1, 0)
+        differences = np.abs(bigrams[:, None] - self._bigrams[references])
+        lengths = map(float, range(int(differences.max()) + 1))
+        penalties = np.array([np.e ** (-(length**2) / (2 * SIGMA**2)) for length in lengths])
+        similarities = np.stack(cosines, -1) * penalties[differences][..., None]  # (b, R, 4)
         # Summed in the same order as in pycocoevalcap, so that the last digits are equal.
         sums = np.cumsum(similarities, axis=1)[:, -1]
         return (sums.mean(-1) / self._reference_counts[image_indices] * 10.0)[inverse]
 
-    def _similarities(self, order: _Order, ngrams: _NGrams, references: Array) -> Array:
+    def _similarities(self, vectors: _OrderVectors, ngrams: _NGrams, references: Array) -> Array:
         """Return the clipped cosine similarities (b, R) of b hypotheses and their references, whose rows are `references` (b, R)."""
-        num_keys = len(order.keys)
+        num_keys = len(vectors.keys)
         if not num_keys:
             return np.zeros(references.shape)
-        ngram_index = np.minimum(np.searchsorted(order.keys, ngrams.key), num_keys - 1)
-        is_known = order.keys[ngram_index] == ngrams.key
-        weights = ngrams.counts * np.where(is_known, order.idf[ngram_index], self._log_images)
+        ngram_index = np.minimum(np.searchsorted(vectors.keys, ngrams.key), num_keys - 1)
+        is_known = vectors.keys[ngram_index] == ngrams.key
+        weights = ngrams.counts * np.where(is_known, vectors.idf[ngram_index], self._log_images)
         norms = np.sqrt(np.bincount(ngrams.caption, weights**2, minlength=len(references)))
         # From here on, only n-grams that occur in a reference: (M,).
         hypothesis = ngrams.caption[is_known]
         weights = weights[is_known]
         codes = references[hypothesis] * num_keys + ngram_index[is_known][:, None]  # (M, R)
-        position = np.minimum(np.searchsorted(order.codes, codes), len(order.codes) - 1)
-        reference_weights = np.where(order.codes[position] == codes, order.weights[position], 0.0)
+        position = np.minimum(np.searchsorted(vectors.codes, codes), len(vectors.codes) - 1)
+        reference_weights = np.where(vectors.codes[position] == codes, vectors.weights[position], 0.0)
         products = np.minimum(weights[:, None], reference_weights) * reference_weights
         dot_products = np.zeros(references.shape)
         np.add.at(dot_products, hypothesis, products)
-        scale = norms[:, None] * order.norms[references]
+        scale = norms[:, None] * vectors.norms[references]
         return np.divide(dot_products, scale, out=np.zeros_like(dot_products), where=scale > 0)
 
 
-def _count_ngrams(words: Array, starts: Array, order: int) -> _NGrams:
-    """Count the n-grams of one order in concatenated captions, which begin at `starts`."""
-    num_ngrams = np.maximum(np.diff(starts) - order + 1, 0)  # of each caption, with repetitions
+def _count_ngrams(words: Array, caption_starts: Array, order: int) -> _NGrams:
+    """Count the n-grams of one order in concatenated captions, which begin at `caption_starts`."""
+    num_ngrams = np.maximum(np.diff(caption_starts) - order + 1, 0)  # of each caption, with repetitions
     caption = np.repeat(np.arange(len(num_ngrams)), num_ngrams)
-    first_word = _ranges(starts[:-1], num_ngrams)
+    first_word = _ranges(caption_starts[:-1], num_ngrams)
     key = np.zeros(len(first_word), dtype=np.int64)
     for offset in range(order):
         key = key * MAX_WORDS + words[first_word + offset]

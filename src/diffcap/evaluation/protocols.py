@@ -1,4 +1,4 @@
-"""Groups of pairs that are scored together, and the content of `metrics.json`.
+"""Groups of pairs that are scored together ("total", "distractor", "color", ...), and the content of `metrics.json`.
 
 The protocol of a score is a dict that says how it was computed: dataset, split, tokenizer, metrics, number of pairs, and so on.
 """
@@ -8,7 +8,7 @@ from typing import Any
 
 from diffcap.datasets.registry import LevirProtocol
 from diffcap.evaluation.captions import ALL_METRICS, Tokenizer, score_together, tokenize_together, unavailable_metrics
-from diffcap.evaluation.remote_sensing import LevirScoring, accuracies, id_text, with_levir_columns
+from diffcap.evaluation.remote_sensing import LevirScoring, accuracies, add_levir_scores, id_text
 from diffcap.evaluation.slots import slot_accuracy
 from diffcap.evaluation.tables import caption_notes
 from diffcap.records import RESERVED_CHANGE_TYPES, ChangePair
@@ -27,12 +27,12 @@ def groups_of(pairs: Sequence[ChangePair]) -> dict[str, list[str]]:
     groups = {"total": [pair.id for pair in pairs]}
     semantic = [pair for pair in pairs if not pair.is_distractor]
     if 0 < len(semantic) < len(pairs):
-        for members in (semantic, [pair for pair in pairs if pair.is_distractor]):
-            groups[members[0].group] = [pair.id for pair in members]
+        for group_pairs in (semantic, [pair for pair in pairs if pair.is_distractor]):
+            groups[group_pairs[0].group] = [pair.id for pair in group_pairs]
     types = {pair.change_type for pair in semantic if pair.change_type is not None}
-    if reserved := sorted(types & RESERVED_CHANGE_TYPES):
+    if reserved_types := sorted(types & RESERVED_CHANGE_TYPES):
         raise DiffcapError(
-            f"change type {reserved[0]!r} is a reserved name; rename it in the dataset and run the data stage again."
+            f"change type {reserved_types[0]!r} is a reserved name; rename it in the dataset and run the data stage again."
         )
     other_types = sorted(types - set(TYPE_ORDER))
     for name in [*(name for name in TYPE_ORDER if name in types), *other_types]:
@@ -53,9 +53,9 @@ def dataset_protocol(info: Mapping[str, Any]) -> dict[str, str]:
 
 def remarks(protocol: Mapping[str, Any]) -> str:
     """Return the entries of `dataset_protocol` as text for titles, followed by ", ": "a part of the official dataset, "."""
-    part = "a part of the official dataset, " if protocol.get("official") == "part" else ""
+    extent = "a part of the official dataset, " if protocol.get("official") == "part" else ""
     change_types = protocol.get("change_types")
-    return part + (f"change types {change_types}, " if change_types else "")
+    return extent + (f"change types {change_types}, " if change_types else "")
 
 
 def evaluate(
@@ -110,9 +110,9 @@ def evaluate_systems(
         without_spice = [metric for metric in metrics if metric != "SPICE"]
         scores = score_together({**texts, **id_texts}, groups, without_spice)
         if "SPICE" in metrics:
-            for key, rows in score_together(texts, groups, ["SPICE"]).items():
-                for group, row in rows.items():
-                    scores[key][group].update(row)
+            for key, spice_scores in score_together(texts, groups, ["SPICE"]).items():
+                for group, spice in spice_scores.items():
+                    scores[key][group].update(spice)
     else:
         scores = score_together(texts, groups, metrics)
     accuracy_notes = []
@@ -120,12 +120,12 @@ def evaluate_systems(
         accuracy: dict[str, dict[str, float]] = {name: {} for name in systems}
         if len({pair.is_distractor for pair in pairs}) == 2:
             for name, captions in systems.items():
-                accuracy[name] = accuracies(captions, pairs, groups, levir.no_change)
+                accuracy[name] = accuracies(captions, pairs, groups, levir.no_change_sentences)
         else:  # a caption of nonsense could be right about all pairs
-            changed = "no" if pairs[0].is_distractor else "every"
-            accuracy_notes.append(f"The accuracy is left out: {changed} pair has a change.")
-        for (name, kind), rows in scores.items():
-            scores[name, kind] = with_levir_columns(rows, accuracy[name], levir.accuracy_only)
+            which = "no" if pairs[0].is_distractor else "every"
+            accuracy_notes.append(f"The accuracy is left out: {which} pair has a change.")
+        for (name, _), group_scores in scores.items():
+            add_levir_scores(group_scores, accuracy[name], levir.accuracy_only)
     unavailable = unavailable_metrics(metrics)
     computed = [metric for metric in ALL_METRICS if metric in metrics and metric not in unavailable]
     counts = {group: len(ids) for group, ids in groups.items()}
@@ -140,7 +140,7 @@ def evaluate_systems(
             id_protocol = {
                 "name": LevirProtocol.name,
                 "tokenizer": "ids",
-                "vocabulary": levir.rule,
+                "vocabulary": levir.vocabulary_rule,
                 "vocabulary_size": len(vocabulary),  # with the special tokens
                 "metrics": [metric for metric in computed if metric != "SPICE"],
             }

@@ -16,7 +16,8 @@ from diffcap.evaluation.captions import Groups, Scores
 from diffcap.records import ChangePair
 from diffcap.text.vocabulary import LAYOUTS, Vocabulary, build_vocabulary, tokenize_rcc_words
 
-# Layouts in which the released evaluators score: a captioner with such a vocabulary is scored with the ids of this vocabulary.
+# A layout is the order of the special words in a vocabulary. A captioner with one of the released evaluators' layouts is scored with
+# the ids of its own vocabulary.
 RELEASED_LAYOUTS = tuple(name for name, layout in LAYOUTS.items() if layout.scores_ids)
 S_M_METRICS = ("BLEU-4", "METEOR", "ROUGE-L", "CIDEr-D")
 
@@ -25,9 +26,9 @@ S_M_METRICS = ("BLEU-4", "METEOR", "ROUGE-L", "CIDEr-D")
 class LevirScoring:
     """The scores to compute in addition to those of the text protocol."""
 
-    no_change: tuple[str, ...]  # the dataset's sentences that say that nothing has changed
+    no_change_sentences: tuple[str, ...]  # captions that say that nothing has changed
     vocabulary: Vocabulary | None = None  # of the ids; None leaves the metrics of ids out
-    rule: str = ""  # how the vocabulary was made, for `metrics.json`
+    vocabulary_rule: str = ""  # how the vocabulary was made, for `metrics.json`
     accuracy_only: bool = False  # add the accuracy, but neither S*m nor metrics of ids
 
 
@@ -44,9 +45,9 @@ def levir_protocol(dataset: str, pairs: Sequence[ChangePair]) -> LevirProtocol |
     distractors = [pair for pair in pairs if pair.is_distractor]
     if not has_flag and not distractors:
         return None
-    no_change_captions = (plain(caption) for pair in distractors for caption in pair.captions)
-    no_change = tuple(dict.fromkeys(no_change_captions))
-    return LevirProtocol(no_change or LevirProtocol.no_change, accuracy_only=not has_flag)
+    captions = (plain(caption) for pair in distractors for caption in pair.captions)
+    sentences = tuple(dict.fromkeys(captions))
+    return LevirProtocol(sentences or LevirProtocol.no_change, accuracy_only=not has_flag)
 
 
 def levir_scoring(
@@ -85,24 +86,21 @@ def id_text(caption: str, vocabulary: Vocabulary) -> str:
 
 
 def accuracies(
-    captions: Mapping[str, str], pairs: Sequence[ChangePair], groups: Groups, no_change: Sequence[str]
+    captions: Mapping[str, str], pairs: Sequence[ChangePair], groups: Groups, no_change_sentences: Sequence[str]
 ) -> dict[str, float]:
-    """Return the fraction of pairs in each group whose caption is right about whether something has changed; skip empty groups.
+    """Return, for each group that is not empty, the fraction of captions that say "no change" exactly for pairs without change.
 
-    A caption says that nothing has changed if it is, except for letter case and final full stops, one of the sentences `no_change`.
+    A caption says so if it is, except for letter case and final full stops, one of `no_change_sentences`.
     """
-    sentences = set(map(plain, no_change))
+    sentences = set(map(plain, no_change_sentences))
     is_right = {pair.id: (plain(captions[pair.id]) in sentences) == pair.is_distractor for pair in pairs}
     return {group: sum(is_right[id] for id in ids) / len(ids) for group, ids in groups.items() if ids}
 
 
-def with_levir_columns(scores: Scores, accuracy: Mapping[str, float], accuracy_only: bool = False) -> Scores:
-    """Add "accuracy" (if `accuracy` is not empty) and "S*m" (if its metrics are there and not `accuracy_only`) to each group."""
-    rows = {}
-    for group, row in scores.items():
-        rows[group] = dict(row)
-        if not accuracy_only and row.keys() >= set(S_M_METRICS):
-            rows[group]["S*m"] = sum(row[name] for name in S_M_METRICS) / len(S_M_METRICS)
-        if accuracy:
-            rows[group]["accuracy"] = accuracy[group]
-    return rows
+def add_levir_scores(scores: Scores, group_accuracies: Mapping[str, float], accuracy_only: bool = False) -> None:
+    """Add "S*m" (if its metrics are there and not `accuracy_only`), and "accuracy" if it was computed, to each group."""
+    for group, metrics in scores.items():
+        if not accuracy_only and metrics.keys() >= set(S_M_METRICS):
+            metrics["S*m"] = sum(metrics[name] for name in S_M_METRICS) / len(S_M_METRICS)
+        if group_accuracies:
+            metrics["accuracy"] = group_accuracies[group]

@@ -1,4 +1,4 @@
-"""Slot accuracy for captions of the dataset `blocks`: are the change type and the attributes of the changed object right?"""
+"""Slot accuracy for captions of `blocks`: are the slots (change type, attributes of the changed object, new value) right?"""
 
 import re
 from collections import defaultdict
@@ -37,7 +37,7 @@ _KEY_WORDS = {
 class Slots:
     """The information in a caption; a field is None if the caption does not contain it."""
 
-    # "color", "material", "add", "drop", "move", or "none" for no change; None for key words of no type or of two types
+    # "color", "material", "add", "drop", "move", or "none" for no change; None if the caption has no key word, or those of two types
     change_type: str | None = None
     # attributes of the first object, in the words of the manifest ("metal" for "shiny")
     size: str | None = None
@@ -61,12 +61,12 @@ def parse_caption(caption: str) -> Slots:
     types = [name for name, key_words in _KEY_WORDS.items() if key_words.intersection(words)]
     change_type = types[0] if len(types) == 1 else None
     new_value = None
-    last = _ATTRIBUTE_WORDS.get(words[-1]) if words else None  # (attribute, value)
-    has_new_value = last is not None and last[0] in ("color", "material")
+    last_word = _ATTRIBUTE_WORDS.get(words[-1]) if words else None  # (attribute, value)
+    has_new_value = last_word is not None and last_word[0] in ("color", "material")
     if change_type == "turn":
         change_type = None
-        if last is not None and has_new_value:
-            change_type, new_value = last
+        if last_word is not None and has_new_value:
+            change_type, new_value = last_word
             words = words[:-1]
     turn_words = _KEY_WORDS["turn"].intersection(words)
     if types == ["none", "turn"] and turn_words == {"changed"} and not has_new_value:
@@ -96,15 +96,15 @@ def word_kinds(words: Sequence[str]) -> list[str]:
         >>> word_kinds("the red cube behind the ball moved".split())
         ['other', 'color', 'shape', 'other', 'other', 'other object', 'change']
     """
-    letters = [re.sub(r"[^a-z]", "", word.lower()) for word in words]
+    plain_words = [re.sub(r"[^a-z]", "", word.lower()) for word in words]
     all_key_words = set().union(*_KEY_WORDS.values())
-    has_new_value = parse_caption(" ".join(letters)).to is not None
-    last = max((index for index, word in enumerate(letters) if word), default=-1)
+    has_new_value = parse_caption(" ".join(plain_words)).to is not None
+    last_index = max((index for index, word in enumerate(plain_words) if word), default=-1)
     kinds, phrase_started, phrase_ended = [], False, False
-    for index, word in enumerate(letters):
+    for index, word in enumerate(plain_words):
         attribute, _ = _ATTRIBUTE_WORDS.get(word, (None, None))
         phrase_ended = phrase_ended or (phrase_started and attribute is None)
-        if has_new_value and index == last:
+        if has_new_value and index == last_index:
             kinds.append("new value")
         elif attribute:
             kinds.append("other object" if phrase_ended else attribute)
@@ -146,17 +146,17 @@ def slot_accuracy(predictions: Mapping[str, str], pairs: Sequence[ChangePair]) -
             f'{len(invalid):,} pairs do not have their changed object under "changed" (first: {invalid[0]!r}); '
             "slot accuracy is for the blocks dataset; write its manifest again with `make data`."
         )
-    hits: dict[str, list[bool]] = defaultdict(list)  # for each key, whether each pair is right
+    is_right: dict[str, list[bool]] = defaultdict(list)  # key of the result -> one entry per pair that it counts
     for pair in pairs:
         slots, truth = parse_caption(predictions[pair.id]), truths.get(pair.id)
-        hits["type"].append(slots.change_type == (pair.change_type if truth else "none"))
+        is_right["type"].append(slots.change_type == (pair.change_type if truth else "none"))
         if truth:
-            said = {name: getattr(slots, name) for name in ATTRIBUTES}
-            hits["object"].append(all(said[name] == truth[name] for name in ATTRIBUTES))
-            hits["object_said"].append(all(said.values()))
+            said_values = {name: getattr(slots, name) for name in ATTRIBUTES}
+            is_right["object"].append(all(said_values[name] == truth[name] for name in ATTRIBUTES))
+            is_right["object_said"].append(all(said_values.values()))
             for name in ATTRIBUTES:
-                hits[name].append(said[name] == truth[name])
-                hits[f"{name}_said"].append(said[name] is not None)
+                is_right[name].append(said_values[name] == truth[name])
+                is_right[f"{name}_said"].append(said_values[name] is not None)
             if pair.change_type in ("color", "material"):
-                hits["to"].append(slots.to == truth.get("to"))
-    return {key: sum(flags) / len(flags) for key, flags in hits.items()}
+                is_right["to"].append(slots.to == truth.get("to"))
+    return {key: sum(flags) / len(flags) for key, flags in is_right.items()}

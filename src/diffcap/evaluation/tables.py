@@ -10,7 +10,7 @@ from diffcap.datasets.no_change import is_no_change, plain
 from diffcap.utils.errors import printable
 from diffcap.utils.table import Cell, Table
 
-Rows = Mapping[str, Mapping[str, float]]  # row name -> metric -> score
+MetricRows = Mapping[str, Mapping[str, float]]  # row name -> metric -> score
 
 SMALL_GROUP = 30  # with fewer pairs, a score's confidence interval is about as wide as the differences between methods
 WEIGHTLESS_MARK = " †"
@@ -21,19 +21,19 @@ WEIGHTLESS_NOTE = (
 
 
 def is_weightless(scores: Mapping[str, float]) -> bool:
-    """Whether CIDEr-D is 0: captions and references share no n-gram that has a weight, see `WEIGHTLESS_NOTE`."""
+    """Return True if CIDEr-D is 0: captions and references share no n-gram that has a weight."""
     cider = scores.get("CIDEr-D")
     return cider is not None and abs(cider) < 1e-9
 
 
 def score_notes(group_scores: Iterable[Mapping[str, float]], pair_counts: Mapping[str, int]) -> list[str]:
-    """Return notes for the foot of a table from each group's scores, of one or several systems, and number of pairs."""
+    """Return the footnotes of a table: on CIDEr-D without weight in one of the `group_scores`, and on groups of few pairs."""
     notes = []
     if any(map(is_weightless, group_scores)):
         notes.append(WEIGHTLESS_NOTE)
-    if small := [f"{name} {count}" for name, count in pair_counts.items() if 0 < count < SMALL_GROUP]:
+    if small_groups := [f"{name} {count}" for name, count in pair_counts.items() if 0 < count < SMALL_GROUP]:
         notes.append(
-            f"Groups of fewer than {SMALL_GROUP} pairs ({', '.join(small)}): their scores depend strongly on the choice of the "
+            f"Groups of fewer than {SMALL_GROUP} pairs ({', '.join(small_groups)}): their scores depend strongly on the choice of the "
             "pairs."
         )
     return notes
@@ -41,32 +41,32 @@ def score_notes(group_scores: Iterable[Mapping[str, float]], pair_counts: Mappin
 
 def caption_notes(captions: Mapping[str, str], references: Mapping[str, Sequence[str]]) -> list[str]:
     """Return notes if captions are empty, or if most pairs have the same caption although many of their references differ."""
-    said = {id: plain(captions[id]) for id in references}
-    counts = Counter(said.values())
+    plain_texts = {id: plain(captions[id]) for id in references}
+    counts = Counter(plain_texts.values())
     empty = counts.pop("", 0)
-    notes = [f"{empty:,} of {len(said):,} captions are empty."] if empty else []
+    notes = [f"{empty:,} of {len(plain_texts):,} captions are empty."] if empty else []
     common, count = counts.most_common(1)[0] if counts else ("", 0)
-    if count > len(said) / 2:
+    if count > len(plain_texts) / 2:
         common_is_no_change = is_no_change(common)
 
         def agrees(reference: str) -> bool:
             return plain(reference) == common or (common_is_no_change and is_no_change(reference))
 
-        wrong = sum(said[id] == common and not any(map(agrees, texts)) for id, texts in references.items())
-        # Not if a captioner is right about many pairs without change; two wrong captions can be chance.
-        if wrong > max(2, len(said) / 10):
+        is_wrong = [plain_texts[id] == common and not any(map(agrees, texts)) for id, texts in references.items()]
+        right = count - sum(is_wrong)
+        # No note if the captioner is right about many pairs without change. Two wrong captions can be chance.
+        if sum(is_wrong) > max(2, len(plain_texts) / 10):
             notes.append(
-                f'{count:,} of {len(said):,} captions are "{common}"; the references of {count - wrong:,} of these pairs say the same.'
+                f'{count:,} of {len(plain_texts):,} captions are "{common}"; the references of {right:,} of these pairs say the same.'
             )
     return notes
 
 
-def metrics_table(rows: Rows, title: str = "", pairs: Mapping[str, int] | None = None, corner: str = "") -> Table:
+def metrics_table(rows: MetricRows, title: str = "", pair_counts: Mapping[str, int] | None = None) -> Table:
     """Return a table with one row per group (or method) and one column per metric; `score_notes` are its footnotes.
 
     Args:
-        rows: row name -> metric -> score, for example "groups" of `metrics.json`. pairs: group -> number of pairs.
-        corner: heading of the first column.
+        rows: for example "groups" of `metrics.json`. pair_counts: group -> number of pairs.
     """
     columns = list(dict.fromkeys(metric for scores in rows.values() for metric in scores))
     lines = []
@@ -75,8 +75,8 @@ def metrics_table(rows: Rows, title: str = "", pairs: Mapping[str, int] | None =
         if is_weightless(scores):
             texts["CIDEr-D"] += WEIGHTLESS_MARK
         lines.append(([name], [Cell(texts.get(column, "")) for column in columns]))
-    note = "\n".join(["fractions x 100", *score_notes(rows.values(), pairs or {})])
-    return Table(columns, lines, [corner], title, note)
+    note = "\n".join(["fractions x 100", *score_notes(rows.values(), pair_counts or {})])
+    return Table(columns, lines, title=title, note=note)
 
 
 def validation_line(values: Mapping[str, float]) -> str:

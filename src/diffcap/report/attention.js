@@ -1,8 +1,8 @@
 "use strict";
-// Attention maps as colours over an image. The colours are a table that overlay.py computes; the Pillow of the PNG sheets and this
-// file enlarge a map alike, by bicubic interpolation.
+// Attention maps as colours over an image. heatmaps.py computes the table of colours. It draws attention.png with Pillow, which
+// enlarges a map by the same bicubic interpolation.
 
-const FINE = 12; // canvas pixels along a cell of the map
+const CELL_SIZE = 12; // canvas pixels along a cell of the map
 
 function bytesOf(text) {
   return Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
@@ -18,10 +18,10 @@ function cubic(t) {
   ];
 }
 
-// One row or column of `count` values enlarged FINE times; a value belongs to the middle of its cell.
+// Enlarge a row or column of `count` values CELL_SIZE times; a value belongs to the middle of its cell.
 function enlarge(read, count, write) {
-  for (let at = 0; at < count * FINE; at++) {
-    const position = (at + 0.5) / FINE - 0.5;
+  for (let at = 0; at < count * CELL_SIZE; at++) {
+    const position = (at + 0.5) / CELL_SIZE - 0.5;
     const first = Math.floor(position);
     const weights = cubic(position - first);
     let sum = 0;
@@ -30,9 +30,9 @@ function enlarge(read, count, write) {
   }
 }
 
-// Paint strengths (rows x columns bytes) on a canvas; `table` holds the RGBA values of the strengths 0 to 255.
-function paint(canvas, strengths, rows, columns, table) {
-  const width = columns * FINE, height = rows * FINE;
+// Paint strengths (rows x columns bytes) on a canvas; `colorTable` holds the RGBA values of the strengths 0 to 255.
+function paint(canvas, strengths, rows, columns, colorTable) {
+  const width = columns * CELL_SIZE, height = rows * CELL_SIZE;
   canvas.width = width;
   canvas.height = height;
   const wide = new Float32Array(rows * width), full = new Float32Array(height * width);
@@ -46,28 +46,28 @@ function paint(canvas, strengths, rows, columns, table) {
   const image = context.createImageData(width, height);
   full.forEach((value, at) => {
     const strength = Math.min(255, Math.max(0, Math.round(value)));
-    image.data.set(table.subarray(4 * strength, 4 * strength + 4), 4 * at);
+    image.data.set(colorTable.subarray(4 * strength, 4 * strength + 4), 4 * at);
   });
   context.putImageData(image, 0, 0);
 }
 
-// Lines between the positions that a captioner matched; `frames` are the rectangles of both images on the card.
-function drawMatches(svg, found, frames, rows) {
+// Draw lines between the positions that a captioner matched; `frames` are the rectangles of both images on the card.
+function drawMatches(svg, matches, frames, rows) {
   svg.replaceChildren();
-  const most = Math.max(...found.map((match) => match[4]));
-  for (const [x0, y0, x1, y1, weight, alike] of [...found].sort((a, b) => a[4] - b[4])) {
-    const [one, two] = [[x0, y0], [x1, y1]].map(([x, y], side) => [
+  const maxWeight = Math.max(...matches.map((match) => match[4]));
+  for (const [x0, y0, x1, y1, weight, hasCommonShift] of [...matches].sort((a, b) => a[4] - b[4])) {
+    const [start, end] = [[x0, y0], [x1, y1]].map(([x, y], side) => [
       frames[side].x + (x / 1000) * frames[side].width,
       frames[side].y + (y / 1000) * frames[side].height,
     ]);
     const bend = ((x0 / 1000 - 0.5) * frames[0].height) / rows; // lines of one row would cover each other
     const group = document.createElementNS("http://www.w3.org/2000/svg", "g");
-    group.setAttribute("class", alike ? "alike" : "other");
-    group.setAttribute("opacity", (0.35 + 0.65 * (weight / most)).toFixed(2));
+    group.setAttribute("class", hasCommonShift ? "alike" : "other");
+    group.setAttribute("opacity", (0.35 + 0.65 * (weight / maxWeight)).toFixed(2));
     const path = document.createElementNS(group.namespaceURI, "path");
-    path.setAttribute("d", `M${one} Q${(one[0] + two[0]) / 2} ${(one[1] + two[1]) / 2 + 2 * bend} ${two}`);
+    path.setAttribute("d", `M${start} Q${(start[0] + end[0]) / 2} ${(start[1] + end[1]) / 2 + 2 * bend} ${end}`);
     group.append(path);
-    for (const [x, y] of [one, two]) {
+    for (const [x, y] of [start, end]) {
       const circle = document.createElementNS(group.namespaceURI, "circle");
       for (const [key, value] of Object.entries({ cx: x, cy: y, r: 3.5 })) circle.setAttribute(key, value);
       group.append(circle);

@@ -1,4 +1,7 @@
-"""Compute the attention maps of captions, encode them for report.html, and measure how well they localise the change."""
+"""Compute the attention maps of captions, encode them for report.html, and measure how well they localise the change.
+
+The region of a change is the area of its mask, or the box of the changed object.
+"""
 
 import base64
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,16 +19,16 @@ from diffcap.features.store import FeatureStore
 from diffcap.models.captioner import Captioner
 from diffcap.pair_captioner import AttentionMaps, attention_of
 from diffcap.records import ChangePair
-from diffcap.report.drawing import Masks, Pairs, Sizes
+from diffcap.report.drawing import ImageSizes, Masks
 from diffcap.report.heatmaps import Array, scale_attention, strongest_matches
 from diffcap.report.table import ALL_WORDS
 from diffcap.utils.errors import DiffcapError
 
-Localisation = dict[str, Any]
+Localisation = dict[str, Any]  # see `collect_attention`
 
 _PAIRS_PER_READ = 16
 _PAIRS_PER_END = 20  # pairs with attention maps at the top and at the bottom of each sort order of the page
-_COMMON_WORDS = 24  # words that the page lists one by one
+_MAX_LISTED_WORDS = 24
 
 
 class NoAttentionError(DiffcapError):
@@ -33,12 +36,9 @@ class NoAttentionError(DiffcapError):
 
 
 def iter_attention(
-    checkpoints: Sequence[Path], folder: Path, pairs: Pairs, captions: Mapping[str, str]
+    checkpoints: Sequence[Path], dataset_folder: Path, pairs: Sequence[ChangePair], captions: Mapping[str, str]
 ) -> Iterator[tuple[ChangePair, AttentionMaps]]:
     """Compute the attention maps of a checkpoint, or of an ensemble, for the captions (by id) of pairs.
-
-    Args:
-        folder: folder of the dataset, with the features.
 
     Raises:
         NoAttentionError: the run has no attention maps.
@@ -60,18 +60,17 @@ def iter_attention(
             raise NoAttentionError(f"{member.metadata['method']} has no attention maps.")
     if len({tuple(member.features["shape"][1:]) for member in members}) > 1:
         raise NoAttentionError("the members of the ensemble have attention maps of different sizes.")
-    stores = [FeatureStore.open(folder / "features" / member.features["name"], member.features) for member in members]
+    folder = dataset_folder / "features"
+    stores = [FeatureStore.open(folder / member.features["name"], member.features) for member in members]
     model = members[0] if len(members) == 1 else as_ensemble(members)
     for start in range(0, len(pairs), _PAIRS_PER_READ):
         chunk = pairs[start : start + _PAIRS_PER_READ]
-        images = [image for pair in chunk for image in pair.images]  # before, after, before, ...
-        store_features = [torch.from_numpy(store.read(store.rows(images))) for store in stores]
-        image_features = [
-            features.float().split(1) for features in store_features
-        ]  # for each store, one tensor per image
-        for number, pair in enumerate(chunk):
-            before: Any = [features[2 * number] for features in image_features]
-            after: Any = [features[2 * number + 1] for features in image_features]
+        image_paths = [path for pair in chunk for path in pair.images]  # before, after, before, ...
+        store_features = [torch.from_numpy(store.read(store.rows(image_paths))) for store in stores]
+        image_features = [features.float().split(1) for features in store_features]  # store -> image -> (1, C, H, W)
+        for index, pair in enumerate(chunk):
+            before: Any = [features[2 * index] for features in image_features]
+            after: Any = [features[2 * index + 1] for features in image_features]
             if len(stores) == 1:
                 before, after = before[0], after[0]
             caption = captions[pair.id]
@@ -81,7 +80,7 @@ def iter_attention(
 
 
 def extreme_pairs(scores: Mapping[str, Mapping[str, float]], count: int = _PAIRS_PER_END) -> list[str]:
-    """Return the ids of the pairs with the lowest and highest scores of each system, and with the largest range over the systems."""
+    """Return the ids of the pairs with the lowest and the highest scores (system -> id -> score), and of those that differ most."""
     selected: list[str] = []
     for by_id in scores.values():
         order = sorted(by_id, key=by_id.__getitem__)
@@ -98,8 +97,8 @@ def encode_attention(maps: AttentionMaps) -> dict[str, Any]:
 
     Returns:
         {"w": T words, "g": [h, w], "b" and "a": maps of the before and the after image, T x h x w bytes in base64, "m": matches}.
-        A byte is a strength (see `scale_attention`) times 255. A match is [x_before, y_before, x_after, y_after, weight, is_common],
-        the first five times 1000 (see `Match`). "m" is None for a model without alignment.
+        A byte is a weight scaled to 0 to 255. A match connects two positions: [x_before, y_before, x_after, y_after, weight,
+        has_common_shift], the first five times 1000. "m" is None for a model without alignment of the images.
     """
     height, width = maps.before.shape[1:]
     scaled = [scale_attention(before, after) for before, after in zip(maps.before, maps.after)]
@@ -112,12 +111,12 @@ def encode_attention(maps: AttentionMaps) -> dict[str, Any]:
         encoded["m"] = []
         for match in strongest_matches(maps.alignment, (height, width)):
             fractions = (*match.start, *match.end, match.weight)
-            encoded["m"].append([*(round(1000 * fraction) for fraction in fractions), int(match.is_common)])
+            encoded["m"].append([*(round(1000 * fraction) for fraction in fractions), int(match.has_common_shift)])
     return encoded
 
 
-def box_regions(pair: ChangePair, grid: tuple[int, int], sizes: Sizes) -> dict[str, Array]:
-    """Return {"before", "after"} -> `box_coverage` (h, w) of the changed object's box, for images with a box and a size."""
+def box_regions(pair: ChangePair, grid: tuple[int, int], sizes: ImageSizes) -> dict[str, Array]:
+    """Return "before" and "after" -> share of each cell (h, w) that the box covers, for images with a box and a size."""
     boxes = pair.extra.get("boxes") or {}
     regions = {}
     for side in ("before", "after"):
@@ -127,8 +126,8 @@ def box_regions(pair: ChangePair, grid: tuple[int, int], sizes: Sizes) -> dict[s
     return regions
 
 
-def mask_regions(pair: ChangePair, grid: tuple[int, int], sizes: Sizes, masks: Masks) -> dict[str, Array]:
-    """Return the mask's coverage in the form of `box_regions`, the same for both images; {} without a mask or for an empty one."""
+def mask_regions(pair: ChangePair, grid: tuple[int, int], sizes: ImageSizes, masks: Masks) -> dict[str, Array]:
+    """Return "before" and "after" -> share of each cell (h, w) that the mask covers; {} without a mask or for an empty one."""
     mask = masks.read(pair, sizes)
     if mask is None or not mask.any():
         return {}
@@ -136,7 +135,7 @@ def mask_regions(pair: ChangePair, grid: tuple[int, int], sizes: Sizes, masks: M
 
 
 def iter_word_attention(maps: AttentionMaps, regions: Mapping[str, Array]) -> Iterator[tuple[str, WordAttention]]:
-    """Yield the kind (see `WORD_KINDS`) and the attention of each word, for each image with a region."""
+    """Yield the kind ("color", "shape", "change", ...) and the attention of each word, for each image with a region."""
     for side, region in regions.items():
         for word, kind, word_map in zip(maps.words, word_kinds(maps.words), getattr(maps, side)):
             yield kind, WordAttention(word, word_map, region)
@@ -144,11 +143,11 @@ def iter_word_attention(maps: AttentionMaps, regions: Mapping[str, Array]) -> It
 
 def collect_attention(
     checkpoints: Sequence[Path],
-    folder: Path,
-    pairs: Pairs,
+    dataset_folder: Path,
+    pairs: Sequence[ChangePair],
     captions: Mapping[str, str],
     localisation_ids: Sequence[str],
-    sizes: Sizes,
+    sizes: ImageSizes,
     masks: Masks,
 ) -> tuple[dict[str, dict[str, Any]], Localisation]:
     """Compute the attention maps of a run for some pairs, and how well they localise the change in the pairs of `localisation_ids`.
@@ -156,25 +155,23 @@ def collect_attention(
     These ids must be a random sample: pairs chosen by score would give a biased result.
 
     Returns:
-        id -> encoded maps; and the localisation {"region": "mask" or "box", "kinds", "words"}, {} if no pair has a region. "kinds" and
-        "words" map names to scores (see `localisation`). "kinds" has `ALL_WORDS` and, in datasets with the attributes of the changed
-        object, `WORD_KINDS`. If there are masks and boxes, the region is "mask", and "boxes" has the "kinds" and "words" for boxes.
+        id -> encoded maps; and the localisation {"region": "mask" or "box", "kinds": kind of word -> scores, "words": word -> scores},
+        {} if no pair has a region. "kinds" has `ALL_WORDS` and, in datasets with the attributes of the changed object, `WORD_KINDS`.
+        If there are masks and boxes, the region is "mask", and "boxes" has the "kinds" and "words" for boxes.
     """
     encoded = {}
     ids_to_measure = set(localisation_ids)
-    words: dict[str, list[tuple[str, WordAttention]]] = {
-        "mask": [],
-        "box": [],
-    }  # region -> (kind, attention) of each word
-    # One at a time: an alignment of 14 x 14 positions alone is 150 kB.
-    for pair, maps in iter_attention(checkpoints, folder, pairs, captions):
+    # region -> (kind, attention) of each word
+    words: dict[str, list[tuple[str, WordAttention]]] = {"mask": [], "box": []}
+    # One pair at a time: an alignment of 14 x 14 positions alone is 150 kB.
+    for pair, maps in iter_attention(checkpoints, dataset_folder, pairs, captions):
         encoded[pair.id] = encode_attention(maps)
         if pair.id in ids_to_measure:
             grid = maps.before.shape[1], maps.before.shape[2]
             words["mask"] += iter_word_attention(maps, mask_regions(pair, grid, sizes, masks))
             words["box"] += iter_word_attention(maps, box_regions(pair, grid, sizes))
-    with_kinds = any("changed" in pair.extra for pair in pairs)
-    scores = {region: _score_words(region_words, with_kinds) for region, region_words in words.items() if region_words}
+    has_kinds = any("changed" in pair.extra for pair in pairs)
+    scores = {region: _score_words(region_words, has_kinds) for region, region_words in words.items() if region_words}
     if not scores:
         return encoded, {}
     main_region = next(iter(scores))
@@ -184,11 +181,11 @@ def collect_attention(
     return encoded, measured
 
 
-def _score_words(words: Sequence[tuple[str, WordAttention]], with_kinds: bool) -> Localisation:
-    """Average the scores of words, given as (kind, attention): {"kinds", "words"} -> name -> scores."""
+def _score_words(words: Sequence[tuple[str, WordAttention]], has_kinds: bool) -> Localisation:
+    """Average the scores of words, given as (kind, attention): {"kinds": kind -> scores, "words": common word -> scores}."""
     by_word = localisation(attention for _, attention in words)
-    by_kind = localisation(attention._replace(name=kind) for kind, attention in words) if with_kinds else {}
+    by_kind = localisation(attention._replace(name=kind) for kind, attention in words) if has_kinds else {}
     total = localisation(attention._replace(name=ALL_WORDS) for _, attention in words)
-    common = sorted(by_word, key=lambda word: (-by_word[word]["count"], word))[:_COMMON_WORDS]
+    common_words = sorted(by_word, key=lambda word: (-by_word[word]["count"], word))[:_MAX_LISTED_WORDS]
     kinds = {kind: by_kind[kind] for kind in WORD_KINDS if kind in by_kind}
-    return {"kinds": {**total, **kinds}, "words": {word: by_word[word] for word in common}}
+    return {"kinds": {**total, **kinds}, "words": {word: by_word[word] for word in common_words}}

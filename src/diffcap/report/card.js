@@ -1,8 +1,10 @@
 // The card of one pair: images, the caption of each system, references, and attention maps.
+// Keys of a pair in INDEX.pairs: t type, v viewpoint IoU, b and a thumbnails, r references, s captions, c scores, o verdicts, x boxes,
+// m outline of the mask, l attention maps; see `page_data` in page.py. Keys of maps: w words, g grid, b and a maps, m matches.
 
 const SIDES = [["b", "before"], ["a", "after"]];
 const blocks = new Map();
-let table; // RGBA values of the strengths 0 to 255
+let colorTable; // RGBA values of the strengths 0 to 255
 
 // Entry `number` of the blocks with the ids `kind`-0, `kind`-1, ...; a block is parsed when it is first needed.
 function entryOf(kind, number) {
@@ -75,21 +77,21 @@ function toolButton(sign, label, press) {
 function wordsOf(card, attention) {
   const maps = { b: bytesOf(attention.b), a: bytesOf(attention.a) };
   const [rows, columns] = attention.g;
-  table ??= bytesOf(INDEX.colors);
+  colorTable ??= bytesOf(INDEX.colors);
   return attention.w.map((text, index) => {
-    const at = SIDES.map(([side]) => maps[side].subarray(index * rows * columns, (index + 1) * rows * columns));
-    const peak = Math.max(...at.map((map) => Math.max(...map)));
-    const color = `rgb(${table.subarray(4 * peak, 4 * peak + 3)})`;
+    const wordMaps = SIDES.map(([side]) => maps[side].subarray(index * rows * columns, (index + 1) * rows * columns));
+    const peak = Math.max(...wordMaps.map((map) => Math.max(...map)));
+    const color = `rgb(${colorTable.subarray(4 * peak, 4 * peak + 3)})`;
     const word = make("button", {
       type: "button", class: "word", tabindex: index ? "-1" : "0", "aria-pressed": "false", style: { "--heat": color, "--peak": (peak / 255).toFixed(2) },
     }, text);
-    word.paint = () => SIDES.forEach((_, side) => paint(card.querySelectorAll("canvas")[side], at[side], rows, columns, table));
+    word.paint = () => SIDES.forEach((_, side) => paint(card.querySelectorAll("canvas")[side], wordMaps[side], rows, columns, colorTable));
     word.addEventListener("pointerenter", (event) => event.pointerType === "mouse" && show(card, word));
     word.addEventListener("pointerleave", (event) => event.pointerType === "mouse" && show(card, card.pinned));
     word.addEventListener("focus", () => show(card, word));
     word.addEventListener("blur", () => show(card, card.pinned));
     word.addEventListener("click", () => pin(card, card.pinned === word ? null : word));
-    word.addEventListener("keydown", (event) => step(event, card, word));
+    word.addEventListener("keydown", (event) => moveFocus(event, card, word));
     return word;
   });
 }
@@ -110,7 +112,7 @@ function pin(card, word) {
   show(card, word);
 }
 
-function step(event, card, word) {
+function moveFocus(event, card, word) {
   const words = [...word.parentElement.querySelectorAll(".word")];
   const index = words.indexOf(word);
   const goal = { ArrowRight: index + 1, ArrowLeft: index - 1, Home: 0, End: words.length - 1 }[event.key];
@@ -141,11 +143,12 @@ function play(card, group, button) {
   advance();
 }
 
+// Show or hide the matches between the images.
 function align(card, maps, button) {
-  const on = button.getAttribute("aria-pressed") === "true";
+  const isShown = button.getAttribute("aria-pressed") === "true";
   card.querySelector(".matches")?.remove();
   for (const one of card.querySelectorAll(".tool")) if (one.textContent === "⇄") one.setAttribute("aria-pressed", "false");
-  if (on) return;
+  if (isShown) return;
   const images = card.querySelector(".images"), origin = images.getBoundingClientRect();
   const frames = [...card.querySelectorAll(".frame")].map((frame) => {
     const { x, y, width, height } = frame.getBoundingClientRect();

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Curve = list[tuple[float, float]]  # (optimiser step, value)
-Scores = Mapping[str, Any]  # content of viewpoint.json, or a row of it
-MONITORED = "val/CIDEr-D"
-# Colours of systems (Okabe and Ito's, which colour-blind readers can distinguish), and of baselines.
+JsonObject = Mapping[str, Any]
+VALIDATION_SCORE = "val/CIDEr-D"
+# Okabe and Ito's colours, which colour-blind readers can distinguish.
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#111111", "#f0e442")
-GRAYS = ("#969696", "#5a5a5a")
+BASELINE_COLORS = ("#969696", "#5a5a5a")
 _TEXT_COLOR, _LINE_COLOR, _MARKER_EDGE_COLOR = "#777777", "#e1e1e1", "#ffffff"
 _STYLE: dict[str, Any] = {
     "font.size": 8,
@@ -67,12 +67,12 @@ _STYLE: dict[str, Any] = {
     "svg.fonttype": "none",  # text elements, not outlines of letters
     "svg.hashsalt": "diffcap",  # equal charts give equal files
 }
-_PAGE_SIZE, _SHEET_WIDTH = (4.2, 2.36), 9.0  # inches
+_PAGE_CHART_SIZE, _PNG_WIDTH = (4.2, 2.36), 9.0  # inches
 _MAX_POINTS = 240  # of a curve; neighbours are averaged in longer ones, since a screen shows no more
 _MAX_MARKERS = 24  # a curve of more points is drawn without markers
-_SVG = "{http://www.w3.org/2000/svg}"
-# Charts of viewpoint.json: title -> (key, group)
-_PANELS = {
+_SVG_NAMESPACE = "{http://www.w3.org/2000/svg}"
+# Charts of viewpoint.json: title -> (key of the score, group of pairs)
+_VIEWPOINT_CHARTS = {
     "CIDEr-D x 100, all pairs": ("CIDEr-D", "total"),
     "CIDEr-D x 100, changes": ("CIDEr-D", "semantic"),
     "CIDEr-D x 100, distractors": ("CIDEr-D", "distractor"),
@@ -80,25 +80,25 @@ _PANELS = {
 }
 
 
-def read_curves(folder: str | Path, stages: Sequence[str] = STAGES) -> dict[str, dict[str, Curve]]:
+def read_curves(run_folder: str | Path, stages: Sequence[str] = STAGES) -> dict[str, dict[str, Curve]]:
     """Read every value that a run's stages logged: stage -> name ("val/CIDEr-D") -> curve.
 
-    An interrupted run has a file for each session. If two files have the same step, the later file counts.
+    An interrupted run has a file for each start. If two files have the same step, the later file counts.
     """
 
-    def session_order(path: Path) -> tuple[int, str]:
+    def version_key(path: Path) -> tuple[int, str]:
         number = path.parent.name.removeprefix("version_")
         return int(number) if number.isdecimal() else -1, path.parent.name
 
     stage_curves = {}
     for stage in stages:
         values: dict[str, dict[float, float]] = {}
-        for path in sorted(Path(folder).glob(f"{stage}/{LOGS}/version_*/metrics.csv"), key=session_order):
+        for path in sorted(Path(run_folder).glob(f"{stage}/{LOGS}/version_*/metrics.csv"), key=version_key):
             with path.open(encoding="utf-8", errors="replace", newline="") as file:
-                for row in csv.DictReader(file):
-                    step = _number(row.get("step"))
-                    for name in row.keys() - {"step", "epoch", None}:
-                        value = _number(row[name])
+                for line in csv.DictReader(file):
+                    step = _parse_number(line.get("step"))
+                    for name in line.keys() - {"step", "epoch", None}:
+                        value = _parse_number(line[name])
                         if step is not None and value is not None:  # a line that was cut off has no step
                             values.setdefault(name, {})[step] = value
         if values:
@@ -106,7 +106,7 @@ def read_curves(folder: str | Path, stages: Sequence[str] = STAGES) -> dict[str,
     return stage_curves
 
 
-def _number(text: str | None) -> float | None:
+def _parse_number(text: str | None) -> float | None:
     try:
         value = float(text or "nan")
     except ValueError:
@@ -117,19 +117,19 @@ def _number(text: str | None) -> float | None:
 def run_curves(runs: Sequence[Run]) -> list[Curve]:
     """Return the validation CIDEr-D of the last training of each checkpoint, if it logged at least two values."""
     curves = []
-    for folder, stages in [training_lineage(path) for run in runs for path in run.checkpoints]:
-        curve = read_curves(folder, stages[-1:]).get(stages[-1], {}).get(MONITORED, [])
+    for run_folder, stages in [training_lineage(path) for run in runs for path in run.checkpoints]:
+        curve = read_curves(run_folder, stages[-1:]).get(stages[-1], {}).get(VALIDATION_SCORE, [])
         if len(curve) > 1:
             curves.append(curve)
     return curves
 
 
-def thinned(curve: Sequence[tuple[float, float]], max_points: int = _MAX_POINTS) -> Curve:
+def thin_out(curve: Sequence[tuple[float, float]], max_points: int = _MAX_POINTS) -> Curve:
     """Reduce a curve to at most `max_points` points, which are means of neighbouring points."""
-    size = max(1, math.ceil(len(curve) / max_points))
+    num_merged = max(1, math.ceil(len(curve) / max_points))
     means = []
-    for start in range(0, len(curve), size):
-        steps, values = zip(*curve[start : start + size])
+    for start in range(0, len(curve), num_merged):
+        steps, values = zip(*curve[start : start + num_merged])
         means.append((sum(steps) / len(steps), sum(values) / len(values)))
     return means
 
@@ -143,7 +143,7 @@ class Chart(NamedTuple):
 
 def system_colors(names: Sequence[str], baselines: Collection[str] = ()) -> dict[str, str]:
     """Choose a colour for each system; colours repeat if there are more systems than colours."""
-    grays, colors = cycle(GRAYS), cycle(COLORS)
+    grays, colors = cycle(BASELINE_COLORS), cycle(COLORS)
     return {name: next(grays if name in baselines else colors) for name in names}
 
 
@@ -155,31 +155,31 @@ def is_score(title: str) -> bool:
 
 def curve_chart(title: str, curves: Sequence[tuple[str, str, Curve]]) -> Chart:
     """Draw a logged value by optimiser step; `curves` are (system, its colour, points) of each seed, at least one."""
-    with _figure(*_PAGE_SIZE) as (figure, (axes,)):
+    with _figure(*_PAGE_CHART_SIZE) as (figure, (axes,)):
         last_values = _draw_curves(axes, title, curves)
-        ends = "; ".join(f"{name} ends at {value:.4g}" for name, value in last_values)
-        return Chart(title + (" x 100" if is_score(title) else ""), _svg(figure, f"{title} by step: {ends}"))
+        summary = "; ".join(f"{name} ends at {value:.4g}" for name, value in last_values)
+        return Chart(title + (" x 100" if is_score(title) else ""), _svg(figure, f"{title} by step: {summary}"))
 
 
 def write_curves(path: Path, systems: Mapping[str, Sequence[Curve]]) -> None:
     """Write `curves.png`: the validation CIDEr-D by training step. The runs of a system (its seeds) have one colour."""
     colors = system_colors([name for name, curves in systems.items() if curves])
-    with _figure(_SHEET_WIDTH, 3.2 + 0.2 * len(colors), layout="constrained") as (figure, (axes,)):
-        _draw_curves(axes, MONITORED, [(name, colors[name], curve) for name in colors for curve in systems[name]])
+    with _figure(_PNG_WIDTH, 3.2 + 0.2 * len(colors), layout="constrained") as (figure, (axes,)):
+        curves = [(name, colors[name], curve) for name in colors for curve in systems[name]]
+        _draw_curves(axes, VALIDATION_SCORE, curves)
         axes.set_title("validation CIDEr-D x 100, by training step")
         lines = {str(line.get_label()): line for line in axes.lines}
-        runs = {name: f" ({len(systems[name])} runs)" if len(systems[name]) > 1 else "" for name in lines}
-        labels = [f"{name}{runs[name]}" for name in lines]
+        labels = [f"{name} ({len(systems[name])} runs)" if len(systems[name]) > 1 else name for name in lines]
         figure.legend(list(lines.values()), labels, loc="outside lower left", frameon=False, labelcolor="linecolor")
         _write_png(figure, path)
 
 
 def _draw_curves(axes: "Axes", title: str, curves: Sequence[tuple[str, str, Curve]]) -> list[tuple[str, float]]:
-    """Draw lines; see `curve_chart`. Return the system and the last value of each."""
+    """Draw a line for each (system, its colour, points). Return the system and the last value of each line."""
     factor = 100.0 if is_score(title) else 1.0
     scaled_curves = []
     for name, color, curve in curves:
-        scaled = [(step, factor * value) for step, value in thinned(curve)]
+        scaled = [(step, factor * value) for step, value in thin_out(curve)]
         tooltips = [f"{name}, step {step:,.0f}: {value:.4g}" for step, value in scaled]
         _add_line(axes, name, color, scaled, tooltips if len(scaled) <= _MAX_MARKERS else [])
         scaled_curves.append((name, scaled))
@@ -197,32 +197,32 @@ def _draw_curves(axes: "Axes", title: str, curves: Sequence[tuple[str, str, Curv
     return [(name, curve[-1][1]) for name, curve in scaled_curves]
 
 
-def viewpoint_charts(scores: Scores, colors: Mapping[str, str]) -> list[Chart]:
-    """Draw the page's charts of the result of `rows.viewpoint_scores`; a chart needs a number for every bin."""
+def viewpoint_charts(scores: JsonObject, colors: Mapping[str, str]) -> list[Chart]:
+    """Draw the page's charts of the content of viewpoint.json; a chart needs a number for every bin."""
     charts = []
-    for title, (key, group) in _panels(scores).items():
-        with _figure(*_PAGE_SIZE) as (figure, (axes,)):
+    for title, (key, group) in _viewpoint_charts(scores).items():
+        with _figure(*_PAGE_CHART_SIZE) as (figure, (axes,)):
             means = _draw_viewpoint(axes, scores, key, group, colors)
-            ends = "; ".join(f"{name} from {values[0]:.1f} to {values[-1]:.1f}" for name, values in means.items())
-            charts.append(Chart(title, _svg(figure, f"{title}, from different to similar viewpoints: {ends}")))
+            summary = "; ".join(f"{name} from {values[0]:.1f} to {values[-1]:.1f}" for name, values in means.items())
+            charts.append(Chart(title, _svg(figure, f"{title}, from different to similar viewpoints: {summary}")))
     return charts
 
 
-def write_viewpoint(path: Path, scores: Scores, baselines: Collection[str] = ()) -> None:
+def write_viewpoint(path: Path, scores: JsonObject, baselines: Collection[str] = ()) -> None:
     """Write `viewpoint.png`: the charts for all pairs, each with its values below; the baselines are gray."""
     colors = system_colors(list(scores["systems"]), baselines)
-    panels = {title: (key, group) for title, (key, group) in _panels(scores).items() if group == "total"}
-    height = len(panels) * (3.2 + 0.2 * len(colors))
-    with _figure(_SHEET_WIDTH, height, len(panels), layout="constrained") as (figure, all_axes):
-        for axes, (title, (key, group)) in zip(all_axes, panels.items()):
+    charts = {title: (key, group) for title, (key, group) in _viewpoint_charts(scores).items() if group == "total"}
+    height = len(charts) * (3.2 + 0.2 * len(colors))
+    with _figure(_PNG_WIDTH, height, len(charts), layout="constrained") as (figure, all_axes):
+        for axes, (title, (key, group)) in zip(all_axes, charts.items()):
             _draw_viewpoint(axes, scores, key, group, colors)
             axes.set(title=title, xlabel="")
             _add_text(axes, "viewpoint IoU\npairs", -0.5, -4, _TEXT_COLOR)
-            for number, (name, rows) in enumerate(scores["systems"].items()):
-                offset = -28 - 12 * number  # below the two lines of the tick labels
+            for index, (name, bin_scores) in enumerate(scores["systems"].items()):
+                offset = -28 - 12 * index  # below the two lines of the tick labels
                 _add_text(axes, name if len(name) < 40 else f"{name[:36]}...", -0.5, offset, colors[name])
-                for column, row in enumerate(rows):
-                    _, _, text = _mean_and_std(row, key, group)
+                for column, one_bin in enumerate(bin_scores):
+                    _, _, text = _mean_and_std(one_bin, key, group)
                     _add_text(axes, text, column, offset, colors[name], "center")
         explanation = (
             "by the viewpoint IoU of the pairs, from different to similar; each bin is scored as a corpus of its own"
@@ -245,60 +245,60 @@ def _add_text(axes: "Axes", text: str, x: float, offset: float, color: str, alig
     )
 
 
-def _panels(scores: Scores) -> dict[str, tuple[str, str]]:
-    """Return the entries of `_PANELS` that every bin of every system has a number for."""
-    rows = [row for system_rows in scores["systems"].values() for row in system_rows]
-    panels = {}
-    for title, (key, group) in _PANELS.items():
-        if all(group in row.get(key, {}) for row in rows):
-            panels[title] = (key, group)
-    return panels
+def _viewpoint_charts(scores: JsonObject) -> dict[str, tuple[str, str]]:
+    """Return the entries of `_VIEWPOINT_CHARTS` that every bin of every system has a number for."""
+    all_bins = [one_bin for bin_scores in scores["systems"].values() for one_bin in bin_scores]
+    charts = {}
+    for title, (key, group) in _VIEWPOINT_CHARTS.items():
+        if all(group in one_bin.get(key, {}) for one_bin in all_bins):
+            charts[title] = (key, group)
+    return charts
 
 
-def _mean_and_std(row: Scores, key: str, group: str) -> tuple[float, float, str]:
-    """Return a score x 100, its standard deviation (0 for one run), and both as text."""
-    mean = 100 * row[key][group]
-    if not row.get("std"):
+def _mean_and_std(one_bin: JsonObject, key: str, group: str) -> tuple[float, float, str]:
+    """Return a score of a bin x 100, its standard deviation (0 for one run), and both as text."""
+    mean = 100 * one_bin[key][group]
+    if not one_bin.get("std"):
         return mean, 0.0, f"{mean:.1f}"
-    std = 100 * row["std"][key][group]
+    std = 100 * one_bin["std"][key][group]
     return mean, std, f"{mean:.1f} ± {std:.1f}"
 
 
 def _draw_viewpoint(
-    axes: "Axes", scores: Scores, key: str, group: str, colors: Mapping[str, str]
+    axes: "Axes", scores: JsonObject, key: str, group: str, colors: Mapping[str, str]
 ) -> dict[str, list[float]]:
     """Draw a line with error bars over the bins for each system. Return the means x 100."""
     means = {}
-    bins = [f"{part['low']:.2f} to {part['high']:.2f}" for part in scores["bins"]]
-    for number, (name, rows) in enumerate(scores["systems"].items()):
-        means[name], stds, texts = map(list, zip(*(_mean_and_std(row, key, group) for row in rows)))
-        shift = 0.03 * (number - (len(colors) - 1) / 2)  # points of equal height do not overlap
-        positions = [index + shift for index in range(len(bins))]
-        tooltips = [f"{name}, IoU {limits}: {text}" for limits, text in zip(bins, texts)]
+    limits = [f"{one_bin['low']:.2f} to {one_bin['high']:.2f}" for one_bin in scores["bins"]]
+    for index, (name, bin_scores) in enumerate(scores["systems"].items()):
+        means[name], stds, texts = map(list, zip(*(_mean_and_std(one_bin, key, group) for one_bin in bin_scores)))
+        shift = 0.03 * (index - (len(colors) - 1) / 2)  # points of equal height do not overlap
+        positions = [bin_index + shift for bin_index in range(len(limits))]
+        tooltips = [f"{name}, IoU {bin_limits}: {text}" for bin_limits, text in zip(limits, texts)]
         _add_line(axes, name, colors[name], list(zip(positions, means[name])), tooltips)
         if any(stds):
             axes.errorbar(positions, means[name], stds, fmt="none", ecolor=colors[name], capsize=3)
     axes.set_ylim(axes.yaxis.get_major_locator().view_limits(0, max(1.0, axes.dataLim.y1)))
-    axes.set_xlim(-0.5, len(bins) - 0.5)
-    counts = [part["pairs"].get(group, 0) for part in scores["bins"]]
-    axes.set_xticks(range(len(bins)), [f"{limits}\n{count:,}" for limits, count in zip(bins, counts)])
+    axes.set_xlim(-0.5, len(limits) - 0.5)
+    counts = [one_bin["pairs"].get(group, 0) for one_bin in scores["bins"]]
+    axes.set_xticks(range(len(limits)), [f"{bin_limits}\n{count:,}" for bin_limits, count in zip(limits, counts)])
     axes.set_xlabel("viewpoint IoU, pairs", loc="right")
     return means
 
 
 @contextmanager
-def _figure(width: float, height: float, panels: int = 1, **options: Any) -> Iterator[tuple["Figure", list["Axes"]]]:
-    """Make a figure of a size in inches, with panels below each other. Save it before the context, which sets the style, ends."""
+def _figure(width: float, height: float, charts: int = 1, **options: Any) -> Iterator[tuple["Figure", list["Axes"]]]:
+    """Make a figure of a size in inches, with `charts` charts. Save it before the context, which sets the style, ends."""
     from matplotlib import style
     from matplotlib.figure import Figure
 
     with style.context(["default", _STYLE]), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")  # a name in another script
         figure = Figure((width, height), **options)
-        panel_axes = figure.subplots(panels, squeeze=False)[:, 0].tolist()
-        for axes in panel_axes:
+        all_axes = figure.subplots(charts, squeeze=False)[:, 0].tolist()
+        for axes in all_axes:
             axes.locator_params(nbins=8, steps=[1, 2, 5, 10])
-        yield figure, panel_axes
+        yield figure, all_axes
 
 
 def _add_line(
@@ -319,21 +319,21 @@ def _svg(figure: "Figure", summary: str) -> Markup:
     file = io.BytesIO()
     figure.savefig(file, format="svg", transparent=True)
     root = ElementTree.fromstring(file.getvalue())
-    for parent in (root, *root.findall(f"{_SVG}defs")):
-        for child in [*parent.findall(f"{_SVG}metadata"), *parent.findall(f"{_SVG}style")]:
+    for parent in (root, *root.findall(f"{_SVG_NAMESPACE}defs")):
+        for child in [*parent.findall(f"{_SVG_NAMESPACE}metadata"), *parent.findall(f"{_SVG_NAMESPACE}style")]:
             parent.remove(child)  # the CSS would apply to the whole page
-    for group in root.iter(f"{_SVG}g"):
-        group_id = group.attrib.pop("id", "")
-        tooltips = json.loads(group_id) if group_id.startswith("[") else ()  # see `_add_line`
-        for tooltip, marker in zip(tooltips, group.iter(f"{_SVG}use")):
-            ElementTree.SubElement(marker, f"{_SVG}title").text = tooltip
+    for svg_group in root.iter(f"{_SVG_NAMESPACE}g"):
+        id = svg_group.attrib.pop("id", "")
+        tooltips = json.loads(id) if id.startswith("[") else ()  # see `_add_line`
+        for tooltip, marker in zip(tooltips, svg_group.iter(f"{_SVG_NAMESPACE}use")):
+            ElementTree.SubElement(marker, f"{_SVG_NAMESPACE}title").text = tooltip
     for element in root.iter():
         for attribute in [name for name in element.attrib if name.endswith("}href")]:
             element.set("href", element.attrib.pop(attribute))
         if "style" in element.attrib:
             element.set("style", re.sub(r"#[0-9a-f]{6}", _theme_color, element.attrib["style"]))
     root.attrib |= {"role": "img", "aria-label": summary}
-    ElementTree.register_namespace("", _SVG.strip("{}"))
+    ElementTree.register_namespace("", _SVG_NAMESPACE.strip("{}"))
     return Markup(ElementTree.tostring(root, encoding="unicode"))
 
 

@@ -1,4 +1,7 @@
-"""Images of a report: pairs in frames, thumbnails, masks of the change, and `pairs.png`, a sheet of pairs with the captions."""
+"""Images of a report: thumbnails, masks of the change, and sheets such as `pairs.png`.
+
+A sheet is a column of blocks. A block is the two images of a pair and a text. A frame is the size that an image is scaled to fit.
+"""
 
 import base64
 import io
@@ -14,37 +17,37 @@ from PIL import Image, ImageDraw, ImageFilter, ImageFont
 from diffcap.evaluation.localisation import Mask
 from diffcap.evaluation.slots import ATTRIBUTES, parse_caption
 from diffcap.records import ChangePair
-from diffcap.report.table import ordered_kinds
+from diffcap.report.table import ordered_type_groups
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.files import atomic_write
 from diffcap.utils.image_io import Values, read_image
 
 Color = tuple[int, int, int]
 Size = tuple[int, int]  # (width, height) in pixels
-Sizes = Mapping[str, Size]  # path of an image -> its size, or frame
+ImageSizes = Mapping[str, Size]  # path of an image -> its size
+Frames = Mapping[str, Size]  # path of an image -> `SMALL_FRAME` or `LARGE_FRAME`
 Pairs = Sequence[ChangePair]
-Captions = Mapping[str, Mapping[str, str]]  # system -> id -> caption
+SystemCaptions = Mapping[str, Mapping[str, str]]  # system -> id -> caption
 
-WIDTH, MARGIN, GAP = 900, 16, 8  # pixels of a sheet, which is as wide as GitHub shows a README
-PICTURE = (256, 192)  # twice the size of the embedded dataset's images
-# Colours of text, labels, separating lines, right and wrong captions, and the region of the change.
-INK, GRAY, RULE = (30, 30, 30), (120, 120, 120), (225, 225, 225)
-RIGHT, WRONG, BOX = (20, 125, 55), (190, 40, 40), (255, 0, 200)
-FONT, SMALL_FONT = (ImageFont.load_default(size) for size in (15, 12))  # of captions, and of labels
+SHEET_WIDTH, MARGIN, GAP = 900, 16, 8  # pixels; a sheet is as wide as GitHub shows a README
+SHEET_FRAME = (256, 192)  # twice the size of the embedded dataset's images
+TEXT_COLOR, LABEL_COLOR, LINE_COLOR = (30, 30, 30), (120, 120, 120), (225, 225, 225)
+RIGHT_COLOR, WRONG_COLOR, REGION_COLOR = (20, 125, 55), (190, 40, 40), (255, 0, 200)  # region: of the change
+CAPTION_FONT, LABEL_FONT = (ImageFont.load_default(size) for size in (15, 12))
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
-# Frames of pairs without and with attention maps. Images are never enlarged.
-SMALL, LARGE = (144, 108), (320, 240)
-_QUALITY = {SMALL: 55, LARGE: 80}
+# Frames of thumbnails of pairs without and with attention maps. Thumbnails are never larger than the image.
+SMALL_FRAME, LARGE_FRAME = (144, 108), (320, 240)
+_WEBP_QUALITY = {SMALL_FRAME: 55, LARGE_FRAME: 80}
 _RIGHT_NOTE = "right: the type of change and the words for the changed object (in the box); its position is not checked"
-_TEXT_X = MARGIN + 2 * PICTURE[0] + 3 * GAP  # x coordinate of the text beside a pair
+_TEXT_X = MARGIN + 2 * SHEET_FRAME[0] + 3 * GAP  # x coordinate of the text beside a pair
 
 
 def line_height(font: Font) -> int:
-    """Distance between two lines of text in pixels."""
+    """Return the distance between two lines of text in pixels."""
     return round(1.3 * getattr(font, "size", 11))
 
 
-def wrap(text: str, font: Font, width: int) -> list[str]:
+def wrap_text(text: str, font: Font, width: int) -> list[str]:
     """Break a text between words into lines of at most `width` pixels; a longer word gets a line of its own."""
     lines: list[str] = []
     for word in text.split():
@@ -62,8 +65,8 @@ def fitted_size(size: Size, frame: Size) -> Size:
     return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
 
 
-def fit(image: Image.Image, frame: Size = PICTURE, box: Sequence[float] | None = None) -> Image.Image:
-    """Scale an image to fit a frame, and draw a box, whose coordinates are pixels of the original image."""
+def fit_image(image: Image.Image, frame: Size = SHEET_FRAME, box: Sequence[float] | None = None) -> Image.Image:
+    """Scale an image to fit a frame, and draw a box (left, top, right, bottom), in pixels of the original image."""
     scale = min(frame[0] / image.width, frame[1] / image.height)
     image = image.resize(fitted_size(image.size, frame), Image.Resampling.BICUBIC)
     if box:
@@ -74,7 +77,7 @@ def fit(image: Image.Image, frame: Size = PICTURE, box: Sequence[float] | None =
             min(image.width - 1, right + 1),
             min(image.height - 1, bottom + 1),
         ]
-        ImageDraw.Draw(image).rectangle(corners, outline=BOX)
+        ImageDraw.Draw(image).rectangle(corners, outline=REGION_COLOR)
     return image
 
 
@@ -93,11 +96,11 @@ def read_images(pair: ChangePair, root: Path) -> list[Image.Image]:
 
 
 class Thumbnail(NamedTuple):
-    """An image reduced to a frame, as WebP in base64, and the size of the original image."""
+    """An image reduced to a frame."""
 
-    width: int
+    width: int  # of the original image
     height: int
-    data: str
+    data: str  # WebP in base64
 
 
 def _webp(image: Image.Image, **settings: Any) -> str:
@@ -106,8 +109,8 @@ def _webp(image: Image.Image, **settings: Any) -> str:
     return base64.b64encode(content.getvalue()).decode()
 
 
-def thumbnails(root: Path, frames: Sizes, ranges: Mapping[str, Values] | None = None) -> dict[str, Thumbnail | None]:
-    """Compute thumbnails in `frames` (path -> `SMALL` or `LARGE`) on all cores; None if an image is missing or broken."""
+def thumbnails(root: Path, frames: Frames, ranges: Mapping[str, Values] | None = None) -> dict[str, Thumbnail | None]:
+    """Compute thumbnails by path; None for a broken image. `ranges`: path -> pixel values that become black and white."""
 
     def thumbnail(path: str) -> Thumbnail | None:
         value_range = (ranges or {}).get(path)
@@ -124,26 +127,26 @@ def thumbnails(root: Path, frames: Sizes, ranges: Mapping[str, Values] | None = 
         except (DiffcapError, OSError, ValueError, SyntaxError, Image.DecompressionBombError):
             return None
         image.thumbnail(frame, Image.Resampling.LANCZOS)
-        return Thumbnail(*size, _webp(image, quality=_QUALITY[frame], method=4))
+        return Thumbnail(*size, _webp(image, quality=_WEBP_QUALITY[frame], method=4))
 
     with ThreadPoolExecutor() as pool:
         return dict(zip(frames, pool.map(thumbnail, frames)))
 
 
 class Masks:
-    """Reads the masks of a dataset, and records those that cannot be used."""
+    """Reads masks, images that mark the changed area, and records those that cannot be used."""
 
     def __init__(self, root: Path) -> None:
         self.root = root  # the paths of the images and masks are relative to it
-        self.problems: dict[str, str] = {}  # path of a mask that was read -> why it cannot be used
+        self.problems: dict[str, str] = {}  # path of a mask that cannot be used -> reason
 
-    def read(self, pair: ChangePair, sizes: Sizes) -> Mask | None:
+    def read(self, pair: ChangePair, sizes: ImageSizes) -> Mask | None:
         """Read the mask of a pair: (H, W), True where any channel is not 0. Its aspect ratio must be that of the images.
 
-        Returns None if the pair has no mask, if the mask cannot be used, or if `sizes` (by path) has neither image of the pair.
+        Returns None if the pair has no mask, if the mask cannot be used, or if `sizes` has neither image of the pair.
         """
         path = pair.extra.get("mask")
-        size = size_of(pair, sizes)
+        size = image_size(pair, sizes)
         if not isinstance(path, str) or size is None:
             return None
         try:
@@ -160,107 +163,108 @@ class Masks:
             return None
 
 
-def size_of(pair: ChangePair, sizes: Sizes) -> Size | None:
+def image_size(pair: ChangePair, sizes: ImageSizes) -> Size | None:
     """Return the size of a pair's first image that is in `sizes`."""
     return next((sizes[path] for path in pair.images if path in sizes), None)
 
 
-def outline(mask: Mask, size: Size, width: int = 1) -> Image.Image:
+def draw_outline(mask: Mask, size: Size, width: int = 1) -> Image.Image:
     """Draw the outline of a mask: mode L, 255 on a line of `width` pixels around the mask, or inside it at an edge of the image."""
-    area = Image.fromarray(mask.astype(np.uint8) * 255).resize(size, Image.Resampling.NEAREST)
+    resized = Image.fromarray(mask.astype(np.uint8) * 255).resize(size, Image.Resampling.NEAREST)
     is_off_edge = np.zeros((size[1], size[0]), bool)
     is_off_edge[width:-width, width:-width] = True
-    dilated = np.asarray(area.filter(ImageFilter.MaxFilter(2 * width + 1))) > 0
-    inside = (np.asarray(area) > 0) & is_off_edge
-    return Image.fromarray((dilated & ~inside).astype(np.uint8) * 255)
+    is_dilated = np.asarray(resized.filter(ImageFilter.MaxFilter(2 * width + 1))) > 0
+    is_inside = (np.asarray(resized) > 0) & is_off_edge
+    return Image.fromarray((is_dilated & ~is_inside).astype(np.uint8) * 255)
 
 
 def colored_outline(mask: Mask, size: Size, width: int = 1) -> Image.Image:
-    """Draw `outline` in the colour of the boxes: RGBA, transparent beside the line."""
-    colored = Image.new("RGBA", size, (*BOX, 0))
-    colored.putalpha(outline(mask, size, width))
+    """Draw the outline of a mask in `REGION_COLOR`: RGBA, transparent beside the line."""
+    colored = Image.new("RGBA", size, (*REGION_COLOR, 0))
+    colored.putalpha(draw_outline(mask, size, width))
     return colored
 
 
-def outline_thumbnails(masks: Masks, pairs: Pairs, sizes: Sizes, frames: Sizes) -> dict[str, Thumbnail]:
-    """Draw the outlines of the masks that are not empty, in the frames of their images: path of the mask -> thumbnail."""
+def outline_thumbnails(masks: Masks, pairs: Pairs, sizes: ImageSizes, frames: Frames) -> dict[str, Thumbnail]:
+    """Draw the outlines of the masks that are not empty, in the frames of their pairs' images: path of the mask -> thumbnail."""
 
     def outline_thumbnail(pair: ChangePair) -> Thumbnail | None:
         mask = masks.read(pair, sizes)
-        size = size_of(pair, sizes)
+        size = image_size(pair, sizes)
         if size is None or mask is None or not mask.any():
             return None
         frame = frames[pair.before]
         reduced = fitted_size(size, (min(frame[0], size[0]), min(frame[1], size[1])))
-        return Thumbnail(*size, _webp(colored_outline(mask, reduced, 2 if frame == LARGE else 1), lossless=True))
+        return Thumbnail(*size, _webp(colored_outline(mask, reduced, 2 if frame == LARGE_FRAME else 1), lossless=True))
 
     with ThreadPoolExecutor() as pool:
-        return {pair.extra["mask"]: one for pair, one in zip(pairs, pool.map(outline_thumbnail, pairs)) if one}
+        outlines = pool.map(outline_thumbnail, pairs)
+        return {pair.extra["mask"]: thumbnail for pair, thumbnail in zip(pairs, outlines) if thumbnail}
 
 
-def mask_counts(masks: Masks, pairs: Pairs, sizes: Sizes) -> dict[str, float] | None:
-    """Count the masks of pairs; `sizes` see `Masks.read`.
+def mask_counts(masks: Masks, pairs: Pairs, sizes: ImageSizes) -> dict[str, float] | None:
+    """Count the masks of pairs.
 
     Returns:
-        {"pairs": number of masks that are not empty, "empty": of empty masks, "unreadable": of masks that cannot be used, "share":
-        mean share of the image that a mask covers, without empty masks}; None if no pair has a mask.
+        {"pairs": number of masks that are not empty, "empty": number of empty masks, "unreadable": number of masks that cannot be used,
+        "share": mean share of the image that a mask covers, without empty masks}; None if no pair has a mask.
     """
-    shares, unreadable = [], 0
+    shares, num_unreadable = [], 0
     for pair in pairs:
         if "mask" in pair.extra:
             mask = masks.read(pair, sizes)
-            unreadable += mask is None
+            num_unreadable += mask is None
             shares += [] if mask is None else [float(mask.mean())]
-    if not shares and not unreadable:
+    if not shares and not num_unreadable:
         return None
     filled = [share for share in shares if share]
     mean = {"share": sum(filled) / len(filled)} if filled else {}
-    return {"pairs": len(filled), "empty": len(shares) - len(filled), "unreadable": unreadable, **mean}
+    return {"pairs": len(filled), "empty": len(shares) - len(filled), "unreadable": num_unreadable, **mean}
 
 
-def with_region(pair: ChangePair, images: Sequence[Image.Image], masks: Masks) -> list[Image.Image]:
-    """Fit the images of a pair into `PICTURE`, and draw the outline of its mask, or its boxes if it has no mask."""
+def draw_region(pair: ChangePair, images: Sequence[Image.Image], masks: Masks) -> list[Image.Image]:
+    """Fit the images of a pair into `SHEET_FRAME`, and draw on them the outline of its mask, or its boxes if it has no mask."""
     mask = masks.read(pair, dict(zip(pair.images, (image.size for image in images))))
     if mask is None:
         boxes = pair.extra.get("boxes") or {}
-        return [fit(image, box=boxes.get(side)) for side, image in zip(("before", "after"), images)]
-    fitted = [fit(image) for image in images]
+        return [fit_image(image, box=boxes.get(side)) for side, image in zip(("before", "after"), images)]
+    fitted = [fit_image(image) for image in images]
     for image in fitted:
-        image.paste(BOX, mask=outline(mask, image.size))
+        image.paste(REGION_COLOR, mask=draw_outline(mask, image.size))
     return fitted
 
 
-def kind_of(pair: ChangePair) -> str | None:
-    """Return the change type, or the group of a pair without change; None if the dataset has no types."""
+def type_group(pair: ChangePair) -> str | None:
+    """Return the change type ("color"), or "distractor" or "no_change" without change; None if the dataset has no types."""
     return pair.group if pair.is_distractor else pair.change_type
 
 
 def choose_pairs(pairs: Pairs, count: int, seed: int = 0) -> list[ChangePair]:
-    """Sample pairs equally from the change types and the distractors, in the order of `ordered_kinds`; without types, uniformly."""
+    """Sample pairs equally from the change types and the pairs without change, sorted by type; without types, uniformly."""
     random = Random(seed)
-    groups: dict[str, list[ChangePair]] = {}
+    remaining: dict[str, list[ChangePair]] = {}
     for pair in pairs:
-        groups.setdefault(kind_of(pair) or "", []).append(pair)
-    kinds = ordered_kinds(set(groups))
-    for kind in kinds:
-        random.shuffle(groups[kind])
-    chosen: dict[str, list[ChangePair]] = {kind: [] for kind in kinds}
-    kinds_with_pairs = list(kinds)
+        remaining.setdefault(type_group(pair) or "", []).append(pair)
+    groups = ordered_type_groups(set(remaining))
+    for group in groups:
+        random.shuffle(remaining[group])
+    chosen: dict[str, list[ChangePair]] = {group: [] for group in groups}
+    open_groups = list(groups)  # those with remaining pairs
     turn = 0
-    while kinds_with_pairs and sum(map(len, chosen.values())) < count:
-        kind = kinds_with_pairs[turn % len(kinds_with_pairs)]
-        chosen[kind].append(groups[kind].pop())
-        if groups[kind]:
+    while open_groups and sum(map(len, chosen.values())) < count:
+        group = open_groups[turn % len(open_groups)]
+        chosen[group].append(remaining[group].pop())
+        if remaining[group]:
             turn += 1
         else:
-            kinds_with_pairs.remove(kind)
-    return [pair for kind in kinds for pair in chosen[kind]]
+            open_groups.remove(group)
+    return [pair for group in groups for pair in chosen[group]]
 
 
 def is_correct(caption: str, pair: ChangePair) -> bool | None:
-    """Check a caption: the type of change, the attributes of the object that it names, and the new value.
+    """Check a caption: the type of change, the shape and the other attributes that it names, and the new value.
 
-    Slot accuracy also requires all four attributes. Returns None if the dataset lacks the attributes of its changed objects.
+    Returns None if the dataset lacks the attributes of its changed objects.
     """
     parsed = parse_caption(caption)
     if pair.is_distractor:
@@ -268,44 +272,44 @@ def is_correct(caption: str, pair: ChangePair) -> bool | None:
     truth = pair.extra.get("changed")
     if truth is None:
         return None
-    named_attributes = {name: value for name in ATTRIBUTES if (value := getattr(parsed, name)) is not None}
-    same_object = "shape" in named_attributes and all(truth[name] == value for name, value in named_attributes.items())
-    return parsed.change_type == pair.change_type and same_object and parsed.to == truth.get("to")
+    named = {attribute: value for attribute in ATTRIBUTES if (value := getattr(parsed, attribute)) is not None}
+    is_same_object = "shape" in named and all(truth[attribute] == value for attribute, value in named.items())
+    return parsed.change_type == pair.change_type and is_same_object and parsed.to == truth.get("to")
 
 
 class TextLine(NamedTuple):
     """A line of the text beside a pair."""
 
     text: str
-    color: Color = INK
-    font: Font = FONT
-    space: int = 0  # pixels above it
+    color: Color = TEXT_COLOR
+    font: Font = CAPTION_FONT
+    space_above: int = 0  # pixels
 
 
-def text_lines(text: str, color: Color = INK, font: Font = FONT) -> list[TextLine]:
+def text_lines(text: str, color: Color = TEXT_COLOR, font: Font = CAPTION_FONT) -> list[TextLine]:
     """Break a text into lines that fit beside a pair."""
-    return [TextLine(line, color, font) for line in wrap(text, font, WIDTH - MARGIN - _TEXT_X)]
+    return [TextLine(line, color, font) for line in wrap_text(text, font, SHEET_WIDTH - MARGIN - _TEXT_X)]
 
 
 def caption_lines(pair: ChangePair, captions: Mapping[str, str], has_object_labels: bool) -> list[TextLine]:
     """Return the text beside a pair: change type, reference, and the caption of each system."""
-    kind = f"{pair.group.replace('_', ' ')}: nothing changed" if pair.is_distractor else pair.change_type
-    lines = [TextLine(kind, GRAY, SMALL_FONT)] if kind else []
+    title = f"{pair.group.replace('_', ' ')}: nothing changed" if pair.is_distractor else pair.change_type
+    lines = [TextLine(title, LABEL_COLOR, LABEL_FONT)] if title else []
     if pair.captions:
-        lines += [TextLine("reference", GRAY, SMALL_FONT, space=7), *text_lines(pair.captions[0])]
+        lines += [TextLine("reference", LABEL_COLOR, LABEL_FONT, space_above=7), *text_lines(pair.captions[0])]
     for name, text in captions.items():
         correct = is_correct(text, pair) if has_object_labels else None
         if correct is None:
-            label, label_color, color = name, GRAY, INK
+            label, label_color, color = name, LABEL_COLOR, TEXT_COLOR
         else:
-            color = RIGHT if correct else WRONG
+            color = RIGHT_COLOR if correct else WRONG_COLOR
             label, label_color = f"{name}: {'right' if correct else 'wrong'}", color
-        lines.append(TextLine(label, label_color, SMALL_FONT, space=7))
+        lines.append(TextLine(label, label_color, LABEL_FONT, space_above=7))
         lines += text_lines(text, color)
     return lines
 
 
-class Frame(NamedTuple):
+class Placement(NamedTuple):
     """The place of an image in a block."""
 
     corner: tuple[int, int]  # (x, y), left and top
@@ -314,36 +318,36 @@ class Frame(NamedTuple):
 
 def draw_block(
     images: Sequence[Image.Image], texts: Sequence[TextLine], space_below: int = 0
-) -> tuple[Image.Image, list[Frame]]:
-    """Draw two images, which fit into `PICTURE`, and their text side by side; return the block, and the frame of each image."""
-    height = max(PICTURE[1], sum(line.space + line_height(line.font) for line in texts))
-    block = Image.new("RGB", (WIDTH, height + space_below), "white")
-    frames = []
-    for number, image in enumerate(images):
-        corner = MARGIN + number * (PICTURE[0] + GAP) + (PICTURE[0] - image.width) // 2, 0
+) -> tuple[Image.Image, list[Placement]]:
+    """Draw two images, which fit into `SHEET_FRAME`, and their text side by side; return the block and the places of the images."""
+    height = max(SHEET_FRAME[1], sum(line.space_above + line_height(line.font) for line in texts))
+    block = Image.new("RGB", (SHEET_WIDTH, height + space_below), "white")
+    placements = []
+    for index, image in enumerate(images):
+        corner = MARGIN + index * (SHEET_FRAME[0] + GAP) + (SHEET_FRAME[0] - image.width) // 2, 0
         block.paste(image, corner)
-        frames.append(Frame(corner, image.size))
+        placements.append(Placement(corner, image.size))
     draw = ImageDraw.Draw(block)
     y = 0
     for line in texts:
-        y += line.space
+        y += line.space_above
         draw.text((_TEXT_X, y), line.text, line.color, line.font)
         y += line_height(line.font)
-    return block, frames
+    return block, placements
 
 
 def draw_sheet(blocks: Sequence[Image.Image], footer: Image.Image | None = None) -> Image.Image:
     """Put the blocks of pairs below each other, with headings above the images."""
-    top = MARGIN + line_height(SMALL_FONT) + GAP
+    top = MARGIN + line_height(LABEL_FONT) + GAP
     height = top + sum(block.height + 2 * GAP for block in blocks)
-    sheet = Image.new("RGB", (WIDTH, height + (footer.height if footer else 0)), "white")
+    sheet = Image.new("RGB", (SHEET_WIDTH, height + (footer.height if footer else 0)), "white")
     draw = ImageDraw.Draw(sheet)
-    for x, title in ((MARGIN, "before"), (MARGIN + PICTURE[0] + GAP, "after")):
-        draw.text((x, MARGIN), title, GRAY, SMALL_FONT)
+    for x, title in ((MARGIN, "before"), (MARGIN + SHEET_FRAME[0] + GAP, "after")):
+        draw.text((x, MARGIN), title, LABEL_COLOR, LABEL_FONT)
     y = top
     for block in blocks:
         if y > top:
-            draw.line([(MARGIN, y - GAP), (WIDTH - MARGIN, y - GAP)], RULE)
+            draw.line([(MARGIN, y - GAP), (SHEET_WIDTH - MARGIN, y - GAP)], LINE_COLOR)
         sheet.paste(block, (0, y))
         y += block.height + 2 * GAP
     if footer:
@@ -351,18 +355,18 @@ def draw_sheet(blocks: Sequence[Image.Image], footer: Image.Image | None = None)
     return sheet
 
 
-def draw_pairs(pairs: Pairs, captions: Captions, masks: Masks) -> Image.Image:
-    """Draw a block for each pair with its captions (system -> id -> caption): green if correct, red if wrong, black if unknown."""
+def draw_pairs(pairs: Pairs, captions: SystemCaptions, masks: Masks) -> Image.Image:
+    """Draw a block for each pair with its captions: green if correct, red if wrong, black if unknown."""
     has_object_labels = any("changed" in pair.extra for pair in pairs)
     blocks = []
     for pair in pairs:
         texts = caption_lines(pair, {name: by_id[pair.id] for name, by_id in captions.items()}, has_object_labels)
-        blocks.append(draw_block(with_region(pair, read_images(pair, masks.root), masks), texts)[0])
+        blocks.append(draw_block(draw_region(pair, read_images(pair, masks.root), masks), texts)[0])
     notes = [_RIGHT_NOTE] if has_object_labels else []
     notes += ["outline: the mask of the change"] if any("mask" in pair.extra for pair in pairs) else []
     if not notes:
         return draw_sheet(blocks)
-    footer = Image.new("RGB", (WIDTH, len(notes) * line_height(SMALL_FONT) + GAP), "white")
-    for number, note in enumerate(notes):
-        ImageDraw.Draw(footer).text((MARGIN, number * line_height(SMALL_FONT)), note, GRAY, SMALL_FONT)
+    footer = Image.new("RGB", (SHEET_WIDTH, len(notes) * line_height(LABEL_FONT) + GAP), "white")
+    for index, note in enumerate(notes):
+        ImageDraw.Draw(footer).text((MARGIN, index * line_height(LABEL_FONT)), note, LABEL_COLOR, LABEL_FONT)
     return draw_sheet(blocks, footer)

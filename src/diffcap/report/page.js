@@ -2,15 +2,15 @@
 
 const INDEX = JSON.parse(document.getElementById("index").textContent);
 const COLORS = [];
-const STEP = 60; // pairs that are shown at first, and with each press of "show more"
+const PAIRS_PER_STEP = 60; // pairs that are shown at first, and with each press of "show more"
 const FILTERS = { types: new Set(), sort: "worst", by: -1, verdict: "all", text: "", attention: false, seed: 1 };
 const BY_WORDS = INDEX.judged.by === "words";
 const field = (id) => document.getElementById(id);
 let listed = []; // numbers of the pairs that pass the filters, sorted
 let shown = 0;
 
-// Random numbers from 0 to 1 of a seed (mulberry32).
-function generator(seed) {
+// A generator of random numbers from 0 to 1 (mulberry32).
+function randomGenerator(seed) {
   return () => {
     seed = (seed + 0x6d2b79f5) | 0;
     let t = Math.imul(seed ^ (seed >>> 15), 1 | seed);
@@ -41,7 +41,7 @@ function matchesFilters(pair) {
 }
 
 function sorted(numbers) {
-  const random = generator(FILTERS.seed);
+  const random = randomGenerator(FILTERS.seed);
   const keys = {
     worst: (pair) => 10000 * rightShare(pair) + meanScore(pair),
     best: (pair) => -10000 * rightShare(pair) - meanScore(pair),
@@ -65,12 +65,12 @@ function list() {
 }
 
 function showMore() {
-  const cards = listed.slice(shown, shown + STEP).map(cardOf);
+  const cards = listed.slice(shown, shown + PAIRS_PER_STEP).map(cardOf);
   field("list").append(...cards);
   shown += cards.length;
   const rest = listed.length - shown;
   field("more").hidden = !rest;
-  field("more").textContent = `show ${Math.min(rest, STEP)} more (${shown.toLocaleString("en")} of ${listed.length.toLocaleString("en")} shown)`;
+  field("more").textContent = `show ${Math.min(rest, PAIRS_PER_STEP)} more (${shown.toLocaleString("en")} of ${listed.length.toLocaleString("en")} shown)`;
 }
 
 function fillSelect(id, entries, key) {
@@ -97,15 +97,15 @@ function fillTypes() {
 }
 
 function fillFilters() {
-  const several = INDEX.systems.length > 1;
+  const hasSeveralSystems = INDEX.systems.length > 1;
   const sorts = [["worst", "worst first"], ["best", "best first"], ["random", "random"], ["given", "as in the dataset"]];
-  if (several) sorts.splice(2, 0, ["differ", "largest disagreement"]);
+  if (hasSeveralSystems) sorts.splice(2, 0, ["differ", "largest disagreement"]);
   if (INDEX.pairs.some((pair) => pair.v !== undefined)) sorts.push(["unlike", "unlike viewpoints first"]);
   fillSelect("sort", sorts, "sort");
-  fillSelect("by", [...(several ? [[-1, "all systems"]] : []), ...INDEX.systems.map(({ name }, system) => [system, name])], "by");
+  fillSelect("by", [...(hasSeveralSystems ? [[-1, "all systems"]] : []), ...INDEX.systems.map(({ name }, system) => [system, name])], "by");
   FILTERS.by = Number(field("by").value);
   const verdicts = BY_WORDS ? [["right", "right"], ["wrong", "wrong"]] : [["right", "higher third"], ["wrong", "lower third"]];
-  fillSelect("verdict", [["all", "all"], ...verdicts, ...(several ? [["differ", "where systems differ"]] : [])], "verdict");
+  fillSelect("verdict", [["all", "all"], ...verdicts, ...(hasSeveralSystems ? [["differ", "where systems differ"]] : [])], "verdict");
   fillTypes();
   let timer;
   field("search").addEventListener("input", (event) => {

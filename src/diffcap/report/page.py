@@ -1,7 +1,7 @@
 """`report.html`: results of runs in one file that needs no network.
 
-Tables and charts are HTML and SVG, and need no script. The pairs are JSON: an index of all pairs, then images and attention maps
-in blocks that the script parses when a pair is shown.
+Tables and charts are HTML and SVG, and need no script. The pairs are JSON: an index of all pairs, then thumbnails and attention maps
+in blocks, which the script parses only when it shows one of their pairs.
 """
 
 import base64
@@ -19,24 +19,24 @@ from diffcap.records import ChangePair
 from diffcap.report import table
 from diffcap.report.attention import Localisation
 from diffcap.report.charts import Chart, Curve, curve_chart, system_colors, viewpoint_charts
-from diffcap.report.drawing import Thumbnail, is_correct, kind_of
+from diffcap.report.drawing import Thumbnail, is_correct, type_group
 from diffcap.report.heatmaps import COLORMAP, color_table
 
-_SCRIPTS = ("shared.js", "attention.js", "card.js", "page.js")
-_PICTURES_PER_BLOCK, _MAPS_PER_BLOCK = 16, 8
-_MAIN_CURVES = ("val/CIDEr-D", "val/BLEU-4", "val/caption_loss", "val/mlm", "train/loss", "train/caption_loss")
+_SCRIPT_NAMES = ("shared.js", "attention.js", "card.js", "page.js")
+_PICTURES_PER_BLOCK, _PAIRS_WITH_MAPS_PER_BLOCK = 16, 8
+_MAIN_CURVE_TITLES = ("val/CIDEr-D", "val/BLEU-4", "val/caption_loss", "val/mlm", "train/loss", "train/caption_loss")
 
 
 @dataclass(frozen=True)
 class System:
-    """Content of the page about one row: a run, or runs with several seeds."""
+    """Content of the page about one system: a run, or runs with several seeds."""
 
     captions: Mapping[str, str]  # id -> caption of the first seed
     scores: Mapping[str, float]  # id -> CIDEr-D of this caption
     attention: Mapping[str, dict[str, Any]] = field(default_factory=dict)  # id -> encoded attention maps
-    no_attention: str | None = None  # reason why there are no maps
-    localisation: Localisation | None = None  # see `attention.collect_attention`
-    curves: Sequence[Mapping[str, Mapping[str, Curve]]] = ()  # for every seed: stage -> name -> curve
+    no_attention_reason: str | None = None
+    localisation: Localisation | None = None  # scores of the attention inside the region of the change
+    curves: Sequence[Mapping[str, Mapping[str, Curve]]] = ()  # for every seed: stage -> value ("val/mlm") -> curve
     metadata: Sequence[tuple[str, str]] = ()  # (heading, text) for the section "Provenance"
 
 
@@ -44,16 +44,16 @@ class System:
 class Page:
     """Content of the page."""
 
-    protocol: Mapping[str, Any]
-    rows: table.Rows  # the results table, including baselines
-    systems: Mapping[str, System]
+    protocol: Mapping[str, Any]  # how the scores were computed, see `table.json`
+    rows: table.SystemRows  # the results table, including baselines
+    systems: Mapping[str, System]  # without baselines
     pairs: Sequence[ChangePair]  # the listed ones
     pictures: Mapping[str, Thumbnail | None]  # path -> thumbnail; None for an image that cannot be read
     outlines: Mapping[str, Thumbnail] = field(default_factory=dict)  # path of a mask -> its outline
-    masks: Mapping[str, float] | None = None  # `drawing.mask_counts` of the pairs that localisation is measured on
+    mask_counts: Mapping[str, float] | None = None  # of the pairs that localisation is measured on
     viewpoint: Mapping[str, Any] | None = None  # result of `viewpoint_scores`
-    extra_tables: Mapping[str, table.Rows] = field(default_factory=dict)  # scores with other tokens: heading -> rows
-    metadata: Sequence[tuple[str, str]] = ()  # see `System`
+    extra_rows: Mapping[str, table.SystemRows] = field(default_factory=dict)  # of other tokens: heading -> rows
+    metadata: Sequence[tuple[str, str]] = ()  # (heading, text) for the section "Provenance"
 
 
 def render(page: Page) -> str:
@@ -61,22 +61,22 @@ def render(page: Page) -> str:
 
     Text from data (captions, ids, names) is escaped. A content security policy allows only the page's own script and no requests.
     """
-    script = "\n".join(resource(name) for name in _SCRIPTS)
+    script = "\n".join(resource(name) for name in _SCRIPT_NAMES)
     index, blocks = page_data(page)
-    attention = [maps for system in page.systems.values() for maps in system.attention.values()]
+    encoded_maps = [maps for system in page.systems.values() for maps in system.attention.values()]
     baselines = [name for name in page.rows if name not in page.systems]
     colors = system_colors(list(page.rows), baselines)
-    extra_tables = [table.metric_table(rows, "total", heading) for heading, rows in page.extra_tables.items()]
-    notes = table.notes_of(page.protocol, page.rows)
+    extra_tables = [table.metric_table(rows, "total", heading) for heading, rows in page.extra_rows.items()]
+    notes = table.footnotes(page.protocol, page.rows)
     notes += [table.id_note(page.protocol["id_tokens"])] if "id_tokens" in page.protocol else []
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     return environment.from_string(resource("page.html.j2")).render(
         page=page,
-        caption=table.scoring_of(page.protocol, page.rows),
+        caption=table.scoring_text(page.protocol, page.rows),
         notes=notes,
-        tiles=_tiles(page),
+        tiles=_score_tiles(page),
         colors=colors,
         baselines=baselines,
         scores=[*table.score_tabs(page.rows), *extra_tables, *table.id_tabs(page.rows)],
@@ -84,12 +84,12 @@ def render(page: Page) -> str:
         viewpoint=viewpoint_charts(page.viewpoint, colors) if page.viewpoint else [],
         curves=_curve_charts(page.systems, colors),
         localisation={name: system.localisation for name, system in page.systems.items() if system.localisation},
-        localisation_note=table.localisation_note(page.masks),
+        localisation_note=table.localisation_note(page.mask_counts),
         has_boxes_too=any("boxes" in (system.localisation or {}) for system in page.systems.values()),
         judged=index["judged"],
         has_boxes=any(entry.get("x") for entry in index["pairs"]),
-        has_attention=bool(attention),
-        has_alignment=any(maps["m"] for maps in attention),
+        has_attention=bool(encoded_maps),
+        has_alignment=any(maps["m"] for maps in encoded_maps),
         scale=", ".join(f"rgb({red:g}, {green:g}, {blue:g})" for red, green, blue in COLORMAP),
         spread=any("std" in row for row in page.rows.values()),
         style=Markup(resource("page.css")),
@@ -119,8 +119,8 @@ def as_json(value: Any) -> Markup:
     return Markup(text)
 
 
-def _tiles(page: Page) -> list[dict[str, str]]:
-    """Return the best run and its score for up to four of the main metrics."""
+def _score_tiles(page: Page) -> list[dict[str, str]]:
+    """Return the texts of up to four boxes at the top of the page: a main metric, its best score, and the system with it."""
     tiles = []
     overview = table.system_table({name: page.rows[name] for name in page.systems})
     for heading in ("CIDEr-D", "BLEU-4", "METEOR", "S*m", "type right", "object right"):
@@ -136,43 +136,43 @@ def _curve_charts(
     systems: Mapping[str, System], colors: Mapping[str, str]
 ) -> list[tuple[str, list[Chart], list[Chart]]]:
     """Draw the charts of the logged values: for each stage its name, the main charts, and the other charts."""
-    stages: dict[str, dict[str, list[tuple[str, str, Curve]]]] = {}
+    stages: dict[str, dict[str, list[tuple[str, str, Curve]]]] = {}  # stage -> title -> (system, its color, curve)
     for name, system in systems.items():
-        for run_curves in system.curves:
-            for stage, curves in run_curves.items():
+        for seed_curves in system.curves:
+            for stage, curves in seed_curves.items():
                 for title, curve in curves.items():
                     stages.setdefault(stage, {}).setdefault(title, []).append((name, colors[name], curve))
     charts = []
-    for stage, titles in stages.items():
-        main = [title for title in _MAIN_CURVES if title in titles][:3] or sorted(titles)[:3]
-        others = [title for title in sorted(titles) if title not in main]
-        main_charts, other_charts = ([curve_chart(title, titles[title]) for title in part] for part in (main, others))
+    for stage, by_title in stages.items():
+        main_titles = [title for title in _MAIN_CURVE_TITLES if title in by_title][:3] or sorted(by_title)[:3]
+        main_charts = [curve_chart(title, by_title[title]) for title in main_titles]
+        other_charts = [curve_chart(title, by_title[title]) for title in sorted(by_title) if title not in main_titles]
         charts.append((stage, main_charts, other_charts))
     return charts
 
 
 def page_data(page: Page) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the index of the pairs, and the blocks of images and attention maps by the id of their element.
+    """Return the index of the pairs, and the blocks of thumbnails and attention maps by the id of their HTML element.
 
-    The index has "systems", "judged", "colors" (`color_table` in base64), "types", "texts", "pairs", "pictures" and "attention"
-    (entries per block), and "featured" (the pair at the top of the page). The captions of a pair are indices of "texts". A pair has
-    short keys, since there are thousands of pairs: "t" type, "v" viewpoint IoU, "b" and "a" pictures, "r" references, "s" captions,
-    "c" scores and "o" verdicts (1 right, 0 wrong, null unknown) by system, "x" boxes as fractions of the pictures, "m" the picture
-    with the mask's outline, which replaces the boxes, "l" the index among the pairs with maps.
+    The index has "systems", "judged" (the rule of the verdicts), "colors" of attention maps, "types", "texts", "pairs", "pictures" and
+    "attention" (entries per block), and "featured" (the index of the pair at the top of the page). A pair has short keys, since there
+    are thousands of pairs: "t" index of its type, "v" viewpoint IoU, "b" and "a" indices of its thumbnails, "r" references and "s"
+    captions as indices of "texts", "c" scores and "o" verdicts (1 right, 0 wrong, null unknown) by system, "x" boxes as fractions of
+    the image, "m" index of the thumbnail with the mask's outline, which replaces the boxes, "l" index among the pairs with maps.
     """
-    texts: dict[str, int] = {}
-    pictures = {path: number for number, path in enumerate(page.pictures)}
-    outlines = {path: len(pictures) + number for number, path in enumerate(page.outlines)}
+    texts: dict[str, int] = {}  # text -> its index
+    picture_indices = {path: index for index, path in enumerate(page.pictures)}
+    outline_indices = {path: len(picture_indices) + index for index, path in enumerate(page.outlines)}
     systems = list(page.systems.values())
     verdict, judged = _judge(page)
-    types = table.ordered_kinds({name for pair in page.pairs if (name := kind_of(pair)) is not None})
+    types = table.ordered_type_groups({group for pair in page.pairs if (group := type_group(pair)) is not None})
     entries: list[dict[str, Any]] = []
     attention: list[list[dict[str, Any] | None]] = []
     for pair in page.pairs:
-        kind = kind_of(pair)
+        group = type_group(pair)
         entry: dict[str, Any] = {
             "id": pair.id,
-            "t": -1 if kind is None else types.index(kind),
+            "t": -1 if group is None else types.index(group),
             "r": [texts.setdefault(text, len(texts)) for text in pair.captions],
             "s": [texts.setdefault(system.captions[pair.id], len(texts)) for system in systems],
             "c": [round(100 * system.scores[pair.id], 1) for system in systems],
@@ -180,23 +180,25 @@ def page_data(page: Page) -> tuple[dict[str, Any], dict[str, Any]]:
         }
         if pair.extra.get("viewpoint_iou") is not None:
             entry["v"] = pair.extra["viewpoint_iou"]
-        if pictures:
+        if picture_indices:
             before, after = pair.images
-            entry |= {"b": pictures[before], "a": pictures[after]}
-            outline = outlines.get(pair.extra.get("mask", ""))
+            entry |= {"b": picture_indices[before], "a": picture_indices[after]}
+            outline = outline_indices.get(pair.extra.get("mask", ""))
             entry |= {"x": _boxes(pair, page.pictures)} if outline is None else {"m": outline}
         if any(pair.id in system.attention for system in systems):
             entry["l"] = len(attention)
             attention.append([system.attention.get(pair.id) for system in systems])
         entries.append(entry)
     # Prefer pairs with a marked change for the top of the page, then pairs with attention maps, then those that all systems have right.
-    changes = [number for number, entry in enumerate(entries) if entry.get("x") or "m" in entry]
-    rank = {number: "l" in entry and 1 + all(entry["o"]) for number, entry in enumerate(entries)}
+    marked = [index for index, entry in enumerate(entries) if entry.get("x") or "m" in entry]
+    ranks = {index: "l" in entry and 1 + all(entry["o"]) for index, entry in enumerate(entries)}
     images = [*page.pictures.values(), *page.outlines.values()]
-    shown = [None if image is None else [image.width, image.height, image.data] for image in images]
+    pictures = [None if image is None else [image.width, image.height, image.data] for image in images]
+    block_sizes = {"pictures": _PICTURES_PER_BLOCK, "attention": _PAIRS_WITH_MAPS_PER_BLOCK}
     blocks: dict[str, Any] = {}
-    for name, content, size in (("pictures", shown, _PICTURES_PER_BLOCK), ("attention", attention, _MAPS_PER_BLOCK)):
-        blocks |= {f"{name}-{start // size}": content[start : start + size] for start in range(0, len(content), size)}
+    for name, items in (("pictures", pictures), ("attention", attention)):
+        size = block_sizes[name]
+        blocks |= {f"{name}-{start // size}": items[start : start + size] for start in range(0, len(items), size)}
     index = {
         "systems": [{"name": name, "number": list(page.rows).index(name)} for name in page.systems],
         "judged": judged,
@@ -204,15 +206,14 @@ def page_data(page: Page) -> tuple[dict[str, Any], dict[str, Any]]:
         "types": types,
         "texts": list(texts),
         "pairs": entries,
-        "pictures": _PICTURES_PER_BLOCK,
-        "attention": _MAPS_PER_BLOCK,
-        "featured": max(changes or rank, key=rank.__getitem__, default=None),
+        **block_sizes,
+        "featured": max(marked or ranks, key=ranks.__getitem__, default=None),
     }
     return index, blocks
 
 
 def _judge(page: Page) -> tuple[Callable[[System, ChangePair], int | None], dict[str, Any]]:
-    """Return the function that judges a caption (1 right, 0 wrong, None unknown), and the description of its rule.
+    """Return the function that judges a caption (1 right, 0 wrong, None unknown), and the rule that it follows.
 
     A caption is judged by its words if the dataset has the attributes of the changed objects. In other datasets, a score in the highest
     third is right, and one in the lowest third is wrong.

@@ -2,7 +2,7 @@
 
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import itemgetter
@@ -26,10 +26,11 @@ from diffcap.run_folder import (
 )
 from diffcap.utils.errors import DiffcapError, wrap_errors
 
-Row = dict[str, Any]
-ZERO_SHOT = "zero-shot"  # stage of a vision-language model without training in metrics.json
-_VIEWPOINT = "viewpoint_iou"
-_SLOTS = ("type", "object", "to")
+Row = dict[str, Any]  # scores of one system, see `score_row`
+_ZERO_SHOT_STAGE = "zero-shot"  # stage of a vision-language model without training in metrics.json
+_IOU_KEY = "viewpoint_iou"
+_BIN_GROUPS = ("total", "semantic", "distractor")
+_SLOT_KEYS = ("type", "object", "to")  # accuracies of the change type, the object and the new value
 _COMMON_SETTINGS = ("dataset", "split", "limit", "beams", "length_penalty", "tokenizer", "changes", "metrics")
 
 
@@ -37,78 +38,75 @@ _COMMON_SETTINGS = ("dataset", "split", "limit", "beams", "length_penalty", "tok
 class Run:
     """An evaluation of a run, or the captions that another system wrote into a file."""
 
-    folder: Path  # path from the command line: a run's folder, an evaluation's folder, or the file of another system
+    path: Path  # from the command line: a run's folder, an evaluation's folder, or the file of another system
     metrics: dict[str, Any]  # content of metrics.json
     predictions: dict[str, str]  # id -> caption
     checkpoints: Sequence[Path] = ()  # several for an ensemble, none for another system
-    ptb_groups: dict[str, Any] | None = None  # scores by group with PTB tokens, if the protocol has other tokens
+    ptb_scores: dict[str, Any] | None = None  # group -> metric -> score, if the protocol's tokens are not PTB
 
 
-def read_run(folder: str | Path) -> Run:
+def read_run(path: str | Path) -> Run:
     """Read an evaluation from its own folder, or from the folder of its run."""
-    evaluation = find_evaluation(folder)
-    metrics = read_metrics(evaluation)
-    ptb = metrics_filename("ptb")
+    evaluation_folder = find_evaluation(path)
+    metrics = read_metrics(evaluation_folder)
+    ptb_filename = metrics_filename("ptb")
+    has_ptb = (evaluation_folder / ptb_filename).is_file()
     return Run(
-        Path(folder),
+        Path(path),
         metrics,
-        read_predictions(evaluation / PREDICTIONS),
-        evaluated_checkpoints(evaluation, metrics),
-        read_metrics(evaluation, ptb)["groups"] if (evaluation / ptb).is_file() else None,
+        read_predictions(evaluation_folder / PREDICTIONS),
+        evaluated_checkpoints(evaluation_folder, metrics),
+        read_metrics(evaluation_folder, ptb_filename)["groups"] if has_ptb else None,
     )
 
 
 def zero_shot_origin(run: Run) -> dict[str, Any]:
-    """Return "base", "revision" and "prompt" of a model without training, and "sentences" if not 1; {} for other runs."""
-    origin = run.metrics["provenance"]
-    for entry in origin.get("checkpoints") or []:
-        if entry.get("stage") == ZERO_SHOT:
-            sentences = {"sentences": origin["sentences"]} if origin.get("sentences", 1) != 1 else {}
-            return {
-                "base": entry.get("base"),
-                "revision": entry.get("revision"),
-                "prompt": origin.get("prompt"),
-                **sentences,
-            }
+    """Return "base", "revision", "prompt" and, if not 1, "sentences" (of an answer) of a model without training, {} of others."""
+    provenance = run.metrics["provenance"]
+    for checkpoint in provenance.get("checkpoints") or []:
+        if checkpoint.get("stage") == _ZERO_SHOT_STAGE:
+            origin = {key: checkpoint.get(key) for key in ("base", "revision")} | {"prompt": provenance.get("prompt")}
+            num_sentences = provenance.get("sentences", 1)
+            return origin if num_sentences == 1 else {**origin, "sentences": num_sentences}
     return {}
 
 
-def read_metrics(evaluation: Path, name: str = METRICS) -> dict[str, Any]:
+def read_metrics(evaluation_folder: Path, filename: str = METRICS) -> dict[str, Any]:
     """Read an evaluation's metrics.json, or its scores by another tokenizer."""
-    path = evaluation / name
+    path = evaluation_folder / filename
     metrics = read_json(path, "scores", "give the folder of an evaluated run, or run `make eval`")
     with wrap_errors(path, "not the scores of an evaluation", "run `make eval` again"):
-        itemgetter("dataset", "split", "tokenizer", "metrics", "pairs")(metrics["protocol"])
+        itemgetter("dataset", "split", "tokenizer", "metrics", "pairs")(metrics["protocol"])  # or KeyError
         itemgetter("groups", "provenance")(metrics)
-    for scored, recorded in metrics["provenance"].get("files", {}).items():
-        file = evaluation / scored
-        if not file.is_file() or file_hash(file) != recorded:
-            raise DiffcapError(f"{file}: not the file that {name} was computed from; run `make eval` again.")
+    for scored_filename, recorded_hash in metrics["provenance"].get("files", {}).items():
+        file = evaluation_folder / scored_filename
+        if not file.is_file() or file_hash(file) != recorded_hash:
+            raise DiffcapError(f"{file}: not the file that {filename} was computed from; run `make eval` again.")
     return metrics
 
 
 def common_protocol(runs: Sequence[Run], dataset: Dataset, split: str) -> dict[str, Any]:
     """Check that all runs were scored alike, and return their protocol with the dataset's entries (`dataset_protocol`)."""
-    first = runs[0]
+    first_protocol = runs[0].metrics["protocol"]
     for run in runs:
         protocol = run.metrics["protocol"]
-        manifest = run.metrics["provenance"].get("manifest_sha256")
-        where = find_evaluation(run.folder) / METRICS
-        if manifest != dataset.info["manifest_sha256"]:
-            raise DiffcapError(f"{where}: scored on another manifest of {dataset.name}; run `make eval` again.")
+        manifest_hash = run.metrics["provenance"].get("manifest_sha256")
+        metrics_file = find_evaluation(run.path) / METRICS
+        if manifest_hash != dataset.info["manifest_sha256"]:
+            raise DiffcapError(f"{metrics_file}: scored on another manifest of {dataset.name}; run `make eval` again.")
         if protocol["split"] != split:
             raise DiffcapError(
-                f"{where}: contains scores of the {protocol['split']} split, not of {split}; "
+                f"{metrics_file}: contains scores of the {protocol['split']} split, not of {split}; "
                 f"evaluate with --split {split}, or report with --split {protocol['split']}."
             )
         for key in _COMMON_SETTINGS:
-            value, first_value = protocol.get(key), first.metrics["protocol"].get(key)
+            values = [protocol.get(key), first_protocol.get(key)]
             if key == "length_penalty":  # greedy decoding does not use it
-                value, first_value = (one if one and protocol["beams"] > 1 else 0.0 for one in (value, first_value))
-            if value != first_value:
-                difference = f"its {key} is {value!r}, that of {first.folder} is {first_value!r}"
-                raise DiffcapError(f"{where}: {difference}; evaluate both in the same way.")
-    return {**first.metrics["protocol"], **dataset_protocol(dataset.info)}
+                values = [penalty if penalty and protocol["beams"] > 1 else 0.0 for penalty in values]
+            if values[0] != values[1]:
+                difference = f"its {key} is {values[0]!r}, that of {runs[0].path} is {values[1]!r}"
+                raise DiffcapError(f"{metrics_file}: {difference}; evaluate both in the same way.")
+    return {**first_protocol, **dataset_protocol(dataset.info)}
 
 
 def default_protocol(dataset: Dataset, split: str) -> dict[str, Any]:
@@ -130,17 +128,17 @@ def default_protocol(dataset: Dataset, split: str) -> dict[str, Any]:
 
 
 def score_row(result: Mapping[str, Any], predictions: Mapping[str, str], pairs: Sequence[ChangePair]) -> Row:
-    """Make a row from the result of `protocols.evaluate`.
+    """Make a row from the result of `protocols.evaluate`. A group ("total", "color") is a set of pairs that are scored together.
 
     Returns:
-        {group: {metric: fraction}, "slots": {"type", "object", "to"}, "type_accuracy": {group: fraction}, "id_tokens": groups of the
-        protocol levir_cc}.
+        {group: {metric: fraction}, "slots": {"type", "object", "to"}, "type_accuracy": {group: fraction}, "id_tokens": {group: {metric:
+        fraction}} with word ids as tokens}. The last three are left out if `result` lacks them.
     """
     row: Row = dict(result["groups"])
     if "id_tokens" in result:
         row["id_tokens"] = result["id_tokens"]["groups"]
     if "slots" in result:
-        row["slots"] = {name: result["slots"][name] for name in _SLOTS if name in result["slots"]}
+        row["slots"] = {name: result["slots"][name] for name in _SLOT_KEYS if name in result["slots"]}
         row["type_accuracy"] = type_accuracy(predictions, pairs, groups_of(pairs))
     return row
 
@@ -154,59 +152,60 @@ def type_accuracy(
 
 
 def run_row(run: Run, pairs: Sequence[ChangePair]) -> Row:
-    """Make the row of a run: `score_row` and `training`."""
+    """Make the row of a run: `score_row` and `training_cost`."""
     missing = [pair.id for pair in pairs if pair.id not in run.predictions]
     if missing:
-        file = find_evaluation(run.folder) / PREDICTIONS
+        file = find_evaluation(run.path) / PREDICTIONS
         raise DiffcapError(f"{file}: {len(missing)} pairs have no caption (first {missing[0]}); run `make eval` again.")
-    return {**score_row(run.metrics, run.predictions, pairs), **training(run.checkpoints)}
+    return {**score_row(run.metrics, run.predictions, pairs), **training_cost(run.checkpoints)}
 
 
-def training(checkpoints: Sequence[Path]) -> Row:
+def training_cost(checkpoints: Sequence[Path]) -> Row:
     """Sum up the trainings of the checkpoints: {"seconds", "steps": stage -> number}; {} if no training is recorded."""
     lineages = map(training_lineage, checkpoints)
-    files = dict.fromkeys(path for lineage in lineages for path in lineage.finished_markers())  # members may share one
+    record_files = {path: None for lineage in lineages for path in lineage.finished_markers()}  # in order, distinct
     seconds = 0.0
     steps = Counter[str]()
-    for path in files:
+    for path in record_files:
         record = read_json(path, "record of a finished training", "run that training stage again with the same command")
         steps[record["stage"]] += record["steps"]
         seconds += record["train_seconds"]
-    return {"seconds": seconds, "steps": dict(steps)} if files else {}
+    return {"seconds": seconds, "steps": dict(steps)} if record_files else {}
 
 
 def mean_row(rows: Sequence[Row]) -> Row:
     """Merge the rows of several seeds: the mean of each number, and under "std" the sample standard deviation. Keep a single row."""
     if len(rows) == 1:
         return rows[0]
-    return {**_merge(rows, statistics.fmean), "std": _merge(rows, statistics.stdev), "runs": len(rows)}
+    return {**_reduce(rows, statistics.fmean), "std": _reduce(rows, statistics.stdev), "runs": len(rows)}
 
 
-def _merge(values: Sequence[Any], reduce: Any) -> Any:
-    if isinstance(values[0], Mapping):
-        shared = [key for key in values[0] if all(key in value for value in values)]
-        return {key: _merge([value[key] for value in values], reduce) for key in shared}
-    return reduce([float(value) for value in values])
+def _reduce(entries: Sequence[Any], statistic: Callable[[list[float]], float]) -> Any:
+    """Compute a statistic of each number in dicts of equal structure; keys that one of them lacks are left out."""
+    if isinstance(entries[0], Mapping):
+        shared = [key for key in entries[0] if all(key in entry for entry in entries)]
+        return {key: _reduce([entry[key] for entry in entries], statistic) for key in shared}
+    return statistic([float(number) for number in entries])
 
 
-def quantile_bins(pairs: Sequence[ChangePair], count: int) -> list[list[ChangePair]]:
+def quantile_bins(pairs: Sequence[ChangePair], num_bins: int) -> list[list[ChangePair]]:
     """Divide the pairs by viewpoint IoU into bins of about equal size, from different to similar (Park et al., ICCV 2019).
 
-    Pairs of equal IoU are in one bin, so there may be fewer bins than `count`; none if all have the same.
+    Pairs of equal IoU are in one bin, so there may be fewer bins than `num_bins`; none if all have the same.
     """
-    known = [pair for pair in pairs if isinstance(pair.extra.get(_VIEWPOINT), int | float)]
-    known.sort(key=lambda pair: pair.extra[_VIEWPOINT])
-    values = np.array([pair.extra[_VIEWPOINT] for pair in known], dtype=float)
-    if len(np.unique(values)) < 2:
+    sorted_pairs = [pair for pair in pairs if isinstance(pair.extra.get(_IOU_KEY), int | float)]
+    sorted_pairs.sort(key=lambda pair: pair.extra[_IOU_KEY])
+    ious = np.array([pair.extra[_IOU_KEY] for pair in sorted_pairs], dtype=float)
+    if len(np.unique(ious)) < 2:
         return []
-    count = min(count, len(known))
-    edges = {0, len(known)}
-    for number in range(1, count):
-        cut = round(len(known) * number / count)
+    num_bins = min(num_bins, len(sorted_pairs))
+    edges = {0, len(sorted_pairs)}
+    for bin_index in range(1, num_bins):
+        cut = round(len(sorted_pairs) * bin_index / num_bins)
         # A cut between equal values moves to the nearer end of these values.
-        ends = [int(np.searchsorted(values, values[cut], side)) for side in ("left", "right")]
+        ends = [int(np.searchsorted(ious, ious[cut], side)) for side in ("left", "right")]
         edges.add(min(ends, key=lambda end: abs(end - cut)))
-    return [known[start:stop] for start, stop in pairwise(sorted(edges))]
+    return [sorted_pairs[start:stop] for start, stop in pairwise(sorted(edges))]
 
 
 def viewpoint_scores(
@@ -214,28 +213,32 @@ def viewpoint_scores(
 ) -> dict[str, Any]:
     """Score each bin as a corpus with its own document frequencies: the content of `viewpoint.json`.
 
-    A bin has the groups total and, if both occur, semantic and distractor. The accuracy of the change type is added if the dataset has
-    the attributes of its changed objects.
+    Args:
+        systems: name -> for each seed, id -> caption.
+
+    Returns:
+        {"bins": ["low" and "high" IoU, "pairs": group -> number], "systems": name -> for each bin, {"CIDEr-D", "type_accuracy": group ->
+        score}}. The groups are total and, if both occur, semantic and distractor. "type_accuracy" needs the changed objects' attributes.
     """
-    references = {pair.id: pair.captions for part in bins for pair in part}
-    has_object_labels = any("changed" in pair.extra for part in bins for pair in part)
-    runs = [(name, captions) for name, run_captions in systems.items() for captions in run_captions]
-    texts = {str(number): {id: captions[id] for id in references} for number, (_, captions) in enumerate(runs)}
-    hypotheses, tokens = tokenize_together(texts, references, tokenizer)
+    references = {pair.id: pair.captions for bin_pairs in bins for pair in bin_pairs}
+    has_object_labels = any("changed" in pair.extra for bin_pairs in bins for pair in bin_pairs)
+    named_captions = [(name, captions) for name, all_seeds in systems.items() for captions in all_seeds]
+    texts = {str(index): {id: captions[id] for id in references} for index, (_, captions) in enumerate(named_captions)}
+    hypotheses, reference_tokens = tokenize_together(texts, references, tokenizer)
     bin_entries: list[dict[str, Any]] = []
-    rows: dict[str, list[Row]] = {name: [] for name in systems}
-    for part in bins:
-        groups = {name: ids for name, ids in groups_of(part).items() if name in ("total", "semantic", "distractor")}
-        low, high = (float(pair.extra[_VIEWPOINT]) for pair in (part[0], part[-1]))
-        counts = {name: len(ids) for name, ids in groups.items()}
+    system_scores: dict[str, list[dict[str, Any]]] = {name: [] for name in systems}
+    for bin_pairs in bins:
+        groups = {group: ids for group, ids in groups_of(bin_pairs).items() if group in _BIN_GROUPS}
+        low, high = (float(pair.extra[_IOU_KEY]) for pair in (bin_pairs[0], bin_pairs[-1]))
+        counts = {group: len(ids) for group, ids in groups.items()}
         bin_entries.append({"low": low, "high": high, "pairs": counts})
-        run_rows: dict[str, list[Row]] = {name: [] for name in systems}
-        for number, (name, captions) in enumerate(runs):
-            scores = score_tokens(hypotheses[str(number)], tokens, groups, ["CIDEr-D"])
-            row: Row = {"CIDEr-D": {group: scores[group]["CIDEr-D"] for group in groups}}
+        seed_scores: dict[str, list[dict[str, Any]]] = {name: [] for name in systems}
+        for (name, captions), tokens in zip(named_captions, hypotheses.values()):
+            metrics = score_tokens(tokens, reference_tokens, groups, ["CIDEr-D"])
+            scores: dict[str, Any] = {"CIDEr-D": {group: metrics[group]["CIDEr-D"] for group in groups}}
             if has_object_labels:
-                row["type_accuracy"] = type_accuracy(captions, part, groups)
-            run_rows[name].append(row)
+                scores["type_accuracy"] = type_accuracy(captions, bin_pairs, groups)
+            seed_scores[name].append(scores)
         for name in systems:
-            rows[name].append(mean_row(run_rows[name]))
-    return {"bins": bin_entries, "systems": rows}
+            system_scores[name].append(mean_row(seed_scores[name]))
+    return {"bins": bin_entries, "systems": system_scores}

@@ -19,7 +19,7 @@ from PIL import Image
 
 from diffcap.evaluation.localisation import Mask
 from diffcap.pair_captioner import AttentionMaps, Caption
-from diffcap.report.drawing import BOX, colored_outline, fitted_size
+from diffcap.report.drawing import REGION_COLOR, colored_outline, fitted_size
 from diffcap.report.heatmaps import Array, colormap, overlay, percent, scale_attention
 from diffcap.report.page import resource
 from diffcap.worlds.blocks.render import render
@@ -138,7 +138,7 @@ def result(
         has_attention=attention is not None,
         has_mask=mask is not None,
         stops=", ".join(f"rgb({red}, {green}, {blue})" for red, green, blue in stops),
-        box=", ".join(map(str, BOX)),
+        box=", ".join(map(str, REGION_COLOR)),
         hypotheses=[caption, *caption.alternatives],
         percent=percent,
         certainty=lambda log_probability: math.exp(min(0.0, log_probability)),
