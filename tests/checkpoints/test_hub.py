@@ -133,18 +133,8 @@ def test_what_cannot_be_pushed_is_one_sentence(
         (checkpoint, "user/toy", {"metrics_file": other}, r"belongs to other weights; evaluate .*best\.ckpt itself"),
         (checkpoint, "user/toy", {"metrics_file": tmp_path / "odd.json"}, '"groups" is missing'),
         (checkpoint, "user/toy", {"image_files": [tmp_path / "none.png"]}, r"none\.png: file not found"),
-        (
-            checkpoint,
-            "user/toy",
-            {"image_files": [tmp_path / "odd.json"]},
-            r"odd\.json: not a \.png file; give PNG files",
-        ),
-        (
-            checkpoint,
-            "user/toy",
-            {"image_files": pictures},
-            r"another file of --pictures is also named pairs\.png; rename one",
-        ),
+        (checkpoint, "user/toy", {"image_files": [tmp_path / "odd.json"]}, r"odd\.json: not a \.png file; give"),
+        (checkpoint, "user/toy", {"image_files": pictures}, r"another file of --pictures is also named pairs\.png"),
         (checkpoint, "../x", {}, "not the name of a repository"),
         (checkpoint, "https://huggingface.co/a/b", {}, "not the name of a repository"),
     ):

@@ -44,8 +44,8 @@ def test_chunks_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch, querie
     matrix = tfidf([sentence.content for sentence in sentences], inverse_document_frequencies(sentences))
     dense = (matrix[:100] @ matrix.T).toarray()
     best = np.sort(dense, axis=1)[:, ::-1][:, :9]
-    monkeypatch.setattr(retrieve, "_QUERY_CHUNK", queries)
-    monkeypatch.setattr(retrieve, "_DOCUMENT_CHUNK", documents)
+    monkeypatch.setattr(retrieve, "_QUERIES_PER_CHUNK", queries)
+    monkeypatch.setattr(retrieve, "_DOCUMENTS_PER_BLOCK", documents)
     monkeypatch.setattr(retrieve, "_GROUP_SIZE", 4)
     seen: list[tuple[int, int]] = []
     places, scores = most_similar(matrix[:100], matrix, 9, lambda *done: seen.append(done))

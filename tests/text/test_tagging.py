@@ -123,10 +123,8 @@ def test_english_offline_names_the_way_out(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.slow
 def test_english_is_what_stanza_keeps_on_this_machine(tmp_path: Path) -> None:
     """A folder of Stanza's own form, as its download leaves it, with the tiny tagger in the place of the real one."""
-    files = {
-        "tokenize": ("none", b"never loaded"),
-        "pos": ("captions", (SHIPPED_TAGGERS["blocks"] / "tagger.pt").read_bytes()),
-    }
+    weights = (SHIPPED_TAGGERS["blocks"] / "tagger.pt").read_bytes()
+    files = {"tokenize": ("none", b"never loaded"), "pos": ("captions", weights)}
     packages = {processor: name for processor, (name, _) in files.items()}
     english: dict[str, object] = {"lang_name": "English", "packages": {"default": packages}}
     for processor, (name, content) in files.items():

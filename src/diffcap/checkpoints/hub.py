@@ -117,8 +117,8 @@ def push(
         echo(f"note: the model card has no scores: {scores.missing_reason}; `make eval` writes them.", err=True)
     stage_folder = checkpoint.absolute().parent
     report_folder = stage_folder.parent / result_dir_name(stage_folder.name, REPORT)
-    found = (checkpoint if checkpoint.is_dir() else report_folder).glob(PNG_GLOB)
-    pictures = sorted(found) if image_files is None else [Path(file) for file in image_files]
+    png_files = (checkpoint if checkpoint.is_dir() else report_folder).glob(PNG_GLOB)
+    pictures = sorted(png_files) if image_files is None else [Path(file) for file in image_files]
     _check_images(pictures)
     from huggingface_hub import HfApi
 

@@ -9,10 +9,10 @@ import scipy.sparse as sp
 
 from diffcap.negatives.words import TaggedCaption
 
-# The scores of one chunk fit into the processor's cache, which is twice as fast as bigger chunks: 420,000 distinct captions
-# of 76 words take about ten minutes on one core (measured).
-_QUERY_CHUNK = 64
-_DOCUMENT_CHUNK = 32768
+# The scores of a chunk of queries and a block of documents fit into the processor's cache, which doubles the speed: 420,000 distinct
+# captions of 76 words take about ten minutes on one core (measured).
+_QUERIES_PER_CHUNK = 64
+_DOCUMENTS_PER_BLOCK = 32768
 _MAX_BLOCK_VALUES = 1 << 26  # in a dense block of documents: 256 MB
 _GROUP_SIZE = 32  # documents whose maximum is computed first
 
@@ -59,28 +59,28 @@ def most_similar(
     count = min(count, num_documents)
     best_indices = np.zeros((num_queries, count), dtype=np.int64)
     best_scores = np.full((num_queries, count), -1.0, dtype=np.float32)
-    block_size = min(_DOCUMENT_CHUNK, max(1024, _MAX_BLOCK_VALUES // max(1, num_terms)))
+    block_size = min(_DOCUMENTS_PER_BLOCK, max(1024, _MAX_BLOCK_VALUES // max(1, num_terms)))
     for block_start in range(0, num_documents, block_size):
-        block = np.ascontiguousarray(documents[block_start : block_start + block_size].T.toarray())  # (V, block)
-        for start in range(0, num_queries, _QUERY_CHUNK):
-            row_slice = slice(start, start + _QUERY_CHUNK)
-            block_scores = queries[row_slice] @ block  # (queries of the chunk, documents of the block)
-            indices = _largest(block_scores, min(count, block_scores.shape[1]))
+        block = np.ascontiguousarray(documents[block_start : block_start + block_size].T.toarray())  # (V, documents)
+        for start in range(0, num_queries, _QUERIES_PER_CHUNK):
+            query_slice = slice(start, start + _QUERIES_PER_CHUNK)
+            block_scores = queries[query_slice] @ block  # (queries of the chunk, documents of the block)
+            indices = _largest_indices(block_scores, min(count, block_scores.shape[1]))
             scores = np.take_along_axis(block_scores, indices, 1)
             if block_start:  # compare with the best of the blocks before
-                indices = np.concatenate([best_indices[row_slice], indices + block_start], 1)
-                scores = np.concatenate([best_scores[row_slice], scores], 1)
+                indices = np.concatenate([best_indices[query_slice], indices + block_start], 1)
+                scores = np.concatenate([best_scores[query_slice], scores], 1)
             order = np.lexsort((indices, -scores), axis=1)[:, :count]
             num_kept = order.shape[1]  # less than K if the blocks so far have fewer documents
-            best_indices[row_slice, :num_kept] = np.take_along_axis(indices, order, 1)
-            best_scores[row_slice, :num_kept] = np.take_along_axis(scores, order, 1)
+            best_indices[query_slice, :num_kept] = np.take_along_axis(indices, order, 1)
+            best_scores[query_slice, :num_kept] = np.take_along_axis(scores, order, 1)
             if progress:
-                num_done = block_start * num_queries + min(start + _QUERY_CHUNK, num_queries) * block.shape[1]
+                num_done = block_start * num_queries + min(query_slice.stop, num_queries) * block.shape[1]
                 progress(num_done, num_documents * num_queries)
     return best_indices, best_scores
 
 
-def _largest(scores: np.ndarray, count: int) -> np.ndarray:
+def _largest_indices(scores: np.ndarray, count: int) -> np.ndarray:
     """Return the indices of the `count` largest scores of each row, unordered.
 
     The columns are divided into groups. Only the `count` groups with the largest maxima can contain the largest scores, so
@@ -93,12 +93,12 @@ def _largest(scores: np.ndarray, count: int) -> np.ndarray:
     num_grouped = num_groups * _GROUP_SIZE
     # Group g has the columns g, g + num_groups, g + 2 num_groups, ...
     maxima = scores[:, :num_grouped].reshape(num_rows, _GROUP_SIZE, num_groups).max(1)
-    groups = _largest_columns(maxima, count)
-    grouped = groups[:, :, None] + num_groups * np.arange(_GROUP_SIZE)
-    ungrouped = np.broadcast_to(np.arange(num_grouped, num_columns), (num_rows, num_columns - num_grouped))
-    candidates = np.concatenate([grouped.reshape(num_rows, -1), ungrouped], 1)
-    best_indices = _largest_columns(np.take_along_axis(scores, candidates, 1), count)
-    return np.take_along_axis(candidates, best_indices, 1)
+    group_indices = _largest_columns(maxima, count)
+    grouped_columns = group_indices[:, :, None] + num_groups * np.arange(_GROUP_SIZE)
+    ungrouped_columns = np.broadcast_to(np.arange(num_grouped, num_columns), (num_rows, num_columns - num_grouped))
+    candidate_columns = np.concatenate([grouped_columns.reshape(num_rows, -1), ungrouped_columns], 1)
+    best_indices = _largest_columns(np.take_along_axis(scores, candidate_columns, 1), count)
+    return np.take_along_axis(candidate_columns, best_indices, 1)
 
 
 def _largest_columns(values: np.ndarray, count: int) -> np.ndarray:

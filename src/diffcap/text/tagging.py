@@ -54,10 +54,10 @@ class TagCache:
         if len(complete + newline) < len(content):  # the last line is incomplete: the process was killed
             os.truncate(path, len(complete + newline))
 
-    def add(self, tagged: Iterable[tuple[str, list[str]]]) -> None:
+    def add(self, tagged_sentences: Iterable[tuple[str, list[str]]]) -> None:
         """Store tagged sentences; one write appends all of them to the file and flushes them to disk (fsync)."""
         lines = []
-        for sentence, tags in tagged:
+        for sentence, tags in tagged_sentences:
             self.tags[sentence] = tags
             lines.append(json.dumps({"sentence": sentence, "tags": " ".join(tags)}, ensure_ascii=False) + "\n")
         if self.path is not None:
@@ -95,8 +95,8 @@ def tag_sentences(
         progress(num_done, len(distinct))
     workers = workers or (1 if torch.cuda.is_available() else available_cores())
     for chunk, tags in zip(untagged_chunks, _tag_chunks(model, untagged_chunks, workers)):
-        tagged = zip(chunk, tags)
-        tag_cache.add([(sentence, upos) for sentence, upos in tagged if sentence not in tag_cache.tags])
+        tagged_sentences = zip(chunk, tags)
+        tag_cache.add([(sentence, upos) for sentence, upos in tagged_sentences if sentence not in tag_cache.tags])
         num_done += len(chunk)
         if progress:
             progress(num_done, len(distinct))
