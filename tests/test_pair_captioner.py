@@ -19,7 +19,7 @@ from torch import nn
 import diffcap.pair_captioner
 from diffcap import load_captioner
 from diffcap.checkpoints.loading import load
-from diffcap.features.backbones import backbone_of, build_backbone
+from diffcap.features.backbones import build_backbone, rebuild_backbone
 from diffcap.methods.clip4idc.model import CLIP4IDC
 from diffcap.methods.pcl.model import PCL
 from diffcap.methods.scorer.model import SCORER
@@ -224,11 +224,11 @@ def test_an_exported_folder_says_the_same(tmp_path: Path) -> None:
 
 def test_features_of_other_weights_are_refused() -> None:
     with pytest.raises(DiffcapError, match=r"features of blocks with other weights.*--backbone-weights FILE"):
-        backbone_of({**meta(), "weights_sha256": "0" * 64})
-    assert backbone_of({**meta(), "weights_sha256": None})  # imported: nobody knows
+        rebuild_backbone({**meta(), "weights_sha256": "0" * 64})
+    assert rebuild_backbone({**meta(), "weights_sha256": None})  # imported: nobody knows
     for library in ("authors", "unknown", None):
         with pytest.raises(DiffcapError, match=f"were computed by {library!r}, not by a backbone of diffcap"):
-            backbone_of({"name": "toy", "shape": [5, 2, 3], "library": library})
+            rebuild_backbone({"name": "toy", "shape": [5, 2, 3], "library": library})
 
 
 def test_a_backbone_that_cannot_be_downloaded_names_the_option(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,7 +240,7 @@ def test_a_backbone_that_cannot_be_downloaded_names_the_option(monkeypatch: pyte
     monkeypatch.setattr(models.ResNet101_Weights.IMAGENET1K_V1.__class__, "get_state_dict", offline)
     wanted = {"library": "torchvision", "network": "resnet101", "stage": "layer3", "weights_sha256": None}
     with pytest.raises(DiffcapError, match=r"cannot be downloaded.*--backbone-weights=PATH\."):
-        backbone_of({**wanted, "preprocessing": {}, "pool": None})
+        rebuild_backbone({**wanted, "preprocessing": {}, "pool": None})
 
 
 def test_what_is_no_captioner_is_one_sentence(tmp_path: Path) -> None:

@@ -134,7 +134,7 @@ class PairCaptioner:
     def __init__(
         self, checkpoint: Checkpoint | Sequence[Checkpoint], device: str = "auto", backbone_weights: str | None = None
     ) -> None:
-        from diffcap.features.backbones import backbone_of
+        from diffcap.features.backbones import rebuild_backbone
 
         members = [checkpoint] if isinstance(checkpoint, Checkpoint) else list(checkpoint)
         first = members[0] if len(members) == 1 else as_ensemble(members)
@@ -149,7 +149,7 @@ class PairCaptioner:
                 self._feature_metadata.append(member.features)
         self._feature_index = [self._feature_metadata.index(member.features) for member in members]
         self._has_fixed_sizes = all(meta["shape"] is not None for meta in self._feature_metadata)
-        self._backbones = [backbone_of(meta, backbone_weights).to(self.device) for meta in self._feature_metadata]
+        self._backbones = [rebuild_backbone(meta, backbone_weights).to(self.device) for meta in self._feature_metadata]
         self._captioner = first.captioner.eval().to(self.device)
 
     def __call__(self, before: Source, after: Source, beams: int = 1, length_penalty: float = 0.0) -> Caption:
@@ -231,7 +231,7 @@ class PairCaptioner:
 
     def _features(self, inputs: list[_ModelInput]) -> tuple[Any, Any]:
         """Compute features of the before and after images, (B, C, h, w) each; for an ensemble lists with those of each member."""
-        from diffcap.features.backbones import features_of
+        from diffcap.features.backbones import compute_features
 
         features: list[Any] = []  # before and after, of each backbone
         backbone_images = zip(*(model_input.images for model_input in inputs))
@@ -241,7 +241,7 @@ class PairCaptioner:
                 features.append(([pair[0] for pair in on_device], [pair[1] for pair in on_device]))
                 continue
             images = torch.stack(pairs, 1).to(self.device)  # (2, B, 3, H, W)
-            features.append(features_of(backbone, images.flatten(0, 1), meta).chunk(2))
+            features.append(compute_features(backbone, images.flatten(0, 1), meta).chunk(2))
         if len(self._feature_index) == 1:
             return features[0]
         member_features = [features[index] for index in self._feature_index]

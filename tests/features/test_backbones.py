@@ -14,7 +14,7 @@ import torch
 import torchvision
 from PIL import Image
 
-from diffcap.features.backbones import backbone_of, build_backbone
+from diffcap.features.backbones import build_backbone, rebuild_backbone
 from diffcap.features.preprocessing import IMAGENET_MEAN, RCC_STD
 from diffcap.features.weights import read_state_dict
 from diffcap.utils.errors import DiffcapError
@@ -131,11 +131,11 @@ def test_clip_s_weights_bring_their_activation_and_a_file_of_two_kinds_needs_a_t
     # A captioner gets the features that it was trained on, also those of a store without a tag.
     meta = json.loads(json.dumps(gelu.describe()))
     assert meta.pop("tag") == "laion2b_s34b_b79k" and "quick_gelu" not in meta and default.describe()["quick_gelu"]
-    torch.testing.assert_close(backbone_of(meta, file)(images), gelu(images), rtol=0, atol=0)
+    torch.testing.assert_close(rebuild_backbone(meta, file)(images), gelu(images), rtol=0, atol=0)
     with pytest.raises(
         DiffcapError, match=r"^the captioner was trained on features of ViT-B-32 with another activation"
     ):
-        backbone_of(meta)
+        rebuild_backbone(meta)
 
 
 def test_the_released_std_of_scorer_is_used_described_and_kept(resnet18, tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_the_released_std_of_scorer_is_used_described_and_kept(resnet18, tmp_pat
     # A captioner trained on either gets its own again.
     for each in (backbone, usual):
         meta = {**json.loads(json.dumps(each.describe())), "weights_sha256": None, "shape": [64, 56, 56]}
-        again = backbone_of(meta, str(tmp_path / "weights.pth"))
+        again = rebuild_backbone(meta, str(tmp_path / "weights.pth"))
         torch.testing.assert_close(again.preprocess(white), each.preprocess(white), rtol=0, atol=0)
     with pytest.raises(DiffcapError, match=r"--model\.image_std is only for torchvision"):
         build_backbone("pixels", image_std=RCC_STD)

@@ -9,9 +9,9 @@ from PIL import Image
 from tests.odd_images import scene
 
 from diffcap.features.backbones import build_backbone
-from diffcap.features.images import image_stamps, unique_images
+from diffcap.features.images import file_stamps, unique_images
 from diffcap.features.preprocessing import load_image
-from diffcap.features.store import SUMS, FeatureStore
+from diffcap.features.store import CHECKSUM_FILE, FeatureStore
 from diffcap.features.writer import StoreWriter, write_file_store
 from diffcap.lit.run import data_files
 from diffcap.record import describe_files, result_id
@@ -65,11 +65,11 @@ def write_pixels(home: Path, size: tuple[int, int] = SIZE, name: str = "pixels")
     backbone = build_backbone("pixels", image_size=size)
     paths, files = files_of(read_dataset(home))
     writer = StoreWriter(
-        home / "features" / name, paths, backbone.shape(), backbone.describe(), image_stamps(files, ranges(home))
+        home / "features" / name, paths, backbone.shape(), backbone.describe(), file_stamps(files, ranges(home))
     )
     writer.write(
-        writer.missing(),
-        np.stack([backbone.preprocess(load_image(file, values=ranges(home).get(file))) for file in files]),
+        writer.missing_rows(),
+        np.stack([backbone.preprocess(load_image(file, value_range=ranges(home).get(file))) for file in files]),
     )
     writer.finish()
 
@@ -78,12 +78,12 @@ def write_files(home: Path, size: tuple[int, int] = SIZE, name: str = "files") -
     backbone = build_backbone("pixels", image_size=size)
     paths, files = files_of(read_dataset(home))
     return write_file_store(
-        home / "features" / name, paths, files, image_stamps(files, ranges(home)), backbone.shape(), backbone.describe()
+        home / "features" / name, paths, files, file_stamps(files, ranges(home)), backbone.shape(), backbone.describe()
     )
 
 
 def sums(home: Path) -> list[int]:
-    return np.fromfile(home / "features/files" / SUMS, "<u4").tolist()
+    return np.fromfile(home / "features/files" / CHECKSUM_FILE, "<u4").tolist()
 
 
 def training_hash(home: Path) -> str:
@@ -97,7 +97,8 @@ def test_the_values_are_those_of_the_store_of_pixels(folder: Path) -> None:
     found, expected = (store.read(store.rows(paths)) for store in (files, pixels))
     assert found.dtype == expected.dtype == np.uint8 and found.std() > 30
     np.testing.assert_array_equal(found, expected)
-    assert {path.name for path in files.folder.iterdir()} == {".lock", "complete", "index.json", "meta.json", SUMS}
+    names = {path.name for path in files.folder.iterdir()}
+    assert names == {".lock", "complete", "index.json", "meta.json", CHECKSUM_FILE}
     with pytest.raises(DiffcapError, match=r"1 of 2 images have no features there, the first is nope\.png"):
         files.rows(["a.png", "nope.png"])
 
@@ -189,7 +190,7 @@ def test_broken_and_missing_images_are_named(folder: Path) -> None:
 
 def test_a_damaged_file_of_checksums_is_refused_and_written_again(folder: Path) -> None:
     before = sums(folder)
-    os.truncate(folder / "features/files" / SUMS, 7)
+    os.truncate(folder / "features/files" / CHECKSUM_FILE, 7)
     with pytest.raises(DiffcapError, match=r"sums\.u32: damaged, it must have 4 bytes per image; run `make extract"):
         FeatureStore.open(folder / "features/files")
     assert write_files(folder) == 6 and sums(folder) == before

@@ -31,8 +31,8 @@ def test_other_modes_become_rgb(tmp_path: Path) -> None:
     deep = np.array([[0, 257, 128 * 257, 65_535]], dtype=np.uint16)
     for kind, name in ((np.uint16, "deep.png"), (np.float32, "long.tiff"), (np.int32, "long.tiff")):
         Image.fromarray(deep.astype(kind)).save(tmp_path / name)
-        values = (kind(0).item(), kind(65_535).item())
-        assert np.asarray(load_image(tmp_path / name, values=values))[0].tolist() == [[n] * 3 for n in (0, 1, 128, 255)]
+        loaded = load_image(tmp_path / name, value_range=(kind(0).item(), kind(65_535).item()))
+        assert np.asarray(loaded)[0].tolist() == [[n] * 3 for n in (0, 1, 128, 255)]
         with pytest.raises(DiffcapError, match=rf"{name}: has more than 8 bits, and the manifest has no range"):
             load_image(tmp_path / name)
 
@@ -44,17 +44,9 @@ def batches_of(folder: Path, rows: list[int], workers: int = 0) -> ImageData:
 
 
 def test_batches_are_cut_at_the_same_rows_whatever_is_done_already(tmp_path: Path) -> None:
-    assert [batch.tolist() for batch in batches_of(tmp_path, list(range(10))).batches()] == [
-        [0, 1, 2],
-        [3, 4, 5],
-        [6, 7, 8],
-        [9],
-    ]
-    assert [batch.tolist() for batch in batches_of(tmp_path, [2, 3, 4, 9]).batches()] == [
-        [0, 1, 2],
-        [3, 4, 5],
-        [9],
-    ]
+    every, wanted = (batches_of(tmp_path, rows).row_batches() for rows in (list(range(10)), [2, 3, 4, 9]))
+    assert [batch.tolist() for batch in every] == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9]]
+    assert [batch.tolist() for batch in wanted] == [[0, 1, 2], [3, 4, 5], [9]]
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -12,7 +12,7 @@ from safetensors import safe_open
 from diffcap.features import blocks_backbone, tiles_backbone
 from diffcap.features.backbones import build_backbone
 from diffcap.features.blocks_backbone import BlocksNetwork
-from diffcap.features.tiles_backbone import CHANNELS, CLASSES, COVERS, TilesNetwork
+from diffcap.features.tiles_backbone import CLASSES, COVERS, NUM_CHANNELS, TilesNetwork
 from diffcap.features.weights import fuse_batch_norms
 from diffcap.worlds.tiles.write import render_pair
 from diffcap.worlds.training.tiles import TilesBackbone
@@ -37,8 +37,8 @@ def test_folding_batch_norm_changes_nothing(build: type, size: tuple[int, int]) 
 def test_the_channels_are_fractions_and_counts_of_each_quarter_of_a_cell() -> None:
     torch.manual_seed(0)
     covers, houses = torch.randn(1, CLASSES, 64, 64), torch.randn(1, 32, 32)
-    values = TilesNetwork().values(covers, houses)
-    assert values.shape == (1, CHANNELS, 8, 8)
+    values = TilesNetwork().compute_channels(covers, houses)
+    assert values.shape == (1, NUM_CHANNELS, 8, 8)
     probabilities = covers.softmax(1)
     for row, column, quarter in ((0, 0, 0), (3, 5, 1), (7, 2, 2), (6, 6, 3)):
         down, right = divmod(quarter, 2)
@@ -51,8 +51,8 @@ def test_the_channels_are_fractions_and_counts_of_each_quarter_of_a_cell() -> No
 
 @pytest.mark.parametrize("module", [blocks_backbone, tiles_backbone])
 def test_the_shipped_weights_are_small_and_say_where_they_come_from(module: Any) -> None:
-    assert module.SHIPPED.stat().st_size < 2_000_000
-    with safe_open(module.SHIPPED, "pt") as file:
+    assert module.SHIPPED_FILE.stat().st_size < 2_000_000
+    with safe_open(module.SHIPPED_FILE, "pt") as file:
         notes = file.metadata()
     assert {"command", "seed", "steps", "date", "held_out"} <= set(notes)
     assert all(
@@ -65,7 +65,7 @@ def test_the_shipped_weights_recognise_the_land_cover_of_unseen_images() -> None
     network = build_backbone("tiles").trunk
     images, targets = TilesBackbone.make(2**41, 12, seed=3, jitter=1.0)
     with torch.no_grad():
-        covers, houses = network.raw(images)
+        covers, houses = network.predict(images)
     right = covers.argmax(1) == targets.covers.argmax(1)
     assert right.float().mean() > 0.85
     forest = targets.covers[:, COVERS.index("forest")] > 0.9
@@ -80,7 +80,7 @@ def test_features_of_both_dates_agree_where_nothing_changed() -> None:
     images = [image for number in (1, 3) for image in render_pair(number, 4).images]  # pairs without change
     with torch.no_grad():
         features = backbone(torch.stack([backbone.preprocess(Image.fromarray(image)) for image in images]))
-    assert features.shape == (4, *backbone.shape()) and backbone.shape() == (CHANNELS, 8, 8)
+    assert features.shape == (4, *backbone.shape()) and backbone.shape() == (NUM_CHANNELS, 8, 8)
     pixels = np.stack(images).astype(np.float64)
 
     def ratio(values: np.ndarray) -> float:
@@ -93,5 +93,5 @@ def test_features_of_both_dates_agree_where_nothing_changed() -> None:
 
 def test_the_network_of_blocks_is_built_by_name() -> None:
     backbone = build_backbone("blocks")
-    assert backbone.shape() == (blocks_backbone.CHANNELS, 4, 6)
+    assert backbone.shape() == (blocks_backbone.NUM_CHANNELS, 4, 6)
     assert backbone.preprocess(Image.new("RGB", (320, 240))).shape == (3, 96, 128)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from diffcap.features.store import SUMS, FeatureStore
+from diffcap.features.store import CHECKSUM_FILE, FeatureStore
 from diffcap.features.writer import StoreWriter
 from diffcap.utils.errors import DiffcapError
 
@@ -30,7 +30,7 @@ def writer(folder: Path, paths: list[str] = PATHS, **options) -> StoreWriter:
 
 def fill(folder: Path, paths: list[str] = PATHS) -> FeatureStore:
     store = writer(folder, paths)
-    store.write(store.missing(), features(store.missing()))
+    store.write(store.missing_rows(), features(store.missing_rows()))
     store.finish()
     return FeatureStore.open(folder)
 
@@ -52,7 +52,7 @@ def test_an_unfinished_store_is_refused_and_goes_on(tmp_path: Path) -> None:
     with pytest.raises(DiffcapError, match=r"not complete \(4 of 10 images done\)"):
         FeatureStore.open(tmp_path)
     second = writer(tmp_path)
-    assert second.missing().tolist() == [3, 4, 6, 7, 8, 9]
+    assert second.missing_rows().tolist() == [3, 4, 6, 7, 8, 9]
     with pytest.raises(DiffcapError, match=r"6 of 10 images are still missing, the first is images/3\.png"):
         second.finish()
 
@@ -65,14 +65,14 @@ def test_another_kind_of_store_is_refused(tmp_path: Path) -> None:
         StoreWriter(tmp_path, PATHS, (3, 2, 5), META)
     with pytest.raises(DiffcapError, match="quick_gelu"):
         writer(tmp_path, meta={**META, "quick_gelu": True})
-    assert not len(writer(tmp_path, meta={**META, "tag": "openai"}).missing())  # where the same weights come from
+    assert not len(writer(tmp_path, meta={**META, "tag": "openai"}).missing_rows())  # where the same weights come from
 
 
 def test_new_images_are_added_and_the_old_ones_kept(tmp_path: Path) -> None:
     fill(tmp_path)
     more = writer(tmp_path, ["new.png", *PATHS[5:], "newer.png"])
     assert not (tmp_path / "complete").exists()
-    assert more.missing().tolist() == [10, 11] and more.paths[10:] == ["new.png", "newer.png"]
+    assert more.missing_rows().tolist() == [10, 11] and more.image_paths[10:] == ["new.png", "newer.png"]
     more.write(np.array([10, 11]), features([10, 11]))
     more.finish()
     store = FeatureStore.open(tmp_path)
@@ -81,18 +81,18 @@ def test_new_images_are_added_and_the_old_ones_kept(tmp_path: Path) -> None:
 
 def test_an_image_that_was_replaced_is_extracted_again(tmp_path: Path) -> None:
     first = writer(tmp_path, stamps=["7"] * 10)
-    first.write(first.missing(), features(first.missing()))
+    first.write(first.missing_rows(), features(first.missing_rows()))
     first.finish()
-    sums = (tmp_path / SUMS).read_bytes()
-    assert not len(writer(tmp_path, stamps=["7"] * 5 + [""] + ["7"] * 4).missing())  # one is out of reach
+    sums = (tmp_path / CHECKSUM_FILE).read_bytes()
+    assert not len(writer(tmp_path, stamps=["7"] * 5 + [""] + ["7"] * 4).missing_rows())  # one is out of reach
     again = writer(tmp_path, stamps=["7"] * 4 + ["8"] + ["7"] * 5)
-    assert again.missing().tolist() == [4]
+    assert again.missing_rows().tolist() == [4]
     with pytest.raises(DiffcapError, match="not complete"):
         FeatureStore.open(tmp_path)
     again.write(np.array([4]), features([4]))
-    assert (tmp_path / SUMS).read_bytes() == sums  # the same features: nobody has to train again
+    assert (tmp_path / CHECKSUM_FILE).read_bytes() == sums  # the same features: nobody has to train again
     again.write(np.array([4]), features([5]))
-    changed = (tmp_path / SUMS).read_bytes()
+    changed = (tmp_path / CHECKSUM_FILE).read_bytes()
     assert [n for n in range(10) if changed[4 * n : 4 * n + 4] != sums[4 * n : 4 * n + 4]] == [4]
 
 
@@ -151,7 +151,7 @@ def test_two_processes_fill_one_store(tmp_path: Path) -> None:
 
 def _slowly(folder: Path) -> None:
     store = writer(folder)
-    for row in store.missing():
+    for row in store.missing_rows():
         store.write(np.array([row]), features([row]))
         store.flush()
         time.sleep(0.02)
@@ -166,8 +166,8 @@ def test_a_killed_process_loses_nothing_that_was_marked(tmp_path: Path) -> None:
     os.kill(process.pid, signal.SIGKILL)
     process.join()
     store = writer(tmp_path / "killed")
-    assert 0 < len(store.missing()) <= 7
-    store.write(store.missing(), features(store.missing()))
+    assert 0 < len(store.missing_rows()) <= 7
+    store.write(store.missing_rows(), features(store.missing_rows()))
     store.finish()
     for name in ("features.f16", "index.json", "meta.json", "done.u8", "complete"):
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
@@ -187,7 +187,7 @@ def flip(folder: Path, *rows: int, silently: bool = False) -> None:
 def repaired(folder: Path) -> list[int]:
     """Go on with a store as extraction does; gives the rows that it computes."""
     again = writer(folder)
-    missing = again.missing()
+    missing = again.missing_rows()
     again.write(missing, features(missing))
     again.finish()
     np.testing.assert_array_equal(FeatureStore.open(folder).read(np.arange(10)), features(np.arange(10)))
@@ -202,15 +202,15 @@ ROW = 3 * 2 * 4 * 2  # bytes
     [
         ("features.f16", 7 * ROW - 1, [6, 7, 8, 9]),
         ("features.f16", 0, list(range(10))),
-        (SUMS, 35, [8, 9]),
-        (SUMS, None, list(range(10))),
+        (CHECKSUM_FILE, 35, [8, 9]),
+        (CHECKSUM_FILE, None, list(range(10))),
     ],
 )
 def test_rows_beyond_the_end_of_a_file_are_computed_again(
     tmp_path: Path, name: str, bytes_left: int | None, lost: list[int]
 ) -> None:
     fill(tmp_path)
-    sums = (tmp_path / SUMS).read_bytes()
+    sums = (tmp_path / CHECKSUM_FILE).read_bytes()
     if bytes_left is None:
         (tmp_path / name).unlink()
     else:
@@ -218,7 +218,7 @@ def test_rows_beyond_the_end_of_a_file_are_computed_again(
     with pytest.raises(DiffcapError, match=rf"{name}: truncated, {bytes_left or 0} bytes, but"):
         FeatureStore.open(tmp_path)
     assert repaired(tmp_path) == lost
-    assert (tmp_path / SUMS).read_bytes() == sums
+    assert (tmp_path / CHECKSUM_FILE).read_bytes() == sums
 
 
 def test_a_damaged_row_is_named_when_it_is_read_and_all_damaged_rows_are_computed_again(tmp_path: Path) -> None:
@@ -251,15 +251,15 @@ def test_a_changed_file_is_checked_before_the_store_counts_as_complete(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fill(tmp_path)
-    sums = (tmp_path / SUMS).read_bytes()
+    sums = (tmp_path / CHECKSUM_FILE).read_bytes()
     capsys.readouterr()
     assert repaired(tmp_path) == [] and not capsys.readouterr().out  # nothing has changed: nothing is checked
     flip(tmp_path, 2, 9)
     assert repaired(tmp_path) == [2, 9]
     output = capsys.readouterr().out
     assert "the features of 2 images are damaged (first images/2.png)" in output
-    with (tmp_path / SUMS).open("r+b") as file:
+    with (tmp_path / CHECKSUM_FILE).open("r+b") as file:
         file.seek(4 * 5)
         file.write(b"\0\0\0\0")
     assert repaired(tmp_path) == [5]
-    assert (tmp_path / SUMS).read_bytes() == sums
+    assert (tmp_path / CHECKSUM_FILE).read_bytes() == sums

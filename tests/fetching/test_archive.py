@@ -60,7 +60,7 @@ def test_every_format_is_extracted(tmp_path: Path, form: str) -> None:
     archive.write_bytes(FORMATS[form](FILES))
     assert is_archive(archive)
     assert extract(archive, tmp_path / "out") == 3 and tree(tmp_path / "out") == FILES
-    assert extract(archive, tmp_path / "short", strip="data") == 3
+    assert extract(archive, tmp_path / "short", strip_folder="data") == 3
     assert set(tree(tmp_path / "short")) == {"a.txt", "deep/b.txt", "top.txt"}
     mode = (tmp_path / "out/data/a.txt").stat().st_mode
     assert not mode & (stat.S_ISUID | stat.S_IXUSR), "modes are not taken over"
@@ -84,7 +84,7 @@ def test_nothing_is_written_outside(tmp_path: Path, form: str, name: str) -> Non
     archive = tmp_path / "evil"
     archive.write_bytes(FORMATS[form]({"good.txt": b"good", name: b"evil"}))
     with suppress(DiffcapError):  # refused, or the libraries have removed the leading part of the name
-        extract(archive, tmp_path / "in" / "out", strip="data")
+        extract(archive, tmp_path / "in" / "out", strip_folder="data")
     inside = tmp_path / "in" / "out"
     assert all(path == archive or path.is_relative_to(inside) for path in tmp_path.rglob("*") if path.is_file())
     assert not Path("/tmp/evil.txt").exists()
@@ -124,9 +124,9 @@ def test_a_link_in_a_zip_file_becomes_a_file(tmp_path: Path) -> None:
 def test_a_bomb_is_stopped_early(tmp_path: Path, form: str) -> None:
     (tmp_path / "bomb").write_bytes(FORMATS[form]({f"{n}": bytes(300_000) for n in range(4)}))
     with pytest.raises(DiffcapError, match="its files have more than 800,000 bytes"):
-        extract(tmp_path / "bomb", tmp_path / "out", limit=800_000)
+        extract(tmp_path / "bomb", tmp_path / "out", size_limit=800_000)
     assert tree(tmp_path / "out") == {}
-    assert extract(tmp_path / "bomb", tmp_path / "out", limit=1_200_000) == 4
+    assert extract(tmp_path / "bomb", tmp_path / "out", size_limit=1_200_000) == 4
 
 
 @pytest.mark.parametrize("form", FORMATS)

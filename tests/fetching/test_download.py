@@ -26,7 +26,7 @@ def bring(
 
 
 def part_path(target: Path) -> Path:
-    return Target(target).part
+    return Target(target).part_file
 
 
 def whole(target: Path, body: bytes = BODY) -> bool:

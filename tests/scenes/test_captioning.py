@@ -18,7 +18,7 @@ from tests.scenes.rasters import example, write
 from diffcap.pair_captioner import Caption, load_captioner
 from diffcap.scenes.captioning import (
     IDENTICAL,
-    NO_CHANGE,
+    NO_CHANGE_SENTENCES,
     NO_DATA,
     PartialResults,
     caption_tiles,
@@ -26,7 +26,7 @@ from diffcap.scenes.captioning import (
     no_change_probability,
 )
 from diffcap.scenes.raster import TileCaption, Tiling, open_scene
-from diffcap.scenes.writing import merge
+from diffcap.scenes.writing import merge_tiles
 from diffcap.utils.errors import DiffcapError
 
 
@@ -61,12 +61,12 @@ def test_identical_tiles_and_tiles_without_data_are_not_captioned(tmp_path: Path
     before[:, :, 20:40] = 0  # tile 1
     before[:, :10, 40:], after[:, 10:, 40:] = 90, 0  # tile 2: below, only the first date has data
     found, captioner = captions(tmp_path, before, after, 20, nodata=0)
-    assert found.not_captioned == {IDENTICAL: 0, NO_DATA: 1}
+    assert found.num_not_captioned == {IDENTICAL: 0, NO_DATA: 1}
     said = [(each.tile.x, each.caption, each.no_change) for each in found.captions]
     assert said == [(0, "50 to 50", 0.25), (40, "45 to 25", 0.25)]
     assert captioner.batches == [2]
     (tmp_path / "same").mkdir()
-    assert captions(tmp_path / "same", after, after, 20)[0].not_captioned == {IDENTICAL: 3, NO_DATA: 0}
+    assert captions(tmp_path / "same", after, after, 20)[0].num_not_captioned == {IDENTICAL: 3, NO_DATA: 0}
 
 
 def test_a_scene_that_is_smaller_than_a_tile_is_padded(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_skipped_tiles_are_saved_in_batches_too(tmp_path: Path, monkeypatch: pyt
     after = before.copy()
     after[:, :, 7 * 20 : 9 * 20] = 80  # tiles 7 and 8 of 18
     whole, captioner = captions(tmp_path, before, after, 20)
-    assert captioner.batches == [2] and whole.not_captioned == {IDENTICAL: 16, NO_DATA: 0}
+    assert captioner.batches == [2] and whole.num_not_captioned == {IDENTICAL: 16, NO_DATA: 0}
     lines = (tmp_path / "p.jsonl").read_bytes().splitlines(keepends=True)
     assert [line.count(b"tile") for line in lines] == [0, 5, 5, 5, 3]
     for kept, batches in ((2, [2]), (3, [])):
@@ -113,12 +113,12 @@ def test_the_shipped_captioners_probability_is_that_of_its_sentences() -> None:
     """Compared with the product of the words' probabilities, decoded step by step."""
     captioner = load_captioner(device="cpu")
     before, after = (example(name).transpose(1, 2, 0) for name in ("before", "after"))
-    same, changed = captioner.batch([(before, before), (before, after)], sentences=NO_CHANGE)
+    same, changed = captioner.batch([(before, before), (before, after)], sentences=NO_CHANGE_SENTENCES)
     assert isinstance(same, Caption) and isinstance(changed, Caption)
     assert sum(map(math.exp, same.scored)) > 0.9 and no_change_probability(changed) < 0.1
     first, second = captioner._features([captioner._preprocess(before, after)])
     model, vocabulary = captioner._captioner, captioner.vocabulary
-    for sentence, score in zip(NO_CHANGE, changed.scored):
+    for sentence, score in zip(NO_CHANGE_SENTENCES, changed.scored):
         ids = vocabulary.encode(sentence, 30)
         if vocabulary.unk in ids:
             assert score == -math.inf
@@ -197,8 +197,8 @@ def test_changes_are_the_regions_of_a_flood_fill(overlap: int, seed: int) -> Non
         for number in range(len(tiling))
         if (sentence := rng.choice(sentences)) is not None
     ]
-    changes = merge(captions)
-    assert sum(change.tiles for change in changes) == len(captions) and merge([]) == []
+    changes = merge_tiles(captions)
+    assert sum(change.num_tiles for change in changes) == len(captions) and merge_tiles([]) == []
     assert changes == sorted(changes, key=lambda change: (change.window[1], change.window[0], change.caption))
     for sentence in sentences[:2]:
         mask = np.zeros((50, 70), bool)
@@ -211,7 +211,7 @@ def test_changes_are_the_regions_of_a_flood_fill(overlap: int, seed: int) -> Non
                 area = rasterize([change.polygon], (50, 70)).astype(bool)
                 found.append(frozenset((int(y), int(x)) for y, x in zip(*np.nonzero(area))))
                 inside = [each for each in captions if each.caption == sentence and area[each.tile.y, each.tile.x]]
-                assert change.tiles == len(inside)
+                assert change.num_tiles == len(inside)
                 assert change.no_change == min(each.no_change for each in inside)
                 assert change.log_probability == max(each.log_probability for each in inside)
         assert sorted(map(sorted, found)) == sorted(map(sorted, flood(mask)))

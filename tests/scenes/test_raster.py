@@ -10,7 +10,7 @@ import pytest
 from rasterio.transform import Affine, from_origin
 from tests.scenes.rasters import UTM33, write
 
-from diffcap.scenes.raster import PERCENTILES, TILES, Sample, Tile, Tiling, fit_stretch, open_scene, to_rgb
+from diffcap.scenes.raster import PERCENTILES, TILES_RANGE, Sample, Tile, Tiling, fit_stretch, open_scene, to_rgb
 from diffcap.utils.errors import DiffcapError
 from diffcap.worlds.tiles.write import render_pair
 
@@ -185,24 +185,24 @@ def test_pixels_of_8_bits_are_stretched_only_on_request() -> None:
 
 def test_percentiles_become_given_levels() -> None:
     scene, shown = sample(), np.ones((30, 40), bool)
-    for chosen, levels in ((scene, TILES), (sample(bands=1), tuple((np.mean(each),) for each in TILES))):
-        stretch = fit_stretch(chosen, None, TILES)
+    means = tuple((np.mean(color),) for color in TILES_RANGE)
+    for chosen, color_range in ((scene, TILES_RANGE), (sample(bands=1), means)):
+        stretch = fit_stretch(chosen, None, TILES_RANGE)
         full = fit_stretch(chosen, None)
         assert stretch is not None and full is not None
-        for band, (dark, bright) in enumerate(zip(*levels)):
+        for band, (dark, bright) in enumerate(zip(*color_range)):
             values = np.array([full.low[band], full.high[band]])
             found = (values - stretch.low[band]) / (stretch.high[band] - stretch.low[band]) * 255
             assert found == pytest.approx([dark, bright])
             image = to_rgb(chosen.before, shown, stretch)[..., band]
             assert abs(float(np.percentile(image, 2)) - dark) < 6 and abs(float(np.percentile(image, 98)) - bright) < 6
-    assert fit_stretch(sample("uint8"), None, TILES) is None
+    assert fit_stretch(sample("uint8"), None, TILES_RANGE) is None
 
 
 def test_the_levels_of_tiles_are_those_of_its_images() -> None:
     pixels = np.concatenate([image.reshape(-1, 3) for number in range(60) for image in render_pair(number, 3).images])
-    assert (
-        np.abs(np.percentile(pixels, PERCENTILES, axis=0) - TILES).max() < 15
-    )  # 60 pairs; the levels are those of 800
+    # 60 pairs; TILES_RANGE was computed from 800.
+    assert np.abs(np.percentile(pixels, PERCENTILES, axis=0) - TILES_RANGE).max() < 15
 
 
 def test_single_and_constant_bands_and_pixels_without_data() -> None:

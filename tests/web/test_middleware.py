@@ -186,7 +186,7 @@ def bad_requests(image: dict[str, object]) -> Iterator[tuple[str, str, bytes, di
     asked = [[], [1, 2, 3, 4, 5, 6], [{}] * 4, [[]] * 4, ["x", "y", "0", 5], *paths]
     for values in [*asked, *([image, image, *choice] for choice in choices)]:
         yield "POST", call, json.dumps({"data": values}).encode(), JSON
-    for name in ("nothing", "choose"):
+    for name in ("nothing", "show_example"):
         yield "POST", f"/gradio_api/call/{name}", b'{"data": [1]}', JSON
     of_examples = {"data": [], "fn_index": 5}  # the function of the examples
     for body in (

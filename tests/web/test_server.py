@@ -134,7 +134,7 @@ def test_few_captioners_are_kept_and_each_is_used_by_one_at_a_time(monkeypatch: 
         return source.upper()
 
     monkeypatch.setattr(shelf, "load_captioner", load)
-    captioners = Captioners([Choice(name, name) for name in ("a", "b", "c", "gone")], kept=2)
+    captioners = Captioners([Choice(name, name) for name in ("a", "b", "c", "gone")], max_loaded=2)
     for number in (0, 1, 0, 2, 0, 1):  # c takes b's place, then b takes c's
         with captioners.use(number) as found:
             assert found == "ABC"[number]

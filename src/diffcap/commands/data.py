@@ -161,7 +161,7 @@ def _fetch(
             f"DATASET={dataset} is unknown{hint}; known datasets: {', '.join(names)}. For your own dataset give "
             "DATA=<folder with pairs.jsonl, or a JSON file of images>."
         )
-    return fetch(dataset, folder, sources_file, settings, captions_only, incomplete=missing == "skip")
+    return fetch(dataset, folder, sources_file, settings, captions_only, allow_missing_photos=missing == "skip")
 
 
 def _check_images(

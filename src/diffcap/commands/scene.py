@@ -56,18 +56,18 @@ def caption_scene(
             f"{before}: the raster after the change is missing; give both: diffcap caption BEFORE AFTER --out {out_files[0]}."
         )
     from diffcap.models.generation import check_search
-    from diffcap.scenes.captioning import IDENTICAL, NO_DATA, SUFFIX, PartialResults, caption_tiles
-    from diffcap.scenes.raster import FULL, OVERLAP, TILE, TILES, Tiling, fit_stretch, open_scene
-    from diffcap.scenes.writing import check_position, merge
+    from diffcap.scenes import raster
+    from diffcap.scenes.captioning import IDENTICAL, NO_DATA, PARTIAL_SUFFIX, PartialResults, caption_tiles
+    from diffcap.scenes.writing import check_georeference, merge_tiles
     from diffcap.utils.progress import progress_bar
 
     check_search(beam, length_penalty, "--beam")
     with ExitStack() as stack:
-        scene = stack.enter_context(open_scene(before, after, chosen_bands, bool(align)))
-        size = TILE if tile is None else tile
-        overlap = min(OVERLAP, size // 4) if overlap is None else overlap
-        tiling = Tiling(scene.width, scene.height, size, overlap)
-        check_position(scene)
+        scene = stack.enter_context(raster.open_scene(before, after, chosen_bands, bool(align)))
+        size = raster.TILE_SIZE if tile is None else tile
+        overlap = min(raster.TILE_OVERLAP, size // 4) if overlap is None else overlap
+        tiling = raster.Tiling(scene.width, scene.height, size, overlap)
+        check_georeference(scene)
         overview = scene.overview(_OVERVIEW_SIDE)
         if not (overview.before_valid & overview.after_valid).any():
             raise DiffcapError(
@@ -75,7 +75,8 @@ def caption_scene(
                 "and nodata values."
             )
         is_default = list(model_options["checkpoint"] or [DEFAULT_CAPTIONER]) == [DEFAULT_CAPTIONER]
-        scaling = fit_stretch(overview, percentiles, TILES if is_default and percentiles is None else FULL)
+        color_range = raster.TILES_RANGE if is_default and percentiles is None else raster.FULL_RANGE
+        scaling = raster.fit_stretch(overview, percentiles, color_range)
         captioner = load()
         settings = {
             "tile": size,
@@ -89,7 +90,7 @@ def caption_scene(
             "checkpoint": captioner.weights_sha256(),
         }
         header = {"format": 1, "before": _file_identity(before), "after": _file_identity(after), **settings}
-        partial_file = out_files[0].with_name(out_files[0].name + SUFFIX)
+        partial_file = out_files[0].with_name(out_files[0].name + PARTIAL_SUFFIX)
         partial = stack.enter_context(PartialResults(partial_file, header))
         num_done = sum(map(len, partial.batches))
         if scene.crs is None:
@@ -101,13 +102,13 @@ def caption_scene(
         advance = stack.enter_context(progress_bar("captioning tiles", len(tiling), num_done))
         result = caption_tiles(scene, tiling, scaling, captioner, partial, beam, length_penalty, batch_size, advance)
         changed = [caption for caption in result.captions if caption.no_change < threshold]
-        changes = merge(changed)
+        changes = merge_tiles(changed)
         counts = {
             "all": len(tiling),
             "changed": len(changed),
             "unchanged": len(result.captions) - len(changed),
-            "identical": result.not_captioned[IDENTICAL],
-            "no_data": result.not_captioned[NO_DATA],
+            "identical": result.num_not_captioned[IDENTICAL],
+            "no_data": result.num_not_captioned[NO_DATA],
         }
         metadata = {
             **settings,

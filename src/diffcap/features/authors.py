@@ -1,14 +1,14 @@
-"""Import features that the authors of the methods released into a feature store.
+"""Import the features that the authors of a method have released into a feature store.
 
-The folder holds one of two formats:
+The authors' folder has one of two formats:
 
 * `.npy` (SCORER, DIRL): one array per image, `features/CLEVR_default_000123.png.npy`, `sc_features/...`, `nsc_features/...`, or the
   same file names anywhere in the folder, if they are unique;
 * pickles (IDC-PCL): `img.pkl`, `sc_img.pkl`, `nsc_img.pkl` in the folder or in its `full/`, each a dict from image name without
-  extension to array; or a single pickle with any name for all images (birds). Each is read completely, without executing code:
+  extension to array; or a single pickle with any name for all images (birds). A pickle is read as a whole, without executing code:
   40,000 maps of 2048 x 7 x 7 in float32 need 16 GB of memory.
 
-An array is (C, h, w), (1, C, h, w), or (C, h * h), as IDC-PCL's features of birds.
+The array of an image is its feature map (C, h, w), (1, C, h, w), or (C, h * h), as IDC-PCL's features of birds.
 """
 
 import math
@@ -19,158 +19,158 @@ from typing import Any
 
 import numpy as np
 
-from diffcap.features.images import image_stamps, unique_images
+from diffcap.features.images import file_stamps, unique_images
 from diffcap.features.store import Array
 from diffcap.features.writer import StoreWriter
 from diffcap.records import Dataset, file_hash, write_json
 from diffcap.utils.errors import DiffcapError, wrap_errors
 from diffcap.utils.unpickling import load_arrays
 
-# Folder of an image in a manifest -> prefix of the folder, or of the pickle, of its features.
+# Folder of an image in a manifest -> how the name of its folder of features, or of its pickle, begins.
 _PREFIXES = {"images": "", "bef": "", "sc_images": "sc_", "aft": "sc_", "nsc_images": "nsc_"}
 
 
-def fill_store(dataset: Dataset, source: str | Path, store: str | Path) -> int:
-    """Import the features of all images of a dataset from the authors' folder, and describe their origin in the store's `source.json`.
+def fill_store(dataset: Dataset, authors_folder: str | Path, store_folder: str | Path) -> int:
+    """Import the features of all images of a dataset from the authors' folder, and list the files in the store's `source.json`.
 
     Returns the number of imported images; images that the store has already from the same files are not imported again.
     """
-    source = Path(source)
-    paths = unique_images(dataset.pairs)
-    if not source.is_dir():
-        raise DiffcapError(f"{source}: no such folder; give the folder of the authors' features.")
-    pickles = _find_pickles(source)
-    if pickles and (missing_prefixes := {_prefix(path) for path in paths} - set(pickles)):
+    authors_folder = Path(authors_folder)
+    image_paths = unique_images(dataset.pairs)
+    if not authors_folder.is_dir():
+        raise DiffcapError(f"{authors_folder}: no such folder; give the folder of the authors' features.")
+    pickles = _find_pickles(authors_folder)
+    if pickles and (missing_prefixes := {_prefix_of(path) for path in image_paths} - set(pickles)):
         names = ", ".join(sorted(f"{prefix}img.pkl" for prefix in missing_prefixes))
         raise DiffcapError(
-            f"{source}: {names} is missing; put it into the same folder as {next(iter(pickles.values())).name}."
+            f"{authors_folder}: {names} is missing; put it into the same folder as {next(iter(pickles.values())).name}."
         )
-    origin = {path: pickles[_prefix(path)] for path in paths} if pickles else _find_arrays(paths, source)
-    done: set[str] = set()  # images that the store has already; known only after the store was opened below
-    maps = _read_maps(origin, done)
-    first = next(maps)
-    shape = first[1].shape
+    feature_files = {path: pickles[_prefix_of(path)] for path in image_paths if pickles}
+    feature_files = feature_files or _find_npy_files(image_paths, authors_folder)
+    stored_images: set[str] = set()  # filled below: opening the store needs the shape of the first feature map
+    feature_maps = _read_feature_maps(feature_files, stored_images)
+    first_image, first_map = next(feature_maps)
+    shape = first_map.shape
     meta = {"library": "authors", "form": "pickles" if pickles else "npy"}
-    writer = StoreWriter(store, paths, shape, meta, image_stamps([origin[path] for path in paths]))
-    row_of = {path: row for row, path in enumerate(writer.paths)}
-    missing_rows = set(writer.missing().tolist())
-    done |= {path for path in paths if row_of[path] not in missing_rows}
+    stamps = file_stamps([feature_files[path] for path in image_paths])
+    writer = StoreWriter(store_folder, image_paths, shape, meta, stamps)
+    row_of = {path: row for row, path in enumerate(writer.image_paths)}
+    missing_rows = set(writer.missing_rows().tolist())
+    stored_images |= {path for path in image_paths if row_of[path] not in missing_rows}
     try:
-        for path, array in chain([first], maps):
-            if array.shape != shape:
-                raise DiffcapError(f"{origin[path]}: features of {array.shape}, expected {shape}; fetch it again.")
-            if path not in done:
-                writer.write(np.array([row_of[path]]), array[None])
+        for path, feature_map in chain([(first_image, first_map)], feature_maps):
+            file = feature_files[path]
+            if feature_map.shape != shape:
+                raise DiffcapError(f"{file}: features of {feature_map.shape}, expected {shape}; fetch it again.")
+            if path not in stored_images:
+                writer.write(np.array([row_of[path]]), feature_map[None])
     finally:
         writer.flush()  # keep the features of the other files if one of them is invalid
-    source_info: dict[str, Any] = {"folder": str(source.absolute()), "form": meta["form"], "images": len(paths)}
-    used_files = sorted(set(origin.values()))
+    num_images = len(image_paths)
+    info: dict[str, Any] = {"folder": str(authors_folder.absolute()), "form": meta["form"], "images": num_images}
+    used_files = sorted(set(feature_files.values()))
     if pickles:
-        source_info["files"] = [
-            {"name": str(path.relative_to(source)), "bytes": path.stat().st_size, "sha256": file_hash(path)}
-            for path in used_files
+        info["files"] = [
+            {"name": str(file.relative_to(authors_folder)), "bytes": file.stat().st_size, "sha256": file_hash(file)}
+            for file in used_files
         ]
     else:
-        source_info["bytes"] = sum(path.stat().st_size for path in used_files)
-        source_info["first"] = str(used_files[0].relative_to(source))
-    write_json(Path(store) / "source.json", source_info)
+        info["bytes"] = sum(file.stat().st_size for file in used_files)
+        info["first"] = str(used_files[0].relative_to(authors_folder))
+    write_json(Path(store_folder) / "source.json", info)
     writer.finish()
     return len(missing_rows)
 
 
-def _find_pickles(source: Path) -> dict[str, Path]:
-    """Return the pickles that exist, by prefix."""
-    for folder in (source, source / "full"):
-        found = {prefix: folder / f"{prefix}img.pkl" for prefix in ("", "sc_", "nsc_")}
-        found = {prefix: path for prefix, path in found.items() if path.is_file()}
-        if found:
-            return found
-    candidates = sorted(source.glob("*.pkl"))
-    return {"": candidates[0]} if len(candidates) == 1 and not any(source.rglob("*.npy")) else {}
+def _find_pickles(authors_folder: Path) -> dict[str, Path]:
+    """Return the pickles that exist, by the prefix of their name."""
+    for folder in (authors_folder, authors_folder / "full"):
+        pickles = {prefix: folder / f"{prefix}img.pkl" for prefix in ("", "sc_", "nsc_")}
+        pickles = {prefix: file for prefix, file in pickles.items() if file.is_file()}
+        if pickles:
+            return pickles
+    candidates = sorted(authors_folder.glob("*.pkl"))
+    return {"": candidates[0]} if len(candidates) == 1 and not any(authors_folder.rglob("*.npy")) else {}
 
 
-def _prefix(path: str) -> str:
-    return _PREFIXES.get(PurePosixPath(path).parent.name, "")
+def _prefix_of(image_path: str) -> str:
+    return _PREFIXES.get(PurePosixPath(image_path).parent.name, "")
 
 
-def _read_maps(origin: dict[str, Path], done: set[str]) -> Iterator[tuple[str, Array]]:
-    """Yield each image with its array, file by file; files whose images are all done are not read."""
-    paths_of_file: dict[Path, list[str]] = {}
-    for path, file in origin.items():
-        paths_of_file.setdefault(file, []).append(path)
-    for file, paths in paths_of_file.items():
-        if done.issuperset(paths):
+def _read_feature_maps(feature_files: dict[str, Path], stored_images: set[str]) -> Iterator[tuple[str, Array]]:
+    """Yield each image path with its feature map, file by file; a file is skipped if all its images are in `stored_images`."""
+    images_of_file: dict[Path, list[str]] = {}
+    for path, file in feature_files.items():
+        images_of_file.setdefault(file, []).append(path)
+    for file, image_paths in images_of_file.items():
+        if stored_images.issuperset(image_paths):
             continue
         if file.suffix == ".npy":
             with wrap_errors(file, "not a complete .npy file of numbers", "fetch it again"):
                 array = np.load(file, allow_pickle=False)
-            yield from ((path, _to_map(array, str(file))) for path in paths)
+            yield from ((path, _to_feature_map(array, str(file))) for path in image_paths)
             continue
         arrays = load_arrays(file)
         if not isinstance(arrays, dict):
             raise DiffcapError(f"{file}: expected a dict of arrays, found {type(arrays).__name__}; fetch it again.")
-        keys = {path: next((key for key in _pickle_keys(path) if key in arrays), None) for path in paths}
-        _refuse_missing([path for path, key in keys.items() if key is None], len(paths), file)
+        keys = {path: next((key for key in _pickle_keys(path) if key in arrays), None) for path in image_paths}
+        _refuse_missing([path for path, key in keys.items() if key is None], len(image_paths), file)
         for path, key in keys.items():
-            yield path, _to_map(arrays[key], f"{file}, {key}")
+            yield path, _to_feature_map(arrays[key], f"{file}, {key}")
         del arrays  # free the memory before the next pickle is read
 
 
-def _pickle_keys(path: str) -> list[str]:
-    """Return the possible keys of an image in a pickle."""
-    image = PurePosixPath(path)
-    below_root = image.relative_to(image.parts[0]) if len(image.parts) > 1 else image  # CUB has one folder per class
-    padded = [f"{int(image.stem):06d}"] if image.stem.isdecimal() else []
-    return [image.stem, image.name, str(below_root.with_suffix("")), str(below_root), *padded]
+def _pickle_keys(image_path: str) -> list[str]:
+    """Return the keys that an image may have in a pickle."""
+    path = PurePosixPath(image_path)
+    # "images/001.Albatross/0007.jpg" -> "001.Albatross/0007.jpg": CUB has a folder per class.
+    class_path = path.relative_to(path.parts[0]) if len(path.parts) > 1 else path
+    padded = [f"{int(path.stem):06d}"] if path.stem.isdecimal() else []
+    return [path.stem, path.name, str(class_path.with_suffix("")), str(class_path), *padded]
 
 
-def _find_arrays(paths: Sequence[str], source: Path) -> dict[str, Path]:
-    """Return the `.npy` of each image."""
-    by_name: dict[str, list[Path]] = {}
-    for file in sorted(source.rglob("*.npy")):
-        by_name.setdefault(file.name, []).append(file)
-    if not by_name:
+def _find_npy_files(image_paths: Sequence[str], authors_folder: Path) -> dict[str, Path]:
+    """Return the `.npy` file of each image."""
+    files_of_name: dict[str, list[Path]] = {}
+    for file in sorted(authors_folder.rglob("*.npy")):
+        files_of_name.setdefault(file.name, []).append(file)
+    if not files_of_name:
         raise DiffcapError(
-            f"{source}: no .npy files, no img.pkl, sc_img.pkl or nsc_img.pkl, and no single pickle there; check the folder."
+            f"{authors_folder}: no .npy files, no img.pkl, sc_img.pkl or nsc_img.pkl, and no single pickle there; check the folder."
         )
-    found: dict[str, Path] = {}
-    for path in paths:
-        folders = {f"{_prefix(path)}features", PurePosixPath(path).parent.name}
-        for name in _array_names(path):
-            files = by_name.get(name, [])
-            files = [file for file in files if file.parent.name in folders] or files
+    npy_files: dict[str, Path] = {}
+    for image_path in image_paths:
+        path = PurePosixPath(image_path)
+        likely_folders = {f"{_prefix_of(image_path)}features", path.parent.name}
+        padded = [f"{int(path.stem):06d}{path.suffix}.npy"] if path.stem.isdecimal() else []
+        for name in (f"{path.name}.npy", *padded, f"{path.stem}.npy"):
+            files = files_of_name.get(name, [])
+            files = [file for file in files if file.parent.name in likely_folders] or files
             if len(files) == 1:
-                found[path] = files[0]
+                npy_files[image_path] = files[0]
                 break
             if len(files) > 1:
-                raise DiffcapError(f"{source}: {len(files)} files are named {name}; keep one of them.")
-    _refuse_missing([path for path in paths if path not in found], len(paths), source)
-    return found
+                raise DiffcapError(f"{authors_folder}: {len(files)} files are named {name}; keep one of them.")
+    _refuse_missing([path for path in image_paths if path not in npy_files], len(image_paths), authors_folder)
+    return npy_files
 
 
-def _array_names(path: str) -> list[str]:
-    """Return the possible names of an image's `.npy`."""
-    image = PurePosixPath(path)
-    padded = [f"{int(image.stem):06d}{image.suffix}.npy"] if image.stem.isdecimal() else []
-    return [f"{image.name}.npy", *padded, f"{image.stem}.npy"]
-
-
-def _to_map(array: Any, where: str) -> Array:
-    """Convert an array of one of the three shapes above to (C, h, w)."""
+def _to_feature_map(array: Any, place: str) -> Array:
+    """Convert an array of one of the three shapes above to (C, h, w); `place` of the array is for messages."""
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiu":
-        raise DiffcapError(f"{where}: expected numbers, found {type(array).__name__}; fetch the file again.")
+        raise DiffcapError(f"{place}: expected numbers, found {type(array).__name__}; fetch the file again.")
     if array.ndim == 4 and len(array) == 1:
         array = array[0]
     if array.ndim == 2 and math.isqrt(array.shape[1]) ** 2 == array.shape[1]:
         array = array.reshape(len(array), math.isqrt(array.shape[1]), -1)
     if array.ndim != 3 or not array.size:
-        raise DiffcapError(f"{where}: features of {array.shape}, not (channels, rows, columns); fetch the file again.")
+        raise DiffcapError(f"{place}: features of {array.shape}, not (channels, rows, columns); fetch the file again.")
     return array
 
 
-def _refuse_missing(missing: list[str], count: int, where: Path) -> None:
-    if missing:
+def _refuse_missing(missing_images: list[str], num_images: int, place: Path) -> None:
+    if missing_images:
         raise DiffcapError(
-            f"{where}: {len(missing):,} of {count:,} images have no features there (first {', '.join(missing[:3])}); fetch "
-            "the missing ones, or remove these pairs from the dataset."
+            f"{place}: {len(missing_images):,} of {num_images:,} images have no features there (first "
+            f"{', '.join(missing_images[:3])}); fetch the missing ones, or remove these pairs from the dataset."
         )

@@ -2,16 +2,15 @@
 
 | library | `network` | layer (option `stage`) | default weights |
 |---|---|---|---|
-| `torchvision` | name of a classifier | name of a node, required: `layer3`, `features.28` | `IMAGENET1K_V1` (two have only SWAG's) |
-| `open_clip` | `NAME` or `NAME:TAG` | number of a block; null: the last | TAG; without: `openai` if there is one, else the first tag |
+| `torchvision` | name of a classifier | name of a node, required: `layer3`, `features.28` | `IMAGENET1K_V1` |
+| `open_clip` | `NAME` or `NAME:TAG` | number of a block; null: the last | those of TAG, else of `openai`, else of the first tag |
 | `timm` | name of a model | number of a block; null: the last | those of the tag in the name |
 | `pixels` | null | null | none; the features are the image itself, resized to `image_size` and stored as uint8 |
-| a dataset or method with a `network` | null | null | dataset: those that ship with the package; method: none |
+| name of a dataset or method with a network | null | null | dataset: those that ship with the package; method: none |
 
 `resnet101` gives 1024 x 14 x 14 at `layer3` and 2048 x 7 x 7 at `layer4`.
-
 The activation, mean and standard deviation are always those of the default weights, even if `weights` is a file or "random".
-The whole image is resized as diffcap does, not as the library does, see `ResizeNormalize`.
+An image is always resized as a whole, with diffcap's `ResizeNormalize` instead of the library's preprocessing.
 """
 
 import json
@@ -32,41 +31,41 @@ from diffcap.datasets.registry import datasets
 from diffcap.features.preprocessing import ResizeNormalize, ResizeOnly, ShrinkLongestSide
 from diffcap.features.weights import (
     OFFLINE_HINT,
-    WEIGHTS,
-    clip_weights,
+    WEIGHTS_VARIABLE,
     describe_clip,
     download,
+    find_clip_weights,
+    load_pretrained_clip,
     load_weights,
-    pretrained_clip,
     read_state_dict,
     state_hash,
 )
 from diffcap.registry import import_object, methods
 from diffcap.utils.errors import DiffcapError
 
-_OPTION = "--backbone-weights"  # of the commands that caption images
+_WEIGHTS_OPTION = "--backbone-weights"  # of the commands that caption images
 
 
 @cache
-def own_networks() -> dict[str, str]:
-    """Return the import path of the function that builds the network of each dataset and method that has one, by its name."""
-    networks = {name: dataset.network for name, dataset in datasets().items()}
-    networks |= {name: method.network for name, method in methods().items()}
-    return {name: path for name, path in networks.items() if path}
+def own_builders() -> dict[str, str]:
+    """Return the datasets and methods with a network of their own -> import path of the function that builds the network."""
+    builders = {name: dataset.network for name, dataset in datasets().items()}
+    builders |= {name: method.network for name, method in methods().items()}
+    return {name: import_path for name, import_path in builders.items() if import_path}
 
 
-def libraries() -> tuple[str, ...]:
+def library_names() -> tuple[str, ...]:
     """Return the names of all libraries."""
-    return ("torchvision", "open_clip", "timm", *own_networks(), "pixels")
+    return ("torchvision", "open_clip", "timm", *own_builders(), "pixels")
 
 
 class Backbone(nn.Module):
     """A frozen network and its preprocessing.
 
     Args:
-        trunk: preprocessed images (B, 3, H, W) to a feature map (B, C, h, w).
+        trunk: network from preprocessed images (B, 3, H, W) to a feature map (B, C, h, w).
         preprocess: RGB image to (3, H, W) float32: normalised, or for `pixels` whole numbers from 0 to 255.
-        description: JSON values that identify the network, see `describe`.
+        description: JSON values that identify the network, such as its library, name and layer.
         pool_size: (h, w) of an adaptive average pooling of the map; None: no pooling.
     """
 
@@ -123,22 +122,23 @@ def build_backbone(
     """Build a backbone. The extraction stage has `layer` as its option `stage`, and `pool_size` as `pool`.
 
     Args:
-        network: its name in the library; None for pixels, and for the library of a dataset or a method.
-        layer: the layer that gives the map, see the table above. None: the last layer; not allowed for torchvision.
+        library, network, layer: as in the table at the top; the layer gives the feature map.
         weights: "default" (downloaded by the library), "random" (seed 0, for tests), or the path of a weights file.
         pool_size: rows and columns of the map after average pooling; None: no pooling.
         image_size: height and width of `pixels` and of the input of a torchvision network, by default (224, 224).
         image_std: standard deviations of R, G, B from 0 to 1 for a torchvision network; by default those of its weights.
     """
-    if library not in libraries():
-        raise DiffcapError(f"The library {library} of the backbone is unknown; choose one of {', '.join(libraries())}.")
-    for option, value, users in (
+    if library not in library_names():
+        raise DiffcapError(
+            f"The library {library} of the backbone is unknown; choose one of {', '.join(library_names())}."
+        )
+    for option, value, libraries in (
         ("image_size", image_size, ("pixels", "torchvision")),
         ("image_std", image_std, ("torchvision",)),
     ):
-        if value is not None and library not in users:
-            raise DiffcapError(f"--model.{option} is only for {' and '.join(users)}, not for {library}: remove it.")
-    size = None if image_size is None else (image_size[0], image_size[1])
+        if value is not None and library not in libraries:
+            raise DiffcapError(f"--model.{option} is only for {' and '.join(libraries)}, not for {library}: remove it.")
+    size = None if image_size is None else (image_size[0], image_size[1])  # a tuple also if the caller gave a list
     if library == "pixels":
         if weights != "default" or network is not None or layer is not None or pool_size is not None:
             raise DiffcapError(
@@ -146,18 +146,18 @@ def build_backbone(
                 "training, as WEIGHTS=FILE."
             )
         return Backbone(nn.Identity(), ResizeOnly(size or (224, 224)), {"library": library, "dtype": "uint8"})
-    if library not in own_networks() and not network:
+    if library not in own_builders() and not network:
         raise DiffcapError(f"--model.network is missing: give the name of a network of {library}.")
-    name = network or ""
+    name = network or ""  # "" for the network of a dataset or method
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the libraries warn about weights that are replaced below
         torch.manual_seed(0)  # the same "random" weights on every rank and in every run
-        if library in own_networks():
-            trunk, preprocess = import_object(own_networks()[library])(weights)
+        if library in own_builders():
+            trunk, preprocess = import_object(own_builders()[library])(weights)
         else:
-            build = {"torchvision": _torchvision, "open_clip": _open_clip, "timm": _timm}[library]
-            trunk = build(name, layer, weights)
-            preprocess = preprocessing_of(library, name)
+            builders = {"torchvision": _build_torchvision, "open_clip": _build_open_clip, "timm": _build_timm}
+            trunk = builders[library](name, layer, weights)
+            preprocess = find_preprocessing(library, name)
     if size is not None:
         preprocess = replace(preprocess, size=size)
     if image_std is not None:
@@ -168,17 +168,17 @@ def build_backbone(
     return Backbone(trunk, preprocess, description, (pool_size[0], pool_size[1]) if pool_size else None)
 
 
-def preprocessing_of(library: str, network: str) -> ResizeNormalize:
-    """Return the preprocessing of a network's weights in the metadata of torchvision, open_clip or timm; builds no network."""
+def find_preprocessing(library: str, network: str) -> ResizeNormalize:
+    """Return the preprocessing for a network's default weights, by the metadata of the library, without building the network."""
     if library == "torchvision":
-        if network in _TRANSFORM_INPUT:
+        if network in _NETWORKS_THAT_RESCALE:
             return ResizeNormalize(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
         transforms = _torchvision_weights(network).transforms()
         return ResizeNormalize(mean=tuple(transforms.mean), std=tuple(transforms.std))
     if library == "open_clip":
         import open_clip
 
-        name, _, settings = clip_weights(network)
+        name, _, settings = find_clip_weights(network)
         settings = settings or {"mean": open_clip.OPENAI_DATASET_MEAN, "std": open_clip.OPENAI_DATASET_STD}
         size = open_clip.get_model_config(name)["vision_cfg"]["image_size"]
         height, width = size if isinstance(size, list | tuple) else (size, size)
@@ -190,9 +190,8 @@ def preprocessing_of(library: str, network: str) -> ResizeNormalize:
     return ResizeNormalize((height, width), tuple(settings["mean"]), tuple(settings["std"]), antialias=True)
 
 
-# With torchvision's own weights, these networks convert their input from ImageNet's mean and std to values from -1 to 1. Here this
-# is part of the preprocessing, so that the features' description contains it, and it also applies to weights from a file.
-_TRANSFORM_INPUT = ("googlenet", "inception_v3")
+# torchvision converts the input of these networks to values from -1 to 1, for its own weights only. Here the preprocessing does that.
+_NETWORKS_THAT_RESCALE = ("googlenet", "inception_v3")
 
 
 def _torchvision_weights(network: str) -> Any:
@@ -201,12 +200,12 @@ def _torchvision_weights(network: str) -> Any:
 
     if network not in models.list_models(module=models):
         raise DiffcapError(f"torchvision has no classifier {network!r}; `torchvision.models.list_models()` lists them.")
-    # V1, because SCORER and DIRL used it; torchvision's `DEFAULT` is V2 now. vit_h_14 and regnet_y_128gf have no V1.
+    # V1, because SCORER and DIRL used it; torchvision's `DEFAULT` is V2 now. Only vit_h_14 and regnet_y_128gf have no V1.
     members = models.get_model_weights(network).__members__
     return members.get("IMAGENET1K_V1") or members["IMAGENET1K_SWAG_LINEAR_V1"]
 
 
-def _torchvision(network: str, layer: str | int | None, weights: str) -> nn.Module:
+def _build_torchvision(network: str, layer: str | int | None, weights: str) -> nn.Module:
     from torchvision import models
     from torchvision.models.feature_extraction import create_feature_extractor, get_graph_node_names
 
@@ -217,7 +216,7 @@ def _torchvision(network: str, layer: str | int | None, weights: str) -> nn.Modu
         classifier = download(network, default_weights.url, lambda: models.get_model(network, weights=default_weights))
     else:
         classifier = models.get_model(network, weights=None)
-    if network in _TRANSFORM_INPUT:
+    if network in _NETWORKS_THAT_RESCALE:
         classifier.transform_input = False
     try:
         trunk = create_feature_extractor(classifier.eval(), {str(layer): "map"})
@@ -229,7 +228,7 @@ def _torchvision(network: str, layer: str | int | None, weights: str) -> nn.Modu
         ) from None
     if weights not in ("default", "random"):
         state = read_state_dict(weights)
-        # torchvision renames the parameters of some of its files (densenet121, vit_b_16); other files are used as they are.
+        # torchvision renames the parameters in some of its files (densenet121, vit_b_16). If that fails, the names stay.
         with suppress(Exception), patch.object(type(default_weights), "get_state_dict", lambda *_, **__: dict(state)):
             state = models.get_model(network, weights=default_weights).state_dict()
         load_weights(trunk, state, weights)
@@ -237,33 +236,33 @@ def _torchvision(network: str, layer: str | int | None, weights: str) -> nn.Modu
 
 
 class _SingleOutput(nn.Module):
-    """Returns the only map of a torchvision feature extractor, whose output is a dict."""
+    """Returns the feature map from the dict that a torchvision feature extractor returns."""
 
     def __init__(self, extractor: nn.Module) -> None:
         super().__init__()
-        self.extractor = extractor  # its name is part of the hash of the weights
+        self.extractor = extractor  # the attribute's name is part of the hash of the weights
 
     def forward(self, images: Tensor) -> Tensor:
         return self.extractor(images)["map"]
 
 
-def _open_clip(network: str, layer: str | int | None, weights: str) -> nn.Module:
+def _build_open_clip(network: str, layer: str | int | None, weights: str) -> nn.Module:
     import open_clip
     from open_clip.convert import convert_state_dict
 
-    name, _, settings = clip_weights(network, from_file=weights not in ("default", "random"))
+    name, _, settings = find_clip_weights(network, from_file=weights not in ("default", "random"))
     if weights == "default":
-        model = pretrained_clip(network)
+        model = load_pretrained_clip(network)
     else:
-        quick = bool(settings.get("quick_gelu"))
-        model = open_clip.create_model(name, pretrained=None, load_weights=False, force_quick_gelu=quick)
-    visual = model.visual
+        quick_gelu = bool(settings.get("quick_gelu"))
+        model = open_clip.create_model(name, pretrained=None, load_weights=False, force_quick_gelu=quick_gelu)
+    image_encoder = model.visual
     if weights not in ("default", "random"):
         state = convert_state_dict(model, read_state_dict(weights))
-        tower = {name.removeprefix("visual."): value for name, value in state.items() if name.startswith("visual.")}
-        load_weights(visual, tower or state, weights)
-    # The tokens pass the tower's final LayerNorm, as the class token does.
-    return _Intermediate(visual, layer, "open_clip", normalize_intermediates=True)
+        visual_state = {key.removeprefix("visual."): value for key, value in state.items() if key.startswith("visual.")}
+        load_weights(image_encoder, visual_state or state, weights)
+    # Like the class token, the other tokens pass the encoder's final LayerNorm.
+    return _IntermediateMap(image_encoder, layer, "open_clip", normalize_intermediates=True)
 
 
 def _timm_settings(network: str) -> dict[str, Any]:
@@ -276,12 +275,12 @@ def _timm_settings(network: str) -> dict[str, Any]:
         settings = models.get_pretrained_cfg(network)
     except RuntimeError:  # unknown tag
         name, _, tag = network.partition(".")
-        known_tags = ", ".join(model.partition(".")[2] for model in models.list_pretrained(f"{name}.*"))
-        raise DiffcapError(f"timm has no weights {tag!r} of {name}; choose one of {known_tags or 'no tags'}.") from None
+        tags = ", ".join(model.partition(".")[2] for model in models.list_pretrained(f"{name}.*"))
+        raise DiffcapError(f"timm has no weights {tag!r} of {name}; choose one of {tags or 'no tags'}.") from None
     return settings.to_dict() if settings else {}
 
 
-def _timm(network: str, layer: str | int | None, weights: str) -> nn.Module:
+def _build_timm(network: str, layer: str | int | None, weights: str) -> nn.Module:
     import timm
 
     settings = _timm_settings(network)
@@ -290,27 +289,27 @@ def _timm(network: str, layer: str | int | None, weights: str) -> nn.Module:
         file = settings.get("hf_hub_filename") or "model.safetensors"
         url = f"https://huggingface.co/{repository}/resolve/main/{file}" if repository else settings.get("url")
         if not url:
-            raise DiffcapError(f"timm has no weights for {network}; give a file as {WEIGHTS}=PATH.")
+            raise DiffcapError(f"timm has no weights for {network}; give a file as {WEIGHTS_VARIABLE}=PATH.")
         model = download(network, url, lambda: timm.create_model(network, pretrained=True, num_classes=0))
     else:
         model = timm.create_model(network, pretrained=False, num_classes=0)
     if weights not in ("default", "random"):
         state = read_state_dict(weights)
-        # timm renames the parameters of the authors' files; other files are used as they are.
+        # timm renames the parameters in files of a network's authors. If that fails, the names stay.
         with suppress(Exception):
             overlay = {"state_dict": dict(state)}
             converted = timm.create_model(network, pretrained=True, pretrained_cfg_overlay=overlay).state_dict()
-            # timm also resamples a `pos_embed` of another size. A file with this network's names stays, and is refused below. (With
-            # other names, a size may differ: DINOv2's `pos_embed` has the class token, which timm adds to `cls_token`.)
-            wanted = model.state_dict()
-            if wanted.keys() - state.keys() or all(state[name].numel() == wanted[name].numel() for name in wanted):
+            # timm also resamples a `pos_embed` of another size. But if the file has timm's names and such a size, it is not converted, so
+            # that `load_weights` refuses it. (DINOv2's file has other names; its `pos_embed` is larger by the class token.)
+            expected = model.state_dict()
+            if expected.keys() - state.keys() or all(state[key].numel() == expected[key].numel() for key in expected):
                 state = converted
         load_weights(model, state, weights)
-    return _Intermediate(model, layer, "timm")
+    return _IntermediateMap(model, layer, "timm")
 
 
-class _Intermediate(nn.Module):
-    """The map of one layer, without class tokens, by `forward_intermediates` of timm and open_clip."""
+class _IntermediateMap(nn.Module):
+    """Returns the feature map of one layer, without class tokens, by `forward_intermediates` of timm and open_clip."""
 
     def __init__(self, network: nn.Module, layer: str | int | None, library: str, **options: bool) -> None:
         super().__init__()
@@ -334,11 +333,11 @@ class _Intermediate(nn.Module):
         return maps[-1]
 
 
-def backbone_of(meta: Mapping[str, Any], weights: str | None = None) -> Backbone:
-    """Build the backbone that `meta` of a store or a checkpoint describes; `weights`: a file instead of the library's default."""
+def rebuild_backbone(meta: Mapping[str, Any], weights: str | None = None) -> Backbone:
+    """Build the backbone that the `meta` of a store or a checkpoint describes; `weights`: a file instead of the default weights."""
     library: Any = meta.get("library")
     name = meta.get("network") or library
-    if library not in libraries():
+    if library not in library_names():
         raise DiffcapError(
             f"the captioner's features were computed by {library!r:.40}, not by a backbone of diffcap, so it cannot caption "
             "images; caption a feature store with `diffcap eval`."
@@ -353,44 +352,44 @@ def backbone_of(meta: Mapping[str, Any], weights: str | None = None) -> Backbone
     try:
         backbone = build_backbone(
             library,
-            _clip_name(meta) if library == "open_clip" and (weights or "tag" in meta) else meta.get("network"),
+            _open_clip_network(meta) if library == "open_clip" and (weights or "tag" in meta) else meta.get("network"),
             meta.get("stage"),
             weights if weights is not None and library != "pixels" else "default",
             (pool[0], pool[1]) if pool else None,
             (size[0], size[1]) if size else None,
             (std[0], std[1], std[2]) if std else None,
         )
-    except DiffcapError as error:  # its message has the variables of the extraction stage
-        raise DiffcapError(str(error).replace(OFFLINE_HINT, "").replace(WEIGHTS, _OPTION)) from None
+    except DiffcapError as error:  # its message is written for `make extract`
+        raise DiffcapError(str(error).replace(OFFLINE_HINT, "").replace(WEIGHTS_VARIABLE, _WEIGHTS_OPTION)) from None
     description = json.loads(json.dumps(backbone.describe()))
     for key in ("preprocessing", "pool", "quick_gelu", "weights_sha256"):
         if key == "weights_sha256" and meta.get(key) is None:
-            continue  # an imported captioner; the hash is unknown
+            continue  # the hash of an imported captioner's backbone is unknown
         if description.get(key) != meta.get(key):
             fault = {"weights_sha256": "other weights", "quick_gelu": "another activation"}.get(key, f"another {key}")
             raise DiffcapError(
                 f"the captioner was trained on features of {name} with {fault}; give the file of its backbone's weights as "
-                f"{_OPTION} FILE, or use the version of diffcap that trained it."
+                f"{_WEIGHTS_OPTION} FILE, or use the version of diffcap that trained it."
             )
     return backbone
 
 
-def _clip_name(meta: Mapping[str, Any]) -> str:
-    """Return the open_clip network of a store as NAME:TAG. If the store has no tag (weights from a file): any tag with its settings."""
+def _open_clip_network(meta: Mapping[str, Any]) -> str:
+    """Return the open_clip network of a store as NAME:TAG; for weights from a file, any tag with the activation and preprocessing."""
     import open_clip
 
     name = meta["network"]
     tags = [meta["tag"]] if "tag" in meta else open_clip.list_pretrained_tags_by_model(name)
     for network in (f"{name}:{tag}" for tag in tags):
-        preprocessing = json.loads(json.dumps(preprocessing_of("open_clip", network).describe()))
+        preprocessing = json.loads(json.dumps(find_preprocessing("open_clip", network).describe()))
         if (describe_clip(network).get("quick_gelu"), preprocessing) == (meta.get("quick_gelu"), meta["preprocessing"]):
             return network
     return name
 
 
 @torch.no_grad()
-def features_of(backbone: Backbone, images: Tensor, meta: Mapping[str, Any]) -> Tensor:
-    """Compute features of preprocessed images (B, 3, H, W) with the values and the type that a store would return.
+def compute_features(backbone: Backbone, images: Tensor, meta: Mapping[str, Any]) -> Tensor:
+    """Compute features of preprocessed images (B, 3, H, W), with the values and the type that a store with `meta` returns.
 
     Returns:
         (B, C, h, w) float32, rounded to float16; uint8 for pixels.
@@ -399,9 +398,9 @@ def features_of(backbone: Backbone, images: Tensor, meta: Mapping[str, Any]) -> 
     if list(features.shape[1:]) != list(meta["shape"]):
         raise DiffcapError(
             f"the features of {meta.get('network') or meta['library']} have shape {tuple(features.shape[1:])}, the captioner "
-            f"was trained on {tuple(meta['shape'])}; give the backbone's own weights as {_OPTION} FILE."
+            f"was trained on {tuple(meta['shape'])}; give the backbone's own weights as {_WEIGHTS_OPTION} FILE."
         )
     if meta.get("dtype") == "uint8":
         return features.round().clamp(0, 255).to(torch.uint8)
-    largest = torch.finfo(torch.float16).max
-    return features.clamp(-largest, largest).half().float()
+    float16_max = torch.finfo(torch.float16).max
+    return features.clamp(-float16_max, float16_max).half().float()

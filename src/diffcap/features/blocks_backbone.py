@@ -2,8 +2,8 @@
 
 The features of a 128 x 96 image are 107 channels on a grid of 4 x 6 cells. A cell has 24 x 24 pixels; the outer columns extend
 8 pixels beyond the image. The channels are probabilities, not embeddings: they hardly depend on viewpoint and light, and one
-linear layer (IDC-PCL's) can read the scene from them. The network detects an object in the cell of the centre of its visible
-pixels. Then the object is distributed over the neighbouring cells by bilinear weights (`BlocksNetwork.values`).
+linear layer (IDC-PCL's) can read the scene from them. The network detects an object in the cell with the centre of its visible
+pixels. Then bilinear weights distribute the object over the neighbouring cells (`BlocksNetwork.compute_channels`).
 
 | channels | value of a cell, times the object's weight in the cell |
 |---|---|
@@ -21,18 +21,18 @@ import torch
 from torch import Tensor, nn
 
 from diffcap.features.preprocessing import ResizeNormalize
-from diffcap.features.weights import conv_block, with_weights
+from diffcap.features.weights import conv_block, load_shipped_or_file
 
-SHIPPED = Path(__file__).with_name("blocks_backbone.safetensors")
+SHIPPED_FILE = Path(__file__).with_name("blocks_backbone.safetensors")
 WIDTH, HEIGHT = 128, 96
-ROWS, COLUMNS, CELL = 4, 6, 24
+ROWS, COLUMNS, CELL = 4, 6, 24  # number of rows and columns of cells; width and height of a cell in pixels
 MARGIN = (COLUMNS * CELL - WIDTH) // 2  # pixels by which the grid extends beyond the image on the left and on the right
 
-# Number of values of each attribute, in the order of `worlds.blocks`.
+# Number of values of each attribute.
 COLORS, SHAPES, MATERIALS, SIZES = 8, 3, 2, 2
-# Predicted probabilities -> number of values. "solid": shape, material and size together. "ninth": which of the 3 x 3 parts of
-# the cell holds the object's centre (an auxiliary target). "share": fraction of the cell's pixels with each color.
-GROUPS = {
+# Groups of probabilities that the network predicts for a cell -> number of probabilities. "solid": shape, material and size together.
+# "ninth": which of the 3 x 3 parts of the cell has the object's centre (for training only). "share": fraction of pixels by color.
+GROUP_SIZES = {
     "color": COLORS,
     "shape": SHAPES,
     "material": MATERIALS,
@@ -44,10 +44,10 @@ GROUPS = {
     "ninth": 9,
     "share": COLORS,
 }
-PROBABILITIES = sum(GROUPS.values())
-HEAD = PROBABILITIES + 2 * COLORS  # output channels of the last convolution: probabilities and offsets
-CHANNELS = COLORS * (4 + SHAPES + MATERIALS + SIZES) + SHAPES + MATERIALS + SIZES + GROUPS["solid"]
-# It gives values from about -2 to 2.
+NUM_PROBABILITIES = sum(GROUP_SIZES.values())
+HEAD_CHANNELS = NUM_PROBABILITIES + 2 * COLORS  # output channels of the last convolution: probabilities and offsets
+NUM_CHANNELS = COLORS * (4 + SHAPES + MATERIALS + SIZES) + SHAPES + MATERIALS + SIZES + GROUP_SIZES["solid"]
+# Normalised values are from about -2 to 2.
 PREPROCESSING = ResizeNormalize((HEIGHT, WIDTH), (0.5, 0.5, 0.5), (0.25, 0.25, 0.25), antialias=True)
 
 
@@ -72,64 +72,63 @@ class BlocksNetwork(nn.Module):
     def __init__(self, norm: bool = False) -> None:
         super().__init__()
         self.stem = nn.Sequential(
-            conv_block(3, 24, 4, 2, 1, norm),  # (B, 24, 48, 64)
+            conv_block(3, 24, 4, 2, 1, norm),  # channels in, out, kernel, stride, padding; gives (B, 24, 48, 64)
             conv_block(24, 40, 4, 2, 1, norm),  # (B, 40, 24, 32)
             conv_block(40, 64, 4, 2, 1, norm),  # (B, 64, 12, 16)
         )
         self.body = nn.Sequential(conv_block(64, 64, 3, 1, 1, norm), conv_block(64, 64, 3, 1, 1, norm))
-        # A cell has 3 x 3 blocks of 8 x 8 pixels; the kernel also covers one more block on every side.
+        # A cell has 3 x 3 squares of 8 x 8 pixels; the kernel covers 5 x 5, one more on every side.
         self.cells = conv_block(64, 128, 5, 3, (1, 2), norm)  # (B, 128, 4, 6)
-        self.head = nn.Conv2d(128, HEAD, 1)
+        self.head = nn.Conv2d(128, HEAD_CHANNELS, 1)
         x, y = cell_centers()
         centers = torch.stack([x.expand(ROWS, COLUMNS), y[:, None].expand(ROWS, COLUMNS)])  # (2, 4, 6)
         self.register_buffer("centers", centers.repeat_interleave(COLORS, 0), persistent=False)
-        self.register_buffer("mean", torch.zeros(CHANNELS))
-        self.register_buffer("scale", torch.ones(CHANNELS))
+        self.register_buffer("mean", torch.zeros(NUM_CHANNELS))
+        self.register_buffer("scale", torch.ones(NUM_CHANNELS))
 
-    def blocks(self, images: Tensor) -> Tensor:
-        """Images (B, 3, 96, 128) to hidden features of each block of 8 x 8 pixels, (B, 64, 12, 16)."""
-        inner = self.stem(images.contiguous(memory_format=torch.channels_last))  # twice as fast on a CPU
-        return inner + self.body(inner)
+    def hidden_features(self, images: Tensor) -> Tensor:
+        """Images (B, 3, 96, 128) to hidden features of each square of 8 x 8 pixels, (B, 64, 12, 16)."""
+        stem_output = self.stem(images.contiguous(memory_format=torch.channels_last))  # twice as fast on a CPU
+        return stem_output + self.body(stem_output)
 
-    def raw(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits of `GROUPS` (B, 100, 4, 6), and positions (B, 16, 4, 6) in -1 ... 1: x, then y, of each color's object."""
-        out = self.head(self.cells(blocks))
-        logits, offsets = out.split([PROBABILITIES, 2 * COLORS], dim=1)
+    def predict(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits of `GROUP_SIZES` (B, 100, 4, 6), and positions (B, 16, 4, 6) in -1 ... 1: x, then y, of each color's object."""
+        logits, offsets = self.head(self.cells(hidden)).split([NUM_PROBABILITIES, 2 * COLORS], dim=1)
         return logits, self.centers + offsets * 0.25  # a cell is 0.375 wide and 0.5 high
 
-    def values(self, logits: Tensor, positions: Tensor) -> Tensor:
-        """Compute the channels before scaling, (B, 107, 4, 6), from the outputs of `raw`.
+    def compute_channels(self, logits: Tensor, positions: Tensor) -> Tensor:
+        """Compute the channels before scaling, (B, 107, 4, 6), from the outputs of `predict`.
 
         Each object is distributed over the cells around its position. The weight of a cell decreases linearly with the
         distance of its centre, from 1 to 0 over one cell's width and height. So a small movement of the camera changes the
         features only a little, also if an object crosses the border of a cell.
         """
-        parts = dict(zip(GROUPS, logits.sigmoid().split(list(GROUPS.values()), dim=1)))
-        color = parts["color"]  # (B, 8, 4, 6)
+        groups = dict(zip(GROUP_SIZES, logits.sigmoid().split(list(GROUP_SIZES.values()), dim=1)))
+        color = groups["color"]  # (B, 8, 4, 6)
         by_color = torch.stack(
             [
                 color,
-                *parts["color_shape"].unflatten(1, (COLORS, SHAPES)).unbind(2),
-                *parts["color_material"].unflatten(1, (COLORS, MATERIALS)).unbind(2),
-                *parts["color_size"].unflatten(1, (COLORS, SIZES)).unbind(2),
+                *groups["color_shape"].unflatten(1, (COLORS, SHAPES)).unbind(2),
+                *groups["color_material"].unflatten(1, (COLORS, MATERIALS)).unbind(2),
+                *groups["color_size"].unflatten(1, (COLORS, SIZES)).unbind(2),
             ],
             2,
         )  # (B, 8, 8, 4, 6)
         x, y = positions.unflatten(1, (2, COLORS)).unbind(1)  # (B, 8, 4, 6)
-        weights, dx, dy = self._bilinear_weights(x, y)  # (B, 8, 24, 24): from cell, to cell
+        weights, dx, dy = self._bilinear_weights(x, y)  # (B, 8, 24, 24): from cell i with the detection, to cell j
         color_values = torch.einsum("bcgi,bcij->bcgj", by_color.flatten(3), weights)
         offsets = [torch.einsum("bci,bcij->bcj", color.flatten(2), weights * distance) for distance in (dx, dy)]
-        # The groups without color use the mean position of the cell's objects.
-        mean_of_colors = color / color.sum(1, keepdim=True).clamp(min=1e-6)
-        mean_x, mean_y = ((mean_of_colors * position).sum(1, keepdim=True) for position in (x, y))
+        # The groups without color use the mean position of the cell's objects, weighted by the probabilities of the colors.
+        color_shares = color / color.sum(1, keepdim=True).clamp(min=1e-6)
+        mean_x, mean_y = ((color_shares * position).sum(1, keepdim=True) for position in (x, y))
         weights, _, _ = self._bilinear_weights(mean_x, mean_y)
-        colorless = torch.cat([parts[name] for name in ("shape", "material", "size", "solid")], 1)  # (B, 19, 4, 6)
+        colorless = torch.cat([groups[name] for name in ("shape", "material", "size", "solid")], 1)  # (B, 19, 4, 6)
         colorless = torch.einsum("bgi,bij->bgj", colorless.flatten(2), weights[:, 0])
-        values = torch.cat([color_values.flatten(1, 2), *offsets, colorless, parts["share"].flatten(2)], 1)
+        values = torch.cat([color_values.flatten(1, 2), *offsets, colorless, groups["share"].flatten(2)], 1)
         return values.unflatten(2, (ROWS, COLUMNS))
 
     def _bilinear_weights(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Weights of all cells for objects at (x, y), (B, n, 4, 6), and their distances in cells, (B, n, 24, 24) each."""
+        """Weights of all 24 cells for objects at (x, y), (B, n, 4, 6), and the distances in cells, (B, n, 24, 24) each."""
         center_x, center_y = (self.centers[index].flatten() for index in (0, COLORS))  # (24,) each
         dx = (x.flatten(2)[..., None] - center_x) / (2 * CELL / WIDTH)
         dy = (y.flatten(2)[..., None] - center_y) / (2 * CELL / HEIGHT)
@@ -137,10 +136,10 @@ class BlocksNetwork(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Images (B, 3, 96, 128) to features (B, 107, 4, 6); each channel has zero mean and unit variance."""
-        values = self.values(*self.raw(self.blocks(images)))
-        return (values - self.mean.view(-1, 1, 1)) / self.scale.view(-1, 1, 1)
+        channels = self.compute_channels(*self.predict(self.hidden_features(images)))
+        return (channels - self.mean.view(-1, 1, 1)) / self.scale.view(-1, 1, 1)
 
 
 def build(weights: str) -> tuple[BlocksNetwork, ResizeNormalize]:
-    """The network and its preprocessing, see `Backbone`."""
-    return with_weights(BlocksNetwork(), weights, SHIPPED), PREPROCESSING
+    """Return the network and its preprocessing; `weights`: "default", "random" or a file."""
+    return load_shipped_or_file(BlocksNetwork(), weights, SHIPPED_FILE), PREPROCESSING

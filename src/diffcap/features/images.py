@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from diffcap.features.preprocessing import load_image
-from diffcap.features.store import Rows
+from diffcap.features.store import RowNumbers
 from diffcap.records import ChangePair
 from diffcap.utils.cores import available_cores
 from diffcap.utils.errors import DiffcapError
-from diffcap.utils.image_io import Values
+from diffcap.utils.image_io import ValueRange
 
 
 def unique_images(pairs: Iterable[ChangePair]) -> list[str]:
@@ -28,38 +28,38 @@ def unique_images(pairs: Iterable[ChangePair]) -> list[str]:
 class ImageBatch:
     """A batch of images."""
 
-    rows: Tensor  # (B,) int64, row of each image in the store
+    rows: Tensor  # (B,) int64, number of each image's row in the feature store
     images: Tensor  # (B, 3, H, W), preprocessed
-    problems: list[str]  # error messages of the wanted images that could not be read and are not in the batch
+    problems: list[str]  # error messages about wanted images that could not be read and are not in the batch
 
 
 @dataclass
-class _Batches(Dataset[ImageBatch]):
-    """Batches of images, with an error message for each unreadable image.
+class _ImageBatches(Dataset[ImageBatch]):
+    """Batches of images. An unreadable image gives an error message instead of an exception.
 
-    With an exception, the other images would not be read, the other ranks would wait, and the worker's traceback would be printed.
+    An exception would stop the process that decodes the images: the other images would not be read, and the other ranks would wait.
     """
 
-    batches: list[Rows]
-    wanted: set[int]
-    files: Sequence[Path]
+    row_batches: list[RowNumbers]  # of the images of each batch
+    wanted_rows: set[int]
+    image_files: Sequence[Path]  # of all rows
     preprocess: Callable[[Image.Image], Tensor]
-    ranges: Mapping[Path, Values]
+    value_ranges: Mapping[Path, ValueRange]  # of the image files with more than 8 bits
 
     def __len__(self) -> int:
-        return len(self.batches)
+        return len(self.row_batches)
 
     def __getitem__(self, index: int) -> ImageBatch:
         rows = []
         images = []
         problems = []
-        for row in self.batches[index].tolist():
+        for row in self.row_batches[index].tolist():
             try:
-                file = self.files[row]
-                images.append(self.preprocess(load_image(file, values=self.ranges.get(file))))
+                file = self.image_files[row]
+                images.append(self.preprocess(load_image(file, value_range=self.value_ranges.get(file))))
                 rows.append(row)
             except DiffcapError as error:
-                if row in self.wanted:
+                if row in self.wanted_rows:
                     problems.append(str(error))
         stacked = torch.stack(images) if images else torch.empty(0)
         return ImageBatch(torch.tensor(rows, dtype=torch.int64), stacked, problems)
@@ -84,44 +84,46 @@ class ImageData(pl.LightningDataModule):
 
     def assign(
         self,
-        rows: Rows,
-        files: Sequence[Path],
+        wanted_rows: RowNumbers,
+        image_files: Sequence[Path],
         preprocess: Callable[[Image.Image], Tensor],
-        ranges: Mapping[Path, Values] | None = None,
+        value_ranges: Mapping[Path, ValueRange] | None = None,
     ) -> None:
-        """Set the images to load: the wanted rows of the store, the image file of every row, and ranges as in `ChangePair.ranges`."""
-        self._rows = rows
-        self._files = list(files)
+        """Set the wanted rows of the store, the image files of all rows, and the value ranges of images with more than 8 bits."""
+        self._wanted_rows = wanted_rows
+        self._image_files = list(image_files)
         self._preprocess = preprocess
-        self._ranges = ranges or {}
+        self._value_ranges = value_ranges or {}
 
-    def batches(self) -> list[Rows]:
-        """Return the rows of each batch: k * batch_size to (k + 1) * batch_size, if at least one of them is wanted.
+    def row_batches(self) -> list[RowNumbers]:
+        """Return the rows of each batch. The whole store is cut into batches; those without a wanted row are left out.
 
         So an image is always in a batch with the same other images, for any number of ranks and after an interruption. This
         matters because the last bits of a convolution can depend on the size of the batch.
         """
-        all_rows = np.arange(len(self._files), dtype=np.int64)
-        return [all_rows[k * self.batch_size :][: self.batch_size] for k in np.unique(self._rows // self.batch_size)]
+        all_rows = np.arange(len(self._image_files), dtype=np.int64)
+        batch_numbers = np.unique(self._wanted_rows // self.batch_size)
+        return [all_rows[number * self.batch_size :][: self.batch_size] for number in batch_numbers]
 
     def predict_dataloader(self) -> DataLoader[ImageBatch]:
         """Return this rank's batches. Each batch belongs to one rank; a rank without batches gets an empty one."""
         rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
-        # On a rank without batches, Lightning skips the last hooks, in which the other ranks would wait for it.
-        rank_batches = self.batches()[rank::world_size] or [np.empty(0, dtype=np.int64)]
-        data = _Batches(rank_batches, set(self._rows.tolist()), self._files, self._preprocess, self._ranges)
-        return DataLoader(data, batch_size=None, num_workers=self.num_workers)
+        # Lightning skips the last hooks on a rank without batches, but the other ranks wait for it in these hooks.
+        rank_batches = self.row_batches()[rank::world_size] or [np.empty(0, dtype=np.int64)]
+        wanted_rows = set(self._wanted_rows.tolist())
+        dataset = _ImageBatches(rank_batches, wanted_rows, self._image_files, self._preprocess, self._value_ranges)
+        return DataLoader(dataset, batch_size=None, num_workers=self.num_workers)
 
     def transfer_batch_to_device(self, batch: ImageBatch, device: torch.device, dataloader_idx: int) -> ImageBatch:
         """Move the images to the device; the rows stay on the CPU, where the store is written."""
         return ImageBatch(batch.rows, batch.images.to(device, non_blocking=True), batch.problems)
 
 
-def image_stamps(files: Sequence[Path], ranges: Mapping[Path, Values] | None = None) -> list[str]:
-    """Return size and modification time of each file, and its range of values if `ranges` has it; "" for a missing file."""
+def file_stamps(files: Sequence[Path], value_ranges: Mapping[Path, ValueRange] | None = None) -> list[str]:
+    """Return size and time of each file ("2048 1700000000000000000"), and its value range if there is one; "" for a missing file."""
     stamps = []
     for file in files:
         status = file.stat() if file.is_file() else None
-        values = (ranges or {}).get(file, ())
-        stamps.append(" ".join(map(str, (status.st_size, status.st_mtime_ns, *values))) if status else "")
+        value_range = (value_ranges or {}).get(file, ())
+        stamps.append(" ".join(map(str, (status.st_size, status.st_mtime_ns, *value_range))) if status else "")
     return stamps

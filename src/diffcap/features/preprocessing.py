@@ -10,18 +10,18 @@ from PIL import Image
 from torch import Tensor
 
 from diffcap.utils.errors import DiffcapError
-from diffcap.utils.image_io import Source, Values, read_image
+from diffcap.utils.image_io import Source, ValueRange, read_image
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
-# The value of SCORER's and DIRL's extraction scripts (authors' code); their 0.224 for B seems to be a typing error for 0.225.
+# The values in the extraction scripts of SCORER and DIRL (authors' code); the last 0.224 seems to be a typing error for 0.225.
 RCC_STD = (0.229, 0.224, 0.224)
 
 
-def load_image(source: Source, name: str | None = None, values: Values | None = None) -> Image.Image:
-    """Decode an image of a dataset to RGB, see `read_image`; an image of more than 8 bits must have `values`."""
-    loaded = read_image(source, name, values)
-    if loaded.values and not values:
+def load_image(source: Source, name: str | None = None, value_range: ValueRange | None = None) -> Image.Image:
+    """Decode an image of a dataset to RGB; one with more than 8 bits needs the range of values of both images of its pair."""
+    loaded = read_image(source, name, value_range)
+    if loaded.values and not value_range:
         raise DiffcapError(
             f"{loaded.name}: has more than 8 bits, and the manifest has no range of values for both images of its pair; run `make data` "
             "again, without --check exists, and then `make extract`."
@@ -74,9 +74,8 @@ class ShrinkLongestSide:
 class ResizeNormalize:
     """Resize the whole image and normalise it. The aspect ratio is not kept; cropping could remove a change at the edge.
 
-    Without antialias, the result is that of OpenCV's cubic resize of 8-bit images, which SCORER and DIRL use: the same kernel
-    (a = -0.75), the same pixel centres, values rounded and clipped to 0 to 255. OpenCV rounds its weights to 1/2048, so
-    about one of 5,000 values differs by 1.
+    Without antialias, the result equals OpenCV's cubic resize of 8-bit images, which SCORER and DIRL use (a = -0.75, rounded and
+    clipped to 0 to 255). About one of 5,000 values differs by 1, because OpenCV rounds its weights to 1/2048.
     """
 
     size: tuple[int, int] = (224, 224)  # height and width in pixels; an image of this size is not resized

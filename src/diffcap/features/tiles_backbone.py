@@ -13,22 +13,24 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from diffcap.features.preprocessing import ResizeNormalize
-from diffcap.features.weights import conv_block, with_weights
+from diffcap.features.weights import conv_block, load_shipped_or_file
 
-SHIPPED = Path(__file__).with_name("tiles_backbone.safetensors")
-IMAGE = 256  # width and height of the input in pixels
+SHIPPED_FILE = Path(__file__).with_name("tiles_backbone.safetensors")
+IMAGE_SIZE = 256  # width and height of the input in pixels
 STRIDE = 4  # pixels between two predictions of the land cover
-# Classes of land cover. A roof has a class for each of the colors of `worlds.tiles`.
+# Classes of land cover. Roofs are a class for each of their colors in `worlds.tiles`.
 COVERS = (
     *("grass", "field", "forest", "water", "shore", "paved road"),
     *("dirt road", "parking lot", "bare ground", "mud", "tree"),
 )
 ROOFS = ("red roof", "brown roof", "gray roof", "dark roof", "blue roof", "white roof")
 CLASSES = len(COVERS) + len(ROOFS)
-# Output channels for each 8 x 8 pixels: four predictions of the land cover, one of a house's centre.
-HEAD = 4 * CLASSES + 1
-CHANNELS = 4 * (CLASSES + 1)
-PREPROCESSING = ResizeNormalize((IMAGE, IMAGE), (0.5, 0.5, 0.5), (0.25, 0.25, 0.25), antialias=True)  # to about -2 to 2
+HEAD_CHANNELS = (
+    4 * CLASSES + 1
+)  # outputs for each 8 x 8 pixels: four predictions of the land cover, one of a house's centre
+NUM_CHANNELS = 4 * (CLASSES + 1)
+# Normalised values are from about -2 to 2.
+PREPROCESSING = ResizeNormalize((IMAGE_SIZE, IMAGE_SIZE), (0.5, 0.5, 0.5), (0.25, 0.25, 0.25), antialias=True)
 
 
 class TilesNetwork(nn.Module):
@@ -44,35 +46,35 @@ class TilesNetwork(nn.Module):
     def __init__(self, norm: bool = False) -> None:
         super().__init__()
         self.stem = nn.Sequential(
-            conv_block(3, 24, 4, 2, 1, norm),  # (B, 24, 128, 128)
+            conv_block(3, 24, 4, 2, 1, norm),  # channels in, out, kernel, stride, padding; gives (B, 24, 128, 128)
             conv_block(24, 40, 4, 2, 1, norm),  # (B, 40, 64, 64)
         )
         self.down = conv_block(40, 64, 4, 2, 1, norm)  # (B, 64, 32, 32)
-        self.body = nn.Sequential(*(conv_block(64, 64, 3, 1, d, norm, dilation=d) for d in (1, 2, 4, 1)))
-        self.head = nn.Conv2d(64, HEAD, 1)
+        self.body = nn.Sequential(*(conv_block(64, 64, 3, 1, size, norm, dilation=size) for size in (1, 2, 4, 1)))
+        self.head = nn.Conv2d(64, HEAD_CHANNELS, 1)
         self.detail = nn.Conv2d(40, CLASSES, 1)
-        self.register_buffer("mean", torch.zeros(CHANNELS))
-        self.register_buffer("scale", torch.ones(CHANNELS))
+        self.register_buffer("mean", torch.zeros(NUM_CHANNELS))
+        self.register_buffer("scale", torch.ones(NUM_CHANNELS))
 
-    def raw(self, images: Tensor) -> tuple[Tensor, Tensor]:
+    def predict(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Logits of the land cover of each 4 x 4 pixels (B, 17, 64, 64), and of a house's centre in each 8 x 8 (B, 32, 32)."""
         fine = self.stem(images.contiguous(memory_format=torch.channels_last))
         coarse = self.down(fine)
-        out = self.head(coarse + self.body(coarse))
-        covers = F.pixel_shuffle(out[:, : 4 * CLASSES], 2) + self.detail(fine)
-        return covers, out[:, 4 * CLASSES]
+        predictions = self.head(coarse + self.body(coarse))
+        covers = F.pixel_shuffle(predictions[:, : 4 * CLASSES], 2) + self.detail(fine)
+        return covers, predictions[:, 4 * CLASSES]
 
-    def values(self, covers: Tensor, houses: Tensor) -> Tensor:
-        """Compute the channels before scaling, (B, 72, 8, 8), from the outputs of `raw`."""
+    def compute_channels(self, covers: Tensor, houses: Tensor) -> Tensor:
+        """Compute the channels before scaling, (B, 72, 8, 8), from the outputs of `predict`."""
         fractions = F.avg_pool2d(covers.softmax(1), 4)  # (B, 17, 16, 16)
         counts = 4 * F.avg_pool2d(houses.sigmoid()[:, None], 2)  # (B, 1, 16, 16)
         return F.pixel_unshuffle(torch.cat([fractions, counts], 1), 2)
 
     def forward(self, images: Tensor) -> Tensor:
         """Images (B, 3, 256, 256) to features (B, 72, 8, 8); each channel has zero mean and unit variance."""
-        return (self.values(*self.raw(images)) - self.mean.view(-1, 1, 1)) / self.scale.view(-1, 1, 1)
+        return (self.compute_channels(*self.predict(images)) - self.mean.view(-1, 1, 1)) / self.scale.view(-1, 1, 1)
 
 
 def build(weights: str) -> tuple[TilesNetwork, ResizeNormalize]:
-    """The network and its preprocessing, see `Backbone`."""
-    return with_weights(TilesNetwork(), weights, SHIPPED), PREPROCESSING
+    """Return the network and its preprocessing; `weights`: "default", "random" or a file."""
+    return load_shipped_or_file(TilesNetwork(), weights, SHIPPED_FILE), PREPROCESSING

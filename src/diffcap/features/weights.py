@@ -1,4 +1,4 @@
-"""Read, download, check and hash the weights of backbones. Also the convolution blocks of the backbones that ship with diffcap."""
+"""Read, download, check and hash the weights of backbones, and the convolution block of the backbones that ship with diffcap."""
 
 import copy
 import hashlib
@@ -15,22 +15,22 @@ from diffcap.checkpoints.hub_access import offline_reason, without_requests
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.unpickling import error_reason
 
-# For messages: make's variable for a weights file, and how to do without one. `backbones.backbone_of` replaces both.
-WEIGHTS = "WEIGHTS"
+# Parts of messages, written for `make extract WEIGHTS=FILE`. For `diffcap caption`, `backbones.rebuild_backbone` replaces them.
+WEIGHTS_VARIABLE = "WEIGHTS"
 OFFLINE_HINT = ", or use OFFLINE=yes to try diffcap with the small networks that ship with it"
 
-T = TypeVar("T")
+Result = TypeVar("Result")
 Network = TypeVar("Network", bound=nn.Module)
 
 
 def read_state_dict(path: str | Path, option: str | None = None) -> dict[str, Tensor]:
     """Read a state dict from a `.safetensors` file, or from a `.pth`, `.pt` or `.bin` file (without executing code).
 
-    `option` of the command line, in messages, gives the path; by default that of the backbone's weights.
+    `option`: how the user has given the path, for messages; by default WEIGHTS.
     """
     path = Path(path)
     if not path.is_file():
-        raise DiffcapError(f"{path}: no weights file there; check the path given as {option or WEIGHTS}.")
+        raise DiffcapError(f"{path}: no weights file there; check the path given as {option or WEIGHTS_VARIABLE}.")
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
@@ -43,31 +43,30 @@ def read_state_dict(path: str | Path, option: str | None = None) -> dict[str, Te
             f"{path}: cannot be read as a safetensors or PyTorch weights file ({error_reason(error)}); fetch it again or "
             "save it as a plain state dict."
         ) from None
-    # Keys under which a file may contain the state dict.
-    for wrapper in ("state_dict", "model_state_dict", "model"):
-        if isinstance(state, dict) and isinstance(state.get(wrapper), dict):
-            state = state[wrapper]
+    for key in ("state_dict", "model_state_dict", "model"):  # a file may contain the state dict under one of these keys
+        if isinstance(state, dict) and isinstance(state.get(key), dict):
+            state = state[key]
             break
     if not isinstance(state, dict) or not state or not all(isinstance(value, Tensor) for value in state.values()):
         raise DiffcapError(f"{path}: not a state dict of tensors; save it with `torch.save(model.state_dict(), ...)`.")
-    # DataParallel adds the prefix.
+    # `torch.nn.DataParallel` adds this prefix.
     return {name.removeprefix("module."): value for name, value in state.items()}
 
 
-def load_weights(network: nn.Module, state: dict[str, Tensor], source: str) -> None:
-    """Load all parameters and buffers of `network` from `state` of the file `source`; its other entries (a classifier) are ignored."""
-    wanted = network.state_dict()
+def load_weights(network: nn.Module, state: dict[str, Tensor], file: str) -> None:
+    """Load all parameters and buffers of `network` from `state`, read from `file`. Other entries (a classifier) are ignored."""
+    old_state = network.state_dict()
     optional = "num_batches_tracked"  # missing in files from before 2018, and not used for inference
-    missing = [name for name in wanted if name not in state and not name.endswith(optional)]
-    faults = [f"{len(missing)} of {len(wanted)} keys are missing ({', '.join(missing[:4])})"] if missing else []
+    missing = [name for name in old_state if name not in state and not name.endswith(optional)]
+    faults = [f"{len(missing)} of {len(old_state)} keys are missing ({', '.join(missing[:4])})"] if missing else []
     faults += [
         f"{name} has shape {tuple(state[name].shape)}, this network needs {tuple(value.shape)}"
-        for name, value in wanted.items()
+        for name, value in old_state.items()
         if name in state and state[name].shape != value.shape
     ]
     if faults:
-        raise DiffcapError(f"{source}: not the weights of this network: {faults[0]}; give the file that fits.")
-    network.load_state_dict({name: state.get(name, value) for name, value in wanted.items()})
+        raise DiffcapError(f"{file}: not the weights of this network: {faults[0]}; give the file that fits.")
+    network.load_state_dict({name: state.get(name, value) for name, value in old_state.items()})
 
 
 def state_hash(network: nn.Module) -> str:
@@ -83,17 +82,17 @@ def state_hash(network: nn.Module) -> str:
 
 
 def conv_block(
-    inputs: int,
-    outputs: int,
-    kernel: int,
+    in_channels: int,
+    out_channels: int,
+    kernel_size: int,
     stride: int = 1,
     padding: int | tuple[int, int] = 0,
     norm: bool = False,
     dilation: int = 1,
 ) -> nn.Sequential:
     """Return a convolution, batch norm (if `norm`) and ReLU."""
-    conv = nn.Conv2d(inputs, outputs, kernel, stride, padding, dilation)
-    return nn.Sequential(conv, nn.BatchNorm2d(outputs) if norm else nn.Identity(), nn.ReLU(inplace=True))
+    conv = nn.Conv2d(in_channels, out_channels, kernel_size, stride, padding, dilation)
+    return nn.Sequential(conv, nn.BatchNorm2d(out_channels) if norm else nn.Identity(), nn.ReLU(inplace=True))
 
 
 def fuse_batch_norms(network: Network) -> Network:
@@ -107,19 +106,19 @@ def fuse_batch_norms(network: Network) -> Network:
     return network
 
 
-def with_weights(network: Network, weights: str, shipped: Path) -> Network:
-    """Load weights into a network: of a file, or "default" (those of the file `shipped`); "random" changes nothing."""
+def load_shipped_or_file(network: Network, weights: str, shipped_file: Path) -> Network:
+    """Load `weights` into a network: "default" (those in `shipped_file`), or the path of a file. "random" loads nothing."""
     if weights != "random":
-        path = shipped if weights == "default" else Path(weights)
-        load_weights(network, read_state_dict(path), str(path))
+        file = shipped_file if weights == "default" else Path(weights)
+        load_weights(network, read_state_dict(file), str(file))
     return network
 
 
-def clip_weights(network: str, from_file: bool = False) -> tuple[str, str, dict[str, Any]]:
+def find_clip_weights(network: str, from_file: bool = False) -> tuple[str, str, dict[str, Any]]:
     """Return the name of an open_clip model, a tag of its weights, and open_clip's settings of the tag (mean, quick_gelu, url, ...).
 
-    `network` is NAME or NAME:TAG, as in `open_clip.list_pretrained(as_str=True)`. Without TAG: the tag "openai" if it
-    exists, else the first; "" and no settings if there are no tags. `from_file`: the weights are those of a file, which has no tag.
+    `network` is NAME or NAME:TAG, as in `open_clip.list_pretrained(as_str=True)`. Without TAG, the tag is "openai" if it
+    exists, else the first one; "" and no settings if the model has no tags. With `from_file`, the weights come from a file.
     """
     import open_clip
     from open_clip.pretrained import get_pretrained_cfg
@@ -131,8 +130,8 @@ def clip_weights(network: str, from_file: bool = False) -> tuple[str, str, dict[
     if tag and tag not in tags:
         raise DiffcapError(f"open_clip has no weights {tag!r} of {name}; choose one of {', '.join(tags) or 'no tags'}.")
     all_settings = [get_pretrained_cfg(name, known_tag) for known_tag in tags]
-    distinct_settings = {(bool(one.get("quick_gelu")), one["mean"], one["std"]) for one in all_settings}
-    if from_file and not tag and len(distinct_settings) > 1:
+    file_needs = {(bool(settings.get("quick_gelu")), settings["mean"], settings["std"]) for settings in all_settings}
+    if from_file and not tag and len(file_needs) > 1:
         raise DiffcapError(
             f"{name} has weights that need different activations or preprocessing, which a file does not contain; name them as "
             f"--model.network={name}:TAG, where TAG is one of {', '.join(tags)}."
@@ -142,33 +141,33 @@ def clip_weights(network: str, from_file: bool = False) -> tuple[str, str, dict[
 
 
 def describe_clip(network: str) -> dict[str, Any]:
-    """Return values for `meta.json`: name, tag if `network` has one, and QuickGELU where the tag has it and the model does not."""
+    """Return values for `meta.json`: name; tag if `network` has one; "quick_gelu" if the weights need it, but not the model by itself."""
     import open_clip
 
-    name, tag, settings = clip_weights(network)
-    forced = settings.get("quick_gelu") and not open_clip.get_model_config(name).get("quick_gelu")
-    return {"network": name, **({"tag": tag} if ":" in network else {}), **({"quick_gelu": True} if forced else {})}
+    name, tag, settings = find_clip_weights(network)
+    is_added = settings.get("quick_gelu") and not open_clip.get_model_config(name).get("quick_gelu")
+    return {"network": name, **({"tag": tag} if ":" in network else {}), **({"quick_gelu": True} if is_added else {})}
 
 
-def pretrained_clip(network: str) -> Any:
-    """Return an open_clip model with the weights of a tag and their activation and preprocessing; `network` as in `clip_weights`."""
+def load_pretrained_clip(network: str) -> Any:
+    """Return an open_clip model with pretrained weights and the activation that they need; `network` is NAME or NAME:TAG."""
     import open_clip
 
-    name, tag, settings = clip_weights(network)
+    name, tag, settings = find_clip_weights(network)
     if not tag:
-        raise DiffcapError(f"open_clip has no weights for {network}; give a file as {WEIGHTS}=PATH.")
+        raise DiffcapError(f"open_clip has no weights for {network}; give a file as {WEIGHTS_VARIABLE}=PATH.")
     repository, _, file = settings.get("hf_hub", "").rpartition("/")
     hub_url = f"https://huggingface.co/{repository}/resolve/main/{file or 'open_clip_model.safetensors'}"
-    quick = bool(settings.get("quick_gelu"))
+    quick_gelu = bool(settings.get("quick_gelu"))
     return download(
         f"{name} ({tag})",
         hub_url if repository else settings["url"],
-        lambda: open_clip.create_model(name, pretrained=tag, force_quick_gelu=quick),
+        lambda: open_clip.create_model(name, pretrained=tag, force_quick_gelu=quick_gelu),
     )
 
 
-def download(network: str, url: str, fetch: Callable[[], T]) -> T:
-    """Run `fetch`, a library's download function; if it fails, the message has the `network` and the `url` of its file."""
+def download(network: str, url: str, fetch: Callable[[], Result]) -> Result:
+    """Run `fetch`, a library's download function; the error message has the name of the `network` and the `url` of its file."""
     try:
         with without_requests(reason := offline_reason()):
             if reason:
@@ -178,7 +177,7 @@ def download(network: str, url: str, fetch: Callable[[], T]) -> T:
         reason = " ".join(str(error).split("\n")[0].split())[:200] or type(error).__name__
         raise DiffcapError(
             f"the default weights of {network} are not cached and cannot be downloaded ({reason}); fetch {url} "
-            f"elsewhere and give it as {WEIGHTS}=PATH{OFFLINE_HINT}."
+            f"elsewhere and give it as {WEIGHTS_VARIABLE}=PATH{OFFLINE_HINT}."
         ) from None
     finally:
         logging.disable(logging.NOTSET)

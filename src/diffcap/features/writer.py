@@ -1,4 +1,4 @@
-"""Create and extend feature stores, see `diffcap.features.store`."""
+"""Create and extend feature stores. `diffcap.features.store` describes their files."""
 
 import fcntl
 import json
@@ -14,39 +14,20 @@ from typing import Any
 
 import numpy as np
 
-from diffcap.features.store import (
-    ARRAYS,
-    CHECKSUM_THREADS,
-    COMPLETE,
-    DONE,
-    FROM_FILES,
-    SUMS,
-    VERIFIED,
-    VERSION,
-    Array,
-    Rows,
-    check_kind,
-    checksums,
-    file_size,
-    mark,
-    read_content,
-    read_done,
-    read_index,
-    read_meta,
-)
+from diffcap.features import store
 from diffcap.records import update_text, write_json, write_text
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.files import atomic_write
 
 _FLOAT16_MAX = float(np.finfo(np.float16).max)
-# Rows are synchronised with the disk after this many bytes or seconds, and only then marked as done. With a fast device,
-# synchronising after every batch would take longer than computing the batch.
+# Rows are synchronised with the disk after this many bytes or seconds, and only then marked as done. On a fast device, computing
+# a batch takes less time than synchronising.
 _SYNC_BYTES = 64 << 20
 _SYNC_SECONDS = 0.5
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _lock_folder(folder: Path) -> Iterator[None]:
     """Hold the folder's lock, so that only one process at a time creates or extends the store."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as file:
@@ -58,123 +39,127 @@ class StoreWriter:
     """Creates or extends a store with an array; several processes can write into the same folder at the same time.
 
     A row is synchronised with the disk before it is marked as done, so a process can be killed at any time. Missing rows are
-    those of new images, of images whose file has changed, and damaged rows. To find damaged rows, all rows are compared with
-    their checksums, but only if the files do not match `verified.json`. Rows of images that are not in `paths` are kept.
+    those of new images, of images whose file has changed, and damaged rows. All rows are compared with their checksums to find
+    the damaged ones, unless the sizes and times of the files are still those in `verified.json`.
 
     Args:
-        paths: distinct images whose features are wanted.
+        image_paths: paths, as in the manifest, of the distinct images whose features are wanted. Rows of other images are kept.
         shape: (C, H, W) of one image's features.
         meta: JSON values that identify the backbone, see `Backbone.describe`.
-        stamps: size and time of each image file, in the order of `paths`, to detect changed images; "" for a missing file,
-            which keeps its features. None: changes are not detected.
+        stamps: size and time of each image file, in the order of `image_paths`, to detect changed images; "" for a missing
+            file, which keeps its features. None: changes are not detected.
     """
 
     def __init__(
         self,
         folder: str | Path,
-        paths: Sequence[str],
+        image_paths: Sequence[str],
         shape: tuple[int, int, int],
         meta: Mapping[str, Any],
         stamps: Sequence[str] | None = None,
     ) -> None:
         self.folder = Path(folder)
         self.shape = shape
-        # As it is read back from a JSON file: tuples are lists.
-        self.meta = json.loads(json.dumps({"version": VERSION, "shape": shape, "dtype": "float16", **meta}))
-        self._file, self._dtype = ARRAYS[self.meta["dtype"]]
+        # The values as read from a JSON file, which has lists instead of tuples.
+        content = {"version": store.FORMAT_VERSION, "shape": shape, "dtype": "float16", **meta}
+        self.meta = json.loads(json.dumps(content))
+        self._array_file, self._dtype = store.ARRAY_FILES[self.meta["dtype"]]
         self._row_bytes = int(np.prod(shape)) * self._dtype.itemsize
-        with _locked(self.folder):
+        with _lock_folder(self.folder):
             is_new = not (self.folder / "meta.json").is_file()
-            stale = self._assign_rows(paths, [""] * len(paths) if stamps is None else stamps, is_new)
-            self._mark_lost_rows(stale, is_new)
-            # After the marks: if the process is killed here, no row is marked whose image is not in the index.
-            for name, size in ((self._file, self._row_bytes), (DONE, 1), (SUMS, 4)):
+            stale_rows = self._assign_rows(image_paths, [""] * len(image_paths) if stamps is None else stamps, is_new)
+            self._unmark_lost_rows(stale_rows, is_new)
+            # The index is written last: after a kill before that, no row is marked as done whose image is not in the index.
+            row_sizes = {self._array_file: self._row_bytes, store.DONE_FILE: 1, store.CHECKSUM_FILE: 4}
+            for name, row_size in row_sizes.items():
                 with (self.folder / name).open("ab") as file:  # sparse; disk space is used when a row is written
-                    if file.tell() < len(self.paths) * size:
-                        file.truncate(len(self.paths) * size)
-            write_json(self.folder / "index.json", {"paths": self.paths, "stamps": self._stamps})
+                    if file.tell() < len(self.image_paths) * row_size:
+                        file.truncate(len(self.image_paths) * row_size)
+            write_json(self.folder / "index.json", {"paths": self.image_paths, "stamps": self._stamps})
             write_json(self.folder / "meta.json", self.meta)
-            update_text(self.folder / VERIFIED, self._state())
-        self._data, self._sums = (os.open(self.folder / name, os.O_RDWR) for name in (self._file, SUMS))
-        self._unmarked: list[int] = []
+            update_text(self.folder / store.VERIFIED_FILE, self._sizes_and_times())
+        self._array_fd = os.open(self.folder / self._array_file, os.O_RDWR)
+        self._checksum_fd = os.open(self.folder / store.CHECKSUM_FILE, os.O_RDWR)
+        self._unmarked_rows: list[int] = []
         self._synced_at = time.monotonic()
 
-    def _assign_rows(self, paths: Sequence[str], stamps: Sequence[str], is_new: bool) -> list[int]:
+    def _assign_rows(self, image_paths: Sequence[str], stamps: Sequence[str], is_new: bool) -> list[int]:
         """Give each new image a row after those of the store; returns the rows of images whose file has changed."""
-        self.paths: list[str] = []  # image of each row, also of rows that are not wanted
+        self.image_paths: list[str] = []  # of each row, also of rows that are not wanted
         self._stamps: list[str] = []
         if not is_new:
-            check_kind(self.folder, read_meta(self.folder), self.meta)
-            self.paths, self._stamps = read_index(self.folder)
-        row_of = {path: row for row, path in enumerate(self.paths)}
-        stale = []
-        for path, stamp in zip(paths, stamps, strict=True):
+            store.check_same_meta(self.folder, store.read_meta(self.folder), self.meta)
+            self.image_paths, self._stamps = store.read_index(self.folder)
+        row_of = {path: row for row, path in enumerate(self.image_paths)}
+        stale_rows = []
+        for path, stamp in zip(image_paths, stamps, strict=True):
             row = row_of.setdefault(path, len(row_of))
-            if row == len(self.paths):
-                self.paths.append(path)
+            if row == len(self.image_paths):
+                self.image_paths.append(path)
                 self._stamps.append(stamp)
             elif stamp and stamp != self._stamps[row]:  # a missing image keeps its features
                 self._stamps[row] = stamp
-                stale.append(row)
-        self._wanted = np.fromiter((row_of[path] for path in paths), dtype=np.int64, count=len(paths))
-        return stale
+                stale_rows.append(row)
+        self._wanted_rows = np.fromiter((row_of[path] for path in image_paths), np.int64, len(image_paths))
+        return stale_rows
 
-    def _mark_lost_rows(self, stale: list[int], is_new: bool) -> None:
-        """Mark rows as missing that are stale, damaged, or beyond the end of a file."""
-        marked = read_done(self.folder, len(self.paths))
-        done = marked.copy()
-        done[stale] = False
+    def _unmark_lost_rows(self, stale_rows: list[int], is_new: bool) -> None:
+        """Mark stale and damaged rows, and those beyond the end of a file, as not done."""
+        was_done = store.read_done_rows(self.folder, len(self.image_paths))
+        is_done = was_done.copy()
+        is_done[stale_rows] = False
         if is_new:
-            done[:] = False  # without meta.json, it is unknown which images the rows are of
-        for name, size in ((self._file, self._row_bytes), (SUMS, 4)):
-            done[file_size(self.folder / name) // size :] = False
-        verified = self.folder / VERIFIED
-        if done.any() and not (verified.is_file() and verified.read_bytes() == self._state().encode()):
-            self._check_rows(done)
-        if not done[self._wanted].all():
-            (self.folder / COMPLETE).unlink(missing_ok=True)
-        lost = np.flatnonzero(marked & ~done)
-        if len(lost):
-            mark(self.folder, lost, done=False)
+            is_done[:] = False  # without meta.json, the images of these rows are unknown
+        for name, row_size in ((self._array_file, self._row_bytes), (store.CHECKSUM_FILE, 4)):
+            is_done[store.file_size(self.folder / name) // row_size :] = False
+        verified_file = self.folder / store.VERIFIED_FILE
+        verified_state = verified_file.read_text(encoding="utf-8") if verified_file.is_file() else ""
+        if is_done.any() and verified_state != self._sizes_and_times():
+            self._check_rows(is_done)
+        if not is_done[self._wanted_rows].all():
+            (self.folder / store.COMPLETE_FILE).unlink(missing_ok=True)
+        lost_rows = np.flatnonzero(was_done & ~is_done)
+        if len(lost_rows):
+            store.mark_rows(self.folder, lost_rows, done=False)
 
-    def _state(self) -> str:
-        stats = {name: (self.folder / name).stat() for name in (self._file, SUMS)}
+    def _sizes_and_times(self) -> str:
+        stats = {name: (self.folder / name).stat() for name in (self._array_file, store.CHECKSUM_FILE)}
         return json.dumps({name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()})
 
-    def _check_rows(self, done: Array) -> None:
-        """Compare all done rows with their checksums, and set `done` (n,) to False for those that differ."""
+    def _check_rows(self, is_done: store.Array) -> None:
+        """Compare all done rows with their checksums, and set `is_done` (n,) to False for those that differ."""
         from diffcap.utils.progress import progress_bar
 
-        rows = np.flatnonzero(done)
+        rows = np.flatnonzero(is_done)
         print(f"{self.folder}: comparing the features of {len(rows):,} images with their checksums", flush=True)
-        data = np.memmap(self.folder / self._file, np.uint8, mode="r", shape=(int(rows[-1]) + 1, self._row_bytes))
-        sums = np.fromfile(self.folder / SUMS, "<u4")
+        array = np.memmap(self.folder / self._array_file, np.uint8, "r", shape=(int(rows[-1]) + 1, self._row_bytes))
+        checksums = np.fromfile(self.folder / store.CHECKSUM_FILE, "<u4")
         with progress_bar("checking features", len(rows)) as advance:
             for part in np.array_split(rows, 1 + len(rows) * self._row_bytes // _SYNC_BYTES):
-                done[part] = checksums(data, part) == sums[part]
+                is_done[part] = store.compute_checksums(array, part) == checksums[part]
                 advance(len(part))
-        damaged = rows[~done[rows]]
-        if len(damaged):
+        damaged_rows = rows[~is_done[rows]]
+        if len(damaged_rows):
             print(
-                f"{self.folder}: the features of {len(damaged):,} images are damaged (first {self.paths[damaged[0]]}) and "
-                "will be computed again",
+                f"{self.folder}: the features of {len(damaged_rows):,} images are damaged (first "
+                f"{self.image_paths[damaged_rows[0]]}) and will be computed again",
                 flush=True,
             )
 
-    def missing(self) -> Rows:
+    def missing_rows(self) -> store.RowNumbers:
         """Rows of wanted images that are not done, ascending, (n,) int64."""
-        done = read_done(self.folder, len(self.paths))
-        return np.sort(self._wanted[~done[self._wanted]])
+        is_done = store.read_done_rows(self.folder, len(self.image_paths))
+        return np.sort(self._wanted_rows[~is_done[self._wanted_rows]])
 
-    def write(self, rows: Rows, features: Array) -> None:
+    def write(self, rows: store.RowNumbers, features: store.Array) -> None:
         """Write the features (n, C, H, W) of some rows (n,); pixels are whole numbers from 0 to 255.
 
-        Values outside the range of the stored type are clipped with a warning (untrained networks); NaN and infinity are errors.
+        Values that are too large for the array's type are clipped with a warning (untrained networks). NaN and infinity are errors.
         """
-        finite = np.isfinite(features).all(axis=(1, 2, 3))
-        if not finite.all():
-            first = self.paths[int(rows[finite.argmin()])]
-            raise DiffcapError(f"{first}: its features are infinite or not a number; check the weights file.")
+        is_finite = np.isfinite(features).all(axis=(1, 2, 3))
+        if not is_finite.all():
+            first_path = self.image_paths[int(rows[is_finite.argmin()])]
+            raise DiffcapError(f"{first_path}: its features are infinite or not a number; check the weights file.")
         low, high = (0, 255) if self._dtype.kind == "u" else (-_FLOAT16_MAX, _FLOAT16_MAX)
         clipped = np.clip(features, low, high)
         if not np.array_equal(clipped, features):
@@ -183,94 +168,99 @@ class StoreWriter:
                 "check that the weights are trained.",
                 stacklevel=2,
             )
-        # With pwrite, not into a memory map: on a full disk, a memory map ends the process with a bus error.
-        for row, value in zip(rows.tolist(), np.ascontiguousarray(clipped, dtype=self._dtype), strict=True):
-            _write_at(self._data, value.tobytes(), row * self._row_bytes)
-            _write_at(self._sums, zlib.crc32(value).to_bytes(4, "little"), row * 4)
-            self._unmarked.append(row)
-        is_much = len(self._unmarked) * self._row_bytes >= _SYNC_BYTES
-        if is_much or time.monotonic() - self._synced_at >= _SYNC_SECONDS:
+        # Not into a memory map, which ends the process with a bus error if the disk is full.
+        for row, content in zip(rows.tolist(), np.ascontiguousarray(clipped, dtype=self._dtype), strict=True):
+            _write_at(self._array_fd, content.tobytes(), row * self._row_bytes)
+            _write_at(self._checksum_fd, zlib.crc32(content).to_bytes(4, "little"), row * 4)
+            self._unmarked_rows.append(row)
+        unsynced_bytes = len(self._unmarked_rows) * self._row_bytes
+        if unsynced_bytes >= _SYNC_BYTES or time.monotonic() - self._synced_at >= _SYNC_SECONDS:
             self.flush()
 
     def flush(self) -> None:
         """Synchronise the written rows with the disk, then mark them as done."""
-        os.fdatasync(self._data)
-        os.fdatasync(self._sums)
-        mark(self.folder, np.array(self._unmarked, dtype=np.int64), done=True)
-        self._unmarked.clear()
+        os.fdatasync(self._array_fd)
+        os.fdatasync(self._checksum_fd)
+        store.mark_rows(self.folder, np.array(self._unmarked_rows, dtype=np.int64), done=True)
+        self._unmarked_rows.clear()
         self._synced_at = time.monotonic()
 
     def finish(self) -> None:
         """Mark the store as complete. Call it once, after all processes have flushed."""
         self.flush()
-        missing = self.missing()
-        if len(missing):
+        missing_rows = self.missing_rows()
+        if len(missing_rows):
             raise DiffcapError(
-                f"{self.folder}: {len(missing)} of {len(self._wanted)} images are still missing, the first is "
-                f"{self.paths[int(missing[0])]}; run the same command again."
+                f"{self.folder}: {len(missing_rows)} of {len(self._wanted_rows)} images are still missing, the first is "
+                f"{self.image_paths[int(missing_rows[0])]}; run the same command again."
             )
-        write_text(self.folder / COMPLETE, f"{len(self._wanted)} images\n")
-        update_text(self.folder / VERIFIED, self._state())
+        write_text(self.folder / store.COMPLETE_FILE, f"{len(self._wanted_rows)} images\n")
+        update_text(self.folder / store.VERIFIED_FILE, self._sizes_and_times())
 
 
-def _write_at(file: int, data: bytes, offset: int) -> None:
+def _write_at(file_descriptor: int, data: bytes, offset: int) -> None:
     while data:
-        written = os.pwrite(file, data, offset)
-        data = data[written:]
-        offset = offset + written
+        num_written = os.pwrite(file_descriptor, data, offset)
+        data = data[num_written:]
+        offset = offset + num_written
 
 
 def write_file_store(
     folder: Path,
-    paths: Sequence[str],
-    files: Sequence[Path],
+    image_paths: Sequence[str],
+    image_files: Sequence[Path],
     stamps: Sequence[str],
     shape: tuple[int, int, int],
     meta: Mapping[str, Any],
 ) -> int:
     """Create or update a store without an array; returns the number of files that were read. Unchanged files are not read again.
 
-    The files are read, not decoded: `make data` has decoded them.
+    The files are read, but not decoded, because `make data` has checked that they can be decoded.
 
     Args:
-        paths, files, stamps: of the distinct images, see `image_stamps`. shape: (3, H, W) of the resized images.
+        image_paths, image_files, stamps: of the distinct images; paths as in the manifest, stamps by `file_stamps`.
+        shape: (3, H, W) of the resized images.
         meta: JSON values of the backbone, see `Backbone.describe`.
     """
-    meta = json.loads(json.dumps({"version": VERSION, "shape": shape, **meta, FROM_FILES: True}))
-    with _locked(folder):
-        known: dict[tuple[str, str], int] = {}  # checksum of each image and stamp of the complete store in the folder
+    meta = json.loads(json.dumps({"version": store.FORMAT_VERSION, "shape": shape, **meta, store.FROM_FILES_KEY: True}))
+    with _lock_folder(folder):
+        checksums: dict[
+            tuple[str, str], int
+        ] = {}  # of each path and stamp in the complete store that the folder already has
         if (folder / "meta.json").is_file():
-            check_kind(folder, read_meta(folder), meta)
-            old_paths, old_stamps = read_index(folder)
-            if (folder / COMPLETE).is_file() and file_size(folder / SUMS) == 4 * len(old_paths):
-                known = dict(zip(zip(old_paths, old_stamps), np.fromfile(folder / SUMS, dtype="<u4").tolist()))
-        keys = list(zip(paths, stamps, strict=True))
-        if list(known) == keys:
+            store.check_same_meta(folder, store.read_meta(folder), meta)
+            old_paths, old_stamps = store.read_index(folder)
+            has_all_checksums = store.file_size(folder / store.CHECKSUM_FILE) == 4 * len(old_paths)
+            if has_all_checksums and (folder / store.COMPLETE_FILE).is_file():
+                old_checksums = np.fromfile(folder / store.CHECKSUM_FILE, dtype="<u4").tolist()
+                checksums = dict(zip(zip(old_paths, old_stamps), old_checksums))
+        keys = list(zip(image_paths, stamps, strict=True))
+        if list(checksums) == keys:
             return 0
-        (folder / COMPLETE).unlink(missing_ok=True)
-        new = {key: file for key, file in zip(keys, files, strict=True) if key not in known}
-        known |= dict(zip(new, _checksums_of_files(list(new.values()), len(keys))))
-        write_json(folder / "index.json", {"paths": list(paths), "stamps": list(stamps)})
-        with atomic_write(folder / SUMS) as temporary:
-            np.array([known[key] for key in keys], dtype="<u4").tofile(temporary)
+        (folder / store.COMPLETE_FILE).unlink(missing_ok=True)
+        new_files = {key: file for key, file in zip(keys, image_files, strict=True) if key not in checksums}
+        checksums |= dict(zip(new_files, _compute_file_checksums(list(new_files.values()), len(keys))))
+        write_json(folder / "index.json", {"paths": list(image_paths), "stamps": list(stamps)})
+        with atomic_write(folder / store.CHECKSUM_FILE) as temporary:
+            np.array([checksums[key] for key in keys], dtype="<u4").tofile(temporary)
         write_json(folder / "meta.json", meta)
-        write_text(folder / COMPLETE, f"{len(paths)} images\n")
-    return len(new)
+        write_text(folder / store.COMPLETE_FILE, f"{len(image_paths)} images\n")
+    return len(new_files)
 
 
-def _checksums_of_files(files: Sequence[Path], num_images: int) -> list[int]:
-    """CRC-32 of each file; `num_images` of the store are for the message."""
+def _compute_file_checksums(files: Sequence[Path], num_images: int) -> list[int]:
+    """Return the CRC-32 of each file. `num_images`, the number of images in the store, is for the error message."""
     from diffcap.utils.progress import progress_bar
 
     def checksum_or_problem(file: Path) -> int | str:
         try:
-            return zlib.crc32(read_content(file))
+            return zlib.crc32(store.read_content(file))
         except DiffcapError as error:
             return str(error).removesuffix(".")
         finally:
             advance(1)
 
-    with ThreadPoolExecutor(CHECKSUM_THREADS) as pool, progress_bar("reading image files", len(files)) as advance:
+    with ThreadPoolExecutor(store.CHECKSUM_THREADS) as pool, progress_bar("reading image files", len(files)) as advance:
         results = list(pool.map(checksum_or_problem, files))
     if problems := [result for result in results if isinstance(result, str)]:
         count = "1 image file" if len(problems) == 1 else f"{len(problems):,} image files"

@@ -2,7 +2,7 @@
 
 The content is written to `<name>.part`, which is verified and then renamed to `<name>`. `<name>.part.json` identifies the content
 (URL, ETag or Last-Modified, length), so that an interrupted download is resumed only if the server still has the same content.
-The retries are a loop of our own: those of urllib3 do not cover a connection that breaks after the headers of a response.
+The retries of urllib3 are not used, because they do not cover a connection that breaks after the headers of a response.
 """
 
 import re
@@ -24,11 +24,12 @@ from diffcap.fetching.sources import FetchSettings
 from diffcap.records import read_json, write_json
 from diffcap.utils.errors import DiffcapError
 
-_CHUNK = 1 << 16
+_CHUNK_BYTES = 1 << 16
 _MAX_BACKOFF = 30.0  # seconds
-_MAX_HOST_FAILURES = 4  # files in a row, each with all its retries; after them, the host is skipped
-_GONE = (404, 410, 451)
-_TEMPORARY = (408, 425, 429, *range(500, 600))
+_MAX_HOST_FAILURES = 4  # a host is skipped after so many files in a row that failed with all their retries
+# HTTP status codes: the server does not have the file (any more); another attempt may succeed.
+_GONE_CODES = (404, 410, 451)
+_TRANSIENT_CODES = (408, 425, 429, *range(500, 600))
 
 
 class Cancelled(Exception):
@@ -48,8 +49,8 @@ class PermanentError(Exception):
 
     def __init__(self, reason: str, gone: bool = False, forbidden: bool = False):
         super().__init__(reason)
-        self.gone = gone  # the server does not have the file (any more), or sends another (a placeholder image)
-        self.forbidden = forbidden  # status 403; some servers answer so for deleted files, others refuse the client
+        self.gone = gone  # the server does not have the file (any more), or sends another file (a placeholder image)
+        self.forbidden = forbidden  # status 403: some servers send it for deleted files, others to blocked clients
 
 
 @dataclass(frozen=True)
@@ -58,36 +59,35 @@ class Target:
 
     path: Path  # of the complete file
     verify: Callable[[Path], str] = lambda path: ""  # returns what is wrong with the downloaded file, or ""
-    # Whether `verify` compares a checksum. Then a download without ETag and Last-Modified can be resumed.
-    has_checksum: bool = False
+    has_checksum: bool = False  # `verify` compares a checksum; a download can then be resumed without an ETag
     # Called after each write with the number of bytes so far and the total number (None: unknown).
-    progress: Callable[[int, int | None], None] = lambda size, total: None
+    show_progress: Callable[[int, int | None], None] = lambda size, total: None
 
     @property
-    def part(self) -> Path:
+    def part_file(self) -> Path:
         """Path of the unfinished download."""
         return self.path.with_name(f"{self.path.name}.part")
 
     @property
-    def metadata_path(self) -> Path:
+    def metadata_file(self) -> Path:
         """Path of the JSON file that identifies the content of the unfinished download: "url", "validator", "size"."""
         return self.path.with_name(f"{self.path.name}.part.json")
 
     def part_size(self, url: str) -> int:
         """Return the number of bytes of the unfinished download from a URL."""
-        return self.part.stat().st_size if self.part.is_file() and self.metadata().get("url") == url else 0
+        return self.part_file.stat().st_size if self.part_file.is_file() and self.metadata().get("url") == url else 0
 
     def metadata(self) -> dict[str, Any]:
-        """Return the content of `metadata_path`; {} if the file is missing or damaged."""
+        """Return the content of `metadata_file`; {} if the file is missing or damaged."""
         try:
-            return dict(read_json(self.metadata_path))
+            return dict(read_json(self.metadata_file))
         except (DiffcapError, TypeError, ValueError):
             return {}
 
     def delete_part(self) -> None:
         """Delete the unfinished download and its metadata."""
-        self.part.unlink(missing_ok=True)
-        self.metadata_path.unlink(missing_ok=True)
+        self.part_file.unlink(missing_ok=True)
+        self.metadata_file.unlink(missing_ok=True)
 
 
 class Client:
@@ -96,7 +96,7 @@ class Client:
     def __init__(self, settings: FetchSettings):
         self.settings = settings
         self.cancelled = threading.Event()  # set it to end all downloads
-        self.failures: Counter[str] = Counter()  # by host: files in a row whose download failed
+        self.num_failures: Counter[str] = Counter()  # by host: number of files in a row whose download failed
         self._session = requests.Session()
         agent = f"diffcap/{diffcap.__version__} (fetches datasets)"
         self._session.headers.update({"User-Agent": agent, "Accept-Encoding": "identity"})
@@ -110,28 +110,28 @@ class Client:
         except (requests.TooManyRedirects, ValueError) as error:  # invalid URLs are ValueErrors
             raise PermanentError(f"the URL cannot be requested: {error}") from None
         except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
-            raise TransientError(_reason(error)) from None
+            raise TransientError(_short_reason(error)) from None
         status = response.status_code
-        refusal: PermanentError | TransientError | None = None
+        fault: PermanentError | TransientError | None = None
         reason = f"the server answers {status} {response.reason or ''}".rstrip()
         if url.startswith("https:") and any(hop.url.startswith("http:") for hop in (*response.history, response)):
-            refusal = PermanentError(f"the server redirects to {response.url:.100}, which is not encrypted")
-        elif status in _TEMPORARY:
-            pause = None
+            fault = PermanentError(f"the server redirects to {response.url:.100}, which is not encrypted")
+        elif status in _TRANSIENT_CODES:
+            retry_after = None
             with suppress(urllib3.exceptions.InvalidHeader):
-                pause = urllib3.Retry().get_retry_after(response.raw)
-            refusal = TransientError(reason, pause)
+                retry_after = urllib3.Retry().get_retry_after(response.raw)
+            fault = TransientError(reason, retry_after)
         elif status not in (200, 206, 416):
-            refusal = PermanentError(reason, gone=status in _GONE, forbidden=status == 403)
+            fault = PermanentError(reason, gone=status in _GONE_CODES, forbidden=status == 403)
         elif response.headers.get("Content-Type", "").lower().startswith("text/html"):
-            refusal = PermanentError("the server sends a web page instead of the file")
-        if refusal:
+            fault = PermanentError("the server sends a web page instead of the file")
+        if fault:
             response.close()
-            raise refusal
+            raise fault
         return response
 
-    def delivers(self, url: str) -> bool:
-        """Return whether the server would send a file; requests the URL once, without reading the content."""
+    def can_deliver(self, url: str) -> bool:
+        """Request a URL once, without reading the content; returns whether the server would send a file."""
         try:
             self.get(url).close()
         except (PermanentError, TransientError):
@@ -148,132 +148,131 @@ def download(urls: tuple[str, ...], target: Target, client: Client) -> str:
         Cancelled: `client.cancelled` was set.
     """
     target.path.parent.mkdir(parents=True, exist_ok=True)
-    permanent = []
-    transient = []
+    permanent_errors = []
+    transient_errors = []
     for url in urls:
-        host = host_of(url)
-        if (failures := client.failures[host]) >= _MAX_HOST_FAILURES:
-            transient.append(TransientError(f"{host} is skipped, because the last {failures} downloads from it failed"))
+        host = urlsplit(url).netloc
+        if (count := client.num_failures[host]) >= _MAX_HOST_FAILURES:
+            reason = f"{host} is skipped, because the last {count} downloads from it failed"
+            transient_errors.append(TransientError(reason))
             continue
         try:
             _download_from(url, target, client)
-            client.failures[host] = 0
+            client.num_failures[host] = 0
             return url
         except PermanentError as error:
-            client.failures[host] = 0
-            permanent.append(error)
+            client.num_failures[host] = 0
+            permanent_errors.append(error)
         except TransientError as error:
-            client.failures[host] += 1
-            transient.append(error)
-    if transient:
-        raise transient[0]
-    first_error = permanent[0]
-    # A mirror that never had the file may answer 403; it would not answer 401, for example.
-    none_has_it = all(error.gone or error.forbidden for error in permanent)
-    raise PermanentError(str(first_error), gone=first_error.gone, forbidden=first_error.forbidden and none_has_it)
+            client.num_failures[host] += 1
+            transient_errors.append(error)
+    if transient_errors:
+        raise transient_errors[0]
+    first_error = permanent_errors[0]
+    # Servers without the file answer 404, 403 and the like, but not 401, for example.
+    no_server_has_it = all(error.gone or error.forbidden for error in permanent_errors)
+    raise PermanentError(str(first_error), first_error.gone, forbidden=first_error.forbidden and no_server_has_it)
 
 
 def _download_from(url: str, target: Target, client: Client) -> None:
-    """Download from one URL; ends after `retries` further attempts in a row without new bytes."""
+    """Download from one URL; fails after `retries` further attempts in a row without new bytes."""
     settings = client.settings
-    failures = 0
+    num_failures = 0
     max_size = target.part_size(url)
     while not client.cancelled.is_set():
         try:
             return _attempt(url, target, client)
         except TransientError as error:
             size = target.part_size(url)
-            failures = 1 if size > max_size else failures + 1
+            num_failures = 1 if size > max_size else num_failures + 1
             max_size = max(max_size, size)
             if error.retry_after is not None and error.retry_after > settings.patience:
                 raise TransientError(f"{error}, try again in {error.retry_after:,.0f} seconds") from None
-            if failures > settings.retries:
-                raise TransientError(f"{error} ({failures} times)") from None
-            backoff = min(_MAX_BACKOFF, settings.backoff * 2 ** (failures - 1))
+            if num_failures > settings.retries:
+                raise TransientError(f"{error} ({num_failures} times)") from None
+            backoff = min(_MAX_BACKOFF, settings.backoff * 2 ** (num_failures - 1))
             client.cancelled.wait(backoff if error.retry_after is None else error.retry_after)
     raise Cancelled
 
 
 def _attempt(url: str, target: Target, client: Client) -> None:
     """Request the missing part of the download, verify the file and rename it."""
-    start = target.part_size(url)
+    start_byte = target.part_size(url)
     metadata = target.metadata()
     validator = metadata.get("validator")
     if not (validator or target.has_checksum):
-        start = 0  # no way to detect that the content on the server has changed
-    if not start or start != metadata.get("size"):  # equal: the process was killed before the file was verified
-        headers = {"Range": f"bytes={start}-", **({"If-Range": validator} if validator else {})} if start else {}
+        start_byte = 0  # begin again, because a change of the content on the server could not be detected
+    size = metadata.get("size")
+    if not start_byte or start_byte != size:  # they are equal if the process was killed before it verified the file
+        headers = {"Range": f"bytes={start_byte}-"} if start_byte else {}
+        if start_byte and validator:
+            headers["If-Range"] = validator
         with client.get(url, headers) as response:
             if response.status_code == 200:
-                start = 0
-            elif not _continues(response, start, metadata):
+                start_byte = 0
+            elif not _is_continuation(response, start_byte, metadata):
                 target.delete_part()
                 raise TransientError("the file changed on the server")
-            _receive(url, response, start, target, client.cancelled)
-    if problem := target.verify(target.part):
+            _receive(url, response, start_byte, target, client)
+    if problem := target.verify(target.part_file):
         target.delete_part()
-        if start:
-            raise TransientError(problem)  # the responses may belong to different contents
+        if start_byte:
+            raise TransientError(problem)  # the parts may belong to different contents
         # Without a checksum, `verify` rejects only files of another kind: the server does not have the file.
         raise PermanentError(problem, gone=not target.has_checksum)
-    target.part.replace(target.path)
-    target.metadata_path.unlink(missing_ok=True)
+    target.part_file.replace(target.path)
+    target.metadata_file.unlink(missing_ok=True)
 
 
-def _continues(response: requests.Response, start: int, metadata: dict[str, Any]) -> bool:
-    """Return whether a response begins at byte `start` of the content that `metadata` describes."""
+def _is_continuation(response: requests.Response, start_byte: int, metadata: dict[str, Any]) -> bool:
+    """Return whether a response begins at `start_byte` of the content that `metadata` describes."""
     content_range = response.headers.get("Content-Range", "")
-    size = metadata.get("size")
-    expected = metadata.get("validator") or ""
-    response_validator = _validator(response)
+    old_size = metadata.get("size")
+    old_validator = metadata.get("validator") or ""
+    validator = _validator_of(response)
     # A response to If-Range must repeat the ETag, but should leave out Last-Modified (RFC 9110, section 15.3.7).
-    same_content = response_validator == expected or (not response_validator and not expected.startswith('"'))
-    has_range = content_range.startswith(f"bytes {start}-")
-    same_size = size is None or content_range.endswith((f"/{size}", "/*"))
-    return response.status_code == 206 and has_range and same_size and same_content
+    has_same_content = validator == old_validator or (not validator and not old_validator.startswith('"'))
+    has_same_size = old_size is None or content_range.endswith((f"/{old_size}", "/*"))
+    begins_right = content_range.startswith(f"bytes {start_byte}-")
+    return response.status_code == 206 and begins_right and has_same_size and has_same_content
 
 
-def _receive(url: str, response: requests.Response, start: int, target: Target, cancelled: threading.Event) -> None:
-    """Append a response to the first `start` bytes of the unfinished download."""
+def _receive(url: str, response: requests.Response, start_byte: int, target: Target, client: Client) -> None:
+    """Append a response to the first `start_byte` bytes of the unfinished download."""
     length = response.headers.get("Content-Length", "")
     total = None
     if length.isdigit():
-        total = start + int(length)
+        total = start_byte + int(length)
     elif "chunked" not in response.headers.get("Transfer-Encoding", "").lower():
         raise PermanentError("the server does not send the file's length, so truncation could not be detected")
-    if not start:
+    if not start_byte:
         target.delete_part()
-        write_json(target.metadata_path, {"url": url, "validator": _validator(response), "size": total})
-    size = start
+        write_json(target.metadata_file, {"url": url, "validator": _validator_of(response), "size": total})
+    size = start_byte
     try:
-        with target.part.open("ab" if start else "wb") as output:
-            while chunk := response.raw.read1(_CHUNK, decode_content=False):
+        with target.part_file.open("ab" if start_byte else "wb") as output:
+            while chunk := response.raw.read1(_CHUNK_BYTES, decode_content=False):
                 output.write(chunk)
-                output.flush()  # so that a killed process keeps what it received, and a full disk raises an error here
+                output.flush()  # so that the bytes stay if the process is killed, and a full disk raises an error here
                 size += len(chunk)
-                target.progress(size, total)
-                if cancelled.is_set():
+                target.show_progress(size, total)
+                if client.cancelled.is_set():
                     raise Cancelled
     except urllib3.exceptions.HTTPError as error:
-        raise TransientError(_reason(error)) from None
-    except OSError as error:  # from the disk; writing does not put the path into the error
-        raise OSError(error.errno, error.strerror, str(target.part)) from None
+        raise TransientError(_short_reason(error)) from None
+    except OSError as error:  # an error of the disk, which does not have the path
+        raise OSError(error.errno, error.strerror, str(target.part_file)) from None
     if total is not None and size != total:
         raise TransientError(f"truncated at {size:,} of {total:,} bytes")
 
 
-def host_of(url: str) -> str:
-    """Return the host of a URL, with its port if there is one."""
-    return urlsplit(url).netloc
-
-
-def _validator(response: requests.Response) -> str:
-    """Return the value for If-Range: the ETag; Last-Modified if the ETag is missing or weak (not allowed there); else ""."""
+def _validator_of(response: requests.Response) -> str:
+    """Return the value for the header If-Range: the ETag; Last-Modified if there is no ETag or a weak one, which is not allowed."""
     etag = response.headers.get("ETag", "")
     return etag if etag.startswith('"') else response.headers.get("Last-Modified", "")
 
 
-def _reason(error: Exception) -> str:
+def _short_reason(error: Exception) -> str:
     """Return the cause of a network error as a short phrase, without the texts of the errors that wrap it."""
     text = " ".join(str(error).split())
     if "timed out" in text:

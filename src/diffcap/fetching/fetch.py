@@ -1,9 +1,10 @@
-"""Fetch all files of one dataset: download what is missing, and say exactly which files to get by hand.
+"""Fetch all files of one dataset: download the missing files, and list those that a person must download.
 
-data/<dataset>/official/               files in the layout that the dataset's reader expects
+data/<dataset>/official/               files in the folders that the dataset's reader expects
 data/<dataset>/downloads/              archives, and unfinished downloads (*.part)
 data/<dataset>/checksums.json          SHA-256 of every file when it was first fetched; later copies must have the same content
-data/<dataset>/fetch-failures.json     missing files and the reasons; deleted when nothing is missing
+data/<dataset>/fetch-failures.json     missing files and the reasons; deleted when no file is missing
+configs/sources/<dataset>.yaml         an entry for each file; `diffcap.fetching.sources` explains the keys of an entry
 """
 
 import hashlib
@@ -17,7 +18,7 @@ from urllib.parse import urlsplit
 
 from diffcap.datasets.registry import get_dataset
 from diffcap.fetching.archive import extract, is_archive
-from diffcap.fetching.download import Client, PermanentError, Target, TransientError, download, host_of
+from diffcap.fetching.download import Client, PermanentError, Target, TransientError, download
 from diffcap.fetching.sources import Entry, FetchSettings, is_web_address, read_sources
 from diffcap.records import file_hash, read_json, write_json, write_text
 from diffcap.registry import import_object
@@ -25,9 +26,9 @@ from diffcap.utils.console import echo
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.progress import Update, progress_bar, progress_bars
 
-_MAX_PRINTED = 10  # failures; fetch-failures.json has all
-_PROBES = 3  # number of downloaded photos that are requested again, to test whether a host still delivers any
-_UNFINISHED = (".part", ".crdownload", ".download")  # suffixes of unfinished downloads of browsers
+_MAX_PRINTED_FAILURES = 10  # fetch-failures.json has all
+_NUM_PROBES = 3  # downloaded photos that are requested again, to test whether their host still delivers any
+_UNFINISHED_SUFFIXES = (".part", ".crdownload", ".download")  # of browsers' unfinished downloads
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,9 @@ class Failure:
     url: str  # where it should come from
     reason: str
     gone: bool = False  # the server does not have the file (any more)
-    # Every URL refused it, its own with status 403: the server refuses the file, or the client.
-    forbidden: bool = False
+    forbidden: bool = (
+        False  # every URL refused it, the first one with status 403, perhaps because it blocks this client
+    )
 
 
 class Checksums:
@@ -54,7 +56,7 @@ class Checksums:
         self.folder = folder
         self.path = folder / "checksums.json"
         remedy = "fix it, or delete it to record the checksums of the present files"
-        self._rows: dict[str, Any] = read_json(self.path, "checksums", remedy) if self.path.is_file() else {}
+        self._records: dict[str, Any] = read_json(self.path, "checksums", remedy) if self.path.is_file() else {}
 
     def name(self, path: Path) -> str:
         """Return the name of a file in `checksums.json` and in messages."""
@@ -62,56 +64,56 @@ class Checksums:
 
     def sha256(self, path: Path) -> str:
         """Return the recorded checksum; "" if there is none."""
-        return str(self._rows.get(self.name(path), {}).get("sha256", ""))
+        return str(self._records.get(self.name(path), {}).get("sha256", ""))
 
     def url(self, path: Path) -> str:
         """Return the URL that a file was downloaded from; "" if it was not downloaded."""
-        return str(self._rows.get(self.name(path), {}).get("url", ""))
+        return str(self._records.get(self.name(path), {}).get("url", ""))
 
     def record(self, path: Path, url: str) -> None:
         """Record the checksum of a verified file, unless one is recorded already."""
         if not self.sha256(path):
             status = path.stat()
-            row = {"sha256": file_hash(path), "size": status.st_size, "stamp": status.st_mtime_ns}
-            self._rows[self.name(path)] = {**row, "url": url} if url else row
+            values = {"sha256": file_hash(path), "size": status.st_size, "stamp": status.st_mtime_ns}
+            self._records[self.name(path)] = {**values, "url": url} if url else values
 
     def remove(self, path: Path) -> None:
         """Delete the record of a damaged file, so that a file with another content is accepted."""
-        self._rows.pop(self.name(path), None)
+        self._records.pop(self.name(path), None)
 
     def save(self) -> None:
-        """Write the file, if there is anything to write."""
-        if self._rows or self.path.is_file():
-            write_json(self.path, dict(sorted(self._rows.copy().items())))
+        """Write `checksums.json`, but no new file without a record."""
+        if self._records or self.path.is_file():
+            write_json(self.path, dict(sorted(self._records.copy().items())))
 
-    def existing_problem(self, path: Path, verify: Callable[[Path], str]) -> str:
+    def check_existing(self, path: Path, verify: Callable[[Path], str]) -> str:
         """Return what is wrong with an existing file, or "".
 
         A recorded file must be unchanged. A file without a record (copied by hand, or the process was killed) is verified.
         """
-        row = self._rows.get(self.name(path))
+        record = self._records.get(self.name(path))
         status = path.stat()
-        if row is None:
+        if record is None:
             return verify(path)
-        if (row.get("size"), row.get("stamp")) != (status.st_size, status.st_mtime_ns):
-            if file_hash(path) != row["sha256"]:
+        if (record.get("size"), record.get("stamp")) != (status.st_size, status.st_mtime_ns):
+            if file_hash(path) != record["sha256"]:
                 return f"its content differs from the checksum in {self.path}"
-            row.update(size=status.st_size, stamp=status.st_mtime_ns)  # copied or touched
+            record.update(size=status.st_size, stamp=status.st_mtime_ns)  # copied or touched
         return ""
 
-    def download_problem(self, file: Path, path: Path, sha256: str = "", md5: str = "") -> str:
+    def check_download(self, file: Path, path: Path, sha256: str = "", md5: str = "") -> str:
         """Return how a downloaded `file` differs from the publisher's checksums or the one recorded for `path`, or ""."""
         if md5:
             with file.open("rb") as content:
-                if (found := hashlib.file_digest(content, "md5").hexdigest()) != md5.lower():
-                    return f"its MD5 is {found}, but the publisher's is {md5.lower()}"
-        recorded = self.sha256(path)
-        found = file_hash(file) if sha256 or recorded else ""
-        if sha256 and found != sha256.lower():
-            return f"its SHA-256 is {found}, but the publisher's is {sha256.lower()}"
-        if recorded and found != recorded:
-            name = self.name(path)
-            return f"its SHA-256 is {found}, but it was {recorded} at the first fetch; to accept it, delete {name} from {self.path}"
+                if (file_md5 := hashlib.file_digest(content, "md5").hexdigest()) != md5.lower():
+                    return f"its MD5 is {file_md5}, but the publisher's is {md5.lower()}"
+        old_sha256 = self.sha256(path)
+        file_sha256 = file_hash(file) if sha256 or old_sha256 else ""
+        if sha256 and file_sha256 != sha256.lower():
+            return f"its SHA-256 is {file_sha256}, but the publisher's is {sha256.lower()}"
+        if old_sha256 and file_sha256 != old_sha256:
+            fix = f"to accept it, delete {self.name(path)} from {self.path}"
+            return f"its SHA-256 is {file_sha256}, but it was {old_sha256} at the first fetch; {fix}"
         return ""
 
 
@@ -121,13 +123,13 @@ class DatasetFolder:
     def __init__(self, dataset: str, path: Path):
         self.dataset = dataset
         self.checksums = Checksums(path)
-        self.official = path / "official"
-        self.downloads = path / "downloads"
-        self.failures = path / "fetch-failures.json"
+        self.official_folder = path / "official"
+        self.download_folder = path / "downloads"
+        self.failure_file = path / "fetch-failures.json"
 
-    def target(self, entry: Entry) -> Path:
-        """Return the path for a file that is downloaded, or copied by hand."""
-        return self.downloads / entry.file if entry.unpack else self.official / entry.to / entry.file
+    def path_of(self, entry: Entry) -> Path:
+        """Return the path for the file of an entry, which is downloaded, or copied by hand."""
+        return self.download_folder / entry.file if entry.unpack else self.official_folder / entry.to / entry.file
 
     def fetch_file(self, target: Target, urls: tuple[str, ...], client: Client) -> Failure | None:
         """Download a file that is missing, or verify one that exists, and record its checksum."""
@@ -136,7 +138,7 @@ class DatasetFolder:
         name = checksums.name(path)
         url = next(iter(urls), "")
         if path.is_file():
-            if problem := checksums.existing_problem(path, target.verify):
+            if problem := checksums.check_existing(path, target.verify):
                 fix = f"delete it to download it in the next run; to keep it, delete its entry in {checksums.path}"
                 return Failure(name, url, f"{problem}; {fix}")
             checksums.record(path, "")
@@ -151,107 +153,109 @@ class DatasetFolder:
 
     def is_complete(self, entry: Entry) -> bool:
         """Return whether all paths that an entry provides (`gives`) exist; an empty folder does not count."""
-        paths = [self.official / name for name in entry.gives]
+        paths = [self.official_folder / name for name in entry.gives]
         return all(any(path.iterdir()) if path.is_dir() else path.is_file() for path in paths)
 
-    def marker(self, archive: Path) -> Path:
-        """Return the file that marks an archive as extracted, in `official`, so that it is deleted with the extracted files."""
-        return self.official / ".unpacked" / archive.name
+    def marker_file(self, archive: Path) -> Path:
+        """Return the file that marks an archive as extracted. A user who deletes the extracted files also deletes it."""
+        return self.official_folder / ".unpacked" / archive.name
 
     def is_extracted(self, entry: Entry, archive: Path) -> bool:
         """Return whether the archive was extracted and its files still exist; the archive itself may be deleted."""
-        return self.marker(archive).is_file() and self.is_complete(entry)
+        return self.marker_file(archive).is_file() and self.is_complete(entry)
 
 
 def fetch(
     dataset: str,
-    folder: Path,
-    sources: Path,
+    path: Path,
+    sources_file: Path,
     settings: FetchSettings,
     captions_only: bool = False,
-    incomplete: bool = False,
+    allow_missing_photos: bool = False,
 ) -> tuple[Path, frozenset[str]]:
-    """Fetch all missing files of a dataset into its `folder`, `data/<dataset>`, from the URLs in a YAML file (`sources`).
+    """Fetch all missing files of a dataset into its folder `path`, `data/<dataset>`, from the URLs in a YAML file.
 
     Args:
         captions_only: skip files that only the images need.
-        incomplete: accept that photos could not be downloaded now; photos that no longer exist online are never an error.
+        allow_missing_photos: accept that photos could not be downloaded now. Photos that no longer exist online are never an error.
 
     Returns:
         The folder for the dataset's reader, and the images, relative to it, that no longer exist online.
     """
     if settings.jobs < 1 or settings.timeout <= 0 or min(settings.retries, settings.backoff, settings.patience) < 0:
         raise DiffcapError("--fetch.jobs must be at least 1, --fetch.timeout above 0, the others at least 0.")
-    known = read_sources(sources)
-    print(f"{known.name}, {known.page}\n  licence: {known.licence}\n  please cite: {known.citation}", flush=True)
-    files, by_hand = (
-        [entry for entry in entries if not (captions_only and entry.images)] for entries in (known.files, known.by_hand)
-    )
-    data = DatasetFolder(dataset, folder)
-    data.downloads.mkdir(parents=True, exist_ok=True)
-    photos: list[Failure] = []
+    sources = read_sources(sources_file)
+    licence = f"licence: {sources.licence}\n  please cite: {sources.citation}"
+    print(f"{sources.name}, {sources.page}\n  {licence}", flush=True)
+    files = [entry for entry in sources.files if not (captions_only and entry.images)]
+    by_hand = [entry for entry in sources.by_hand if not (captions_only and entry.images)]
+    folder = DatasetFolder(dataset, path)
+    folder.download_folder.mkdir(parents=True, exist_ok=True)
+    photo_failures: list[Failure] = []
     try:
-        failures = _fetch_files(files, data, settings)
+        file_failures = _fetch_files(files, folder, settings)
         for entry in by_hand:
-            failures += _accept_manual_files(entry, data)
-        if known.photos is not None and not captions_only:
-            photos = _fetch_photos(known.photos, data, settings)
+            file_failures += _accept_manual_files(entry, folder)
+        if sources.photo_mirrors is not None and not captions_only:
+            photo_failures = _fetch_photos(sources.photo_mirrors, folder, settings)
     finally:
-        data.checksums.save()
-    missing = [entry for entry in by_hand if not data.is_complete(entry)]
-    _report(failures, photos, missing, data, incomplete)
-    gone = frozenset(photo.name.removeprefix("official/") for photo in photos if photo.gone)
-    return data.official, gone
+        folder.checksums.save()
+    missing_by_hand = [entry for entry in by_hand if not folder.is_complete(entry)]
+    _report_failures(file_failures, photo_failures, missing_by_hand, folder, allow_missing_photos)
+    gone_images = frozenset(photo.name.removeprefix("official/") for photo in photo_failures if photo.gone)
+    return folder.official_folder, gone_images
 
 
-def _fetch_files(entries: list[Entry], data: DatasetFolder, settings: FetchSettings) -> list[Failure]:
+def _fetch_files(entries: list[Entry], folder: DatasetFolder, settings: FetchSettings) -> list[Failure]:
     """Download and extract the files that are missing; returns those that failed."""
-    entries = [entry for entry in entries if not (entry.unpack and data.is_extracted(entry, data.target(entry)))]
+    entries = [entry for entry in entries if not (entry.unpack and folder.is_extracted(entry, folder.path_of(entry)))]
     client = Client(settings)
-    failed = dict[Entry, Failure]()
+    failure_of = dict[Entry, Failure]()
     try:
         with progress_bars(of_bytes=True) as bar, ThreadPool(settings.jobs) as pool:
-            results = pool.imap(lambda entry: _download_entry(entry, data, client, bar), entries)
-            failed = {entry: failure for entry, failure in zip(entries, results) if failure}
+            results = pool.imap(lambda entry: _download(entry, folder, client, bar), entries)
+            failure_of = {entry: failure for entry, failure in zip(entries, results) if failure}
     finally:
         client.cancelled.set()
-    failures = list(failed.values())
+    failures = list(failure_of.values())
     for entry in entries:
-        if entry.unpack and entry not in failed:
-            failures += _extract(entry, data.target(entry), data)
+        if entry.unpack and entry not in failure_of:
+            failures += _extract(entry, folder.path_of(entry), folder)
     return failures
 
 
-def _download_entry(entry: Entry, data: DatasetFolder, client: Client, bar: Callable[[str], Update]) -> Failure | None:
-    path = data.target(entry)
+def _download(entry: Entry, folder: DatasetFolder, client: Client, bar: Callable[[str], Update]) -> Failure | None:
+    path = folder.path_of(entry)
     exists = path.is_file()
-    has_checksum = bool(entry.sha256 or entry.md5 or data.checksums.sha256(path))
-    target = Target(path, _verifier(entry, path, data), has_checksum)
+    has_checksum = bool(entry.sha256 or entry.md5 or folder.checksums.sha256(path))
+    target = Target(path, _make_verifier(entry, path, folder), has_checksum)
     if not exists:
-        target = replace(target, progress=bar(f"fetching {entry.file}"))
-    failure = data.fetch_file(target, (entry.url,), client)
+        target = replace(target, show_progress=bar(f"fetching {entry.file}"))
+    failure = folder.fetch_file(target, (entry.url,), client)
     if not exists and not failure:
-        print(f"fetched {path}, {path.stat().st_size:,} bytes, SHA-256 {data.checksums.sha256(path)}", flush=True)
+        print(f"fetched {path}, {path.stat().st_size:,} bytes, SHA-256 {folder.checksums.sha256(path)}", flush=True)
     return failure
 
 
-def _accept_manual_files(entry: Entry, data: DatasetFolder) -> list[Failure]:
+def _accept_manual_files(entry: Entry, folder: DatasetFolder) -> list[Failure]:
     """Verify and extract files that a person has put into the dataset's folder; returns those that are damaged."""
     failures = []
-    for path in sorted(data.downloads.glob(entry.file)) if entry.unpack else [data.target(entry)]:
-        if not path.is_file() or path.suffix in _UNFINISHED or (entry.unpack and data.is_extracted(entry, path)):
+    for path in sorted(folder.download_folder.glob(entry.file)) if entry.unpack else [folder.path_of(entry)]:
+        if not path.is_file() or path.suffix in _UNFINISHED_SUFFIXES:
             continue
-        if problem := data.checksums.existing_problem(path, _verifier(entry, path, data)):
-            failures.append(Failure(data.checksums.name(path), entry.page, f"{problem}; get it again"))
+        if entry.unpack and folder.is_extracted(entry, path):
+            continue
+        if problem := folder.checksums.check_existing(path, _make_verifier(entry, path, folder)):
+            failures.append(Failure(folder.checksums.name(path), entry.page, f"{problem}; get it again"))
         elif entry.unpack:
-            failures += _extract(entry, path, data)
+            failures += _extract(entry, path, folder)
         else:
-            data.checksums.record(path, entry.page)
+            folder.checksums.record(path, entry.page)
     return failures
 
 
-def _verifier(entry: Entry, path: Path, data: DatasetFolder) -> Callable[[Path], str]:
-    """Return a function that returns what is wrong with a file that belongs to `path`, or ""."""
+def _make_verifier(entry: Entry, path: Path, folder: DatasetFolder) -> Callable[[Path], str]:
+    """Return a function that checks a file for `path` and returns what is wrong with it, or ""."""
 
     def verify(file: Path) -> str:
         if entry.size not in (None, size := file.stat().st_size):
@@ -263,81 +267,89 @@ def _verifier(entry: Entry, path: Path, data: DatasetFolder) -> Callable[[Path],
                 json.loads(file.read_bytes())
             except (ValueError, RecursionError):
                 return "not valid JSON"
-        return data.checksums.download_problem(file, path, entry.sha256, entry.md5)
+        return folder.checksums.check_download(file, path, entry.sha256, entry.md5)
 
     return verify
 
 
-def _extract(entry: Entry, archive: Path, data: DatasetFolder) -> list[Failure]:
+def _extract(entry: Entry, archive: Path, folder: DatasetFolder) -> list[Failure]:
     """Extract an archive; returns the failures, at most one."""
     print(f"extracting {archive} ...", flush=True)
     reason = ""
-    folder = data.official / entry.to
+    target_folder = folder.official_folder / entry.to
     url = entry.url or entry.page
     try:
-        count = extract(archive, folder, entry.strip)
-        if not data.is_complete(entry):
-            reason = f"extracted, but {' or '.join(entry.gives)} is missing in {data.official}; put it there by hand"
+        count = extract(archive, target_folder, entry.strip)
+        if not folder.is_complete(entry):
+            missing = " or ".join(entry.gives)
+            reason = f"extracted, but {missing} is missing in {folder.official_folder}; put it there by hand"
     except DiffcapError as error:
         reason = str(error).removeprefix(f"{archive}: ").rstrip(".")
-        data.checksums.remove(archive)  # so that another download with another content is accepted
+        folder.checksums.remove(archive)  # so that another download with another content is accepted
     if reason:
-        return [Failure(data.checksums.name(archive), url, reason)]
-    data.checksums.record(archive, url)
-    write_text(data.marker(archive), f"{data.checksums.sha256(archive)}\n")
-    print(f"extracted {count:,} files into {folder}; you may delete {archive}", flush=True)
+        return [Failure(folder.checksums.name(archive), url, reason)]
+    folder.checksums.record(archive, url)
+    write_text(folder.marker_file(archive), f"{folder.checksums.sha256(archive)}\n")
+    print(f"extracted {count:,} files into {target_folder}; you may delete {archive}", flush=True)
     return []
 
 
-def _report(
-    files: list[Failure], photos: list[Failure], missing: list[Entry], data: DatasetFolder, incomplete: bool
+def _report_failures(
+    file_failures: list[Failure],
+    photo_failures: list[Failure],
+    missing_by_hand: list[Entry],
+    folder: DatasetFolder,
+    allow_missing_photos: bool,
 ) -> None:
     """Write fetch-failures.json, and print the failures; raise an error if required files are missing."""
-    failures = files + photos
-    if not failures and not missing:
-        data.failures.unlink(missing_ok=True)
+    failures = file_failures + photo_failures
+    if not failures and not missing_by_hand:
+        folder.failure_file.unlink(missing_ok=True)
         return
-    failed = [{"name": row.name, "url": row.url, "why": row.reason, "gone": row.gone} for row in failures]
+    failed = [{"name": item.name, "url": item.url, "why": item.reason, "gone": item.gone} for item in failures]
     by_hand = [
-        {"file": entry.file, "page": entry.page, "how": entry.how, "put_into": str(data.target(entry).parent)}
-        for entry in missing
+        {"file": entry.file, "page": entry.page, "how": entry.how, "put_into": str(folder.path_of(entry).parent)}
+        for entry in missing_by_hand
     ]
-    write_json(data.failures, {"failed": failed, "by_hand": by_hand})
-    for failure in failures[:_MAX_PRINTED]:
+    write_json(folder.failure_file, {"failed": failed, "by_hand": by_hand})
+    for failure in failures[:_MAX_PRINTED_FAILURES]:
         echo(f"not fetched: {failure.name} from {failure.url}: {failure.reason}")
-    if len(failures) > _MAX_PRINTED:
-        print(f"not fetched: {len(failures) - _MAX_PRINTED:,} more, see {data.failures}")
-    for entry in missing:
+    if len(failures) > _MAX_PRINTED_FAILURES:
+        print(f"not fetched: {len(failures) - _MAX_PRINTED_FAILURES:,} more, see {folder.failure_file}")
+    for entry in missing_by_hand:
         print(f"to be downloaded by hand: {entry.file}. How: {entry.how}", flush=True)
-    required = files + [photo for photo in photos if not photo.gone and not incomplete]
-    parts = []
-    if required:
-        more = f" and {len(required) - 1:,} more" if len(required) > 1 else ""
-        parts.append(f"could not fetch {required[0].name} ({required[0].reason}){more}")
-    if missing:
-        listed = " and ".join(
-            f"{entry.file} from {entry.page} into {data.target(entry).parent} (or {', '.join(entry.gives)} into {data.official})"
-            for entry in missing
+    errors = file_failures + [photo for photo in photo_failures if not photo.gone and not allow_missing_photos]
+    clauses = []
+    if errors:
+        more = f" and {len(errors) - 1:,} more" if len(errors) > 1 else ""
+        clauses.append(f"could not fetch {errors[0].name} ({errors[0].reason}){more}")
+    if missing_by_hand:
+        files = " and ".join(
+            f"{entry.file} from {entry.page} into {folder.path_of(entry).parent} (or {', '.join(entry.gives)} into "
+            f"{folder.official_folder})"
+            for entry in missing_by_hand
         )
-        parts.append(f"download by hand {listed}")
-    if parts:
-        skip = "" if files or missing else ", or skip the pairs of these photos with --missing skip"
-        folder = f", or give DATA=<folder> (--source) if you have all files (details: {data.failures})."
-        raise DiffcapError(f"{data.dataset}: {'; '.join(parts)}; then run the same command again{skip}{folder}")
+        clauses.append(f"download by hand {files}")
+    if clauses:
+        has_photos_only = not file_failures and not missing_by_hand
+        skip_hint = ", or skip the pairs of these photos with --missing skip" if has_photos_only else ""
+        folder_hint = f", or give DATA=<folder> (--source) if you have all files (details: {folder.failure_file})."
+        problems = "; ".join(clauses)
+        raise DiffcapError(f"{folder.dataset}: {problems}; then run the same command again{skip_hint}{folder_hint}")
 
 
 def _fetch_photos(mirrors: tuple[str, ...], folder: DatasetFolder, settings: FetchSettings) -> list[Failure]:
     """Download every missing photo by the dataset's `photo_urls` or from `mirrors`; returns those that failed.
 
-    A photo is gone if its server answers so (such as 404). It is also gone if every URL refuses it, its own with status 403,
-    and the same host still delivers another photo of the dataset. A host that has blocked the client delivers none.
+    A photo is gone if its server says so, for example with status 404. It is also gone if every URL refuses it, the first one with
+    status 403, and the same host still delivers another photo of the dataset. A host that has blocked the client delivers none.
     """
-    photos = []
-    for path, urls in import_object(get_dataset(folder.dataset).photo_urls or "")(folder.official).items():
+    photos = []  # path and URLs of each photo
+    for path, urls in import_object(get_dataset(folder.dataset).photo_urls or "")(folder.official_folder).items():
         web_urls = [url for url in urls if is_web_address(url)]
         mirror_urls = [mirror.rstrip("/") + urlsplit(url).path for mirror in mirrors for url in web_urls]
-        photos.append((folder.official / path, tuple(dict.fromkeys([*web_urls, *mirror_urls]))))
-    earlier = sum(path.is_file() for path, _ in photos)
+        photos.append((folder.official_folder / path, tuple(dict.fromkeys([*web_urls, *mirror_urls]))))
+    num_old = sum(path.is_file() for path, _ in photos)
     client = Client(settings)
     failures = []
     try:
@@ -348,19 +360,18 @@ def _fetch_photos(mirrors: tuple[str, ...], folder: DatasetFolder, settings: Fet
                     failures.append(failure)
     finally:
         client.cancelled.set()
-    delivered = [url for path, _ in photos if (url := folder.checksums.url(path))]
-    hosts = {host_of(failure.url) for failure in failures if failure.forbidden}
-    probes = {host: [url for url in delivered if host_of(url) == host][-_PROBES:] for host in hosts}
-    open_hosts = {host for host, urls in probes.items() if any(map(client.delivers, urls))}
-    failures = [
-        replace(failure, gone=failure.gone or (failure.forbidden and host_of(failure.url) in open_hosts))
-        for failure in failures
-    ]
-    present = sum(path.is_file() for path, _ in photos)
-    gone = sum(failure.gone for failure in failures)
-    print(
-        f"photos: {present:,} of {len(photos):,} exist, {present - earlier:,} of them are new; {gone:,} no longer exist online"
-    )
+    delivered_urls = [url for path, _ in photos if (url := folder.checksums.url(path))]
+    open_hosts = set()  # hosts that have not blocked the client
+    for host in {urlsplit(failure.url).netloc for failure in failures if failure.forbidden}:
+        probe_urls = [url for url in delivered_urls if urlsplit(url).netloc == host][-_NUM_PROBES:]
+        if any(map(client.can_deliver, probe_urls)):
+            open_hosts.add(host)
+    for index, failure in enumerate(failures):
+        if failure.forbidden and urlsplit(failure.url).netloc in open_hosts:
+            failures[index] = replace(failure, gone=True)
+    num_present = sum(path.is_file() for path, _ in photos)
+    counts = f"{num_present:,} of {len(photos):,} exist, {num_present - num_old:,} of them are new"
+    print(f"photos: {counts}; {sum(failure.gone for failure in failures):,} no longer exist online")
     return sorted(failures, key=lambda failure: failure.name)
 
 
@@ -371,6 +382,6 @@ def _fetch_photo(path: Path, urls: tuple[str, ...], folder: DatasetFolder, clien
     if not urls and not path.is_file():
         return Failure(checksums.name(path), "", "the annotations give no web address for it", gone=True)
     target = Target(
-        path, lambda file: image_problem(file) or checksums.download_problem(file, path), bool(checksums.sha256(path))
+        path, lambda file: image_problem(file) or checksums.check_download(file, path), bool(checksums.sha256(path))
     )
     return folder.fetch_file(target, urls, client)

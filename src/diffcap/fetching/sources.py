@@ -1,4 +1,4 @@
-"""The options of fetching, and `configs/sources/<dataset>.yaml`, which lists the files of a dataset.
+"""The options of fetching, and the reader of `configs/sources/<dataset>.yaml`, which lists the files of a dataset.
 
     name: CLEVR-Change
     page: https://...                  the dataset's own page
@@ -55,7 +55,7 @@ class FetchSettings:
 
 @dataclass(frozen=True)
 class Entry:
-    """One file of a dataset, see the module's docstring for its keys; `url` is empty if the file must be downloaded by hand."""
+    """One file of a dataset, with the keys at the top of this module; `url` is "" if the file must be downloaded by hand."""
 
     file: str
     url: str = ""
@@ -73,7 +73,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Sources:
-    """Content of one YAML file; `photos`: the mirrors of photos that have URLs, None for a dataset without such photos."""
+    """Content of one YAML file."""
 
     name: str
     page: str
@@ -81,22 +81,22 @@ class Sources:
     citation: str
     files: tuple[Entry, ...]
     by_hand: tuple[Entry, ...]
-    photos: tuple[str, ...] | None
+    photo_mirrors: tuple[str, ...] | None  # None: the dataset has no photos that are fetched by their URLs
 
 
 def read_sources(path: Path) -> Sources:
-    """Read and check a file of sources."""
+    """Read and check `configs/sources/<dataset>.yaml` or a file like it."""
     if not path.is_file():
         raise DiffcapError(f"{path}: file not found; it must list the dataset's files.")
     with wrap_errors(path, "not a list of sources as those in configs/sources", "fix it"):
-        top = dict(read_settings(path))
-        photos = tuple(top.pop("photos").get("mirrors", [])) if "photos" in top else None
-        for mirror in photos or ():
+        content = dict(read_settings(path))
+        mirrors = tuple(content.pop("photos").get("mirrors", [])) if "photos" in content else None
+        for mirror in mirrors or ():
             _check_url(mirror)
-        files = tuple(_entry(row, ("url",)) for row in top.pop("files", []))
-        by_hand = tuple(_entry(row, ("file", "page", "how", "gives")) for row in top.pop("by_hand", []))
-        texts = {key: " ".join(text.split()) for key, text in top.items()}
-        return Sources(**texts, files=files, by_hand=by_hand, photos=photos)
+        files = tuple(_make_entry(values, ("url",)) for values in content.pop("files", []))
+        by_hand = tuple(_make_entry(values, ("file", "page", "how", "gives")) for values in content.pop("by_hand", []))
+        texts = {key: " ".join(text.split()) for key, text in content.items()}
+        return Sources(**texts, files=files, by_hand=by_hand, photo_mirrors=mirrors)
 
 
 def is_web_address(url: str) -> bool:
@@ -107,15 +107,15 @@ def is_web_address(url: str) -> bool:
         return False
 
 
-def _entry(row: dict[str, Any], needed: tuple[str, ...]) -> Entry:
-    if missing := [key for key in needed if not row.get(key)]:
-        raise ValueError(f"the entry {row} lacks {', '.join(missing)}")
-    if "url" in row:
-        _check_url(row["url"])
-    name = row.get("file") or unquote(PurePosixPath(urlsplit(row["url"]).path).name)
-    how = " ".join(row.get("how", "").split())
-    gives = tuple(row.get("gives", ()))
-    entry = Entry(**{**row, "file": name, "how": how, "gives": gives})
+def _make_entry(values: dict[str, Any], required_keys: tuple[str, ...]) -> Entry:
+    if missing_keys := [key for key in required_keys if not values.get(key)]:
+        raise ValueError(f"the entry {values} lacks {', '.join(missing_keys)}")
+    if "url" in values:
+        _check_url(values["url"])
+    name = values.get("file") or unquote(PurePosixPath(urlsplit(values["url"]).path).name)
+    how = " ".join(values.get("how", "").split())
+    gives = tuple(values.get("gives", ()))
+    entry = Entry(**{**values, "file": name, "how": how, "gives": gives})
     if not name or "/" in name:
         raise ValueError(f"file must be the name of a file, found {name!r}")
     for path in (entry.file, entry.to, entry.strip, *entry.gives):

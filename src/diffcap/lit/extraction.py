@@ -11,8 +11,8 @@ from torch import Tensor
 
 from diffcap.datasets.registry import get_dataset
 from diffcap.features.backbones import build_backbone
-from diffcap.features.images import ImageBatch, ImageData, image_stamps, unique_images
-from diffcap.features.store import Rows
+from diffcap.features.images import ImageBatch, ImageData, file_stamps, unique_images
+from diffcap.features.store import RowNumbers
 from diffcap.features.writer import StoreWriter, write_file_store
 from diffcap.lit.precision import refuse_slow_bf16
 from diffcap.losses.gather import world_size
@@ -64,7 +64,7 @@ class Extraction(pl.LightningModule):
 class StoreFiller(BasePredictionWriter):
     """Write the rows `missing` of all ranks to one store. The first rank marks it as complete after all have finished."""
 
-    def __init__(self, writer: StoreWriter, missing: Rows) -> None:
+    def __init__(self, writer: StoreWriter, missing: RowNumbers) -> None:
         super().__init__("batch")
         self.writer = writer
         self.missing = missing
@@ -125,14 +125,14 @@ def extract(trainer: pl.Trainer, model: Extraction, data: ImageData) -> tuple[Pa
     shape = model.backbone.shape()
     files = [root / path for path in paths]
     ranges = {root / path: values for pair in dataset.pairs for path, values in pair.ranges.items()}
-    stamps = image_stamps(files, ranges)
+    stamps = file_stamps(files, ranges)
     if model.from_files:
         return folder, write_file_store(folder, paths, files, stamps, shape, meta)
     writer = StoreWriter(folder, paths, shape, meta, stamps)
-    missing = writer.missing()
+    missing = writer.missing_rows()
     if not len(missing) and (folder / "complete").is_file():
         return folder, 0
-    data.assign(missing, [root / path for path in writer.paths], model.backbone.preprocess, ranges)
+    data.assign(missing, [root / path for path in writer.image_paths], model.backbone.preprocess, ranges)
     trainer.callbacks.append(StoreFiller(writer, missing))  # type: ignore[attr-defined]
     trainer.predict(model, datamodule=data, return_predictions=False)
     return folder, len(missing)

@@ -22,7 +22,7 @@ from diffcap import record
 from diffcap.checkpoints.base_models import describe_origin, find_base
 from diffcap.checkpoints.reading import read_checkpoint, weights_hash
 from diffcap.data.workers import explain_lost_workers
-from diffcap.features.store import SUMS
+from diffcap.features.store import CHECKSUM_FILE
 from diffcap.lit.callbacks import AtomicCheckpointIO, DelayedModelCheckpoint, PeriodicCheckpoint, PrintScores, StopEarly
 from diffcap.lit.launch import find_launch
 from diffcap.lit.precision import MatmulPrecision, set_precision
@@ -323,7 +323,7 @@ def data_files(data: dict[str, Any]) -> list[Path]:
     files = []
     for folder in [Path(data[name]) for name in ("folder", "singles", "labelled") if data.get(name)]:
         store = folder / "features" / data["features"]
-        files += [folder / "manifest.jsonl", store / "meta.json", store / SUMS]
+        files += [folder / "manifest.jsonl", store / "meta.json", store / CHECKSUM_FILE]
     if "tasks" in data:
         files.append(Path(data.get("negatives") or Path(data["folder"]) / "negatives.jsonl"))
     if data.get("singles"):

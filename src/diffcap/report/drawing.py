@@ -20,7 +20,7 @@ from diffcap.records import ChangePair
 from diffcap.report.table import ordered_type_groups
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.files import atomic_write
-from diffcap.utils.image_io import Values, read_image
+from diffcap.utils.image_io import ValueRange, read_image
 
 Color = tuple[int, int, int]
 Size = tuple[int, int]  # (width, height) in pixels
@@ -109,7 +109,9 @@ def _webp(image: Image.Image, **settings: Any) -> str:
     return base64.b64encode(content.getvalue()).decode()
 
 
-def thumbnails(root: Path, frames: Frames, ranges: Mapping[str, Values] | None = None) -> dict[str, Thumbnail | None]:
+def thumbnails(
+    root: Path, frames: Frames, ranges: Mapping[str, ValueRange] | None = None
+) -> dict[str, Thumbnail | None]:
     """Compute thumbnails by path; None for a broken image. `ranges`: path -> pixel values that become black and white."""
 
     def thumbnail(path: str) -> Thumbnail | None:

@@ -15,12 +15,12 @@ from PIL import Image
 from diffcap.records import write_text
 from diffcap.report.page import as_json, resource, security_policy
 from diffcap.scenes.raster import MAX_WINDOW, Sample, Scene, Stretch, Tile, to_rgb
-from diffcap.scenes.writing import Change, lon_lat, position
+from diffcap.scenes.writing import Change, find_position, to_lon_lat
 
-OVERVIEW_BYTES = 700_000  # of each overview picture; two of them in base64 have 1.9 MB
-_OVERVIEW_SIDE = 1600
-DETAILS, _DETAIL_SIDE = 100, 192  # changes with pictures of their own, and the longer side of these in pixels
-_QUALITIES = (80, 65, 50, 35, 20)  # of JPEG, the first with which a picture is small enough
+_MAX_PICTURE_BYTES = 700_000  # of each JPEG; the two pictures of the overview in base64 have at most 1.9 MB
+_OVERVIEW_SIDE = 1600  # longer side of a picture of the whole scene in pixels
+MAX_DETAILS, _DETAIL_SIDE = 100, 192  # number of changes with pictures of their own, and their longer side in pixels
+_QUALITIES = (80, 65, 50, 35, 20)  # of JPEG; the first one is used with which a picture is small enough
 _EARTH_RADIUS = 6_371_008.8  # metres
 _PACKAGE = "diffcap.scenes"
 
@@ -35,13 +35,14 @@ def write_map(
 ) -> None:
     """Write the page: both dates with the changes as polygons over them, and a list of the changes.
 
-    Up to `DETAILS` changes, those with the highest probabilities of a change, have pictures in the list.
+    The `MAX_DETAILS` changes with the highest probabilities of a change have pictures in the list.
     """
-    before, after = _pictures(overview, stretch, _OVERVIEW_SIDE)
-    most_certain = sorted(range(len(changes)), key=lambda index: changes[index].no_change)[:DETAILS]
-    entries = [_entry(change, scene) for change in changes]
+    before, after = _encode_pictures(overview, stretch, _OVERVIEW_SIDE)
+    most_certain = sorted(range(len(changes)), key=lambda index: changes[index].no_change)[:MAX_DETAILS]
+    entries = [_describe_change(change, scene) for change in changes]
     for index in most_certain:
-        entries[index]["pictures"] = _pictures(_detail(changes[index], scene, overview), stretch, _DETAIL_SIDE)
+        sample = _read_change(changes[index], scene, overview)
+        entries[index]["pictures"] = _encode_pictures(sample, stretch, _DETAIL_SIDE)
     script = "\n".join([resource("shared.js"), resource("map.js", _PACKAGE)])
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -51,16 +52,16 @@ def write_map(
         changes=len(changes),
         before=before,
         after=after,
-        rows=_rows(metadata),
+        facts=_list_facts(metadata),
         style=Markup(resource("page.css") + resource("map.css", _PACKAGE)),
         script=Markup(script),
         policy=security_policy(script),
-        data=as_json({"width": scene.width, "height": scene.height, "metres": _metres(scene), "changes": entries}),
+        data=as_json({"width": scene.width, "height": scene.height, "metres": _pixel_width(scene), "changes": entries}),
     )
     write_text(path, page)
 
 
-def _detail(change: Change, scene: Scene, overview: Sample) -> Sample:
+def _read_change(change: Change, scene: Scene, overview: Sample) -> Sample:
     """Return the pixels of a change; from the overview if its window is too large to be read at once."""
     x, y, width, height = change.window
     if max(width, height) <= MAX_WINDOW:
@@ -70,48 +71,48 @@ def _detail(change: Change, scene: Scene, overview: Sample) -> Sample:
     return Sample(*(array[..., top : bottom + 1, left : right + 1] for array in overview))
 
 
-def _pictures(sample: Sample, stretch: Stretch | None, side: int) -> list[str]:
-    """Return both dates as JPEG in base64, at most `side` pixels wide or high; parts without data are gray."""
-    shown = sample.before_valid & sample.after_valid
-    encoded = []
+def _encode_pictures(sample: Sample, stretch: Stretch | None, max_side: int) -> list[str]:
+    """Return both dates as JPEG in base64, at most `max_side` pixels wide and high; parts without data are gray."""
+    is_shown = sample.before_valid & sample.after_valid
+    pictures = []
     for pixels in (sample.before, sample.after):
-        image = Image.fromarray(np.where(shown[..., None], to_rgb(pixels, shown, stretch), np.uint8(128)))
-        image.thumbnail((side, side), Image.Resampling.BOX)
+        image = Image.fromarray(np.where(is_shown[..., None], to_rgb(pixels, is_shown, stretch), np.uint8(128)))
+        image.thumbnail((max_side, max_side), Image.Resampling.BOX)
         for quality in _QUALITIES:
             content = io.BytesIO()
             image.save(content, "JPEG", quality=quality, optimize=True)
-            if content.tell() <= OVERVIEW_BYTES:
+            if content.tell() <= _MAX_PICTURE_BYTES:
                 break
-        encoded.append(base64.b64encode(content.getvalue()).decode())
-    return encoded
+        pictures.append(base64.b64encode(content.getvalue()).decode())
+    return pictures
 
 
-def _entry(change: Change, scene: Scene) -> dict[str, Any]:
-    """Return a change as the script of the page reads it: caption, SVG path and window in pixels, numbers, and a position inside it."""
+def _describe_change(change: Change, scene: Scene) -> dict[str, Any]:
+    """Return a change for `map.js`: caption, SVG path and window in pixels, numbers, and longitude and latitude inside it."""
     rings = shapely.geometry.mapping(change.polygon)["coordinates"]
     path = "".join("M" + "L".join(f"{round(x)},{round(y)}" for x, y in ring[:-1]) + "Z" for ring in rings)
-    place = position(change, scene, 6)
+    lon_lat_inside = find_position(change, scene, digits=6)
     return {
         "caption": change.caption,
         "path": path,
         "window": change.window,
-        "tiles": change.tiles,
+        "tiles": change.num_tiles,
         "changed": round(1 - change.no_change, 4),
-        **({"position": place} if place else {}),
+        **({"position": lon_lat_inside} if lon_lat_inside else {}),
     }
 
 
-def _metres(scene: Scene) -> float | None:
+def _pixel_width(scene: Scene) -> float | None:
     """Return the width in metres of a pixel in the middle of the scene, on a sphere; None without georeference."""
     if scene.crs is None:
         return None
     x, y = scene.width / 2, scene.height / 2
-    (west, south), (east, north) = np.radians(lon_lat(scene, np.array([[x, y], [x + 1, y]])))
+    (west, south), (east, north) = np.radians(to_lon_lat(scene, np.array([[x, y], [x + 1, y]])))
     return _EARTH_RADIUS * float(np.hypot((east - west) * np.cos(south), north - south))
 
 
-def _rows(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return headings and texts about how the changes were found."""
+def _list_facts(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return headings and texts about how the changes were found, for the end of the page."""
     tiles = metadata["tiles"]
     return [
         ("before", metadata["before"]),

@@ -1,4 +1,4 @@
-"""Changes of a scene: neighbouring tiles with the same sentence as one polygon, and GeoJSON (RFC 7946) and CSV of them."""
+"""The changes of a scene, each the union of neighbouring tiles with the same sentence, as GeoJSON (RFC 7946) and CSV."""
 
 import csv
 import io
@@ -18,8 +18,8 @@ from diffcap.scenes.raster import WGS84, Scene, TileCaption
 from diffcap.utils.errors import DiffcapError
 
 Points = npt.NDArray[np.float64]
-_STEP = 256  # pixels between the points of an edge, which is a curve in longitude and latitude
-_DECIMALS = 7  # of a degree: about a centimetre
+_EDGE_STEP = 256  # pixels between the points of a polygon's edge; a straight edge is a curve in longitude and latitude
+_DECIMALS = 7  # decimal places of a degree, the last one is about a centimetre
 IN_DEGREES = "longitude and latitude (WGS84)"
 IN_PIXELS = "pixels, x to the right and y down from the upper left corner; the rasters have no georeference"
 COLUMNS = (
@@ -33,9 +33,9 @@ class Change:
 
     caption: str
     polygon: shapely.Polygon  # union of its tiles, in pixels (x to the right, y down)
-    tiles: int  # their number
-    no_change: float  # the lowest probability of no change of a tile
-    log_probability: float  # natural logarithm of the caption's probability, the highest of a tile
+    num_tiles: int
+    no_change: float  # probability of no change, the lowest one of its tiles
+    log_probability: float  # natural logarithm of the caption's probability, the highest one of its tiles
 
     @property
     def window(self) -> tuple[int, int, int, int]:
@@ -44,32 +44,31 @@ class Change:
         return left, top, right - left, bottom - top
 
 
-def merge(captions: Iterable[TileCaption]) -> list[Change]:
+def merge_tiles(captions: Iterable[TileCaption]) -> list[Change]:
     """Unite tiles with the same sentence that overlap or share an edge; sorted from the top to the bottom, then left to right."""
-    by_sentence: dict[str, list[TileCaption]] = {}
-    for each in captions:
-        by_sentence.setdefault(each.caption, []).append(each)
+    captions_of_sentence: dict[str, list[TileCaption]] = {}
+    for caption in captions:
+        captions_of_sentence.setdefault(caption.caption, []).append(caption)
     changes: list[Change] = []
-    for caption, group in by_sentence.items():
-        tiles = [each.tile for each in group]
+    for sentence, same_captions in captions_of_sentence.items():
+        tiles = [caption.tile for caption in same_captions]
         union = shapely.union_all([shapely.box(x, y, x + width, y + height) for x, y, width, height in tiles])
-        parts = shapely.get_parts(union)
+        polygons = shapely.get_parts(union)
         centers = [shapely.Point(x + width / 2, y + height / 2) for x, y, width, height in tiles]
-        members: list[list[TileCaption]] = [[] for _ in parts]
-        for number, part in shapely.STRtree(parts).query(centers, predicate="within").T:
-            members[part].append(group[number])
-        for part, part_captions in zip(parts, members):
-            no_change = min(each.no_change for each in part_captions)
-            log_probability = max(each.log_probability for each in part_captions)
-            polygon = shapely.simplify(part, 0)
-            changes.append(Change(caption, polygon, len(part_captions), no_change, log_probability))
+        captions_inside: list[list[TileCaption]] = [[] for _ in polygons]
+        for tile_index, polygon_index in shapely.STRtree(polygons).query(centers, predicate="within").T:
+            captions_inside[polygon_index].append(same_captions[tile_index])
+        for polygon, inside in zip(polygons, captions_inside):
+            no_change = min(caption.no_change for caption in inside)
+            log_probability = max(caption.log_probability for caption in inside)
+            changes.append(Change(sentence, shapely.simplify(polygon, 0), len(inside), no_change, log_probability))
     return sorted(changes, key=lambda change: (change.window[1], change.window[0], change.caption))
 
 
-def lon_lat(scene: Scene, points: Points) -> Points:
-    """Convert points (N, 2) from pixels (column, row) to longitude and latitude."""
-    grid = np.reshape(scene.transform, (3, 3))
-    x, y = (grid @ np.column_stack([points, np.ones(len(points))]).T)[:2]
+def to_lon_lat(scene: Scene, points: Points) -> Points:
+    """Convert points (n, 2) from pixels (column, row) to longitude and latitude."""
+    pixel_to_map = np.reshape(scene.transform, (3, 3))
+    x, y = (pixel_to_map @ np.column_stack([points, np.ones(len(points))]).T)[:2]
     try:
         longitudes, latitudes = rasterio.warp.transform(scene.crs, WGS84, x, y)
     except Exception as error:  # PROJ's errors have many types
@@ -85,22 +84,22 @@ def lon_lat(scene: Scene, points: Points) -> Points:
     return converted
 
 
-def check_position(scene: Scene) -> None:
+def check_georeference(scene: Scene) -> None:
     """Raise an error if the corners of the raster cannot be converted to longitude and latitude."""
     if scene.crs is not None:
-        lon_lat(scene, np.array([(x, y) for x in (0, scene.width) for y in (0, scene.height)], float))
+        to_lon_lat(scene, np.array([(x, y) for x in (0, scene.width) for y in (0, scene.height)], float))
 
 
-def position(change: Change, scene: Scene, digits: int) -> list[float] | None:
-    """Return longitude and latitude of a point inside a change; None without georeference."""
+def find_position(change: Change, scene: Scene, digits: int) -> list[float] | None:
+    """Return longitude and latitude of a point inside a change, rounded to `digits`; None without georeference."""
     if scene.crs is None:
         return None
-    inside = change.polygon.representative_point()
-    return [round(float(value), digits) for value in lon_lat(scene, np.array([[inside.x, inside.y]]))[0]]
+    point = change.polygon.representative_point()
+    return [round(float(value), digits) for value in to_lon_lat(scene, np.array([[point.x, point.y]]))[0]]
 
 
 def write_geojson(path: Path, changes: Sequence[Change], scene: Scene, metadata: Mapping[str, Any]) -> None:
-    """Write a FeatureCollection. `metadata` is its foreign member "diffcap", and the note in it is also a property of each feature.
+    """Write a FeatureCollection with `metadata` as its member "diffcap". metadata["note"] is also a property of each feature.
 
     Polygons are in longitude and latitude, with the outer ring counterclockwise, or in pixels without georeference.
     """
@@ -109,13 +108,14 @@ def write_geojson(path: Path, changes: Sequence[Change], scene: Scene, metadata:
     for number, change in enumerate(changes, 1):
         polygon = change.polygon
         if scene.crs is not None:
-            polygon = shapely.transform(shapely.segmentize(polygon, _STEP), lambda points: lon_lat(scene, points))
+            polygon = shapely.segmentize(polygon, _EDGE_STEP)
+            polygon = shapely.transform(polygon, lambda points: to_lon_lat(scene, points))
             polygon = shapely.orient_polygons(polygon, exterior_cw=False)
         rings = shapely.geometry.mapping(polygon)["coordinates"]
         coordinates = [[[round(x, digits), round(y, digits)] for x, y in ring] for ring in rings]
         properties = {
             "caption": change.caption,
-            "tiles": change.tiles,
+            "tiles": change.num_tiles,
             "no_change": change.no_change,
             "log_probability": change.log_probability,
             "pixel_window": list(change.window),
@@ -126,18 +126,18 @@ def write_geojson(path: Path, changes: Sequence[Change], scene: Scene, metadata:
         features.append({"type": "Feature", "id": number, "geometry": geometry, "properties": properties})
     lines = ",\n".join(json.dumps(feature, ensure_ascii=False) for feature in features)
     unit = IN_PIXELS if scene.crs is None else IN_DEGREES
-    head = json.dumps({"coordinates": unit, **metadata}, ensure_ascii=False)
-    write_text(path, f'{{"type": "FeatureCollection",\n"diffcap": {head},\n"features": [\n{lines}\n]}}\n')
+    member = json.dumps({"coordinates": unit, **metadata}, ensure_ascii=False)
+    write_text(path, f'{{"type": "FeatureCollection",\n"diffcap": {member},\n"features": [\n{lines}\n]}}\n')
 
 
 def write_csv(path: Path, changes: Sequence[Change], scene: Scene, note: str | None) -> None:
     """Write one line per change; longitude and latitude are those of a point inside it, empty without georeference."""
     notes = [] if note is None else [note]
-    lines = io.StringIO()
-    table = csv.writer(lines, lineterminator="\n")
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
     table.writerow([*COLUMNS, *(["note"] if notes else [])])
     for number, change in enumerate(changes, 1):
-        place: list[Any] = position(change, scene, _DECIMALS) or ["", ""]
-        values = change.caption, change.tiles, change.no_change, change.log_probability, *change.window, *place
+        position: list[Any] = find_position(change, scene, _DECIMALS) or ["", ""]
+        values = change.caption, change.num_tiles, change.no_change, change.log_probability, *change.window, *position
         table.writerow([number, *values, scene.crs or "", *notes])
-    write_text(path, lines.getvalue())
+    write_text(path, text.getvalue())

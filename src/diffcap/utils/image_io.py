@@ -17,7 +17,7 @@ from diffcap.utils.errors import DiffcapError
 from diffcap.utils.files import url_of
 
 Source = str | Path | bytes | Image.Image | np.ndarray
-Values = tuple[float, float]  # smallest and largest value of the pixels: two ints for integers, two floats for floats
+ValueRange = tuple[float, float]  # smallest and largest pixel value: two ints for integers, two floats for floats
 
 MAX_PIXELS = 100_000_000  # about 400 MB with an alpha channel; protects against decompression bombs
 SHRINK_ABOVE = 25_000_000  # pixels; the networks use far fewer
@@ -40,7 +40,7 @@ class InputImage(NamedTuple):
     image: Image.Image  # mode RGB, upright
     name: str  # in messages; the path if there is one
     notes: tuple[str, ...] = ()  # what was done to it that the user may not expect, one clause each
-    values: Values | None = None  # range of its values if it has more than 8 bits
+    values: ValueRange | None = None  # range of its values if it has more than 8 bits
     size: tuple[int, int] = (0, 0)  # width and height before it was shrunk
 
 
@@ -85,7 +85,7 @@ def read_pair(before: Source, after: Source, names: tuple[str, str] | None = Non
     return InputPair(first, second, (*own, *(f"{first.name} and {second.name}: {note}" for note in notes)))
 
 
-def common_values(values: Iterable[Values | None]) -> Values | None:
+def common_values(values: Iterable[ValueRange | None]) -> ValueRange | None:
     """The range of several ranges; None if one is None (an image of 8 bits), or some are of integers and others of floats."""
     known = list(values)
     ranges = [each for each in known if each is not None]
@@ -94,7 +94,7 @@ def common_values(values: Iterable[Values | None]) -> Values | None:
     return min(low for low, _ in ranges), max(high for _, high in ranges)
 
 
-def _kind(values: Values | None) -> str:
+def _kind(values: ValueRange | None) -> str:
     if values is None:
         return "8-bit integers"
     return "floats" if isinstance(values[0], float) else "integers of more than 8 bits"
@@ -107,7 +107,7 @@ def _colored(image: Image.Image) -> str:
     return "gray" if spread.max() <= _GRAY else "color" if (spread >= _COLOR).mean() > _COLORED else ""
 
 
-def read_image(source: Source, name: str | None = None, values: Values | None = None) -> InputImage:
+def read_image(source: Source, name: str | None = None, values: ValueRange | None = None) -> InputImage:
     """Convert a path, the bytes of a file, a PIL image or an array to RGB with 8 bits per channel.
 
     The image is turned upright (EXIF), transparent parts become white, animations and multi-page files give their first frame,
@@ -156,7 +156,7 @@ def _too_large(name: str, size: str) -> DiffcapError:
     return DiffcapError(f"{name}: {size} pixels are more than the limit of {MAX_PIXELS:,}; shrink the image first.")
 
 
-def _decode(file: BinaryIO, name: str, values: Values | None) -> InputImage:
+def _decode(file: BinaryIO, name: str, values: ValueRange | None) -> InputImage:
     Image.init()
     formats = [kind for kind in Image.ID if kind != "EPS"]  # its reader runs Ghostscript
     try:
@@ -177,7 +177,9 @@ def _decode(file: BinaryIO, name: str, values: Values | None) -> InputImage:
         raise DiffcapError(f"{name}: {_describe(start)}.") from None
 
 
-def _to_rgb(image: Image.Image, notes: list[str], found: Values | None, name: str, values: Values | None) -> InputImage:
+def _to_rgb(
+    image: Image.Image, notes: list[str], found: ValueRange | None, name: str, values: ValueRange | None
+) -> InputImage:
     """An image as RGB; `found`: the range of its values if they were scaled already."""
     width, height = image.size
     if not width * height:
@@ -228,8 +230,8 @@ def _is_misread(image: Any) -> bool:
 
 
 def _to_8_bits(
-    pixels: np.ndarray[Any, Any], name: str, values: Values | None, nodata: float = math.nan
-) -> tuple[np.ndarray[Any, Any], list[str], Values]:
+    pixels: np.ndarray[Any, Any], name: str, values: ValueRange | None, nodata: float = math.nan
+) -> tuple[np.ndarray[Any, Any], list[str], ValueRange]:
     """Scale pixels of more than 8 bits to uint8; `nodata` and values that are not finite become black.
 
     Also returns a note if their range is a guess, and the range of their values.
@@ -248,13 +250,13 @@ def _to_8_bits(
     return (numbers * 255).round().astype(np.uint8), [] if values else _range_notes(found, "its"), found
 
 
-def _white(values: Values) -> int | None:
+def _white(values: ValueRange) -> int | None:
     """The value of white; None: the range is stretched from black to white."""
     low, high = values
     return next((white for white in ((1,) if isinstance(low, float) else _BITS) if low >= 0 and high <= white), None)
 
 
-def _range_notes(values: Values, whose: str) -> list[str]:
+def _range_notes(values: ValueRange, whose: str) -> list[str]:
     """A note if it is a guess which values are black and white."""
     (low, high), white = values, _white(values)
     if white is None:
@@ -263,8 +265,8 @@ def _range_notes(values: Values, whose: str) -> list[str]:
 
 
 def _from_array(
-    array: np.ndarray[Any, Any], name: str, values: Values | None
-) -> tuple[Image.Image, list[str], Values | None]:
+    array: np.ndarray[Any, Any], name: str, values: ValueRange | None
+) -> tuple[Image.Image, list[str], ValueRange | None]:
     """An array as an image with 8 bits per channel, notes, and the range of its values if it has uint16."""
     shape = array.shape
     if array.ndim == 3 and shape[2] == 1:
@@ -288,7 +290,9 @@ def _from_array(
     return Image.fromarray(array.astype(np.uint8)), notes, found
 
 
-def _from_tiff(file: BinaryIO, name: str, values: Values | None) -> tuple[Image.Image, list[str], Values | None]:
+def _from_tiff(
+    file: BinaryIO, name: str, values: ValueRange | None
+) -> tuple[Image.Image, list[str], ValueRange | None]:
     """A TIFF that Pillow cannot decode (most with several bands of 16 bits, float64, rare compressions), read with rasterio."""
     try:
         from rasterio.io import MemoryFile

@@ -1,4 +1,4 @@
-"""Which captioners the page offers, and the few of them that are in memory."""
+"""The captioners that the web page offers; only a few of them are in memory at a time."""
 
 import threading
 from collections import Counter, OrderedDict
@@ -15,48 +15,48 @@ from diffcap.registry import methods
 from diffcap.utils.console import echo
 from diffcap.utils.errors import DiffcapError
 
-KEPT = 3  # captioners in memory at once
+_MAX_LOADED = 3  # captioners in memory at once
 
 
 class Choice(NamedTuple):
-    """A captioner that visitors may choose."""
+    """A captioner that visitors may choose: its label in the list, and the arguments with which `load_captioner` loads it."""
 
-    label: str  # method, dataset and where it comes from
-    source: str | Path | None  # for `load_captioner`, as the others; a vision-language model of the Hub with its commit
-    weights: str | None = None
+    label: str  # method, dataset, and the run or file, or "ships with diffcap"
+    checkpoint: str | Path | None  # a vision-language model of the Hub has its commit: NAME@COMMIT
+    backbone_weights: str | None = None
     base: str | None = None
 
 
 def find_choices(
     checkpoints: Sequence[str], runs: Path, backbone_weights: str | None = None, base: str | None = None
 ) -> list[Choice]:
-    """What is offered: the checkpoints that were named, those that ship, then the captioners in `runs`, newest first.
+    """Return the captioners in `checkpoints`, those that ship with diffcap, then the captioners in the folder `runs`, newest first.
 
     Name, commit and licence of a vision-language model without training are printed. A file below `runs` that is not a captioner of
     this diffcap is left out, and stderr says why.
     """
-    found: list[tuple[Path, Choice]] = []
+    choices_by_path: list[tuple[Path, Choice]] = []
     for name in checkpoints:
         if names_base_model(name):
-            model = find_base(name)  # fetches it, and raises here, before the first request
+            model = find_base(name)  # fetches it, so that an error is raised before the first visitor comes
             echo(describe_origin(model.name, model.revision, model.licence))
             # All visitors get this commit, also if the repository has another one when the model is loaded.
-            pinned = f"{model.name}@{model.revision}" if model.revision else model.name
-            shown = f"{model.name}@{model.revision[:7]}" if model.revision else model.name
+            model_at_commit = f"{model.name}@{model.revision}" if model.revision else model.name
+            shown_path = Path(f"{model.name}@{model.revision[:7]}" if model.revision else model.name)
             title = next(method.title for method in methods().values() if method.base_model)
-            found.append((Path(shown), Choice(f"{title} · without training", pinned)))
+            choices_by_path.append((shown_path, Choice(f"{title} · without training", model_at_commit)))
         else:
-            metadata = load_captioner(name, "cpu", backbone_weights, base).metadata  # raises here, too
-            found.append((Path(name).resolve(), Choice(_label(metadata), name, backbone_weights, base)))
-    shipped = [
-        Choice(f"{_label(read_json(folder / CONFIG, 'configuration'))} · ships with diffcap", name)
+            metadata = load_captioner(name, "cpu", backbone_weights, base).metadata  # raises errors early, too
+            choices_by_path.append((Path(name).resolve(), Choice(_label_of(metadata), name, backbone_weights, base)))
+    shipped_choices = [
+        Choice(f"{_label_of(read_json(folder / CONFIG, 'configuration'))} · ships with diffcap", name)
         for name, folder in SHIPPED_CAPTIONERS.items()
     ]
-    named = {Path(name).resolve() for name in checkpoints}
+    named_paths = {Path(name).resolve() for name in checkpoints}
     paths = [path for path in runs.rglob("best.ckpt") if path.parent.name in CAPTIONING_STAGES]
     paths += [path.parent for path in runs.rglob(CONFIG) if (path.parent / WEIGHTS).is_file()]
     for path in sorted(paths, key=lambda path: (-path.stat().st_mtime, str(path))):
-        if path.resolve() in named:
+        if path.resolve() in named_paths:
             continue
         try:
             if path.is_dir():
@@ -65,54 +65,54 @@ def find_choices(
                 metadata = read_checkpoint(path, mapped=True)["diffcap"]
             is_captioner = isinstance(metadata, dict) and metadata.get("stage") in CAPTIONING_STAGES
             if is_captioner and metadata.get("method") in list(methods()):
-                found.append((path.resolve(), Choice(_label(metadata), path)))
+                choices_by_path.append((path.resolve(), Choice(_label_of(metadata), path)))
         except DiffcapError as error:
             echo(f"note: left out: {error}", err=True)
-    choices = _with_places(found)
-    return [*choices[: len(checkpoints)], *shipped, *choices[len(checkpoints) :]]
+    choices = _add_paths_to_labels(choices_by_path)
+    return [*choices[: len(checkpoints)], *shipped_choices, *choices[len(checkpoints) :]]
 
 
-def _label(metadata: dict[str, object]) -> str:
+def _label_of(metadata: dict[str, object]) -> str:
     return f"{methods()[str(metadata['method'])].title} · {metadata.get('dataset', 'unknown dataset')}"
 
 
-def _with_places(found: Sequence[tuple[Path, Choice]]) -> list[Choice]:
-    """Add to each label the last part of the captioner's path, or as many parts as are needed to tell it from the others."""
-    places = []  # a run's checkpoint is known by the run's folder, any other checkpoint by its own name
-    for path, choice in found:
-        stage = path.parent if path.name == "best.ckpt" else path
-        places.append((choice.label, stage.parent if stage.name == "finetune" else stage))
-    shown = {(label, place): f"{label} · {place.name}" for label, place in places}
-    for size in range(2, max((len(place.parts) for _, place in places), default=0)):
-        taken = Counter(shown.values())
-        for (label, place), old in shown.items():
-            if taken[old] > 1:
-                shown[label, place] = f"{label} · {'/'.join(place.parts[-size:])}"
-    return [choice._replace(label=shown[place]) for (_, choice), place in zip(found, places)]
+def _add_paths_to_labels(choices_by_path: Sequence[tuple[Path, Choice]]) -> list[Choice]:
+    """Add the last part of its path to each label, or more parts if other choices would have the same label."""
+    keys = []  # label and path of each choice: for a run's checkpoint the path of the run's folder, else its own path
+    for path, choice in choices_by_path:
+        stage_path = path.parent if path.name == "best.ckpt" else path
+        keys.append((choice.label, stage_path.parent if stage_path.name == "finetune" else stage_path))
+    labels = {(label, path): f"{label} · {path.name}" for label, path in keys}
+    for num_parts in range(2, max((len(path.parts) for _, path in keys), default=0)):
+        counts = Counter(labels.values())
+        for (label, path), old_label in labels.items():
+            if counts[old_label] > 1:
+                labels[label, path] = f"{label} · {'/'.join(path.parts[-num_parts:])}"
+    return [choice._replace(label=labels[key]) for (_, choice), key in zip(choices_by_path, keys)]
 
 
 class Captioners:
-    """Loads captioners when somebody asks for them, keeps the last `kept` of them, and lets one caller at a time use each."""
+    """Loads captioners when they are needed, keeps the last `max_loaded` in memory, and lets one caller at a time use each."""
 
-    def __init__(self, choices: Sequence[Choice], device: str = "auto", kept: int = KEPT) -> None:
+    def __init__(self, choices: Sequence[Choice], device: str = "auto", max_loaded: int = _MAX_LOADED) -> None:
         self.choices = list(choices)
-        self._device, self._most = device, kept
+        self._device, self._max_loaded = device, max_loaded
         self._locks = [threading.Lock() for _ in self.choices]
-        self._kept: OrderedDict[int, PairCaptioner] = OrderedDict()
-        self._keeping = threading.Lock()
+        self._loaded: OrderedDict[int, PairCaptioner] = OrderedDict()  # by index in `choices`, the last used at the end
+        self._loaded_lock = threading.Lock()
 
     @contextmanager
-    def use(self, number: int) -> Iterator[PairCaptioner]:
-        """Have a captioner, by its place in `choices`, to oneself."""
-        with self._locks[number]:
-            with self._keeping:
-                captioner = self._kept.get(number)
+    def use(self, index: int) -> Iterator[PairCaptioner]:
+        """Lock and return the captioner with this index in `choices`."""
+        with self._locks[index]:
+            with self._loaded_lock:
+                captioner = self._loaded.get(index)
             if captioner is None:
-                choice = self.choices[number]
-                captioner = load_captioner(choice.source, self._device, choice.weights, choice.base)
-            with self._keeping:
-                self._kept[number] = captioner
-                self._kept.move_to_end(number)
-                while len(self._kept) > self._most:
-                    self._kept.popitem(last=False)
+                choice = self.choices[index]
+                captioner = load_captioner(choice.checkpoint, self._device, choice.backbone_weights, choice.base)
+            with self._loaded_lock:
+                self._loaded[index] = captioner
+                self._loaded.move_to_end(index)
+                while len(self._loaded) > self._max_loaded:
+                    self._loaded.popitem(last=False)
             yield captioner

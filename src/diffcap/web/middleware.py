@@ -1,4 +1,4 @@
-"""Which requests reach gradio: an allow-list of routes, and limits of size, time and disk space.
+"""A filter between the network and gradio: an allow-list of routes, and limits of size, time and disk space of requests.
 
 gradio has many routes that the page does not need. Some of them let the server fetch any public address.
 """
@@ -27,25 +27,26 @@ _MAX_FORM_BYTES = MAX_FILE_BYTES + 2**16  # the file and the form around it
 _MAX_JSON_BYTES = 2**20
 _MAX_BODY_SECONDS = 300  # for a whole request body: 32 MB at 1 Mbit/s take about 270 seconds
 _MAX_IDLE_SECONDS = 20  # between two parts of a request body
-_QUOTA_STEP = 2**20  # received bytes between two checks of the quota
+_BYTES_BETWEEN_CHECKS = 2**20  # received bytes between two checks of the disk space
 _MIN_COUNTED_BYTES = 2**16  # a smaller file counts as this size, so that the number of files is bounded too
 
-# Requests of the page in a browser; config, info and call are for scripts (gradio's clients).
-_UPLOAD = "/gradio_api/upload"
-_GET = re.compile(
+# Allowed routes, by method. The page in a browser needs them; config, info and call are for scripts (gradio's clients).
+_UPLOAD_ROUTE = "/gradio_api/upload"
+_GET_ROUTES = re.compile(
     r"/|/config|/theme\.css|/manifest\.json|/favicon\.ico|/(assets|static)/.+"
     r"|/gradio_api/(info|app_id|upload_progress|queue/data|call/\w+/\w+)"
 )
-_ROUTES = {"GET": _GET, "HEAD": _GET, "POST": re.compile(rf"{_UPLOAD}|/gradio_api/(queue/join|run/predict|call/\w+)")}
+_POST_ROUTES = re.compile(rf"{_UPLOAD_ROUTE}|/gradio_api/(queue/join|run/predict|call/\w+)")
+_ROUTES = {"GET": _GET_ROUTES, "HEAD": _GET_ROUTES, "POST": _POST_ROUTES}
 
-# No resource from other hosts. gradio needs inline scripts and evaluates the scripts of its components.
-_POLICY = (
+# Forbids resources from other hosts. gradio needs inline scripts, and evaluates the scripts of its components.
+_CONTENT_POLICY = (
     "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval' blob:; style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self' data: blob:; worker-src 'self' blob:; "
     "object-src 'none'; base-uri 'self'; form-action 'self'; frame-ancestors 'self'"
 )
 _HEADERS = {
-    "content-security-policy": _POLICY,
+    "content-security-policy": _CONTENT_POLICY,
     "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",
 }
@@ -53,7 +54,7 @@ _log = logging.getLogger("uvicorn.error")
 
 
 def answer_bad_request(request: Request, error: Exception) -> Response:
-    """Answer 400 where gradio's code failed on a malformed request, and log one line instead of a traceback."""
+    """Answer 400 if gradio's code fails on a malformed request, and log one line instead of a traceback."""
     _log.warning("bad request: %s %.200r: %.200s", request.method, request.scope["path"], ascii(error)[:200])
     _log.debug("its traceback", exc_info=error)
     return PlainTextResponse("The server cannot process this request; reload the page and try again.", 400)
@@ -66,41 +67,41 @@ EXCEPTION_HANDLERS = dict.fromkeys(
 
 
 class RequestFilter:
-    """ASGI middleware: refuses what the page does not need, limits request bodies and adds security headers.
+    """ASGI middleware: refuses requests that the page does not need, limits request bodies and adds security headers.
 
-    It serves files of `folder` only, whose total size is limited; the oldest files are removed first. With `same_origin`, it refuses
+    It serves files in `folder` only. If these would exceed `max_bytes`, the oldest files are removed. With `same_origin`, it refuses
     POST requests that a page of another site sends.
     """
 
     def __init__(self, app: ASGIApp, folder: Path, max_bytes: int, same_origin: bool) -> None:
         self._app, self._same_origin = app, same_origin
-        self._folder, self._limit = folder, max_bytes
-        self._lock = threading.Lock()
+        self._folder, self._max_bytes = folder, max_bytes
+        self._folder_lock = threading.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request; the arguments are those of every ASGI application."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        body = _Body(receive, self._make_room, complete=scope["method"] in ("GET", "HEAD"))
+        body = _Body(receive, self._make_room, is_complete=scope["method"] in ("GET", "HEAD"))
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers.update(_HEADERS)
-                if not body.complete:
+                if not body.is_complete:
                     headers["connection"] = "close"  # the rest of the body is not read
             await send(message)
 
         try:
-            await (self._refusal(scope) or self._app)(scope, body.receive, send_with_headers)
+            await (self._refuse_request(scope) or self._app)(scope, body.receive, send_with_headers)
         except RuntimeError as error:
-            # gradio starts the event stream of an unknown session, reports the error in it and raises 404.
+            # For an unknown session, gradio starts the event stream, reports the error in it, and then raises 404.
             if not isinstance(error.__cause__, HTTPException):
                 raise
             await send({"type": "http.response.body"})
 
-    def _refusal(self, scope: Scope) -> Response | None:
+    def _refuse_request(self, scope: Scope) -> Response | None:
         method, path, headers = scope["method"], scope["path"], Headers(scope=scope)
         is_file = method in ("GET", "HEAD") and path.startswith(f"/gradio_api/file={self._folder}/")
         if not is_file and not (method in _ROUTES and _ROUTES[method].fullmatch(path)):
@@ -113,45 +114,45 @@ class RequestFilter:
         length = headers.get("content-length", "")
         if not length.isdecimal():
             return PlainTextResponse("The request has no Content-Length header.", 411)
-        limit = _MAX_FORM_BYTES if path == _UPLOAD else _MAX_JSON_BYTES
-        if int(length) > limit:
-            return PlainTextResponse(f"Too large: the limit is {limit // 2**20} MB; shrink the image first.", 413)
+        max_length = _MAX_FORM_BYTES if path == _UPLOAD_ROUTE else _MAX_JSON_BYTES
+        if int(length) > max_length:
+            return PlainTextResponse(f"Too large: the limit is {max_length // 2**20} MB; shrink the image first.", 413)
         return None
 
-    def _make_room(self, size: int) -> None:
-        """Remove the oldest files until `size` more bytes fit."""
-        with self._lock:
+    def _make_room(self, num_bytes: int) -> None:
+        """Remove the oldest files until `num_bytes` more bytes fit."""
+        with self._folder_lock:
             files = []  # modification time, counted bytes, path
             for folder, _, names in os.walk(self._folder):
                 for path in (Path(folder, name) for name in names):
                     with contextlib.suppress(OSError):  # removed in the meantime
                         status = path.stat()
                         files.append((status.st_mtime, max(status.st_size, _MIN_COUNTED_BYTES), path))
-            excess = sum(counted for _, counted, _ in files) + size - self._limit
-            for _, counted, path in sorted(files):
-                if excess <= 0:
+            excess_bytes = sum(counted_bytes for _, counted_bytes, _ in files) + num_bytes - self._max_bytes
+            for _, counted_bytes, path in sorted(files):
+                if excess_bytes <= 0:
                     break
                 with contextlib.suppress(OSError):
                     path.unlink(missing_ok=True)
-                    excess -= counted
+                    excess_bytes -= counted_bytes
                     if path.parent != self._folder:
                         path.parent.rmdir()  # gradio creates a folder per file
 
 
 class _Body:
-    """A request body as it arrives: limited in time, and with room on the disk for the bytes received so far.
+    """A request body that must arrive in time; `make_room` is called with the number of bytes that have arrived.
 
     A body that ends early raises `MultiPartException`, for which gradio removes the partial file and answers 400.
     """
 
-    def __init__(self, receive: Receive, make_room: Callable[[int], None], complete: bool) -> None:
-        self.complete = complete
+    def __init__(self, receive: Receive, make_room: Callable[[int], None], is_complete: bool) -> None:
+        self.is_complete = is_complete
         self._receive, self._make_room = receive, make_room
         self._deadline = time.monotonic() + _MAX_BODY_SECONDS
-        self._unchecked = 0  # bytes received since the last check of the quota
+        self._unchecked_bytes = 0  # received since the last call of `make_room`
 
     async def receive(self) -> Message:
-        if self.complete:  # only http.disconnect is left, which has no deadline
+        if self.is_complete:  # only the message http.disconnect can follow, at any time
             return await self._receive()
         try:
             async with asyncio.timeout(min(_MAX_IDLE_SECONDS, self._deadline - time.monotonic())):
@@ -160,9 +161,9 @@ class _Body:
             raise MultiPartException("The request arrived too slowly; try again.") from None
         if message["type"] == "http.disconnect":
             raise MultiPartException("The connection was closed before the request was complete.")
-        self.complete = not message.get("more_body", False)
-        self._unchecked += len(message.get("body", b""))
-        if self.complete or self._unchecked >= _QUOTA_STEP:
-            await asyncio.to_thread(self._make_room, self._unchecked)
-            self._unchecked = 0
+        self.is_complete = not message.get("more_body", False)
+        self._unchecked_bytes += len(message.get("body", b""))
+        if self.is_complete or self._unchecked_bytes >= _BYTES_BETWEEN_CHECKS:
+            await asyncio.to_thread(self._make_room, self._unchecked_bytes)
+            self._unchecked_bytes = 0
         return message

@@ -1,4 +1,4 @@
-"""The page: two upload zones, examples, a choice of captioner, and the answer."""
+"""The web page: two upload zones, examples, a choice of captioner, and the answer."""
 
 import os
 import sys
@@ -17,33 +17,34 @@ from diffcap.report.page import resource
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.image_io import read_image, read_pair
 from diffcap.web.captioners import Captioners
-from diffcap.web.result import data_uri, message, render_examples, result
+from diffcap.web.result import data_uri, render_examples, render_message, render_result
 
 MAX_BEAMS = 10
-_BEAMS = 5
+_DEFAULT_BEAMS = 5
 _MAX_CONCURRENT, _MAX_QUEUE = 2, 200  # captions computed at a time, waiting requests
-_UPLOAD_SECONDS = 1800  # seconds that an uploaded file is kept
+_UPLOAD_SECONDS = 1800  # how long an uploaded file is kept
 _BROWSER_FORMATS = {"PNG", "JPEG", "GIF", "WEBP", "BMP", "AVIF", "ICO"}
 
 # Decoding the largest images takes hundreds of megabytes, so only one is decoded at a time.
-_decoding = threading.Lock()
+_decoding_lock = threading.Lock()
 
 
-def build_page(captioners: Captioners, folder: Path) -> gr.Blocks:
-    """Build the page; `folder` is for uploaded files only."""
-    os.environ.update(GRADIO_TEMP_DIR=str(folder), GRADIO_ANALYTICS_ENABLED="False", HF_HUB_DISABLE_TELEMETRY="1")
+def build_page(captioners: Captioners, upload_folder: Path) -> gr.Blocks:
+    """Build the page; `upload_folder` is for uploaded files only."""
+    os.environ["GRADIO_TEMP_DIR"] = str(upload_folder)
+    os.environ.update(GRADIO_ANALYTICS_ENABLED="False", HF_HUB_DISABLE_TELEMETRY="1")
     examples = render_examples()
 
-    def choose(current: object, event: gr.EventData) -> tuple[Any, ...]:  # gradio reads this type from the signature
-        """The images of an example, no messages, and its captioner if one that ships was chosen."""
+    def show_example(old_choice: object, event: gr.EventData) -> tuple[Any, ...]:  # gradio needs the type of `event`
+        """Return the images of an example, no messages, and its captioner if the old choice also ships with diffcap."""
         try:
             example = examples[int(event.index) % len(examples)]
         except (AttributeError, OverflowError, TypeError, ValueError):
             raise gr.Error("There is no such example.", print_exception=False) from None
-        sources = [choice.source for choice in captioners.choices]
-        places = {source: str(number) for number, source in enumerate(sources) if source in SHIPPED_CAPTIONERS}
-        place = places.get(example.captioner) if current in places.values() else None
-        return example.before, example.after, "", "", place or gr.skip()
+        checkpoints = [choice.checkpoint for choice in captioners.choices]
+        shipped = {name: str(index) for index, name in enumerate(checkpoints) if name in SHIPPED_CAPTIONERS}
+        example_choice = shipped.get(example.captioner) if old_choice in shipped.values() else None
+        return example.before, example.after, "", "", example_choice or gr.skip()
 
     with gr.Blocks(
         title="diffcap: what changed?",
@@ -59,11 +60,11 @@ def build_page(captioners: Captioners, folder: Path) -> gr.Blocks:
         )
         with gr.Row(equal_height=False, elem_classes="dc-zones"):
             zones = [_upload_zone(side) for side in ("before", "after")]
-        (before, message_before), (after, message_after) = zones
+        (before, before_message), (after, after_message) = zones
         cards = "".join(
-            f'<button type="button" class="dc-example" data-index="{number}"><img alt="" src="{data_uri(example.before, "JPEG")}">'
+            f'<button type="button" class="dc-example" data-index="{index}"><img alt="" src="{data_uri(example.before, "JPEG")}">'
             f'<img alt="" src="{data_uri(example.after, "JPEG")}"><span>{example.title}</span></button>'
-            for number, example in enumerate(examples)
+            for index, example in enumerate(examples)
         )
         example_buttons = gr.HTML(
             f'<div class="dc-examples" role="group" aria-label="Examples"><b>Or try one of these</b><div>{cards}</div></div>',
@@ -73,56 +74,46 @@ def build_page(captioners: Captioners, folder: Path) -> gr.Blocks:
             padding=False,
         )
         with gr.Row(elem_classes="dc-controls"):
+            labels = [(choice.label, str(index)) for index, choice in enumerate(captioners.choices)]
             captioner = gr.Dropdown(
-                [(choice.label, str(number)) for number, choice in enumerate(captioners.choices)],
-                value="0",
-                label="Captioner",
-                filterable=False,
-                scale=4,
-                min_width=260,
-                elem_id="captioner",
+                labels, value="0", label="Captioner", filterable=False, scale=4, min_width=260, elem_id="captioner"
             )
             beams = gr.Slider(
-                1, MAX_BEAMS, _BEAMS, step=1, label="Beams", info="width of the search", scale=2, min_width=180
+                1, MAX_BEAMS, _DEFAULT_BEAMS, step=1, label="Beams", info="width of the search", scale=2, min_width=180
             )
             button = gr.Button("What changed?", variant="primary", scale=2, min_width=180, elem_id="ask")
-        answer = gr.HTML(
-            "",
-            js_on_load=resource("result.js", "diffcap.web"),
-            apply_default_css=False,
-            elem_id="answer",
-            padding=False,
-        )
+        script = resource("result.js", "diffcap.web")
+        answer = gr.HTML("", js_on_load=script, apply_default_css=False, elem_id="answer", padding=False)
 
         inputs = [before, after, captioner, beams]
         for component in inputs:  # gradio would fetch any address, and any file of the server, that a request names
-            setattr(component, "async_move_resource_to_block_cache", partial(_uploaded_only, component, folder))  # noqa: B010
-        caption: dict[str, Any] = {
+            setattr(component, "async_move_resource_to_block_cache", partial(_accept_upload, component, upload_folder))  # noqa: B010
+        answer_event: dict[str, Any] = {
             "fn": _hide_traceback(partial(_answer, captioners)),
             "inputs": inputs,
             "outputs": answer,
             "api_visibility": "undocumented",
         }
         uploads = []
-        for side, zone, notes in (("before", before, message_before), ("after", after, message_after)):
+        for side, zone, notes in (("before", before, before_message), ("after", after, after_message)):
             check = _hide_traceback(partial(_check_upload, side))
-            uploads.append(
-                zone.upload(check, zone, [zone, notes], api_name=f"look_{side}", api_visibility="undocumented")
-            )
+            upload = zone.upload(check, zone, [zone, notes], api_name=f"look_{side}", api_visibility="undocumented")
+            uploads.append(upload)
             zone.clear(lambda: "", None, notes, queue=False, api_visibility="private")
-        button.click(**caption, api_name="caption")
+        button.click(**answer_event, api_name="caption")
         example_buttons.choose(
-            choose, captioner, [before, after, message_before, message_after, captioner], api_visibility="private"
-        ).then(**(caption | {"api_visibility": "private"}))
-        after_upload = _hide_traceback(partial(_answer, captioners, is_upload=True))
+            show_example, captioner, [before, after, before_message, after_message, captioner], api_visibility="private"
+        ).then(**(answer_event | {"api_visibility": "private"}))
+        answer_upload = _hide_traceback(partial(_answer, captioners, is_upload=True))
         for upload in uploads:
-            upload.then(**(caption | {"fn": after_upload, "api_visibility": "private"}))
-    setattr(page, "preprocess_data", partial(_preprocess, page.preprocess_data))  # noqa: B010
+            upload.then(**(answer_event | {"fn": answer_upload, "api_visibility": "private"}))
+    setattr(page, "preprocess_data", partial(_preprocess_data, page.preprocess_data))  # noqa: B010
     page.queue(default_concurrency_limit=_MAX_CONCURRENT, max_size=_MAX_QUEUE, api_open=False)
     return page
 
 
 def _upload_zone(side: str) -> tuple[gr.Image, gr.HTML]:
+    """Add an image with the place for messages below it."""
     with gr.Column(min_width=150):
         zone = gr.Image(
             label=side.capitalize(),
@@ -134,77 +125,76 @@ def _upload_zone(side: str) -> tuple[gr.Image, gr.HTML]:
             placeholder=f"# The picture {side}\nDrop it here, paste it, or press to choose a file",
             elem_id=f"zone-{side}",
         )
-        # Images are read by `read_image`, not by gradio. Set on the component, since for a subclass gradio would write a file
-        # into this folder.
+        # `read_image` reads the images, not gradio. This is set on the component, because for a subclass gradio would write a
+        # file into the folder of this module.
         zone.preprocess = lambda payload: None if payload is None else payload.path  # type: ignore[method-assign]
         return zone, gr.HTML("", js_on_load=None, apply_default_css=False, padding=False, elem_id=f"message-{side}")
 
 
 def _check_upload(side: str, path: str | None) -> tuple[Any, str]:
-    """Check an uploaded file: a message if it cannot be read; a PNG of it if browsers cannot show its format."""
+    """Return an image for the zone and messages: no image if the file cannot be read, a PNG if browsers cannot show its format."""
     if path is None:
         return None, ""
     try:
-        with _decoding:
-            picture = read_image(path, _name(side, path))
+        with _decoding_lock:
+            picture = read_image(path, _picture_name(side, path))
         with Image.open(path) as file:
-            kind = file.format
+            image_format = file.format
     except DiffcapError as error:
-        return None, message(_capitalized(error))
+        return None, render_message(_capitalize(error))
     except (Image.DecompressionBombError, UnidentifiedImageError):
-        kind = None  # hundreds of megapixels, which were shrunk, or a TIFF that Pillow cannot decode
-    notes = "".join(message(f"{_capitalized(note)}.", "note") for note in picture.notes)
-    return (gr.skip() if kind in _BROWSER_FORMATS else picture.image), notes
+        image_format = None  # hundreds of megapixels, which `read_image` shrinks, or a TIFF that Pillow cannot decode
+    notes = "".join(render_message(f"{_capitalize(note)}.", "note") for note in picture.notes)
+    return (gr.skip() if image_format in _BROWSER_FORMATS else picture.image), notes
 
 
 def _answer(
     captioners: Captioners, before: str | None, after: str | None, choice: object, beams: float, is_upload: bool = False
 ) -> str:
-    """The answer as HTML; after an upload, nothing until both images are there."""
+    """Return the answer as HTML; after an upload, "" until both images are there."""
     if is_upload and (before is None or after is None):
         return ""
     if not isinstance(choice, str) or not 1 <= beams <= MAX_BEAMS:  # gradio lets None, lists and NaN through
         raise gr.Error(f"Choose a captioner, and 1 to {MAX_BEAMS} beams.", print_exception=False)
     if before is None or after is None:
         lacking = "both pictures" if before is after else f"the picture {'before' if before is None else 'after'}"
-        return message(f"Give {lacking} first: drop it above, or try an example.")
+        return render_message(f"Give {lacking} first: drop it above, or try an example.")
     try:
-        with _decoding:
-            pair = read_pair(before, after, (_name("before", before), _name("after", after)))
+        with _decoding_lock:
+            pair = read_pair(before, after, (_picture_name("before", before), _picture_name("after", after)))
     except DiffcapError as error:
-        return message(_capitalized(error))
-    first = pair.before.image
-    second = pair.after.image
+        return render_message(_capitalize(error))
+    images = pair.before.image, pair.after.image
     try:
-        number = int(choice)
-        with captioners.use(number) as captioner:
-            caption = captioner(first, second, int(beams))
-            notes = [_capitalized(captioner.domain_note)] if captioner.domain_note else []
+        index = int(choice)
+        with captioners.use(index) as captioner:
+            caption = captioner(*images, int(beams))
+            notes = [_capitalize(captioner.domain_note)] if captioner.domain_note else []
             try:
-                attention = captioner.attention(first, second, caption)
+                attention = captioner.attention(*images, caption)
             except DiffcapError as error:  # the method has no attention maps
                 attention = None
                 notes.append(str(error))
     except DiffcapError as error:
-        return message(str(error))
-    notes += [f"{_capitalized(note)}." for note in pair.notes]
-    return result([first, second], caption, attention, captioners.choices[number].label, notes)
+        return render_message(str(error))
+    notes += [f"{_capitalize(note)}." for note in pair.notes]
+    return render_result(images, caption, attention, captioners.choices[index].label, notes)
 
 
-def _name(side: str, path: str) -> str:
-    """An image in messages, with the visitor's file name."""
+def _picture_name(side: str, path: str) -> str:
+    """Return the name of an image for messages, with the visitor's file name."""
     return f"the picture {side} ({Path(path).name})"
 
 
-def _capitalized(sentence: object) -> str:
+def _capitalize(sentence: object) -> str:
     text = str(sentence)
     return text[:1].upper() + text[1:]
 
 
 def _hide_traceback(function: Callable[..., Any]) -> Callable[..., Any]:
-    """For an unexpected exception, show visitors a sentence and write the traceback to the server's log."""
+    """Show visitors a sentence for an unexpected exception, and write the traceback to the server's log."""
 
-    def guarded(*values: Any) -> Any:
+    def function_without_traceback(*values: Any) -> Any:
         try:
             return function(*values)
         except gr.Error:
@@ -218,24 +208,26 @@ def _hide_traceback(function: Callable[..., Any]) -> Callable[..., Any]:
                 print_exception=False,
             ) from None
 
-    return guarded
+    return function_without_traceback
 
 
-async def _preprocess(preprocess: Callable[..., Any], *values: Any) -> Any:
-    """Replaces `Blocks.preprocess_data`: values that the page does not send are an error without a traceback in the log."""
+async def _preprocess_data(preprocess_data: Callable[..., Any], *values: Any) -> Any:
+    """Replaces `Blocks.preprocess_data`: values that the page never sends give an error, without a traceback in the log."""
     try:
-        return await preprocess(*values)
+        return await preprocess_data(*values)
     except Exception as error:
         text = error.message if isinstance(error, gr.Error) else "The request does not fit the page; reload the page."
         raise gr.Error(text, print_exception=False) from None
 
 
-async def _uploaded_only(component: gr.components.Component, folder: Path, path: str | Path | None) -> str | None:
-    """Accept only files that were uploaded here; replaces `Block.async_move_resource_to_block_cache`."""
+async def _accept_upload(
+    component: gr.components.Component, upload_folder: Path, path: str | Path | None
+) -> str | None:
+    """Accept only uploaded files; replaces `Block.async_move_resource_to_block_cache`."""
     if path is None:
         return None
-    real = Path(path).resolve()
-    if not real.is_relative_to(folder.resolve()) or not real.is_file():
+    real_path = Path(path).resolve()
+    if not real_path.is_relative_to(upload_folder.resolve()) or not real_path.is_file():
         raise gr.Error("This file was not uploaded here, or is no longer kept; upload it again.", print_exception=False)
-    component.temp_files.add(str(real))
-    return str(real)
+    component.temp_files.add(str(real_path))
+    return str(real_path)

@@ -1,6 +1,6 @@
-"""A caption as HTML: its words, what is known of it, both images with one attention overlay per word, and the other sentences.
+"""The answer to a visitor's pair of images as HTML: the caption, both images with an attention overlay per word, other hypotheses.
 
-Images are embedded as data URIs, so the server keeps nothing of a visitor's for a later request. The example pairs are here, too.
+Images are embedded as data URIs, so that the server does not keep the images of visitors. The example pairs are here, too.
 """
 
 import base64
@@ -29,19 +29,20 @@ from diffcap.worlds.tiles.write import render_pair
 MAX_IMAGE_SIDE = 720  # pixels
 MAX_OVERLAY_SIDE = 96  # pixels; overlays are smooth, so the browser can enlarge them
 
-_SEED, _FIRST = 2026, 5  # of the examples; in earlier scenes the changed object is partly hidden
-_SIZE = (256, 192)  # twice the size of the dataset's images
+# Examples of the dataset blocks. In scenes before the first one, the changed object is partly hidden.
+_SEED, _FIRST_SCENE = 2026, 5
+_BLOCKS_SIZE = (256, 192)  # twice the size of the dataset's images
 _JITTER = 0.3  # as in the training data of the shipped captioner
-_TITLES = {
+_BLOCKS_TITLES = {
     "color": "other colour",
     "material": "other material",
     "add": "something new",
     "drop": "something gone",
     "move": "something moved",
 }
-# Numbers of pairs of tiles with seed `_SEED`, and their titles.
-_TILES = {16: "new houses", 4: "new road", 10: "new water", 13: "only the season"}
-# Words of any sentence.
+# Examples of the dataset tiles, with the same seed: number of the pair -> title.
+_TILES_TITLES = {16: "new houses", 4: "new road", 10: "new water", 13: "only the season"}
+# Words that do not describe the change.
 _STOPWORDS = re.compile("an?|the|is|are|was|were|be|been|has|have|had|there|its?|that|this|to|of|in|on|at|and|now|not?")
 
 
@@ -57,35 +58,28 @@ class Example(NamedTuple):
 
 @cache
 def render_examples() -> list[Example]:
-    """Scenes of `blocks` and `tiles` with several changes, and one of each without a change; the same in every call."""
-    triples = sample_triples(range(_FIRST, _FIRST + len(CHANGES) + 1), _SEED, _JITTER)
-    rendered_images, *_ = render(triples.scenes(), _SIZE)
+    """Return pairs of `blocks` and `tiles` with several changes, and one of each without a change; the same in every call."""
+    triples = sample_triples(range(_FIRST_SCENE, _FIRST_SCENE + len(CHANGES) + 1), _SEED, _JITTER)
+    rendered_images, *_ = render(
+        triples.scenes(), _BLOCKS_SIZE
+    )  # all before, then all after, then all without a change
     images = [Image.fromarray(image.permute(1, 2, 0).numpy()) for image in rendered_images]
-    count = len(triples)
-    pairs = [
-        Example(_TITLES[CHANGES[int(change)]], images[row], images[count + row], "blocks")
+    num_scenes = len(triples)
+    examples = [
+        Example(_BLOCKS_TITLES[CHANGES[int(change)]], images[row], images[num_scenes + row], "blocks")
         for row, change in enumerate(triples.change[:-1])
     ]
-    pairs.append(Example("only the camera", images[count - 1], images[-1], "blocks"))
-    for number, title in _TILES.items():
-        rendered = render_pair(number, _SEED)
-        before, after = map(Image.fromarray, rendered.images)
-        mask = rendered.mask > 0 if rendered.mask.any() else None
-        pairs.append(Example(title, before, after, "tiles", mask))
-    return pairs
+    examples.append(Example("only the camera", images[num_scenes - 1], images[-1], "blocks"))
+    for number, title in _TILES_TITLES.items():
+        pair = render_pair(number, _SEED)
+        before, after = map(Image.fromarray, pair.images)
+        mask = pair.mask > 0 if pair.mask.any() else None
+        examples.append(Example(title, before, after, "tiles", mask))
+    return examples
 
 
-def _mask_of(before: Image.Image, after: Image.Image) -> Mask | None:
-    """The mask of the example that has exactly these images; None for any other pair, and for an example without a mask."""
-    for example in render_examples():
-        shown = ((before, example.before), (after, example.after))
-        if all(np.array_equal(np.asarray(one), np.asarray(other)) for one, other in shown):
-            return example.mask
-    return None
-
-
-def safe(text: object) -> Markup:
-    """Escape text for HTML that is also a template of gradio: it can open neither a tag nor a placeholder."""
+def escape(text: object) -> Markup:
+    """Escape text for HTML that is also a template of gradio, so that it cannot open a tag or a placeholder."""
     if isinstance(text, Markup):
         return text
     escaped = html.escape(str(text))
@@ -94,59 +88,63 @@ def safe(text: object) -> Markup:
     return Markup(escaped)
 
 
-def message(text: str, kind: str = "error") -> str:
-    """A message box with one sentence; its kind is "error" or "note"."""
-    return f'<div class="dc-message dc-{kind}" role="{"alert" if kind == "error" else "status"}">{safe(text)}</div>'
+def render_message(text: str, kind: str = "error") -> str:
+    """Return a message box with one sentence; its kind is "error" or "note"."""
+    return f'<div class="dc-message dc-{kind}" role="{"alert" if kind == "error" else "status"}">{escape(text)}</div>'
 
 
-def result(
+def render_result(
     images: Sequence[Image.Image],
     caption: Caption,
     attention: AttentionMaps | None,
     captioner: str,
     notes: Sequence[str] = (),
 ) -> str:
-    """The whole answer to two RGB images; those of an example with a mask show the outline of the change."""
-    mask = _mask_of(*images)
-    strengths: list[tuple[Array, Array]] = []  # of each word: before, after
+    """Return the whole answer to two RGB images; those of an example with a mask show the outline of the change."""
+    mask = None
+    before, after = map(np.asarray, images)
+    for example in render_examples():
+        if np.array_equal(before, np.asarray(example.before)) and np.array_equal(after, np.asarray(example.after)):
+            mask = example.mask
+    word_maps: list[tuple[Array, Array]] = []  # attention of each word in the image before and after
     if attention is not None:
-        strengths = [scale_attention(*maps) for maps in zip(attention.before, attention.after)]
-    # The page first shows the map of the content word (of any word if there is none) with the highest attention.
-    peaks = [max(float(before.max()), float(after.max())) for before, after in strengths]
-    shown = caption.words[: len(peaks)]
-    content = [number for number, word in enumerate(shown) if not _STOPWORDS.fullmatch(word.text)]
+        word_maps = [scale_attention(*maps) for maps in zip(attention.before, attention.after)]
+    # The page first shows the overlay of the content word (of any word if there is none) with the highest attention.
+    peaks = [max(float(before_map.max()), float(after_map.max())) for before_map, after_map in word_maps]
+    words = caption.words[: len(peaks)]
+    content_words = [index for index, word in enumerate(words) if not _STOPWORDS.fullmatch(word.text)]
     figures = []
-    for number, (side, image) in enumerate(zip(("before", "after"), images)):
+    for side_index, (side, image) in enumerate(zip(("before", "after"), images)):
         photo = image.copy()
         photo.thumbnail((MAX_IMAGE_SIDE, MAX_IMAGE_SIDE))
         size = fitted_size(image.size, (MAX_OVERLAY_SIDE, MAX_OVERLAY_SIDE))
-        overlays = [overlay(size, maps[number]).round().astype(np.uint8) for maps in strengths]
-        line = None
-        if mask is not None:  # the page enlarges small images
-            line = data_uri(colored_outline(mask, (2 * image.width, 2 * image.height), 3), "WEBP")
-        layers = [data_uri(Image.fromarray(layer), "WEBP") for layer in overlays]
-        figures.append((side, image.width / image.height, data_uri(photo, "JPEG"), layers, line))
-    stops = [colormap(np.array(at)).round().astype(int).tolist() for at in np.linspace(0, 1, 9)]
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, finalize=safe)
+        overlays = [overlay(size, maps[side_index]).round().astype(np.uint8) for maps in word_maps]
+        outline = None
+        if mask is not None:  # twice as large, because the page enlarges small images
+            outline = data_uri(colored_outline(mask, (2 * image.width, 2 * image.height), 3), "WEBP")
+        overlay_uris = [data_uri(Image.fromarray(pixels), "WEBP") for pixels in overlays]
+        figures.append((side, image.width / image.height, data_uri(photo, "JPEG"), overlay_uris, outline))
+    legend_colors = [colormap(np.array(level)).round().astype(int).tolist() for level in np.linspace(0, 1, 9)]
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, finalize=escape)
     lines = resource("result.html.j2", "diffcap.web").splitlines()
     return environment.from_string("".join(lines)).render(
         caption=caption,
         captioner=captioner,
-        notes=Markup("").join(Markup(message(note, "note")) for note in notes),
+        notes=Markup("").join(Markup(render_message(note, "note")) for note in notes),
         figures=figures,
-        first_word=max(content or range(len(peaks)), key=peaks.__getitem__, default=-1),
+        first_word=max(content_words or range(len(peaks)), key=peaks.__getitem__, default=-1),
         has_attention=attention is not None,
         has_mask=mask is not None,
-        stops=", ".join(f"rgb({red}, {green}, {blue})" for red, green, blue in stops),
-        box=", ".join(map(str, REGION_COLOR)),
+        legend_colors=", ".join(f"rgb({red}, {green}, {blue})" for red, green, blue in legend_colors),
+        outline_color=", ".join(map(str, REGION_COLOR)),
         hypotheses=[caption, *caption.alternatives],
         percent=percent,
-        certainty=lambda log_probability: math.exp(min(0.0, log_probability)),
+        probability_of=lambda log_probability: math.exp(min(0.0, log_probability)),
     )
 
 
-def data_uri(image: Image.Image, kind: str) -> str:
-    """An image as the source of an HTML element."""
+def data_uri(image: Image.Image, image_format: str) -> str:
+    """Return an image as the source of an HTML element; `image_format` is a name of Pillow, such as "JPEG"."""
     file = io.BytesIO()
-    image.save(file, kind, quality=90)
-    return f"data:image/{kind.lower()};base64,{base64.b64encode(file.getvalue()).decode()}"
+    image.save(file, image_format, quality=90)
+    return f"data:image/{image_format.lower()};base64,{base64.b64encode(file.getvalue()).decode()}"

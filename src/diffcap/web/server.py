@@ -1,4 +1,4 @@
-"""The server of the page: the address it listens on and the application. `middleware` says which requests it accepts."""
+"""The web server: the address that it listens on, and the application with the page."""
 
 import contextlib
 import importlib.util
@@ -47,15 +47,15 @@ def serve(
         from diffcap.web.captioners import Captioners, find_choices
 
         captioners = Captioners(find_choices(checkpoint or [], runs, backbone_weights, base), device)
-        with captioners.use(0):  # load now, so that the first visitor does not wait
-            loopback = ipaddress.ip_address(listener.getsockname()[0]).is_loopback
-            app = build_app(captioners, Path(folder), (host,) if loopback else None)
-        settings = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=3)
         address, port = listener.getsockname()[:2]
-        shown = f"[{address}]" if ":" in address else address
+        is_local = ipaddress.ip_address(address).is_loopback
+        with captioners.use(0):  # loads it now, so that the first visitor does not wait
+            app = build_app(captioners, Path(folder), (host,) if is_local else None)
+        settings = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=3)
+        url_host = f"[{address}]" if ":" in address else address
         count = len(captioners.choices)
-        print(f"diffcap is at http://{shown}:{port} with {count} captioner{'s' * (count > 1)}; Ctrl-C ends it.")
-        if not loopback:
+        print(f"diffcap is at http://{url_host}:{port} with {count} captioner{'s' * (count > 1)}; Ctrl-C ends it.")
+        if not is_local:
             print(f"note: --host {host} lets everybody who reaches this machine use it, without a password.")
         sys.stdout.flush()
         with contextlib.suppress(KeyboardInterrupt):
@@ -65,11 +65,11 @@ def serve(
 def build_app(
     captioners: Any, folder: Path, hosts: Sequence[str] | None = None, max_bytes: int = MAX_UPLOAD_BYTES
 ) -> Any:
-    """The whole application, ASGI; `folder` is for at most `max_bytes` of uploaded files only.
+    """Return the whole ASGI application; `folder` is only for uploaded files, at most `max_bytes` in all.
 
     Args:
-        hosts: accepted names in the Host header, in addition to those of localhost; None: any. A server that only this
-            machine reaches needs them against DNS rebinding (names of other sites that resolve to this machine).
+        hosts: accepted names in the Host header, besides those of localhost; None: any name. On a server that listens on this
+            machine only, they protect against DNS rebinding: a name of another site that resolves to this machine.
     """
     import gradio
     from fastapi import FastAPI
@@ -81,13 +81,13 @@ def build_app(
     from diffcap.web.page import build_page
 
     folder = folder.resolve()
-    allowed = None if hosts is None else [*_LOCAL_HOSTS, *hosts]
+    allowed_hosts = None if hosts is None else [*_LOCAL_HOSTS, *hosts]
     app = FastAPI(
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
         middleware=[
-            Middleware(TrustedHostMiddleware, allowed_hosts=allowed, www_redirect=False),
+            Middleware(TrustedHostMiddleware, allowed_hosts=allowed_hosts, www_redirect=False),
             Middleware(RequestFilter, folder, max_bytes, same_origin=hosts is not None),
         ],
     )
@@ -96,7 +96,7 @@ def build_app(
         primary_hue="indigo",
         neutral_hue="slate",
         radius_size="lg",
-        font=["system-ui", "sans-serif"],  # of the system, so that none is downloaded
+        font=["system-ui", "sans-serif"],  # the system's fonts, so that no font is downloaded
         font_mono=["ui-monospace", "monospace"],
     )
     gradio.mount_gradio_app(
@@ -115,12 +115,12 @@ def build_app(
         css=resource("page.css", "diffcap.web"),
         footer_links=[],
     )
-    page.has_launched = True  # as launch() sets it: without it gradio does not check which files a request names
+    page.has_launched = True  # launch() would set it; gradio checks the files that a request names only if it is set
     return app
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens on an address."""
+    """Return a socket that listens on an address."""
     if not 0 <= port <= 65_535:
         raise DiffcapError(f"--port {port}: give a port from 1 to 65535, or 0 for any free port.")
     try:

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import torch
 
-from diffcap.features.blocks_backbone import CELL, COLORS, GROUPS, MARGIN
+from diffcap.features.blocks_backbone import CELL, COLORS, GROUP_SIZES, MARGIN
 from diffcap.features.tiles_backbone import CLASSES, PREPROCESSING
 from diffcap.worlds.tiles.changes import sample_pair
 from diffcap.worlds.tiles.render import materials, to_image
@@ -22,7 +22,7 @@ def test_targets_of_a_hand_made_picture() -> None:
     attributes = {name: torch.tensor([values]) for name, values in names.items()}
     targets = make_targets(SimpleNamespace(**attributes), slots)
     assert targets.objects.sum() == 3 and targets.objects[0, 1, 2] == 2 and targets.objects[0, 3, 0] == 1
-    groups = dict(zip(GROUPS, targets.probabilities.split(list(GROUPS.values()), dim=1)))
+    groups = dict(zip(GROUP_SIZES, targets.probabilities.split(list(GROUP_SIZES.values()), dim=1)))
     assert groups["color"][0, :, 1, 2].nonzero().flatten().tolist() == [3, 5]
     assert groups["color_shape"][0, :, 1, 2].nonzero().flatten().tolist() == [3 * 3 + 2, 5 * 3 + 0]
     assert groups["color_size"][0, :, 3, 0].nonzero().flatten().tolist() == [0 * 2 + 1]

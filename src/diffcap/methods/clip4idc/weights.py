@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from diffcap.checkpoints.reading import read_checkpoint, weights_of
 from diffcap.features.preprocessing import ResizeOnly
-from diffcap.features.weights import pretrained_clip, read_state_dict
+from diffcap.features.weights import load_pretrained_clip, read_state_dict
 from diffcap.models.clip import PairTower, build_clip, networks_folder, pretrained_grid
 from diffcap.text.vocabularies import AnyVocabulary, ClipVocabulary
 from diffcap.utils.errors import DiffcapError, wrap_errors
@@ -43,7 +43,7 @@ def load_clip(module: Any, weights: str, vocabulary: AnyVocabulary) -> None:
     elif weights == "default":
         if not isinstance(network, str):
             raise DiffcapError("model.clip_weights is default, but the network has no name; give a file, or random.")
-        official = pretrained_clip(network)
+        official = load_pretrained_clip(network)
         _check_activation(official.visual, module.images.visual, network)
         state = dict(official.state_dict())
     else:

@@ -25,7 +25,7 @@ MIN_PIXELS = 12  # visible pixels of an object that a sentence may mention
 class Targets:
     """Training targets of B images. Images have 4 x 6 cells; an object belongs to the cell of its centre."""
 
-    probabilities: Tensor  # (B, 100, 4, 6) in 0 ... 1; channels in the order of `blocks_backbone.GROUPS`
+    probabilities: Tensor  # (B, 100, 4, 6) in 0 ... 1; channels in the order of `blocks_backbone.GROUP_SIZES`
     positions: Tensor  # (B, 16, 4, 6) in -1 ... 1, x of the object of each color, then y, in image coordinates
     dense: Tensor  # (B, 4, 12, 16) int64: color, shape, material, size, + 1, at the centre of every 8 x 8 pixels; 0 for ground
     objects: Tensor  # (B, 4, 6) int64, number of objects in each cell
@@ -59,7 +59,7 @@ def make_targets(scenes: Scenes, slots: Tensor) -> Targets:
     cell = (row * COLUMNS + column)[image, slot]
     groups = []
     for name, values in classes.items():
-        group = torch.zeros(batch, backbone.GROUPS[name], ROWS * COLUMNS)
+        group = torch.zeros(batch, backbone.GROUP_SIZES[name], ROWS * COLUMNS)
         group[image, values[image, slot], cell] = 1
         groups.append(group)
     padded = F.pad(masks, (backbone.MARGIN, backbone.MARGIN))
@@ -93,7 +93,7 @@ class BlocksBackbone(ShippedTraining):
         dense_weight: weight of the auxiliary prediction for every 8 x 8 pixels.
     """
 
-    path = backbone.SHIPPED
+    path = backbone.SHIPPED_FILE
 
     def __init__(self, lr: float = 3e-3, steps: int = 2000, dense_weight: float = 0.3) -> None:
         super().__init__(lr, steps)
@@ -101,7 +101,7 @@ class BlocksBackbone(ShippedTraining):
         self.network = backbone.BlocksNetwork(norm=True)
         # Most targets are 0, because about a fifth of the cells have an object; this bias saves the first training steps.
         assert self.network.head.bias is not None
-        nn.init.constant_(self.network.head.bias[: backbone.PROBABILITIES], -3.5)
+        nn.init.constant_(self.network.head.bias[: backbone.NUM_PROBABILITIES], -3.5)
         self.dense_head = nn.Conv2d(64, sum(DENSE), 1)
 
     @staticmethod
@@ -114,13 +114,13 @@ class BlocksBackbone(ShippedTraining):
     def training_step(self, batch: tuple[Tensor, Targets], batch_idx: int) -> Tensor:
         """Sum of the cross-entropy of all attribute groups, the position error of objects, and the dense task."""
         images, targets = batch
-        blocks = self.network.blocks(images)
-        logits, positions = self.network.raw(blocks)
+        hidden = self.network.hidden_features(images)
+        logits, positions = self.network.predict(hidden)
         presence = F.binary_cross_entropy_with_logits(logits, targets.probabilities, reduction="none").sum(1).mean()
         is_object = targets.probabilities[:, :COLORS].repeat(1, 2, 1, 1)
         errors = F.smooth_l1_loss(positions, targets.positions, beta=0.1, reduction="none") * is_object
         place = errors.sum() / is_object.sum().clamp(min=1)
-        dense = dense_loss(self.dense_head(blocks), targets.dense)
+        dense = dense_loss(self.dense_head(hidden), targets.dense)
         loss = presence + 2 * place + self.dense_weight * dense
         self.log_dict({"loss": loss, "presence": presence, "place": place, "dense": dense}, prog_bar=True)
         return loss
@@ -130,10 +130,11 @@ class BlocksBackbone(ShippedTraining):
         network = fuse_batch_norms(self.network)
         count = min(2000, images)
         scaled = self.held_out(count, seed, jitter, HELD_OUT - count)  # other scenes than those of the score
-        standardise_(network, [network.values(*network.raw(network.blocks(batch))) for batch, _ in scaled])
-        is_right, group_sizes = [], list(backbone.GROUPS.values())
+        predictions = (network.predict(network.hidden_features(batch)) for batch, _ in scaled)
+        standardise_(network, [network.compute_channels(*prediction) for prediction in predictions])
+        is_right, group_sizes = [], list(backbone.GROUP_SIZES.values())
         for batch, targets in self.held_out(images, seed, jitter):
-            predicted, _ = network.raw(network.blocks(batch))
+            predicted, _ = network.predict(network.hidden_features(batch))
             groups = zip(predicted.split(group_sizes, 1), targets.probabilities.split(group_sizes, 1))
             right = torch.stack([logits.argmax(1) == truth.argmax(1) for logits, truth in groups])
             is_right.append(right[:4].all(0)[targets.objects == 1])

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from diffcap.features.tiles_backbone import CLASSES, COVERS, PREPROCESSING, SHIPPED, STRIDE, TilesNetwork
+from diffcap.features.tiles_backbone import CLASSES, COVERS, PREPROCESSING, SHIPPED_FILE, STRIDE, TilesNetwork
 from diffcap.features.weights import fuse_batch_norms
 from diffcap.models.clip import networks_folder
 from diffcap.worlds.tiles import render as paint
@@ -80,7 +80,7 @@ class TilesBackbone(ShippedTraining):
         steps: number of training steps, for the schedule.
     """
 
-    path = SHIPPED
+    path = SHIPPED_FILE
 
     def __init__(self, lr: float = 4e-3, steps: int = 700) -> None:
         super().__init__(lr, steps)
@@ -96,7 +96,7 @@ class TilesBackbone(ShippedTraining):
     def training_step(self, batch: tuple[Tensor, Targets], batch_idx: int) -> Tensor:
         """Cross-entropy of the land cover, rare classes weighted more, and of the centres of houses."""
         images, targets = batch
-        covers, houses = self.network.raw(images)
+        covers, houses = self.network.predict(images)
         cover = cover_loss(covers, targets.covers)
         house = house_loss(houses, targets.houses)
         loss = cover + 5 * house
@@ -112,10 +112,10 @@ class TilesBackbone(ShippedTraining):
         right, total = torch.zeros(CLASSES), torch.zeros(CLASSES)
         values, counts, seen = [], [], 0
         for batch, targets in self.held_out(images, seed, jitter):
-            covers, houses = network.raw(batch)
+            covers, houses = network.predict(batch)
             seen += len(batch)
             if seen - len(batch) < images // 2:
-                values.append(network.values(covers, houses))
+                values.append(network.compute_channels(covers, houses))
                 continue
             truth = targets.covers.argmax(1)
             right += torch.bincount(truth[truth == covers.argmax(1)], minlength=CLASSES)
