@@ -22,7 +22,7 @@ from diffcap.scenes.captioning import (
     NO_DATA,
     PartialResults,
     caption_tiles,
-    in_background,
+    iterate_in_background,
     no_change_probability,
 )
 from diffcap.scenes.raster import TileCaption, Tiling, open_scene
@@ -77,7 +77,7 @@ def test_a_scene_that_is_smaller_than_a_tile_is_padded(tmp_path: Path) -> None:
 
 
 def test_skipped_tiles_are_saved_in_batches_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("diffcap.scenes.captioning.MAX_UNSAVED", 5)
+    monkeypatch.setattr("diffcap.scenes.captioning.MAX_UNSAVED_RESULTS", 5)
     before = np.full((3, 20, 18 * 20), 50, np.uint8)
     after = before.copy()
     after[:, :, 7 * 20 : 9 * 20] = 80  # tiles 7 and 8 of 18
@@ -137,7 +137,7 @@ def test_errors_of_the_reading_thread_reach_the_caller() -> None:
         yield 1
         raise ValueError("broken")
 
-    found = in_background(items(), 3)
+    found = iterate_in_background(items(), 3)
     assert next(found) == 1
     with pytest.raises(ValueError, match="broken"):
         next(found)

@@ -48,7 +48,7 @@ _WEIGHTS_OPTION = "--backbone-weights"  # of the commands that caption images
 
 @cache
 def own_builders() -> dict[str, str]:
-    """Return the datasets and methods with a network of their own -> import path of the function that builds the network."""
+    """Return the import path of the function that builds the network, for each dataset and method with a network of its own."""
     builders = {name: dataset.network for name, dataset in datasets().items()}
     builders |= {name: method.network for name, method in methods().items()}
     return {name: import_path for name, import_path in builders.items() if import_path}
@@ -101,9 +101,9 @@ class Backbone(nn.Module):
         """(C, h, w) of one image's features, measured with a blank image."""
         features = self.trunk(self.preprocess(Image.new("RGB", (8, 8)))[None])
         if not isinstance(features, Tensor) or features.ndim != 4:
-            found = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
+            output = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
             raise DiffcapError(
-                f"--model.stage={self._description.get('stage')} of {self._description.get('network')} gives {found}, not "
+                f"--model.stage={self._description.get('stage')} of {self._description.get('network')} gives {output}, not "
                 "a map (1, C, h, w); choose an earlier layer."
             )
         channels, rows, columns = features.shape[1:]
@@ -129,9 +129,8 @@ def build_backbone(
         image_std: standard deviations of R, G, B from 0 to 1 for a torchvision network; by default those of its weights.
     """
     if library not in library_names():
-        raise DiffcapError(
-            f"The library {library} of the backbone is unknown; choose one of {', '.join(library_names())}."
-        )
+        names = ", ".join(library_names())
+        raise DiffcapError(f"The library {library} of the backbone is unknown; choose one of {names}.")
     for option, value, libraries in (
         ("image_size", image_size, ("pixels", "torchvision")),
         ("image_std", image_std, ("torchvision",)),
@@ -299,8 +298,8 @@ def _build_timm(network: str, layer: str | int | None, weights: str) -> nn.Modul
         with suppress(Exception):
             overlay = {"state_dict": dict(state)}
             converted = timm.create_model(network, pretrained=True, pretrained_cfg_overlay=overlay).state_dict()
-            # timm also resamples a `pos_embed` of another size. But if the file has timm's names and such a size, it is not converted, so
-            # that `load_weights` refuses it. (DINOv2's file has other names; its `pos_embed` is larger by the class token.)
+            # timm also resamples a `pos_embed` of another size. A file with timm's names and such a size is not converted, so that
+            # `load_weights` refuses it. (DINOv2's file has other names; its `pos_embed` is larger by the class token.)
             expected = model.state_dict()
             if expected.keys() - state.keys() or all(state[key].numel() == expected[key].numel() for key in expected):
                 state = converted
@@ -334,7 +333,7 @@ class _IntermediateMap(nn.Module):
 
 
 def rebuild_backbone(meta: Mapping[str, Any], weights: str | None = None) -> Backbone:
-    """Build the backbone that the `meta` of a store or a checkpoint describes; `weights`: a file instead of the default weights."""
+    """Build the backbone that `meta`, the content of a store's `meta.json`, describes; `weights`: a file instead of the default ones."""
     library: Any = meta.get("library")
     name = meta.get("network") or library
     if library not in library_names():
@@ -343,9 +342,8 @@ def rebuild_backbone(meta: Mapping[str, Any], weights: str | None = None) -> Bac
             "images; caption a feature store with `diffcap eval`."
         )
     if "longest_side" in (meta.get("preprocessing") or {}):  # a vision-language model, which reads images of any size
-        return Backbone(
-            torch.nn.Identity(), ShrinkLongestSide(meta["preprocessing"]["longest_side"]), {"library": library}
-        )
+        preprocess = ShrinkLongestSide(meta["preprocessing"]["longest_side"])
+        return Backbone(nn.Identity(), preprocess, {"library": library})
     size = meta["preprocessing"].get("size") if library in ("pixels", "torchvision") else None
     std = meta["preprocessing"].get("std") if library == "torchvision" else None
     pool = meta.get("pool")

@@ -2,17 +2,17 @@
 
 | file | content |
 |---|---|
-| `features.f16` | array (images, C, H, W), little-endian float16 without a header; `features.u8` (uint8) for pixels of images |
+| `features.f16` | array (images, C, H, W), little-endian float16 without a header; `features.u8` (uint8) if the features are pixels |
 | `index.json` | `{"paths": [...], "stamps": [...]}`: path of each row's image; its stamp, which is size and time of the image file |
-| `sums.u32` | CRC-32 of each row, little-endian; checked when a row is read, and part of a training run's hash |
+| `sums.u32` | CRC-32 of each row, little-endian; checked when a row is read, and included in the hash of a training run |
 | `done.u8` | 1 for each row that is done (on the disk); a byte per row, so that two processes never write the same byte |
 | `meta.json` | format version, shape of a row, and the backbone, the hash of its weights and the preprocessing |
 | `complete` | exists if all rows are done |
 | `verified.json` | sizes and times of the array and of `sums.u32` after the last check of all rows |
 
-A store of pixels with `"from_files": true` in `meta.json` has no array, for images so large that an array would be too large. Each
-read decodes and resizes the image files, which gives the same values. `sums.u32` then has the CRC-32 of the content of each image
-file, so that the store stays valid if the dataset is copied, which changes the times of its files.
+A store of pixels with `"from_files": true` in `meta.json` has no array, which would be too large for large images. Each read decodes
+and resizes the image files, which gives the same values. Then `sums.u32` has the CRC-32 of each image file instead of each row. So
+the store stays valid if the dataset is copied, which changes the times of the files.
 """
 
 import json
@@ -52,7 +52,7 @@ _COMPATIBILITY_KEYS = (
     *("shape", "dtype", "library", "network", "stage", "weights_sha256", "quick_gelu", "preprocessing", "pool"),
 )
 CHECKSUM_THREADS = 4  # a fast disk reads faster than one thread computes checksums
-_DECODING_THREADS = 4  # several, because Pillow decodes and resizes without Python's global lock
+_DECODING_THREADS = 4  # useful, because Pillow releases the GIL while it decodes and resizes
 
 RowNumbers = npt.NDArray[np.int64]
 Array = npt.NDArray[Any]
@@ -104,7 +104,7 @@ def compute_checksums(array: Array, rows: Iterable[int]) -> npt.NDArray[np.uint3
 
 
 def check_same_meta(folder: Path, old_meta: Mapping[str, Any], new_meta: Mapping[str, Any]) -> None:
-    """Raise an error if a store with `old_meta` shall get features with a different `new_meta` (content of `meta.json`)."""
+    """Raise an error if `new_meta` of features, the content for `meta.json`, differs from `old_meta` of the store in the folder."""
     # The tag of the weights may differ, because their hash is compared.
     for key in sorted({*old_meta, *new_meta} - {"tag"}):
         if old_meta.get(key) != new_meta.get(key):
@@ -166,7 +166,7 @@ class FeatureStore(ABC):
 
     @staticmethod
     def open(folder: str | Path, captioner_meta: Mapping[str, Any] | None = None) -> "FeatureStore":
-        """Open a complete store. With `captioner_meta`, the `meta` of a captioner's store, an error if the features are of another kind."""
+        """Open a complete store; an error if its features are of another kind than `captioner_meta`, the `meta` of a captioner's store."""
         folder = Path(folder)
         meta = read_meta(folder)
         for key in _COMPATIBILITY_KEYS:
@@ -264,7 +264,7 @@ class _ImageFileStore(FeatureStore):
         self._checksums = np.fromfile(folder / CHECKSUM_FILE, dtype="<u4")
         fields = enumerate(
             stamp.split() for stamp in stamps
-        )  # size, time, and of more than 8 bits: lowest, highest value
+        )  # size, time; if more than 8 bits: smallest, largest value
         self._ranges = {row: (json.loads(field[2]), json.loads(field[3])) for row, field in fields if len(field) == 4}
         self._root = read_root(folder.parent.parent)
         height, width = meta["preprocessing"]["size"]

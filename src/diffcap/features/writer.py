@@ -69,10 +69,10 @@ class StoreWriter:
             is_new = not (self.folder / "meta.json").is_file()
             stale_rows = self._assign_rows(image_paths, [""] * len(image_paths) if stamps is None else stamps, is_new)
             self._unmark_lost_rows(stale_rows, is_new)
-            # The index is written last: after a kill before that, no row is marked as done whose image is not in the index.
+            # Lost rows are unmarked before the index is written: after a kill, each row marked as done has its image in the index.
             row_sizes = {self._array_file: self._row_bytes, store.DONE_FILE: 1, store.CHECKSUM_FILE: 4}
             for name, row_size in row_sizes.items():
-                with (self.folder / name).open("ab") as file:  # sparse; disk space is used when a row is written
+                with (self.folder / name).open("ab") as file:  # sparse: a row uses disk space only after it is written
                     if file.tell() < len(self.image_paths) * row_size:
                         file.truncate(len(self.image_paths) * row_size)
             write_json(self.folder / "index.json", {"paths": self.image_paths, "stamps": self._stamps})
@@ -224,9 +224,7 @@ def write_file_store(
     """
     meta = json.loads(json.dumps({"version": store.FORMAT_VERSION, "shape": shape, **meta, store.FROM_FILES_KEY: True}))
     with _lock_folder(folder):
-        checksums: dict[
-            tuple[str, str], int
-        ] = {}  # of each path and stamp in the complete store that the folder already has
+        checksums: dict[tuple[str, str], int] = {}  # of each path and stamp, if the folder has a complete store
         if (folder / "meta.json").is_file():
             store.check_same_meta(folder, store.read_meta(folder), meta)
             old_paths, old_stamps = store.read_index(folder)
@@ -241,8 +239,8 @@ def write_file_store(
         new_files = {key: file for key, file in zip(keys, image_files, strict=True) if key not in checksums}
         checksums |= dict(zip(new_files, _compute_file_checksums(list(new_files.values()), len(keys))))
         write_json(folder / "index.json", {"paths": list(image_paths), "stamps": list(stamps)})
-        with atomic_write(folder / store.CHECKSUM_FILE) as temporary:
-            np.array([checksums[key] for key in keys], dtype="<u4").tofile(temporary)
+        with atomic_write(folder / store.CHECKSUM_FILE) as temporary_file:
+            np.array([checksums[key] for key in keys], dtype="<u4").tofile(temporary_file)
         write_json(folder / "meta.json", meta)
         write_text(folder / store.COMPLETE_FILE, f"{len(image_paths)} images\n")
     return len(new_files)

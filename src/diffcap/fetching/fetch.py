@@ -39,9 +39,7 @@ class Failure:
     url: str  # where it should come from
     reason: str
     gone: bool = False  # the server does not have the file (any more)
-    forbidden: bool = (
-        False  # every URL refused it, the first one with status 403, perhaps because it blocks this client
-    )
+    forbidden: bool = False  # every URL refused it, the first one with status 403; perhaps it blocks this client
 
 
 class Checksums:
@@ -187,21 +185,21 @@ def fetch(
     sources = read_sources(sources_file)
     licence = f"licence: {sources.licence}\n  please cite: {sources.citation}"
     print(f"{sources.name}, {sources.page}\n  {licence}", flush=True)
-    files = [entry for entry in sources.files if not (captions_only and entry.images)]
-    by_hand = [entry for entry in sources.by_hand if not (captions_only and entry.images)]
+    file_entries = [entry for entry in sources.files if not (captions_only and entry.images)]
+    manual_entries = [entry for entry in sources.by_hand if not (captions_only and entry.images)]
     folder = DatasetFolder(dataset, path)
     folder.download_folder.mkdir(parents=True, exist_ok=True)
     photo_failures: list[Failure] = []
     try:
-        file_failures = _fetch_files(files, folder, settings)
-        for entry in by_hand:
+        file_failures = _fetch_files(file_entries, folder, settings)
+        for entry in manual_entries:
             file_failures += _accept_manual_files(entry, folder)
         if sources.photo_mirrors is not None and not captions_only:
             photo_failures = _fetch_photos(sources.photo_mirrors, folder, settings)
     finally:
         folder.checksums.save()
-    missing_by_hand = [entry for entry in by_hand if not folder.is_complete(entry)]
-    _report_failures(file_failures, photo_failures, missing_by_hand, folder, allow_missing_photos)
+    missing_entries = [entry for entry in manual_entries if not folder.is_complete(entry)]
+    _report_failures(file_failures, photo_failures, missing_entries, folder, allow_missing_photos)
     gone_images = frozenset(photo.name.removeprefix("official/") for photo in photo_failures if photo.gone)
     return folder.official_folder, gone_images
 
@@ -212,25 +210,27 @@ def _fetch_files(entries: list[Entry], folder: DatasetFolder, settings: FetchSet
     client = Client(settings)
     failure_of = dict[Entry, Failure]()
     try:
-        with progress_bars(of_bytes=True) as bar, ThreadPool(settings.jobs) as pool:
-            results = pool.imap(lambda entry: _download(entry, folder, client, bar), entries)
+        with progress_bars(of_bytes=True) as add_bar, ThreadPool(settings.jobs) as pool:
+            results = pool.imap(lambda entry: _fetch_entry(entry, folder, client, add_bar), entries)
             failure_of = {entry: failure for entry, failure in zip(entries, results) if failure}
     finally:
         client.cancelled.set()
     failures = list(failure_of.values())
     for entry in entries:
         if entry.unpack and entry not in failure_of:
-            failures += _extract(entry, folder.path_of(entry), folder)
+            failures += _extract_entry(entry, folder.path_of(entry), folder)
     return failures
 
 
-def _download(entry: Entry, folder: DatasetFolder, client: Client, bar: Callable[[str], Update]) -> Failure | None:
+def _fetch_entry(
+    entry: Entry, folder: DatasetFolder, client: Client, add_bar: Callable[[str], Update]
+) -> Failure | None:
     path = folder.path_of(entry)
     exists = path.is_file()
     has_checksum = bool(entry.sha256 or entry.md5 or folder.checksums.sha256(path))
     target = Target(path, _make_verifier(entry, path, folder), has_checksum)
     if not exists:
-        target = replace(target, show_progress=bar(f"fetching {entry.file}"))
+        target = replace(target, show_progress=add_bar(f"fetching {entry.file}"))
     failure = folder.fetch_file(target, (entry.url,), client)
     if not exists and not failure:
         print(f"fetched {path}, {path.stat().st_size:,} bytes, SHA-256 {folder.checksums.sha256(path)}", flush=True)
@@ -248,7 +248,7 @@ def _accept_manual_files(entry: Entry, folder: DatasetFolder) -> list[Failure]:
         if problem := folder.checksums.check_existing(path, _make_verifier(entry, path, folder)):
             failures.append(Failure(folder.checksums.name(path), entry.page, f"{problem}; get it again"))
         elif entry.unpack:
-            failures += _extract(entry, path, folder)
+            failures += _extract_entry(entry, path, folder)
         else:
             folder.checksums.record(path, entry.page)
     return failures
@@ -272,7 +272,7 @@ def _make_verifier(entry: Entry, path: Path, folder: DatasetFolder) -> Callable[
     return verify
 
 
-def _extract(entry: Entry, archive: Path, folder: DatasetFolder) -> list[Failure]:
+def _extract_entry(entry: Entry, archive: Path, folder: DatasetFolder) -> list[Failure]:
     """Extract an archive; returns the failures, at most one."""
     print(f"extracting {archive} ...", flush=True)
     reason = ""
@@ -297,41 +297,41 @@ def _extract(entry: Entry, archive: Path, folder: DatasetFolder) -> list[Failure
 def _report_failures(
     file_failures: list[Failure],
     photo_failures: list[Failure],
-    missing_by_hand: list[Entry],
+    missing_entries: list[Entry],
     folder: DatasetFolder,
     allow_missing_photos: bool,
 ) -> None:
     """Write fetch-failures.json, and print the failures; raise an error if required files are missing."""
     failures = file_failures + photo_failures
-    if not failures and not missing_by_hand:
+    if not failures and not missing_entries:
         folder.failure_file.unlink(missing_ok=True)
         return
     failed = [{"name": item.name, "url": item.url, "why": item.reason, "gone": item.gone} for item in failures]
     by_hand = [
         {"file": entry.file, "page": entry.page, "how": entry.how, "put_into": str(folder.path_of(entry).parent)}
-        for entry in missing_by_hand
+        for entry in missing_entries
     ]
     write_json(folder.failure_file, {"failed": failed, "by_hand": by_hand})
     for failure in failures[:_MAX_PRINTED_FAILURES]:
         echo(f"not fetched: {failure.name} from {failure.url}: {failure.reason}")
     if len(failures) > _MAX_PRINTED_FAILURES:
         print(f"not fetched: {len(failures) - _MAX_PRINTED_FAILURES:,} more, see {folder.failure_file}")
-    for entry in missing_by_hand:
+    for entry in missing_entries:
         print(f"to be downloaded by hand: {entry.file}. How: {entry.how}", flush=True)
     errors = file_failures + [photo for photo in photo_failures if not photo.gone and not allow_missing_photos]
     clauses = []
     if errors:
         more = f" and {len(errors) - 1:,} more" if len(errors) > 1 else ""
         clauses.append(f"could not fetch {errors[0].name} ({errors[0].reason}){more}")
-    if missing_by_hand:
-        files = " and ".join(
+    if missing_entries:
+        file_list = " and ".join(
             f"{entry.file} from {entry.page} into {folder.path_of(entry).parent} (or {', '.join(entry.gives)} into "
             f"{folder.official_folder})"
-            for entry in missing_by_hand
+            for entry in missing_entries
         )
-        clauses.append(f"download by hand {files}")
+        clauses.append(f"download by hand {file_list}")
     if clauses:
-        has_photos_only = not file_failures and not missing_by_hand
+        has_photos_only = not file_failures and not missing_entries
         skip_hint = ", or skip the pairs of these photos with --missing skip" if has_photos_only else ""
         folder_hint = f", or give DATA=<folder> (--source) if you have all files (details: {folder.failure_file})."
         problems = "; ".join(clauses)
@@ -349,7 +349,7 @@ def _fetch_photos(mirrors: tuple[str, ...], folder: DatasetFolder, settings: Fet
         web_urls = [url for url in urls if is_web_address(url)]
         mirror_urls = [mirror.rstrip("/") + urlsplit(url).path for mirror in mirrors for url in web_urls]
         photos.append((folder.official_folder / path, tuple(dict.fromkeys([*web_urls, *mirror_urls]))))
-    num_old = sum(path.is_file() for path, _ in photos)
+    num_before = sum(path.is_file() for path, _ in photos)
     client = Client(settings)
     failures = []
     try:
@@ -370,7 +370,7 @@ def _fetch_photos(mirrors: tuple[str, ...], folder: DatasetFolder, settings: Fet
         if failure.forbidden and urlsplit(failure.url).netloc in open_hosts:
             failures[index] = replace(failure, gone=True)
     num_present = sum(path.is_file() for path, _ in photos)
-    counts = f"{num_present:,} of {len(photos):,} exist, {num_present - num_old:,} of them are new"
+    counts = f"{num_present:,} of {len(photos):,} exist, {num_present - num_before:,} of them are new"
     print(f"photos: {counts}; {sum(failure.gone for failure in failures):,} no longer exist online")
     return sorted(failures, key=lambda failure: failure.name)
 

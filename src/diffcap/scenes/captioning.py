@@ -21,7 +21,7 @@ from diffcap.worlds.blocks.captions import NO_CHANGE as BLOCKS_NO_CHANGE
 
 NO_CHANGE_SENTENCES = tuple(dict.fromkeys((*ANNOTATED, *BLOCKS_NO_CHANGE)))
 PARTIAL_SUFFIX = ".partial.jsonl"
-MAX_UNSAVED = 256  # results after which a batch is saved, also if few of its tiles need a caption
+MAX_UNSAVED_RESULTS = 256  # results after which a batch is saved, also if few of its tiles need a caption
 NO_DATA, IDENTICAL = "no data", "identical"  # reasons why a tile is not captioned
 Item = TypeVar("Item")
 
@@ -121,16 +121,16 @@ def caption_tiles(
     tiling: Tiling,
     stretch: Stretch | None,
     captioner: PairCaptioner,
-    partial: PartialResults,
+    partial_results: PartialResults,
     beams: int = 1,
     length_penalty: float = 0.0,
     batch_size: int = 16,
     advance: Callable[[int], None] = lambda _: None,
 ) -> SceneCaptions:
-    """Caption the tiles of a scene that are not in `partial` yet, and append them; `advance` is called with the number of new results.
+    """Caption the tiles of a scene that are not in `partial_results` yet, and append them; `advance` gets the number of new results.
 
     A result is {"tile": number, "caption": ..., "log_probability": ..., "no_change": ...} or {"tile": number, "not_captioned": reason}.
-    A batch ends when it has `batch_size` tiles to caption, or `MAX_UNSAVED` results (`batch_size` if that is more). A continued run
+    A batch ends when it has `batch_size` tiles to caption, or `MAX_UNSAVED_RESULTS` results (`batch_size` if that is more). A continued run
     repeats the interrupted batch as a whole, so that its numbers do not depend on the interruption.
     """
     writes_free_text = getattr(captioner.vocabulary, "sentences", None) is not None
@@ -147,14 +147,14 @@ def caption_tiles(
                 result["caption"] = caption.text
                 result["log_probability"] = round(caption.log_probability, 4)
                 result["no_change"] = round(no_change_probability(caption), 4)
-        partial.append(list(results))
+        partial_results.append(list(results))
         advance(len(open_results))
         for batch_list in (results, image_pairs, open_results):
             batch_list.clear()
 
-    num_done = sum(map(len, partial.batches))
+    num_done = sum(map(len, partial_results.batches))
     tiles = (read_tile(scene, tiling[number], tiling.size, stretch) for number in range(num_done, len(tiling)))
-    for number, images_or_reason in enumerate(in_background(tiles, 2 * batch_size), num_done):
+    for number, images_or_reason in enumerate(iterate_in_background(tiles, 2 * batch_size), num_done):
         if isinstance(images_or_reason, str):
             results.append({"tile": number, "not_captioned": images_or_reason})
             advance(1)
@@ -162,12 +162,12 @@ def caption_tiles(
             results.append({"tile": number})
             image_pairs.append(images_or_reason)
             open_results.append(results[-1])
-        if len(image_pairs) == batch_size or len(results) >= max(MAX_UNSAVED, batch_size):
+        if len(image_pairs) == batch_size or len(results) >= max(MAX_UNSAVED_RESULTS, batch_size):
             finish_batch()
     if results:
         finish_batch()
     scene_captions = SceneCaptions([], {NO_DATA: 0, IDENTICAL: 0})
-    for result in chain.from_iterable(partial.batches):
+    for result in chain.from_iterable(partial_results.batches):
         if "not_captioned" in result:
             scene_captions.num_not_captioned[result["not_captioned"]] += 1
         else:
@@ -176,7 +176,7 @@ def caption_tiles(
     return scene_captions
 
 
-def in_background(items: Iterator[Item], max_ahead: int) -> Iterator[Item]:
+def iterate_in_background(items: Iterator[Item], max_ahead: int) -> Iterator[Item]:
     """Compute the items in a thread, at most `max_ahead` of them in advance."""
     end = object()
     with ThreadPoolExecutor(1) as thread:

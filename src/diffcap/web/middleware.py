@@ -94,14 +94,15 @@ class RequestFilter:
             await send(message)
 
         try:
-            await (self._refuse_request(scope) or self._app)(scope, body.receive, send_with_headers)
+            await (self._check_request(scope) or self._app)(scope, body.receive, send_with_headers)
         except RuntimeError as error:
             # For an unknown session, gradio starts the event stream, reports the error in it, and then raises 404.
             if not isinstance(error.__cause__, HTTPException):
                 raise
             await send({"type": "http.response.body"})
 
-    def _refuse_request(self, scope: Scope) -> Response | None:
+    def _check_request(self, scope: Scope) -> Response | None:
+        """Return the response that refuses a request; None if it is allowed."""
         method, path, headers = scope["method"], scope["path"], Headers(scope=scope)
         is_file = method in ("GET", "HEAD") and path.startswith(f"/gradio_api/file={self._folder}/")
         if not is_file and not (method in _ROUTES and _ROUTES[method].fullmatch(path)):

@@ -125,8 +125,7 @@ def _upload_zone(side: str) -> tuple[gr.Image, gr.HTML]:
             placeholder=f"# The picture {side}\nDrop it here, paste it, or press to choose a file",
             elem_id=f"zone-{side}",
         )
-        # `read_image` reads the images, not gradio. This is set on the component, because for a subclass gradio would write a
-        # file into the folder of this module.
+        # `read_image` reads the images, not gradio. (For a subclass with another `preprocess`, gradio would write a file beside it.)
         zone.preprocess = lambda payload: None if payload is None else payload.path  # type: ignore[method-assign]
         return zone, gr.HTML("", js_on_load=None, apply_default_css=False, padding=False, elem_id=f"message-{side}")
 
