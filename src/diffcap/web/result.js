@@ -1,17 +1,18 @@
-// A word that is pointed at, or selected by a click, shows its attention overlay.
-const STEP = 420; // milliseconds per word in the animation
-let selected = -1;
-let timer = null;
+// The answer: the word under the pointer, or the one selected by a click, shows its attention overlay. `element` is gradio's component.
+const WORD_MILLISECONDS = 420; // per word in the animation
+let selected = -1; // number of the selected word; -1: none
+let timer = null; // of the animation, which shows one word after the other
 
 const all = (selector) => [...element.querySelectorAll(selector)];
 const words = () => all(".dc-word");
 
+// Show the overlays of a word.
 function show(number) {
   const pictures = element.querySelector(".dc-pictures");
   if (!pictures) return;
-  const has = all(".dc-heat").some((layer) => Number(layer.dataset.word) === number);
-  pictures.classList.toggle("dc-with-attention", has);
-  for (const one of all("[data-word]")) one.classList.toggle("dc-on", Number(one.dataset.word) === number);
+  const hasOverlay = all(".dc-heat").some((overlay) => Number(overlay.dataset.word) === number);
+  pictures.classList.toggle("dc-with-attention", hasOverlay);
+  for (const node of all("[data-word]")) node.classList.toggle("dc-on", Number(node.dataset.word) === number);
   for (const word of words()) word.setAttribute("aria-pressed", String(Number(word.dataset.word) === selected));
 }
 
@@ -23,33 +24,33 @@ function stop() {
 
 function play() {
   stop();
-  const row = words();
+  const sentence = words();
   const result = element.querySelector(".dc-result");
-  if (!row.length || !result) return;
+  if (!sentence.length || !result) return;
   selected = Number(result.dataset.best);
-  if (reducedMotion()) return show(selected);
-  for (const word of row) word.classList.add("dc-coming");
-  let next = 0;
-  const step = () => {
-    if (next === row.length) {
+  if (prefersReducedMotion()) return show(selected);
+  for (const word of sentence) word.classList.add("dc-coming");
+  let next = 0; // number of the next word
+  const showNext = () => {
+    if (next === sentence.length) {
       stop();
-      const under = element.querySelector(".dc-word:hover"); // pointed at meanwhile
-      return show(under ? Number(under.dataset.word) : selected);
+      const hovered = element.querySelector(".dc-word:hover");
+      return show(hovered ? Number(hovered.dataset.word) : selected);
     }
-    row[next].classList.remove("dc-coming");
+    sentence[next].classList.remove("dc-coming");
     show(next++);
   };
-  step();
-  timer = setInterval(step, STEP);
+  showNext();
+  timer = setInterval(showNext, WORD_MILLISECONDS);
 }
 
-// Screen readers read the sentence only; the whole answer as a live region would be read with all its numbers.
+// Screen readers read this paragraph, the sentence only. If the answer were a live region, they would read all its numbers.
 const announcement = document.createElement("p");
 announcement.className = "dc-unseen";
 announcement.setAttribute("role", "status");
 document.body.append(announcement);
 
-const reducedMotion = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
+const prefersReducedMotion = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
 const wordOf = (event) => event.target.closest?.(".dc-word");
 
 element.addEventListener("click", (event) => {
@@ -80,16 +81,16 @@ element.addEventListener("keydown", (event) => {
   const word = wordOf(event);
   if (!word) return;
   const index = Number(word.dataset.word);
-  const goal = { ArrowLeft: index - 1, ArrowRight: index + 1, Home: 0, End: words().length - 1 }[event.key];
+  const newIndex = { ArrowLeft: index - 1, ArrowRight: index + 1, Home: 0, End: words().length - 1 }[event.key];
   if (event.key === "Escape") {
     stop();
     selected = -1;
     show(selected);
   }
-  if (goal === undefined) return;
+  if (newIndex === undefined) return;
   event.preventDefault();
   stop();
-  words()[goal]?.focus();
+  words()[newIndex]?.focus();
 });
 
 watch("value", () => {
@@ -97,6 +98,6 @@ watch("value", () => {
   play();
   const sentence = element.querySelector(".dc-sentence");
   announcement.textContent = sentence?.getAttribute("aria-label") ?? sentence?.textContent ?? "";
-  const behavior = reducedMotion() ? "auto" : "smooth";
+  const behavior = prefersReducedMotion() ? "auto" : "smooth";
   element.querySelector(".dc-result, .dc-message")?.scrollIntoView({ behavior, block: "nearest" });
 });
