@@ -60,9 +60,7 @@ class Example(NamedTuple):
 def render_examples() -> list[Example]:
     """Return pairs of `blocks` and `tiles` with several changes, and one of each without a change; the same in every call."""
     triples = sample_triples(range(_FIRST_SCENE, _FIRST_SCENE + len(CHANGES) + 1), _SEED, _JITTER)
-    rendered_images, *_ = render(
-        triples.scenes(), _BLOCKS_SIZE
-    )  # all before, then all after, then all without a change
+    rendered_images, *_ = render(triples.scenes(), _BLOCKS_SIZE)  # all before, all after, then all without a change
     images = [Image.fromarray(image.permute(1, 2, 0).numpy()) for image in rendered_images]
     num_scenes = len(triples)
     examples = [
