@@ -126,7 +126,7 @@ def test_the_map_needs_no_network_and_shows_every_change(scene: Path) -> None:
     assert all(len(change["pictures"]) == 2 for change in data["changes"])
     assert data["metres"] == pytest.approx(0.5, rel=0.01) and (data["width"], data["height"]) == (SIZE, SIZE)
     script = page.rpartition("<script>")[2]
-    asked = set(re.findall(r"""(?:field|getElementById)\("([a-z-]+)"\)""", script))
+    asked = set(re.findall(r"""(?:byId|getElementById)\("([a-z-]+)"\)""", script))
     assert asked <= set(re.findall(r'id="([a-z-]+)"', page)) and "slider" in asked
 
 

@@ -1,7 +1,7 @@
 """Download one file over HTTP, completely or not at all.
 
 The content is written to `<name>.part`, which is verified and then renamed to `<name>`. `<name>.part.json` identifies the content
-(URL, ETag or Last-Modified, length), so that an interrupted download is resumed only if the server still has the same content.
+(URL, validator, length; the validator is ETag or Last-Modified). An interrupted download is resumed only if the content is the same.
 The retries of urllib3 are not used, because they do not cover a connection that breaks after the headers of a response.
 """
 
@@ -25,7 +25,7 @@ from diffcap.records import read_json, write_json
 from diffcap.utils.errors import DiffcapError
 
 _CHUNK_BYTES = 1 << 16
-_MAX_BACKOFF = 30.0  # seconds
+_MAX_BACKOFF = 30.0  # longest pause before another attempt in seconds, unless the server requests one
 _MAX_HOST_FAILURES = 4  # a host is skipped after so many files in a row that failed with all their retries
 # HTTP status codes: the server does not have the file (any more); another attempt may succeed.
 _GONE_CODES = (404, 410, 451)
@@ -59,7 +59,7 @@ class Target:
 
     path: Path  # of the complete file
     verify: Callable[[Path], str] = lambda path: ""  # returns what is wrong with the downloaded file, or ""
-    has_checksum: bool = False  # `verify` compares a checksum; a download can then be resumed without an ETag
+    has_checksum: bool = False  # `verify` compares a checksum; a download can then be resumed without a validator
     # Called after each write with the number of bytes so far and the total number (None: unknown).
     show_progress: Callable[[int, int | None], None] = lambda size, total: None
 

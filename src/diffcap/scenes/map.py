@@ -20,7 +20,7 @@ from diffcap.scenes.writing import Change, find_position, to_lon_lat
 _MAX_PICTURE_BYTES = 700_000  # of each JPEG; the two pictures of the overview in base64 have at most 1.9 MB
 _OVERVIEW_SIDE = 1600  # longer side of a picture of the whole scene in pixels
 MAX_DETAILS, _DETAIL_SIDE = 100, 192  # number of changes with pictures of their own, and their longer side in pixels
-_QUALITIES = (80, 65, 50, 35, 20)  # of JPEG; the first one is used with which a picture is small enough
+_QUALITIES = (80, 65, 50, 35, 20)  # of JPEG; they are tried in this order until a picture is small enough
 _EARTH_RADIUS = 6_371_008.8  # metres
 _PACKAGE = "diffcap.scenes"
 
@@ -90,11 +90,11 @@ def _encode_pictures(sample: Sample, stretch: Stretch | None, max_side: int) -> 
 def _describe_change(change: Change, scene: Scene) -> dict[str, Any]:
     """Return a change for `map.js`: caption, SVG path and window in pixels, numbers, and longitude and latitude inside it."""
     rings = shapely.geometry.mapping(change.polygon)["coordinates"]
-    path = "".join("M" + "L".join(f"{round(x)},{round(y)}" for x, y in ring[:-1]) + "Z" for ring in rings)
+    svg_path = "".join("M" + "L".join(f"{round(x)},{round(y)}" for x, y in ring[:-1]) + "Z" for ring in rings)
     lon_lat_inside = find_position(change, scene, digits=6)
     return {
         "caption": change.caption,
-        "path": path,
+        "path": svg_path,
         "window": change.window,
         "tiles": change.num_tiles,
         "changed": round(1 - change.no_change, 4),

@@ -33,8 +33,7 @@ PERCENTILES = (2.0, 98.0)  # default of `fit_stretch` for pixels that do not hav
 Pixels = npt.NDArray[Any]
 ColorRange = tuple[tuple[float, float, float], tuple[float, float, float]]  # red, green and blue: dark, bright
 FULL_RANGE: ColorRange = ((0, 0, 0), (255, 255, 255))
-# The 2nd and 98th percentiles of the colors in images of the dataset `tiles`.
-TILES_RANGE: ColorRange = ((61, 75, 53), (197, 191, 149))
+TILES_RANGE: ColorRange = ((61, 75, 53), (197, 191, 149))  # 2nd and 98th percentiles in images of the dataset tiles
 
 
 class Tile(NamedTuple):
