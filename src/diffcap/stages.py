@@ -141,7 +141,7 @@ def _training(e: Experiment, stage: str) -> Settings:
     if start:
         model["init_from"] = str(start)
     elif e.weights and e.reads_pixels:
-        model["resnet_weights" if e.method_spec.pixels_backbone else "clip_weights"] = expand_home(e.weights)
+        model["initial_weights"] = expand_home(e.weights)
     if e.vlm:
         model["captioner"] = {"init_args": {"base": expand_home(e.vlm)}}
     folders = {other.dataset: other.folder for other in e.extra_experiments}

@@ -1,4 +1,4 @@
-"""Validation on the ids of words: what it scores, and what it refuses; a new key does not change the hash of an earlier run."""
+"""Validation on the ids of words: what it scores, and what it refuses; which options decide whether an earlier run is taken over."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +11,7 @@ from tests.toy import SHAPE, write_toy
 from diffcap.data.datamodules import CaptionData
 from diffcap.lit import finetuning
 from diffcap.lit.finetuning import Captioning
+from diffcap.lit.run import _other_settings
 from diffcap.lit.training import TrainingModule
 from diffcap.methods.pcl.model import PCL
 from diffcap.methods.pcl.pretraining import Pretraining
@@ -85,10 +86,23 @@ def test_settings_that_do_not_fit_are_one_sentence(folder: Path, monkeypatch: py
     with pytest.raises(DiffcapError, match=output):
         module_of(folder, "rcc", monkeypatch, tokenizer="ids").setup("fit")
     output = (
-        r"model\.pretrained_lr is 1e-05, but this Chg2Cap has no ResNet with trained layers; remove the option, or set"
+        r"model\.pretrained_lr is 1e-05, but this Chg2Cap trains no pretrained parameters; remove the option, or set"
     )
     with pytest.raises(DiffcapError, match=output):
         module_of(folder, "chg2cap", monkeypatch, pretrained_lr=1e-5).setup("fit")
+    for layout, reason in {
+        "rcc": "SCORER has no weights of another program",
+        "rsicc": "this RSICCformer has no ResNet",
+    }.items():
+        with pytest.raises(DiffcapError, match=f"model.initial_weights is default, but {reason}; remove the option"):
+            module_of(folder, layout, monkeypatch, tokenizer="raw", initial_weights="default").setup("fit")
+
+
+def test_a_training_with_options_of_an_earlier_version_is_compared_by_the_options_of_both(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("model: {lr: 1.0e-4, half_precision_clip: false, decoder_clip_value: 5.0}\n")
+    options = {"model.lr": 1e-4, "trainer.callbacks": [{"class_path": "ClipDecoderGradients"}]}
+    assert _other_settings(tmp_path, {"id": "1"}, {}, options) is None
+    assert "model.lr 0.0001, now 0.1" in str(_other_settings(tmp_path, {"id": "1"}, {}, {**options, "model.lr": 0.1}))
 
 
 @pytest.mark.parametrize(

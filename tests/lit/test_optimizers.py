@@ -99,9 +99,7 @@ def test_half_precision_and_weight_decay_are_those_of_the_released_program() -> 
     parts = [part for tower in (official.images, official.words) for part in tower.modules()]
     assert len(half_precision_parameters(parts)) == 195  # of ViT-B/32
     model = CLIP4IDC(10, NETWORK, max_length=6, width=12, heads=2, ffn=24)
-    optimizer = bert_adam(
-        model, (model.images, model.words), model.pretrained_parameters(), 1e-4, 1e-7, 0.01, (0.9, 0.999)
-    )
+    optimizer = bert_adam(model, model.pretrained_parameters(), 1e-4, 1e-7, 0.01, (0.9, 0.999))
     settings = {id(part): group for group in optimizer.param_groups for part in group["params"]}
     found = {
         name: (settings[id(part)]["lr"], settings[id(part)]["weight_decay"] > 0, settings[id(part)]["half"])
@@ -125,7 +123,7 @@ def test_half_precision_and_weight_decay_are_those_of_the_released_program() -> 
 def test_adamw_does_not_decay_the_image_marks_the_scale_and_layer_norms_that_the_released_program_decays() -> None:
     model = CLIP4IDCAdaptation(NETWORK, max_length=6)
     rates = {"lr": 1e-4, "pretrained_lr": 1e-7, "weight_decay": 0.2, "betas": (0.9, 0.98)}
-    ours, released = adamw(model, [], **rates), bert_adam(model, (model.images, model.words), [], **rates)
+    ours, released = adamw(model, [], **rates), bert_adam(model, [], **rates)
 
     def decayed(optimizer: torch.optim.Optimizer) -> set[str]:
         ids = {id(part) for group in optimizer.param_groups if group["weight_decay"] for part in group["params"]}

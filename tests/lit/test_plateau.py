@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from diffcap.lit.finetuning import Captioning
-from diffcap.lit.schedules import DecoderPlateau
+from diffcap.methods.remote_sensing.callbacks import ClipDecoderGradients, DecoderPlateau
 from diffcap.methods.remote_sensing.chg2cap import Chg2Cap
 from diffcap.methods.remote_sensing.rsiccformer import RSICCformer
 
@@ -65,10 +65,9 @@ def test_the_decoders_rate_falls_after_every_third_epoch_without_a_new_best(scor
     assert rates[::2] == rates[1::2]
 
 
-def small_trainer() -> pl.Trainer:
-    return pl.Trainer(
-        accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False, log_every_n_steps=0
-    )
+def small_trainer(*callbacks: pl.Callback) -> pl.Trainer:
+    options: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    return pl.Trainer(accelerator="cpu", callbacks=list(callbacks), log_every_n_steps=0, **options)
 
 
 def from_pixels(**options: Any) -> RSICCformer:
@@ -83,17 +82,18 @@ def test_the_gradients_of_decoder_and_trained_backbone_are_clipped_value_by_valu
     model = RSICCformer(8, 4, (2, 2), 6, width=8, heads=2)
     if backbone != "none":
         model = from_pixels(trained_layers=layers[backbone])
-    module = Captioning(model, decoder_clip_value=5.0)
-    module.trainer = small_trainer()
+    module, clip = Captioning(model), ClipDecoderGradients(5.0)
+    module.trainer = small_trainer(clip)
     torch.manual_seed(0)
     before, limited = {}, ("decoder.", *(f"images.network.{layer}." for layer in layers.get(backbone, ())))
-    for name, parameter in model.named_parameters():
+    trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    for name, parameter in trained:
         parameter.grad = 10 * torch.randn_like(parameter)
         before[name] = parameter.grad.clone()
     optimizer = module.optimizer()
-    module.configure_gradient_clipping(optimizer, None, None)
+    clip.on_before_optimizer_step(module.trainer, module, optimizer)
     clipped = 0
-    for name, parameter in model.named_parameters():
+    for name, parameter in trained:
         expected = before[name].clone()
         if name.startswith(limited):
             for value in expected.view(-1):
@@ -125,8 +125,8 @@ def parts(module: Captioning, optimizer: torch.optim.Optimizer) -> dict[str, set
 def test_a_trained_backbone_has_its_own_rate(build: Any, plateau: float | None) -> None:
     """Every parameter is in one group, the optimizer is Adam, and its first step is each group's rate."""
     model = build()
-    module = Captioning(model, 1e-3, schedule="constant", pretrained_lr=1e-5, decoder_plateau_factor=plateau)
-    module.trainer = small_trainer()
+    module = Captioning(model, 1e-3, schedule="constant", pretrained_lr=1e-5)
+    module.trainer = small_trainer(*([DecoderPlateau(plateau)] if plateau else []))
     optimizer = module.optimizer()
     assert type(optimizer) is torch.optim.Adam
     found = parts(module, optimizer)

@@ -54,7 +54,7 @@ def adapted(pixels: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_two_processes_repeat_the_loss_curve_of_one(pixels: Path, tmp_path: Path) -> None:
     """From random weights, at a low rate: trained ones' larger losses, and the blocks settings' rates, blow rounding up."""
-    slow = "--model.lr=1e-4", "--model.clip_lr=1e-4", "--model.clip_weights=random"
+    slow = "--model.lr=1e-4", "--model.clip_lr=1e-4", "--model.initial_weights=random"
     assert in_process(words("adapt", pixels, tmp_path / "one", *slow)) is None
     ddp = "--trainer.devices=2", "--trainer.strategy=ddp"
     done = run(words("adapt", pixels, tmp_path / "two", *slow, *ddp), tmp_path, timeout=300)
@@ -116,7 +116,8 @@ def test_what_does_not_fit_is_one_sentence(pixels: Path, adapted: Path, tmp_path
 def test_the_released_optimizer_keeps_clip_in_half_precision_and_both_stages_log_their_gradients(
     pixels: Path, tmp_path: Path
 ) -> None:
-    half = "--model.half_precision_clip=true", "--trainer.max_steps=2", "--trainer.val_check_interval=2"
+    released = "--model.optimizer=diffcap.methods.clip4idc.optimizers.bert_adam"
+    half = released, "--trainer.max_steps=2", "--trainer.val_check_interval=2"
     assert in_process(words("adapt", pixels, tmp_path / "pretrain", *half)) is None
     start = f"--model.init_from={tmp_path / 'pretrain/best.ckpt'}"
     assert in_process(words("finetune", pixels, tmp_path / "finetune", *half, start)) is None

@@ -188,10 +188,19 @@ def test_two_processes_have_the_gradients_of_one(levir: Commands) -> None:
     ("form", "own", "output"),
     [
         ("rsiccformer", RESNET, "resnet101_layer3_256 contains features, but RSICCformer .* needs pixels"),
-        ("chg2cap", "--model.resnet_weights=null", "model.resnet_weights is not set; give default, random, or a file"),
+        (
+            "chg2cap",
+            "--model.initial_weights=null",
+            "model.initial_weights is not set; give default, random, or a file",
+        ),
+        (
+            "rsiccformer",
+            "--model.decoder_clip_value=5",
+            r"option was replaced by trainer\.callbacks; see `decoder_clip_value`",
+        ),
         ("chg2cap", "--data.vocabulary_layout=pcl", "data.vocabulary_layout is pcl; Chg2Cap needs chg2cap"),
-        ("rsiccformer", "--run.monitor=null", r"decoder_plateau_factor needs run\.monitor"),
-        ("rsiccformer", "--model.pretrained_lr=1e-5", "this RSICCformer has no ResNet with trained layers; remove"),
+        ("rsiccformer", "--run.monitor=null", r"DecoderPlateau in trainer\.callbacks needs run\.monitor"),
+        ("rsiccformer", "--model.pretrained_lr=1e-5", "this RSICCformer trains no pretrained parameters; remove"),
     ],
 )
 def test_settings_that_do_not_fit_are_one_sentence(levir: Commands, form: str, own: str, output: str) -> None:
@@ -218,7 +227,7 @@ def test_the_settings_say_whether_a_method_reads_pixels(variables: Any, backbone
         experiment = Experiment(**variables, weights="w.pth")
         extract, finetune = (STAGES[stage].settings(experiment)["model"] for stage in ("extract", "finetune"))
         assert ("weights" in extract) == (not pixels)
-        assert (finetune.get("resnet_weights") == "w.pth") == pixels
+        assert (finetune.get("initial_weights") == "w.pth") == pixels
 
 
 def test_a_runs_config_says_it_too(levir: Commands) -> None:

@@ -23,6 +23,12 @@ from diffcap.utils.errors import DiffcapError
 from diffcap.utils.files import atomic_write
 
 
+class PartCallback(Callback):
+    """Base class of callbacks that change the learning rate of one part of the captioner: the part is a parameter group of Adam."""
+
+    part: str  # name of the part in the captioner, and of the parameter group
+
+
 class PeriodicCheckpoint(Callback):
     """Save `last.ckpt` between two steps, after the validation of the previous step; on SIGINT or SIGTERM save it and stop.
 

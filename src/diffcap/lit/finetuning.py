@@ -2,15 +2,15 @@
 
 from typing import Any, Literal
 
-import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
 
 from diffcap.evaluation.captions import Tokenizer
 from diffcap.evaluation.metric import CaptionMetric
 from diffcap.evaluation.remote_sensing import RELEASED_LAYOUTS, id_text
-from diffcap.lit.schedules import DecoderPlateau, Schedule
-from diffcap.lit.training import TrainingModule, adamw, init_from
+from diffcap.lit.callbacks import PartCallback
+from diffcap.lit.schedules import Schedule
+from diffcap.lit.training import OptimizerFunction, TrainingModule, adamw, init_from
 from diffcap.models.captioner import Captioner
 from diffcap.models.generation import greedy
 from diffcap.registry import method_of
@@ -35,13 +35,10 @@ class Captioning(TrainingModule):
             scored, so that an unknown word matches each rare word, see `evaluation.remote_sensing`.
         pretrained_lr: learning rate of the captioner's pretrained parameters: CLIP in CLIP4IDC, the trained layers of the ResNet in
             RSICCformer and Chg2Cap; null for `lr`.
-        clip_weights: weights of CLIP, for CLIP4IDC without an adaptation's checkpoint: default, random, or a file.
-        resnet_weights: initial weights of the ResNet of RSICCformer and Chg2Cap with `backbone`: default, random, or a file.
-        half_precision_clip: the optimizer of CLIP4IDC's released program, see `clip4idc.optimizers.bert_adam`; it needs `pretrained_lr`.
-        decoder_clip_value: largest absolute value of a gradient in the captioner's `decoder` and the trained layers of its ResNet
-            (RSICCformer: 5); null: no limit.
-        decoder_plateau_factor: factor of the decoder's learning rate after every third validation in a row without a new best value
-            of `run.monitor` (RSICCformer: 0.7); null: the rate has no such factor.
+        initial_weights: weights that another program trained, for a training without `init_from`: default, random, or a file. Null for
+            methods without such weights.
+        optimizer: function instead of `lit.training.adamw`, with the same parameters; it is used if there is a `pretrained_lr` (example:
+            the released optimizer of CLIP4IDC, diffcap.methods.clip4idc.optimizers.bert_adam).
     """
 
     stage = "finetune"
@@ -57,66 +54,42 @@ class Captioning(TrainingModule):
         init_from: str | None = None,
         tokenizer: Literal["ptb", "raw", "ids"] = "ptb",
         pretrained_lr: float | None = None,
-        clip_weights: str | None = None,
-        half_precision_clip: bool = False,
-        resnet_weights: str | None = None,
-        decoder_clip_value: float | None = None,
-        decoder_plateau_factor: float | None = None,
+        initial_weights: str | None = None,
+        optimizer: OptimizerFunction | None = None,
         init_without: list[str] | None = None,
     ) -> None:
         super().__init__(captioner, lr, weight_decay, schedule, warmup, milestones)
         self.captioner: Captioner
         self.init_from, self.init_without, self.tokenizer = init_from, init_without or [], tokenizer
-        self.pretrained_lr, self.clip_weights = pretrained_lr, clip_weights
-        self.half_precision_clip, self.resnet_weights = half_precision_clip, resnet_weights
-        self.decoder_clip_value, self.decoder_plateau_factor = decoder_clip_value, decoder_plateau_factor
-
-    def configure_callbacks(self) -> list[pl.Callback]:
-        """`DecoderPlateau`, if it is used."""
-        return [] if self.decoder_plateau_factor is None else [DecoderPlateau(self.decoder_plateau_factor)]
+        self.pretrained_lr, self.initial_weights = pretrained_lr, initial_weights
+        self.optimizer_function = optimizer or adamw
 
     def optimizer(self) -> torch.optim.Optimizer:
-        """Return Adam with the groups of `_adam_groups`; AdamW or BertAdam if `pretrained_lr` belongs to CLIP or a base model."""
-        if self.pretrained_lr is None or self.captioner.backbone_parameters():
+        """Return Adam with the groups of `_adam_groups`; AdamW or the option `optimizer` if the method has it with `pretrained_lr`."""
+        captioner = self.captioner
+        if self.pretrained_lr is None or not captioner.uses_adamw:
             groups = self._adam_groups()
-            return torch.optim.Adam(groups, self.lr, weight_decay=self.weight_decay, fused=not self.clips_gradients)
-        model = self.captioner
+            return torch.optim.Adam(groups, self.lr, weight_decay=self.weight_decay, fused=not self.changes_gradients)
         rates = (self.lr, self.pretrained_lr, self.weight_decay)
-        if self.half_precision_clip:
-            assert model.half_precision_optimizer is not None
-            return model.half_precision_optimizer(*rates)
-        return adamw(model, model.pretrained_parameters(), *rates, betas=(0.9, 0.999))
+        return self.optimizer_function(captioner, captioner.pretrained_parameters(), *rates, betas=(0.9, 0.999))
 
     def _adam_groups(self) -> list[dict[str, Any]]:
-        """Return the groups "captioner", "decoder" if it has plateaus, and "backbone" if it has `pretrained_lr`."""
-        separate: list[dict[str, Any]] = []
-        if self.decoder_plateau_factor is not None:
-            separate.append({"params": list(self._decoder().parameters()), "name": "decoder"})
+        """Return the groups "captioner", those of each `PartCallback`, and "backbone" if it has `pretrained_lr`."""
+        callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
+        parts = [callback.part for callback in callbacks if isinstance(callback, PartCallback)]
+        separate: list[dict[str, Any]] = [
+            {"params": list(self.captioner.get_submodule(part).parameters()), "name": part} for part in parts
+        ]
         if self.pretrained_lr is not None:
-            backbone = self.captioner.backbone_parameters()
-            separate.append({"params": backbone, "name": "backbone", "lr": self.pretrained_lr})
+            separate.append({"params": self._backbone(), "name": "backbone", "lr": self.pretrained_lr})
         if not separate:
             return [{"params": list(self.parameters())}]
         ids = {id(parameter) for group in separate for parameter in group["params"]}
         others = [parameter for parameter in self.parameters() if id(parameter) not in ids]
         return [{"params": others, "name": "captioner"}, *separate]
 
-    @property
-    def clips_gradients(self) -> bool:
-        """See `TrainingModule.clips_gradients`."""
-        return super().clips_gradients or self.decoder_clip_value is not None
-
-    def configure_gradient_clipping(self, optimizer: torch.optim.Optimizer, *args: Any, **options: Any) -> None:
-        """Clip each value of the gradients of decoder and ResNet (`decoder_clip_value`), then clip as the trainer's options."""
-        if self.decoder_clip_value is not None:
-            clipped = [*self._decoder().parameters(), *self.captioner.backbone_parameters()]
-            nn.utils.clip_grad_value_(clipped, self.decoder_clip_value)
-        super().configure_gradient_clipping(optimizer, *args, **options)
-
-    def _decoder(self) -> nn.Module:
-        decoder = self.captioner.decoder
-        assert isinstance(decoder, nn.Module)
-        return decoder
+    def _backbone(self) -> list[nn.Parameter]:
+        return [parameter for parameter in self.captioner.pretrained_parameters() if parameter.requires_grad]
 
     def gradient_groups(self) -> dict[str, list[nn.Parameter]]:
         """The pretrained parameters and the others, if there are pretrained ones."""
@@ -126,15 +99,14 @@ class Captioning(TrainingModule):
         return {"pretrained": pretrained, "captioner": others} if pretrained else {}
 
     def setup(self, stage: str) -> None:
-        """Load the weights of a pre-training, CLIP or a ResNet, and prepare the metric's references."""
+        """Load the weights of a pre-training or of another program, and prepare the metric's references."""
         if stage != "fit":
             return
         self._check_data()
         allowed = self.captioner.allowed_missing, self.captioner.allowed_unexpected
         init_from(self.captioner, self.init_from, self.feature_data.words, *allowed, self.init_without)
-        weights = self.clip_weights or self.resnet_weights
-        if weights and not self.init_from:
-            self.captioner.load_initial(weights, self.feature_data.vocabulary)
+        if not self.init_from:
+            self.captioner.load_initial(self.initial_weights, self.feature_data.vocabulary)
         self._make_metric()
 
     def _make_metric(self) -> None:
@@ -159,45 +131,18 @@ class Captioning(TrainingModule):
     def _check_data(self) -> None:
         method_of(type(self.captioner))  # raises an error if checkpoints could not be saved
         data = self.feature_data
-        captioner = self.captioner
-        method = type(self.captioner).__name__
-        captioner.check(data)
-        needed = captioner.initial_weights
-        has_rate = self.pretrained_lr is not None
-        has_plateau = self.decoder_plateau_factor is not None
-        checkpoint: Any = self.trainer.checkpoint_callback if has_plateau else None
-        faults = (
-            (
-                self.tokenizer == "ids" and data.vocabulary.layout not in RELEASED_LAYOUTS,
+        self.captioner.check(data)
+        if self.tokenizer == "ids" and data.vocabulary.layout not in RELEASED_LAYOUTS:
+            raise DiffcapError(
                 f"model.tokenizer is ids, which needs data.vocabulary_layout {' or '.join(RELEASED_LAYOUTS)}, not "
-                f"{data.vocabulary.layout}; set it to ptb or raw",
-            ),
-            (
-                self.clip_weights and not self.init_from and needed != "clip_weights",
-                f"model.clip_weights is {self.clip_weights}, but {method} has no CLIP; remove the option",
-            ),
-            (
-                self.resnet_weights and needed != "resnet_weights",
-                f"model.resnet_weights is {self.resnet_weights}, but {method} has no ResNet; remove the option, or set "
-                "model.captioner.init_args.backbone",
-            ),
-            (
-                needed == "resnet_weights" and not (self.init_from or self.resnet_weights),
-                "model.resnet_weights is not set; give default, random, or a file",
-            ),
-            (
-                "backbone" in captioner.hyperparameters and has_rate and not captioner.backbone_parameters(),
-                f"model.pretrained_lr is {self.pretrained_lr}, but this {method} has no ResNet with trained layers; remove the "
-                "option, or set model.captioner.init_args.backbone and trained_layers",
-            ),
-            (
-                has_plateau and not getattr(checkpoint, "monitor", None),
-                "model.decoder_plateau_factor needs run.monitor; set it, for example to val/BLEU-4",
-            ),
-        )
-        for applies, fault in faults:
-            if applies:
-                raise DiffcapError(f"{fault}.")
+                f"{data.vocabulary.layout}; set it to ptb or raw."
+            )
+        has_backbone_rate = self.pretrained_lr is not None and not self.captioner.uses_adamw
+        if has_backbone_rate and not self._backbone():
+            raise DiffcapError(
+                f"model.pretrained_lr is {self.pretrained_lr}, but this {type(self.captioner).__name__} trains no pretrained parameters; "
+                "remove the option, or set model.captioner.init_args so that it does."
+            )
 
     def metadata(self) -> dict[str, Any]:
         """The method, its constructor arguments and the tokenizer of the text metrics, for the evaluation."""

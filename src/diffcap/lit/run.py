@@ -68,6 +68,14 @@ _MODULES = {
     FINETUNE: ("diffcap.lit.finetuning:Captioning", "diffcap.data.datamodules:CaptionData"),
     REINFORCE: ("diffcap.lit.reinforcement:Reinforcement", "diffcap.data.datamodules:ReinforceData"),
 }
+# Options of the model in earlier versions, and the options that replace them.
+_FORMER_OPTIONS = {
+    "clip_weights": "model.initial_weights",
+    "resnet_weights": "model.initial_weights",
+    "half_precision_clip": "model.optimizer",
+    "decoder_clip_value": "trainer.callbacks",
+    "decoder_plateau_factor": "trainer.callbacks",
+}
 
 
 def train(request: Request) -> None:
@@ -146,6 +154,8 @@ class TrainingCLI(StageCLI):
         super().add_arguments_to_parser(parser)
         parser.add_class_arguments(RunSettings, "run")
         parser.add_argument("--run.keep", type=int | None, help=argparse.SUPPRESS)  # name of keep_last_k in diffcap 0.1
+        for name in _FORMER_OPTIONS:
+            parser.add_argument(f"--model.{name}", type=Any, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
         # LightningCLI ignores a link if the captioner has no such argument.
         for size in ("vocabulary_size", "feature_channels", "grid", "image_size", "max_length", "classes"):
             parser.link_arguments(f"data.{size}", f"model.captioner.init_args.{size}", apply_on="instantiate")
@@ -155,6 +165,7 @@ class TrainingCLI(StageCLI):
         keep = self.config.run.pop("keep", None)
         if keep is not None:
             self.config.run.keep_last_k = keep
+        self._replace_former_options()
         self.settings = RunSettings(**self.config.run.as_dict())
         if "WANDB_SWEEP_ID" in os.environ:  # each run of a sweep has its own folder
             self.settings.out = str(Path(self.settings.out) / os.environ.get("WANDB_RUN_ID", "run"))
@@ -186,6 +197,17 @@ class TrainingCLI(StageCLI):
         self.resume_step = _check_resumable(last) if self.resume_from else 0
         if start:
             check_init_from(Path(start))
+
+    def _replace_former_options(self) -> None:
+        """Rename options of earlier versions where the value stays the same; raise an error for the others."""
+        for former, name in _FORMER_OPTIONS.items():
+            value = self.config.model.pop(former, None)
+            if value and name == "model.initial_weights" and name in self.config:
+                self.config[name] = value
+            elif value:
+                raise DiffcapError(
+                    f"model.{former} is {value}, but that option was replaced by {name}; see `{former}` in CHANGELOG.md."
+                )
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         """Build the trainer with the run's callbacks and loggers."""
@@ -334,8 +356,9 @@ def data_files(data: dict[str, Any]) -> list[Path]:
 def _other_settings(out: Path, old: dict[str, Any], files: dict[str, Any], options: dict[str, Any]) -> str | None:
     """Return the differences between this training and the one in a folder, with the record `old`; None if there are none."""
     before = compared(read_settings(out / CONFIGURATION))
-    # diffcap 0.1 had other options, and no id.
-    names = list({**options, **before}) if old.get("id") else [name for name in options if name in before]
+    # Earlier versions had other options; diffcap 0.1 had no id.
+    is_earlier = not old.get("id") or any(f"model.{name}" in before for name in _FORMER_OPTIONS)
+    names = [name for name in options if name in before] if is_earlier else list({**options, **before})
     values = [(name, before.get(name), options.get(name)) for name in names]
     differing = [f"{name} {value}, now {now}" for name, value, now in values if value != now]
     known = {path: entry[2] for path, entry in old.get("files", {}).items()}

@@ -1,10 +1,8 @@
-"""Learning-rate schedules, as functions for `torch.optim.lr_scheduler.LambdaLR`, and a callback for plateaus."""
+"""Learning-rate schedules, as functions for `torch.optim.lr_scheduler.LambdaLR`."""
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
-
-import lightning.pytorch as pl
+from typing import Literal
 
 from diffcap.utils.errors import DiffcapError
 
@@ -70,39 +68,3 @@ def make_lr_lambda(
         return warmup_factor
 
     return lr_lambda
-
-
-class DecoderPlateau(pl.Callback):
-    """Lower the learning rate of the optimizer's group "decoder" on plateaus (RSICCformer, authors' code).
-
-    After every third validation in a row without a new best score, the rate is multiplied by a factor, from the next step on.
-    The score is that of `run.monitor`; a first best score must exceed 0.
-    """
-
-    def __init__(self, factor: float, validations: int = 3) -> None:
-        self.factor = factor
-        self.validations = validations
-        self.best = 0.0
-        self.waited = 0  # validations without a new best score
-
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Change the rate of the optimizer and of its scheduler on a plateau."""
-        checkpoint: Any = trainer.checkpoint_callback
-        score = float(trainer.callback_metrics[checkpoint.monitor])
-        self.best, self.waited = (score, 0) if score > self.best else (self.best, self.waited + 1)
-        if not self.waited or self.waited % self.validations:
-            return
-        scheduler: Any = trainer.lr_scheduler_configs[0].scheduler
-        for index, group in enumerate(trainer.optimizers[0].param_groups):
-            if group["name"] == "decoder":
-                group["lr"] *= self.factor
-                scheduler.base_lrs[index] *= self.factor
-
-    def state_dict(self) -> dict[str, Any]:
-        """The state that a resumed run needs, besides the rates, which the optimizer and the scheduler keep."""
-        return {"best": self.best, "waited": self.waited}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the state."""
-        self.best = state_dict["best"]
-        self.waited = state_dict["waited"]

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 
 import diffcap
@@ -65,13 +66,15 @@ class TrainingModule(pl.LightningModule):
 
     def optimizer(self) -> torch.optim.Optimizer:
         """Adam for all parameters."""
-        fused = not self.clips_gradients
+        fused = not self.changes_gradients
         return torch.optim.Adam(self.parameters(), self.lr, weight_decay=self.weight_decay, fused=fused)
 
     @property
-    def clips_gradients(self) -> bool:
-        """Whether gradients are clipped, which Lightning cannot do for fused Adam in mixed precision."""
-        return self.trainer.gradient_clip_val is not None
+    def changes_gradients(self) -> bool:
+        """Whether gradients are clipped, or a callback gets them; in mixed precision Lightning supports neither with fused Adam."""
+        callbacks: list[pl.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
+        has_callback = any(is_overridden("on_before_optimizer_step", callback, pl.Callback) for callback in callbacks)
+        return has_callback or self.trainer.gradient_clip_val is not None
 
     def configure_optimizers(self) -> Any:
         """The optimizer, and a scheduler that is stepped after every optimizer step."""
@@ -172,6 +175,10 @@ class TrainingModule(pl.LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore the training time."""
         self.train_seconds = checkpoint["diffcap"]["train_seconds"]
+
+
+# A function with the parameters of `adamw`, which returns an optimizer.
+OptimizerFunction = Callable[..., torch.optim.Optimizer]
 
 
 def adamw(

@@ -1,11 +1,9 @@
 """The interface of every captioner."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import Any, ClassVar, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from diffcap.utils.errors import DiffcapError
 
@@ -53,8 +51,8 @@ class Captioner(nn.Module, ABC):
     # True if the state dict has only the weights that were trained on top of a base model, whose own weights are in other files.
     # Such a captioner has the constructor arguments `base` and `base_sha256`, and the attribute `vocabulary`.
     on_base_model: ClassVar[bool] = False
-    # Builds the authors' optimizer for weights in half precision from lr, pretrained_lr and weight_decay; None without one.
-    half_precision_optimizer: Callable[..., Optimizer] | None = None
+    # Whether a fine-tuning with `model.pretrained_lr` has AdamW; if not, it has Adam.
+    uses_adamw: ClassVar[bool] = True
     hyperparameters: dict[str, Any]  # the constructor's arguments, from which the same model can be built again
     bos_id: int  # id of the token at the beginning of a caption
     eos_id: int  # id of the token at the end of a caption
@@ -102,20 +100,18 @@ class Captioner(nn.Module, ABC):
                 f"data.vocabulary_layout is {data.vocabulary.layout}; {type(self).__name__} needs {self.vocabulary_layout}."
             )
 
-    @property
-    def initial_weights(self) -> str | None:
-        """Name of the fine-tuning option for weights that other programs trained, such as `clip_weights`; None without such weights."""
-        return None
+    def load_initial(self, weights: str | None, vocabulary: Any) -> None:
+        """Load weights that another program trained: "default", "random" or a file (the option `model.initial_weights`).
 
-    def load_initial(self, weights: str, vocabulary: Any) -> None:
-        """Load the weights that the option `initial_weights` names: "default", "random" or a file."""
-
-    def backbone_parameters(self) -> list[nn.Parameter]:
-        """Trained parameters of the image network inside the captioner; they are a separate parameter group of Adam."""
-        return []
+        Fine-tuning calls it before the first step, unless it starts from the checkpoint of a pre-training.
+        """
+        if weights:
+            raise DiffcapError(
+                f"model.initial_weights is {weights}, but {type(self).__name__} has no weights of another program; remove the option."
+            )
 
     def pretrained_parameters(self) -> list[nn.Parameter]:
-        """Parameters that are pretrained before fine-tuning begins and may have their own learning rate."""
+        """Parameters that are pretrained before fine-tuning begins; those that are not frozen may have their own learning rate."""
         return []
 
     @abstractmethod

@@ -8,9 +8,8 @@ from torch import Tensor, nn
 from diffcap.evaluation.retrieval import PairRetrieval
 from diffcap.evaluation.tables import validation_line
 from diffcap.lit.schedules import Schedule
-from diffcap.lit.training import TrainingModule, adamw, init_from
+from diffcap.lit.training import OptimizerFunction, TrainingModule, adamw, init_from
 from diffcap.methods.clip4idc.model import CLIP4IDCAdaptation
-from diffcap.methods.clip4idc.optimizers import bert_adam
 from diffcap.methods.clip4idc.retrieval import add_to_metric
 from diffcap.methods.clip4idc.weights import load_clip
 from diffcap.models.clip import clamp_logit_scale_
@@ -24,13 +23,14 @@ class Adaptation(TrainingModule):
         captioner: the image and text towers; fine-tuning loads their weights by name.
         lr: AdamW's learning rate of the parameters that are added to CLIP: image type embeddings, joint positions, `ln_mid` (paper: 1e-4).
         clip_lr: learning rate of CLIP's parameters (authors' code: 1e-7 in half precision, which equals about 3e-6 in float32).
-        half_precision_clip: the optimizer of the released program, see `optimizers.bert_adam`, instead of AdamW.
         weight_decay: decoupled (authors' code: 0.2).
         schedule: cosine after the warm-up (authors' code: from the first step); see `schedules`.
         warmup: number of warm-up steps (authors' code: a tenth of all steps); below 1, a fraction of the trainer's `max_steps`.
         milestones: for the schedules piecewise and step.
-        clip_weights: initial weights: default, random, or a file, see `weights.load_clip`.
-        init_from: checkpoint of an earlier adaptation, instead of `clip_weights`.
+        initial_weights: CLIP's: default, random, or a file, see `weights.load_clip`.
+        init_from: checkpoint of an earlier adaptation, instead of `initial_weights`.
+        optimizer: function instead of `lit.training.adamw`, with the same parameters, such as
+            diffcap.methods.clip4idc.optimizers.bert_adam of the released program.
     """
 
     stage = "pretrain"
@@ -44,16 +44,16 @@ class Adaptation(TrainingModule):
         schedule: Schedule = "cosine",
         warmup: int | float = 0.1,
         milestones: list[float | str] | None = None,
-        clip_weights: str = "default",
+        initial_weights: str = "default",
         init_from: str | None = None,
-        half_precision_clip: bool = False,
+        optimizer: OptimizerFunction | None = None,
     ) -> None:
         super().__init__(captioner, lr, weight_decay, schedule, warmup, milestones)
         self.captioner: CLIP4IDCAdaptation
         self.clip_lr = clip_lr
-        self.clip_weights = clip_weights
+        self.initial_weights = initial_weights
         self.init_from = init_from
-        self.half_precision_clip = half_precision_clip
+        self.optimizer_function = optimizer or adamw
 
     def setup(self, stage: str) -> None:
         """Load CLIP's weights, or those of an earlier adaptation."""
@@ -65,7 +65,7 @@ class Adaptation(TrainingModule):
         if self.init_from:
             init_from(self.captioner, self.init_from, self.feature_data.words, (), ())
         else:
-            load_clip(self.captioner, self.clip_weights, vocabulary)
+            load_clip(self.captioner, self.initial_weights, vocabulary)
         self.metric = PairRetrieval()
 
     def metadata(self) -> dict[str, Any]:
@@ -73,14 +73,9 @@ class Adaptation(TrainingModule):
         return {"method": "clip4idc", "hyperparameters": self.captioner.hyperparameters}
 
     def optimizer(self) -> torch.optim.Optimizer:
-        """AdamW or BertAdam, with separate learning rates for CLIP and for the added parameters (authors' code)."""
-        model = self.captioner
-        clip = self.gradient_groups()["clip"]
+        """AdamW or the option `optimizer`, with separate learning rates for CLIP and for the added parameters (authors' code)."""
         rates = (self.lr, self.clip_lr, self.weight_decay)
-        betas = (0.9, 0.98)
-        if self.half_precision_clip:
-            return bert_adam(model, (model.images, model.words), clip, *rates, betas)
-        return adamw(model, clip, *rates, betas)
+        return self.optimizer_function(self.captioner, self.gradient_groups()["clip"], *rates, betas=(0.9, 0.98))
 
     def gradient_groups(self) -> dict[str, list[nn.Parameter]]:
         """CLIP's parameters and the added ones."""

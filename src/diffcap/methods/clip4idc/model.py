@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from diffcap.losses.gather import global_mean
 from diffcap.losses.pair_text import pair_text_contrastive_loss
-from diffcap.methods.clip4idc.optimizers import BertAdam, bert_adam
 from diffcap.methods.clip4idc.weights import load_clip
 from diffcap.models.captioner import AttentionMaps, Batch, Captioner, constructor_arguments, patch_attention
 from diffcap.models.clip import Network, PairInit, PairTower, TextTower, TokenEmbedding, build_clip, text_tower_of
@@ -361,19 +360,7 @@ class CLIP4IDC(Captioner):
         logged = {name: group_loss.detach() for name, group_loss in zip(names, losses)}
         return {"loss": torch.stack(losses).sum(), **logged}
 
-    @property
-    def initial_weights(self) -> str:
-        """See `Captioner.initial_weights`."""
-        return "clip_weights"
-
     load_initial = load_clip
-
-    def half_precision_optimizer(self, lr: float, pretrained_lr: float, weight_decay: float) -> BertAdam:
-        """See `Captioner.half_precision_optimizer`."""
-        clip = (self.images, self.words)
-        pretrained = self.pretrained_parameters()
-        betas = (0.9, 0.999)
-        return bert_adam(self, clip, pretrained, lr, pretrained_lr, weight_decay, betas)
 
     def pretrained_parameters(self) -> list[nn.Parameter]:
         """See `Captioner.pretrained_parameters`: CLIP's, and those that the adaptation has added to its image tower."""

@@ -64,20 +64,20 @@ class BertAdam(torch.optim.Optimizer):
 
 
 def bert_adam(
-    module: nn.Module,
-    clip: Iterable[nn.Module],
+    module: Any,
     pretrained: Iterable[nn.Parameter],
     lr: float,
     pretrained_lr: float,
     weight_decay: float,
     betas: tuple[float, float],
 ) -> BertAdam:
-    """Return BertAdam with half precision for linear layers, convolutions, attention and projections of the modules `clip`.
+    """Return BertAdam with half precision for linear layers, convolutions, attention and projections of CLIP's two towers.
 
-    Biases and the layer norms outside CLIP have no weight decay (authors' code). The other arguments are those of `adamw`.
+    Biases and the layer norms outside CLIP have no weight decay (authors' code).
+    `module`: CLIP4IDC or its adaptation. The other arguments are those of `adamw`.
     """
     pretrained_ids = {id(parameter) for parameter in pretrained}
-    in_clip = [part for tower in clip for part in tower.modules()]
+    in_clip = [part for tower in (module.images, module.words) for part in tower.modules()]
     clip_parts = {id(part) for part in in_clip}
     half_ids = {id(parameter) for parameter in half_precision_parameters(in_clip)}
     undecayed = {id(parameter) for name, parameter in module.named_parameters() if "bias" in name}

@@ -27,14 +27,14 @@ _TEXT_BLOCK_NAMES = {
 }
 
 
-def load_clip(module: Any, weights: str, vocabulary: AnyVocabulary) -> None:
+def load_clip(module: Any, weights: str | None, vocabulary: AnyVocabulary) -> None:
     """Load CLIP's weights into a CLIP4IDC or its adaptation; parameters that CLIP does not have keep their initial values.
 
     The position embedding of the patches is interpolated to the module's grid (bicubic). Only the vocabulary's rows of the token
     embedding are used. A file with some of CLIP's tokens lists them in `token_ids`.
-    `weights`: "default" (the package's file if it has one for the network, else open_clip's download), "random", or a file.
+    `weights`: "default" (the package's file if it has one for the network, else open_clip's download), "random" or None, or a file.
     """
-    if weights == "random":
+    if weights is None or weights == "random":
         return
     network = module.hyperparameters["network"]
     shipped = networks_folder() / f"{network if isinstance(network, str) else ''}.safetensors"
@@ -42,7 +42,7 @@ def load_clip(module: Any, weights: str, vocabulary: AnyVocabulary) -> None:
         state = read_state_dict(shipped)
     elif weights == "default":
         if not isinstance(network, str):
-            raise DiffcapError("model.clip_weights is default, but the network has no name; give a file, or random.")
+            raise DiffcapError("model.initial_weights is default, but the network has no name; give a file, or random.")
         official = load_pretrained_clip(network)
         _check_activation(official.visual, module.images.visual, network)
         state = dict(official.state_dict())

@@ -98,6 +98,7 @@ class CausalWordDecoder(WordDecoder):
 class PixelOrFeatureCaptioner(Captioner):
     """A captioner of feature maps, or with its own ResNet of pixels; the loss is the mean over all words (authors' code)."""
 
+    uses_adamw = False  # authors' code
     images: ResNetEncoder | None  # None if the captioner reads feature maps
     decoder: CausalWordDecoder
 
@@ -177,22 +178,20 @@ class PixelOrFeatureCaptioner(Captioner):
                 f"{name or 'null'} needs {needed}. Give other features with BACKBONE=, or change that setting in a settings file."
             )
 
-    @property
-    def initial_weights(self) -> str | None:
-        """See `Captioner.initial_weights`."""
-        return None if self.images is None else "resnet_weights"
-
-    def load_initial(self, weights: str, vocabulary: Any) -> None:
-        """See `Captioner.load_initial`."""
-        assert self.images is not None
-        self.images.load(weights)
-
-    def backbone_parameters(self) -> list[nn.Parameter]:
-        """See `Captioner.backbone_parameters`."""
-        return [parameter for parameter in self.pretrained_parameters() if parameter.requires_grad]
+    def load_initial(self, weights: str | None, vocabulary: Any) -> None:
+        """See `Captioner.load_initial`: the weights of the ResNet."""
+        if self.images is None and weights:
+            raise DiffcapError(
+                f"model.initial_weights is {weights}, but this {type(self).__name__} has no ResNet; remove the option, or set "
+                "model.captioner.init_args.backbone."
+            )
+        if self.images is not None:
+            if not weights:
+                raise DiffcapError("model.initial_weights is not set; give default, random, or a file.")
+            self.images.load(weights)
 
     def pretrained_parameters(self) -> list[nn.Parameter]:
-        """See `Captioner.pretrained_parameters`: the backbone's."""
+        """See `Captioner.pretrained_parameters`: the ResNet's."""
         return [] if self.images is None else list(self.images.parameters())
 
 
