@@ -34,15 +34,15 @@ def test_piecewise_halves_at_each_milestone() -> None:
 def test_step_falls_to_a_tenth_at_each_milestone() -> None:
     rate = make_lr_lambda("step", milestones=[3975, 7950])  # SCORER on CLEVR-Change
     assert [rate(step) for step in (0, 3974, 3975, 7949, 7950)] == pytest.approx([1, 1, 0.1, 0.1, 0.01])
-    assert [make_lr_lambda("step", milestones=[0.5, 9], total=6)(step) for step in (2, 3, 8, 9)] == pytest.approx(
+    assert [make_lr_lambda("step", milestones=[0.5, 9], total_steps=6)(step) for step in (2, 3, 8, 9)] == pytest.approx(
         [1, 0.1, 0.1, 0.01]
     )
     with pytest.raises(DiffcapError, match=r"depends on trainer\.max_steps, which is not set"):
-        make_lr_lambda("step", milestones=[0.5], total=-1)
+        make_lr_lambda("step", milestones=[0.5], total_steps=-1)
 
 
 def test_cosine_warms_up_and_ends_at_zero() -> None:
-    rate = make_lr_lambda("cosine", warmup=100, total=1100)
+    rate = make_lr_lambda("cosine", warmup=100, total_steps=1100)
     assert [rate(step) for step in (0, 49, 99)] == pytest.approx([0.01, 0.5, 1.0])
     for step in (100, 350, 600, 1000):
         assert rate(step) == pytest.approx(0.5 * (1 + math.cos(math.pi * (step - 100) / 1000)))
@@ -50,19 +50,19 @@ def test_cosine_warms_up_and_ends_at_zero() -> None:
 
 
 def test_linear_ends_at_zero_and_a_warm_up_may_be_a_part_of_the_run() -> None:
-    rate = make_lr_lambda("linear", warmup=0.1, total=1000)  # CLIP4IDC's captioning
+    rate = make_lr_lambda("linear", warmup=0.1, total_steps=1000)  # CLIP4IDC's captioning
     assert [rate(step) for step in (0, 49, 99)] == pytest.approx([0.01, 0.5, 1.0])
     assert [rate(step) for step in (100, 325, 550, 1000, 2000)] == pytest.approx([1, 0.75, 0.5, 0, 0])
-    assert [make_lr_lambda("cosine", warmup=0.5, total=4)(step) for step in range(2)] == [0.5, 1]
+    assert [make_lr_lambda("cosine", warmup=0.5, total_steps=4)(step) for step in range(2)] == [0.5, 1]
     with pytest.raises(DiffcapError, match=r"warmup 0\.1 and .* depends on trainer\.max_steps"):
-        make_lr_lambda("linear", warmup=0.1, total=-1)
+        make_lr_lambda("linear", warmup=0.1, total_steps=-1)
 
 
 @pytest.mark.parametrize("kind", ["cosine", "linear"])
 @pytest.mark.parametrize("total", [0, -1])
 def test_a_schedule_that_ends_with_the_training_needs_its_length(kind, total) -> None:
     with pytest.raises(DiffcapError, match=rf"model\.schedule {kind} with .* depends on trainer\.max_steps"):
-        make_lr_lambda(kind, warmup=2, total=total)
+        make_lr_lambda(kind, warmup=2, total_steps=total)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 9, 100])
@@ -94,6 +94,6 @@ def test_chg2caps_rate_is_that_of_a_step_per_epoch() -> None:
     factor = make_lr_lambda(
         get_config_value(files, "model", "schedule"),
         milestones=[in_steps(milestone, lambda: steps_per_epoch, "model.milestones") for milestone in milestones],
-        total=steps_per_epoch * epochs,
+        total_steps=steps_per_epoch * epochs,
     )
     assert [1e-4 * factor(step) for step in range(steps_per_epoch * epochs)] == pytest.approx(expected)

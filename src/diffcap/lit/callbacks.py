@@ -62,15 +62,13 @@ class PeriodicCheckpoint(Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Set the signal handlers, which Lightning resets after the training."""
         stop_every = self._stop_every(trainer)
-        when = "this step" if stop_every == 1 else f"the next multiple of {stop_every} steps"
+        stop_point = "this step" if stop_every == 1 else f"the next multiple of {stop_every} steps"
         if trainer.is_global_zero:
-            self._stop_note = (
-                f"interrupted: the training stops after {when} and saves {LAST}; a second signal ends it at once\n"
-            )
+            self._stop_note = f"interrupted: the training stops after {stop_point} and saves {LAST}; a second signal ends it at once\n"
         if "SLURM_JOB_ID" not in os.environ and threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                if signal.getsignal(number) is not signal.SIG_IGN:  # a shell's background job ignores Ctrl-C
-                    signal.signal(number, self._on_signal)
+            for signal_number in (signal.SIGINT, signal.SIGTERM):
+                if signal.getsignal(signal_number) is not signal.SIG_IGN:  # a shell's background job ignores Ctrl-C
+                    signal.signal(signal_number, self._on_signal)
 
     def _stop_every(self, trainer: pl.Trainer) -> int:
         every = trainer.log_every_n_steps or self.every_n_steps  # type: ignore[attr-defined]
@@ -96,12 +94,12 @@ class PeriodicCheckpoint(Callback):
         periodic = step % self.every_n_steps == 0
         if step and (periodic or stop):
             loop = trainer.fit_loop.epoch_loop
-            # When Lightning loads a checkpoint whose next batch ends a step, it adds 1 to this counter, the step of the logs,
-            # because its own checkpoints are saved before the counter grows.
-            ahead = int(not loop._should_accumulate())
-            loop._batches_that_stepped -= ahead
+            # `_batches_that_stepped` is the step of the logs. Lightning saves its own checkpoints before it raises this counter. So it
+            # adds 1 to the counter when it loads a checkpoint whose next batch ends a step.
+            added_at_load = int(not loop._should_accumulate())
+            loop._batches_that_stepped -= added_at_load
             trainer.save_checkpoint(self.path)
-            loop._batches_that_stepped += ahead
+            loop._batches_that_stepped += added_at_load
             self.saved_step = step
             if periodic and self.keep_last_k and trainer.is_global_zero:
                 copy = self.path.with_name(f"step-{step:06d}.ckpt")
@@ -109,9 +107,10 @@ class PeriodicCheckpoint(Callback):
                     shutil.copyfile(self.path, temporary)
                 # Keep the last k. Also delete checkpoints of later steps, which a killed run has left.
                 checkpoints = sorted(self.path.parent.glob(STEP_CHECKPOINT_GLOB))
-                end = checkpoints.index(copy) + 1
-                for path in checkpoints[: max(end - self.keep_last_k, 0)] + checkpoints[end:]:
-                    path.unlink()
+                num_until_copy = checkpoints.index(copy) + 1
+                num_too_old = max(num_until_copy - self.keep_last_k, 0)
+                for checkpoint in checkpoints[:num_too_old] + checkpoints[num_until_copy:]:
+                    checkpoint.unlink()
         if stop:
             raise SIGTERMException
 

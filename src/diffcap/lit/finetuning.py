@@ -22,23 +22,25 @@ class Captioning(TrainingModule):
     """Fine-tune a `Captioner`. Validation decodes greedily and computes the dataset's metrics.
 
     Args:
-        captioner: the method.
-        lr: Adam's learning rate before the schedule (IDC-PCL: 3e-5).
-        weight_decay: L2 in the gradient (IDC-PCL: 0 on CLEVR-Change, 1e-4 on the birds); with `pretrained_lr` decoupled.
-        schedule: piecewise (IDC-PCL, authors' code), step (SCORER, DIRL), linear (CLIP4IDC), noam, cosine or constant; see `schedules`.
+        captioner: the model.
+        lr: learning rate, which the schedule multiplies by a factor (IDC-PCL: 3e-5).
+        weight_decay: Adam adds it to the gradient as an L2 term (IDC-PCL: 0 on CLEVR-Change, 1e-4 on the birds); AdamW, see `optimizer`,
+            shrinks the weights themselves.
+        schedule: piecewise (IDC-PCL, authors' code), step (SCORER, DIRL), linear (CLIP4IDC), noam, cosine or constant.
         warmup: number of warm-up steps; below 1, a fraction of the trainer's `max_steps`.
         milestones: steps (5000) at which the learning rate falls (null: 10,000 and 20,000, IDC-PCL's authors' code); fractions
             of the trainer's `max_steps` (0.5); or epochs ("15ep").
         init_from: checkpoint of the pre-training stage.
-        init_without: parts of the captioner ("trunk.pair_encoder") that keep their initial weights in spite of `init_from`.
-        tokenizer: of the validation scores: "ptb"; "raw" as in IDC-PCL; or "ids" as in RSICCformer and Chg2Cap: the ids of words are
-            scored, so that an unknown word matches each rare word, see `evaluation.remote_sensing`.
-        pretrained_lr: learning rate of the captioner's pretrained parameters: CLIP in CLIP4IDC, the trained layers of the ResNet in
-            RSICCformer and Chg2Cap; null for `lr`.
+        init_without: parts of the captioner ("trunk.pair_encoder") whose weights are not loaded from `init_from`.
+        tokenizer: how captions become words for the validation scores: "ptb"; "raw" as in IDC-PCL; or "ids" as in RSICCformer and Chg2Cap:
+            the ids of words are scored, so that an unknown word matches each rare word, see `evaluation.remote_sensing`.
+        pretrained_lr: learning rate of the captioner's pretrained parameters, such as CLIP in CLIP4IDC and the trained layers of the ResNet
+            in RSICCformer and Chg2Cap; null: `lr`.
         initial_weights: weights that another program trained, for a training without `init_from`: default, random, or a file. Null for
             methods without such weights.
-        optimizer: function instead of `lit.training.adamw`, with the same parameters; it is used if there is a `pretrained_lr` (example:
-            the released optimizer of CLIP4IDC, diffcap.methods.clip4idc.optimizers.bert_adam).
+        optimizer: function that makes another optimizer than AdamW, with the parameters of `lit.training.adamw` (for example
+            diffcap.methods.clip4idc.optimizers.bert_adam). Trainings with `pretrained_lr` use AdamW, except those of captioners with a
+            ResNet. All others use Adam.
     """
 
     stage = "finetune"
@@ -65,7 +67,7 @@ class Captioning(TrainingModule):
         self.optimizer_function = optimizer or adamw
 
     def optimizer(self) -> torch.optim.Optimizer:
-        """Return Adam with the groups of `_adam_groups`; AdamW or the option `optimizer` if the method has it with `pretrained_lr`."""
+        """Return Adam, or if `pretrained_lr` is set and the captioner `uses_adamw`, AdamW or what the option `optimizer` makes."""
         captioner = self.captioner
         if self.pretrained_lr is None or not captioner.uses_adamw:
             groups = self._adam_groups()
@@ -74,46 +76,50 @@ class Captioning(TrainingModule):
         return self.optimizer_function(captioner, captioner.pretrained_parameters(), *rates, betas=(0.9, 0.999))
 
     def _adam_groups(self) -> list[dict[str, Any]]:
-        """Return the groups "captioner", those of each `PartCallback`, and "backbone" if it has `pretrained_lr`."""
+        """Return Adam's parameter groups: a single one, or "captioner" and the groups of parameters with a rate of their own.
+
+        These are the part of each `PartCallback`, such as "decoder", and "backbone", the pretrained parameters, if `pretrained_lr` is set.
+        """
         callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
-        parts = [callback.part for callback in callbacks if isinstance(callback, PartCallback)]
-        separate: list[dict[str, Any]] = [
-            {"params": list(self.captioner.get_submodule(part).parameters()), "name": part} for part in parts
+        part_names = [callback.part for callback in callbacks if isinstance(callback, PartCallback)]
+        own_groups: list[dict[str, Any]] = [
+            {"params": list(self.captioner.get_submodule(name).parameters()), "name": name} for name in part_names
         ]
         if self.pretrained_lr is not None:
-            separate.append({"params": self._backbone(), "name": "backbone", "lr": self.pretrained_lr})
-        if not separate:
+            backbone = self._trained_backbone_parameters()
+            own_groups.append({"params": backbone, "name": "backbone", "lr": self.pretrained_lr})
+        if not own_groups:
             return [{"params": list(self.parameters())}]
-        ids = {id(parameter) for group in separate for parameter in group["params"]}
-        others = [parameter for parameter in self.parameters() if id(parameter) not in ids]
-        return [{"params": others, "name": "captioner"}, *separate]
+        grouped_ids = {id(parameter) for group in own_groups for parameter in group["params"]}
+        others = [parameter for parameter in self.parameters() if id(parameter) not in grouped_ids]
+        return [{"params": others, "name": "captioner"}, *own_groups]
 
-    def _backbone(self) -> list[nn.Parameter]:
+    def _trained_backbone_parameters(self) -> list[nn.Parameter]:
         return [parameter for parameter in self.captioner.pretrained_parameters() if parameter.requires_grad]
 
     def gradient_groups(self) -> dict[str, list[nn.Parameter]]:
-        """The pretrained parameters and the others, if there are pretrained ones."""
+        """Return the pretrained parameters and the others, whose gradients are logged; {} without pretrained ones."""
         pretrained = self.captioner.pretrained_parameters()
-        ids = {id(parameter) for parameter in pretrained}
-        others = [parameter for parameter in self.captioner.parameters() if id(parameter) not in ids]
+        pretrained_ids = {id(parameter) for parameter in pretrained}
+        others = [parameter for parameter in self.captioner.parameters() if id(parameter) not in pretrained_ids]
         return {"pretrained": pretrained, "captioner": others} if pretrained else {}
 
     def setup(self, stage: str) -> None:
         """Load the weights of a pre-training or of another program, and prepare the metric's references."""
         if stage != "fit":
             return
-        self._check_data()
-        allowed = self.captioner.allowed_missing, self.captioner.allowed_unexpected
-        init_from(self.captioner, self.init_from, self.feature_data.words, *allowed, self.init_without)
+        self._check_settings()
+        allowed_names = self.captioner.allowed_missing, self.captioner.allowed_unexpected
+        init_from(self.captioner, self.init_from, self.feature_data.words, *allowed_names, self.init_without)
         if not self.init_from:
             self.captioner.load_initial(self.initial_weights, self.feature_data.vocabulary)
         self._make_metric()
 
     def _make_metric(self) -> None:
-        """Prepare the metric of validation, whose texts are `scored_text`."""
+        """Prepare the metric of validation with the `scored_text` of each reference."""
         references = self.feature_data.val_references
-        texts = {key: [self.scored_text(caption) for caption in captions] for key, captions in references.items()}
-        self.metric = CaptionMetric(texts, tokenizer=self.metric_tokenizer)
+        scored_texts = {id: [self.scored_text(caption) for caption in captions] for id, captions in references.items()}
+        self.metric = CaptionMetric(scored_texts, tokenizer=self.metric_tokenizer)
 
     @property
     def metric_tokenizer(self) -> Tokenizer:
@@ -125,11 +131,12 @@ class Captioning(TrainingModule):
         if self.tokenizer != "ids":
             return caption
         vocabulary = self.feature_data.vocabulary
-        assert isinstance(vocabulary, Vocabulary)  # see `_check_data`
+        assert isinstance(vocabulary, Vocabulary)  # `_check_settings` allows no other
         return id_text(caption, vocabulary)
 
-    def _check_data(self) -> None:
-        method_of(type(self.captioner))  # raises an error if checkpoints could not be saved
+    def _check_settings(self) -> None:
+        """Raise a DiffcapError if captioner, data and options do not fit together."""
+        method_of(type(self.captioner))  # raises an error for an unknown class, whose checkpoints could not be saved
         data = self.feature_data
         self.captioner.check(data)
         if self.tokenizer == "ids" and data.vocabulary.layout not in RELEASED_LAYOUTS:
@@ -138,14 +145,14 @@ class Captioning(TrainingModule):
                 f"{data.vocabulary.layout}; set it to ptb or raw."
             )
         has_backbone_rate = self.pretrained_lr is not None and not self.captioner.uses_adamw
-        if has_backbone_rate and not self._backbone():
+        if has_backbone_rate and not self._trained_backbone_parameters():
             raise DiffcapError(
                 f"model.pretrained_lr is {self.pretrained_lr}, but this {type(self.captioner).__name__} trains no pretrained parameters; "
                 "remove the option, or set model.captioner.init_args so that it does."
             )
 
     def metadata(self) -> dict[str, Any]:
-        """The method, its constructor arguments and the tokenizer of the text metrics, for the evaluation."""
+        """Return what the evaluation needs: the method, the captioner's constructor arguments, and the tokenizer of the text metrics."""
         return {
             "method": method_of(type(self.captioner)),
             "hyperparameters": self.captioner.hyperparameters,
@@ -153,16 +160,16 @@ class Captioning(TrainingModule):
         }
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
-        """The captioner's loss."""
+        """Compute and log the captioner's losses, and return the one to minimise."""
         losses = self.captioner.loss(batch)
         self.log_losses(losses, len(batch["before"]))
         return losses["loss"]
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
-        """Caption the pairs, and compute the losses of each pair's first caption."""
+        """Caption the pairs, and compute the losses of each pair's first reference."""
         self.add_validation_losses(batch, self.captioner.validation_losses)
-        tokens = greedy(self.captioner, batch["before"], batch["after"], self.feature_data.max_length)
-        captions = [self.feature_data.vocabulary.decode(row) for row in tokens]
+        tokens = greedy(self.captioner, batch["before"], batch["after"], self.feature_data.max_length)  # (B, T)
+        captions = [self.feature_data.vocabulary.decode(ids) for ids in tokens]
         self.metric.update(batch["id"], [self.scored_text(caption) for caption in captions])
 
     def on_validation_epoch_end(self) -> None:

@@ -1,4 +1,4 @@
-"""The self-critical stage, which trains a fine-tuned captioner with the CIDEr-D of captions that it samples."""
+"""The reinforcement stage, which trains a fine-tuned captioner with the CIDEr-D of captions that it samples as the reward."""
 
 from typing import Any
 
@@ -25,11 +25,11 @@ class Reinforcement(Captioning):
     them. Dropout is off, so that both compute the same probabilities.
 
     Args:
-        captioner: the method, with the same arguments as in fine-tuning.
+        captioner: the model, with the same arguments as in fine-tuning.
         baseline: subtracted from the reward: "greedy", the reward of the greedy caption (paper), or "mean", the mean reward of
             the pair's other samples (Luo, 2020).
-        end_counts: whether the end of a caption counts as a word in the reward, see `CaptionReward`.
-        settings: see `Captioning`; `init_from` is best.ckpt of the fine-tuning.
+        end_counts: whether the end of a caption counts as a word in the reward.
+        settings: other arguments of `Captioning`; `init_from` is best.ckpt of the fine-tuning.
     """
 
     stage = "reinforce"
@@ -50,20 +50,20 @@ class Reinforcement(Captioning):
         data = self.feature_data
         if self.baseline == "mean" and getattr(data, "draws", 0) < 2:
             raise DiffcapError("model.baseline is mean, but data.draws is 1; draw at least 2, or take baseline greedy.")
-        self._check_data()
+        self._check_settings()
         init_from(self.captioner, self.init_from, data.words, (), (), self.init_without)
         self._freeze_parameters_without_gradient()
         self._make_metric()
         table = data.train_table
-        captions = (self.scored_text(data.vocabulary.decode(row)) for row in np.unique(table.tokens, axis=0).tolist())
+        captions = (self.scored_text(data.vocabulary.decode(ids)) for ids in np.unique(table.tokens, axis=0).tolist())
         words = {word for caption in captions for word in caption.split(" ")}
         references: dict[str, list[str]] = {pair_id: [] for pair_id in table.ids}
-        for pair, caption in zip(table.caption_pair, table.captions):
-            references[table.ids[pair]].append(self.scored_text(caption))
+        for pair_index, caption in zip(table.caption_pair, table.captions):
+            references[table.ids[pair_index]].append(self.scored_text(caption))
         self.reward = CaptionReward(references, sorted(words), self.metric_tokenizer, self.end_counts)
 
     def _freeze_parameters_without_gradient(self) -> None:
-        """Freeze parameters on which no word depends (CBR, projectors), because DDP would wait for their gradients."""
+        """Freeze parameters on which no word depends, such as those of auxiliary losses, because DDP would wait for their gradients."""
         table = self.feature_data.train_table
         images = maps_as_float(table.images(np.array([0])))
         tokens = torch.from_numpy(table.tokens[:1]).long()
@@ -87,28 +87,28 @@ class Reinforcement(Captioning):
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         """Sample captions of each pair, compute the self-critical loss, and log the mean reward and baseline."""
         captioner = self.captioner.eval()
-        draws = batch["draws"]
-        pair_count, samples, word_count = draws.shape
+        draws = batch["draws"]  # random numbers, one for each word of each sampled caption
+        num_pairs, num_samples, max_words = draws.shape
         memory = captioner.encode(batch["before"], batch["after"])
-        repeated_memory = tree_map(lambda leaf: leaf.repeat_interleave(samples, 0), memory)
+        repeated_memory = tree_map(lambda leaf: leaf.repeat_interleave(num_samples, 0), memory)
         tokens = sample_from(captioner, repeated_memory, draws.flatten(0, 1))
-        rewards = self.rewards(batch["pair"].repeat_interleave(samples), tokens).view(pair_count, samples)
+        rewards = self.rewards(batch["pair"].repeat_interleave(num_samples), tokens).view(num_pairs, num_samples)
         if self.baseline == "greedy":
-            greedy = greedy_from(captioner, memory, word_count + 1)
-            baseline = self.rewards(batch["pair"], greedy)[:, None].expand_as(rewards)
+            greedy_tokens = greedy_from(captioner, memory, max_words + 1)
+            baseline = self.rewards(batch["pair"], greedy_tokens)[:, None].expand_as(rewards)
         else:
             baseline = leave_one_out_mean(rewards)
         logits = captioner.teacher_forced_logits(tokens, repeated_memory)
         advantage = (rewards - baseline).flatten()
         loss = global_mean(self_critical_loss(logits, tokens, captioner.caption_mask(tokens), advantage))
         means = {"reward": global_mean(rewards.flatten()), "baseline": global_mean(baseline.flatten())}
-        self.log_losses(means, pair_count)
+        self.log_losses(means, num_pairs)
         return loss
 
-    def rewards(self, pairs: Tensor, tokens: Tensor) -> Tensor:
-        """CIDEr-D of captions (B, T) against the references of the training pairs with indices (B,): (B,)."""
+    def rewards(self, pair_indices: Tensor, tokens: Tensor) -> Tensor:
+        """Return the CIDEr-D (B,) of captions (B, T) against the references of the training pairs with these indices (B,)."""
         data = self.feature_data
-        ended = self.captioner.is_eos(tokens[:, 1:]).any(1)
-        ids = [data.train_table.ids[pair] for pair in pairs.tolist()]
-        captions = [self.scored_text(data.vocabulary.decode(row)) for row in tokens.tolist()]
-        return torch.from_numpy(self.reward(ids, captions, ended.tolist())).to(tokens.device, torch.float32)
+        has_end = self.captioner.is_eos(tokens[:, 1:]).any(1)
+        pair_ids = [data.train_table.ids[index] for index in pair_indices.tolist()]
+        captions = [self.scored_text(data.vocabulary.decode(ids)) for ids in tokens.tolist()]
+        return torch.from_numpy(self.reward(pair_ids, captions, has_end.tolist())).to(tokens.device, torch.float32)

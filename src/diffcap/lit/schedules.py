@@ -12,7 +12,7 @@ Schedule = Literal["noam", "piecewise", "step", "cosine", "linear", "constant"]
 
 
 def in_steps(length: float | str, steps_per_epoch: Callable[[], float], option: str) -> float:
-    """Convert a length in epochs ("15ep") to steps, and return a number unchanged. `option` is the option's name for messages.
+    """Convert a length in epochs ("15ep") to steps; return a number of steps unchanged. `option`: name of the option, for messages.
 
     Example:
         >>> in_steps("15ep", lambda: 265, "model.milestones")  # SCORER on CLEVR-Change
@@ -30,41 +30,41 @@ def in_steps(length: float | str, steps_per_epoch: Callable[[], float], option: 
 
 
 def make_lr_lambda(
-    kind: Schedule, *, warmup: float = 0, milestones: Sequence[float] = (10_000, 20_000), total: int = 0
+    schedule: Schedule, *, warmup: float = 0, milestones: Sequence[float] = (10_000, 20_000), total_steps: int = 0
 ) -> Callable[[int], float]:
     """Return the function from the optimiser step (0, 1, ...) to the factor of the base learning rate.
 
     Args:
-        kind: the shape of the schedule:
+        schedule: the shape of the function:
             "noam": linear warm-up over `warmup` steps, then decay with the inverse square root of the step (IDC-PCL's
             pre-training. The authors' code counts steps from 0, with 1e-8 as the first; here they are counted from 1).
             "piecewise": the factor is halved at each milestone (IDC-PCL's fine-tuning).
             "step": the factor is divided by 10 at each milestone (SCORER and DIRL, authors' code).
-            "cosine": linear warm-up, then half a cosine that reaches 0 at `total`.
-            "linear": linear warm-up, then a straight line that reaches 0 at `total` (CLIP4IDC's captioning, authors' code).
+            "cosine": linear warm-up, then half a cosine that reaches 0 at `total_steps`.
+            "linear": linear warm-up, then a straight line that reaches 0 at `total_steps` (CLIP4IDC's captioning, authors' code).
             "constant": linear warm-up, then 1.
-        warmup, milestones: in steps; below 1, a fraction of `total`.
-        total: number of steps of the training; 0 or less if it is not known.
+        warmup, milestones: in steps; below 1, a fraction of `total_steps`.
+        total_steps: number of steps of the training; 0 or less if it is not known.
     """
-    has_fractions = 0 < warmup < 1 or (kind in ("piecewise", "step") and min(milestones, default=1) < 1)
-    if total <= 0 and (has_fractions or kind in ("cosine", "linear")):
+    has_fractions = 0 < warmup < 1 or (schedule in ("piecewise", "step") and min(milestones, default=1) < 1)
+    if total_steps <= 0 and (has_fractions or schedule in ("cosine", "linear")):
         raise DiffcapError(
-            f"model.schedule {kind} with warmup {warmup} and milestones {list(milestones)} depends on trainer.max_steps, which is not "
+            f"model.schedule {schedule} with warmup {warmup} and milestones {list(milestones)} depends on trainer.max_steps, which is not "
             "set; set it, or give absolute steps to another schedule."
         )
-    warmup = round(warmup * total) if warmup < 1 else int(warmup)
-    milestone_steps = [milestone * total if milestone < 1 else milestone for milestone in milestones]
+    warmup = round(warmup * total_steps) if warmup < 1 else int(warmup)
+    milestone_steps = [milestone * total_steps if milestone < 1 else milestone for milestone in milestones]
 
     def lr_lambda(step: int) -> float:
         warmup_factor = min(1.0, (step + 1) / warmup) if warmup else 1.0
-        if kind == "noam":
+        if schedule == "noam":
             return (step + 1) / warmup if step < warmup else math.sqrt(max(warmup, 1) / (step + 1))
-        if kind in ("piecewise", "step"):
+        if schedule in ("piecewise", "step"):
             passed = sum(step >= milestone for milestone in milestone_steps)
-            return warmup_factor * (0.5 if kind == "piecewise" else 0.1) ** passed
-        if kind in ("cosine", "linear"):
-            progress = min(1.0, max(0, step - warmup) / max(1, total - warmup))
-            return warmup_factor * (1 - progress if kind == "linear" else 0.5 * (1 + math.cos(math.pi * progress)))
+            return warmup_factor * (0.5 if schedule == "piecewise" else 0.1) ** passed
+        if schedule in ("cosine", "linear"):
+            progress = min(1.0, max(0, step - warmup) / max(1, total_steps - warmup))
+            return warmup_factor * (1 - progress if schedule == "linear" else 0.5 * (1 + math.cos(math.pi * progress)))
         return warmup_factor
 
     return lr_lambda

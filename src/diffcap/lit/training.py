@@ -20,20 +20,20 @@ from diffcap.utils.errors import DiffcapError
 class TrainingModule(pl.LightningModule):
     """Base class of the training stages. A subclass sets `stage` and defines `training_step` and `validation_step`.
 
-    It has Adam with a learning-rate schedule by step, and makes checkpoints complete without other files. It seeds every step, so
-    that a resumed run uses the same random numbers as an uninterrupted one.
+    The base class has Adam with a learning-rate schedule. Its checkpoints can be used without other files. It seeds every step, so that
+    a resumed run uses the same random numbers as an uninterrupted one.
 
     Args:
         captioner: the trained module; the checkpoint's parameters are named "captioner.*".
         lr: learning rate of Adam.
         weight_decay: of Adam, as an L2 term in the gradient (authors' code).
-        schedule: see `schedules.make_lr_lambda`; the cosine ends at the trainer's `max_steps`.
-        warmup: steps, or a fraction of `max_steps` if it is below 1.
+        schedule: shape of the learning rate over the steps, see `schedules.make_lr_lambda`.
+        warmup: number of steps, or a fraction of the trainer's `max_steps` if it is below 1.
         milestones: steps (5000), fractions of `max_steps` (0.5) or epochs ("15ep") at which the schedules piecewise and step
             decrease the rate; by default 10,000 and 20,000 (IDC-PCL, authors' code).
     """
 
-    stage: ClassVar[str]
+    stage: ClassVar[str]  # name of the stage, such as "finetune"
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class TrainingModule(pl.LightningModule):
         self.train_seconds = 0.0  # of all sessions of the run together
         self._batch_start = 0.0
         # The latest value of each training loss since the last logged step: a batch does not have every loss.
-        self._unlogged: dict[str, Tensor] = {}
+        self._unlogged_losses: dict[str, Tensor] = {}
         self._validation_sums: dict[str, Tensor] = {}  # of each validation loss: sum and number of values, (2,)
 
     @property
@@ -77,31 +77,35 @@ class TrainingModule(pl.LightningModule):
         return has_callback or self.trainer.gradient_clip_val is not None
 
     def configure_optimizers(self) -> Any:
-        """The optimizer, and a scheduler that is stepped after every optimizer step."""
+        """Return the optimizer, and a scheduler that is stepped after every optimizer step."""
         optimizer = self.optimizer()
         accumulated = self.trainer.accumulate_grad_batches
         milestones = [
             in_steps(milestone, lambda: self.feature_data.batches_per_epoch / accumulated, "model.milestones")
             for milestone in self.milestones
         ]
-        total = int(self.trainer.max_steps)
-        lr_lambda = make_lr_lambda(self.schedule, warmup=self.warmup, milestones=milestones, total=total)
+        max_steps = int(self.trainer.max_steps)
+        lr_lambda = make_lr_lambda(self.schedule, warmup=self.warmup, milestones=milestones, total_steps=max_steps)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lr_lambda)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def gradient_groups(self) -> Mapping[str, Sequence[nn.Parameter]]:
-        """Parameters whose gradients' root mean square is logged, by name; subclasses override it."""
+        """Return groups of parameters by name; the root mean square of the gradients of each is logged. Subclasses override it."""
         return {}
 
     def configure_gradient_clipping(self, optimizer: torch.optim.Optimizer, *args: Any, **options: Any) -> None:
-        """Clip the gradients, then log the root mean square of each of the `gradient_groups`, as the optimizer gets them."""
+        """Clip the gradients, then log the root mean square of the clipped gradients of each of the `gradient_groups`."""
         super().configure_gradient_clipping(optimizer, *args, **options)
-        every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
-        if every and (self.trainer.global_step + 1) % every == 0:
+        if self._is_logged_step:
             for name, parameters in self.gradient_groups().items():
-                value = root_mean_square(parameter.grad for parameter in parameters)
-                if value is not None:
-                    self.log(f"train/gradient_rms_{name}", value)
+                gradient_rms = root_mean_square(parameter.grad for parameter in parameters)
+                if gradient_rms is not None:
+                    self.log(f"train/gradient_rms_{name}", gradient_rms)
+
+    @property
+    def _is_logged_step(self) -> bool:
+        log_interval = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
+        return bool(log_interval) and (self.trainer.global_step + 1) % log_interval == 0
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Seed dropout by batch and rank, so that a resumed run has the same dropout as an uninterrupted one."""
@@ -117,36 +121,35 @@ class TrainingModule(pl.LightningModule):
         """Log training losses as `train/name`: the mean over the ranks, computed only at the steps that the logger stores.
 
         A loss that the batch of such a step does not have is logged with its value of an earlier step. All ranks have the same
-        losses in a step. Each is a scalar, this rank's share (`losses.gather.global_mean`), so that the mean over the ranks is the loss
-        of the global batch. `batch_size` is the number of pairs of this rank.
+        losses in a step. `losses` are scalars, and the mean over the ranks is the loss of the global batch. `batch_size` is the number of
+        pairs of this rank.
         """
-        self._unlogged |= {f"train/{name}": value.detach() for name, value in losses.items()}
-        every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
-        if self.trainer.world_size == 1 or (every and (self.trainer.global_step + 1) % every == 0):
-            self.log_dict(self._unlogged, prog_bar=True, batch_size=batch_size, sync_dist=True)
-            self._unlogged = {}
+        self._unlogged_losses |= {f"train/{name}": loss.detach() for name, loss in losses.items()}
+        if self.trainer.world_size == 1 or self._is_logged_step:
+            self.log_dict(self._unlogged_losses, prog_bar=True, batch_size=batch_size, sync_dist=True)
+            self._unlogged_losses = {}
 
-    def add_validation_losses(self, batch: dict[str, Any], compute: Callable[[Any], dict[str, Tensor]]) -> None:
-        """Add the losses of a validation batch to the sums that `log_validation_losses` logs.
+    def add_validation_losses(self, batch: dict[str, Any], compute_losses: Callable[[Any], dict[str, Tensor]]) -> None:
+        """Add the losses of a validation batch to the sums whose means `log_validation_losses` logs.
 
         Lightning's distributed sampler gives pair `n` to rank `n % world_size` and then repeats the first pairs until all
-        ranks have the same number. `compute` gets the batch without the repeated pairs, and returns (n,) values of each loss.
+        ranks have the same number. `compute_losses` gets the batch without the repeated pairs, and returns values (n,) of each loss.
         """
-        is_first = batch["number"] % self.trainer.world_size == self.global_rank  # False for repeated pairs
-        any_first, all_first = bool(is_first.any()), bool(is_first.all())
-        # If all pairs are repeated, the losses are computed for their names, and no value is added.
-        rows = is_first if any_first and not all_first else slice(None)
-        losses = compute({key: value[rows] for key, value in batch.items() if isinstance(value, Tensor)})
+        is_new = batch["number"] % self.trainer.world_size == self.global_rank  # (B,), False for repeated pairs
+        has_new = bool(is_new.any())
+        # If all pairs are repeated, the losses are computed only for their names, and no value is added.
+        selected = is_new if has_new and not is_new.all() else slice(None)
+        losses = compute_losses({key: value[selected] for key, value in batch.items() if isinstance(value, Tensor)})
         for name, values in losses.items():
-            values = values.float() if any_first else values[:0].float()
+            values = values.float() if has_new else values[:0].float()
             sum_and_count = torch.stack([values.sum(), values.new_tensor(len(values))])
             self._validation_sums[name] = self._validation_sums.get(name, 0) + sum_and_count
 
     def log_validation_losses(self) -> None:
         """Log the mean of each validation loss over the values of all ranks, as `val/name`."""
-        for name, sums in self._validation_sums.items():
-            value, count = detached_sum_over_ranks(sums)
-            self.log(f"val/{name}", value / count)
+        for name, sum_and_count in self._validation_sums.items():
+            total, count = detached_sum_over_ranks(sum_and_count)
+            self.log(f"val/{name}", total / count)
         self._validation_sums = {}
 
     def metadata(self) -> dict[str, Any]:
@@ -213,56 +216,57 @@ def root_mean_square(gradients: Iterable[Tensor | None]) -> Tensor | None:
     return norms.norm() / sum(gradient.numel() for gradient in present) ** 0.5
 
 
-# Hyperparameters that must be equal in both stages, although weights of other values would fit by name and shape.
-_MUST_AGREE = ("network", "intra_layers", "image_size")
+# Hyperparameters that must be equal in both stages; if they differ, the names and shapes of the weights fit all the same.
+_SHARED_HYPERPARAMETERS = ("network", "intra_layers", "image_size")
 
 
 def init_from(
     module: nn.Module,
-    path: str | None,
+    checkpoint_file: str | None,
     words: list[str],
     allowed_missing: tuple[str, ...],
     allowed_unexpected: tuple[str, ...],
     without: Sequence[str] = (),
 ) -> None:
-    """Load the weights of another stage's checkpoint by name; without a `path`, do nothing.
+    """Load the weights of another stage's checkpoint by name; without a `checkpoint_file`, do nothing.
 
     Args:
         words: this stage's vocabulary, in the order of the ids.
-        allowed_missing, allowed_unexpected: prefixes of parameter names that the checkpoint may lack, and that only it has.
+        allowed_missing: prefixes of parameter names of the module that the checkpoint may lack.
+        allowed_unexpected: prefixes of parameter names of the checkpoint that the module may lack.
         without: parts of the module ("trunk.pair_encoder") that keep their initial weights.
     """
-    if without and not path:
+    if without and not checkpoint_file:
         raise DiffcapError(
             f"model.init_without is {list(without)}, but model.init_from is not set, so no weights are loaded; remove it."
         )
-    if not path:
+    if not checkpoint_file:
         return
-    state = read_checkpoint(path)
-    theirs = state["diffcap"].get("hyperparameters") or {}
+    checkpoint = read_checkpoint(checkpoint_file)
+    theirs = checkpoint["diffcap"].get("hyperparameters") or {}
     ours = getattr(module, "hyperparameters", {})
-    for key in _MUST_AGREE:
+    for key in _SHARED_HYPERPARAMETERS:
         if key in theirs and key in ours and theirs[key] != ours[key]:
             raise DiffcapError(
-                f"{path}: the checkpoint has {key} {theirs[key]}, this stage has {ours[key]}; give both the same "
+                f"{checkpoint_file}: the checkpoint has {key} {theirs[key]}, this stage has {ours[key]}; give both the same "
                 f"model.captioner.init_args.{key}."
             )
-    checkpoint_words = state["diffcap"]["words"]
+    checkpoint_words = checkpoint["diffcap"]["words"]
     if checkpoint_words != words:
         different = ", ".join(sorted(set(checkpoint_words) ^ set(words))[:3]) or "none, their order differs"
         raise DiffcapError(
-            f"{path}: its vocabulary has {len(checkpoint_words)} words, this stage's {len(words)} (words in only one of the two: "
+            f"{checkpoint_file}: its vocabulary has {len(checkpoint_words)} words, this stage's {len(words)} (words in only one of them: "
             f"{different}); use the dataset, manifest, data.min_count, data.vocabulary_splits and data.vocabulary_with that it was "
             "trained with."
         )
     initial = module.state_dict()
-    kept = tuple(f"{part}." for part in without)  # prefixes of the names that keep their initial weights
-    if unknown := [prefix for prefix in kept if not any(name.startswith(prefix) for name in initial)]:
+    kept_prefixes = tuple(f"{part}." for part in without)  # of the names that keep their initial weights
+    if unknown := [prefix for prefix in kept_prefixes if not any(name.startswith(prefix) for name in initial)]:
         raise DiffcapError(f"model.init_without has {unknown[0][:-1]!r}, but the model has no such part.")
-    weights = {name: value for name, value in weights_of(state).items() if not name.startswith(kept)}
+    weights = {name: value for name, value in weights_of(checkpoint).items() if not name.startswith(kept_prefixes)}
     missing = [name for name in initial if name not in weights]
     unexpected = [name for name in weights if name not in initial]
-    mismatches = [f"missing: {name}" for name in missing if not name.startswith((*allowed_missing, *kept))]
+    mismatches = [f"missing: {name}" for name in missing if not name.startswith((*allowed_missing, *kept_prefixes))]
     mismatches += [f"unexpected: {name}" for name in unexpected if not name.startswith(allowed_unexpected)]
     mismatches += [
         f"{name}: checkpoint {tuple(value.shape)}, model {tuple(initial[name].shape)}"
@@ -272,6 +276,6 @@ def init_from(
     if mismatches:
         listed = ", ".join(mismatches[:4]) + (", ..." if len(mismatches) > 4 else "")
         raise DiffcapError(
-            f"{path}: {len(mismatches)} parameters do not fit ({listed}); give both stages the same width, layers and features."
+            f"{checkpoint_file}: {len(mismatches)} parameters do not fit ({listed}); give both stages the same width, layers and features."
         )
     module.load_state_dict({name: value for name, value in weights.items() if name in initial}, strict=False)

@@ -11,10 +11,10 @@ Batch = dict[str, Any]
 
 
 class AttentionMaps(NamedTuple):
-    """Attention of each generated word to both images.
+    """Attention of each generated word to the positions of both images.
 
-    If the method attends to each image separately, each map sums to 1 over its positions. If it has one distribution over both
-    images, the sums of the two maps of a word add up to 2.
+    If a captioner attends to each image separately, each map sums to 1. If it has one distribution over both images, the sums of the
+    two maps of a word add up to 2.
     """
 
     before: Tensor  # (B, T, h, w); entry t is the attention when the word after token t is predicted
@@ -23,10 +23,10 @@ class AttentionMaps(NamedTuple):
 
 
 def patch_attention(before: Tensor, after: Tensor, grid: tuple[int, int]) -> AttentionMaps:
-    """Scale the patches' attention weights, (B, T, N) for each image, so that both maps of a word add up to 2.
+    """Arrange the attention weights of patches, (B, T, N) for each image, as maps, and scale them so that both maps of a word add up to 2.
 
-    `grid`: rows and columns of the N patches. The weights belong to one distribution over the tokens of both images, from which
-    other tokens, such as class tokens, are left out.
+    The weights are those of one distribution over the tokens of both images, without other tokens such as class tokens. `grid`: rows and
+    columns of the N patches.
     """
     half_sum = (before.sum(2) + after.sum(2))[..., None, None] / 2
     return AttentionMaps(before.unflatten(2, grid) / half_sum, after.unflatten(2, grid) / half_sum, None)
@@ -43,15 +43,18 @@ def constructor_arguments(constructor_locals: dict[str, Any]) -> dict[str, Any]:
 
 
 class Captioner(nn.Module, ABC):
-    """A model that turns two feature maps into a sentence; the same LightningModule and decoding functions serve all of them."""
+    """A model that describes the difference between two images, given as feature maps or pixels, in a sentence.
 
-    # Prefixes of parameter names that a pre-training checkpoint of the method does not have, and that only it has.
+    All captioners have the same LightningModule and the same decoding functions.
+    """
+
+    # Prefixes of parameter names: those that a pre-training checkpoint lacks, and those that only such a checkpoint has.
     allowed_missing: ClassVar[tuple[str, ...]] = ()
     allowed_unexpected: ClassVar[tuple[str, ...]] = ()
     # True if the state dict has only the weights that were trained on top of a base model, whose own weights are in other files.
     # Such a captioner has the constructor arguments `base` and `base_sha256`, and the attribute `vocabulary`.
     on_base_model: ClassVar[bool] = False
-    # Whether a fine-tuning with `model.pretrained_lr` has AdamW; if not, it has Adam.
+    # Whether fine-tuning uses AdamW if its option `model.pretrained_lr` is set; otherwise it uses Adam.
     uses_adamw: ClassVar[bool] = True
     hyperparameters: dict[str, Any]  # the constructor's arguments, from which the same model can be built again
     bos_id: int  # id of the token at the beginning of a caption
@@ -86,10 +89,10 @@ class Captioner(nn.Module, ABC):
         """
 
     def validation_losses(self, batch: Batch) -> dict[str, Tensor]:
-        """Losses of validation pairs by name, in nats, whose means over the whole split are logged: one value per word or pair.
+        """Compute the losses of validation pairs, in nats, by name: one value per word or pair. Their means over the split are logged.
 
-        The batch is as in `loss`, with as many "before" as "after". Must not call collective operations (`torch.distributed`),
-        because some ranks have fewer batches.
+        The batch is as in `loss`, with as many "before" as "after". This function must not call collective operations
+        (`torch.distributed`), because some ranks have fewer batches.
         """
         return {}
 
@@ -101,9 +104,9 @@ class Captioner(nn.Module, ABC):
             )
 
     def load_initial(self, weights: str | None, vocabulary: Any) -> None:
-        """Load weights that another program trained: "default", "random" or a file (the option `model.initial_weights`).
+        """Load weights that another program trained; fine-tuning without a pre-training's checkpoint calls this before the first step.
 
-        Fine-tuning calls it before the first step, unless it starts from the checkpoint of a pre-training.
+        `weights`: the option `model.initial_weights`, "default", "random", or a file.
         """
         if weights:
             raise DiffcapError(
@@ -111,7 +114,7 @@ class Captioner(nn.Module, ABC):
             )
 
     def pretrained_parameters(self) -> list[nn.Parameter]:
-        """Parameters that are pretrained before fine-tuning begins; those that are not frozen may have their own learning rate."""
+        """Return the parameters that are pretrained before fine-tuning begins, which may have a learning rate of their own."""
         return []
 
     @abstractmethod
@@ -120,7 +123,7 @@ class Captioner(nn.Module, ABC):
 
     @abstractmethod
     def step(self, tokens: Tensor, memory: Any, cache: Any) -> tuple[Tensor, Any]:
-        """Score the next word: (B, V) logits of the next position, and the new cache.
+        """Score the next word: return the logits (B, V) of the next position, and the new cache.
 
         Args:
             tokens: (B,) the ids at the current position. memory: from `encode`.

@@ -52,7 +52,7 @@ class ShippedTraining(pl.LightningModule, ABC):
     def configure_optimizers(self) -> Any:
         """AdamW with a linear warm-up over a tenth of the steps and then a cosine."""
         optimizer = torch.optim.AdamW(self.parameters(), self.lr, weight_decay=0.01)
-        lr_lambda = make_lr_lambda("cosine", warmup=max(1, self.steps // 10), total=self.steps)
+        lr_lambda = make_lr_lambda("cosine", warmup=max(1, self.steps // 10), total_steps=self.steps)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lr_lambda)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
