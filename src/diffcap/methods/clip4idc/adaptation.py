@@ -17,19 +17,19 @@ from diffcap.utils.errors import DiffcapError
 
 
 class Adaptation(TrainingModule):
-    """Train `CLIP4IDCAdaptation`. Validation computes `PairRetrieval` on the change pairs of the split and all their captions.
+    """Train `CLIP4IDCAdaptation`. Validation computes recall and mean rank on the change pairs of the split and all their captions.
 
     Args:
         captioner: the image and text towers; fine-tuning loads their weights by name.
-        lr: AdamW's learning rate of the parameters that are added to CLIP: image type embeddings, joint positions, `ln_mid` (paper: 1e-4).
+        lr: learning rate of the parameters that are added to CLIP: image type embeddings, joint positions, `ln_mid` (paper: 1e-4).
         clip_lr: learning rate of CLIP's parameters (authors' code: 1e-7 in half precision, which equals about 3e-6 in float32).
-        weight_decay: decoupled (authors' code: 0.2).
-        schedule: cosine after the warm-up (authors' code: from the first step); see `schedules`.
+        weight_decay: it shrinks the weights themselves, as in AdamW (authors' code: 0.2).
+        schedule: shape of the learning rate over the steps (authors' code: a cosine, but from the first step, not after the warm-up).
         warmup: number of warm-up steps (authors' code: a tenth of all steps); below 1, a fraction of the trainer's `max_steps`.
-        milestones: for the schedules piecewise and step.
-        initial_weights: CLIP's: default, random, or a file, see `weights.load_clip`.
+        milestones: steps at which the schedules piecewise and step decrease the rate.
+        initial_weights: weights of CLIP: default (open_clip's, downloaded, or those in diffcap), random, or a file.
         init_from: checkpoint of an earlier adaptation, instead of `initial_weights`.
-        optimizer: function instead of `lit.training.adamw`, with the same parameters, such as
+        optimizer: function that makes another optimizer than AdamW, with the parameters of `lit.training.adamw`, such as
             diffcap.methods.clip4idc.optimizers.bert_adam of the released program.
     """
 
@@ -69,20 +69,20 @@ class Adaptation(TrainingModule):
         self.metric = PairRetrieval()
 
     def metadata(self) -> dict[str, Any]:
-        """The method and its constructor arguments."""
+        """Return the method and the model's constructor arguments."""
         return {"method": "clip4idc", "hyperparameters": self.captioner.hyperparameters}
 
     def optimizer(self) -> torch.optim.Optimizer:
-        """AdamW or the option `optimizer`, with separate learning rates for CLIP and for the added parameters (authors' code)."""
+        """Return AdamW or what the option `optimizer` makes; CLIP and the added parameters have separate rates (authors' code)."""
         rates = (self.lr, self.clip_lr, self.weight_decay)
         return self.optimizer_function(self.captioner, self.gradient_groups()["clip"], *rates, betas=(0.9, 0.98))
 
     def gradient_groups(self) -> dict[str, list[nn.Parameter]]:
-        """CLIP's parameters and the added ones."""
+        """Return CLIP's parameters and the added ones."""
         model = self.captioner
         clip = [*model.images.visual.parameters(), *model.words.parameters(), model.logit_scale]
-        ids = {id(parameter) for parameter in clip}
-        return {"clip": clip, "added": [p for p in model.parameters() if id(p) not in ids]}
+        clip_ids = {id(parameter) for parameter in clip}
+        return {"clip": clip, "added": [p for p in model.parameters() if id(p) not in clip_ids]}
 
     def on_train_start(self) -> None:
         """Print the scores before the first training step."""
@@ -98,7 +98,7 @@ class Adaptation(TrainingModule):
         print(f"step 0 of {self.trainer.max_steps}  val: {validation_line(scores)}", flush=True)
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
-        """The contrastive loss over the global batch."""
+        """Compute and log the contrastive loss over the global batch."""
         loss = self.captioner.loss(batch)
         self.log_losses({"contrast": loss}, len(batch["before"]))
         return loss

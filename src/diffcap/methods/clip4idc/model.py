@@ -20,21 +20,22 @@ from diffcap.models.decoder import BlockOutput, DecoderOutput, causal_mask, pair
 from diffcap.models.layers import Attention, Dropout, KeyValue, Linear, Segments
 from diffcap.utils.linear import linear
 
-EPS = 1e-12  # of the captioner's layer norms (BERT)
+NORM_EPS = 1e-12  # of the captioner's layer norms (BERT)
 Padding = Literal["own", "released"]
 
 
 class CLIP4IDCAdaptation(nn.Module):
-    """The model of stage 1, which retrieves captions by pairs and pairs by captions.
+    """The model of stage 1, the adaptation, which learns to find a pair's captions among others, and a caption's pair.
 
     Args:
         network: open_clip's name of the model, or its configuration. image_size: height and width in pixels.
-        intra_layers: blocks of the image tower that encode each image separately (null: three quarters, 9 of ViT-B/32's 12).
+        intra_layers: number of the first blocks of the image tower, which encode each image separately. The others, the inter layers,
+            encode both images together (null: three quarters, 9 of ViT-B/32's 12).
         checkpointing: compute the image tower's blocks again in the backward pass; less memory, more time.
         freeze_embeddings: freeze all layers before the blocks: patch, class token, position and word embeddings, and the
             first norm (authors' code).
         vocabulary_size: V; null for the network's own. max_length: positions of a caption; CLIP has 77.
-        pair_init: initialisation of the inter layers, see `PairTower`.
+        pair_init: "clip", CLIP's weights, or "difference", initial inter layers that compare the images, see `PairTower`.
 
     Example:
         >>> import torch
@@ -77,15 +78,15 @@ class CLIP4IDCAdaptation(nn.Module):
             self.words.freeze_embeddings()
 
     def pair(self, before: Tensor, after: Tensor) -> Tensor:
-        """Pixels (B, 3, height, width) each to one vector per pair, (B, E): the mean of both class tokens."""
+        """Encode pixels (B, 3, height, width) of both images as one vector per pair, (B, E): the mean of both class tokens."""
         tokens = self.images(self.images.normalize(before), self.images.normalize(after))
         return (tokens[:, 0] + tokens[:, tokens.shape[1] // 2]) / 2
 
     def loss(self, batch: Batch) -> Tensor:
-        """The contrastive loss over the global batch. Needs `before`, `after` (B, 3, height, width) and `tokens` (B, T)."""
-        text = self.words(batch["tokens"])
-        pair = self.pair(batch["before"], batch["after"])
-        return global_mean(pair_text_contrastive_loss(text, pair, self.logit_scale.exp()))
+        """Compute the contrastive loss over the global batch, which needs `before`, `after` (B, 3, height, width) and `tokens` (B, T)."""
+        text_vectors = self.words(batch["tokens"])
+        pair_vectors = self.pair(batch["before"], batch["after"])
+        return global_mean(pair_text_contrastive_loss(text_vectors, pair_vectors, self.logit_scale.exp()))
 
 
 class EncoderBlock(nn.Module):
@@ -94,7 +95,7 @@ class EncoderBlock(nn.Module):
     def __init__(self, width: int, heads: int, ffn: int, dropout: float) -> None:
         super().__init__()
         self.attention = Attention(width, heads, dropout)
-        self.norm1, self.norm2 = nn.LayerNorm(width, EPS), nn.LayerNorm(width, EPS)
+        self.norm1, self.norm2 = nn.LayerNorm(width, NORM_EPS), nn.LayerNorm(width, NORM_EPS)
         self.inner, self.outer, self.dropout = Linear(width, ffn), Linear(ffn, width), Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -109,7 +110,7 @@ class DecoderBlock(nn.Module):
     def __init__(self, width: int, heads: int, ffn: int, dropout: float) -> None:
         super().__init__()
         self.self_attention, self.cross = Attention(width, heads, dropout), Attention(width, heads, dropout)
-        self.norm1, self.norm2, self.norm3 = (nn.LayerNorm(width, EPS) for _ in range(3))
+        self.norm1, self.norm2, self.norm3 = (nn.LayerNorm(width, NORM_EPS) for _ in range(3))
         self.inner, self.outer, self.dropout = Linear(width, ffn), Linear(ffn, width), Dropout(dropout)
 
     def cross_query(self, words: Tensor) -> Tensor:
@@ -167,7 +168,7 @@ class CLIP4IDC(Captioner):
         decoder: "captioner", or "clip_text": CLIP's text tower with cross-attention inserted (FT1), whose number of blocks and
             widths replace `decoder_layers`, `width` and `heads`.
         train_words: train CLIP's word vectors in spite of `freeze_embeddings` (authors' code: on Spot-the-Diff only).
-        pair_init: see `PairTower`; without effect where an adaptation's checkpoint is loaded.
+        pair_init: as `CLIP4IDCAdaptation`; it has no effect if an adaptation's checkpoint is loaded.
         init_std: standard deviation of the captioner's initial weights (authors' code: 0.02 for a width of 512; a value far
             below 1 / sqrt(width) makes the visual signal too weak to learn from).
         padding: "own": an id beyond the vocabulary. "released": id 0, CLIP's token "!", as in the authors' code; it is never
@@ -238,36 +239,36 @@ class CLIP4IDC(Captioner):
             raise ValueError(
                 f"layerwise_cross_attention needs as many encoder as decoder blocks, not {encoder_layers} and {decoder_layers}"
             )
-        positions = len(self.words.positional_embedding)
-        if max_length - 1 > positions:
+        num_positions = len(self.words.positional_embedding)
+        if max_length - 1 > num_positions:
             raise ValueError(
-                f"max_length {max_length} needs {max_length - 1} text positions, CLIP has {positions}; lower it"
+                f"max_length {max_length} needs {max_length - 1} text positions, CLIP has {num_positions}; lower it"
             )
         self.visual_in = Linear(visual_width, width) if width != visual_width else nn.Identity()
         self.words_in = Linear(word_width, width) if width != word_width else nn.Identity()
         self.encoder = nn.ModuleList(EncoderBlock(width, heads, ffn, dropout) for _ in range(encoder_layers))
         if decoder == "clip_text":
-            inner = text_blocks[0].mlp.c_fc.out_features
+            ffn = text_blocks[0].mlp.c_fc.out_features
             activation = text_blocks[0].mlp.gelu
             self.decoder = nn.ModuleList(
-                TextBlock(width, heads, inner, dropout, activation) for _ in range(decoder_layers)
+                TextBlock(width, heads, ffn, dropout, activation) for _ in range(decoder_layers)
             )
             self.words_norm: nn.Module = nn.Identity()
             self.head: nn.Module = nn.Identity()
             self.head_norm = nn.LayerNorm(width)
         else:
             self.decoder = nn.ModuleList(DecoderBlock(width, heads, ffn, dropout) for _ in range(decoder_layers))
-            self.words_norm = nn.LayerNorm(width, EPS)
+            self.words_norm = nn.LayerNorm(width, NORM_EPS)
             self.head = nn.Sequential(Linear(width, word_width), nn.GELU())
-            self.head_norm = nn.LayerNorm(word_width, EPS)
+            self.head_norm = nn.LayerNorm(word_width, NORM_EPS)
         self.dropout = Dropout(dropout)
         self.word_bias = nn.Parameter(torch.zeros(vocabulary_size))
-        for module in (self.visual_in, self.words_in, self.encoder, self.decoder, self.head):
-            for part in module.modules():
-                if isinstance(part, nn.Linear):  # as BERT (authors' code)
-                    nn.init.normal_(part.weight, std=init_std)
-                    if part.bias is not None:
-                        nn.init.zeros_(part.bias)
+        for part in (self.visual_in, self.words_in, self.encoder, self.decoder, self.head):
+            for layer in part.modules():
+                if isinstance(layer, nn.Linear):  # as BERT (authors' code)
+                    nn.init.normal_(layer.weight, std=init_std)
+                    if layer.bias is not None:
+                        nn.init.zeros_(layer.bias)
         for block in self.decoder if decoder == "clip_text" else ():
             nn.init.zeros_(block.cross.out.weight)  # type: ignore[union-attr, arg-type]
         if freeze_embeddings:
@@ -277,31 +278,31 @@ class CLIP4IDC(Captioner):
             self.words.token_embedding.requires_grad_(True)
 
     def views(self, before: Tensor, after: Tensor) -> Tensor:
-        """Pixels (b, 3, height, width) and (B, ...), B a multiple of b, to the pair's tokens (B, 2 + 2 N, E)."""
+        """Encode pixels (b, 3, height, width) and (B, ...), B a multiple of b, as the tokens of each pair, (B, 2 + 2 N, E), its `views`."""
         return self.images(self.images.normalize(before), self.images.normalize(after))
 
     def encoder_states(self, views: Tensor) -> list[Tensor]:
-        """Input of the captioner's encoder and outputs of its blocks, (B, 2 + 2 N, D) each, from tokens (B, 2 + 2 N, E)."""
+        """Return the input of the captioner's encoder and the outputs of its blocks, (B, 2 + 2 N, D) each."""
         states = [self.visual_in(views)]
         for block in self.encoder:
             states.append(block(states[-1]))
         return states
 
     def memory(self, states: list[Tensor]) -> list[KeyValue]:
-        """Keys and values of each decoder block, from the `encoder_states`."""
-        visual = states[1:] if self.layerwise else states[-1:] * len(self.decoder)
-        return [block.cross.project_key_value(state) for block, state in zip(self.decoder, visual)]  # type: ignore[union-attr, operator]
+        """Return the keys and values that each decoder block attends to, from the `encoder_states`."""
+        attended = states[1:] if self.layerwise else states[-1:] * len(self.decoder)
+        return [block.cross.project_key_value(state) for block, state in zip(self.decoder, attended)]  # type: ignore[union-attr, operator]
 
     def encode(self, before: Tensor, after: Tensor) -> list[KeyValue]:
-        """Pixels (B, 3, height, width) each to each decoder block's keys and values."""
+        """Encode pixels (B, 3, height, width) of both images as the keys and values for each decoder block."""
         return self.memory(self.encoder_states(self.views(before, after)))
 
     def decode(
         self, tokens: Tensor, memory: list[KeyValue], past_key_values: list[KeyValue] | None = None
     ) -> DecoderOutput:
         """Run ids (B, T) through the decoder, at the positions after `past_key_values`; without those, padding is masked."""
-        first = past_key_values[0][0].shape[2] if past_key_values else 0
-        x = self.dropout(self.words_norm(self.words_in(self.words(tokens, first))))
+        first_position = past_key_values[0][0].shape[2] if past_key_values else 0
+        x = self.dropout(self.words_norm(self.words_in(self.words(tokens, first_position))))
         mask = None if past_key_values else causal_mask(tokens != self.pad)
         return run_blocks(self.decoder, x, memory, mask, past_key_values)
 
@@ -323,7 +324,7 @@ class CLIP4IDC(Captioner):
     def attention(self, before: Tensor, after: Tensor, tokens: Tensor) -> AttentionMaps:
         """See `Captioner.attention`: the decoder's last cross-attention, mean over the heads.
 
-        Normalised over the patches of both images, without the class tokens. The method does not align the images.
+        It is normalised over the patches of both images, without the class tokens. The method does not align the images.
         """
         memory = self.encode(before, after)
         words = self.decode(tokens, memory).last_block.after_self_attention
@@ -333,7 +334,7 @@ class CLIP4IDC(Captioner):
         return patch_attention(before_tokens[..., 1:], after_tokens[..., 1:], self.images.grid)
 
     def word_losses(self, tokens: Tensor, memory: list[KeyValue]) -> Tensor:
-        """Cross-entropy of every word and END of captions (B, T) given the words before, (n,) in nats."""
+        """Return the cross-entropy of every word and END of captions (B, T) given the words before, in nats, as one vector."""
         hidden = self.decode(tokens[:, :-1], memory).last_block.hidden
         target = tokens[:, 1:]
         is_word = target != self.pad
@@ -344,13 +345,11 @@ class CLIP4IDC(Captioner):
         return {"caption_loss": self.word_losses(batch["tokens"], self.encode(batch["before"], batch["after"]))}
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
-        """The sum over the groups of the mean over the global batch's words.
+        """Compute the mean cross-entropy over the words of each group in the global batch, and add the groups.
 
         Needs `before` (b, 3, height, width), `after` (B, ...) with B = b, or B = 2 b for two groups, and `tokens` (B, T).
         """
-        before = batch["before"]
-        after = batch["after"]
-        tokens = batch["tokens"]
+        before, after, tokens = batch["before"], batch["after"], batch["tokens"]
         memory = self.encode(before, after)
         losses = []
         for rows in pair_groups(before, after):
@@ -363,12 +362,12 @@ class CLIP4IDC(Captioner):
     load_initial = load_clip
 
     def pretrained_parameters(self) -> list[nn.Parameter]:
-        """See `Captioner.pretrained_parameters`: CLIP's, and those that the adaptation has added to its image tower."""
+        """See `Captioner.pretrained_parameters`: CLIP's, and those that the adaptation adds to the image tower."""
         pretrained = [*self.images.parameters(), *self.words.parameters()]
         text_blocks = [block for block in self.decoder if isinstance(block, TextBlock)]
         for block in text_blocks:  # all but the cross-attention is CLIP's
-            new = {id(parameter) for module in (block.cross, block.norm_cross) for parameter in module.parameters()}
-            pretrained += [parameter for parameter in block.parameters() if id(parameter) not in new]
+            new_ids = {id(parameter) for part in (block.cross, block.norm_cross) for parameter in part.parameters()}
+            pretrained += [parameter for parameter in block.parameters() if id(parameter) not in new_ids]
         if text_blocks:
             pretrained += self.head_norm.parameters()
         return pretrained

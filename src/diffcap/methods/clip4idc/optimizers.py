@@ -1,6 +1,6 @@
 """BertAdam, the optimizer of CLIP4IDC's released program, with half-precision weights.
 
-It is an option; the default is `lit.training.adamw` at two learning rates. BertAdam has no bias correction, and its weight decay
+The default optimizer is `lit.training.adamw` with two learning rates. Unlike AdamW, BertAdam has no bias correction, and its weight decay
 also applies to the image type embeddings, to CLIP's layer norms and to `logit_scale`. Its second clipping, of each tensor's gradient
 to a norm of 1, changes nothing after the clipping of the whole gradient to 1.
 """
@@ -77,18 +77,18 @@ def bert_adam(
     `module`: CLIP4IDC or its adaptation. The other arguments are those of `adamw`.
     """
     pretrained_ids = {id(parameter) for parameter in pretrained}
-    in_clip = [part for tower in (module.images, module.words) for part in tower.modules()]
-    clip_parts = {id(part) for part in in_clip}
-    half_ids = {id(parameter) for parameter in half_precision_parameters(in_clip)}
-    undecayed = {id(parameter) for name, parameter in module.named_parameters() if "bias" in name}
+    clip_parts = [part for tower in (module.images, module.words) for part in tower.modules()]
+    clip_part_ids = {id(part) for part in clip_parts}
+    half_ids = {id(parameter) for parameter in half_precision_parameters(clip_parts)}
+    undecayed_ids = {id(parameter) for name, parameter in module.named_parameters() if "bias" in name}
     for part in module.modules():
-        if isinstance(part, nn.LayerNorm) and id(part) not in clip_parts:
-            undecayed |= {id(parameter) for parameter in part.parameters()}
+        if isinstance(part, nn.LayerNorm) and id(part) not in clip_part_ids:
+            undecayed_ids |= {id(parameter) for parameter in part.parameters()}
     groups: dict[tuple[float, float, bool], list[nn.Parameter]] = {}
     for parameter in module.parameters():
         if parameter.requires_grad:
             rate = pretrained_lr if id(parameter) in pretrained_ids else lr
-            decay = 0.0 if id(parameter) in undecayed else weight_decay
+            decay = 0.0 if id(parameter) in undecayed_ids else weight_decay
             groups.setdefault((rate, decay, id(parameter) in half_ids), []).append(parameter)
     param_groups = [
         {"params": parameters, "lr": rate, "weight_decay": decay, "half": half}

@@ -15,7 +15,7 @@ from diffcap.models.clip import PairTower, build_clip, networks_folder, pretrain
 from diffcap.text.vocabularies import AnyVocabulary, ClipVocabulary
 from diffcap.utils.errors import DiffcapError, wrap_errors
 
-_POSITIONS = "visual.positional_embedding"
+_PATCH_POSITIONS = "visual.positional_embedding"
 # From names in a block of CLIP's text tower to names in a decoder block of FT1.
 _TEXT_BLOCK_NAMES = {
     "attn.in_proj_": "self_attention.qkv.",
@@ -28,7 +28,7 @@ _TEXT_BLOCK_NAMES = {
 
 
 def load_clip(module: Any, weights: str | None, vocabulary: AnyVocabulary) -> None:
-    """Load CLIP's weights into a CLIP4IDC or its adaptation; parameters that CLIP does not have keep their initial values.
+    """Load CLIP's weights into a `CLIP4IDC` or a `CLIP4IDCAdaptation`; parameters that CLIP does not have keep their initial values.
 
     The position embedding of the patches is interpolated to the module's grid (bicubic). Only the vocabulary's rows of the token
     embedding are used. A file with some of CLIP's tokens lists them in `token_ids`.
@@ -50,9 +50,9 @@ def load_clip(module: Any, weights: str | None, vocabulary: AnyVocabulary) -> No
         state = read_state_dict(weights)
     token_ids = state.pop("token_ids", None)
     state = {name: value.float() for name, value in state.items()}
-    if _POSITIONS in state:
+    if _PATCH_POSITIONS in state:
         grid = pretrained_grid(network)
-        state[_POSITIONS] = _interpolate_positions(state[_POSITIONS], grid, module.images.grid, weights)
+        state[_PATCH_POSITIONS] = _interpolate_positions(state[_PATCH_POSITIONS], grid, module.images.grid, weights)
     initial = module.state_dict()
     loaded = {name: value for name, value in _rename(state, module).items() if name in initial}
     embedding = "words.token_embedding.weight"
@@ -75,21 +75,22 @@ def load_clip(module: Any, weights: str | None, vocabulary: AnyVocabulary) -> No
             f"{weights}: {len(mismatches)} of CLIP's parameters are missing or of another shape ({listed}); give the file of "
             f"{expected}."
         )
-    replaced = {name: value for name, value in loaded.items() if not module.images.keeps_initial_value(name)}
-    module.load_state_dict(replaced, strict=False)
+    # With `pair_init: difference` some parameters of the image tower keep their initial values.
+    replacing = {name: value for name, value in loaded.items() if not module.images.keeps_initial_value(name)}
+    module.load_state_dict(replacing, strict=False)
 
 
 def _interpolate_positions(positions: Tensor, grid: tuple[int, int], target: tuple[int, int], weights: str) -> Tensor:
     """Interpolate a position embedding (1 + patches, W) from `grid` to `target` (bicubic); its first row is the class token's.
 
-    If `grid` has another number of patches, the embedding's grid is taken as square. `weights` is the file name for the message.
+    If `grid` has another number of patches, the embedding's grid is taken as square. `weights`: name of the file, for the message.
     """
-    count = len(positions) - 1
-    if count != grid[0] * grid[1]:
-        grid = (math.isqrt(count), math.isqrt(count))
-    if count != grid[0] * grid[1]:
+    num_patches = len(positions) - 1
+    if num_patches != grid[0] * grid[1]:
+        grid = (math.isqrt(num_patches), math.isqrt(num_patches))
+    if num_patches != grid[0] * grid[1]:
         raise DiffcapError(
-            f"{weights}: {count} patch positions are neither the network's grid nor a square; give the file of this network."
+            f"{weights}: {num_patches} patch positions are neither the network's grid nor a square; give the file of this network."
         )
     if grid == target:
         return positions
@@ -100,9 +101,9 @@ def _interpolate_positions(positions: Tensor, grid: tuple[int, int], target: tup
 
 def _select_tokens(vectors: Tensor, token_ids: Tensor, needed_ids: list[int], initial: Tensor) -> Tensor:
     """Return the vectors of the needed tokens. Tokens that the file lacks keep their initial vectors."""
-    row_of = {token_id: row for row, token_id in enumerate(token_ids.tolist())}
-    is_known = torch.tensor([token_id in row_of for token_id in needed_ids])
-    known_rows = [row_of[token_id] for token_id in needed_ids if token_id in row_of]
+    row_of_token = {token_id: row for row, token_id in enumerate(token_ids.tolist())}
+    is_known = torch.tensor([token_id in row_of_token for token_id in needed_ids])
+    known_rows = [row_of_token[token_id] for token_id in needed_ids if token_id in row_of_token]
     selected = initial.clone()
     selected[is_known] = vectors[torch.tensor(known_rows, dtype=torch.int64)]
     return selected
@@ -133,16 +134,16 @@ def _rename(state: dict[str, Tensor], module: Any) -> dict[str, Tensor]:
             ours[f"words.{name}"] = value
         block = re.fullmatch(r"transformer\.resblocks\.(\d+)\.(.+)", name)
         if block and has_text_decoder:
-            number, part = block.groups()
-            theirs = next((prefix for prefix in _TEXT_BLOCK_NAMES if part.startswith(prefix)), "")
-            ours[f"decoder.{number}.{part.replace(theirs, _TEXT_BLOCK_NAMES.get(theirs, ''))}"] = value
+            block_number, inner_name = block.groups()
+            prefix = next((prefix for prefix in _TEXT_BLOCK_NAMES if inner_name.startswith(prefix)), "")
+            ours[f"decoder.{block_number}.{inner_name.replace(prefix, _TEXT_BLOCK_NAMES.get(prefix, ''))}"] = value
         elif name.startswith("ln_final.") and has_text_decoder:
             ours[name.replace("ln_final", "head_norm")] = value
     return ours
 
 
 class SingleImageEncoder(nn.Module):
-    """The intra layers of a `PairTower` and its norm before the inter layers, as a backbone of single images."""
+    """The layers of a `PairTower` that encode each image separately, and the norm after them, as a backbone of single images."""
 
     def __init__(self, tower: nn.Module) -> None:
         super().__init__()
@@ -156,7 +157,7 @@ class SingleImageEncoder(nn.Module):
 
 
 def build_backbone(weights: str) -> tuple[SingleImageEncoder, ResizeOnly]:
-    """Return the network of a checkpoint and its preprocessing, see `Backbone`."""
+    """Return the image tower of a checkpoint as a backbone of single images, and its preprocessing."""
     if weights in ("default", "random"):
         raise DiffcapError(
             "WEIGHTS is missing: give the checkpoint of an adaptation, for example "
