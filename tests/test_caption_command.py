@@ -25,7 +25,7 @@ from tests.test_pair_captioner import make, make_coarse, noise, reweighted
 from diffcap.cli import main
 from diffcap.commands.caption_file import exclusive_lock
 from diffcap.evaluation.coco import read_predictions
-from diffcap.pair_captioner import PairCaptioner
+from diffcap.pair_captioner import DEFAULT_CAPTIONER, PairCaptioner
 
 ONE = ["before/1.png", "after/1.png"]
 
@@ -77,7 +77,8 @@ def test_a_captioner_of_blocks_says_that_it_knows_no_other_images(
     note = "was trained on rendered `blocks` scenes only; its captions of other images"
     default = "no --checkpoint: the captioner `blocks`, which ships with diffcap, is used."
     (here / "blocks").mkdir()  # not the captioner of this name
-    for options, notes in (([], (True, True)), (["blocks"], (False, True)), ([checkpoint], (False, False))):
+    shipped = str(DEFAULT_CAPTIONER)
+    for options, notes in (([], (True, True)), ([shipped], (False, True)), ([checkpoint], (False, False))):
         assert caption(*ONE, *(["--checkpoint", *options] if options else [])) is None
         output = capsys.readouterr()
         assert output.out and (default in output.err, note in output.err) == notes

@@ -111,7 +111,7 @@ def test_log_probabilities_are_those_of_one_naive_pass(captioner: PairCaptioner)
     caption = captioner(before, after)
     model, expected = captioner._captioner, 0.0
     with torch.no_grad():
-        memory = model.encode(*captioner._features([captioner._preprocess(before, after)]))
+        memory = model.encode(*captioner._compute_features([captioner._preprocess(before, after)]))
         for place in range(1, min(len(caption.tokens), captioner.max_length)):
             cache: Any = None
             for token in caption.tokens[:place]:
@@ -299,7 +299,7 @@ def test_several_caption_by_the_mean_of_their_probabilities(two: tuple[Path, Pat
     assert both.metadata["ensemble"] == ["scorer", "scorer"] and len(both._backbones) == 1
     caption, chances = both(before, after), []
     for member in alone:
-        memory = member._captioner.encode(*member._features([member._preprocess(before, after)]))
+        memory = member._captioner.encode(*member._compute_features([member._preprocess(before, after)]))
         logits = member._captioner.teacher_forced_logits(torch.tensor([caption.tokens]), memory)[0]
         chances.append(logits.softmax(-1).gather(1, torch.tensor(caption.tokens)[1:, None]))
     expected = ((chances[0] + chances[1]) / 2).log().sum().item()

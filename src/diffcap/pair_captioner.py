@@ -147,9 +147,11 @@ class PairCaptioner:
         for member in members:
             if member.features not in self._feature_metadata:
                 self._feature_metadata.append(member.features)
+        # For each member, the index of its feature extractor.
         self._feature_index = [self._feature_metadata.index(member.features) for member in members]
-        self._has_fixed_sizes = all(meta["shape"] is not None for meta in self._feature_metadata)
-        self._backbones = [rebuild_backbone(meta, backbone_weights).to(self.device) for meta in self._feature_metadata]
+        self._has_fixed_sizes = all(metadata["shape"] is not None for metadata in self._feature_metadata)
+        backbones = [rebuild_backbone(metadata, backbone_weights) for metadata in self._feature_metadata]
+        self._backbones = [backbone.to(self.device) for backbone in backbones]
         self._captioner = first.captioner.eval().to(self.device)
 
     def __call__(self, before: Source, after: Source, beams: int = 1, length_penalty: float = 0.0) -> Caption:
@@ -206,7 +208,7 @@ class PairCaptioner:
         Raises:
             DiffcapError: the method has no attention maps.
         """
-        before_features, after_features = self._features([self._preprocess(before, after)])
+        before_features, after_features = self._compute_features([self._preprocess(before, after)])
         try:
             return attention_of(self._captioner, self.vocabulary, before_features, after_features, caption.tokens)
         except NotImplementedError as error:
@@ -229,19 +231,19 @@ class PairCaptioner:
             images.append([backbone.preprocess(image) for backbone in self._backbones])
         return _ModelInput([torch.stack(both_images) for both_images in zip(*images)], pair.notes)
 
-    def _features(self, inputs: list[_ModelInput]) -> tuple[Any, Any]:
+    def _compute_features(self, inputs: list[_ModelInput]) -> tuple[Any, Any]:
         """Compute features of the before and after images, (B, C, h, w) each; for an ensemble lists with those of each member."""
         from diffcap.features.backbones import compute_features
 
         features: list[Any] = []  # before and after, of each backbone
         backbone_images = zip(*(model_input.images for model_input in inputs))
-        for backbone, meta, pairs in zip(self._backbones, self._feature_metadata, backbone_images):
-            if meta["shape"] is None:  # a model of images of any size
-                on_device = [pair.to(self.device, torch.uint8) for pair in pairs]
-                features.append(([pair[0] for pair in on_device], [pair[1] for pair in on_device]))
+        for backbone, metadata, pairs in zip(self._backbones, self._feature_metadata, backbone_images):
+            if metadata["shape"] is None:  # a model of images of any size
+                device_pairs = [pair.to(self.device, torch.uint8) for pair in pairs]
+                features.append(([pair[0] for pair in device_pairs], [pair[1] for pair in device_pairs]))
                 continue
             images = torch.stack(pairs, 1).to(self.device)  # (2, B, 3, H, W)
-            features.append(compute_features(backbone, images.flatten(0, 1), meta).chunk(2))
+            features.append(compute_features(backbone, images.flatten(0, 1), metadata).chunk(2))
         if len(self._feature_index) == 1:
             return features[0]
         member_features = [features[index] for index in self._feature_index]
@@ -251,7 +253,7 @@ class PairCaptioner:
     def _generate(
         self, inputs: list[_ModelInput], beams: int, length_penalty: float, sentences: Sequence[str] = ()
     ) -> list[Caption]:
-        before, after = self._features(inputs)
+        before, after = self._compute_features(inputs)
         memory = self._captioner.encode(before, after)
         sentence_scores = [self._score_sentence(sentence, memory, len(inputs)) for sentence in sentences]
         hypotheses = greedy_from(self._captioner, memory, self.max_length)[:, None]

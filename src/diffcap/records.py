@@ -81,6 +81,7 @@ class Dataset:
 
 
 def _make_pair(row: dict[str, Any], place: str) -> ChangePair:
+    """Check a line of the manifest; `place` is "<path>, line <number>", for messages."""
     for key, field_type in _FIELD_TYPES.items():
         if key not in row or not isinstance(row[key], field_type):
             value = "nothing" if key not in row else repr(row[key])[:60]

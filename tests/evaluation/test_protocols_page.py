@@ -43,7 +43,7 @@ def test_equal_similarities_have_the_rank_that_the_page_says() -> None:
     alike, numbers = torch.tensor([1.0, 0.0]).repeat(20, 1), torch.arange(20)
     for direction, _, rank in table:
         metric = PairRetrieval("captions" if "pair_to_text=captions" in direction else "pairs")
-        metric.update(alike, numbers, alike, numbers, text_pair_numbers=numbers)
+        metric.update(alike, numbers, alike, numbers, own_pair_numbers=numbers)
         found = metric.compute()["t2p_mean_rank" if "t2p" in direction else "p2t_mean_rank"]
         assert found == {"the worst rank": 20, "the best rank": 1}[rank], direction
 

@@ -116,7 +116,7 @@ def test_the_shipped_captioners_probability_is_that_of_its_sentences() -> None:
     same, changed = captioner.batch([(before, before), (before, after)], sentences=NO_CHANGE_SENTENCES)
     assert isinstance(same, Caption) and isinstance(changed, Caption)
     assert sum(map(math.exp, same.scored)) > 0.9 and no_change_probability(changed) < 0.1
-    first, second = captioner._features([captioner._preprocess(before, after)])
+    first, second = captioner._compute_features([captioner._preprocess(before, after)])
     model, vocabulary = captioner._captioner, captioner.vocabulary
     for sentence, score in zip(NO_CHANGE_SENTENCES, changed.scored):
         ids = vocabulary.encode(sentence, 30)

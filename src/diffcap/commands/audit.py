@@ -48,12 +48,12 @@ def audit(dataset: str | None = None, folder: Path | None = None) -> None:
     if folder is None and dataset is None:
         raise DiffcapError("--dataset is missing; give its name, or the folder of its manifest as --folder.")
     folder = folder or Path(f"data/{dataset}")
-    prepared = read_dataset(folder)
-    pairs = prepared.pairs
-    if dataset not in (None, prepared.name):
-        raise DiffcapError(f"{folder}: holds {prepared.name}, not {dataset}; give the folder of {dataset}.")
-    findings, unchecked = find_contradictions(pairs, prepared.root)
-    origin = prepared.info.get("change_types")  # "derived from the captions", if the dataset's files have no types
+    prepared_dataset = read_dataset(folder)
+    pairs = prepared_dataset.pairs
+    if dataset not in (None, prepared_dataset.name):
+        raise DiffcapError(f"{folder}: holds {prepared_dataset.name}, not {dataset}; give the folder of {dataset}.")
+    findings, unchecked = find_contradictions(pairs, prepared_dataset.root)
+    origin = prepared_dataset.info.get("change_types")  # such as "derived from the captions"
     if origin and not any("changeflag_derived" in pair.extra for pair in pairs):
         unchecked.append(f"the flags: they are {origin}, so that only captions that disagree are found")
     rows = []
@@ -69,9 +69,9 @@ def audit(dataset: str | None = None, folder: Path | None = None) -> None:
     lines = []
     for reason in REASONS:
         if has_masks or reason not in (EMPTY_MASK, FILLED_MASK):
-            row = [counts[split, reason] for split in SPLITS]
-            lines.append(([reason], [Cell(f"{count:,}") for count in (*row, sum(row))]))
-    print_table(Table([*SPLITS, "total"], lines, ["reason"], f"{prepared.name}: contradictions, in pairs"))
+            split_counts = [counts[split, reason] for split in SPLITS]
+            lines.append(([reason], [Cell(f"{count:,}") for count in (*split_counts, sum(split_counts))]))
+    print_table(Table([*SPLITS, "total"], lines, ["reason"], f"{prepared_dataset.name}: contradictions, in pairs"))
     echo(
         *(f"not checked: {text}" for text in unchecked),
         f"{len(findings):,} of {len(pairs):,} pairs have a contradiction, {folder / AUDIT_FILENAME}",

@@ -21,7 +21,7 @@ CSV_COLUMNS = ("id", "before", "after", "caption", "log_probability", "nothing_c
 
 
 class _Row(NamedTuple):
-    line: bytes
+    line: bytes  # as in the file, without the line break
     is_error: bool  # it has an error in place of a caption
 
 
@@ -66,6 +66,7 @@ class CaptionFile:
         self._check_settings({"pairs": hashlib.sha256(pair_list.encode()).hexdigest(), **settings})
         rows = self._read_rows()
         first_missing = next((index for key, index in self._index_by_key.items() if key not in rows), len(pairs))
+        # The index of the first pair of an incomplete last batch.
         batch_start = first_missing - first_missing % batch_size if first_missing < len(pairs) else first_missing
         self._rows = {key: row for key, row in rows.items() if not row.is_error}
         pending_indices = [

@@ -53,7 +53,7 @@ def levir_protocol(dataset: str, pairs: Sequence[ChangePair]) -> LevirProtocol |
 def levir_scoring(
     protocol: LevirProtocol, pairs: Iterable[ChangePair], captioner_vocabulary: object = None
 ) -> LevirScoring:
-    """Return the scoring of a dataset with these pairs.
+    """Return the additional scores of a dataset with these pairs.
 
     Args:
         pairs: those of all splits, because the released evaluators count the words of all splits.
@@ -88,7 +88,7 @@ def id_text(caption: str, vocabulary: Vocabulary) -> str:
 def accuracies(
     captions: Mapping[str, str], pairs: Sequence[ChangePair], groups: Groups, no_change_sentences: Sequence[str]
 ) -> dict[str, float]:
-    """Return, for each group that is not empty, the fraction of captions that say "no change" exactly for pairs without change.
+    """Return the fraction of right captions in each group that is not empty. The captions of pairs without change must say so.
 
     A caption says so if it is, except for letter case and final full stops, one of `no_change_sentences`.
     """

@@ -18,10 +18,10 @@ PairToText = Literal["captions", "pairs"]
 class PairRetrieval(Metric):
     """R@1, R@5, R@10 and mean rank in both directions, by cosine similarity.
 
-    "t2p" is the rank of each caption's pair among all pairs. Equal similarities get the worst rank, and so does NaN.
+    "t2p" (text to pair) ranks each caption's pair among all pairs. Equal similarities get the worst rank, and so does NaN.
 
     Args:
-        pair_to_text: candidates that "p2t" ranks for each pair.
+        pair_to_text: candidates that "p2t" (pair to text) ranks for each pair.
             "captions": all captions. The rank is that of the pair's best caption; equal similarities get the worst rank.
             "pairs": all pairs, each with its best caption. The rank is that of the pair itself; equal similarities get the best
             rank, because several pairs may share a caption (authors' code of CLIP4IDC).
@@ -37,27 +37,27 @@ class PairRetrieval(Metric):
 
     full_state_update = False
     higher_is_better = None
-    pairs: list[Tensor]
+    pairs: list[Tensor]  # embeddings
     pair_numbers: list[Tensor]
-    texts: list[Tensor]
-    text_numbers: list[Tensor]
-    text_pair_numbers: list[Tensor]
+    captions: list[Tensor]  # embeddings
+    caption_numbers: list[Tensor]
+    own_pair_numbers: list[Tensor]  # of the captions
 
     def __init__(self, pair_to_text: PairToText = "captions", **options: Any) -> None:
         super().__init__(**options)
         self.pair_to_text = pair_to_text
-        for name in ("pairs", "pair_numbers", "texts", "text_numbers", "text_pair_numbers"):
+        for name in ("pairs", "pair_numbers", "captions", "caption_numbers", "own_pair_numbers"):
             self.add_state(name, [], dist_reduce_fx="cat")
 
     def update(
-        self, pairs: Tensor, pair_numbers: Tensor, texts: Tensor, text_numbers: Tensor, text_pair_numbers: Tensor
+        self, pairs: Tensor, pair_numbers: Tensor, captions: Tensor, caption_numbers: Tensor, own_pair_numbers: Tensor
     ) -> None:
-        """Add embeddings of pairs (P, E) and captions (C, E), their numbers in the dataset, and each caption's pair (C,)."""
+        """Add embeddings of pairs (P, E) and captions (C, E), their numbers in the dataset, and the number of each caption's pair."""
         self.pairs.append(F.normalize(pairs.float(), dim=-1))
         self.pair_numbers.append(pair_numbers)
-        self.texts.append(F.normalize(texts.float(), dim=-1))
-        self.text_numbers.append(text_numbers)
-        self.text_pair_numbers.append(text_pair_numbers)
+        self.captions.append(F.normalize(captions.float(), dim=-1))
+        self.caption_numbers.append(caption_numbers)
+        self.own_pair_numbers.append(own_pair_numbers)
 
     def compute(self) -> dict[str, Tensor]:
         """Return `t2p_R@1`, `t2p_R@5`, `t2p_R@10` (fractions), `t2p_mean_rank` (1 is best), and the same for `p2t`.
@@ -65,12 +65,12 @@ class PairRetrieval(Metric):
         Lightning repeats pairs so that all processes have the same number; each pair and caption counts once.
         """
         pair_rows, pair_numbers = _first_occurrences(dim_zero_cat(self.pair_numbers))
-        text_rows, _ = _first_occurrences(dim_zero_cat(self.text_numbers))
+        caption_rows, _ = _first_occurrences(dim_zero_cat(self.caption_numbers))
         pairs = dim_zero_cat(self.pairs)[pair_rows]
-        texts = dim_zero_cat(self.texts)[text_rows]
-        text_pair_numbers = dim_zero_cat(self.text_pair_numbers)[text_rows]
-        similarity = texts @ pairs.T  # (C, P)
-        is_match = text_pair_numbers[:, None] == pair_numbers  # (C, P)
+        captions = dim_zero_cat(self.captions)[caption_rows]
+        own_pair_numbers = dim_zero_cat(self.own_pair_numbers)[caption_rows]
+        similarity = captions @ pairs.T  # (C, P)
+        is_match = own_pair_numbers[:, None] == pair_numbers  # (C, P)
         ranks = {"t2p": _rank_of_match(similarity, is_match)}
         if self.pair_to_text == "pairs":
             ranks["p2t"] = _rank_among_pairs(similarity, is_match)
@@ -92,19 +92,19 @@ def _rank_of_match(similarity: Tensor, is_match: Tensor) -> Tensor:
 
 def _rank_among_pairs(similarity: Tensor, is_match: Tensor) -> Tensor:
     """Rank each pair among all pairs by their best captions, from (C, P); ties get the best rank, NaN the last one: (P,)."""
-    pair_count = similarity.shape[1]
-    pair_of_text = is_match.int().argmax(1)  # (C,)
-    best = similarity.new_full((pair_count, pair_count), float("-inf"))
-    index = pair_of_text[:, None].expand_as(similarity)
+    num_pairs = similarity.shape[1]
+    pair_of_caption = is_match.int().argmax(1)  # (C,)
+    best = similarity.new_full((num_pairs, num_pairs), float("-inf"))
+    index = pair_of_caption[:, None].expand_as(similarity)
     # best[i, j]: the greatest similarity of a caption of pair i with pair j.
     best = best.scatter_reduce(0, index, similarity, "amax")
     own_best = best.diagonal()
-    return torch.where(own_best.isnan(), pair_count, 1 + (best > own_best).sum(0))
+    return torch.where(own_best.isnan(), num_pairs, 1 + (best > own_best).sum(0))
 
 
 def _first_occurrences(numbers: Tensor) -> tuple[Tensor, Tensor]:
     """Return the index of the first occurrence of each distinct number, and the distinct numbers."""
     unique, inverse = numbers.unique(return_inverse=True)
-    first = torch.full((len(unique),), len(numbers), device=numbers.device)
-    first = first.scatter_reduce(0, inverse, torch.arange(len(numbers), device=numbers.device), "amin")
-    return first, unique
+    first_indices = torch.full((len(unique),), len(numbers), device=numbers.device)
+    indices = torch.arange(len(numbers), device=numbers.device)
+    return first_indices.scatter_reduce(0, inverse, indices, "amin"), unique

@@ -29,7 +29,7 @@ Frames = Mapping[str, Size]  # path of an image -> `SMALL_FRAME` or `LARGE_FRAME
 Pairs = Sequence[ChangePair]
 SystemCaptions = Mapping[str, Mapping[str, str]]  # system -> id -> caption
 
-SHEET_WIDTH, MARGIN, GAP = 900, 16, 8  # pixels; a sheet is as wide as GitHub shows a README
+SHEET_WIDTH, MARGIN, GAP = 900, 16, 8  # pixels; GitHub shows a README 900 pixels wide
 SHEET_FRAME = (256, 192)  # twice the size of the embedded dataset's images
 TEXT_COLOR, LABEL_COLOR, LINE_COLOR = (30, 30, 30), (120, 120, 120), (225, 225, 225)
 RIGHT_COLOR, WRONG_COLOR, REGION_COLOR = (20, 125, 55), (190, 40, 40), (255, 0, 200)  # region: of the change
@@ -43,7 +43,7 @@ _TEXT_X = MARGIN + 2 * SHEET_FRAME[0] + 3 * GAP  # x coordinate of the text besi
 
 
 def line_height(font: Font) -> int:
-    """Return the distance between two lines of text in pixels."""
+    """Return the distance in pixels from one line of text to the next."""
     return round(1.3 * getattr(font, "size", 11))
 
 
@@ -51,9 +51,9 @@ def wrap_text(text: str, font: Font, width: int) -> list[str]:
     """Break a text between words into lines of at most `width` pixels; a longer word gets a line of its own."""
     lines: list[str] = []
     for word in text.split():
-        longer = f"{lines[-1]} {word}" if lines else word
-        if lines and font.getlength(longer) <= width:
-            lines[-1] = longer
+        longer_line = f"{lines[-1]} {word}" if lines else word
+        if lines and font.getlength(longer_line) <= width:
+            lines[-1] = longer_line
         else:
             lines.append(word)
     return lines or ["(nothing)"]

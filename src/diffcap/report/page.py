@@ -44,15 +44,15 @@ class System:
 class Page:
     """Content of the page."""
 
-    protocol: Mapping[str, Any]  # how the scores were computed, see `table.json`
+    protocol: Mapping[str, Any]  # how the scores were computed: "dataset", "split", "tokenizer", ...
     rows: table.SystemRows  # the results table, including baselines
     systems: Mapping[str, System]  # without baselines
-    pairs: Sequence[ChangePair]  # the listed ones
+    pairs: Sequence[ChangePair]  # those in the list of the page
     pictures: Mapping[str, Thumbnail | None]  # path -> thumbnail; None for an image that cannot be read
     outlines: Mapping[str, Thumbnail] = field(default_factory=dict)  # path of a mask -> its outline
     mask_counts: Mapping[str, float] | None = None  # of the pairs that localisation is measured on
-    viewpoint: Mapping[str, Any] | None = None  # result of `viewpoint_scores`
-    extra_rows: Mapping[str, table.SystemRows] = field(default_factory=dict)  # of other tokens: heading -> rows
+    viewpoint: Mapping[str, Any] | None = None  # scores by viewpoint IoU, the content of viewpoint.json
+    extra_rows: Mapping[str, table.SystemRows] = field(default_factory=dict)  # with PTB tokens: heading -> rows
     metadata: Sequence[tuple[str, str]] = ()  # (heading, text) for the section "Provenance"
 
 
@@ -61,7 +61,7 @@ def render(page: Page) -> str:
 
     Text from data (captions, ids, names) is escaped. A content security policy allows only the page's own script and no requests.
     """
-    script = "\n".join(resource(name) for name in _SCRIPT_NAMES)
+    script = "\n".join(read_resource(name) for name in _SCRIPT_NAMES)
     index, blocks = page_data(page)
     encoded_maps = [maps for system in page.systems.values() for maps in system.attention.values()]
     baselines = [name for name in page.rows if name not in page.systems]
@@ -72,7 +72,7 @@ def render(page: Page) -> str:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    return environment.from_string(resource("page.html.j2")).render(
+    return environment.from_string(read_resource("page.html.j2")).render(
         page=page,
         caption=table.scoring_text(page.protocol, page.rows),
         notes=notes,
@@ -85,14 +85,14 @@ def render(page: Page) -> str:
         curves=_curve_charts(page.systems, colors),
         localisation={name: system.localisation for name, system in page.systems.items() if system.localisation},
         localisation_note=table.localisation_note(page.mask_counts),
-        has_boxes_too=any("boxes" in (system.localisation or {}) for system in page.systems.values()),
+        has_box_scores=any("boxes" in (system.localisation or {}) for system in page.systems.values()),
         judged=index["judged"],
         has_boxes=any(entry.get("x") for entry in index["pairs"]),
         has_attention=bool(encoded_maps),
         has_alignment=any(maps["m"] for maps in encoded_maps),
-        scale=", ".join(f"rgb({red:g}, {green:g}, {blue:g})" for red, green, blue in COLORMAP),
-        spread=any("std" in row for row in page.rows.values()),
-        style=Markup(resource("page.css")),
+        color_scale=", ".join(f"rgb({red:g}, {green:g}, {blue:g})" for red, green, blue in COLORMAP),
+        has_std=any("std" in row for row in page.rows.values()),
+        style=Markup(read_resource("page.css")),
         script=Markup(script),
         policy=security_policy(script),
         index=as_json(index),
@@ -100,7 +100,7 @@ def render(page: Page) -> str:
     )
 
 
-def resource(name: str, package: str = "diffcap.report") -> str:
+def read_resource(name: str, package: str = "diffcap.report") -> str:
     """Read a text file of a package."""
     return files(package).joinpath(name).read_text(encoding="utf-8")
 

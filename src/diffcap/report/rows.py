@@ -27,11 +27,12 @@ from diffcap.run_folder import (
 from diffcap.utils.errors import DiffcapError, wrap_errors
 
 Row = dict[str, Any]  # scores of one system, see `score_row`
-_ZERO_SHOT_STAGE = "zero-shot"  # stage of a vision-language model without training in metrics.json
+_ZERO_SHOT_STAGE = "zero-shot"  # "stage" in metrics.json of a vision-language model that was not trained
 _IOU_KEY = "viewpoint_iou"
 _BIN_GROUPS = ("total", "semantic", "distractor")
 _SLOT_KEYS = ("type", "object", "to")  # accuracies of the change type, the object and the new value
-_COMMON_SETTINGS = ("dataset", "split", "limit", "beams", "length_penalty", "tokenizer", "changes", "metrics")
+# Entries of the protocol that must be equal in all runs.
+_COMMON_KEYS = ("dataset", "split", "limit", "beams", "length_penalty", "tokenizer", "changes", "metrics")
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def read_run(path: str | Path) -> Run:
 
 
 def zero_shot_origin(run: Run) -> dict[str, Any]:
-    """Return "base", "revision", "prompt" and, if not 1, "sentences" (of an answer) of a model without training, {} of others."""
+    """Return "base", "revision", "prompt" and the number of "sentences" per caption (unless 1) of a model without training, or {}."""
     provenance = run.metrics["provenance"]
     for checkpoint in provenance.get("checkpoints") or []:
         if checkpoint.get("stage") == _ZERO_SHOT_STAGE:
@@ -86,7 +87,7 @@ def read_metrics(evaluation_folder: Path, filename: str = METRICS) -> dict[str, 
 
 
 def common_protocol(runs: Sequence[Run], dataset: Dataset, split: str) -> dict[str, Any]:
-    """Check that all runs were scored alike, and return their protocol with the dataset's entries (`dataset_protocol`)."""
+    """Check that all runs were scored alike, and return their protocol ({"dataset", "split", "tokenizer", ...})."""
     first_protocol = runs[0].metrics["protocol"]
     for run in runs:
         protocol = run.metrics["protocol"]
@@ -99,7 +100,7 @@ def common_protocol(runs: Sequence[Run], dataset: Dataset, split: str) -> dict[s
                 f"{metrics_file}: contains scores of the {protocol['split']} split, not of {split}; "
                 f"evaluate with --split {split}, or report with --split {protocol['split']}."
             )
-        for key in _COMMON_SETTINGS:
+        for key in _COMMON_KEYS:
             values = [protocol.get(key), first_protocol.get(key)]
             if key == "length_penalty":  # greedy decoding does not use it
                 values = [penalty if penalty and protocol["beams"] > 1 else 0.0 for penalty in values]
@@ -162,7 +163,7 @@ def run_row(run: Run, pairs: Sequence[ChangePair]) -> Row:
 
 def training_cost(checkpoints: Sequence[Path]) -> Row:
     """Sum up the trainings of the checkpoints: {"seconds", "steps": stage -> number}; {} if no training is recorded."""
-    lineages = map(training_lineage, checkpoints)
+    lineages = map(training_lineage, checkpoints)  # the trainings that led to each checkpoint
     record_files = {path: None for lineage in lineages for path in lineage.finished_markers()}  # in order, distinct
     seconds = 0.0
     steps = Counter[str]()
@@ -222,7 +223,7 @@ def viewpoint_scores(
     """
     references = {pair.id: pair.captions for bin_pairs in bins for pair in bin_pairs}
     has_object_labels = any("changed" in pair.extra for bin_pairs in bins for pair in bin_pairs)
-    named_captions = [(name, captions) for name, all_seeds in systems.items() for captions in all_seeds]
+    named_captions = [(name, captions) for name, seed_captions in systems.items() for captions in seed_captions]
     texts = {str(index): {id: captions[id] for id in references} for index, (_, captions) in enumerate(named_captions)}
     hypotheses, reference_tokens = tokenize_together(texts, references, tokenizer)
     bin_entries: list[dict[str, Any]] = []

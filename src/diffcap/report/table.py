@@ -13,10 +13,10 @@ from diffcap.records import NO_CHANGE_GROUPS
 from diffcap.utils.table import Cell, Table, escape_markdown
 
 JsonObject = Mapping[str, Any]
-SystemRows = Mapping[str, JsonObject]  # name of a system -> its row, see `rows.score_row`
+SystemRows = Mapping[str, JsonObject]  # system -> row: {group: {metric: fraction}, "slots", "std", "runs", ...}
 ColumnPaths = Mapping[str, tuple[str, ...]]  # heading -> path of the number in a row
 
-MAIN_COLUMNS = {
+MAIN_COLUMNS: ColumnPaths = {
     "BLEU-4": ("total", "BLEU-4"),
     "METEOR": ("total", "METEOR"),
     "ROUGE-L": ("total", "ROUGE-L"),
@@ -41,6 +41,7 @@ ZERO_SHOT_NOTE = (
 )
 ALL_WORDS = "all words"  # the kind of word that contains every word
 GROUPS = ("total", "semantic", "distractor", "change", "no_change")
+# S*m is the mean of BLEU-4, METEOR, ROUGE-L and CIDEr-D.
 METRICS = ("BLEU-4", "METEOR", "ROUGE-L", "CIDEr-D", "SPICE", "S*m", "accuracy")
 _OTHER_ROW_KEYS = ("slots", "type_accuracy", "id_tokens", "seconds", "steps", "std", "runs")
 
@@ -53,8 +54,8 @@ def number_at(row: JsonObject, path: Sequence[str]) -> float | None:
     return value
 
 
-def _cell(row: JsonObject, path: Sequence[str], highest: float = 0.0) -> Cell:
-    """Format a score x 100, or seconds. `highest` is the best score of the column, and the full length of its bars; 0 for no bars."""
+def _cell(row: JsonObject, path: Sequence[str], best_score: float = 0.0) -> Cell:
+    """Format a score x 100, or seconds. The `best_score` of the column is the full length of its bars; 0 for no bars."""
 
     def text(number: float) -> str:
         return f"{number:,.0f}" if path == ("seconds",) else f"{100 * number:.2f}"
@@ -64,31 +65,31 @@ def _cell(row: JsonObject, path: Sequence[str], highest: float = 0.0) -> Cell:
     if value is None:
         return Cell("")
     mark = WEIGHTLESS_MARK if path[-1] == "CIDEr-D" and is_weightless(row[path[0]]) else ""
-    fraction = max(0.0, value / highest) if highest > 0 else 0.0
-    best = highest > 0 and text(value) == text(highest)
-    return Cell(text(value) + mark, "" if std is None else text(std), fraction, best)
+    fraction = max(0.0, value / best_score) if best_score > 0 else 0.0
+    is_best = best_score > 0 and text(value) == text(best_score)
+    return Cell(text(value) + mark, "" if std is None else text(std), fraction, is_best)
 
 
 def with_weightless_note(table: Table) -> Table:
-    """Add the footnote on CIDEr-D without weight to a table that has its mark."""
+    """Add the footnote that explains a CIDEr-D of 0 to a table that has its mark."""
     has_mark = any(WEIGHTLESS_MARK in cell.text for _, cells in table.rows for cell in cells)
     return replace(table, note=WEIGHTLESS_NOTE if has_mark else "")
 
 
 def score_table(rows: SystemRows, paths: ColumnPaths, title: str) -> Table:
     """Make a line for each system with the numbers at `paths`. Leave out columns without any number."""
-    highest: dict[str, float] = {}
+    best_scores: dict[str, float] = {}  # heading -> the highest number of the column
     for heading, path in paths.items():
         values = [value for row in rows.values() if (value := number_at(row, path)) is not None]
         if values:
-            highest[heading] = max(values) if path != ("seconds",) else 0.0
+            best_scores[heading] = max(values) if path != ("seconds",) else 0.0
     lines = []
     for system, row in rows.items():
-        cells = [_cell(row, paths[heading], best_score) for heading, best_score in highest.items()]
+        cells = [_cell(row, paths[heading], best_score) for heading, best_score in best_scores.items()]
         if len(rows) == 1:  # a single row has no best scores
             cells = [replace(cell, best=False) for cell in cells]
         lines.append(([system], cells))
-    return with_weightless_note(Table(list(highest), lines, title=title))
+    return with_weightless_note(Table(list(best_scores), lines, title=title))
 
 
 def system_table(rows: SystemRows, title: str = "overview") -> Table:
@@ -110,7 +111,7 @@ def score_tabs(rows: SystemRows) -> list[Table]:
 
 
 def id_tabs(rows: SystemRows) -> list[Table]:
-    """Make the tabs with the metrics of word ids, one for each of `GROUPS`; [] for datasets without the protocol levir_cc."""
+    """Make the tabs with the metrics of word ids, one for each of `GROUPS`; [] without the protocol of remote-sensing datasets."""
     rows_of_ids = id_rows(rows)
     return [metric_table(rows_of_ids, group, f"{group.replace('_', ' ')}, word ids") for group in _groups(rows_of_ids)]
 
@@ -160,7 +161,7 @@ def type_table(rows: SystemRows, title: str = "") -> Table | None:
 
 
 def type_tabs(rows: SystemRows) -> list[Table]:
-    """Make a tab by change type for each metric, with shades from the lowest (0) to the highest (1) score of a column."""
+    """Make a tab by change type for each metric; the shade of a cell is its score relative to the others of the column."""
     type_groups = _type_groups(rows)
     paths = {"CIDEr-D": {group: (group, "CIDEr-D") for group in type_groups}}
     paths["type right"] = {group: ("type_accuracy", group) for group in type_groups}
@@ -175,6 +176,7 @@ def type_tabs(rows: SystemRows) -> list[Table]:
 
 
 def _shaded(column: Sequence[Cell]) -> list[Cell]:
+    """Scale the fractions of a column from its lowest (0) to its highest (1) score."""
     fractions = [cell.fraction for cell in column if cell.text]
     low = min(fractions)
     span = max(fractions) - low
@@ -182,7 +184,7 @@ def _shaded(column: Sequence[Cell]) -> list[Cell]:
 
 
 def id_rows(rows: SystemRows) -> SystemRows:
-    """Return the scores of word ids (indices of a vocabulary) as rows; {} for datasets without the protocol levir_cc."""
+    """Return the scores of word ids (indices of a vocabulary) as rows; {} without the protocol of remote-sensing datasets."""
     rows_of_ids = {}
     for system, row in rows.items():
         if "id_tokens" in row:
@@ -236,7 +238,7 @@ def protocol_text(protocol: JsonObject, rows: SystemRows) -> str:
 
 
 def scoring_text(protocol: JsonObject, rows: SystemRows) -> str:
-    """`protocol_text` without the dataset and the split."""
+    """Say how the scores were computed, without the dataset and the split."""
     run_counts = sorted({count for row in rows.values() if (count := int(row.get("runs", 1))) > 1})
     num_runs = " to ".join(map(str, dict.fromkeys((*run_counts[:1], *run_counts[-1:]))))  # "3", or "2 to 5"
     deviation = f"; mean ± standard deviation over {num_runs} runs" if run_counts else ""

@@ -13,7 +13,7 @@ from markupsafe import Markup
 from PIL import Image
 
 from diffcap.records import write_text
-from diffcap.report.page import as_json, resource, security_policy
+from diffcap.report.page import as_json, read_resource, security_policy
 from diffcap.scenes.raster import MAX_WINDOW, Sample, Scene, Stretch, Tile, to_rgb
 from diffcap.scenes.writing import Change, find_position, to_lon_lat
 
@@ -43,17 +43,17 @@ def write_map(
     for index in most_certain:
         sample = _read_change(changes[index], scene, overview)
         entries[index]["pictures"] = _encode_pictures(sample, stretch, _DETAIL_SIDE)
-    script = "\n".join([resource("shared.js"), resource("map.js", _PACKAGE)])
+    script = "\n".join([read_resource("shared.js"), read_resource("map.js", _PACKAGE)])
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    page = environment.from_string(resource("map.html.j2", _PACKAGE)).render(
+    page = environment.from_string(read_resource("map.html.j2", _PACKAGE)).render(
         metadata=metadata,
         changes=len(changes),
         before=before,
         after=after,
         facts=_list_facts(metadata),
-        style=Markup(resource("page.css") + resource("map.css", _PACKAGE)),
+        style=Markup(read_resource("page.css") + read_resource("map.css", _PACKAGE)),
         script=Markup(script),
         policy=security_policy(script),
         data=as_json({"width": scene.width, "height": scene.height, "metres": _pixel_width(scene), "changes": entries}),

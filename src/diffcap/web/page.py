@@ -13,7 +13,7 @@ import gradio as gr
 from PIL import Image, UnidentifiedImageError
 
 from diffcap.pair_captioner import SHIPPED_CAPTIONERS
-from diffcap.report.page import resource
+from diffcap.report.page import read_resource
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.image_io import read_image, read_pair
 from diffcap.web.captioners import Captioners
@@ -68,7 +68,7 @@ def build_page(captioners: Captioners, upload_folder: Path) -> gr.Blocks:
         )
         example_buttons = gr.HTML(
             f'<div class="dc-examples" role="group" aria-label="Examples"><b>Or try one of these</b><div>{cards}</div></div>',
-            js_on_load=resource("examples.js", "diffcap.web"),
+            js_on_load=read_resource("examples.js", "diffcap.web"),
             apply_default_css=False,
             elem_id="examples",
             padding=False,
@@ -82,7 +82,7 @@ def build_page(captioners: Captioners, upload_folder: Path) -> gr.Blocks:
                 1, MAX_BEAMS, _DEFAULT_BEAMS, step=1, label="Beams", info="width of the search", scale=2, min_width=180
             )
             button = gr.Button("What changed?", variant="primary", scale=2, min_width=180, elem_id="ask")
-        script = resource("result.js", "diffcap.web")
+        script = read_resource("result.js", "diffcap.web")
         answer = gr.HTML("", js_on_load=script, apply_default_css=False, elem_id="answer", padding=False)
 
         inputs = [before, after, captioner, beams]

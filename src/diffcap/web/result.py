@@ -21,7 +21,7 @@ from diffcap.evaluation.localisation import Mask
 from diffcap.pair_captioner import AttentionMaps, Caption
 from diffcap.report.drawing import REGION_COLOR, colored_outline, fitted_size
 from diffcap.report.heatmaps import Array, colormap, overlay, percent, scale_attention
-from diffcap.report.page import resource
+from diffcap.report.page import read_resource
 from diffcap.worlds.blocks.render import render
 from diffcap.worlds.blocks.scenes import CHANGES, sample_triples
 from diffcap.worlds.tiles.write import render_pair
@@ -124,7 +124,7 @@ def render_result(
         figures.append((side, image.width / image.height, data_uri(photo, "JPEG"), overlay_uris, outline))
     legend_colors = [colormap(np.array(level)).round().astype(int).tolist() for level in np.linspace(0, 1, 9)]
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, finalize=escape)
-    lines = resource("result.html.j2", "diffcap.web").splitlines()
+    lines = read_resource("result.html.j2", "diffcap.web").splitlines()
     return environment.from_string("".join(lines)).render(
         caption=caption,
         captioner=captioner,

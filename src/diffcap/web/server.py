@@ -76,7 +76,7 @@ def build_app(
     from starlette.middleware import Middleware
     from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-    from diffcap.report.page import resource
+    from diffcap.report.page import read_resource
     from diffcap.web.middleware import EXCEPTION_HANDLERS, MAX_FILE_BYTES, RequestFilter
     from diffcap.web.page import build_page
 
@@ -112,7 +112,7 @@ def build_app(
         pwa=False,
         app_kwargs={"exception_handlers": EXCEPTION_HANDLERS},
         theme=theme,
-        css=resource("page.css", "diffcap.web"),
+        css=read_resource("page.css", "diffcap.web"),
         footer_links=[],
     )
     page.has_launched = True  # launch() would set it; gradio checks the files that a request names only if it is set
