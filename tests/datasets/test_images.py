@@ -45,11 +45,11 @@ def test_good_images_are_remembered_until_they_change(tmp_path: Path, monkeypatc
     opened: list[str] = []
     real = Path.read_bytes
     monkeypatch.setattr(Path, "read_bytes", lambda path: opened.append(path.name) or real(path))
-    monkeypatch.setattr(images, "BATCH", 2)
+    monkeypatch.setattr(images, "BATCH_SIZE", 2)
 
     def looked_at(root: Path = tmp_path) -> list[str]:
         opened.clear()
-        check_images(root, names, cache=cache)
+        check_images(root, names, cache_file=cache)
         return sorted(opened)
 
     assert looked_at() == names
@@ -58,7 +58,7 @@ def test_good_images_are_remembered_until_they_change(tmp_path: Path, monkeypatc
     os.utime(tmp_path / "a.png", ns=(0, time.time_ns() + 1))
     assert looked_at() == ["a.png", "c.png"]
     (tmp_path / "b.png").unlink()
-    assert check_images(tmp_path, names, cache=cache)[0] == ("b.png", "missing")
+    assert check_images(tmp_path, names, cache_file=cache)[0] == ("b.png", "missing")
     cache.write_text("{")  # killed by a full disk, or not ours
     write_image(tmp_path / "b.png")
     assert looked_at() == names
@@ -70,10 +70,10 @@ def test_a_killed_check_goes_on_from_its_last_note(tmp_path: Path, monkeypatch: 
     cache, names = tmp_path / "cache.json", [f"{number}.png" for number in range(6)]
     for name in names:
         write_image(tmp_path / name)
-    monkeypatch.setattr(images, "BATCH", 2)
+    monkeypatch.setattr(images, "BATCH_SIZE", 2)
     monkeypatch.setattr(images, "write_text", _killed_after(2, images.write_text))
     with pytest.raises(KeyboardInterrupt):
-        check_images(tmp_path, names, cache=cache)
+        check_images(tmp_path, names, cache_file=cache)
     assert sorted(json.loads(cache.read_text())["images"]) == names[:4]
 
 
@@ -86,7 +86,7 @@ def test_images_that_are_connected_by_pairs_have_one_range(tmp_path: Path) -> No
     names, cache = [*"abcdef", "g.png"], tmp_path / "cache.json"
     for _ in range(2):  # the second time from the cache
         ranges: dict[str, tuple[float, float]] = {}
-        assert check_images(tmp_path, names, cache=cache, ranges=ranges) == []
+        assert check_images(tmp_path, names, cache_file=cache, ranges=ranges) == []
         assert ranges == {**{name: (value, value) for name, value in largest.items()}, "f": (0.5, 0.5)}
         assert {type(low) for low, _ in (ranges["a"], ranges["f"])} == {int, float}
     pairs = [
@@ -109,7 +109,7 @@ def test_the_cache_of_an_older_version_is_not_used(tmp_path: Path) -> None:
     stamps = {"root": str(tmp_path), "images": {"a.png": [found.st_size, found.st_mtime_ns]}}
     (tmp_path / "cache.json").write_text(json.dumps(stamps))
     ranges: dict[str, tuple[float, float]] = {}
-    check_images(tmp_path, ["a.png"], cache=tmp_path / "cache.json", ranges=ranges)
+    check_images(tmp_path, ["a.png"], cache_file=tmp_path / "cache.json", ranges=ranges)
     assert ranges == {"a.png": (3000, 3000)}
 
 

@@ -63,7 +63,7 @@ def test_the_shipped_weights_are_small_and_say_where_they_come_from(module: Any)
 @pytest.mark.slow
 def test_the_shipped_weights_recognise_the_land_cover_of_unseen_images() -> None:
     network = build_backbone("tiles").trunk
-    images, targets = TilesBackbone.make(2**41, 12, seed=3, jitter=1.0)
+    images, targets = TilesBackbone.render_batch(2**41, 12, seed=3, jitter=1.0)
     with torch.no_grad():
         covers, houses = network.predict(images)
     right = covers.argmax(1) == targets.covers.argmax(1)

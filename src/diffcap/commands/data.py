@@ -183,7 +183,9 @@ def _check_images(
     masks = {pair.id: pair.extra["mask"] for pair in pairs if "mask" in pair.extra}
     paths = sorted({*image_paths(pairs), *masks.values()})
     problems_file = folder / "problems.txt"
-    problems = dict(check_images(root, paths, check, cache=folder / "checked.json", ranges=ranges))  # path -> reason
+    problems = dict(
+        check_images(root, paths, check, cache_file=folder / "checked.json", ranges=ranges)
+    )  # path -> reason
     if not problems:
         problems_file.unlink(missing_ok=True)
         return pairs, {"pairs": 0, "images": 0}
@@ -202,9 +204,9 @@ def _check_images(
         f"unusable; {problems_file} lists them"
     )
     if missing == "refuse" and is_rendered:
-        from diffcap.worlds.rendering import reopen
+        from diffcap.worlds.rendering import delete_images
 
-        reopen(root, problems)
+        delete_images(root, problems)
         raise DiffcapError(f"{summary}. Run the same command again; it renders those images again.")
     if missing == "refuse" and not gone_images.issuperset(problems):
         raise DiffcapError(f"{summary}. Get those images again, or skip the pairs with --missing skip.")

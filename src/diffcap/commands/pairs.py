@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from diffcap.datasets.checks import default_ids
+from diffcap.datasets.checks import make_default_ids
 from diffcap.datasets.pairs import read_rows
 from diffcap.records import is_blank
 from diffcap.utils.errors import DiffcapError
@@ -159,7 +159,7 @@ def _pairs_in_table(path: Path) -> list[ImagePair]:
         rows.append((place, row))
     images = [(row["before"].strip(), row["after"].strip()) for _, row in rows]
     pairs: dict[str, ImagePair] = {}
-    for (place, row), pair_images, default_id in zip(rows, images, default_ids(images)):
+    for (place, row), pair_images, default_id in zip(rows, images, make_default_ids(images)):
         id = str("" if row.get("id") is None else row["id"]).strip()
         id = default_id if is_blank(id) else id
         if id in pairs:

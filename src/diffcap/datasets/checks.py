@@ -1,4 +1,7 @@
-"""Reading and checks that several readers use."""
+"""Reading and checks that several readers of datasets use.
+
+A `place`, such as "train.json, line 3", is the file and the line or entry of a value. It begins error messages.
+"""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
@@ -9,112 +12,112 @@ from diffcap.utils.errors import DiffcapError
 from diffcap.utils.files import url_of
 
 
-def first_file(folder: Path, *names: str) -> Path:
+def find_file(folder: Path, *names: str) -> Path:
     """Return the first of these files that is in a folder, or the path of the first name if none is."""
     return next((folder / name for name in names if (folder / name).is_file()), folder / names[0])
 
 
-def read_object(path: Path, what: str, remedy: str = "fetch it again") -> dict[str, Any]:
-    """Read a JSON file that is an object; `what` (its content) and the remedy are for messages."""
-    value = read_json(path, what, remedy)
+def read_object(file: Path, content: str, remedy: str = "fetch it again") -> dict[str, Any]:
+    """Read a JSON file that is an object; `content` (what it holds) and `remedy` (how to fix it) are for messages."""
+    value = read_json(file, content, remedy)
     if not isinstance(value, dict):
-        raise DiffcapError(f"{path}: expected a JSON object, found {type(value).__name__}; fetch it again.")
+        raise DiffcapError(f"{file}: expected a JSON object, found {type(value).__name__}; fetch it again.")
     return value
 
 
-def read_entries(path: Path, what: str, remedy: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def read_entries(file: Path, content: str, remedy: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield ("<path>, entry <number>", entry) of a JSON file that is a list of objects."""
-    rows = read_json(path, what, remedy)
-    if not isinstance(rows, list):
-        raise DiffcapError(f"{path}: expected a list of {what}, found {type(rows).__name__}; fetch it again.")
-    for number, row in enumerate(rows, 1):
-        if not isinstance(row, dict):
-            raise DiffcapError(f"{path}, entry {number}: must be an object, found {row!r:.60}; fix it.")
-        yield f"{path}, entry {number}", row
+    entries = read_json(file, content, remedy)
+    if not isinstance(entries, list):
+        raise DiffcapError(f"{file}: expected a list of {content}, found {type(entries).__name__}; fetch it again.")
+    for number, entry in enumerate(entries, 1):
+        if not isinstance(entry, dict):
+            raise DiffcapError(f"{file}, entry {number}: must be an object, found {entry!r:.60}; fix it.")
+        yield f"{file}, entry {number}", entry
 
 
-def default_ids(images: Sequence[Sequence[str]]) -> list[str]:
+def make_default_ids(image_paths: Sequence[Sequence[str]]) -> list[str]:
     """Make the ids of the pairs of a file without ids, from the paths of both images.
 
     All ids have the same form, the first of these whose ids are distinct: the file name of the before image without suffix; its path
     without suffix; both file names without suffix, joined by "-"; the number of the pair, with six digits.
 
     Example:
-        >>> default_ids([("1.jpg", "2.jpg"), ("1.jpg", "3.jpg")])
+        >>> make_default_ids([("1.jpg", "2.jpg"), ("1.jpg", "3.jpg")])
         ['1-2', '1-3']
     """
-    paths = [[PurePosixPath(path) for path in pair] for pair in images]
-    forms = (
+    paths = [[PurePosixPath(path) for path in pair] for pair in image_paths]
+    possible_ids = (
         [before.stem for before, _ in paths],
         [str(before.parent / before.stem) for before, _ in paths],
         [f"{before.stem}-{after.stem}" for before, after in paths],
     )
-    for ids in forms:
+    for ids in possible_ids:
         if len(set(ids)) == len(ids) and not any(map(is_blank, ids)):
             return ids
     return [f"{number:06d}" for number in range(1, len(paths) + 1)]
 
 
-def text_of(row: dict[str, Any], key: str, where: str) -> str:
+def get_text(entry: dict[str, Any], key: str, place: str) -> str:
     """Return the value of a key, which must be a string with a visible character."""
-    value = row.get(key)
+    value = entry.get(key)
     if not isinstance(value, str) or is_blank(value):
-        found = f"{value!r:.60}" if key in row else "nothing"
-        raise DiffcapError(f'{where}: "{key}" must be a string, found {found}; fix it.')
+        found = f"{value!r:.60}" if key in entry else "nothing"
+        raise DiffcapError(f'{place}: "{key}" must be a string, found {found}; fix it.')
     return value
 
 
-def sentences(value: object, where: str, key: str) -> list[str]:
-    """Return the value of a key, which must be a list of strings; `where` is the file, and the line or entry."""
+def check_sentences(value: object, place: str, key: str) -> list[str]:
+    """Return a value, which must be a list of strings; `key` is its key."""
     if not isinstance(value, list) or not all(isinstance(sentence, str) for sentence in value):
-        raise DiffcapError(f'{where}: "{key}" must be a list of sentences, found {value!r:.60}; fix it.')
+        raise DiffcapError(f'{place}: "{key}" must be a list of sentences, found {value!r:.60}; fix it.')
     return value
 
 
-def token_captions(value: object, where: str, key: str) -> list[str]:
-    """Return captions from IDC-PCL's format: one caption as a list of words, or several as a list of such lists."""
-    captions: list[Any] = value if isinstance(value, list) and value else [None]
-    if isinstance(captions[0], str):
-        captions = [captions]
-    for tokens in captions:
+def join_tokens(value: object, place: str, key: str) -> list[str]:
+    """Return captions; in IDC-PCL's format, a value is one caption as a list of words, or several as a list of such lists."""
+    token_lists: list[Any] = value if isinstance(value, list) and value else [None]
+    if isinstance(token_lists[0], str):
+        token_lists = [token_lists]
+    for tokens in token_lists:
         if not isinstance(tokens, list) or not tokens or not all(isinstance(token, str) for token in tokens):
             raise DiffcapError(
-                f'{where}: "{key}" must be a list of words or a list of such lists, none empty, found {value!r:.60}; fix that line.'
+                f'{place}: "{key}" must be a list of words or a list of such lists, none empty, found {value!r:.60}; fix that line.'
             )
-    return [" ".join(tokens) for tokens in captions]
+    return [" ".join(tokens) for tokens in token_lists]
 
 
-def note_once(seen: dict[str, str], name: str, where: str, what: str, remedy: str = "keep one of the two") -> None:
-    """Add a name that must be unique to `seen`, name -> where it was found; `what` ("the uid") and the remedy are for the message."""
-    if name in seen:
-        raise DiffcapError(f"{where}: {what} {name!r} is already used in {seen[name]}; {remedy}.")
-    seen[name] = where
+def check_unique(places: dict[str, str], name: str, place: str, noun: str, remedy: str = "keep one of the two") -> None:
+    """Refuse a name that is in `places` (name -> place) already, or else add it. `noun`, such as "the uid", is for messages."""
+    if name in places:
+        raise DiffcapError(f"{place}: {noun} {name!r} is already used in {places[name]}; {remedy}.")
+    places[name] = place
 
 
-def check_split(pair: ChangePair, split: str, where: str) -> None:
+def check_split(pair: ChangePair, split: str, place: str) -> None:
     """Refuse a pair, or an image, that is in two splits."""
     if pair.split != split:
-        raise DiffcapError(f"{where}: {pair.id} is in {split} here and in {pair.split} before; keep one.")
+        raise DiffcapError(f"{place}: {pair.id} is in {split} here and in {pair.split} before; keep one.")
 
 
-def check_inside(path: str, where: str) -> None:
+def check_relative_path(path: str, place: str) -> None:
     """Refuse a path that is a URL, or leads out of its folder."""
     if url := url_of(path):
         raise DiffcapError(
-            f"{where}: {url:.200} is a URL; download the image, and write its path relative to the dataset's folder."
+            f"{place}: {url:.200} is a URL; download the image, and write its path relative to the dataset's folder."
         )
     if path.startswith("/") or ".." in path.split("/"):
         raise DiffcapError(
-            f"{where}: the path {path!r:.60} leads out of the dataset's folder; write it relative to that folder, without '..'."
+            f"{place}: the path {path!r:.60} leads out of the dataset's folder; write it relative to that folder, without '..'."
         )
 
 
-def numbered_lines(path: Path, remedy: str = "fetch it again") -> list[tuple[str, str]]:
+def read_numbered_lines(file: Path, remedy: str = "fetch it again") -> list[tuple[str, str]]:
     """Return ("<path>, line <number>", stripped text) of every line that is not blank."""
-    if not path.is_file():
-        raise DiffcapError(f"{path}: no such list; {remedy}.")
+    if not file.is_file():
+        raise DiffcapError(f"{file}: no such list; {remedy}.")
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        lines = file.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
-        raise DiffcapError(f"{path}: not UTF-8 text (byte {error.start}); fetch it again.") from None
-    return [(f"{path}, line {number}", line.strip()) for number, line in enumerate(lines, 1) if line.strip()]
+        raise DiffcapError(f"{file}: not UTF-8 text (byte {error.start}); fetch it again.") from None
+    return [(f"{file}, line {number}", line.strip()) for number, line in enumerate(lines, 1) if line.strip()]

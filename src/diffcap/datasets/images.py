@@ -1,4 +1,7 @@
-"""Check that all images of a dataset exist and can be decoded; the results for unchanged files are cached."""
+"""Check that all images of a dataset exist and can be decoded.
+
+A cache file has a stamp of each decoded image: size, time, range of values. An image with the same size and time is not decoded again.
+"""
 
 import io
 import json
@@ -10,14 +13,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from diffcap.datasets.pairs import connected_images
+from diffcap.datasets.pairs import group_connected_images
 from diffcap.records import RANGES, ChangePair, read_json, write_text
 from diffcap.utils.errors import DiffcapError
 
 MISSING = "missing"
-# Path relative to the dataset's root; "missing", or "broken: " and the reason why the file cannot be decoded.
+# Path relative to the dataset's folder; "missing", or "broken: " and the reason why the file cannot be decoded.
 Problem = tuple[str, str]
-BATCH = 5000  # images; the cache is written after every batch, so that a killed check can be resumed
+BATCH_SIZE = 5000  # images; the cache is written after every batch, so that a killed check can be resumed
 
 
 def image_paths(pairs: Iterable[ChangePair]) -> list[str]:
@@ -29,110 +32,111 @@ def check_images(
     root: str | Path,
     paths: Sequence[str],
     check: Literal["decode", "exists"] = "decode",
-    cache: str | Path | None = None,
+    cache_file: str | Path | None = None,
     ranges: dict[str, tuple[float, float]] | None = None,
 ) -> list[Problem]:
-    """Check images on all cores, with a progress bar on stderr; returns the missing and broken ones, in the order of `paths`.
+    """Check images on all cores, with a progress bar on stderr; return the missing and broken ones, in the order of `paths`.
 
     Args:
         check: "decode" decodes every file completely, so that truncated files are found; "exists" does not.
-        cache: JSON file with the sizes and modification times of the images that could be decoded; they are not decoded
-            again if they have not changed. Created if it does not exist. None: check all images. Not used by "exists".
-        ranges: is filled with the range of values of each image with more than 8 bits, by its path; not by "exists".
+        cache_file: JSON file with the stamps, created if it does not exist; None: decode all images. Not used by "exists".
+        ranges: this dictionary gets the range of values of each image with more than 8 bits, by its path; not with "exists".
     """
     from diffcap.utils.progress import progress_bar
 
-    root, cache = Path(root), Path(cache) if cache and check == "decode" else None
-    cached = _read_stamps(cache, root) if cache else {}
+    root, cache_file = Path(root), Path(cache_file) if cache_file and check == "decode" else None
+    cached_stamps = _read_stamps(cache_file, root) if cache_file else {}
     stamps: dict[str, list[Any]] = {}
     problems: list[Problem] = []
     # Threads are enough: decoding and reading release the interpreter lock.
     with ThreadPoolExecutor() as pool, progress_bar("checking images", len(paths)) as advance:
-        for start in range(0, len(paths), BATCH):
-            batch = paths[start : start + BATCH]
-            results = pool.map(lambda path: _check_image(root / path, check, cached.get(path)), batch)
+        for start in range(0, len(paths), BATCH_SIZE):
+            batch = paths[start : start + BATCH_SIZE]
+            results = pool.map(lambda path: _check_image(root / path, check, cached_stamps.get(path)), batch)
             for path, (stamp, problem) in zip(batch, results):
                 if problem:
                     problems.append((path, problem))
                 if stamp:
                     stamps[path] = stamp
                 advance(1)
-            if cache and any(cached.get(path) != stamps.get(path) for path in batch):
-                content = {"root": str(root.absolute()), "images": {**cached, **stamps}}
-                write_text(cache, json.dumps(content))
+            if cache_file and any(cached_stamps.get(path) != stamps.get(path) for path in batch):
+                content = {"root": str(root.absolute()), "images": {**cached_stamps, **stamps}}
+                write_text(cache_file, json.dumps(content))
     if ranges is not None:
         ranges.update((path, tuple(stamp[2])) for path, stamp in stamps.items() if len(stamp) > 2 and stamp[2])
     return problems
 
 
 def with_ranges(pairs: list[ChangePair], ranges: Mapping[str, tuple[float, float]]) -> list[ChangePair]:
-    """Give pairs with images of more than 8 bits the range of values by which these images are scaled, see `ChangePair.ranges`.
+    """Give each pair the ranges of values by which its images with more than 8 bits are scaled, as `ChangePair.ranges`.
 
-    All images that are connected by pairs have one range, of integers and of floats; so both images of each pair do, and the features
-    of an image are the same in all its pairs. `ranges`: own range of each image, see `check_images`.
+    Images that are connected by pairs get one common range, one for integers and one for floats. So an image has the same range in all its
+    pairs. `ranges`: the range of each image's own values, see `check_images`.
     """
     if not ranges:
         return pairs
-    group = connected_images(pairs)
-    common: dict[tuple[str, type], tuple[float, float]] = {}
+    group_of = group_connected_images(pairs)
+    common_ranges: dict[tuple[str, type], tuple[float, float]] = {}
     for path, (low, high) in ranges.items():
-        if path in group:  # not a mask
-            key = group[path], type(low)
-            lowest, highest = common.get(key, (low, high))
-            common[key] = min(lowest, low), max(highest, high)
-    found = [
-        {path: common[group[path], type(ranges[path][0])] for path in pair.images if path in ranges} for pair in pairs
-    ]
-    return [replace(pair, extra={**pair.extra, RANGES: one}) if one else pair for pair, one in zip(pairs, found)]
+        if path in group_of:  # not a mask
+            range_key = group_of[path], type(low)
+            lowest, highest = common_ranges.get(range_key, (low, high))
+            common_ranges[range_key] = min(lowest, low), max(highest, high)
+    pairs_with_ranges = []
+    for pair in pairs:
+        own = {path: common_ranges[group_of[path], type(ranges[path][0])] for path in pair.images if path in ranges}
+        pairs_with_ranges.append(replace(pair, extra={**pair.extra, RANGES: own}) if own else pair)
+    return pairs_with_ranges
 
 
 def image_problem(path: str | Path) -> str:
-    """The problem of one image, see `Problem`; "" if there is none."""
+    """Return "missing", "broken: " and a reason, or "" for an image without a problem."""
     return _check_image(Path(path), "decode", None)[1]
 
 
-def _check_image(path: Path, check: str, cached: list[Any] | None) -> tuple[list[Any] | None, str]:
-    """The stamp and the problem of an image, see `Problem`; "" if there is none.
+def _check_image(image_file: Path, check: str, cached_stamp: list[Any] | None) -> tuple[list[Any] | None, str]:
+    """Return the stamp and the problem of an image, as `image_problem` does.
 
-    The stamp is [size in bytes, modification time in ns, range of the values if the image has more than 8 bits, else None]; None if there
-    is a problem, without the range if the image was not decoded.
+    The stamp is [size in bytes, modification time in ns, range of the values]. The range is None for images of 8 bits, and left out if
+    the image is not decoded. If there is a problem, the stamp is None.
     """
     from PIL import Image, UnidentifiedImageError
 
     from diffcap.utils.image_io import read_image  # imports Pillow, which is too slow for --help
 
     try:
-        status = path.stat()
+        file_status = image_file.stat()
     except (FileNotFoundError, NotADirectoryError):
         return None, MISSING
     except (OSError, ValueError) as error:  # no permission, or a path that no file system accepts
-        return None, _broken(error)
-    if not stat.S_ISREG(status.st_mode):
+        return None, _describe_error(error)
+    if not stat.S_ISREG(file_status.st_mode):
         return None, MISSING
-    stamp = [status.st_size, status.st_mtime_ns]
+    stamp = [file_status.st_size, file_status.st_mtime_ns]
     if check == "exists":
         return stamp, ""
-    if cached and len(cached) == 3 and cached[:2] == stamp:  # older caches have no ranges
-        return cached, ""
+    if cached_stamp and len(cached_stamp) == 3 and cached_stamp[:2] == stamp:  # older caches have no ranges
+        return cached_stamp, ""
     try:
-        data = path.read_bytes()
-        values = read_image(data, "image").values  # the same function as in the later stages
-        with suppress(UnidentifiedImageError), Image.open(io.BytesIO(data)) as image:  # a TIFF that only rasterio reads
+        file_content = image_file.read_bytes()
+        value_range = read_image(file_content, "image").values  # the same function as in the later stages
+        # Only rasterio can read some TIFF files.
+        with suppress(UnidentifiedImageError), Image.open(io.BytesIO(file_content)) as image:
             image.verify()  # decoding does not check the checksums and the end of the file
     except DiffcapError as error:
         return None, f"broken: {str(error).removeprefix('image: ').rstrip('.')}"
     except Exception as error:  # a decoder may raise anything for invalid data
-        return None, _broken(error)
-    return [*stamp, values], ""
+        return None, _describe_error(error)
+    return [*stamp, value_range], ""
 
 
-def _broken(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     return f"broken: {' '.join(str(error).split()) or type(error).__name__}"
 
 
-def _read_stamps(cache: Path, root: Path) -> dict[str, list[Any]]:
+def _read_stamps(cache_file: Path, root: Path) -> dict[str, list[Any]]:
     try:
-        content = read_json(cache)
+        content = read_json(cache_file)
         return dict(content["images"]) if content["root"] == str(root.absolute()) else {}
     except (DiffcapError, KeyError, TypeError, ValueError):
         return {}  # the file is missing or has other content: check all images

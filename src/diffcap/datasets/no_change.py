@@ -1,24 +1,24 @@
-"""Captions which state that nothing has changed."""
+"""Captions which state that nothing has changed: their patterns, and the sentences of the datasets."""
 
 import re
 
 
-def _words_of(words: str) -> str:
+def _any_words(words: str) -> str:
     return rf"(?:(?:{'|'.join(words.split())})\b ?)+"
 
 
-# Parts of the statements: what is compared, and how; any number of these words in any order. ("Disappears to be the same" is a hard
-# negative of "appears to be the same".)
-_THINGS = r"\b" + _words_of(
+# Parts of statements that nothing has changed. First, words for what is compared: any number of them in any order.
+_THING_WORDS = r"\b" + _any_words(
     "[12ab] above after all and animals?[12]? area before birds? both either everything exposed given images? individuals it of parts re"
     r" photo(?:graph)?s? pictures? s scenes? shots? the these they this two visible (?:left|right|second)(?=\s(?:and|image|p|scene|shot))"
 )
-# As a subject. "The picnic area", "the cars in both images" and "the cars all" are parts.
+# These words as the subject of a sentence. In "the picnic area" and "the cars in both images", they are only a part of it.
 _SUBJECT = (
     r"(?:(?<!\w )|(?<!\bin )(?<!\bof )(?<!\bon )(?<!\bthe )"
-    rf"(?=(?:animals?[12]?|both|everything|it|the|these|they|this|two)\b)){_THINGS}"
+    rf"(?=(?:animals?[12]?|both|everything|it|the|these|they|this|two)\b)){_THING_WORDS}"
 )
-_ARE = _words_of(
+# Verbs and adverbs before "the same". ("Disappears to be the same" is a hard negative of "appears to be the same".)
+_ARE = _any_words(
     "about almost (?:dis)?appears? are be been both clearly completely could essentially exactly from has have"
     " in\\s(?:essence|fact|variants) is just largely like look(?:s|ed)? may members might mostly much nearly of possibly practically pretty"
     " probably re remain(?:s|ed)? s seems? shows? stay(?:s|ed)? still to very virtually visually was well were"
@@ -40,18 +40,18 @@ _FOUND = (
     r"(?:detected|exists?|found|made|noted|noticed|observed|occurr?ed|seen|spott?ed|visible)"
     r"| to (?:describe|mention|note|report|see|spot)| (?:that )?i can see| at all)?\b"
 )
-_WHERE = rf"(?: here| (?:about|between|from|in|of|to|within) {_THINGS}| from the (?:left|right)\b){{0,2}}"
+_WHERE = rf"(?: here| (?:about|between|from|in|of|to|within) {_THING_WORDS}| from the (?:left|right)\b){{0,2}}"
 
-# The statements that nothing has changed: one list for both functions below.
-_STATEMENT = "|".join(
+# The statements that nothing has changed.
+_STATEMENTS = "|".join(
     (
-        rf"(?:(?:there |{_THINGS})?{_ARE}(?:absolutely )?|i (?:can )?see )?\bno (?:{_CHANGE}|differents?\b){_FOUND}{_WHERE}",
-        rf"(?:i (?:honestly )?|there |{_THINGS})?\b(?:can ?(?:no)?t|(?:(?:are|could|did|do(?:es)?|is)(?:n ?t| not)|not))"
+        rf"(?:(?:there |{_THING_WORDS})?{_ARE}(?:absolutely )?|i (?:can )?see )?\bno (?:{_CHANGE}|differents?\b){_FOUND}{_WHERE}",
+        rf"(?:i (?:honestly )?|there |{_THING_WORDS})?\b(?:can ?(?:no)?t|(?:(?:are|could|did|do(?:es)?|is)(?:n ?t| not)|not))"
         r"(?: (?:an?|any|appear|be|find|have|locate|notice|observe|really|recognize|see|seem|spot|tell|the|to|visible))+"
         rf" (?:{_CHANGE}|anything different){_FOUND}{_WHERE}",
-        rf"(?:almost |there is )?\bnothing (?:in {_THINGS})?(?:(?:appears|seems) to )?{_CHANGED}{_WHERE}",
+        rf"(?:almost |there is )?\bnothing (?:in {_THING_WORDS})?(?:(?:appears|seems) to )?{_CHANGED}{_WHERE}",
         rf"\bno (?:object|thing)s? {_CHANGED}{_WHERE}",
-        rf"(?:i (?:believe|think) )?(?:{_SUBJECT}(?:in {_THINGS}|, (?:based|going|judging) [^,.]+, )?{_ARE}"
+        rf"(?:i (?:believe|think) )?(?:{_SUBJECT}(?:in {_THING_WORDS}|, (?:based|going|judging) [^,.]+, )?{_ARE}"
         rf"|(?<!\w )(?:images|photos|pictures) ){_SAME}(?: as before| to me)?",
         rf"\b(?:and {_ARE}|(?<!not )of )the (?:exact )?same (?:animal|bird|scene|species|(?:kind|type) of (?:an? )?(?:animal|bird))\b",
         r"\bthe same (?:animal|bird|scene) (?:is |was )?(?:photographed|pictured|shown)\b",
@@ -59,70 +59,51 @@ _STATEMENT = "|".join(
         rf"\bwithout (?:any )?{_CHANGE}",
     )
 )
-_KEYWORDS = r"no|n ?t\b|same|alike|identical|indistinguishable|unchanged|still|without"  # each statement has one: a faster first search
+_KEYWORDS = r"no|n ?t\b|same|alike|identical|indistinguishable|unchanged|still|without"  # each statement has one: a fast first search
 
 # All sentences of the pairs without change, in the order of the files. SECOND-CC and Dubai-CC: the lists of the authors' code.
 LEVIR_CC = (
-    "there is no difference",
-    "the two scenes seem identical",
-    "the scene is the same as before",
-    "no change has occurred",
+    "there is no difference", "the two scenes seem identical", "the scene is the same as before", "no change has occurred",
     "almost nothing has changed",
-)
+)  # fmt: skip
 SECOND_CC = (*LEVIR_CC[:3], "no change is occurred", "almost nothing is changed")
 DUBAI_CC = (
-    "nothing has changed",
-    "nothing has changed in this area",
-    "there is no difference",
-    "all remained the same",
-    "everything remains the same",
-    "nothing changed in this area",
+    "nothing has changed", "nothing has changed in this area", "there is no difference", "all remained the same",
+    "everything remains the same", "nothing changed in this area",
     *(
         f"no {noun}{end}"
         for noun in ("change", "changes")
         for end in ("", " in this area", " was made", " occurred in this area", " to mention")
     ),
-    "there is no change to mention",
-    "no difference in this area",
-    "the area appears the same",
-)
+    "there is no change to mention", "no difference in this area", "the area appears the same",
+)  # fmt: skip
 CLEVR_CHANGE = (
-    "the scene is the same as before",
-    "there is no difference",
-    "the two scenes seem identical",
-    "the scene remains the same",
-    "no change has occurred",
-    "no change was made",
-    "there is no change",
-    "nothing has changed",
-    "nothing was modified",
-)
-ANNOTATED = tuple(
-    dict.fromkeys((*LEVIR_CC, *SECOND_CC, *DUBAI_CC, *CLEVR_CHANGE))
-)  # the sentences of all these datasets
+    "the scene is the same as before", "there is no difference", "the two scenes seem identical", "the scene remains the same",
+    "no change has occurred", "no change was made", "there is no change", "nothing has changed", "nothing was modified",
+)  # fmt: skip
+ALL_NO_CHANGE = tuple(dict.fromkeys((*LEVIR_CC, *SECOND_CC, *DUBAI_CC, *CLEVR_CHANGE)))  # without duplicates
 
 
-def plain(caption: str) -> str:
-    """A caption in lower case, with single spaces and without final full stops."""
+def plain_caption(caption: str) -> str:
+    """Return a caption in lower case, with single spaces and without final full stops."""
     return " ".join(caption.lower().split()).rstrip(" .")
 
 
 def is_no_change(caption: str) -> bool:
-    """Whether a caption says that nothing has changed, and nothing else.
+    """Return True if a caption says that nothing has changed, and nothing else.
 
-    The whole caption must consist of such statements: those of the datasets above and of `blocks`, and common ones of other people.
-    Letter case, repeated spaces and final full stops do not count.
+    Such statements are those of the datasets above and of `blocks`, and common ones of other people.
 
     Example:
         >>> [is_no_change(text) for text in ("Nothing has changed in this area.", "nothing has changed except for a new road")]
         [True, False]
     """
-    statements = rf"(?:{_STATEMENT})(?:(?:[ .,;:]|\band\b|\bso\b)+(?:{_STATEMENT}))*"
-    return re.fullmatch(statements, _words(caption)) is not None
+    statements = rf"(?:{_STATEMENTS})(?:(?:[ .,;:]|\band\b|\bso\b)+(?:{_STATEMENTS}))*"
+    return re.fullmatch(statements, _pattern_text(caption)) is not None
 
 
 def describes_similarity(caption: str) -> bool:
-    """Whether a caption has a statement that nothing has changed or that both images show the same, whatever else it says.
+    """Return True if a part of a caption states that nothing has changed, or that both images show the same.
 
     A statement about a part or a property, such as "the same color", does not count.
 
@@ -130,10 +111,10 @@ def describes_similarity(caption: str) -> bool:
         >>> [describes_similarity(text) for text in ("they look the same, but animal2 is darker", "the same size but a longer beak")]
         [True, False]
     """
-    words = _words(caption)
-    return re.search(_KEYWORDS, words) is not None and re.search(_STATEMENT, words) is not None
+    words = _pattern_text(caption)
+    return re.search(_KEYWORDS, words) is not None and re.search(_STATEMENTS, words) is not None
 
 
-def _words(caption: str) -> str:
-    """A caption for the patterns: "don't", "don ' t" and "don t" become equal."""
-    return " ".join(re.sub("['\u2019]", " ", plain(caption)).split())
+def _pattern_text(caption: str) -> str:
+    """Return a caption in the form that the patterns expect: "don't", "don ' t" and "don t" become equal."""
+    return " ".join(re.sub("['\u2019]", " ", plain_caption(caption)).split())

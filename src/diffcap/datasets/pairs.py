@@ -2,13 +2,12 @@
 
     {"before": "shots/desk_1.jpg", "after": "shots/desk_2.jpg", "captions": ["the red cup is gone"]}
 
-docs/own_dataset.md describes the optional keys (`KEYS`). Other keys are copied to the manifest, and the data stage names them; only
-those of `_REFUSED` are refused, and `pixel_ranges` is ignored, since the data stage writes it. Instead of `pairs.jsonl`, there may be a
-`pairs.csv` or `pairs.tsv` whose first line names the keys; "caption" is one sentence. Without `split`, see `draw_splits`.
+docs/own_dataset.md describes the optional keys. The data stage copies other keys to its list of pairs (the manifest), with a warning.
+Instead of `pairs.jsonl`, there may be a `pairs.csv` or `pairs.tsv` whose first line names the keys; "caption" is one sentence. If the pairs
+have no split, `draw_splits` divides them at random.
 
-The images of a JSON file (`diffcap.datasets.karpathy`) are in `images/<split>/A` (before) and `images/<split>/B` (after), or in such
-folders without `images` or without `<split>`, where <split> is the `filepath` of an entry, by default its split. Masks of the change,
-if there are any, are in `label` beside `A`.
+`diffcap.datasets.karpathy` describes Karpathy's form. Its images are in `images/<split>/A` (before) and `images/<split>/B` (after), or in
+such folders without `images` or without `<split>`; <split> is the `filepath` of an entry, by default its split. Masks are in `label`.
 """
 
 import csv
@@ -25,21 +24,21 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from diffcap.datasets.checks import check_inside, default_ids, note_once, sentences
-from diffcap.datasets.karpathy import LEVIR, Layout, read_files
+from diffcap.datasets.checks import check_relative_path, check_sentences, check_unique, make_default_ids
+from diffcap.datasets.karpathy import LEVIR_LAYOUT, ImageLayout, read_files
 from diffcap.datasets.registry import datasets
 from diffcap.records import RANGES, RESERVED_CHANGE_TYPES, SPLITS, ChangePair, is_blank, read_json, read_json_lines
 from diffcap.utils.errors import DiffcapError
 
-FILES = ("pairs.jsonl", "pairs.csv", "pairs.tsv")
-LAYOUTS = (
-    LEVIR,
+TABLE_NAMES = ("pairs.jsonl", "pairs.csv", "pairs.tsv")
+IMAGE_LAYOUTS = (
+    LEVIR_LAYOUT,
     *(
-        Layout(f"{home}A/{{name}}", f"{home}B/{{name}}", f"{home}label/{{name}}")
+        ImageLayout(f"{home}A/{{name}}", f"{home}B/{{name}}", f"{home}label/{{name}}")
         for home in ("{folder}/", "images/", "")
     ),
 )
-HELD_OUT = 0.1  # fraction of the pairs for val, and the same for test
+HELD_OUT_FRACTION = 0.1  # of the pairs, for val, and the same for test
 KEYS = ("before", "after", "captions", "id", "split", "change_type", "is_distractor", "viewpoint_iou", "boxes", "mask")
 
 
@@ -51,8 +50,8 @@ def _is_box(value: Any) -> bool:
     return value is None or (isinstance(value, list) and len(value) == 4 and all(map(_is_number, value)))
 
 
-# Optional keys: whether a value is valid, and what it must be.
-_VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
+# Optional key -> function that is True for a valid value, and what the value must be.
+_VALUE_CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "id": (lambda value: type(value) in (str, int) and not is_blank(str(value)), "a string"),
     "split": (lambda value: value in (None, "", *SPLITS), f"one of {', '.join(SPLITS)}"),
     "change_type": (lambda value: isinstance(value, str | None), "a string"),
@@ -63,7 +62,7 @@ _VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
         '{"before": [x0, y0, x1, y1] or null, "after": ...}',
     ),
 }
-_REFUSED = {
+_REFUSED_KEYS = {  # key -> why it is refused
     "changed": "is reserved for the dataset blocks; rename that key",
     "changeflag": 'is not a key of this format; write "is_distractor": true for no change',
 }
@@ -71,71 +70,69 @@ _REFUSED = {
 
 def read(folder: Path) -> list[ChangePair]:
     """Read the pairs of a user's own folder, in the order of the file."""
-    files = [path for path in sorted(folder.glob("*.json")) if _has_images(path)]
+    json_files = [file for file in sorted(folder.glob("*.json")) if _lists_images(file)]
     remedy = 'write pairs.jsonl, one JSON object per line: {"before": "a.png", "after": "b.png", "captions": ["..."]}'
-    names = ", ".join(path.name for path in files)
-    table = next((folder / name for name in FILES if (folder / name).is_file()), None)
-    if table:
-        if files:
-            raise DiffcapError(f"{folder}: has both {table.name} and {names}; keep one of the two formats.")
-        return _read_table(table)
-    if len(files) > 1:
-        raise DiffcapError(f"{folder}: has several JSON files with images ({names}); keep one of them.")
-    # Without such a file, read the only JSON file: the error message then states what is wrong with it.
-    files = files or sorted(folder.glob("*.json"))
-    if len(files) != 1:
+    file_names = ", ".join(file.name for file in json_files)
+    table_file = next((folder / name for name in TABLE_NAMES if (folder / name).is_file()), None)
+    if table_file:
+        if json_files:
+            raise DiffcapError(f"{folder}: has both {table_file.name} and {file_names}; keep one of the two formats.")
+        return _read_table(table_file)
+    if len(json_files) > 1:
+        raise DiffcapError(f"{folder}: has several JSON files with images ({file_names}); keep one of them.")
+    # If no JSON file has images, read the only one: the error message then states what is wrong with it.
+    json_files = json_files or sorted(folder.glob("*.json"))
+    if len(json_files) != 1:
         raise DiffcapError(
             f"{folder}: no pairs.jsonl there, which one's own dataset needs, no pairs.csv and no JSON file of images; "
             f"{remedy}, or choose a dataset that has a reader ({', '.join(sorted(datasets()))})."
         )
-    (path,) = files
-    if isinstance(read_json(path), list):
-        raise DiffcapError(f"{path}: a JSON list, which is not read; {remedy}.")
-    return read_files(folder, {path: ""}, *LAYOUTS)
+    (json_file,) = json_files
+    if isinstance(read_json(json_file), list):
+        raise DiffcapError(f"{json_file}: a JSON list, which is not read; {remedy}.")
+    return read_files(folder, {json_file: ""}, *IMAGE_LAYOUTS)
 
 
-def _has_images(path: Path) -> bool:
-    """Whether a JSON file has a list of images; one in COCO's form, which may be beside a `pairs.jsonl`, does not count."""
+def _lists_images(file: Path) -> bool:
+    """Return True if a JSON file has a list of images in Karpathy's form. COCO's form has "annotations" too, and does not count."""
     try:
-        value = read_json(path)
+        content = read_json(file)
     except DiffcapError:
         return False
-    return isinstance(value, dict) and isinstance(value.get("images"), list) and "annotations" not in value
+    return isinstance(content, dict) and isinstance(content.get("images"), list) and "annotations" not in content
 
 
-def _read_table(path: Path) -> list[ChangePair]:
+def _read_table(table_file: Path) -> list[ChangePair]:
     pairs: list[ChangePair] = []
-    seen: dict[str, str] = {}
-    without_split = ""  # file and number of the first line without a split
-    lines = list(read_rows(path))
-    if path.suffix != ".jsonl":
-        lines = [(where, _from_cells(row)) for where, row in lines]
-    images = [[_image(row.get(key), key, where) for key in ("before", "after")] for where, row in lines]
-    for (where, row), (before, after), default_id in zip(lines, images, default_ids(images)):
-        pair = _pair(row, where, before, after, default_id)
-        note_once(seen, pair.id, where, "id", "give every pair its own")
-        without_split = without_split or ("" if pair.split else where)
+    place_of_id: dict[str, str] = {}
+    unsplit_line = ""  # place of the first line without a split
+    rows = list(read_rows(table_file))
+    if table_file.suffix != ".jsonl":
+        rows = [(place, _parse_cells(row)) for place, row in rows]
+    image_paths = [[_check_image_path(row.get(key), key, place) for key in ("before", "after")] for place, row in rows]
+    for (place, row), (before, after), default_id in zip(rows, image_paths, make_default_ids(image_paths)):
+        pair = _make_pair(row, place, before, after, default_id)
+        check_unique(place_of_id, pair.id, place, "id", "give every pair its own")
+        unsplit_line = unsplit_line or ("" if pair.split else place)
         pairs.append(pair)
-    if not without_split:
+    if not unsplit_line:
         return pairs
     if any(pair.split for pair in pairs):
-        raise DiffcapError(
-            f'{without_split}: no "split", while other lines have one; give it on every line or on none.'
-        )
+        raise DiffcapError(f'{unsplit_line}: no "split", while other lines have one; give it on every line or on none.')
     no_caption = next((pair for pair in pairs if not pair.captions), None)
     if no_caption:
         raise DiffcapError(
-            f"{seen[no_caption.id]}: this pair has no caption, so it cannot be used for training; "
+            f"{place_of_id[no_caption.id]}: this pair has no caption, so it cannot be used for training; "
             'give every line a "split", and this one "test".'
         )
-    return draw_splits(pairs, path)
+    return draw_splits(pairs, table_file)
 
 
-def _from_cells(row: dict[str, str]) -> dict[str, Any]:
+def _parse_cells(row: dict[str, str]) -> dict[str, Any]:
     """Convert a row of a CSV table to the values of a line of `pairs.jsonl`, without empty cells."""
     values: dict[str, Any] = {key: text.strip() for key, text in row.items() if not is_blank(text)}
     for key in {"is_distractor", "viewpoint_iou", "boxes"} & values.keys():
-        with suppress(ValueError):  # such a cell is refused with the other values
+        with suppress(ValueError):  # `_make_pair` refuses such a cell
             values[key] = json.loads(values[key].lower())
     if values.get("is_distractor") in (0, 1):
         values["is_distractor"] = bool(values["is_distractor"])
@@ -145,154 +142,157 @@ def _from_cells(row: dict[str, str]) -> dict[str, Any]:
 
 def notes(pairs: Sequence[ChangePair]) -> list[str]:
     """Return a warning of unknown keys, which the data stage prints and stores."""
-    known = {*KEYS, "changeflag", "changeflag_derived"}  # the last two: of Karpathy's form
-    unknown = []
-    for key, count in Counter(key for pair in pairs for key in pair.extra if key not in known).items():
-        name = key.lower()
-        near = difflib.get_close_matches(name, KEYS, 1, 0.7) or [known for known in KEYS if name in known.split("_")]
-        hint = f'; did you mean "{near[0]}"?' if near else ""
-        unknown.append(f'"{key}" ({count:,} pairs{hint})')
-    return [f"warning: unknown keys, which are only copied to the manifest: {', '.join(unknown)}"] if unknown else []
+    known_keys = {*KEYS, "changeflag", "changeflag_derived"}  # the last two are keys of Karpathy's form
+    remarks = []
+    for key, num_pairs in Counter(key for pair in pairs for key in pair.extra if key not in known_keys).items():
+        lower_key = key.lower()
+        similar_keys = difflib.get_close_matches(lower_key, KEYS, 1, 0.7)
+        similar_keys += [known_key for known_key in KEYS if lower_key in known_key.split("_")]
+        hint = f'; did you mean "{similar_keys[0]}"?' if similar_keys else ""
+        remarks.append(f'"{key}" ({num_pairs:,} pairs{hint})')
+    return [f"warning: unknown keys, which are only copied to the manifest: {', '.join(remarks)}"] if remarks else []
 
 
-def draw_splits(pairs: list[ChangePair], path: Path) -> list[ChangePair]:
+def draw_splits(pairs: list[ChangePair], table_file: Path) -> list[ChangePair]:
     """Give every pair a split, about 80 : 10 : 10, at least one pair each.
 
-    Pairs that share an image, directly or through other pairs, are one group and get the same split, so that no test image is seen in
-    training. The groups are shuffled with a fixed seed; if there are change types, the kinds of groups are then spread over the order,
-    see `_spread`. "val", and then "test", takes the first groups that fit into its tenth, or the smallest group if none fits.
+    Pairs that are connected by common images are one group. All pairs of a group get the same split, so that no test image is seen in
+    training. The groups are shuffled with a fixed seed. The kind of a group is the set of the change types of its pairs; if there are any,
+    `_spread_kinds` reorders the groups so that each split has all kinds. "val", and then "test", get the first groups whose pairs fit into
+    a tenth of all pairs, or the smallest group if none fits.
     """
-    group = connected_images(pairs)
-    keys = sorted(set(group.values()))
-    if len(keys) < 3:
+    group_of_image = group_connected_images(pairs)
+    groups = sorted(set(group_of_image.values()))
+    if len(groups) < 3:
         raise DiffcapError(
-            f"{path}: the pairs form only {len(keys)} groups without common images, and three are needed to split them; "
+            f"{table_file}: the pairs form only {len(groups)} groups without common images, and three are needed to split them; "
             'add pairs or write "split" yourself.'
         )
-    random.Random(0).shuffle(keys)
-    kinds: dict[str, set[str]] = {key: set() for key in keys}
+    random.Random(0).shuffle(groups)
+    kinds_of_group: dict[str, set[str]] = {group: set() for group in groups}
     if any(pair.change_type for pair in pairs):
         for pair in pairs:
-            kinds[group[pair.before]].add(f"{pair.change_type} {pair.is_distractor}")
-    kind = {key: frozenset(found) for key, found in kinds.items()}
-    groups = Counter(kind.values())
-    kind = {key: found if groups[found] > 2 else frozenset() for key, found in kind.items()}
-    size, split = Counter(group[pair.before] for pair in pairs), dict.fromkeys(keys, "train")
-    held = max(1, round(HELD_OUT * len(pairs)))
-    for name, reserved in (("val", 2), ("test", 1)):  # one group is reserved for each of the other splits
-        free = _spread([key for key in keys if split[key] == "train"], kind)
-        chosen: list[str] = []
-        room = held
-        for key in free:
-            if size[key] <= room and len(chosen) < len(free) - reserved:
-                chosen, room = [*chosen, key], room - size[key]
-        split |= dict.fromkeys(chosen or [min(free, key=lambda key: size[key])], name)
-    return [replace(pair, split=split[group[pair.before]]) for pair in pairs]
+            kinds_of_group[group_of_image[pair.before]].add(f"{pair.change_type} {pair.is_distractor}")
+    kind_of_group = {group: frozenset(kinds) for group, kinds in kinds_of_group.items()}
+    num_of_kind = Counter(kind_of_group.values())
+    # Kinds with fewer than three groups are one kind together.
+    kind_of_group = {group: kind if num_of_kind[kind] > 2 else frozenset() for group, kind in kind_of_group.items()}
+    num_pairs = Counter(group_of_image[pair.before] for pair in pairs)
+    split_of_group = dict.fromkeys(groups, "train")
+    num_held_out = max(1, round(HELD_OUT_FRACTION * len(pairs)))
+    for split, num_reserved in (("val", 2), ("test", 1)):  # one group for each of the other splits
+        free_groups = _spread_kinds([group for group in groups if split_of_group[group] == "train"], kind_of_group)
+        chosen_groups: list[str] = []
+        num_left = num_held_out
+        for group in free_groups:
+            if num_pairs[group] <= num_left and len(chosen_groups) < len(free_groups) - num_reserved:
+                chosen_groups.append(group)
+                num_left -= num_pairs[group]
+        split_of_group |= dict.fromkeys(chosen_groups or [min(free_groups, key=num_pairs.__getitem__)], split)
+    return [replace(pair, split=split_of_group[group_of_image[pair.before]]) for pair in pairs]
 
 
-def _spread(keys: list[str], kind: Mapping[str, frozenset[str]]) -> list[str]:
-    """Reorder groups so that the first tenth has about a tenth of each kind, and one of a kind with three groups or more.
+def _spread_kinds(groups: list[str], kind_of_group: Mapping[str, frozenset[str]]) -> list[str]:
+    """Reorder groups so that the first tenth has about a tenth of each kind, and one group of a kind with three groups or more.
 
-    Args:
-        keys: the groups that are left; those of one kind keep their order. kind: of every group: the change types and
-            `is_distractor` of its pairs; kinds with fewer than three groups are one kind together.
+    Groups of one kind keep their order. `kind_of_group` also has groups that are not in `groups`, because they have a split already.
     """
-    groups, left, rank = Counter(kind.values()), Counter(kind[key] for key in keys), Counter[frozenset[str]]()
-    place: dict[str, tuple[float, int]] = {}
-    for key in keys:  # 0.25 of 3 is below 0.1; of equal places, kinds of which no group was taken are first
-        place[key] = ((rank[kind[key]] + 0.25) / groups[kind[key]], -left[kind[key]])
-        rank[kind[key]] += 1
-    return sorted(keys, key=place.__getitem__)
+    num_of_kind = Counter(kind_of_group.values())
+    num_left, num_placed = Counter(kind_of_group[group] for group in groups), Counter[frozenset[str]]()
+    order_key: dict[str, tuple[float, int]] = {}
+    for group in groups:  # 0.25 of 3 is below 0.1; if places are equal, kinds of which all groups are left come first
+        kind = kind_of_group[group]
+        order_key[group] = ((num_placed[kind] + 0.25) / num_of_kind[kind], -num_left[kind])
+        num_placed[kind] += 1
+    return sorted(groups, key=order_key.__getitem__)
 
 
-def connected_images(pairs: list[ChangePair]) -> dict[str, str]:
-    """Image -> the alphabetically first image of its connected component (union-find); pairs are the edges."""
-    parent: dict[str, str] = {}
+def group_connected_images(pairs: list[ChangePair]) -> dict[str, str]:
+    """Return image -> the alphabetically first of all images that pairs connect with it (union-find)."""
+    parent_of: dict[str, str] = {}
 
-    def find(image: str) -> str:
-        while parent.setdefault(image, image) != image:
-            parent[image] = image = parent[parent[image]]
+    def find_root(image: str) -> str:
+        while parent_of.setdefault(image, image) != image:
+            parent_of[image] = image = parent_of[parent_of[image]]
         return image
 
     for pair in pairs:
-        roots = sorted(find(image) for image in pair.images)
-        parent[roots[-1]] = roots[0]
-    return {image: find(image) for image in parent}
+        roots = sorted(find_root(image) for image in pair.images)
+        parent_of[roots[-1]] = roots[0]
+    return {image: find_root(image) for image in parent_of}
 
 
-def _pair(row: dict[str, Any], where: str, before: str, after: str, default_id: str) -> ChangePair:
-    row = {key: value for key, value in row.items() if key not in ("before", "after", RANGES)}
-    for key, (is_valid, form) in _VALUES.items():
-        if key in row and not is_valid(row[key]):
-            raise DiffcapError(f'{where}: "{key}" must be {form}, found {row[key]!r:.60}; fix that line.')
-    for key in _REFUSED.keys() & row.keys():
-        raise DiffcapError(f'{where}: "{key}" {_REFUSED[key]}.')
-    if "captions" not in row:
-        near = difflib.get_close_matches("captions", row, 1)
-        found = f', and "{near[0]}" is not a known key' if near else ""
-        raise DiffcapError(f'{where}: "captions" is missing{found}; write "captions": ["a sentence", ...].')
-    captions = sentences(row.pop("captions"), where, "captions")
+def _make_pair(values: dict[str, Any], place: str, before: str, after: str, default_id: str) -> ChangePair:
+    values = {key: value for key, value in values.items() if key not in ("before", "after", RANGES)}
+    for key, (is_valid, requirement) in _VALUE_CHECKS.items():
+        if key in values and not is_valid(values[key]):
+            raise DiffcapError(f'{place}: "{key}" must be {requirement}, found {values[key]!r:.60}; fix that line.')
+    for key in _REFUSED_KEYS.keys() & values.keys():
+        raise DiffcapError(f'{place}: "{key}" {_REFUSED_KEYS[key]}.')
+    if "captions" not in values:
+        similar_keys = difflib.get_close_matches("captions", values, 1)
+        found = f', and "{similar_keys[0]}" is not a known key' if similar_keys else ""
+        raise DiffcapError(f'{place}: "captions" is missing{found}; write "captions": ["a sentence", ...].')
+    captions = check_sentences(values.pop("captions"), place, "captions")
     if any(map(is_blank, captions)):
-        raise DiffcapError(f'{where}: "captions" has a blank sentence; fill it or delete it.')
-    identity, split = str(row.pop("id", default_id)), row.pop("split", None) or ""
+        raise DiffcapError(f'{place}: "captions" has a blank sentence; fill it or delete it.')
+    pair_id, split = str(values.pop("id", default_id)), values.pop("split", None) or ""
     if split == "train" and not captions:
-        raise DiffcapError(f"{where}: a training pair needs at least one caption; add one or delete the line.")
-    kind, distractor = row.pop("change_type", None), row.pop("is_distractor", False)
-    if kind in RESERVED_CHANGE_TYPES and not distractor:
-        raise DiffcapError(f'{where}: "change_type" is {kind!r}, which is a reserved name; use another name.')
-    if "mask" in row:
-        row["mask"] = _image(row["mask"], "mask", where)
-    return ChangePair(identity, before, after, captions, split, kind, distractor, row)
+        raise DiffcapError(f"{place}: a training pair needs at least one caption; add one or delete the line.")
+    change_type, is_distractor = values.pop("change_type", None), values.pop("is_distractor", False)
+    if change_type in RESERVED_CHANGE_TYPES and not is_distractor:
+        raise DiffcapError(f'{place}: "change_type" is {change_type!r}, which is a reserved name; use another name.')
+    if "mask" in values:
+        values["mask"] = _check_image_path(values["mask"], "mask", place)
+    return ChangePair(pair_id, before, after, captions, split, change_type, is_distractor, values)
 
 
-def _image(path: object, key: str, where: str) -> str:
+def _check_image_path(path: object, key: str, place: str) -> str:
     if not isinstance(path, str) or not path:
-        raise DiffcapError(f'{where}: "{key}" must be the path of an image, found {path!r:.60}; fix that line.')
-    check_inside(path, where)
+        raise DiffcapError(f'{place}: "{key}" must be the path of an image, found {path!r:.60}; fix that line.')
+    check_relative_path(path, place)
     return str(PurePosixPath(path))  # "./a.png" becomes "a.png", so that each image has one name
 
 
-def read_rows(path: Path) -> Iterable[tuple[str, dict[str, Any]]]:
-    """Yield `(where, row)` for each line of a table of pairs: .jsonl, .csv or .tsv. The cells of a CSV table are strings."""
-    if path.suffix.lower() == ".jsonl":
-        yield from read_json_lines(path, "table of pairs")
+def read_rows(table_file: Path) -> Iterable[tuple[str, dict[str, Any]]]:
+    """Yield ("<file>, line <number>", row) for each line of a table of pairs: .jsonl, .csv or .tsv, in which cells are strings."""
+    if table_file.suffix.lower() == ".jsonl":
+        yield from read_json_lines(table_file, "table of pairs")
         return
-    if not path.is_file():
-        raise DiffcapError(f"{path}: file not found; check the path.")
+    if not table_file.is_file():
+        raise DiffcapError(f"{table_file}: file not found; check the path.")
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = table_file.read_text(encoding="utf-8-sig")
         if "\0" in text:
             raise ValueError("it contains a NUL character")
     except (ValueError, OSError) as error:
         raise DiffcapError(
-            f"{path}: not a table of UTF-8 text ({' '.join(str(error).split())[:80]}); save it as UTF-8."
+            f"{table_file}: not a table of UTF-8 text ({' '.join(str(error).split())[:80]}); save it as UTF-8."
         ) from None
     try:
-        if path.suffix.lower() == ".tsv":
+        if table_file.suffix.lower() == ".tsv":
             dialect: type[csv.Dialect] | csv.Dialect = csv.excel_tab
         else:
             dialect = csv.excel if "," in text.partition("\n")[0] else csv.Sniffer().sniff(text[:4096], ",;\t")
         reader = csv.reader(io.StringIO(text), dialect, strict=True)
-        lines = [(reader.line_num, cells) for cells in reader]
+        numbered_cells = [(reader.line_num, cells) for cells in reader]
     except csv.Error as error:
-        raise DiffcapError(f"{path}: not a CSV table ({error}); separate columns with commas.") from None
-    first = [cell.strip() for cell in lines[0][1]] if lines else []
-    head = [name.lower() for name in first]
-    if "before" in head and "after" in head:
-        del lines[0]
-    elif len(first) == 2 and all(re.search(r"\.\w+$", cell) for cell in first):
-        head = ["before", "after"]  # two columns of image paths, without a header
+        raise DiffcapError(f"{table_file}: not a CSV table ({error}); separate columns with commas.") from None
+    first_cells = [cell.strip() for cell in numbered_cells[0][1]] if numbered_cells else []
+    columns = [name.lower() for name in first_cells]
+    if "before" in columns and "after" in columns:
+        del numbered_cells[0]
+    elif len(first_cells) == 2 and all(re.search(r"\.\w+$", cell) for cell in first_cells):
+        columns = ["before", "after"]  # two columns of image paths, without a header
     else:
-        raise DiffcapError(f'{path}: its first line must name the columns, among them "before" and "after".')
-    duplicate = next((name for name in ("before", "after", "id", "caption") if head.count(name) > 1), None)
-    if duplicate:
-        raise DiffcapError(
-            f'{path}, line 1: {head.count(duplicate)} columns are named "{duplicate}"; keep one of them.'
-        )
-    for number, cells in lines:
-        if any(cell.strip() for cell in cells[len(head) :]):
+        raise DiffcapError(f'{table_file}: its first line must name the columns, among them "before" and "after".')
+    name = next((name for name in ("before", "after", "id", "caption") if columns.count(name) > 1), None)
+    if name:
+        raise DiffcapError(f'{table_file}, line 1: {columns.count(name)} columns are named "{name}"; keep one of them.')
+    for line_number, cells in numbered_cells:
+        if any(cell.strip() for cell in cells[len(columns) :]):
             raise DiffcapError(
-                f"{path}, line {number}: {len(cells)} cells for {len(head)} columns; put quotes around a path with a comma."
+                f"{table_file}, line {line_number}: {len(cells)} cells for {len(columns)} columns; put quotes around a path with a comma."
             )
         if any(cell.strip() for cell in cells):
-            yield f"{path}, line {number}", dict(zip(head, cells))
+            yield f"{table_file}, line {line_number}", dict(zip(columns, cells))

@@ -23,7 +23,7 @@ class LevirProtocol:
     """Settings of the protocol `levir_cc` for a dataset, see `diffcap.evaluation.remote_sensing`."""
 
     name: ClassVar[ProtocolName] = "levir_cc"
-    no_change: tuple[str, ...] = no_change.LEVIR_CC  # the sentences of pairs without change, see `no_change.plain`
+    no_change: tuple[str, ...] = no_change.LEVIR_CC  # the sentences of pairs without change, without final full stops
     # How often a word must occur in all splits to have an id of its own; authors' code of RSICCformer, SEN, Change-Agent, RSCaMa: > 5.
     min_count: int = 6
     layout: Literal["rsicc", "chg2cap"] = "rsicc"  # order of the word ids in the vocabulary; METEOR depends on it

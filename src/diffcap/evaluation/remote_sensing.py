@@ -10,7 +10,7 @@ Therefore METEOR depends on the ids of the words, which must be the released one
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from diffcap.datasets.no_change import plain
+from diffcap.datasets.no_change import plain_caption
 from diffcap.datasets.registry import OWN_READER, LevirProtocol, get_dataset
 from diffcap.evaluation.captions import Groups, Scores
 from diffcap.records import ChangePair
@@ -45,7 +45,7 @@ def levir_protocol(dataset: str, pairs: Sequence[ChangePair]) -> LevirProtocol |
     distractors = [pair for pair in pairs if pair.is_distractor]
     if not has_flag and not distractors:
         return None
-    captions = (plain(caption) for pair in distractors for caption in pair.captions)
+    captions = (plain_caption(caption) for pair in distractors for caption in pair.captions)
     sentences = tuple(dict.fromkeys(captions))
     return LevirProtocol(sentences or LevirProtocol.no_change, accuracy_only=not has_flag)
 
@@ -92,8 +92,8 @@ def accuracies(
 
     A caption says so if it is, except for letter case and final full stops, one of `no_change_sentences`.
     """
-    sentences = set(map(plain, no_change_sentences))
-    is_right = {pair.id: (plain(captions[pair.id]) in sentences) == pair.is_distractor for pair in pairs}
+    sentences = set(map(plain_caption, no_change_sentences))
+    is_right = {pair.id: (plain_caption(captions[pair.id]) in sentences) == pair.is_distractor for pair in pairs}
     return {group: sum(is_right[id] for id in ids) / len(ids) for group, ids in groups.items() if ids}
 
 

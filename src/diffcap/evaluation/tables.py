@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from diffcap.datasets.no_change import is_no_change, plain
+from diffcap.datasets.no_change import is_no_change, plain_caption
 from diffcap.utils.errors import printable
 from diffcap.utils.table import Cell, Table
 
@@ -41,7 +41,7 @@ def score_notes(group_scores: Iterable[Mapping[str, float]], pair_counts: Mappin
 
 def caption_notes(captions: Mapping[str, str], references: Mapping[str, Sequence[str]]) -> list[str]:
     """Return notes if captions are empty, or if most pairs have the same caption although many of their references differ."""
-    plain_texts = {id: plain(captions[id]) for id in references}
+    plain_texts = {id: plain_caption(captions[id]) for id in references}
     counts = Counter(plain_texts.values())
     empty = counts.pop("", 0)
     notes = [f"{empty:,} of {len(plain_texts):,} captions are empty."] if empty else []
@@ -50,7 +50,7 @@ def caption_notes(captions: Mapping[str, str], references: Mapping[str, Sequence
         common_is_no_change = is_no_change(common)
 
         def agrees(reference: str) -> bool:
-            return plain(reference) == common or (common_is_no_change and is_no_change(reference))
+            return plain_caption(reference) == common or (common_is_no_change and is_no_change(reference))
 
         is_wrong = [plain_texts[id] == common and not any(map(agrees, texts)) for id, texts in references.items()]
         right = count - sum(is_wrong)

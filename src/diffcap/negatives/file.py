@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from random import Random
 from typing import Any
 
-from diffcap.datasets.checks import sentences
+from diffcap.datasets.checks import check_sentences
 from diffcap.negatives.words import normalize_caption
 from diffcap.records import ChangePair, file_hash, read_json, read_json_lines, write_text
 from diffcap.utils.errors import DiffcapError
@@ -114,13 +114,14 @@ def authors_negatives(path: Path, pairs: Sequence[ChangePair]) -> Iterator[Capti
     num_negatives = 0  # of each line
     has_caption = False
     for where, row in read_json_lines(path, "hard negatives"):
-        negatives = sentences(row.get("neg_samples"), where, "neg_samples")
+        negatives = check_sentences(row.get("neg_samples"), where, "neg_samples")
         num_negatives = num_negatives or len(negatives)
         if not negatives or len(negatives) != num_negatives:
             raise DiffcapError(
                 f"{where}: {len(negatives)} negatives, but the first line has {num_negatives}; download the file again."
             )
-        captions = {normalize_caption(sentence) for sentence in sentences(row.get("sentences"), where, "sentences")}
+        sentences = check_sentences(row.get("sentences"), where, "sentences")
+        captions = {normalize_caption(sentence) for sentence in sentences}
         names = [row["img"]] if "img" in row else [row.get("img1"), row.get("img2")]
         if not all(isinstance(name, str) and name for name in names):
             raise DiffcapError(

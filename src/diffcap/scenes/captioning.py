@@ -12,14 +12,14 @@ from typing import Any, NamedTuple, Self, TypeVar
 import numpy as np
 from PIL import Image
 
-from diffcap.datasets.no_change import ANNOTATED, is_no_change
+from diffcap.datasets.no_change import ALL_NO_CHANGE, is_no_change
 from diffcap.pair_captioner import Caption, PairCaptioner
 from diffcap.scenes.raster import Scene, Stretch, Tile, TileCaption, Tiling, to_rgb
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.files import add_filename
 from diffcap.worlds.blocks.captions import NO_CHANGE as BLOCKS_NO_CHANGE
 
-NO_CHANGE_SENTENCES = tuple(dict.fromkeys((*ANNOTATED, *BLOCKS_NO_CHANGE)))
+NO_CHANGE_SENTENCES = tuple(dict.fromkeys((*ALL_NO_CHANGE, *BLOCKS_NO_CHANGE)))
 PARTIAL_SUFFIX = ".partial.jsonl"
 MAX_UNSAVED_RESULTS = 256  # results after which a batch is saved, also if few of its tiles need a caption
 NO_DATA, IDENTICAL = "no data", "identical"  # reasons why a tile is not captioned

@@ -1,4 +1,7 @@
-"""Write the folder of a rendered dataset in chunks, on several processes; the same call resumes an interrupted run."""
+"""Write the folder of a rendered dataset, on several processes; the same call resumes an interrupted run.
+
+A scene has two or three images, and metadata: its captions and whatever the other files of the dataset need. A chunk is `CHUNK` scenes.
+"""
 
 import json
 import os
@@ -24,60 +27,62 @@ from diffcap.records import SPLITS, read_json, write_json, write_text
 from diffcap.utils.cores import available_cores
 from diffcap.utils.errors import DiffcapError
 
-CHUNK = 16  # scenes that are rendered together; after a kill, each worker repeats at most one chunk
-PARTS = ".parts"  # folder of the chunks' metadata while a dataset is incomplete
-_SCENES_PER_WORKER = 160  # with fewer scenes, starting another process takes longer than it saves
+CHUNK = 16  # scenes; if a worker is killed, only its last chunk is lost
+PARTS_FOLDER = ".parts"  # has a file with the metadata of each written chunk, until the dataset is finished
+_MIN_SCENES_PER_WORKER = 160  # for fewer scenes, starting another process takes longer than rendering
 
 # Arguments: folder, settings, index of the chunk's first scene. Writes the images, and returns the metadata of each scene.
 WriteChunk = Callable[[Path, Any, int], list[dict[str, Any]]]
 
 
 def claim_folder(folder: Path, settings: Any, last_files: tuple[str, ...], name: str = "blocks") -> bool:
-    """Check that a folder can be used, and write the settings (a dataclass) into a new one; return whether the folder is finished.
+    """Check that a folder can be used, and write the settings (a dataclass) into a new one.
 
-    `last_files` are written after all images.
+    `last_files` are the names of the files that are written after all images. Returns True if the dataset in the folder is finished.
     """
     wanted = json.loads(json.dumps(asdict(settings)))
-    path = folder / f"{name}.json"
-    if path.is_file():
-        stored = read_json(path, f"settings of a {name} folder", f"delete {folder}, and run the same command again")
+    settings_file = folder / f"{name}.json"
+    if settings_file.is_file():
+        remedy = f"delete {folder}, and run the same command again"
+        stored = read_json(settings_file, f"settings of a {name} folder", remedy)
         if stored != wanted:
             differing = [key for key in wanted if not isinstance(stored, dict) or stored.get(key) != wanted[key]]
             raise DiffcapError(
                 f"{folder} holds {name} with other settings ({', '.join(differing)}); choose another folder or delete this one."
             )
-        return all((folder / file).is_file() for file in last_files) and not (folder / PARTS).is_dir()
+        return all((folder / file).is_file() for file in last_files) and not (folder / PARTS_FOLDER).is_dir()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise DiffcapError(f"{folder} holds files that are not of {name}; choose another folder or empty this one.")
-    write_json(path, wanted)
+    write_json(settings_file, wanted)
     return False
 
 
 @contextmanager
 def render_chunks(
-    write_chunk: WriteChunk, folder: Path, settings: Any, scene_count: int, workers: int | None, unit: str
+    write_chunk: WriteChunk, folder: Path, settings: Any, scene_count: int, num_workers: int | None, unit: str
 ) -> Iterator[list[Any]]:
-    """Write all missing chunks, and yield the metadata of all scenes; `unit` names them in the progress bar."""
+    """Write all missing chunks, and yield the metadata of all scenes; `unit` is what the progress bar calls a scene."""
     from diffcap.utils.progress import progress_bar
 
-    parts = folder / PARTS
-    parts.mkdir(exist_ok=True)
-    for temporary in parts.glob("*.tmp"):
+    parts_folder = folder / PARTS_FOLDER
+    parts_folder.mkdir(exist_ok=True)
+    for temporary in parts_folder.glob("*.tmp"):
         temporary.unlink(missing_ok=True)
-    chunks = {start: parts / f"{start:06d}.json" for start in range(0, scene_count, CHUNK)}
-    pending = [(write_chunk, folder, settings, start, part) for start, part in chunks.items() if not part.is_file()]
-    if workers is None:
-        workers = min(available_cores(), 1 + len(pending) * CHUNK // _SCENES_PER_WORKER)
-    finished_chunks = len(chunks) - len(pending)
-    with progress_bar(f"rendering {unit}", scene_count, finished_chunks * CHUNK) as advance:
-        for _ in _render_pending(pending, workers):
+    chunk_files = {start: parts_folder / f"{start:06d}.json" for start in range(0, scene_count, CHUNK)}
+    missing = [(start, file) for start, file in chunk_files.items() if not file.is_file()]
+    pending = [(write_chunk, folder, settings, start, file) for start, file in missing]
+    if num_workers is None:
+        num_workers = min(available_cores(), 1 + len(pending) * CHUNK // _MIN_SCENES_PER_WORKER)
+    num_finished = len(chunk_files) - len(pending)
+    with progress_bar(f"rendering {unit}", scene_count, num_finished * CHUNK) as advance:
+        for _ in _write_pending_chunks(pending, num_workers):
             advance(CHUNK)
-    yield [row for part in chunks.values() for row in read_json(part)]
-    shutil.rmtree(parts, ignore_errors=True)
+    yield [metadata for chunk_file in chunk_files.values() for metadata in read_json(chunk_file)]
+    shutil.rmtree(parts_folder, ignore_errors=True)
 
 
-def _render_pending(pending: list[tuple[WriteChunk, Path, Any, int, Path]], workers: int) -> Iterator[None]:
-    if workers <= 1 or len(pending) <= 1:
+def _write_pending_chunks(pending: list[tuple[WriteChunk, Path, Any, int, Path]], num_workers: int) -> Iterator[None]:
+    if num_workers <= 1 or len(pending) <= 1:
         _keep_freed_memory()
         torch = sys.modules.get("torch")
         thread_count = torch.get_num_threads() if torch else 1
@@ -85,27 +90,27 @@ def _render_pending(pending: list[tuple[WriteChunk, Path, Any, int, Path]], work
             if torch:
                 torch.set_num_threads(1)
             for arguments in pending:
-                _write_part(*arguments)
+                _write_chunk_file(*arguments)
                 yield
         finally:
             if torch:
                 torch.set_num_threads(thread_count)
         return
     # Spawned, not forked: torch may have started threads already, and they do not exist in a forked process.
-    pool = ProcessPoolExecutor(workers, get_context("spawn"), _start_worker)
+    pool = ProcessPoolExecutor(num_workers, get_context("spawn"), _start_worker)
     try:
-        for future in as_completed([pool.submit(_write_part, *arguments) for arguments in pending]):
+        for future in as_completed([pool.submit(_write_chunk_file, *arguments) for arguments in pending]):
             yield future.result()
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _write_part(write_chunk: WriteChunk, folder: Path, settings: Any, start: int, part: Path) -> None:
-    write_text(part, json.dumps(write_chunk(folder, settings, start)))
+def _write_chunk_file(write_chunk: WriteChunk, folder: Path, settings: Any, start: int, chunk_file: Path) -> None:
+    write_text(chunk_file, json.dumps(write_chunk(folder, settings, start)))
 
 
 def _start_worker() -> None:
-    # For torch: only some datasets import it in their worker, after this function.
+    # Some datasets import torch in their worker after this function; torch then reads this variable.
     os.environ["OMP_NUM_THREADS"] = "1"
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
@@ -116,54 +121,55 @@ def _start_worker() -> None:
 
 
 def _keep_freed_memory() -> None:
-    """Let the C library keep freed memory. Without this, a quarter of the time is spent on allocating memory again."""
+    """Let the C library keep freed memory for later arrays. Without this, allocations take a quarter of the time."""
     np.empty(30 * 2**20, np.uint8)  # glibc raises its threshold to the size of the largest freed block, up to 32 MB
 
 
-def reopen(folder: Path, images: Iterable[str]) -> None:
-    """Delete images of a finished folder, so that the next run renders these images again."""
-    (folder / PARTS).mkdir(exist_ok=True)  # a folder with PARTS is not finished, see `claim_folder`
+def delete_images(folder: Path, images: Iterable[str]) -> None:
+    """Delete images of a finished folder, and mark it as unfinished, so that the next run renders these images again."""
+    (folder / PARTS_FOLDER).mkdir(exist_ok=True)
     for path in images:
         (folder / path).unlink(missing_ok=True)
 
 
-def write_image(folder: Path, path: str, image: npt.NDArray[np.uint8], noisy: bool = False) -> None:
-    """Write an (H, W, 3) or (H, W) image of a chunk as PNG, atomically; `path` is relative to the dataset's folder."""
-    target = folder / path
-    if not target.exists():
-        temporary = folder / PARTS / f"{target.name}.{os.getpid()}.tmp"
-        temporary.write_bytes(encode_png(image, noisy))
-        temporary.replace(target)
+def write_image(folder: Path, image_path: str, image: npt.NDArray[np.uint8], is_noisy: bool = False) -> None:
+    """Write an (H, W, 3) or (H, W) image of a chunk as PNG, atomically; `image_path` is relative to the dataset's folder."""
+    image_file = folder / image_path
+    if not image_file.exists():
+        temporary = folder / PARTS_FOLDER / f"{image_file.name}.{os.getpid()}.tmp"
+        temporary.write_bytes(encode_png(image, is_noisy))
+        temporary.replace(image_file)
 
 
-def encode_png(image: npt.NDArray[np.uint8], noisy: bool) -> bytes:
-    """Encode an (H, W, 3) or (H, W) image as PNG, twice as fast as Pillow; `noisy`: do not search for repetitions."""
+def encode_png(image: npt.NDArray[np.uint8], is_noisy: bool) -> bytes:
+    """Encode an (H, W, 3) or (H, W) image as PNG, twice as fast as Pillow. An image with noise is not searched for repetitions."""
     height, width, *channels = image.shape
     rows = image.reshape(height, -1)
     pixel_bytes = channels[0] if channels else 1
     # PNG's filter "Sub" (type 1, the first byte of each row) stores the difference from the pixel to the left.
-    filtered = np.ones((height, 1 + rows.shape[1]), np.uint8)
-    filtered[:, 1 : 1 + pixel_bytes] = rows[:, :pixel_bytes]
-    np.subtract(rows[:, pixel_bytes:], rows[:, :-pixel_bytes], out=filtered[:, 1 + pixel_bytes :])
-    compressor = zlib.compressobj(1, strategy=zlib.Z_HUFFMAN_ONLY if noisy else zlib.Z_DEFAULT_STRATEGY)
+    filtered_rows = np.ones((height, 1 + rows.shape[1]), np.uint8)
+    filtered_rows[:, 1 : 1 + pixel_bytes] = rows[:, :pixel_bytes]
+    np.subtract(rows[:, pixel_bytes:], rows[:, :-pixel_bytes], out=filtered_rows[:, 1 + pixel_bytes :])
+    compressor = zlib.compressobj(1, strategy=zlib.Z_HUFFMAN_ONLY if is_noisy else zlib.Z_DEFAULT_STRATEGY)
     color_type = 2 if channels else 0  # RGB or gray
     header = struct.pack(">IIBBBBB", width, height, 8, color_type, 0, 0, 0)
-    data = compressor.compress(filtered.data) + compressor.flush()
-    file = b"\x89PNG\r\n\x1a\n"
-    for kind, content in ((b"IHDR", header), (b"IDAT", data), (b"IEND", b"")):
-        file += struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-    return file
+    pixel_data = compressor.compress(filtered_rows.data) + compressor.flush()
+    png = b"\x89PNG\r\n\x1a\n"
+    for block_type, content in ((b"IHDR", header), (b"IDAT", pixel_data), (b"IEND", b"")):
+        checksum = zlib.crc32(block_type + content)
+        png += struct.pack(">I", len(content)) + block_type + content + struct.pack(">I", checksum)
+    return png
 
 
 def sample_splits(
-    scenes_of_kind: Mapping[Any, list[int]], seed_text: str, round_count: Callable[[float], int]
+    scenes_of_kind: Mapping[Any, list[int]], seed_text: str, round_number: Callable[[float], int]
 ) -> dict[str, list[int]]:
-    """Sample test (10 %), val (5 %) and train from the scenes of each kind; `round_count` rounds the number of scenes."""
+    """Sample test (10 %), val (5 %) and train from the scenes of each kind, such as a change type; `round_number` rounds their sizes."""
     splits: dict[str, list[int]] = {name: [] for name in SPLITS}
     for kind, scenes in scenes_of_kind.items():
         shuffled = random.Random(f"{seed_text} {kind}").sample(scenes, len(scenes))
-        test_count = max(1, round_count(0.10 * len(scenes)))
-        val_count = max(1, round_count(0.05 * len(scenes)))
+        test_count = max(1, round_number(0.10 * len(scenes)))
+        val_count = max(1, round_number(0.05 * len(scenes)))
         train_start = test_count + val_count
         splits["test"] += shuffled[:test_count]
         splits["val"] += shuffled[test_count:train_start]
@@ -171,7 +177,7 @@ def sample_splits(
     return {name: sorted(scenes) for name, scenes in splits.items()}
 
 
-def write_lines(path: Path, entries: Mapping[str, Any]) -> None:
+def write_entries(path: Path, entries: Mapping[str, Any]) -> None:
     """Write a JSON object with one entry per line."""
     lines = ",\n".join(f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in entries.items())
     write_text(path, f"{{\n{lines}\n}}\n")

@@ -6,9 +6,9 @@ import pytest
 from diffcap.worlds.blocks import captions as grammar
 from diffcap.worlds.blocks.captions import (
     LEXICON,
+    RELATION_PHRASES,
     RELATION_PROBABILITY,
-    RELATIONS,
-    WORDS,
+    SYNONYMS,
     tag,
     write_captions,
 )
@@ -23,7 +23,7 @@ KEYS = {
     "none": {"no", "nothing", "same", "identical", "unchanged", "still"},
     "turn": {"became", "turned", "changed", "now"},
 }
-VALUE = {word: value for value, words in WORDS.items() for word in words} | {color: color for color in COLORS}
+VALUE = {word: value for value, words in SYNONYMS.items() for word in words} | {color: color for color in COLORS}
 OBJECT = re.compile(
     r"(?:(large|big|small|tiny) )?(gray|red|blue|green|brown|purple|cyan|yellow) "
     r"(?:(rubber|matte|metal|metallic|shiny) )?(cube|block|sphere|ball|cylinder)"
@@ -41,7 +41,7 @@ def output(triples):
 
 
 def test_every_word_has_one_tag_and_every_entry_is_used(output):
-    written = [word for words in grammar._TAGS.values() for word in words.split()]
+    written = [word for words in grammar._WORDS_OF_TAG.values() for word in words.split()]
     assert len(written) == len(set(written)) == len(LEXICON)
     used = set()
     scenes = sample_triples(range(20)).before
@@ -88,9 +88,9 @@ def test_the_first_noun_phrase_is_the_changed_object_before_the_change(triples, 
 
 
 def test_relations_hold_in_every_picture_where_the_object_stands(triples, output):
-    names = {words: name for name, forms in RELATIONS.items() for words in forms}
+    names = {words: name for name, forms in RELATION_PHRASES.items() for words in forms}
     clause = re.compile(f"that is ({'|'.join(names)}) the ({OBJECT.pattern})")
-    seen = dict.fromkeys(RELATIONS, 0)
+    seen = dict.fromkeys(RELATION_PHRASES, 0)
     total = 0
     for row, captions in enumerate(output[0]):
         slot = int(triples.changed[row])

@@ -70,7 +70,7 @@ def test_rays_and_shadows_left_out_would_have_changed_nothing(triples, monkeypat
     expected = render(scenes)
 
     box = torch.tensor([-9.0, -9, 9, 9])  # everywhere
-    monkeypatch.setattr(rendering, "_shadow_boxes", lambda batch: box.expand(len(batch.picture), 4))
+    monkeypatch.setattr(rendering, "_shadow_boxes", lambda batch: box.expand(len(batch.image), 4))
     monkeypatch.setattr(rendering, "view_boxes", lambda scenes: box.expand(len(scenes), 6, 4))
     for found, wanted in zip(render(scenes), expected):
         assert torch.equal(found, wanted)

@@ -4,7 +4,7 @@ import math
 import pytest
 import torch
 
-from diffcap.worlds.blocks.geometry import CUBE, RADII, Scenes
+from diffcap.worlds.blocks.geometry import CUBE, FOOTPRINT_RADII, Scenes
 from diffcap.worlds.blocks.scenes import ADD, CHANGES, COLOR, DROP, MATERIAL, MOVE, sample_triples
 
 OBJECT = ("size", "color", "material", "shape", "position", "yaw")
@@ -36,7 +36,7 @@ def test_exactly_the_declared_attribute_changes(triples):
             assert 3 <= len(objects) <= 6
             for one, other in itertools.combinations(objects, 2):
                 assert any(one[name] != other[name] for name in OBJECT[:4])
-                reach = RADII[one["size"]] + RADII[other["size"]]
+                reach = FOOTPRINT_RADII[one["size"]] + FOOTPRINT_RADII[other["size"]]
                 assert math.dist(one["position"], other["position"]) > reach + 0.2
         kind, slot = int(triples.change[row]), int(triples.changed[row])
         assert CHANGES[kind] == CHANGES[row % 5]
@@ -69,7 +69,7 @@ def test_a_move_is_larger_than_what_the_camera_does():
             slot = int(triples.changed[row])
             shifts = {}
             for other, values in _objects(triples.before, row).items():
-                height = RADII[values["size"]] * (0.5**0.5 if values["shape"] == CUBE else 1)
+                height = FOOTPRINT_RADII[values["size"]] * (0.5**0.5 if values["shape"] == CUBE else 1)
                 first = _project((*values["position"], height), triples.before, row)
                 place = _objects(triples.after, row)[other]["position"]
                 shifts[other] = math.dist(first, _project((*place, height), triples.after, row))

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from diffcap.text.tagging import tag_sentences
-from diffcap.worlds.tiles.captions import NO_CHANGE, NUMBERS, tag, write_captions
+from diffcap.worlds.tiles.captions import NO_CHANGE, NUMERALS, tag, write_captions
 from diffcap.worlds.tiles.changes import sample_pair
-from diffcap.worlds.tiles.geometry import distance_to_line, outline
+from diffcap.worlds.tiles.geometry import distance_to_line, outline_points
 from diffcap.worlds.tiles.render import change_mask
-from diffcap.worlds.tiles.scenes import ROOFS
+from diffcap.worlds.tiles.scenes import ROOF_COLORS
 
 KINDS = {
     "houses_built": ("built|appear|constructed|now", "house|building"),
@@ -49,9 +49,9 @@ def test_form_verb_and_noun():
         assert re.fullmatch(r"[a-z]+( [a-z]+)*", caption) and 3 <= len(caption.split()) <= 24
         assert [word for word, _ in tag(caption)] == caption.split()
         assert caption not in NO_CHANGE
-        verbs, nouns = KINDS[pair.change.kind]
-        assert re.search(rf"\b(?:{verbs})", caption), (pair.change.kind, caption)
-        assert re.search(rf"\b(?:{nouns})", caption), (pair.change.kind, caption)
+        verbs, nouns = KINDS[pair.change.change_type]
+        assert re.search(rf"\b(?:{verbs})", caption), (pair.change.change_type, caption)
+        assert re.search(rf"\b(?:{nouns})", caption), (pair.change.change_type, caption)
 
 
 def test_numbers_and_quantities_are_true():
@@ -62,8 +62,8 @@ def test_numbers_and_quantities_are_true():
         words = subject_of(caption.replace("on one side of the road ", "")).split()
         if change.noun in ("house", "building", "trees"):
             for word in words:
-                if word in NUMBERS:
-                    assert NUMBERS[count] == word, caption
+                if word in NUMERALS:
+                    assert NUMERALS[count] == word, caption
                     found.add(word)
             assert "many" not in words or count >= 6
             assert "several" not in words or count >= 3
@@ -75,7 +75,7 @@ def test_numbers_and_quantities_are_true():
             assert change.present.houses[0].length > 35
         if "roof" in words:
             color = words[words.index("roof") - 1]
-            assert color == ROOFS[change.present.houses[0].roof]
+            assert color == ROOF_COLORS[change.present.houses[0].roof]
         if "dirt" in words or "paved" in words:
             assert ("paved" in words) == change.present.roads[0].paved
         if re.search("dried|dry", caption):
@@ -120,8 +120,8 @@ def test_relations_are_true():
         change = pair.change
         if change.noun == "road":
             continue
-        scene = pair.after if change.in_before else pair.before  # without the changed objects
-        objects = [outline(polygon, 3) for polygon in change.polygons()]
+        scene = pair.after if change.is_in_before else pair.before  # without the changed objects
+        objects = [outline_points(polygon, 3) for polygon in change.polygons()]
         targets = {
             r"\b(?:road)\b": [(road.line, road.width) for road in scene.roads],
             r"\briver\b": [(river.line, river.width) for river in scene.rivers],

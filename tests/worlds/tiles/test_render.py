@@ -49,7 +49,7 @@ def test_boxes_are_around_the_mask_in_the_grid_of_their_image():
     for number in range(0, 32, 2):
         plain, found = render_pair(number, seed=2, jitter=0), render_pair(number, seed=2)
         y, x = np.nonzero(plain.mask)
-        side = "before" if plain.pair.change.in_before else "after"
+        side = "before" if plain.pair.change.is_in_before else "after"
         assert plain.boxes[side] == [x.min(), y.min(), x.max() + 1, y.max() + 1]
         assert np.array_equal(plain.mask, found.mask)
         for key in ("before", "after"):
@@ -58,11 +58,11 @@ def test_boxes_are_around_the_mask_in_the_grid_of_their_image():
 
 
 @pytest.mark.parametrize(
-    "turn, shift", [(0.0, (3.0, -2.0)), (math.radians(2), (0.0, 0.0)), (math.radians(-1), (1.5, 2.5))]
+    "rotation, shift", [(0.0, (3.0, -2.0)), (math.radians(2), (0.0, 0.0)), (math.radians(-1), (1.5, 2.5))]
 )
-def test_an_object_is_where_to_image_says(turn, shift):
+def test_an_object_is_where_to_image_says(rotation, shift):
     house = replace(HOUSE, center=(60.0, 190.0))
-    date = replace(PLAIN, turn=turn, shift=shift)
+    date = replace(PLAIN, rotation=rotation, shift=shift)
     differs = difference(render(Layer(houses=[house]), date, (0, 0)), render(Layer(), date, (0, 0)))
     bright = render(Layer(houses=[house]), date, (0, 0)).min(2) > 175  # the white roof
     y, x = np.nonzero(bright & (differs > 20))

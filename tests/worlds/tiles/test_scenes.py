@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
-from diffcap.worlds.tiles.changes import CHANGES, INNER, location_of, sample_pair
+from diffcap.worlds.tiles.changes import CHANGES, MIN_MARGIN, location_of, sample_pair
 from diffcap.worlds.tiles.render import change_mask
 
 CHANGED = range(0, 96, 2)
@@ -58,8 +58,8 @@ def test_changed_objects_are_visible_inside_and_uncovered():
         assert (mask > 0).sum() > 100
         if change.noun != "road":
             y, x = np.nonzero(mask)
-            assert min(x.min(), y.min()) >= INNER - 1 and max(x.max(), y.max()) <= 256 - INNER + 1
-        unchanged = pair.before if not change.in_before else pair.after
+            assert min(x.min(), y.min()) >= MIN_MARGIN - 1 and max(x.max(), y.max()) <= 256 - MIN_MARGIN + 1
+        unchanged = pair.before if not change.is_in_before else pair.after
         covering = (
             [*(house.footprint for house in unchanged.houses), *unchanged.ponds] if not change.absent.zones else []
         )
@@ -71,12 +71,12 @@ def test_only_the_change_differs():
     for number in CHANGED:
         pair = pair_of(number)
         change = pair.change
-        assert change.kind == CHANGES[number // 2 % 8]
+        assert change.change_type == CHANGES[number // 2 % 8]
         for name in vars(pair.before):
             before, after = getattr(pair.before, name), getattr(pair.after, name)
             gone = [thing for thing in before if thing not in after]
             new = [thing for thing in after if thing not in before]
-            with_objects, without = (gone, new) if change.in_before else (new, gone)
+            with_objects, without = (gone, new) if change.is_in_before else (new, gone)
             assert with_objects == getattr(change.present, name) and without == getattr(change.absent, name)
     for number in range(1, 32, 2):
         pair = pair_of(number)

@@ -7,8 +7,8 @@ import torch
 from diffcap.features.blocks_backbone import CELL, COLORS, GROUP_SIZES, MARGIN
 from diffcap.features.tiles_backbone import CLASSES, PREPROCESSING
 from diffcap.worlds.tiles.changes import sample_pair
-from diffcap.worlds.tiles.render import materials, to_image
-from diffcap.worlds.tiles.write import appearance, render_pair
+from diffcap.worlds.tiles.render import draw_materials, to_image
+from diffcap.worlds.tiles.write import render_pair, sample_appearance
 from diffcap.worlds.training.blocks import make_targets
 from diffcap.worlds.training.tiles import TilesBackbone, _class_of_material
 
@@ -21,7 +21,7 @@ def test_targets_of_a_hand_made_picture() -> None:
     names = {"color": [3, 5, 0, 1], "shape": [2, 0, 1, 1], "material": [1, 0, 0, 1], "size": [0, 1, 1, 1]}
     attributes = {name: torch.tensor([values]) for name, values in names.items()}
     targets = make_targets(SimpleNamespace(**attributes), slots)
-    assert targets.objects.sum() == 3 and targets.objects[0, 1, 2] == 2 and targets.objects[0, 3, 0] == 1
+    assert targets.num_objects.sum() == 3 and targets.num_objects[0, 1, 2] == 2 and targets.num_objects[0, 3, 0] == 1
     groups = dict(zip(GROUP_SIZES, targets.probabilities.split(list(GROUP_SIZES.values()), dim=1)))
     assert groups["color"][0, :, 1, 2].nonzero().flatten().tolist() == [3, 5]
     assert groups["color_shape"][0, :, 1, 2].nonzero().flatten().tolist() == [3 * 3 + 2, 5 * 3 + 0]
@@ -38,14 +38,14 @@ def test_targets_of_a_hand_made_picture() -> None:
 
 
 def test_targets_are_the_fractions_of_the_rendered_materials() -> None:
-    images, targets = TilesBackbone.make(20, 4, seed=2, jitter=1.0)  # both images of the pairs 10 and 11
-    later, shown = TilesBackbone.make(21, 2, seed=2, jitter=1.0)
+    images, targets = TilesBackbone.render_batch(20, 4, seed=2, jitter=1.0)  # both images of the pairs 10 and 11
+    later, shown = TilesBackbone.render_batch(21, 2, seed=2, jitter=1.0)
     assert torch.equal(images[1:3], later) and torch.equal(targets.covers[1:3], shown.covers)
     rendered = render_pair(10, 2, 1.0).images[1]
     expected = PREPROCESSING.normalize(torch.from_numpy(rendered).permute(2, 0, 1).float())
     torch.testing.assert_close(images[1], expected)
-    pair, (dates, _) = sample_pair(10, 2), appearance(10, 2, 1.0)
-    numbers, table = materials(pair.after, dates[1]), _class_of_material()
+    pair, (dates, _) = sample_pair(10, 2), sample_appearance(10, 2, 1.0)
+    numbers, table = draw_materials(pair.after, dates[1]), _class_of_material()
     for row, column in ((0, 0), (17, 40), (63, 63), (30, 5)):
         block = table[numbers[4 * row : 4 * row + 4, 4 * column : 4 * column + 4]]
         for cover in range(CLASSES):

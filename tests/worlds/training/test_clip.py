@@ -18,7 +18,7 @@ from diffcap.worlds.tiles.captions import LEXICON as TILES_LEXICON
 from diffcap.worlds.tiles.captions import describe as describe_tile
 from diffcap.worlds.tiles.captions import write_captions
 from diffcap.worlds.tiles.changes import sample_pair
-from diffcap.worlds.tiles.scenes import ROOFS, House, Layer, Road, Zone
+from diffcap.worlds.tiles.scenes import ROOF_COLORS, House, Layer, Road, Zone
 from diffcap.worlds.training.blocks import BlocksClip
 from diffcap.worlds.training.shipped import ClipTraining
 from diffcap.worlds.training.tiles import TilesClip
@@ -33,11 +33,11 @@ def test_every_patch_answers_for_its_own_pixels(
     training: type[ClipTraining], size: tuple[int, int], grid: tuple[int, int], places: int
 ) -> None:
     model = training()
-    images, sentences, _ = training.make(0, 3, seed=5, jitter=1.0)
+    images, sentences, _ = training.render_batch(0, 3, seed=5, jitter=1.0)
     assert images.dtype == torch.uint8 and images.shape == (3, 3, *size) and len(sentences) == 3
     tokens = torch.zeros(1, 1 + grid[0] * grid[1], 128)
     tokens[0, 1 + 2 * grid[1] + 5] = 1  # row 2, column 5
-    changed = (model.dense(tokens) - model.dense(torch.zeros_like(tokens))).abs().sum(1)[0]
+    changed = (model.dense_logits(tokens) - model.dense_logits(torch.zeros_like(tokens))).abs().sum(1)[0]
     assert changed.shape == (grid[0] * places, grid[1] * places)
     rows, columns = range(2 * places, 3 * places), range(5 * places, 6 * places)
     assert changed.nonzero().tolist() == [[row, column] for row in rows for column in columns]
@@ -68,7 +68,7 @@ def test_sentences_name_what_is_seen_and_nothing_else() -> None:
 
 def test_sentences_of_tiles_name_places_and_numbers() -> None:
     top_left, bottom_right = ((20, 20), (50, 30)), ((230, 230),)
-    houses = [House(center, 0.0, 18, 12, 6, ROOFS.index("red"), True) for center in (*top_left, *bottom_right)]
+    houses = [House(center, 0.0, 18, 12, 6, ROOF_COLORS.index("red"), True) for center in (*top_left, *bottom_right)]
     small = ((100, 100), (110, 100), (110, 110), (100, 110))  # too small to be named
     wood = Zone(((180, 0), (250, 0), (250, 70), (180, 70)), "forest")
     scene = Layer(
@@ -87,7 +87,7 @@ def test_sentences_of_tiles_name_places_and_numbers() -> None:
         *at("a forest", ("top", "upper"), "right"),
         "a dirt road",
     }
-    named = [describe_tile(scene, number, most=4).split(" and ") for number in range(200)]
+    named = [describe_tile(scene, number, max_things=4).split(" and ") for number in range(200)]
     assert all(len(phrases) == 4 for phrases in named)
     assert {phrase for phrases in named for phrase in phrases} == expected
     assert describe_tile(Layer(), 0) == "grassland"
@@ -98,7 +98,7 @@ def test_the_settings_of_tiles_fit_the_shipped_clip() -> None:
     networks = {
         experiment.setting(stage, "model", "captioner", "init_args", "network") for stage in ("pretrain", "finetune")
     }
-    assert networks == {TilesClip.network}
+    assert networks == {TilesClip.clip_name}
     size = yaml.safe_load((ROOT / "configs/backbone/tiles_pixels.yaml").read_text())["model"]["image_size"]
     captions = [
         caption
@@ -106,7 +106,7 @@ def test_the_settings_of_tiles_fit_the_shipped_clip() -> None:
         for caption in write_captions(random.Random(number), sample_pair(number, 3).change)
     ]
     vocabulary = build_clip_vocabulary(captions, "clip_used")
-    model = CLIP4IDCAdaptation(TilesClip.network, vocabulary_size=len(vocabulary))
+    model = CLIP4IDCAdaptation(TilesClip.clip_name, vocabulary_size=len(vocabulary))
     assert list(model.images.visual.image_size) == size
     drawn = model.words.token_embedding.weight.clone()
     load_clip(model, "default", vocabulary)
@@ -116,7 +116,7 @@ def test_the_settings_of_tiles_fit_the_shipped_clip() -> None:
 
 def test_words_that_the_file_lacks_stay_as_drawn() -> None:
     vocabulary = build_clip_vocabulary([*SENTENCES, "zebras"], "clip_used")
-    model = CLIP4IDC(len(vocabulary), BlocksClip.network, width=128, heads=4)
+    model = CLIP4IDC(len(vocabulary), BlocksClip.clip_name, width=128, heads=4)
     drawn = model.words.token_embedding.weight.clone()
     load_clip(model, "default", vocabulary)
     known = [row for row, word in enumerate(vocabulary.words) if word.removesuffix("</w>") in LEXICON]
@@ -135,7 +135,7 @@ def test_words_that_the_file_lacks_stay_as_drawn() -> None:
 )
 def test_the_shipped_weights_know_the_scenes(training: type[ClipTraining], recall: float) -> None:
     model = training().eval()
-    with safe_open(training.path, "pt") as file:
+    with safe_open(training.weights_file, "pt") as file:
         state = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
         notes = file.metadata()
     assert {"command", "seed", "steps", "date", "held_out"} <= set(notes) and "._" not in notes["command"]

@@ -1,7 +1,7 @@
 """The captions of `blocks`: templates for each change, for no change and for single images, and the UPOS tag of every word.
 
-A caption begins with the changed object, sometimes with its position relative to another object. Then follow words that no other
-change type uses. For a change of color or material, the object is as before the change, and the new value is the last word.
+A caption of a change names the changed object, sometimes with its position relative to another object, and then states the change in
+words that no other change type uses. For a change of color or material, the object has its old value, and the last word is the new one.
 """
 
 import random
@@ -13,88 +13,52 @@ from torch import Tensor
 from diffcap.worlds.blocks.geometry import COLORS, MATERIALS, SHAPES, SIZES, Scenes, camera_axes, to_camera
 from diffcap.worlds.blocks.scenes import ADD, CHANGES, COLOR, DROP, MATERIAL, Triples
 
-Words = tuple[str, str, str, str]  # size, color, material and shape of an object
+ObjectWords = tuple[str, str, str, str]  # size, color, material and shape of an object
 
-# The words for each value; the first word is used with a probability of 0.5.
-WORDS: dict[str, tuple[str, ...]] = {
-    "large": ("large", "big"),
-    "small": ("small", "tiny"),
-    "rubber": ("rubber", "matte"),
-    "metal": ("metal", "metallic", "shiny"),
-    "cube": ("cube", "block"),
-    "sphere": ("sphere", "ball"),
-    "cylinder": ("cylinder",),
-}
-RELATIONS: dict[str, tuple[str, ...]] = {
+# Attribute value -> words for it; the first word is used with a probability of 0.5. A value that is not here is its own word.
+SYNONYMS: dict[str, tuple[str, ...]] = {
+    "large": ("large", "big"), "small": ("small", "tiny"), "rubber": ("rubber", "matte"), "metal": ("metal", "metallic", "shiny"),
+    "cube": ("cube", "block"), "sphere": ("sphere", "ball"), "cylinder": ("cylinder",),
+}  # fmt: skip
+RELATION_PHRASES: dict[str, tuple[str, ...]] = {
     "left": ("to the left of", "on the left side of"),
     "right": ("to the right of", "on the right side of"),
     "front": ("in front of",),
     "behind": ("behind",),
 }
 
-# Probability that a relative position follows the object. After the object, each verb has a probability of 10 to 40 %. If "that"
-# were as probable, greedy decoding would choose it for most objects, and CIDEr-D would measure this choice, not the content.
+# Probability that a relative position ("that is behind ...") follows the object. Each verb follows it with a probability of 10 to 40 %.
+# If "that" were as probable, greedy decoding would choose it for most objects, and CIDEr-D would measure this choice, not the content.
 RELATION_PROBABILITY = 0.08
 
 # {o}: the changed object with its position, without article; {v}: the new color or material.
-_NEW_VALUE = (
-    "the {o} became {v}",
-    "the {o} turned {v}",
-    "the {o} has turned {v}",
-    "the {o} changed to {v}",
-    "the {o} has changed to {v}",
-    "the {o} was changed to {v}",
-    "the {o} is now {v}",
-)
+_NEW_VALUE_TEMPLATES = (
+    "the {o} became {v}", "the {o} turned {v}", "the {o} has turned {v}", "the {o} changed to {v}", "the {o} has changed to {v}",
+    "the {o} was changed to {v}", "the {o} is now {v}",
+)  # fmt: skip
 TEMPLATES: dict[str, tuple[str, ...]] = {
-    "color": (*_NEW_VALUE, "the {o} changed its color to {v}"),
-    "material": (*_NEW_VALUE, "the {o} changed its material to {v}"),
+    "color": (*_NEW_VALUE_TEMPLATES, "the {o} changed its color to {v}"),
+    "material": (*_NEW_VALUE_TEMPLATES, "the {o} changed its material to {v}"),
     "add": (
-        "the {o} was added",
-        "the {o} has been added",
-        "the {o} appeared",
-        "the {o} has appeared",
-        "the {o} is new",
-        "a {o} was added",
-        "a {o} was introduced",
-        "a new {o} appeared",
-        "there is a new {o}",
+        "the {o} was added", "the {o} has been added", "the {o} appeared", "the {o} has appeared", "the {o} is new", "a {o} was added",
+        "a {o} was introduced", "a new {o} appeared", "there is a new {o}",
     ),
     "drop": (
-        "the {o} was removed",
-        "the {o} has been removed",
-        "the {o} disappeared",
-        "the {o} has disappeared",
-        "the {o} is missing",
-        "the {o} is gone",
-        "the {o} vanished",
-        "the {o} has vanished",
+        "the {o} was removed", "the {o} has been removed", "the {o} disappeared", "the {o} has disappeared", "the {o} is missing",
+        "the {o} is gone", "the {o} vanished", "the {o} has vanished",
     ),
     "move": (
-        "the {o} moved",
-        "the {o} was moved",
-        "the {o} has been moved",
-        "the {o} moved elsewhere",
-        "the {o} shifted",
-        "the {o} was relocated",
-        "the {o} is in another position",
-        "the {o} has a different position",
-        "the {o} is in a different location",
+        "the {o} moved", "the {o} was moved", "the {o} has been moved", "the {o} moved elsewhere", "the {o} shifted",
+        "the {o} was relocated", "the {o} is in another position", "the {o} has a different position", "the {o} is in a different location",
     ),
-}
+}  # fmt: skip
 NO_CHANGE = (  # nine sentences, 5 to 7 per pair (CLEVR-Change: nine sentences, 6 per pair)
-    "nothing is different",
-    "no object is different",
-    "no difference can be seen",
-    "the scene stays the same",
-    "everything is the same",
-    "the scene is unchanged",
-    "the two pictures are identical",
-    "the two scenes look identical",
-    "everything is still in its place",
-)
+    "nothing is different", "no object is different", "no difference can be seen", "the scene stays the same", "everything is the same",
+    "the scene is unchanged", "the two pictures are identical", "the two scenes look identical", "everything is still in its place",
+)  # fmt: skip
 
-_TAGS = {
+# Universal part-of-speech tag (UPOS) -> words.
+_WORDS_OF_TAG = {
     "ADJ": "large big small tiny gray red blue green brown purple cyan yellow matte metallic shiny new different same "
     "identical unchanged",
     "ADP": "to on of in behind",
@@ -109,7 +73,7 @@ _TAGS = {
     "VERB": "became turned changed added appeared introduced removed disappeared missing gone vanished moved shifted "
     "relocated seen stays look",
 }
-LEXICON: dict[str, str] = {word: tag for tag, words in _TAGS.items() for word in words.split()}
+LEXICON: dict[str, str] = {word: tag for tag, words in _WORDS_OF_TAG.items() for word in words.split()}
 
 
 def tag(caption: str) -> list[tuple[str, str]]:
@@ -118,88 +82,88 @@ def tag(caption: str) -> list[tuple[str, str]]:
 
 
 def write_captions(triples: Triples, seed: int = 0) -> tuple[list[list[str]], list[list[str]]]:
-    """Draw 5 to 7 different sentences for each of the T change pairs and T distractor pairs, by seed and index of the triple."""
-    relations, names = true_relations(triples), list(RELATIONS)
+    """Sample 5 to 7 different captions for each of the T pairs (before, after), and for each of the T pairs (before, distractor)."""
+    has_relation, relation_names = true_relations(triples), list(RELATION_PHRASES)
     scenes = [(triples.after if change == ADD else triples.before) for change in triples.change.tolist()]
     change_captions, no_change_captions = [], []
     for row, index in enumerate(triples.indices.tolist()):
         rng = random.Random(f"blocks captions {seed} {index}")
-        objects = _objects(scenes[row], row)
-        related = [(names[relation], objects[slot]) for relation, slot in relations[row].nonzero().tolist()]
+        objects = _words_of_slots(scenes[row], row)
+        related_slots = has_relation[row].nonzero().tolist()
+        related_objects = [(relation_names[relation], objects[slot]) for relation, slot in related_slots]
         change, changed = int(triples.change[row]), objects[int(triples.changed[row])]
-        there = [values for values, is_there in zip(objects, scenes[row].valid[row].tolist()) if is_there]
-        is_unique = sum(other[1::2] == changed[1::2] for other in there) == 1  # by color and shape
+        color_and_shape = [words[1::2] for words, is_valid in zip(objects, scenes[row].valid[row].tolist()) if is_valid]
+        is_unique = color_and_shape.count(changed[1::2]) == 1
         value = {COLOR: COLORS, MATERIAL: MATERIALS}.get(change, ("",))[max(int(triples.new_value[row]), 0)]
         captions = []
         for template in rng.sample(TEMPLATES[CHANGES[change]], rng.randint(5, 7)):
-            form = rng.random()
-            if is_unique and form < 0.17:
-                phrase = f"{changed[1]} {_word(rng, changed[3])}"
+            draw = rng.random()
+            if is_unique and draw < 0.17:
+                phrase = f"{changed[1]} {_choose_synonym(rng, changed[3])}"
             else:
-                phrase = _phrase(rng, changed)
-                if related and form > 1 - RELATION_PROBABILITY:
-                    relation, other = rng.choice(related)
-                    phrase += f" that is {rng.choice(RELATIONS[relation])} the {_phrase(rng, other)}"
-            captions.append(template.format(o=phrase, v=_word(rng, value)))
+                phrase = _object_phrase(rng, changed)
+                if related_objects and draw > 1 - RELATION_PROBABILITY:
+                    relation, other = rng.choice(related_objects)
+                    phrase += f" that is {rng.choice(RELATION_PHRASES[relation])} the {_object_phrase(rng, other)}"
+            captions.append(template.format(o=phrase, v=_choose_synonym(rng, value)))
         change_captions.append(captions)
         no_change_captions.append(rng.sample(NO_CHANGE, rng.randint(5, 7)))
     return change_captions, no_change_captions
 
 
-def describe(scenes: Scenes, seen: Tensor, indices: Sequence[int], seed: int = 0) -> list[str]:
+def describe(scenes: Scenes, may_be_named: Tensor, indices: Sequence[int], seed: int = 0) -> list[str]:
     """Describe each of B images by one sentence that names up to four of its objects in random order.
 
-    Args:
-        seen: (B, N) bool, the objects that may be named; at least one per image.
-        indices: numbers of the images; the sentences depend on them and on `seed` only.
+    `may_be_named` (B, N) selects at least one object per image. `indices` are numbers of the images, which determine the random choices.
     """
     sentences = []
     for row, index in enumerate(indices):
         rng = random.Random(f"blocks description {seed} {index}")
-        objects = _objects(scenes, row)
-        candidates = [objects[slot] for slot in seen[row].nonzero().flatten().tolist()]
+        objects = _words_of_slots(scenes, row)
+        candidates = [objects[slot] for slot in may_be_named[row].nonzero().flatten().tolist()]
         named = rng.sample(candidates, min(4, len(candidates)))
-        sentences.append(" and ".join(f"a {_phrase(rng, values)}" for values in named))
+        sentences.append(" and ".join(f"a {_object_phrase(rng, words)}" for words in named))
     return sentences
 
 
 def true_relations(triples: Triples) -> Tensor:
-    """Return which relations (of `RELATIONS`) the changed object has to each other one in all images that show it: (T, 4, N) bool."""
-    before = _relations(triples.before, triples.changed)
-    after = _relations(triples.after, triples.changed)
+    """Return (T, 4, N) bool, True if a relation to slot n holds in all images with the changed object; order: `RELATION_PHRASES`."""
+    before = _image_relations(triples.before, triples.changed)
+    after = _image_relations(triples.after, triples.changed)
     change = triples.change[:, None, None]
     return torch.where(change == ADD, after, torch.where(change == DROP, before, before & after))
 
 
-def _relations(scenes: Scenes, changed: Tensor) -> Tensor:
-    """(B, 4, N) relations from the camera's viewpoint; the direction must be clear on the ground and in the image."""
-    rows = torch.arange(len(scenes))
+def _image_relations(scenes: Scenes, changed: Tensor) -> Tensor:
+    """Return `true_relations` for one image of each triple, from its viewpoint; a relation must be clear in the image."""
+    row_numbers = torch.arange(len(scenes))
     forward, right, _ = camera_axes(scenes)
-    level = (forward[:, :2] * forward[:, :2]).sum(1, keepdim=True).sqrt()
-    ahead = forward[:, :2] / level
-    offset = scenes.position[rows, changed][:, None] - scenes.position  # (B, N, 2), from each object to the changed one
-    across = offset[..., 0] * right[:, None, 0] + offset[..., 1] * right[:, None, 1]
-    along = offset[..., 0] * ahead[:, None, 0] + offset[..., 1] * ahead[:, None, 1]
-    x, _, z = to_camera(scenes.centers, scenes)
-    aside = (x / z)[rows, changed][:, None] - x / z
-    sideways = (across.abs() > 0.5) & (across.abs() > 0.7 * along.abs()) & (aside * across > 0) & (aside.abs() > 0.03)
-    deep = (along.abs() > 0.5) & (along.abs() > 0.7 * across.abs())
-    holds = torch.stack([sideways & (across < 0), sideways & (across > 0), deep & (along < 0), deep & (along > 0)], 1)
-    other = scenes.valid & (torch.arange(scenes.valid.shape[1]) != changed[:, None])
-    return holds & other[:, None]
+    back = forward[:, :2] / (forward[:, :2] * forward[:, :2]).sum(1, keepdim=True).sqrt()  # along the ground
+    offset = scenes.position[row_numbers, changed][:, None] - scenes.position  # (B, N, 2), to the changed object
+    to_right = offset[..., 0] * right[:, None, 0] + offset[..., 1] * right[:, None, 1]
+    to_back = offset[..., 0] * back[:, None, 0] + offset[..., 1] * back[:, None, 1]
+    x, _, z = to_camera(scenes.object_centers, scenes)
+    image_shift = (x / z)[row_numbers, changed][:, None] - x / z
+    is_beside = (to_right.abs() > 0.5) & (to_right.abs() > 0.7 * to_back.abs())
+    is_beside &= (image_shift * to_right > 0) & (image_shift.abs() > 0.03)
+    has_other_depth = (to_back.abs() > 0.5) & (to_back.abs() > 0.7 * to_right.abs())
+    left_right = [is_beside & (to_right < 0), is_beside & (to_right > 0)]
+    relations = torch.stack([*left_right, has_other_depth & (to_back < 0), has_other_depth & (to_back > 0)], 1)
+    is_other = scenes.valid & (torch.arange(scenes.valid.shape[1]) != changed[:, None])
+    return relations & is_other[:, None]
 
 
-def _objects(scenes: Scenes, row: int) -> list[Words]:
-    """The words of each slot; those of an empty one have no meaning."""
-    columns = (scenes.size, scenes.color, scenes.material, scenes.shape)
-    values = zip(*(column[row].tolist() for column in columns))
-    return [(SIZES[a], COLORS[b], MATERIALS[c], SHAPES[d]) for a, b, c, d in values]
+def _words_of_slots(scenes: Scenes, row: int) -> list[ObjectWords]:
+    """Return the words of the object in each slot of a scene; those of an empty slot have no meaning."""
+    attributes = (scenes.size, scenes.color, scenes.material, scenes.shape)
+    indices_of_slots = zip(*(attribute[row].tolist() for attribute in attributes))
+    return [(SIZES[a], COLORS[b], MATERIALS[c], SHAPES[d]) for a, b, c, d in indices_of_slots]
 
 
-def _phrase(rng: random.Random, values: Words) -> str:
-    return " ".join(_word(rng, value) for value in values)
+def _object_phrase(rng: random.Random, words: ObjectWords) -> str:
+    return " ".join(_choose_synonym(rng, word) for word in words)
 
 
-def _word(rng: random.Random, value: str) -> str:
-    words = WORDS.get(value, (value,))
-    return words[0] if len(words) == 1 or rng.random() < 0.5 else rng.choice(words[1:])
+def _choose_synonym(rng: random.Random, value: str) -> str:
+    synonyms = SYNONYMS.get(value, (value,))
+    return synonyms[0] if len(synonyms) == 1 or rng.random() < 0.5 else rng.choice(synonyms[1:])

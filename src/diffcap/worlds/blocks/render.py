@@ -1,6 +1,10 @@
-"""The ray caster of `blocks`, which renders a batch of scenes, and returns the object at every pixel.
+"""Render batches of `blocks` scenes by ray casting.
 
-Solids and shadows are only computed in their bounding rectangles. One ray is cast through the centre of each pixel, four more at edges.
+One ray is cast through the centre of each pixel. A pixel at the edge of a face is rendered again with four rays, through its subpixels.
+Solids and shadows are only computed in their bounding rectangles.
+
+In this module, a "pair" is an image and one of its objects, a "sample" is a pixel or a subpixel, and "local" coordinates are those of the
+object, see `solids`. Letters in shapes: B images, H rows, W columns, P pairs, n rays.
 """
 
 from dataclasses import dataclass
@@ -9,310 +13,314 @@ import torch
 from torch import Tensor
 
 from diffcap.worlds.blocks import solids
-from diffcap.worlds.blocks.geometry import CUBE, MATERIALS, Scenes, camera_axes, half_view, to_camera, view_boxes
-from diffcap.worlds.blocks.solids import PALETTE, key_visibility
+from diffcap.worlds.blocks.geometry import CUBE, MATERIALS, Scenes, camera_axes, to_camera, view_boxes, view_tangents
+from diffcap.worlds.blocks.solids import OBJECT_COLORS, key_visibility
 
-SUBPIXELS = ((-0.125, -0.375), (0.375, -0.125), (0.125, 0.375), (-0.375, 0.125))  # a rotated grid
+SUBPIXEL_OFFSETS = ((-0.125, -0.375), (0.375, -0.125), (0.125, 0.375), (-0.375, 0.125))  # a rotated grid
 
 
-def render(scenes: Scenes, size: tuple[int, int] = (128, 96)) -> tuple[Tensor, Tensor]:
+def render(scenes: Scenes, image_size: tuple[int, int] = (128, 96)) -> tuple[Tensor, Tensor]:
     """Render B scenes at a size (width, height), on their device.
 
     Returns:
         (B, 3, H, W) uint8 images; and (B, H, W) int64, the slot of the object at the centre of each pixel, -1 for the ground.
     """
-    width, height = size
-    batch = _prepare(scenes, size)
-    pixels = len(scenes) * height * width
-    hits = _cast(batch, _candidates(batch), pixels)
+    width, height = image_size
+    batch = _prepare_batch(scenes, image_size)
+    num_pixels = len(scenes) * height * width
+    center_hits = _find_hits(batch, _make_rays(batch), num_pixels)
 
-    faces = torch.full((pixels,), -1, dtype=torch.int32, device=scenes.eye.device)
-    faces[hits.sample] = hits.pair.int() * 4 + hits.face
-    edge = _edges(faces.view(-1, height, width)).flatten()
+    face_ids = torch.full((num_pixels,), -1, dtype=torch.int32, device=scenes.eye.device)
+    face_ids[center_hits.sample] = center_hits.pair.int() * 4 + center_hits.face_index
+    face_ids = face_ids.view(-1, height, width)
+    is_edge = torch.zeros_like(
+        face_ids, dtype=torch.bool
+    )  # pixels with another face than a horizontal or vertical neighbour
+    differs_horizontally = face_ids[:, :, 1:] != face_ids[:, :, :-1]
+    differs_vertically = face_ids[:, 1:] != face_ids[:, :-1]
+    is_edge[:, :, 1:] |= differs_horizontally
+    is_edge[:, :, :-1] |= differs_horizontally
+    is_edge[:, 1:] |= differs_vertically
+    is_edge[:, :-1] |= differs_vertically
+    is_edge = is_edge.flatten()
 
-    colors = torch.stack([channel.flatten() for channel in _ground(batch)])  # (3, pixels)
-    inner = hits.where(~_at(edge, hits.sample))
-    colors[:, inner.sample] = _shade(batch, inner)
-    edge_rays = _candidates(batch, edge)
+    colors = torch.stack([channel.flatten() for channel in _ground_colors(batch)])  # (3, pixels)
+    inner_hits = center_hits.where(~_take(is_edge, center_hits.sample))
+    colors[:, inner_hits.sample] = _hit_colors(batch, inner_hits)
+    edge_rays = _make_rays(batch, is_edge)
     if len(edge_rays.pair):
-        edge_pixels, subpixel_rays = _split_pixels(batch, edge_rays, edge)
-        subpixel_colors = _at(colors, edge_pixels).repeat_interleave(len(SUBPIXELS), 1)
-        subpixel_hits = _cast(batch, subpixel_rays, subpixel_colors.shape[1])
-        subpixel_colors[:, subpixel_hits.sample] = _shade(batch, subpixel_hits)
-        a, b, c, d = subpixel_colors.view(3, -1, len(SUBPIXELS)).unbind(2)
+        edge_pixels, subpixel_rays = _split_edge_rays(batch, edge_rays, is_edge)
+        subpixel_colors = _take(colors, edge_pixels).repeat_interleave(len(SUBPIXEL_OFFSETS), 1)
+        subpixel_hits = _find_hits(batch, subpixel_rays, subpixel_colors.shape[1])
+        subpixel_colors[:, subpixel_hits.sample] = _hit_colors(batch, subpixel_hits)
+        a, b, c, d = subpixel_colors.view(3, -1, len(SUBPIXEL_OFFSETS)).unbind(2)
         colors[:, edge_pixels] = 0.25 * (a + b + c + d)
 
-    bytes_ = (colors.clamp(0, 1) * 255 + 0.5).to(torch.uint8)
-    images = bytes_.view(3, -1, height, width).transpose(0, 1).contiguous()
-    slots = torch.full((pixels,), -1, device=scenes.eye.device)
-    slots[hits.sample] = _at(batch.slot, hits.pair)
-    return images, slots.view(-1, height, width)
+    pixel_values = (colors.clamp(0, 1) * 255 + 0.5).to(torch.uint8)
+    images = pixel_values.view(3, -1, height, width).transpose(0, 1).contiguous()
+    slot_map = torch.full((num_pixels,), -1, device=scenes.eye.device)
+    slot_map[center_hits.sample] = _take(batch.slot, center_hits.pair)
+    return images, slot_map.view(-1, height, width)
 
 
-def _at(values: Tensor, places: Tensor) -> Tensor:
-    """`values[..., places]`, which is ten times faster on a CPU with `index_select`."""
-    return values.index_select(-1, places)
+def _take(values: Tensor, positions: Tensor) -> Tensor:
+    """Return `values[..., positions]`; `index_select` is ten times faster on a CPU."""
+    return values.index_select(-1, positions)
 
 
 @dataclass
 class _RayBatch:
-    """A batch prepared for ray casting, with P pairs of image and object, sorted by shape."""
+    """B scenes, and the P pairs of image and object, sorted by shape: cubes, spheres, cylinders."""
 
     scenes: Scenes
-    size: tuple[int, int]
+    image_size: tuple[int, int]
     axes: tuple[Tensor, Tensor, Tensor]  # forward, right, up, (B, 3) each
-    picture: Tensor  # (P,)
-    slot: Tensor  # (P,)
-    ends: list[int]  # first pair with a cube, a sphere and a cylinder, and the number of pairs
-    numbers: Tensor  # (6, P): x, y, radius, half, cosine and sine of the yaw (1 and 0 for round solids)
-    local: Tensor  # (12, P): eye, forward, right and up in the solid's coordinate system
+    image: Tensor  # (P,) index of the image
+    slot: Tensor  # (P,) slot of the object, see `Scenes`
+    shape_starts: list[int]  # index of the first pair with a cube, a sphere and a cylinder, and P
+    properties: Tensor  # (6, P): x, y, radius, half of the height, cosine and sine of the yaw (1 and 0 if round)
+    local_camera: Tensor  # (12, P): eye, forward, right and up, see `camera_axes`, in local coordinates
 
-    def groups_of(self, pair: Tensor) -> list[tuple[int, int, int]]:
-        """Return (shape, first ray, end) of each of the three shapes, for rays sorted by their pair (n,)."""
-        bounds = torch.searchsorted(pair, torch.tensor(self.ends, device=pair.device)).tolist()
+    def ranges_by_shape(self, pair: Tensor) -> list[tuple[int, int, int]]:
+        """Return (shape, start, end) of the rays of each shape, for rays whose pairs (n,) are sorted."""
+        bounds = torch.searchsorted(pair, torch.tensor(self.shape_starts, device=pair.device)).tolist()
         return list(zip(range(3), bounds, bounds[1:]))
 
 
 @dataclass
 class _Rays:
-    """n rays that may hit an object, sorted by pair."""
+    """n rays, each of which may hit the object of its pair; sorted by pair."""
 
     pair: Tensor  # (n,)
-    sample: Tensor  # (n,) index of the pixel, or of the subpixel, of the ray
-    u: Tensor  # (n,) tangent of the horizontal angle, positive to the right
-    v: Tensor  # (n,) tangent of the vertical angle, positive upwards
+    sample: Tensor  # (n,) index of the ray's pixel or subpixel
+    tangent_x: Tensor  # (n,) tangent of the horizontal angle, positive to the right
+    tangent_y: Tensor  # (n,) tangent of the vertical angle, positive upwards
 
 
 @dataclass
 class _Hits:
-    """n rays whose first hit is their object, sorted by pair, in the object's coordinate system."""
+    """n rays that hit the object of their pair before any other; sorted by pair."""
 
     pair: Tensor
     sample: Tensor
-    face: Tensor
-    point: Tensor  # (3, n)
-    normal: Tensor  # (3, n)
-    ray: Tensor  # (3, n)
+    face_index: Tensor  # (n,) of the face that the ray hits, see `solids.surface`
+    local_point: Tensor  # (3, n) where the ray hits
+    local_normal: Tensor  # (3, n)
+    local_ray: Tensor  # (3, n) direction, not a unit vector
 
     def where(self, keep: Tensor) -> "_Hits":
         rows = keep.nonzero().flatten()
-        return _Hits(*(_at(value, rows) for value in vars(self).values()))
+        return _Hits(*(_take(value, rows) for value in vars(self).values()))
 
 
-def _prepare(scenes: Scenes, size: tuple[int, int]) -> _RayBatch:
-    picture, slot = scenes.valid.nonzero(as_tuple=True)
-    shape = scenes.shape[picture, slot]
-    order = shape.argsort(stable=True)
-    picture, slot, shape = picture[order], slot[order], shape[order]
+def _prepare_batch(scenes: Scenes, image_size: tuple[int, int]) -> _RayBatch:
+    image, slot = scenes.valid.nonzero(as_tuple=True)
+    shape = scenes.shape[image, slot]
+    pair_order = shape.argsort(stable=True)
+    image, slot, shape = image[pair_order], slot[pair_order], shape[pair_order]
     axes = camera_axes(scenes)
-    x, y = scenes.position[picture, slot].unbind(-1)
-    radius, half, yaw = (values[picture, slot] for values in (scenes.radius, scenes.half, scenes.yaw))
-    cube = shape == CUBE
-    cosine, sine = torch.where(cube, yaw.cos(), 1.0), torch.where(cube, yaw.sin(), 0.0)
-    local = []
-    for n, vectors in enumerate((scenes.eye, *axes)):
-        vx, vy, vz = vectors[picture].unbind(-1)
-        if n == 0:
-            vx, vy, vz = vx - x, vy - y, vz - half
-        local += [vx * cosine + vy * sine, vy * cosine - vx * sine, vz]
-    ends = [0, *torch.bincount(shape, minlength=3).cumsum(0).tolist()]
-    numbers = torch.stack([x, y, radius, half, cosine, sine])
-    return _RayBatch(scenes, size, axes, picture, slot, ends, numbers, torch.stack(local))
+    x, y = scenes.position[image, slot].unbind(-1)
+    radius, half_height, yaw = (values[image, slot] for values in (scenes.radius, scenes.half_height, scenes.yaw))
+    is_cube = shape == CUBE
+    cosine, sine = torch.where(is_cube, yaw.cos(), 1.0), torch.where(is_cube, yaw.sin(), 0.0)
+    local_camera = []
+    for vector_index, vectors in enumerate((scenes.eye, *axes)):
+        x_part, y_part, z_part = vectors[image].unbind(-1)
+        if vector_index == 0:
+            x_part, y_part, z_part = x_part - x, y_part - y, z_part - half_height
+        local_camera += [x_part * cosine + y_part * sine, y_part * cosine - x_part * sine, z_part]
+    shape_starts = [0, *torch.bincount(shape, minlength=3).cumsum(0).tolist()]
+    properties = torch.stack([x, y, radius, half_height, cosine, sine])
+    return _RayBatch(scenes, image_size, axes, image, slot, shape_starts, properties, torch.stack(local_camera))
 
 
-def _candidates(batch: _RayBatch, among: Tensor | None = None) -> _Rays:
-    """Return rays through the centres of all pixels in the objects' bounding rectangles; with `among`, only of these pixels."""
-    pair, column, row, sample = _fill(batch, view_boxes(batch.scenes)[batch.picture, batch.slot])
-    if among is not None:
-        keep = _at(among, sample).nonzero().flatten()
-        pair, column, row, sample = (_at(values, keep) for values in (pair, column, row, sample))
-    u, v = _tangents(batch.size, column.float() + 0.5, row.float() + 0.5)
-    return _Rays(pair, sample, u, v)
+def _make_rays(batch: _RayBatch, is_wanted: Tensor | None = None) -> _Rays:
+    """Return rays through the centres of the pixels in the objects' boxes; with `is_wanted`, only of pixels for which it is True."""
+    pair, column, row, sample = _pixels_of_boxes(batch, view_boxes(batch.scenes)[batch.image, batch.slot])
+    if is_wanted is not None:
+        wanted = _take(is_wanted, sample).nonzero().flatten()
+        pair, column, row, sample = (_take(values, wanted) for values in (pair, column, row, sample))
+    tangent_x, tangent_y = _pixel_tangents(batch.image_size, column.float() + 0.5, row.float() + 0.5)
+    return _Rays(pair, sample, tangent_x, tangent_y)
 
 
-def _tangents(size: tuple[int, int], column: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
-    wide, high = half_view(size)
-    return (column * (2 / size[0]) - 1) * wide, (1 - row * (2 / size[1])) * high
+def _pixel_tangents(image_size: tuple[int, int], column: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
+    max_x, max_y = view_tangents(image_size)
+    return (column * (2 / image_size[0]) - 1) * max_x, (1 - row * (2 / image_size[1])) * max_y
 
 
-def _fill(batch: _RayBatch, boxes: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return pair, column, row and sample, (n,) each, of all pixels of the pairs' boxes (P, 4), see `view_boxes`."""
-    (width, height), (wide, high) = batch.size, half_view(batch.size)
+def _pixels_of_boxes(batch: _RayBatch, boxes: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return pair, column, row and sample, (n,) each, of all pixels in the pairs' boxes (P, 4); boxes are as in `view_boxes`."""
+    (width, height), (max_x, max_y) = batch.image_size, view_tangents(batch.image_size)
     left, bottom, right, top = boxes.unbind(-1)
-    left, right = (left / wide + 1) * (width / 2), (right / wide + 1) * (width / 2)
-    top, bottom = (1 - top / high) * (height / 2), (1 - bottom / high) * (height / 2)
+    left, right = (left / max_x + 1) * (width / 2), (right / max_x + 1) * (width / 2)
+    top, bottom = (1 - top / max_y) * (height / 2), (1 - bottom / max_y) * (height / 2)
     left, top = left.floor().clamp(0, width), top.floor().clamp(0, height)
     right, bottom = right.ceil().clamp(0, width), bottom.ceil().clamp(0, height)
-    across, down = (right - left).clamp(min=0), (bottom - top).clamp(min=0)
-    pair, offset = _expand((across * down).long())
-    wide_box = _at(across, pair)
-    place = offset.float()
-    row = ((place + 0.5) / wide_box).floor()  # exact: areas are far below 2 ** 24
-    column, row = (place - row * wide_box + _at(left, pair)).long(), (row + _at(top, pair)).long()
-    return pair, column, row, (_at(batch.picture, pair) * height + row) * width + column
+    box_width, box_height = (right - left).clamp(min=0), (bottom - top).clamp(min=0)
+    pair, offset = _repeat_indices((box_width * box_height).long())
+    row_width = _take(box_width, pair)
+    position = offset.float()
+    row = ((position + 0.5) / row_width).floor()  # exact: areas are far below 2 ** 24
+    column, row = (position - row * row_width + _take(left, pair)).long(), (row + _take(top, pair)).long()
+    return pair, column, row, (_take(batch.image, pair) * height + row) * width + column
 
 
-def _expand(counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Repeat each i `counts[i]` times; returns the repeated i, and 0, 1, ... within each."""
-    which = torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
-    return which, torch.arange(len(which), device=counts.device) - _at(counts.cumsum(0) - counts, which)
+def _repeat_indices(counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Return every index i, repeated `counts[i]` times, and the number of each repetition: 0, 1, ... `counts[i] - 1`."""
+    indices = torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
+    return indices, torch.arange(len(indices), device=counts.device) - _take(counts.cumsum(0) - counts, indices)
 
 
-def _split_pixels(batch: _RayBatch, rays: _Rays, edge: Tensor) -> tuple[Tensor, _Rays]:
-    """Replace each ray by four; returns the edge pixels, and the rays, whose samples are indices of their subpixels."""
-    where = edge.nonzero().flatten()
-    rank = torch.empty_like(edge, dtype=torch.int64)
-    rank[where] = torch.arange(len(where), device=edge.device)
-    number = len(SUBPIXELS)
-    offsets = torch.tensor(SUBPIXELS, device=edge.device)
-    wide, high = half_view(batch.size)
-    u = rays.u[:, None] + offsets[:, 0] * (2 * wide / batch.size[0])
-    v = rays.v[:, None] - offsets[:, 1] * (2 * high / batch.size[1])
-    sample = _at(rank, rays.sample)[:, None] * number + torch.arange(number, device=edge.device)
-    return where, _Rays(rays.pair.repeat_interleave(number), sample.flatten(), u.flatten(), v.flatten())
+def _split_edge_rays(batch: _RayBatch, rays: _Rays, is_edge: Tensor) -> tuple[Tensor, _Rays]:
+    """Replace each ray by four. Return the edge pixels, and the rays; sample 4 i + k is subpixel k of edge pixel i."""
+    edge_pixels = is_edge.nonzero().flatten()
+    edge_rank = torch.empty_like(is_edge, dtype=torch.int64)
+    edge_rank[edge_pixels] = torch.arange(len(edge_pixels), device=is_edge.device)
+    num_subpixels = len(SUBPIXEL_OFFSETS)
+    offsets = torch.tensor(SUBPIXEL_OFFSETS, device=is_edge.device)
+    max_x, max_y = view_tangents(batch.image_size)
+    tangent_x = rays.tangent_x[:, None] + offsets[:, 0] * (2 * max_x / batch.image_size[0])
+    tangent_y = rays.tangent_y[:, None] - offsets[:, 1] * (2 * max_y / batch.image_size[1])
+    sample = _take(edge_rank, rays.sample)[:, None] * num_subpixels + torch.arange(num_subpixels, device=is_edge.device)
+    pair = rays.pair.repeat_interleave(num_subpixels)
+    return edge_pixels, _Rays(pair, sample.flatten(), tangent_x.flatten(), tangent_y.flatten())
 
 
-def _cast(batch: _RayBatch, rays: _Rays, samples: int) -> _Hits:
-    """Intersect rays with their objects; returns the hits that are the nearest ones of their samples."""
-    nearest = torch.full((samples,), torch.inf, device=rays.u.device)
-    groups, ways, depths = batch.groups_of(rays.pair), [], []
-    for shape, start, end in groups:
-        pair, u, v = rays.pair[start:end], rays.u[start:end], rays.v[start:end]
-        numbers, local = _at(batch.numbers[2:4], pair), _at(batch.local, pair)
-        ray = [local[3 + axis] + u * local[6 + axis] + v * local[9 + axis] for axis in range(3)]
-        depth = solids.intersect(shape, local[:3], ray, numbers[0], numbers[1])
+def _find_hits(batch: _RayBatch, rays: _Rays, num_samples: int) -> _Hits:
+    """Intersect each ray with the object of its pair. Return the nearest hit of each sample."""
+    nearest = torch.full((num_samples,), torch.inf, device=rays.tangent_x.device)
+    ranges, rays_by_shape, depths_by_shape = batch.ranges_by_shape(rays.pair), [], []
+    for shape, start, end in ranges:
+        pair, u, v = rays.pair[start:end], rays.tangent_x[start:end], rays.tangent_y[start:end]
+        properties, local_camera = _take(batch.properties[2:4], pair), _take(batch.local_camera, pair)
+        ray = [local_camera[3 + axis] + u * local_camera[6 + axis] + v * local_camera[9 + axis] for axis in range(3)]
+        depth = solids.intersect(shape, local_camera[:3], ray, properties[0], properties[1])
         nearest.scatter_reduce_(0, rays.sample[start:end], depth, "amin")
-        ways.append(ray)
-        depths.append(depth)
-    parts = []
-    for (shape, start, end), ray, depth in zip(groups, ways, depths):
+        rays_by_shape.append(ray)
+        depths_by_shape.append(depth)
+    hits_by_shape = []
+    for (shape, start, end), ray, depth in zip(ranges, rays_by_shape, depths_by_shape):
         sample = rays.sample[start:end]
-        seen = ((depth == _at(nearest, sample)) & (depth < torch.inf)).nonzero().flatten()
-        pair, depth = _at(rays.pair[start:end], seen), _at(depth, seen)
-        local, numbers = _at(batch.local[:3], pair), _at(batch.numbers[2:4], pair)
-        way = torch.stack([_at(axis, seen) for axis in ray])
-        point = local + depth * way
-        normal, face = solids.surface(shape, point, numbers[0], numbers[1])
-        parts.append(_Hits(pair, _at(sample, seen), face, point, torch.stack(tuple(normal)), way))
-    return _Hits(*(torch.cat(values, -1) for values in zip(*(vars(part).values() for part in parts))))
+        visible = ((depth == _take(nearest, sample)) & (depth < torch.inf)).nonzero().flatten()
+        pair, depth = _take(rays.pair[start:end], visible), _take(depth, visible)
+        local_camera, properties = _take(batch.local_camera[:3], pair), _take(batch.properties[2:4], pair)
+        hit_ray = torch.stack([_take(axis, visible) for axis in ray])
+        point = local_camera + depth * hit_ray
+        normal, face = solids.surface(shape, point, properties[0], properties[1])
+        hits_by_shape.append(_Hits(pair, _take(sample, visible), face, point, torch.stack(tuple(normal)), hit_ray))
+    return _Hits(*(torch.cat(values, -1) for values in zip(*(vars(part).values() for part in hits_by_shape))))
 
 
-def _edges(faces: Tensor) -> Tensor:
-    """Return (B, H, W) bool: pixels whose face differs from that of a horizontal or vertical neighbour."""
-    edge = torch.zeros_like(faces, dtype=torch.bool)
-    across = faces[:, :, 1:] != faces[:, :, :-1]
-    down = faces[:, 1:] != faces[:, :-1]
-    edge[:, :, 1:] |= across
-    edge[:, :, :-1] |= across
-    edge[:, 1:] |= down
-    edge[:, :-1] |= down
-    return edge
-
-
-def _ground(batch: _RayBatch) -> list[Tensor]:
+def _ground_colors(batch: _RayBatch) -> list[Tensor]:
     """Return red, green and blue of the ground at every pixel, with shadows but without objects, (B, H, W) each."""
-    scenes, (width, height) = batch.scenes, batch.size
+    scenes, (width, height) = batch.scenes, batch.image_size
     device = scenes.eye.device
-    u, v = _tangents(batch.size, torch.arange(width, device=device) + 0.5, torch.arange(height, device=device) + 0.5)
+    column, row = torch.arange(width, device=device) + 0.5, torch.arange(height, device=device) + 0.5
+    tangent_x, tangent_y = _pixel_tangents(batch.image_size, column, row)
     forward, right, up = batch.axes
     # `right` is horizontal, so all rays of a pixel row hit the ground at the same distance.
-    fall = (-(forward[:, 2, None] + v * up[:, 2, None])).clamp(min=0.02)
-    distance = scenes.eye[:, 2, None] / fall  # (B, H)
+    descent = (-(forward[:, 2, None] + tangent_y * up[:, 2, None])).clamp(min=0.02)
+    distance = scenes.eye[:, 2, None] / descent  # (B, H)
     x, y = (
-        (scenes.eye[:, axis, None] + distance * (forward[:, axis, None] + v * up[:, axis, None]))[..., None]
-        + (distance * right[:, axis, None])[..., None] * u
+        (scenes.eye[:, axis, None] + distance * (forward[:, axis, None] + tangent_y * up[:, axis, None]))[..., None]
+        + (distance * right[:, axis, None])[..., None] * tangent_x
         for axis in range(2)
     )  # (B, H, W)
-    light, dark = torch.ones_like(x).flatten(), torch.zeros_like(x).flatten()
-    pair, _, _, sample = _fill(batch, _shadow_boxes(batch))
-    for shape, start, end in batch.groups_of(pair):
+    key_light, occlusion = torch.ones_like(x).flatten(), torch.zeros_like(x).flatten()
+    pair, _, _, sample = _pixels_of_boxes(batch, _shadow_boxes(batch))
+    for shape, start, end in batch.ranges_by_shape(pair):
         shape_pair, shape_sample = pair[start:end], sample[start:end]
-        center_x, center_y, radius, half, cosine, sine = _at(batch.numbers, shape_pair)
-        dx = _at(x.flatten(), shape_sample) - center_x
-        dy = _at(y.flatten(), shape_sample) - center_y
-        px, py = _turn(dx, dy, cosine, sine)
-        point = (px, py, torch.zeros_like(px))
-        visibility = key_visibility(shape, point, _lamp(batch, shape_pair), radius, half)
-        light.scatter_reduce_(0, shape_sample, visibility, "amin")
-        dark.scatter_reduce_(0, shape_sample, solids.sky_occlusion(shape, px, py, radius, half), "amax")
-    return solids.shade_ground(x, y, scenes.light_centers, scenes.intensity, light.view_as(x), 1 - dark.view_as(x))
+        center_x, center_y, radius, half_height, cosine, sine = _take(batch.properties, shape_pair)
+        dx = _take(x.flatten(), shape_sample) - center_x
+        dy = _take(y.flatten(), shape_sample) - center_y
+        local_x, local_y = _rotate(dx, dy, cosine, sine)
+        point = (local_x, local_y, torch.zeros_like(local_x))
+        visibility = key_visibility(shape, point, _local_light(batch, shape_pair), radius, half_height)
+        key_light.scatter_reduce_(0, shape_sample, visibility, "amin")
+        shape_occlusion = solids.sky_occlusion(shape, local_x, local_y, radius, half_height)
+        occlusion.scatter_reduce_(0, shape_sample, shape_occlusion, "amax")
+    key_light, sky = key_light.view_as(x), 1 - occlusion.view_as(x)
+    return solids.shade_ground(x, y, scenes.light_centers, scenes.intensity, key_light, sky)
 
 
-def _turn(x: Tensor, y: Tensor, cosine: Tensor, sine: Tensor) -> tuple[Tensor, Tensor]:
+def _rotate(x: Tensor, y: Tensor, cosine: Tensor, sine: Tensor) -> tuple[Tensor, Tensor]:
     return x * cosine + y * sine, y * cosine - x * sine
 
 
-def _lamp(batch: _RayBatch, pair: Tensor) -> Tensor:
+def _local_light(batch: _RayBatch, pair: Tensor) -> Tensor:
     """Return unit vectors to the key light in the coordinate system of each pair's object."""
-    x, y, z = batch.scenes.light[batch.picture].unbind(-1)
-    x, y = _turn(x, y, batch.numbers[4], batch.numbers[5])
-    return _at(torch.stack([x, y, z]), pair)
+    x, y, z = batch.scenes.light[batch.image].unbind(-1)
+    x, y = _rotate(x, y, batch.properties[4], batch.properties[5])
+    return _take(torch.stack([x, y, z]), pair)
 
 
 def _shadow_boxes(batch: _RayBatch) -> Tensor:
     """Return bounding boxes (P, 4) of each object's shadow and ambient occlusion, in the form of `view_boxes`."""
-    x, y, radius, half, *_ = batch.numbers
-    light = batch.scenes.light[batch.picture]
-    reach = 2 * half / light[:, 2]
-    foot, tip = radius + half, radius + 0.2 + 0.16 * reach
-    ends = []
-    for size, dx, dy in ((foot, 0 * reach, 0 * reach), (tip, -reach * light[:, 0], -reach * light[:, 1])):
-        ends += [torch.stack([x + dx + a * size, y + dy + b * size, 0 * x], -1) for a in (-1, 1) for b in (-1, 1)]
-    corners = torch.stack(ends, 1)  # (P, 8, 3)
-    right, up, forward = to_camera(corners, batch.scenes[batch.picture])
-    u, v = right / forward, up / forward
-    return torch.stack([u.amin(1), v.amin(1), u.amax(1), v.amax(1)], -1)
+    x, y, radius, half_height, *_ = batch.properties
+    light = batch.scenes.light[batch.image]
+    shadow_length = 2 * half_height / light[:, 2]
+    foot_radius, tip_radius = radius + half_height, radius + 0.2 + 0.16 * shadow_length
+    tip_x, tip_y = x - shadow_length * light[:, 0], y - shadow_length * light[:, 1]
+    corners = [
+        torch.stack([center_x + sign_x * extent, center_y + sign_y * extent, 0 * x], -1)
+        for extent, center_x, center_y in ((foot_radius, x, y), (tip_radius, tip_x, tip_y))
+        for sign_x, sign_y in ((-1, -1), (-1, 1), (1, -1), (1, 1))
+    ]
+    right, up, forward = to_camera(torch.stack(corners, 1), batch.scenes[batch.image])  # (P, 8) each
+    tangent_x, tangent_y = right / forward, up / forward
+    return torch.stack([tangent_x.amin(1), tangent_y.amin(1), tangent_x.amax(1), tangent_y.amax(1)], -1)
 
 
-def _shade(batch: _RayBatch, hits: _Hits) -> Tensor:
+def _hit_colors(batch: _RayBatch, hits: _Hits) -> Tensor:
     """Return the (3, n) colors of the hit points."""
     scenes, pair = batch.scenes, hits.pair
-    lamp = _lamp(batch, pair)
-    x, y, z = hits.ray
+    light = _local_light(batch, pair)
+    x, y, z = hits.local_ray
     length = (x * x + y * y + z * z).sqrt()
     view = (-x / length, -y / length, -z / length)
-    palette = torch.tensor(PALETTE, device=pair.device).T / 255
-    paint = _at(palette[:, scenes.color[batch.picture, batch.slot]], pair)
-    metal = _at(scenes.material[batch.picture, batch.slot] == MATERIALS.index("metal"), pair)
-    intensity = _at(scenes.intensity.T[:, batch.picture], pair)
-    height = hits.point[2] + _at(batch.numbers[3], pair)
-    visibility = _key_visibility_of(batch, hits, height)
-    return torch.stack(solids.shade_solids(hits.normal, view, lamp, intensity, paint, metal, visibility, height))
+    palette = torch.tensor(OBJECT_COLORS, device=pair.device).T / 255
+    color = _take(palette[:, scenes.color[batch.image, batch.slot]], pair)
+    is_metal = _take(scenes.material[batch.image, batch.slot] == MATERIALS.index("metal"), pair)
+    intensity = _take(scenes.intensity.T[:, batch.image], pair)
+    height = hits.local_point[2] + _take(batch.properties[3], pair)
+    visibility = _visible_key_light(batch, hits, height)
+    channels = solids.shade_solids(hits.local_normal, view, light, intensity, color, is_metal, visibility, height)
+    return torch.stack(channels)
 
 
-def _key_visibility_of(batch: _RayBatch, hits: _Hits, height: Tensor) -> Tensor:
+def _visible_key_light(batch: _RayBatch, hits: _Hits, height: Tensor) -> Tensor:
     """Return the (n,) fractions of the key light that the other objects do not block."""
     visibility = torch.ones_like(height)
-    x, y, radius, half, *_ = batch.numbers
-    light = batch.scenes.light[batch.picture]
-    reach = 2 * half / light[:, 2]
-    # Select the objects (casters) whose shadow can reach an object (receiver), by distance from the shadow's centre line.
-    pairs = len(x)
-    receiver, caster = (
-        (batch.picture[:, None] == batch.picture) & ~torch.eye(pairs, dtype=torch.bool, device=x.device)
-    ).nonzero(as_tuple=True)
+    x, y, radius, half_height, *_ = batch.properties
+    light = batch.scenes.light[batch.image]
+    shadow_length = 2 * half_height / light[:, 2]
+    # Select the pairs "caster" and "receiver" for which the shadow of one object can reach the other.
+    num_pairs = len(x)
+    is_other = ~torch.eye(num_pairs, dtype=torch.bool, device=x.device)
+    receiver, caster = ((batch.image[:, None] == batch.image) & is_other).nonzero(as_tuple=True)
     dx, dy = x[receiver] - x[caster], y[receiver] - y[caster]
-    run_x, run_y = -reach[caster] * light[caster, 0], -reach[caster] * light[caster, 1]
-    along = ((dx * run_x + dy * run_y) / (run_x * run_x + run_y * run_y)).clamp(0, 1)
-    off_x, off_y = dx - along * run_x, dy - along * run_y
-    close = radius[receiver] + radius[caster] + 0.1 + 0.16 * reach[caster]
-    near = (off_x * off_x + off_y * off_y < close * close).nonzero().flatten()
-    receiver, caster = receiver[near], caster[near]
+    run_x, run_y = -shadow_length[caster] * light[caster, 0], -shadow_length[caster] * light[caster, 1]
+    fraction = ((dx * run_x + dy * run_y) / (run_x * run_x + run_y * run_y)).clamp(0, 1)
+    off_x, off_y = dx - fraction * run_x, dy - fraction * run_y
+    max_distance = radius[receiver] + radius[caster] + 0.1 + 0.16 * shadow_length[caster]
+    is_reached = off_x * off_x + off_y * off_y < max_distance * max_distance
+    receiver, caster = receiver[is_reached], caster[is_reached]
 
-    counts = torch.bincount(hits.pair, minlength=pairs)
-    first = counts.cumsum(0) - counts
-    for shape, start, end in zip(range(3), batch.ends, batch.ends[1:]):
-        of_shape = ((caster >= start) & (caster < end)).nonzero().flatten()
-        repeated, offset = _expand(counts[receiver[of_shape]])
-        hit_receiver, hit_caster = _at(receiver[of_shape], repeated), _at(caster[of_shape], repeated)
-        hit = _at(first, hit_receiver) + offset
-        px, py = _at(hits.point[:2], hit)
-        receiver_x, receiver_y, _, _, cosine, sine = _at(batch.numbers, hit_receiver)
-        caster_x, caster_y, caster_radius, caster_half, caster_cosine, caster_sine = _at(batch.numbers, hit_caster)
-        dx = px * cosine - py * sine + receiver_x - caster_x
-        dy = px * sine + py * cosine + receiver_y - caster_y
-        px, py = _turn(dx, dy, caster_cosine, caster_sine)
-        point = (px, py, _at(height, hit))
-        hit_visibility = key_visibility(shape, point, _lamp(batch, hit_caster), caster_radius, caster_half)
+    counts = torch.bincount(hits.pair, minlength=num_pairs)
+    first_hit = counts.cumsum(0) - counts
+    for shape, start, end in zip(range(3), batch.shape_starts, batch.shape_starts[1:]):
+        has_shape = (caster >= start) & (caster < end)
+        index, hit_number = _repeat_indices(counts[receiver[has_shape]])
+        hit_receiver, hit_caster = _take(receiver[has_shape], index), _take(caster[has_shape], index)
+        hit = _take(first_hit, hit_receiver) + hit_number  # every hit of the receiver
+        local_x, local_y = _take(hits.local_point[:2], hit)
+        receiver_x, receiver_y, _, _, cosine, sine = _take(batch.properties, hit_receiver)
+        caster_x, caster_y, caster_radius, caster_half, caster_cosine, caster_sine = _take(batch.properties, hit_caster)
+        dx = local_x * cosine - local_y * sine + receiver_x - caster_x
+        dy = local_x * sine + local_y * cosine + receiver_y - caster_y
+        local_x, local_y = _rotate(dx, dy, caster_cosine, caster_sine)
+        point = (local_x, local_y, _take(height, hit))
+        hit_visibility = key_visibility(shape, point, _local_light(batch, hit_caster), caster_radius, caster_half)
         visibility.scatter_reduce_(0, hit, hit_visibility, "amin")
     return visibility

@@ -1,6 +1,10 @@
 """Random scenes of `blocks`: objects, the change, and the variation of camera and light.
 
-Every random number is a hash of (seed, triple, attempt, position in the sequence). So triple k of a seed is always the same.
+Scenes are sampled in triples: the scene before a change, after it, and a distractor (the first scene with another camera and light).
+A triple is sampled again until it is valid; each of these samples is an attempt. Every random number is a hash of (seed, index of the
+triple, attempt, position in the sequence). So triple k of a seed is always the same.
+
+Letters in shapes: T triples, A attempts, N slots of an image (the maximum number of objects).
 """
 
 import math
@@ -12,27 +16,24 @@ from torch import Tensor
 
 from diffcap.utils.errors import DiffcapError
 from diffcap.worlds.blocks import geometry
-from diffcap.worlds.blocks.geometry import COLORS, HALF_VIEW, MATERIALS, PICTURE, RADII, SHAPES, SIZES, Scenes
+from diffcap.worlds.blocks.geometry import COLORS, FOOTPRINT_RADII, MATERIALS, REFERENCE_SIZE, SHAPES, SIZES, Scenes
 
 CHANGES = ("color", "material", "add", "drop", "move")
 COLOR, MATERIAL, ADD, DROP, MOVE = range(5)
 
-OBJECTS = (3, 6)  # minimum and maximum number of objects in an image
+OBJECT_COUNTS = (3, 6)  # minimum and maximum number of objects in an image
 MIN_GAP = 0.25  # distance between the circumscribed circles of two footprints
-MIN_PIXELS = 34.0  # visible pixels of a changed object in an image of `PICTURE`, a lower bound computed from boxes
-MIN_MOVE = 14.0  # pixels of `PICTURE` by which an object moves, absolutely and relative to the other objects
-_MIN_FILL = 0.72  # the minimum fraction of its box that a solid covers
+MIN_PIXELS = 34.0  # visible pixels of a changed object in an image of `REFERENCE_SIZE`, estimated from boxes
+MIN_MOVE = 14.0  # pixels of `REFERENCE_SIZE` by which an object moves, absolutely and relative to the other objects
+_MIN_FILL = 0.72  # the minimum fraction of its box that an object covers
 _ATTEMPTS_PER_ROUND = 4  # attempts that are sampled in one batch
-_TRIES = 12  # positions that are sampled for one object
-_ROUNDS = 100  # after them, an error is raised
+_POSITION_TRIES = 12  # positions that are sampled for one object
+_MAX_ROUNDS = 100  # batches of attempts, after which an error is raised
 
 
 @dataclass
-class Triples(geometry.Columns):
-    """T triples of scenes: before, after (one change) and distractor (only camera and light differ).
-
-    Slot n is the same object in all three scenes.
-    """
+class Triples(geometry.TensorFields):
+    """T triples of scenes. Slot n has the same object in all three scenes of a triple."""
 
     indices: Tensor  # (T,) int64, index of each triple; with the seed, it determines the triple
     before: Scenes
@@ -50,230 +51,227 @@ class Triples(geometry.Columns):
         return Scenes.cat([self.before, self.after, self.distractor])
 
     def viewpoint_iou(self) -> tuple[Tensor, Tensor]:
-        """Measure the similarity of the viewpoints of the change pairs (T,) and the distractor pairs (T,); 1 for the same camera.
+        """Measure the similarity of the viewpoints of the pairs (before, after), (T,), and (before, distractor), (T,).
 
-        It is the mean intersection over union of the objects' bounding boxes (without occlusion) in both images, over all
-        objects that exist in both and did not move.
+        It is the mean intersection over union of an object's boxes in both images, over the objects that both images have and that did
+        not move; 1 for the same camera. The boxes are those of whole objects, also if another object hides a part.
         """
-        before, after, distractor = (
-            geometry.view_boxes(scenes) for scenes in (self.before, self.after, self.distractor)
-        )
-        unmoved = self.before.valid & self.after.valid
-        unmoved[(self.change == MOVE).nonzero().flatten(), self.changed[self.change == MOVE]] = False
-        change = _mean_over(geometry.box_iou(before, after), unmoved)
-        return change, _mean_over(geometry.box_iou(before, distractor), self.before.valid)
+        before, after, distractor = map(geometry.view_boxes, (self.before, self.after, self.distractor))
+        is_unmoved = self.before.valid & self.after.valid
+        is_unmoved[(self.change == MOVE).nonzero().flatten(), self.changed[self.change == MOVE]] = False
+        change_iou = _masked_mean(geometry.box_iou(before, after), is_unmoved)
+        return change_iou, _masked_mean(geometry.box_iou(before, distractor), self.before.valid)
 
 
-def _mix(values: Tensor) -> Tensor:
-    """The finaliser of SplitMix64 (Steele, Lea and Flood 2014) on int64, which wraps."""
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
-        values = values ^ ((values >> shift) & (2 ** (64 - shift) - 1))
+def _hash(values: Tensor) -> Tensor:
+    """Hash int64 values with the last steps of SplitMix64 (Steele, Lea and Flood 2014); products are modulo 2 ** 64."""
+    for num_bits, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
+        values = values ^ ((values >> num_bits) & (2 ** (64 - num_bits) - 1))
         values = values * (factor if factor < 2**63 else factor - 2**64)
     return values
 
 
 class _Sampler:
-    """Random numbers, hashed from each row's key and the number of previous samples."""
+    """Samples random numbers for A attempts, by hashing each attempt's key and the position in the sequence."""
 
     def __init__(self, key: Tensor) -> None:
         self.key = key
-        self.sampled = 0
+        self.num_sampled = 0
 
-    def uniform(self, count: int) -> Tensor:
-        """Sample (A, count) float32 in [0, 1)."""
-        position = torch.arange(self.sampled + 1, self.sampled + count + 1)
-        self.sampled += count
-        bits = _mix(self.key[:, None] + position * (0x9E3779B97F4A7C15 - 2**64))
+    def uniform(self, num_values: int) -> Tensor:
+        """Sample (A, num_values) float32 in [0, 1)."""
+        positions = torch.arange(self.num_sampled + 1, self.num_sampled + num_values + 1)
+        self.num_sampled += num_values
+        bits = _hash(self.key[:, None] + positions * (0x9E3779B97F4A7C15 - 2**64))
         return ((bits >> 40) & (2**24 - 1)).float() * 2.0**-24
 
-    def signed(self, count: int) -> Tensor:
-        """Sample (A, count) float32 in [-1, 1)."""
-        return 2 * self.uniform(count) - 1
+    def uniform_signed(self, num_values: int) -> Tensor:
+        """Sample (A, num_values) float32 in [-1, 1)."""
+        return 2 * self.uniform(num_values) - 1
 
-    def choice(self, option_count: int, count: int) -> Tensor:
-        """Sample (A, count) int64 in [0, option_count)."""
-        return (self.uniform(count) * option_count).long()
+    def choice(self, num_options: int, num_values: int) -> Tensor:
+        """Sample (A, num_values) int64 in [0, num_options)."""
+        return (self.uniform(num_values) * num_options).long()
 
 
 def sample_triples(indices: Sequence[int] | Tensor, seed: int = 0, jitter: float = 1.0) -> Triples:
     """Sample triples by their indices. Triple k has the change `CHANGES[k % 5]`.
 
-    All scenes satisfy these conditions: every object is in the image and partly visible, and the changed one is well visible;
-    no two objects of a triple have the same four attributes, before and after the change; a moved object moves more
-    in the image than any object moves because of the camera.
+    A valid triple satisfies these conditions: every object is in the image and partly visible, and the changed one is well visible;
+    no two objects of a scene have the same four attributes; a moved object moves more in the image than the others.
 
     Args:
         indices: indices of the triples, each at least 0.
         jitter: strength of the variation of camera and light within a triple; 0: none, 1: about that of CLEVR-Change.
     """
     indices = torch.as_tensor(indices, dtype=torch.int64)
-    base = _mix(torch.tensor((seed + 2**63) % 2**64 - 2**63))  # any seed as an int64
-    pending = torch.arange(len(indices))
+    seed_hash = _hash(torch.tensor((seed + 2**63) % 2**64 - 2**63))  # any seed as an int64
+    pending_rows = torch.arange(len(indices))
     accepted: list[tuple[Tensor, Triples]] = []
-    for round_ in range(_ROUNDS):
-        if not len(pending):
+    for round_number in range(_MAX_ROUNDS):
+        if not len(pending_rows):
             break
-        attempts = torch.arange(round_ * _ATTEMPTS_PER_ROUND, (round_ + 1) * _ATTEMPTS_PER_ROUND)
-        rows = indices[pending].repeat_interleave(_ATTEMPTS_PER_ROUND)
-        keys = _mix(_mix(rows + base) + attempts.repeat(len(pending)))
-        candidates, good = _sample_candidates(rows, keys, jitter)
-        good = good.view(-1, _ATTEMPTS_PER_ROUND)
-        done = good.any(1)
-        first = good.to(torch.uint8).argmax(1) + torch.arange(len(pending)) * _ATTEMPTS_PER_ROUND
-        accepted.append((pending[done], candidates[first[done]]))
-        pending = pending[~done]
-    if len(pending):
-        index = int(indices[pending[0]])
+        attempts = torch.arange(round_number * _ATTEMPTS_PER_ROUND, (round_number + 1) * _ATTEMPTS_PER_ROUND)
+        candidate_indices = indices[pending_rows].repeat_interleave(_ATTEMPTS_PER_ROUND)
+        keys = _hash(_hash(candidate_indices + seed_hash) + attempts.repeat(len(pending_rows)))
+        candidates, is_valid = _sample_candidates(candidate_indices, keys, jitter)
+        is_valid = is_valid.view(-1, _ATTEMPTS_PER_ROUND)
+        has_valid = is_valid.any(1)
+        first_valid = is_valid.to(torch.uint8).argmax(1) + torch.arange(len(pending_rows)) * _ATTEMPTS_PER_ROUND
+        accepted.append((pending_rows[has_valid], candidates[first_valid[has_valid]]))
+        pending_rows = pending_rows[~has_valid]
+    if len(pending_rows):
+        index = int(indices[pending_rows[0]])
         raise DiffcapError(
-            f"blocks: no arrangement found for triple {index} with jitter {jitter:g}; use a weaker jitter."
+            f"blocks: no arrangement found for triple {index} with jitter {jitter:g}; use a lower jitter."
         )
-    order = torch.cat([rows for rows, _ in accepted]).argsort()
-    return Triples.cat([triples for _, triples in accepted])[order]
+    row_order = torch.cat([rows for rows, _ in accepted]).argsort()
+    return Triples.cat([triples for _, triples in accepted])[row_order]
 
 
 def _sample_candidates(indices: Tensor, key: Tensor, jitter: float) -> tuple[Triples, Tensor]:
-    """Sample one triple for each of A keys; return the triples, and (A,) whether each is valid."""
+    """Sample one triple for each of A keys; return the triples, and (A,) bool, True for a valid triple."""
     sampler = _Sampler(key)
-    rows, slots = torch.arange(len(key)), torch.arange(OBJECTS[1])
+    row_numbers, slot_numbers = torch.arange(len(key)), torch.arange(OBJECT_COUNTS[1])
     change = indices % len(CHANGES)
     # For "add" and "drop", one image has one object more than the other, and the other must have the minimum number.
-    min_count = OBJECTS[0] + ((change == ADD) | (change == DROP)).long()
-    count = min_count + (sampler.uniform(1)[:, 0] * (OBJECTS[1] + 1 - min_count)).long()
-    present = slots < count[:, None]
+    min_objects = OBJECT_COUNTS[0] + ((change == ADD) | (change == DROP)).long()
+    num_objects = min_objects + (sampler.uniform(1)[:, 0] * (OBJECT_COUNTS[1] + 1 - min_objects)).long()
+    is_present = slot_numbers < num_objects[:, None]
     attributes = (SIZES, COLORS, MATERIALS, SHAPES)
-    size, color, material, shape = (sampler.choice(len(names), len(slots)) for names in attributes)
-    changed = (sampler.uniform(1)[:, 0] * count).long()
-    is_changed = slots == changed[:, None]
+    size, color, material, shape = (sampler.choice(len(names), len(slot_numbers)) for names in attributes)
+    changed = (sampler.uniform(1)[:, 0] * num_objects).long()
+    is_changed = slot_numbers == changed[:, None]
 
-    color_step = 1 + sampler.choice(len(COLORS) - 1, 1)[:, 0]
-    other_color = (color[rows, changed] + color_step) % len(COLORS)
-    other_material = 1 - material[rows, changed]
+    color_offset = 1 + sampler.choice(len(COLORS) - 1, 1)[:, 0]
+    other_color = (color[row_numbers, changed] + color_offset) % len(COLORS)
+    other_material = 1 - material[row_numbers, changed]
     new_value = torch.where(change == COLOR, other_color, torch.where(change == MATERIAL, other_material, -1))
     after_color = torch.where(is_changed & (change == COLOR)[:, None], other_color[:, None], color)
     after_material = torch.where(is_changed & (change == MATERIAL)[:, None], other_material[:, None], material)
-    good = _distinct(size, color, material, shape, present)
-    good &= _distinct(size, after_color, after_material, shape, present)
+    is_valid = _has_distinct_objects(size, color, material, shape, is_present)
+    is_valid &= _has_distinct_objects(size, after_color, after_material, shape, is_present)
 
     eye, target, light, light_centers, intensity = _sample_views(sampler, jitter)
-    radius = torch.tensor(RADII)[size]
-    position, moved_to, placed = _sample_positions(sampler, radius, present, changed, change == MOVE)
-    yaw = sampler.uniform(len(slots)) * (math.pi / 2)
-    after_position = torch.where((is_changed & (change == MOVE)[:, None])[..., None], moved_to[:, None], position)
+    radius = torch.tensor(FOOTPRINT_RADII)[size]
+    position, second_position, has_room = _sample_positions(sampler, radius, is_present, changed, change == MOVE)
+    yaw = sampler.uniform(len(slot_numbers)) * (math.pi / 2)
+    has_moved = is_changed & (change == MOVE)[:, None]
+    after_position = torch.where(has_moved[..., None], second_position[:, None], position)
 
-    def make_scenes(k: int, valid: Tensor, color: Tensor, material: Tensor, position: Tensor) -> Scenes:
-        view = [values[:, k] for values in (eye, target, light, light_centers, intensity)]
+    def make_scenes(image_index: int, valid: Tensor, color: Tensor, material: Tensor, position: Tensor) -> Scenes:
+        view = [values[:, image_index] for values in (eye, target, light, light_centers, intensity)]
         return Scenes(size, color, material, shape, valid, position, yaw, *view)
 
-    before_valid = present & ~(is_changed & (change == ADD)[:, None])
-    after_valid = present & ~(is_changed & (change == DROP)[:, None])
-    triples = Triples(
-        indices,
-        make_scenes(0, before_valid, color, material, position),
-        make_scenes(1, after_valid, after_color, after_material, after_position),
-        make_scenes(2, before_valid, color, material, position),
-        change,
-        changed,
-        new_value,
-    )
-    return triples, good & placed & _all_visible(triples) & _clear_move(triples)
+    before_valid = is_present & ~(is_changed & (change == ADD)[:, None])
+    after_valid = is_present & ~(is_changed & (change == DROP)[:, None])
+    before = make_scenes(0, before_valid, color, material, position)
+    after = make_scenes(1, after_valid, after_color, after_material, after_position)
+    distractor = make_scenes(2, before_valid, color, material, position)
+    triples = Triples(indices, before, after, distractor, change, changed, new_value)
+    return triples, is_valid & has_room & _shows_all_objects(triples) & _has_clear_move(triples)
 
 
 def _sample_views(sampler: _Sampler, jitter: float) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Sample camera and light of three images: a default for each triple, and a random offset for each image."""
-    home = sampler.signed(8)[:, None]  # (A, 1, 8) the default
-    step = jitter * sampler.signed(3 * 14).view(-1, 3, 14)  # (A, 3, 14) the offset
-    turn = 0.09 * step[..., 0]
-    rise = 0.56 + 0.05 * home[..., 0] + 0.045 * step[..., 1]
-    away = 11.0 * (1 + 0.03 * home[..., 1]) * (1 + 0.05 * step[..., 2])
-    zero = torch.zeros_like(turn)
-    target = torch.stack([0.22 * step[..., 3], 0.22 * step[..., 4], zero + 0.3], -1)
-    level = away * rise.cos()
-    eye = target + torch.stack([level * turn.sin(), -level * turn.cos(), away * rise.sin()], -1)
+    """Sample `eye`, `target`, `light`, `light_centers` and `intensity` of `Scenes` for three images, each (A, 3, ...)."""
+    default = sampler.uniform_signed(8)[:, None]  # (A, 1, 8)
+    variation = jitter * sampler.uniform_signed(3 * 14).view(-1, 3, 14)  # (A, 3, 14)
+    azimuth = 0.09 * variation[..., 0]
+    elevation = 0.56 + 0.05 * default[..., 0] + 0.045 * variation[..., 1]
+    distance = 11.0 * (1 + 0.03 * default[..., 1]) * (1 + 0.05 * variation[..., 2])
+    zero = torch.zeros_like(azimuth)
+    target = torch.stack([0.22 * variation[..., 3], 0.22 * variation[..., 4], zero + 0.3], -1)
+    ground_distance = distance * elevation.cos()
+    height = distance * elevation.sin()
+    eye = target + torch.stack([ground_distance * azimuth.sin(), -ground_distance * azimuth.cos(), height], -1)
     # The key light comes from the left and from behind the camera, as in CLEVR.
-    bearing = 2.3 + 0.35 * home[..., 2] + 0.2 * step[..., 5]
-    height = 0.92 + 0.08 * home[..., 3] + 0.06 * step[..., 6]
-    light = torch.stack([height.cos() * bearing.cos(), -height.cos() * bearing.sin(), height.sin()], -1)
-    # x and y of the warm and of the cool light: mean, and how far it varies between triples.
-    means, ranges = torch.tensor([1.2, -2.6, -2.8, 0.8]), torch.tensor([0.8, 0.6, 0.8, 0.8])
-    light_centers = means + ranges * home[..., 4:8] + 0.6 * step[..., 7:11]
-    intensity = 1 + 0.07 * step[..., 11:13]
+    light_azimuth = 2.3 + 0.35 * default[..., 2] + 0.2 * variation[..., 5]
+    light_elevation = 0.92 + 0.08 * default[..., 3] + 0.06 * variation[..., 6]
+    light_x, light_y = light_elevation.cos() * light_azimuth.cos(), -light_elevation.cos() * light_azimuth.sin()
+    light = torch.stack([light_x, light_y, light_elevation.sin()], -1)
+    # x and y of the centre of the warm light, then of the cool light.
+    mean_centers, center_ranges = torch.tensor([1.2, -2.6, -2.8, 0.8]), torch.tensor([0.8, 0.6, 0.8, 0.8])
+    light_centers = mean_centers + center_ranges * default[..., 4:8] + 0.6 * variation[..., 7:11]
+    intensity = 1 + 0.07 * variation[..., 11:13]
     return eye, target, light, light_centers.unflatten(-1, (2, 2)), intensity
 
 
 def _sample_positions(
-    sampler: _Sampler, radius: Tensor, present: Tensor, changed: Tensor, moves: Tensor
+    sampler: _Sampler, radius: Tensor, is_present: Tensor, changed: Tensor, is_move: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Sample (A, N, 2) positions; return them, (A, 2) the changed object's second one, and (A,) whether all were found."""
-    rows, slot_count = torch.arange(len(radius)), radius.shape[1]
-    position = torch.zeros(len(radius), slot_count, 2)
-    placed = torch.ones(len(radius), dtype=torch.bool)
-    moved_to = torch.zeros(len(radius), 2)
-    for slot in range(slot_count + 1):
-        last = slot == slot_count  # the second position of a moved object is sampled after all others
-        tries = sampler.uniform(2 * _TRIES).view(-1, _TRIES, 2)
-        y = -2.6 + 5.4 * tries[..., 1]
-        x = (2 * tries[..., 0] - 1) * (2.55 + 0.25 * y)  # the visible ground is wider at a greater distance
-        spots = torch.stack([x, y], -1)
-        own_radius = radius[rows, changed] if last else radius[:, slot]
-        gap = spots[:, :, None] - position[:, None]
-        distance = (gap[..., 0] * gap[..., 0] + gap[..., 1] * gap[..., 1]).sqrt()  # (A, tries, N)
+    """Return (A, N, 2) positions, (A, 2) second position of the changed object if it moves, and (A,) bool, True if there was room."""
+    row_numbers, num_slots = torch.arange(len(radius)), radius.shape[1]
+    first_positions = torch.zeros(len(radius), num_slots, 2)
+    has_room = torch.ones(len(radius), dtype=torch.bool)
+    second_position = torch.zeros(len(radius), 2)
+    for slot in range(num_slots + 1):
+        is_second = slot == num_slots  # the second position of a moved object is sampled last
+        samples = sampler.uniform(2 * _POSITION_TRIES).view(-1, _POSITION_TRIES, 2)
+        y = -2.6 + 5.4 * samples[..., 1]
+        x = (2 * samples[..., 0] - 1) * (2.55 + 0.25 * y)  # the visible ground is wider at a greater distance
+        tried = torch.stack([x, y], -1)
+        own_radius = radius[row_numbers, changed] if is_second else radius[:, slot]
+        difference = tried[:, :, None] - first_positions[:, None]
+        x, y = difference.unbind(-1)
+        distance = (x * x + y * y).sqrt()  # (A, tries, N)
         min_distance = radius + own_radius[:, None] + MIN_GAP
-        if last:  # it must also keep a distance from its first position
-            is_changed = torch.arange(slot_count) == changed[:, None]
+        if is_second:  # it must also keep a distance from its first position
+            is_changed = torch.arange(num_slots) == changed[:, None]
             min_distance = torch.where(is_changed, min_distance.clamp(min=1.5), min_distance)
-        ignored = ~present if last else torch.arange(slot_count)[None] >= slot
-        free = ((distance > min_distance[:, None]) | ignored[:, None]).all(2)
-        pick = spots[rows, free.to(torch.uint8).argmax(1)]
-        if last:
-            moved_to, placed = pick, placed & (free.any(1) | ~moves)
+        is_ignored = ~is_present if is_second else torch.arange(num_slots)[None] >= slot
+        is_free = ((distance > min_distance[:, None]) | is_ignored[:, None]).all(2)
+        chosen_position = tried[row_numbers, is_free.to(torch.uint8).argmax(1)]
+        if is_second:
+            second_position, has_room = chosen_position, has_room & (is_free.any(1) | ~is_move)
         else:
-            position[:, slot] = pick
-            placed &= free.any(1) | ~present[:, slot]
-    return position, moved_to, placed
+            first_positions[:, slot] = chosen_position
+            has_room &= is_free.any(1) | ~is_present[:, slot]
+    return first_positions, second_position, has_room
 
 
-def _all_visible(triples: Triples) -> Tensor:
-    """Return (A,) whether all objects are inside the frame and visible enough, in all three images."""
+def _shows_all_objects(triples: Triples) -> Tensor:
+    """Return (A,) bool, True if all objects are inside the frame and visible enough, in all three images."""
     scenes = triples.scenes()
     boxes = geometry.view_boxes(scenes)
-    x, y = (HALF_VIEW[axis] * (1 - 2 / PICTURE[axis]) for axis in range(2))
+    max_x, max_y = (geometry.VIEW_TANGENTS[axis] * (1 - 2 / REFERENCE_SIZE[axis]) for axis in range(2))
     left, bottom, right, top = boxes.unbind(-1)
-    inside = (left > -x) & (bottom > -y) & (right < x) & (top < y)
-    *_, depth = geometry.to_camera(scenes.centers, scenes)
-    hides = (depth[:, None] < depth[:, :, None]) & scenes.valid[:, None]  # [b, i, j]: object j is in front of object i
-    area = geometry.box_area(boxes) * _MIN_FILL
-    visible = area - (geometry.overlap(boxes[:, :, None], boxes[:, None]) * hides).sum(-1)
-    pixels = visible * (PICTURE[0] * PICTURE[1] / (4 * HALF_VIEW[0] * HALF_VIEW[1]))
-    partly_visible = (visible > 0.3 * area) & (pixels > 12)
-    well_visible = (visible > 0.55 * area) & (pixels > MIN_PIXELS)
+    is_inside = (left > -max_x) & (bottom > -max_y) & (right < max_x) & (top < max_y)
+    *_, depth = geometry.to_camera(scenes.object_centers, scenes)
+    # (B, N, N): [b, i, j] is True if object j is in front of object i.
+    is_in_front = (depth[:, None] < depth[:, :, None]) & scenes.valid[:, None]
+    object_area = geometry.box_area(boxes) * _MIN_FILL
+    visible_area = object_area - (geometry.intersection_area(boxes[:, :, None], boxes[:, None]) * is_in_front).sum(-1)
+    pixels = visible_area * (math.prod(REFERENCE_SIZE) / (4 * geometry.VIEW_TANGENTS[0] * geometry.VIEW_TANGENTS[1]))
+    is_partly_visible = (visible_area > 0.3 * object_area) & (pixels > 12)
+    is_well_visible = (visible_area > 0.55 * object_area) & (pixels > MIN_PIXELS)
     is_changed = torch.arange(boxes.shape[1]) == triples.changed.repeat(3)[:, None]
-    shown = (inside & torch.where(is_changed, well_visible, partly_visible)) | ~scenes.valid
-    return shown.all(1).view(3, -1).all(0)
+    is_shown = (is_inside & torch.where(is_changed, is_well_visible, is_partly_visible)) | ~scenes.valid
+    return is_shown.all(1).view(3, -1).all(0)
 
 
-def _clear_move(triples: Triples) -> Tensor:
-    """Return (A,) whether a moved object moves visibly, and more than the camera moves any other; True if none moved."""
-    before, after = geometry.view_boxes(triples.before), geometry.view_boxes(triples.after)
-    before_sum = before[..., :2] + before[..., 2:]
-    after_sum = after[..., :2] + after[..., 2:]
+def _has_clear_move(triples: Triples) -> Tensor:
+    """Return (A,) bool, True if the moved object moves visibly and more than the others do, or if there is no moved object."""
+    boxes_before, boxes_after = geometry.view_boxes(triples.before), geometry.view_boxes(triples.after)
+    before_sum = boxes_before[..., :2] + boxes_before[..., 2:]
+    after_sum = boxes_after[..., :2] + boxes_after[..., 2:]
     shift = (after_sum - before_sum) / 2  # (A, N, 2) movement of the boxes' centres, in tangents
-    still = triples.before.valid & (torch.arange(before.shape[1]) != triples.changed[:, None])
-    drift = torch.stack([_mean_over(shift[..., axis], still) for axis in range(2)], -1)
-    pixels = PICTURE[0] / (2 * HALF_VIEW[0])
+    is_unmoved = triples.before.valid & (torch.arange(boxes_before.shape[1]) != triples.changed[:, None])
+    mean_shift = torch.stack([_masked_mean(shift[..., axis], is_unmoved) for axis in range(2)], -1)
+    pixels_per_unit = REFERENCE_SIZE[0] / (2 * geometry.VIEW_TANGENTS[0])
     changed_shift = shift[torch.arange(len(shift)), triples.changed]
-    relative_shift = changed_shift - drift
-    camera_shift = ((shift * shift).sum(-1) * still).amax(1).sqrt()  # the largest one of an object that did not move
-    squares = [(values * values).sum(-1) for values in (changed_shift, relative_shift)]
-    moved = torch.minimum(*squares).sqrt()
-    return (triples.change != MOVE) | ((moved * pixels > MIN_MOVE) & (moved > 1.5 * camera_shift))
+    relative_shift = changed_shift - mean_shift
+    camera_shift = ((shift * shift).sum(-1) * is_unmoved).amax(1).sqrt()  # the largest one of the other objects
+    squared_lengths = [(values * values).sum(-1) for values in (changed_shift, relative_shift)]
+    move_length = torch.minimum(*squared_lengths).sqrt()
+    return (triples.change != MOVE) | ((move_length * pixels_per_unit > MIN_MOVE) & (move_length > 1.5 * camera_shift))
 
 
-def _distinct(size: Tensor, color: Tensor, material: Tensor, shape: Tensor, present: Tensor) -> Tensor:
-    """Return (A,) whether no two present objects have the same four attributes."""
-    code = ((size * len(COLORS) + color) * len(MATERIALS) + material) * len(SHAPES) + shape
-    both = present[:, :, None] & present[:, None] & ~torch.eye(code.shape[1], dtype=torch.bool)
-    return ~((code[:, :, None] == code[:, None]) & both).flatten(1).any(1)
+def _has_distinct_objects(size: Tensor, color: Tensor, material: Tensor, shape: Tensor, is_present: Tensor) -> Tensor:
+    """Return (A,) bool, True if no two present objects have the same four attributes."""
+    codes = ((size * len(COLORS) + color) * len(MATERIALS) + material) * len(SHAPES) + shape
+    are_both_present = is_present[:, :, None] & is_present[:, None] & ~torch.eye(codes.shape[1], dtype=torch.bool)
+    return ~((codes[:, :, None] == codes[:, None]) & are_both_present).flatten(1).any(1)
 
 
-def _mean_over(values: Tensor, mask: Tensor) -> Tensor:
+def _masked_mean(values: Tensor, mask: Tensor) -> Tensor:
     return (values * mask).sum(1) / mask.sum(1)

@@ -1,22 +1,22 @@
 """The captions of `tiles`: sentences of a small grammar that state true facts of a change, in the style of LEVIR-CC.
 
-A caption has a subject (what has changed, sometimes with its number or color), a verb phrase, and none to two phrases of place:
-relations to things that have not changed, and the position in the image. Captions are lower-case and have no punctuation.
+A caption has a subject (what has changed, sometimes with its number or color), a verb phrase, and none to two phrases of place: where it is
+relative to things that have not changed, and where it is in the image. Captions are lower-case and have no punctuation.
 """
 
 import random
 
 from diffcap.datasets.no_change import LEVIR_CC
 from diffcap.worlds.tiles.changes import Change, location_of
-from diffcap.worlds.tiles.geometry import bounds
-from diffcap.worlds.tiles.scenes import ROOFS, SIZE, House, Layer
+from diffcap.worlds.tiles.geometry import bounding_box
+from diffcap.worlds.tiles.scenes import ROOF_COLORS, SIZE, House, Layer
 
 NO_CHANGE = LEVIR_CC  # the sentences of every pair without change, in the order of LEVIR-CC's file
-NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
-_MIN_SIDE = 24  # pixels; a description names an area only if its shorter side has at least this length
-_MANY = 6  # this number of houses, or more, is "many"
+NUMERALS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+_MIN_AREA_SIDE = 24  # pixels; a description names an area only if its shorter side has at least this length
+_MIN_MANY = 6  # this number of houses, or more, is "many"
 
-# Subjects by noun; a subject begins with its number, "s" for singular and "p" for plural.
+# `Change.noun` -> subjects of a sentence; a subject begins with its grammatical number, "s:" for singular or "p:" for plural.
 _SUBJECTS = {
     "trees": ("p:some trees", "p:several trees", "s:a group of trees", "p:some trees"),
     "forest": (
@@ -29,7 +29,8 @@ _SUBJECTS = {
     "clearing": ("s:a part of the forest", "p:some trees of the forest", "s:a piece of the forest", "p:many trees"),
     "ground": ("s:a bare area", "s:an area of bare ground", "s:bare land", "s:bare ground", "s:a patch of bare soil"),
 }
-_VERBS: dict[str, tuple[str, ...]] = {
+# Type of the change -> verb phrases; {has} and so on stand for the forms in `_VERB_FORMS`.
+_VERB_PHRASES: dict[str, tuple[str, ...]] = {
     "houses_built": (
         "{has} been built", "{has} been built", "{is} built", "{was} built", "{has} appeared", "{appear}", "{has} been constructed",
         "{is} constructed",
@@ -50,20 +51,18 @@ _VERBS: dict[str, tuple[str, ...]] = {
     "water_gone": ("{has} disappeared", "{is} gone", "{has} vanished", "{disappear}", "{is} no longer there"),
     "ground_bared": ("{has} appeared", "{appear}", "{has} been exposed"),
 }  # fmt: skip
-_DRIED = ("{has} dried up", "{has} dried out", "{is} dry now")
-_VEGETATION_VERBS = (
+_DRIED_VERB_PHRASES = ("{has} dried up", "{has} dried out", "{is} dry now")
+_VEGETATION_VERB_PHRASES = (
     "{has} been removed", "{is} removed", "{has} been cleared", "{has} been replaced by bare ground", "{has} turned into bare land",
 )  # fmt: skip
 
 _VERB_FORMS = {  # singular, plural
-    "has": ("has", "have"),
-    "is": ("is", "are"),
-    "was": ("was", "were"),
-    "appear": ("appears", "appear"),
+    "has": ("has", "have"), "is": ("is", "are"), "was": ("was", "were"), "appear": ("appears", "appear"),
     "disappear": ("disappears", "disappear"),
-}
+}  # fmt: skip
 
-_RELATIONS: dict[str, tuple[str, ...]] = {
+# `Change.relations` and `Change.details` -> phrases of place; for a row of houses, and for a road, there are other ones.
+_RELATION_PHRASES: dict[str, tuple[str, ...]] = {
     "road": ("next to the road", "beside the road", "near the road", "by the road"),
     "river": ("near the river", "close to the river", "by the river"),
     "pond": ("near the pond", "close to the water", "next to the pond"),
@@ -73,8 +72,8 @@ _RELATIONS: dict[str, tuple[str, ...]] = {
     "grass": ("on the grass", "on the grassland"),
     "forest inside": ("in the forest", "in the woods"),
 }
-_ROW_RELATION = ("along the road", "along the road", "on one side of the road", "next to the road")
-_ROAD_RELATIONS: dict[str, tuple[str, ...]] = {
+_ROW_RELATION_PHRASES = ("along the road", "along the road", "on one side of the road", "next to the road")
+_ROAD_RELATION_PHRASES: dict[str, tuple[str, ...]] = {
     "fields": ("through the fields", "across the farmland", "through the farmland"),
     "forest inside": ("through the forest", "through the woods"),
     "houses": ("near the houses", "close to the houses"),
@@ -82,10 +81,11 @@ _ROAD_RELATIONS: dict[str, tuple[str, ...]] = {
     "horizontal": ("from the left to the right", "from left to right"),
     "vertical": ("from the top to the bottom", "from top to bottom"),
 }
-_SCENES = ("of the scene", "of the image", "of the area")
-_ROWS = {"top": "upper", "bottom": "lower"}
+_SCENE_PHRASES = ("of the scene", "of the image", "of the area")
+_ADJECTIVES = {"top": "upper", "bottom": "lower"}
 
-_TAGS = {
+# Universal part-of-speech tag (UPOS) -> words.
+_WORDS_OF_TAG = {
     "ADJ": "bare big blue brown cultivated dark dry existing gray identical large many new old paved red same several small white upper "
     "lower",
     "ADP": "across along as at before beside by from in into near of on through to with close next",
@@ -100,7 +100,7 @@ _TAGS = {
     "VERB": "appear appeared appears built changed cleared constructed created cut added demolished disappear disappeared disappears "
     "dried exposed formed gone grown joins meets occurred planted removed replaced seem torn turned vanished",
 }
-LEXICON: dict[str, str] = {word: tag for tag, words in _TAGS.items() for word in words.split()}
+LEXICON: dict[str, str] = {word: tag for tag, words in _WORDS_OF_TAG.items() for word in words.split()}
 
 
 def tag(caption: str) -> list[tuple[str, str]]:
@@ -109,95 +109,96 @@ def tag(caption: str) -> list[tuple[str, str]]:
 
 
 def write_captions(rng: random.Random, change: Change | None) -> list[str]:
-    """Write five captions of a pair, which are rarely equal; a pair without change always has the sentences of `NO_CHANGE`."""
+    """Write five captions of a pair, of which two are rarely equal; a pair without change has the sentences of `NO_CHANGE`."""
     if change is None:
         return list(NO_CHANGE)
     captions: list[str] = []
     for _ in range(5):
         for _ in range(3):  # tries to find a new sentence
-            sentence = _sentence(rng, change)
+            sentence = _write_sentence(rng, change)
             if sentence not in captions:
                 break
         captions.append(sentence)
     return captions
 
 
-def describe(scene: Layer, number: int, seed: int = 0, most: int = 3) -> str:
-    """Describe one image by a sentence that names up to `most` of its things in random order.
+def describe(scene: Layer, number: int, seed: int = 0, max_things: int = 3) -> str:
+    """Describe one image by a sentence that names up to `max_things` of its things in random order.
 
-    Houses are counted per location. "top left" and "top left corner" are two locations, for which a phrase can use the same words.
+    Houses with the same location (`location_of`) are one thing, such as "two houses on the left".
     """
     rng = random.Random(f"tiles description {seed} {number}")
-    houses: dict[str, list[House]] = {}
+    houses_by_location: dict[str, list[House]] = {}
     for house in scene.houses:
         if all(0 <= value < SIZE for value in house.center):
-            houses.setdefault(location_of(bounds([house.footprint])), []).append(house)
+            houses_by_location.setdefault(location_of(bounding_box([house.footprint])), []).append(house)
     phrases = []
-    for place, group in houses.items():
-        if len(group) == 1:
-            phrases.append(_placed(rng, f"a house with a {ROOFS[group[0].roof]} roof", place))
+    for location, houses in houses_by_location.items():
+        if len(houses) == 1:
+            phrases.append(_with_position(rng, f"a house with a {ROOF_COLORS[houses[0].roof]} roof", location))
         else:
-            count = NUMBERS[len(group)] if len(group) < len(NUMBERS) else "many"
-            phrases.append(_placed(rng, f"{count} houses", place))
+            count = NUMERALS[len(houses)] if len(houses) < len(NUMERALS) else "many"
+            phrases.append(_with_position(rng, f"{count} houses", location))
     areas = [("a pond", pond) for pond in scene.ponds]
-    names = {"forest": "a forest", "bare": "an area of bare ground"}
-    areas += [(names[zone.surface], zone.polygon) for zone in scene.zones if zone.surface in names]
+    area_names = {"forest": "a forest", "bare": "an area of bare ground"}
+    areas += [(area_names[zone.surface], zone.polygon) for zone in scene.zones if zone.surface in area_names]
     for name, polygon in areas:
-        x0, y0, x1, y1 = bounds([polygon])
+        x0, y0, x1, y1 = bounding_box([polygon])
         box = max(x0, 0), max(y0, 0), min(x1, SIZE), min(y1, SIZE)
-        if min(box[2] - box[0], box[3] - box[1]) >= _MIN_SIDE:
-            phrases.append(_placed(rng, name, location_of(box)))
+        if min(box[2] - box[0], box[3] - box[1]) >= _MIN_AREA_SIDE:
+            phrases.append(_with_position(rng, name, location_of(box)))
     phrases += ["a river"] * bool(scene.rivers)
     phrases += sorted({"a paved road" if road.paved else "a dirt road" for road in scene.roads})
     phrases += ["fields"] * any(zone.surface == "field" for zone in scene.zones)
-    return " and ".join(rng.sample(phrases, min(most, len(phrases)))) or "grassland"
+    return " and ".join(rng.sample(phrases, min(max_things, len(phrases)))) or "grassland"
 
 
-def _placed(rng: random.Random, thing: str, place: str) -> str:
-    """Return a thing with its place, without "of the scene" and the like; the thing alone if `place` is ""."""
-    return f"{thing} {_position(rng, place).partition(' of the ')[0]}" if place else thing
+def _with_position(rng: random.Random, thing: str, location: str) -> str:
+    """Return a thing with its location, for example "a pond on the left side"; the thing alone if `location` is ""."""
+    return f"{thing} {_choose_position(rng, location).partition(' of the ')[0]}" if location else thing
 
 
-def _sentence(rng: random.Random, change: Change) -> str:
-    subject, verbs = _subject(rng, change)
+def _write_sentence(rng: random.Random, change: Change) -> str:
+    subject, verbs = _choose_subject(rng, change)
     is_plural, subject = subject.startswith("p:"), subject[2:]
-    places = _places(rng, change)
+    places = _choose_places(rng, change)
     clause = next((place for place in places if place.startswith("that ")), None)
     if clause:
         places.remove(clause)
         subject = f"{subject} {clause}"
-    style = rng.random()
-    appears = change.kind in ("houses_built", "road_built", "trees_grown", "water_appeared")
-    if style < 0.12 and appears and not subject.startswith("the "):
+    draw = rng.random()
+    has_appeared = change.change_type in ("houses_built", "road_built", "trees_grown", "water_appeared")
+    if draw < 0.12 and has_appeared and not subject.startswith("the "):
         return " ".join([f"there {_VERB_FORMS['is'][is_plural]} now {subject}", *places])
     verb = rng.choice(verbs).format(**{name: forms[is_plural] for name, forms in _VERB_FORMS.items()})
-    if style < 0.24 and places and not places[0].startswith(("from", "through", "across")):
+    if draw < 0.24 and places and not places[0].startswith(("from", "through", "across")):
         return " ".join([places[0], subject, verb, *places[1:]])
     return " ".join([subject, verb, *places])
 
 
-def _subject(rng: random.Random, change: Change) -> tuple[str, tuple[str, ...]]:
+def _choose_subject(rng: random.Random, change: Change) -> tuple[str, tuple[str, ...]]:
     """Choose a subject, which begins with "s:" or "p:"; return it with the verb phrases that it may have."""
-    verbs = _VERBS[change.kind]
+    verbs = _VERB_PHRASES[change.change_type]
     if change.noun in ("house", "building"):
-        return _house_subject(rng, change), verbs
+        return _choose_house_subject(rng, change), verbs
     if change.noun == "road":
-        kind = {"paved": "paved road", "dirt": "dirt road"}[change.details[0]]
-        return rng.choice(("s:a road", "s:a road", "s:a new road", f"s:a {kind}", f"s:a new {kind}")), verbs
+        surface = {"paved": "paved road", "dirt": "dirt road"}[change.details[0]]
+        return rng.choice(("s:a road", "s:a road", "s:a new road", f"s:a {surface}", f"s:a new {surface}")), verbs
     if change.noun in ("pond", "lake"):
         nouns = ("lake", "large pond") if change.noun == "lake" else ("pond", "pond", "small lake")
-        article = rng.choice(("the", "the", "a")) if "only" in change.details and change.in_before else "a"
-        new = "new " if change.kind == "water_appeared" and rng.random() < 0.2 else ""
-        return f"s:{article} {new}{rng.choice(nouns)}", verbs + (_DRIED * 2 if "mud" in change.details else ())
-    if change.noun == "trees" and change.count < len(NUMBERS) and rng.random() < 0.15:
-        return f"p:{NUMBERS[change.count]} trees", verbs
+        article = rng.choice(("the", "the", "a")) if "only" in change.details and change.is_in_before else "a"
+        new = "new " if change.change_type == "water_appeared" and rng.random() < 0.2 else ""
+        verbs += _DRIED_VERB_PHRASES * 2 if "mud" in change.details else ()
+        return f"s:{article} {new}{rng.choice(nouns)}", verbs
+    if change.noun == "trees" and change.count < len(NUMERALS) and rng.random() < 0.15:
+        return f"p:{NUMERALS[change.count]} trees", verbs
     if change.noun == "ground" and "grass" in change.relations and rng.random() < 0.35:
-        return rng.choice(("s:the vegetation", "s:the grass")), _VEGETATION_VERBS
+        return rng.choice(("s:the vegetation", "s:the grass")), _VEGETATION_VERB_PHRASES
     return rng.choice(_SUBJECTS[change.noun]), verbs
 
 
-def _house_subject(rng: random.Random, change: Change) -> str:
-    count, is_new = change.count, change.kind == "houses_built"
+def _choose_house_subject(rng: random.Random, change: Change) -> str:
+    count, is_new = change.count, change.change_type == "houses_built"
     new = "new " if is_new and rng.random() < 0.2 else ""
     if change.arrangement == "single":
         color = change.details[0]
@@ -207,46 +208,46 @@ def _house_subject(rng: random.Random, change: Change) -> str:
         roof = f" with a {color} roof" if rng.random() < 0.2 else ""
         return f"s:{article} {new}{noun}{roof}"
     noun = rng.choice(("houses", "houses", "houses", "buildings"))
-    words = [NUMBERS[count], NUMBERS[count]]
-    words += ["some"] if count < _MANY else ["many"]
-    words += ["several"] if count > 2 else []
+    number_words = [NUMERALS[count], NUMERALS[count]]
+    number_words += ["some"] if count < _MIN_MANY else ["many"]
+    number_words += ["several"] if count > 2 else []
     if change.arrangement == "row" and rng.random() < 0.6:
-        number = NUMBERS[count]
-        return rng.choice(
-            (f"s:a row of {new}{noun}", f"s:a row of {number} {noun}", f"p:{number} {new}{noun} in a row")
-        )
+        number = NUMERALS[count]
+        subjects = (f"s:a row of {new}{noun}", f"s:a row of {number} {noun}", f"p:{number} {new}{noun} in a row")
+        return rng.choice(subjects)
     if change.arrangement == "block" and rng.random() < 0.5:
         return rng.choice((f"s:a block of {new}{noun}", f"s:a group of {new}{noun}", f"p:rows of {new}{noun}"))
-    return f"p:{rng.choice(words)} {new}{noun}"
+    return f"p:{rng.choice(number_words)} {new}{noun}"
 
 
-def _places(rng: random.Random, change: Change) -> list[str]:
-    """Choose none to two phrases of place, the relation first."""
-    table = _ROAD_RELATIONS if change.noun == "road" else _RELATIONS
-    relations = [name for name in (*change.relations, *change.details) if name in table]
-    relations = [name for name in relations if not (change.noun == "clearing" and name == "forest inside")]
+def _choose_places(rng: random.Random, change: Change) -> list[str]:
+    """Choose none to two phrases of place: first the place relative to other things, then the place in the image."""
+    phrases = _ROAD_RELATION_PHRASES if change.noun == "road" else _RELATION_PHRASES
+    relations = [relation for relation in (*change.relations, *change.details) if relation in phrases]
+    relations = [relation for relation in relations if not (change.noun == "clearing" and relation == "forest inside")]
     places = []
     if relations and rng.random() < 0.6:
-        name = rng.choice(relations)
-        places.append(rng.choice(_ROW_RELATION if change.arrangement == "row" and name == "road" else table[name]))
+        relation = rng.choice(relations)
+        is_row_along_road = change.arrangement == "row" and relation == "road"
+        places.append(rng.choice(_ROW_RELATION_PHRASES if is_row_along_road else phrases[relation]))
     if change.location and rng.random() < (0.4 if places else 0.75):
-        places.append(_position(rng, change.location))
+        places.append(_choose_position(rng, change.location))
     return places
 
 
-def _position(rng: random.Random, location: str) -> str:
-    """Choose a phrase for a location, see `changes.location_of`."""
+def _choose_position(rng: random.Random, location: str) -> str:
+    """Choose a phrase for a location such as "top left" or "top left corner"."""
     place = location.removesuffix(" corner")
-    scene = rng.choice(_SCENES)
+    suffix = rng.choice(_SCENE_PHRASES)
     if place == "middle":
-        return rng.choice(("in the middle", f"in the middle {scene}", f"in the center {scene}"))
+        return rng.choice(("in the middle", f"in the middle {suffix}", f"in the center {suffix}"))
     if place in ("left", "right"):
         side = f"on the {place}"
-        return rng.choice((side, f"{side} side", f"{side} {scene}", f"{side} side {scene}"))
+        return rng.choice((side, f"{side} side", f"{side} {suffix}", f"{side} side {suffix}"))
     if place in ("top", "bottom"):
-        return rng.choice((f"at the {place}", f"at the {place} {scene}", f"in the {_ROWS[place]} part {scene}"))
+        return rng.choice((f"at the {place}", f"at the {place} {suffix}", f"in the {_ADJECTIVES[place]} part {suffix}"))
     vertical, horizontal = place.split()
-    part = f"in the {rng.choice((vertical, _ROWS[vertical]))} {horizontal}"
+    part = f"in the {rng.choice((vertical, _ADJECTIVES[vertical]))} {horizontal}"
     if location.endswith(" corner") and rng.random() < 0.6:
-        return rng.choice((f"{part} corner", f"{part} corner {scene}"))
-    return rng.choice((part, f"{part} part", f"{part} part {scene}"))
+        return rng.choice((f"{part} corner", f"{part} corner {suffix}"))
+    return rng.choice((part, f"{part} part", f"{part} part {suffix}"))

@@ -1,7 +1,7 @@
 """The pairs of `tiles`: a scene before and after one change, and the facts of the change that captions may state.
 
-Pair k has the change `CHANGES[k // 2 % 8]` if k is even, and none if k is odd. A pair without change is drawn in the same way, and
-then has the same state of the scene in both images, so that a single image does not show whether the pair has a change.
+Pair k has the change `CHANGES[k // 2 % 8]` if k is even, and no change if k is odd. A pair without change is sampled in the same way, but
+both images show the scene before the change, or both show it after. So one image alone does not show if its pair has a change.
 """
 
 import itertools
@@ -17,52 +17,53 @@ import numpy.typing as npt
 
 from diffcap.utils.errors import DiffcapError
 from diffcap.worlds.tiles import geometry, scenes
-from diffcap.worlds.tiles.geometry import Polygon, along, blob, bounds, curve, offset, outline, rectangle
+from diffcap.worlds.tiles.geometry import Polygon, bounding_box, offset, outline_points, points_along, sample_blob
 from diffcap.worlds.tiles.scenes import FIELD, FOREST, GRASS, OPEN, ROAD, SIZE, House, Layer, Plan, Road, Tree, Zone
 
-INNER = 12  # a changed object, except a road, keeps this distance from the image's edges in pixels
-NEAR = {"road": 16, "river": 25, "pond": 25, "forest": 20, "houses": 18}  # largest distances of "near" in pixels
-_REMOVED = ("houses_removed", "trees_cleared", "water_gone")  # their objects are in the before image
-_ATTEMPTS = 200
+MIN_MARGIN = 12  # pixels between a changed object, except a road, and the image's edges
+# Largest distances in pixels at which an object is near a road and so on.
+MAX_GAPS = {"road": 16, "river": 25, "pond": 25, "forest": 20, "houses": 18}
+_REMOVALS = ("houses_removed", "trees_cleared", "water_gone")  # changes whose objects are in the before image
+_MAX_ATTEMPTS = 200  # scenes that are sampled for one pair
 Points = npt.NDArray[np.float64]  # (n, 2)
 
 
-class NoRoom(Exception):
-    """A scene has no room for a change."""
+class NoRoomError(Exception):
+    """A scene has no free place for a change."""
 
 
 @dataclass
 class Change:
-    """What differs between the states with and without the changed objects."""
+    """The objects that appear or disappear between the two images of a pair, and what captions may state of them."""
 
     noun: str  # "house", "building" (a large one), "road", "trees", "forest", "clearing", "pond", "lake" or "ground"
     present: Layer  # things that are only in the image with the objects
-    covers: set[int]  # what is below the objects, see `scenes.Plan`
+    covers: set[int]  # what is below the objects, such as `GRASS`
     absent: Layer = field(default_factory=Layer)  # things that are only in the image without the objects
     count: int = 1  # of houses, or of single trees; 1 for other objects
-    arrangement: str = ""  # of houses, "single", "group", "row" or "block"; "" for other objects
-    # Further words that captions may use: "paved" or "dirt" and "joins" (a road that meets another one), "horizontal" or "vertical"
-    # (one that crosses the image); "mud" (a pond that leaves mud), "only" (no other pond); the color of a single house's roof.
+    arrangement: str = ""  # of houses: "single", "group", "row" or "block"; "" for other objects
+    # A road: "paved" or "dirt", also "joins" if it meets another one, "horizontal" or "vertical" if it crosses the image. A pond:
+    # "mud" if it leaves mud, "only" if there is no other pond. A single house: the color of its roof.
     details: list[str] = field(default_factory=list)
-    kind: str = ""  # of `CHANGES`
-    location: str = ""  # see `location_of`; "" if the change has none
-    # Keys of `NEAR`, and "fields", "grass", "forest inside", that are true of all changed objects.
+    change_type: str = ""  # one of `CHANGES`
+    location: str = ""  # where in the image, from `location_of`; "" if no phrase fits
+    # Keys of `MAX_GAPS` for what is near all changed objects; "fields", "grass" or "forest inside" for what is below all of them.
     relations: list[str] = field(default_factory=list)
 
     @property
-    def in_before(self) -> bool:
-        """Whether the objects are in the before image, and not in the after image."""
-        return self.kind in _REMOVED
+    def is_in_before(self) -> bool:
+        """True if the objects are in the before image, and not in the after image."""
+        return self.change_type in _REMOVALS
 
     def polygons(self) -> list[Polygon]:
-        """Footprints of the changed objects, without roads."""
+        """Return the footprints of the changed objects, without roads."""
         areas = [zone.polygon for zone in (self.absent if self.noun == "clearing" else self.present).zones]
         houses = [house.footprint for house in self.present.houses]
         trees = [tree.footprint for tree in self.present.trees]
         return [*areas, *self.present.ponds, *houses, *trees]
 
     def facts(self) -> dict[str, Any]:
-        """The facts as JSON values, for the manifest."""
+        """Return what captions may state, as JSON values for `facts.json`."""
         names = ("noun", "count", "arrangement", "details", "location", "relations")
         return {name: getattr(self, name) for name in names}
 
@@ -78,299 +79,305 @@ class Pair:
 
 def sample_pair(number: int, seed: int = 0) -> Pair:
     """Sample a pair by its number, which determines it together with the seed."""
-    kind, changed = CHANGES[number // 2 % len(CHANGES)], number % 2 == 0
+    change_type, has_change = CHANGES[number // 2 % len(CHANGES)], number % 2 == 0
     variant = random.Random(f"tiles variant {seed} {number}").random()
-    for attempt in range(_ATTEMPTS):
+    for attempt in range(_MAX_ATTEMPTS):
         rng = random.Random(f"tiles {seed} {number} {attempt}")
         try:
-            scene, change = _attempt(rng, kind, variant)
-        except NoRoom:
+            scene, change = _sample_scene(rng, change_type, variant)
+        except NoRoomError:
             continue
         states = scene.with_change(change.absent), scene.with_change(change.present)
-        before, after = states[::-1] if change.in_before else states
-        if not changed:
+        before, after = states[::-1] if change.is_in_before else states
+        if not has_change:
             before = after = rng.choice(states)
-        return Pair(before, after, change if changed else None)
+        return Pair(before, after, change if has_change else None)
     raise DiffcapError(f"tiles: no scene has room for the change of pair {number} with seed {seed}; take another seed.")
 
 
-def _attempt(rng: random.Random, kind: str, variant: float) -> tuple[Layer, Change]:
+def _sample_scene(rng: random.Random, change_type: str, variant: float) -> tuple[Layer, Change]:
     """Sample a scene with a change.
 
-    `variant`, 0 to 1, selects the form of a change. It is the same in all attempts, so that large forms are not rarer than intended.
+    `variant`, 0 to 1, selects the form of a change, such as one house or a row. All attempts of a pair have the same one, because large
+    forms would otherwise be rare.
     """
     theme = rng.choice(scenes.THEMES)
-    clears = kind == "trees_cleared" and variant < 0.4
-    plan = scenes.landscape(rng, theme, road=kind.startswith("houses"), forest=clears)
-    change = _clearing(rng, plan) if clears else _MAKERS[kind](rng, plan, variant)
-    change.kind = kind
+    is_clearing = change_type == "trees_cleared" and variant < 0.4
+    plan = scenes.sample_landscape(rng, theme, needs_road=change_type.startswith("houses"), needs_forest=is_clearing)
+    change = _sample_clearing(rng, plan) if is_clearing else _SAMPLERS[change_type](rng, plan, variant)
+    change.change_type = change_type
     polygons = change.polygons()
     if polygons:
-        box = bounds(polygons)
-        if min(box) < INNER or max(box) > SIZE - INNER:
-            raise NoRoom
+        box = bounding_box(polygons)
+        if min(box) < MIN_MARGIN or max(box) > SIZE - MIN_MARGIN:
+            raise NoRoomError
         change.location = location_of(box)
     for polygon in polygons:
-        plan.mark(scenes.grown(polygon, 3), scenes.RESERVED)
-    scenes.furnish(rng, plan, theme)
-    change.relations = _relations(change, plan.scene)
+        plan.mark_polygon(scenes.grow_polygon(polygon, 3), scenes.RESERVED)
+    scenes.add_things(rng, plan, theme)
+    change.relations = _find_relations(change, plan.scene)
     return plan.scene, change
 
 
-def _houses(rng: random.Random, plan: Plan, variant: float) -> Change:
-    form, sample_houses = next((form, function) for form, limit, function in _HOUSE_FORMS if variant <= limit)
+def _sample_houses(rng: random.Random, plan: Plan, variant: float) -> Change:
+    form, sampler = next((form, sampler) for form, limit, sampler in _HOUSE_FORMS if variant <= limit)
     for _ in range(12):
-        houses = sample_houses(rng, plan)
-        found = [plan.covers(*house.room(6)) for house in houses]
-        box = bounds([house.footprint for house in houses]) if houses else (0, 0, SIZE, SIZE)
-        if min(box) > INNER and max(box) < SIZE - INNER and all(covers <= OPEN for covers in found):
+        houses = sampler(rng, plan)
+        house_covers = [plan.covers_in(*house.padded(6)) for house in houses]
+        box = bounding_box([house.footprint for house in houses]) if houses else (0, 0, SIZE, SIZE)
+        is_inside = min(box) > MIN_MARGIN and max(box) < SIZE - MIN_MARGIN
+        if is_inside and all(covers <= OPEN for covers in house_covers):
             break
     else:
-        raise NoRoom
+        raise NoRoomError
     arrangement = "single" if form == "building" else form
-    details = [scenes.ROOFS[houses[0].roof]] if arrangement == "single" else []
+    details = [scenes.ROOF_COLORS[houses[0].roof]] if arrangement == "single" else []
     noun = "building" if form == "building" else "house"
-    below = set().union(*found)
-    return Change(noun, Layer(houses=houses), below, count=len(houses), arrangement=arrangement, details=details)
+    covers = set().union(*house_covers)
+    return Change(noun, Layer(houses=houses), covers, count=len(houses), arrangement=arrangement, details=details)
 
 
-def _single(rng: random.Random, plan: Plan, large: bool = False) -> list[House]:
-    if not large and rng.random() < 0.6:
-        row = rng.choice(scenes.lots(rng, plan, 28))
+def _sample_single_house(rng: random.Random, plan: Plan, is_large: bool = False) -> list[House]:
+    if not is_large and rng.random() < 0.6:
+        row = rng.choice(scenes.sample_house_rows(rng, plan, 28))
         return [rng.choice(row)] if row else []
-    return [scenes.random_house(rng, scenes.random_place(rng, 30), rng.uniform(0, math.pi), large)]
+    return [scenes.sample_house(rng, scenes.sample_place(rng, 30), rng.uniform(0, math.pi), is_large)]
 
 
-def _group(rng: random.Random, plan: Plan) -> list[House]:
-    center, angle = scenes.random_place(rng, 30), rng.uniform(0, math.pi)
+def _sample_group(rng: random.Random, plan: Plan) -> list[House]:
+    center, angle = scenes.sample_place(rng, 30), rng.uniform(0, math.pi)
     houses: list[House] = []
     for _ in range(40):
-        spot = center[0] + rng.uniform(-42, 42), center[1] + rng.uniform(-42, 42)
-        house = scenes.random_house(rng, spot, angle + rng.choice((0, math.pi / 2)) + rng.uniform(-0.1, 0.1))
-        clear = all(math.dist(spot, other.center) > 30 for other in houses)
-        if clear and plan.free(*house.room(6)):
+        place = center[0] + rng.uniform(-42, 42), center[1] + rng.uniform(-42, 42)
+        house = scenes.sample_house(rng, place, angle + rng.choice((0, math.pi / 2)) + rng.uniform(-0.1, 0.1))
+        is_apart = all(math.dist(place, other.center) > 30 for other in houses)
+        if is_apart and plan.is_free(*house.padded(6)):
             houses.append(house)
         if len(houses) == 5:
             break
     return houses[: rng.randint(2, 5)] if len(houses) > 1 else []
 
 
-def _row(rng: random.Random, plan: Plan) -> list[House]:
-    for row in rng.sample(rows := scenes.lots(rng, plan, rng.uniform(23, 28), rng.uniform(5, 9)), len(rows)):
+def _sample_row(rng: random.Random, plan: Plan) -> list[House]:
+    rows = scenes.sample_house_rows(rng, plan, rng.uniform(23, 28), rng.uniform(5, 9))
+    for row in rng.sample(rows, len(rows)):
         count = rng.randint(3, 6)
-        good = [
-            plan.free(*house.room(6)) and all(INNER + 8 < value < SIZE - INNER - 8 for value in house.center)
+        has_room = [
+            plan.is_free(*house.padded(6)) and all(MIN_MARGIN + 8 < x < SIZE - MIN_MARGIN - 8 for x in house.center)
             for house in row
         ]
-        starts = [k for k in range(len(row) - count + 1) if all(good[k : k + count])]
+        starts = [start for start in range(len(row) - count + 1) if all(has_room[start : start + count])]
         if starts:
-            first = rng.choice(starts)
-            return row[first : first + count]
+            start = rng.choice(starts)
+            return row[start : start + count]
     return []
 
 
-def _block(rng: random.Random, plan: Plan) -> list[House]:
-    center, angle = scenes.random_place(rng, 30), rng.uniform(0, math.pi)
+def _sample_block(rng: random.Random, plan: Plan) -> list[House]:
+    center, angle = scenes.sample_place(rng, 30), rng.uniform(0, math.pi)
     if rng.random() < 0.5 and plan.scene.roads:
-        point, angle = rng.choice(along(rng.choice(plan.scene.roads).line, 10))
+        point, angle = rng.choice(points_along(rng.choice(plan.scene.roads).line, 10))
         center = offset(point, angle + rng.choice((-1, 1)) * math.pi / 2, rng.uniform(48, 58))
-    columns, rows = rng.randint(3, 4), rng.randint(2, 3)
+    num_columns, num_rows = rng.randint(3, 4), rng.randint(2, 3)
     houses = []
-    for i in range(columns):
-        for j in range(rows):
-            middle = offset(center, angle, (i - (columns - 1) / 2) * 25)
-            spot = offset(middle, angle + math.pi / 2, (j - (rows - 1) / 2) * 26)
-            house = scenes.random_house(rng, spot, angle)
+    for column in range(num_columns):
+        for row in range(num_rows):
+            column_center = offset(center, angle, (column - (num_columns - 1) / 2) * 25)
+            place = offset(column_center, angle + math.pi / 2, (row - (num_rows - 1) / 2) * 26)
+            house = scenes.sample_house(rng, place, angle)
             houses.append(replace(house, length=min(house.length, 18)))
     return houses
 
 
-# Arrangement, its largest variant, and the function that samples the houses.
+# Name of the form, the largest `variant` that selects it, and the function that samples the houses.
 _HOUSE_FORMS: tuple[tuple[str, float, Callable[[random.Random, Plan], list[House]]], ...] = (
-    ("building", 0.1, partial(_single, large=True)),
-    ("single", 0.3, _single),
-    ("group", 0.57, _group),
-    ("row", 0.84, _row),
-    ("block", 1.0, _block),
+    ("building", 0.1, partial(_sample_single_house, is_large=True)),
+    ("single", 0.3, _sample_single_house),
+    ("group", 0.57, _sample_group),
+    ("row", 0.84, _sample_row),
+    ("block", 1.0, _sample_block),
 )
 
 
-def _road(rng: random.Random, plan: Plan, variant: float) -> Change:
+def _sample_road(rng: random.Random, plan: Plan, variant: float) -> Change:
     roads = plan.scene.roads
     paved = variant < 0.65
-    spots = [spot for road in roads for spot in along(road.line, 6) if all(40 < value < SIZE - 40 for value in spot[0])]
+    places = (place for road in roads for place in points_along(road.line, 6))
+    start_places = [place for place in places if all(40 < value < SIZE - 40 for value in place[0])]
     details = ["paved" if paved else "dirt"]
-    if spots and rng.random() < 0.5:
-        start, direction = rng.choice(spots)
+    if start_places and rng.random() < 0.5:
+        start, direction = rng.choice(start_places)
         angle = direction + rng.choice((-1, 1)) * (math.pi / 2 + rng.uniform(-0.3, 0.3))
         control = offset(offset(start, angle, 100), angle + math.pi / 2, rng.uniform(-40, 40))
-        line = curve(start, control, offset(start, angle, 330))
+        line = geometry.bezier_curve(start, control, offset(start, angle, 330))
     else:
         sides = rng.choice(((0, 2), (1, 3), (0, 1), (1, 2), (2, 3), (3, 0)))
-        line = scenes.crossing(rng, sides)
+        line = scenes.sample_crossing(rng, sides)
         details += {(0, 2): ["horizontal"], (1, 3): ["vertical"]}.get(sides, [])
     width = rng.uniform(9, 12) if paved else rng.uniform(7, 9)
-    visible = [(point, turn) for point, turn in along(line, 3) if all(0 <= value <= SIZE for value in point)]
-    found = [plan.covers(point, turn, 3, width + 2) for point, turn in visible]
-    met = [index for index, covers in enumerate(found) if ROAD in covers]
-    gaps = sum(later - earlier > 8 for earlier, later in itertools.pairwise(met))
-    if any(not covers <= {GRASS, FIELD, FOREST, ROAD} for covers in found):
-        raise NoRoom
-    if len(visible) * 3 < 100 or len(met) > 14 or gaps:  # too short, or beside another road
-        raise NoRoom
-    if met:
+    visible_places = [place for place in points_along(line, 3) if all(0 <= value <= SIZE for value in place[0])]
+    place_covers = [plan.covers_in(point, angle, 3, width + 2) for point, angle in visible_places]
+    crossed_places = [index for index, covers in enumerate(place_covers) if ROAD in covers]
+    num_gaps = sum(later - earlier > 8 for earlier, later in itertools.pairwise(crossed_places))
+    if any(not covers <= {GRASS, FIELD, FOREST, ROAD} for covers in place_covers):
+        raise NoRoomError
+    if len(visible_places) * 3 < 100 or len(crossed_places) > 14 or num_gaps:  # too short, or beside another road
+        raise NoRoomError
+    if crossed_places:
         details.append("joins")
-    free = [covers for covers in found if ROAD not in covers]
-    share = {cover: sum(cover in covers for covers in free) / len(free) for cover in (FIELD, FOREST)}
-    covers = {cover for cover in share if share[cover] > (0.6 if cover == FIELD else 0.35)}
+    free_covers = [covers for covers in place_covers if ROAD not in covers]
+    shares = {cover: sum(cover in covers for covers in free_covers) / len(free_covers) for cover in (FIELD, FOREST)}
+    covers = {cover for cover in shares if shares[cover] > (0.6 if cover == FIELD else 0.35)}
     plan.mark_line(line, width + 5, scenes.RESERVED)
     return Change("road", Layer(roads=[Road(line, width, paved)]), covers, details=details)
 
 
-def _open_blob(rng: random.Random, plan: Plan, least: float, most: float, gap: float) -> tuple[Polygon, set[int]]:
-    """Sample a blob on open ground; return it with what is below it."""
+def _sample_area(rng: random.Random, plan: Plan, low: float, high: float, gap: float) -> tuple[Polygon, set[int]]:
+    """Sample a round area on open ground, with a radius between `low` and `high`; return it with the covers below it."""
     for _ in range(6):
-        polygon = blob(rng, scenes.random_place(rng, 30), rng.uniform(least, most), rng.uniform(0.55, 1))
-        covers = plan.covers_of(scenes.grown(polygon, gap))
+        center = scenes.sample_place(rng, 30)
+        polygon = sample_blob(rng, center, rng.uniform(low, high), rng.uniform(0.55, 1))
+        covers = plan.covers_in_polygon(scenes.grow_polygon(polygon, gap))
         if covers <= OPEN:
             return polygon, covers
-    raise NoRoom
+    raise NoRoomError
 
 
-def _trees(rng: random.Random, plan: Plan, variant: float) -> Change:
+def _sample_trees(rng: random.Random, plan: Plan, variant: float) -> Change:
     trees: list[Tree] = []
     if variant < 0.7:
-        polygon, covers = _open_blob(rng, plan, 20, 42, 12)
-        for spot in scenes.edge_spots(rng, polygon):
-            trees.append(Tree(spot, rng.uniform(3, 5.5), rng.randrange(scenes.TREE_TONES)))
+        polygon, covers = _sample_area(rng, plan, 20, 42, 12)
+        for place in scenes.sample_edge_places(rng, polygon):
+            trees.append(Tree(place, rng.uniform(3, 5.5), rng.randrange(scenes.NUM_TREE_TONES)))
         return Change("forest", Layer(zones=[Zone(polygon, "forest")], trees=trees), covers)
-    center, spread = scenes.random_place(rng, 30), rng.uniform(26, 44)
+    center, spread = scenes.sample_place(rng, 30), rng.uniform(26, 44)
     covers = set()
     for _ in range(60):
-        spot = offset(center, rng.uniform(0, 2 * math.pi), spread * rng.random() ** 0.5)
+        place = offset(center, rng.uniform(0, 2 * math.pi), spread * rng.random() ** 0.5)
         radius = rng.uniform(4, 6.5)
-        below = plan.covers(spot, 0, 2 * radius + 2, 2 * radius + 2)
-        if below <= OPEN and all(math.dist(spot, tree.center) > radius + tree.radius for tree in trees):
-            trees.append(Tree(spot, radius, rng.randrange(scenes.TREE_TONES)))
-            covers |= below
+        tree_covers = plan.covers_in(place, 0, 2 * radius + 2, 2 * radius + 2)
+        if tree_covers <= OPEN and all(math.dist(place, tree.center) > radius + tree.radius for tree in trees):
+            trees.append(Tree(place, radius, rng.randrange(scenes.NUM_TREE_TONES)))
+            covers |= tree_covers
         if len(trees) == 14:
             break
     if len(trees) < 6:
-        raise NoRoom
+        raise NoRoomError
     return Change("trees", Layer(trees=trees), covers, count=len(trees))
 
 
-def _clearing(rng: random.Random, plan: Plan) -> Change:
+def _sample_clearing(rng: random.Random, plan: Plan) -> Change:
     forests = [zone for zone in plan.scene.zones if zone.surface == "forest"]
     for _ in range(10 if forests else 0):
-        x0, y0, x1, y1 = bounds([rng.choice(forests).polygon])
-        polygon = blob(rng, (rng.uniform(x0, x1), rng.uniform(y0, y1)), rng.uniform(18, 36), rng.uniform(0.6, 1))
-        if plan.covers_of(scenes.grown(polygon, 9)) == {FOREST}:
+        x0, y0, x1, y1 = bounding_box([rng.choice(forests).polygon])
+        polygon = sample_blob(rng, (rng.uniform(x0, x1), rng.uniform(y0, y1)), rng.uniform(18, 36), rng.uniform(0.6, 1))
+        if plan.covers_in_polygon(scenes.grow_polygon(polygon, 9)) == {FOREST}:
             return Change("clearing", Layer(), {FOREST}, Layer(zones=[Zone(polygon, rng.choice(("bare", "grass")))]))
-    raise NoRoom
+    raise NoRoomError
 
 
-def _water(rng: random.Random, plan: Plan, variant: float) -> Change:
+def _sample_water(rng: random.Random, plan: Plan, variant: float) -> Change:
     radius = (16.0, 22.0, 34.0)[int(3 * variant)]
-    polygon, covers = _open_blob(rng, plan, radius, radius + 6, 7)
+    polygon, covers = _sample_area(rng, plan, radius, radius + 6, 7)
     details = [] if plan.scene.ponds else ["only"]
     return Change("lake" if radius > 30 else "pond", Layer(ponds=[polygon]), covers, details=details)
 
 
-def _dried(rng: random.Random, plan: Plan, variant: float) -> Change:
-    change = _water(rng, plan, variant)
+def _sample_dried_water(rng: random.Random, plan: Plan, variant: float) -> Change:
+    change = _sample_water(rng, plan, variant)
     if rng.random() < 0.6:
         change.absent = Layer(zones=[Zone(change.present.ponds[0], "mud")])
         change.details.append("mud")
     return change
 
 
-def _bare(rng: random.Random, plan: Plan, variant: float) -> Change:
+def _sample_bare_ground(rng: random.Random, plan: Plan, variant: float) -> Change:
     if variant < 0.5:
-        polygon, covers = _open_blob(rng, plan, 22, 48, 4)
+        polygon, covers = _sample_area(rng, plan, 22, 48, 4)
     else:
-        center, angle = scenes.random_place(rng, 30), rng.uniform(0, math.pi)
+        center, angle = scenes.sample_place(rng, 30), rng.uniform(0, math.pi)
         length, width = rng.uniform(40, 85), rng.uniform(30, 60)
-        covers = plan.covers(center, angle, length + 8, width + 8)
-        polygon = rectangle(center, angle, length, width)
+        covers = plan.covers_in(center, angle, length + 8, width + 8)
+        polygon = geometry.rectangle(center, angle, length, width)
         if not covers <= OPEN:
-            raise NoRoom
+            raise NoRoomError
     return Change("ground", Layer(zones=[Zone(polygon, "bare")]), covers)
 
 
-_MAKERS: dict[str, Callable[[random.Random, Plan, float], Change]] = {
-    "houses_built": _houses,
-    "houses_removed": _houses,
-    "road_built": _road,
-    "trees_cleared": _trees,
-    "trees_grown": _trees,
-    "water_appeared": _water,
-    "water_gone": _dried,
-    "ground_bared": _bare,
+_SAMPLERS: dict[str, Callable[[random.Random, Plan, float], Change]] = {
+    "houses_built": _sample_houses,
+    "houses_removed": _sample_houses,
+    "road_built": _sample_road,
+    "trees_cleared": _sample_trees,
+    "trees_grown": _sample_trees,
+    "water_appeared": _sample_water,
+    "water_gone": _sample_dried_water,
+    "ground_bared": _sample_bare_ground,
 }
-CHANGES = tuple(_MAKERS)
+CHANGES = tuple(_SAMPLERS)
 
 
 def location_of(box: tuple[float, float, float, float]) -> str:
     """Return where a box (x0, y0, x1, y1) in pixels is in the image: "left", "top", "middle", "top left" and so on.
 
-    " corner" is added if the box's middle is in the outer 27 % of both axes. "" if the box is too large or lies between these places.
+    " corner" is added if the middle of the box is in the outer 27 % of both axes. If no place fits, return "".
     """
-    places, centers = [], []
-    for low, high, names in ((box[1], box[3], ("top", "bottom")), (box[0], box[2], ("left", "right"))):
+    parts, edge_distances = [], []  # for each axis, the part of the image, and the distance from the nearest edge
+    for low, high, sides in ((box[1], box[3], ("top", "bottom")), (box[0], box[2], ("left", "right"))):
         low, high = low / SIZE, high / SIZE
         center = (low + high) / 2
-        centers.append(min(center, 1 - center))
+        edge_distances.append(min(center, 1 - center))
         if center < 0.36 and high < 0.58:
-            places.append(names[0])
+            parts.append(sides[0])
         elif center > 0.64 and low > 0.42:
-            places.append(names[1])
+            parts.append(sides[1])
         elif 0.4 < center < 0.6 and low > 0.2 and high < 0.8:
-            places.append("middle")
+            parts.append("middle")
         else:
-            places.append("")
-    vertical, horizontal = places
-    if vertical == horizontal == "middle":
+            parts.append("")
+    if parts == ["middle", "middle"]:
         return "middle"
-    named = [place for place in places if place not in ("", "middle")]
-    if "" in places and "middle" in places:
+    if "" in parts and "middle" in parts:
         return ""
-    corner = " corner" if len(named) == 2 and max(centers) < 0.27 else ""
-    return " ".join(named) + corner
+    names = [part for part in parts if part not in ("", "middle")]
+    corner = " corner" if len(names) == 2 and max(edge_distances) < 0.27 else ""
+    return " ".join(names) + corner
 
 
-def _relations(change: Change, scene: Layer) -> list[str]:
-    """Return the relations to unchanged things that hold for all changed objects."""
-    wholly = {FIELD: "fields", GRASS: "grass", FOREST: "forest inside"}
-    found = [wholly[cover] for cover in change.covers if len(change.covers) == 1 and cover in wholly]
-    houses = [outline(house.footprint, 3) for house in scene.houses if all(4 < x < SIZE - 4 for x in house.center)]
+def _find_relations(change: Change, scene: Layer) -> list[str]:
+    """Return the relations that all changed objects have to things that do not change, see `Change.relations`."""
+    names = {FIELD: "fields", GRASS: "grass", FOREST: "forest inside"}
+    relations = [names[cover] for cover in change.covers if len(change.covers) == 1 and cover in names]
+    visible_houses = [house for house in scene.houses if all(4 < value < SIZE - 4 for value in house.center)]
+    house_points = [outline_points(house.footprint, 3) for house in visible_houses]
     if change.noun == "road":
-        line = change.present.roads[0]
-        near = sum(_gap(points, line) < NEAR["houses"] for points in houses)
-        return [*(wholly[cover] for cover in sorted(change.covers)), *(["houses"] if near > 2 else [])]
-    objects = [outline(polygon, 3) for polygon in change.polygons()]
+        road = change.present.roads[0]
+        num_near = sum(_gap_to_road(points, road) < MAX_GAPS["houses"] for points in house_points)
+        return [*(names[cover] for cover in sorted(change.covers)), *(["houses"] if num_near > 2 else [])]
+    object_points = [outline_points(polygon, 3) for polygon in change.polygons()]
     for name, lines in (("road", scene.roads), ("river", scene.rivers)):
-        if lines and all(min(_gap(points, line) for line in lines) < NEAR[name] for points in objects):
-            found.append(name)
-    forests = [zone.polygon for zone in scene.zones if zone.surface == "forest"]
+        gaps = [min(_gap_to_road(points, road) for road in lines) for points in object_points] if lines else []
+        if lines and all(gap < MAX_GAPS[name] for gap in gaps):
+            relations.append(name)
+    forest_polygons = [zone.polygon for zone in scene.zones if zone.surface == "forest"]
     for name, areas in (
-        ("pond", [outline(pond) for pond in scene.ponds]),
-        ("forest", [outline(polygon) for polygon in forests]),
-        ("houses", houses),
+        ("pond", [outline_points(pond) for pond in scene.ponds]),
+        ("forest", [outline_points(polygon) for polygon in forest_polygons]),
+        ("houses", house_points),
     ):
         areas = [points[np.all((points > 4) & (points < SIZE - 4), axis=1)] for points in areas]
         areas = [points for points in areas if len(points)]
-        if change.noun != "clearing" and areas and _all_near(objects, areas, NEAR[name]):
-            found.append(name)
-    if "houses" in found and sum(_all_near(objects, [house], 45) for house in houses) < 2:
-        found.remove("houses")
-    return found
+        if change.noun != "clearing" and areas and _are_all_near(object_points, areas, MAX_GAPS[name]):
+            relations.append(name)
+    if "houses" in relations and sum(_are_all_near(object_points, [house], 45) for house in house_points) < 2:
+        relations.remove("houses")
+    return relations
 
 
-def _gap(points: Points, line: Road) -> float:
-    """Return the distance of the nearest point from the edge of a road or river."""
-    return float(geometry.distance_to_line(points, line.line).min()) - line.width / 2
+def _gap_to_road(points: Points, road: Road) -> float:
+    """Return the smallest distance between one of the points and the edge of a road or river."""
+    return float(geometry.distance_to_line(points, road.line).min()) - road.width / 2
 
 
-def _all_near(objects: list[Points], areas: list[Points], limit: float) -> bool:
-    return all(min(geometry.distance_between(points, area) for area in areas) < limit for points in objects)
+def _are_all_near(objects: list[Points], areas: list[Points], max_gap: float) -> bool:
+    return all(min(geometry.distance_between(points, area) for area in areas) < max_gap for points in objects)

@@ -13,94 +13,91 @@ Polygon = tuple[Point, ...]
 
 
 def rectangle(center: Point, angle: float, length: float, width: float) -> Polygon:
-    """Return the corners of a rectangle whose length runs in the direction `angle`."""
-    ux, uy = math.cos(angle) / 2, math.sin(angle) / 2
+    """Return the corners of a rectangle; its side of the given length has the direction `angle`."""
+    half_x, half_y = math.cos(angle) / 2, math.sin(angle) / 2
     return tuple(
-        (center[0] + a * length * ux - b * width * uy, center[1] + a * length * uy + b * width * ux)
-        for a, b in ((-1, -1), (1, -1), (1, 1), (-1, 1))
+        (center[0] + a * length * half_x - b * width * half_y, center[1] + a * length * half_y + b * width * half_x)
+        for a, b in ((-1, -1), (1, -1), (1, 1), (-1, 1))  # signs of the corner along the length and the width
     )
 
 
 def offset(point: Point, angle: float, distance: float) -> Point:
-    """Return the point at a distance from another one."""
+    """Return the point at a distance from `point` in the direction `angle`."""
     return point[0] + distance * math.cos(angle), point[1] + distance * math.sin(angle)
 
 
-def blob(rng: random.Random, center: Point, radius: float, ratio: float = 1.0, corners: int = 36) -> Polygon:
-    """Sample a smooth closed outline; `radius` is the mean of the longer axis, `ratio` that of the shorter to the longer axis."""
-    turn = rng.uniform(0, math.pi)
-    cosine, sine = math.cos(turn), math.sin(turn)
-    (k0, s0, p0), (k1, s1, p1), (k2, s2, p2) = (
-        (k, rng.uniform(0.02, 0.16) / k**0.5, rng.uniform(0, 2 * math.pi)) for k in (2, 3, 5)
+def sample_blob(rng: random.Random, center: Point, radius: float, aspect: float = 1.0, corners: int = 36) -> Polygon:
+    """Sample a smooth outline: an ellipse with three random waves; `radius` is half its longer axis, `aspect` shorter / longer axis."""
+    rotation = rng.uniform(0, math.pi)
+    cosine, sine = math.cos(rotation), math.sin(rotation)
+    # Frequency, amplitude and phase of each wave.
+    (f0, a0, p0), (f1, a1, p1), (f2, a2, p2) = (
+        (frequency, rng.uniform(0.02, 0.16) / frequency**0.5, rng.uniform(0, 2 * math.pi)) for frequency in (2, 3, 5)
     )
     points = []
-    for i in range(corners):
-        t = 2 * math.pi * i / corners
-        r = radius * (1 + (s0 * math.cos(k0 * t + p0) + s1 * math.cos(k1 * t + p1) + s2 * math.cos(k2 * t + p2)))
-        x, y = r * math.cos(t), ratio * r * math.sin(t)
+    for corner in range(corners):
+        t = 2 * math.pi * corner / corners  # angle
+        distance = radius * (1 + (a0 * math.cos(f0 * t + p0) + a1 * math.cos(f1 * t + p1) + a2 * math.cos(f2 * t + p2)))
+        x, y = distance * math.cos(t), aspect * distance * math.sin(t)
         points.append((center[0] + x * cosine - y * sine, center[1] + x * sine + y * cosine))
     return tuple(points)
 
 
-def curve(start: Point, control: Point, end: Point, points: int = 15) -> Polygon:
+def bezier_curve(start: Point, control: Point, end: Point, num_points: int = 15) -> Polygon:
     """Return points of a quadratic Bézier curve."""
-    steps = [i / (points - 1) for i in range(points)]
-    return tuple(
-        (
-            (1 - t) ** 2 * start[0] + 2 * t * (1 - t) * control[0] + t * t * end[0],
-            (1 - t) ** 2 * start[1] + 2 * t * (1 - t) * control[1] + t * t * end[1],
-        )
-        for t in steps
-    )
+    fractions = [step / (num_points - 1) for step in range(num_points)]
+    x = [(1 - t) ** 2 * start[0] + 2 * t * (1 - t) * control[0] + t * t * end[0] for t in fractions]
+    y = [(1 - t) ** 2 * start[1] + 2 * t * (1 - t) * control[1] + t * t * end[1] for t in fractions]
+    return tuple(zip(x, y))
 
 
-def along(line: Sequence[Point], step: float, start: float = 0.0) -> list[tuple[Point, float]]:
-    """Return (point, direction) every `step` pixels of a line, from the distance `start` on."""
-    points, travelled, target = [], 0.0, start
+def points_along(line: Sequence[Point], step: float, start: float = 0.0) -> list[tuple[Point, float]]:
+    """Return (point, direction of the line there) every `step` pixels along a line; the first is `start` pixels from the beginning."""
+    found, travelled, next_distance = [], 0.0, start
     for (x0, y0), (x1, y1) in itertools.pairwise(line):
         length = math.hypot(x1 - x0, y1 - y0)
-        while length > 0 and target <= travelled + length:
-            t = (target - travelled) / length
-            points.append(((x0 + t * (x1 - x0), y0 + t * (y1 - y0)), math.atan2(y1 - y0, x1 - x0)))
-            target += step
+        while length > 0 and next_distance <= travelled + length:
+            fraction = (next_distance - travelled) / length
+            found.append(((x0 + fraction * (x1 - x0), y0 + fraction * (y1 - y0)), math.atan2(y1 - y0, x1 - x0)))
+            next_distance += step
         travelled += length
-    return points
+    return found
 
 
-def outline(polygon: Polygon, step: float = 4.0) -> npt.NDArray[np.float64]:
+def outline_points(polygon: Polygon, step: float = 4.0) -> npt.NDArray[np.float64]:
     """Return (n, 2) points on the edges of a polygon, at most `step` pixels apart."""
-    following = (*polygon[1:], polygon[0])
-    counts = [max(1, math.ceil(math.hypot(x1 - x0, y1 - y0) / step)) for (x0, y0), (x1, y1) in zip(polygon, following)]
-    t = np.array([k / count for count in counts for k in range(count)])[:, None]
-    return np.repeat(polygon, counts, 0) * (1 - t) + np.repeat(following, counts, 0) * t
+    ends = (*polygon[1:], polygon[0])
+    counts = [max(1, math.ceil(math.hypot(x1 - x0, y1 - y0) / step)) for (x0, y0), (x1, y1) in zip(polygon, ends)]
+    fraction = np.array([number / count for count in counts for number in range(count)])[:, None]
+    return np.repeat(polygon, counts, 0) * (1 - fraction) + np.repeat(ends, counts, 0) * fraction
 
 
 def distance_to_line(points: npt.NDArray[np.float64], line: Sequence[Point]) -> npt.NDArray[np.float64]:
     """Return the distances (n,) of (n, 2) points from the nearest segment of a line."""
-    ends = np.array(line)
-    a, d = ends[:-1], ends[1:] - ends[:-1]
-    relative = points[:, None] - a  # (n, segments, 2)
-    t = np.clip((relative * d).sum(-1) / np.maximum((d * d).sum(-1), 1e-9), 0, 1)
-    gap = relative - t[..., None] * d
-    return np.sqrt((gap * gap).sum(-1)).min(1)
+    corners = np.array(line)
+    starts, directions = corners[:-1], corners[1:] - corners[:-1]
+    relative = points[:, None] - starts  # (n, segments, 2)
+    fraction = np.clip((relative * directions).sum(-1) / np.maximum((directions * directions).sum(-1), 1e-9), 0, 1)
+    difference = relative - fraction[..., None] * directions
+    return np.sqrt((difference * difference).sum(-1)).min(1)
 
 
 def distance_between(first: npt.NDArray[np.float64], second: npt.NDArray[np.float64]) -> float:
-    """Return the smallest distance of two sets of points, (n, 2) and (m, 2)."""
-    gap = first[:, None] - second
-    return float(np.sqrt((gap * gap).sum(-1)).min())
+    """Return the smallest distance between a point of one set and a point of another, (n, 2) and (m, 2)."""
+    difference = first[:, None] - second
+    return float(np.sqrt((difference * difference).sum(-1)).min())
 
 
-def bounds(polygons: Sequence[Polygon]) -> tuple[float, float, float, float]:
+def bounding_box(polygons: Sequence[Polygon]) -> tuple[float, float, float, float]:
     """Return the bounding box (x0, y0, x1, y1) of polygons."""
     xs, ys = zip(*(point for polygon in polygons for point in polygon))
     return min(xs), min(ys), max(xs), max(ys)
 
 
-def hull(points: Sequence[Point]) -> list[Point]:
+def convex_hull(points: Sequence[Point]) -> list[Point]:
     """Return the convex hull (monotone chain, Andrew 1979)."""
     ordered = sorted(set(points))
-    halves = []
+    hull_points = []
     for sequence in (ordered, ordered[::-1]):
         chain: list[Point] = []
         for x, y in sequence:
@@ -110,5 +107,5 @@ def hull(points: Sequence[Point]) -> list[Point]:
                     break
                 chain.pop()
             chain.append((x, y))
-        halves += chain[:-1]
-    return halves
+        hull_points += chain[:-1]
+    return hull_points

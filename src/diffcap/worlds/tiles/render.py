@@ -1,7 +1,8 @@
-"""The pixels of `tiles`: colors by season, textures, shadows by the sun's position, haze, misregistration and noise.
+"""Render the scenes of `tiles`: colors by season, textures, shadows by the sun's position, haze, misregistration and noise.
 
-Polygons of material numbers and of shadows are drawn with two samples per pixel and axis; a table gives each material its color and the
-strength of its texture at the date; and the result is sampled in the image's own grid. Textures are cut out of images computed once.
+Each image of a pair has a date, which determines all of these. The material at every place is drawn on a canvas, which has two samples per
+pixel on each axis and a margin around the image. A table for the date gives the color and the strength of the texture of each material. The
+result is then sampled in the pixels of the image, which can be shifted and rotated. Textures and noise are cut out of larger images.
 """
 
 import math
@@ -15,150 +16,146 @@ import numpy.typing as npt
 from PIL import Image, ImageChops, ImageDraw
 
 from diffcap.worlds.tiles.changes import Change
-from diffcap.worlds.tiles.geometry import Point, along, hull, offset, rectangle
-from diffcap.worlds.tiles.scenes import FIELD_TONES, MARGIN, ROOFS, SIZE, TREE_TONES, House, Layer
+from diffcap.worlds.tiles.geometry import Point, convex_hull, offset, points_along, rectangle
+from diffcap.worlds.tiles.scenes import MARGIN, NUM_FIELD_TONES, NUM_TREE_TONES, ROOF_COLORS, SIZE, House, Layer
 
-Array = npt.NDArray[np.float32]
-Pixels = npt.NDArray[np.uint8]
+FloatArray = npt.NDArray[np.float32]
+ByteArray = npt.NDArray[np.uint8]
 Color = tuple[float, float, float]
 
 _SCALE = 2  # samples per pixel and axis
-_CANVAS = SIZE + 2 * MARGIN
-_BANK = 640  # width and height of the precomputed textures in pixels
-_SUNS = 8  # number of light directions for which the texture of forests is computed
-_ROWS = 24  # number of directions of crop rows
-_LEVELS = 5  # number of brightness levels of a roof, by its direction to the sun
+_CANVAS_SIZE = SIZE + 2 * MARGIN  # width and height of the canvas in pixels
+_TEXTURE_SIZE = 640  # width and height of the computed textures in pixels
+_NUM_SUN_ANGLES = 8  # directions of the light for which the texture of forests is computed
+_NUM_CROP_ANGLES = 24  # directions of crop rows for which the texture of fields is computed
+_ROOF_LEVELS = 5  # brightness levels of a roof; the level depends on its direction to the sun
 
-# Numbers of the materials; SHADOW is added to them in shadows.
-GRASS, BARE, MUD, FOREST, WATER, SHORE, ASPHALT, LINE, VERGE, DIRT_ROAD, PARKING, FIXTURE, CHIMNEY = range(13)
-FIELDS = 16
-ROOF = FIELDS + FIELD_TONES
-TREES = ROOF + len(ROOFS) * _LEVELS
-CARS = TREES + 2 * TREE_TONES
-SHADOW = 128
+# Ids of the materials. In shadow, SHADOW_OFFSET is added to the id.
+GRASS, BARE, MUD, FOREST, WATER, SHORE, ASPHALT, MARKING, VERGE, DIRT_ROAD, PARKING, FIXTURE, CHIMNEY = range(13)
+FIRST_FIELD = 16  # one id for each tone
+FIRST_ROOF = FIRST_FIELD + NUM_FIELD_TONES  # one id for each color and brightness level
+FIRST_TREE = FIRST_ROOF + len(ROOF_COLORS) * _ROOF_LEVELS  # two ids for each tone: dark and bright part of the crown
+FIRST_CAR = FIRST_TREE + 2 * NUM_TREE_TONES  # one id for each color
+SHADOW_OFFSET = 128
 
-_ROOF_COLORS: dict[str, Color] = {
-    "red": (170, 92, 72),
-    "brown": (128, 96, 76),
-    "gray": (142, 142, 144),
-    "dark": (88, 90, 98),
-    "blue": (84, 112, 160),
+_ROOF_RGB: dict[str, Color] = {
+    "red": (170, 92, 72), "brown": (128, 96, 76), "gray": (142, 142, 144), "dark": (88, 90, 98), "blue": (84, 112, 160),
     "white": (214, 212, 206),
-}
-_CAR_PAINT = ((226, 226, 226), (40, 42, 48), (150, 152, 156), (168, 46, 44), (52, 76, 132), (196, 190, 176))
+}  # fmt: skip
+_CAR_COLORS = ((226, 226, 226), (40, 42, 48), (150, 152, 156), (168, 46, 44), (52, 76, 132), (196, 190, 176))
 
 
 @dataclass(frozen=True)
 class Date:
-    """Season, light, atmosphere and sensor of one image; angles are in radians."""
+    """Season, light, atmosphere and sensor of one image of a pair; angles are in radians."""
 
-    green: float  # color of the vegetation, 0 (dry) to 1 (green)
+    greenness: float  # color of the vegetation, 0 (dry) to 1 (green)
     azimuth: float  # direction of the shadows
     elevation: float  # height of the sun
     gain: float  # brightness
     gamma: float  # contrast
-    cast: Color  # color balance
-    haze: float  # share of the sky's light
-    slope: Point  # brightness gradient across the image
+    color_balance: Color  # factors of red, green and blue
+    haze: float  # fraction of the color of haze in each pixel
+    brightness_slope: Point  # relative increase of brightness from the middle to the right and the lower edge
     noise: float  # standard deviation of the sensor's noise in gray levels
-    turn: float  # rotation of the image against the before image
+    rotation: float  # of the image relative to the before image
     shift: Point  # offset of the image from the before image, in pixels
-    grain: tuple[int, int]  # start of the noise in its bank
+    noise_start: tuple[int, int]  # x and y of the part of the computed noise that the image uses
 
 
 def sample_dates(rng: random.Random, jitter: float) -> tuple[Date, Date]:
     """Sample the dates of a pair; `jitter` is the strength of their differences and of the noise, 0 (none) to 1."""
-    green, azimuth = rng.uniform(0.25, 1), rng.uniform(0, 2 * math.pi)
+    greenness, azimuth = rng.uniform(0.25, 1), rng.uniform(0, 2 * math.pi)
     elevation = math.radians(rng.uniform(32, 58))
     gain, haze, gamma = rng.uniform(0.92, 1.08), rng.uniform(0, 0.12), rng.uniform(0.95, 1.08)
     dates = []
     for is_after in (False, True):
-        step = [jitter * rng.uniform(-1, 1) for _ in range(11)]
-        grain = rng.randrange(_BANK - SIZE), rng.randrange(_BANK - SIZE)
-        level = jitter * rng.random()
+        variation = [jitter * rng.uniform(-1, 1) for _ in range(11)]
+        noise_start = rng.randrange(_TEXTURE_SIZE - SIZE), rng.randrange(_TEXTURE_SIZE - SIZE)
+        haze_variation = jitter * rng.random()
         shift = (2.5 * jitter * rng.uniform(-1, 1), 2.5 * jitter * rng.uniform(-1, 1)) if is_after else (0.0, 0.0)
-        dates.append(
-            Date(
-                green=min(1.0, max(0.0, green + 0.45 * step[0])),
-                azimuth=azimuth + 0.7 * step[1],
-                elevation=elevation + 0.2 * step[2],
-                gain=gain + 0.12 * step[3],
-                gamma=gamma + 0.1 * step[4],
-                cast=(1 + 0.05 * step[5], 1.0, 1 + 0.06 * step[6]),
-                haze=haze + 0.16 * level,
-                slope=(0.06 * step[7], 0.06 * step[8]),
-                noise=jitter * (1.5 + 2 * abs(step[9])),
-                turn=math.radians(0.8) * step[10] if is_after else 0.0,
-                shift=shift,
-                grain=grain,
-            )
+        date = Date(
+            greenness=min(1.0, max(0.0, greenness + 0.45 * variation[0])),
+            azimuth=azimuth + 0.7 * variation[1],
+            elevation=elevation + 0.2 * variation[2],
+            gain=gain + 0.12 * variation[3],
+            gamma=gamma + 0.1 * variation[4],
+            color_balance=(1 + 0.05 * variation[5], 1.0, 1 + 0.06 * variation[6]),
+            haze=haze + 0.16 * haze_variation,
+            brightness_slope=(0.06 * variation[7], 0.06 * variation[8]),
+            noise=jitter * (1.5 + 2 * abs(variation[9])),
+            rotation=math.radians(0.8) * variation[10] if is_after else 0.0,
+            shift=shift,
+            noise_start=noise_start,
         )
+        dates.append(date)
     return dates[0], dates[1]
 
 
 def to_image(point: Point, date: Date) -> Point:
-    """Return where a point of the before image's grid is in the image of a date."""
+    """Convert a point from pixels of the before image to pixels of the image of a date."""
     middle = SIZE / 2
     x, y = point[0] - middle - date.shift[0], point[1] - middle - date.shift[1]
-    cosine, sine = math.cos(date.turn), math.sin(date.turn)
+    cosine, sine = math.cos(date.rotation), math.sin(date.rotation)
     return x * cosine + y * sine + middle, y * cosine - x * sine + middle
 
 
-def _to_date(canvas: Image.Image, date: Date, scale: int, filter: Image.Resampling) -> Image.Image:
-    """Sample a canvas, which has `scale` samples per pixel, in the grid of the image of a date."""
-    middle, cosine, sine = SIZE / 2, math.cos(date.turn), math.sin(date.turn)
+def _sample_canvas(canvas: Image.Image, date: Date, scale: int, resampling: Image.Resampling) -> Image.Image:
+    """Sample a canvas, which has `scale` samples per pixel, at the pixels of the image of a date."""
+    middle, cosine, sine = SIZE / 2, math.cos(date.rotation), math.sin(date.rotation)
     x = -cosine * middle + sine * middle + middle + date.shift[0] + MARGIN
     y = -sine * middle - cosine * middle + middle + date.shift[1] + MARGIN
-    affine = scale * cosine, -scale * sine, scale * x, scale * sine, scale * cosine, scale * y
-    return canvas.transform((SIZE, SIZE), Image.Transform.AFFINE, affine, filter)
+    affine_map = scale * cosine, -scale * sine, scale * x, scale * sine, scale * cosine, scale * y
+    return canvas.transform((SIZE, SIZE), Image.Transform.AFFINE, affine_map, resampling)
 
 
-def render(scene: Layer, date: Date, texture: tuple[int, int], ground: Image.Image | None = None) -> Pixels:
+def render(scene: Layer, date: Date, texture_start: tuple[int, int], ground: Image.Image | None = None) -> ByteArray:
     """Render a scene at a date as an RGB image (SIZE, SIZE, 3).
 
     Args:
-        texture: start of the scene's textures in their banks, in 0 to `TEXTURES` - 1.
+        texture_start: x and y of the part of the computed textures that is used, 0 to `NUM_TEXTURE_STARTS` - 1.
         ground: `draw_ground(scene)`, if it was computed already.
     """
-    materials = np.asarray(_draw_scene(scene, date, ground or draw_ground(scene)))
-    packed = np.take(_palette(date), materials)
-    layers = Image.frombuffer("CMYK", (materials.shape[1], materials.shape[0]), packed, "raw", "CMYK", 0, 1)
-    grain = _texture(scene, date, texture)
-    if date.turn or any(date.shift):
-        layers = _to_date(layers, date, _SCALE, Image.Resampling.BILINEAR)
-        grain = _to_date(grain, date, 1, Image.Resampling.BILINEAR)
+    material_map = np.asarray(_draw_scene(scene, date, ground or draw_ground(scene)))
+    packed_colors = np.take(_make_palette(date), material_map)
+    # An image with four channels: red, green, blue and strength of the texture.
+    layers = Image.frombuffer("CMYK", material_map.shape[::-1], packed_colors, "raw", "CMYK", 0, 1)
+    texture = _draw_texture(scene, date, texture_start)
+    if date.rotation or any(date.shift):
+        layers = _sample_canvas(layers, date, _SCALE, Image.Resampling.BILINEAR)
+        texture = _sample_canvas(texture, date, 1, Image.Resampling.BILINEAR)
     else:
         start, end = MARGIN, MARGIN + SIZE
         layers = layers.reduce(_SCALE, (_SCALE * start, _SCALE * start, _SCALE * end, _SCALE * end))
-        grain = grain.crop((start, start, end, end))
-    *colors, strength = (np.asarray(band).astype(np.float32) for band in layers.split())
-    light = np.asarray(grain).astype(np.float32)
+        texture = texture.crop((start, start, end, end))
+    *color_bands, strength = (np.asarray(band).astype(np.float32) for band in layers.split())
+    light = np.asarray(texture).astype(np.float32)
     light -= 128
     light *= strength
-    light *= np.float32(1 / (128 * 255))  # the relief
+    light *= np.float32(1 / (128 * 255))
     light += 1
     ramp = np.linspace(-1, 1, SIZE, dtype=np.float32)
-    light *= 1 + date.slope[0] * ramp[None] + date.slope[1] * ramp[:, None]
-    result = np.empty((SIZE, SIZE, 3), np.uint8)
-    x, y = date.grain
-    for channel, (values, noise) in enumerate(zip(colors, _noise())):  # numpy is faster on one channel than on (..., 3)
+    light *= 1 + date.brightness_slope[0] * ramp[None] + date.brightness_slope[1] * ramp[:, None]
+    image = np.empty((SIZE, SIZE, 3), np.uint8)
+    x, y = date.noise_start
+    for channel, (values, noise) in enumerate(zip(color_bands, _make_noise())):  # faster than all channels at once
         values *= light
         values += noise[y : y + SIZE, x : x + SIZE] * np.float32(date.noise)
         values += np.float32(0.5)
-        result[..., channel] = np.clip(values, 0, 255, out=values).astype(np.uint8)
-    return result
+        image[..., channel] = np.clip(values, 0, 255, out=values).astype(np.uint8)
+    return image
 
 
-def materials(scene: Layer, date: Date) -> Pixels:
-    """Return the number of the material in each pixel of the image of a date, (SIZE, SIZE), without shadows."""
+def draw_materials(scene: Layer, date: Date) -> ByteArray:
+    """Return the material id of each pixel of the image of a date, (SIZE, SIZE), without shadows."""
     canvas = _draw_scene(scene, date, draw_ground(scene))
-    return np.asarray(_to_date(canvas, date, _SCALE, Image.Resampling.NEAREST)) % SHADOW
+    return np.asarray(_sample_canvas(canvas, date, _SCALE, Image.Resampling.NEAREST)) % SHADOW_OFFSET
 
 
-def change_mask(change: Change | None, scene: Layer) -> Pixels:
-    """Draw the changed pixels in the before image's grid, (SIZE, SIZE); 255 where an object was added or removed, else 0.
+def change_mask(change: Change | None, scene: Layer) -> ByteArray:
+    """Draw the changed pixels of the before image, (SIZE, SIZE): 255 where an object is added or removed, else 0.
 
-    Shadows do not count. Where a new road meets an old one, nothing has changed. `scene` is either state of the pair.
+    Shadows do not count. Where a new road meets an old one, nothing has changed. `scene` is the scene in one of the two images.
     """
     mask = Image.new("L", (SIZE, SIZE))
     if change is not None:
@@ -174,36 +171,37 @@ def change_mask(change: Change | None, scene: Layer) -> Pixels:
 
 
 class _Canvas:
-    """Draws in pixels of the before image on a canvas with a margin."""
+    """A canvas on which ids are drawn; points and lengths are in pixels of the before image."""
 
     def __init__(self, scale: int = _SCALE, image: Image.Image | None = None) -> None:
-        self.image = image or Image.new("L", (scale * _CANVAS, scale * _CANVAS))
+        self.image = image or Image.new("L", (scale * _CANVAS_SIZE, scale * _CANVAS_SIZE))
         self._draw = ImageDraw.Draw(self.image)
         self._scale = scale
 
-    def _at(self, points: Sequence[Point]) -> list[Point]:
+    def _to_canvas(self, points: Sequence[Point]) -> list[Point]:
         scale = self._scale
         return [(scale * (x + MARGIN), scale * (y + MARGIN)) for x, y in points]
 
     def polygon(self, points: Sequence[Point], fill: int) -> None:
-        self._draw.polygon(self._at(points), fill=fill)
+        self._draw.polygon(self._to_canvas(points), fill=fill)
 
     def line(self, points: Sequence[Point], width: float, fill: int) -> None:
-        self._draw.line(self._at(points), fill=fill, width=max(1, round(self._scale * width)), joint="curve")
+        self._draw.line(self._to_canvas(points), fill=fill, width=max(1, round(self._scale * width)), joint="curve")
 
     def disc(self, center: Point, radius: float, fill: int) -> None:
-        (x, y), r = self._at([center])[0], radius * self._scale
-        self._draw.ellipse((x - r, y - r, x + r, y + r), fill=fill)
+        (x, y), radius = self._to_canvas([center])[0], radius * self._scale
+        self._draw.ellipse((x - radius, y - radius, x + radius, y + radius), fill=fill)
 
 
-_SURFACES = {"forest": FOREST, "bare": BARE, "mud": MUD, "grass": GRASS, "parking": PARKING}
+_SURFACE_MATERIALS = {"forest": FOREST, "bare": BARE, "mud": MUD, "grass": GRASS, "parking": PARKING}
 
 
 def draw_ground(scene: Layer) -> Image.Image:
-    """Draw the number of the ground's material at every sample of the canvas."""
+    """Draw the material ids of the ground on a canvas."""
     ground = _Canvas()
     for zone in scene.zones:
-        ground.polygon(zone.polygon, FIELDS + zone.tone if zone.surface == "field" else _SURFACES[zone.surface])
+        is_field = zone.surface == "field"
+        ground.polygon(zone.polygon, FIRST_FIELD + zone.tone if is_field else _SURFACE_MATERIALS[zone.surface])
     for river in scene.rivers:
         ground.line(river.line, river.width + 6, SHORE)
         ground.line(river.line, river.width, WATER)
@@ -216,8 +214,8 @@ def draw_ground(scene: Layer) -> Image.Image:
     for road in scene.roads:
         ground.line(road.line, road.width, ASPHALT if road.paved else DIRT_ROAD)
         if road.paved and road.width > 9:
-            for point, direction in along(road.line, 9):
-                ground.line([offset(point, direction, -2), offset(point, direction, 2)], 0.7, LINE)
+            for point, direction in points_along(road.line, 9):
+                ground.line([offset(point, direction, -2), offset(point, direction, 2)], 0.7, MARKING)
     for zone in scene.zones:
         if zone.surface == "parking":
             (x0, y0), (x1, y1), _, (x3, y3) = zone.polygon
@@ -226,64 +224,67 @@ def draw_ground(scene: Layer) -> Image.Image:
             for row in range(int(width / 14)):
                 for column in range(int(length / 6) + 1):
                     start = offset(offset((x0, y0), angle, column * 6), angle + math.pi / 2, row * 14 + 2)
-                    ground.line([start, offset(start, angle + math.pi / 2, 9)], 0.5, LINE)
+                    ground.line([start, offset(start, angle + math.pi / 2, 9)], 0.5, MARKING)
     return ground.image
 
 
 def _draw_scene(scene: Layer, date: Date, ground: Image.Image) -> Image.Image:
-    """Draw the number of the material at every sample of the canvas."""
-    shade = _Canvas()
-    length = 1 / math.tan(date.elevation)
+    """Draw the material ids of a scene at a date on a canvas."""
+    shadows = _Canvas()
+    length = 1 / math.tan(date.elevation)  # of the shadow of something that is 1 high
     dx, dy = length * math.cos(date.azimuth), length * math.sin(date.azimuth)
     for house in scene.houses:
         corners = house.footprint
-        moved = [(x + house.height * dx, y + house.height * dy) for x, y in corners]
-        shade.polygon(hull([*corners, *moved]), SHADOW)
+        shadow_corners = [(x + house.height * dx, y + house.height * dy) for x, y in corners]
+        shadows.polygon(convex_hull([*corners, *shadow_corners]), SHADOW_OFFSET)
     for tree in scene.trees:
-        tip = tree.center[0] + tree.height * dx, tree.center[1] + tree.height * dy
-        shade.line([tree.center, tip], 2 * tree.radius, SHADOW)
-        shade.disc(tip, tree.radius, SHADOW)
+        shadow_end = tree.center[0] + tree.height * dx, tree.center[1] + tree.height * dy
+        shadows.line([tree.center, shadow_end], 2 * tree.radius, SHADOW_OFFSET)
+        shadows.disc(shadow_end, tree.radius, SHADOW_OFFSET)
     for car in scene.cars:
-        shade.polygon(rectangle((car.center[0] + 0.8 * dx, car.center[1] + 0.8 * dy), car.angle, 7.5, 3.6), SHADOW)
+        center = car.center[0] + 0.8 * dx, car.center[1] + 0.8 * dy
+        shadows.polygon(rectangle(center, car.angle, 7.5, 3.6), SHADOW_OFFSET)
 
-    above = _Canvas(image=ImageChops.add_modulo(ground, shade.image))
-    toward = date.azimuth + math.pi  # the sun
+    canvas = _Canvas(image=ImageChops.add_modulo(ground, shadows.image))
+    to_sun = date.azimuth + math.pi
     for house in scene.houses:
-        _draw_house(above, house, toward)
+        _draw_house(canvas, house, to_sun)
     for tree in scene.trees:
-        above.disc(tree.center, tree.radius, TREES + 2 * tree.tone)
-        above.disc(offset(tree.center, toward, 0.28 * tree.radius), 0.66 * tree.radius, TREES + 2 * tree.tone + 1)
+        canvas.disc(tree.center, tree.radius, FIRST_TREE + 2 * tree.tone)
+        bright_center = offset(tree.center, to_sun, 0.28 * tree.radius)
+        canvas.disc(bright_center, 0.66 * tree.radius, FIRST_TREE + 2 * tree.tone + 1)
     for car in scene.cars:
-        above.polygon(rectangle(car.center, car.angle, 7.5, 3.6), CARS + car.color)
-        above.polygon(rectangle(offset(car.center, car.angle, -0.6), car.angle, 3.2, 2.8), CHIMNEY)
-    return above.image
+        canvas.polygon(rectangle(car.center, car.angle, 7.5, 3.6), FIRST_CAR + car.color)
+        canvas.polygon(rectangle(offset(car.center, car.angle, -0.6), car.angle, 3.2, 2.8), CHIMNEY)
+    return canvas.image
 
 
-def _draw_house(canvas: _Canvas, house: House, toward: float) -> None:
-    roof = ROOF + house.roof * _LEVELS
+def _draw_house(canvas: _Canvas, house: House, to_sun: float) -> None:
+    material = FIRST_ROOF + house.roof * _ROOF_LEVELS
     if house.gable:
         for side in (-1, 1):
             normal = house.angle + side * math.pi / 2
-            level = round(2 + 2 * math.cos(normal - toward))
+            level = round(2 + 2 * math.cos(normal - to_sun))
             middle = offset(house.center, normal, house.width / 4)
-            canvas.polygon(rectangle(middle, house.angle, house.length, house.width / 2), roof + level)
+            canvas.polygon(rectangle(middle, house.angle, house.length, house.width / 2), material + level)
         chimney = offset(offset(house.center, house.angle, house.length / 4), house.angle + math.pi / 2, 1.8)
         canvas.polygon(rectangle(chimney, house.angle, 1.8, 1.8), CHIMNEY)
         return
-    canvas.polygon(house.footprint, roof + 4)
-    canvas.polygon(rectangle(house.center, house.angle, house.length - 2.2, house.width - 2.2), roof + 2)
-    for share in (-0.28, 0.22) if house.length > 25 else (0.2,):
-        canvas.polygon(rectangle(offset(house.center, house.angle, share * house.length), house.angle, 4, 3.4), FIXTURE)
+    canvas.polygon(house.footprint, material + 4)
+    canvas.polygon(rectangle(house.center, house.angle, house.length - 2.2, house.width - 2.2), material + 2)
+    for position in (-0.28, 0.22) if house.length > 25 else (0.2,):
+        center = offset(house.center, house.angle, position * house.length)
+        canvas.polygon(rectangle(center, house.angle, 4, 3.4), FIXTURE)
 
 
-def _palette(date: Date) -> npt.NDArray[np.uint32]:
-    """Return (256,) colors and texture strengths of the materials, packed in four bytes."""
-    table = np.zeros((256, 4), np.float32)
-    green = date.green
+def _make_palette(date: Date) -> npt.NDArray[np.uint32]:
+    """Return (256,) color and texture strength of each material id at a date, packed in four bytes."""
+    table = np.zeros((256, 4), np.float32)  # red, green, blue, strength
+    green = date.greenness
 
     def between(dry: Color, fresh: Color, share: float = green) -> Color:
-        a, b, c = (low + share * (high - low) for low, high in zip(dry, fresh))
-        return a, b, c
+        r, g, b = (low + share * (high - low) for low, high in zip(dry, fresh))
+        return r, g, b
 
     table[GRASS] = *between((150, 140, 98), (98, 128, 66)), 75
     table[BARE] = 196, 170, 132, 50
@@ -292,13 +293,13 @@ def _palette(date: Date) -> npt.NDArray[np.uint32]:
     table[WATER] = 58, 84, 92, 18
     table[SHORE] = *between((150, 134, 98), (112, 122, 78)), 60
     table[ASPHALT] = 118, 118, 120, 28
-    table[LINE] = 214, 212, 204, 10
+    table[MARKING] = 214, 212, 204, 10
     table[VERGE] = 166, 156, 130, 50
     table[DIRT_ROAD] = 182, 158, 122, 50
     table[PARKING] = 128, 128, 128, 25
     table[FIXTURE] = 178, 178, 178, 10
     table[CHIMNEY] = 70, 66, 64, 10
-    for tone in range(FIELD_TONES):
+    for tone in range(NUM_FIELD_TONES):
         shift = 10 * math.sin(2.4 * tone)
         if tone % 5 == 0:  # ploughed
             color: Color = (138 + shift, 112 + shift, 84 + shift)
@@ -307,89 +308,95 @@ def _palette(date: Date) -> npt.NDArray[np.uint32]:
             color = between((198 + shift, 176 + shift, 112), (112 + shift, 142 + shift, 66), share)
         else:  # meadows
             color = between((158 + shift, 148 + shift, 96), (90 + shift, 128 + shift, 62))
-        table[FIELDS + tone] = *color, 60
-    for number, name in enumerate(ROOFS):
-        for level in range(_LEVELS):
+        table[FIRST_FIELD + tone] = *color, 60
+    for number, name in enumerate(ROOF_COLORS):
+        for level in range(_ROOF_LEVELS):
             factor = 0.66 + 0.14 * level
-            table[ROOF + number * _LEVELS + level] = *(min(245.0, factor * part) for part in _ROOF_COLORS[name]), 26
-    for tone in range(TREE_TONES):
+            color_at_level = (min(245.0, factor * channel) for channel in _ROOF_RGB[name])
+            table[FIRST_ROOF + number * _ROOF_LEVELS + level] = *color_at_level, 26
+    for tone in range(NUM_TREE_TONES):
         leaves = between((136 - 18 * tone, 120 - 8 * tone, 68), (78 - 8 * tone, 112 - 8 * tone, 56 - 3 * tone))
-        table[TREES + 2 * tone] = *(0.68 * part for part in leaves), 110
-        table[TREES + 2 * tone + 1] = *(1.1 * part for part in leaves), 110
-    for number, paint in enumerate(_CAR_PAINT):
-        table[CARS + number] = *paint, 5
-    table[SHADOW:, :3] = table[:SHADOW, :3] * (0.42, 0.46, 0.56)
-    table[SHADOW:, 3] = 0.7 * table[:SHADOW, 3]
-    rgb = 255 * (table[:, :3] / 255) ** date.gamma * date.gain * np.array(date.cast)
+        table[FIRST_TREE + 2 * tone] = *(0.68 * channel for channel in leaves), 110
+        table[FIRST_TREE + 2 * tone + 1] = *(1.1 * channel for channel in leaves), 110
+    for number, paint in enumerate(_CAR_COLORS):
+        table[FIRST_CAR + number] = *paint, 5
+    table[SHADOW_OFFSET:, :3] = table[:SHADOW_OFFSET, :3] * (0.42, 0.46, 0.56)
+    table[SHADOW_OFFSET:, 3] = 0.7 * table[:SHADOW_OFFSET, 3]
+    rgb = 255 * (table[:, :3] / 255) ** date.gamma * date.gain * np.array(date.color_balance)
     table[:, :3] = rgb * (1 - date.haze) + np.array((196, 204, 214)) * date.haze
     packed = np.ascontiguousarray(np.clip(table + 0.5, 0, 255).astype(np.uint8))
     return packed.view(np.uint32).ravel()
 
 
-TEXTURES = _BANK - _CANVAS
+NUM_TEXTURE_STARTS = _TEXTURE_SIZE - _CANVAS_SIZE
 
 
-def _texture(scene: Layer, date: Date, start: tuple[int, int]) -> Image.Image:
-    """Return the brightness of the texture at every pixel of the canvas, 128 where it has none."""
-    numbers = _Canvas(1)  # indices of `_textures()`
-    sun = round((date.azimuth + math.pi) / (2 * math.pi) * _SUNS) % _SUNS
+def _draw_texture(scene: Layer, date: Date, texture_start: tuple[int, int]) -> Image.Image:
+    """Return the brightness of the texture at every pixel of the canvas; 128 does not change the color."""
+    canvas = _Canvas(1)  # indices into `_make_textures()`
+    sun_angle = round((date.azimuth + math.pi) / (2 * math.pi) * _NUM_SUN_ANGLES) % _NUM_SUN_ANGLES
     for zone in scene.zones:
-        number = 0
+        index = 0
         if zone.surface == "forest":
-            number = 1 + sun
+            index = 1 + sun_angle
         elif zone.surface == "field":
-            number = 1 + _SUNS + round(zone.direction / math.pi * _ROWS) % _ROWS
-        numbers.polygon(zone.polygon, number)
-    (x, y), chosen = start, np.asarray(numbers.image)
-    texture = np.empty((_CANVAS, _CANVAS), np.uint8)
-    for number in np.flatnonzero(np.bincount(chosen.ravel())).tolist():
-        np.copyto(texture, _textures()[number][y : y + _CANVAS, x : x + _CANVAS], where=chosen == number)
+            crop_angle = round(zone.direction / math.pi * _NUM_CROP_ANGLES) % _NUM_CROP_ANGLES
+            index = 1 + _NUM_SUN_ANGLES + crop_angle
+        canvas.polygon(zone.polygon, index)
+    (x, y), texture_map = texture_start, np.asarray(canvas.image)
+    texture = np.empty((_CANVAS_SIZE, _CANVAS_SIZE), np.uint8)
+    for index in np.flatnonzero(np.bincount(texture_map.ravel())).tolist():
+        part = _make_textures()[index][y : y + _CANVAS_SIZE, x : x + _CANVAS_SIZE]
+        np.copyto(texture, part, where=texture_map == index)
     return Image.fromarray(texture)
 
 
 @cache
-def _noise() -> Array:
-    noise = np.random.default_rng(1).standard_normal((_BANK, _BANK, 3), dtype=np.float32)
+def _make_noise() -> FloatArray:
+    noise = np.random.default_rng(1).standard_normal((_TEXTURE_SIZE, _TEXTURE_SIZE, 3), dtype=np.float32)
     return np.ascontiguousarray(noise.transpose(2, 0, 1))
 
 
 @cache
-def _textures() -> list[Pixels]:
-    """Compute the textures of the ground, of forests by the direction of the sun, and of fields by the direction of their rows."""
+def _make_textures() -> list[ByteArray]:
+    """Compute the textures: one of open ground, one of forests for each sun angle, and one of fields for each crop angle."""
     rng = np.random.default_rng(0)
-    soil = 0.7 * _cloud(rng, 1.1) + 0.5 * _cloud(rng, 0.35)
-    height = np.zeros((_BANK, _BANK), np.float32)
-    for x, y, r in zip(*rng.uniform(0, _BANK, (2, 9000)), rng.uniform(2.5, 6, 9000)):
-        x0, y0 = max(0, int(x - r)), max(0, int(y - r))
-        x1, y1 = min(_BANK, int(x + r) + 2), min(_BANK, int(y + r) + 2)
-        across, down = np.meshgrid(np.arange(x0, x1) - x, np.arange(y0, y1) - y)
-        crown = r * np.sqrt(np.clip(1 - (across * across + down * down) / (r * r), 0, None)) + rng.uniform(0, 2)
+    ground = 0.7 * _sample_cloud(rng, 1.1) + 0.5 * _sample_cloud(rng, 0.35)
+    height = np.zeros((_TEXTURE_SIZE, _TEXTURE_SIZE), np.float32)
+    for x, y, radius in zip(*rng.uniform(0, _TEXTURE_SIZE, (2, 9000)), rng.uniform(2.5, 6, 9000)):
+        x0, y0 = max(0, int(x - radius)), max(0, int(y - radius))
+        x1, y1 = min(_TEXTURE_SIZE, int(x + radius) + 2), min(_TEXTURE_SIZE, int(y + radius) + 2)
+        dx, dy = np.meshgrid(np.arange(x0, x1) - x, np.arange(y0, y1) - y)
+        squared_distance = dx * dx + dy * dy
+        crown = radius * np.sqrt(np.clip(1 - squared_distance / (radius * radius), 0, None)) + rng.uniform(0, 2)
         patch = height[y0:y1, x0:x1]
-        np.maximum(patch, np.where(across * across + down * down < r * r, crown, 0), out=patch)
+        np.maximum(patch, np.where(squared_distance < radius * radius, crown, 0), out=patch)
     slope_y, slope_x = np.gradient(height)
-    crowns = []
-    for k in range(_SUNS):
-        angle = 2 * math.pi * k / _SUNS
-        lit = -(slope_x * math.cos(angle) + slope_y * math.sin(angle))
-        crowns.append(_as_bytes(0.55 * np.clip(lit, -1.5, 1.5) + 0.16 * (height - height.mean()) + 0.2 * soil))
-    y, x = np.mgrid[:_BANK, :_BANK].astype(np.float32)
-    rows = []
-    for k in range(_ROWS):
-        angle = math.pi * k / _ROWS
-        across = y * math.cos(angle) - x * math.sin(angle)
-        rows.append(_as_bytes(0.75 * np.sin(across * (2 * math.pi / 5.5)) + 0.8 * soil))
-    return [_as_bytes(soil), *crowns, *rows]
+    forest_textures = []
+    for direction in range(_NUM_SUN_ANGLES):
+        angle = 2 * math.pi * direction / _NUM_SUN_ANGLES
+        brightness = -(slope_x * math.cos(angle) + slope_y * math.sin(angle))
+        relief = 0.55 * np.clip(brightness, -1.5, 1.5) + 0.16 * (height - height.mean())
+        forest_textures.append(_to_bytes(relief + 0.2 * ground))
+    y, x = np.mgrid[:_TEXTURE_SIZE, :_TEXTURE_SIZE].astype(np.float32)
+    field_textures = []
+    for direction in range(_NUM_CROP_ANGLES):
+        angle = math.pi * direction / _NUM_CROP_ANGLES
+        across = y * math.cos(angle) - x * math.sin(angle)  # position across the crop rows
+        field_textures.append(_to_bytes(0.75 * np.sin(across * (2 * math.pi / 5.5)) + 0.8 * ground))
+    return [_to_bytes(ground), *forest_textures, *field_textures]
 
 
-def _cloud(rng: np.random.Generator, exponent: float) -> Array:
-    """Sample noise whose amplitude falls with the frequency to the power of `exponent`; mean 0, standard deviation 1."""
-    spectrum = np.fft.rfft2(rng.standard_normal((_BANK, _BANK)))
-    frequency = np.hypot(np.fft.fftfreq(_BANK)[:, None], np.fft.rfftfreq(_BANK)[None])
+def _sample_cloud(rng: np.random.Generator, exponent: float) -> FloatArray:
+    """Sample noise whose amplitude is proportional to frequency ** -exponent; its mean is 0, its standard deviation 1."""
+    spectrum = np.fft.rfft2(rng.standard_normal((_TEXTURE_SIZE, _TEXTURE_SIZE)))
+    frequency = np.hypot(np.fft.fftfreq(_TEXTURE_SIZE)[:, None], np.fft.rfftfreq(_TEXTURE_SIZE)[None])
     frequency[0, 0] = 1
-    values = np.fft.irfft2(spectrum / np.maximum(frequency, 4 / _BANK) ** exponent, (_BANK, _BANK))
-    values -= values.mean()
-    return (values / values.std()).astype(np.float32)
+    spectrum = spectrum / np.maximum(frequency, 4 / _TEXTURE_SIZE) ** exponent
+    cloud = np.fft.irfft2(spectrum, (_TEXTURE_SIZE, _TEXTURE_SIZE))
+    cloud -= cloud.mean()
+    return (cloud / cloud.std()).astype(np.float32)
 
 
-def _as_bytes(values: Array) -> Pixels:
+def _to_bytes(values: FloatArray) -> ByteArray:
     return np.clip(128 + 50 * values, 0, 255).astype(np.uint8)

@@ -1,15 +1,15 @@
-"""Write the dataset `tiles` in LEVIR-CC's official layout (see `diffcap.datasets.karpathy`); resumable.
+"""Write the dataset `tiles` in LEVIR-CC's official layout, which `diffcap.datasets.karpathy` describes; resumable.
 
     LevirCCcaptions.json              all pairs: train, val, test
     images/train/A/train_000001.png   before; B: after
-    images/train/label/...            mask in the grid of the before image, one channel; 255: changed, 0: not
+    images/train/label/...            mask of the pixels of the before image, one channel; 255: changed, 0: not
     facts.json                        "train_000001" -> the entry described below
     tiles.json                        the settings of the folder
 
 An entry of `facts.json` has:
 
     change_type   one of `changes.CHANGES`; null for a pair without change
-    boxes         {"before": [x0, y0, x1, y1] or null, "after": ...}: box around the changed objects in the grid of that image, x1 and
+    boxes         {"before": [x0, y0, x1, y1] or null, "after": ...}: box around the changed objects in pixels of that image, x1 and
                   y1 exclusive; null if the objects are not in the image
     facts         what captions may state, see `changes.Change`; absent for a pair without change
 """
@@ -27,15 +27,17 @@ import numpy.typing as npt
 
 from diffcap.records import SPLITS, write_text
 from diffcap.utils.errors import DiffcapError
-from diffcap.worlds.rendering import CHUNK, claim_folder, render_chunks, sample_splits, write_image, write_lines
+from diffcap.worlds.rendering import CHUNK, claim_folder, render_chunks, sample_splits, write_entries, write_image
+from diffcap.worlds.tiles import render
 from diffcap.worlds.tiles.captions import write_captions
 from diffcap.worlds.tiles.changes import CHANGES, Pair, sample_pair
-from diffcap.worlds.tiles.render import TEXTURES, Date, change_mask, draw_ground, render, sample_dates, to_image
+from diffcap.worlds.tiles.render import Date
 from diffcap.worlds.tiles.scenes import SIZE
 
 RENDERER_VERSION = 1  # version of the images and captions: increase it if a code change alters them for the same seed
-KINDS = 2 * len(CHANGES)  # number of kinds of pairs: each change, and no change in a scene that is sampled for it
-_LAST_FILES = ("facts.json", "LevirCCcaptions.json")
+# Pairs 0, 1, 2, ... have the kinds 0 to 15, again and again: for each type of change, pairs with it and pairs without.
+NUM_PAIR_KINDS = 2 * len(CHANGES)
+_FINAL_FILES = ("facts.json", "LevirCCcaptions.json")
 
 
 @dataclass(frozen=True)
@@ -55,105 +57,101 @@ def write_tiles(
     """Render a dataset, or the missing part of one that was interrupted.
 
     The files depend only on the settings. The scenes, images and captions of pair k of a seed do not depend on the size of the dataset.
-    The splits (85, 5 and 10 %) are random; each has equally many pairs of every change type, and as many without change.
+    The splits (train 85 %, val 5 %, test 10 %) are random; each has equally many pairs of every type of change, and as many without.
 
-    `jitter`, 0 to 1, is the strength of differences between the dates that are not changes: season, light, haze, registration, noise.
-    `workers` are processes, by default one per core, fewer for a small dataset.
+    `jitter`, 0 to 1, is the strength of the other differences between the two images: season, light, haze, registration, noise.
+    `workers` is the number of processes, by default one per core, fewer for a small dataset.
     """
-    if pairs < 3 * KINDS or pairs % 2:
-        raise DiffcapError(f"tiles: pairs must be an even number, {3 * KINDS} or more, not {pairs}; fix it.")
+    if pairs < 3 * NUM_PAIR_KINDS or pairs % 2:
+        raise DiffcapError(f"tiles: pairs must be an even number, {3 * NUM_PAIR_KINDS} or more, not {pairs}; fix it.")
     if not 0 <= jitter <= 1:
         raise DiffcapError(f"tiles: jitter must lie in 0 to 1, not {jitter:g}; fix it.")
     settings = Settings(pairs, seed, float(jitter))
     folder = Path(folder)
-    if claim_folder(folder, settings, _LAST_FILES, "tiles"):
+    if claim_folder(folder, settings, _FINAL_FILES, "tiles"):
         return
-    for name in SPLITS:
-        for kind in ("A", "B", "label"):
-            (folder / "images" / name / kind).mkdir(parents=True, exist_ok=True)
+    for split in SPLITS:
+        for image_kind in ("A", "B", "label"):
+            (folder / "images" / split / image_kind).mkdir(parents=True, exist_ok=True)
     with render_chunks(_write_chunk, folder, settings, pairs, workers, "pairs") as metadata:
-        rows = dict(zip(_names(pairs, seed), metadata))
-        names = sorted(rows, key=lambda name: (SPLITS.index(name.partition("_")[0]), name))
-        write_lines(folder / "facts.json", {name: rows[name]["entry"] for name in names})
+        metadata_by_name = dict(zip(_pair_names(pairs, seed), metadata))
+        names = sorted(metadata_by_name, key=lambda name: (SPLITS.index(name.partition("_")[0]), name))
+        write_entries(folder / "facts.json", {name: metadata_by_name[name]["entry"] for name in names})
         images = []
-        for index, name in enumerate(names):  # with the keys of the released file in their order
-            split, captions = name.partition("_")[0], rows[name]["captions"]
+        for index, name in enumerate(names):
+            split, captions = name.partition("_")[0], metadata_by_name[name]["captions"]
             first_id = index * len(captions)
-            ids = list(range(first_id, first_id + len(captions)))
+            sentence_ids = list(range(first_id, first_id + len(captions)))
             sentences = [
-                {"tokens": caption.split(), "raw": f" {caption} .", "imgid": index, "sentid": id}
-                for caption, id in zip(captions, ids)
+                {"tokens": caption.split(), "raw": f" {caption} .", "imgid": index, "sentid": sentence_id}
+                for caption, sentence_id in zip(captions, sentence_ids)
             ]
+            # The keys have the order of the released file.
             entry = {"filepath": split, "filename": f"{name}.png", "imgid": index, "sentences": sentences}
-            changed = int(rows[name]["entry"]["change_type"] is not None)
-            images.append({**entry, "split": split, "changeflag": changed, "sentids": ids})
+            change_flag = int(metadata_by_name[name]["entry"]["change_type"] is not None)
+            images.append({**entry, "split": split, "changeflag": change_flag, "sentids": sentence_ids})
         write_text(folder / "LevirCCcaptions.json", json.dumps({"images": images}) + "\n")
 
 
 @dataclass(frozen=True)
-class Rendered:
-    """A pair with its images and captions."""
+class RenderedPair:
+    """A pair of scenes with its images and captions."""
 
     pair: Pair
     images: tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]  # before and after, (SIZE, SIZE, 3)
-    mask: npt.NDArray[np.uint8]  # (SIZE, SIZE), see `render.change_mask`
-    boxes: dict[str, list[int] | None]  # see the module's docstring
+    mask: npt.NDArray[np.uint8]  # (SIZE, SIZE), 255 where the before image changes, else 0
+    boxes: dict[str, list[int] | None]  # "boxes" of an entry of `facts.json`
     captions: list[str]
 
 
-def appearance(number: int, seed: int, jitter: float) -> tuple[tuple[Date, Date], tuple[int, int]]:
-    """Return the dates of pair 0, 1, ... of a seed, and the start of its textures; see `render.render`."""
+def sample_appearance(number: int, seed: int, jitter: float) -> tuple[tuple[Date, Date], tuple[int, int]]:
+    """Sample the dates of both images of pair 0, 1, ... of a seed, and the start of its textures, see `render.render`."""
     rng = random.Random(f"tiles dates {seed} {number}")
-    dates = sample_dates(rng, jitter)
-    return dates, (rng.randrange(TEXTURES), rng.randrange(TEXTURES))
+    dates = render.sample_dates(rng, jitter)
+    return dates, (rng.randrange(render.NUM_TEXTURE_STARTS), rng.randrange(render.NUM_TEXTURE_STARTS))
 
 
-def render_pair(number: int, seed: int = 0, jitter: float = 1.0) -> Rendered:
-    """Render pair 0, 1, ... of a seed, and write its captions; see `write_tiles`."""
+def render_pair(number: int, seed: int = 0, jitter: float = 1.0) -> RenderedPair:
+    """Render pair 0, 1, ... of a seed, and write its captions."""
     pair = sample_pair(number, seed)
-    dates, texture = appearance(number, seed, jitter)
-    ground = draw_ground(pair.before)
-    before = render(pair.before, dates[0], texture, ground)
-    after = render(pair.after, dates[1], texture, ground if pair.change is None else None)
-    mask = change_mask(pair.change, pair.after)
+    dates, texture_start = sample_appearance(number, seed, jitter)
+    ground = render.draw_ground(pair.before)
+    before = render.render(pair.before, dates[0], texture_start, ground)
+    after = render.render(pair.after, dates[1], texture_start, ground if pair.change is None else None)
+    mask = render.change_mask(pair.change, pair.after)
     boxes: dict[str, list[int] | None] = {"before": None, "after": None}
     if pair.change is not None:
-        name, date = ("before", dates[0]) if pair.change.in_before else ("after", dates[1])
-        boxes[name] = _box(mask, date)
+        name, date = ("before", dates[0]) if pair.change.is_in_before else ("after", dates[1])
+        rows, columns = np.nonzero(mask)
+        x0, y0, x1, y1 = columns.min(), rows.min(), columns.max() + 1, rows.max() + 1
+        corners = [render.to_image((float(x), float(y)), date) for x in (x0, x1) for y in (y0, y1)]
+        lower, upper = np.floor(np.min(corners, 0) + 1e-6), np.ceil(np.max(corners, 0) - 1e-6)
+        boxes[name] = [int(min(SIZE, max(0, value))) for value in (*lower, *upper)]
     captions = write_captions(random.Random(f"tiles captions {seed} {number}"), pair.change)
-    return Rendered(pair, (before, after), mask, boxes, captions)
-
-
-def _box(mask: npt.NDArray[np.uint8], date: Date) -> list[int]:
-    """Return the box of a mask's pixels in the image of a date."""
-    y, x = np.nonzero(mask)
-    x0, y0, x1, y1 = x.min(), y.min(), x.max() + 1, y.max() + 1
-    corners = [to_image((float(a), float(b)), date) for a in (x0, x1) for b in (y0, y1)]
-    low = np.floor(np.min(corners, 0) + 1e-6)
-    high = np.ceil(np.max(corners, 0) - 1e-6)
-    return [int(min(SIZE, max(0, value))) for value in (*low, *high)]
+    return RenderedPair(pair, (before, after), mask, boxes, captions)
 
 
 def _write_chunk(folder: Path, settings: Settings, start: int) -> list[dict[str, Any]]:
-    rows = []
+    """Write the images of a chunk of pairs; return captions and entry of `facts.json` of each pair."""
+    metadata = []
     for number in range(start, min(start + CHUNK, settings.pairs)):
         rendered = render_pair(number, settings.seed, settings.jitter)
-        name = _names(settings.pairs, settings.seed)[number]
-        split_name = name.partition("_")[0]
-        for kind, image in zip(("A", "B", "label"), (*rendered.images, rendered.mask)):
-            write_image(folder, f"images/{split_name}/{kind}/{name}.png", image, noisy=kind != "label")
+        name = _pair_names(settings.pairs, settings.seed)[number]
+        split = name.partition("_")[0]
+        for image_kind, image in zip(("A", "B", "label"), (*rendered.images, rendered.mask)):
+            write_image(folder, f"images/{split}/{image_kind}/{name}.png", image, is_noisy=image_kind != "label")
         change = rendered.pair.change
-        entry: dict[str, Any] = {"change_type": None if change is None else change.kind, "boxes": rendered.boxes}
+        entry: dict[str, Any] = {"change_type": change and change.change_type, "boxes": rendered.boxes}
         if change is not None:
             entry["facts"] = change.facts()
-        rows.append({"captions": rendered.captions, "entry": entry})
-    return rows
+        metadata.append({"captions": rendered.captions, "entry": entry})
+    return metadata
 
 
 @cache
-def _names(pairs: int, seed: int) -> list[str]:
-    """Return the name of each pair, "train_000001"; every split is numbered from 1 on."""
-    pairs_of_kind = {kind: list(range(kind, pairs, KINDS)) for kind in range(KINDS)}
+def _pair_names(pairs: int, seed: int) -> list[str]:
+    """Return the name of each pair, for example "train_000001"; the numbers start at 1 in each split."""
+    pairs_of_kind = {kind: list(range(kind, pairs, NUM_PAIR_KINDS)) for kind in range(NUM_PAIR_KINDS)}
     splits = sample_splits(pairs_of_kind, f"tiles splits {seed}", lambda count: math.floor(count + 0.5))
-    names = {number: f"{name}_{place:06d}" for name in SPLITS for place, number in enumerate(splits[name], 1)}
+    names = {number: f"{split}_{position:06d}" for split in SPLITS for position, number in enumerate(splits[split], 1)}
     return [names[number] for number in range(pairs)]

@@ -20,15 +20,15 @@ from diffcap.models.clip import PairTower, TextTower, build_clip, clamp_logit_sc
 from diffcap.text.vocabularies import build_clip_vocabulary
 from diffcap.utils.files import atomic_write
 
-HELD_OUT = 1 << 40  # scenes with this index or a higher one are not used in training
-# A batch of CLIP: images (B, 3, h, w) uint8, a sentence for each image, targets of the dense task.
-Batch = tuple[Tensor, list[str], Any]
+HELD_OUT = 1 << 40  # the first scene that is not used in training
+# Images (B, 3, h, w) uint8, a sentence for each image, and targets of the dense task.
+ClipBatch = tuple[Tensor, list[str], Any]
 
 
 class ShippedTraining(pl.LightningModule, ABC):
-    """Training of one network."""
+    """Training of one network, on scenes that are rendered during training."""
 
-    path: ClassVar[Path]  # path of the weights in the package
+    weights_file: ClassVar[Path]  # path of the weights in the package
 
     def __init__(self, lr: float, steps: int) -> None:
         super().__init__()
@@ -37,17 +37,17 @@ class ShippedTraining(pl.LightningModule, ABC):
 
     @staticmethod
     @abstractmethod
-    def make(first: int, count: int, seed: int, jitter: float) -> Any:
-        """Render the scenes `first` ... `first + count - 1` as a batch."""
+    def render_batch(first_scene: int, num_scenes: int, seed: int, jitter: float) -> Any:
+        """Render the scenes `first_scene` to `first_scene + num_scenes - 1` as a batch."""
 
     @abstractmethod
-    def finish(self, images: int, seed: int, jitter: float) -> tuple[dict[str, Tensor], dict[str, float]]:
-        """Return the state dict to write, and scores on a number of held-out scenes."""
+    def finish(self, num_scenes: int, seed: int, jitter: float) -> tuple[dict[str, Tensor], dict[str, float]]:
+        """Return the state dict to write, and the network's scores on a number of held-out scenes."""
 
-    def held_out(self, images: int, seed: int, jitter: float, first: int = HELD_OUT) -> Iterator[Any]:
+    def held_out_batches(self, num_scenes: int, seed: int, jitter: float, first_scene: int = HELD_OUT) -> Iterator[Any]:
         """Yield batches of up to 50 scenes that training does not use."""
-        for start in range(0, images, 50):
-            yield self.make(first + start, min(50, images - start), seed, jitter)
+        for start in range(0, num_scenes, 50):
+            yield self.render_batch(first_scene + start, min(50, num_scenes - start), seed, jitter)
 
     def configure_optimizers(self) -> Any:
         """AdamW with a linear warm-up over a tenth of the steps and then a cosine."""
@@ -58,7 +58,7 @@ class ShippedTraining(pl.LightningModule, ABC):
 
 
 class ClipTraining(ShippedTraining):
-    """CLIP's contrastive loss and a dense auxiliary task for the patches, which replaces most of CLIP's 400 million images.
+    """Training of a small CLIP with an auxiliary "dense" task: it predicts what each cell shows; a patch has several cells.
 
     Args:
         lr: AdamW's highest learning rate, reached after a tenth of the steps.
@@ -66,81 +66,82 @@ class ClipTraining(ShippedTraining):
         dense_weight: weight of the dense task.
     """
 
-    network: ClassVar[str]  # name of the open_clip configuration
-    words_used: ClassVar[Iterable[str]]  # words of the sentences
-    dense_classes: ClassVar[int]  # C, number of logits of the dense task at each place
-    dense_places: ClassVar[int]  # number of places along each side of a patch
+    clip_name: ClassVar[str]  # name of the open_clip configuration
+    sentence_words: ClassVar[Iterable[str]]  # all words that sentences can have
+    num_dense_logits: ClassVar[int]  # C, logits of the dense task in each cell
+    cells_per_side: ClassVar[int]  # number of cells along each side of a patch
 
     def __init__(self, lr: float = 1e-3, steps: int = 3500, dense_weight: float = 1.0) -> None:
         super().__init__(lr, steps)
         self.dense_weight = dense_weight
-        self.vocabulary = build_clip_vocabulary([" ".join(self.words_used)], "clip_used")
-        self.clip = build_clip(self.network, vocabulary_size=len(self.vocabulary))
-        self.images, self.words = PairTower(self.clip, joint=False), TextTower(self.clip)  # the same modules
-        self.dense_head = nn.Linear(self.clip.visual.proj.shape[1], self.dense_classes * self.dense_places**2)
-        self.unfold = nn.PixelShuffle(self.dense_places)
+        self.vocabulary = build_clip_vocabulary([" ".join(self.sentence_words)], "clip_used")
+        self.clip = build_clip(self.clip_name, vocabulary_size=len(self.vocabulary))
+        self.images, self.words = PairTower(self.clip, joint=False), TextTower(self.clip)  # the modules of `self.clip`
+        self.dense_head = nn.Linear(self.clip.visual.proj.shape[1], self.num_dense_logits * self.cells_per_side**2)
+        self.unfold = nn.PixelShuffle(self.cells_per_side)
 
     @abstractmethod
     def dense_loss(self, logits: Tensor, targets: Any) -> Tensor:
         """Return the loss of the dense task from logits (B, C, rows, columns)."""
 
     @abstractmethod
-    def dense_counts(self, logits: Tensor, targets: Any) -> tuple[int, int]:
-        """Return how many predictions of the dense task are right, and how many are counted."""
+    def count_dense_hits(self, logits: Tensor, targets: Any) -> tuple[int, int]:
+        """Return the number of right predictions of the dense task, and the number of all predictions."""
 
-    def tokens(self, images: Tensor) -> Tensor:
+    def encode_images(self, images: Tensor) -> Tensor:
         """Encode images (B, 3, h, w) uint8 as tokens (B, 1 + N, E)."""
         return self.images.project(self.images.encode_single(self.images.normalize(images)))
 
-    def text(self, sentences: list[str]) -> Tensor:
+    def encode_sentences(self, sentences: list[str]) -> Tensor:
         """Encode B sentences as (B, E)."""
         length = len(self.words.positional_embedding)
-        rows = [torch.tensor(self.vocabulary.encode(sentence, length)) for sentence in sentences]
-        return self.words(nn.utils.rnn.pad_sequence(rows, True, self.vocabulary.pad).to(self.device))
+        token_ids = [torch.tensor(self.vocabulary.encode(sentence, length)) for sentence in sentences]
+        return self.words(nn.utils.rnn.pad_sequence(token_ids, True, self.vocabulary.pad).to(self.device))
 
-    def dense(self, tokens: Tensor) -> Tensor:
+    def dense_logits(self, tokens: Tensor) -> Tensor:
         """Compute the logits of the dense task, (B, C, rows, columns), from tokens (B, 1 + N, E)."""
         patches = self.dense_head(tokens[:, 1:]).transpose(1, 2)
         return self.unfold(patches.unflatten(2, self.images.grid))
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+    def training_step(self, batch: ClipBatch, batch_idx: int) -> Tensor:
         """Return the sum of the contrastive loss and the weighted loss of the dense task."""
         images, sentences, targets = batch
-        tokens = self.tokens(images)
-        contrast = pair_text_contrastive_loss(self.text(sentences), tokens[:, 0], self.clip.logit_scale.exp()).mean()
-        dense = self.dense_loss(self.dense(tokens), targets)
-        loss = contrast + self.dense_weight * dense
-        self.log_dict({"loss": loss, "contrast": contrast, "dense": dense}, prog_bar=True)
+        tokens = self.encode_images(images)
+        text, scale = self.encode_sentences(sentences), self.clip.logit_scale.exp()
+        contrastive_loss = pair_text_contrastive_loss(text, tokens[:, 0], scale).mean()
+        dense_loss = self.dense_loss(self.dense_logits(tokens), targets)
+        loss = contrastive_loss + self.dense_weight * dense_loss
+        self.log_dict({"loss": loss, "contrast": contrastive_loss, "dense": dense_loss}, prog_bar=True)
         return loss
 
     def on_train_batch_end(self, *_: Any) -> None:
-        """Limit the scale of the cosines to 100."""
+        """Limit the factor of the cosine similarities to 100."""
         clamp_logit_scale_(self.clip.logit_scale)
 
-    def measure(self, images: int, seed: int, jitter: float) -> dict[str, float]:
+    def measure(self, num_scenes: int, seed: int, jitter: float) -> dict[str, float]:
         """Measure R@1 between sentences and images of held-out scenes, and the accuracy of the dense task."""
         metric = PairRetrieval()
-        right = total = start = 0
-        for batch, sentences, targets in self.held_out(images, seed, jitter):
-            tokens, scene_ids = self.tokens(batch), torch.arange(start, start + len(batch))
-            metric.update(tokens[:, 0], scene_ids, self.text(sentences), scene_ids, scene_ids)
-            batch_right, batch_total = self.dense_counts(self.dense(tokens), targets)
-            right += batch_right
-            total += batch_total
-            start += len(batch)
+        num_right = num_counted = num_seen = 0
+        for images, sentences, targets in self.held_out_batches(num_scenes, seed, jitter):
+            tokens, scene_ids = self.encode_images(images), torch.arange(num_seen, num_seen + len(images))
+            metric.update(tokens[:, 0], scene_ids, self.encode_sentences(sentences), scene_ids, scene_ids)
+            right, counted = self.count_dense_hits(self.dense_logits(tokens), targets)
+            num_right += right
+            num_counted += counted
+            num_seen += len(images)
         scores = {name: float(value) for name, value in metric.compute().items() if name.endswith("R@1")}
-        return {name: round(value, 4) for name, value in {**scores, "dense": right / max(1, total)}.items()}
+        return {name: round(value, 4) for name, value in {**scores, "dense": num_right / max(1, num_counted)}.items()}
 
-    def finish(self, images: int, seed: int, jitter: float) -> tuple[dict[str, Tensor], dict[str, float]]:
-        """Return weights in float16 under open_clip's names with the token ids of the word vectors, and scores (`measure`)."""
+    def finish(self, num_scenes: int, seed: int, jitter: float) -> tuple[dict[str, Tensor], dict[str, float]]:
+        """Return the weights in float16, with open_clip's names, and the scores from `measure`; "token_ids" has CLIP's token ids."""
         state = {name: value.half() for name, value in self.clip.state_dict().items()}
         self.clip.load_state_dict({name: value.float() for name, value in state.items()})  # measure the rounded weights
         state["token_ids"] = torch.tensor(self.vocabulary.clip_ids)
-        return state, self.measure(images, seed, jitter)
+        return state, self.measure(num_scenes, seed, jitter)
 
 
 class RenderedScenes(pl.LightningDataModule):
-    """Scenes of an embedded dataset, each of which is rendered and used for one training step only.
+    """Rendered scenes; each scene is used in one training step only.
 
     Args:
         batch_size: images per step.
@@ -158,7 +159,7 @@ class RenderedScenes(pl.LightningDataModule):
         self.num_workers = num_workers
 
     def train_dataloader(self) -> DataLoader[Any]:
-        """Return the scenes of the current epoch; a resumed run gets the same ones as an uninterrupted run."""
+        """Return the scenes of the current epoch; a resumed run gets the same scenes as an uninterrupted one."""
         assert self.trainer is not None
         training: Any = self.trainer.lightning_module
         start = self.trainer.current_epoch * self.batches
@@ -166,26 +167,26 @@ class RenderedScenes(pl.LightningDataModule):
         return DataLoader(
             batch_indices,
             batch_size=None,
-            collate_fn=partial(_render_batch, training.make, self.batch_size, self.seed, self.jitter),
+            collate_fn=partial(_render_batch, training.render_batch, self.batch_size, self.seed, self.jitter),
             num_workers=self.num_workers,
             prefetch_factor=4 if self.num_workers else None,
         )
 
 
-def _render_batch(make: Callable[..., Any], batch_size: int, seed: int, jitter: float, batch_index: int) -> Any:
-    """Render a batch."""
-    return make(batch_index * batch_size, batch_size, seed, jitter)
+def _render_batch(render: Callable[..., Any], batch_size: int, seed: int, jitter: float, batch_index: int) -> Any:
+    """Render a batch, as the `collate_fn` of a data loader over batch indices."""
+    return render(batch_index * batch_size, batch_size, seed, jitter)
 
 
-def standardise_(network: nn.Module, values: list[Tensor]) -> None:
-    """Set a backbone's output scaling so that every channel of its unscaled (B, C, h, w) features has mean 0 and variance 1."""
+def set_scaling_(network: nn.Module, values: list[Tensor]) -> None:
+    """Set the buffers "mean" and "scale" of a backbone to those of each channel of its unscaled (B, C, h, w) features."""
     channels = torch.cat(values).transpose(0, 1).flatten(1).double()
     network.get_buffer("mean").copy_(channels.mean(1))
     network.get_buffer("scale").copy_(channels.std(1).clamp(min=1e-3))
 
 
 def backbone_state(network: nn.Module) -> dict[str, Tensor]:
-    """Return the weights in float16, and the scaling in float32."""
+    """Return the state dict of a backbone with weights in float16, and "mean" and "scale" in float32."""
     return {name: value if name in ("mean", "scale") else value.half() for name, value in network.state_dict().items()}
 
 
@@ -201,7 +202,8 @@ def train_and_ship(name: str, model: type[ShippedTraining], command_options: lis
 
         def add_arguments_to_parser(self, parser):  # type: ignore[no-untyped-def]
             """Add the two options."""
-            parser.add_argument("--output", type=str, default=str(model.path), help="weights to write, .safetensors")
+            default = str(model.weights_file)
+            parser.add_argument("--output", type=str, default=default, help="weights to write, .safetensors")
             parser.add_argument("--probe_images", type=int, default=6000, help="held-out scenes for the evaluation")
 
     cli = ShippedCLI(
@@ -218,26 +220,26 @@ def train_and_ship(name: str, model: type[ShippedTraining], command_options: lis
             "callbacks": [ModelCheckpoint(filename="last", enable_version_counter=False)],
         },
     )
-    steps, scenes, images = cli.model.steps, cli.datamodule, cli.config.probe_images
-    last = Path(cli.trainer.default_root_dir) / "checkpoints" / "last.ckpt"
+    steps, data, num_held_out = cli.model.steps, cli.datamodule, cli.config.probe_images
+    last_checkpoint = Path(cli.trainer.default_root_dir) / "checkpoints" / "last.ckpt"
     cli.trainer.fit_loop.epoch_loop.max_steps = steps
-    cli.trainer.fit(cli.model, datamodule=scenes, ckpt_path=str(last) if last.is_file() else None)
+    cli.trainer.fit(cli.model, datamodule=data, ckpt_path=str(last_checkpoint) if last_checkpoint.is_file() else None)
     if cli.trainer.global_step < steps:
-        return  # stopped by the user; the same command resumes
+        return  # stopped by the user; the same command resumes the training
     with torch.no_grad():
-        state, scores = cli.model.cpu().eval().finish(images, scenes.seed, scenes.jitter)
+        state_dict, scores = cli.model.cpu().eval().finish(num_held_out, data.seed, data.jitter)
     options = {f"model.{key}": value for key, value in cli.model.hparams.items() if key[0] != "_"}
-    options |= {f"data.{key}": getattr(scenes, key) for key in ("batch_size", "batches", "seed", "jitter")}
+    options |= {f"data.{key}": getattr(data, key) for key in ("batch_size", "batches", "seed", "jitter")}
     arguments = " ".join(f"--{key}={value}" for key, value in options.items())
     provenance = {
         "date": datetime.date.today().isoformat(),
         "command": f"python stages/shipped.py {name} --seed_everything={cli.config.seed_everything} {arguments}",
-        "seed": f"{cli.config.seed_everything} (weights), {scenes.seed} (scenes)",
-        "steps": f"{steps} of {scenes.batch_size} images",
-        "held_out": json.dumps({**scores, "images": images}),
+        "seed": f"{cli.config.seed_everything} (weights), {data.seed} (scenes)",
+        "steps": f"{steps} of {data.batch_size} images",
+        "held_out": json.dumps({**scores, "images": num_held_out}),
     }
-    output = Path(cli.config.output)
-    with atomic_write(output, per_process=False) as temporary:
-        save_file({key: value.contiguous() for key, value in state.items()}, temporary, provenance)
+    weights_file = Path(cli.config.output)
+    with atomic_write(weights_file, per_process=False) as temporary:
+        save_file({key: value.contiguous() for key, value in state_dict.items()}, temporary, provenance)
         temporary.chmod(0o644)  # safetensors creates a file that only its owner can read
-    print(f"{output}: {output.stat().st_size / 1e6:.2f} MB; on held-out scenes: {scores}")
+    print(f"{weights_file}: {weights_file.stat().st_size / 1e6:.2f} MB; on held-out scenes: {scores}")

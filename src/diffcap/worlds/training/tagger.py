@@ -17,7 +17,7 @@ from diffcap.worlds.blocks.scenes import sample_triples
 from diffcap.worlds.tiles import captions as tiles
 from diffcap.worlds.tiles.changes import sample_pair
 
-_REPLACEABLE = frozenset(("NOUN", "ADJ"))  # the tags that matter to the replaced negatives
+_REPLACED = ("NOUN", "ADJ")  # the tags of words that hard negatives replace
 
 
 def train_tagger(
@@ -53,11 +53,11 @@ def train_tagger(
     if not train or not test:
         raise DiffcapError(f"{len(train)} training sentences and {len(test)} held-out ones; give more sentences.")
     print(f"training on {len(train):,} sentences, measuring on {len(test):,}")
-    work = out / ".training"
+    work = out / ".training"  # a folder; its results are moved to `out` at the end
     shutil.rmtree(work, ignore_errors=True)
     write_conllu(work / "train.conllu", train)
     write_conllu(work / "held_out.conllu", test)
-    settings = {
+    trainer_options = {
         "train_file": work / "train.conllu", "eval_file": work / "held_out.conllu", "output_file": work / "out.conllu",
         "save_dir": work, "save_name": "tagger.pt", "lang": "en", "shorthand": "en_captions", "seed": seed,
         "hidden_dim": width, "deep_biaff_hidden_dim": width, "composite_deep_biaff_hidden_dim": 4,
@@ -68,14 +68,14 @@ def train_tagger(
     }  # fmt: skip
     command = [sys.executable, "-m", "stanza.models.tagger", "--mode", "train", "--no_pretrain", "--cpu"]
     command += ["--fix_eval_interval", "--augment_nopunct", "0"]
-    command += [part for key, value in settings.items() for part in (f"--{key}", str(value))]
+    command += [part for key, value in trainer_options.items() for part in (f"--{key}", str(value))]
     log = work / "log.txt"
     environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}  # the layers are tiny
-    with log.open("w", encoding="utf-8") as file:
-        done = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, env=environment, check=False)
-    if done.returncode or not (work / "tagger.pt").is_file():
-        last = (log.read_text(encoding="utf-8").strip().splitlines() or ["no output"])[-1]
-        raise DiffcapError(f"Stanza's trainer failed ({last[:200]}); read {log}, fix the cause and run it again.")
+    with log.open("w", encoding="utf-8") as output:
+        result = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, env=environment, check=False)
+    if result.returncode or not (work / "tagger.pt").is_file():
+        last_line = (log.read_text(encoding="utf-8").strip().splitlines() or ["no output"])[-1]
+        raise DiffcapError(f"Stanza's trainer failed ({last_line[:200]}); read {log}, fix the cause and run it again.")
     resources = {"lang_name": "English", "default_processors": {}, "default_dependencies": {}, "packages": {}}
     write_json(work / "resources.json", {"en": resources})
     metrics = {**measure(work, test), "trained_on_sentences": len(train), "steps": steps, "seed": seed}
@@ -90,10 +90,10 @@ def train_tagger(
 
 
 def tagged_captions(dataset: str, scenes: int, seed: int) -> list[TaggedSentence]:
-    """Return the captions of a number of scenes of `blocks` or `tiles`, with the tag of each word."""
+    """Return the captions of a number of scenes of `blocks` or `tiles`, with the part-of-speech tag of each word."""
     if dataset == "blocks":
-        groups = blocks.write_captions(sample_triples(range(scenes), seed), seed)
-        return [blocks.tag(caption) for group in groups for captions in group for caption in captions]
+        change_captions, no_change_captions = blocks.write_captions(sample_triples(range(scenes), seed), seed)
+        return [blocks.tag(caption) for captions in change_captions + no_change_captions for caption in captions]
     sentences: dict[str, None] = {}  # an ordered set
     for number in range(scenes):
         change = sample_pair(number, seed).change
@@ -102,7 +102,7 @@ def tagged_captions(dataset: str, scenes: int, seed: int) -> list[TaggedSentence
 
 
 def split_held_out(sentences: Sequence[TaggedSentence], seed: int) -> tuple[list[TaggedSentence], list[TaggedSentence]]:
-    """The training sentences with duplicates, and a tenth of the distinct sentences, at least one, which is held out."""
+    """Hold out a tenth of the distinct sentences, at least one. Return the other sentences with duplicates, and the held-out ones."""
     distinct = sorted({tuple(sentence) for sentence in sentences})
     chosen = random.Random(seed).sample(distinct, max(1, round(0.1 * len(distinct))))
     held_out = set(chosen)
@@ -110,15 +110,16 @@ def split_held_out(sentences: Sequence[TaggedSentence], seed: int) -> tuple[list
 
 
 def measure(folder: str | Path, gold: Sequence[TaggedSentence]) -> dict[str, Any]:
-    """Fractions of words with the right tag, and with the right decision "noun or adjective" against "other"; and counts."""
+    """Compare the tags of a tagger with the true tags, and if both or none are in `_REPLACED`; return fractions of words."""
     pipeline = load_pipeline(find_tagger(str(folder)))
-    found = tag_batch(pipeline, [" ".join(word for word, _ in sentence) for sentence in gold])
-    pairs = [(tag, guess) for sentence, tags in zip(gold, found) for (_, tag), guess in zip(sentence, tags)]
-    right = sum(tag == guess for tag, guess in pairs)
-    right_group = sum((tag in _REPLACEABLE) == (guess in _REPLACEABLE) for tag, guess in pairs)
+    predicted_tags = tag_batch(pipeline, [" ".join(word for word, _ in sentence) for sentence in gold])
+    true_tags = [tag for sentence in gold for _, tag in sentence]
+    tag_pairs = list(zip(true_tags, (tag for tags in predicted_tags for tag in tags)))
+    num_right = sum(true == predicted for true, predicted in tag_pairs)
+    num_right_group = sum((true in _REPLACED) == (predicted in _REPLACED) for true, predicted in tag_pairs)
     return {
-        "upos_accuracy": right / len(pairs),
-        "noun_or_adjective_accuracy": right_group / len(pairs),
+        "upos_accuracy": num_right / len(tag_pairs),
+        "noun_or_adjective_accuracy": num_right_group / len(tag_pairs),
         "held_out_sentences": len(gold),
-        "held_out_words": len(pairs),
+        "held_out_words": len(tag_pairs),
     }
