@@ -40,9 +40,9 @@ class Scores(NamedTuple):
     missing_reason: str = ""
 
 
-def find_scores(checkpoint: Path, state: dict[str, Any], metrics_file: str | Path | None = None) -> Scores:
-    """Find the scores of a checkpoint's weights in `metrics_file`, or without one in the same run or exported folder."""
-    expected_hash = weights_hash(state)
+def find_scores(checkpoint: Path, content: dict[str, Any], metrics_file: str | Path | None = None) -> Scores:
+    """Find the scores of the weights in `content` (of `read_checkpoint`), in `metrics_file` or else in the run or exported folder."""
+    expected_hash = weights_hash(content)
     if metrics_file is not None:
         metrics = _read_metrics(Path(metrics_file))
         if reason := _mismatch_reason(metrics, expected_hash):
@@ -82,9 +82,9 @@ def _mismatch_reason(metrics: dict[str, Any], expected_hash: str) -> str | None:
 def export(checkpoint: str | Path, folder: str | Path) -> Scores:
     """Write the exported form of a checkpoint, and the metrics.json of its weights if there is one."""
     checkpoint, folder = Path(checkpoint), Path(folder)
-    state = read_checkpoint(checkpoint)
-    scores = find_scores(checkpoint, state)
-    write_folder(folder, state)
+    content = read_checkpoint(checkpoint)
+    scores = find_scores(checkpoint, content)
+    write_folder(folder, content)
     if scores.metrics is not None:
         write_json(folder / METRICS, scores.metrics)
     elif folder.absolute() != checkpoint.absolute():
@@ -106,13 +106,13 @@ def push(
     """
     check_repository_name(name)
     checkpoint = Path(checkpoint)
-    state = read_checkpoint(checkpoint)
-    stage = state["diffcap"]["stage"]
+    content = read_checkpoint(checkpoint)
+    stage = content["diffcap"]["stage"]
     if stage not in CAPTIONING_STAGES:
         raise DiffcapError(
             f"{checkpoint}: a checkpoint of the {stage} stage cannot caption; push one of the finetune or reinforce stage."
         )
-    scores = find_scores(checkpoint, state, metrics_file)
+    scores = find_scores(checkpoint, content, metrics_file)
     if scores.metrics is None:
         echo(f"note: the model card has no scores: {scores.missing_reason}; `make eval` writes them.", err=True)
     stage_folder = checkpoint.absolute().parent
@@ -122,17 +122,17 @@ def push(
     _check_images(pictures)
     from huggingface_hub import HfApi
 
-    arguments = state["diffcap"].get("hyperparameters") or {}
+    arguments = content["diffcap"].get("hyperparameters") or {}
     licence_of_base = base_licence(arguments["base"], arguments.get("revision")) if "base" in arguments else None
-    state = without_folders(state)
+    content = without_folders(content)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        write_folder(folder, state)
+        write_folder(folder, content)
         for path in pictures:
             (folder / path.name).write_bytes(path.read_bytes())
         if scores.metrics is not None:
             write_json(folder / METRICS, scores.metrics)
-        card = model_card(name, state, scores, [path.name for path in pictures], license, licence_of_base)
+        card = model_card(name, content, scores, [path.name for path in pictures], license, licence_of_base)
         (folder / "README.md").write_text(card, encoding="utf-8")
         api = HfApi()
         with hub_errors(name):
@@ -164,19 +164,19 @@ def _check_images(paths: Sequence[Path]) -> None:
             raise DiffcapError(f"{path}: another file of --pictures is also named {path.name}; rename one.")
 
 
-def without_folders(state: dict[str, Any]) -> dict[str, Any]:
+def without_folders(content: dict[str, Any]) -> dict[str, Any]:
     """Return the checkpoint with the name of the base model's local folder instead of its path, which is private."""
-    metadata = state["diffcap"]
+    metadata = content["diffcap"]
     arguments = metadata.get("hyperparameters") or {}
     if "base" not in arguments or arguments.get("revision"):
-        return state
+        return content
     hyperparameters = {**arguments, "base": Path(arguments["base"]).name}
-    return {**state, "diffcap": {**metadata, "hyperparameters": hyperparameters}}
+    return {**content, "diffcap": {**metadata, "hyperparameters": hyperparameters}}
 
 
 def model_card(
     name: str,
-    state: dict[str, Any],
+    content: dict[str, Any],
     scores: Scores,
     images: Sequence[str],
     license: str,
@@ -188,11 +188,11 @@ def model_card(
     """
     from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-    metadata = state["diffcap"]
+    metadata = content["diffcap"]
     model_name = name.rpartition("/")[2]
     method = methods().get(metadata["method"])
     features = metadata["features"]
-    hyperparameters = without_folders(state)["diffcap"].get("hyperparameters") or {}
+    hyperparameters = without_folders(content)["diffcap"].get("hyperparameters") or {}
     base_on_hub = hyperparameters.get("base") if hyperparameters.get("revision") else None  # not of a local folder
     backbone = ", ".join(str(features[key]) for key in ("library", "network", "stage") if features.get(key))
     protocol = (scores.metrics or {}).get("protocol") or {}
@@ -232,7 +232,7 @@ def model_card(
         licence_of_base=licence_of_base,
         stage=STAGE_DESCRIPTIONS[metadata["stage"]],
         features=backbone or features.get("name"),
-        steps=f"{state['global_step']:,}",
+        steps=f"{content['global_step']:,}",
         groups=groups,
         columns=[metric for metric in METRIC_COLUMNS if any(metric in row for row in groups.values())],
         protocol=", ".join(f"{key} {value}" for key, value in protocol.items() if isinstance(value, str | int | float)),

@@ -52,8 +52,8 @@ def load(
             f"{path}: was trained with its own prompt; --prompt is for vision-language models without training."
         )
     path = fetch_if_on_hub(path)
-    state = read_checkpoint(path)
-    metadata = dict(state["diffcap"])
+    content = read_checkpoint(path)
+    metadata = dict(content["diffcap"])
     version = f"{metadata['version']:.40}"
     if metadata["stage"] not in CAPTIONING_STAGES:
         raise DiffcapError(
@@ -68,11 +68,11 @@ def load(
     if metadata["version"] != diffcap.__version__:
         advice = f"use diffcap {version}, which wrote it, or train it again"
     with wrap_errors(path, f"diffcap {diffcap.__version__} cannot build its captioner", advice):
-        captioner, vocabulary = build_captioner(state, path, base)
+        captioner, vocabulary = build_captioner(content, path, base)
     max_length, features = metadata.pop("max_length"), metadata.pop("features")
     for key in ("hyperparameters", "words", "vocabulary_layout"):
         metadata.pop(key, None)
-    metadata["step"] = state["global_step"]
+    metadata["step"] = content["global_step"]
     return Checkpoint(captioner.eval(), vocabulary, max_length, features, metadata)
 
 
@@ -109,29 +109,29 @@ def retrieval_function(path: str | Path) -> Callable[..., None]:
     return function
 
 
-def build_pretraining(state: dict[str, Any]) -> Any:
+def build_pretraining(content: dict[str, Any]) -> Any:
     """Build the model of a pre-training's checkpoint, see `read_checkpoint`. If its weights do not fit, any error is raised."""
-    pretraining = methods()[state["diffcap"]["method"]].pretraining
+    pretraining = methods()[content["diffcap"]["method"]].pretraining
     assert pretraining is not None
-    model = import_object(pretraining.captioner)(**state["diffcap"]["hyperparameters"])
-    model.load_state_dict(weights_of(state))
+    model = import_object(pretraining.captioner)(**content["diffcap"]["hyperparameters"])
+    model.load_state_dict(weights_of(content))
     return model
 
 
 def build_captioner(
-    state: dict[str, Any], path: str | Path, base: str | Path | None = None
+    content: dict[str, Any], path: str | Path, base: str | Path | None = None
 ) -> tuple[Captioner, AnyVocabulary]:
     """Build a captioner and its vocabulary from a checkpoint's content, see `read_checkpoint`.
 
     If the parts do not fit together, any error is raised. `path` is for messages; `base`: see `load`.
     """
-    metadata = state["diffcap"]
+    metadata = content["diffcap"]
     captioner_class: type[Captioner] = import_object(methods()[metadata["method"]].captioner)
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(captioner_class)
     arguments = parser.parse_object(metadata["hyperparameters"]).as_dict()
     if captioner_class.on_base_model:
-        captioner_class.check_state(arguments, weights_of(state))  # before the base model is loaded
+        captioner_class.check_state(arguments, weights_of(content))  # before the base model is loaded
         arguments |= _base_replacement(path, arguments, base)
     elif base is not None:
         raise DiffcapError(f"{path}: its captioner has no base model; remove --base.")
@@ -142,7 +142,7 @@ def build_captioner(
                 f"it has {len(vocabulary)} words, special tokens included, but vocabulary_size is {arguments['vocabulary_size']}"
             )
     captioner: Any = captioner_class(**arguments)
-    captioner.load_state_dict(weights_of(state))
+    captioner.load_state_dict(weights_of(content))
     if captioner_class.on_base_model:
         return captioner, captioner.vocabulary
     if vocabulary.family != captioner.vocabulary_layout:

@@ -54,10 +54,10 @@ def read_checkpoint(path: str | Path, mapped: bool = False) -> dict[str, Any]:
             with zipfile.ZipFile(path) as archive:  # with a CRC-32 of every entry, which torch does not check
                 if damaged := archive.testzip():
                     raise ValueError(f"the checksum of {damaged} is wrong")
-        state = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as error:  # foreign content may raise any error
         raise DiffcapError(f"{path}: not a readable checkpoint ({error_reason(error)}); {remedy(path)}.") from None
-    return _check_content(state, path, mapped)
+    return _check_content(content, path, mapped)
 
 
 def remedy(path: Path) -> str:
@@ -70,8 +70,8 @@ def remedy(path: Path) -> str:
     return "copy or download it again, or write it again with the same command"
 
 
-def _check_content(state: Any, path: Path, mapped: bool) -> dict[str, Any]:
-    metadata = state.get("diffcap") if isinstance(state, dict) else None
+def _check_content(content: Any, path: Path, mapped: bool) -> dict[str, Any]:
+    metadata = content.get("diffcap") if isinstance(content, dict) else None
     if not isinstance(metadata, dict) or not {"format", "version"} <= metadata.keys():
         raise DiffcapError(
             f"{path}: not a checkpoint of diffcap; import a checkpoint of a method's authors with `diffcap import METHOD FILE`."
@@ -87,8 +87,8 @@ def _check_content(state: Any, path: Path, mapped: bool) -> dict[str, Any]:
         for key in (*_REQUIRED, *of_captioner):
             if key not in metadata:
                 raise KeyError(key)
-        weights = dict(state["state_dict"])
-        step = int(state["global_step"])
+        weights = dict(content["state_dict"])
+        step = int(content["global_step"])
     for name, value in weights.items():
         if not isinstance(value, Tensor):
             raise DiffcapError(f"{path}: its weight {name!r:.80} is not a tensor; {remedy(path)}.")
@@ -97,7 +97,7 @@ def _check_content(state: Any, path: Path, mapped: bool) -> dict[str, Any]:
                 f"{path}: its weight {name!r:.80} contains nan or inf, perhaps because the training diverged; use another "
                 f"checkpoint, or train again with a lower learning rate, such as `make {metadata['stage']} ARGS=--model.lr=1e-5`."
             )
-    return {**state, "diffcap": metadata, "state_dict": weights, "global_step": step}
+    return {**content, "diffcap": metadata, "state_dict": weights, "global_step": step}
 
 
 def is_finite(value: Tensor) -> bool:
@@ -135,12 +135,12 @@ def _read_folder(folder: Path, mapped: bool) -> dict[str, Any]:
     return {"diffcap": metadata, "state_dict": weights, "global_step": step}
 
 
-def write_folder(folder: str | Path, state: dict[str, Any]) -> None:
+def write_folder(folder: str | Path, content: dict[str, Any]) -> None:
     """Write the exported form of a checkpoint. config.json is written last, so a folder without it is incomplete."""
     from safetensors.torch import save_file
 
     folder = Path(folder)
-    weights = {f"captioner.{name}": value.contiguous().clone() for name, value in weights_of(state).items()}
+    weights = {f"captioner.{name}": value.contiguous().clone() for name, value in weights_of(content).items()}
     advice = "check the free space and the permissions there, or give another folder"
     with atomic_write(folder / WEIGHTS) as temporary:
         # For a full disk, safetensors has its own exception.
@@ -149,16 +149,16 @@ def write_folder(folder: str | Path, state: dict[str, Any]) -> None:
         temporary.chmod(0o644)  # safetensors creates a file that only its owner can read
         checksum = file_hash(temporary)
         (folder / CONFIG).unlink(missing_ok=True)  # it describes the earlier weights
-    write_json(folder / CONFIG, {**state["diffcap"], "step": state["global_step"], SHA256: checksum})
+    write_json(folder / CONFIG, {**content["diffcap"], "step": content["global_step"], SHA256: checksum})
 
 
-def weights_hash(state: dict[str, Any]) -> str:
+def weights_hash(content: dict[str, Any]) -> str:
     """Return the SHA-256 (hexadecimal) of the captioner's weights, which is the same for a file and its exported form.
 
     The files of two equal trainings differ, because they contain the training time; their weights are equal.
     """
     digest = hashlib.sha256()
-    for name, value in sorted(weights_of(state).items()):
+    for name, value in sorted(weights_of(content).items()):
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
         digest.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
@@ -166,16 +166,16 @@ def weights_hash(state: dict[str, Any]) -> str:
 
 def checkpoint_record(path: str | Path, folder: str | Path) -> dict[str, Any]:
     """Return the entry of a checkpoint in metrics.json: its path relative to `folder`, stage, step and hash of the weights."""
-    state = read_checkpoint(path, mapped=True)
+    content = read_checkpoint(path, mapped=True)
     return {
         "file": Path(os.path.relpath(path, folder)).as_posix(),
-        "stage": state["diffcap"].get("stage"),
-        "step": state["global_step"],
-        "weights_sha256": weights_hash(state),
+        "stage": content["diffcap"].get("stage"),
+        "step": content["global_step"],
+        "weights_sha256": weights_hash(content),
     }
 
 
-def weights_of(state: dict[str, Any], prefix: str = "captioner.") -> dict[str, torch.Tensor]:
+def weights_of(content: dict[str, Any], prefix: str = "captioner.") -> dict[str, torch.Tensor]:
     """Return the weights of a checkpoint whose names begin with `prefix`, under their names without it."""
-    weights = state["state_dict"].items()
+    weights = content["state_dict"].items()
     return {name.removeprefix(prefix): value for name, value in weights if name.startswith(prefix)}

@@ -24,11 +24,11 @@ def worker_options(num_workers: int | None, trainer: Any) -> dict[str, Any]:
 
     `num_workers` is per rank. None: beside a GPU 6, but at most the rank's share of the CPU cores; without a GPU 0.
     """
-    on_cuda = isinstance(getattr(trainer, "accelerator", None), CUDAAccelerator)
+    is_on_cuda = isinstance(getattr(trainer, "accelerator", None), CUDAAccelerator)
     if num_workers is None:
         cores = available_cores() // getattr(trainer, "num_devices", 1)
-        num_workers = min(MAX_WORKERS, max(1, cores)) if on_cuda else 0
-    options: dict[str, Any] = {"num_workers": num_workers, "pin_memory": on_cuda}
+        num_workers = min(MAX_WORKERS, max(1, cores)) if is_on_cuda else 0
+    options: dict[str, Any] = {"num_workers": num_workers, "pin_memory": is_on_cuda}
     if num_workers:
         # "fork" also where it is not the default, because the trainer cannot be pickled.
         options |= {"multiprocessing_context": "fork", "persistent_workers": True, "prefetch_factor": 2}
@@ -47,8 +47,8 @@ def read_maps(store: FeatureStore, rows: np.ndarray) -> Tensor:
         return torch.from_numpy(store.read(rows))
     shape = (len(rows), *store.shape)
     empty = torch.from_numpy(np.empty(0, store.dtype))
-    byte_count = int(np.prod(shape)) * store.dtype.itemsize
-    maps = empty.set_(torch.UntypedStorage._new_shared(byte_count)).view(shape)
+    num_bytes = int(np.prod(shape)) * store.dtype.itemsize
+    maps = empty.set_(torch.UntypedStorage._new_shared(num_bytes)).view(shape)
     store.read(rows, out=maps.numpy())
     return maps
 

@@ -11,11 +11,11 @@ from diffcap.negatives.words import TaggedCaption, attribute_of, fix_articles, i
 
 
 class WordPool:
-    """Samples replacement words from the captions; only words that are replaceable (see `is_replaceable`)."""
+    """The words of the captions that can replace others: nouns and adjectives that describe an object (`is_replaceable`)."""
 
     def __init__(self, captions: Collection[TaggedCaption]) -> None:
         counts = Counter(word_and_tag for caption in captions for word_and_tag in zip(caption.words, caption.tags))
-        totals = Counter(word for caption in captions for word in caption.words)
+        word_counts = Counter(word for caption in captions for word in caption.words)
         min_count = min(5, len(captions) / 1000)
         self._words: dict[str, list[str]] = {}  # tag -> distinct words, sorted
         pools: dict[_PoolKey, dict[str, int]] = {}  # key -> word -> count
@@ -23,7 +23,7 @@ class WordPool:
             if not is_replaceable(word, tag):
                 continue
             self._words.setdefault(tag, []).append(word)
-            if count >= min_count and 2 * count > totals[word]:
+            if count >= min_count and 2 * count > word_counts[word]:
                 pools.setdefault(_pool_key(word, tag), {})[word] = count
         # For each key: the words, and the cumulative sums of their counts.
         self._pools = {key: (list(pool), list(accumulate(pool.values()))) for key, pool in pools.items()}
@@ -45,16 +45,14 @@ class WordPool:
             sampled = words[bisect(cumulative_counts, rng.random() * cumulative_counts[-1])]
             if synonym_key(sampled) not in excluded:
                 return sampled
-        allowed_indices = [index for index, other in enumerate(words) if synonym_key(other) not in excluded]
-        if not allowed_indices:
+        indices = [index for index, other in enumerate(words) if synonym_key(other) not in excluded]
+        if not indices:
             return None
-        counts = [
-            cumulative_counts[index] - (cumulative_counts[index - 1] if index else 0) for index in allowed_indices
-        ]
-        return words[rng.choices(allowed_indices, counts)[0]]
+        counts = [cumulative_counts[index] - (cumulative_counts[index - 1] if index else 0) for index in indices]
+        return words[rng.choices(indices, counts)[0]]
 
 
-_PoolKey = tuple[str, str | None, str]  # tag, attribute, inflection
+_PoolKey = tuple[str, str | None, str]  # tag ("NOUN"), attribute ("size"), inflection (the ending "s")
 
 
 def _pool_key(word: str, tag: str) -> _PoolKey:

@@ -46,8 +46,9 @@ def read_chat_template(processor: Any, question: str) -> ChatTemplate:
         raise DiffcapError(
             f"{model_name}: its chat template adds text to an answer, such as a thinking block; use the variant of the model without it."
         )
-    ids = processor.tokenizer(prompt, add_special_tokens=False)["input_ids"]
-    return ChatTemplate(prompt, ids[-1], processor.tokenizer(tail, add_special_tokens=False)["input_ids"][0], lead)
+    prompt_ids = processor.tokenizer(prompt, add_special_tokens=False)["input_ids"]
+    tail_ids = processor.tokenizer(tail, add_special_tokens=False)["input_ids"]
+    return ChatTemplate(prompt, prompt_ids[-1], tail_ids[0], lead)
 
 
 class HubVocabulary:

@@ -42,17 +42,17 @@ class TagCache:
         if path is None:
             return
         content = path.read_bytes() if path.is_file() else b""
-        complete, newline, _ = content.rpartition(b"\n")
+        complete_lines, newline, _ = content.rpartition(b"\n")
         rows = []
-        for line in complete.split(b"\n"):
+        for line in complete_lines.split(b"\n"):
             with contextlib.suppress(ValueError):  # damaged, or not UTF-8
                 rows.append(json.loads(line))
         if not rows or rows[0].get("identity") != model.identity:
             write_text(path, json.dumps({"tagger": model.name, "identity": model.identity}) + "\n")
             return
         self.tags = {row["sentence"]: row["tags"].split(" ") for row in rows[1:]}
-        if len(complete + newline) < len(content):  # the last line is incomplete: the process was killed
-            os.truncate(path, len(complete + newline))
+        if len(complete_lines + newline) < len(content):  # the last line is incomplete: the process was killed
+            os.truncate(path, len(complete_lines + newline))
 
     def add(self, tagged_sentences: Iterable[tuple[str, list[str]]]) -> None:
         """Store tagged sentences; one write appends all of them to the file and flushes them to disk (fsync)."""
@@ -70,7 +70,7 @@ class TagCache:
 def tag_sentences(
     sentences: Iterable[str],
     tagger: str = "english",
-    cache: str | Path | None = None,
+    cache_file: str | Path | None = None,
     workers: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, list[str]]:
@@ -78,29 +78,30 @@ def tag_sentences(
 
     Args:
         sentences: words joined with single spaces; duplicates are tagged once, empty sentences are skipped.
-        tagger: see `find_tagger`. cache: a `tags.jsonl` to read and extend.
+        tagger: see `find_tagger`. cache_file: a `tags.jsonl` to read and extend, see `TagCache`.
         workers: processes; 0: one per core, but a single one on a GPU. It does not change the tags.
         progress: called with (tagged sentences, all sentences) after each chunk.
     """
     import torch
 
     # A tag can depend on the other sentences of its chunk (padding, rounding). So chunks are made of all sentences, cached ones too.
-    distinct = sorted({sentence for sentence in sentences if sentence}, key=lambda each: (each.count(" "), each))
+    distinct_sentences = sorted(filter(None, set(sentences)), key=lambda sentence: (sentence.count(" "), sentence))
     model = find_tagger(tagger)
-    tag_cache = TagCache(Path(cache) if cache is not None else None, model)
-    chunks = [distinct[start : start + CHUNK_SIZE] for start in range(0, len(distinct), CHUNK_SIZE)]
+    tag_cache = TagCache(Path(cache_file) if cache_file is not None else None, model)
+    num_sentences = len(distinct_sentences)
+    chunks = [distinct_sentences[start : start + CHUNK_SIZE] for start in range(0, num_sentences, CHUNK_SIZE)]
     untagged_chunks = [chunk for chunk in chunks if any(sentence not in tag_cache.tags for sentence in chunk)]
-    num_done = len(distinct) - sum(map(len, untagged_chunks))
+    num_done = num_sentences - sum(map(len, untagged_chunks))
     if progress:
-        progress(num_done, len(distinct))
+        progress(num_done, num_sentences)
     workers = workers or (1 if torch.cuda.is_available() else available_cores())
     for chunk, tags in zip(untagged_chunks, _tag_chunks(model, untagged_chunks, workers)):
         tagged_sentences = zip(chunk, tags)
         tag_cache.add([(sentence, upos) for sentence, upos in tagged_sentences if sentence not in tag_cache.tags])
         num_done += len(chunk)
         if progress:
-            progress(num_done, len(distinct))
-    return {sentence: tag_cache.tags[sentence] for sentence in distinct}
+            progress(num_done, num_sentences)
+    return {sentence: tag_cache.tags[sentence] for sentence in distinct_sentences}
 
 
 def _tag_chunks(model: TaggerModel, chunks: list[list[str]], workers: int) -> Iterator[list[list[str]]]:
