@@ -20,7 +20,7 @@ PNG_GLOB = "*.png"  # in the top folder of a repository
 
 
 class Checkpoint(NamedTuple):
-    """The content of a captioner's checkpoint."""
+    """A captioner from its checkpoint, with the other entries of the checkpoint."""
 
     captioner: Captioner  # in eval mode, on the CPU
     vocabulary: AnyVocabulary
@@ -40,8 +40,8 @@ def load(
 
     Args:
         path: a checkpoint's file, an exported folder or a vision-language model; or the `user/name` of one of these on the Hub.
-        base: folder or name of the checkpoint's base model, instead of the one that the checkpoint names.
-        prompt: question to a vision-language model without training. zero_shot_options: other arguments of `vlm.forms.zero_shot`.
+        base: folder or name of the vision-language model on which the captioner was trained, if it has moved.
+        prompt: question to a vision-language model without training. zero_shot_options: `sentences` and `max_length` of its answers.
     """
     if names_base_model(path):
         if base is not None:
@@ -105,8 +105,8 @@ def retrieval_function(path: str | Path) -> Callable[..., None]:
         raise DiffcapError(
             f"{path}: not a checkpoint of a pre-training that learns retrieval; give best.ckpt of such a pre-training."
         )
-    function: Callable[..., None] = import_object(pretraining.retrieval)
-    return function
+    evaluate: Callable[..., None] = import_object(pretraining.retrieval)
+    return evaluate
 
 
 def build_pretraining(content: dict[str, Any]) -> Any:

@@ -27,7 +27,7 @@ WEIGHTS = "model.safetensors"
 SHA256 = "safetensors_sha256"  # entry of config.json; folders of diffcap 0.1.0 may lack it
 
 # Entries of the metadata that every checkpoint has, and those that only a captioner's has.
-_REQUIRED = ("version", "stage", "dataset", "seed", "words", "max_length", "features")
+_REQUIRED_ENTRIES = ("version", "stage", "dataset", "seed", "words", "max_length", "features")
 _REQUIRED_OF_CAPTIONERS = ("method", "hyperparameters", "tokenizer")
 
 
@@ -84,7 +84,7 @@ def _check_content(content: Any, path: Path, mapped: bool) -> dict[str, Any]:
     with wrap_errors(path, "its metadata are damaged", remedy(path)):
         metadata = json.loads(json.dumps(metadata))  # as config.json has them: tuples are lists
         of_captioner = _REQUIRED_OF_CAPTIONERS if metadata["stage"] in CAPTIONING_STAGES else ()
-        for key in (*_REQUIRED, *of_captioner):
+        for key in (*_REQUIRED_ENTRIES, *of_captioner):
             if key not in metadata:
                 raise KeyError(key)
         weights = dict(content["state_dict"])

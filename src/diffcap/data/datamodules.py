@@ -343,7 +343,7 @@ class ReinforceData(CaptionData):
     """Pairs, and random numbers for sampling their captions.
 
     Args:
-        draws: captions sampled for each pair (Luo: 5).
+        draws: captions sampled for each pair (5 in "A Better Variant of Self-Critical Sequence Training").
         settings: see `CaptionData`; with samples "scenes" `batch_size` is a number of scenes with two pairs each.
     """
 

@@ -117,7 +117,7 @@ class PairTable:
 class PairDataset(Dataset):
     """The first `limit` pairs of a split in order, for decoding; with `make_text_entries` also their first captions, for validation.
 
-    `make_text_entries` makes the text entries of a batch from padded ids and a generator. A list of indices gives a whole batch.
+    `make_text_entries` makes a batch's entries for captions ("tokens", ...) from padded ids. A list of indices gives a whole batch.
     """
 
     def __init__(

@@ -159,7 +159,7 @@ def _swap_animals_of(sentence: list[str]) -> list[str]:
 
 def _noun_phrases(caption: TaggedCaption) -> list[tuple[int, int]]:
     """Return (start, end) of each noun phrase that names an object: articles, then adjectives and nouns, the last one a noun."""
-    phrases = []
+    spans = []
     index = 0
     tags = caption.tags
     while index < len(tags):
@@ -173,13 +173,13 @@ def _noun_phrases(caption: TaggedCaption) -> list[tuple[int, int]]:
         while end > after_articles and tags[end - 1] not in ("NOUN", "PROPN"):
             end -= 1
         if end > after_articles:
-            head = caption.words[end - 1]
+            head_noun = caption.words[end - 1]
             attributes = [attribute_of(word) for word in caption.words[start:end]]
-            is_object = head not in FUNCTION_WORDS and not is_animal(head)
+            is_object = head_noun not in FUNCTION_WORDS and not is_animal(head_noun)
             if is_object and attributes[-1] not in ("side", "color", "material") and "change" not in attributes:
-                phrases.append((start, end))
+                spans.append((start, end))
         index = max(index, start + 1)
-    return phrases
+    return spans
 
 
 def _synonym_keys(phrase: tuple[str, ...]) -> list[str]:
@@ -196,12 +196,12 @@ def _swap_old_and_new(words: list[str]) -> str | None:
     attribute = attribute_of(words[-1]) if words else None
     if attribute not in ("color", "material"):
         return None
-    old = next(index for index, word in enumerate(words) if attribute_of(word) == attribute)
-    if synonym_key(words[old]) == synonym_key(words[-1]):
+    old_index = next(index for index, word in enumerate(words) if attribute_of(word) == attribute)
+    if synonym_key(words[old_index]) == synonym_key(words[-1]):
         return None
     words = list(words)
-    words[old], words[-1] = words[-1], words[old]
-    return " ".join(fix_articles(words, {old}))
+    words[old_index], words[-1] = words[-1], words[old_index]
+    return " ".join(fix_articles(words, {old_index}))
 
 
 def _word_before(words: list[str], index: int) -> str:

@@ -74,30 +74,30 @@ def iter_negatives(path: str | Path) -> Iterator[CaptionNegatives]:
         metadata = read_json(path.with_name(METADATA_FILE), "metadata of the negatives", _HOW_TO_BUILD)
         if metadata["sha256"] != file_hash(path):
             tagger = metadata["settings"].get("tagger")
-            again = f"`make negatives FOLDER='{path.parent}' TAGGER={tagger}`" if tagger else "`make negatives`"
-            raise DiffcapError(f"{path}: its SHA-256 is not the one in {METADATA_FILE}; build it again with {again}.")
+            command = f"`make negatives FOLDER='{path.parent}' TAGGER={tagger}`" if tagger else "`make negatives`"
+            raise DiffcapError(f"{path}: its SHA-256 is not the one in {METADATA_FILE}; build it again with {command}.")
     remedy = "build the file again with `make negatives DATASET=<name>`" if has_metadata else "fix that line"
     num_negatives = 0  # of each caption
     for where, row in read_json_lines(path, "negatives", _HOW_TO_BUILD):
-        items = row.get("negatives")
+        entries = row.get("negatives")
         if not isinstance(row.get("id"), str) or not isinstance(row.get("caption"), str):
             raise DiffcapError(f'{where}: "id" and "caption" must be strings; {remedy}.')
-        if not isinstance(items, list) or not items or not all(map(_is_negative, items)):
+        if not isinstance(entries, list) or not entries or not all(map(_is_negative, entries)):
             raise DiffcapError(
                 f'{where}: "negatives" must be a non-empty list of {{"kind", "text"}} with a kind of '
-                f"{', '.join(KINDS)}, found {items!r:.80}; {remedy}."
+                f"{', '.join(KINDS)}, found {entries!r:.80}; {remedy}."
             )
-        num_negatives = num_negatives or len(items)
-        if len(items) != num_negatives:
-            raise DiffcapError(f"{where}: {len(items)} negatives, but the first line has {num_negatives}; {remedy}.")
-        negatives = [Negative(item["kind"], item["text"]) for item in items]
+        num_negatives = num_negatives or len(entries)
+        if len(entries) != num_negatives:
+            raise DiffcapError(f"{where}: {len(entries)} negatives, but the first line has {num_negatives}; {remedy}.")
+        negatives = [Negative(entry["kind"], entry["text"]) for entry in entries]
         yield CaptionNegatives(row["id"], row["caption"], negatives)
     if not num_negatives:
         raise DiffcapError(f"{path}: the file is empty; {_HOW_TO_BUILD}.")
 
 
-def _is_negative(item: object) -> bool:
-    return isinstance(item, dict) and item.get("kind") in KINDS and isinstance(item.get("text"), str)
+def _is_negative(entry: object) -> bool:
+    return isinstance(entry, dict) and entry.get("kind") in KINDS and isinstance(entry.get("text"), str)
 
 
 def authors_negatives(path: Path, pairs: Sequence[ChangePair]) -> Iterator[CaptionNegatives]:

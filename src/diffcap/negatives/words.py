@@ -27,7 +27,7 @@ _SYNONYM_GROUPS: dict[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 
-_ATTRIBUTE_AND_KEY = {
+_ATTRIBUTE_AND_KEY = {  # word -> (attribute, one name for all its synonyms)
     word: (attribute, f"{attribute}:{words.split()[0]}")
     for attribute, groups in _SYNONYM_GROUPS.items()
     for words in groups
@@ -65,7 +65,7 @@ def is_animal(word: str) -> bool:
 
 
 def is_replaceable(word: str, tag: str) -> bool:
-    """Return True for a noun or an adjective that describes an object: no function word, no animal, no word of change."""
+    """Return True for a noun or an adjective that describes an object: not a function word, an animal or a word of change."""
     return (
         tag in ("NOUN", "ADJ")
         and word.isalpha()
@@ -97,15 +97,15 @@ def fix_articles(words: list[str], indices: set[int]) -> list[str]:
 
 def _both_directions(pairs: str) -> dict[str, str]:
     """Return a dict of antonyms in both directions; if a word is in several pairs, the first pair counts."""
-    table: dict[str, str] = {}
+    antonyms: dict[str, str] = {}
     for pair in pairs.split(", "):
         first, second = pair.split()
-        table.setdefault(first, second)
-        table.setdefault(second, first)
-    return table
+        antonyms.setdefault(first, second)
+        antonyms.setdefault(second, first)
+    return antonyms
 
 
-# Words of change, and of no change, and their antonyms.
+# Words for a change or for no change, and their antonyms.
 CHANGE_ANTONYMS = {
     **_both_directions(
         "added removed, appeared disappeared, appears disappears, add remove, increase decrease, brighten darken"
@@ -131,7 +131,7 @@ class TaggedCaption:
 
     text: str  # the words joined with spaces
     words: tuple[str, ...]
-    tags: tuple[str, ...]  # UPOS
+    tags: tuple[str, ...]  # the part of speech of each word (UPOS), such as "NOUN"
     content: tuple[str, ...]  # `synonym_key` of each content word; the terms of TF-IDF
 
 
@@ -155,7 +155,7 @@ def make_tagged_caption(text: str, tags: Mapping[str, list[str]]) -> TaggedCapti
     for word, tag in zip(words, word_tags):
         is_function_word = tag not in _CONTENT_TAGS or word in FUNCTION_WORDS or word in _FUNCTION_VERBS
         attribute = attribute_of(word)
-        # Of the attributes, sides have no content: several directions can be true at once.
+        # Words of sides ("left") do not count, because several directions can be true at once.
         if attribute != "side" and (attribute or not is_function_word):
             content.append(synonym_key(word))
     return TaggedCaption(text, words, word_tags, tuple(content))
