@@ -192,13 +192,13 @@ def test_the_page_offers_one_commit(hub: Hub, tmp_path: Path, capsys: pytest.Cap
     """`diffcap serve` pins the commit of its start, and prints it with the licence."""
     commit = hub.commit(NAME, files())
     first, *_ = find_choices([NAME], tmp_path)
-    assert (first.label, first.source) == (f"VLM · without training · vlm@{commit[:7]}", f"{NAME}@{commit}")
+    assert (first.label, first.checkpoint) == (f"VLM · without training · vlm@{commit[:7]}", f"{NAME}@{commit}")
     assert f"{NAME} at commit {commit}, licence: apache-2.0\n" in capsys.readouterr().out
     new = hub.commit(NAME, files() | {TWO: weights(4, 6)})
     hub.asked.clear()
-    assert names_base_model(first.source) and find_base(first.source).revision == commit and not hub.asked
+    assert names_base_model(first.checkpoint) and find_base(first.checkpoint).revision == commit and not hub.asked
     both = find_choices([NAME, f"{NAME}@{commit}"], tmp_path)[:2]
-    assert [choice.source for choice in both] == [f"{NAME}@{new}", f"{NAME}@{commit}"]
+    assert [choice.checkpoint for choice in both] == [f"{NAME}@{new}", f"{NAME}@{commit}"]
     assert both[0].label != both[1].label
 
 
