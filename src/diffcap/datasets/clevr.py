@@ -33,22 +33,22 @@ def read_clevr_change(folder: Path) -> list[ChangePair]:
     change_types = _read_change_types(folder / "type_mapping.json")
     if (folder / "train.json").is_file() and not (folder / "change_captions.json").is_file():
         return _read_json_lines(folder, change_types)
-    captions: dict[str, dict[str, list[str]]] = {}
+    captions_by_file: dict[str, dict[str, list[str]]] = {}
     for name in ("change_captions.json", "no_change_captions.json"):
-        captions_file = folder / name
-        content = read_object(captions_file, "captions", _REMEDY)
-        captions[name] = {key: check_sentences(value, str(captions_file), key) for key, value in content.items()}
+        path = folder / name
+        content = read_object(path, "captions", _REMEDY)
+        captions_by_file[name] = {key: check_sentences(value, str(path), key) for key, value in content.items()}
     splits = _read_splits(folder / "splits.json")
     extras = _read_extras(folder / "scenes.json")
     image_names = [f"CLEVR_default_{number:06d}.png" for numbers in splits.values() for number in numbers]
-    for file, captions_of_image in captions.items():
+    for captions_name, captions_of_image in captions_by_file.items():
         uncaptioned = [name for name in image_names if name not in captions_of_image]
         if uncaptioned:
             raise DiffcapError(
-                f"{folder / file}: no captions for {len(uncaptioned)} of the {len(image_names)} numbers in splits.json (first "
+                f"{folder / captions_name}: no captions for {len(uncaptioned)} of the {len(image_names)} numbers in splits.json (first "
                 f"{', '.join(uncaptioned[:3])}); fetch both files from the same release."
             )
-    change_captions, no_change_captions = captions.values()
+    change_captions, no_change_captions = captions_by_file.values()
     pairs = []
     for split, numbers in splits.items():
         for number in sorted(numbers):
@@ -56,30 +56,30 @@ def read_clevr_change(folder: Path) -> list[ChangePair]:
             before, key = f"images/CLEVR_default_{file}", f"CLEVR_default_{file}"
             change_extra, distractor_extra = extras.get(file, ({}, {}))
             after, change_type = f"sc_images/CLEVR_semantic_{file}", change_types.get(file)
-            change = ChangePair(file, before, after, change_captions[key], split, change_type, extra=change_extra)
+            change_pair = ChangePair(file, before, after, change_captions[key], split, change_type, extra=change_extra)
             after = f"nsc_images/CLEVR_nonsemantic_{file}"
-            distractor = ChangePair(
+            distractor_pair = ChangePair(
                 f"{file}_n", before, after, no_change_captions[key], split, is_distractor=True, extra=distractor_extra
             )
-            pairs += [change, distractor]
+            pairs += [change_pair, distractor_pair]
     return pairs
 
 
 def _read_splits(file: Path) -> dict[str, list[int]]:
     """Return the numbers of each split's images, in the order of the file: {"train": [123, ...], "val": [...], "test": [...]}."""
     splits = read_object(file, "splits", _REMEDY)
-    split_of: dict[int, str] = {}
+    split_of_number: dict[int, str] = {}
     for split in SPLITS:
         if not isinstance(splits.get(split), list):
             raise DiffcapError(f'{file}: "{split}" must be a list of numbers; fix or fetch the file again.')
         for number in splits[split]:
             if type(number) is not int or number < 0:
                 raise DiffcapError(f'{file}: "{split}" holds {number!r:.60}, not the number of an image; fix it.')
-            if number in split_of:
+            if number in split_of_number:
                 raise DiffcapError(
-                    f"{file}: {number} is duplicated (in {split_of[number]} and {split}); keep it in one split."
+                    f"{file}: {number} is duplicated (in {split_of_number[number]} and {split}); keep it in one split."
                 )
-            split_of[number] = split
+            split_of_number[number] = split
     return {split: splits[split] for split in SPLITS}
 
 
@@ -194,30 +194,30 @@ def read_clevr_dc(folder: Path) -> list[ChangePair]:
         fault = "has both captions.json and change_captions.json" if caption_files else "no captions.json there"
         raise DiffcapError(f"{folder}: {fault}; {_DC_REMEDY}.")
     captions_file, image_folders = folder / caption_files[0], _DC_FOLDERS[caption_files[0]]
-    captions: dict[int, list[str]] = {}
+    captions_of_number: dict[int, list[str]] = {}
     for key, value in read_object(captions_file, "captions", _DC_REMEDY).items():
         number_match = re.fullmatch(r"(\d{1,9})(?:\.png)?", key)
-        if number_match is None or int(number_match[1]) in captions:
+        if number_match is None or int(number_match[1]) in captions_of_number:
             raise DiffcapError(
                 f'{captions_file}: the key "{key:.60}" is not the number of a pair, or is duplicated; fetch it again.'
             )
-        captions[int(number_match[1])] = check_sentences(value, str(captions_file), key)
+        captions_of_number[int(number_match[1])] = check_sentences(value, str(captions_file), key)
     splits_file = find_file(folder, "split.json", "splits.json")
     before_images, after_images = (_find_images(folder, name) for name in image_folders)
     pairs = []
     for split, numbers in _read_splits(splits_file).items():
         for number in sorted(numbers):
-            if number not in captions:
+            if number not in captions_of_number:
                 raise DiffcapError(
                     f"{captions_file}: no captions for the id {number} of {splits_file.name}; fetch both files again."
                 )
             name = f"{number:06d}.png"
             before = before_images.get(number, f"{image_folders[0]}/{name}")
             after = after_images.get(number, f"{image_folders[1]}/{name}")
-            found_type = change_type(captions[number])
+            found_type = change_type(captions_of_number[number])
             is_distractor = found_type == "none"
             known_type = None if is_distractor else found_type
-            pairs.append(ChangePair(name, before, after, captions[number], split, known_type, is_distractor))
+            pairs.append(ChangePair(name, before, after, captions_of_number[number], split, known_type, is_distractor))
     return pairs
 
 

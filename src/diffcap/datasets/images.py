@@ -35,7 +35,7 @@ def check_images(
     cache_file: str | Path | None = None,
     ranges: dict[str, tuple[float, float]] | None = None,
 ) -> list[Problem]:
-    """Check images on all cores, with a progress bar on stderr; return the missing and broken ones, in the order of `paths`.
+    """Check images in the folder `root` on all cores, with a progress bar; return missing and broken ones in the order of `paths`.
 
     Args:
         check: "decode" decodes every file completely, so that truncated files are found; "exists" does not.

@@ -40,11 +40,11 @@ class DatasetSpec:
     notes: str | None = None  # import path of `notes(pairs)`: remarks that the data stage prints and stores
     # Import path of `photo_urls(folder)`: image path -> alternative URLs, to download images one by one.
     photo_urls: str | None = None
-    info: Mapping[str, str] = field(default_factory=dict)  # what `dataset.json` says of every such dataset
-    blank_captions: bool = False  # whether the released files have empty captions that are scored
-    augmented: bool = False  # whether `read` has an option of this name that keeps the augmented training views
+    info: Mapping[str, str] = field(default_factory=dict)  # further entries of the file `dataset.json`
+    blank_captions: bool = False  # True if the released files have empty captions that are scored
+    augmented: bool = False  # True if `read` has an option `augmented` that keeps augmented training views
     renderer: str | None = None  # import path of the function that renders the files of a dataset without official ones
-    pairs: bool = True  # whether it has pairs of images
+    pairs: bool = True  # False if it has single images
     backbone: str | None = None  # replaces a method's default backbone, for methods that read features
     pixels_backbone: str | None = None  # replaces a method's default backbone, for methods that read pixels
     clip_backbone: str | None = None  # replaces the backbone `pixels` (224 x 224), if the dataset has a small CLIP
@@ -57,16 +57,16 @@ class DatasetSpec:
 
     @property
     def rendered(self) -> bool:
-        """Whether `make data` renders it instead of reading files."""
+        """True if `make data` renders it instead of reading released files."""
         return self.renderer is not None
 
     @property
     def backbones(self) -> frozenset[str | None]:
-        """The backbones that are its own."""
+        """The backbones that replace a method's default one on this dataset."""
         return frozenset((self.backbone, self.pixels_backbone, self.clip_backbone))
 
     def features_note(self, *names: str | None) -> str:
-        """Return a warning if features (their name, their library) are of a network that ships for another dataset, else ""."""
+        """Return a warning if one of the names (backbone, its library) is a network that ships for another dataset, else ""."""
         foreign_backbone = next((name for name in names if name in SHIPPED_BACKBONES - self.backbones), None)
         if self.rendered or foreign_backbone is None:
             return ""
@@ -76,7 +76,7 @@ class DatasetSpec:
         )
 
     def backbone_for(self, method: Method, reads_pixels: bool) -> str:
-        """Default backbone of a method on this dataset; `reads_pixels`: see `Experiment.reads_pixels`."""
+        """Return a method's backbone on this dataset; `reads_pixels`: the method reads images instead of features."""
         if reads_pixels:
             name = self.pixels_backbone or method.pixels_backbone or method.backbone
             return self.clip_backbone if self.clip_backbone and name == "pixels" else name

@@ -35,57 +35,57 @@ _MIN_SCENES_PER_WORKER = 160  # for fewer scenes, starting another process takes
 WriteChunk = Callable[[Path, Any, int], list[dict[str, Any]]]
 
 
-def claim_folder(folder: Path, settings: Any, last_files: tuple[str, ...], name: str = "blocks") -> bool:
+def claim_folder(folder: Path, settings: Any, last_files: tuple[str, ...], dataset: str = "blocks") -> bool:
     """Check that a folder can be used, and write the settings (a dataclass) into a new one.
 
     `last_files` are the names of the files that are written after all images. Returns True if the dataset in the folder is finished.
     """
     wanted = json.loads(json.dumps(asdict(settings)))
-    settings_file = folder / f"{name}.json"
+    settings_file = folder / f"{dataset}.json"
     if settings_file.is_file():
         remedy = f"delete {folder}, and run the same command again"
-        stored = read_json(settings_file, f"settings of a {name} folder", remedy)
+        stored = read_json(settings_file, f"settings of a {dataset} folder", remedy)
         if stored != wanted:
             differing = [key for key in wanted if not isinstance(stored, dict) or stored.get(key) != wanted[key]]
             raise DiffcapError(
-                f"{folder} holds {name} with other settings ({', '.join(differing)}); choose another folder or delete this one."
+                f"{folder} holds {dataset} with other settings ({', '.join(differing)}); choose another folder or delete this one."
             )
         return all((folder / file).is_file() for file in last_files) and not (folder / PARTS_FOLDER).is_dir()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise DiffcapError(f"{folder} holds files that are not of {name}; choose another folder or empty this one.")
+        raise DiffcapError(f"{folder} holds files that are not of {dataset}; choose another folder or empty this one.")
     write_json(settings_file, wanted)
     return False
 
 
 @contextmanager
 def render_chunks(
-    write_chunk: WriteChunk, folder: Path, settings: Any, scene_count: int, num_workers: int | None, unit: str
+    write_chunk: WriteChunk, folder: Path, settings: Any, num_scenes: int, num_workers: int | None, unit: str
 ) -> Iterator[list[Any]]:
     """Write all missing chunks, and yield the metadata of all scenes; `unit` is what the progress bar calls a scene."""
     from diffcap.utils.progress import progress_bar
 
     parts_folder = folder / PARTS_FOLDER
     parts_folder.mkdir(exist_ok=True)
-    for temporary in parts_folder.glob("*.tmp"):
-        temporary.unlink(missing_ok=True)
-    chunk_files = {start: parts_folder / f"{start:06d}.json" for start in range(0, scene_count, CHUNK)}
+    for temporary_file in parts_folder.glob("*.tmp"):
+        temporary_file.unlink(missing_ok=True)
+    chunk_files = {start: parts_folder / f"{start:06d}.json" for start in range(0, num_scenes, CHUNK)}
     missing = [(start, file) for start, file in chunk_files.items() if not file.is_file()]
     pending = [(write_chunk, folder, settings, start, file) for start, file in missing]
     if num_workers is None:
         num_workers = min(available_cores(), 1 + len(pending) * CHUNK // _MIN_SCENES_PER_WORKER)
     num_finished = len(chunk_files) - len(pending)
-    with progress_bar(f"rendering {unit}", scene_count, num_finished * CHUNK) as advance:
-        for _ in _write_pending_chunks(pending, num_workers):
+    with progress_bar(f"rendering {unit}", num_scenes, num_finished * CHUNK) as advance:
+        for _ in _write_pending(pending, num_workers):
             advance(CHUNK)
     yield [metadata for chunk_file in chunk_files.values() for metadata in read_json(chunk_file)]
     shutil.rmtree(parts_folder, ignore_errors=True)
 
 
-def _write_pending_chunks(pending: list[tuple[WriteChunk, Path, Any, int, Path]], num_workers: int) -> Iterator[None]:
+def _write_pending(pending: list[tuple[WriteChunk, Path, Any, int, Path]], num_workers: int) -> Iterator[None]:
     if num_workers <= 1 or len(pending) <= 1:
         _keep_freed_memory()
         torch = sys.modules.get("torch")
-        thread_count = torch.get_num_threads() if torch else 1
+        num_threads = torch.get_num_threads() if torch else 1
         try:
             if torch:
                 torch.set_num_threads(1)
@@ -94,7 +94,7 @@ def _write_pending_chunks(pending: list[tuple[WriteChunk, Path, Any, int, Path]]
                 yield
         finally:
             if torch:
-                torch.set_num_threads(thread_count)
+                torch.set_num_threads(num_threads)
         return
     # Spawned, not forked: torch may have started threads already, and they do not exist in a forked process.
     pool = ProcessPoolExecutor(num_workers, get_context("spawn"), _start_worker)
@@ -136,9 +136,9 @@ def write_image(folder: Path, image_path: str, image: npt.NDArray[np.uint8], is_
     """Write an (H, W, 3) or (H, W) image of a chunk as PNG, atomically; `image_path` is relative to the dataset's folder."""
     image_file = folder / image_path
     if not image_file.exists():
-        temporary = folder / PARTS_FOLDER / f"{image_file.name}.{os.getpid()}.tmp"
-        temporary.write_bytes(encode_png(image, is_noisy))
-        temporary.replace(image_file)
+        temporary_file = folder / PARTS_FOLDER / f"{image_file.name}.{os.getpid()}.tmp"
+        temporary_file.write_bytes(encode_png(image, is_noisy))
+        temporary_file.replace(image_file)
 
 
 def encode_png(image: npt.NDArray[np.uint8], is_noisy: bool) -> bytes:
@@ -165,16 +165,16 @@ def sample_splits(
     scenes_of_kind: Mapping[Any, list[int]], seed_text: str, round_number: Callable[[float], int]
 ) -> dict[str, list[int]]:
     """Sample test (10 %), val (5 %) and train from the scenes of each kind, such as a change type; `round_number` rounds their sizes."""
-    splits: dict[str, list[int]] = {name: [] for name in SPLITS}
+    splits: dict[str, list[int]] = {split: [] for split in SPLITS}
     for kind, scenes in scenes_of_kind.items():
         shuffled = random.Random(f"{seed_text} {kind}").sample(scenes, len(scenes))
-        test_count = max(1, round_number(0.10 * len(scenes)))
-        val_count = max(1, round_number(0.05 * len(scenes)))
-        train_start = test_count + val_count
-        splits["test"] += shuffled[:test_count]
-        splits["val"] += shuffled[test_count:train_start]
+        num_test = max(1, round_number(0.10 * len(scenes)))
+        num_val = max(1, round_number(0.05 * len(scenes)))
+        train_start = num_test + num_val
+        splits["test"] += shuffled[:num_test]
+        splits["val"] += shuffled[num_test:train_start]
         splits["train"] += shuffled[train_start:]
-    return {name: sorted(scenes) for name, scenes in splits.items()}
+    return {split: sorted(scenes) for split, scenes in splits.items()}
 
 
 def write_entries(path: Path, entries: Mapping[str, Any]) -> None:

@@ -1,1 +1,1 @@
-"""The embedded dataset: scenes of simple solids, rendered, changed and described."""
+"""`blocks`: rendered scenes of simple solids before and after a change, with captions, in CLEVR-Change's official layout."""

@@ -89,7 +89,7 @@ class ClipTraining(ShippedTraining):
         """Return the number of right predictions of the dense task, and the number of all predictions."""
 
     def encode_images(self, images: Tensor) -> Tensor:
-        """Encode images (B, 3, h, w) uint8 as tokens (B, 1 + N, E)."""
+        """Encode images (B, 3, h, w) uint8 as tokens (B, 1 + N, E); E is the width of CLIP's embeddings."""
         return self.images.project(self.images.encode_single(self.images.normalize(images)))
 
     def encode_sentences(self, sentences: list[str]) -> Tensor:

@@ -55,9 +55,9 @@ def render_tiles(numbers: Sequence[int], seed: int, jitter: float) -> tuple[list
     houses = torch.zeros(len(numbers), SIZE // 8, SIZE // 8)
     for row, number in enumerate(numbers):
         pair = sample_pair(number // 2, seed)
-        dates, texture = sample_appearance(number // 2, seed, jitter)
+        dates, texture_start = sample_appearance(number // 2, seed, jitter)
         scene, date = (pair.before, pair.after)[number % 2], dates[number % 2]
-        images.append(paint.render(scene, date, texture))
+        images.append(paint.render(scene, date, texture_start))
         scenes.append(scene)
         class_maps.append(classes[paint.draw_materials(scene, date)])
         for house in scene.houses:
