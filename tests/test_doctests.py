@@ -31,7 +31,7 @@ MODULES = [
 USER_FACING = {"PairCaptioner", "load_captioner"}
 RECORDS = {
     "AdditiveMetric",
-    "LevirScoring",
+    "WordIdScoring",
     "Slots",
     "WordAttention",
 }  # classes of diffcap.evaluation that only hold values

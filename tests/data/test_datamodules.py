@@ -11,8 +11,8 @@ from tests.toy import NEGATIVES, SHAPE, batches_of_ranks, pairs, toy_trainer, wr
 
 from diffcap.data.datamodules import AdaptData, CaptionData, FeatureData
 from diffcap.data.masking import IGNORED
-from diffcap.datasets.registry import LevirProtocol
-from diffcap.evaluation.remote_sensing import levir_scoring
+from diffcap.datasets.registry import WordIdProtocol
+from diffcap.evaluation.remote_sensing import word_id_scoring
 from diffcap.features.store import FeatureStore
 from diffcap.methods.pcl.data import PretrainData
 from diffcap.negatives.file import iter_negatives
@@ -221,7 +221,7 @@ def test_the_words_of_all_splits_are_counted_on_request(folder: Path, layout: La
     data = captioning(folder, vocabulary_splits="all", vocabulary_layout=layout, min_count=3)
     assert set(data.words) == {word for word in everywhere if everywhere.count(word) >= 3}
     assert len(data.words) > len(captioning(folder, vocabulary_layout=layout, min_count=3).words)
-    evaluators = levir_scoring(LevirProtocol(min_count=3, layout=layout), data.dataset.pairs).vocabulary
+    evaluators = word_id_scoring(WordIdProtocol(min_count=3, layout=layout), data.dataset.pairs).vocabulary
     assert evaluators is not None and evaluators.tokens == data.vocabulary.tokens
 
 

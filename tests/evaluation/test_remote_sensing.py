@@ -16,11 +16,11 @@ from diffcap.cli import main
 from diffcap.commands.data import prepare
 from diffcap.commands.evaluate import evaluate as evaluate_checkpoint
 from diffcap.datasets.no_change import is_no_change
-from diffcap.datasets.registry import LevirProtocol, datasets
+from diffcap.datasets.registry import WordIdProtocol, datasets
 from diffcap.evaluation.captions import FAST_METRICS
 from diffcap.evaluation.coco import read_predictions
 from diffcap.evaluation.protocols import evaluate, evaluate_systems
-from diffcap.evaluation.remote_sensing import LevirScoring, accuracies, id_text, levir_protocol, levir_scoring
+from diffcap.evaluation.remote_sensing import WordIdScoring, accuracies, id_text, word_id_protocol, word_id_scoring
 from diffcap.features.writer import StoreWriter
 from diffcap.records import ChangePair, read_dataset
 from diffcap.report.rows import score_row
@@ -69,7 +69,7 @@ def test_ids_of_a_caption() -> None:
 def test_a_rare_reference_word_and_an_unknown_word_match() -> None:
     only = [pair("2", "a pergola is built"), pair("1", "a road")]
     said = {"2": "a gazebo is built", "1": "a house"}
-    result = evaluate(said, only, "raw", FAST_METRICS, levir=LevirScoring((), VOCABULARY, "by hand"))
+    result = evaluate(said, only, "raw", FAST_METRICS, id_scoring=WordIdScoring((), VOCABULARY, "by hand"))
     text, ids = result["groups"]["total"], result["id_tokens"]["groups"]["total"]
     # Of six words, five match as ids and four as text. As ids, three of four bigrams match, and all longer n-grams.
     assert text["BLEU-1"] == pytest.approx(4 / 6) and ids["BLEU-1"] == pytest.approx(5 / 6)
@@ -84,21 +84,21 @@ def test_a_rare_reference_word_and_an_unknown_word_match() -> None:
 def test_words_of_all_splits_are_counted() -> None:
     others = pair("2", "a wide road", split="train"), pair("3", "wide", split="val")
     pairs = [pair("1", "a road", "a wide road"), *others]
-    found = levir_scoring(LevirProtocol(min_count=3), pairs)
+    found = word_id_scoring(WordIdProtocol(min_count=3), pairs)
     assert found.vocabulary is not None and set(found.vocabulary.words) == {"a", "road", "wide"}
     assert "at least 3 times" in found.vocabulary_rule and "all splits" in found.vocabulary_rule
     # RSICCformer numbers the words from 1 as they appear first; the unknown word follows.
     assert id_text("wide road a house", found.vocabulary) == "3 2 1 4"
-    chg2cap = levir_scoring(LevirProtocol(min_count=3, layout="chg2cap"), reversed(pairs)).vocabulary
+    chg2cap = word_id_scoring(WordIdProtocol(min_count=3, layout="chg2cap"), reversed(pairs)).vocabulary
     assert chg2cap is not None and id_text("wide road a house", chg2cap) == "6 5 4 1"
 
 
 def test_a_captioner_of_the_released_evaluators_keeps_its_own_vocabulary() -> None:
-    spec = LevirProtocol()
+    spec = WordIdProtocol()
     rsicc, other = (build_vocabulary(["a road"], 1, layout) for layout in ("rsicc", "rcc"))
-    found = [levir_scoring(spec, PAIRS, own).vocabulary is own for own in (VOCABULARY, rsicc, other)]
+    found = [word_id_scoring(spec, PAIRS, own).vocabulary is own for own in (VOCABULARY, rsicc, other)]
     assert found == [True, True, False]
-    assert levir_scoring(spec, PAIRS, VOCABULARY).vocabulary_rule == "the captioner's own"
+    assert word_id_scoring(spec, PAIRS, VOCABULARY).vocabulary_rule == "the captioner's own"
 
 
 def test_accuracies_by_group() -> None:
@@ -124,7 +124,7 @@ def test_the_mean_of_four_metrics_by_group_and_protocol(monkeypatch: pytest.Monk
     )
     systems = {"one": CAPTIONS, "two": {one.id: one.captions[-1] for one in PAIRS}}
     results = evaluate_systems(
-        systems, PAIRS, "raw", METRICS, levir=LevirScoring(NO_CHANGE_FIVE, VOCABULARY, "by hand")
+        systems, PAIRS, "raw", METRICS, id_scoring=WordIdScoring(NO_CHANGE_FIVE, VOCABULARY, "by hand")
     )
     for name, result in results.items():
         alone = evaluate(systems[name], PAIRS, "raw", METRICS)["groups"]
@@ -136,7 +136,7 @@ def test_the_mean_of_four_metrics_by_group_and_protocol(monkeypatch: pytest.Monk
             for row in rows.values():
                 mean = (row["BLEU-4"] + row["METEOR"] + row["ROUGE-L"] + row["CIDEr-D"]) / 4
                 assert row["S*m"] == pytest.approx(mean)
-    fewer = evaluate(CAPTIONS, PAIRS, "raw", FAST_METRICS, levir=LevirScoring(NO_CHANGE_FIVE))
+    fewer = evaluate(CAPTIONS, PAIRS, "raw", FAST_METRICS, id_scoring=WordIdScoring(NO_CHANGE_FIVE))
     assert "S*m" not in fewer["groups"]["total"] and "id_tokens" not in fewer
     assert "accuracy" not in evaluate(CAPTIONS, PAIRS, "raw", FAST_METRICS)["groups"]["total"]
 
@@ -144,9 +144,9 @@ def test_the_mean_of_four_metrics_by_group_and_protocol(monkeypatch: pytest.Monk
 def test_own_pairs_with_is_distractor_have_accuracies_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("diffcap.evaluation.captions.meteor", lambda *texts: dict.fromkeys(texts[2], 0.5))
     pairs = [replace(one, extra={}) for one in PAIRS]
-    spec = levir_protocol("desk", pairs)
-    assert spec is not None and levir_protocol("clevr_change", pairs) is None
-    result = evaluate(CAPTIONS, pairs, "raw", METRICS, levir=levir_scoring(spec, pairs, VOCABULARY))
+    spec = word_id_protocol("desk", pairs)
+    assert spec is not None and word_id_protocol("clevr_change", pairs) is None
+    result = evaluate(CAPTIONS, pairs, "raw", METRICS, id_scoring=word_id_scoring(spec, pairs, VOCABULARY))
     assert {group: row["accuracy"] for group, row in result["groups"].items()} == {
         "total": 3 / 5, "semantic": 2 / 3, "distractor": 1 / 2
     }  # fmt: skip
@@ -159,7 +159,7 @@ def test_own_pairs_with_is_distractor_have_accuracies_alone(monkeypatch: pytest.
 def test_without_both_kinds_of_pairs_there_is_no_accuracy(ids: str, every: str) -> None:
     pairs = [one for one in PAIRS if one.id in ids]
     nonsense = {one.id: f"{one.id} xyz" for one in pairs}
-    result = evaluate(nonsense, pairs, "raw", FAST_METRICS, levir=LevirScoring(NO_CHANGE_FIVE, VOCABULARY))
+    result = evaluate(nonsense, pairs, "raw", FAST_METRICS, id_scoring=WordIdScoring(NO_CHANGE_FIVE, VOCABULARY))
     assert "accuracy" not in result["groups"]["total"] | result["id_tokens"]["groups"]["total"]
     assert result["notes"] == [f"The accuracy is left out: {every} pair has a change."]
 
@@ -264,8 +264,8 @@ def test_what_score_refuses(levir: Path, tmp_path: Path) -> None:
 def test_a_dataset_of_ones_own_in_the_same_form_has_the_protocol(tmp_path: Path) -> None:
     prepare("desk", str(write_levir(tmp_path / "own", NUMBERS, name="desk.json")), str(tmp_path / "data"))
     pairs = read_dataset(tmp_path / "data").pairs
-    assert levir_protocol("desk", pairs) == levir_protocol("levir_cc", []) == LevirProtocol()
+    assert word_id_protocol("desk", pairs) == word_id_protocol("levir_cc", []) == WordIdProtocol()
     edited = [replace(one, captions=["All as before ."]) if one.is_distractor else one for one in pairs]
-    spec = levir_protocol("desk", edited)
+    spec = word_id_protocol("desk", edited)
     assert spec is not None and spec.no_change == ("all as before",)
-    assert levir_protocol("desk", [replace(one, extra={}, is_distractor=False) for one in pairs]) is None
+    assert word_id_protocol("desk", [replace(one, extra={}, is_distractor=False) for one in pairs]) is None

@@ -10,7 +10,7 @@ from diffcap.checkpoints.reading import FORMAT
 from diffcap.datasets import read_pairs
 from diffcap.evaluation.coco import write_predictions
 from diffcap.evaluation.protocols import evaluate
-from diffcap.evaluation.remote_sensing import LevirScoring
+from diffcap.evaluation.remote_sensing import WordIdScoring
 from diffcap.features.writer import StoreWriter
 from diffcap.methods.scorer.model import SCORER
 from diffcap.models.captioner import Captioner
@@ -53,12 +53,12 @@ def make_run(
     seed: int = 1,
     tokenizer: str = "raw",
     manifest: str | None = None,
-    levir: LevirScoring | None = None,
+    id_scoring: WordIdScoring | None = None,
 ) -> Path:
     test = [pair for pair in dataset.pairs if pair.split == "test"]
     protocol = {"dataset": dataset.name, "split": "test", "beams": 1, "limit": None}
     notes = {"seed": seed, "method": "pcl", "manifest_sha256": manifest or dataset.info["manifest_sha256"]}
-    result = evaluate(predictions, test, "raw", METRICS, protocol=protocol, provenance=notes, levir=levir)
+    result = evaluate(predictions, test, "raw", METRICS, protocol=protocol, provenance=notes, id_scoring=id_scoring)
     result["protocol"]["tokenizer"] = tokenizer
     write_predictions(folder / "eval" / "predictions.json", predictions)
     write_json(folder / "eval" / "metrics.json", result)

@@ -22,9 +22,9 @@ from tests.report.layouts import (
 )
 from tests.report.test_page import blocks_of
 
-from diffcap.datasets.registry import LevirProtocol
+from diffcap.datasets.registry import WordIdProtocol
 from diffcap.evaluation.protocols import evaluate
-from diffcap.evaluation.remote_sensing import levir_scoring
+from diffcap.evaluation.remote_sensing import word_id_scoring
 from diffcap.records import ChangePair, Dataset, file_hash, read_json, write_dataset, write_json
 
 SCRIPT = str(Path(__file__).parents[2] / "stages" / "report.py")
@@ -142,9 +142,9 @@ def test_the_report_of_a_dataset_with_masks_and_word_ids(tmp_path: Path) -> None
     dataset = make_tiles(tmp_path / "data")
     test = [pair for pair in dataset.pairs if pair.split == "test"]
     changed = [pair for pair in test if not pair.is_distractor]
-    levir = levir_scoring(LevirProtocol(), dataset.pairs)
+    id_scoring = word_id_scoring(WordIdProtocol(), dataset.pairs)
     captions = captions_of(dataset)
-    make_run(tmp_path / "runs/scorer", dataset, captions, {"finetune": 60.0}, levir=levir)
+    make_run(tmp_path / "runs/scorer", dataset, captions, {"finetune": 60.0}, id_scoring=id_scoring)
     words = sorted({word for pair in dataset.pairs for caption in pair.captions for word in caption.split()})
     make_scorer(tmp_path / "runs/scorer/finetune/best.ckpt", words, (5, 4, 4), scale=4)
     missing, broken, *measured = changed
@@ -159,7 +159,7 @@ def test_the_report_of_a_dataset_with_masks_and_word_ids(tmp_path: Path) -> None
     metrics = read_json(tmp_path / "runs/scorer/eval/metrics.json")
     assert table["rows"]["SCORER"]["id_tokens"] == metrics["id_tokens"]["groups"]
     common = dict.fromkeys((pair.id for pair in test), most_common(dataset))
-    expected = evaluate(common, test, "raw", METRICS, levir=levir)
+    expected = evaluate(common, test, "raw", METRICS, id_scoring=id_scoring)
     assert table["rows"]["most common training caption"]["id_tokens"] == expected["id_tokens"]["groups"]
     assert table["protocol"]["id_tokens"]["SCORER"] == metrics["id_tokens"]["protocol"]
 

@@ -93,7 +93,7 @@ def evaluate(
     from diffcap.evaluation.coco import write_predictions, write_references
     from diffcap.evaluation.protocols import dataset_protocol, groups_of, remarks
     from diffcap.evaluation.protocols import evaluate as score
-    from diffcap.evaluation.remote_sensing import levir_protocol, levir_scoring
+    from diffcap.evaluation.remote_sensing import word_id_protocol, word_id_scoring
     from diffcap.evaluation.slots import ATTRIBUTES
     from diffcap.evaluation.tables import metrics_table, print_scores, print_table
     from diffcap.lit.decoding import decode
@@ -189,9 +189,9 @@ def evaluate(
     write_references(out_folder / REFERENCES, {pair.id: pair.captions for pair in scored_pairs})
     write_json(out_folder / GROUPS, groups_of(scored_pairs))
     provenance_entries["files"] = {name: file_hash(out_folder / name) for name in (PREDICTIONS, REFERENCES, GROUPS)}
-    levir_settings = levir_protocol(dataset.name, dataset.pairs)
-    levir = levir_scoring(levir_settings, dataset.pairs, first_member.vocabulary) if levir_settings else None
-    score_options = {"protocol": protocol, "provenance": provenance_entries, "levir": levir}
+    id_protocol = word_id_protocol(dataset.name, dataset.pairs)
+    id_scoring = word_id_scoring(id_protocol, dataset.pairs, first_member.vocabulary) if id_protocol else None
+    score_options = {"protocol": protocol, "provenance": provenance_entries, "id_scoring": id_scoring}
     results = {}
     for tokenizer_name in dict.fromkeys([main_tokenizer, "ptb"]):
         result = score(captions, scored_pairs, tokenizer_name, metric_names, **score_options)

@@ -82,14 +82,14 @@ def _score_split(
     from diffcap.datasets.registry import datasets
     from diffcap.evaluation.coco import read_other_predictions
     from diffcap.evaluation.protocols import dataset_protocol, evaluate
-    from diffcap.evaluation.remote_sensing import LevirScoring, levir_protocol, levir_scoring
+    from diffcap.evaluation.remote_sensing import WordIdScoring, word_id_protocol, word_id_scoring
     from diffcap.records import read_dataset, take_changes
 
     dataset = read_dataset(folder)
     if dataset_name is not None and dataset.name != dataset_name:
         raise DiffcapError(f"{folder}: holds {dataset.name}, not {dataset_name}; give its own --dataset or --folder.")
-    levir_settings = levir_protocol(dataset.name, dataset.pairs)
-    if protocol != "text" and (levir_settings is None or levir_settings.accuracy_only):
+    id_protocol = word_id_protocol(dataset.name, dataset.pairs)
+    if protocol != "text" and (id_protocol is None or id_protocol.accuracy_only):
         supported = ", ".join(spec.name for spec in datasets().values() if spec.protocol)
         raise DiffcapError(
             f"{dataset.name} has no protocol {protocol}, only {supported} and your own datasets in Karpathy's form have; remove --protocol."
@@ -105,12 +105,13 @@ def _score_split(
     protocol_entries = {"dataset": dataset.name, "split": split, **({"changes": changes} if changes else {})}
     protocol_entries |= dataset_protocol(dataset.info)
     provenance = {**_provenance(predictions=predictions), "manifest_sha256": dataset.info["manifest_sha256"]}
-    levir = None
-    if levir_settings and protocol == "text":  # without the metrics of word ids
-        levir = LevirScoring(levir_settings.no_change, accuracy_only=levir_settings.accuracy_only)
-    elif levir_settings:
-        levir = levir_scoring(levir_settings, dataset.pairs)
-    return evaluate(captions, scored_pairs, tokenizer, protocol=protocol_entries, provenance=provenance, levir=levir)
+    id_scoring = None
+    if id_protocol and protocol == "text":  # without the metrics of word ids
+        id_scoring = WordIdScoring(id_protocol.no_change, accuracy_only=id_protocol.accuracy_only)
+    elif id_protocol:
+        id_scoring = word_id_scoring(id_protocol, dataset.pairs)
+    options: dict[str, Any] = {"protocol": protocol_entries, "provenance": provenance, "id_scoring": id_scoring}
+    return evaluate(captions, scored_pairs, tokenizer, **options)
 
 
 def _warn_of_missing_blanks(captions: Mapping[str, str], references: Iterable[Sequence[str]]) -> None:

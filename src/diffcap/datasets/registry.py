@@ -19,7 +19,7 @@ ProtocolName = Literal["text", "levir_cc"]  # how captions are scored
 
 
 @dataclass(frozen=True)
-class LevirProtocol:
+class WordIdProtocol:
     """Settings of the protocol `levir_cc` for a dataset, see `diffcap.evaluation.remote_sensing`."""
 
     name: ClassVar[ProtocolName] = "levir_cc"
@@ -53,7 +53,7 @@ class DatasetSpec:
     tagger: str = "english"  # part-of-speech tagger of the hard negatives
     # Folder with <name>.yaml, settings that all training stages take on, as "package:folder"; by default dataset in diffcap's own.
     configs: str | None = None
-    protocol: LevirProtocol | None = None  # for the datasets that are also scored with the protocol `levir_cc`
+    protocol: WordIdProtocol | None = None  # for the datasets that are also scored with the protocol `levir_cc`
 
     @property
     def rendered(self) -> bool:
@@ -116,18 +116,18 @@ BUILT_IN = (
         "Dubai-CC",
         "diffcap.datasets.karpathy:read_dubai_cc",
         info=_FROM_CAPTIONS,
-        protocol=LevirProtocol(no_change.DUBAI_CC, 1, "chg2cap"),  # Chg2Cap: all words
+        protocol=WordIdProtocol(no_change.DUBAI_CC, 1, "chg2cap"),  # Chg2Cap: all words
     ),
     DatasetSpec("image_editing_request", "Image-Editing-Request", "diffcap.datasets.photos:read_image_editing_request"),
-    DatasetSpec("levir_cc", "LEVIR-CC", "diffcap.datasets.karpathy:read_levir_cc", protocol=LevirProtocol()),
-    DatasetSpec("levir_mci", "LEVIR-MCI", "diffcap.datasets.karpathy:read_levir_mci", protocol=LevirProtocol()),
+    DatasetSpec("levir_cc", "LEVIR-CC", "diffcap.datasets.karpathy:read_levir_cc", protocol=WordIdProtocol()),
+    DatasetSpec("levir_mci", "LEVIR-MCI", "diffcap.datasets.karpathy:read_levir_mci", protocol=WordIdProtocol()),
     DatasetSpec("nabirds", "NABirds", "diffcap.datasets.single_images:read_nabirds", pairs=False),
     DatasetSpec(
         "second_cc",
         "SECOND-CC",
         "diffcap.datasets.karpathy:read_second_cc",
         augmented=True,
-        protocol=LevirProtocol(no_change.SECOND_CC, 11),  # authors' code: more than 10
+        protocol=WordIdProtocol(no_change.SECOND_CC, 11),  # authors' code: more than 10
     ),
     DatasetSpec(
         "spot_the_diff",
@@ -146,9 +146,9 @@ BUILT_IN = (
         clip_backbone="tiles_pixels",
         network="diffcap.features.tiles_backbone:build",
         tagger="tiles",
-        protocol=LevirProtocol(),
+        protocol=WordIdProtocol(),
     ),
-    DatasetSpec("whu_cdc", "WHU-CDC", "diffcap.datasets.karpathy:read_whu_cdc", protocol=LevirProtocol()),
+    DatasetSpec("whu_cdc", "WHU-CDC", "diffcap.datasets.karpathy:read_whu_cdc", protocol=WordIdProtocol()),
 )
 SHIPPED_BACKBONES = frozenset(name for spec in BUILT_IN if spec.rendered for name in spec.backbones if name)
 OWN_READER = "diffcap.datasets.pairs:read"  # reads a user's own dataset

@@ -6,9 +6,9 @@ The protocol of a score is a dict that says how it was computed: dataset, split,
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from diffcap.datasets.registry import LevirProtocol
+from diffcap.datasets.registry import WordIdProtocol
 from diffcap.evaluation.captions import ALL_METRICS, Tokenizer, score_together, tokenize_together, unavailable_metrics
-from diffcap.evaluation.remote_sensing import LevirScoring, accuracies, add_levir_scores, id_text
+from diffcap.evaluation.remote_sensing import WordIdScoring, accuracies, add_accuracy_and_mean, id_text
 from diffcap.evaluation.slots import slot_accuracy
 from diffcap.evaluation.tables import caption_notes
 from diffcap.records import RESERVED_CHANGE_TYPES, ChangePair
@@ -76,7 +76,7 @@ def evaluate_systems(
     metrics: Sequence[str] = ALL_METRICS,
     protocol: Mapping[str, Any] | None = None,
     provenance: Mapping[str, Any] | None = None,
-    levir: LevirScoring | None = None,
+    id_scoring: WordIdScoring | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Score the captions of a split in all groups, for several systems at once, because every call starts Java programs.
 
@@ -86,20 +86,20 @@ def evaluate_systems(
         tokenizer, metrics: as in `captions.score_captions`.
         protocol: further entries of "protocol" ({"dataset": ..., "split": ...}).
         provenance: origin of the captions (checkpoint, seed, versions, hash of the manifest), for "provenance".
-        levir: for datasets with the protocol `levir_cc`. The scores then have "S*m", and "accuracy" if some pairs have a change, not all.
+        id_scoring: for datasets with the protocol `levir_cc`. It adds "S*m", and "accuracy" if some pairs have a change, not all.
 
     Returns:
         For each system, the content of `metrics.json`: {"protocol": {..., "tokenizer", "metrics", "pairs": group -> number},
         "groups": group -> metric -> score as a fraction, "provenance": {...}}. "unavailable" in "provenance" lists metrics that
         could not be computed, and how to install them. If the pairs have annotations of the changed object, "slots" has the result
-        of `slots.slot_accuracy`. With a vocabulary in `levir`, "id_tokens" has "protocol" and "groups" of the metrics of word ids.
+        of `slots.slot_accuracy`. With a vocabulary in `id_scoring`, "id_tokens" has "protocol" and "groups" of the metrics of word ids.
         "notes" lists problems of the captions, see `tables.caption_notes`.
     """
     groups = groups_of(pairs)
     references = {pair.id: pair.captions for pair in pairs}
     hypotheses, reference_tokens = tokenize_together(systems, references, tokenizer)
     texts = {(name, "text"): (system_texts, reference_tokens) for name, system_texts in hypotheses.items()}
-    vocabulary = levir.vocabulary if levir else None
+    vocabulary = id_scoring.vocabulary if id_scoring else None
     if vocabulary:
         id_references = {id: [id_text(text, vocabulary) for text in captions] for id, captions in references.items()}
         id_texts = {}
@@ -116,16 +116,16 @@ def evaluate_systems(
     else:
         scores = score_together(texts, groups, metrics)
     accuracy_notes = []
-    if levir:
+    if id_scoring:
         accuracy: dict[str, dict[str, float]] = {name: {} for name in systems}
         if len({pair.is_distractor for pair in pairs}) == 2:
             for name, captions in systems.items():
-                accuracy[name] = accuracies(captions, pairs, groups, levir.no_change_sentences)
+                accuracy[name] = accuracies(captions, pairs, groups, id_scoring.no_change_sentences)
         else:  # a caption of nonsense could be right about all pairs
             which = "no" if pairs[0].is_distractor else "every"
             accuracy_notes.append(f"The accuracy is left out: {which} pair has a change.")
         for (name, _), group_scores in scores.items():
-            add_levir_scores(group_scores, accuracy[name], levir.accuracy_only)
+            add_accuracy_and_mean(group_scores, accuracy[name], id_scoring.accuracy_only)
     unavailable = unavailable_metrics(metrics)
     computed = [metric for metric in ALL_METRICS if metric in metrics and metric not in unavailable]
     counts = {group: len(ids) for group, ids in groups.items()}
@@ -136,11 +136,11 @@ def evaluate_systems(
             "protocol": {**(protocol or {}), "tokenizer": tokenizer, "metrics": computed, "pairs": counts},
             "groups": scores[name, "text"],
         }
-        if levir and vocabulary:
+        if id_scoring and vocabulary:
             id_protocol = {
-                "name": LevirProtocol.name,
+                "name": WordIdProtocol.name,
                 "tokenizer": "ids",
-                "vocabulary": levir.vocabulary_rule,
+                "vocabulary": id_scoring.vocabulary_rule,
                 "vocabulary_size": len(vocabulary),  # with the special tokens
                 "metrics": [metric for metric in computed if metric != "SPICE"],
             }

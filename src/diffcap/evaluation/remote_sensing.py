@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from diffcap.datasets.no_change import plain_caption
-from diffcap.datasets.registry import OWN_READER, LevirProtocol, get_dataset
+from diffcap.datasets.registry import OWN_READER, WordIdProtocol, get_dataset
 from diffcap.evaluation.captions import Groups, Scores
 from diffcap.records import ChangePair
 from diffcap.text.vocabulary import LAYOUTS, Vocabulary, build_vocabulary, tokenize_rcc_words
@@ -23,7 +23,7 @@ S_M_METRICS = ("BLEU-4", "METEOR", "ROUGE-L", "CIDEr-D")
 
 
 @dataclass(frozen=True)
-class LevirScoring:
+class WordIdScoring:
     """The scores to compute in addition to those of the text protocol."""
 
     no_change_sentences: tuple[str, ...]  # captions that say that nothing has changed
@@ -32,7 +32,7 @@ class LevirScoring:
     accuracy_only: bool = False  # add the accuracy, but neither S*m nor metrics of ids
 
 
-def levir_protocol(dataset: str, pairs: Sequence[ChangePair]) -> LevirProtocol | None:
+def word_id_protocol(dataset: str, pairs: Sequence[ChangePair]) -> WordIdProtocol | None:
     """Return the settings of the protocol for a dataset with these pairs, or None if the dataset is not scored with it.
 
     A user's dataset in Karpathy's form is scored with it. One in diffcap's form gets the accuracy only, if it has pairs without change,
@@ -47,12 +47,12 @@ def levir_protocol(dataset: str, pairs: Sequence[ChangePair]) -> LevirProtocol |
         return None
     captions = (plain_caption(caption) for pair in distractors for caption in pair.captions)
     sentences = tuple(dict.fromkeys(captions))
-    return LevirProtocol(sentences or LevirProtocol.no_change, accuracy_only=not has_flag)
+    return WordIdProtocol(sentences or WordIdProtocol.no_change, accuracy_only=not has_flag)
 
 
-def levir_scoring(
-    protocol: LevirProtocol, pairs: Iterable[ChangePair], captioner_vocabulary: object = None
-) -> LevirScoring:
+def word_id_scoring(
+    protocol: WordIdProtocol, pairs: Iterable[ChangePair], captioner_vocabulary: object = None
+) -> WordIdScoring:
     """Return the additional scores of a dataset with these pairs.
 
     Args:
@@ -61,15 +61,15 @@ def levir_scoring(
             `RELEASED_LAYOUTS`. Otherwise a vocabulary is built of the words that occur `protocol.min_count` times.
     """
     if protocol.accuracy_only:
-        return LevirScoring(protocol.no_change, accuracy_only=True)
+        return WordIdScoring(protocol.no_change, accuracy_only=True)
     if isinstance(captioner_vocabulary, Vocabulary) and captioner_vocabulary.layout in RELEASED_LAYOUTS:
-        return LevirScoring(protocol.no_change, captioner_vocabulary, "the captioner's own")
+        return WordIdScoring(protocol.no_change, captioner_vocabulary, "the captioner's own")
     captions = (tokenize_rcc_words(caption) for pair in pairs for caption in pair.captions)
     vocabulary = build_vocabulary(captions, protocol.min_count, protocol.layout)
     rule = (
         f"words that occur at least {protocol.min_count} times in the captions of all splits, layout {protocol.layout}"
     )
-    return LevirScoring(protocol.no_change, vocabulary, rule)
+    return WordIdScoring(protocol.no_change, vocabulary, rule)
 
 
 def id_text(caption: str, vocabulary: Vocabulary) -> str:
@@ -97,7 +97,7 @@ def accuracies(
     return {group: sum(is_right[id] for id in ids) / len(ids) for group, ids in groups.items() if ids}
 
 
-def add_levir_scores(scores: Scores, group_accuracies: Mapping[str, float], accuracy_only: bool = False) -> None:
+def add_accuracy_and_mean(scores: Scores, group_accuracies: Mapping[str, float], accuracy_only: bool = False) -> None:
     """Add "S*m" (if its metrics are there and not `accuracy_only`), and "accuracy" if it was computed, to each group."""
     for group, metrics in scores.items():
         if not accuracy_only and metrics.keys() >= set(S_M_METRICS):

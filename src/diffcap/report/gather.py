@@ -17,7 +17,7 @@ from diffcap.evaluation.baselines import Array, most_common_captions, nearest_ca
 from diffcap.evaluation.captions import cider_per_pair
 from diffcap.evaluation.coco import read_other_predictions
 from diffcap.evaluation.protocols import evaluate_systems, remarks
-from diffcap.evaluation.remote_sensing import levir_protocol, levir_scoring
+from diffcap.evaluation.remote_sensing import word_id_protocol, word_id_scoring
 from diffcap.evaluation.tables import caption_notes
 from diffcap.features.store import FeatureStore
 from diffcap.records import ChangePair, Dataset, file_hash, read_dataset, take_changes
@@ -79,10 +79,10 @@ def collect_results(
         file_captions[path] = read_other_predictions(path, list(references), split_ids, split_title)
     store = FeatureStore.open(dataset_folder / "features" / store_name) if store_name else None
     baselines = baseline_captions(train_pairs, pairs, store)
-    levir_settings = levir_protocol(dataset.name, dataset.pairs)
-    levir = levir_scoring(levir_settings, dataset.pairs) if levir_settings else None
+    id_protocol = word_id_protocol(dataset.name, dataset.pairs)
+    id_scoring = word_id_scoring(id_protocol, dataset.pairs) if id_protocol else None
     tokenizer, metrics = protocol["tokenizer"], protocol["metrics"]
-    scored = evaluate_systems({**baselines, **file_captions}, pairs, tokenizer, metrics, levir=levir)
+    scored = evaluate_systems({**baselines, **file_captions}, pairs, tokenizer, metrics, id_scoring=id_scoring)
     needs_ptb = file_captions and tokenizer != "ptb"
     scored_with_ptb = evaluate_systems(file_captions, pairs, "ptb", metrics) if needs_ptb else {}
     for name, paths in caption_files.items():
