@@ -76,10 +76,7 @@ class Captioning(TrainingModule):
         return self.optimizer_function(captioner, captioner.pretrained_parameters(), *rates, betas=(0.9, 0.999))
 
     def _adam_groups(self) -> list[dict[str, Any]]:
-        """Return Adam's parameter groups: a single one, or "captioner" and the groups of parameters with a rate of their own.
-
-        These are the part of each `PartCallback`, such as "decoder", and "backbone", the pretrained parameters, if `pretrained_lr` is set.
-        """
+        """Return Adam's parameter groups: one, or "captioner", the part of each `PartCallback`, and "backbone" with `pretrained_lr`."""
         callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
         part_names = [callback.part for callback in callbacks if isinstance(callback, PartCallback)]
         own_groups: list[dict[str, Any]] = [

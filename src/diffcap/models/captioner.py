@@ -43,10 +43,7 @@ def constructor_arguments(constructor_locals: dict[str, Any]) -> dict[str, Any]:
 
 
 class Captioner(nn.Module, ABC):
-    """A model that describes the difference between two images, given as feature maps or pixels, in a sentence.
-
-    All captioners have the same LightningModule and the same decoding functions.
-    """
+    """A model that describes in a sentence how two images differ; all have the same LightningModule and decoding functions."""
 
     # Prefixes of parameter names: those that a pre-training checkpoint lacks, and those that only such a checkpoint has.
     allowed_missing: ClassVar[tuple[str, ...]] = ()

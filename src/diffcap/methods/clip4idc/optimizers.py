@@ -1,8 +1,8 @@
 """BertAdam, the optimizer of CLIP4IDC's released program, with half-precision weights.
 
 The default optimizer is `lit.training.adamw` with two learning rates. Unlike AdamW, BertAdam has no bias correction, and its weight decay
-also applies to the image type embeddings, to CLIP's layer norms and to `logit_scale`. Its second clipping, of each tensor's gradient
-to a norm of 1, changes nothing after the clipping of the whole gradient to 1.
+also applies to the image type embeddings, to CLIP's layer norms and to `logit_scale`. The released program also clips the gradient of
+each tensor to a norm of 1. This is left out here, because it changes nothing after the clipping of the whole gradient to 1.
 """
 
 from collections.abc import Callable, Iterable
@@ -10,8 +10,6 @@ from typing import Any
 
 import torch
 from torch import nn
-
-EPS = 1e-6  # authors' code
 
 
 class BertAdam(torch.optim.Optimizer):
@@ -23,7 +21,7 @@ class BertAdam(torch.optim.Optimizer):
     weight is lost, and squares of gradients below about 2.4e-4 are rounded to 0, so that the step is `m / eps`.
     """
 
-    def __init__(self, groups: list[dict[str, Any]], betas: tuple[float, float], eps: float = EPS) -> None:
+    def __init__(self, groups: list[dict[str, Any]], betas: tuple[float, float], eps: float = 1e-6) -> None:
         super().__init__(groups, {"lr": 1e-4, "weight_decay": 0.0, "half": False, "betas": betas, "eps": eps})
         with torch.no_grad():
             for group in self.param_groups:

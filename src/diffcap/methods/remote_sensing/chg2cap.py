@@ -59,7 +59,7 @@ class KeyAttention(nn.Module):
         self.out = Linear(width, channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, N, C) to (B, N, C)."""
+        """Attend from each of the tokens (B, N, C) to all of them: (B, N, C)."""
         query = self.query(x).unflatten(2, (self.heads, -1)).transpose(1, 2)  # (B, heads, N, A / heads)
         key = self.key(x).unflatten(2, (self.heads, -1)).transpose(1, 2)
         dropout = self.dropout if self.training else 0.0
@@ -86,7 +86,7 @@ class EncoderLayer(nn.Module):
 
 
 class OuterResidualBlock(PostNormBlock):
-    """DIRL's post-norm decoder block, with its input added to its output (authors' code)."""
+    """A post-norm decoder block, with its input added to its output (authors' code)."""
 
     def forward(self, x: Tensor, memory: BlockMemory, mask: Tensor | None, past_segments: Segments) -> BlockOutput:
         """See `BlockOutput`; arguments as `Attention`."""
@@ -98,7 +98,7 @@ class Chg2Cap(PixelOrFeatureCaptioner):
     """Chg2Cap: hierarchical self-attention over both images, a residual block with their cosine similarity, a decoder.
 
     The defaults are those of the authors' code. `before` and `after` are feature maps, or pixels with `backbone`. A batch may
-    have several groups of "after" images for the same "before" images; all captions count alike in the loss.
+    have several "after" images, such as those of change and distractor pairs, for a "before" image; all captions count alike in the loss.
 
     Args:
         vocabulary_size: V. Ids: 0 padding, 1 unknown word, 2 start, 3 end, then the words.
@@ -184,8 +184,7 @@ class Chg2Cap(PixelOrFeatureCaptioner):
         row_vectors = self.rows.weight[:rows, None].expand(-1, columns, -1)
         position = torch.cat([column_vectors, row_vectors], -1).flatten(0, 1)  # (N, C)
         first_before, first_after = (image.flatten(2).transpose(1, 2) + position for image in maps)
-        before = first_before
-        after = first_after
+        before, after = first_before, first_after
         for layer in self.encoder:
             before, after = layer(before, after, first_before, first_after)
         before = before.unflatten(1, self.grid).transpose(1, 2)  # (B, w, h, C)
@@ -222,16 +221,16 @@ class Chg2Cap(PixelOrFeatureCaptioner):
 
 
 def _block_rules(number: int, name: str) -> tuple[Rule, ...]:
-    """Rules for the official block `number` of every encoder layer, whose attribute here is `name`."""
-    block = rf"encoder_trans_dict\.selftrans\.(\d+)\.{number}\."
-    new = rf"encoder.\1.{name}."
+    """Return rules for block `number` of every official encoder layer, which is the attribute `name` of `EncoderLayer`."""
+    official = rf"encoder_trans_dict\.selftrans\.(\d+)\.{number}\."
+    ours = rf"encoder.\1.{name}."
     return (
-        (block + r"att\.to_q", new + "attention.query"),
-        (block + r"att\.to_k", new + "attention.key"),
-        (block + r"att\.to_v", None),  # stored, not used: the values are the keys
-        (block + r"att\.to_out\.0", new + "attention.out"),
-        (block + r"feedforward\.net\.([03])", new + r"ffn.\2"),
-        (block + "norm([12])", new + r"norm\2"),
+        (official + r"att\.to_q", ours + "attention.query"),
+        (official + r"att\.to_k", ours + "attention.key"),
+        (official + r"att\.to_v", None),  # stored, not used: the values are the keys
+        (official + r"att\.to_out\.0", ours + "attention.out"),
+        (official + r"feedforward\.net\.([03])", ours + r"ffn.\2"),
+        (official + "norm([12])", ours + r"norm\2"),
     )
 
 
@@ -248,7 +247,7 @@ _RULES: tuple[Rule, ...] = (
 
 
 def official_sizes(state: State, options: Mapping[str, Any], tables: State) -> Sizes:
-    """Hyperparameters of Chg2Cap, with or without the backbone; the option `dataset` determines the normalisation of pixels."""
+    """Return the hyperparameters of Chg2Cap, with or without the backbone; the option `dataset` determines the normalisation of pixels."""
     attention_width, channels = state["encoder_trans_dict.selftrans.0.0.att.to_k.weight"].shape
     positions = next((table for name, table in tables.items() if name.startswith("decoder_dict.")), None)
     max_length = options["max_length"] or (41 if positions is None else len(positions))

@@ -25,16 +25,16 @@ from diffcap.utils.errors import DiffcapError
 class ResidualBlock(nn.Module):
     """`relu(x + branch(x))`; the branch has convolutions of 1 x 1, 3 x 3 and 1 x 1, each with batch norm (authors' code)."""
 
-    def __init__(self, channels: int, inner: int) -> None:
+    def __init__(self, channels: int, inner_channels: int) -> None:
         super().__init__()
         self.branch = nn.Sequential(
-            nn.Conv2d(channels, inner, 1),
-            GlobalBatchNorm2d(inner),
+            nn.Conv2d(channels, inner_channels, 1),
+            GlobalBatchNorm2d(inner_channels),
             nn.ReLU(inplace=True),
-            nn.Conv2d(inner, inner, 3, padding=1),
-            GlobalBatchNorm2d(inner),
+            nn.Conv2d(inner_channels, inner_channels, 3, padding=1),
+            GlobalBatchNorm2d(inner_channels),
             nn.ReLU(inplace=True),
-            nn.Conv2d(inner, channels, 1),
+            nn.Conv2d(inner_channels, channels, 1),
             GlobalBatchNorm2d(channels),
         )
 
@@ -55,11 +55,11 @@ class PostNormLayer(nn.Module):
         self.dropout = Dropout(dropout)
 
     def attend(self, x: Tensor) -> Tensor:
-        """The attention's output for x (B, N, D), of the same shape."""
+        """Return the attention's output (B, N, D) for tokens x (B, N, D)."""
         return self.attention(x)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, N, D) to (B, N, D)."""
+        """Encode tokens x (B, N, D): (B, N, D)."""
         x = self.norm1(x + self.dropout(self.attend(x)))
         return self.norm2(x + self.dropout(self.ffn(x)))
 
@@ -69,7 +69,7 @@ class CausalWordDecoder(WordDecoder):
 
     Args:
         vocabulary_size: V. max_length: positions of a caption, start and end included. width: D.
-        block: see `WordDecoder`. Every layer is a copy of it, so all layers have the same initial weights (authors' code).
+        block: decoder block. Every layer is a copy of it, so all layers have the same initial weights (authors' code).
         layers: number of blocks. dropout: rate before the output layer. word_dropout: rate after the positions are added.
     """
 
@@ -83,20 +83,20 @@ class CausalWordDecoder(WordDecoder):
         dropout: float,
         word_dropout: float,
     ) -> None:
-        def copies() -> Iterator[nn.Module]:
+        def copy_blocks() -> Iterator[nn.Module]:
             init_attention_(block)
             for _ in range(layers):
                 yield copy.deepcopy(block)
 
         sizes = vocabulary_size, max_length, width, width
-        super().__init__(*sizes, Dropout(word_dropout), copies(), padding_idx=None, output_dropout=dropout)
+        super().__init__(*sizes, Dropout(word_dropout), copy_blocks(), padding_idx=None, output_dropout=dropout)
         nn.init.uniform_(self.embedding.weight, -0.1, 0.1)  # authors' code
         nn.init.uniform_(self.logit.weight, -0.1, 0.1)
         nn.init.zeros_(self.logit.bias)
 
 
 class PixelOrFeatureCaptioner(Captioner):
-    """A captioner of feature maps, or with its own ResNet of pixels; the loss is the mean over all words (authors' code)."""
+    """A captioner of feature maps, or of pixels with a ResNet of its own; the loss is the mean over all words (authors' code)."""
 
     uses_adamw = False  # authors' code
     images: ResNetEncoder | None  # None if the captioner reads feature maps

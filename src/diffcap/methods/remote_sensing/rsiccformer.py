@@ -76,7 +76,7 @@ class RSICCformer(PixelOrFeatureCaptioner):
     """RSICCformer: images that attend to their difference, residual blocks that merge the layers, a transformer decoder.
 
     The defaults are those of the authors' code. `before` and `after` are feature maps, or pixels with `backbone`. A batch may
-    have several groups of "after" images for the same "before" images; all captions count alike in the loss.
+    have several "after" images, such as those of change and distractor pairs, for a "before" image; all captions count alike in the loss.
 
     Args:
         vocabulary_size: V. Ids: 0 padding, then the words; the last three are the unknown word, start and end.
@@ -117,8 +117,7 @@ class RSICCformer(PixelOrFeatureCaptioner):
             raise ValueError(f"vocabulary_size is {vocabulary_size}; padding, a word and three special tokens need 5")
         if width % 2:
             raise ValueError(f"width is {width}; it must be even, half of a position's embedding is for its row")
-        self.bos_id = vocabulary_size - 2
-        self.eos_id = vocabulary_size - 1
+        self.bos_id, self.eos_id = vocabulary_size - 2, vocabulary_size - 1
         self.images = None
         if backbone is not None:
             self.images = ResNetEncoder(backbone, "layer3", grid, "imagenet", trained_layers, batch_norm, pool)
@@ -187,7 +186,7 @@ _CLASSES = (
 
 
 def official_sizes(state: State, options: Mapping[str, Any], tables: State) -> Sizes:
-    """Hyperparameters of RSICCformer, with or without the backbone."""
+    """Return the hyperparameters of RSICCformer, with or without the backbone."""
     projection_weight = state["encoder_feat.projection.weight"]
     grid = [len(state[f"encoder_feat.{side}_embedding.weight"]) for side in "hw"]
     max_length = options["max_length"] or len(state["decoder.position_encoding.embedding_1D.weight"])

@@ -53,14 +53,14 @@ class VLM(Captioner):
         prompt: question that follows the two images.
         train: what is trained: "lora" (matrices added to linear layers), "projector" (the layers between image tower and
             language model), "all", or "nothing" (zero-shot).
-        lora_rank: rank of LoRA's matrices. lora_alpha: their scale is lora_alpha / lora_rank. lora_dropout: of their input.
+        lora_rank: rank of LoRA's matrices. lora_alpha: their scale is lora_alpha / lora_rank. lora_dropout: dropout of their input.
         lora_targets: the linear layers of the language model, or of all parts.
-        dtype: of the base model's frozen weights. What is trained is kept in float32.
+        dtype: type of the base model's frozen weights. Trained weights are float32.
         four_bit: load the base model in 4 bits (QLoRA: nf4 with double quantisation); needs bitsandbytes.
         checkpointing: compute activations a second time in the backward pass instead of storing them.
         image_kwargs: options of the image processor, such as {"do_image_splitting": true} or, for Qwen, with numbers of
             pixels, {"size": {"shortest_edge": 3136, "longest_edge": 200704}}.
-        difference: add `vlm.parts.Difference` behind the projector.
+        difference: add to the after image's tokens behind the projector what differs from the before image, see `parts.Difference`.
         sentences: number of sentences of an answer that are the caption, if nothing is trained.
         base_sha256: hash of the base model, see `base_models.base_sha256`; another base is refused. None: any.
 
@@ -122,8 +122,7 @@ class VLM(Captioner):
                 "the difference module compares whole images; remove the option of image_kwargs that cuts tiles."
             )
         self.template = read_chat_template(self.processor, prompt)
-        self.bos_id = self.template.bos_id
-        self.eos_id = self.template.eos_id
+        self.bos_id, self.eos_id = self.template.bos_id, self.template.eos_id
         # Ids of the generation settings that also end an answer (Qwen: <|endoftext|>; Gemma: <eos>).
         eos_ids = self.net.generation_config.eos_token_id
         eos_ids = eos_ids if isinstance(eos_ids, list) else [eos_ids]
@@ -179,12 +178,12 @@ class VLM(Captioner):
         return torch.isin(tokens, torch.tensor([self.eos_id, *self._more_eos_ids], device=tokens.device))
 
     def inputs(self, before: Any, after: Any) -> dict[str, Tensor]:
-        """Return the model's inputs: the prompt of every pair and its pixels. Shorter prompts are padded on the left."""
-        before, after = _as_bytes(before), _as_bytes(after)
+        """Return the inputs of the model in transformers: each pair's prompt and pixels. Shorter prompts are padded on the left."""
+        before, after = _to_bytes(before), _to_bytes(after)
         if len(before) != len(after):  # scenes: each before image has two after images
             before = before.repeat(len(after) // len(before), 1, 1, 1)
         if self.difference is not None:
-            self.difference.pairs = len(after)
+            self.difference.num_pairs = len(after)
         inputs = self.processor(
             text=[self.template.prompt] * len(after),
             images=[[first, second] for first, second in zip(before, after)],
@@ -219,8 +218,8 @@ class VLM(Captioner):
         """Compute the keys and values of the prompt without its last id, which is BOS.
 
         Returns:
-            "key_values" of each layer, (B, heads, L, D) each; "mask" (B, L), 0 at padding; "first" (B, 1), the position of BOS;
-            "images" (B, L), the tokens of both images.
+            "key_values" of each layer, (B, heads, L, D) each; "mask" (B, L), 0 at padding; "bos_position" (B, 1); "is_image" (B, L), True
+            at the tokens of both images.
         """
         prompt = self._without_bos(self.inputs(before, after))
         cache = prompt_cache([None] * self.core.config.get_text_config().num_hidden_layers)
@@ -228,33 +227,33 @@ class VLM(Captioner):
         with without_checkpointing(self.core):
             self.core(**prompt, past_key_values=cache, use_cache=True, logits_to_keep=1)
         mask = prompt["attention_mask"]
-        first = mask.sum(1, keepdim=True)
+        bos_position = mask.sum(1, keepdim=True)
         deltas = getattr(self.core.model, "rope_deltas", None)
         # Qwen's positions count an image by its longer side. `deltas` are relative to the length without padding.
         if deltas is not None:
-            first = first + deltas.view(-1, 1)
+            bos_position = bos_position + deltas.view(-1, 1)
         self._forget_positions()
         return {
-            "key_values": [layer.new for layer in cache.layers],
+            "key_values": [layer.added for layer in cache.layers],
             "mask": mask,
-            "first": first.expand(len(mask), 1),
-            "images": prompt["input_ids"] == self.image_id,
+            "bos_position": bos_position.expand(len(mask), 1),
+            "is_image": prompt["input_ids"] == self.image_id,
         }
 
     def _run_words(
         self, tokens: Tensor, memory: dict[str, Any], cache: list[KeyValues] | None, **options: Any
     ) -> tuple[Any, list[KeyValues]]:
         """Run ids (B, T) after the prompt and the words in `cache`. Return the output, and the keys and values of all words."""
-        word_count = 0 if cache is None else cache[0][0].shape[-2]
+        num_past_words = 0 if cache is None else cache[0][0].shape[-2]
         past = prompt_cache(memory["key_values"], cache)
-        positions = memory["first"] + word_count + torch.arange(tokens.shape[1], device=tokens.device)
+        positions = memory["bos_position"] + num_past_words + torch.arange(tokens.shape[1], device=tokens.device)
         if hasattr(self.core.model, "rope_deltas"):  # Qwen: time, height and width
             positions = positions.expand(3, -1, -1)
-        mask = F.pad(memory["mask"], (0, word_count + tokens.shape[1]), value=1)
+        mask = F.pad(memory["mask"], (0, num_past_words + tokens.shape[1]), value=1)
         options |= {"position_ids": positions, "past_key_values": past, "use_cache": True}
         with without_checkpointing(self.core):
             output = self.core(input_ids=tokens, attention_mask=mask, **options)
-        return output, [layer.new for layer in past.layers]
+        return output, [layer.added for layer in past.layers]
 
     def step(self, tokens: Tensor, memory: Any, cache: Any) -> tuple[Tensor, Any]:
         """See `Captioner.step`; the cache has the keys and values of the words only."""
@@ -267,7 +266,7 @@ class VLM(Captioner):
         return output.logits
 
     def word_losses(self, batch: Batch) -> Tensor:
-        """Cross-entropy of every token of the captions given those before, (n,) in nats, in one pass without a cache."""
+        """Return the cross-entropy of every token of the captions given those before, in nats, in one pass without a cache."""
         tokens = batch["tokens"]
         inputs = self._without_bos(self.inputs(batch["before"], batch["after"]), tokens[:, :-1])
         self._forget_positions()
@@ -276,7 +275,7 @@ class VLM(Captioner):
         return F.cross_entropy(logits[is_word].float(), tokens[:, 1:][is_word], reduction="none")
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
-        """The mean cross-entropy of the captions' tokens over the global batch."""
+        """Return the mean cross-entropy of the captions' tokens over the global batch."""
         loss = global_mean(self.word_losses(batch))
         return {"loss": loss, "caption_loss": loss.detach()}
 
@@ -285,9 +284,9 @@ class VLM(Captioner):
         return {"caption_loss": self.word_losses(batch)}
 
     def pretrained_parameters(self) -> list[nn.Parameter]:
-        """The base model's own parameters that are trained, as opposed to LoRA's and those of the difference module."""
-        named = self.net.named_parameters()
-        return [parameter for name, parameter in named if parameter.requires_grad and "lora_" not in name]
+        """See `Captioner.pretrained_parameters`: those of the base model that are trained."""
+        parameters = self.net.named_parameters()
+        return [parameter for name, parameter in parameters if parameter.requires_grad and "lora_" not in name]
 
     @torch.no_grad()
     def attention(self, before: Any, after: Any, tokens: Tensor) -> AttentionMaps:
@@ -304,8 +303,8 @@ class VLM(Captioner):
         layers = len(output.attentions)
         middle = output.attentions[layers // 4 : layers - layers // 4]
         mean_weights = torch.stack(middle).float().mean((0, 2))  # over layers and heads
-        weights = mean_weights[..., : memory["images"].shape[1]]  # (B, T, L)
-        is_image = memory["images"][:, None].expand_as(weights)
+        weights = mean_weights[..., : memory["is_image"].shape[1]]  # (B, T, L)
+        is_image = memory["is_image"][:, None].expand_as(weights)
         before_weights, after_weights = weights[is_image].view(*tokens.shape, 2, -1).unbind(2)  # (B, T, N) each
         processor = self.processor.image_processor
         side = int(before_weights.shape[-1] ** 0.5)
@@ -314,11 +313,11 @@ class VLM(Captioner):
             inputs = processor(images=[before[0]], return_tensors="pt", **self.image_kwargs)
             rows, columns = inputs["image_grid_thw"][0].tolist()[1:]
             grid = (rows // processor.merge_size, columns // processor.merge_size)
-        count = grid[0] * grid[1]  # LLaVA-OneVision has a token for the end of each image
-        return patch_attention(before_weights[..., :count], after_weights[..., :count], grid)
+        num_patches = grid[0] * grid[1]  # LLaVA-OneVision has a token for the end of each image
+        return patch_attention(before_weights[..., :num_patches], after_weights[..., :num_patches], grid)
 
 
-def _as_bytes(images: Any) -> Any:
+def _to_bytes(images: Any) -> Any:
     return images.round().to(torch.uint8) if isinstance(images, Tensor) and images.is_floating_point() else images
 
 
@@ -349,7 +348,7 @@ def _load_model(folder: Any, dtype: str, four_bit: bool) -> Any:
 
 
 def _check_loaded(folder: Any, model: nn.Module, loaded: dict[str, Any]) -> None:
-    """Check in the info of `from_pretrained` that every weight is from the files; transformers gives others random values."""
+    """Check that every weight is from the files, with the information in `loaded`; transformers gives others random values."""
     missing = set(loaded["missing_keys"])
     named = dict(model.named_parameters(remove_duplicate=False))
     present = {id(value) for name, value in named.items() if name not in missing}

@@ -26,37 +26,35 @@ PROJECTORS = re.compile(r"(^|\.)(merger|deepstack_merger_list|connector|multi_mo
 
 
 def prompt_cache(prompts: Sequence[KeyValues | None], words: list[KeyValues] | None = None) -> Any:
-    """A key-value cache of transformers whose layers keep the prompt and the words apart.
+    """Return a key-value cache of transformers whose layers keep the prompt and the words apart.
 
-    Beam search reorders the words only, because all beams of a pair have the same prompt. `prompts` has None for each layer while
-    the prompt itself is computed. The attribute `new` of a layer contains the keys and values of all tokens after its prompt.
+    Beam search reorders the words only, because all beams of a pair have the same prompt. While the prompt itself is computed, `prompts`
+    has None for each layer. The attribute `added` of a layer has the keys and values of all tokens after `prompts`, those in `words` first.
     """
     from transformers.cache_utils import Cache, DynamicLayer
 
     class PromptLayer(DynamicLayer):
-        def __init__(self, prompt: KeyValues | None, new: KeyValues | None) -> None:
+        def __init__(self, prompt: KeyValues | None, added: KeyValues | None) -> None:
             super().__init__()
             self.prompt = prompt
-            self.new = new
+            self.added = added
             self.is_initialized = True
 
         def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-            self.new = _joined(self.new, (key_states, value_states))
-            return _joined(self.prompt, self.new)
+            self.added = _join(self.added, (key_states, value_states))
+            return _join(self.prompt, self.added)
 
         def get_seq_length(self) -> int:
-            return sum(part[0].shape[-2] for part in (self.prompt, self.new) if part is not None)
+            return sum(part[0].shape[-2] for part in (self.prompt, self.added) if part is not None)
 
-    past: Sequence[KeyValues | None] = [None] * len(prompts) if words is None else words
-    return Cache(layers=[PromptLayer(prompt, new) for prompt, new in zip(prompts, past)])
+    added: Sequence[KeyValues | None] = [None] * len(prompts) if words is None else words
+    return Cache(layers=[PromptLayer(*key_values) for key_values in zip(prompts, added)])
 
 
-def _joined(first: KeyValues | None, second: KeyValues) -> KeyValues:
+def _join(first: KeyValues | None, second: KeyValues) -> KeyValues:
     if first is None:
         return second
-    keys = torch.cat([first[0], second[0]], -2)
-    values = torch.cat([first[1], second[1]], -2)
-    return keys, values
+    return torch.cat([first[0], second[0]], -2), torch.cat([first[1], second[1]], -2)
 
 
 @contextmanager
@@ -73,33 +71,36 @@ def without_checkpointing(model: nn.Module) -> Iterator[None]:
 
 
 def choose_trained(model: Any, trained: Trained, rank: int, alpha: int, dropout: float, targets: LoraTargets) -> Any:
-    """Freeze the untrained parameters of a model of transformers, see `VLM`. With LoRA, return PEFT's model around it."""
+    """Freeze the parameters of a model of transformers that are not trained. With LoRA, return PEFT's model around it.
+
+    The arguments are those of `VLM`, without the prefix "lora_".
+    """
     if trained == "all":
         return model
     model.requires_grad_(False)
     if trained == "projector":
         named = [(name, part) for name, part in model.named_modules() if not isinstance(part, nn.ModuleList)]
-        projectors = [name for name, _ in named if PROJECTORS.search(f"{name}.")]
-        outermost = [name for name in projectors if not any(name.startswith(f"{parent}.") for parent in projectors)]
-        if not outermost:
+        names = [name for name, _ in named if PROJECTORS.search(f"{name}.")]
+        outermost_names = [name for name in names if not any(name.startswith(f"{parent}.") for parent in names)]
+        if not outermost_names:
             raise DiffcapError(f"{type(model).__name__}: no projector was found; use train: lora.")
-        for name in outermost:
+        for name in outermost_names:
             _train_in_float32(model.get_submodule(name))
     if trained != "lora":
         return model
     from peft import LoraConfig, get_peft_model
 
-    names = LANGUAGE_LAYERS if targets == "language" else "all-linear"
-    config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=names, task_type="CAUSAL_LM")
+    layers = LANGUAGE_LAYERS if targets == "language" else "all-linear"
+    config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=layers, task_type="CAUSAL_LM")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # PEFT reads an attribute that transformers has renamed
         return get_peft_model(model, config)
 
 
 def check_image_kwargs(options: dict[str, Any], known: Iterable[str], counts_pixels: bool) -> None:
-    """Check the options of an image processor, whose memory large values would exhaust.
+    """Check the options of an image processor. Large values would exhaust the memory.
 
-    `counts_pixels`: whether "shortest_edge" and "longest_edge" are numbers of pixels (Qwen) instead of lengths.
+    `counts_pixels`: whether the options "shortest_edge" and "longest_edge" are numbers of pixels (Qwen) instead of lengths.
     """
     for name, value in options.items():
         if name not in known:
@@ -168,13 +169,13 @@ class Difference(nn.Module):
         super().__init__()
         self.mix = nn.Sequential(Linear(2 * width, width), nn.GELU(), Linear(width, width, bias=False))
         nn.init.zeros_(self.mix[2].weight)  # type: ignore[arg-type]
-        self.pairs = 0  # of the current batch; `VLM.inputs` sets it
+        self.num_pairs = 0  # in the current batch; `VLM.inputs` sets it
 
     def forward(self, before: Tensor, after: Tensor) -> Tensor:
-        """Tokens (N, D) of both images to those of the after image."""
+        """Return the new tokens (N, D) of the after image, from the tokens (N, D) of both images."""
         dtype = next(self.parameters()).dtype
-        both = torch.cat([after, after - before], -1)
-        return after + self.mix(both.to(dtype)).to(after.dtype)
+        inputs = torch.cat([after, after - before], -1)
+        return after + self.mix(inputs.to(dtype)).to(after.dtype)
 
     def install(self, model: Any) -> None:
         """Apply the module to the output of a model's `get_image_features`, in which before and after images alternate."""
@@ -182,19 +183,19 @@ class Difference(nn.Module):
 
         def with_difference(*args: Any, **kwargs: Any) -> Any:
             output = image_features(*args, **kwargs)
-            # (N, D) each: the tokens of an image, or (SmolVLM, Idefics3) of both images of a pair
+            # A group (N, D) has the tokens of an image, or (SmolVLM, Idefics3) of both images of a pair.
             groups = list(output.pooler_output)
             changed = []
-            if len(groups) == self.pairs:
-                for both in groups:
-                    before, after = both.chunk(2)
+            if len(groups) == self.num_pairs:
+                for group in groups:
+                    before, after = group.chunk(2)
                     changed.append(torch.cat([before, self(before, after)]))
-            elif len(groups) == 2 * self.pairs:
+            elif len(groups) == 2 * self.num_pairs:
                 for before, after in zip(groups[::2], groups[1::2]):
                     changed += [before, self(before, after)]
             else:
                 raise DiffcapError(
-                    f"the difference module needs one group of tokens per image, but {self.pairs} pairs have {len(groups)}; set "
+                    f"the difference module needs one group of tokens per image, but {self.num_pairs} pairs have {len(groups)}; set "
                     "model.captioner.init_args.difference=false."
                 )
             output.pooler_output = torch.stack(changed) if isinstance(output.pooler_output, Tensor) else tuple(changed)
