@@ -4,7 +4,7 @@
                  "sentences": [{"tokens": ["a", "road", "is", "built"], "raw": " a road is built ."}, ...]}, ...]}
 
 * `split`: "train", "val" or "test"; "restval" counts as train. Without it, `filepath` is the split.
-* `filepath`: the {folder} in the dataset's `ImageLayout`; by default the split.
+* `filepath`: the folder of the images, {folder} in an `ImageLayout`; by default the split.
 * `sentences`: a caption is its `tokens` joined by spaces; without tokens, its `raw` text without spaces at both ends and
   without the final full stop.
 * `changeflag`: 1 if something has changed, 0 if not. Without it, the flag is derived from the captions

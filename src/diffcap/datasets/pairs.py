@@ -104,7 +104,7 @@ def _lists_images(file: Path) -> bool:
 
 def _read_table(table_file: Path) -> list[ChangePair]:
     pairs: list[ChangePair] = []
-    place_of_id: dict[str, str] = {}
+    place_of_id: dict[str, str] = {}  # a place is "<file>, line <number>", for messages
     unsplit_line = ""  # place of the first line without a split
     rows = list(read_rows(table_file))
     if table_file.suffix != ".jsonl":
@@ -198,11 +198,11 @@ def _spread_kinds(groups: list[str], kind_of_group: Mapping[str, frozenset[str]]
     Groups of one kind keep their order. `kind_of_group` also has groups that are not in `groups`, because they have a split already.
     """
     num_of_kind = Counter(kind_of_group.values())
-    num_left, num_placed = Counter(kind_of_group[group] for group in groups), Counter[frozenset[str]]()
+    num_in_groups, num_placed = Counter(kind_of_group[group] for group in groups), Counter[frozenset[str]]()
     order_key: dict[str, tuple[float, int]] = {}
-    for group in groups:  # 0.25 of 3 is below 0.1; if places are equal, kinds of which all groups are left come first
+    for group in groups:  # 0.25 / 3 is below 0.1; if the first numbers are equal, the kind with more groups is first
         kind = kind_of_group[group]
-        order_key[group] = ((num_placed[kind] + 0.25) / num_of_kind[kind], -num_left[kind])
+        order_key[group] = ((num_placed[kind] + 0.25) / num_of_kind[kind], -num_in_groups[kind])
         num_placed[kind] += 1
     return sorted(groups, key=order_key.__getitem__)
 

@@ -75,7 +75,7 @@ def read_cub(folder: Path) -> list[ChangePair]:
             f"{class_list_file}: no image has one of these classes, so there is no validation split; "
             "fetch this file and the list of images again."
         )
-    return sorted(records, key=lambda pair: pair.split)
+    return sorted(records, key=lambda record: record.split)
 
 
 def _read_image_list(list_file: Path) -> list[str]:
@@ -161,7 +161,7 @@ def read_nabirds(folder: Path) -> list[ChangePair]:
             extra["size"] = list(map(int, numbers))
         split = "train" if flag_of_image[image] == "1" else "test"
         records.append(ChangePair(image, f"{image_folder}/{path}", None, [], split, extra=extra))
-    return sorted(records, key=lambda pair: pair.split, reverse=True)
+    return sorted(records, key=lambda record: record.split, reverse=True)
 
 
 def _read_table(table_file: Path) -> dict[str, str]:
@@ -181,8 +181,8 @@ def _read_nabirds_lines(folder: Path) -> list[ChangePair]:
     record_of_image: dict[str, ChangePair] = {}
     first_meaning = ""  # what label 1 means according to the first line
     for split, place, row in _read_rows(folder):
-        classes = [_checked_int(row, key, place, OFFICIAL["nabirds"].num_classes) for key in ("class_id1", "class_id2")]
-        label = _checked_int(row, "label", place, 2)
+        classes = [_get_int(row, key, place, OFFICIAL["nabirds"].num_classes) for key in ("class_id1", "class_id2")]
+        label = _get_int(row, "label", place, 2)
         meaning = "the same class" if (label == 1) is (classes[0] == classes[1]) else "different classes"
         first_meaning = first_meaning or meaning
         if meaning != first_meaning:
@@ -224,7 +224,7 @@ def _image_path(name: str) -> str:
     return f"images/{name}" if name.lower().endswith(_IMAGE_EXTENSIONS) else f"images/{name}.jpg"
 
 
-def _checked_int(row: dict[str, Any], key: str, place: str, limit: int) -> int:
+def _get_int(row: dict[str, Any], key: str, place: str, limit: int) -> int:
     value = row.get(key)
     if type(value) is not int or not 0 <= value < limit:
         raise DiffcapError(

@@ -77,7 +77,7 @@ def test_numbers_and_quantities_are_true():
             color = words[words.index("roof") - 1]
             assert color == ROOF_COLORS[change.present.houses[0].roof]
         if "dirt" in words or "paved" in words:
-            assert ("paved" in words) == change.present.roads[0].paved
+            assert ("paved" in words) == change.present.roads[0].is_paved
         if re.search("dried|dry", caption):
             assert change.absent.zones[0].surface == "mud"
         if caption.startswith("the ") and change.noun in ("pond", "lake"):

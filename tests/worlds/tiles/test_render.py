@@ -10,7 +10,7 @@ from diffcap.worlds.tiles.scenes import House, Layer
 from diffcap.worlds.tiles.write import render_pair
 
 PLAIN = sample_dates(random.Random(0), 0.0)[0]  # no noise, haze, or misregistration
-HOUSE = House((128, 128), 0.0, 30, 20, 10, roof=5, gable=False)
+HOUSE = House((128, 128), 0.0, 30, 20, 10, roof=5, has_gable=False)
 
 
 def difference(first, second):

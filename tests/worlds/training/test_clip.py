@@ -74,7 +74,7 @@ def test_sentences_of_tiles_name_places_and_numbers() -> None:
     scene = Layer(
         zones=[wood, Zone(small, "bare")],
         ponds=[small],
-        roads=[Road(((0, 128), (256, 128)), 9, paved=False)],
+        roads=[Road(((0, 128), (256, 128)), 9, is_paved=False)],
         houses=houses,
     )
 

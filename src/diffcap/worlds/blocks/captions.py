@@ -138,17 +138,17 @@ def _image_relations(scenes: Scenes, changed: Tensor) -> Tensor:
     """Return `true_relations` for one image of each triple, from its viewpoint; a relation must be clear in the image."""
     row_numbers = torch.arange(len(scenes))
     forward, right, _ = camera_axes(scenes)
-    back = forward[:, :2] / (forward[:, :2] * forward[:, :2]).sum(1, keepdim=True).sqrt()  # along the ground
+    away_axis = forward[:, :2] / (forward[:, :2] * forward[:, :2]).sum(1, keepdim=True).sqrt()  # along the ground
     offset = scenes.position[row_numbers, changed][:, None] - scenes.position  # (B, N, 2), to the changed object
-    to_right = offset[..., 0] * right[:, None, 0] + offset[..., 1] * right[:, None, 1]
-    to_back = offset[..., 0] * back[:, None, 0] + offset[..., 1] * back[:, None, 1]
+    along_right = offset[..., 0] * right[:, None, 0] + offset[..., 1] * right[:, None, 1]
+    along_away = offset[..., 0] * away_axis[:, None, 0] + offset[..., 1] * away_axis[:, None, 1]
     x, _, z = to_camera(scenes.object_centers, scenes)
     image_shift = (x / z)[row_numbers, changed][:, None] - x / z
-    is_beside = (to_right.abs() > 0.5) & (to_right.abs() > 0.7 * to_back.abs())
-    is_beside &= (image_shift * to_right > 0) & (image_shift.abs() > 0.03)
-    has_other_depth = (to_back.abs() > 0.5) & (to_back.abs() > 0.7 * to_right.abs())
-    left_right = [is_beside & (to_right < 0), is_beside & (to_right > 0)]
-    relations = torch.stack([*left_right, has_other_depth & (to_back < 0), has_other_depth & (to_back > 0)], 1)
+    is_beside = (along_right.abs() > 0.5) & (along_right.abs() > 0.7 * along_away.abs())
+    is_beside &= (image_shift * along_right > 0) & (image_shift.abs() > 0.03)
+    has_other_depth = (along_away.abs() > 0.5) & (along_away.abs() > 0.7 * along_right.abs())
+    left_right = [is_beside & (along_right < 0), is_beside & (along_right > 0)]
+    relations = torch.stack([*left_right, has_other_depth & (along_away < 0), has_other_depth & (along_away > 0)], 1)
     is_other = scenes.valid & (torch.arange(scenes.valid.shape[1]) != changed[:, None])
     return relations & is_other[:, None]
 

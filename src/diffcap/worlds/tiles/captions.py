@@ -148,7 +148,7 @@ def describe(scene: Layer, number: int, seed: int = 0, max_things: int = 3) -> s
         if min(box[2] - box[0], box[3] - box[1]) >= _MIN_AREA_SIDE:
             phrases.append(_with_position(rng, name, location_of(box)))
     phrases += ["a river"] * bool(scene.rivers)
-    phrases += sorted({"a paved road" if road.paved else "a dirt road" for road in scene.roads})
+    phrases += sorted({"a paved road" if road.is_paved else "a dirt road" for road in scene.roads})
     phrases += ["fields"] * any(zone.surface == "field" for zone in scene.zones)
     return " and ".join(rng.sample(phrases, min(max_things, len(phrases)))) or "grassland"
 

@@ -201,10 +201,10 @@ _HOUSE_FORMS: tuple[tuple[str, float, Callable[[random.Random, Plan], list[House
 
 def _sample_road(rng: random.Random, plan: Plan, variant: float) -> Change:
     roads = plan.scene.roads
-    paved = variant < 0.65
+    is_paved = variant < 0.65
     places = (place for road in roads for place in points_along(road.line, 6))
     start_places = [place for place in places if all(40 < value < SIZE - 40 for value in place[0])]
-    details = ["paved" if paved else "dirt"]
+    details = ["paved" if is_paved else "dirt"]
     if start_places and rng.random() < 0.5:
         start, direction = rng.choice(start_places)
         angle = direction + rng.choice((-1, 1)) * (math.pi / 2 + rng.uniform(-0.3, 0.3))
@@ -214,7 +214,7 @@ def _sample_road(rng: random.Random, plan: Plan, variant: float) -> Change:
         sides = rng.choice(((0, 2), (1, 3), (0, 1), (1, 2), (2, 3), (3, 0)))
         line = scenes.sample_crossing(rng, sides)
         details += {(0, 2): ["horizontal"], (1, 3): ["vertical"]}.get(sides, [])
-    width = rng.uniform(9, 12) if paved else rng.uniform(7, 9)
+    width = rng.uniform(9, 12) if is_paved else rng.uniform(7, 9)
     visible_places = [place for place in points_along(line, 3) if all(0 <= value <= SIZE for value in place[0])]
     place_covers = [plan.covers_in(point, angle, 3, width + 2) for point, angle in visible_places]
     crossed_places = [index for index, covers in enumerate(place_covers) if ROAD in covers]
@@ -229,7 +229,7 @@ def _sample_road(rng: random.Random, plan: Plan, variant: float) -> Change:
     shares = {cover: sum(cover in covers for covers in free_covers) / len(free_covers) for cover in (FIELD, FOREST)}
     covers = {cover for cover in shares if shares[cover] > (0.6 if cover == FIELD else 0.35)}
     plan.mark_line(line, width + 5, scenes.RESERVED)
-    return Change("road", Layer(roads=[Road(line, width, paved)]), covers, details=details)
+    return Change("road", Layer(roads=[Road(line, width, is_paved)]), covers, details=details)
 
 
 def _sample_area(rng: random.Random, plan: Plan, low: float, high: float, gap: float) -> tuple[Polygon, set[int]]:

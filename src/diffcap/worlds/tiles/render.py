@@ -209,11 +209,11 @@ def draw_ground(scene: Layer) -> Image.Image:
         ground.line([*pond, pond[0], pond[1]], 5, SHORE)
         ground.polygon(pond, WATER)
     for road in scene.roads:
-        if road.paved:
+        if road.is_paved:
             ground.line(road.line, road.width + 3, VERGE)
     for road in scene.roads:
-        ground.line(road.line, road.width, ASPHALT if road.paved else DIRT_ROAD)
-        if road.paved and road.width > 9:
+        ground.line(road.line, road.width, ASPHALT if road.is_paved else DIRT_ROAD)
+        if road.is_paved and road.width > 9:
             for point, direction in points_along(road.line, 9):
                 ground.line([offset(point, direction, -2), offset(point, direction, 2)], 0.7, MARKING)
     for zone in scene.zones:
@@ -261,7 +261,7 @@ def _draw_scene(scene: Layer, date: Date, ground: Image.Image) -> Image.Image:
 
 def _draw_house(canvas: _Canvas, house: House, to_sun: float) -> None:
     material = FIRST_ROOF + house.roof * _ROOF_LEVELS
-    if house.gable:
+    if house.has_gable:
         for side in (-1, 1):
             normal = house.angle + side * math.pi / 2
             level = round(2 + 2 * math.cos(normal - to_sun))

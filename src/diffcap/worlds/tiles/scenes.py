@@ -13,9 +13,9 @@ from diffcap.worlds.tiles.geometry import Point, Polygon, offset, points_along, 
 
 SIZE = 256  # width and height of an image in pixels
 MARGIN = 16  # pixels around an image that are drawn as well, because the after image is shifted and rotated
-NUM_FIELD_TONES = 20
+NUM_FIELD_TONES = 20  # colors of fields
 ROOF_COLORS = ("red", "brown", "gray", "dark", "blue", "white")
-NUM_TREE_TONES = 3
+NUM_TREE_TONES = 3  # colors of trees
 NUM_CAR_COLORS = 6
 THEMES = ("suburb", "village", "forest")
 
@@ -36,7 +36,7 @@ class Road:
 
     line: Polygon
     width: float
-    paved: bool = True
+    is_paved: bool = True
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class House:
     width: float
     height: float
     roof: int  # index into `ROOF_COLORS`
-    gable: bool
+    has_gable: bool
 
     @property
     def footprint(self) -> Polygon:
@@ -219,7 +219,7 @@ def sample_landscape(rng: random.Random, theme: str, needs_road: bool, needs_for
                 plan.mark_polygon(polygon, FOREST)
     if needs_road or theme == "suburb" or rng.random() < 0.7:
         num_roads = 1 if theme != "suburb" else rng.choice((1, 2, 2, 3))
-        _add_roads(rng, plan, num_roads, paved=theme == "suburb" or rng.random() < 0.7)
+        _add_roads(rng, plan, num_roads, is_paved=theme == "suburb" or rng.random() < 0.7)
     if rng.random() < 0.2:
         for _ in range(5):
             pond = sample_blob(rng, sample_place(rng, 30), rng.uniform(14, 30), rng.uniform(0.55, 1))
@@ -269,9 +269,9 @@ def sample_crossing(rng: random.Random, sides: tuple[int, int] | None = None, be
     return geometry.bezier_curve(ends[0], (x, y), ends[1])
 
 
-def _add_roads(rng: random.Random, plan: Plan, num_roads: int, paved: bool) -> None:
+def _add_roads(rng: random.Random, plan: Plan, num_roads: int, is_paved: bool) -> None:
     sides = rng.choice(((0, 2), (1, 3)))
-    main = Road(sample_crossing(rng, sides), rng.uniform(9, 13) if paved else rng.uniform(6, 8), paved)
+    main = Road(sample_crossing(rng, sides), rng.uniform(9, 13) if is_paved else rng.uniform(6, 8), is_paved)
     plan.scene.roads.append(main)
     places = points_along(main.line, 6)
     junctions = [place for place in places if all(50 < value < SIZE - 50 for value in place[0])]
@@ -283,7 +283,7 @@ def _add_roads(rng: random.Random, plan: Plan, num_roads: int, paved: bool) -> N
         angle = direction + turns[number] + rng.uniform(-0.15, 0.15)
         end = offset(start, angle, 330)
         control = offset(offset(start, angle, 120), angle + math.pi / 2, rng.uniform(-25, 25))
-        plan.scene.roads.append(Road(geometry.bezier_curve(start, control, end), main.width - 2, paved))
+        plan.scene.roads.append(Road(geometry.bezier_curve(start, control, end), main.width - 2, is_paved))
     for road in plan.scene.roads:
         plan.mark_line(road.line, road.width + 4, ROAD)
 
