@@ -20,6 +20,8 @@ OPTIONS = $(foreach name,$(SET),--$(name) '$(subst ','\'',$($(name)))')
 ARGS ?=
 TAKES_ARGS := $(or $(filter pretrain finetune reinforce,$(MAKECMDGOALS)),$(firstword $(filter $(STAGES),$(MAKECMDGOALS))))
 unexport ARGS
+args = $(if $(filter-out extract,$1),$($1_ARGS)) $(if $(filter $1,$(TAKES_ARGS)),$(ARGS))
+has_args = $(strip $($1_ARGS)$(if $(filter $1,$(TAKES_ARGS)),$(ARGS)))
 
 # Targets of many experiments: data_ARGS renders or reads their shared data; their other options are ARGS.
 MANY := $(filter demo ablation accuracy,$(MAKECMDGOALS))
@@ -55,13 +57,15 @@ lock: setup  ## write requirements.lock for pyproject.toml; ARGS=--upgrade or AR
 		--extra docs --extra browser --extra tiff --custom-compile-command 'make lock' --output-file requirements.lock $(ARGS)
 
 # The names that depend on the experiment: folder, store, negatives, ..., report, and in `lost` the records whose files have been deleted.
+# If stages before one with options are missing, its options are checked before they run.
 ifneq ($(filter $(STAGES),$(MAKECMDGOALS))$(data_ARGS),)
 ifeq ($(findstring n,$(firstword -$(MAKEFLAGS))),)
 include .venv/ready
 endif
+options_of_stages := $(foreach stage,$(STAGES),$(if $(call has_args,$(stage)),'$(stage) $(subst ','\'',$(call args,$(stage)))'))
 folder := data
 captioner := /finetune
-$(foreach name,$(if $(wildcard .venv/ready),$(shell $(DIFFCAP) paths $(OPTIONS) --goals '$(MAKECMDGOALS)' || echo failed=yes)),$(eval $(subst ;, ,$(subst |,\ ,$(name)))))
+$(foreach name,$(if $(wildcard .venv/ready),$(shell $(DIFFCAP) paths $(OPTIONS) --goals '$(MAKECMDGOALS)' -- $(options_of_stages) || echo failed=yes)),$(eval $(subst ;, ,$(subst |,\ ,$(name)))))
 $(if $(failed),$(error see above))
 endif
 pretrained := $(if $(pretraining),$(pretraining)/finished.json)
@@ -70,7 +74,6 @@ pretrained := $(if $(pretraining),$(pretraining)/finished.json)
 # runs if its settings or files have changed. Any other one runs if a result before it is newer, and files have changed (--needed).
 variables = $(if $(filter data,$1),$(DATA)$(PAIRS))$(if $(filter extract,$1),$(WEIGHTS))$(if $(filter negatives,$1),$(TAGGER))
 asked = $(if $(filter $1,$(MAKECMDGOALS))$($1_ARGS)$(variables),FORCE)
-args = $(if $(filter-out extract,$1),$($1_ARGS)) $(if $(filter $1,$(TAKES_ARGS)),$(ARGS))
 stage = @$(DIFFCAP) $1 $(if $(call asked,$(or $3,$1)),,--needed) $(OPTIONS) --goals '$(MAKECMDGOALS)' -- $2 $(call args,$(or $3,$1))
 
 $(folder)/data.done.json: $(call asked,data) | .venv/ready

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from diffcap.experiment import Experiment
 from diffcap.registry import Ablation
-from diffcap.run_folder import FINETUNE, FIRST, PRETRAIN, REPORT
+from diffcap.run_folder import FINETUNE, PRETRAIN, PRETRAIN_EXTRA, REPORT
 from diffcap.runner import Job, make, parse_seeds, run_command, run_queues, write_report
 from diffcap.stages import is_made, needed_by
 from diffcap.utils.errors import DiffcapError
@@ -134,7 +134,7 @@ def _queues(rows: list[str], table: Mapping[str, Ablation]) -> list[list[str]]:
 
 def _share_first_pretraining(e: Experiment, place: Path) -> None:
     """Let the pre-training on a dataset of EXTRA be in a folder that several rows share."""
-    folder = e.stage_folder(FIRST)
+    folder = e.stage_folder(PRETRAIN_EXTRA)
     if e.first_dataset and not folder.exists():
         place.mkdir(parents=True, exist_ok=True)
         folder.parent.mkdir(parents=True, exist_ok=True)

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from pathlib import Path
 
@@ -63,6 +64,8 @@ def as_words(options):
     return [word for name, value in options.items() for word in (f"--{{name}}", value)]
 
 def train(request):
+    if "--print_config" in request.words:
+        sys.exit("--model.lrr=1" in request.words)
     settings = request.settings
     folder = pathlib.Path(settings["run"]["out"])
     data = pathlib.Path(settings["data"]["folder"])
@@ -75,6 +78,8 @@ def train(request):
     record.write(folder / "finished.json", {{**done, **record.make(request.asked, "", files, [])}})
 
 def extract(request):
+    if "--print_config" in request.words:
+        sys.exit()
     settings = request.settings
     folder = pathlib.Path(settings["data"]["folder"], "features", settings["model"]["name"])
     names = ["complete", "sums.u32"]
@@ -200,6 +205,16 @@ def test_the_makefile_has_the_edges_of_the_table(project: Path, method: str) -> 
             assert all(shown.index(need) < shown.index(stage) for need, _ in STAGES[stage].needs(e))
 
 
+def test_makes_of_two_methods_at_once_use_their_own_folders(project: Path) -> None:
+    names = ["pcl", "scorer"]
+    for method in names:
+        played(project, "finetune", f"METHOD={method}")
+    with ThreadPoolExecutor() as pool:
+        outputs = list(pool.map(lambda method: make(project, "finetune", f"METHOD={method}").stdout, names))
+    nothing = "nothing to do, finetune is complete with these settings"
+    assert outputs == [f"runs/blocks/{method}/finetune: {nothing}\n" for method in names]
+
+
 def test_what_is_missing_runs_again_and_what_comes_after_it(project: Path) -> None:
     played(project, "eval")
     (project / "data/blocks/negatives.jsonl").unlink()
@@ -264,25 +279,22 @@ def test_replaced_files_that_options_name_run_a_stage_again(project: Path) -> No
     for name in "ab":
         (project / f"{name}.ckpt").write_text("another")
     assert list(played(project, "eval", ensemble)) == ["eval"]
-    assert (
-        list(played(project, "report", f"ARGS={runs}")) == ["report"]
-        and played(project, "report", f"ARGS={runs}") == {}
-    )
+    assert list(played(project, "report", f"ARGS={runs}")) == ["report"]
+    assert played(project, "report", f"ARGS={runs}") == {}
     (project / "b/eval/metrics.json").write_text("{ }")
     assert list(played(project, "report", f"ARGS={runs}")) == ["report"]
 
 
 def test_args_go_to_the_training_stages_or_to_the_one_that_is_asked_for(project: Path) -> None:
-    extra = "ARGS=--extra=1"
-    for goals, expected in (
-        (["eval"], ["eval"]),
-        (["data"], ["data"]),
-        (["pretrain", "finetune", "eval"], ["pretrain", "finetune"]),
-        (["finetune", "eval"], ["finetune"]),
+    for goals, option, expected in (
+        (["eval"], "--beams=3", ["eval"]),
+        (["data"], "--jitter=1", ["data"]),
+        (["pretrain", "finetune", "eval"], "--x=1", ["pretrain", "finetune"]),
+        (["finetune", "eval"], "--x=1", ["finetune"]),
     ):
-        lines = make(project, "-n", *goals, extra).stdout.splitlines()
-        assert [re.findall(r"bin/diffcap (\w+)", line)[0] for line in lines if "--extra=1" in line] == expected
-    assert played(project, "finetune", extra)["finetune"].endswith("--extra=1")  # last, so that it wins
+        lines = make(project, "-n", *goals, f"ARGS={option}").stdout.splitlines()
+        assert [re.findall(r"bin/diffcap (\w+)", line)[0] for line in lines if option in line] == expected
+    assert played(project, "finetune", "ARGS=--x=1")["finetune"].endswith("--x=1")  # last, so that it wins
 
 
 def test_the_page_offers_the_captioner_of_a_method_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,10 +320,8 @@ def test_the_page_offers_the_captioner_of_a_method_that_is_named(monkeypatch: py
         ),
         # Before the stages that are missing, which may take hours.
         (["eval", "--folder=none", "--run=none", "--ensembel=x"], "unknown option --ensembel, did you mean --ensemble"),
-        (
-            ["finetune", "--folder=none", "--run=none", "--methd=scorer"],
-            "unknown option --methd, did you mean --method",
-        ),
+        (["finetune", "--folder=none", "--methd=scorer"], "unknown option --methd, did you mean --method"),
+        (["finetune", "--folder=none", "--model.lrr=1"], "unknown option --model.lrr, did you mean --model.lr"),
     ],
 )
 def test_a_command_refuses_words_that_it_does_not_use(
@@ -327,6 +337,7 @@ def test_a_wrong_word_stops_make_before_anything_runs(project: Path) -> None:
         (["eval", "METOD=scorer"], "METOD= is not a variable of this Makefile; known are"),
         (["eval", "METHOD=pcx"], "METHOD=pcx is unknown; known methods: pcl"),
         (["finetune", "SEED=-1"], "SEED=-1 is negative; give a whole number from 0"),
+        (["finetune", "finetune_ARGS=--model.lrr=1"], "*** see above"),
         (["finetune", "CONFIG=none.yaml"], "CONFIG=none.yaml: no such file"),
         (["report", "METHOD=clip4idc", "EVAL=retrieval"], "EVAL=retrieval has no report"),
         (["ablation", "METHOD=card"], "METHOD=card is unknown"),
@@ -404,54 +415,3 @@ def test_a_method_without_pre_training_says_so_and_goes_on(project: Path, method
     assert ran["finetune"].endswith("--model.lr=1")
     again = played(project, "finetune", f"METHOD={method}", "DATASET=clevr_change", "PRETRAIN=yes")
     assert "init_from" not in again["finetune"]
-
-
-def test_the_rows_of_an_ablation_take_equal_steps_and_only_they_do(project: Path) -> None:
-    words = "SEEDS=1,2", "ARGS=--steps=8 --rows=subtraction,scorer_cbr", "FOLDER=data/x", "PAIRS=60", "TRAINER=smoke"
-    runs = logged(project, "ablation", "METHOD=scorer", "DATA=/x", *words)
-    assert {stage: len(found) for stage, found in runs.items()} == {
-        "data": 1,
-        "extract": 1,
-        "finetune": 4,
-        "eval": 4,
-        "report": 1,
-    }
-    assert runs["data"][0].endswith("--pairs 60 --seed 1234") and "--steps" not in str(runs)
-    places = [f"runs/blocks/scorer-ablation/{row}-{seed}" for row in ("scorer_cbr", "subtraction") for seed in (1, 2)]
-    for place in places:
-        row, seed = place.rpartition("/")[2].split("-")
-        (found,) = [options for options in runs["finetune"] if f"--run.out {place}/finetune " in options]
-        assert f"--run.ablation {row} " in found and "--run.preset smoke" in found
-        assert f"--seed_everything {seed} " in found and f"--data.seed {seed} " in found
-        assert found.endswith("--trainer.max_steps=8 --trainer.val_check_interval=2")
-    assert all(place in runs["report"][0] for place in places) and "--out runs/blocks/scorer-ablation/report" in str(
-        runs
-    )
-
-
-def test_an_ablation_takes_the_options_of_its_data(project: Path) -> None:
-    runs = logged(project, "ablation", "METHOD=pcl", "ARGS=--rows=pcl --steps=60", "data_ARGS=--jitter=0.3")
-    assert [options.split()[-2:] for options in runs["data"]] == [["--jitter", "0.3"]]
-
-
-def test_the_rows_that_a_conclusion_rests_on_have_more_seeds(project: Path) -> None:
-    words = ["METHOD=scorer", "SEEDS=1", "ARGS=--rows=rr,scorer_cbr --more_seeds=1,2,3 --repeated=rr"]
-    runs = logged(project, "ablation", *words)
-    place = "runs/blocks/scorer-ablation"
-    trained = [run.split("--run.out ")[1].split()[0] for run in runs["finetune"]]
-    assert sorted(trained) == [f"{place}/{run}/finetune" for run in ("rr-1", "rr-2", "rr-3", "scorer_cbr-1")]
-    (report,) = runs["report"]
-    assert str(
-        {"RR": [f"{place}/rr-{seed}" for seed in (1, 2, 3)], "SCORER+CBR": [f"{place}/scorer_cbr-1"]}
-    ) in shlex.split(report)
-
-
-def test_the_demo_trains_every_system_on_the_same_files(project: Path) -> None:
-    runs = logged(project, "demo", "ARGS=--pairs=60 --jitter=0.5")
-    assert {stage: len(found) for stage, found in runs.items()} == {
-        **dict.fromkeys(("data", "extract", "negatives", "pretrain", "report"), 1),
-        **dict.fromkeys(("finetune", "eval"), 3),
-    }
-    assert "--pairs 60 " in runs["data"][0] and runs["data"][0].endswith("--jitter 0.5")
-    assert "--jitter" not in str(list(runs.values())[1:])
-    assert all("--data.folder data/blocks-demo " in found for found in runs["finetune"])

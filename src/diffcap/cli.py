@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from diffcap import __version__
-from diffcap.experiment import Experiment, parse
+from diffcap.experiment import RUN_VARIABLES, Experiment, parse
 from diffcap.pipeline import print_paths, run_stage
 from diffcap.registry import import_object
 from diffcap.stages import COMMANDS, STAGES
@@ -33,8 +33,6 @@ SYNTAX = {
     "push": Syntax(list_options=("--pictures",), several_values=True),
     "serve": Syntax(list_options=("--checkpoint",), several_values=True),
 }
-# Variables of an experiment that determine its checkpoint.
-_RUN_VARIABLES = ("dataset", "method", "vlm", "ablation", "seed", "extra", "trainer", "run", "captioner", "config")
 
 
 class CommandParser(OneLineErrorParser):
@@ -51,7 +49,7 @@ class CommandParser(OneLineErrorParser):
 def _replace_variables(words: list[str]) -> list[str]:
     """Replace the variables of an experiment by `--checkpoint` with its checkpoint, for `serve`."""
     variables, serve_options = parse(words)
-    unused = [name for name in variables if name not in _RUN_VARIABLES]
+    unused = [name for name in variables if name not in RUN_VARIABLES]
     if unused:
         raise DiffcapError(f"--{unused[0]} has no effect on the page; leave it out.")
     return ["--checkpoint", str(Experiment(**variables).checkpoint), *serve_options] if variables else serve_options

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from diffcap.datasets.registry import datasets as known_datasets
 from diffcap.datasets.registry import get_dataset
 from diffcap.registry import Part, package_folder, split_names
-from diffcap.run_folder import FINETUNE, FIRST, PRETRAIN, REINFORCE
+from diffcap.run_folder import FINETUNE, PRETRAIN, PRETRAIN_EXTRA, REINFORCE
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.settings import CONFIGS, Settings, get_config_value, read_settings
 
@@ -46,24 +46,26 @@ def parts(e: "Experiment", stage: str) -> list[Part]:
             raise DiffcapError(
                 f"{method.file}: datasets: the dataset {dataset_name!r} is unknown; known datasets: {', '.join(sorted(known))}."
             )
-    section = {FIRST: PRETRAIN, REINFORCE: FINETUNE}.get(stage, stage)  # of the method's file, in steps 2 to 4 and 6
+    section = {PRETRAIN_EXTRA: PRETRAIN, REINFORCE: FINETUNE}.get(
+        stage, stage
+    )  # of the method's file, in steps 2 to 4 and 6
     if not method.stage(section):
         raise DiffcapError(f"{method.file}: the section {section} is missing; write it, see docs/adding.md.")
     found = [*_file("trainer/default"), *method.stage(section)]
     in_main = [MIXED] if MIXED in e.extras else [name for name in e.extras if name != e.first_dataset]
-    for name in (e.dataset, *{FIRST: [e.first_dataset], PRETRAIN: in_main}.get(stage, [])):
+    for name in (e.dataset, *{PRETRAIN_EXTRA: [e.first_dataset], PRETRAIN: in_main}.get(stage, [])):
         folder = CONFIGS / "dataset"
         if resource := get_dataset(name).configs:
             package, _, inside = resource.partition(":")
             folder = package_folder(package, f"`configs` of the dataset {name}") / inside
         found += [*_file(name, folder), *method.named("datasets", name, section)]
-    base_name = e.vlm_name
-    if method.base_model and not e.vlm:
+    base_name = e.base_model_name
+    if method.base_model and not e.base_model:
         contents = [*(part.settings for part in found), e.sections.get(section, {})]
         base = get_config_value(contents, "model", "captioner", "init_args", "base")
         base_name = Path(str(base or "").partition("@")[0]).name  # without user and revision
     found += method.named("base_models", base_name, section)
-    if e.offline_settings:
+    if e.uses_offline_settings:
         found += method.offline(section)
     found += method.named("ablations", e.ablation, section)
     if stage == REINFORCE:

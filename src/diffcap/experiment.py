@@ -14,13 +14,14 @@ from typing import Any
 from diffcap.compose import MIXED, compose
 from diffcap.datasets.registry import SHIPPED_BACKBONES, get_dataset
 from diffcap.records import read_json
-from diffcap.registry import Pretraining, get_method, methods, moved_classes
+from diffcap.registry import Method, get_method, methods, moved_classes
 from diffcap.run_folder import (
     BEST,
     EVAL,
     FINETUNE,
-    FIRST,
+    LAST,
     PRETRAIN,
+    PRETRAIN_EXTRA,
     REINFORCE,
     REPORT,
     STAGES,
@@ -33,8 +34,8 @@ from diffcap.utils.settings import CONFIGS, get_config_value, read_settings
 
 DEFAULT_SEED = "1234"
 CAPTIONS, RETRIEVAL = "captions", "retrieval"  # values of `eval`
-PROBE = "probe"  # value of TRAINER, see `diffcap.lit.probe`
-# Of a CONFIG file; each holds a stage's options.
+PROBE = "probe"  # value of TRAINER: measure a hundred steps, and estimate the time of the whole training
+# Sections of a CONFIG file; each holds the options of a stage.
 SECTIONS = ("data", "extract", "negatives", *STAGES, "zeroshot", EVAL, REPORT)
 
 
@@ -55,7 +56,7 @@ class Experiment:
     dataset: str = _option("name of the dataset; blocks are scenes that diffcap renders", "blocks")
     method: str = _option("a file of configs/method, or a method of another package", "pcl")
     vlm: str = _option(
-        "vision-language model of METHOD=vlm: user/name on the Hugging Face Hub, or a folder (default: that of the method's settings)"
+        "vision-language model that METHOD=vlm starts from: user/name on the Hugging Face Hub, or a folder (default: that of the settings)"
     )
     ablation: str = _option("name of an ablation in configs/method/<method>.yaml")
     data: str = _option("source folder with the dataset's official files (default: they are downloaded)")
@@ -90,8 +91,8 @@ class Experiment:
     captioner: str = _option("stage whose captioner is evaluated: finetune or reinforce", FINETUNE)
     eval: str = _option("what eval evaluates: captions, or retrieval by a pre-training that learns it", CAPTIONS)
     extra: str = _option(
-        "more datasets for the pre-training (METHOD=pcl): cub (train on CUB first), nabirds (add it to the main one), cub,nabirds, or "
-        "mixed (add both to the main one)"
+        "more datasets for the pre-training, separated by commas: each one has a pre-training of its own before the main one, or is added "
+        "to it (about.pretraining.extra in the method's settings file); mixed: all are added to the main one"
     )
     pairs: str = _option("number of pairs to render (blocks)")
     config: str = _option("YAML file with these variables and a section of options per stage, or a run's config.yaml")
@@ -106,17 +107,20 @@ class Experiment:
             name = variable.name
             setattr(self, name, self.explicit_values.get(name) or values.get(name) or variable.metadata["default"])
         self.dataset_spec, self.method_spec = get_dataset(self.dataset), get_method(self.method)
-        self.vlm_name = Path(self.vlm.partition("@")[0]).name  # without user and revision
+        self.base_model = self.vlm  # the pre-trained model that the captioner is made from
+        self.base_model_name = Path(self.base_model.partition("@")[0]).name  # without user and revision
         # The datasets of `extra`, and their experiments; `make data DATASET=<name>` prepares each one.
         self.extras = tuple(filter(None, (name.strip() for name in self.extra.split(","))))
         self.extra_experiments: list[Experiment] = []
+        # Names of the datasets in `extra`, by their use; each may be empty.
         self.first_dataset = ""  # has a pre-training of its own, before the main one
-        self.single_images = ""  # its images and captions are in the main pre-training
-        self.labelled_images = ""  # its images and classes are in the main pre-training
+        self.single_image_dataset = ""  # its images and captions are in the main pre-training
+        self.labelled_dataset = ""  # its images and classes are in the main pre-training
         self._choose_backbone()
         self.features = self.features or ("authors" if self.features_from else self.backbone)
-        needs_tagger = self.offline == "yes" and self.dataset_spec.tagger == "english"
-        self.tagger = self.tagger or ("blocks" if needs_tagger else self.dataset_spec.tagger)
+        needs_download = self.dataset_spec.tagger == "english"
+        tagger = "blocks" if self.offline == "yes" and needs_download else self.dataset_spec.tagger
+        self.tagger = self.tagger or tagger
         self.folder = self.folder or f"data/{self.dataset}"
         ablation = self.method_spec.ablations.get(self.ablation)
         pretrains = self.pretrain == "yes" or (self.pretrain != "no" and (ablation is None or ablation.pretrains))
@@ -126,44 +130,61 @@ class Experiment:
         if self.extra:
             self._prepare_extra()
         is_run_config = any("run" in section for section in self.sections.values())
-        is_known = self.features_from or "backbone" in {**values, **self.explicit_values}
-        if is_run_config and not is_known and not (self.features_folder / "meta.json").is_file():
+        has_network = self.features_from or "backbone" in {**values, **self.explicit_values}
+        if is_run_config and not has_network and not (self.features_folder / "meta.json").is_file():
             raise DiffcapError(
                 f"{self.features_folder}: the features of {self.config} are not there, and the file does not say which network "
                 "they are from; give BACKBONE= or FEATURES_FROM= as in the first run."
             )
         self.seed, self.devices = str(int(self.seed)), str(int(self.devices))
-        names = [self.method, self.vlm_name, self.ablation, *self.extras]
-        names.append(f"seed{self.seed}" if self.seed != DEFAULT_SEED else "")
-        names.append(PROBE if self.trainer == PROBE else "")
-        run = self.run or f"runs/{self.dataset}/{'-'.join(filter(None, names))}"
+        name_parts = [self.method, self.base_model_name, self.ablation, *self.extras]
+        name_parts.append(f"seed{self.seed}" if self.seed != DEFAULT_SEED else "")
+        name_parts.append(PROBE if self.trainer == PROBE else "")
+        run = self.run or f"runs/{self.dataset}/{'-'.join(filter(None, name_parts))}"
         is_sweep = not self.run and "WANDB_SWEEP_ID" in os.environ  # set by W&B's agent; its trials are in <run>/sweep
         self.run = f"{run}/sweep" if is_sweep else run
         self.pretraining = self.pretraining or f"{run}/{PRETRAIN}"
         self._first_folder = Path(run) / f"{PRETRAIN}-{self.first_dataset}"
+        # Checkpoint that fine-tuning starts from, if the method has a pre-training.
+        pretraining = self.method_spec.pretraining
+        self.pretrained_checkpoint = Path(self.pretraining) / (pretraining.checkpoint if pretraining else LAST)
         # Whether fine-tuning starts from the pre-training of this run, and not from another one (PRETRAINING, or a sweep).
         is_own_folder = Path(self.pretraining) == self.stage_folder(PRETRAIN)
         self.owns_pretraining = self.has_pretraining and is_own_folder
         self.checkpoint = self.stage_folder(self.captioner) / BEST  # of the captioner
-        self.evaluated = self.pretrained_checkpoint if self.eval == RETRIEVAL else self.checkpoint  # checkpoint
-        self.evaluation = Path(self.run) / result_dir_name(PRETRAIN if self.eval == RETRIEVAL else self.captioner, EVAL)
-        self.zero_shot_evaluation = Path(self.run) / f"zeroshot-{EVAL}"
-        self.report = Path(self.run) / result_dir_name(self.captioner, REPORT)
+        self.evaluated_checkpoint = self.pretrained_checkpoint if self.eval == RETRIEVAL else self.checkpoint
+        evaluated_stage = PRETRAIN if self.eval == RETRIEVAL else self.captioner
+        self.evaluation_folder = Path(self.run) / result_dir_name(evaluated_stage, EVAL)
+        self.zero_shot_folder = Path(self.run) / f"zeroshot-{EVAL}"
+        self.report_folder = Path(self.run) / result_dir_name(self.captioner, REPORT)
 
     def _choose_backbone(self) -> None:
-        """Set `backbone`, and whether OFFLINE=yes replaced it: then the method's settings for small features are used."""
+        """Set `backbone`, `reads_pixels` and `uses_offline_settings`.
+
+        `reads_pixels`: the captioner reads images instead of features. A method may have both forms; then the settings decide.
+        `uses_offline_settings`: OFFLINE=yes replaces the default backbone, so that the method's settings for small features are used.
+        """
         if self.offline == "yes" and self.weights and not self.backbone:
             raise DiffcapError(
                 f"OFFLINE=yes and WEIGHTS={self.weights}: the networks that are included in diffcap have their own weights; give "
                 "one of the two, or BACKBONE= with both."
             )
-        self.offline_settings = False
+        has_two_forms = self.method_spec.pixels_backbone is not None
+        self.uses_offline_settings = False  # `compose` reads it
+        self.reads_pixels = self._has_image_network() if has_two_forms else self.method_spec.reads_pixels
         self._default_backbone = self.dataset_spec.backbone_for(self.method_spec, self.reads_pixels)
         if self.offline == "yes" and self._default_backbone not in SHIPPED_BACKBONES:
-            self.offline_settings = True  # from here on; they may have features in place of pixels
+            self.uses_offline_settings = True
+            if has_two_forms:  # the offline settings may have the other form
+                self.reads_pixels = self._has_image_network()
             pixels = self.dataset_spec.clip_backbone or "blocks_pixels"
             self._default_backbone = pixels if self.reads_pixels else "blocks"
         self.backbone = self.backbone or self._default_backbone
+
+    def _has_image_network(self) -> bool:
+        """Return whether the settings of the captioner name a network for images."""
+        settings = [compose(self, FINETUNE), *self.sections.values()]
+        return get_config_value(settings, "model", "captioner", "init_args", "backbone") is not None
 
     def _check(self) -> None:
         if not self.seed.isdecimal() or int(self.seed) >= 2**32:
@@ -184,32 +205,35 @@ class Experiment:
             if (value := getattr(self, name)) not in values:
                 choice = f"one of {', '.join(values)}" if len(values) > 3 else " or ".join(filter(None, values))
                 raise DiffcapError(f"{name.upper()}={value} is unknown; give {choice}.")
-        known = self.method_spec.ablation_names
-        if self.ablation and self.ablation not in known:
-            raise DiffcapError(f"ABLATION={self.ablation} is unknown; {self.method} has: {', '.join(known) or 'none'}.")
+        ablation_names = self.method_spec.ablation_names
+        if self.ablation and self.ablation not in ablation_names:
+            raise DiffcapError(
+                f"ABLATION={self.ablation} is unknown; {self.method} has: {', '.join(ablation_names) or 'none'}."
+            )
         pretraining = self.method_spec.pretraining
         if self.eval == RETRIEVAL and not (pretraining and pretraining.retrieval and self.has_pretraining):
+            names = methods_with(lambda method: bool(method.pretraining and method.pretraining.retrieval))
             raise DiffcapError(
-                "EVAL=retrieval is for a pre-training that learns retrieval; use METHOD="
-                f"{_names(lambda known: bool(known.retrieval))} with its pre-training."
+                f"EVAL=retrieval is for a pre-training that learns retrieval; use METHOD={names} with its pre-training."
             )
         if self.vlm and not self.method_spec.base_model:
-            raise DiffcapError(f"VLM={self.vlm} is for METHOD=vlm; give that method, or leave out VLM.")
+            names = methods_with(lambda method: bool(method.base_model))
+            raise DiffcapError(f"VLM={self.vlm} is for METHOD={names}; give that method, or leave out VLM.")
 
     def _prepare_extra(self) -> None:
         """Check `extra`, and determine the role of each of its datasets in the pre-training."""
         pretraining = self.method_spec.pretraining
         if not (pretraining and pretraining.extra):
-            names = _names(lambda known: bool(known.extra))
+            names = methods_with(lambda method: bool(method.pretraining and method.pretraining.extra))
             raise DiffcapError(f"EXTRA={self.extra} is for methods whose pre-training takes it; use METHOD={names}.")
         if self.dataset_spec.rendered:
             raise DiffcapError(
-                f"EXTRA={self.extra} adds photos of birds; use DATASET=birds2words or a dataset of your own."
+                f"EXTRA={self.extra} adds photos, and {self.dataset} is rendered; use a dataset of photos."
             )
         for name in self.extras:
             if name not in (*pretraining.extra, MIXED):
-                known = ", ".join([*pretraining.extra, ",".join(pretraining.extra)])
-                raise DiffcapError(f"EXTRA={self.extra} is unknown; give {known}, or {MIXED}.")
+                choices = ", ".join([*pretraining.extra, ",".join(pretraining.extra)])
+                raise DiffcapError(f"EXTRA={self.extra} is unknown; give {choices}, or {MIXED}.")
         is_mixed = MIXED in self.extras
         if is_mixed and len(self.extras) > 1:
             raise DiffcapError(
@@ -221,9 +245,9 @@ class Experiment:
         for name in pretraining.extra if is_mixed else self.extras:
             self.extra_experiments.append(Experiment(dataset=name, **values))
             if pretraining.extra[name] == "classes":
-                self.labelled_images = name
+                self.labelled_dataset = name
             elif is_mixed:
-                self.single_images = name
+                self.single_image_dataset = name
             else:
                 self.first_dataset = name
 
@@ -231,49 +255,40 @@ class Experiment:
         """Return the variables as a command line."""
         return [word for name, value in self.explicit_values.items() for word in (f"--{name}", value)]
 
-    @property
-    def reads_pixels(self) -> bool:
-        """Whether the captioner reads images instead of features; for a method with both forms, the settings decide."""
-        if self.method_spec.pixels_backbone is None:
-            return self.method_spec.reads_pixels
-        settings = [compose(self, FINETUNE), *self.sections.values()]
-        return get_config_value(settings, "model", "captioner", "init_args", "backbone") is not None
-
-    @property
-    def pretrained_checkpoint(self) -> Path:
-        """Checkpoint of the pre-training that fine-tuning starts from; only for methods that have one."""
-        assert self.method_spec.pretraining is not None
-        return Path(self.pretraining) / self.method_spec.pretraining.checkpoint
-
     def check_inputs(self, stages: set[str]) -> None:
         """Check, before stages run, that the method reads these features and that the pre-training of another run is finished."""
-        starts = FINETUNE in stages or (self.eval == RETRIEVAL and "eval" in stages)
-        if starts and self.has_pretraining and not self.owns_pretraining and not is_finished(Path(self.pretraining)):
+        reads_pretraining = FINETUNE in stages or (self.eval == RETRIEVAL and "eval" in stages)
+        if (
+            reads_pretraining
+            and self.has_pretraining
+            and not self.owns_pretraining
+            and not is_finished(Path(self.pretraining))
+        ):
             raise DiffcapError(
                 f"PRETRAINING={self.pretraining}: contains no finished pre-training; train it first, or omit PRETRAINING."
             )
-        if not stages & {FIRST, *STAGES, "zeroshot"}:
+        if not stages & {PRETRAIN_EXTRA, *STAGES, "zeroshot"}:
             return
-        meta = self.features_folder / "meta.json"
-        if meta.is_file():
-            where = f"{self.features_folder} holds"
-            has_pixels = read_json(meta).get("dtype") == "uint8"
+        meta_file = self.features_folder / "meta.json"
+        if meta_file.is_file():
+            source = f"{self.features_folder} holds"
+            has_pixels = read_json(meta_file).get("dtype") == "uint8"
         else:
             name = "features_from" if self.features_from else "backbone"
-            where = f"{name.upper()}={getattr(self, name)} gives"
+            source = f"{name.upper()}={getattr(self, name)} gives"
             library = get_config_value([CONFIGS / f"backbone/{self.backbone}.yaml"], "model", "library")
             has_pixels = library == "pixels" and not self.features_from
         if has_pixels != self.reads_pixels:
-            kinds = ("pixels", "features") if has_pixels else ("features", "pixels")
-            leave_out = [f"{name.upper()}=" for name in ("features", "features_from") if name in self.explicit_values]
+            held, read = ("pixels", "features") if has_pixels else ("features", "pixels")
+            unfit = [f"{name.upper()}=" for name in ("features", "features_from") if name in self.explicit_values]
             raise DiffcapError(
-                f"{where} {kinds[0]}, and METHOD={self.method} reads {kinds[1]}; give BACKBONE={self._default_backbone}"
-                f"{' and leave out ' + ' and '.join(leave_out) if leave_out else ''}."
+                f"{source} {held}, and METHOD={self.method} reads {read}; give BACKBONE={self._default_backbone}"
+                f"{' and leave out ' + ' and '.join(unfit) if unfit else ''}."
             )
 
     def stage_folder(self, stage: str) -> Path:
         """Return the folder of a training stage."""
-        return self._first_folder if stage == FIRST else Path(self.run) / stage
+        return self._first_folder if stage == PRETRAIN_EXTRA else Path(self.run) / stage
 
     def setting(self, stage: str, *keys: str) -> Any:
         """Return the value of nested keys in the settings of a training stage, see `compose`; None if it has none."""
@@ -282,12 +297,14 @@ class Experiment:
 
 VARIABLES = tuple(fields(Experiment))
 NAMES = {f.name for f in VARIABLES}
+# The variables that determine the checkpoint of an experiment.
+RUN_VARIABLES = ("dataset", "method", "vlm", "ablation", "seed", "extra", "trainer", "run", "captioner", "config")
 _GOALS = "goals"  # make's targets; make adds this option to the variables, `pipeline` reads it
 
 
-def _names(has: Callable[[Pretraining], bool]) -> str:
-    """Return the methods whose pre-training has a property, for an error message."""
-    return " or ".join(name for name, known in methods().items() if known.pretraining and has(known.pretraining))
+def methods_with(has_property: Callable[[Method], bool]) -> str:
+    """Return the names of the methods with a property, for an error message."""
+    return " or ".join(name for name, method in methods().items() if has_property(method))
 
 
 def _read_config(path: Path, explicit_values: dict[str, str]) -> tuple[dict[str, str], dict[str, Any]]:
@@ -303,7 +320,7 @@ def _read_config(path: Path, explicit_values: dict[str, str]) -> tuple[dict[str,
         raise DiffcapError(f"CONFIG={path}: no such file; give a YAML file, or the config.yaml of a run's stage.")
     content = read_settings(path)
     if not isinstance(content, dict):
-        raise DiffcapError(f"{path}: not an experiment; write keys and values, such as `method: scorer`.")
+        raise DiffcapError(f"{path}: not an experiment; write keys and values, such as `dataset: blocks`.")
     current = {earlier: class_path for class_path, earlier in moved_classes().items()}
     for section in (content, *content.values()):  # a run's config.yaml, or sections of stages
         captioner = get_config_value([section], "model", "captioner") if isinstance(section, dict) else None

@@ -7,12 +7,14 @@ A command has one of two forms:
 * `diffcap eval --checkpoint a.ckpt --out runs/a --folder data/blocks`: options of the stage alone.
 """
 
-import difflib
+import io
 import os
 import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +25,8 @@ from diffcap.registry import import_object, methods
 from diffcap.run_folder import (
     FINETUNE,
     FINISHED,
-    FIRST,
     PRETRAIN,
+    PRETRAIN_EXTRA,
     REINFORCE,
     find_fault,
     is_finished,
@@ -44,7 +46,7 @@ def run_stage(stage: str, words: Sequence[str]) -> None:
         words: arguments of the command. `--needed` means that another stage needs the result. Then the stage runs only if files have
             changed, even if its settings differ from those of the existing result.
     """
-    is_needed = "--needed" in words
+    is_only_needed = "--needed" in words
     words = [word for word in words if word != "--needed"]
     variables, stage_options = parse(words)
     if not STAGES[stage].is_parallel and not main_process():
@@ -66,24 +68,26 @@ def run_stage(stage: str, words: Sequence[str]) -> None:
         _print_help(stage, stage_options)
         return
     e = make_experiment(variables, variables.pop("goals", stage).split())
-    if _has_nothing_to_do(stage, e):
+    if stage in (PRETRAIN, PRETRAIN_EXTRA, "negatives") and _is_unused(stage, e):
         return
-    if stage == "extract" and e.features_from:
-        stage = "import_features"
     request = _make_request(stage, e, stage_options)
     if "--print_config" in stage_options:
         print("".join(f"# settings: {source}\n" for source in request.sources), end="", flush=True)
     elif "WANDB_SWEEP_ID" not in os.environ:
         downloads = stage == "data" and not e.data and not e.dataset_spec.rendered
-        if downloads and e.offline == "yes" and not (is_needed and is_made(stage, e)):
+        if downloads and e.offline == "yes" and not (is_only_needed and is_made(stage, e)):
             raise DiffcapError(
                 f"OFFLINE=yes: the files of DATASET={e.dataset} would be downloaded; give DATA=<folder with its files>, or omit OFFLINE."
             )
-        _run_missing(request, e)
-        path = record_path(stage, e)
-        if path.parent.is_dir() and _is_current(request, path, is_needed):
-            if main_process() and any(_is_newer(record_path(*need), path) for need in STAGES[stage].needs(e)):
-                path.touch()  # so that make does not ask again
+        e.check_inputs({stage})
+        needs = STAGES[stage].needs(e)
+        if missing := [need for need in needs if not is_made(*need)]:
+            check_options(request)  # before hours of other stages
+            _run_missing(missing, request, e)
+        record_file = record_path(stage, e)
+        if record_file.parent.is_dir() and _is_current(request, record_file, is_only_needed):
+            if main_process() and any(_is_newer(record_path(*need), record_file) for need in needs):
+                record_file.touch()  # so that make does not ask again
             return
     _run_body(request)
 
@@ -99,28 +103,30 @@ def make_experiment(variables: Mapping[str, str], goals: Sequence[str]) -> Exper
     if REINFORCE in goals:
         variables.setdefault("captioner", REINFORCE)
     if ZERO_SHOT in goals:
-        variables.setdefault("method", "vlm")
+        zero_shot_methods = [name for name, method in methods().items() if method.base_model]
+        variables.setdefault("method", zero_shot_methods[0])
     e = Experiment(**variables)
     is_only_finetuned = is_finished(e.stage_folder(FINETUNE)) and not (Path(e.pretraining) / FINISHED).is_file()
-    if e.has_pretraining and is_only_finetuned and not {PRETRAIN, FIRST, FINETUNE} & set(goals):
+    if e.has_pretraining and is_only_finetuned and not {PRETRAIN, PRETRAIN_EXTRA, FINETUNE} & set(goals):
         e = Experiment(**{**variables, "pretrain": "no"})
     if ZERO_SHOT in goals and not e.method_spec.base_model:
-        raise DiffcapError(f"zeroshot is for METHOD=vlm, and METHOD={e.method} needs training; leave out METHOD.")
+        names = " or ".join(zero_shot_methods)
+        raise DiffcapError(f"zeroshot is for METHOD={names}, and METHOD={e.method} needs training; leave out METHOD.")
     if e.eval == RETRIEVAL and "report" in goals:
         raise DiffcapError("EVAL=retrieval has no report; omit the goal report, or EVAL.")
     return e
 
 
-def _has_nothing_to_do(stage: str, e: Experiment) -> bool:
-    """Return whether the method does not need a stage, and print so."""
+def _is_unused(stage: str, e: Experiment) -> bool:
+    """Return whether the method does not need a stage before its fine-tuning, and print so."""
     pretraining = e.method_spec.pretraining
-    if stage in (PRETRAIN, FIRST) and not e.has_pretraining:
+    if stage in (PRETRAIN, PRETRAIN_EXTRA) and not e.has_pretraining:
         ablation = f", {e.ablation}," if e.ablation else ""
         condition = f" with PRETRAIN={e.pretrain or 'no'}" if pretraining else ""
         command = f"make finetune METHOD={e.method} DATASET={e.dataset}"
         print(f"{e.method}{ablation} has no pre-training stage{condition}; go on with: {command}")
         return True
-    if stage == FIRST and not e.first_dataset:
+    if stage == PRETRAIN_EXTRA and not e.first_dataset:
         raise DiffcapError(
             f"EXTRA={e.extra}: no dataset has a pre-training of its own; give EXTRA with such a dataset."
         )
@@ -132,6 +138,8 @@ def _has_nothing_to_do(stage: str, e: Experiment) -> bool:
 
 def _make_request(stage: str, e: Experiment, stage_options: list[str]) -> Request:
     """Combine the settings that follow from the experiment with the section of its CONFIG file and the stage's options."""
+    if stage == "extract" and e.features_from:
+        stage = "import_features"
     row = STAGES[stage]
     settings = {name: value for name, value in row.settings(e).items() if value is not None}
     sources = []
@@ -143,7 +151,7 @@ def _make_request(stage: str, e: Experiment, stage_options: list[str]) -> Reques
         sources = [part.source for part in parts(e, stage)]
     if stage in ("extract", "import_features"):
         stage_options = [*shlex.split(e.extract_args), *stage_options]
-    if section := e.sections.get(PRETRAIN if stage == FIRST else stage):
+    if section := e.sections.get(PRETRAIN if stage == PRETRAIN_EXTRA else stage):
         sources.append(f"{e.config}: {stage}")
         if stage not in TRAININGS:  # the settings of a training contain the section
             settings = merge(settings, section) if stage in LIGHTNING else settings | section
@@ -151,38 +159,40 @@ def _make_request(stage: str, e: Experiment, stage_options: list[str]) -> Reques
     return Request(stage, settings, stage_options, asked, row.inputs(e), sources)
 
 
-def _run_missing(request: Request, e: Experiment) -> None:
+def _run_missing(missing: Sequence[tuple[str, Experiment]], request: Request, e: Experiment) -> None:
     """Run the stages whose results are missing. If a launcher has started several processes, a missing result is an error."""
-    e.check_inputs({request.stage})
-    missing = [need for need in STAGES[request.stage].needs(e) if not is_made(*need)]
-    if missing:
-        _check_options(request)
-    for need, experiment in missing:
-        if is_made(need, experiment):  # by one of the stages before
-            continue
-        _check_extra(need, experiment, e)
-        from diffcap.lit.launch import find_launch
+    from diffcap.lit.launch import find_launch
 
-        words = [need, *experiment.words()]
+    launch = find_launch()
+    for stage, experiment in missing:
+        if is_made(stage, experiment):  # by one of the stages before
+            continue
+        _check_extra(stage, experiment, e)
+        words = [stage, *experiment.words()]
         # With the launcher's environment variables, a new process would wait for the launcher's other processes.
-        if launch := find_launch():
+        if launch:
             raise DiffcapError(
-                f"{STAGES[need].folder(experiment)}: the result of the stage {need} is missing, and {launch.launcher} cannot start "
-                f"it; first run `diffcap {' '.join(words)}`, without {launch.launcher}."
+                f"{STAGES[stage].folder(experiment)}: the result of the stage {stage} is missing, and {launch.launcher} cannot "
+                f"start it; first run `diffcap {' '.join(words)}`, without {launch.launcher}."
             )
-        shared_options = ["--", *request.words] if need == FIRST else []  # both pre-trainings have the same options
+        # Both pre-trainings have the same options.
+        shared_options = ["--", *request.words] if stage == PRETRAIN_EXTRA else []
         run_in_process([*words, "--needed", *shared_options])
 
 
-def _check_options(request: Request) -> None:
-    """Refuse misspelt options before hours of other stages. Lightning's own parser is not loaded, so that only names are compared."""
-    for word in request.words:
-        name = word.removeprefix("--").partition("=")[0]
-        near = difflib.get_close_matches(name, NAMES, n=1, cutoff=0.8)
-        if near and word.startswith("--") and request.stage in LIGHTNING:
-            raise DiffcapError(f"unknown option --{name}, did you mean --{near[0]}; `--help` lists every option.")
+def check_options(request: Request) -> None:
+    """Exit with an error if the command line of a stage has a misspelt option or a wrong value."""
     if request.stage not in LIGHTNING:
         _parse(request)
+        return
+    # Lightning's parser belongs to an object that also builds the model; with this option it ends after it has read the options.
+    parsing = replace(request, words=[*request.words, "--print_config"])
+    try:
+        with redirect_stdout(io.StringIO()):
+            _run_body(parsing)
+    except SystemExit as end:
+        if end.code:
+            raise
 
 
 def run_in_process(command: Sequence[str]) -> None:
@@ -345,15 +355,22 @@ def _print_help(stage: str, stage_options: Sequence[str]) -> None:
 
 
 def print_paths(words: Sequence[str]) -> None:
-    """Print the names of files and folders that the Makefile needs, one NAME=VALUE per line. A space in a value is printed as |."""
-    variables, _ = parse(words)
+    """Print the names of files and folders that the Makefile needs, one NAME=VALUE per line. A space in a value is printed as |.
+
+    Args:
+        words: variables of an experiment, then `--` and the options of stages, each stage as one word: "finetune --model.lr=1".
+    """
+    variables, options_of_stages = parse(words)
     goals = variables.pop("goals", "").split()
     e = make_experiment(variables, goals)
     needed = needed_by(e, goals)
     e.check_inputs({stage for stage, _ in needed})
-    for need in needed:
-        if not is_made(*need):
-            _check_extra(*need, e)
+    missing = [need for need in needed if not is_made(*need)]
+    for need in missing:
+        _check_extra(*need, e)
+    for stage, *stage_options in map(shlex.split, options_of_stages):
+        if (stage, e) in needed and any(need in missing and need != (stage, e) for need in needed_by(e, [stage])):
+            check_options(_make_request(stage, e, stage_options))
     pretrains = e.has_pretraining and (PRETRAIN in goals or e.owns_pretraining)
     needs_negatives = ("negatives", e) in STAGES[PRETRAIN].needs(e)
     records = [record_path(*need) for need in needed]
@@ -362,14 +379,14 @@ def print_paths(words: Sequence[str]) -> None:
         "folder": [e.folder],
         "store": [e.features_folder],
         "negatives": [record_path("negatives", e)] if needs_negatives else [],
-        "first": [e.stage_folder(FIRST)] if e.has_pretraining and e.first_dataset else [],
+        "first": [e.stage_folder(PRETRAIN_EXTRA)] if e.has_pretraining and e.first_dataset else [],
         "pretraining": [e.stage_folder(PRETRAIN)] if pretrains else [],
         "start": [e.pretrained_checkpoint] if e.has_pretraining else [],
         "run": [e.run],
-        "captioner": [e.evaluated.parent],
-        "evaluation": [e.evaluation],
-        "zeroshot": [e.zero_shot_evaluation],
-        "report": [e.report],
+        "captioner": [e.evaluated_checkpoint.parent],
+        "evaluation": [e.evaluation_folder],
+        "zeroshot": [e.zero_shot_folder],
+        "report": [e.report_folder],
         "lost": list(lost),
     }
     for name, values in names.items():

@@ -25,7 +25,7 @@ from diffcap.utils.errors import DiffcapError
 from diffcap.utils.settings import get_config_value
 
 PRETRAIN, FINETUNE, REINFORCE = "pretrain", "finetune", "reinforce"
-FIRST = "pretrain-extra"  # the pre-training on a dataset of EXTRA, before the main one
+PRETRAIN_EXTRA = "pretrain-extra"  # the pre-training on a dataset of EXTRA, before the main one
 STAGES = (PRETRAIN, FINETUNE, REINFORCE)  # each starts from the checkpoint of an earlier one, if there is one
 AVERAGED, EVAL, REPORT = "averaged", "eval", "report"
 BEST, LAST = "best.ckpt", "last.ckpt"

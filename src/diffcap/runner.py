@@ -15,7 +15,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from diffcap.experiment import Experiment, parse
-from diffcap.run_folder import FINETUNE, FIRST, PRETRAIN
+from diffcap.run_folder import FINETUNE, PRETRAIN, PRETRAIN_EXTRA
 from diffcap.stages import needed_by
 from diffcap.utils.console import run
 from diffcap.utils.cores import available_cores
@@ -60,7 +60,10 @@ def make(title: str, goals: str, variables: Variables, *own: str, **stage_option
     """Run the stages of `make <goals> VARIABLE=...` that are goals or have options, `own` (of the first goal) or `stage_options`."""
     experiment, names = Experiment(**variables), goals.split()
     for stage, other in needed_by(experiment, names):
-        options = [*stage_options.get(PRETRAIN if stage == FIRST else stage, ()), *(own if stage == names[0] else ())]
+        options = [
+            *stage_options.get(PRETRAIN if stage == PRETRAIN_EXTRA else stage, ()),
+            *(own if stage == names[0] else ()),
+        ]
         if other is experiment and (stage in names or options):
             command = [sys.executable, "-m", "diffcap", stage, *experiment.words(), "--goals", goals]
             call([*command, "--", *options] if options else command, f"{title}: {stage}")

@@ -15,12 +15,12 @@ from diffcap.run_folder import (
     BEST,
     FINETUNE,
     FINISHED,
-    FIRST,
     GROUPS,
     LAST,
     METRICS,
     PREDICTIONS,
     PRETRAIN,
+    PRETRAIN_EXTRA,
     REFERENCES,
     REINFORCE,
     evaluated_checkpoints,
@@ -93,7 +93,12 @@ def _negatives(e: Experiment) -> Settings:
 
 
 def _eval(e: Experiment) -> Settings:
-    settings = {"checkpoint": str(e.evaluated), "out": str(e.evaluation), "folder": e.folder, "devices": int(e.devices)}
+    settings = {
+        "checkpoint": str(e.evaluated_checkpoint),
+        "out": str(e.evaluation_folder),
+        "folder": e.folder,
+        "devices": int(e.devices),
+    }
     return {**settings, "task": RETRIEVAL} if e.eval == RETRIEVAL else settings
 
 
@@ -103,8 +108,8 @@ def _zeroshot(e: Experiment) -> Settings:
     arguments = settings["model"]["captioner"]["init_args"]
     base, revision = arguments.get("base"), arguments.get("revision")
     return {
-        "checkpoint": expand_home(e.vlm) or (f"{base}@{revision}" if revision else base),
-        "out": str(e.zero_shot_evaluation),
+        "checkpoint": expand_home(e.base_model) or (f"{base}@{revision}" if revision else base),
+        "out": str(e.zero_shot_folder),
         "folder": e.folder,
         "features": e.features,
         "devices": int(e.devices),
@@ -117,11 +122,16 @@ def _zeroshot(e: Experiment) -> Settings:
 
 
 def _report(e: Experiment) -> Settings:
-    return {"folder": e.folder, "features": e.features, "runs": {e.method: str(e.evaluation)}, "out": str(e.report)}
+    return {
+        "folder": e.folder,
+        "features": e.features,
+        "runs": {e.method: str(e.evaluation_folder)},
+        "out": str(e.report_folder),
+    }
 
 
 def _training(e: Experiment, stage: str) -> Settings:
-    settings = merge(compose(e, stage), e.sections.get(PRETRAIN if stage == FIRST else stage, {}))
+    settings = merge(compose(e, stage), e.sections.get(PRETRAIN if stage == PRETRAIN_EXTRA else stage, {}))
     data: Settings = {"folder": e.folder, "features": e.features, "seed": int(e.seed)}
     model: Settings = {}
     run = {
@@ -135,23 +145,23 @@ def _training(e: Experiment, stage: str) -> Settings:
         run["ablation"] = e.ablation
     start = e.stage_folder(FINETUNE) / BEST if stage == REINFORCE else None
     if stage == PRETRAIN and e.first_dataset:
-        start = e.stage_folder(FIRST) / LAST
+        start = e.stage_folder(PRETRAIN_EXTRA) / LAST
     elif stage == FINETUNE and e.has_pretraining:
         start = e.pretrained_checkpoint
     if start:
         model["init_from"] = str(start)
     elif e.weights and e.reads_pixels:
         model["initial_weights"] = expand_home(e.weights)
-    if e.vlm:
-        model["captioner"] = {"init_args": {"base": expand_home(e.vlm)}}
+    if e.base_model:
+        model["captioner"] = {"init_args": {"base": expand_home(e.base_model)}}
     folders = {other.dataset: other.folder for other in e.extra_experiments}
-    if stage == FIRST:
+    if stage == PRETRAIN_EXTRA:
         data |= {"folder": folders[e.first_dataset], "vocabulary_with": [e.folder]}
-    elif with_captions := e.first_dataset or e.single_images:
+    elif with_captions := e.first_dataset or e.single_image_dataset:
         data["vocabulary_with"] = [folders[with_captions]]
     if stage == PRETRAIN:
-        data |= {"singles": folders[e.single_images]} if e.single_images else {}
-        data |= {"labelled": folders[e.labelled_images]} if e.labelled_images else {}
+        data |= {"singles": folders[e.single_image_dataset]} if e.single_image_dataset else {}
+        data |= {"labelled": folders[e.labelled_dataset]} if e.labelled_dataset else {}
     if e.trainer == PROBE:
         full_training = compose(Experiment(**{**e.explicit_values, "trainer": "default"}), stage)["trainer"]
         lengths = {name: full_training[name] for name in ("max_steps", "val_check_interval")}
@@ -181,9 +191,9 @@ def _before_pretraining(e: Experiment) -> list[Need]:
         needs.append(("negatives", e))
     for other in e.extra_experiments:
         needs += [("data", other), ("extract", other)]
-        if other.dataset == e.first_dataset or other.dataset == e.single_images:
+        if other.dataset == e.first_dataset or other.dataset == e.single_image_dataset:
             needs.append(("negatives", other))
-    return [*needs, (FIRST, e)] if e.first_dataset else needs
+    return [*needs, (PRETRAIN_EXTRA, e)] if e.first_dataset else needs
 
 
 def _before_first_pretraining(e: Experiment) -> list[Need]:
@@ -191,8 +201,10 @@ def _before_first_pretraining(e: Experiment) -> list[Need]:
     return [("data", e), ("data", other), ("extract", other), ("negatives", other)]
 
 
-def _pretraining_of(e: Experiment) -> list[Need]:
-    return [(PRETRAIN, e)] if e.owns_pretraining else []
+def _before_evaluation(e: Experiment) -> list[Need]:
+    if e.eval == RETRIEVAL:
+        return [(PRETRAIN, e)] if e.owns_pretraining else []
+    return [(e.captioner, e)]
 
 
 def _training_stage(stage: str, needs: Callable[[Experiment], list[Need]]) -> Stage:
@@ -251,15 +263,15 @@ STAGES = {
         out=lambda options: options["folder"],
         read=_manifest,
     ),
-    FIRST: _training_stage(FIRST, _before_first_pretraining),
+    PRETRAIN_EXTRA: _training_stage(PRETRAIN_EXTRA, _before_first_pretraining),
     PRETRAIN: _training_stage(PRETRAIN, _before_pretraining),
-    FINETUNE: _training_stage(FINETUNE, lambda e: [("extract", e), *_pretraining_of(e)]),
+    FINETUNE: _training_stage(FINETUNE, lambda e: [("extract", e), *([(PRETRAIN, e)] if e.owns_pretraining else [])]),
     REINFORCE: _training_stage(REINFORCE, lambda e: [(FINETUNE, e)]),
     ZERO_SHOT: Stage(
         body="diffcap.commands.evaluate:evaluate",
         settings=_zeroshot,
         needs=lambda e: [("extract", e)],
-        folder=lambda e: e.zero_shot_evaluation,
+        folder=lambda e: e.zero_shot_folder,
         products=_EVALUATED,
         direct=("checkpoint",),
         read=_manifest,
@@ -269,8 +281,8 @@ STAGES = {
     "eval": Stage(
         body="diffcap.commands.evaluate:evaluate",
         settings=_eval,
-        needs=lambda e: _pretraining_of(e) if e.eval == RETRIEVAL else [(e.captioner, e)],
-        folder=lambda e: e.evaluation,
+        needs=_before_evaluation,
+        folder=lambda e: e.evaluation_folder,
         products=_EVALUATED,
         direct=("checkpoint",),
         read=_manifest,
@@ -281,14 +293,14 @@ STAGES = {
         body="diffcap.commands.report:report",
         settings=_report,
         needs=lambda e: [("eval", e)],
-        folder=lambda e: e.report,
+        folder=lambda e: e.report_folder,
         products=("table.json", "table.md", "report.html"),
         direct=("runs", "predictions"),
         read=lambda options: [*_manifest(options), *_files_of_runs(options)],
     ),
 }
-COMMANDS = tuple(name for name in STAGES if name not in (FIRST, "import_features"))
-TRAININGS = (FIRST, PRETRAIN, FINETUNE, REINFORCE)
+COMMANDS = tuple(name for name in STAGES if name not in (PRETRAIN_EXTRA, "import_features"))
+TRAININGS = (PRETRAIN_EXTRA, PRETRAIN, FINETUNE, REINFORCE)
 RECORDS = {
     **{stage: f"{stage}.done.json" for stage in STAGES},
     **dict.fromkeys(TRAININGS, FINISHED),

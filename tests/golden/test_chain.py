@@ -73,6 +73,7 @@ def chain(words: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> li
 
     monkeypatch.delenv("WANDB_SWEEP_ID", raising=False)
     monkeypatch.setattr(pipeline, "_run_body", note)
+    monkeypatch.setattr(pipeline, "check_options", lambda _: None)
     monkeypatch.setattr(pipeline, "_is_current", lambda *_: False)
     monkeypatch.setattr(pipeline, "run_in_process", note_missing)
     is_made = stages.is_made

@@ -18,7 +18,7 @@ from diffcap.compose import compose, merge
 from diffcap.datasets.registry import datasets
 from diffcap.experiment import Experiment
 from diffcap.registry import methods
-from diffcap.run_folder import FINETUNE, FIRST, PRETRAIN, REINFORCE
+from diffcap.run_folder import FINETUNE, PRETRAIN, PRETRAIN_EXTRA, REINFORCE
 from diffcap.stages import STAGES
 
 GOLDEN = Path(__file__).with_name("settings.json.xz")
@@ -46,7 +46,7 @@ def composed(e: Experiment, stage: str) -> dict[str, Any]:
         return {"tagger": e.tagger}
     if stage == "zeroshot":
         return {name: str(value) for name, value in STAGES["zeroshot"].settings(e).items() if value is not None}
-    settings = compose(e, FIRST if stage == FIRST_NAME else stage)
+    settings = compose(e, PRETRAIN_EXTRA if stage == FIRST_NAME else stage)
     if e.vlm:
         settings = merge(settings, {"model": {"captioner": {"init_args": {"base": e.vlm}}}})
     return settings

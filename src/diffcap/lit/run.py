@@ -84,7 +84,43 @@ def train(request: Request) -> None:
     pretraining = _pretraining(request) if stage == PRETRAIN else None
     module, data = (pretraining.module, pretraining.data) if pretraining else _MODULES[stage]
     with ExitStack() as lock:
-        TrainingCLI(module, data, request, lock).train(stage)
+        cli = TrainingCLI(module, data, request, lock)
+        trainer, out, backup = cli.trainer, cli.out, None
+        if main_process():
+            if cli.fault:
+                backup = next(path for n in range(1, 10_000) if not (path := out.with_name(f"{out.name}.{n}")).exists())
+                out.rename(backup)
+                print(
+                    f"{out}: {cli.fault}; the folder is renamed to {backup}, and the training starts from the beginning"
+                )
+            write_json(out / RUNNING, cli.record)
+            (out / IDENTITY).unlink(missing_ok=True)
+            configuration = out / CONFIGURATION
+            cli.parser.save(cli.config, configuration, overwrite=True, skip_validation=True)
+            sources = "".join(f"# settings: {source}\n" for source in request.sources)
+            write_text(configuration, sources + configuration.read_text(encoding="utf-8"))
+        try:
+            with explain_lost_workers():
+                trainer.fit(cli.model, datamodule=cli.datamodule, ckpt_path=cli.resume_from, weights_only=True)
+        except SystemExit:  # Ctrl-C or SIGTERM: Lightning exits without a message and with status 0
+            if trainer.is_global_zero:
+                step = cli.periodic.saved_step
+                sys.exit(
+                    f"error: interrupted at step {trainer.global_step}; run the same command again to "
+                    + (f"resume at step {step}." if step else "start from step 0, since there is no checkpoint yet.")
+                )
+            # If a process that Lightning has started ends with another status, Lightning kills the main process.
+            sys.exit(1 if find_launch() else 0)
+        except DiffcapError:
+            if backup and not (out / LAST).is_file():  # no step was trained: restore the earlier run
+                shutil.rmtree(out)
+                backup.rename(out)
+                print(f"{out}: the earlier run is restored")
+            raise
+        trainer.save_checkpoint(out / LAST)
+        trainer.strategy.barrier()
+        if trainer.is_global_zero:
+            cli.write_result(stage)
 
 
 def _pretraining(request: Request) -> Pretraining:
@@ -178,9 +214,9 @@ class TrainingCLI(StageCLI):
         old = record.read(self.out / FINISHED) or record.read(self.out / RUNNING)
         options = compared(config)
         files = record.describe_files([*data_files(config["data"]), *record.named_files(options)], old)
-        start = config["model"].get("init_from")
-        if start in old.get("files", {}):  # a finished training does not need this checkpoint any more
-            files.setdefault(start, old["files"][start])
+        init_from = config["model"].get("init_from")
+        if init_from in old.get("files", {}):  # a finished training does not need this checkpoint any more
+            files.setdefault(init_from, old["files"][init_from])
         self.config_hash = record.result_id(options, files)
         self.record = record.make(self.request.asked, self.config_hash, files, [])
         fault = find_fault(self.out)
@@ -193,10 +229,10 @@ class TrainingCLI(StageCLI):
             sys.exit(0)
         self.fault = fault  # reason to move the folder to a backup; None if there is none
         last = self.out / LAST
-        self.resume_from = last if not fault and last.is_file() else None
+        self.resume_from = str(last) if not fault and last.is_file() else None
         self.resume_step = _check_resumable(last) if self.resume_from else 0
-        if start:
-            check_init_from(Path(start))
+        if init_from:
+            check_init_from(Path(init_from))
 
     def _replace_former_options(self) -> None:
         """Rename options of earlier versions where the value stays the same; raise an error for the others."""
@@ -264,40 +300,15 @@ class TrainingCLI(StageCLI):
             log_model=False,
         )
 
-    def train(self, stage: str) -> None:
-        """Fit, from `last.ckpt` if it exists, and write finished.json."""
-        last = self.out / LAST
-        resume_from = str(self.resume_from) if self.resume_from else None
-        backup = self._prepare_run_dir() if main_process() else None
-        try:
-            with explain_lost_workers():
-                self.trainer.fit(self.model, datamodule=self.datamodule, ckpt_path=resume_from, weights_only=True)
-        except SystemExit:  # Ctrl-C or SIGTERM: Lightning exits without a message and with status 0
-            if self.trainer.is_global_zero:
-                step = self.periodic.saved_step
-                sys.exit(
-                    f"error: interrupted at step {self.trainer.global_step}; run the same command again to "
-                    + (f"resume at step {step}." if step else "start from step 0, since there is no checkpoint yet.")
-                )
-            # If a process that Lightning has started ends with another status, Lightning kills the main process.
-            sys.exit(1 if find_launch() else 0)
-        except DiffcapError:
-            if backup and not last.is_file():  # no step was trained: restore the earlier run
-                shutil.rmtree(self.out)
-                backup.rename(self.out)
-                print(f"{self.out}: the earlier run is restored")
-            raise
-        self.trainer.save_checkpoint(last)
-        self.trainer.strategy.barrier()
-        if not self.trainer.is_global_zero:
-            return
-        best = self.out / BEST
+    def write_result(self, stage: str) -> None:
+        """Write finished.json after the training. If no validation has selected a best.ckpt, it is a copy of last.ckpt."""
+        last, best = self.out / LAST, self.out / BEST
         if self.settings.monitor and not best.is_file():
             with atomic_write(best, per_process=False) as temporary:
                 shutil.copyfile(last, temporary)
         score = getattr(self.trainer.checkpoint_callback, "best_model_score", None)
-        start, result = self.config.model.get("init_from"), best if self.settings.monitor else last
-        parent = read_object(init_stage_dir(Path(start)) / FINISHED) if start else {}
+        init_from, result = self.config.model.get("init_from"), best if self.settings.monitor else last
+        parent = read_object(init_stage_dir(Path(init_from)) / FINISHED) if init_from else {}
         write_json(
             self.out / FINISHED,
             {
@@ -315,21 +326,6 @@ class TrainingCLI(StageCLI):
             },
         )
         (self.out / RUNNING).unlink()
-
-    def _prepare_run_dir(self) -> Path | None:
-        """Create the run directory; returns the path of the backup of a run with other settings, or None."""
-        out, backup = self.out, None
-        if self.fault:
-            backup = next(path for n in range(1, 10_000) if not (path := out.with_name(f"{out.name}.{n}")).exists())
-            out.rename(backup)
-            print(f"{out}: {self.fault}; the folder is renamed to {backup}, and the training starts from the beginning")
-        write_json(out / RUNNING, self.record)
-        (out / IDENTITY).unlink(missing_ok=True)
-        configuration = out / CONFIGURATION
-        self.parser.save(self.config, configuration, overwrite=True, skip_validation=True)
-        sources = "".join(f"# settings: {source}\n" for source in self.request.sources)
-        write_text(configuration, sources + configuration.read_text(encoding="utf-8"))
-        return backup
 
 
 def compared(config: dict[str, Any]) -> dict[str, Any]:
