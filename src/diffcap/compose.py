@@ -40,24 +40,22 @@ def parts(e: "Experiment", stage: str) -> list[Part]:
     if stage == "extract":
         return _file(f"backbone/{e.backbone}")
     method = e.method_spec
-    known = {*known_datasets(), MIXED, *(path.stem for path in (CONFIGS / "dataset").glob("*.yaml"))}
-    for dataset_name in (name for key in method.content.get("datasets", {}) for name in split_names(key)):
-        if dataset_name not in known:
-            raise DiffcapError(
-                f"{method.file}: datasets: the dataset {dataset_name!r} is unknown; known datasets: {', '.join(sorted(known))}."
-            )
-    section = {PRETRAIN_EXTRA: PRETRAIN, REINFORCE: FINETUNE}.get(
-        stage, stage
-    )  # of the method's file, in steps 2 to 4 and 6
+    known_names = {*known_datasets(), MIXED, *(path.stem for path in (CONFIGS / "dataset").glob("*.yaml"))}
+    for name in (name for key in method.content.get("datasets", {}) for name in split_names(key)):
+        if name not in known_names:
+            names = ", ".join(sorted(known_names))
+            raise DiffcapError(f"{method.file}: datasets: the dataset {name!r} is unknown; known datasets: {names}.")
+    # Of the method's file, in steps 2 to 4 and 6.
+    section = {PRETRAIN_EXTRA: PRETRAIN, REINFORCE: FINETUNE}.get(stage, stage)
     if not method.stage(section):
         raise DiffcapError(f"{method.file}: the section {section} is missing; write it, see docs/adding.md.")
     found = [*_file("trainer/default"), *method.stage(section)]
-    in_main = [MIXED] if MIXED in e.extras else [name for name in e.extras if name != e.first_dataset]
-    for name in (e.dataset, *{PRETRAIN_EXTRA: [e.first_dataset], PRETRAIN: in_main}.get(stage, [])):
+    added_datasets = [MIXED] if MIXED in e.extras else [name for name in e.extras if name != e.first_dataset]
+    for name in (e.dataset, *{PRETRAIN_EXTRA: [e.first_dataset], PRETRAIN: added_datasets}.get(stage, [])):
         folder = CONFIGS / "dataset"
         if resource := get_dataset(name).configs:
-            package, _, inside = resource.partition(":")
-            folder = package_folder(package, f"`configs` of the dataset {name}") / inside
+            package, _, subfolder = resource.partition(":")
+            folder = package_folder(package, f"`configs` of the dataset {name}") / subfolder
         found += [*_file(name, folder), *method.named("datasets", name, section)]
     base_name = e.base_model_name
     if method.base_model and not e.base_model:

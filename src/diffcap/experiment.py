@@ -26,7 +26,6 @@ from diffcap.run_folder import (
     REPORT,
     STAGES,
     is_finished,
-    result_dir_name,
     stage_of,
 )
 from diffcap.utils.errors import DiffcapError
@@ -67,9 +66,7 @@ class Experiment:
         "training length: default, short, smoke (seconds) or probe (estimates the time and memory of all of it)",
         "default",
     )
-    backbone: str = _option(
-        "network for the features, a file of configs/backbone (default: the method's for the dataset)"
-    )
+    backbone: str = _option("network of features, a file of configs/backbone (default: the method's for the dataset)")
     features: str = _option("name of the features' folder in FOLDER/features (default: the backbone's name)")
     features_from: str = _option("folder of features that the authors of a method released, instead of extracting")
     weights: str = _option(
@@ -79,13 +76,9 @@ class Experiment:
         "yes: no downloads; use the small backbone, tagger and CLIP that are included in diffcap (they were trained on rendered "
         "scenes, so their features of photos are poor)"
     )
-    tagger: str = _option(
-        "part-of-speech tagger for the negatives: english, blocks, tiles, or a folder of a Stanza model"
-    )
+    tagger: str = _option("part-of-speech tagger for the negatives: english, blocks, tiles, or a Stanza model's folder")
     folder: str = _option("folder of the prepared dataset: manifest, features, negatives (default: data/<dataset>)")
-    run: str = _option(
-        "folder of the run (default: runs/<dataset>/<method>[-<ablation>][-<extra>][-seed<seed>][-probe])"
-    )
+    run: str = _option("run folder (default: runs/<dataset>/<method>[-<ablation>][-<extra>][-seed<seed>][-probe])")
     pretrain: str = _option("yes, or no to fine-tune from scratch (default: what the ablation says, else yes)")
     pretraining: str = _option("folder of the pre-training that fine-tuning starts from (default: <run>/pretrain)")
     captioner: str = _option("stage whose captioner is evaluated: finetune or reinforce", FINETUNE)
@@ -118,9 +111,9 @@ class Experiment:
         self.labelled_dataset = ""  # its images and classes are in the main pre-training
         self._choose_backbone()
         self.features = self.features or ("authors" if self.features_from else self.backbone)
-        needs_download = self.dataset_spec.tagger == "english"
-        tagger = "blocks" if self.offline == "yes" and needs_download else self.dataset_spec.tagger
-        self.tagger = self.tagger or tagger
+        has_downloaded_tagger = self.dataset_spec.tagger == "english"
+        default_tagger = "blocks" if self.offline == "yes" and has_downloaded_tagger else self.dataset_spec.tagger
+        self.tagger = self.tagger or default_tagger
         self.folder = self.folder or f"data/{self.dataset}"
         ablation = self.method_spec.ablations.get(self.ablation)
         pretrains = self.pretrain == "yes" or (self.pretrain != "no" and (ablation is None or ablation.pretrains))
@@ -152,25 +145,18 @@ class Experiment:
         is_own_folder = Path(self.pretraining) == self.stage_folder(PRETRAIN)
         self.owns_pretraining = self.has_pretraining and is_own_folder
         self.checkpoint = self.stage_folder(self.captioner) / BEST  # of the captioner
+        self.evaluated_stage = PRETRAIN if self.eval == RETRIEVAL else self.captioner
         self.evaluated_checkpoint = self.pretrained_checkpoint if self.eval == RETRIEVAL else self.checkpoint
-        evaluated_stage = PRETRAIN if self.eval == RETRIEVAL else self.captioner
-        self.evaluation_folder = Path(self.run) / result_dir_name(evaluated_stage, EVAL)
-        self.zero_shot_folder = Path(self.run) / f"zeroshot-{EVAL}"
-        self.report_folder = Path(self.run) / result_dir_name(self.captioner, REPORT)
 
     def _choose_backbone(self) -> None:
-        """Set `backbone`, `reads_pixels` and `uses_offline_settings`.
-
-        `reads_pixels`: the captioner reads images instead of features. A method may have both forms; then the settings decide.
-        `uses_offline_settings`: OFFLINE=yes replaces the default backbone, so that the method's settings for small features are used.
-        """
+        """Set `backbone`, and `reads_pixels`: whether the captioner reads images instead of features. A method may have both forms."""
         if self.offline == "yes" and self.weights and not self.backbone:
             raise DiffcapError(
                 f"OFFLINE=yes and WEIGHTS={self.weights}: the networks that are included in diffcap have their own weights; give "
                 "one of the two, or BACKBONE= with both."
             )
         has_two_forms = self.method_spec.pixels_backbone is not None
-        self.uses_offline_settings = False  # `compose` reads it
+        self.uses_offline_settings = False  # those of the method for the small features of a shipped backbone
         self.reads_pixels = self._has_image_network() if has_two_forms else self.method_spec.reads_pixels
         self._default_backbone = self.dataset_spec.backbone_for(self.method_spec, self.reads_pixels)
         if self.offline == "yes" and self._default_backbone not in SHIPPED_BACKBONES:
@@ -187,6 +173,7 @@ class Experiment:
         return get_config_value(settings, "model", "captioner", "init_args", "backbone") is not None
 
     def _check(self) -> None:
+        """Check single values, and those that depend on the method."""
         if not self.seed.isdecimal() or int(self.seed) >= 2**32:
             fault = "negative" if self.seed.startswith("-") else "not a seed"
             raise DiffcapError(f"SEED={self.seed} is {fault}; give a whole number from 0 to {2**32 - 1}.")
@@ -207,9 +194,8 @@ class Experiment:
                 raise DiffcapError(f"{name.upper()}={value} is unknown; give {choice}.")
         ablation_names = self.method_spec.ablation_names
         if self.ablation and self.ablation not in ablation_names:
-            raise DiffcapError(
-                f"ABLATION={self.ablation} is unknown; {self.method} has: {', '.join(ablation_names) or 'none'}."
-            )
+            names = ", ".join(ablation_names) or "none"
+            raise DiffcapError(f"ABLATION={self.ablation} is unknown; {self.method} has: {names}.")
         pretraining = self.method_spec.pretraining
         if self.eval == RETRIEVAL and not (pretraining and pretraining.retrieval and self.has_pretraining):
             names = methods_with(lambda method: bool(method.pretraining and method.pretraining.retrieval))
@@ -227,9 +213,7 @@ class Experiment:
             names = methods_with(lambda method: bool(method.pretraining and method.pretraining.extra))
             raise DiffcapError(f"EXTRA={self.extra} is for methods whose pre-training takes it; use METHOD={names}.")
         if self.dataset_spec.rendered:
-            raise DiffcapError(
-                f"EXTRA={self.extra} adds photos, and {self.dataset} is rendered; use a dataset of photos."
-            )
+            raise DiffcapError(f"EXTRA={self.extra} adds photos; use a dataset of photos instead of {self.dataset}.")
         for name in self.extras:
             if name not in (*pretraining.extra, MIXED):
                 choices = ", ".join([*pretraining.extra, ",".join(pretraining.extra)])
@@ -258,12 +242,8 @@ class Experiment:
     def check_inputs(self, stages: set[str]) -> None:
         """Check, before stages run, that the method reads these features and that the pre-training of another run is finished."""
         reads_pretraining = FINETUNE in stages or (self.eval == RETRIEVAL and "eval" in stages)
-        if (
-            reads_pretraining
-            and self.has_pretraining
-            and not self.owns_pretraining
-            and not is_finished(Path(self.pretraining))
-        ):
+        is_of_other_run = self.has_pretraining and not self.owns_pretraining
+        if reads_pretraining and is_of_other_run and not is_finished(Path(self.pretraining)):
             raise DiffcapError(
                 f"PRETRAINING={self.pretraining}: contains no finished pre-training; train it first, or omit PRETRAINING."
             )
@@ -291,7 +271,7 @@ class Experiment:
         return self._first_folder if stage == PRETRAIN_EXTRA else Path(self.run) / stage
 
     def setting(self, stage: str, *keys: str) -> Any:
-        """Return the value of nested keys in the settings of a training stage, see `compose`; None if it has none."""
+        """Return the value of nested keys in the settings of a training stage; None if it has none."""
         return get_config_value([compose(self, stage)], *keys)
 
 
@@ -299,7 +279,7 @@ VARIABLES = tuple(fields(Experiment))
 NAMES = {f.name for f in VARIABLES}
 # The variables that determine the checkpoint of an experiment.
 RUN_VARIABLES = ("dataset", "method", "vlm", "ablation", "seed", "extra", "trainer", "run", "captioner", "config")
-_GOALS = "goals"  # make's targets; make adds this option to the variables, `pipeline` reads it
+_GOALS = "goals"  # name of a further variable, which make adds: its targets
 
 
 def methods_with(has_property: Callable[[Method], bool]) -> str:
@@ -310,11 +290,7 @@ def methods_with(has_property: Callable[[Method], bool]) -> str:
 def _read_config(path: Path, explicit_values: dict[str, str]) -> tuple[dict[str, str], dict[str, Any]]:
     """Read a CONFIG file: an experiment file, or the config.yaml that a training stage wrote.
 
-    Args:
-        explicit_values: variable -> value of the command line.
-
-    Returns:
-        variable -> value, and stage -> its options.
+    Returns its variables, and the options of each stage. `explicit_values` are the variables of the command line.
     """
     if not path.is_file():
         raise DiffcapError(f"CONFIG={path}: no such file; give a YAML file, or the config.yaml of a run's stage.")

@@ -1,4 +1,4 @@
-"""Run the command of a stage: read its options, run the missing stages that it needs, and run it unless it is up to date.
+"""Run the command of a stage: read its options, run the missing stages that it needs, then run it unless it is up to date.
 
 A command has one of two forms:
 
@@ -8,6 +8,7 @@ A command has one of two forms:
 """
 
 import io
+import itertools
 import os
 import shlex
 import subprocess
@@ -58,12 +59,8 @@ def run_stage(stage: str, words: Sequence[str]) -> None:
     configs = own_configs(stage_options)
     if stage in LIGHTNING and len(configs) == 1 and "config" not in variables:
         variables["config"] = configs[0]
-        # Without `--config=PATH`, or `--config` and the PATH after it.
-        stage_options = [
-            word
-            for previous, word in zip(["", *stage_options], stage_options)
-            if "--config" not in (previous, word.partition("=")[0])
-        ]
+        pairs = itertools.pairwise(["", *stage_options])  # each word with the one before it, to find `--config PATH`
+        stage_options = [word for previous, word in pairs if "--config" not in (previous, word.partition("=")[0])]
     if {"--help", "-h"} & set(stage_options):
         _print_help(stage, stage_options)
         return
@@ -95,9 +92,8 @@ def run_stage(stage: str, words: Sequence[str]) -> None:
 def make_experiment(variables: Mapping[str, str], goals: Sequence[str]) -> Experiment:
     """Return the experiment of a command.
 
-    Args:
-        goals: stages that the user asked for. They determine which captioner is evaluated. If no training is among them, a
-            captioner that was trained without the pre-training is used as it is.
+    The goals, which the user asked for, determine which captioner is evaluated. If no training is among them, a captioner that was
+    trained without the pre-training is used as it is.
     """
     variables = dict(variables)
     if REINFORCE in goals:
@@ -127,9 +123,7 @@ def _is_unused(stage: str, e: Experiment) -> bool:
         print(f"{e.method}{ablation} has no pre-training stage{condition}; go on with: {command}")
         return True
     if stage == PRETRAIN_EXTRA and not e.first_dataset:
-        raise DiffcapError(
-            f"EXTRA={e.extra}: no dataset has a pre-training of its own; give EXTRA with such a dataset."
-        )
+        raise DiffcapError(f"EXTRA={e.extra}: no dataset has a pre-training of its own; give one that has.")
     if stage == "negatives" and not (pretraining and pretraining.needs_negatives):
         print(f"{e.method} needs no hard negatives; go on with: make finetune METHOD={e.method}")
         return True
@@ -185,11 +179,9 @@ def check_options(request: Request) -> None:
     if request.stage not in LIGHTNING:
         _parse(request)
         return
-    # Lightning's parser belongs to an object that also builds the model; with this option it ends after it has read the options.
-    parsing = replace(request, words=[*request.words, "--print_config"])
     try:
-        with redirect_stdout(io.StringIO()):
-            _run_body(parsing)
+        with redirect_stdout(io.StringIO()):  # with this option, a stage ends after it has read its options
+            _run_body(replace(request, words=[*request.words, "--print_config"]))
     except SystemExit as end:
         if end.code:
             raise
@@ -199,7 +191,7 @@ def run_in_process(command: Sequence[str]) -> None:
     """Run `diffcap <command>` in a new process."""
     if subprocess.run([sys.executable, "-m", "diffcap", *command], check=False).returncode:
         raise DiffcapError(
-            f"{command[0]} failed, see above; fix it and run the same command again; completed parts are kept."
+            f"{command[0]} failed, see above; fix it and run the command again; completed parts are kept."
         )
 
 
@@ -217,46 +209,46 @@ def _check_extra(stage: str, other: Experiment, e: Experiment) -> None:
         )
 
 
-def _is_current(request: Request, path: Path, is_needed: bool) -> bool:
+def _is_current(request: Request, record_file: Path, is_only_needed: bool) -> bool:
     """Return whether the stage is up to date according to its record; a result of diffcap 0.1 gets a record."""
-    stage = request.stage
-    old = record.read(path)
-    if not old and (is_needed or _asked_before(request, path.parent)):
-        old = _record_earlier_result(request, path)
-    if not old:
+    stage, folder = request.stage, record_file.parent
+    old_record = record.read(record_file)
+    if not old_record and (is_only_needed or _asked_before(request, folder)):
+        old_record = _record_earlier_result(request, record_file)
+    if not old_record:
         return False
     if stage in TRAININGS:
-        is_lost = find_fault(path.parent) is not None
+        is_lost = find_fault(folder) is not None
     else:
-        is_lost = bool(record.lost_products(path, old, compare=not is_needed))
+        is_lost = bool(record.lost_products(record_file, old_record, compare=not is_only_needed))
     runs_always = stage == "data" or request.settings.get("model", {}).get("from_files")
-    if is_lost or (not is_needed and (runs_always or old["asked"] != request.asked)):
+    if is_lost or (not is_only_needed and (runs_always or old_record["asked"] != request.asked)):
         return False
-    changed = record.changed_files(old)
-    if main_process() and changed:
-        print(f"{path.parent}: {', '.join(changed)} changed, so {stage} runs again", flush=True)
-    elif main_process() and not is_needed:
-        print(f"{path.parent}: nothing to do, {stage} is complete with these settings")
-    return not changed
+    changed_files = record.changed_files(old_record)
+    if main_process() and changed_files:
+        print(f"{folder}: {', '.join(changed_files)} changed, so {stage} runs again", flush=True)
+    elif main_process() and not is_only_needed:
+        print(f"{folder}: nothing to do, {stage} is complete with these settings")
+    return not changed_files
 
 
-def _record_earlier_result(request: Request, path: Path) -> dict[str, Any]:
+def _record_earlier_result(request: Request, record_file: Path) -> dict[str, Any]:
     """Write the record of a complete result of diffcap 0.1; {} if there is none."""
-    row, folder = STAGES[request.stage], path.parent
+    row, folder = STAGES[request.stage], record_file.parent
     if request.stage in TRAININGS:
-        finished = read_object(path)
+        finished = read_object(record_file)
         if find_fault(folder) or not finished:
             return {}
         new_record = {**finished, **record.make("", "", {}, [])}
     else:
-        product = folder / row.products[0]
+        last_product = folder / row.products[0]
         inputs = [*request.inputs, *row.read(request.settings)]
-        if not product.is_file() or any(_is_newer(path, product) for path in inputs):
+        if not last_product.is_file() or any(_is_newer(path, last_product) for path in inputs):
             return {}
         files = record.describe_files([*inputs, *record.named_files(request.settings)], {})
         new_record = record.make(request.asked, "", files, [folder / name for name in row.products])
     if main_process():
-        record.write(path, new_record)
+        record.write(record_file, new_record)
     return new_record
 
 
@@ -284,7 +276,7 @@ def _parse(request: Request) -> tuple[OneLineErrorParser, Any]:
 
 
 def _run_body(request: Request) -> None:
-    """Run a stage. Only stages without Lightning are checked here: they do not run if their record has the same options and files."""
+    """Run a stage. A stage without Lightning does not run if its record has the same options and files; a training checks this itself."""
     stage, row = request.stage, STAGES[request.stage]
     body = import_object(row.body)
     if stage in LIGHTNING:
@@ -292,22 +284,23 @@ def _run_body(request: Request) -> None:
         return
     parser, options = _parse(request)
     values = options.as_dict()
-    path = Path(row.out(values) or f"data/{values['dataset']}") / RECORDS[stage]
-    old = record.read(path)
-    files = record.describe_files([*request.inputs, *row.read(values), *record.named_files(values)], old)
-    made_of = record.result_id({**values, "DIFFCAP_CORENLP": os.environ.get("DIFFCAP_CORENLP")}, files)
-    if stage != "data" and old.get("id") == made_of and not record.lost_products(path, old):
-        if main_process():
-            print(f"{path.parent}: nothing to do, {stage} is complete with these settings")
-    else:
+    folder = Path(row.out(values) or f"data/{values['dataset']}")
+    record_file = folder / RECORDS[stage]
+    old_record = record.read(record_file)
+    files = record.describe_files([*request.inputs, *row.read(values), *record.named_files(values)], old_record)
+    result_id = record.result_id({**values, "DIFFCAP_CORENLP": os.environ.get("DIFFCAP_CORENLP")}, files)
+    is_same = stage != "data" and old_record.get("id") == result_id
+    if not is_same or record.lost_products(record_file, old_record):
         body(**parser.instantiate_classes(options).as_dict())
+    elif main_process():
+        print(f"{folder}: nothing to do, {stage} is complete with these settings")
     if main_process():
-        products = [path.with_name(name) for name in row.products]
-        record.write(path, record.make(request.asked, made_of, files, products))
+        new_record = record.make(request.asked, result_id, files, [folder / name for name in row.products])
+        record.write(record_file, new_record)
 
 
 def _is_direct(stage: str, words: Sequence[str], variables: Mapping[str, str]) -> bool:
-    """Return whether a command has the second form, see the module's docstring. A method's settings file as --config is an error."""
+    """Return whether a command has options of the stage alone. A method's settings file as --config is an error."""
     configs = own_configs(words)
     for path in configs:
         # configs/method/<method>.yaml; earlier versions had configs/method/<method>/<stage>.yaml.
@@ -320,15 +313,15 @@ def _is_direct(stage: str, words: Sequence[str], variables: Mapping[str, str]) -
             )
     if "goals" in variables:
         return False
-    named = {word.partition("=")[0].removeprefix("--").replace("-", "_") for word in words if word.startswith("--")}
-    names_experiment = bool(named & {"dataset", "method"})
+    names = {word.partition("=")[0].removeprefix("--").replace("-", "_") for word in words if word.startswith("--")}
+    has_experiment = bool(names & {"dataset", "method"})
     if stage == "report":
-        names_results = bool({"runs", "predictions"} & named or {"folder", "out"} <= named)
-        return names_results and not names_experiment and "config" not in named
-    if direct := STAGES[stage].direct:
-        return bool(set(direct) & named) and not (stage == "negatives" and names_experiment)
-    if names_experiment or not configs:
-        return not names_experiment and bool({"data.folder", "run.out"} & named)
+        has_results = bool({"runs", "predictions"} & names or {"folder", "out"} <= names)
+        return has_results and not has_experiment and "config" not in names
+    if direct_options := STAGES[stage].direct:
+        return bool(set(direct_options) & names) and not (stage == "negatives" and has_experiment)
+    if has_experiment or not configs:
+        return not has_experiment and bool({"data.folder", "run.out"} & names)
     return not any(_is_experiment(path) for path in configs)
 
 
@@ -357,8 +350,7 @@ def _print_help(stage: str, stage_options: Sequence[str]) -> None:
 def print_paths(words: Sequence[str]) -> None:
     """Print the names of files and folders that the Makefile needs, one NAME=VALUE per line. A space in a value is printed as |.
 
-    Args:
-        words: variables of an experiment, then `--` and the options of stages, each stage as one word: "finetune --model.lr=1".
+    `words` end with the options of stages, each stage in one word: `--dataset blocks --goals eval -- "finetune --model.lr=1"`.
     """
     variables, options_of_stages = parse(words)
     goals = variables.pop("goals", "").split()
@@ -384,9 +376,9 @@ def print_paths(words: Sequence[str]) -> None:
         "start": [e.pretrained_checkpoint] if e.has_pretraining else [],
         "run": [e.run],
         "captioner": [e.evaluated_checkpoint.parent],
-        "evaluation": [e.evaluation_folder],
-        "zeroshot": [e.zero_shot_folder],
-        "report": [e.report_folder],
+        "evaluation": [STAGES["eval"].folder(e)],
+        "zeroshot": [STAGES[ZERO_SHOT].folder(e)],
+        "report": [STAGES["report"].folder(e)],
         "lost": list(lost),
     }
     for name, values in names.items():

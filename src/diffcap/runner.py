@@ -60,10 +60,8 @@ def make(title: str, goals: str, variables: Variables, *own: str, **stage_option
     """Run the stages of `make <goals> VARIABLE=...` that are goals or have options, `own` (of the first goal) or `stage_options`."""
     experiment, names = Experiment(**variables), goals.split()
     for stage, other in needed_by(experiment, names):
-        options = [
-            *stage_options.get(PRETRAIN if stage == PRETRAIN_EXTRA else stage, ()),
-            *(own if stage == names[0] else ()),
-        ]
+        section = PRETRAIN if stage == PRETRAIN_EXTRA else stage
+        options = [*stage_options.get(section, ()), *(own if stage == names[0] else ())]
         if other is experiment and (stage in names or options):
             command = [sys.executable, "-m", "diffcap", stage, *experiment.words(), "--goals", goals]
             call([*command, "--", *options] if options else command, f"{title}: {stage}")

@@ -13,6 +13,7 @@ from diffcap.experiment import PROBE, RETRIEVAL, Experiment
 from diffcap.records import read_json
 from diffcap.run_folder import (
     BEST,
+    EVAL,
     FINETUNE,
     FINISHED,
     GROUPS,
@@ -23,15 +24,17 @@ from diffcap.run_folder import (
     PRETRAIN_EXTRA,
     REFERENCES,
     REINFORCE,
+    REPORT,
     evaluated_checkpoints,
     find_evaluation,
+    result_dir_name,
 )
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.files import expand_home
 from diffcap.utils.settings import Settings
 
 ZERO_SHOT = "zeroshot"  # the evaluation of a vision-language model without training
-Need = tuple[str, Experiment]
+Need = tuple[str, Experiment]  # a stage whose result another one reads; with EXTRA it may be of another experiment
 
 
 @dataclass(frozen=True)
@@ -39,9 +42,9 @@ class Request:
     """The command of a stage."""
 
     stage: str  # key of `STAGES`
-    settings: Settings  # options that follow from the variables of an experiment; {} in the second form of a command
+    settings: Settings  # options that follow from the variables of an experiment; {} without an experiment
     words: list[str]  # options of the command line, which override the settings
-    asked: str = ""  # see `diffcap.record`
+    asked: str = ""  # hash of settings and words
     inputs: list[Path] = field(default_factory=list)  # files that the result depends on, beside those in the options
     sources: list[str] = field(default_factory=list)  # the parts that the settings were composed of
 
@@ -56,9 +59,11 @@ class Stage:
     needs: Callable[[Experiment], list[Need]]  # the stages whose results it reads
     folder: Callable[[Experiment], Path]  # of its record
     products: tuple[str, ...] = ()  # the files in this folder that it writes; the last one that it writes comes first
-    direct: tuple[str, ...] = ()  # a command with one of these options has the second form, see `diffcap.pipeline`
-    out: Callable[[Settings], str] = lambda options: options["out"]  # folder of the record, for options
-    read: Callable[[Settings], Iterable[Path]] = lambda options: ()  # files that its options mean without naming them
+    direct: tuple[str, ...] = ()  # a command with one of these options has no variables of an experiment
+    out: Callable[[Settings], str] = lambda options: options[
+        "out"
+    ]  # folder of its record, for the options of a command
+    read: Callable[[Settings], Iterable[Path]] = lambda options: ()  # files that no option names, such as the manifest
     inputs: Callable[[Experiment], list[Path]] = lambda e: []  # the same for an experiment
     is_parallel: bool = False  # whether it runs in several processes
 
@@ -93,12 +98,8 @@ def _negatives(e: Experiment) -> Settings:
 
 
 def _eval(e: Experiment) -> Settings:
-    settings = {
-        "checkpoint": str(e.evaluated_checkpoint),
-        "out": str(e.evaluation_folder),
-        "folder": e.folder,
-        "devices": int(e.devices),
-    }
+    checkpoint, out = str(e.evaluated_checkpoint), str(STAGES["eval"].folder(e))
+    settings = {"checkpoint": checkpoint, "out": out, "folder": e.folder, "devices": int(e.devices)}
     return {**settings, "task": RETRIEVAL} if e.eval == RETRIEVAL else settings
 
 
@@ -109,7 +110,7 @@ def _zeroshot(e: Experiment) -> Settings:
     base, revision = arguments.get("base"), arguments.get("revision")
     return {
         "checkpoint": expand_home(e.base_model) or (f"{base}@{revision}" if revision else base),
-        "out": str(e.zero_shot_folder),
+        "out": str(STAGES[ZERO_SHOT].folder(e)),
         "folder": e.folder,
         "features": e.features,
         "devices": int(e.devices),
@@ -122,16 +123,13 @@ def _zeroshot(e: Experiment) -> Settings:
 
 
 def _report(e: Experiment) -> Settings:
-    return {
-        "folder": e.folder,
-        "features": e.features,
-        "runs": {e.method: str(e.evaluation_folder)},
-        "out": str(e.report_folder),
-    }
+    evaluations, out = {e.method: str(STAGES["eval"].folder(e))}, str(STAGES["report"].folder(e))
+    return {"folder": e.folder, "features": e.features, "runs": evaluations, "out": out}
 
 
 def _training(e: Experiment, stage: str) -> Settings:
-    settings = merge(compose(e, stage), e.sections.get(PRETRAIN if stage == PRETRAIN_EXTRA else stage, {}))
+    section = PRETRAIN if stage == PRETRAIN_EXTRA else stage  # of a CONFIG file
+    settings = merge(compose(e, stage), e.sections.get(section, {}))
     data: Settings = {"folder": e.folder, "features": e.features, "seed": int(e.seed)}
     model: Settings = {}
     run = {
@@ -143,13 +141,13 @@ def _training(e: Experiment, stage: str) -> Settings:
     }
     if e.ablation:
         run["ablation"] = e.ablation
-    start = e.stage_folder(FINETUNE) / BEST if stage == REINFORCE else None
+    initial_checkpoint = e.stage_folder(FINETUNE) / BEST if stage == REINFORCE else None
     if stage == PRETRAIN and e.first_dataset:
-        start = e.stage_folder(PRETRAIN_EXTRA) / LAST
+        initial_checkpoint = e.stage_folder(PRETRAIN_EXTRA) / LAST
     elif stage == FINETUNE and e.has_pretraining:
-        start = e.pretrained_checkpoint
-    if start:
-        model["init_from"] = str(start)
+        initial_checkpoint = e.pretrained_checkpoint
+    if initial_checkpoint:
+        model["init_from"] = str(initial_checkpoint)
     elif e.weights and e.reads_pixels:
         model["initial_weights"] = expand_home(e.weights)
     if e.base_model:
@@ -157,8 +155,8 @@ def _training(e: Experiment, stage: str) -> Settings:
     folders = {other.dataset: other.folder for other in e.extra_experiments}
     if stage == PRETRAIN_EXTRA:
         data |= {"folder": folders[e.first_dataset], "vocabulary_with": [e.folder]}
-    elif with_captions := e.first_dataset or e.single_image_dataset:
-        data["vocabulary_with"] = [folders[with_captions]]
+    elif captioned_dataset := e.first_dataset or e.single_image_dataset:
+        data["vocabulary_with"] = [folders[captioned_dataset]]
     if stage == PRETRAIN:
         data |= {"singles": folders[e.single_image_dataset]} if e.single_image_dataset else {}
         data |= {"labelled": folders[e.labelled_dataset]} if e.labelled_dataset else {}
@@ -174,14 +172,14 @@ def _training(e: Experiment, stage: str) -> Settings:
 
 def _files_of_runs(options: Settings) -> Iterable[Path]:
     """Yield the results of the evaluations in a report, and their checkpoints, since the report shows their attention."""
-    for places in (options.get("runs") or {}).values():
-        for place in [places] if isinstance(places, str) else places:
+    for folders in (options.get("runs") or {}).values():
+        for folder in [folders] if isinstance(folders, str) else folders:
             try:
-                evaluation = find_evaluation(place)
-                checkpoints = evaluated_checkpoints(evaluation, read_json(evaluation / METRICS))
+                evaluation_folder = find_evaluation(folder)
+                checkpoints = evaluated_checkpoints(evaluation_folder, read_json(evaluation_folder / METRICS))
             except DiffcapError:  # the stage itself reports this error
                 continue
-            yield from (evaluation / METRICS, evaluation / PREDICTIONS, *checkpoints)
+            yield from (evaluation_folder / METRICS, evaluation_folder / PREDICTIONS, *checkpoints)
 
 
 def _before_pretraining(e: Experiment) -> list[Need]:
@@ -199,12 +197,6 @@ def _before_pretraining(e: Experiment) -> list[Need]:
 def _before_first_pretraining(e: Experiment) -> list[Need]:
     other = next(other for other in e.extra_experiments if other.dataset == e.first_dataset)
     return [("data", e), ("data", other), ("extract", other), ("negatives", other)]
-
-
-def _before_evaluation(e: Experiment) -> list[Need]:
-    if e.eval == RETRIEVAL:
-        return [(PRETRAIN, e)] if e.owns_pretraining else []
-    return [(e.captioner, e)]
 
 
 def _training_stage(stage: str, needs: Callable[[Experiment], list[Need]]) -> Stage:
@@ -271,7 +263,7 @@ STAGES = {
         body="diffcap.commands.evaluate:evaluate",
         settings=_zeroshot,
         needs=lambda e: [("extract", e)],
-        folder=lambda e: e.zero_shot_folder,
+        folder=lambda e: Path(e.run) / f"zeroshot-{EVAL}",
         products=_EVALUATED,
         direct=("checkpoint",),
         read=_manifest,
@@ -281,8 +273,8 @@ STAGES = {
     "eval": Stage(
         body="diffcap.commands.evaluate:evaluate",
         settings=_eval,
-        needs=_before_evaluation,
-        folder=lambda e: e.evaluation_folder,
+        needs=lambda e: [(e.evaluated_stage, e)] if e.eval != RETRIEVAL or e.owns_pretraining else [],
+        folder=lambda e: Path(e.run) / result_dir_name(e.evaluated_stage, EVAL),
         products=_EVALUATED,
         direct=("checkpoint",),
         read=_manifest,
@@ -293,7 +285,7 @@ STAGES = {
         body="diffcap.commands.report:report",
         settings=_report,
         needs=lambda e: [("eval", e)],
-        folder=lambda e: e.report_folder,
+        folder=lambda e: Path(e.run) / result_dir_name(e.captioner, REPORT),
         products=("table.json", "table.md", "report.html"),
         direct=("runs", "predictions"),
         read=lambda options: [*_manifest(options), *_files_of_runs(options)],
@@ -322,14 +314,14 @@ def is_made(stage: str, e: Experiment) -> bool:
 
 def needed_by(e: Experiment, goals: Iterable[str]) -> list[Need]:
     """Return the goals and all stages that they depend on. Each stage comes after those that it needs."""
-    found: dict[tuple[str, Path], Need] = {}
+    needs: dict[tuple[str, Path], Need] = {}
 
     def visit(stage: str, experiment: Experiment) -> None:
         for need in STAGES[stage].needs(experiment):
             visit(*need)
-        found.setdefault((stage, record_path(stage, experiment)), (stage, experiment))
+        needs.setdefault((stage, record_path(stage, experiment)), (stage, experiment))
 
     for goal in goals:
         if goal in STAGES and (goal != PRETRAIN or e.has_pretraining):
             visit(goal, e)
-    return list(found.values())
+    return list(needs.values())

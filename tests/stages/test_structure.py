@@ -53,5 +53,5 @@ def test_few_functions_are_called_before_the_first_step(blocks: Path, undisturbe
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("counted ")]
     functions, depth = json.loads(line.removeprefix("counted "))
     counted = [name for module, name in functions if module in ORCHESTRATION]
-    assert "run_stage" in counted and len(counted) <= 50, counted
+    assert "run_stage" in counted and len(counted) <= 50, " ".join(counted)
     assert depth <= 8

@@ -1,4 +1,4 @@
-"""Run one training stage in its run directory (see `diffcap.run_folder`): command line, resuming, checkpoints, logs, record."""
+"""Run one training stage in its folder, such as runs/blocks/pcl/finetune: command line, resuming, checkpoints, logs, record."""
 
 import argparse
 import json
@@ -85,20 +85,18 @@ def train(request: Request) -> None:
     module, data = (pretraining.module, pretraining.data) if pretraining else _MODULES[stage]
     with ExitStack() as lock:
         cli = TrainingCLI(module, data, request, lock)
-        trainer, out, backup = cli.trainer, cli.out, None
+        trainer, out, fault, backup = cli.trainer, cli.out, cli.fault, None
         if main_process():
-            if cli.fault:
+            if fault:
                 backup = next(path for n in range(1, 10_000) if not (path := out.with_name(f"{out.name}.{n}")).exists())
                 out.rename(backup)
-                print(
-                    f"{out}: {cli.fault}; the folder is renamed to {backup}, and the training starts from the beginning"
-                )
+                print(f"{out}: {fault}; the folder is renamed to {backup}, and the training starts from the beginning")
             write_json(out / RUNNING, cli.record)
             (out / IDENTITY).unlink(missing_ok=True)
-            configuration = out / CONFIGURATION
-            cli.parser.save(cli.config, configuration, overwrite=True, skip_validation=True)
-            sources = "".join(f"# settings: {source}\n" for source in request.sources)
-            write_text(configuration, sources + configuration.read_text(encoding="utf-8"))
+            config_file = out / CONFIGURATION
+            cli.parser.save(cli.config, config_file, overwrite=True, skip_validation=True)
+            header = "".join(f"# settings: {source}\n" for source in request.sources)
+            write_text(config_file, header + config_file.read_text(encoding="utf-8"))
         try:
             with explain_lost_workers():
                 trainer.fit(cli.model, datamodule=cli.datamodule, ckpt_path=cli.resume_from, weights_only=True)
@@ -125,14 +123,14 @@ def train(request: Request) -> None:
 
 def _pretraining(request: Request) -> Pretraining:
     """Return the pre-training of the method in the options; without a method, the one with the captioner's class."""
-    known = {name: spec.pretraining for name, spec in methods().items() if spec.pretraining}
-    files: list[Path | dict[str, Any]] = [request.settings, *map(Path, own_configs(request.words))]
-    method = next((word.partition("=")[2] for word in request.words if word.startswith("--run.method=")), None)
-    method = method or get_config_value(files, "run", "method")
-    captioner = get_config_value(files, "model", "captioner", "class_path")
-    by_captioner = {pretraining.captioner.replace(":", "."): pretraining for pretraining in known.values()}
-    found = known.get(method) if method else by_captioner.get(captioner)
-    return found or next(iter(known.values()))
+    by_method = {method.name: method.pretraining for method in methods().values() if method.pretraining}
+    by_class = {pretraining.captioner.replace(":", "."): pretraining for pretraining in by_method.values()}
+    settings: list[Path | dict[str, Any]] = [request.settings, *map(Path, own_configs(request.words))]
+    name = next((word.partition("=")[2] for word in request.words if word.startswith("--run.method=")), None)
+    name = name or get_config_value(settings, "run", "method")
+    class_path = get_config_value(settings, "model", "captioner", "class_path")
+    pretraining = by_method.get(name) if name else by_class.get(class_path)
+    return pretraining or next(iter(by_method.values()))
 
 
 @dataclass
@@ -211,17 +209,17 @@ class TrainingCLI(StageCLI):
         config = json.loads(self.parser.dump(self.config, format="json", skip_validation=True))
         if main_process():
             self.lock.enter_context(stage_lock(self.out, self.config.data.seed))
-        old = record.read(self.out / FINISHED) or record.read(self.out / RUNNING)
-        options = compared(config)
-        files = record.describe_files([*data_files(config["data"]), *record.named_files(options)], old)
+        old_record = record.read(self.out / FINISHED) or record.read(self.out / RUNNING)
+        options = compared_options(config)
+        files = record.describe_files([*data_files(config["data"]), *record.named_files(options)], old_record)
         init_from = config["model"].get("init_from")
-        if init_from in old.get("files", {}):  # a finished training does not need this checkpoint any more
-            files.setdefault(init_from, old["files"][init_from])
+        if init_from in old_record.get("files", {}):  # a finished training does not need this checkpoint any more
+            files.setdefault(init_from, old_record["files"][init_from])
         self.config_hash = record.result_id(options, files)
         self.record = record.make(self.request.asked, self.config_hash, files, [])
         fault = find_fault(self.out)
-        if not fault and old.get("id") != self.config_hash and (self.out / CONFIGURATION).is_file():
-            fault = _other_settings(self.out, old, files, options)
+        if not fault and old_record.get("id") != self.config_hash and (self.out / CONFIGURATION).is_file():
+            fault = _find_changes(self.out, old_record, files, options)
         if not fault and is_finished(self.out):  # every rank reads the same files and exits
             if main_process():
                 print(f"{self.out}: already finished with these settings")
@@ -231,8 +229,18 @@ class TrainingCLI(StageCLI):
         last = self.out / LAST
         self.resume_from = str(last) if not fault and last.is_file() else None
         self.resume_step = _check_resumable(last) if self.resume_from else 0
-        if init_from:
-            check_init_from(Path(init_from))
+        # The training whose checkpoint this one starts from; the model itself checks the checkpoint file.
+        initial_checkpoint = Path(init_from or "")
+        parent = initial_checkpoint.parent
+        is_of_run = any((parent / name).exists() for name in (RUNNING, FINISHED, IDENTITY))
+        if initial_checkpoint.name in (BEST, LAST) and is_of_run:
+            fault = find_fault(parent) or (None if is_finished(parent) else "its training is not finished")
+            if fault:
+                words = ["-m", "diffcap", stage_of(parent), "--config", str(parent / CONFIGURATION)]
+                command = shlex.join([sys.executable, *words])
+                raise DiffcapError(
+                    f"{parent}: {fault}; train that stage with `{command}`, then run this command again."
+                )
 
     def _replace_former_options(self) -> None:
         """Rename options of earlier versions where the value stays the same; raise an error for the others."""
@@ -253,14 +261,14 @@ class TrainingCLI(StageCLI):
         )
         callbacks: list[Callback] = [self.periodic, PrintScores()]
         if settings.monitor:
-            choice: dict[str, Any] = {"monitor": settings.monitor, "mode": settings.mode}
-            best: dict[str, Any] = {"dirpath": self.out, "filename": "best", "enable_version_counter": False}
+            criterion: dict[str, Any] = {"monitor": settings.monitor, "mode": settings.mode}
+            place: dict[str, Any] = {"dirpath": self.out, "filename": "best", "enable_version_counter": False}
             callbacks.append(
-                DelayedModelCheckpoint(settings.select_after, save_on_train_epoch_end=False, **best, **choice)
+                DelayedModelCheckpoint(settings.select_after, save_on_train_epoch_end=False, **place, **criterion)
             )
             if settings.patience is not None:
-                choice |= {"patience": settings.patience, "check_on_train_epoch_end": False}
-                callbacks.append(StopEarly(settings.select_after, **choice))
+                criterion |= {"patience": settings.patience, "check_on_train_epoch_end": False}
+                callbacks.append(StopEarly(settings.select_after, **criterion))
         loggers: list[Logger] = [CSVLogger(self.out, name=LOGS)]
         if settings.logger == "wandb":
             loggers.append(self._wandb_logger())
@@ -328,8 +336,8 @@ class TrainingCLI(StageCLI):
         (self.out / RUNNING).unlink()
 
 
-def compared(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the options that decide whether two trainings are the same; a class without its module, which may have changed."""
+def compared_options(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the options that decide whether two trainings are the same; a class is its name alone, since its module may change."""
     text = re.sub(r'"diffcap\.[\w.]+\.(\w+)"', r'"\1"', json.dumps(config, default=str))
     options = record.flat(json.loads(text))
     ignored = ("config.", *(f"{group}.{name}." for group, names in _NOT_COMPARED.items() for name in names))
@@ -340,8 +348,8 @@ def data_files(data: dict[str, Any]) -> list[Path]:
     """Return the files that identify a training's data: manifests and features of its datasets, and their negatives."""
     files = []
     for folder in [Path(data[name]) for name in ("folder", "singles", "labelled") if data.get(name)]:
-        store = folder / "features" / data["features"]
-        files += [folder / "manifest.jsonl", store / "meta.json", store / CHECKSUM_FILE]
+        feature_folder = folder / "features" / data["features"]
+        files += [folder / "manifest.jsonl", feature_folder / "meta.json", feature_folder / CHECKSUM_FILE]
     if "tasks" in data:
         files.append(Path(data.get("negatives") or Path(data["folder"]) / "negatives.jsonl"))
     if data.get("singles"):
@@ -349,29 +357,17 @@ def data_files(data: dict[str, Any]) -> list[Path]:
     return files + [Path(other) / "manifest.jsonl" for other in data.get("vocabulary_with") or []]
 
 
-def _other_settings(out: Path, old: dict[str, Any], files: dict[str, Any], options: dict[str, Any]) -> str | None:
-    """Return the differences between this training and the one in a folder, with the record `old`; None if there are none."""
-    before = compared(read_settings(out / CONFIGURATION))
+def _find_changes(out: Path, old_record: dict[str, Any], files: dict[str, Any], options: dict[str, Any]) -> str | None:
+    """Return the differences between this training and the one in a folder; None if there are none."""
+    old_options = compared_options(read_settings(out / CONFIGURATION))
     # Earlier versions had other options; diffcap 0.1 had no id.
-    is_earlier = not old.get("id") or any(f"model.{name}" in before for name in _FORMER_OPTIONS)
-    names = [name for name in options if name in before] if is_earlier else list({**options, **before})
-    values = [(name, before.get(name), options.get(name)) for name in names]
-    differing = [f"{name} {value}, now {now}" for name, value, now in values if value != now]
-    known = {path: entry[2] for path, entry in old.get("files", {}).items()}
-    differing += [path for path, entry in files.items() if known and known.get(path) != entry[2]]
-    return f"it holds a run with other settings ({'; '.join(differing[:3])})" if differing else None
-
-
-def check_init_from(checkpoint: Path) -> None:
-    """Check the training whose checkpoint is `model.init_from`; the model itself checks the checkpoint file."""
-    out = checkpoint.parent
-    is_run = any((out / name).exists() for name in (RUNNING, FINISHED, IDENTITY))
-    if checkpoint.name not in (BEST, LAST) or not is_run:
-        return
-    fault = find_fault(out) or (None if is_finished(out) else "its training is not finished")
-    if fault:
-        command = shlex.join([sys.executable, "-m", "diffcap", stage_of(out), "--config", str(out / CONFIGURATION)])
-        raise DiffcapError(f"{out}: {fault}; train that stage with `{command}`, then run this command again.")
+    is_earlier = not old_record.get("id") or any(f"model.{name}" in old_options for name in _FORMER_OPTIONS)
+    names = [name for name in options if name in old_options] if is_earlier else list({**options, **old_options})
+    values = [(name, old_options.get(name), options.get(name)) for name in names]
+    differences = [f"{name} {old_value}, now {value}" for name, old_value, value in values if old_value != value]
+    old_hashes = {path: entry[2] for path, entry in old_record.get("files", {}).items()}
+    differences += [path for path, entry in files.items() if old_hashes and old_hashes.get(path) != entry[2]]
+    return f"it holds a run with other settings ({'; '.join(differences[:3])})" if differences else None
 
 
 def _pin_base_model(config: Any, out: Path) -> None:
