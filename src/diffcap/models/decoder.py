@@ -36,7 +36,7 @@ class PostNormBlock(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, memory: BlockMemory, mask: Tensor | None, past_segments: Segments) -> BlockOutput:
-        """See `BlockOutput`; arguments as `Attention`."""
+        """Run words x (B, T, D) with a causal `mask` and cached keys and values, see `Attention`; `memory`: the visual tokens."""
         attended, new_key_values = self.self_attention(x, mask, past_segments)
         words = self.norm1(x + self.dropout(attended))
         visual = self.norm2(words + self.dropout(self.cross.attend_memory(words, memory)))

@@ -12,7 +12,7 @@ from torch import Tensor
 from diffcap.checkpoints.importing import Importer, Rule, Sizes, State, count_layers, pixel_features, rename
 from diffcap.utils.errors import DiffcapError
 
-_VISUAL: tuple[Rule, ...] = (
+_VISUAL_RULES: tuple[Rule, ...] = (
     (r"clip\.visual\.bef_embedding", "images.before_mark"),
     (r"clip\.visual\.aft_embedding", "images.after_mark"),
     (r"clip\.visual\.joint_positional_embedding", "images.joint_positions"),
@@ -21,14 +21,14 @@ _VISUAL: tuple[Rule, ...] = (
     (r"clip\.token_embedding", "words.token_embedding"),
     (r"clip\.positional_embedding", "words.positional_embedding"),
 )
-_TEXT: tuple[Rule, ...] = (
+_TEXT_RULES: tuple[Rule, ...] = (
     (r"clip\.(transformer\.[\w.]+)", r"words.\1"),
     (r"clip\.(ln_final|text_projection)", r"words.\1"),
     (r"clip\.logit_scale", "logit_scale"),
 )
-_NO_TEXT: tuple[Rule, ...] = tuple((pattern, None) for pattern, _ in _TEXT)
-_LAYER = r"decoder\.(encoder|decoder)\.layer\.(\d+)\."
-_CAPTIONER: tuple[Rule, ...] = (
+_NO_TEXT_RULES: tuple[Rule, ...] = tuple((pattern, None) for pattern, _ in _TEXT_RULES)
+_BLOCK = r"decoder\.(encoder|decoder)\.layer\.(\d+)\."
+_CAPTIONER_RULES: tuple[Rule, ...] = (
     (r"decoder\.embeddings\.(?:word|position)_embeddings", None),  # copies of CLIP's
     (r"decoder\.embeddings\.LayerNorm", "words_norm"),
     (r"decoder\.encoder\.layer\.(\d+)\.slf_attn\.att\.(query|key|value)", r"encoder.\1.attention.qkv:\2"),
@@ -40,9 +40,9 @@ _CAPTIONER: tuple[Rule, ...] = (
     (r"decoder\.decoder\.layer\.(\d+)\.enc_attn\.output\.dense", r"decoder.\1.cross.out"),
     (r"decoder\.decoder\.layer\.(\d+)\.enc_attn\.output\.LayerNorm", r"decoder.\1.norm2"),
     (r"decoder\.decoder\.layer\.(\d+)\.output\.LayerNorm", r"decoder.\1.norm3"),
-    (_LAYER + r"slf_attn\.output\.LayerNorm", r"\1.\2.norm1"),
-    (_LAYER + r"intermediate\.dense", r"\1.\2.inner"),
-    (_LAYER + r"output\.dense", r"\1.\2.outer"),
+    (_BLOCK + r"slf_attn\.output\.LayerNorm", r"\1.\2.norm1"),
+    (_BLOCK + r"intermediate\.dense", r"\1.\2.inner"),
+    (_BLOCK + r"output\.dense", r"\1.\2.outer"),
     (r"decoder\.classifier\.cls\.predictions\.bias", "word_bias"),
     (r"decoder\.classifier\.cls\.predictions\.transform\.dense", "head.0"),
     (r"decoder\.classifier\.cls\.predictions\.transform\.LayerNorm", "head_norm"),
@@ -52,36 +52,36 @@ _CAPTIONER: tuple[Rule, ...] = (
 
 def from_official(state: Mapping[str, Tensor], stage: str) -> dict[str, Tensor]:
     """Convert an official state dict to one of `CLIP4IDCAdaptation` (stage "pretrain") or `CLIP4IDC`, in float32."""
-    rules = (*_VISUAL, *_TEXT) if stage == "pretrain" else (*_VISUAL, *_NO_TEXT, *_CAPTIONER)
+    rules = (*_VISUAL_RULES, *(_TEXT_RULES if stage == "pretrain" else (*_NO_TEXT_RULES, *_CAPTIONER_RULES)))
     return {name: value.float() for name, value in rename(state, rules, "CLIP4IDC").items()}
 
 
 def official_sizes(state: State, options: Mapping[str, Any], tables: State) -> Sizes:
     """Return the hyperparameters of CLIP4IDC, for both stages."""
-    vision_width, _, patch, _ = state["clip.visual.conv1.weight"].shape
+    vision_width, _, patch_side, _ = state["clip.visual.conv1.weight"].shape
     heads = options["vision_heads"] or max(1, vision_width // 64)  # CLIP's rule
     if vision_width % heads:
         raise DiffcapError(
             f"--vision-heads is {heads}, which does not divide the width {vision_width} of the image tower; give its number of "
             "heads."
         )
-    side = math.isqrt(len(state["clip.visual.positional_embedding"]) - 1)
-    context, text_width = state["clip.positional_embedding"].shape
-    vocabulary = len(state["clip.token_embedding.weight"])
+    grid_side = math.isqrt(len(state["clip.visual.positional_embedding"]) - 1)
+    context_length, text_width = state["clip.positional_embedding"].shape
+    vocabulary_size = len(state["clip.token_embedding.weight"])
     text_layers = count_layers(state, r"clip\.transformer\.resblocks\.(\d+)\.")
     network: Any = {
         "embed_dim": state["clip.visual.proj"].shape[1],
         "quick_gelu": True,
         "vision_cfg": {
-            "image_size": patch * side,
-            "patch_size": patch,
+            "image_size": patch_side * grid_side,
+            "patch_size": patch_side,
             "width": vision_width,
             "head_width": vision_width // heads,
             "layers": count_layers(state, r"clip\.visual\.transformer\.resblocks\.(\d+)\."),
         },
         "text_cfg": {
-            "context_length": context,
-            "vocab_size": vocabulary,
+            "context_length": context_length,
+            "vocab_size": vocabulary_size,
             "width": text_width,
             "heads": max(1, text_width // 64),
             "layers": max(1, text_layers),
@@ -91,10 +91,10 @@ def official_sizes(state: State, options: Mapping[str, Any], tables: State) -> S
         network = "ViT-B-32-quickgelu"
     ffn_weight = state.get("decoder.decoder.layer.0.intermediate.dense.weight")  # None in stage 1
     # Authors' code: 32 text positions. In stage 2, a caption has one more token, because its END is not an input of the decoder.
-    default_length = min(32, context) if ffn_weight is None else min(33, context + 1)
+    default_length = min(32, context_length) if ffn_weight is None else min(33, context_length + 1)
     max_length = options["max_length"] or default_length
     model: dict[str, Any] = {
-        "vocabulary_size": vocabulary,
+        "vocabulary_size": vocabulary_size,
         "network": network,
         "intra_layers": options["intra_layers"],
         "max_length": max_length,
@@ -108,7 +108,7 @@ def official_sizes(state: State, options: Mapping[str, Any], tables: State) -> S
             "decoder_layers": count_layers(state, r"decoder\.decoder\.layer\.(\d+)\."),
             "padding": "released",
         }
-    return Sizes(model, max_length, pixel_features((patch * side, patch * side)))
+    return Sizes(model, max_length, pixel_features((patch_side * grid_side, patch_side * grid_side)))
 
 
 _VIT_B_32 = {

@@ -22,7 +22,7 @@ from diffcap.text.vocabularies import restore_vocabulary
 from diffcap.utils.errors import DiffcapError, wrap_errors
 from diffcap.utils.provenance import provenance
 
-DIRECTIONS = {"t2p": "caption to pair", "p2t": "pair to caption"}
+DIRECTION_TITLES = {"t2p": "caption to pair", "p2t": "pair to caption"}
 
 
 def add_to_metric(metric: PairRetrieval, model: Any, batch: dict[str, Any]) -> None:
@@ -33,7 +33,7 @@ def add_to_metric(metric: PairRetrieval, model: Any, batch: dict[str, Any]) -> N
 
 
 class Retrieval(pl.LightningModule):
-    """The module for `trainer.test` over pairs with all their captions. Afterwards `scores` contains recalls and mean ranks."""
+    """The module for `trainer.test` over pairs with all their captions. Afterwards `scores` has the recalls and the mean ranks."""
 
     def __init__(self, model: Any, pair_to_text: PairToText) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Retrieval(pl.LightningModule):
         self.scores: dict[str, float] = {}
 
     def test_step(self, batch: dict[str, Any], batch_idx: int) -> None:
-        """Add the vectors of the pairs and of all their captions to the metric."""
+        """Add the embeddings of a batch's pairs and of all their captions to the metric."""
         add_to_metric(self.metric, self.model, batch)
 
     def on_test_epoch_end(self) -> None:
@@ -68,11 +68,11 @@ def evaluate_retrieval(
     `checkpoint` is best.ckpt of the pre-training; `limit` counts change pairs. The other arguments are those of `evaluate`.
     """
     check_finished([checkpoint])
-    state = read_checkpoint(checkpoint)
-    metadata = state["diffcap"]
+    checkpoint_content = read_checkpoint(checkpoint)
+    metadata = checkpoint_content["diffcap"]
     with wrap_errors(checkpoint, f"diffcap {diffcap.__version__} cannot build its model", remedy(Path(checkpoint))):
         vocabulary = restore_vocabulary(metadata["words"], metadata["vocabulary_layout"])
-        module = Retrieval(build_pretraining(state).eval(), pair_to_text)
+        module = Retrieval(build_pretraining(checkpoint_content).eval(), pair_to_text)
     dataset_folder = Path(folder or f"data/{metadata['dataset']}")
     out_folder = Path(out)
     dataset = read_dataset(dataset_folder)
@@ -81,8 +81,8 @@ def evaluate_retrieval(
     pairs = [pair for pair in pairs_of_split if pair.captions and not pair.is_distractor][:limit]
     if not pairs:
         raise DiffcapError(f"{dataset.name} has no {split} change pair with a caption; choose another --split.")
-    name = features or metadata["features"]["name"]
-    store = FeatureStore.open(dataset_folder / "features" / name, metadata["features"])
+    store_name = features or metadata["features"]["name"]
+    store = FeatureStore.open(dataset_folder / "features" / store_name, metadata["features"])
     table = PairTable(pairs, store, vocabulary, metadata["max_length"])
     trainer = evaluation_trainer(devices, accelerator)
     workers = worker_options(None, trainer)
@@ -92,12 +92,12 @@ def evaluate_retrieval(
     if not trainer.is_global_zero:  # rank 0 writes
         return
     scores = module.scores
-    caption_count = sum(len(pair.captions) for pair in pairs)
+    num_captions = sum(len(pair.captions) for pair in pairs)
     provenance_entry = provenance(
         method=metadata["method"],
         seed=metadata["seed"],
-        step=state["global_step"],
-        features=name,
+        step=checkpoint_content["global_step"],
+        features=store_name,
         manifest_sha256=dataset.info.get("manifest_sha256"),
         checkpoints=[checkpoint_record(checkpoint, out_folder)],
     )
@@ -108,15 +108,16 @@ def evaluate_retrieval(
         **({"changes": changes} if changes else {}),
         **dataset_protocol(dataset.info),
         "pairs": len(pairs),
-        "captions": caption_count,
+        "captions": num_captions,
         "pair_to_text": pair_to_text,
     }
     out_folder.mkdir(parents=True, exist_ok=True)
-    rows = {
-        title: {f"R@{k}": scores[f"{direction}_R@{k}"] for k in RECALL_KS} for direction, title in DIRECTIONS.items()
-    }
-    title = f"retrieval on {dataset.name} {split}, {len(pairs):,} change pairs, {caption_count:,} captions"
-    print_table(metrics_table(rows, title=title))
-    ranks = ", ".join(f"{title} {scores[f'{direction}_mean_rank']:.1f}" for direction, title in DIRECTIONS.items())
-    print(f"mean rank: {ranks}")
+    table_rows = {}
+    mean_ranks = []
+    for direction, title in DIRECTION_TITLES.items():
+        table_rows[title] = {f"R@{k}": scores[f"{direction}_R@{k}"] for k in RECALL_KS}
+        mean_ranks.append(f"{title} {scores[f'{direction}_mean_rank']:.1f}")
+    table_title = f"retrieval on {dataset.name} {split}, {len(pairs):,} change pairs, {num_captions:,} captions"
+    print_table(metrics_table(table_rows, title=table_title))
+    print(f"mean rank: {', '.join(mean_ranks)}")
     write_json(out_folder / METRICS, {"retrieval": scores, "protocol": protocol, "provenance": provenance_entry})

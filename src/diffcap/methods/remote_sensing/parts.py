@@ -1,6 +1,6 @@
 """Parts that RSICCformer and Chg2Cap share: layers, the base class of the captioners, rules for official checkpoints.
 
-Letters: B pairs, N tokens of the grid, T text positions, D width, V vocabulary.
+Letters: B pairs, b before images (B is a multiple of b), N positions of the grid, T text positions, D width, C feature channels.
 """
 
 import copy
@@ -39,7 +39,7 @@ class ResidualBlock(nn.Module):
         )
 
     def forward(self, tokens: Tensor, grid: tuple[int, int]) -> Tensor:
-        """Apply the block to tokens (B, N, D) of a grid with N positions, row by row: (B, N, D)."""
+        """Apply the block to tokens (B, N, D), row by row on the `grid` (rows, columns): (B, N, D)."""
         maps = tokens.transpose(1, 2).unflatten(2, grid)
         return F.relu(maps + self.branch(maps)).flatten(2).transpose(1, 2)
 
@@ -103,7 +103,7 @@ class PixelOrFeatureCaptioner(Captioner):
     decoder: CausalWordDecoder
 
     def feature_maps(self, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the feature maps of both images, (b, ...) and (B, ...), B a multiple of b: (B, C, h, w) each.
+        """Compute the feature maps, (B, C, h, w) each, of b before and B after images, which are pixels or feature maps.
 
         The ResNet runs once for each, so batch norm in training mode has separate statistics for them (authors' code).
         """
@@ -113,7 +113,7 @@ class PixelOrFeatureCaptioner(Captioner):
 
     @abstractmethod
     def visual_tokens(self, before: Tensor, after: Tensor) -> Tensor:
-        """Encode two images, (b, C, h, w) and (B, C, h, w), B a multiple of b, as the tokens (B, N, D) for the decoder."""
+        """Encode b before and B after images, which are pixels or feature maps, as the tokens (B, N, D) for the decoder."""
 
     @abstractmethod
     def maps_of_tokens(self, attention: Tensor) -> Tensor:
@@ -129,8 +129,8 @@ class PixelOrFeatureCaptioner(Captioner):
 
     def step(self, tokens: Tensor, memory: list[KeyValue], cache: Any) -> tuple[Tensor, Any]:
         """See `Captioner.step`."""
-        last, cache = self.decoder(tokens[:, None], memory, cache)
-        return self.decoder.compute_logits(last.hidden[:, 0]), cache
+        last_block, cache = self.decoder(tokens[:, None], memory, cache)
+        return self.decoder.compute_logits(last_block.hidden[:, 0]), cache
 
     def teacher_forced_logits(self, tokens: Tensor, memory: list[KeyValue]) -> Tensor:
         """See `Captioner.teacher_forced_logits`."""
@@ -148,13 +148,13 @@ class PixelOrFeatureCaptioner(Captioner):
         return AttentionMaps(maps, maps, None)
 
     def word_losses(self, batch: Batch) -> Tensor:
-        """Return the cross-entropies (n,), in nats, of all words and ends of the captions; unknown words are included."""
+        """Return the cross-entropies (n,), in nats, of the n words and ends of the captions; unknown words are included."""
         tokens = batch["tokens"]
         input_tokens = tokens[:, :-1]
         memory = self.encode(batch["before"], batch["after"])
-        decoded = self.decoder(input_tokens, memory, None, self.is_key(input_tokens))
+        output = self.decoder(input_tokens, memory, None, self.is_key(input_tokens))
         is_word = self.caption_mask(tokens)
-        logits = self.decoder.compute_logits(decoded.last_block.hidden[is_word])
+        logits = self.decoder.compute_logits(output.last_block.hidden[is_word])
         return F.cross_entropy(logits, tokens[:, 1:][is_word], reduction="none")
 
     def validation_losses(self, batch: Batch) -> dict[str, Tensor]:
@@ -169,13 +169,13 @@ class PixelOrFeatureCaptioner(Captioner):
     def check(self, data: Any) -> None:
         """See `Captioner.check`; the data must be pixels if the captioner has a ResNet, else features."""
         super().check(data)
-        name = self.hyperparameters["backbone"]
+        backbone = self.hyperparameters["backbone"]
         has_pixels = data.store.meta.get("dtype") == "uint8"
-        if has_pixels != (name is not None):
+        if has_pixels != (backbone is not None):
             found, needed = ("pixels", "features") if has_pixels else ("features", "pixels")
             raise DiffcapError(
                 f"{data.store_name} contains {found}, but {type(self).__name__} with model.captioner.init_args.backbone "
-                f"{name or 'null'} needs {needed}. Give other features with BACKBONE=, or change that setting in a settings file."
+                f"{backbone or 'null'} needs {needed}. Give other features with BACKBONE=, or change that setting in a settings file."
             )
 
     def load_initial(self, weights: str | None, vocabulary: Any) -> None:
@@ -195,16 +195,17 @@ class PixelOrFeatureCaptioner(Captioner):
         return [] if self.images is None else list(self.images.parameters())
 
 
-_STATISTICS = r"(running_mean|running_var|num_batches_tracked)"
+# Rules to rename official parameters: a regular expression of the official name, and the name here; None leaves the parameter out.
+_STATISTICS = r"(running_mean|running_var|num_batches_tracked)"  # of batch norm
 # Modules of the official word decoder that are stored but not used.
-_UNUSED = (r"transformer\.layers\.\d+\.fc_alpha[123]", r"position_encoding\.(?:embedding_1D|pe)")
+_UNUSED_MODULES = (r"transformer\.layers\.\d+\.fc_alpha[123]", r"position_encoding\.(?:embedding_1D|pe)")
 
 
-def decoder_rules(group: str, cross_attention: str) -> tuple[Rule, ...]:
-    """Rules for the official word decoder: its prefix is `group`, and its cross-attention has the name `cross_attention`."""
-    layer = rf"{group}\.transformer\.layers\.(\d+)\."
+def decoder_rules(prefix: str, cross_attention: str) -> tuple[Rule, ...]:
+    """Rules for the official word decoder, whose names begin with `prefix` and whose cross-attention is named `cross_attention`."""
+    layer = rf"{prefix}\.transformer\.layers\.(\d+)\."
     return (
-        (rf"{group}\.vocab_embedding", "decoder.embedding"),
+        (rf"{prefix}\.vocab_embedding", "decoder.embedding"),
         (layer + r"self_attn\.in_proj_(weight|bias)", r"decoder.blocks.\1.self_attention.qkv.\2"),
         (layer + r"self_attn\.out_proj", r"decoder.blocks.\1.self_attention.out"),
         (layer + cross_attention + r"\.in_proj_(weight|bias)", r"decoder.blocks.\1.cross.qkv.\2"),
@@ -212,35 +213,35 @@ def decoder_rules(group: str, cross_attention: str) -> tuple[Rule, ...]:
         (layer + "linear1", r"decoder.blocks.\1.ffn.0"),
         (layer + "linear2", r"decoder.blocks.\1.ffn.3"),
         (layer + "norm([123])", r"decoder.blocks.\1.norm\2"),
-        (rf"{group}\.wdc", "decoder.logit"),
-        *((rf"{group}\.{name}", None) for name in _UNUSED),
+        (rf"{prefix}\.wdc", "decoder.logit"),
+        *((rf"{prefix}\.{name}", None) for name in _UNUSED_MODULES),
     )
 
 
 def residual_rules(official: str, ours: str) -> tuple[Rule, ...]:
-    """Rules for residual blocks, from the pattern of their official name, which may have groups, and their name here."""
-    group = 1 + re.compile(official).groups  # number of the group that matches the layer
+    """Rules for residual blocks, from the pattern of their official name, which may have groups in brackets, and their name here."""
+    layer_group = 1 + re.compile(official).groups  # number of the group that matches the layer's number
     return (
-        (rf"{official}\.left\.(\d+)", rf"{ours}.branch.\{group}"),
-        (rf"{official}\.left\.(\d+)\.{_STATISTICS}", rf"{ours}.branch.\{group}.\{group + 1}"),
+        (rf"{official}\.left\.(\d+)", rf"{ours}.branch.\{layer_group}"),
+        (rf"{official}\.left\.(\d+)\.{_STATISTICS}", rf"{ours}.branch.\{layer_group}.\{layer_group + 1}"),
     )
 
 
-def backbone_rules(network: str) -> tuple[Rule, ...]:
-    """Rules for the ResNet, whose layers are numbered in the official file; `network` is a pattern of their prefix."""
-    stem = {0: "conv1", 1: "bn1"}
-    layers = {number + 3: f"layer{number}" for number in range(1, 5)}
+def backbone_rules(prefix: str) -> tuple[Rule, ...]:
+    """Rules for the ResNet, whose layers are numbered in the official file; `prefix` is a pattern of the names' beginning."""
+    stem_names = {0: "conv1", 1: "bn1"}  # by number
+    layer_names = {number + 3: f"layer{number}" for number in range(1, 5)}
     return (
-        *((rf"{network}\.{number}", f"images.network.{name}") for number, name in stem.items()),
-        (rf"{network}\.1\.{_STATISTICS}", r"images.network.bn1.\1"),
-        *((rf"{network}\.{number}\.([\w.]+)", rf"images.network.{name}.\1") for number, name in layers.items()),
+        *((rf"{prefix}\.{number}", f"images.network.{name}") for number, name in stem_names.items()),
+        (rf"{prefix}\.1\.{_STATISTICS}", r"images.network.bn1.\1"),
+        *((rf"{prefix}\.{number}\.([\w.]+)", rf"images.network.{name}.\1") for number, name in layer_names.items()),
     )
 
 
 def restore_entries(renamed: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Undo what `rename` and the importer change: weights of 1 x 1 convolutions get four dimensions, batch norms their counter.
+    """Give the weights of 1 x 1 convolutions four dimensions, and batch norms their counter, which `rename` and the importer removed.
 
-    Imported files are read without the counter, `num_batches_tracked`. It is not used, so it is 0.
+    The counter, `num_batches_tracked`, is not used, so it is 0.
     """
     state = dict(renamed)
     for name, value in renamed.items():
@@ -254,7 +255,7 @@ def restore_entries(renamed: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 IMAGE_SIZE = (256, 256)  # height and width
 # The keys are the numbers of blocks in the first three layers, and whether a block has three convolutions.
-_RESNETS: dict[tuple[tuple[int, ...], bool], str] = {
+_RESNET_NAMES: dict[tuple[tuple[int, ...], bool], str] = {
     ((2, 2, 2), False): "resnet18",
     ((3, 4, 6), False): "resnet34",
     ((3, 4, 6), True): "resnet50",
@@ -267,8 +268,8 @@ def resnet_name(state: State, prefix: str) -> str | None:
     """Return torchvision's name of the ResNet whose numbered layers have this prefix; None if the state has no such network."""
     if not any(re.match(prefix, name) for name in state):
         return None
-    blocks = tuple(count_layers(state, rf"{prefix}\.{number}\.(\d+)\.") for number in (4, 5, 6))
+    block_counts = tuple(count_layers(state, rf"{prefix}\.{number}\.(\d+)\.") for number in (4, 5, 6))
     has_three_convolutions = any(re.fullmatch(rf"{prefix}\.4\.0\.conv3\.weight", name) for name in state)
-    if (blocks, has_three_convolutions) not in _RESNETS:
-        raise ValueError(f"its backbone has {blocks} blocks in the first three layers, unlike every known ResNet")
-    return _RESNETS[blocks, has_three_convolutions]
+    if (block_counts, has_three_convolutions) not in _RESNET_NAMES:
+        raise ValueError(f"its backbone has {block_counts} blocks in the first three layers, unlike every known ResNet")
+    return _RESNET_NAMES[block_counts, has_three_convolutions]

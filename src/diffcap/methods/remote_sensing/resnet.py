@@ -15,7 +15,7 @@ from diffcap.features.weights import download, load_weights, read_state_dict
 from diffcap.losses.gather import sum_over_ranks, world_size
 from diffcap.models.layers import check_shape
 
-LAYERS = ("layer1", "layer2", "layer3", "layer4")
+RESNET_LAYERS = ("layer1", "layer2", "layer3", "layer4")
 Normalization = Literal["imagenet", "levir_cc", "dubai_cc"]
 BatchNormMode = Literal["eval", "train"]
 # Mean and standard deviation of R, G and B on the scale 0 ... 255. LEVIR-CC, Dubai-CC: of the training images (Chg2Cap's code).
@@ -40,27 +40,27 @@ class GlobalBatchNorm2d(nn.BatchNorm2d):
         # Subtract the running mean, which is equal on all ranks, so that the squares lose few digits if the mean is large.
         shift = self.running_mean.clone()
         centred = x.float() - shift[:, None, None]
-        own_count = centred.new_tensor([centred.numel() / centred.shape[1]])  # of this rank's values per channel
-        own_sums = centred.sum((0, 2, 3)), centred.square().sum((0, 2, 3))
-        sums = sum_over_ranks(torch.cat([*own_sums, own_count]))
-        count = sums[-1].detach()
-        mean, mean_square = (sums[:-1] / count).chunk(2)
+        own_num_values = centred.new_tensor([centred.numel() / centred.shape[1]])  # of this rank, in a channel
+        own_sums = centred.sum((0, 2, 3)), centred.square().sum((0, 2, 3))  # (C,) each
+        sums = sum_over_ranks(torch.cat([*own_sums, own_num_values]))  # (2 C + 1,)
+        num_values = sums[-1].detach()
+        mean, mean_square = (sums[:-1] / num_values).chunk(2)
         variance = mean_square - mean.square()
         with torch.no_grad():
             self.num_batches_tracked += 1
             assert self.momentum is not None
             self.running_mean.lerp_(mean + shift, self.momentum)
-            self.running_var.lerp_(variance * count / (count - 1), self.momentum)
+            self.running_var.lerp_(variance * num_values / (num_values - 1), self.momentum)
         scale = self.weight * (variance + self.eps).rsqrt()
         scaled = (centred - mean[:, None, None]) * scale[:, None, None]
         return (scaled + self.bias[:, None, None]).to(x.dtype)
 
 
 class ResNetEncoder(nn.Module):
-    """The layers of a torchvision ResNet up to `layer`, with random weights; `load` loads pretrained ones.
+    """The layers of a torchvision ResNet up to `layer`, with random weights; `load` loads pretrained weights.
 
     Args:
-        network: torchvision's name ("resnet101"). layer: the last layer, whose output is the map.
+        network: torchvision's name ("resnet101"). layer: the last layer ("layer4"), whose output is the map.
         image_size: height and width of the images in pixels. normalization: data whose pixel mean and deviation are used.
         trained_layers: layers whose weights are trained; conv1, bn1 and the other layers are frozen.
         batch_norm: mode of the frozen part while the captioner is in training mode. "eval": it uses the running statistics, which
@@ -87,16 +87,16 @@ class ResNetEncoder(nn.Module):
         super().__init__()
         from torchvision import models  # too slow to import for --help
 
-        build = models.get_model_builder(network)
-        if build.__module__ != models.resnet.__name__:
+        build_network = models.get_model_builder(network)
+        if build_network.__module__ != models.resnet.__name__:
             raise ValueError(f"{network} is not a ResNet; choose one such as resnet101")
         self.name = network
-        self.network: Any = build(weights=None, norm_layer=GlobalBatchNorm2d)
-        used_layers = LAYERS[: LAYERS.index(layer) + 1]
+        self.network: Any = build_network(weights=None, norm_layer=GlobalBatchNorm2d)
+        used_layers = RESNET_LAYERS[: RESNET_LAYERS.index(layer) + 1]
         if unknown := [name for name in trained_layers if name not in used_layers]:
             raise ValueError(f"trained_layers has {unknown[0]!r}; choose from {', '.join(used_layers)}")
         self.channels: int = 64 * 2 ** (len(used_layers) - 1) * self.network.layer1[0].expansion
-        for name in ("avgpool", "fc", *LAYERS[len(used_layers) :]):
+        for name in ("avgpool", "fc", *RESNET_LAYERS[len(used_layers) :]):
             delattr(self.network, name)
         self.layers = used_layers
         self.frozen_parts = ["conv1", "bn1", *(name for name in used_layers if name not in trained_layers)]
@@ -145,8 +145,8 @@ class ResNetEncoder(nn.Module):
         if weights == "default":
             from torchvision import models
 
-            choice = models.get_model_weights(self.name)["IMAGENET1K_V1"]
-            state = download(self.name, choice.url, lambda: choice.get_state_dict(progress=True))
+            imagenet = models.get_model_weights(self.name)["IMAGENET1K_V1"]
+            state = download(self.name, imagenet.url, lambda: imagenet.get_state_dict(progress=True))
         else:
             state = read_state_dict(weights)
         load_weights(self.network, state, weights)
