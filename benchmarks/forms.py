@@ -78,12 +78,12 @@ def _clip4idc_words(captioner: CLIP4IDC, before: Tensor, after: Tensor, length: 
 
 def _pcl_words(captioner: PCL, before: Tensor, after: Tensor, length: int) -> Tensor:
     trunk = captioner.trunk
-    visual = trunk.visual(before, after)  # (B, M, D)
+    visual = trunk.encode_visual(before, after)  # (B, M, D)
     seen = visual.shape[1]
     tokens = torch.full((len(after), 1), captioner.bos_id)
     hidden_word = torch.full_like(tokens, MASK)
     for _ in range(length - 1):
-        text = trunk.text(torch.cat([tokens, hidden_word], 1))
+        text = trunk.embed_text(torch.cat([tokens, hidden_word], 1))
         mask = torch.ones(seen + text.shape[1], seen + text.shape[1], dtype=torch.bool).tril()
         mask[:seen, :seen] = True  # visual tokens see each other and no word
         hidden, _ = trunk.cross_encoder(torch.cat([visual, text], 1), mask)

@@ -27,10 +27,10 @@ VARIANTS: list[dict[str, Any]] = [
 
 def without_cache(model: PCL, before: Tensor, after: Tensor, words: Tensor) -> Tensor:
     """Logits of the position after `words` (B, t): visual tokens, words and [MASK] through one masked encoder pass."""
-    visual = model.trunk.visual(before, after)
+    visual = model.trunk.encode_visual(before, after)
     if model.text_cls:
-        visual = torch.cat([visual, model.trunk.cls(len(visual), 5)], 1)
-    text = model.trunk.text(torch.cat([words, torch.full((len(words), 1), MASK)], 1))
+        visual = torch.cat([visual, model.trunk.embed_cls(len(visual), 5)], 1)
+    text = model.trunk.embed_text(torch.cat([words, torch.full((len(words), 1), MASK)], 1))
     seen, length = visual.shape[1], text.shape[1]
     mask = torch.zeros(seen + length, seen + length, dtype=torch.bool)
     mask[:, :seen] = True
@@ -131,8 +131,8 @@ def test_the_tasks_equal_a_plain_pass_of_all_positions(images: int, options: dic
     patches = [*range(1, 7), *range(8, 14)][: 6 * images]
 
     def plain(maps: list[Tensor], tokens: Tensor) -> Tensor:
-        visual = trunk.visual(*maps) if images == 2 else trunk.visual_of_one(*maps)
-        x = torch.cat([visual, trunk.cls(len(tokens), TEXT_CLS), trunk.text(tokens)], 1)
+        visual = trunk.encode_visual(*maps) if images == 2 else trunk.encode_one_image(*maps)
+        x = torch.cat([visual, trunk.embed_cls(len(tokens), TEXT_CLS), trunk.embed_text(tokens)], 1)
         mask = torch.cat([torch.ones(len(tokens), x.shape[1] - tokens.shape[1], dtype=torch.bool), tokens != PAD], 1)
         return trunk.cross_encoder(x, mask[:, None, None] if model.pad_mask else None)[0]
 
@@ -163,13 +163,13 @@ def test_fine_tuning_equals_a_plain_pass_of_all_positions(options: dict[str, Any
     model, batch = captioner(dropout=0.0, **options), masked_batch(8)
     trunk, tokens, labels = model.trunk, batch["tokens"], batch["mlm_labels"]
     labels[0, 1], labels[0, 4] = 7, 9
-    visual = trunk.visual(batch["before"], batch["after"])
+    visual = trunk.encode_visual(batch["before"], batch["after"])
     if model.text_cls:
-        visual = torch.cat([visual, trunk.cls(3, TEXT_CLS)], 1)
+        visual = torch.cat([visual, trunk.embed_cls(3, TEXT_CLS)], 1)
     final, memory = trunk.cross_encoder(visual)
     if model.objective == "masked":
         causal = torch.ones(8, visual.shape[1] + 8, dtype=torch.bool).tril(visual.shape[1])
-        hidden = trunk.cross_encoder(trunk.text(batch["mlm_tokens"]), causal, [(part,) for part in memory])[0]
+        hidden = trunk.cross_encoder(trunk.embed_text(batch["mlm_tokens"]), causal, [(part,) for part in memory])[0]
         logits, target = trunk.output_layer(hidden[labels != IGNORED]), labels[labels != IGNORED]
     else:
         before, after = batch["before"], batch["after"]
@@ -272,7 +272,7 @@ def test_attention_is_where_the_mask_looks_as_each_word_is_said() -> None:
     stack = model.trunk.cross_encoder
     for place in range(3):
         text = torch.cat([tokens[:, : place + 1], torch.full((2, 1), MASK)], 1)
-        x = stack.norm(model.trunk.text(text))
+        x = stack.norm(model.trunk.embed_text(text))
         mask = torch.ones(place + 2, seen[0][0].shape[2] + place + 2, dtype=torch.bool).tril(seen[0][0].shape[2])
         x, _ = stack.layers[0](x, mask, (seen[0],))
         block = stack.layers[1]

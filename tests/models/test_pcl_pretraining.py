@@ -39,11 +39,11 @@ def padded(model: PCLPretraining, image: Tensor, tokens: Tensor, padding: Tensor
     seen = torch.ones(rows, 1, 1, 1 + PATCHES, dtype=torch.bool)
     hidden = seen.clone()
     hidden[..., 1:] = False
-    first = torch.cat([trunk.cls(rows, FIRST_CLS), trunk.patches(image, FIRST_IMAGE)], 1)
-    second = torch.cat([trunk.cls(rows, SECOND_CLS), trunk.patches(padding, SECOND_IMAGE)], 1)
+    first = torch.cat([trunk.embed_cls(rows, FIRST_CLS), trunk.embed_patches(image, FIRST_IMAGE)], 1)
+    second = torch.cat([trunk.embed_cls(rows, SECOND_CLS), trunk.embed_patches(padding, SECOND_IMAGE)], 1)
     both = [trunk.single_encoder(x, mask)[0] for x, mask in ((first, seen), (second, hidden))]
     visual = trunk.pair_encoder(torch.cat(both, 1), torch.cat([seen, hidden], -1))[0]
-    x = torch.cat([visual, trunk.cls(rows, TEXT_CLS), trunk.text(tokens)], 1)
+    x = torch.cat([visual, trunk.embed_cls(rows, TEXT_CLS), trunk.embed_text(tokens)], 1)
     text = torch.ones(rows, 1, 1, 1 + tokens.shape[1], dtype=torch.bool)
     return trunk.cross_encoder(x, torch.cat([seen, hidden, text], -1))[0]
 
@@ -73,8 +73,8 @@ def test_mvcl_hides_patches_of_the_only_image() -> None:
     shown = image.clone()
     for row, patch in hide.nonzero().tolist():
         shown[row, :, patch // 3, patch % 3] = 0
-    visual = model.trunk.visual_of_one(shown, encode_cls=True)
-    hidden = model.trunk.joint(visual, batch["tokens"])[:, 1 : 1 + PATCHES]
+    visual = model.trunk.encode_one_image(shown, encode_cls=True)
+    hidden = model.trunk.encode_jointly(visual, batch["tokens"])[:, 1 : 1 + PATCHES]
     regressed = model.regress(hidden, model.trunk.image_projection.weight)
     predictions, targets, negatives = [], [], []
     for row in range(3):

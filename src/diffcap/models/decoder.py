@@ -16,7 +16,7 @@ NULL, UNK, START, END = range(4)  # token ids of the vocabulary layout "rcc"
 
 
 class BlockOutput(NamedTuple):
-    """Hidden states of a decoder block, (B, T, D) each."""
+    """Output of a decoder block: hidden states, (B, T, D) each, and keys and values."""
 
     after_self_attention: Tensor  # after the residual connection and the norm of the self-attention
     after_cross_attention: Tensor  # after the residual connection and the norm of the cross-attention
@@ -36,7 +36,7 @@ class PostNormBlock(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, memory: BlockMemory, mask: Tensor | None, past_segments: Segments) -> BlockOutput:
-        """Run words x (B, T, D) with a causal `mask` and cached keys and values, see `Attention`; `memory`: the visual tokens."""
+        """Run words x (B, T, D), which attend to `memory`, the visual tokens; `mask` and `past_segments` as in `Attention.forward`."""
         attended, new_key_values = self.self_attention(x, mask, past_segments)
         words = self.norm1(x + self.dropout(attended))
         visual = self.norm2(words + self.dropout(self.cross.attend_memory(words, memory)))
@@ -95,11 +95,11 @@ class WordDecoder(nn.Module):
         past_key_values: list[KeyValue] | None = None,
         is_key: Tensor | None = None,
     ) -> DecoderOutput:
-        """Run ids (B, T) through the blocks.
+        """Run words through the blocks.
 
         Args:
-            tokens: (B, T). memory: from `project_memory`, or the visual tokens (B, N, D) themselves, for a training step.
-            past_key_values: the `cache` of the P positions before the ids; T is then 1. None: P is 0.
+            tokens: ids (B, T). memory: from `project_memory`, or the visual tokens (B, N, D) themselves, for a training step.
+            past_key_values: the `cache` of the P positions before these words; T is then 1. None: P is 0.
             is_key: boolean (B, P + T), True for words that may be attended to. None: all but NULL; all with `past_key_values`.
         """
         first_position = past_key_values[0][0].shape[2] if past_key_values else 0  # P
@@ -154,9 +154,9 @@ def run_blocks(
 
 def next_word_losses(logits: Tensor, tokens: Tensor) -> Tensor:
     """Cross-entropies (n,), in nats, of the n words and ENDs of `tokens` (B, T), from the `logits` (B, T, V) of the position before."""
-    target = tokens[:, 1:]
-    is_word = target != NULL
-    return F.cross_entropy(logits[:, :-1][is_word], target[is_word], reduction="none")
+    next_ids = tokens[:, 1:]
+    is_word = next_ids != NULL
+    return F.cross_entropy(logits[:, :-1][is_word], next_ids[is_word], reduction="none")
 
 
 def pair_groups(before: Tensor, after: Tensor) -> list[slice]:

@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from diffcap.utils.linear import is_float32_on_cpu, linear
 
-RANDOM_LEVELS = 1 << 16  # dropout compares 16-bit random integers: two bytes for each probability
+RANDOM_LEVELS = 1 << 16  # dropout compares 16-bit random integers with a threshold
 MIN_DROPOUT_ELEMENTS = 1 << 16  # below which torch's own dropout is as fast
 MIN_PROBABILITIES = 1 << 14  # H x T x S below which the loop over pairs costs more time than it saves
 
@@ -85,16 +85,16 @@ def dropout(x: Tensor, probability: float) -> Tensor:
 class _Dropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, threshold: int) -> Tensor:
-        keep = _keep_mask(x, threshold)
-        ctx.save_for_backward(keep)
+        keep_mask = _keep_mask(x, threshold)
+        ctx.save_for_backward(keep_mask)
         ctx.scale = RANDOM_LEVELS / (RANDOM_LEVELS - threshold)
-        return keep.to(x.dtype).mul_(ctx.scale).mul_(x)
+        return keep_mask.to(x.dtype).mul_(ctx.scale).mul_(x)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (keep,) = ctx.saved_tensors
-        return keep.to(grad.dtype).mul_(ctx.scale).mul_(grad), None
+        (keep_mask,) = ctx.saved_tensors
+        return keep_mask.to(grad.dtype).mul_(ctx.scale).mul_(grad), None
 
 
 def attention_over_segments(
@@ -142,26 +142,26 @@ def attention_with_dropout_is_faster(query: Tensor, key: Tensor) -> bool:
 class _AttentionWithDropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, threshold: int) -> Tensor:
-        batch = max(len(query), len(key))
-        _, heads, length, width = query.shape
-        out = query.new_empty(batch, length, heads, width).transpose(1, 2)
+        num_rows = max(len(query), len(key))
+        _, heads, length, channels = query.shape
+        out = query.new_empty(num_rows, length, heads, channels).transpose(1, 2)
         ctx.scale = RANDOM_LEVELS / (RANDOM_LEVELS - threshold)
-        keep = torch.empty(batch, heads, length, key.shape[2], dtype=torch.uint8)
+        keep_mask = torch.empty(num_rows, heads, length, key.shape[2], dtype=torch.uint8)
         with torch.autocast("cpu", enabled=False):
-            for row in range(batch):
+            for row in range(num_rows):
                 query_row = row % len(query)
                 key_row = row % len(key)
                 probabilities = _probabilities(query[query_row], key[key_row])
-                keep[row] = _keep_mask(probabilities, threshold)
-                dropped = probabilities.mul_(keep[row]).to(value.dtype)
+                keep_mask[row] = _keep_mask(probabilities, threshold)
+                dropped = probabilities.mul_(keep_mask[row]).to(value.dtype)
                 out[row] = dropped @ (value[key_row] * ctx.scale)
-        ctx.save_for_backward(query, key, value, keep)
+        ctx.save_for_backward(query, key, value, keep_mask)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        query, key, value, keep = ctx.saved_tensors
+        query, key, value, keep_mask = ctx.saved_tensors
         # (B, H, T, E) as views of contiguous (B, T, H, E), so that merging the heads copies nothing
         grad_query, grad_key, grad_value = (
             part.new_empty(part.transpose(1, 2).shape).transpose(1, 2) for part in (query, key, value)
@@ -170,10 +170,10 @@ class _AttentionWithDropout(torch.autograd.Function):
             query_row = row % len(query)
             key_row = row % len(key)
             probabilities = _probabilities(query[query_row], key[key_row])
-            grad = grad_out[row] * ctx.scale
-            dropped = (probabilities * keep[row]).to(grad.dtype)
-            _accumulate(grad_value, key_row, row, dropped.transpose(1, 2) @ grad)
-            grad_probabilities = (grad @ value[key_row].transpose(1, 2)).float().mul_(keep[row])
+            scaled_grad = grad_out[row] * ctx.scale
+            dropped = (probabilities * keep_mask[row]).to(scaled_grad.dtype)
+            _accumulate(grad_value, key_row, row, dropped.transpose(1, 2) @ scaled_grad)
+            grad_probabilities = (scaled_grad @ value[key_row].transpose(1, 2)).float().mul_(keep_mask[row])
             grad_scores = torch._softmax_backward_data(grad_probabilities, probabilities, -1, torch.float32)
             grad_scores = grad_scores.mul_(query.shape[3] ** -0.5).to(query.dtype)
             _accumulate(grad_query, query_row, row, grad_scores @ key[key_row])
@@ -187,7 +187,7 @@ def _probabilities(query: Tensor, key: Tensor) -> Tensor:
 
 
 def _keep_mask(x: Tensor, threshold: int) -> Tensor:
-    """Sample which elements of x dropout keeps (1, else 0): those whose random 16-bit integer reaches the threshold."""
+    """Sample which elements of x dropout keeps (1, else 0). `threshold` is the probability of 0 in units of 1 / 65536."""
     count = x.numel()
     random_bits = torch.empty(math.ceil(count / 4), dtype=torch.int64).random_(-(2**63), None)
     keep = random_bits.view(torch.int16)[:count] >= threshold - RANDOM_LEVELS // 2

@@ -99,17 +99,17 @@ class PCLTrunk(nn.Module):
     def _finish_embedding(self, embedding: Tensor, type_id: int) -> Tensor:
         return self.dropout(self.embedding_norm(embedding + self.type_embedding.weight[type_id]))
 
-    def cls(self, batch: int, type_id: int) -> Tensor:
-        """The [CLS] token of one type, (B, 1, D); all types share one word vector and have no position."""
-        return self._finish_embedding(self.word_embedding.weight[CLS].expand(batch, 1, -1), type_id)
+    def embed_cls(self, num_rows: int, type_id: int) -> Tensor:
+        """Embed the [CLS] token of one type, (B, 1, D); all types share one word vector and have no position."""
+        return self._finish_embedding(self.word_embedding.weight[CLS].expand(num_rows, 1, -1), type_id)
 
-    def patches(self, maps: Tensor, type_id: int) -> Tensor:
+    def embed_patches(self, maps: Tensor, type_id: int) -> Tensor:
         """Feature maps (B, C, h, w) to embedded patches (B, N, D), row by row."""
         features = maps.flatten(2).transpose(1, 2)  # (B, N, C)
         projected = self.image_activation(self.image_projection(features))
         return self._finish_embedding(projected + self._positions(0, features.shape[1]), type_id)
 
-    def text(self, tokens: Tensor, first_position: int = 0, position_ids: Tensor | None = None) -> Tensor:
+    def embed_text(self, tokens: Tensor, first_position: int = 0, position_ids: Tensor | None = None) -> Tensor:
         """Embed ids (B, T) at consecutive positions from `first_position` on, or at `position_ids` (T,): (B, T, D)."""
         if position_ids is None:
             positions = self._positions(first_position, tokens.shape[1])
@@ -141,12 +141,12 @@ class PCLTrunk(nn.Module):
         """Feature maps, (B, C, h, w) each, through the single-image encoder in one pass: (B, 1 + N, D) each, [CLS] first."""
         types = ((FIRST_CLS, FIRST_IMAGE), (SECOND_CLS, SECOND_IMAGE))
         embedded = [
-            torch.cat([self.cls(len(image), cls_type), self.patches(image, patch_type)], 1)
+            torch.cat([self.embed_cls(len(image), cls_type), self.embed_patches(image, patch_type)], 1)
             for image, (cls_type, patch_type) in zip(images, types)
         ]
         return self.single_encoder(torch.cat(embedded))[0].chunk(len(images))
 
-    def visual(self, before: Tensor, after: Tensor) -> Tensor:
+    def encode_visual(self, before: Tensor, after: Tensor) -> Tensor:
         """Two feature maps (B, C, h, w) through the single-image and pair encoders: (B, M, D), M = 2 + 2 N.
 
         Order: [CLS] of the first image, its patches, [CLS] of the second, its patches.
@@ -154,30 +154,30 @@ class PCLTrunk(nn.Module):
         return self.encode_images(before, after)[1]
 
     def encode_images(self, before: Tensor, after: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-        """Output of the single-image encoder for each image, (B, 1 + N, D), and of the pair encoder, (B, 2 + 2 N, D)."""
+        """Return the output of the single-image encoder for each image, (B, 1 + N, D), and of the pair encoder, (B, 2 + 2 N, D)."""
         singles = self._encode_singles([before, after])
         return singles, self.pair_encoder(torch.cat(singles, 1))[0]
 
-    def visual_of_one(self, image: Tensor, encode_cls: bool = False) -> Tensor:
+    def encode_one_image(self, image: Tensor, encode_cls: bool = False) -> Tensor:
         """Encode a single image (B, C, h, w), without a second one: (B, M, D), M = 2 + N, the second image's [CLS] last.
 
         With `encode_cls`, this [CLS] passes through the single-image encoder, as if image 2 were padding (authors' code: False).
         """
         (single,) = self._encode_singles([image])
-        second_cls = self.cls(len(image), SECOND_CLS)
+        second_cls = self.embed_cls(len(image), SECOND_CLS)
         if encode_cls:
             second_cls = self.single_encoder(second_cls)[0]
         return self.pair_encoder(torch.cat([single, second_cls], 1))[0]
 
-    def joint(
+    def encode_jointly(
         self, visual: Tensor, tokens: Tensor, pad_mask: bool = False, query_positions: Positions = ALL_POSITIONS
     ) -> Tensor:
-        """The cross-modal encoder over visual tokens (B, M, D) and text (B, T), without a causal mask (pre-training).
+        """Run the cross-modal encoder over visual tokens (B, M, D) and ids (B, T), without a causal mask (pre-training).
 
         Order: visual tokens, the text's [CLS], the text, (B, M + 1 + T, D). Only `query_positions` of them are returned, (B, Q, D).
         `visual` may have fewer rows; each serves the same number of consecutive texts. The released code has no `pad_mask`.
         """
-        text = torch.cat([self.cls(len(tokens), TEXT_CLS), self.text(tokens)], 1)
+        text = torch.cat([self.embed_cls(len(tokens), TEXT_CLS), self.embed_text(tokens)], 1)
         mask = None
         if pad_mask:
             is_key = tokens.new_ones(len(tokens), visual.shape[1] + text.shape[1], dtype=torch.bool)
@@ -249,10 +249,10 @@ class PCL(Captioner):
 
     def encode_pair(self, before: Tensor, after: Tensor, with_cls: bool = True) -> EncodedPair:
         """Two feature maps (B, C, h, w) through all encoders, without text. `with_cls`: compute `image_cls`, too."""
-        visual = self.trunk.visual(before, after)
+        visual = self.trunk.encode_visual(before, after)
         cls_positions = slice(0, visual.shape[1], visual.shape[1] // 2) if with_cls else slice(0)  # (0, 1 + N), or none
         if self.text_cls:
-            visual = torch.cat([visual, self.trunk.cls(len(visual), TEXT_CLS)], 1)
+            visual = torch.cat([visual, self.trunk.embed_cls(len(visual), TEXT_CLS)], 1)
         image_cls, key_values = self.trunk.cross_encoder(visual, query_positions=cls_positions)
         return EncodedPair(key_values, image_cls)
 
@@ -270,7 +270,7 @@ class PCL(Captioner):
             position = cache[0][0].shape[2]
             past_key_values = [[visual, words] for visual, words in zip(memory, cache)]
         word_and_mask = torch.stack([tokens, torch.full_like(tokens, MASK)], 1)  # (B, 2)
-        x = self.trunk.text(word_and_mask, first_position=position)
+        x = self.trunk.embed_text(word_and_mask, first_position=position)
         attention_mask = _causal_mask(2, memory[0][0].shape[2] + position, tokens.device)
         hidden, new_key_values = self.trunk.cross_encoder(
             x, attention_mask, past_key_values, query_positions=slice(1, 2)
@@ -289,7 +289,8 @@ class PCL(Captioner):
         attention_mask = _causal_mask(tokens.shape[1], memory[0][0].shape[2], tokens.device)
         query_positions, is_masked = padded_nonzero(batch["mlm_labels"] != IGNORED)  # (B, Q) each
         past_key_values = [(visual,) for visual in memory]
-        hidden, _ = self.trunk.cross_encoder(self.trunk.text(tokens), attention_mask, past_key_values, query_positions)
+        x = self.trunk.embed_text(tokens)
+        hidden, _ = self.trunk.cross_encoder(x, attention_mask, past_key_values, query_positions)
         return self.trunk.output_layer(hidden[is_masked])
 
     def teacher_forced_logits(self, tokens: Tensor, memory: list[KeyValue]) -> Tensor:
@@ -311,7 +312,7 @@ class PCL(Captioner):
         self.trunk.check_positions(num_words + 1)
         positions = torch.arange(num_words, device=tokens.device)
         ids = torch.cat([tokens, torch.full_like(tokens, MASK)], 1)
-        x = self.trunk.text(ids, position_ids=torch.cat([positions, positions + 1]))
+        x = self.trunk.embed_text(ids, position_ids=torch.cat([positions, positions + 1]))
         to_visual = torch.ones(2 * num_words, num_visual, dtype=torch.bool, device=tokens.device)
         to_words = (positions[:, None] >= positions).repeat(2, 1)
         to_masks = (positions + num_words)[None] == torch.arange(2 * num_words, device=tokens.device)[:, None]

@@ -99,15 +99,15 @@ class PCLPretraining(nn.Module):
     def _encode_images(self, maps: list[Tensor]) -> Tensor:
         """Encode one or two feature maps (B, C, h, w) without text: (B, 2 + N, D) or (B, 2 + 2 N, D)."""
         if len(maps) == 1:
-            return self.trunk.visual_of_one(maps[0], encode_cls=self.single_image == "masked")
-        return self.trunk.visual(*maps)
+            return self.trunk.encode_one_image(maps[0], encode_cls=self.single_image == "masked")
+        return self.trunk.encode_visual(*maps)
 
     def mlm_logits(self, batch: Batch) -> Tensor:
         """Word logits at the n masked positions, caption by caption: (n, V)."""
         visual = self._encode_images(_maps(batch))
         masked_positions, is_masked = padded_nonzero(batch["mlm_labels"] != IGNORED)
         query_positions = visual.shape[1] + 1 + masked_positions  # after the visual tokens and the text's [CLS]
-        hidden = self.trunk.joint(visual, batch["mlm_tokens"], self.pad_mask, query_positions)
+        hidden = self.trunk.encode_jointly(visual, batch["mlm_tokens"], self.pad_mask, query_positions)
         return self.trunk.output_layer(hidden[is_masked])
 
     def mlm(self, batch: Batch) -> Tensor:
@@ -131,7 +131,7 @@ class PCLPretraining(nn.Module):
         patches_per_image = features.shape[1] // len(maps)
         patches = torch.arange(features.shape[1], device=features.device)
         query_positions = patches + 1 + patches // patches_per_image  # each image's patches follow its [CLS]
-        hidden = self.trunk.joint(visual, batch["tokens"], self.pad_mask, query_positions)
+        hidden = self.trunk.encode_jointly(visual, batch["tokens"], self.pad_mask, query_positions)
         predicted = self.regress(hidden, self.trunk.image_projection.weight)  # (B, 2 N, C)
         negatives = predicted[~is_masked] if self.mvcl_negatives == "predictions" else features[~is_masked]
         return masked_visual_nce(predicted[is_masked], features[is_masked], negatives, self.temperature)
@@ -143,8 +143,8 @@ class PCLPretraining(nn.Module):
         text_cls = visual.shape[1]  # positions of the three [CLS]
         second_cls = text_cls // 2 if "after" in batch else text_cls - 1
         cls_positions = torch.tensor([0, second_cls, text_cls], device=visual.device)
-        hidden = self.trunk.joint(visual, captions.flatten(0, 1), self.pad_mask, cls_positions)  # (B (1 + K), 3, D)
-        image_vectors = (hidden[:, 0] + hidden[:, 1]) / 2
+        hidden = self.trunk.encode_jointly(visual, captions.flatten(0, 1), self.pad_mask, cls_positions)
+        image_vectors = (hidden[:, 0] + hidden[:, 1]) / 2  # (B (1 + K), D)
         return torch.cosine_similarity(image_vectors, hidden[:, 2], dim=-1).view(captions.shape[:2])
 
     def fda(self, batch: Batch) -> Tensor:
@@ -161,8 +161,7 @@ class PCLPretraining(nn.Module):
         singles, visual = self.trunk.encode_images(batch["before"], batch["after"])
         image_cls = torch.cat([single[:, 0] for single in singles])  # (2 B, D)
         classes = torch.cat([batch["class_before"], batch["class_after"]])
-        second_cls = visual.shape[1] // 2  # a position
-        pair_cls = torch.cat([visual[:, 0], visual[:, second_cls]], -1)  # (B, 2 D)
+        pair_cls = torch.cat([visual[:, 0], visual[:, visual.shape[1] // 2]], -1)  # (B, 2 D)
         is_same_class = (batch["class_before"] == batch["class_after"]).long()
         return {
             "classification": F.cross_entropy(self.classifier(image_cls), classes, reduction="none"),

@@ -58,20 +58,20 @@ class _TokenMatching(torch.autograd.Function):
         device = query.device.type
         is_bfloat16 = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.bfloat16
         dtype = torch.bfloat16 if is_bfloat16 else torch.float32  # float16 could overflow: dot products are not bounded
-        num_queries, n, width = query.shape
-        num_keys, m, _ = key.shape
+        num_queries, n, width = query.shape  # A, N, D
+        num_keys, m, _ = key.shape  # B, M, D
         score = query.new_empty(num_queries, num_keys, dtype=torch.float32)
         index_type = torch.int16 if max(n, m) < 2**15 else torch.int32
         best_key = torch.empty(num_queries, n, num_keys, dtype=index_type, device=query.device)
         best_query = torch.empty(num_queries, num_keys, m, dtype=index_type, device=query.device)
-        block_keys = max(1, min(num_keys, block_size // (n * m)))  # key images of a block
-        block_queries = max(1, min(num_queries, block_size // (n * m * block_keys)))
-        for first_key in range(0, num_keys, block_keys):
-            keys = slice(first_key, first_key + block_keys)
+        keys_per_block = max(1, min(num_keys, block_size // (n * m)))
+        queries_per_block = max(1, min(num_queries, block_size // (n * m * keys_per_block)))
+        for first_key in range(0, num_keys, keys_per_block):
+            keys = slice(first_key, first_key + keys_per_block)
             key_part = key[keys].to(dtype)
             key_tokens = key_part.reshape(-1, width)  # (b M, D)
-            for first_query in range(0, num_queries, block_queries):
-                queries = slice(first_query, first_query + block_queries)
+            for first_query in range(0, num_queries, queries_per_block):
+                queries = slice(first_query, first_query + queries_per_block)
                 query_part = query[queries].to(dtype)
                 with torch.autocast(device, enabled=False):
                     similarity = linear(query_part.reshape(-1, width), key_tokens)
@@ -89,8 +89,8 @@ class _TokenMatching(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         query, key, best_key, best_query = ctx.saved_tensors
-        num_queries, n, width = query.shape
-        num_keys, m, _ = key.shape
+        num_queries, n, width = query.shape  # A, N, D
+        num_keys, m, _ = key.shape  # B, M, D
         flat_query = query.reshape(-1, width).float()
         flat_key = key.reshape(-1, width).float()
         half_gradient = gradient.float() / 2  # (A, B)

@@ -13,7 +13,7 @@ from diffcap.checkpoints.reading import FORMAT
 from diffcap.methods.vlm.model import PROMPT, VLM
 from diffcap.utils.errors import DiffcapError
 
-MAX_LENGTH = 64  # tokens; a longer answer is cut, and only its first sentence is used
+MAX_LENGTH = 64  # tokens of an answer
 # Longest side of an image in pixels. Qwen2.5-VL has 567 tokens for 768 x 576; its own limit is 16,384.
 LONGEST_SIDE = 768
 
@@ -23,7 +23,7 @@ def zero_shot(
 ) -> Checkpoint:
     """Load the captioner of a base model, from a folder or `user/name@revision` on the Hub.
 
-    The weights are bfloat16 on CUDA, else float32. An answer has at most `max_length` tokens; its first `sentences` are the caption.
+    The weights are bfloat16 on CUDA, else float32. An answer is cut after `max_length` tokens; its first `sentences` are the caption.
     """
     captioner = VLM(
         str(source),
@@ -64,8 +64,8 @@ def export(
 
     The form "merged" is a folder that transformers and diffcap load like the base model's, with the prompt in README.md.
     """
-    loaded = load(checkpoint, base)
-    captioner: Any = loaded.captioner
+    loaded_checkpoint = load(checkpoint, base)
+    captioner: Any = loaded_checkpoint.captioner
     if not isinstance(captioner, VLM):
         raise DiffcapError(f"{checkpoint}: --form {form} is for METHOD=vlm; omit --form.")
     has_lora = hasattr(captioner.net, "peft_config")
@@ -87,7 +87,7 @@ def export(
     model = captioner.net.merge_and_unload() if has_lora else captioner.net
     model.save_pretrained(folder)
     captioner.processor.save_pretrained(folder)
-    (folder / "README.md").write_text(_merged_card(captioner, loaded.metadata), encoding="utf-8")
+    (folder / "README.md").write_text(_merged_card(captioner, loaded_checkpoint.metadata), encoding="utf-8")
 
 
 def _merged_card(captioner: Any, metadata: dict[str, Any]) -> str:
@@ -96,19 +96,19 @@ def _merged_card(captioner: Any, metadata: dict[str, Any]) -> str:
 
     arguments = captioner.hyperparameters
     licence = captioner.licence
-    is_identifier = licence is not None and re.fullmatch(r"[a-z0-9.-]+", licence) is not None
+    is_hub_name = licence is not None and re.fullmatch(r"[a-z0-9.-]+", licence) is not None  # such as apache-2.0
     card = ModelCardData(
-        license=licence if is_identifier else "other",
-        license_name=None if is_identifier else licence,
+        license=licence if is_hub_name else "other",
+        license_name=None if is_hub_name else licence,
         base_model=arguments["base"] if arguments["revision"] else None,
         tags=["image-difference-captioning", "change-captioning"],
     )
-    name = arguments["base"] if arguments["revision"] else Path(arguments["base"]).name
-    commit = f" at commit {arguments['revision']}" if arguments["revision"] else ""
+    base_name = arguments["base"] if arguments["revision"] else Path(arguments["base"]).name
+    at_commit = f" at commit {arguments['revision']}" if arguments["revision"] else ""
     prompt = " ".join(arguments["prompt"].split())
     return (
-        f"---\n{card.to_yaml()}\n---\n\n# {name}, fine-tuned\n\n{name}{commit}, fine-tuned on `{metadata['dataset']}` with diffcap "
-        f"{metadata['version']} to describe in one sentence what changed between two images. The trained weights are merged into "
+        f"---\n{card.to_yaml()}\n---\n\n# {base_name}, fine-tuned\n\n{base_name}{at_commit}, fine-tuned on `{metadata['dataset']}` with "
+        f"diffcap {metadata['version']} to describe in one sentence what changed between two images. The trained weights are merged into "
         "the model.\n\n"
         f'* Prompt, after the two images: "{prompt}"\n'
         f"* Licence of the base model: {licence or 'not stated'}. Its terms and those of the dataset limit the use of these weights.\n"
