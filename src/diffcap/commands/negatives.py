@@ -1,4 +1,4 @@
-"""The negatives stage: hard negative captions for every training caption, and a report with examples."""
+"""The negatives stage: hard negatives (wrong but similar captions) for every training caption, and a report with examples."""
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress

@@ -49,7 +49,7 @@ def find_pairs(before: str, after: str | None = None) -> tuple[list[ImagePair], 
     |---|---|
     | two images | this pair |
     | two folders | images with the same name; the suffixes may differ |
-    | a folder | its `pairs.csv`, `.tsv` or `.jsonl`; else its two folders of `_FOLDER_NAMES`; else its images with `_NAME_ENDINGS` |
+    | a folder | its `pairs.csv`, `.tsv` or `.jsonl`; else two folders named as in `_FOLDER_NAMES`; else images with `_NAME_ENDINGS` |
     | a `.csv`, `.tsv` or `.jsonl` file | the columns "before", "after" and, optionally, "id"; paths relative to the file |
 
     Returns:

@@ -10,7 +10,7 @@ from diffcap.utils.errors import DiffcapError
 
 SCENE_SUFFIXES = (".geojson", ".csv", ".html")
 DEFAULT_THRESHOLD = 0.5
-_LEFT_OUT_TILES = {"unchanged": "unchanged", "identical": "identical", "no_data": "without data"}
+_LEFT_OUT_TILES = {"unchanged": "unchanged", "identical": "identical", "no_data": "without data"}  # count -> text
 DEFAULT_CAPTIONER = "tiles"  # ships with diffcap, for overhead images
 _SCALED_CONTRAST_NOTE = (
     f"the pixels do not have 8 bits; their contrast is scaled to that of the images that `{DEFAULT_CAPTIONER}` was trained on. "
@@ -64,9 +64,9 @@ def caption_scene(
     check_search(beam, length_penalty, "--beam")
     with ExitStack() as stack:
         scene = stack.enter_context(raster.open_scene(before, after, chosen_bands, bool(align)))
-        size = raster.TILE_SIZE if tile is None else tile
-        overlap = min(raster.TILE_OVERLAP, size // 4) if overlap is None else overlap
-        tiling = raster.Tiling(scene.width, scene.height, size, overlap)
+        tile_size = raster.TILE_SIZE if tile is None else tile
+        overlap = min(raster.TILE_OVERLAP, tile_size // 4) if overlap is None else overlap
+        tiling = raster.Tiling(scene.width, scene.height, tile_size, overlap)
         check_georeference(scene)
         overview = scene.overview(_OVERVIEW_SIDE)
         if not (overview.before_valid & overview.after_valid).any():
@@ -79,7 +79,7 @@ def caption_scene(
         scaling = raster.fit_stretch(overview, percentiles, color_range)
         captioner = load()
         settings = {
-            "tile": size,
+            "tile": tile_size,
             "overlap": overlap,
             "bands": scene.bands,
             "stretch": None if scaling is None else [list(map(float, values)) for values in scaling],

@@ -95,7 +95,7 @@ def bootstrap_sums(rows: Array, num_samples: int, generator: np.random.Generator
     for start in range(0, num_samples, SAMPLES_PER_CHUNK):
         size = min(SAMPLES_PER_CHUNK, num_samples - start)
         row_indices = generator.integers(num_rows, size=(size, num_rows))
-        row_indices += num_rows * np.arange(size)[:, None]  # other numbers in each sample: one `bincount` counts all
+        row_indices += num_rows * np.arange(size)[:, None]  # other indices in each sample: one `bincount` counts all
         repeats = np.bincount(row_indices.ravel(), minlength=size * num_rows).reshape(size, num_rows)
         parts.append(repeats.astype(float) @ rows)
     return np.concatenate(parts)

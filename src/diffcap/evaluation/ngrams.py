@@ -84,7 +84,7 @@ class _OrderVectors(NamedTuple):
     idf: Array  # (K,) log(images / document frequency)
     codes: Array  # (M,) `caption * K + n-gram` of the n-grams of each distinct reference, sorted
     weights: Array  # (M,) their TF-IDF weights
-    norms: Array  # (R + 1,) norms of the vectors of the R distinct references, then 0 for "no reference"
+    norms: Array  # (U + 1,) norms of the vectors of the U distinct references, then 0 for "no reference"
 
 
 class CiderD:
@@ -107,42 +107,44 @@ class CiderD:
         row_of_caption = {caption: row for row, caption in enumerate(distinct)}
         no_reference = len(distinct)  # the row after the last one
         self._words: dict[str, int] = {}  # word -> id
-        words, caption_starts = self._word_ids(list(distinct), self._words)
+        word_ids, caption_starts = self._look_up_words(list(distinct), self._words)
         self._image_index = {image: index for index, image in enumerate(references)}
         max_references = max((len(captions) for captions in references.values()), default=0)
         # For each image, the rows of its references, padded with `no_reference`.
-        self._rows = np.full((len(references), max_references), no_reference, dtype=np.int64)
+        self._reference_rows = np.full((len(references), max_references), no_reference, dtype=np.int64)
         for index, captions in enumerate(references.values()):
-            self._rows[index, : len(captions)] = [row_of_caption[caption] for caption in captions]
-        is_reference = self._rows < no_reference
+            self._reference_rows[index, : len(captions)] = [row_of_caption[caption] for caption in captions]
+        is_reference = self._reference_rows < no_reference
         self._reference_counts = is_reference.sum(1)
         images = np.repeat(np.arange(len(references)), self._reference_counts)
-        rows = self._rows[is_reference]
+        rows = self._reference_rows[is_reference]
         self._log_images = np.log(float(max(1, len(references))))
-        num_words = np.diff(caption_starts)
-        self._bigrams = np.append(np.maximum(num_words - 1, 0), 0)  # in each distinct reference; 0: no reference
-        all_ngrams = (_count_ngrams(words, caption_starts, order) for order in range(1, MAX_ORDER + 1))
-        self._orders = [self._build_vectors(ngrams, images, rows) for ngrams in all_ngrams]
+        bigram_counts = np.maximum(np.diff(caption_starts) - 1, 0)
+        self._bigram_counts = np.append(bigram_counts, 0)  # of each distinct reference, and of no reference
+        all_ngrams = (_count_ngrams(word_ids, caption_starts, order) for order in range(1, MAX_ORDER + 1))
+        self._order_vectors = [self._build_vectors(ngrams, images, rows) for ngrams in all_ngrams]
 
-    def _word_ids(self, captions: Sequence[str], table: dict[str, int]) -> tuple[Array, Array]:
-        """Return the word ids of all captions, concatenated, and the start of each caption; new words are added to `table`."""
+    def _look_up_words(self, captions: Sequence[str], ids: dict[str, int]) -> tuple[Array, Array]:
+        """Return the word ids of all captions, concatenated, and the start of each caption; new words are added to `ids`."""
         split = [caption.split() for caption in captions]
-        words = np.array([table.setdefault(word, len(table)) for word in chain.from_iterable(split)], dtype=np.int64)
-        if len(table) > MAX_WORDS:
+        word_ids = np.array([ids.setdefault(word, len(ids)) for word in chain.from_iterable(split)], dtype=np.int64)
+        if len(ids) > MAX_WORDS:
             raise DiffcapError(
-                f"CIDEr-D cannot score captions of {len(table):,} different words (at most {MAX_WORDS:,}); leave CIDEr-D out of "
+                f"CIDEr-D cannot score captions of {len(ids):,} different words (at most {MAX_WORDS:,}); leave CIDEr-D out of "
                 "the metrics."
             )
-        return words, np.cumsum([0, *map(len, split)])
+        return word_ids, np.cumsum([0, *map(len, split)])
 
     def _build_vectors(self, ngrams: _NGrams, images: Array, rows: Array) -> _OrderVectors:
         """Compute TF-IDF vectors of the distinct references; image `images[i]` has the reference `rows[i]`."""
         keys, ngram_index = np.unique(ngrams.key, return_inverse=True)
-        num_ngrams = np.bincount(ngrams.caption, minlength=len(self._bigrams) - 1)  # distinct ones of each caption
+        num_ngrams = np.bincount(
+            ngrams.caption, minlength=len(self._bigram_counts) - 1
+        )  # distinct ones of each caption
         first_ngram = np.cumsum(num_ngrams) - num_ngrams
         # A document is the set of all references of an image.
-        document = np.repeat(images, num_ngrams[rows])
-        in_documents = np.unique(document * len(keys) + ngram_index[_ranges(first_ngram[rows], num_ngrams[rows])])
+        documents = np.repeat(images, num_ngrams[rows])
+        in_documents = np.unique(documents * len(keys) + ngram_index[_ranges(first_ngram[rows], num_ngrams[rows])])
         document_frequency = np.bincount(in_documents % max(1, len(keys)), minlength=len(keys))
         idf = self._log_images - np.log(np.maximum(1.0, document_frequency))
         weights = ngrams.counts * idf[ngram_index]
@@ -161,13 +163,14 @@ class CiderD:
         pairs = [(self._image_index[image], text) for image, text in zip(images, hypotheses)]
         inverse = np.array([distinct.setdefault(pair, len(distinct)) for pair in pairs])
         image_indices = np.array([image for image, _ in distinct])
-        words, caption_starts = self._word_ids([text for _, text in distinct], dict(self._words))
-        references = self._rows[image_indices]  # (b, R)
-        all_ngrams = (_count_ngrams(words, caption_starts, order) for order in range(1, MAX_ORDER + 1))
-        cosines = [self._similarities(vectors, ngrams, references) for vectors, ngrams in zip(self._orders, all_ngrams)]
-        bigrams = np.maximum(np.diff(caption_starts) - 1, 0)
-        differences = np.abs(bigrams[:, None] - self._bigrams[references])
-        lengths = map(float, range(int(differences.max()) + 1))
+        word_ids, caption_starts = self._look_up_words([text for _, text in distinct], dict(self._words))
+        references = self._reference_rows[image_indices]  # (b, R): b distinct hypotheses, R references of an image
+        all_ngrams = (_count_ngrams(word_ids, caption_starts, order) for order in range(1, MAX_ORDER + 1))
+        by_order = zip(self._order_vectors, all_ngrams)
+        cosines = [self._similarities(vectors, ngrams, references) for vectors, ngrams in by_order]
+        bigram_counts = np.maximum(np.diff(caption_starts) - 1, 0)
+        differences = np.abs(bigram_counts[:, None] - self._bigram_counts[references])
+        lengths = map(float, range(int(differences.max()) + 1))  # possible differences
         penalties = np.array([np.e ** (-(length**2) / (2 * SIGMA**2)) for length in lengths])
         similarities = np.stack(cosines, -1) * penalties[differences][..., None]  # (b, R, 4)
         # Summed in the same order as in pycocoevalcap, so that the last digits are equal.
@@ -196,14 +199,14 @@ class CiderD:
         return np.divide(dot_products, scale, out=np.zeros_like(dot_products), where=scale > 0)
 
 
-def _count_ngrams(words: Array, caption_starts: Array, order: int) -> _NGrams:
+def _count_ngrams(word_ids: Array, caption_starts: Array, order: int) -> _NGrams:
     """Count the n-grams of one order in concatenated captions, which begin at `caption_starts`."""
     num_ngrams = np.maximum(np.diff(caption_starts) - order + 1, 0)  # of each caption, with repetitions
     caption = np.repeat(np.arange(len(num_ngrams)), num_ngrams)
     first_word = _ranges(caption_starts[:-1], num_ngrams)
     key = np.zeros(len(first_word), dtype=np.int64)
     for offset in range(order):
-        key = key * MAX_WORDS + words[first_word + offset]
+        key = key * MAX_WORDS + word_ids[first_word + offset]
     sorting = np.lexsort((key, caption))
     caption, key = caption[sorting], key[sorting]
     is_new = np.ones(len(key), dtype=bool)

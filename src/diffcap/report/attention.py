@@ -26,7 +26,7 @@ from diffcap.utils.errors import DiffcapError
 
 Localisation = dict[str, Any]  # see `collect_attention`
 
-_PAIRS_PER_READ = 16
+_PAIRS_PER_READ = 16  # features in memory at once
 _PAIRS_PER_END = 20  # pairs with attention maps at the top and at the bottom of each sort order of the page
 _MAX_LISTED_WORDS = 24
 

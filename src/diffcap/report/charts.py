@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 Curve = list[tuple[float, float]]  # (optimiser step, value)
 JsonObject = Mapping[str, Any]
-VALIDATION_SCORE = "val/CIDEr-D"
-# Okabe and Ito's colours, which colour-blind readers can distinguish.
+VALIDATION_SCORE = "val/CIDEr-D"  # the logged value in curves.png
+# Of systems: Okabe and Ito's colours, which colour-blind readers can distinguish.
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#111111", "#f0e442")
 BASELINE_COLORS = ("#969696", "#5a5a5a")
 _TEXT_COLOR, _LINE_COLOR, _MARKER_EDGE_COLOR = "#777777", "#e1e1e1", "#ffffff"

@@ -145,9 +145,8 @@ def read_both(run_a: str, run_b: str, dataset_folder: str | Path | None) -> tupl
     for argument, (name, path) in caption_files.items():
         captions = read_other_predictions(path, reference_run.references, known_ids, pairs_title)
         metrics = {**reference_run.metrics, "provenance": {"file": str(path), "sha256": file_hash(path)}}
-        runs[argument] = replace(
-            reference_run, path=path, title=name or str(path), predictions=captions, metrics=metrics
-        )
+        run = replace(reference_run, path=path, predictions=captions, metrics=metrics)
+        runs[argument] = replace(run, title=name or str(path))
     return runs[run_a], runs[run_b]
 
 
@@ -243,7 +242,7 @@ def largest_differences(
 
 
 def metric_table(result: JsonObject) -> Table:
-    """Make the table of every metric of every group: scores of A and B, their difference, its interval, and P(B better)."""
+    """Make the table of every metric of every group: scores of A and B, their difference, its interval, share of samples with B ahead."""
     lines = []
     for group, metrics in result["groups"].items():
         for index, (metric, scores) in enumerate(metrics.items()):

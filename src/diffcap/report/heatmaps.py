@@ -1,6 +1,6 @@
 """Attention maps as colours over images: `attention.png` of a report, and `--heatmap` of `diffcap caption`.
 
-A strength is an attention weight scaled to 0 to 1. In report.html, a script draws the maps, with the colours of `color_table`.
+A strength is an attention weight scaled to 0 to 1. An alignment is the attention from the before to the after image's positions.
 """
 
 import math
@@ -19,11 +19,11 @@ from diffcap.report.drawing import CAPTION_FONT, GAP, LABEL_COLOR, LABEL_FONT, M
 Array = npt.NDArray[np.floating[Any]]
 PairMaps = tuple[ChangePair, AttentionMaps]
 
-# RGB at equal distances from strength 0 to 1; each colour is lighter than the one before, so that the order survives in gray.
+# RGB at equal distances from strength 0 to 1; each colour is lighter than the one before, so that gray prints show the order, too.
 COLORMAP = np.array([(60, 0, 90), (150, 20, 110), (225, 60, 60), (250, 140, 20), (255, 235, 90)], dtype=float)
 MAX_OPACITY = 0.85
 OPACITY_GAIN = 1.5  # opacity is MAX_OPACITY * min(1, OPACITY_GAIN * strength)
-_MIN_PEAK = 4  # times uniform attention; a lower peak gets a strength below 1
+_MIN_PEAK = 4  # times the weight of uniform attention; a lower peak gets a strength below 1
 
 NUM_COLUMNS = 7  # words in a line
 WORD_FRAME = ((SHEET_WIDTH - 2 * MARGIN - (NUM_COLUMNS - 1) * GAP) // NUM_COLUMNS, 88)
