@@ -104,7 +104,7 @@ def test_the_regularisation_takes_the_last_blocks_means() -> None:
         model = dirl(ccr_mask_padding=masked)
         last = model.decoder(tokens, model.encode(*maps(3))).last_block
         for found, part in zip(
-            model.text_and_vision(last, tokens), (last.after_self_attention, last.after_cross_attention)
+            model.average_states(last, tokens), (last.after_self_attention, last.after_cross_attention)
         ):
             for pair in range(3):
                 taken = [place for place in range(LENGTH) if not masked or tokens[pair, place] != NULL]

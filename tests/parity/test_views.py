@@ -110,7 +110,7 @@ def test_differences_and_decorrelation_of_dirl(dirl_fixture: Path) -> None:
     official = load(dirl_fixture)
     model = captioner(official)
     maps = [model.embedding(official.arrays[name]) for name in ("before", "after")]
-    for name, difference in zip(("before", "after"), model.differences(*maps, model.run_encoder(*maps))):
+    for name, difference in zip(("before", "after"), model.subtract_shared(*maps, model.run_encoder(*maps))):
         torch.testing.assert_close(difference[:, ::7, ::8], official.arrays[f"difference_{name}"], **TOLERANCE)
     correlation = cross_correlation(*(model.projector(tokens).flatten(0, 1) for tokens in maps))
     diagonal, off_diagonal = decorrelation_terms(correlation)
@@ -126,7 +126,7 @@ def test_words_regularisation_and_attention_of_dirl(dirl_fixture: Path) -> None:
     logits = model.decoder.compute_logits(output.hidden)
     torch.testing.assert_close(logits, arrays["logits"], **TOLERANCE)
     torch.testing.assert_close(next_word_losses(logits, arrays["tokens"]).mean(), arrays["caption_loss"], **TOLERANCE)
-    printed, seen = model.text_and_vision(output, arrays["tokens"])
+    printed, seen = model.average_states(output, arrays["tokens"])
     torch.testing.assert_close(cross_modal_contrastive_loss(printed, seen).mean(), arrays["ccr_loss"], **TOLERANCE)
     attended = model.decoder.attention(arrays["tokens"], memory)
     torch.testing.assert_close(attended, arrays["attention"], **TOLERANCE)

@@ -101,7 +101,7 @@ class DIRL(CrossImageCaptioner):
 
     Args:
         vocabulary_size, feature_channels: V, C. grid: rows and columns of the feature map.
-        max_length: L, positions of a caption (CLEVR-Change: 24, CLEVR-DC: 40). CCR averages over all positions.
+        max_length: positions of a caption (CLEVR-Change: 24, CLEVR-DC: 40). CCR averages over all positions.
         width: D (512). heads: 8. ffn: inner width (2048). encoder_layers, decoder_layers: 2.
         word_width: channels of the word vectors (300). dropout: 0.1.
         projector_width: inner width of the projector before the decorrelation loss, which captioning does not use (2048).
@@ -177,18 +177,18 @@ class DIRL(CrossImageCaptioner):
         self.ccr_mask_padding = ccr_mask_padding
 
     @staticmethod
-    def differences(before: Tensor, after: Tensor, encoded: CrossImageOutput) -> tuple[Tensor, Tensor]:
+    def subtract_shared(before: Tensor, after: Tensor, encoded: CrossImageOutput) -> tuple[Tensor, Tensor]:
         """Subtract from embedded images, (b, N, D) and (B, N, D), what they share with the other, `encoded`: (B, N, D) each (eq. 6)."""
         return add_repeated(-encoded.before, before), after - encoded.after
 
     def fuse(self, before: Tensor, after: Tensor, encoded: CrossImageOutput | None) -> Tensor:
         """Fuse the differences of both images to (B, N, D): `ReLU(W [difference of before; difference of after])` (eq. 7)."""
         assert encoded is not None
-        fused = linear_of_concatenation(self.fusion[0], *self.differences(before, after, encoded))  # type: ignore[arg-type]
+        fused = linear_of_concatenation(self.fusion[0], *self.subtract_shared(before, after, encoded))  # type: ignore[arg-type]
         return self.fusion[1:](fused)
 
-    def text_and_vision(self, output: BlockOutput, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Return CCR's text and visual vectors, (B, D) each: the last block's mean states after self- and after cross-attention."""
+    def average_states(self, output: BlockOutput, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Return CCR's text and visual vectors, (B, D) each: mean states of the last block after self- and after cross-attention."""
         text = output.after_self_attention
         vision = output.after_cross_attention
         if not self.ccr_mask_padding:
@@ -221,7 +221,7 @@ class DIRL(CrossImageCaptioner):
             decorrelation = diagonal_weight * parts["diagonal_loss"] + off_diagonal_weight * parts["off_diagonal_loss"]
             loss = loss + self.decorrelation_weight * decorrelation
         if self.ccr_weight:
-            text, vision = self.text_and_vision(output, tokens)
+            text, vision = self.average_states(output, tokens)
             options = self.ccr_temperature, self.ccr_form
             ccr_losses = [cross_modal_contrastive_loss(text[rows], vision[rows], *options) for rows in groups]
             parts["ccr_loss"] = torch.stack([global_mean(losses) for losses in ccr_losses]).mean()

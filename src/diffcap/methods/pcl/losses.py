@@ -39,8 +39,8 @@ def masked_visual_nce(predicted: Tensor, target: Tensor, negatives: Tensor, temp
     all_targets, first_row = gather_rows(target)  # this rank's targets begin at row `first_row`
     all_negatives, _ = gather_rows(negatives)
     logits = linear(predicted, torch.cat([all_targets, all_negatives])) / temperature
-    correct_rows = torch.arange(len(predicted), device=logits.device) + first_row
-    return F.cross_entropy(logits, correct_rows, reduction="none")
+    correct_columns = torch.arange(len(predicted), device=logits.device) + first_row
+    return F.cross_entropy(logits, correct_columns, reduction="none")
 
 
 def mask_patches(

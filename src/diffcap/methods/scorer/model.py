@@ -104,7 +104,7 @@ class SCORER(CrossImageCaptioner):
 
     Args:
         vocabulary_size, feature_channels: V, C. grid: rows and columns of the feature map.
-        max_length: L, positions of a caption (CLEVR-Change: 24); CBR divides the sum over a sentence by L.
+        max_length: positions of a caption (CLEVR-Change: 24); CBR divides the sum over a sentence by this number.
         width: D (512). heads: 8. encoder_layers: paper: 2 on CLEVR-Change, 1 on CLEVR-DC, 3 on Spot-the-Diff, 2 on Image Editing Request.
         decoder_layers: 2. word_width: channels of the word vectors (300). dropout: 0.1 (authors' code).
         coordinates: append x and y channels to the features (authors' code: on CLEVR-Change).
