@@ -27,19 +27,21 @@ from diffcap.scenes.captioning import (
 )
 from diffcap.scenes.raster import TileCaption, Tiling, open_scene
 from diffcap.scenes.writing import merge_tiles
+from diffcap.text.hub import ChatTemplate, HubVocabulary
 from diffcap.utils.errors import DiffcapError
 
 
 class Mean:
     """A captioner that says the mean color of each image; records its batches."""
 
-    vocabulary = SimpleNamespace()
+    vocabulary: Any = SimpleNamespace()
 
     def __init__(self) -> None:
         self.batches: list[int] = []
 
     def batch(self, pairs: Any, *_: Any, sentences: Any) -> Iterator[Caption]:
         self.batches.append(len(pairs))
+        self.sentences = sentences
         for before, after in pairs:
             assert before.mode == "RGB" and before.size == after.size
             means = [int(np.asarray(image).mean()) for image in (before, after)]
@@ -90,6 +92,16 @@ def test_skipped_tiles_are_saved_in_batches_too(tmp_path: Path, monkeypatch: pyt
         again, captioner = captions(tmp_path, before, after, 20)
         assert captioner.batches == batches and again == whole
         assert (tmp_path / "p.jsonl").read_bytes() == b"".join(lines)
+
+
+@pytest.mark.parametrize(("num_sentences", "sentences"), [(None, NO_CHANGE_SENTENCES), (1, ())])
+def test_the_sentences_of_no_change_have_no_probability_for_a_model_of_free_text(
+    num_sentences: int | None, sentences: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = SimpleNamespace(get_vocab=dict, pad_token_id=0)
+    monkeypatch.setattr(Mean, "vocabulary", HubVocabulary(tokenizer, ChatTemplate("", 1, 2, ""), num_sentences))
+    before, after = np.full((3, 20, 20), 50, np.uint8), np.full((3, 20, 20), 90, np.uint8)
+    assert captions(tmp_path, before, after, 20)[1].sentences == sentences
 
 
 @pytest.mark.parametrize(

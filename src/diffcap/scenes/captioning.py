@@ -15,6 +15,7 @@ from PIL import Image
 from diffcap.datasets.no_change import ALL_NO_CHANGE, is_no_change
 from diffcap.pair_captioner import Caption, PairCaptioner
 from diffcap.scenes.raster import Scene, Stretch, Tile, TileCaption, Tiling, to_rgb
+from diffcap.text.hub import HubVocabulary
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.files import add_filename
 from diffcap.worlds.blocks.captions import NO_CHANGE as BLOCKS_NO_CHANGE
@@ -34,11 +35,7 @@ class SceneCaptions(NamedTuple):
 
 
 class PartialResults:
-    """The results of an unfinished run, a JSON Lines file beside the output: a header, then a line for each batch of tiles.
-
-    Args:
-        header: what the results depend on (JSON values).
-    """
+    """The results of an unfinished run as JSON Lines: `header`, on which they depend (JSON values), then a line per batch of tiles."""
 
     def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
         self.path = path
@@ -59,9 +56,8 @@ class PartialResults:
             )
         self.batches: list[list[dict[str, Any]]] = batches  # the result of each tile, see `caption_tiles`
         self._file = path.open("ab")
-        self._file.truncate(
-            len(complete_lines) + len(newline)
-        )  # removes a last line that a kill or a full disk has cut
+        # A kill or a full disk may have cut the last line.
+        self._file.truncate(len(complete_lines) + len(newline))
         if old_header is None:
             self._write_line(dict(header))
 
@@ -88,8 +84,8 @@ def no_change_probability(caption: Caption) -> float:
 
     * 1 if the caption says so (`is_no_change`);
     * else the method's own estimate, if it has one (IDC-PCL's distractor judging);
-    * else the sum of the probabilities of `NO_CHANGE_SENTENCES`, the probability that a caption sampled from the captioner is one of
-      them. `caption.scored` has their logarithms; it is empty for models that write free text.
+    * else the sum of the probabilities of `NO_CHANGE_SENTENCES`: a caption sampled from the captioner is one of them with this
+      probability. `caption.scored` has their logarithms; it is empty for models that write free text.
     """
     if is_no_change(caption.text):
         return 1.0
@@ -101,7 +97,8 @@ def no_change_probability(caption: Caption) -> float:
 def read_tile(scene: Scene, tile: Tile, size: int, stretch: Stretch | None) -> str | tuple[Image.Image, Image.Image]:
     """Read a tile of both dates as RGB images of `size` x `size` pixels, or return the reason why it needs no caption.
 
-    A pixel without data at one date is black at both. A tile that is smaller than `size`, like its scene, is padded with black.
+    `stretch` has the values that become 0 and 255. A pixel without data at one date is black at both. A tile smaller than `size`,
+    which only a small scene has, is padded with black.
     """
     sample = scene.read(tile)
     is_shown = sample.before_valid & sample.after_valid
@@ -127,21 +124,22 @@ def caption_tiles(
     batch_size: int = 16,
     advance: Callable[[int], None] = lambda _: None,
 ) -> SceneCaptions:
-    """Caption the tiles of a scene that are not in `partial_results` yet, and append them; `advance` gets the number of new results.
+    """Caption the tiles of a scene that have no result in `partial_results`, and append the results; `advance` gets their number.
 
     A result is {"tile": number, "caption": ..., "log_probability": ..., "no_change": ...} or {"tile": number, "not_captioned": reason}.
     A batch ends when it has `batch_size` tiles to caption, or `MAX_UNSAVED_RESULTS` results (`batch_size` if that is more). A continued run
     repeats the interrupted batch as a whole, so that its numbers do not depend on the interruption.
     """
-    writes_free_text = getattr(captioner.vocabulary, "sentences", None) is not None
-    sentences = () if writes_free_text else NO_CHANGE_SENTENCES
+    vocabulary = captioner.vocabulary
+    writes_free_text = isinstance(vocabulary, HubVocabulary) and vocabulary.num_sentences is not None
+    scored_sentences = () if writes_free_text else NO_CHANGE_SENTENCES
     results: list[dict[str, Any]] = []  # of the tiles of a batch
     image_pairs: list[tuple[Image.Image, Image.Image]] = []  # of the tiles to caption
     open_results: list[dict[str, Any]] = []  # those of `results` that get the captions of `image_pairs`
 
     def finish_batch() -> None:
         if image_pairs:
-            captions = captioner.batch(image_pairs, beams, length_penalty, batch_size, sentences=sentences)
+            captions = captioner.batch(image_pairs, beams, length_penalty, batch_size, sentences=scored_sentences)
             for result, caption in zip(open_results, captions):
                 assert isinstance(caption, Caption)
                 result["caption"] = caption.text
