@@ -26,7 +26,7 @@ from diffcap.records import Dataset, file_hash, write_json
 from diffcap.utils.errors import DiffcapError, wrap_errors
 from diffcap.utils.unpickling import load_arrays
 
-# Folder of an image in a manifest -> how the name of its folder of features, or of its pickle, begins.
+# Folder of an image -> prefix of its folder of features or its pickle. sc_: after a semantic change; nsc_: without one.
 _PREFIXES = {"images": "", "bef": "", "sc_images": "sc_", "aft": "sc_", "nsc_images": "nsc_"}
 
 
@@ -52,7 +52,7 @@ def fill_store(dataset: Dataset, authors_folder: str | Path, store_folder: str |
     first_image, first_map = next(feature_maps)
     shape = first_map.shape
     meta = {"library": "authors", "form": "pickles" if pickles else "npy"}
-    stamps = file_stamps([feature_files[path] for path in image_paths])
+    stamps = file_stamps([feature_files[path] for path in image_paths])  # to import changed files again
     writer = StoreWriter(store_folder, image_paths, shape, meta, stamps)
     row_of = {path: row for row, path in enumerate(writer.image_paths)}
     missing_rows = set(writer.missing_rows().tolist())

@@ -227,7 +227,8 @@ def _build_torchvision(network: str, layer: str | int | None, weights: str) -> n
         ) from None
     if weights not in ("default", "random"):
         state = read_state_dict(weights)
-        # torchvision renames the parameters in some of its files (densenet121, vit_b_16). If that fails, the names stay.
+        # torchvision renames the parameters while it loads some of its files (densenet121, vit_b_16), so it gets `state` as such a
+        # file. If that fails, the names stay.
         with suppress(Exception), patch.object(type(default_weights), "get_state_dict", lambda *_, **__: dict(state)):
             state = models.get_model(network, weights=default_weights).state_dict()
         load_weights(trunk, state, weights)
@@ -298,8 +299,8 @@ def _build_timm(network: str, layer: str | int | None, weights: str) -> nn.Modul
         with suppress(Exception):
             overlay = {"state_dict": dict(state)}
             converted = timm.create_model(network, pretrained=True, pretrained_cfg_overlay=overlay).state_dict()
-            # timm also resamples a `pos_embed` of another size. A file with timm's names and such a size is not converted, so that
-            # `load_weights` refuses it. (DINOv2's file has other names; its `pos_embed` is larger by the class token.)
+            # timm also resamples a `pos_embed` of another size. That is right for DINOv2's file, which has other names and a class
+            # token in it. A file with timm's names and another size is a mistake: it is not converted, and `load_weights` refuses it.
             expected = model.state_dict()
             if expected.keys() - state.keys() or all(state[key].numel() == expected[key].numel() for key in expected):
                 state = converted

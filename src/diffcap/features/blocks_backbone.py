@@ -61,8 +61,7 @@ def cell_centers() -> tuple[Tensor, Tensor]:
 class BlocksNetwork(nn.Module):
     """(B, 3, 96, 128) images to (B, 107, 4, 6) features.
 
-    Args:
-        norm: use batch norm, for training; the network that ships has none, see `weights.fuse_batch_norms`.
+    `norm`: use batch norm, for training; the network that ships has none, see `weights.fuse_batch_norms`.
     """
 
     mean: Tensor
@@ -92,9 +91,9 @@ class BlocksNetwork(nn.Module):
         return stem_output + self.body(stem_output)
 
     def predict(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits of `GROUP_SIZES` (B, 100, 4, 6), and positions (B, 16, 4, 6) in -1 ... 1: x, then y, of each color's object."""
+        """Logits of all groups (B, 100, 4, 6), and positions (B, 16, 4, 6) in -1 ... 1: x, then y, of each color's object."""
         logits, offsets = self.head(self.cells(hidden)).split([NUM_PROBABILITIES, 2 * COLORS], dim=1)
-        return logits, self.centers + offsets * 0.25  # a cell is 0.375 wide and 0.5 high
+        return logits, self.centers + offsets * 0.25  # in these units, a cell is 0.375 wide and 0.5 high
 
     def compute_channels(self, logits: Tensor, positions: Tensor) -> Tensor:
         """Compute the channels before scaling, (B, 107, 4, 6), from the outputs of `predict`.
@@ -121,14 +120,15 @@ class BlocksNetwork(nn.Module):
         # The groups without color use the mean position of the cell's objects, weighted by the probabilities of the colors.
         color_shares = color / color.sum(1, keepdim=True).clamp(min=1e-6)
         mean_x, mean_y = ((color_shares * position).sum(1, keepdim=True) for position in (x, y))
-        weights, _, _ = self._bilinear_weights(mean_x, mean_y)
+        mean_weights, _, _ = self._bilinear_weights(mean_x, mean_y)
         colorless = torch.cat([groups[name] for name in ("shape", "material", "size", "solid")], 1)  # (B, 19, 4, 6)
-        colorless = torch.einsum("bgi,bij->bgj", colorless.flatten(2), weights[:, 0])
+        colorless = torch.einsum("bgi,bij->bgj", colorless.flatten(2), mean_weights[:, 0])
         values = torch.cat([color_values.flatten(1, 2), *offsets, colorless, groups["share"].flatten(2)], 1)
         return values.unflatten(2, (ROWS, COLUMNS))
 
     def _bilinear_weights(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Weights of all 24 cells for objects at (x, y), (B, n, 4, 6), and the distances in cells, (B, n, 24, 24) each."""
+        # `centers` has x for each color, then y for each color, which are all equal.
         center_x, center_y = (self.centers[index].flatten() for index in (0, COLORS))  # (24,) each
         dx = (x.flatten(2)[..., None] - center_x) / (2 * CELL / WIDTH)
         dy = (y.flatten(2)[..., None] - center_y) / (2 * CELL / HEIGHT)

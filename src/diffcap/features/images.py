@@ -44,7 +44,7 @@ class _ImageBatches(Dataset[ImageBatch]):
     wanted_rows: set[int]
     image_files: Sequence[Path]  # of all rows
     preprocess: Callable[[Image.Image], Tensor]
-    value_ranges: Mapping[Path, ValueRange]  # of the image files with more than 8 bits
+    value_ranges: Mapping[Path, ValueRange]  # smallest and largest value of a pair whose images have more than 8 bits
 
     def __len__(self) -> int:
         return len(self.row_batches)
@@ -66,7 +66,7 @@ class _ImageBatches(Dataset[ImageBatch]):
 
 
 class ImageData(pl.LightningDataModule):
-    """The images of a dataset without features, distributed over all ranks.
+    """The images of a dataset whose features are missing, distributed over all ranks.
 
     Args:
         folder: the dataset's folder, with `manifest.jsonl` and `dataset.json`.

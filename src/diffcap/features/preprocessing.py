@@ -14,14 +14,14 @@ from diffcap.utils.image_io import Source, ValueRange, read_image
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
-# The values in the extraction scripts of SCORER and DIRL (authors' code); the last 0.224 seems to be a typing error for 0.225.
+# Of SCORER's and DIRL's extraction scripts (code base: RobustChangeCaptioning); the last 0.224 seems to be an error for 0.225.
 RCC_STD = (0.229, 0.224, 0.224)
 
 
 def load_image(source: Source, name: str | None = None, value_range: ValueRange | None = None) -> Image.Image:
     """Decode an image of a dataset to RGB; one with more than 8 bits needs the range of values of both images of its pair."""
     loaded = read_image(source, name, value_range)
-    if loaded.values and not value_range:
+    if loaded.values and not value_range:  # `values`: its own range, if it has more than 8 bits
         raise DiffcapError(
             f"{loaded.name}: has more than 8 bits, and the manifest has no range of values for both images of its pair; run `make data` "
             "again, without --check exists, and then `make extract`."

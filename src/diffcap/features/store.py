@@ -4,7 +4,7 @@
 |---|---|
 | `features.f16` | array (images, C, H, W), little-endian float16 without a header; `features.u8` (uint8) if the features are pixels |
 | `index.json` | `{"paths": [...], "stamps": [...]}`: path of each row's image; its stamp, which is size and time of the image file |
-| `sums.u32` | CRC-32 of each row, little-endian; checked when a row is read, and included in the hash of a training run |
+| `sums.u32` | CRC-32 of each row, little-endian; checked when a row is read, and part of what identifies a training's data |
 | `done.u8` | 1 for each row that is done (on the disk); a byte per row, so that two processes never write the same byte |
 | `meta.json` | format version, shape of a row, and the backbone, the hash of its weights and the preprocessing |
 | `complete` | exists if all rows are done |
@@ -104,7 +104,7 @@ def compute_checksums(array: Array, rows: Iterable[int]) -> npt.NDArray[np.uint3
 
 
 def check_same_meta(folder: Path, old_meta: Mapping[str, Any], new_meta: Mapping[str, Any]) -> None:
-    """Raise an error if `new_meta` of features, the content for `meta.json`, differs from `old_meta` of the store in the folder."""
+    """Raise an error if features that `new_meta` describes do not belong in the store in `folder`, whose `meta.json` is `old_meta`."""
     # The tag of the weights may differ, because their hash is compared.
     for key in sorted({*old_meta, *new_meta} - {"tag"}):
         if old_meta.get(key) != new_meta.get(key):
@@ -166,7 +166,7 @@ class FeatureStore(ABC):
 
     @staticmethod
     def open(folder: str | Path, captioner_meta: Mapping[str, Any] | None = None) -> "FeatureStore":
-        """Open a complete store; an error if its features are of another kind than `captioner_meta`, the `meta` of a captioner's store."""
+        """Open a complete store. `captioner_meta`: `meta` of the store that a captioner was trained with; another kind is an error."""
         folder = Path(folder)
         meta = read_meta(folder)
         for key in _COMPATIBILITY_KEYS:
@@ -262,9 +262,8 @@ class _ImageFileStore(FeatureStore):
         if file_size(folder / CHECKSUM_FILE) != 4 * len(paths):
             raise self._incomplete_error(f"{CHECKSUM_FILE}: damaged, it must have 4 bytes per image")
         self._checksums = np.fromfile(folder / CHECKSUM_FILE, dtype="<u4")
-        fields = enumerate(
-            stamp.split() for stamp in stamps
-        )  # size, time; if more than 8 bits: smallest, largest value
+        # A stamp is the size and time of the file, and for more than 8 bits also the smallest and the largest value.
+        fields = enumerate(stamp.split() for stamp in stamps)
         self._ranges = {row: (json.loads(field[2]), json.loads(field[3])) for row, field in fields if len(field) == 4}
         self._root = read_root(folder.parent.parent)
         height, width = meta["preprocessing"]["size"]

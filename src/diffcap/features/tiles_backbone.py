@@ -24,11 +24,10 @@ COVERS = (
     *("dirt road", "parking lot", "bare ground", "mud", "tree"),
 )
 ROOFS = ("red roof", "brown roof", "gray roof", "dark roof", "blue roof", "white roof")
-CLASSES = len(COVERS) + len(ROOFS)
-HEAD_CHANNELS = (
-    4 * CLASSES + 1
-)  # outputs for each 8 x 8 pixels: four predictions of the land cover, one of a house's centre
-NUM_CHANNELS = 4 * (CLASSES + 1)
+CLASSES = len(COVERS) + len(ROOFS)  # number of classes
+# Outputs of the head for each 8 x 8 pixels: four predictions of the land cover, and one of a house's centre.
+HEAD_CHANNELS = 4 * CLASSES + 1
+NUM_CHANNELS = 4 * (CLASSES + 1)  # of the features
 # Normalised values are from about -2 to 2.
 PREPROCESSING = ResizeNormalize((IMAGE_SIZE, IMAGE_SIZE), (0.5, 0.5, 0.5), (0.25, 0.25, 0.25), antialias=True)
 
@@ -36,8 +35,7 @@ PREPROCESSING = ResizeNormalize((IMAGE_SIZE, IMAGE_SIZE), (0.5, 0.5, 0.5), (0.25
 class TilesNetwork(nn.Module):
     """(B, 3, 256, 256) images to (B, 72, 8, 8) features.
 
-    Args:
-        norm: use batch norm, for training; the network that ships has none, see `weights.fuse_batch_norms`.
+    `norm`: use batch norm, for training; the network that ships has none, see `weights.fuse_batch_norms`.
     """
 
     mean: Tensor

@@ -141,7 +141,7 @@ def find_clip_weights(network: str, from_file: bool = False) -> tuple[str, str, 
 
 
 def describe_clip(network: str) -> dict[str, Any]:
-    """Return values for `meta.json`: name; tag if `network` has one; "quick_gelu" if the weights need it, but not the model by itself."""
+    """Return values for `meta.json`: name; tag if `network` has one; "quick_gelu" if the weights, not the model's settings, need it."""
     import open_clip
 
     name, tag, settings = find_clip_weights(network)
@@ -169,7 +169,7 @@ def load_pretrained_clip(network: str) -> Any:
 def download(network: str, url: str, fetch: Callable[[], Result]) -> Result:
     """Run `fetch`, a library's download function; the error message has the name of the `network` and the `url` of its file."""
     try:
-        with without_requests(reason := offline_reason()):
+        with without_requests(reason := offline_reason()):  # offline: only from the cache
             if reason:
                 logging.disable(logging.ERROR)  # open_clip would log the failure as well
             return fetch()

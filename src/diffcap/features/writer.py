@@ -60,7 +60,7 @@ class StoreWriter:
     ) -> None:
         self.folder = Path(folder)
         self.shape = shape
-        # The values as read from a JSON file, which has lists instead of tuples.
+        # As read from a JSON file, which has lists instead of tuples. `meta` of pixels has another "dtype": uint8.
         content = {"version": store.FORMAT_VERSION, "shape": shape, "dtype": "float16", **meta}
         self.meta = json.loads(json.dumps(content))
         self._array_file, self._dtype = store.ARRAY_FILES[self.meta["dtype"]]
@@ -152,7 +152,7 @@ class StoreWriter:
         return np.sort(self._wanted_rows[~is_done[self._wanted_rows]])
 
     def write(self, rows: store.RowNumbers, features: store.Array) -> None:
-        """Write the features (n, C, H, W) of some rows (n,); pixels are whole numbers from 0 to 255.
+        """Write the features (n, C, H, W) of some rows (n,); in a store of pixels (uint8), they are whole numbers from 0 to 255.
 
         Values that are too large for the array's type are clipped with a warning (untrained networks). NaN and infinity are errors.
         """
@@ -213,9 +213,9 @@ def write_file_store(
     shape: tuple[int, int, int],
     meta: Mapping[str, Any],
 ) -> int:
-    """Create or update a store without an array; returns the number of files that were read. Unchanged files are not read again.
+    """Create or update a store without an array, from which training reads the image files; returns the number of files read now.
 
-    The files are read, but not decoded, because `make data` has checked that they can be decoded.
+    Unchanged files are not read again. None is decoded, because `make data` has checked that they can be decoded.
 
     Args:
         image_paths, image_files, stamps: of the distinct images; paths as in the manifest, stamps by `file_stamps`.

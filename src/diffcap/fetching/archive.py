@@ -12,8 +12,8 @@ from pathlib import Path, PurePosixPath
 
 from diffcap.utils.errors import DiffcapError
 
-# The default limit is _MAX_RATIO times the archive's size (text has a ratio of about 20, zeros of 1,000), but at least _MIN_LIMIT.
-_MAX_RATIO, _MIN_LIMIT = 200, 1 << 30  # extracted bytes / archive bytes, bytes
+_MAX_RATIO = 200  # of extracted bytes to the archive's bytes: text has about 20, zeros 1,000
+_MIN_LIMIT = 1 << 30  # extracted bytes that are allowed at any ratio
 # Errors of the file system that the names in an archive cause. Others (no space, no permission) are raised unchanged.
 _NAME_ERRORS = (errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG)
 
@@ -28,7 +28,7 @@ def is_archive(path: Path) -> bool:
 
 
 def extract(archive: Path, folder: Path, strip_folder: str = "", size_limit: int | None = None) -> int:
-    """Extract a zip or tar file (also .gz, .bz2, .xz; by its content) into a folder; existing files of the same names are replaced.
+    """Extract a zip or tar file (also .gz, .bz2, .xz) of any name into a folder; existing files of the same names are replaced.
 
     Args:
         strip_folder: leading folder to remove from the names of members ("data" turns data/a.png into a.png).
@@ -49,11 +49,11 @@ def extract(archive: Path, folder: Path, strip_folder: str = "", size_limit: int
             _extract_tar(archive, temporary_folder, size_limit)
         else:
             with zipfile.ZipFile(archive) as zip_file:
-                _check_size(sum(member.file_size for member in zip_file.infolist()), size_limit)  # no more is read
+                _check_size(sum(member.file_size for member in zip_file.infolist()), size_limit)  # members give no more
                 zip_file.extractall(temporary_folder)  # only below the folder; a link becomes a regular file
         return _move_files(temporary_folder, folder, PurePosixPath(strip_folder))
     except Exception as error:  # the standard library raises many kinds of errors for damaged files
-        # An OSError with None or EINVAL: decompression failed, or the archive has a wrong offset.
+        # The errno is None or EINVAL if decompression failed, or the archive has a wrong offset.
         if isinstance(error, OSError) and error.errno not in (*_NAME_ERRORS, None, errno.EINVAL):
             raise
         reason = " ".join(str(error).split()) or type(error).__name__

@@ -169,7 +169,7 @@ def download(urls: tuple[str, ...], target: Target, client: Client) -> str:
     if transient_errors:
         raise transient_errors[0]
     first_error = permanent_errors[0]
-    # Servers without the file answer 404, 403 and the like, but not 401, for example.
+    # Servers without the file answer 404, 403 and the like. With another answer, such as 401, a server may have it.
     no_server_has_it = all(error.gone or error.forbidden for error in permanent_errors)
     raise PermanentError(str(first_error), first_error.gone, forbidden=first_error.forbidden and no_server_has_it)
 
@@ -260,7 +260,7 @@ def _receive(url: str, response: requests.Response, start_byte: int, target: Tar
                     raise Cancelled
     except urllib3.exceptions.HTTPError as error:
         raise TransientError(_short_reason(error)) from None
-    except OSError as error:  # an error of the disk, which does not have the path
+    except OSError as error:  # an error of the disk, which does not name the file
         raise OSError(error.errno, error.strerror, str(target.part_file)) from None
     if total is not None and size != total:
         raise TransientError(f"truncated at {size:,} of {total:,} bytes")

@@ -80,7 +80,7 @@ class Checksums:
         self._records.pop(self.name(path), None)
 
     def save(self) -> None:
-        """Write `checksums.json`, but no new file without a record."""
+        """Write `checksums.json`; without records, only if the file exists."""
         if self._records or self.path.is_file():
             write_json(self.path, dict(sorted(self._records.copy().items())))
 
@@ -155,7 +155,7 @@ class DatasetFolder:
         return all(any(path.iterdir()) if path.is_dir() else path.is_file() for path in paths)
 
     def marker_file(self, archive: Path) -> Path:
-        """Return the file that marks an archive as extracted. A user who deletes the extracted files also deletes it."""
+        """Return the file that marks an archive as extracted, beside the extracted files, so that it is deleted with them."""
         return self.official_folder / ".unpacked" / archive.name
 
     def is_extracted(self, entry: Entry, archive: Path) -> bool:
@@ -339,7 +339,7 @@ def _report_failures(
 
 
 def _fetch_photos(mirrors: tuple[str, ...], folder: DatasetFolder, settings: FetchSettings) -> list[Failure]:
-    """Download every missing photo by the dataset's `photo_urls` or from `mirrors`; returns those that failed.
+    """Download every missing photo from the URLs that the dataset's `photo_urls` returns, or from mirrors; returns those that failed.
 
     A photo is gone if its server says so, for example with status 404. It is also gone if every URL refuses it, the first one with
     status 403, and the same host still delivers another photo of the dataset. A host that has blocked the client delivers none.

@@ -15,7 +15,7 @@
         unpack: true
         to: images
         gives: [images]                paths that exist when the files are complete
-    photos: {mirrors: [https://...]}   photos by URL; mirrors have them under the same paths
+    photos: {mirrors: [https://...]}   photos whose URLs the files give; mirrors have them under the same paths
 
 An entry with `unpack: true` is an archive: it goes to `downloads/` and is extracted into `to`; `strip: folder` removes that
 leading folder from the names of its members. `images: true` marks files that are not needed for the captions alone.

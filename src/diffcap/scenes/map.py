@@ -35,7 +35,8 @@ def write_map(
 ) -> None:
     """Write the page: both dates with the changes as polygons over them, and a list of the changes.
 
-    The `MAX_DETAILS` changes with the highest probabilities of a change have pictures in the list.
+    The `MAX_DETAILS` changes with the highest probabilities of a change have pictures in the list. `overview` is the whole scene with
+    fewer pixels, `stretch` the values that become 0 and 255, and `metadata` the member "diffcap" of the GeoJSON file.
     """
     before, after = _encode_pictures(overview, stretch, _OVERVIEW_SIDE)
     most_certain = sorted(range(len(changes)), key=lambda index: changes[index].no_change)[:MAX_DETAILS]
@@ -66,7 +67,7 @@ def _read_change(change: Change, scene: Scene, overview: Sample) -> Sample:
     x, y, width, height = change.window
     if max(width, height) <= MAX_WINDOW:
         return scene.read(Tile(x, y, width, height))
-    step = scene.width / overview.before.shape[2]
+    step = scene.width / overview.before.shape[2]  # pixels of the scene per pixel of the overview
     top, bottom, left, right = (int(edge / step) for edge in (y, y + height, x, x + width))
     return Sample(*(array[..., top : bottom + 1, left : right + 1] for array in overview))
 

@@ -55,7 +55,7 @@ class TileCaption(NamedTuple):
 
 
 class Tiling:
-    """The tiles of a raster of width x height pixels, numbered row by row from 0.
+    """The tiles of a raster of width x height pixels, numbered from 0: left to right in the top row, then the rows below.
 
     The last tile of a row or column ends at the raster's edge, so it may overlap more. A raster smaller than a tile is one tile.
 
@@ -127,7 +127,7 @@ class Scene:
         """
         step = math.ceil(max(self.width, self.height) / longest_side)
         window_side = max(1, MAX_WINDOW // step) * step
-        grid: list[list[Sample]] = []  # the windows of each row of windows
+        grid: list[list[Sample]] = []  # the samples of each row of windows
         for y in range(0, self.height, window_side):
             grid.append([])
             for x in range(0, self.width, window_side):
@@ -232,7 +232,7 @@ class Stretch(NamedTuple):
 def fit_stretch(
     sample: Sample, percentiles: tuple[float, float] | None, colors: ColorRange = FULL_RANGE
 ) -> Stretch | None:
-    """Compute the stretch from percentiles of each band, over the pixels with data at both dates; None: pixels need no stretch.
+    """Compute the stretch from percentiles of each band, over the pixels of both dates that have data; None: no stretch is needed.
 
     Args:
         percentiles: the low and the high one, 0 to 100; None: 2 and 98, or no stretch for pixels of 8 bits.
@@ -247,18 +247,12 @@ def fit_stretch(
     low, high = np.percentile(values, percentiles or PERCENTILES, axis=1)
     high = np.where(high > low, high, low + 1)
     dark, bright = (color if len(values) == 3 else np.mean(color, keepdims=True) for color in map(np.array, colors))
-    step = (high - low) / (
-        bright - dark
-    )  # difference between the values that become two neighbouring levels of 0 to 255
+    step = (high - low) / (bright - dark)  # values per level of 0 to 255
     return Stretch(low - dark * step, high + (255 - bright) * step)
 
 
 def to_rgb(pixels: Pixels, is_shown: npt.NDArray[np.bool_], stretch: Stretch | None) -> npt.NDArray[np.uint8]:
-    """Turn pixels (1 or 3, h, w) into an RGB image (h, w, 3). Pixels outside of `is_shown` (h, w) are black.
-
-    Args:
-        stretch: None for 8-bit pixels.
-    """
+    """Turn pixels (1 or 3, h, w), of 8 bits if there is no stretch, into RGB (h, w, 3) that is black outside of `is_shown` (h, w)."""
     if stretch is not None:
         low, high = (value.astype(np.float32)[:, None, None] for value in stretch)
         scaled = (np.where(is_shown, pixels, 0).astype(np.float32) - low) * (255 / (high - low))

@@ -20,6 +20,7 @@ from diffcap.utils.errors import DiffcapError
 Points = npt.NDArray[np.float64]
 _EDGE_STEP = 256  # pixels between the points of a polygon's edge; a straight edge is a curve in longitude and latitude
 _DECIMALS = 7  # decimal places of a degree, the last one is about a centimetre
+# Units of the coordinates, as named in the GeoJSON file.
 IN_DEGREES = "longitude and latitude (WGS84)"
 IN_PIXELS = "pixels, x to the right and y down from the upper left corner; the rasters have no georeference"
 COLUMNS = (
@@ -99,11 +100,11 @@ def find_position(change: Change, scene: Scene, digits: int) -> list[float] | No
 
 
 def write_geojson(path: Path, changes: Sequence[Change], scene: Scene, metadata: Mapping[str, Any]) -> None:
-    """Write a FeatureCollection with `metadata` as its member "diffcap". metadata["note"] is also a property of each feature.
+    """Write a FeatureCollection with `metadata` as its member "diffcap". metadata["note"], if any, is a property of each feature too.
 
     Polygons are in longitude and latitude, with the outer ring counterclockwise, or in pixels without georeference.
     """
-    digits = None if scene.crs is None else _DECIMALS
+    digits = None if scene.crs is None else _DECIMALS  # None rounds to whole pixels
     features = []
     for number, change in enumerate(changes, 1):
         polygon = change.polygon

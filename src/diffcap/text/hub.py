@@ -54,7 +54,7 @@ def read_chat_template(processor: Any, question: str) -> ChatTemplate:
 class HubVocabulary:
     """The tokens of a vision-language model as ids, with the interface of `Vocabulary`.
 
-    For models that were not fine-tuned, `decode` reduces free text to its first `num_sentences`, see `clean_answer`.
+    `num_sentences` is for models that were not fine-tuned: `decode` returns the first sentences of their answer, see `clean_answer`.
     """
 
     def __init__(self, tokenizer: Any, template: ChatTemplate, num_sentences: int | None = None) -> None:
@@ -62,12 +62,13 @@ class HubVocabulary:
         self.template = template
         self.num_sentences = num_sentences
         self.words: list[str] = []  # the tokens come with the base model
-        self.layout = "hub"
+        self.layout = "hub"  # name of this kind of vocabulary in settings and checkpoints
         tokens = json.dumps([sorted(tokenizer.get_vocab().items()), template.bos_id, template.eos_id])
+        # A captioner accepts vocabularies of one family only.
         self.family = f"hub-{hashlib.sha256(tokens.encode()).hexdigest()[:12]}"
         self.bos, self.eos = template.bos_id, template.eos_id
         pad = tokenizer.pad_token_id
-        self.pad = pad if pad is not None and pad != self.eos else int(self.eos == 0)
+        self.pad = pad if pad is not None and pad != self.eos else int(self.eos == 0)  # an id other than eos
         self.unk, self.mask = None, None
 
     def __len__(self) -> int:
@@ -85,7 +86,7 @@ class HubVocabulary:
         return clean_answer(text, self.num_sentences) if self.num_sentences else " ".join(text.split())
 
     def decode_plain(self, ids: Iterable[int]) -> str:
-        """Decode without `clean_answer`, so that each further id can only add to the text."""
+        """Decode without `clean_answer`: each further id only adds to the text, so that the text of each id can be found."""
         return " ".join(self._text(ids).split())
 
     def _text(self, ids: Iterable[int]) -> str:
@@ -148,8 +149,10 @@ def load_processor(folder: Path) -> Any:
 
 
 def load_hub_vocabulary(base: str, revision: str | None = None) -> HubVocabulary:
-    """Return the vocabulary of a base model, see `base_models.find_base` for the arguments."""
+    """Return the vocabulary of a base model, which is a folder, or a name on the Hugging Face Hub with a revision."""
     from diffcap.checkpoints.base_models import find_base
 
     processor = load_processor(find_base(base, revision).folder)
-    return HubVocabulary(processor.tokenizer, read_chat_template(processor, ""))
+    return HubVocabulary(
+        processor.tokenizer, read_chat_template(processor, "")
+    )  # its ids are the same for any question

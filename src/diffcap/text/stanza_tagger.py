@@ -60,6 +60,7 @@ def find_tagger(tagger: str) -> TaggerModel:
         raise DiffcapError(f"{folder}: {len(pt_files)} .pt files instead of one; {_FOLDER_FORMAT}.")
     resources = read_json(folder / "resources.json", "list of Stanza's resources", _FOLDER_FORMAT)
     options: dict[str, Any] = {"lang": next(iter(resources)), "dir": str(folder), "pos_model_path": str(pt_files[0])}
+    # The tagger has no other files, such as pretrained word vectors: these options are None.
     options |= dict.fromkeys(("pos_pretrain_path", "pos_forward_charlm_path", "pos_backward_charlm_path"))
     return TaggerModel(tagger, file_hash(pt_files[0]), options)
 
@@ -83,7 +84,7 @@ def tag_batch(pipeline: Any, sentences: Sequence[str]) -> list[list[str]]:
     words = [sentence.split(" ") for sentence in sentences]
     # Stanza creates dozens of objects per word: collecting garbage before the end would take half of the time.
     gc.disable()
-    gc.freeze()
+    gc.freeze()  # keeps older objects out of the collection below
     try:
         tags = [[word.upos or "X" for word in sentence.words] for sentence in pipeline(words).sentences]
     finally:

@@ -32,8 +32,8 @@ def split_sentences(tokens: Sequence[str]) -> list[list[str]]:
 class TagCache:
     """UPOS tags of sentences, in memory (`tags`) and in a file, `tags.jsonl`, to which one process at a time appends lines.
 
-    The first line of the file identifies the tagger (`{"tagger", "identity"}`). Every other line is `{"sentence", "tags"}`: the
-    words joined with spaces, and one tag per word, joined with spaces. If another tagger wrote the file, it is emptied.
+    The first line of the file has the name of the tagger and the hash of its weights (`{"tagger", "identity"}`). Every other line is
+    `{"sentence", "tags"}`, both joined with spaces, one tag per word. If another tagger wrote the file, it is emptied.
     """
 
     def __init__(self, path: Path | None, model: TaggerModel) -> None:
@@ -78,7 +78,7 @@ def tag_sentences(
 
     Args:
         sentences: words joined with single spaces; duplicates are tagged once, empty sentences are skipped.
-        tagger: see `find_tagger`. cache_file: a `tags.jsonl` to read and extend, see `TagCache`.
+        tagger: "english", "blocks", "tiles" or a folder. cache_file: a `tags.jsonl` to read and extend, see `TagCache`.
         workers: processes; 0: one per core, but a single one on a GPU. It does not change the tags.
         progress: called with (tagged sentences, all sentences) after each chunk.
     """

@@ -38,7 +38,7 @@ class ClipVocabulary:
 
     def __init__(self, words: Sequence[str] = (), layout: ClipLayout = "clip") -> None:
         self.words, self.layout = list(words), layout
-        self.family = "clip_released" if layout == "clip_released" else "clip"  # a captioner must have the same one
+        self.family = "clip_released" if layout == "clip_released" else "clip"  # a captioner accepts one family only
         self._ids: dict[int, int] | None = None  # CLIP's id -> id of this vocabulary; None if they are equal
         if layout == "clip_used":
             unknown = [word for word in self.words if word not in clip_tokenizer().encoder]

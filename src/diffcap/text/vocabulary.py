@@ -33,7 +33,7 @@ def tokenize(text: str) -> list[str]:
 
 
 def missing_blanks(captions: Iterable[str]) -> str:
-    """Return a warning, or "": over 5 % of the captions are in a script without blanks, and most of those are not divided into words."""
+    """Return a warning if over 5 % of the captions use a script without blanks, and most of these are not divided into words; else ""."""
     texts = list(captions)
     without_blanks = [  # captions with most of their letters in such a script
         text
@@ -71,7 +71,7 @@ def tokenize_rcc_words(text: str) -> list[str]:
 class Layout(NamedTuple):
     """The rules of a vocabulary, see the top of the file."""
 
-    family: str  # layouts of one family have the same special tokens, so a model can be trained with each of them
+    family: str  # layouts of one family have the same special tokens, so one model can use each of them
     specials: tuple[str, ...]  # the special tokens with the ids 0, 1, ...; the first one is padding
     bos: str  # the special token at the beginning of a caption
     eos: str  # the special token at the end of a caption
@@ -79,7 +79,7 @@ class Layout(NamedTuple):
     tokenize: Callable[[str], list[str]]
     num_reserved: int = 0  # positions at the end of a sequence that stay empty (authors' code of "pcl")
     padding_is_eos: bool = False  # whether padding ends a caption when ids are decoded (authors' code of "rcc")
-    last_specials: tuple[str, ...] = ()  # the special tokens with the ids after the words
+    last_specials: tuple[str, ...] = ()  # the special tokens whose ids follow those of the words
     scores_ids: bool = False  # whether the authors' evaluation compares the ids of words instead of text
     sorts_words: bool = True  # False: `build_vocabulary` keeps the words in the order of their first appearance
 
@@ -103,9 +103,9 @@ class Vocabulary:
     """Ids of words: the special tokens of a layout, `words` in the given order, then the layout's last special tokens."""
 
     def __init__(self, words: list[str], layout: LayoutName = DEFAULT_LAYOUT) -> None:
-        self.words, self.layout = list(words), layout  # a list, so that a checkpoint can store it
+        self.words, self.layout = list(words), layout  # both are stored in checkpoints
         self._rules = LAYOUTS[layout]
-        self.family = self._rules.family  # a captioner must have the same one
+        self.family = self._rules.family  # a captioner accepts vocabularies of one family only
         self.tokens = [*self._rules.specials, *self.words, *self._rules.last_specials]  # in the order of their ids
         self._ids = {token: token_id for token_id, token in enumerate(self.tokens)}
         if len(self._ids) != len(self.tokens):

@@ -22,7 +22,7 @@ class Choice(NamedTuple):
     """A captioner that visitors may choose: its label in the list, and the arguments with which `load_captioner` loads it."""
 
     label: str  # method, dataset, and the run or file, or "ships with diffcap"
-    checkpoint: str | Path | None  # a vision-language model of the Hub has its commit: NAME@COMMIT
+    checkpoint: str | Path | None  # a vision-language model of the Hub is NAME@COMMIT; None: that of blocks
     backbone_weights: str | None = None
     base: str | None = None
 
@@ -53,6 +53,7 @@ def find_choices(
         for name, folder in SHIPPED_CAPTIONERS.items()
     ]
     named_paths = {Path(name).resolve() for name in checkpoints}
+    # A run has best.ckpt; an exported captioner is a folder with `CONFIG` and `WEIGHTS`.
     paths = [path for path in runs.rglob("best.ckpt") if path.parent.name in CAPTIONING_STAGES]
     paths += [path.parent for path in runs.rglob(CONFIG) if (path.parent / WEIGHTS).is_file()]
     for path in sorted(paths, key=lambda path: (-path.stat().st_mtime, str(path))):
@@ -62,7 +63,7 @@ def find_choices(
             if path.is_dir():
                 metadata = read_json(path / CONFIG, "configuration")
             else:
-                metadata = read_checkpoint(path, mapped=True)["diffcap"]
+                metadata = read_checkpoint(path, mapped=True)["diffcap"]  # mapped: without reading the weights
             is_captioner = isinstance(metadata, dict) and metadata.get("stage") in CAPTIONING_STAGES
             if is_captioner and metadata.get("method") in list(methods()):
                 choices_by_path.append((path.resolve(), Choice(_label_of(metadata), path)))
@@ -78,8 +79,9 @@ def _label_of(metadata: dict[str, object]) -> str:
 
 def _add_paths_to_labels(choices_by_path: Sequence[tuple[Path, Choice]]) -> list[Choice]:
     """Add the last part of its path to each label, or more parts if other choices would have the same label."""
-    keys = []  # label and path of each choice: for a run's checkpoint the path of the run's folder, else its own path
+    keys = []  # label and shown path of each choice
     for path, choice in choices_by_path:
+        # RUN/finetune/best.ckpt is shown as RUN, and RUN/reinforce/best.ckpt as RUN/reinforce.
         stage_path = path.parent if path.name == "best.ckpt" else path
         keys.append((choice.label, stage_path.parent if stage_path.name == "finetune" else stage_path))
     labels = {(label, path): f"{label} · {path.name}" for label, path in keys}

@@ -96,7 +96,8 @@ class RequestFilter:
         try:
             await (self._check_request(scope) or self._app)(scope, body.receive, send_with_headers)
         except RuntimeError as error:
-            # For an unknown session, gradio starts the event stream, reports the error in it, and then raises 404.
+            # For an unknown session, gradio starts the event stream, reports the error in it, and then raises 404. Starlette makes
+            # a RuntimeError of it, because the response has started.
             if not isinstance(error.__cause__, HTTPException):
                 raise
             await send({"type": "http.response.body"})

@@ -21,7 +21,7 @@ from diffcap.web.result import data_uri, render_examples, render_message, render
 
 MAX_BEAMS = 10
 _DEFAULT_BEAMS = 5
-_MAX_CONCURRENT, _MAX_QUEUE = 2, 200  # captions computed at a time, waiting requests
+_MAX_CONCURRENT, _MAX_QUEUE = 2, 200  # number of captions computed at a time, and of waiting requests
 _UPLOAD_SECONDS = 1800  # how long an uploaded file is kept
 _BROWSER_FORMATS = {"PNG", "JPEG", "GIF", "WEBP", "BMP", "AVIF", "ICO"}
 
@@ -125,13 +125,13 @@ def _upload_zone(side: str) -> tuple[gr.Image, gr.HTML]:
             placeholder=f"# The picture {side}\nDrop it here, paste it, or press to choose a file",
             elem_id=f"zone-{side}",
         )
-        # `read_image` reads the images, not gradio. (For a subclass with another `preprocess`, gradio would write a file beside it.)
+        # `read_image` reads the images, not gradio. (For a subclass with another `preprocess`, gradio writes a .pyi file beside it.)
         zone.preprocess = lambda payload: None if payload is None else payload.path  # type: ignore[method-assign]
         return zone, gr.HTML("", js_on_load=None, apply_default_css=False, padding=False, elem_id=f"message-{side}")
 
 
 def _check_upload(side: str, path: str | None) -> tuple[Any, str]:
-    """Return an image for the zone and messages: no image if the file cannot be read, a PNG if browsers cannot show its format."""
+    """Return the image for the zone (None: cannot be read; a PNG replaces a format that browsers cannot show), and messages."""
     if path is None:
         return None, ""
     try:
@@ -168,6 +168,7 @@ def _answer(
         index = int(choice)
         with captioners.use(index) as captioner:
             caption = captioner(*images, int(beams))
+            # A captioner that was trained on rendered images only, or not trained, has a note about its reliability.
             notes = [_capitalize(captioner.domain_note)] if captioner.domain_note else []
             try:
                 attention = captioner.attention(*images, caption)

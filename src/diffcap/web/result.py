@@ -29,10 +29,10 @@ from diffcap.worlds.tiles.write import render_pair
 MAX_IMAGE_SIDE = 720  # pixels
 MAX_OVERLAY_SIDE = 96  # pixels; overlays are smooth, so the browser can enlarge them
 
-# Examples of the dataset blocks. In scenes before the first one, the changed object is partly hidden.
+# Examples of the dataset blocks, from its scene 5 on. In earlier scenes, the changed object is partly hidden.
 _SEED, _FIRST_SCENE = 2026, 5
 _BLOCKS_SIZE = (256, 192)  # twice the size of the dataset's images
-_JITTER = 0.3  # as in the training data of the shipped captioner
+_JITTER = 0.3  # strength of the changes of camera and light, as in the training data of the shipped captioner
 _BLOCKS_TITLES = {
     "color": "other colour",
     "material": "other material",
@@ -47,7 +47,7 @@ _STOPWORDS = re.compile("an?|the|is|are|was|were|be|been|has|have|had|there|its?
 
 
 class Example(NamedTuple):
-    """A pair of RGB images, a short title of the change, the shipped captioner for it, and the mask (H, W) of its change."""
+    """A pair of RGB images, a short title, the name of the shipped captioner for it, and the mask (H, W) of the change."""
 
     title: str
     before: Image.Image
@@ -98,7 +98,7 @@ def render_result(
     captioner: str,
     notes: Sequence[str] = (),
 ) -> str:
-    """Return the whole answer to two RGB images; those of an example with a mask show the outline of the change."""
+    """Return the answer to two RGB images; `captioner` is a label. Images of an example with a mask show the outline of the change."""
     mask = None
     before, after = map(np.asarray, images)
     for example in render_examples():

@@ -40,7 +40,7 @@ def serve(
     """
     if importlib.util.find_spec("gradio") is None:
         raise DiffcapError("the page needs gradio, which is not installed; run: pip install 'diffcap[web]'")
-    check_connection([*(checkpoint or []), base], shipped=True)
+    check_connection([*(checkpoint or []), base], shipped=True)  # its message also names the shipped captioners
     with listen(host, port) as listener, tempfile.TemporaryDirectory(prefix="diffcap-web-") as folder:
         import uvicorn
 
@@ -68,8 +68,8 @@ def build_app(
     """Return the whole ASGI application; `folder` is only for uploaded files, at most `max_bytes` in all.
 
     Args:
-        hosts: accepted names in the Host header, besides those of localhost; None: any name. On a server that listens on this
-            machine only, they protect against DNS rebinding: a name of another site that resolves to this machine.
+        hosts: accepted names in the Host header, besides those of localhost; None: any name, and requests from pages of any site.
+            On a server for this machine only, they protect against DNS rebinding: a name of another site that resolves to it.
     """
     import gradio
     from fastapi import FastAPI
@@ -127,7 +127,7 @@ def listen(host: str, port: int) -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
         return socket.create_server((host, port), family=family, backlog=128, dualstack_ipv6=family == socket.AF_INET6)
     except (OSError, UnicodeError) as error:  # UnicodeError: an invalid host name
-        reason = str(getattr(error, "strerror", error)).partition(" (while")[0]
+        reason = str(getattr(error, "strerror", error)).partition(" (while")[0]  # without "(while attempting to bind"
         raise DiffcapError(
             f"cannot listen on {host}, port {port} ({reason}); choose another --port, 0 for any that is free, or --host."
         ) from None
