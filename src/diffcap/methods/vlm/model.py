@@ -2,6 +2,8 @@
 
 A question about two images goes through the model's own processor and chat template; the caption is its answer. `encode` computes
 the keys and values of the prompt once, and `step` adds one token, as for the other captioners.
+
+Letters: B pairs, L tokens of the prompt with its images, T tokens of a caption, N tokens of an image, V tokens of the vocabulary.
 """
 
 import re
@@ -35,7 +37,7 @@ PROMPT = (
     "light changed, say: nothing has changed."
 )
 # Options that cut an image into tiles: 64 tokens become 1,088 with SmolVLM's default. A change needs no such resolution.
-TILINGS = ("do_image_splitting", "crop_to_patches", "do_pan_and_scan")
+TILING_OPTIONS = ("do_image_splitting", "crop_to_patches", "do_pan_and_scan")
 # Layers that stay in the base model's type with 4 bits: few weights, in which the rounding costs most.
 KEPT_IN_DTYPE = ["lm_head", r"model\.(visual|vision_model|vision_tower|connector|multi_modal_projector)"]
 MAX_PROMPT_LENGTH = 10_000  # characters of the prompt of a checkpoint
@@ -45,7 +47,7 @@ TOKEN_INPUTS = ("input_ids", "attention_mask", "mm_token_type_ids", "token_type_
 class VLM(Captioner):
     """A vision-language model that answers what changed between two images.
 
-    Images are uint8 pixels (B, 3, H, W), or lists of B such images of different sizes.
+    Images are uint8 pixels (B, 3, height, width), or lists of B such images of different sizes.
 
     Args:
         base: the model: user/name on the Hugging Face Hub, or a folder; see `base_models.find_base`.
@@ -116,8 +118,8 @@ class VLM(Captioner):
         known_options = type(image_processor).valid_kwargs.__annotations__
         check_image_kwargs(image_kwargs or {}, known_options, counts_pixels=hasattr(image_processor, "merge_size"))
         self.net: Any = _load_model(base_model.folder, dtype, four_bit)
-        self.image_kwargs = {name: False for name in TILINGS if name in known_options} | (image_kwargs or {})
-        if difference and any(self.image_kwargs.get(name) for name in TILINGS):
+        self.image_kwargs = {name: False for name in TILING_OPTIONS if name in known_options} | (image_kwargs or {})
+        if difference and any(self.image_kwargs.get(name) for name in TILING_OPTIONS):
             raise DiffcapError(
                 "the difference module compares whole images; remove the option of image_kwargs that cuts tiles."
             )
@@ -199,15 +201,15 @@ class VLM(Captioner):
 
     def _without_bos(self, inputs: dict[str, Tensor], words: Tensor | None = None) -> dict[str, Tensor]:
         """Return the inputs without the prompt's last id, which is BOS, and with the ids (B, T) of `words` appended."""
-        changed = dict(inputs)
+        new_inputs = dict(inputs)
         for name in TOKEN_INPUTS:
             if name in inputs:
-                changed[name] = inputs[name][:, :-1]
+                new_inputs[name] = inputs[name][:, :-1]
                 if words is not None:
                     word_inputs = {"input_ids": words, "attention_mask": torch.ones_like(words)}
-                    appended = word_inputs.get(name, torch.zeros_like(words))
-                    changed[name] = torch.cat([changed[name], appended], 1)
-        return changed
+                    word_input = word_inputs.get(name, torch.zeros_like(words))
+                    new_inputs[name] = torch.cat([new_inputs[name], word_input], 1)
+        return new_inputs
 
     def _forget_positions(self) -> None:
         """Delete the positions of the previous prompt, which Qwen keeps in the module."""
@@ -218,8 +220,8 @@ class VLM(Captioner):
         """Compute the keys and values of the prompt without its last id, which is BOS.
 
         Returns:
-            "key_values" of each layer, (B, heads, L, D) each; "mask" (B, L), 0 at padding; "bos_position" (B, 1); "is_image" (B, L), True
-            at the tokens of both images.
+            "key_values" of each layer, (B, heads, L, channels) each; "mask" (B, L), 0 at padding; "bos_position" (B, 1); "is_image"
+            (B, L), True at the tokens of both images.
         """
         prompt = self._without_bos(self.inputs(before, after))
         cache = prompt_cache([None] * self.core.config.get_text_config().num_hidden_layers)
@@ -228,10 +230,10 @@ class VLM(Captioner):
             self.core(**prompt, past_key_values=cache, use_cache=True, logits_to_keep=1)
         mask = prompt["attention_mask"]
         bos_position = mask.sum(1, keepdim=True)
-        deltas = getattr(self.core.model, "rope_deltas", None)
-        # Qwen's positions count an image by its longer side. `deltas` are relative to the length without padding.
-        if deltas is not None:
-            bos_position = bos_position + deltas.view(-1, 1)
+        rope_deltas = getattr(self.core.model, "rope_deltas", None)
+        # Qwen's positions count an image by its longer side. `rope_deltas` are relative to the length without padding.
+        if rope_deltas is not None:
+            bos_position = bos_position + rope_deltas.view(-1, 1)
         self._forget_positions()
         return {
             "key_values": [layer.added for layer in cache.layers],
@@ -245,15 +247,15 @@ class VLM(Captioner):
     ) -> tuple[Any, list[KeyValues]]:
         """Run ids (B, T) after the prompt and the words in `cache`. Return the output, and the keys and values of all words."""
         num_past_words = 0 if cache is None else cache[0][0].shape[-2]
-        past = prompt_cache(memory["key_values"], cache)
+        past_key_values = prompt_cache(memory["key_values"], cache)
         positions = memory["bos_position"] + num_past_words + torch.arange(tokens.shape[1], device=tokens.device)
         if hasattr(self.core.model, "rope_deltas"):  # Qwen: time, height and width
             positions = positions.expand(3, -1, -1)
         mask = F.pad(memory["mask"], (0, num_past_words + tokens.shape[1]), value=1)
-        options |= {"position_ids": positions, "past_key_values": past, "use_cache": True}
+        options |= {"position_ids": positions, "past_key_values": past_key_values, "use_cache": True}
         with without_checkpointing(self.core):
             output = self.core(input_ids=tokens, attention_mask=mask, **options)
-        return output, [layer.added for layer in past.layers]
+        return output, [layer.added for layer in past_key_values.layers]
 
     def step(self, tokens: Tensor, memory: Any, cache: Any) -> tuple[Tensor, Any]:
         """See `Captioner.step`; the cache has the keys and values of the words only."""
@@ -291,8 +293,8 @@ class VLM(Captioner):
     @torch.no_grad()
     def attention(self, before: Any, after: Any, tokens: Tensor) -> AttentionMaps:
         """See `Captioner.attention`: mean over the heads of the middle half of the layers, over the tokens of both images."""
-        if tiled := [name for name in TILINGS if self.image_kwargs.get(name)]:
-            raise NotImplementedError(f"{tiled[0]} cuts images into tiles, which have no common grid")
+        if options := [name for name in TILING_OPTIONS if self.image_kwargs.get(name)]:
+            raise NotImplementedError(f"{options[0]} cuts images into tiles, which have no common grid")
         memory = self.encode(before, after)
         core = self.core
         core.set_attn_implementation("eager")  # the other implementations compute no weights
@@ -300,20 +302,20 @@ class VLM(Captioner):
             output, _ = self._run_words(tokens, memory, None, output_attentions=True)
         finally:
             core.set_attn_implementation("sdpa")
-        layers = len(output.attentions)
-        middle = output.attentions[layers // 4 : layers - layers // 4]
-        mean_weights = torch.stack(middle).float().mean((0, 2))  # over layers and heads
+        num_layers = len(output.attentions)
+        middle_layers = output.attentions[num_layers // 4 : num_layers - num_layers // 4]
+        mean_weights = torch.stack(middle_layers).float().mean((0, 2))  # over layers and heads
         weights = mean_weights[..., : memory["is_image"].shape[1]]  # (B, T, L)
         is_image = memory["is_image"][:, None].expand_as(weights)
         before_weights, after_weights = weights[is_image].view(*tokens.shape, 2, -1).unbind(2)  # (B, T, N) each
-        processor = self.processor.image_processor
+        image_processor = self.processor.image_processor
         side = int(before_weights.shape[-1] ** 0.5)
         grid = (side, side)
-        if hasattr(processor, "merge_size"):  # Qwen keeps the aspect ratio
-            inputs = processor(images=[before[0]], return_tensors="pt", **self.image_kwargs)
+        if hasattr(image_processor, "merge_size"):  # Qwen keeps the aspect ratio
+            inputs = image_processor(images=[before[0]], return_tensors="pt", **self.image_kwargs)
             rows, columns = inputs["image_grid_thw"][0].tolist()[1:]
-            grid = (rows // processor.merge_size, columns // processor.merge_size)
-        num_patches = grid[0] * grid[1]  # LLaVA-OneVision has a token for the end of each image
+            grid = (rows // image_processor.merge_size, columns // image_processor.merge_size)
+        num_patches = grid[0] * grid[1]  # LLaVA-OneVision has one token more, for the end of each image
         return patch_attention(before_weights[..., :num_patches], after_weights[..., :num_patches], grid)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from diffcap.models.layers import Linear
 from diffcap.utils.errors import DiffcapError
 
-KeyValues = tuple[Tensor, Tensor]  # of one layer, (B, heads, T, D) each
+KeyValues = tuple[Tensor, Tensor]  # keys and values of one layer, (B, heads, tokens, channels) each
 Trained = Literal["nothing", "lora", "projector", "all"]
 LoraTargets = Literal["language", "all"]
 # Names of the linear layers of the language model in all supported families; the image towers have layers of the same names.
