@@ -374,7 +374,7 @@ def rebuild_backbone(meta: Mapping[str, Any], weights: str | None = None) -> Bac
 
 
 def _open_clip_network(meta: Mapping[str, Any]) -> str:
-    """Return the open_clip network of a store as NAME:TAG; for weights from a file, any tag with the activation and preprocessing."""
+    """Return the open_clip network of a store as NAME:TAG; for weights from a file, a tag with the store's activation and preprocessing."""
     import open_clip
 
     name = meta["network"]

@@ -100,12 +100,12 @@ class Scene:
         self.width, self.height = before.width, before.height  # in pixels
         self.bands = bands  # numbers of 1 or 3 bands, counted from 1
         self.transform = before.transform  # from (column, row) to coordinates of the CRS
-        has_position = before.crs is not None and not before.transform.is_identity
-        self.crs = before.crs.to_string() if has_position else None  # such as "EPSG:32633"; None: no georeference
+        is_georeferenced = before.crs is not None and not before.transform.is_identity
+        self.crs = before.crs.to_string() if is_georeferenced else None  # such as "EPSG:32633"; None: no georeference
         self._rasters, self._files = (before, after), files
 
     def read(self, tile: Tile) -> Sample:
-        """Read a window of both rasters."""
+        """Read a part of both rasters."""
         window = Window(tile.x, tile.y, tile.width, tile.height)
         pixels_of_dates, valid_of_dates = [], []
         for raster, file in zip(self._rasters, self._files):
@@ -127,13 +127,13 @@ class Scene:
         """
         step = math.ceil(max(self.width, self.height) / longest_side)
         window_side = max(1, MAX_WINDOW // step) * step
-        grid: list[list[Sample]] = []  # the samples of each row of windows
+        sample_rows: list[list[Sample]] = []  # the samples of each row of windows
         for y in range(0, self.height, window_side):
-            grid.append([])
+            sample_rows.append([])
             for x in range(0, self.width, window_side):
                 sample = self.read(Tile(x, y, min(window_side, self.width - x), min(window_side, self.height - y)))
-                grid[-1].append(Sample(*(array[..., ::step, ::step].copy() for array in sample)))
-        return Sample(*(np.block([[sample[index] for sample in row] for row in grid]) for index in range(4)))
+                sample_rows[-1].append(Sample(*(array[..., ::step, ::step].copy() for array in sample)))
+        return Sample(*(np.block([[sample[index] for sample in row] for row in sample_rows]) for index in range(4)))
 
 
 @contextmanager

@@ -82,14 +82,14 @@ class HubVocabulary:
 
     def decode(self, ids: Iterable[int]) -> str:
         """Turn ids that begin with bos into text up to the first eos after bos, with single spaces."""
-        text = self._text(ids)
+        text = self._decode_text(ids)
         return clean_answer(text, self.num_sentences) if self.num_sentences else " ".join(text.split())
 
     def decode_plain(self, ids: Iterable[int]) -> str:
         """Decode without `clean_answer`: each further id only adds to the text, so that the text of each id can be found."""
-        return " ".join(self._text(ids).split())
+        return " ".join(self._decode_text(ids).split())
 
-    def _text(self, ids: Iterable[int]) -> str:
+    def _decode_text(self, ids: Iterable[int]) -> str:
         token_ids = [int(token_id) for token_id in ids][1:]
         if self.eos in token_ids:
             token_ids = token_ids[: token_ids.index(self.eos)]

@@ -35,7 +35,7 @@ def find_choices(
     Name, commit and licence of a vision-language model without training are printed. A file below `runs` that is not a captioner of
     this diffcap is left out, and stderr says why.
     """
-    choices_by_path: list[tuple[Path, Choice]] = []
+    choices_with_paths: list[tuple[Path, Choice]] = []
     for name in checkpoints:
         if names_base_model(name):
             model = find_base(name)  # fetches it, so that an error is raised before the first visitor comes
@@ -44,10 +44,10 @@ def find_choices(
             model_at_commit = f"{model.name}@{model.revision}" if model.revision else model.name
             shown_path = Path(f"{model.name}@{model.revision[:7]}" if model.revision else model.name)
             title = next(method.title for method in methods().values() if method.base_model)
-            choices_by_path.append((shown_path, Choice(f"{title} · without training", model_at_commit)))
+            choices_with_paths.append((shown_path, Choice(f"{title} · without training", model_at_commit)))
         else:
             metadata = load_captioner(name, "cpu", backbone_weights, base).metadata  # raises errors early, too
-            choices_by_path.append((Path(name).resolve(), Choice(_label_of(metadata), name, backbone_weights, base)))
+            choices_with_paths.append((Path(name).resolve(), Choice(_label_of(metadata), name, backbone_weights, base)))
     shipped_choices = [
         Choice(f"{_label_of(read_json(folder / CONFIG, 'configuration'))} · ships with diffcap", name)
         for name, folder in SHIPPED_CAPTIONERS.items()
@@ -66,10 +66,10 @@ def find_choices(
                 metadata = read_checkpoint(path, mapped=True)["diffcap"]  # mapped: without reading the weights
             is_captioner = isinstance(metadata, dict) and metadata.get("stage") in CAPTIONING_STAGES
             if is_captioner and metadata.get("method") in list(methods()):
-                choices_by_path.append((path.resolve(), Choice(_label_of(metadata), path)))
+                choices_with_paths.append((path.resolve(), Choice(_label_of(metadata), path)))
         except DiffcapError as error:
             echo(f"note: left out: {error}", err=True)
-    choices = _add_paths_to_labels(choices_by_path)
+    choices = _add_paths_to_labels(choices_with_paths)
     return [*choices[: len(checkpoints)], *shipped_choices, *choices[len(checkpoints) :]]
 
 
@@ -77,10 +77,10 @@ def _label_of(metadata: dict[str, object]) -> str:
     return f"{methods()[str(metadata['method'])].title} · {metadata.get('dataset', 'unknown dataset')}"
 
 
-def _add_paths_to_labels(choices_by_path: Sequence[tuple[Path, Choice]]) -> list[Choice]:
+def _add_paths_to_labels(choices_with_paths: Sequence[tuple[Path, Choice]]) -> list[Choice]:
     """Add the last part of its path to each label, or more parts if other choices would have the same label."""
     keys = []  # label and shown path of each choice
-    for path, choice in choices_by_path:
+    for path, choice in choices_with_paths:
         # RUN/finetune/best.ckpt is shown as RUN, and RUN/reinforce/best.ckpt as RUN/reinforce.
         stage_path = path.parent if path.name == "best.ckpt" else path
         keys.append((choice.label, stage_path.parent if stage_path.name == "finetune" else stage_path))
@@ -90,7 +90,7 @@ def _add_paths_to_labels(choices_by_path: Sequence[tuple[Path, Choice]]) -> list
         for (label, path), old_label in labels.items():
             if counts[old_label] > 1:
                 labels[label, path] = f"{label} · {'/'.join(path.parts[-num_parts:])}"
-    return [choice._replace(label=labels[key]) for (_, choice), key in zip(choices_by_path, keys)]
+    return [choice._replace(label=labels[key]) for (_, choice), key in zip(choices_with_paths, keys)]
 
 
 class Captioners:

@@ -95,11 +95,11 @@ def build_page(captioners: Captioners, upload_folder: Path) -> gr.Blocks:
             "api_visibility": "undocumented",
         }
         uploads = []
-        for side, zone, notes in (("before", before, before_message), ("after", after, after_message)):
+        for side, zone, message in (("before", before, before_message), ("after", after, after_message)):
             check = _hide_traceback(partial(_check_upload, side))
-            upload = zone.upload(check, zone, [zone, notes], api_name=f"look_{side}", api_visibility="undocumented")
+            upload = zone.upload(check, zone, [zone, message], api_name=f"look_{side}", api_visibility="undocumented")
             uploads.append(upload)
-            zone.clear(lambda: "", None, notes, queue=False, api_visibility="private")
+            zone.clear(lambda: "", None, message, queue=False, api_visibility="private")
         button.click(**answer_event, api_name="caption")
         example_buttons.choose(
             show_example, captioner, [before, after, before_message, after_message, captioner], api_visibility="private"
