@@ -24,7 +24,7 @@ from diffcap.features.preprocessing import ResizeNormalize
 from diffcap.features.weights import conv_block, load_shipped_or_file
 
 SHIPPED_FILE = Path(__file__).with_name("blocks_backbone.safetensors")
-WIDTH, HEIGHT = 128, 96
+WIDTH, HEIGHT = 128, 96  # of an input image in pixels
 ROWS, COLUMNS, CELL = 4, 6, 24  # number of rows and columns of cells; width and height of a cell in pixels
 MARGIN = (COLUMNS * CELL - WIDTH) // 2  # pixels by which the grid extends beyond the image on the left and on the right
 

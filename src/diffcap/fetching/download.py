@@ -24,7 +24,7 @@ from diffcap.fetching.sources import FetchSettings
 from diffcap.records import read_json, write_json
 from diffcap.utils.errors import DiffcapError
 
-_CHUNK_BYTES = 1 << 16
+_CHUNK_BYTES = 1 << 16  # bytes that are read at once
 _MAX_BACKOFF = 30.0  # longest pause before another attempt in seconds, unless the server requests one
 _MAX_HOST_FAILURES = 4  # a host is skipped after so many files in a row that failed with all their retries
 # HTTP status codes: the server does not have the file (any more); another attempt may succeed.

@@ -20,8 +20,8 @@ from diffcap.utils.errors import DiffcapError
 from diffcap.utils.files import add_filename
 from diffcap.worlds.blocks.captions import NO_CHANGE as BLOCKS_NO_CHANGE
 
-NO_CHANGE_SENTENCES = tuple(dict.fromkeys((*ALL_NO_CHANGE, *BLOCKS_NO_CHANGE)))
-PARTIAL_SUFFIX = ".partial.jsonl"
+NO_CHANGE_SENTENCES = tuple(dict.fromkeys((*ALL_NO_CHANGE, *BLOCKS_NO_CHANGE)))  # in the datasets
+PARTIAL_SUFFIX = ".partial.jsonl"  # of the file of `PartialResults`
 MAX_UNSAVED_RESULTS = 256  # results after which a batch is saved, also if few of its tiles need a caption
 NO_DATA, IDENTICAL = "no data", "identical"  # reasons why a tile is not captioned
 Item = TypeVar("Item")

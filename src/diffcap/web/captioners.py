@@ -22,7 +22,7 @@ class Choice(NamedTuple):
     """A captioner that visitors may choose: its label in the list, and the arguments with which `load_captioner` loads it."""
 
     label: str  # method, dataset, and the run or file, or "ships with diffcap"
-    checkpoint: str | Path | None  # a vision-language model of the Hub is NAME@COMMIT; None: that of blocks
+    checkpoint: str | Path | None  # a vision-language model of the Hub is NAME@COMMIT; None: the shipped one of blocks
     backbone_weights: str | None = None
     base: str | None = None
 

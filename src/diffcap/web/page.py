@@ -20,10 +20,10 @@ from diffcap.web.captioners import Captioners
 from diffcap.web.result import data_uri, render_examples, render_message, render_result
 
 MAX_BEAMS = 10
-_DEFAULT_BEAMS = 5
+_DEFAULT_BEAMS = 5  # of the slider
 _MAX_CONCURRENT, _MAX_QUEUE = 2, 200  # number of captions computed at a time, and of waiting requests
 _UPLOAD_SECONDS = 1800  # how long an uploaded file is kept
-_BROWSER_FORMATS = {"PNG", "JPEG", "GIF", "WEBP", "BMP", "AVIF", "ICO"}
+_BROWSER_FORMATS = {"PNG", "JPEG", "GIF", "WEBP", "BMP", "AVIF", "ICO"}  # that browsers can show; Pillow's names
 
 # Decoding the largest images takes hundreds of megabytes, so only one is decoded at a time.
 _decoding_lock = threading.Lock()

@@ -26,8 +26,8 @@ from diffcap.worlds.blocks.render import render
 from diffcap.worlds.blocks.scenes import CHANGES, sample_triples
 from diffcap.worlds.tiles.write import render_pair
 
-MAX_IMAGE_SIDE = 720  # pixels
-MAX_OVERLAY_SIDE = 96  # pixels; overlays are smooth, so the browser can enlarge them
+MAX_IMAGE_SIDE = 720  # longer side in pixels of an image in the answer
+MAX_OVERLAY_SIDE = 96  # longer side of an attention overlay; overlays are smooth, so the browser can enlarge them
 
 # Examples of the dataset blocks, from its scene 5 on. In earlier scenes, the changed object is partly hidden.
 _SEED, _FIRST_SCENE = 2026, 5

@@ -14,7 +14,7 @@ from diffcap.checkpoints.hub_access import check_connection
 from diffcap.utils.errors import DiffcapError
 
 MAX_UPLOAD_BYTES = 2 * 2**30  # total of the uploaded files of all visitors
-_LOCAL_HOSTS = ("localhost", "*.localhost", "127.0.0.1", "[::1]")
+_LOCAL_HOSTS = ("localhost", "*.localhost", "127.0.0.1", "[::1]")  # names of this machine
 
 
 def serve(
