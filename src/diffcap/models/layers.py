@@ -291,24 +291,24 @@ class PreNormStack(nn.Module):
     ) -> Tensor:
         """`forward` of `torch.cat([prefix.repeat_interleave(R, 0), suffix], 1)`: (B, Q, D), without keys and values.
 
-        The R = B / b rows of `suffix` (B, T, D) that follow the same row of `prefix` (b, M, D) share its projection in the first block.
+        Row i of `prefix` (b, M, D) precedes R = B / b rows of `suffix` (B, T, D), from i R on; the first block projects it only once.
         """
         repeats = len(suffix) // max(1, len(prefix))  # R; a rank may have an empty batch
         if repeats <= 1 or len(self.layers) < 2:
             x = torch.cat([prefix.repeat_interleave(repeats, 0), suffix], 1)
             return self(x, mask, None, query_positions)[0]
-        first, *middle, last = cast(list[PreNormBlock], list(self.layers))
+        first_layer, *middle_layers, last_layer = cast(list[PreNormBlock], list(self.layers))
         prefix, suffix = self.norm(prefix), self.norm(suffix)
-        prefix_qkv = first.attention.project_qkv(first.attention_norm(prefix))
-        suffix_qkv = first.attention.project_qkv(first.attention_norm(suffix))
+        prefix_qkv = first_layer.attention.project_qkv(first_layer.attention_norm(prefix))
+        suffix_qkv = first_layer.attention.project_qkv(first_layer.attention_norm(suffix))
         query, key, value = (
             torch.cat([start.repeat_interleave(repeats, 0), end], 2) for start, end in zip(prefix_qkv, suffix_qkv)
         )
         x = torch.cat([prefix.repeat_interleave(repeats, 0), suffix], 1)
-        x = first.add_and_run_ffn(x, first.attention.attend(query, (key, value), mask))
-        for layer in middle:
+        x = first_layer.add_and_run_ffn(x, first_layer.attention.attend(query, (key, value), mask))
+        for layer in middle_layers:
             x, _ = layer(x, mask)
-        return last(x, take_mask_rows(mask, query_positions), (), query_positions)[0]
+        return last_layer(x, take_mask_rows(mask, query_positions), (), query_positions)[0]
 
 
 def take_positions(x: Tensor, positions: Positions) -> Tensor:
