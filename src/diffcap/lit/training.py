@@ -242,8 +242,8 @@ def init_from(
         )
     if not checkpoint_file:
         return
-    checkpoint = read_checkpoint(checkpoint_file)
-    theirs = checkpoint["diffcap"].get("hyperparameters") or {}
+    content = read_checkpoint(checkpoint_file)
+    theirs = content["diffcap"].get("hyperparameters") or {}
     ours = getattr(module, "hyperparameters", {})
     for key in _SHARED_HYPERPARAMETERS:
         if key in theirs and key in ours and theirs[key] != ours[key]:
@@ -251,7 +251,7 @@ def init_from(
                 f"{checkpoint_file}: the checkpoint has {key} {theirs[key]}, this stage has {ours[key]}; give both the same "
                 f"model.captioner.init_args.{key}."
             )
-    checkpoint_words = checkpoint["diffcap"]["words"]
+    checkpoint_words = content["diffcap"]["words"]
     if checkpoint_words != words:
         different = ", ".join(sorted(set(checkpoint_words) ^ set(words))[:3]) or "none, their order differs"
         raise DiffcapError(
@@ -263,7 +263,7 @@ def init_from(
     kept_prefixes = tuple(f"{part}." for part in without)  # of the names that keep their initial weights
     if unknown := [prefix for prefix in kept_prefixes if not any(name.startswith(prefix) for name in initial)]:
         raise DiffcapError(f"model.init_without has {unknown[0][:-1]!r}, but the model has no such part.")
-    weights = {name: value for name, value in weights_of(checkpoint).items() if not name.startswith(kept_prefixes)}
+    weights = {name: value for name, value in weights_of(content).items() if not name.startswith(kept_prefixes)}
     missing = [name for name in initial if name not in weights]
     unexpected = [name for name in weights if name not in initial]
     mismatches = [f"missing: {name}" for name in missing if not name.startswith((*allowed_missing, *kept_prefixes))]

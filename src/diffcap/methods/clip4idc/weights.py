@@ -163,8 +163,8 @@ def build_backbone(weights: str) -> tuple[SingleImageEncoder, ResizeOnly]:
             "WEIGHTS is missing: give the checkpoint of an adaptation, for example "
             "runs/blocks/clip4idc/pretrain/best.ckpt."
         )
-    state = read_checkpoint(weights)
-    metadata = state["diffcap"]
+    content = read_checkpoint(weights)
+    metadata = content["diffcap"]
     if metadata.get("method") != "clip4idc" or "hyperparameters" not in metadata:
         raise DiffcapError(
             f"{weights}: not a checkpoint of CLIP4IDC; give one of its pre-training or captioning stage."
@@ -178,5 +178,5 @@ def build_backbone(weights: str) -> tuple[SingleImageEncoder, ResizeOnly]:
     with wrap_errors(weights, "its image tower cannot be built", advice):
         clip = build_clip(hyperparameters["network"], hyperparameters["image_size"])
         tower = PairTower(clip, hyperparameters["intra_layers"])
-        tower.load_state_dict(weights_of(state, "captioner.images."))
+        tower.load_state_dict(weights_of(content, "captioner.images."))
     return SingleImageEncoder(tower), ResizeOnly(tower.image_size)

@@ -36,9 +36,9 @@ PROMPT = (
     "These are two pictures of the same scene, before and after. Say in one short sentence what changed. If only the camera or the "
     "light changed, say: nothing has changed."
 )
-# Options that cut an image into tiles: 64 tokens become 1,088 with SmolVLM's default. A change needs no such resolution.
+# Options that cut an image into tiles. They are off by default: with SmolVLM, 64 tokens of an image would become 1,088.
 TILING_OPTIONS = ("do_image_splitting", "crop_to_patches", "do_pan_and_scan")
-# Layers that stay in the base model's type with 4 bits: few weights, in which the rounding costs most.
+# Patterns of layers that are not rounded to 4 bits, because they have few weights and rounding would cost most there.
 KEPT_IN_DTYPE = ["lm_head", r"model\.(visual|vision_model|vision_tower|connector|multi_modal_projector)"]
 MAX_PROMPT_LENGTH = 10_000  # characters of the prompt of a checkpoint
 TOKEN_INPUTS = ("input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids")  # inputs of shape (B, L)
@@ -51,7 +51,7 @@ class VLM(Captioner):
 
     Args:
         base: the model: user/name on the Hugging Face Hub, or a folder; see `base_models.find_base`.
-        revision: its commit on the Hub; None for the current one, which `hyperparameters` then has.
+        revision: its commit on the Hub; None: the current one, which is written to `hyperparameters`.
         prompt: question that follows the two images.
         train: what is trained: "lora" (matrices added to linear layers), "projector" (the layers between image tower and
             language model), "all", or "nothing" (zero-shot).
