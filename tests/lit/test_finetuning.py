@@ -11,7 +11,7 @@ from tests.toy import SHAPE, write_toy
 from diffcap.data.datamodules import CaptionData
 from diffcap.lit import finetuning
 from diffcap.lit.finetuning import Captioning
-from diffcap.lit.run import _other_settings
+from diffcap.lit.run import _find_changes
 from diffcap.lit.training import TrainingModule
 from diffcap.methods.pcl.model import PCL
 from diffcap.methods.pcl.pretraining import Pretraining
@@ -101,8 +101,8 @@ def test_settings_that_do_not_fit_are_one_sentence(folder: Path, monkeypatch: py
 def test_a_training_with_options_of_an_earlier_version_is_compared_by_the_options_of_both(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("model: {lr: 1.0e-4, half_precision_clip: false, decoder_clip_value: 5.0}\n")
     options = {"model.lr": 1e-4, "trainer.callbacks": [{"class_path": "ClipDecoderGradients"}]}
-    assert _other_settings(tmp_path, {"id": "1"}, {}, options) is None
-    assert "model.lr 0.0001, now 0.1" in str(_other_settings(tmp_path, {"id": "1"}, {}, {**options, "model.lr": 0.1}))
+    assert _find_changes(tmp_path, {"id": "1"}, {}, options) is None
+    assert "model.lr 0.0001, now 0.1" in str(_find_changes(tmp_path, {"id": "1"}, {}, {**options, "model.lr": 0.1}))
 
 
 @pytest.mark.parametrize(
