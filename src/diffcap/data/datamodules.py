@@ -54,7 +54,8 @@ class FeatureData(pl.LightningDataModule):
         vocabulary_with: folders of further datasets whose training captions are counted for the vocabulary; all stages of a
             model need the same ones (IDC-PCL: CUB and Birds-to-Words share a vocabulary).
         vocabulary_splits: "train", or "all": val and test are counted, too (RSICCformer, Chg2Cap). Equal in all stages of a model.
-        base, base_revision: the captioner's vision-language model and its commit; the training stage sets them.
+        base: the captioner's vision-language model; the training stage sets it.
+        base_revision: commit of `base`; the training stage sets it.
     """
 
     takes_single_images: ClassVar[bool] = False
