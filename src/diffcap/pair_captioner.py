@@ -1,4 +1,4 @@
-"""Captions of two images by a trained checkpoint.
+"""Caption two images with a trained checkpoint.
 
 ```
 caption = load_captioner("runs/desk/scorer/finetune/best.ckpt")("before.jpg", "after.jpg")
@@ -29,14 +29,14 @@ from diffcap.text.vocabularies import AnyVocabulary
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.image_io import Source, read_pair
 
-# The captioners that ship with the package, by the embedded dataset that they were trained on.
+# Name of a rendered dataset -> folder of the captioner that was trained on it, which ships with the package.
 SHIPPED_CAPTIONERS = {name: Path(__file__).parent / "models" / "captioners" / name for name in ("blocks", "tiles")}
 DEFAULT_CAPTIONER = SHIPPED_CAPTIONERS["blocks"]
 DOMAIN_NOTE = (
     "this captioner was trained on rendered {} only; its captions of other images, such as photographs, are unreliable, even where "
     "it gives its words a probability of 100 %."
 )
-EMBEDDED_DOMAINS = {"blocks": "`blocks` scenes", "tiles": "overhead images (`tiles`)"}
+RENDERED_DOMAINS = {"blocks": "`blocks` scenes", "tiles": "overhead images (`tiles`)"}
 MAX_ASPECT = 50  # largest ratio of an image's sides for vision-language models; Qwen refuses ratios of 200
 MapArray = npt.NDArray[np.floating[Any]]
 
@@ -93,7 +93,7 @@ class AttentionMaps:
     """Attention of each of W words of a caption to the positions of both images; `alignment` is None without one."""
 
     words: list[str]
-    before: MapArray  # (W, h, w); each map sums to 1, or both maps of a word to 2
+    before: MapArray  # (W, h, w); each map sums to 1, or the two maps of a word together to 2
     after: MapArray
     alignment: MapArray | None  # (h w, h w), row i: attention from position i of the before image to the after image
 
@@ -116,8 +116,8 @@ class PairCaptioner:
     Attributes:
         metadata: entries of the checkpoint (method, dataset, step, version, ...). An ensemble has the entries of its first member,
             and the entry "ensemble" with the methods of all members.
-        domain_note: sentence about the captions' reliability, for captioners trained on an embedded dataset and for vision-language models
-            without training; otherwise None.
+        domain_note: warning that the captions can be unreliable, for captioners trained on rendered images and for vision-language
+            models without training; otherwise None.
 
     Raises:
         DiffcapError: the backbone is not available or not the one used in training, or the device does not exist.
@@ -143,12 +143,13 @@ class PairCaptioner:
         self.metadata = first.metadata
         self.domain_note = _domain_note(members)
         self.device = _choose_device(device)
-        self._feature_metadata: list[dict[str, Any]] = []  # of each distinct feature extractor
+        self._feature_metadata: list[dict[str, Any]] = []  # of each distinct backbone
         for member in members:
             if member.features not in self._feature_metadata:
                 self._feature_metadata.append(member.features)
-        # For each member, the index of its feature extractor.
+        # For each member, the index of its backbone.
         self._feature_index = [self._feature_metadata.index(member.features) for member in members]
+        # A vision-language model has no "shape", because it reads images of any size.
         self._has_fixed_sizes = all(metadata["shape"] is not None for metadata in self._feature_metadata)
         backbones = [rebuild_backbone(metadata, backbone_weights) for metadata in self._feature_metadata]
         self._backbones = [backbone.to(self.device) for backbone in backbones]
@@ -238,7 +239,7 @@ class PairCaptioner:
         features: list[Any] = []  # before and after, of each backbone
         backbone_images = zip(*(model_input.images for model_input in inputs))
         for backbone, metadata, pairs in zip(self._backbones, self._feature_metadata, backbone_images):
-            if metadata["shape"] is None:  # a model of images of any size
+            if metadata["shape"] is None:
                 device_pairs = [pair.to(self.device, torch.uint8) for pair in pairs]
                 features.append(([pair[0] for pair in device_pairs], [pair[1] for pair in device_pairs]))
                 continue
@@ -271,11 +272,11 @@ class PairCaptioner:
                 "the captioner's probabilities are NaN: its weights diverged in training or are damaged; use another checkpoint."
             )
         no_change_probabilities = self._captioner.nothing_changed(before, after)
-        word_counts = self._captioner.caption_mask(tokens).sum(1).view(hypotheses.shape[:2])
-        order = rank_beams(scores.sum(2), word_counts, length_penalty)
+        token_counts = self._captioner.caption_mask(tokens).sum(1).view(hypotheses.shape[:2])  # with EOS, without BOS
+        order = rank_beams(scores.sum(2), token_counts, length_penalty)
         hypotheses = hypotheses.take_along_dim(order[..., None], 1)
         scores = scores.take_along_dim(order[..., None], 1).cpu()
-        lengths = (1 + word_counts.take_along_dim(order, 1)).tolist()  # with BOS
+        lengths = (1 + token_counts.take_along_dim(order, 1)).tolist()  # with BOS
         captions = []
         for row, model_input in enumerate(inputs):
             sequences = [ids[:length] for ids, length in zip(hypotheses[row].tolist(), lengths[row])]
@@ -355,7 +356,7 @@ def _word_spans(vocabulary: AnyVocabulary, tokens: Sequence[int]) -> list[tuple[
 
 def _domain_note(members: Sequence[Checkpoint]) -> str | None:
     datasets = {member.metadata["dataset"] for member in members}
-    if len(datasets) == 1 and (domain := EMBEDDED_DOMAINS.get(datasets.pop())):
+    if len(datasets) == 1 and (domain := RENDERED_DOMAINS.get(datasets.pop())):
         return DOMAIN_NOTE.format(domain)
     untrained = [member.metadata for member in members if member.metadata["stage"] == ZERO_SHOT]
     if not untrained:

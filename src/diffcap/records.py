@@ -21,11 +21,11 @@ SPLITS = ("train", "val", "test")
 RANGES = "pixel_ranges"  # key of `ChangePair.extra`
 NO_CHANGE_GROUPS = ("distractor", "no_change")  # values of `ChangePair.group` for pairs without change
 _FIELD_TYPES: dict[str, Any] = {"id": str, "before": str, "after": str | None, "captions": list, "split": str}
-Changes = Literal["single", "multi"]
+Changes = Literal["single", "multi"]  # how a pair with several changes is captioned, see `take_changes`
 MULTI_WORDS = 60  # CARD's released captions are cut after 60 words
 _REMEDY = "write it with `make data DATASET=<name> DATA=<folder>`"
 
-# Names that `groups_of` and the rows of the results table use for something else than a change type.
+# Names of other groups of pairs, and other keys in a row of the results table; a change type must not have them.
 _GROUP_NAMES = ("total", "semantic", "distractor", "change", "no_change")
 _ROW_KEYS = ("slots", "type_accuracy", "id_tokens", "seconds", "steps", "std", "runs")
 RESERVED_CHANGE_TYPES = frozenset((*_GROUP_NAMES, *_ROW_KEYS))
@@ -81,7 +81,7 @@ class Dataset:
 
 
 def _make_pair(row: dict[str, Any], place: str) -> ChangePair:
-    """Check a line of the manifest; `place` is "<path>, line <number>", for messages."""
+    """Check a line of the manifest and return its pair; `place` is "<path>, line <number>", for messages."""
     for key, field_type in _FIELD_TYPES.items():
         if key not in row or not isinstance(row[key], field_type):
             value = "nothing" if key not in row else repr(row[key])[:60]
@@ -174,7 +174,6 @@ def write_dataset(folder: str | Path, name: str, root: str | Path, pairs: list[C
     """Write `dataset.json` and `manifest.jsonl`; unchanged files are not touched, so that Make treats them as up to date.
 
     Args:
-        folder: `data/<dataset>`.
         root: folder of the images. A folder inside `folder` is stored as a relative path, so that `folder` can be moved.
         notes: a dict of further entries of `dataset.json` (skipped pairs, the reader's settings).
     """
@@ -250,7 +249,7 @@ def read_json(
 
     Args:
         what, remedy: kind of file, and what the user can do if it is missing or damaged, for the message.
-        object_type: what a JSON object becomes, given its (key, value) pairs; tuple keeps keys that occur twice. By default dict.
+        object_type: makes the value of a JSON object from its list of (key, value). `tuple` keeps repeated keys. By default dict.
     """
     path = Path(path)
     if not path.is_file():
@@ -275,7 +274,7 @@ _DECODER = _decoder()
 
 
 def _loads(text: str, decoder: json.JSONDecoder = _DECODER) -> Any:
-    """Parse JSON that other programs can read as well."""
+    """Parse JSON; raise a ValueError for values that other programs may refuse: NaN, infinity, and invalid Unicode."""
     value = decoder.decode(text)
     if "\\u" in text:
         json.dumps(value, ensure_ascii=False).encode()  # raises an error for half of a surrogate pair
@@ -285,7 +284,7 @@ def _loads(text: str, decoder: json.JSONDecoder = _DECODER) -> Any:
 def read_json_lines(
     path: str | Path, what: str = "JSON-lines file", remedy: str = "check the path"
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield "<path>, line <number>", for messages, and the JSON object of every line that is not blank; arguments as `read_json`."""
+    """Yield "<path>, line <number>", for messages, and the JSON object of every non-blank line; arguments as in `read_json`."""
     path = Path(path)
     if not path.is_file():
         raise DiffcapError(f"{path}: no {what} there; {remedy}.")

@@ -214,7 +214,7 @@ def test_without_a_checkpoint_the_captioner_of_overhead_images_is_used(
     cases = [
         ("uint8", [], "the captioner `tiles`, which ships with diffcap, is used"),
         ("uint16", [], "contrast is scaled to that of the images that `tiles` was trained on"),
-        ("uint16", ["--stretch=2,98"], "`tiles` has not seen stretched contrast and may report tiles without change"),
+        ("uint16", ["--stretch=2,98"], "has not seen stretched contrast and may report changes in unchanged tiles"),
     ]
     for dtype, options, note in cases:
         for side, name in enumerate(("before", "after")):

@@ -48,7 +48,7 @@ def describe_origin(name: str, revision: str | None, licence: str | None) -> str
 def names_base_model(source: str | Path) -> bool:
     """Return whether a source is a base model, as a folder or a name on the Hub, and not a captioner of diffcap.
 
-    For a name on the Hub, only config.json is fetched.
+    For a name on the Hub, only config.json is fetched. That of a captioner of diffcap has the key "format".
     """
     path = Path(source).expanduser()
     if path.exists():

@@ -18,7 +18,7 @@ from diffcap.utils.files import atomic_write
 
 
 def expand_folders(paths: Sequence[str | Path]) -> list[Path]:
-    """Replace each folder by its periodic checkpoints (`run.keep_last_k`) and last.ckpt; keep the files among `paths`."""
+    """Replace each folder by its periodic checkpoints (option `run.keep_last_k`) and last.ckpt; keep the files among `paths`."""
     files: list[Path] = []
     for path in map(Path, paths):
         if not path.is_dir():
@@ -39,7 +39,7 @@ def expand_folders(paths: Sequence[str | Path]) -> list[Path]:
 def average(paths: Sequence[str | Path], out: str | Path) -> list[int]:
     """Write a checkpoint with the mean of the weights of several checkpoints of one model, and the metadata of the last one.
 
-    For folders among `paths`, see `expand_folders`. Returns the training step of each checkpoint.
+    A folder among `paths` stands for its checkpoints, see `expand_folders`. Returns the training step of each checkpoint.
     """
     files = expand_folders(paths)
     contents = [read_checkpoint(file) for file in files]
@@ -62,7 +62,7 @@ def average(paths: Sequence[str | Path], out: str | Path) -> list[int]:
     metadata = {**last_content["diffcap"], "averaged": sources}
     buffer = io.BytesIO()  # torch.save to a file does not raise OSError if the disk is full
     torch.save({"state_dict": weights, "global_step": steps[-1], "diffcap": metadata}, buffer)
-    with atomic_write(out, per_process=False) as temporary:
+    with atomic_write(out, per_process=False) as temporary:  # killed processes leave at most one temporary file
         temporary.write_bytes(buffer.getbuffer())
     return steps
 
@@ -80,13 +80,13 @@ def _check_words(first_path: Path, first_words: list[str], path: Path, words: li
 def load_members(
     paths: Sequence[str | Path], base: str | Path | None = None, prompt: str | None = None, **zero_shot_options: Any
 ) -> list[Checkpoint]:
-    """Load the members of an ensemble, see `loading.load`; their methods may differ, but their token ids must be the same."""
+    """Load the members of an ensemble, arguments as in `load`; their methods may differ, but their token ids must be the same."""
     members = [load(path, base, prompt, **zero_shot_options) for path in paths]
     first = members[0]
     files = [Path(path) for path in paths]
     for path, member in zip(files[1:], members[1:]):
         _check_words(files[0], first.vocabulary.words, path, member.vocabulary.words)
-        if member.vocabulary.family != first.vocabulary.family:
+        if member.vocabulary.family != first.vocabulary.family:  # layouts of one family have the same special tokens
             raise DiffcapError(
                 f"{path}: its vocabulary layout is {member.vocabulary.layout}, that of {files[0]} is {first.vocabulary.layout}; "
                 "the members of an ensemble need the same layout, or the same base model."

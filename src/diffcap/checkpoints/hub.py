@@ -71,12 +71,12 @@ def _read_metrics(path: Path) -> dict[str, Any]:
 
 def _mismatch_reason(metrics: dict[str, Any], expected_hash: str) -> str | None:
     """Return why the scores do not belong to the weights with this hash; None if they do."""
-    evaluated = (metrics.get("provenance") or {}).get("checkpoints")
-    if not evaluated:
+    checkpoints = (metrics.get("provenance") or {}).get("checkpoints")
+    if not checkpoints:
         return "does not name the weights that it evaluated"
-    if len(evaluated) > 1:
-        return f"belongs to an ensemble of {len(evaluated)} checkpoints"
-    return None if evaluated[0].get("weights_sha256") == expected_hash else "belongs to other weights"
+    if len(checkpoints) > 1:
+        return f"belongs to an ensemble of {len(checkpoints)} checkpoints"
+    return None if checkpoints[0].get("weights_sha256") == expected_hash else "belongs to other weights"
 
 
 def export(checkpoint: str | Path, folder: str | Path) -> Scores:
@@ -193,7 +193,7 @@ def model_card(
     method = methods().get(metadata["method"])
     features = metadata["features"]
     hyperparameters = without_folders(content)["diffcap"].get("hyperparameters") or {}
-    base_on_hub = hyperparameters.get("base") if hyperparameters.get("revision") else None  # not of a local folder
+    base_on_hub = hyperparameters.get("base") if hyperparameters.get("revision") else None  # None for a local folder
     backbone = ", ".join(str(features[key]) for key in ("library", "network", "stage") if features.get(key))
     protocol = (scores.metrics or {}).get("protocol") or {}
     groups = _percentages(scores.metrics["groups"]) if scores.metrics else {}
@@ -243,7 +243,7 @@ def model_card(
 
 
 def _percentages(groups: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """Return the scores of `METRIC_COLUMNS` times 100, by group, without values that are not numbers."""
+    """Return the scores of `METRIC_COLUMNS` times 100 for each group of pairs ("total", ...), without values that are not numbers."""
     return {
         group: {name: round(100 * row[name], 2) for name in METRIC_COLUMNS if isinstance(row.get(name), int | float)}
         for group, row in groups.items()

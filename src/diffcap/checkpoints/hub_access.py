@@ -37,7 +37,7 @@ def check_repository_name(name: str) -> None:
 def check_connection(sources: Sequence[str | None], shipped: bool = False) -> None:
     """Check that the Hub can be reached if a source (a checkpoint or a base model) is a name on it that is not in the cache.
 
-    This does not import PyTorch, which takes seconds. `shipped`: whether the message also names the captioners of the package.
+    This does not import PyTorch, which takes seconds. `shipped`: the error also suggests the captioners of the package.
     """
     for source in sources:
         name, _, revision = (source or "").partition("@")
@@ -116,7 +116,7 @@ def _offline_message(name: str, reason: str) -> str:
 
 @contextmanager
 def without_requests(reason: str | None) -> Iterator[None]:
-    """If there is a reason, let the Hub's client use its cache only. It would retry each request for half a minute."""
+    """If there is a reason not to connect, let the Hub's client use only its cache; otherwise it retries for half a minute."""
     from huggingface_hub import constants
 
     was_offline = constants.HF_HUB_OFFLINE

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -57,16 +57,16 @@ class Sizes(NamedTuple):
 class Importer:
     """How to read the official checkpoints of a method."""
 
-    # From the official parameters, the values of `ImportOptions` and the computed tables (positions): the hyperparameters.
+    # Takes the official parameters, the values of `ImportOptions`, and the computed tables of positions.
     sizes: Callable[[State, Mapping[str, Any], State], Sizes]
-    # From the official parameters and the stage: the state dict of diffcap's model.
+    # Takes the official parameters and the stage, and returns the state dict of diffcap's model.
     rename: Callable[[dict[str, Tensor], Stage], dict[str, Tensor]]
     vocabulary_layout: AnyLayout  # of diffcap's model
     vocabulary_file: str | None  # the authors' file that maps words to ids; None if the method uses CLIP's tokens
     # If the file is a dict of several networks: their keys, which become prefixes of the parameters' names. Empty for one network.
     groups: tuple[str, ...] = ()
-    pickled_classes: tuple[str, ...] = ()  # that the file may use, besides those of tensors; see `load_tensors`
-    is_pretraining: Callable[[State], bool] = lambda state: False  # whether official parameters are of that stage
+    pickled_classes: tuple[str, ...] = ()  # names of the classes that the file may use, besides those of tensors
+    is_pretraining: Callable[[State], bool] = lambda state: False  # True for the parameters of a pre-trained model
 
 
 @dataclass(frozen=True)
@@ -76,9 +76,9 @@ class ImportOptions:
     heads: int = 8
     vision_heads: int | None = None
     max_length: int | None = None  # 24 or the file's position table (SCORER, DIRL), 40 (PCL), 33 (CLIP4IDC)
-    coordinates: bool | None = None  # yes if the number of channels is two more than a multiple of four, such as 1026
-    grid: tuple[int, int] | None = None
-    intra_layers: int | None = None
+    coordinates: bool | None = None  # whether x and y are channels, too; None: yes if their number is 4 n + 2 (1026)
+    grid: tuple[int, int] | None = None  # rows and columns of the features
+    intra_layers: int | None = None  # layers of the image tower that encode each image separately (CLIP4IDC)
     dataset: str = RELEASED_CHECKPOINTS_DATASET
 
 
@@ -111,7 +111,7 @@ def read_official(path: str | Path, method: str) -> dict[str, Tensor]:
             f"{path}: contains a {type(content).__name__}, not a dict of weights; give the authors' checkpoint."
         )
     groups = {group: content[group] for group in importer.groups if isinstance(content.get(group), dict)}
-    with wrap_errors(path, f"not a checkpoint of {method}", "download it again"):  # modules that contain themselves
+    with wrap_errors(path, f"not a checkpoint of {method}", "download it again"):  # RecursionError of cyclic modules
         groups = {group: state_of_module(network) or network for group, network in groups.items()}
     if groups:
         if missing := [group for group in importer.groups if group not in groups]:
@@ -122,9 +122,9 @@ def read_official(path: str | Path, method: str) -> dict[str, Tensor]:
             for name, value in network_state.items()
         }
     state = {str(name).removeprefix("module."): value for name, value in content.items()}  # prefix of DataParallel
-    no_tensor = next((name for name, value in state.items() if not isinstance(value, Tensor)), None)
-    if no_tensor is not None or not state:
-        fault = f"{no_tensor!r:.80} is not a tensor" if state else "it is empty"
+    non_tensor = next((name for name, value in state.items() if not isinstance(value, Tensor)), None)
+    if non_tensor is not None or not state:
+        fault = f"{non_tensor!r:.80} is not a tensor" if state else "it is empty"
         raise DiffcapError(f"{path}: not a checkpoint of {method} ({fault}); give the authors' checkpoint.")
     state = {name: value.float() if value.is_floating_point() else value for name, value in state.items()}
     if infinite := next((name for name, value in state.items() if not is_finite(value)), None):
@@ -156,7 +156,7 @@ def read_word_ids(path: str | Path, layout: LayoutName) -> tuple[list[str], list
 def import_official(
     path: str | Path, method: str, vocabulary: str | Path | None = None, options: ImportOptions | None = None
 ) -> dict[str, Any]:
-    """Convert an official checkpoint to one of diffcap, see `reading.read_checkpoint`.
+    """Convert an official checkpoint to the content of one of diffcap, as `read_checkpoint` returns it.
 
     Its stage is "finetune" or "pretrain" (IDC-PCL's pre-training, CLIP4IDC's adaptation). `vocabulary`: a JSON file, or None (CLIP4IDC).
     """
@@ -221,8 +221,7 @@ def _read_vocabulary(
         raise DiffcapError(
             f"{path}: a checkpoint of {method} contains no words; give its {importer.vocabulary_file} as --vocabulary FILE."
         )
-    layout: Any = importer.vocabulary_layout
-    return read_word_ids(vocabulary, layout)
+    return read_word_ids(vocabulary, cast(LayoutName, importer.vocabulary_layout))
 
 
 def _reorder_words(state: dict[str, Tensor], official_ids: Sequence[int]) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ from diffcap.run_folder import METRICS
 from diffcap.text.vocabularies import AnyVocabulary, restore_vocabulary
 from diffcap.utils.errors import DiffcapError, wrap_errors
 
-PNG_GLOB = "*.png"  # in the top folder of a repository
+PNG_GLOB = "*.png"  # images of the model card, in the top folder of a repository on the Hub
 
 
 class Checkpoint(NamedTuple):
@@ -41,7 +41,8 @@ def load(
     Args:
         path: a checkpoint's file, an exported folder or a vision-language model; or the `user/name` of one of these on the Hub.
         base: folder or name of the vision-language model on which the captioner was trained, if it has moved.
-        prompt: question to a vision-language model without training. zero_shot_options: `sentences` and `max_length` of its answers.
+        prompt: question to a vision-language model without training.
+        zero_shot_options: for such a model, the number of `sentences` that a caption has, and the `max_length` of an answer.
     """
     if names_base_model(path):
         if base is not None:
@@ -97,7 +98,7 @@ def fetch_if_on_hub(source: str | Path) -> str | Path:
 
 
 def retrieval_function(path: str | Path) -> Callable[..., None]:
-    """Return the function that evaluates the retrieval of a pre-training's checkpoint, see `Pretraining.retrieval`."""
+    """Return the method's function that evaluates the retrieval of pairs and captions by the checkpoint of a pre-training."""
     metadata = read_checkpoint(path, mapped=True)["diffcap"]
     method = methods().get(str(metadata.get("method")))
     pretraining = method.pretraining if method else None
@@ -110,7 +111,7 @@ def retrieval_function(path: str | Path) -> Callable[..., None]:
 
 
 def build_pretraining(content: dict[str, Any]) -> Any:
-    """Build the model of a pre-training's checkpoint, see `read_checkpoint`. If its weights do not fit, any error is raised."""
+    """Build the model of a pre-training from a checkpoint's content, as `read_checkpoint` returns it; can raise any error."""
     pretraining = methods()[content["diffcap"]["method"]].pretraining
     assert pretraining is not None
     model = import_object(pretraining.captioner)(**content["diffcap"]["hyperparameters"])
@@ -121,9 +122,9 @@ def build_pretraining(content: dict[str, Any]) -> Any:
 def build_captioner(
     content: dict[str, Any], path: str | Path, base: str | Path | None = None
 ) -> tuple[Captioner, AnyVocabulary]:
-    """Build a captioner and its vocabulary from a checkpoint's content, see `read_checkpoint`.
+    """Build a captioner and its vocabulary from a checkpoint's content, as `read_checkpoint` returns it; `base` as in `load`.
 
-    If the parts do not fit together, any error is raised. `path` is for messages; `base`: see `load`.
+    If the parts do not fit together, this can raise any error. `path` is for messages.
     """
     metadata = content["diffcap"]
     captioner_class: type[Captioner] = import_object(methods()[metadata["method"]].captioner)
@@ -145,14 +146,14 @@ def build_captioner(
     captioner.load_state_dict(weights_of(content))
     if captioner_class.on_base_model:
         return captioner, captioner.vocabulary
-    if vocabulary.family != captioner.vocabulary_layout:
+    if vocabulary.family != captioner.vocabulary_layout:  # layouts of one family have the same special tokens
         raise ValueError(f"its vocabulary_layout is {vocabulary.layout}, not {captioner.vocabulary_layout}")
     _check_sizes(captioner, metadata["max_length"], metadata["features"]["shape"])
     return captioner, vocabulary
 
 
 def _base_replacement(path: str | Path, arguments: dict[str, Any], base: str | Path | None) -> dict[str, Any]:
-    """Return the arguments of a captioner that `base` replaces; without `base`, check the base model in `arguments`."""
+    """Return the arguments of a captioner that change because of `base`; without `base`, check that the base model is still there."""
     if base is not None:
         return {"base": str(base), "revision": None if Path(base).is_dir() else arguments["revision"]}
     base_in_training = arguments["base"]

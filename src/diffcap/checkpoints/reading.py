@@ -64,7 +64,7 @@ def remedy(path: Path) -> str:
     """Return advice for the user of a damaged checkpoint."""
     if path.is_dir() or path.name in (CONFIG, WEIGHTS):
         return "copy or download the folder again, or write it again with `diffcap export` or `diffcap import`"
-    if any((path.parent / name).is_file() for name in (RUNNING, FINISHED, IDENTITY)):
+    if any((path.parent / name).is_file() for name in (RUNNING, FINISHED, IDENTITY)):  # the folder of a training
         command = f"`make {path.parent.name}` command" if path.parent.name in STAGES else "command"
         return f"restore it from a copy, or move {path.parent} away and train it again with the same {command}"
     return "copy or download it again, or write it again with the same command"
@@ -83,8 +83,8 @@ def _check_content(content: Any, path: Path, mapped: bool) -> dict[str, Any]:
         )
     with wrap_errors(path, "its metadata are damaged", remedy(path)):
         metadata = json.loads(json.dumps(metadata))  # as config.json has them: tuples are lists
-        of_captioner = _REQUIRED_OF_CAPTIONERS if metadata["stage"] in CAPTIONING_STAGES else ()
-        for key in (*_REQUIRED_ENTRIES, *of_captioner):
+        captioner_entries = _REQUIRED_OF_CAPTIONERS if metadata["stage"] in CAPTIONING_STAGES else ()
+        for key in (*_REQUIRED_ENTRIES, *captioner_entries):
             if key not in metadata:
                 raise KeyError(key)
         weights = dict(content["state_dict"])

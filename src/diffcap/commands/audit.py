@@ -53,7 +53,7 @@ def audit(dataset: str | None = None, folder: Path | None = None) -> None:
     if dataset not in (None, prepared_dataset.name):
         raise DiffcapError(f"{folder}: holds {prepared_dataset.name}, not {dataset}; give the folder of {dataset}.")
     findings, unchecked = find_contradictions(pairs, prepared_dataset.root)
-    origin = prepared_dataset.info.get("change_types")  # such as "derived from the captions"
+    origin = prepared_dataset.info.get("change_types")  # how types and flags were found, if not in the files
     if origin and not any("changeflag_derived" in pair.extra for pair in pairs):
         unchecked.append(f"the flags: they are {origin}, so that only captions that disagree are found")
     rows = []
@@ -95,7 +95,7 @@ def find_contradictions(pairs: Sequence[ChangePair], root: Path) -> tuple[list[F
         )
     findings: list[Finding] = []
     num_without = Counter[str]()  # what pairs lack -> number of pairs
-    own_flag = (
+    released_flag = (
         "a flag in the dataset's files; it is derived from the captions, so that only captions that disagree are found"
     )
     with progress_bar("auditing pairs", len(pairs)) as advance:
@@ -115,7 +115,7 @@ def find_contradictions(pairs: Sequence[ChangePair], root: Path) -> tuple[list[F
             num_without["captions"] += not pair.captions
             num_without["a mask" if "mask" not in pair.extra else "a readable mask"] += is_empty is None
             num_without["both images"] += is_equal is None
-            num_without[own_flag] += "changeflag_derived" in pair.extra
+            num_without[released_flag] += "changeflag_derived" in pair.extra
             if is_empty is not None and is_empty != pair.is_distractor:
                 reasons.append(EMPTY_MASK if is_empty else FILLED_MASK)
             if is_equal and not pair.is_distractor:

@@ -80,8 +80,7 @@ def caption(
             raise DiffcapError(
                 f"{path}: a checkpoint, not images; give each one as --checkpoint {path}, and the images first."
             )
-    # By default, idle threads keep a core busy, which costs more CPU time than the operations of a small captioner. OpenMP reads the
-    # setting when torch is imported.
+    # Otherwise OpenMP's idle threads keep the cores busy. OpenMP reads this variable when torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     if batch_size < 1:
         raise DiffcapError(f"--batch_size is {batch_size}; it must be at least 1.")
@@ -125,7 +124,7 @@ def caption_pairs(
     length_penalty: float,
     batch_size: int,
 ) -> None:
-    """Caption pairs, print or write the captions, draw heat maps; arguments as in `caption`, `model_options` of `load_captioner`."""
+    """Caption pairs, print or write the captions, draw heat maps; `model_options` are for `load_captioner`, the rest as in `caption`."""
     pairs, notes = find_pairs(before, after)
     for note in notes:
         echo(f"note: {note}", err=True)
@@ -141,6 +140,7 @@ def caption_pairs(
     if out_path and after is None and os.path.realpath(out_path) in map(os.path.realpath, table_paths(Path(before))):
         raise DiffcapError(f"--out {out_path}: the pairs of {before} are read from this file; give another name.")
     _check_images(pairs)
+    # With `shipped`, the error suggests the captioners that ship with diffcap.
     check_connection([*(model_options["checkpoint"] or []), model_options["base"]], shipped=True)
     from diffcap.models.generation import check_search
     from diffcap.utils.progress import progress_bar
@@ -204,7 +204,7 @@ def load_model(default_name: str, model_options: Mapping[str, Any]) -> "PairCapt
     captioner = load_captioner(model_options["checkpoint"] or SHIPPED_CAPTIONERS[default_name], **options)
     if model_options["checkpoint"] is None:
         echo(f"note: no --checkpoint: the captioner `{default_name}`, which ships with diffcap, is used.", err=True)
-    if captioner.domain_note is not None:
+    if captioner.domain_note is not None:  # warning about images unlike those of the training
         echo(f"note: {captioner.domain_note}", err=True)
     return captioner
 
@@ -229,7 +229,7 @@ def _check_images(pairs: Sequence[ImagePair]) -> None:
 
     if any(os.path.isfile(pair.before) and os.path.isfile(pair.after) for pair in pairs):  # noqa: PTH113 - takes any name
         return
-    for path in pairs[0][1:]:
+    for path in (pairs[0].before, pairs[0].after):
         read_image(path)  # raises the error
 
 

@@ -45,7 +45,7 @@ class CaptionFile:
     """A file with a row for each pair, either new or begun by the same command.
 
     `pending_pairs` lists the pairs without a row, then those whose row has an error or that are in `repeated_ids`. The pairs of an
-    incomplete last batch are captioned again, so that each number has the same digits as without an interruption.
+    incomplete last batch are captioned again, so that each probability has the same digits as without an interruption.
 
     Args:
         settings: option -> value, for the options that change the captions; stored in FILE.settings.json.

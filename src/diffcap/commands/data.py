@@ -76,18 +76,19 @@ def prepare(
             root = Path(source)
         try:
             records = read_pairs(dataset, root, augmented)
-            describe(dataset, records, root)  # refuses wrong files before the images are checked
+            describe(dataset, records, root)  # raises an error for wrong files before the images are checked
         except DiffcapError as error:
             if not is_rendered:
                 raise
             fault = str(error).partition(";")[0]
             raise DiffcapError(f"{fault}; delete {root}, and run the same command again to render it again.") from None
         skipped = {"pairs": 0, "images": 0}
-        ranges = dict[str, Any]()  # filled by `_check_images`
+        ranges = dict[str, Any]()  # path -> range of pixel values, filled by `_check_images`
         if captions_only:
             (folder / "problems.txt").unlink(missing_ok=True)
         else:
             records, skipped = _check_images(records, root, folder, missing, check, gone_images, is_rendered, ranges)
+            # A dataset of pairs needs val pairs to select a checkpoint; one of single images is for pre-training only.
             captioned_splits = {pair.split for pair in records if pair.captions}
             if get_dataset(dataset).pairs and "train" in captioned_splits and "val" not in captioned_splits:
                 raise DiffcapError(
@@ -108,7 +109,7 @@ def prepare(
         else:
             write_vocabulary(vocabulary_file, vocabulary)
         earlier_splits: dict[tuple[str, ...], str] = {}
-        if get_dataset(dataset).reader == OWN_READER:
+        if get_dataset(dataset).reader == OWN_READER:  # a user's own dataset
             with suppress(DiffcapError):  # there is no manifest, or it is malformed
                 earlier_pairs = read_manifest(folder / "manifest.jsonl")
                 earlier_splits = {(pair.id, *pair.images): pair.split for pair in earlier_pairs}
@@ -242,8 +243,8 @@ def _print_counts(dataset: Dataset, folder: Path) -> None:
 def _remarks(info: dict[str, Any]) -> list[str]:
     """Compare with the official sizes, count duplicates, and add the notes of the dataset's reader; `info` as in dataset.json."""
     lines = []
-    official = info["official"]
-    repetitions = info["repetitions"]
+    official = info["official"]  # None, or "state" (whole or part), "splits" (split -> number, official number), ...
+    repetitions = info["repetitions"]  # numbers of repeated image pairs and captions
     if official and official["state"] == "whole":
         part = "every split" if official["splits"] else "the dataset"
         lines.append(f"complete: {part} has its official number of {official['unit']}")

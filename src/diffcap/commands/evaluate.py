@@ -1,4 +1,4 @@
-"""Caption a split with a checkpoint and score the captions: predictions.json, references.json and metrics.json; or retrieval."""
+"""Caption a split with a checkpoint and score the captions; or score the retrieval of captions and pairs by a pre-trained model."""
 
 from pathlib import Path
 from typing import Any, Literal
@@ -32,13 +32,12 @@ def evaluate(
 ) -> None:
     """Caption every pair of a split, score the captions by the dataset's protocol, print the table.
 
-    With `task` retrieval, retrieve between the change pairs of a split and their captions instead, and write metrics.json.
-
-    Pairs without references are captioned in predictions-unscored.json and excluded from the scores.
+    With `task` retrieval, instead rank the captions of a split for each change pair, and the pairs for each caption.
+    Otherwise, predictions-unscored.json has the captions of the pairs without references, which are not scored.
 
     If the protocol's tokens are raw (IDC-PCL on Birds-to-Words), metrics-ptb.json has the scores with PTB tokens. For the datasets of
-    remote-sensing change captioning, metrics.json also has the scores of the protocol levir_cc, in "id_tokens". "unfinished" in
-    metrics.json is the number of captions that reached the maximum length without an end token.
+    remote-sensing change captioning, "id_tokens" in metrics.json has the scores of word ids that the released evaluators print (protocol
+    levir_cc). "unfinished" in metrics.json is the number of captions that reached the maximum length without an end token.
 
     Args:
         checkpoint: best.ckpt of the finetune or reinforce stage; or folder or user/name of a vision-language model.
@@ -46,7 +45,7 @@ def evaluate(
         folder: Folder of the dataset; by default data/<training dataset of the checkpoint>.
         features: Name of the feature store in `folder`; by default the one that the checkpoint was trained on.
         split: Split to evaluate.
-        tokenizer: Tokenizer of the metrics; by default the one that selected the checkpoint, or ptb if ids did.
+        tokenizer: Tokenizer of the metrics; by default the one of the scores that selected the checkpoint, or ptb for scores of ids.
         changes: Protocol of a dataset with several changes per pair (Spot-the-Diff): every sentence is a reference (single), or
             all sentences of a pair are one (multi); by default the one that the checkpoint was trained for.
         metrics: Names of the metrics; by default all that this machine can compute.
@@ -59,8 +58,8 @@ def evaluate(
         ensemble: More checkpoints with the same vocabulary, separated by commas; the probabilities of all are averaged at each
             word. Each reads the features that it was trained on, unless `features` is given.
         task: captions, or retrieval with the checkpoint of CLIP4IDC's pre-training.
-        pair_to_text: With `task` retrieval, what is ranked for a pair: pairs by their best captions, with equal ones at the best rank
-            (authors' code), or captions, with equal ones at the worst rank.
+        pair_to_text: With `task` retrieval, what is ranked for a pair: pairs, by the best caption of each (authors' code; among equal
+            scores the right one is first), or captions (among equal scores the right one is last).
         base: Folder of the base model of a checkpoint of METHOD=vlm, if it is not where the checkpoint says.
         prompt: Question to a vision-language model without training.
         sentences: Number of sentences of its answer that are the caption.
@@ -114,7 +113,6 @@ def evaluate(
     member_paths = [source if names_base_model(source) else fetch_if_on_hub(source) for source in sources]
     run_folder.check_finished(member_paths)
     answer_options = {"sentences": sentences, **({"max_length": max_length} if max_length else {})}
-    # Without an ensemble, there is one member.
     first_member, *other_members = load_members(member_paths, base, prompt, **answer_options)
     if first_member.metadata["dataset"] is None and (folder is None or features is None):
         raise DiffcapError(
@@ -139,7 +137,7 @@ def evaluate(
         **({"ensemble": len(member_paths)} if other_members else {}),
     }
     out_folder = Path(out)
-    title_remarks = remarks(protocol) + (f"{changes} change, " if changes else "")
+    title_remarks = remarks(protocol) + (f"{changes} change, " if changes else "")  # such as "single change, "
     provenance_entries = provenance(
         method=first_member.metadata["method"],
         seed=first_member.metadata["seed"],
@@ -187,9 +185,9 @@ def evaluate(
         print(f"{unfinished:,} of {len(captions):,} captions have no end token; they are scored as they are")
     write_predictions(out_folder / PREDICTIONS, captions)
     write_references(out_folder / REFERENCES, {pair.id: pair.captions for pair in scored_pairs})
-    write_json(out_folder / GROUPS, groups_of(scored_pairs))
+    write_json(out_folder / GROUPS, groups_of(scored_pairs))  # "total" or a change type -> ids of its pairs
     provenance_entries["files"] = {name: file_hash(out_folder / name) for name in (PREDICTIONS, REFERENCES, GROUPS)}
-    id_protocol = word_id_protocol(dataset.name, dataset.pairs)
+    id_protocol = word_id_protocol(dataset.name, dataset.pairs)  # None for datasets without scores of word ids
     id_scoring = word_id_scoring(id_protocol, dataset.pairs, first_member.vocabulary) if id_protocol else None
     score_options = {"protocol": protocol, "provenance": provenance_entries, "id_scoring": id_scoring}
     results = {}
@@ -203,7 +201,7 @@ def evaluate(
     main_result = results[main_tokenizer]
     for note in main_result.get("notes", []):
         print(f"note: {note}")
-    if "slots" in main_result:
+    if "slots" in main_result:  # shares of captions of `blocks` with the right change type, object, color, ...
         slots = main_result["slots"]
         shown_slots = {name: slots[name] for name in ("type", "object", "to", *ATTRIBUTES) if name in slots}
         print_table(metrics_table({"slots": shown_slots}, title="slot accuracy"))

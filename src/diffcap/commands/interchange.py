@@ -55,14 +55,15 @@ def import_(
     from diffcap.checkpoints.reading import CAPTIONING_STAGES, write_folder
 
     options = ImportOptions(heads, vision_heads, max_length, coordinates, grid, intra_layers, dataset)
-    state = import_official(file, method, vocabulary, options)
+    content = import_official(file, method, vocabulary, options)
     folder = out or file.with_name(f"{file.name.split('.')[0]}-diffcap")
     _check_target(folder)
-    write_folder(folder, state)
-    hyperparameters = state["diffcap"]["hyperparameters"]
-    summary = ", ".join(f"{key} {value}" for key, value in hyperparameters.items() if not isinstance(value, dict))
-    echo(f"{folder}: {method}, {state['diffcap']['stage']} stage; {summary}")
-    if state["diffcap"]["stage"] in CAPTIONING_STAGES:
+    write_folder(folder, content)
+    metadata = content["diffcap"]
+    arguments = metadata["hyperparameters"].items()
+    summary = ", ".join(f"{key} {value}" for key, value in arguments if not isinstance(value, dict))
+    echo(f"{folder}: {method}, {metadata['stage']} stage; {summary}")
+    if metadata["stage"] in CAPTIONING_STAGES:
         echo(f"try it: diffcap caption BEFORE AFTER --checkpoint {folder}")
     else:
         echo("a pre-training checkpoint cannot caption: fine-tune from it with --model.init_from")
@@ -75,7 +76,7 @@ def export(
 
     Args:
         checkpoint: best.ckpt of any stage, or an exported folder.
-        out: Folder to write; by default the checkpoint's path without .ckpt and -exported.
+        out: Folder to write; by default best-exported for best.ckpt, in the same folder.
         form: For METHOD=vlm, a form for other programs instead: peft (LoRA's adapter) or merged (a whole model for transformers).
         base: Folder of the base model of METHOD=vlm, if it is not where the checkpoint says; only with --form.
     """
@@ -137,7 +138,7 @@ def pull(name: str, out: Path | None = None) -> None:
 
 
 def _check_target(folder: Path) -> None:
-    """Refuse a folder that has files, but none that diffcap exported."""
+    """Raise an error if the folder has files that diffcap did not export."""
     from diffcap.records import read_json
 
     if folder.exists() and not folder.is_dir():

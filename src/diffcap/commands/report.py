@@ -105,6 +105,7 @@ def report(
         write_json(report_folder / "curves.json", content)
         charts.write_curves(report_folder / "curves.png", curves_by_system)
         written_files += ["curves.json", "curves.png"]
+    # System -> scores of the attention on the changed area, and numbers of the masks of this area that are used and left out.
     localisation, mask_counts = {}, None
     if page:
         page_content = gather_page(results, binned_scores, page, localisation_pairs, seed)
@@ -154,7 +155,7 @@ def _draw_sheets(results: "Results", report_folder: Path, num_pairs: int, num_ma
 
 
 def _print_results(results: "Results", localisation: dict[str, Any], mask_counts: Any) -> None:
-    """Print the tables and their notes. `mask_counts`: numbers of masks that localisation uses and leaves out."""
+    """Print the tables and their notes."""
     from diffcap.evaluation.tables import print_table
     from diffcap.report import table
 

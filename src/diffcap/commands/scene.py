@@ -10,17 +10,17 @@ from diffcap.utils.errors import DiffcapError
 
 SCENE_SUFFIXES = (".geojson", ".csv", ".html")
 DEFAULT_THRESHOLD = 0.5
-_LEFT_OUT_TILES = {"unchanged": "unchanged", "identical": "identical", "no_data": "without data"}  # count -> text
+_UNREPORTED_TILES = {"unchanged": "unchanged", "identical": "identical", "no_data": "without data"}  # kind -> text
 DEFAULT_CAPTIONER = "tiles"  # ships with diffcap, for overhead images
 _SCALED_CONTRAST_NOTE = (
     f"the pixels do not have 8 bits; their contrast is scaled to that of the images that `{DEFAULT_CAPTIONER}` was trained on. "
-    "A checkpoint of your own (--checkpoint) gets the usual stretch."
+    "With a checkpoint of your own (--checkpoint), the percentiles 2 and 98 become black and white."
 )
 _STRETCHED_CONTRAST_NOTE = (
-    f"`{DEFAULT_CAPTIONER}` has not seen stretched contrast and may report tiles without change; omit --stretch, or give a checkpoint "
-    "of your own (--checkpoint)."
+    f"`{DEFAULT_CAPTIONER}` has not seen stretched contrast and may report changes in unchanged tiles; omit --stretch, or give a "
+    "checkpoint of your own (--checkpoint)."
 )
-_OVERVIEW_SIDE = 2048  # longer side in pixels of the reduced scene, from which percentiles are computed
+_OVERVIEW_SIDE = 2048  # longer side in pixels of the reduced scene, from which --stretch takes its percentiles
 
 
 def caption_scene(
@@ -39,7 +39,7 @@ def caption_scene(
     length_penalty: float,
     batch_size: int,
 ) -> None:
-    """Caption the tiles of a scene and write the changes; arguments as in `caption`.
+    """Caption the tiles of a scene and write the changes; arguments as in `diffcap caption`.
 
     `model_options` are the arguments of `load_captioner`; `load` returns the captioner.
     """
@@ -75,14 +75,15 @@ def caption_scene(
                 "and nodata values."
             )
         is_default = list(model_options["checkpoint"] or [DEFAULT_CAPTIONER]) == [DEFAULT_CAPTIONER]
+        # What the percentiles become: the dark and bright colors of the images of `tiles`, or black and white.
         color_range = raster.TILES_RANGE if is_default and percentiles is None else raster.FULL_RANGE
-        scaling = raster.fit_stretch(overview, percentiles, color_range)
+        band_range = raster.fit_stretch(overview, percentiles, color_range)  # None for 8 bits
         captioner = load()
         settings = {
             "tile": tile_size,
             "overlap": overlap,
             "bands": scene.bands,
-            "stretch": None if scaling is None else [list(map(float, values)) for values in scaling],
+            "stretch": None if band_range is None else [list(map(float, values)) for values in band_range],
             "align": bool(align),
             "beam": beam,
             "length_penalty": length_penalty,
@@ -90,18 +91,18 @@ def caption_scene(
             "checkpoint": captioner.weights_sha256(),
         }
         header = {"format": 1, "before": _file_identity(before), "after": _file_identity(after), **settings}
-        partial_file = out_files[0].with_name(out_files[0].name + PARTIAL_SUFFIX)
+        partial_file = out_files[0].with_name(out_files[0].name + PARTIAL_SUFFIX)  # kept if the command is interrupted
         partial = stack.enter_context(PartialResults(partial_file, header))
         num_done = sum(map(len, partial.batches))
         if scene.crs is None:
             echo("note: the rasters have no georeference; coordinates are pixels.", err=True)
         if num_done:
             echo(f"note: {num_done:,} of {len(tiling):,} tiles are done already.", err=True)
-        if is_default and scaling is not None:
+        if is_default and band_range is not None:
             echo(f"note: {_SCALED_CONTRAST_NOTE if percentiles is None else _STRETCHED_CONTRAST_NOTE}", err=True)
         advance = stack.enter_context(progress_bar("captioning tiles", len(tiling), num_done))
-        result = caption_tiles(scene, tiling, scaling, captioner, partial, beam, length_penalty, batch_size, advance)
-        changed = [caption for caption in result.captions if caption.no_change < threshold]
+        result = caption_tiles(scene, tiling, band_range, captioner, partial, beam, length_penalty, batch_size, advance)
+        changed = [caption for caption in result.captions if caption.no_change < threshold]  # no_change: a probability
         changes = merge_tiles(changed)
         counts = {
             "all": len(tiling),
@@ -118,12 +119,12 @@ def caption_scene(
             "size": [scene.width, scene.height],
             "source_crs": scene.crs,
             "tiles": counts,
-            "note": captioner.domain_note,
+            "note": captioner.domain_note,  # warning about images unlike those of the training
         }
         for path in out_files:
-            _write(path, changes, scene, overview, scaling, metadata)
+            _write(path, changes, scene, overview, band_range, metadata)
     partial_file.unlink()
-    left_out = ", ".join(f"{counts[key]:,} {text}" for key, text in _LEFT_OUT_TILES.items())
+    left_out = ", ".join(f"{counts[key]:,} {text}" for key, text in _UNREPORTED_TILES.items())
     num_changes = f"{len(changes):,} change{'' if len(changes) == 1 else 's'}"
     written_files = ", ".join(map(str, out_files))
     echo(f"{num_changes} in {counts['changed']:,} of {counts['all']:,} tiles ({left_out}); written to {written_files}")
@@ -162,7 +163,7 @@ def _file_identity(path: str) -> list[Any]:
     return [Path(path).name, status.st_size, status.st_mtime_ns]
 
 
-def _write(path: Path, changes: Any, scene: Any, overview: Any, stretch: Any, metadata: dict[str, Any]) -> None:
+def _write(path: Path, changes: Any, scene: Any, overview: Any, band_range: Any, metadata: dict[str, Any]) -> None:
     from diffcap.scenes.map import write_map
     from diffcap.scenes.writing import write_csv, write_geojson
 
@@ -172,4 +173,4 @@ def _write(path: Path, changes: Any, scene: Any, overview: Any, stretch: Any, me
     elif suffix == ".csv":
         write_csv(path, changes, scene, metadata["note"])
     else:
-        write_map(path, changes, scene, overview, stretch, metadata)
+        write_map(path, changes, scene, overview, band_range, metadata)

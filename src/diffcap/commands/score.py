@@ -88,7 +88,7 @@ def _score_split(
     dataset = read_dataset(folder)
     if dataset_name is not None and dataset.name != dataset_name:
         raise DiffcapError(f"{folder}: holds {dataset.name}, not {dataset_name}; give its own --dataset or --folder.")
-    id_protocol = word_id_protocol(dataset.name, dataset.pairs)
+    id_protocol = word_id_protocol(dataset.name, dataset.pairs)  # settings of levir_cc, or None
     if protocol != "text" and (id_protocol is None or id_protocol.accuracy_only):
         supported = ", ".join(spec.name for spec in datasets().values() if spec.protocol)
         raise DiffcapError(
@@ -115,6 +115,7 @@ def _score_split(
 
 
 def _warn_of_missing_blanks(captions: Mapping[str, str], references: Iterable[Sequence[str]]) -> None:
+    """Print a warning if captions in a script without blanks, such as Chinese, are not divided into words."""
     from diffcap.text.vocabulary import missing_blanks
 
     if warning := missing_blanks([*captions.values(), *chain.from_iterable(references)]):

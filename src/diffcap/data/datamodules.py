@@ -41,7 +41,7 @@ class FeatureData(pl.LightningDataModule):
         min_count: minimum number of occurrences of a word in the captions of `vocabulary_splits`.
         max_length: maximum number of ids of a caption, with BOS and EOS; longer captions are cut.
         mask_ratio: probability that a word, or an image patch in a pre-training, is masked (paper: 0.15).
-        swap: swap the before image of a scene and the after image of its distractor pair with probability 1/2 (SCORER, DIRL).
+        swap: with probability 1/2, swap the images of a distractor pair, and give its new before image to its change pair (SCORER, DIRL).
         trim: remove padding that no caption of the batch needs; the results are the same for models that mask padding.
         val_limit: validate on the first pairs only; null for all.
         num_workers: worker processes of the data loaders, per rank; null: 6 beside a GPU, otherwise 0. The batches do not depend on it.
@@ -107,7 +107,7 @@ class FeatureData(pl.LightningDataModule):
             )
         other_pairs = [pair for other_folder in vocabulary_with or [] for pair in read_dataset(other_folder).pairs]
         counted_pairs = [
-            pair  # in the order of the manifest, which decides on the word ids of the layout "rsicc"
+            pair  # in the order of the manifest, because the layout "rsicc" numbers the words in this order
             for pair in (*self.dataset.pairs, *other_pairs)
             if pair.split == "train" or vocabulary_splits == "all"
         ]
@@ -116,7 +116,7 @@ class FeatureData(pl.LightningDataModule):
         self.words = self.vocabulary.words
         self.vocabulary_size = len(self.vocabulary)
         self.feature_channels, *self.grid = self.store.shape
-        self.image_size = self.grid  # if the features are pixels
+        self.image_size = self.grid  # height and width, if the features are pixels
         for split in ("train", "val"):
             uncaptioned = [pair.id for pair in self.dataset.pairs if pair.split == split and not pair.captions]
             if uncaptioned:
@@ -182,7 +182,7 @@ class FeatureData(pl.LightningDataModule):
     def _add_images(
         self, batch: Batch, pair_indices: np.ndarray, generator: torch.Generator, table: PairTable | None = None
     ) -> Batch:
-        """Return this rank's part of a global batch, with feature maps; `pair_indices`: see `PairTable.images`."""
+        """Return this rank's part of a global batch, with feature maps. `pair_indices`: (B,), or (b, 2) for samples "scenes"."""
         is_swapped = torch.zeros(len(pair_indices), dtype=torch.bool)
         if self.swap:
             is_swapped = torch.rand(len(pair_indices), generator=generator) < 0.5
@@ -217,7 +217,7 @@ class FeatureData(pl.LightningDataModule):
 
     @property
     def samples_per_step(self) -> int:
-        """Number of samples that are distributed over the ranks; each rank needs at least one for some of the losses."""
+        """Number of samples that are distributed over the ranks; some losses need at least one on each rank."""
         return self.batch_size
 
     @property
@@ -258,8 +258,8 @@ class CaptionData(FeatureData):
 
     Args:
         samples: "captions": each caption of each training pair is a sample (IDC-PCL). "pairs": each pair is a sample, with a
-            random one of its captions (SCORER, DIRL). "scenes": each scene is a sample, with its change pair and its
-            distractor pair (SCORER and DIRL on CLEVR-Change); then `batch_size` is a number of scenes.
+            random one of its captions (SCORER, DIRL). "scenes": each change pair is a sample, together with the distractor pair that has
+            the same before image (SCORER and DIRL on CLEVR-Change); then `batch_size` is the number of these scenes.
         settings: see `FeatureData`.
     """
 
@@ -288,7 +288,7 @@ class CaptionData(FeatureData):
             self.epochs = ShuffledEpochs(len(self.sample_pairs), self.seed)
 
     def make_batch(self, step: int) -> Batch:
-        """See `FeatureData`: `before`, `after`, the text entries and `is_change`; scenes are ordered as in `PairTable.images`."""
+        """See `FeatureData`: `before`, `after`, text entries, `is_change`. Scenes give all change pairs, then all distractor pairs."""
         generator = step_generator(self.seed, step)
         table = self.train_table
         sample_indices = self.epochs.take(step * self.batch_size, self.batch_size)
@@ -302,8 +302,8 @@ class CaptionData(FeatureData):
         if self.samples != "scenes":
             return self._add_images(entries, pair_indices, generator)
         # Each rank gets whole scenes, entries of shape (b, 2, ...), and then orders them: change pairs, distractor pairs.
-        of_scenes = {key: value.unflatten(0, (-1, 2)) for key, value in entries.items()}
-        batch = self._add_images(of_scenes, pair_indices, generator)
+        scene_entries = {key: value.unflatten(0, (-1, 2)) for key, value in entries.items()}
+        batch = self._add_images(scene_entries, pair_indices, generator)
         return {key: value.transpose(0, 1).flatten(0, 1) if key in entries else value for key, value in batch.items()}
 
 
@@ -345,7 +345,7 @@ class ReinforceData(CaptionData):
 
     Args:
         draws: captions sampled for each pair (5 in "A Better Variant of Self-Critical Sequence Training").
-        settings: see `CaptionData`; with samples "scenes" `batch_size` is a number of scenes with two pairs each.
+        settings: see `CaptionData`.
     """
 
     def __init__(self, folder: str, features: str, draws: int = 5, **settings: Any) -> None:
@@ -355,13 +355,10 @@ class ReinforceData(CaptionData):
         self.draws = draws
 
     def make_batch(self, step: int) -> Batch:
-        """See `FeatureData`: `before`, `after`, `pair` (B,), and `draws` (B, K, T - 1), uniform in [0, 1).
-
-        The numbers are drawn for the global batch, so that a pair's captions do not depend on the number of ranks.
-        """
+        """See `FeatureData`: `before`, `after`, `pair` (B,), and `draws` (B, K, T - 1), uniform in [0, 1)."""
         generator = step_generator(self.seed, step)
         sample_indices = self.epochs.take(step * self.batch_size, self.batch_size)
-        pair_indices = self.sample_pairs[sample_indices]  # (b,) or (b, 2)
+        pair_indices = self.sample_pairs[sample_indices]  # (B,), or (b, 2) for samples "scenes"
         draws = torch.rand(*pair_indices.shape, self.draws, self.max_length - 1, generator=generator)
         batch = self._add_images({"pair": torch.from_numpy(pair_indices), "draws": draws}, pair_indices, generator)
         if pair_indices.ndim == 2:  # in the order of the images: all change pairs, then all distractor pairs

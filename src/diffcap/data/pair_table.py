@@ -57,7 +57,7 @@ class PairTable:
 
     def cut_captions(self) -> tuple[int, int]:
         """Return the number of captions that `max_length` cuts, and the `max_length` that would keep all of them."""
-        is_full = (self.tokens[:, -2:] != self.vocabulary.pad).any(1)  # a layout may reserve the last position
+        is_full = (self.tokens[:, -2:] != self.vocabulary.pad).any(1)  # some vocabularies leave the last position empty
         num_cut = 0
         needed_length = self.max_length
         for caption, count in Counter(caption for caption, full in zip(self.captions, is_full) if full).items():

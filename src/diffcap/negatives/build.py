@@ -28,9 +28,9 @@ from diffcap.negatives.words import TaggedCaption, make_tagged_caption, normaliz
 from diffcap.records import ChangePair
 from diffcap.utils.errors import DiffcapError
 
-NUM_CANDIDATES = 64  # similar groups of captions to choose from
+NUM_CANDIDATES = 64  # groups of captions with equal content words that are retrieved for each caption
 _REPLACE_ATTEMPTS, _OTHER_CAPTION_ATTEMPTS, _SHUFFLE_ATTEMPTS = 8, 50, 20
-# Strategies of the kind "confuse" that are used after the caption of no change.
+# Strategies of the kind "confuse" before which "matched" tries a caption which states that nothing changed.
 _FALLBACK_STRATEGIES = ("turn_comparison", "exchange_words")
 ProgressFunction = Callable[[int, int], None]
 

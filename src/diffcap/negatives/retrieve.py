@@ -14,7 +14,7 @@ from diffcap.negatives.words import TaggedCaption
 _QUERIES_PER_CHUNK = 64
 _DOCUMENTS_PER_BLOCK = 32768
 _MAX_BLOCK_VALUES = 1 << 26  # in a dense block of documents: 256 MB
-_GROUP_SIZE = 32  # documents whose maximum is computed first
+_GROUP_SIZE = 32  # documents in a group, see `_largest_indices`
 
 
 def inverse_document_frequencies(captions: Iterable[TaggedCaption]) -> dict[str, float]:
@@ -28,7 +28,7 @@ def inverse_document_frequencies(captions: Iterable[TaggedCaption]) -> dict[str,
 
 
 def tfidf(documents: Sequence[Sequence[str]], idf: Mapping[str, float]) -> sp.csr_matrix:
-    """Return the L2-normalised TF-IDF vectors of N documents: (N, V) float32; a row without any of the V terms of `idf` is 0."""
+    """Return the L2-normalised TF-IDF vectors of N documents (lists of a caption's terms), (N, V) float32, for the V terms of `idf`."""
     columns = {term: column for column, term in enumerate(idf)}
     weights = np.array(list(idf.values()), dtype=np.float64)
     indices = [columns[term] for document in documents for term in document if term in columns]
