@@ -15,7 +15,7 @@ from diffcap.run_folder import (
     REINFORCE,
     REPORT,
     STEP_CHECKPOINT_GLOB,
-    result_dir_name,
+    result_folder_name,
 )
 from diffcap.runner import call, in_parallel, make, parse_seeds, run_command, steps_options
 from diffcap.utils.errors import DiffcapError
@@ -62,7 +62,7 @@ def accuracy(
     shared.pop("data", None)
     beam = f"beam{beams}-{length_penalty:g}"
     beam_options = f"--beams={beams}", f"--length_penalty={length_penalty}"
-    averaged_eval, reinforced_eval = result_dir_name(AVERAGED, EVAL), result_dir_name(REINFORCE, EVAL)
+    averaged_eval, reinforced_eval = result_folder_name(AVERAGED, EVAL), result_folder_name(REINFORCE, EVAL)
 
     def run_seed(number: int) -> None:
         home = place / str(number)

@@ -351,6 +351,8 @@ def test_a_wrong_word_stops_make_before_anything_runs(project: Path) -> None:
         (["demo", "MINUTES=4"], "are too few for training"),
         (["demo", "DATASET=tiles"], "make demo does not use DATASET=; omit it"),
         (["finetune", "SEEDS=1,2"], "make finetune does not use SEEDS=; omit it"),
+        (["accuracy", "SEED=3"], "make accuracy does not use SEED=; omit it"),
+        (["ablation", "CAPTIONER=reinforce"], "make ablation does not use CAPTIONER=; omit it"),
     ):
         done = make(project, *words)
         assert done.returncode != 0 and output in done.stderr, done.stderr

@@ -24,7 +24,7 @@ from diffcap.run_folder import (
     PRETRAIN_EXTRA,
     REINFORCE,
     REPORT,
-    STAGES,
+    TRAINING_STAGES,
     is_finished,
     stage_of,
 )
@@ -35,7 +35,7 @@ DEFAULT_SEED = "1234"
 CAPTIONS, RETRIEVAL = "captions", "retrieval"  # values of `eval`
 PROBE = "probe"  # value of TRAINER: measure a hundred steps, and estimate the time of the whole training
 # Sections of a CONFIG file; each holds the options of a stage.
-SECTIONS = ("data", "extract", "negatives", *STAGES, "zeroshot", EVAL, REPORT)
+SECTIONS = ("data", "extract", "negatives", *TRAINING_STAGES, "zeroshot", EVAL, REPORT)
 
 
 def _option(text: str, default: str = "") -> Any:
@@ -247,7 +247,7 @@ class Experiment:
             raise DiffcapError(
                 f"PRETRAINING={self.pretraining}: contains no finished pre-training; train it first, or omit PRETRAINING."
             )
-        if not stages & {PRETRAIN_EXTRA, *STAGES, "zeroshot"}:
+        if not stages & {PRETRAIN_EXTRA, *TRAINING_STAGES, "zeroshot"}:
             return
         meta_file = self.features_folder / "meta.json"
         if meta_file.is_file():

@@ -31,7 +31,7 @@ from diffcap.run_folder import (
     REINFORCE,
     find_fault,
     is_finished,
-    main_process,
+    is_main_process,
     read_object,
 )
 from diffcap.stages import LIGHTNING, RECORDS, STAGES, TRAININGS, ZERO_SHOT, Request, is_made, needed_by, record_path
@@ -50,7 +50,7 @@ def run_stage(stage: str, words: Sequence[str]) -> None:
     is_only_needed = "--needed" in words
     words = [word for word in words if word != "--needed"]
     variables, stage_options = parse(words)
-    if not STAGES[stage].is_parallel and not main_process():
+    if not STAGES[stage].is_parallel and not is_main_process():
         return  # a launcher has started several processes
     if _is_direct(stage, words, variables):
         _run_body(Request(stage, {}, words, sources=own_configs(words)))
@@ -83,7 +83,7 @@ def run_stage(stage: str, words: Sequence[str]) -> None:
             _run_missing(missing, request, e)
         record_file = record_path(stage, e)
         if record_file.parent.is_dir() and _is_current(request, record_file, is_only_needed):
-            if main_process() and any(_is_newer(record_path(*need), record_file) for need in needs):
+            if is_main_process() and any(_is_newer(record_path(*need), record_file) for need in needs):
                 record_file.touch()  # so that make does not ask again
             return
     _run_body(request)
@@ -225,9 +225,9 @@ def _is_current(request: Request, record_file: Path, is_only_needed: bool) -> bo
     if is_lost or (not is_only_needed and (runs_always or old_record["asked"] != request.asked)):
         return False
     changed_files = record.changed_files(old_record)
-    if main_process() and changed_files:
+    if is_main_process() and changed_files:
         print(f"{folder}: {', '.join(changed_files)} changed, so {stage} runs again", flush=True)
-    elif main_process() and not is_only_needed:
+    elif is_main_process() and not is_only_needed:
         print(f"{folder}: nothing to do, {stage} is complete with these settings")
     return not changed_files
 
@@ -247,7 +247,7 @@ def _record_earlier_result(request: Request, record_file: Path) -> dict[str, Any
             return {}
         files = record.describe_files([*inputs, *record.named_files(request.settings)], {})
         new_record = record.make(request.asked, "", files, [folder / name for name in row.products])
-    if main_process():
+    if is_main_process():
         record.write(record_file, new_record)
     return new_record
 
@@ -292,9 +292,9 @@ def _run_body(request: Request) -> None:
     is_same = stage != "data" and old_record.get("id") == result_id
     if not is_same or record.lost_products(record_file, old_record):
         body(**parser.instantiate_classes(options).as_dict())
-    elif main_process():
+    elif is_main_process():
         print(f"{folder}: nothing to do, {stage} is complete with these settings")
-    if main_process():
+    if is_main_process():
         new_record = record.make(request.asked, result_id, files, [folder / name for name in row.products])
         record.write(record_file, new_record)
 

@@ -25,11 +25,11 @@ from diffcap.utils.errors import DiffcapError
 from diffcap.utils.files import expand_home
 
 FORMAT = 1
-_LARGE, _END = 1 << 30, 1 << 20  # bytes
+_LARGE_FILE, _END_PART = 1 << 30, 1 << 20  # bytes
 # Configurations, tokenizer, chat template, weights.
 _BASE_MODEL_FILES = (".json", ".jinja", ".safetensors", ".model", ".txt")
 
-Entry = list[Any]  # size in bytes, modification time in ns, and hash of the content
+Entry = list[Any]  # of a file: size in bytes, modification time in ns, and hash of the content
 
 
 def digest(*values: Any) -> str:
@@ -52,45 +52,45 @@ def named_files(value: Any) -> Iterator[Path]:
                     yield from (file for file in path.iterdir() if file.suffix in _BASE_MODEL_FILES)
 
 
-def describe(path: Path, known: Entry | None = None) -> Entry:
-    """Return size, time and hash of a file. If size and time are those of `known`, an earlier result, its hash is used again.
+def describe(path: Path, old_entry: Entry | None = None) -> Entry:
+    """Return the entry of a file. If its size and time are those of an old entry, this entry is used again.
 
     The hash of a checkpoint is that of its weights, because the file contains the training time. If a file has more than 1 GiB,
     as the weights of a language model, only its first and last MiB are hashed.
     """
     state = path.stat()
-    stamp = [state.st_size, state.st_mtime_ns]
-    if known and known[:2] == stamp:
-        return known
+    size_and_time = [state.st_size, state.st_mtime_ns]
+    if old_entry and old_entry[:2] == size_and_time:
+        return old_entry
     if path.suffix == ".ckpt" and zipfile.is_zipfile(path):
-        if recorded := weights_id(path):
-            return [*stamp, recorded]
+        if recorded_hash := weights_id(path):
+            return [*size_and_time, recorded_hash]
         from diffcap.checkpoints.reading import read_checkpoint, weights_hash
 
         with suppress(DiffcapError):  # the stage that reads it says why
-            return [*stamp, f"weights {weights_hash(read_checkpoint(path))}"]
-    if state.st_size <= _LARGE:
-        return [*stamp, file_hash(path)]
+            return [*size_and_time, f"weights {weights_hash(read_checkpoint(path))}"]
+    if state.st_size <= _LARGE_FILE:
+        return [*size_and_time, file_hash(path)]
     with path.open("rb") as file:
-        ends = file.read(_END)
-        file.seek(-_END, os.SEEK_END)
-        return [*stamp, hashlib.sha256(ends + file.read() + str(state.st_size).encode()).hexdigest()]
+        ends = file.read(_END_PART)
+        file.seek(-_END_PART, os.SEEK_END)
+        return [*size_and_time, hashlib.sha256(ends + file.read() + str(state.st_size).encode()).hexdigest()]
 
 
-def describe_files(paths: Iterable[Path], old: Mapping[str, Any]) -> dict[str, Entry]:
-    """Return `describe` of each file that exists, by path; `old` is an earlier record."""
-    known = old.get("files", {})
-    return {str(path): describe(path, known.get(str(path))) for path in sorted(set(paths)) if path.is_file()}
+def describe_files(paths: Iterable[Path], old_record: Mapping[str, Any]) -> dict[str, Entry]:
+    """Return the entry of each file that exists, by path."""
+    old_entries = old_record.get("files", {})
+    return {str(path): describe(path, old_entries.get(str(path))) for path in sorted(set(paths)) if path.is_file()}
 
 
 def result_id(options: Mapping[str, Any], files: Mapping[str, Entry]) -> str:
     """Return the hash of resolved options and of the contents of files. The path of a file is not part of it."""
-    values = {}
+    hashes_or_values = {}
     for name, value in flat(options).items():
         paths = list(map(str, named_files(value))) or [str(value)]
-        contents = sorted(files[path][2] for path in paths if path in files)
-        values[name] = contents or value
-    return digest(values, sorted(entry[2] for entry in files.values()))
+        hashes = sorted(files[path][2] for path in paths if path in files)
+        hashes_or_values[name] = hashes or value
+    return digest(hashes_or_values, sorted(entry[2] for entry in files.values()))
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -107,23 +107,23 @@ def write(path: Path, record: Mapping[str, Any]) -> None:
 
 def make(asked: str, id: str, files: Mapping[str, Entry], products: Iterable[Path]) -> dict[str, Any]:
     """Return the record of a result, with its existing products."""
-    existing = {path.name: describe(path) for path in products if path.is_file()}
-    return {"format": FORMAT, "asked": asked, "id": id, "files": files, "products": existing}
+    product_entries = {path.name: describe(path) for path in products if path.is_file()}
+    return {"format": FORMAT, "asked": asked, "id": id, "files": files, "products": product_entries}
 
 
 def changed_files(record: Mapping[str, Any]) -> list[str]:
     """Return the files that are missing or have changed since the record was written."""
-    return [name for name, known in record.get("files", {}).items() if _has_changed(Path(name), known)]
+    return [name for name, entry in record.get("files", {}).items() if _has_changed(Path(name), entry)]
 
 
 def lost_products(path: Path, record: Mapping[str, Any], compare: bool = True) -> list[str]:
     """Return the products of a stage that are missing beside its record and, if `compare` is true, those that have changed."""
-    products = record.get("products", {}).items()
-    return [name for name, known in products if _has_changed(path.with_name(name), known, compare)]
+    entries = record.get("products", {}).items()
+    return [name for name, entry in entries if _has_changed(path.with_name(name), entry, compare)]
 
 
-def _has_changed(path: Path, known: Entry, compare: bool = True) -> bool:
-    return not path.is_file() or (compare and describe(path, known)[2] != known[2])
+def _has_changed(path: Path, old_entry: Entry, compare: bool = True) -> bool:
+    return not path.is_file() or (compare and describe(path, old_entry)[2] != old_entry[2])
 
 
 def flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -28,14 +28,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
-from diffcap.run_folder import STAGES
+from diffcap.run_folder import TRAINING_STAGES
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.settings import CONFIGS, Settings, read_settings
 
 T = TypeVar("T")
 ENTRY_POINT_GROUP = "diffcap.methods"
 BOTH = "both"  # key of settings for all training stages
-GROUPS = ("datasets", "base_models", "ablations", "trainers")  # sections of a settings file with one entry per name
+ENTRY_SECTIONS = ("datasets", "base_models", "ablations", "trainers")  # of a settings file; each has one entry per name
 
 
 class Part(NamedTuple):
@@ -100,7 +100,7 @@ class Method:
     def ablation_names(self) -> list[str]:
         """Names for ABLATION=, without the rows with EXTRA, which have no settings."""
         entries = self.content.get("ablations", {}).items()
-        return sorted(name for name, entry in entries if {BOTH, *STAGES} & set(entry))
+        return sorted(name for name, entry in entries if {BOTH, *TRAINING_STAGES} & set(entry))
 
     def stage(self, stage: str) -> list[Part]:
         """The settings of a stage on every dataset."""
@@ -111,7 +111,7 @@ class Method:
         return self._parts(self.content.get("offline", {}), stage, "offline")
 
     def named(self, group: str, name: str, stage: str) -> list[Part]:
-        """Return the settings of a stage in each entry of a group (see `GROUPS`) with this name, in the order of the file."""
+        """Return the settings of a stage in each entry of a group (such as `datasets`) with this name, in the order of the file."""
         entries = self.content.get(group, {}).items()
         parts: list[Part] = []
         for key, entry in entries:
@@ -131,16 +131,17 @@ def split_names(key: str) -> list[str]:
 def read_method(file: Path) -> Method:
     """Read a settings file as a method, which has the name of the file."""
     content = read_settings(file)
-    _check_keys(file, "", content, ("about", *STAGES, "offline", *GROUPS))
+    _check_keys(file, "", content, ("about", *TRAINING_STAGES, "offline", *ENTRY_SECTIONS))
     for where, entry in _entries(content):
         names = [f.name for f in fields(Ablation)] if where.startswith("ablations.") else []
-        _check_keys(file, where, entry, (*names, BOTH, *STAGES))
+        _check_keys(file, where, entry, (*names, BOTH, *TRAINING_STAGES))
     for where, entry in (("", content), *_entries(content)):
-        for stage in {BOTH, *STAGES} & set(entry):
+        for stage in {BOTH, *TRAINING_STAGES} & set(entry):
             _check_keys(file, f"{where}.{stage}".lstrip("."), entry[stage], ("model", "data", "trainer", "run"))
-    about = dict(_known(file, "about", content.get("about", {}), Method))
+    about = dict(_read_arguments(file, "about", content.get("about", {}), Method))
     if "pretraining" in about:
-        about["pretraining"] = Pretraining(**_known(file, "about.pretraining", about["pretraining"], Pretraining))
+        section = about["pretraining"]
+        about["pretraining"] = Pretraining(**_read_arguments(file, "about.pretraining", section, Pretraining))
     rows = {
         name: Ablation(**{f.name: entry[f.name] for f in fields(Ablation) if f.name in entry})
         for name, entry in content.get("ablations", {}).items()
@@ -152,24 +153,24 @@ def read_method(file: Path) -> Method:
 def _entries(content: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
     """Yield the entries with settings of stages, each with its place in the file."""
     yield "offline", content.get("offline", {})
-    for group in GROUPS:
+    for group in ENTRY_SECTIONS:
         for name, entry in (content.get(group) or {}).items():
             yield f"{group}.{name}", entry
 
 
-def _check_keys(file: Path, where: str, entry: Any, known: Iterable[str]) -> None:
+def _check_keys(file: Path, where: str, entry: Any, known_keys: Iterable[str]) -> None:
     place = f"{file}: {where}" if where else f"{file}"
     if not isinstance(entry, dict):
         raise DiffcapError(f"{place}: found {entry!r:.60} where a section is needed; indent its keys.")
     for key in entry:
-        if key not in known:
-            raise DiffcapError(f"{place}: the key {key!r} is unknown; the keys are {', '.join(known)}.")
+        if key not in known_keys:
+            raise DiffcapError(f"{place}: the key {key!r} is unknown; the keys are {', '.join(known_keys)}.")
 
 
-def _known(file: Path, where: str, entry: Any, kind: type) -> dict[str, Any]:
-    """The arguments of a class in a section, checked."""
-    own = ("name", "ablations", "file", "content")
-    arguments = [f for f in fields(kind) if f.name not in own]
+def _read_arguments(file: Path, where: str, entry: Any, kind: type) -> dict[str, Any]:
+    """Return a section with the arguments of a class, after a check of their names."""
+    set_by_reader = ("name", "ablations", "file", "content")
+    arguments = [f for f in fields(kind) if f.name not in set_by_reader]
     _check_keys(file, where, entry, [f.name for f in arguments])
     required = [f.name for f in arguments if f.default is f.default_factory]  # both are missing
     missing = [name for name in required if name not in entry]
@@ -182,7 +183,7 @@ def _known(file: Path, where: str, entry: Any, kind: type) -> dict[str, Any]:
 def methods() -> Mapping[str, Method]:
     """Return all methods by name, first diffcap's, then those of other packages."""
     built_in = sorted(map(read_method, (CONFIGS / "method").glob("*.yaml")), key=lambda method: method.order)
-    found = {method.name: method for method in built_in}
+    by_name = {method.name: method for method in built_in}
     for point in entry_points(group=ENTRY_POINT_GROUP):  # "package:file.yaml"; the package is not imported
         where = f"entry point {ENTRY_POINT_GROUP}: {point.name} = {point.value}"
         file = package_folder(point.module, where) / point.attr
@@ -191,8 +192,8 @@ def methods() -> Mapping[str, Method]:
                 f"{where} is not a settings file of a method; write package:<method>.yaml there, with that file in the folder of "
                 "the package, and reinstall it."
             )
-        _add(found, read_method(file), where)
-    return MappingProxyType(found)
+        _add(by_name, read_method(file), where)
+    return MappingProxyType(by_name)
 
 
 def package_folder(package: str, where: str) -> Path:
@@ -217,11 +218,11 @@ def method_of(captioner: type) -> str:
     """Return the name of the method that has this class as its captioner."""
     path = f"{captioner.__module__}:{captioner.__qualname__}"
     package = path.partition(".")[0]
-    named = [name for name, method in methods().items() if method.captioner == path]
+    names = [name for name, method in methods().items() if method.captioner == path]
     # A method may name another module of its package, which exports the class.
-    siblings = [name for name, method in methods().items() if method.captioner.partition(".")[0] == package]
-    for name in named or siblings:
-        if named or import_object(methods()[name].captioner) is captioner:
+    package_names = [name for name, method in methods().items() if method.captioner.partition(".")[0] == package]
+    for name in names or package_names:
+        if names or import_object(methods()[name].captioner) is captioner:
             return name
     raise DiffcapError(
         f"{path} is the captioner of no registered method, so its checkpoints could not be loaded; name it in a settings file, "
@@ -251,9 +252,9 @@ def base_model_function(name: str) -> Any:
     return import_object(next(f"{method.base_model}:{name}" for method in methods().values() if method.base_model))
 
 
-def load_plugins(group: str, kind: type[T], known: dict[str, T]) -> dict[str, T]:
-    """Add the objects of class `kind` that other packages register in a group of entry points to `known`, by their `name`."""
-    found = dict(known)
+def load_plugins(group: str, kind: type[T], built_in: dict[str, T]) -> dict[str, T]:
+    """Return the objects by name: the built-in ones, and those of class `kind` in a group of entry points of other packages."""
+    by_name = dict(built_in)
     for point in entry_points(group=group):
         where = f"entry point {group}: {point.name} = {point.value}"
         try:
@@ -264,12 +265,12 @@ def load_plugins(group: str, kind: type[T], known: dict[str, T]) -> dict[str, T]
             ) from error
         if not isinstance(entry, kind):
             raise DiffcapError(f"{where} is a {type(entry).__name__}; it must be a {kind.__module__}.{kind.__name__}.")
-        _add(found, entry, where)
-    return found
+        _add(by_name, entry, where)
+    return by_name
 
 
-def _add(found: dict[str, T], entry: T, where: str) -> None:
+def _add(by_name: dict[str, T], entry: T, where: str) -> None:
     name = getattr(entry, "name", "")
-    if name in found:
+    if name in by_name:
         raise DiffcapError(f"{where}: the name {name!r} is taken already; choose another name in that package.")
-    found[name] = entry
+    by_name[name] = entry

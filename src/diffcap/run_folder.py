@@ -1,4 +1,4 @@
-"""Layout of a run directory, `runs/<dataset>/<method>`.
+"""The files of a run, which is a folder `runs/<dataset>/<method>`, and what they say about its trainings.
 
 ```
 pretrain/ finetune/ reinforce/   one training stage each: config.yaml, logs/, last.ckpt, best.ckpt, and running.json, which
@@ -26,15 +26,15 @@ from diffcap.utils.settings import get_config_value
 
 PRETRAIN, FINETUNE, REINFORCE = "pretrain", "finetune", "reinforce"
 PRETRAIN_EXTRA = "pretrain-extra"  # the pre-training on a dataset of EXTRA, before the main one
-STAGES = (PRETRAIN, FINETUNE, REINFORCE)  # each starts from the checkpoint of an earlier one, if there is one
+TRAINING_STAGES = (PRETRAIN, FINETUNE, REINFORCE)  # each starts from the checkpoint of an earlier one, if there is one
 AVERAGED, EVAL, REPORT = "averaged", "eval", "report"
 BEST, LAST = "best.ckpt", "last.ckpt"
 STEP_CHECKPOINT_GLOB = "step-*.ckpt"
 CONFIGURATION, RUNNING, FINISHED, LOGS = "config.yaml", "running.json", "finished.json", "logs"
-IDENTITY = "identity.json"  # of diffcap 0.1, in place of running.json
+IDENTITY = "identity.json"  # in place of running.json, for trainings of diffcap 0.1
 METRICS, PREDICTIONS, REFERENCES, GROUPS = "metrics.json", "predictions.json", "references.json", "groups.json"
 INIT_FROM_SHA256 = "init_from_sha256"  # key in finished.json: SHA-256 of the checkpoint in `model.init_from`
-UNSCORED = "predictions-unscored.json"
+UNSCORED = "predictions-unscored.json"  # captions of the pairs without a reference
 
 
 def metrics_filename(tokenizer: str) -> str:
@@ -42,26 +42,22 @@ def metrics_filename(tokenizer: str) -> str:
     return f"metrics-{tokenizer}.json"
 
 
-def result_dir_name(stage: str, result: str) -> str:
-    """Return the name of a training stage's evaluation or report folder.
-
-    Args:
-        result: "eval" or "report"; this is the name for the fine-tuning, and `<stage>-<result>` the name for other stages.
-    """
+def result_folder_name(stage: str, result: str) -> str:
+    """Return the name of the folder with a stage's evaluation (`result` "eval") or report: eval, or reinforce-eval."""
     return result if stage == FINETUNE else f"{stage}-{result}"
 
 
 @contextmanager
-def stage_lock(out: Path, seed: int) -> Iterator[None]:
+def stage_lock(stage_folder: Path, seed: int) -> Iterator[None]:
     """Lock a stage's folder for one training.
 
     The lock file is next to the folder, because a training may rename the folder. The lock is a POSIX record lock: the kernel
     releases it when the process ends, also by SIGKILL, and the forked workers of a data loader do not inherit it.
 
     Args:
-        out: folder of the stage; it does not need to exist. seed: of this training, for the message to another one.
+        stage_folder: it does not need to exist. seed: of this training, for the message to another one.
     """
-    path = out.absolute().with_name(f".{out.absolute().name}.lock")
+    path = stage_folder.absolute().with_name(f".{stage_folder.absolute().name}.lock")
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+") as file:
         try:
@@ -69,9 +65,9 @@ def stage_lock(out: Path, seed: int) -> Iterator[None]:
         except (BlockingIOError, PermissionError):  # POSIX allows both
             holder = dict.fromkeys(("pid", "host", "seed", "started"), "?") | read_object(path)
             raise DiffcapError(
-                f"{out}: process {holder['pid']} on {holder['host']} (seed {holder['seed']}, started {holder['started']}) "
+                f"{stage_folder}: process {holder['pid']} on {holder['host']} (seed {holder['seed']}, started {holder['started']}) "
                 f"trains in this folder; wait until it ends, stop it with `kill {holder['pid']}`, or train in another folder "
-                f"with RUN={out.parent}-2 (without make: --run.out={out.parent}-2/{out.name})."
+                f"with RUN={stage_folder.parent}-2 (without make: --run.out={stage_folder.parent}-2/{stage_folder.name})."
             ) from None
         started = datetime.now().isoformat(" ", "seconds")
         file.truncate(0)
@@ -100,17 +96,17 @@ def checkpoint_metadata(checkpoint: Path) -> dict[str, Any]:
     }
 
 
-def is_finished(out: Path) -> bool:
+def is_finished(stage_folder: Path) -> bool:
     """Return whether a stage's folder has a readable finished.json; `find_fault` checks its checkpoint."""
-    return read_object(out / FINISHED).get("checkpoint") in (BEST, LAST)
+    return read_object(stage_folder / FINISHED).get("checkpoint") in (BEST, LAST)
 
 
-def stage_of(out: Path) -> str:
+def stage_of(stage_folder: Path) -> str:
     """Return the training stage of a folder, from the folder's name."""
-    return next((stage for stage in STAGES if out.name.startswith(stage)), FINETUNE)
+    return next((stage for stage in TRAINING_STAGES if stage_folder.name.startswith(stage)), FINETUNE)
 
 
-def main_process() -> bool:
+def is_main_process() -> bool:
     """Return whether this is the process of rank 0; works before Lightning sets up its ranks."""
     names = ["LOCAL_RANK", "RANK", "SLURM_PROCID"]
     if "TORCHELASTIC_RUN_ID" in os.environ:  # under `srun torchrun`, rank 0 may not be the first task of srun
@@ -120,16 +116,16 @@ def main_process() -> bool:
     return all(os.environ.get(name, "0") == "0" for name in names)
 
 
-def find_fault(out: Path) -> str | None:
+def find_fault(stage_folder: Path) -> str | None:
     """Return why the training in a stage's folder cannot be used or resumed; None if it can."""
-    if not is_finished(out):
-        if (out / FINISHED).exists():
+    if not is_finished(stage_folder):
+        if (stage_folder / FINISHED).exists():
             return f"{FINISHED} is damaged"
-        if read_object(out / RUNNING) or read_object(out / IDENTITY):
+        if read_object(stage_folder / RUNNING) or read_object(stage_folder / IDENTITY):
             return None
-        has_files = any((out / name).exists() for name in (RUNNING, LAST, BEST))
+        has_files = any((stage_folder / name).exists() for name in (RUNNING, LAST, BEST))
         return f"{RUNNING} is missing or damaged" if has_files else None
-    checkpoint = out / read_object(out / FINISHED)["checkpoint"]
+    checkpoint = stage_folder / read_object(stage_folder / FINISHED)["checkpoint"]
     if not checkpoint.is_file():
         return f"{checkpoint.name} of the finished training is missing"
     return None if weights_id(checkpoint) else f"{checkpoint.name} is not the file that the finished training wrote"
@@ -153,13 +149,13 @@ def weights_id(checkpoint: Path) -> str | None:
 def check_finished(checkpoints: Iterable[str | Path]) -> None:
     """Check that checkpoints of finished trainings are the files that those trainings wrote."""
     for path in map(Path, checkpoints):
-        out = path.parent
-        if path.name not in (BEST, LAST) or not (out / FINISHED).is_file():
+        folder = path.parent
+        if path.name not in (BEST, LAST) or not (folder / FINISHED).is_file():
             continue  # the checkpoint belongs to no run, or to one that is still training
-        fault = find_fault(out)
-        if fault and (not is_finished(out) or read_object(out / FINISHED)["checkpoint"] == path.name):
+        fault = find_fault(folder)
+        if fault and (not is_finished(folder) or read_object(folder / FINISHED)["checkpoint"] == path.name):
             raise DiffcapError(
-                f"{out}: {fault}; run `make {out.name}` with the same variables again to train it again."
+                f"{folder}: {fault}; run `make {folder.name}` with the same variables to train it again."
             )
 
 
@@ -169,7 +165,7 @@ class TrainingLineage(NamedTuple):
     run: Path
     stages: tuple[str, ...]
 
-    def finished_markers(self) -> list[Path]:
+    def finished_files(self) -> list[Path]:
         """Return the finished.json files of the finished trainings, the first training first.
 
         A training of another run is included if a stage started from its checkpoint (`model.init_from`). A stage of this run
@@ -180,16 +176,16 @@ class TrainingLineage(NamedTuple):
         folders: list[Path] = []
         while folder is not None and folder not in folders:
             folders.append(folder)
-            folder = self._parent_stage_dir(folder)
+            folder = self._find_parent(folder)
         return [folder / FINISHED for folder in reversed(folders)]
 
-    def _parent_stage_dir(self, folder: Path) -> Path | None:
+    def _find_parent(self, folder: Path) -> Path | None:
         """Return the stage folder of the checkpoint that a training started from; None if there is none."""
         record = read_object(folder / FINISHED)
-        start = get_config_value([folder / CONFIGURATION], "model", "init_from")
+        init_from = get_config_value([folder / CONFIGURATION], "model", "init_from")
         candidates: list[Path] = []
-        if start:
-            parent = init_stage_dir(Path(start))
+        if init_from:
+            parent = initial_stage_folder(Path(init_from))
             # config.yaml of a copied run contains the paths of the original run.
             candidates = [self.run / parent.name, parent] if folder.parent == self.run else [parent]
         elif INIT_FROM_SHA256 not in record and folder.parent == self.run and folder.name in self.stages:
@@ -205,11 +201,11 @@ class TrainingLineage(NamedTuple):
 def training_lineage(checkpoint: Path) -> TrainingLineage:
     """Return the lineage of one of a run's checkpoints; an average belongs to the fine-tuning."""
     stage = checkpoint.parent.name
-    last = STAGES.index(stage if stage in STAGES else FINETUNE)
-    return TrainingLineage(checkpoint.parent.parent, STAGES[: last + 1])
+    index = TRAINING_STAGES.index(stage if stage in TRAINING_STAGES else FINETUNE)
+    return TrainingLineage(checkpoint.parent.parent, TRAINING_STAGES[: index + 1])
 
 
-def init_stage_dir(checkpoint: Path) -> Path:
+def initial_stage_folder(checkpoint: Path) -> Path:
     """Return the stage folder of an initial checkpoint (`model.init_from`); an average belongs to the fine-tuning."""
     folder = checkpoint if (checkpoint / FINISHED).is_file() else checkpoint.parent
     return folder.with_name(FINETUNE) if folder.name == AVERAGED else folder
@@ -227,13 +223,13 @@ def find_evaluation(path: str | Path) -> Path:
             f"{folder}: the run has no folder {EVAL}, but {', '.join(evaluation_names)}; "
             f"give one of them, such as {folder / evaluation_names[0]}, or run `make eval`."
         )
-    evaluation = folder if folder.name.endswith(EVAL) else folder / EVAL
+    evaluation_folder = folder if folder.name.endswith(EVAL) else folder / EVAL
     raise DiffcapError(
-        f"{evaluation / METRICS}: file not found; give the folder of an evaluated run, or run `make eval`."
+        f"{evaluation_folder / METRICS}: file not found; give the folder of an evaluated run, or run `make eval`."
     )
 
 
-def evaluated_checkpoints(evaluation: Path, metrics: Mapping[str, Any]) -> list[Path]:
+def evaluated_checkpoints(evaluation_folder: Path, metrics: Mapping[str, Any]) -> list[Path]:
     """Return the checkpoints of an evaluation; several for an ensemble, none for a vision-language model without training.
 
     Args:
@@ -243,17 +239,22 @@ def evaluated_checkpoints(evaluation: Path, metrics: Mapping[str, Any]) -> list[
     provenance = metrics.get("provenance") or {}
     if provenance.get("checkpoints"):
         files = [entry["file"] for entry in provenance["checkpoints"] if "file" in entry]
-        return [Path(os.path.normpath(evaluation / file)) for file in files]
+        return [Path(os.path.normpath(evaluation_folder / file)) for file in files]
     stage = next(
-        (name for name in (*STAGES, AVERAGED) if evaluation.name.startswith(result_dir_name(name, EVAL))), FINETUNE
+        (
+            name
+            for name in (*TRAINING_STAGES, AVERAGED)
+            if evaluation_folder.name.startswith(result_folder_name(name, EVAL))
+        ),
+        FINETUNE,
     )
-    return [evaluation.parent / stage / BEST]
+    return [evaluation_folder.parent / stage / BEST]
 
 
-def related_evaluations(checkpoint: Path) -> Sequence[Path]:
+def find_metrics_files(checkpoint: Path) -> Sequence[Path]:
     """Return the metrics.json files of a checkpoint's run, its own stage first; in an exported folder only the file in it."""
     if checkpoint.is_dir():
         return [path for path in (checkpoint / METRICS,) if path.is_file()]
-    run = checkpoint.absolute().parent.parent
-    own_metrics = run / result_dir_name(checkpoint.parent.name, EVAL) / METRICS
-    return sorted(run.glob(f"*/{METRICS}"), key=lambda path: (path != own_metrics, path))
+    run_folder = checkpoint.absolute().parent.parent
+    own_metrics_file = run_folder / result_folder_name(checkpoint.parent.name, EVAL) / METRICS
+    return sorted(run_folder.glob(f"*/{METRICS}"), key=lambda path: (path != own_metrics_file, path))

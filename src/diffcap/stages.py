@@ -27,7 +27,7 @@ from diffcap.run_folder import (
     REPORT,
     evaluated_checkpoints,
     find_evaluation,
-    result_dir_name,
+    result_folder_name,
 )
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.files import expand_home
@@ -274,7 +274,7 @@ STAGES = {
         body="diffcap.commands.evaluate:evaluate",
         settings=_eval,
         needs=lambda e: [(e.evaluated_stage, e)] if e.eval != RETRIEVAL or e.owns_pretraining else [],
-        folder=lambda e: Path(e.run) / result_dir_name(e.evaluated_stage, EVAL),
+        folder=lambda e: Path(e.run) / result_folder_name(e.evaluated_stage, EVAL),
         products=_EVALUATED,
         direct=("checkpoint",),
         read=_manifest,
@@ -285,7 +285,7 @@ STAGES = {
         body="diffcap.commands.report:report",
         settings=_report,
         needs=lambda e: [("eval", e)],
-        folder=lambda e: Path(e.run) / result_dir_name(e.captioner, REPORT),
+        folder=lambda e: Path(e.run) / result_folder_name(e.captioner, REPORT),
         products=("table.json", "table.md", "report.html"),
         direct=("runs", "predictions"),
         read=lambda options: [*_manifest(options), *_files_of_runs(options)],

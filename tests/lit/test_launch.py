@@ -17,7 +17,7 @@ from tests.commands import environment, in_process, same_logs, weights
 from diffcap.lit.decoding import evaluation_trainer
 from diffcap.lit.launch import Launch, find_launch
 from diffcap.lit.stage_cli import hide_lightning_messages
-from diffcap.run_folder import main_process
+from diffcap.run_folder import is_main_process
 from diffcap.utils.errors import DiffcapError
 
 TORCHRUN = {
@@ -69,7 +69,7 @@ def test_the_launcher_is_known_by_its_variables(
     variables: pytest.MonkeyPatch, values: dict[str, str], launch: Launch | None, main: bool
 ) -> None:
     set_all(variables, values)
-    assert find_launch() == launch and main_process() == main
+    assert find_launch() == launch and is_main_process() == main
 
 
 @pytest.mark.parametrize(

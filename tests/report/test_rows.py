@@ -58,7 +58,7 @@ def test_a_stage_counts_only_if_the_next_one_started_from_it(dataset: Dataset, t
         write_json(folder / "finished.json", {**record, **hashes})
 
     def trainings(run: Path) -> list[str]:
-        markers = training_lineage(run / "reinforce/best.ckpt").finished_markers()
+        markers = training_lineage(run / "reinforce/best.ckpt").finished_files()
         return [str(path.parent.relative_to(tmp_path)) for path in markers]
 
     finish(first / "finetune", "a", None, None)  # did not start from first/pretrain

@@ -12,7 +12,7 @@ from diffcap.checkpoints.loading import PNG_GLOB
 from diffcap.checkpoints.reading import CAPTIONING_STAGES, read_checkpoint, weights_hash, write_folder
 from diffcap.records import read_json, write_json
 from diffcap.registry import methods
-from diffcap.run_folder import METRICS, REPORT, related_evaluations, result_dir_name
+from diffcap.run_folder import METRICS, REPORT, find_metrics_files, result_folder_name
 from diffcap.utils.console import echo
 from diffcap.utils.errors import DiffcapError
 
@@ -49,7 +49,7 @@ def find_scores(checkpoint: Path, content: dict[str, Any], metrics_file: str | P
             raise DiffcapError(f"{metrics_file}: {reason}; evaluate {checkpoint} itself, or omit --metrics.")
         return Scores(metrics, Path(metrics_file))
     reasons = []
-    for path in related_evaluations(checkpoint):
+    for path in find_metrics_files(checkpoint):
         try:
             metrics = _read_metrics(path)
         except DiffcapError:
@@ -116,7 +116,7 @@ def push(
     if scores.metrics is None:
         echo(f"note: the model card has no scores: {scores.missing_reason}; `make eval` writes them.", err=True)
     stage_folder = checkpoint.absolute().parent
-    report_folder = stage_folder.parent / result_dir_name(stage_folder.name, REPORT)
+    report_folder = stage_folder.parent / result_folder_name(stage_folder.name, REPORT)
     png_files = (checkpoint if checkpoint.is_dir() else report_folder).glob(PNG_GLOB)
     pictures = sorted(png_files) if image_files is None else [Path(file) for file in image_files]
     _check_images(pictures)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from diffcap.records import file_hash, read_json, write_json
-from diffcap.run_folder import FINISHED, IDENTITY, RUNNING, STAGES
+from diffcap.run_folder import FINISHED, IDENTITY, RUNNING, TRAINING_STAGES
 from diffcap.utils.errors import DiffcapError, wrap_errors
 from diffcap.utils.files import atomic_write, url_of
 from diffcap.utils.unpickling import error_reason
@@ -65,7 +65,7 @@ def remedy(path: Path) -> str:
     if path.is_dir() or path.name in (CONFIG, WEIGHTS):
         return "copy or download the folder again, or write it again with `diffcap export` or `diffcap import`"
     if any((path.parent / name).is_file() for name in (RUNNING, FINISHED, IDENTITY)):  # the folder of a training
-        command = f"`make {path.parent.name}` command" if path.parent.name in STAGES else "command"
+        command = f"`make {path.parent.name}` command" if path.parent.name in TRAINING_STAGES else "command"
         return f"restore it from a copy, or move {path.parent} away and train it again with the same {command}"
     return "copy or download it again, or write it again with the same command"
 

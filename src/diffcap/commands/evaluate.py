@@ -150,7 +150,7 @@ def evaluate(
             for member, path in zip([first_member, *other_members], member_paths)
         ],
     )
-    if first_member.metadata["stage"] == ZERO_SHOT and run_folder.main_process():
+    if first_member.metadata["stage"] == ZERO_SHOT and run_folder.is_main_process():
         print(describe_origin(*(first_member.metadata[name] for name in ("base", "revision", "licence"))), flush=True)
     out_folder.mkdir(parents=True, exist_ok=True)
     feature_folder = dataset_folder / "features"

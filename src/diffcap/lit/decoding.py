@@ -25,7 +25,7 @@ from diffcap.utils.errors import DiffcapError
 
 
 class DecodedSplit(NamedTuple):
-    """The result of `decode`."""
+    """The captions of a split."""
 
     captions: dict[str, str]  # by id
     unfinished: set[str]  # ids of the captions that were cut at `max_length`, without an end token
@@ -50,7 +50,7 @@ class EnsembleDataset(Dataset):
 
 
 class Decoding(pl.LightningModule):
-    """The module for `trainer.predict` over pairs. Then `captions` and `unfinished` contain all results, see `DecodedSplit`."""
+    """The module for `trainer.predict` over pairs; then `captions` (by id) and `unfinished` (ids) contain all results."""
 
     def __init__(self, checkpoint: Checkpoint, beams: int = 1, length_penalty: float = 0.0) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ def evaluation_trainer(devices: int, accelerator: str) -> pl.Trainer:
 def decode(
     checkpoint: Checkpoint,
     pairs: Sequence[ChangePair],
-    store: Path,
+    feature_folder: Path,
     batch_size: int = 128,
     beams: int = 1,
     length_penalty: float = 0.0,
@@ -108,27 +108,27 @@ def decode(
     accelerator: str = "auto",
     others: Sequence[tuple[Checkpoint, Path]] = (),
 ) -> DecodedSplit | None:
-    """Caption pairs whose features are in the folder `store`; returns None on every rank but the first.
+    """Caption pairs whose features are in a folder; returns None on every rank but the first.
 
     `others` are further members of an ensemble with the same vocabulary, each with the folder of its features. The smallest
     `max_length` of all members limits the captions. `batch_size` is per rank; one beam is greedy decoding, see `beam_search`.
     """
     tables = []
-    members = [(checkpoint, store), *others]
+    members = [(checkpoint, feature_folder), *others]
     for member, folder in members:  # an untrained vision-language model has no shape and reads any pixels
-        opened = FeatureStore.open(folder, member.features if member.features["shape"] else None)
-        if opened.meta.get("dtype") != member.features["dtype"]:
+        store = FeatureStore.open(folder, member.features if member.features["shape"] else None)
+        if store.meta.get("dtype") != member.features["dtype"]:
             raise DiffcapError(f"{folder}: contains no pixels, which this captioner reads; give --features with some.")
-        tables.append(PairTable(pairs, opened, member.vocabulary, member.max_length))
-    batches: Dataset = EnsembleDataset(tables) if others else PairDataset(tables[0])
+        tables.append(PairTable(pairs, store, member.vocabulary, member.max_length))
+    pair_dataset: Dataset = EnsembleDataset(tables) if others else PairDataset(tables[0])
     if others:
         checkpoint = as_ensemble([member for member, _ in members])
     trainer = evaluation_trainer(devices, accelerator)
     module = Decoding(checkpoint, beams, length_penalty)
     workers = worker_options(None, trainer)
     # Every rank needs a pair; the captions of repeated ones are equal.
-    repeated = Subset(batches, [row % len(pairs) for row in range(max(len(pairs), trainer.world_size))])
-    loader = DataLoader(repeated, batch_size, collate_fn=identity_collate, **workers)
+    rows = [row % len(pairs) for row in range(max(len(pairs), trainer.world_size))]
+    loader = DataLoader(Subset(pair_dataset, rows), batch_size, collate_fn=identity_collate, **workers)
     with explain_lost_workers():
         trainer.predict(module, loader, return_predictions=False)
     if not trainer.is_global_zero:

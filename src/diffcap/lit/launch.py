@@ -16,32 +16,32 @@ class Launch(NamedTuple):
 
 
 def find_launch() -> Launch | None:
-    """The launcher of this process; None if it was started without one.
+    """Return the launcher of this process; None if it was started without one.
 
     The batch script of a SLURM job, and a step of one task, have no launcher: diffcap starts the processes of DEVICES there.
     """
-    e = os.environ
-    if "TORCHELASTIC_RUN_ID" in e:
-        total, hosts, processes = (int(e[name]) for name in ("WORLD_SIZE", "GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    env = os.environ
+    if "TORCHELASTIC_RUN_ID" in env:
+        total, hosts, processes = (int(env[name]) for name in ("WORLD_SIZE", "GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE"))
         if total != hosts * processes:
             raise DiffcapError(
                 f"torchrun started {total} processes on {hosts} hosts, {processes} of them on this one; give each host the "
                 "same --nproc-per-node."
             )
         return Launch("torchrun", hosts, processes)
-    if "SLURM_STEP_ID" in e and e.get("SLURM_STEP_NUM_TASKS", "1") != "1":
-        tasks = e["SLURM_STEP_TASKS_PER_NODE"]  # "4(x2)": 4 on each of two hosts; "4,3": different numbers
-        same = re.fullmatch(r"(\d+)(\(x\d+\))?", tasks)
-        if same is None or e.get("SLURM_NTASKS_PER_NODE") != same[1]:
+    if "SLURM_STEP_ID" in env and env.get("SLURM_STEP_NUM_TASKS", "1") != "1":
+        tasks = env["SLURM_STEP_TASKS_PER_NODE"]  # "4(x2)": 4 on each of two hosts; "4,3": different numbers
+        equal_tasks = re.fullmatch(r"(\d+)(\(x\d+\))?", tasks)
+        if equal_tasks is None or env.get("SLURM_NTASKS_PER_NODE") != equal_tasks[1]:
             raise DiffcapError(
                 f"srun started {tasks} tasks on the hosts; start the same number on each host with --ntasks-per-node."
             )
-        return Launch("srun", int(e["SLURM_STEP_NUM_NODES"]), int(same[1]))
+        return Launch("srun", int(env["SLURM_STEP_NUM_NODES"]), int(equal_tasks[1]))
     return None
 
 
 def launched_options(devices: Any) -> dict[str, Any]:
-    """Options of a Lightning trainer for the processes that a launcher started; `devices` is the number that the user gave, or 1."""
+    """Return options of a Lightning trainer for the processes that a launcher started; `devices` is the number that the user gave, or 1."""
     from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEnvironment
 
     launch = find_launch()

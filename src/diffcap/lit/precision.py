@@ -1,4 +1,4 @@
-"""The precision of a run: TF32 on GPUs, and no bfloat16 on processors without instructions for it."""
+"""The precision of a training: TF32 products on GPUs, and no bfloat16 on processors without instructions for it."""
 
 from pathlib import Path
 from typing import Literal
@@ -10,14 +10,14 @@ from lightning.pytorch.accelerators import CPUAccelerator, CUDAAccelerator
 from diffcap.utils.errors import DiffcapError
 
 MatmulPrecision = Literal["highest", "high", "medium"]
-CPUINFO = Path("/proc/cpuinfo")
+CPUINFO_FILE = Path("/proc/cpuinfo")
 
 
 def set_precision(trainer: pl.Trainer, matmul_precision: MatmulPrecision | None, force_bf16: bool) -> None:
     """Set the precision of float32 matrix products, and check the trainer's precision.
 
-    None is high (TF32) on CUDA and highest elsewhere. The papers' released code trained with float32 products. `force_bf16` allows
-    bfloat16 on a CPU without instructions for it.
+    If `matmul_precision` is None, it is high (TF32) on CUDA and highest (float32, as in the papers' released code) elsewhere.
+    `force_bf16` allows bfloat16 on a CPU without instructions for it.
     """
     if not force_bf16:
         refuse_slow_bf16(trainer, "remove the option, or add --run.force_bf16=true")
@@ -26,7 +26,7 @@ def set_precision(trainer: pl.Trainer, matmul_precision: MatmulPrecision | None,
 
 
 def refuse_slow_bf16(trainer: pl.Trainer, remedy: str = "remove the option") -> None:
-    """Raise a `DiffcapError`, which `remedy` ends, for bfloat16 on a CPU without instructions for it."""
+    """Raise an error for bfloat16 on a CPU without instructions for it; its message ends with `remedy`."""
     is_bf16_on_cpu = "bf16" in str(trainer.precision) and isinstance(trainer.accelerator, CPUAccelerator)
     if is_bf16_on_cpu and not cpu_has_bfloat16():
         raise DiffcapError(
@@ -37,6 +37,6 @@ def refuse_slow_bf16(trainer: pl.Trainer, remedy: str = "remove the option") -> 
 
 def cpu_has_bfloat16() -> bool:
     """Return whether the processor has instructions for bfloat16 (AVX512-BF16, AMX or ARM BF16); True if this is unknown."""
-    if not CPUINFO.is_file():  # not Linux
+    if not CPUINFO_FILE.is_file():  # not Linux
         return True
-    return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(CPUINFO.read_text().split())
+    return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(CPUINFO_FILE.read_text().split())

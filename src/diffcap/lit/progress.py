@@ -17,12 +17,12 @@ MEASURED_STEPS = 20  # before the speed is printed
 class LogProgress(Callback):
     """Print the speed of a training after its first 20 steps, and how long it takes without the validations.
 
-    If stderr is not a terminal, also print a line a minute with the number of steps or batches. `what` names the prediction or test.
+    If stderr is not a terminal, also print a line a minute with the number of steps or batches; for a prediction, `title` is its start.
     """
 
-    def __init__(self, what: str = "extraction") -> None:
-        self.what = what
-        self._start: float | None = None  # the end of the first step, until the speed is printed
+    def __init__(self, title: str = "extraction") -> None:
+        self.title = title
+        self._start_time: float | None = None  # end of the first step; None after the speed is printed
 
     def on_train_start(self, trainer: pl.Trainer, *_: Any) -> None:
         """Count the steps from here."""
@@ -32,21 +32,21 @@ class LogProgress(Callback):
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         """Measure the first steps, and print a line once a minute."""
         step = trainer.global_step
-        last = trainer.max_steps
-        measured = step - self._first_step - 1  # the first step does not count
-        if measured == 0 and self._start is None:
-            self._start = time_after_steps(trainer)
-        if measured == MEASURED_STEPS - 1 and self._start is not None:
-            rate = measured / (time_after_steps(trainer) - self._start)
-            self._start = None
-            if trainer.is_global_zero and step < last:
-                left = duration((last - step) / rate)
+        last_step = trainer.max_steps
+        num_measured = step - self._first_step - 1  # the first step does not count
+        if num_measured == 0 and self._start_time is None:
+            self._start_time = time_after_steps(trainer)
+        if num_measured == MEASURED_STEPS - 1 and self._start_time is not None:
+            rate = num_measured / (time_after_steps(trainer) - self._start_time)
+            self._start_time = None
+            if trainer.is_global_zero and step < last_step:
+                left = duration((last_step - step) / rate)
                 print(
-                    f"step {step}: {rate:.3g} steps per second, about {left} to step {last:,} without validations",
+                    f"step {step}: {rate:.3g} steps per second, about {left} to step {last_step:,} without validations",
                     flush=True,
                 )
-        if self._is_log(trainer):
-            self._train_log.update(step, last if last > 0 else None)
+        if self._prints_lines(trainer):
+            self._train_log.update(step, last_step if last_step > 0 else None)
 
     def on_validation_start(self, *_: Any) -> None:
         """Start the lines about batches."""
@@ -54,7 +54,7 @@ class LogProgress(Callback):
 
     def on_predict_start(self, *_: Any) -> None:
         """Start the lines about batches."""
-        self._batch_log = ProgressLog(f"{self.what}, batches")
+        self._batch_log = ProgressLog(f"{self.title}, batches")
 
     on_test_start = on_predict_start  # type: ignore[assignment]
 
@@ -70,12 +70,13 @@ class LogProgress(Callback):
         """Print a line once a minute."""
         self._log_batch(trainer, trainer.num_val_batches, arguments[3])
 
-    def _log_batch(self, trainer: pl.Trainer, totals: Sequence[int | float], number: int) -> None:
-        if self._is_log(trainer):
-            self._batch_log.update(number + 1, totals[0] if totals and isinstance(totals[0], int) else None)
+    def _log_batch(self, trainer: pl.Trainer, batch_counts: Sequence[int | float], batch_index: int) -> None:
+        if self._prints_lines(trainer):
+            count = batch_counts[0] if batch_counts and isinstance(batch_counts[0], int) else None
+            self._batch_log.update(batch_index + 1, count)
 
     @staticmethod
-    def _is_log(trainer: pl.Trainer) -> bool:
+    def _prints_lines(trainer: pl.Trainer) -> bool:
         return trainer.is_global_zero and not sys.stderr.isatty()
 
 

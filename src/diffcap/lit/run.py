@@ -44,9 +44,9 @@ from diffcap.run_folder import (
     RUNNING,
     checkpoint_metadata,
     find_fault,
-    init_stage_dir,
+    initial_stage_folder,
     is_finished,
-    main_process,
+    is_main_process,
     read_object,
     stage_lock,
     stage_of,
@@ -86,7 +86,7 @@ def train(request: Request) -> None:
     with ExitStack() as lock:
         cli = TrainingCLI(module, data, request, lock)
         trainer, out, fault, backup = cli.trainer, cli.out, cli.fault, None
-        if main_process():
+        if is_main_process():
             if fault:
                 backup = next(path for n in range(1, 10_000) if not (path := out.with_name(f"{out.name}.{n}")).exists())
                 out.rename(backup)
@@ -207,7 +207,7 @@ class TrainingCLI(StageCLI):
         if self.config.get("model.captioner.init_args.base") is not None:
             _pin_base_model(self.config, self.out)
         config = json.loads(self.parser.dump(self.config, format="json", skip_validation=True))
-        if main_process():
+        if is_main_process():
             self.lock.enter_context(stage_lock(self.out, self.config.data.seed))
         old_record = record.read(self.out / FINISHED) or record.read(self.out / RUNNING)
         options = compared_options(config)
@@ -221,7 +221,7 @@ class TrainingCLI(StageCLI):
         if not fault and old_record.get("id") != self.config_hash and (self.out / CONFIGURATION).is_file():
             fault = _find_changes(self.out, old_record, files, options)
         if not fault and is_finished(self.out):  # every rank reads the same files and exits
-            if main_process():
+            if is_main_process():
                 print(f"{self.out}: already finished with these settings")
                 record.write(self.out / FINISHED, {**read_object(self.out / FINISHED), **self.record})
             sys.exit(0)
@@ -316,7 +316,7 @@ class TrainingCLI(StageCLI):
                 shutil.copyfile(last, temporary)
         score = getattr(self.trainer.checkpoint_callback, "best_model_score", None)
         init_from, result = self.config.model.get("init_from"), best if self.settings.monitor else last
-        parent = read_object(init_stage_dir(Path(init_from)) / FINISHED) if init_from else {}
+        parent = read_object(initial_stage_folder(Path(init_from)) / FINISHED) if init_from else {}
         write_json(
             self.out / FINISHED,
             {
@@ -383,7 +383,7 @@ def _pin_base_model(config: Any, out: Path) -> None:
     found = find_base(base, revision)
     arguments.revision = config.data.base_revision = found.revision
     arguments.base = config.data.base = found.name
-    if main_process():
+    if is_main_process():
         print(f"base model {describe_origin(found.name, found.revision, found.licence)}")
 
 

@@ -19,7 +19,7 @@ from xml.etree import ElementTree
 from markupsafe import Markup
 
 from diffcap.report.rows import Run
-from diffcap.run_folder import LOGS, STAGES, training_lineage
+from diffcap.run_folder import LOGS, TRAINING_STAGES, training_lineage
 from diffcap.utils.files import atomic_write
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ _VIEWPOINT_CHARTS = {
 }
 
 
-def read_curves(run_folder: str | Path, stages: Sequence[str] = STAGES) -> dict[str, dict[str, Curve]]:
+def read_curves(run_folder: str | Path, stages: Sequence[str] = TRAINING_STAGES) -> dict[str, dict[str, Curve]]:
     """Read every value that a run's stages logged: stage -> name ("val/CIDEr-D") -> curve.
 
     An interrupted run has a file for each start. If two files have the same step, the later file counts.

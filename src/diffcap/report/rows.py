@@ -164,7 +164,7 @@ def run_row(run: Run, pairs: Sequence[ChangePair]) -> Row:
 def training_cost(checkpoints: Sequence[Path]) -> Row:
     """Sum up the trainings of the checkpoints: {"seconds", "steps": stage -> number}; {} if no training is recorded."""
     lineages = map(training_lineage, checkpoints)  # the trainings that led to each checkpoint
-    record_files = {path: None for lineage in lineages for path in lineage.finished_markers()}  # in order, distinct
+    record_files = {path: None for lineage in lineages for path in lineage.finished_files()}  # in order, distinct
     seconds = 0.0
     steps = Counter[str]()
     for path in record_files:
