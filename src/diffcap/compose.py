@@ -1,7 +1,5 @@
 """Compose the settings of a training stage from parts: files, and sections of the method's file. A later part overrides earlier ones.
 
-VLM, OFFLINE, EXTRA and CONFIG are variables of an experiment, see `diffcap.experiment`.
-
 1. trainer/default.yaml
 2. the method's section of the stage
 3. for the dataset, then for each further dataset of EXTRA: dataset/<name>.yaml, then the method's entry in `datasets`

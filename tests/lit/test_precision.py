@@ -63,5 +63,5 @@ def test_bfloat16_needs_a_processor_with_it(monkeypatch: pytest.MonkeyPatch) -> 
 )
 def test_the_flags_of_linux(flags: str, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "cpuinfo").write_text(f"processor : 0\n{flags}\n")
-    monkeypatch.setattr(precision, "CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(precision, "CPUINFO_FILE", tmp_path / "cpuinfo")
     assert cpu_has_bfloat16() == expected

@@ -24,9 +24,9 @@ SHRINK_ABOVE = 25_000_000  # pixels; the networks use far fewer
 _NO_VALUE = 1e30  # floats of this size mark pixels without a value in scientific rasters
 _BITS = {255: 8, 4095: 12, 65_535: 16}  # value of white -> bits of files and cameras
 _REMEDY = "save it as PNG or JPEG"
-_TYPES = "a path, the bytes of a file, a PIL image, or a numpy array of shape (H, W), (H, W, 3) or (H, W, 4)"
-_GRAY, _COLOR = 8, 16  # differences between the channels of a pixel: at most of a gray one, at least of a colored one
-_COLORED = 0.03  # share of colored pixels in an image that counts as one in color
+_SOURCE_TYPES = "a path, the bytes of a file, a PIL image, or a numpy array of shape (H, W), (H, W, 3) or (H, W, 4)"
+_GRAY_SPREAD, _COLOR_SPREAD = 8, 16  # largest minus smallest channel, at most of a gray, at least of a colored pixel
+_COLOR_SHARE = 0.03  # share of colored pixels in an image that counts as one in color
 _BITS_PER_SAMPLE, _SAMPLES_PER_PIXEL, _PLANAR, _SAMPLE_FORMAT, _NODATA = 258, 277, 284, 339, 42113  # TIFF tags
 
 warnings.filterwarnings("ignore", module=r"PIL\.")  # about large images (limited here) and broken EXIF data (ignored)
@@ -66,7 +66,7 @@ def read_pair(before: Source, after: Source, names: tuple[str, str] | None = Non
         first, second = (read_image(source, name, common) for source, name in sides)
         notes += _range_notes(common, "their")
     elif first.values or second.values:
-        kinds = " and ".join(_kind(side.values) for side in (first, second))
+        kinds = " and ".join(_value_kind(side.values) for side in (first, second))
         notes.append(f"their pixels are {kinds}, so each is scaled by its own range of values")
     (width, height), (other_width, other_height) = first.size, second.size
     if (width, height) != (other_width, other_height):
@@ -76,35 +76,37 @@ def read_pair(before: Source, after: Source, names: tuple[str, str] | None = Non
             notes.append(f"their sizes differ {sizes}, so both are resized to one size")
         else:
             notes.append(f"their aspect ratios differ {sizes}, so both are stretched and do not match exactly")
-    colored = [_colored(side.image) for side in (first, second)]
-    if sorted(colored) == ["color", "gray"]:
+    modes = [_color_mode(side.image) for side in (first, second)]
+    if sorted(modes) == ["color", "gray"]:
         notes.append(
-            f"the first is in {colored[0]} and the second in {colored[1]}, which the caption may take for a change"
+            f"the first is in {modes[0]} and the second in {modes[1]}, which the caption may take for a change"
         )
     own = (f"{side.name}: {note}" for side in (first, second) for note in side.notes)
     return InputPair(first, second, (*own, *(f"{first.name} and {second.name}: {note}" for note in notes)))
 
 
 def common_values(values: Iterable[ValueRange | None]) -> ValueRange | None:
-    """The range of several ranges; None if one is None (an image of 8 bits), or some are of integers and others of floats."""
-    known = list(values)
-    ranges = [each for each in known if each is not None]
-    if len(ranges) < len(known) or len({type(low) for low, _ in ranges}) > 1:
+    """Return the range of several ranges; None if one is None (an image of 8 bits), or some are of integers and others of floats."""
+    ranges_or_none = list(values)
+    ranges = [value_range for value_range in ranges_or_none if value_range is not None]
+    if len(ranges) < len(ranges_or_none) or len({type(low) for low, _ in ranges}) > 1:
         return None
     return min(low for low, _ in ranges), max(high for _, high in ranges)
 
 
-def _kind(values: ValueRange | None) -> str:
+def _value_kind(values: ValueRange | None) -> str:
     if values is None:
         return "8-bit integers"
     return "floats" if isinstance(values[0], float) else "integers of more than 8 bits"
 
 
-def _colored(image: Image.Image) -> str:
-    """ "gray", "color", or "" for an image with few colored pixels, judged by at most 128 x 128 of them."""
+def _color_mode(image: Image.Image) -> str:
+    """Return "gray", "color", or "" if few pixels are colored, of a sample of at most 128 x 128."""
     sample = image.resize((min(128, image.width), min(128, image.height)), Image.Resampling.NEAREST)
     spread = np.ptp(np.asarray(sample), axis=-1)  # uint8
-    return "gray" if spread.max() <= _GRAY else "color" if (spread >= _COLOR).mean() > _COLORED else ""
+    if spread.max() <= _GRAY_SPREAD:
+        return "gray"
+    return "color" if (spread >= _COLOR_SPREAD).mean() > _COLOR_SHARE else ""
 
 
 def read_image(source: Source, name: str | None = None, values: ValueRange | None = None) -> InputImage:
@@ -131,7 +133,7 @@ def read_image(source: Source, name: str | None = None, values: ValueRange | Non
         if isinstance(source, Image.Image):
             return _to_rgb(source, [], None, name, values)
         if not isinstance(source, Path | bytes | bytearray | memoryview):
-            raise DiffcapError(f"{name}: an object of type {type(source).__name__}; give {_TYPES}.")
+            raise DiffcapError(f"{name}: an object of type {type(source).__name__}; give {_SOURCE_TYPES}.")
         if isinstance(source, Path) and not source.is_file():
             if url := url_of(source):
                 raise DiffcapError(f"{url}: a URL, not a file; download the image and give its path.")
@@ -174,13 +176,13 @@ def _decode(file: BinaryIO, name: str, values: ValueRange | None) -> InputImage:
             return _to_rgb(*_from_tiff(file, name, values), name, values)
         if isinstance(error, ValueError):
             raise
-        raise DiffcapError(f"{name}: {_describe(start)}.") from None
+        raise DiffcapError(f"{name}: {_describe_fault(start)}.") from None
 
 
 def _to_rgb(
-    image: Image.Image, notes: list[str], found: ValueRange | None, name: str, values: ValueRange | None
+    image: Image.Image, notes: list[str], own_range: ValueRange | None, name: str, values: ValueRange | None
 ) -> InputImage:
-    """An image as RGB; `found`: the range of its values if they were scaled already."""
+    """Return an image as RGB; `own_range` is the range of its values if they were scaled already."""
     width, height = image.size
     if not width * height:
         raise DiffcapError(f"{name}: an image without pixels ({width} x {height}); fetch the file again.")
@@ -202,9 +204,10 @@ def _to_rgb(
     size = image.size
     if image.mode.startswith("I") or image.mode == "F":  # convert() would clip at 255
         deep = np.asarray(image)
-        pixels, more, found = _to_8_bits(deep.view(np.uint32) if is_uint32 else deep, name, values, float(nodata))
+        deep = deep.view(np.uint32) if is_uint32 else deep
+        pixels, more_notes, own_range = _to_8_bits(deep, name, values, float(nodata))
         image = Image.fromarray(pixels)
-        notes = notes + more
+        notes = notes + more_notes
     if image.mode in ("RGBA", "LA", "PA", "RGBa") or "transparency" in image.info:
         image = image.convert("RGBA")
         counts = image.getchannel("A").histogram()
@@ -219,11 +222,11 @@ def _to_rgb(
         notes.append(f"{width:,} x {height:,} pixels, shrunk before anything else")
         factor = next(factor for factor in range(2, 100) if width * height <= SHRINK_ABOVE * factor**2)
         image = image.reduce(factor)
-    return InputImage(image, name, tuple(notes), found, size)
+    return InputImage(image, name, tuple(notes), own_range, size)
 
 
 def _is_misread(image: Any) -> bool:
-    """Whether Pillow reads a TIFF wrongly: the first of several bands as a gray image, or separate bands of more than 8 bits."""
+    """Return whether Pillow reads a TIFF wrongly: the first of several bands as a gray image, or separate bands of more than 8 bits."""
     tags = image.tag_v2
     is_deep = max(tags.get(_BITS_PER_SAMPLE, (1,))) > 8
     return len(image.getbands()) == 1 < tags.get(_SAMPLES_PER_PIXEL, 1) or (tags.get(_PLANAR) == 2 and is_deep)
@@ -242,23 +245,23 @@ def _to_8_bits(
     if np.isnan(numbers).all():
         raise DiffcapError(f"{name}: no pixel has a value; export the image again, with 8 or 16 bits per channel.")
     kind = float if pixels.dtype.kind == "f" else int
-    found = kind(np.nanmin(numbers)), kind(np.nanmax(numbers))
-    low, high = values or found
-    white = _white(values or found)
+    own_range = kind(np.nanmin(numbers)), kind(np.nanmax(numbers))
+    low, high = values or own_range
+    white = _white_value(values or own_range)
     numbers = (numbers - low) / ((high - low) or 1) if white is None else numbers / white
     numbers = np.nan_to_num(numbers, copy=False).clip(0, 1)
-    return (numbers * 255).round().astype(np.uint8), [] if values else _range_notes(found, "its"), found
+    return (numbers * 255).round().astype(np.uint8), [] if values else _range_notes(own_range, "its"), own_range
 
 
-def _white(values: ValueRange) -> int | None:
-    """The value of white; None: the range is stretched from black to white."""
+def _white_value(values: ValueRange) -> int | None:
+    """Return the value of white; None if the range is stretched from black to white."""
     low, high = values
     return next((white for white in ((1,) if isinstance(low, float) else _BITS) if low >= 0 and high <= white), None)
 
 
 def _range_notes(values: ValueRange, whose: str) -> list[str]:
-    """A note if it is a guess which values are black and white."""
-    (low, high), white = values, _white(values)
+    """Return a note if it is a guess which values are black and white; `whose` is "its" or "their"."""
+    (low, high), white = values, _white_value(values)
     if white is None:
         return [f"{whose} values, from {low:,g} to {high:,g}, were stretched from black to white"]
     return [f"{whose} values, at most {high:,g}, were taken for {_BITS[white]} bits"] if white in (255, 4095) else []
@@ -267,7 +270,7 @@ def _range_notes(values: ValueRange, whose: str) -> list[str]:
 def _from_array(
     array: np.ndarray[Any, Any], name: str, values: ValueRange | None
 ) -> tuple[Image.Image, list[str], ValueRange | None]:
-    """An array as an image with 8 bits per channel, notes, and the range of its values if it has uint16."""
+    """Return an array as an image with 8 bits per channel, notes, and the range of its values if it has uint16."""
     shape = array.shape
     if array.ndim == 3 and shape[2] == 1:
         array = array[:, :, 0]
@@ -276,9 +279,9 @@ def _from_array(
     if shape[0] * shape[1] > MAX_PIXELS:
         raise _too_large(name, f"{shape[1]:,} x {shape[0]:,}")
     notes = list[str]()
-    found = None
+    own_range = None
     if array.dtype == np.uint16:
-        array, notes, found = _to_8_bits(array, name, values)
+        array, notes, own_range = _to_8_bits(array, name, values)
     elif array.dtype.kind == "f":
         if not np.isfinite(array).all() or array.min() < 0 or array.max() > 1:
             raise DiffcapError(f"{name}: floats of an image must be from 0 to 1; scale them, or give uint8.")
@@ -287,7 +290,7 @@ def _from_array(
         array = array * np.uint8(255)
     elif array.dtype.kind not in "iu" or array.min() < 0 or array.max() > 255:
         raise DiffcapError(f"{name}: an array of {array.dtype} is not from 0 to 255; give uint8, uint16 or floats.")
-    return Image.fromarray(array.astype(np.uint8)), notes, found
+    return Image.fromarray(array.astype(np.uint8)), notes, own_range
 
 
 def _from_tiff(
@@ -316,15 +319,15 @@ def _from_tiff(
             pixels = np.moveaxis(raster.read([1, 2, 3] if bands > 2 else [1]), 0, -1)
             nodata = math.nan if raster.nodata is None else raster.nodata
     if pixels.dtype.itemsize == 1:
-        image, notes, found = _from_array(pixels, name, values)
+        image, notes, own_range = _from_array(pixels, name, values)
     else:
-        pixels, notes, found = _to_8_bits(pixels, name, values, nodata)
+        pixels, notes, own_range = _to_8_bits(pixels, name, values, nodata)
         image = _from_array(pixels, name, None)[0]
-    return image, [*notes, *(["its last band was left out"] if bands in (2, 4) else [])], found
+    return image, [*notes, *(["its last band was left out"] if bands in (2, 4) else [])], own_range
 
 
-def _describe(start: bytes) -> str:
-    """What a file is that Pillow cannot read, and what to do."""
+def _describe_fault(start: bytes) -> str:
+    """Return what a file is that Pillow cannot read, and what to do; `start` is its beginning."""
     text = start.lstrip(b"\xef\xbb\xbf \t\r\n")
     if not start:
         return "an empty file, not an image; fetch it again"

@@ -18,7 +18,7 @@ USE_ONEDNN = HAS_ONEDNN and torch.backends.cpu.get_cpu_capability() == "AVX512" 
 
 
 def is_float32_on_cpu(x: Tensor) -> bool:
-    """Whether functions for float32 on the CPU may be used with `x`; autocast asks for another type."""
+    """Return whether functions for float32 on the CPU may be used with `x`; autocast asks for another type."""
     return x.device.type == "cpu" and x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
 
 
@@ -31,12 +31,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return F.linear(x, weight, bias)
     # Not in `_Linear`: its result must not be a view, or it could not be changed in place.
     rows = x.reshape(-1, x.shape[-1])
-    out = _Linear.apply(rows, weight, bias) if torch.is_grad_enabled() else _onednn_linear(rows, weight, bias)
-    return out.view(*x.shape[:-1], len(weight))
+    result = _Linear.apply(rows, weight, bias) if torch.is_grad_enabled() else _onednn_linear(rows, weight, bias)
+    return result.view(*x.shape[:-1], len(weight))
 
 
 def linear_is_faster(x: Tensor, weight: Tensor) -> bool:
-    """Whether `linear` supports this input and this weight, and oneDNN is faster than MKL."""
+    """Return whether `linear` supports this input and this weight, and oneDNN is faster than MKL."""
     if not USE_ONEDNN or not is_float32_on_cpu(x) or weight.dtype != torch.float32:
         return False
     has_right_shape = x.shape[-1] == weight.shape[1]  # otherwise torch's error is clearer than oneDNN's
@@ -45,11 +45,11 @@ def linear_is_faster(x: Tensor, weight: Tensor) -> bool:
 
 def _onednn_linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`F.linear` of a matrix (n, D)."""
-    return torch.ops.mkldnn._linear_pointwise(_dense(rows), _dense(weight), bias, "none", [], "")
+    return torch.ops.mkldnn._linear_pointwise(_without_gaps(rows), _without_gaps(weight), bias, "none", [], "")
 
 
-def _dense(matrix: Tensor) -> Tensor:
-    """The matrix without gaps between its rows or columns; with gaps, oneDNN is a thousand times slower."""
+def _without_gaps(matrix: Tensor) -> Tensor:
+    """Return the matrix without gaps between its rows or columns; with gaps, oneDNN is a thousand times slower."""
     return matrix if matrix.is_contiguous() or matrix.T.is_contiguous() else matrix.contiguous()
 
 
@@ -62,18 +62,18 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        (x, weight), grad = ctx.saved_tensors, _dense(grad)
+        (x, weight), grad = ctx.saved_tensors, _without_gaps(grad)
         grad_x = _onednn_linear(grad, weight.T) if ctx.needs_input_grad[0] else None
         grad_weight = _onednn_linear(grad.T, x.T) if ctx.needs_input_grad[1] else None
         return grad_x, grad_weight, grad.sum(0) if ctx.needs_input_grad[2] else None
 
 
 def flop_counter() -> "FlopCounterMode":
-    """torch's counter of floating-point operations, two for each multiplication, that also counts `linear`."""
+    """Return torch's counter of floating-point operations, two for each multiplication, that also counts `linear`."""
     from torch.utils.flop_counter import FlopCounterMode
 
     def linear_flops(x_shape: Sequence[int], weight_shape: Sequence[int], *_: Any, **__: Any) -> int:
         return 2 * math.prod(x_shape) * weight_shape[0]
 
-    more = {torch.ops.mkldnn._linear_pointwise: linear_flops} if HAS_ONEDNN else {}
-    return FlopCounterMode(display=False, custom_mapping=more)
+    custom_mapping = {torch.ops.mkldnn._linear_pointwise: linear_flops} if HAS_ONEDNN else {}
+    return FlopCounterMode(display=False, custom_mapping=custom_mapping)

@@ -20,25 +20,25 @@ LOG_SECONDS = 60.0  # between two lines
 class ProgressLog:
     """Prints "captioning: 120 of 5,000, about 40 min left" every minute; `done` were done before."""
 
-    def __init__(self, what: str, done: int = 0) -> None:
-        self.what = what
-        self.first = done
-        self.start = self.latest = time.monotonic()
+    def __init__(self, title: str, done: int = 0) -> None:
+        self.title = title
+        self.first_count = done
+        self.start_time = self.latest_time = time.monotonic()
 
     def update(self, done: int, total: int | None) -> None:
         """Print a line, if the latest one is a minute old."""
         now = time.monotonic()
-        if now - self.latest < LOG_SECONDS:
+        if now - self.latest_time < LOG_SECONDS:
             return
-        self.latest = now
+        self.latest_time = now
         left = ""
-        if total is not None and done > self.first:
-            left = f", about {duration((now - self.start) / (done - self.first) * (total - done))} left"
-        echo(f"{self.what}: {done:,}{'' if total is None else f' of {total:,}'}{left}", err=True)
+        if total is not None and done > self.first_count:
+            left = f", about {duration((now - self.start_time) / (done - self.first_count) * (total - done))} left"
+        echo(f"{self.title}: {done:,}{'' if total is None else f' of {total:,}'}{left}", err=True)
 
 
 def duration(seconds: float) -> str:
-    """A duration with two digits or more.
+    """Write a duration with two digits or more.
 
     Example:
         >>> duration(58.4), duration(1234), duration(45_000)
@@ -52,24 +52,24 @@ def duration(seconds: float) -> str:
 
 @contextmanager
 def progress_bars(of_bytes: bool = False) -> Iterator[Callable[[str], Update]]:
-    """Gives a function that adds a bar with the given name, and returns the function that updates it."""
+    """Give a function that adds a bar with the given name, and returns the function that updates it."""
     with _progress(DownloadColumn() if of_bytes else MofNCompleteColumn()) as progress:
 
-        def bar(name: str) -> Update:
+        def add_bar(name: str) -> Update:
             if progress.disable:
                 return ProgressLog(f"{name}, bytes" if of_bytes else name).update
             task = progress.add_task(printable(name), total=None)
-            return lambda there, total: progress.update(task, completed=there, total=total)
+            return lambda amount, total: progress.update(task, completed=amount, total=total)
 
-        yield bar
+        yield add_bar
 
 
 @contextmanager
-def progress_bar(what: str, total: int, done: int = 0, hidden: bool = False) -> Iterator[Callable[[int], None]]:
-    """Show one bar; gives a function that adds to the count, which starts at `done` and ends at `total`."""
+def progress_bar(title: str, total: int, done: int = 0, hidden: bool = False) -> Iterator[Callable[[int], None]]:
+    """Show one bar; give a function that adds to the count, which starts at `done` and ends at `total`."""
     with _progress(MofNCompleteColumn(), hidden) as progress:
-        task = progress.add_task(printable(what), total=total, completed=done)
-        log = ProgressLog(what, done)
+        task = progress.add_task(printable(title), total=total, completed=done)
+        log = ProgressLog(title, done)
 
         def advance(more: int) -> None:
             progress.advance(task, more)

@@ -16,7 +16,7 @@ import numpy as np
 
 from diffcap.utils.errors import DiffcapError
 
-_DTYPES = re.compile(r"[<>|=]?([biufc]\d{1,2}|[SU]\d{1,6})")
+_DTYPE_PATTERN = re.compile(r"[<>|=]?([biufc]\d{1,2}|[SU]\d{1,6})")
 # torch's message: the name that it refuses, and the beginning of its advice to read the file unsafely.
 _REFUSED_NAME = re.compile(r"GLOBAL (\S{1,120}) (?:was not an allowed global|whose module \S+ is blocked)")
 _ADVICE = re.compile(r" ?(?:Check the documentation of|Re-running|Please file an issue|In PyTorch 2\.6,)")
@@ -28,15 +28,15 @@ def load_arrays(path: str | Path) -> Any:
 
 
 def state_of_module(module: Any) -> dict[str, Any] | None:
-    """Parameters and buffers by name of a torch module that `load_tensors` read with substitutes; None for something else."""
+    """Return parameters and buffers by name of a torch module that `load_tensors` read with substitutes; None for something else."""
     attributes = getattr(module, "__dict__", {})
     if not isinstance(attributes.get("_modules"), dict):
         return None
     state: dict[str, Any] = {}
     for kind in ("_parameters", "_buffers"):
         state |= {name: value for name, value in attributes.get(kind, {}).items() if value is not None}
-    for name, part in attributes["_modules"].items():
-        state |= {f"{name}.{inner}": value for inner, value in (state_of_module(part) or {}).items()}
+    for name, child in attributes["_modules"].items():
+        state |= {f"{name}.{child_name}": value for child_name, value in (state_of_module(child) or {}).items()}
     return state
 
 
@@ -61,15 +61,15 @@ def load_tensors(path: str | Path, allowed_classes: Sequence[str] = ()) -> Any:
 
 
 def _used_names(file: IO[bytes]) -> set[str]:
-    """The names "module.Name" that a file uses; nothing is imported."""
+    """Return the names "module.Name" that a file uses; nothing is imported."""
     import torch
 
     try:
         return set(torch.serialization.get_unsafe_globals_in_checkpoint(file))
     except ValueError:  # torch cannot list a legacy file: search its bytes for such names
         file.seek(0)
-        found = re.findall(rb"c([\w.]+)\n([A-Za-z_]\w*)\n", file.read())
-        return {f"{module.decode()}.{name.decode()}" for module, name in found}
+        matches = re.findall(rb"c([\w.]+)\n([A-Za-z_]\w*)\n", file.read())
+        return {f"{module.decode()}.{name.decode()}" for module, name in matches}
     finally:
         file.seek(0)
 
@@ -78,7 +78,7 @@ class _Dtype:
     """Replaces numpy.dtype: types of numbers and text only."""
 
     def __init__(self, code: str, align: bool = False, copy: bool = False) -> None:
-        if not isinstance(code, str) or not _DTYPES.fullmatch(code):
+        if not isinstance(code, str) or not _DTYPE_PATTERN.fullmatch(code):
             raise pickle.UnpicklingError(f"it uses arrays of {code!r:.40}, which are not allowed")
         self._code = code
         self._order = "="
@@ -159,15 +159,15 @@ _REPLACEMENTS: dict[str, Any] = {
 
 class _ArrayUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        """The replacement of a name."""
-        known = f"{module.replace('numpy._core', 'numpy.core')}.{name}"
-        if known not in _REPLACEMENTS:
+        """Return the replacement of a name."""
+        full_name = f"{module.replace('numpy._core', 'numpy.core')}.{name}"
+        if full_name not in _REPLACEMENTS:
             raise pickle.UnpicklingError(f"it uses {module}.{name}, which is not allowed")
-        return _REPLACEMENTS[known]
+        return _REPLACEMENTS[full_name]
 
 
 def _unwrap(value: Any) -> Any:
-    """The value, with arrays instead of their replacements."""
+    """Return the value, with arrays instead of their replacements."""
     if isinstance(value, _Array):
         return value.value
     if isinstance(value, dict):
@@ -191,10 +191,10 @@ def _load(path: str | Path, read: Callable[[IO[bytes]], Any]) -> Any:
 
 
 def error_reason(error: Exception) -> str:
-    """Why torch's restricted reader or safetensors cannot read a file, without torch's advice to read it unsafely."""
+    """Return why torch's restricted reader or safetensors cannot read a file, without torch's advice to read it unsafely."""
     text = " ".join(str(error).split())
-    if asked := _REFUSED_NAME.search(text):
-        text = f"it uses {asked[1]}, which is not allowed"
+    if refused := _REFUSED_NAME.search(text):
+        text = f"it uses {refused[1]}, which is not allowed"
     else:
         text = text.rpartition("WeightsUnpickler error: ")[2].removeprefix("Weights only load failed. ")
         text = _ADVICE.split(text)[0].rstrip(". ") or type(error).__name__
