@@ -21,7 +21,7 @@ from diffcap.utils.console import run
 from diffcap.utils.cores import available_cores
 from diffcap.utils.errors import DiffcapError, plain_errors
 
-Variables = Mapping[str, str]
+Variables = Mapping[str, str]  # of an experiment, as in `Experiment(**variables)`
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Job:
     """One training with its evaluation."""
 
     title: str  # name in messages
-    variables: Variables  # of the experiment
+    variables: Variables
     finetune: int | None = None  # steps; None is the number in the settings
     pretrain: int | None = 0  # the same; 0 skips the pre-training
     pretraining: Path | None = None  # folder of a finished pre-training to start from, instead of the job's own
@@ -42,13 +42,13 @@ class Job:
 
 
 # `devices`: CUDA_VISIBLE_DEVICES of the processes that a thread of `in_parallel` starts; None leaves it as it is.
-_own = threading.local()
+_of_thread = threading.local()
 
 
 def call(command: Sequence[str], title: str) -> None:
     """Run a command with one thread per process, which is faster for models this small."""
     start = time.perf_counter()
-    devices = getattr(_own, "devices", None)
+    devices = getattr(_of_thread, "devices", None)
     print(f"== {title}" + (f" (GPU {devices})" if devices else ""), flush=True)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **({"CUDA_VISIBLE_DEVICES": devices} if devices else {})}
     if subprocess.run(command, env=environment, check=False).returncode:
@@ -56,13 +56,13 @@ def call(command: Sequence[str], title: str) -> None:
     print(f"== {title}: done after {time.perf_counter() - start:.0f} s", flush=True)
 
 
-def make(title: str, goals: str, variables: Variables, *own: str, **stage_options: Sequence[str]) -> None:
-    """Run the stages of `make <goals> VARIABLE=...` that are goals or have options, `own` (of the first goal) or `stage_options`."""
+def make(title: str, goals: str, variables: Variables, *first_options: str, **stage_options: Sequence[str]) -> None:
+    """Run the stages of `make <goals> VARIABLE=...` that are goals or have options; `first_options` are those of the first goal."""
     experiment, names = Experiment(**variables), goals.split()
-    for stage, other in needed_by(experiment, names):
+    for stage, owner in needed_by(experiment, names):
         section = PRETRAIN if stage == PRETRAIN_EXTRA else stage
-        options = [*stage_options.get(section, ()), *(own if stage == names[0] else ())]
-        if other is experiment and (stage in names or options):
+        options = [*stage_options.get(section, ()), *(first_options if stage == names[0] else ())]
+        if owner is experiment and (stage in names or options):
             command = [sys.executable, "-m", "diffcap", stage, *experiment.words(), "--goals", goals]
             call([*command, "--", *options] if options else command, f"{title}: {stage}")
 
@@ -92,21 +92,21 @@ def run_queues(queues: Sequence[Sequence[Job]]) -> None:
 
 
 def in_parallel(tasks: Sequence[Callable[[], None]], devices: int = 1) -> None:
-    """Call functions in parallel; the processes that a function starts by `call` see only the GPUs of its group, `devices` each."""
-    groups: SimpleQueue[str | None] = SimpleQueue()
-    for group in (found := device_groups(devices)):
-        groups.put(group)
+    """Call functions in parallel; the processes that a function starts by `call` see only `devices` GPUs, the group of its thread."""
+    free_groups: SimpleQueue[str | None] = SimpleQueue()
+    for group in (groups := device_groups(devices)):
+        free_groups.put(group)
 
     def take_group() -> None:
-        _own.devices = groups.get()
+        _of_thread.devices = free_groups.get()
 
-    with ThreadPoolExecutor(len(found), initializer=take_group) as pool:
-        for done in [pool.submit(task) for task in tasks]:
-            done.result()
+    with ThreadPoolExecutor(len(groups), initializer=take_group) as pool:
+        for future in [pool.submit(task) for task in tasks]:
+            future.result()
 
 
 def device_groups(devices: int = 1) -> list[str | None]:
-    """CUDA_VISIBLE_DEVICES of each of the processes that run in parallel; None leaves it as it is.
+    """Return CUDA_VISIBLE_DEVICES of each of the processes that run in parallel; None leaves it as it is.
 
     There are as many processes as groups of `devices` GPUs, and one process if there is only one group. Without a GPU there are as
     many as available CPU cores, at most 2.
@@ -115,31 +115,31 @@ def device_groups(devices: int = 1) -> list[str | None]:
 
     if not torch.cuda.is_available():
         return [None] * min(2, available_cores())
-    count, visible = torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = visible.split(",")[:count] if visible else [str(number) for number in range(count)]
-    starts = range(0, count - devices + 1, devices)
-    groups: list[str | None] = [",".join(names[start : start + devices]) for start in starts]
+    num_gpus, visible = torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = visible.split(",")[:num_gpus] if visible else [str(index) for index in range(num_gpus)]
+    first_indices = range(0, num_gpus - devices + 1, devices)
+    groups: list[str | None] = [",".join(names[first : first + devices]) for first in first_indices]
     return groups if len(groups) > 1 else [None]
 
 
 def steps_options(steps: int | None, validations: int = 4) -> tuple[str, ...]:
-    """Options for a training of `steps` steps with `validations` validations; none for None or 0."""
+    """Return options for a training of `steps` steps with `validations` validations; none for None or 0."""
     if not steps:
         return ()
     return f"--trainer.max_steps={steps}", f"--trainer.val_check_interval={max(1, steps // validations)}"
 
 
 def parse_seeds(text: str) -> list[int]:
-    """Seeds of a command line: "1,2,3"."""
+    """Return the seeds in a text such as "1,2,3"."""
     try:
-        numbers = [int(seed) for seed in text.split(",")]
+        seeds = [int(seed) for seed in text.split(",")]
     except ValueError:
         raise DiffcapError(f"--seeds {text}: not whole numbers separated by commas; write them as in 1,2,3.") from None
-    if min(numbers) < 0:
-        raise DiffcapError(f"--seeds {text}: {min(numbers)} is negative; give seeds of at least 0.")
-    if len(set(numbers)) < len(numbers):
+    if min(seeds) < 0:
+        raise DiffcapError(f"--seeds {text}: {min(seeds)} is negative; give seeds of at least 0.")
+    if len(set(seeds)) < len(seeds):
         raise DiffcapError(f"--seeds {text}: a seed is duplicated; give different ones.")
-    return numbers
+    return seeds
 
 
 def write_report(folder: str, features: str, rows: Mapping[str, Sequence[Job]], out: Path, *options: str) -> None:
@@ -158,5 +158,5 @@ def write_report(folder: str, features: str, rows: Mapping[str, Sequence[Job]], 
 def run_command(command: Callable[..., Any]) -> None:
     """Run a function as a program; the variables of an experiment are options and become its argument `variables`."""
     with plain_errors():
-        variables, own = parse(sys.argv[1:])
-    run(command, ["--variables", json.dumps(variables), *own])
+        variables, options = parse(sys.argv[1:])
+    run(command, ["--variables", json.dumps(variables), *options])

@@ -115,9 +115,9 @@ def extract(trainer: pl.Trainer, model: Extraction, data: ImageData) -> tuple[Pa
         raise DiffcapError(
             f"{data.folder}: the manifest has captions only; add the images and run `make data` again without --captions_only."
         )
-    note = get_dataset(dataset.name).features_note(model.name, model.backbone.describe().get("library"))
-    if note and trainer.is_global_zero:
-        print(f"warning: {note}", flush=True)
+    warning = get_dataset(dataset.name).features_note(model.name, model.backbone.describe().get("library"))
+    if warning and trainer.is_global_zero:
+        print(f"warning: {warning}", flush=True)
     paths = unique_images(dataset.pairs)
     root = dataset.root
     meta = {**model.backbone.describe(), "precision": str(trainer.precision)}

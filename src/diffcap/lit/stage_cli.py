@@ -19,7 +19,7 @@ from diffcap.lit.progress import LogProgress
 from diffcap.utils.console import OneLineErrorMixin
 from diffcap.utils.errors import DiffcapError, lost_process
 
-_WIDE_TERMINAL = 160  # columns; enough for all logged values beside the progress bar
+_WIDE_COLUMNS = 160  # of a terminal; enough for all logged values beside the progress bar
 
 
 class StageParser(OneLineErrorMixin, LightningArgumentParser):
@@ -53,7 +53,7 @@ class StageProgressBar(RichProgressBar):
 
     @property
     def _is_narrow(self) -> bool:
-        return self._console is not None and self._console.width < _WIDE_TERMINAL
+        return self._console is not None and self._console.width < _WIDE_COLUMNS
 
     def _get_train_description(self, current_epoch: int) -> str:
         return "training"
@@ -63,13 +63,15 @@ class StageProgressBar(RichProgressBar):
         values = {name: value for name, value in super().get_metrics(trainer, pl_module).items() if name != "v_num"}
         if not self._is_narrow:
             return values
-        training = [name for name in values if name.startswith("train/")]
-        loss = "train/loss" if "train/loss" in values else next(iter(training), None)
-        monitor = getattr(trainer.checkpoint_callback, "monitor", None)
-        shown = {name.rpartition("/")[2]: name for name in (loss, monitor) if name in values}
-        if loss in values and loss not in shown.values():  # both have the same last part: train/loss and val/loss
-            shown = {name: name for name in (loss, monitor)}
-        return {label: values[name] for label, name in shown.items()}
+        training_names = [name for name in values if name.startswith("train/")]
+        loss_name = "train/loss" if "train/loss" in values else next(iter(training_names), None)
+        score_name = getattr(trainer.checkpoint_callback, "monitor", None)
+        names = {name.rpartition("/")[2]: name for name in (loss_name, score_name) if name in values}  # by label
+        if (
+            loss_name in values and loss_name not in names.values()
+        ):  # both have the same last part: train/loss and val/loss
+            names = {name: name for name in (loss_name, score_name)}
+        return {label: values[name] for label, name in names.items()}
 
 
 class StageTrainer(Trainer):
@@ -94,7 +96,7 @@ class StageCLI(LightningCLI):
     """
 
     def __init__(self, *classes: Any, **options: Any) -> None:
-        settings: dict[str, Any] = {
+        defaults: dict[str, Any] = {
             "run": False,
             "parser_class": StageParser,
             "parser_kwargs": {"allow_abbrev": False},
@@ -105,7 +107,7 @@ class StageCLI(LightningCLI):
         }
         hide_lightning_messages()
         with wrap_invalid_settings():
-            super().__init__(*classes, **{**settings, **options})
+            super().__init__(*classes, **{**defaults, **options})
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Read the options, of a stage's `Request` or a list of words, and check the seeds, since NumPy accepts only 32 bits."""
@@ -122,8 +124,7 @@ class StageCLI(LightningCLI):
                 raise DiffcapError(f"--{name} is {seed}; give a seed from 0 to {2**32 - 1} (with make: SEED=1234).")
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """Build the trainer with `LogProgress`, and with a `StageProgressBar` if stderr is a terminal and the config does not disable or
-        replace it."""
+        """Build the trainer with lines about the progress, and with a progress bar if stderr is a terminal and the settings allow it."""
         config = self._get(self.config_init, "trainer", default={})
         values = [config.get(name) or [] for name in ("callbacks", "plugins")]
         callbacks, plugins = (list(value) if isinstance(value, list) else [value] for value in values)
@@ -134,23 +135,23 @@ class StageCLI(LightningCLI):
             elif config.get("enable_progress_bar") is not False:
                 callbacks.append(StageProgressBar(console_kwargs={"stderr": True}))
         callbacks.append(LogProgress())
-        launched = launched_options(config.get("devices", 1))
-        if launched_plugins := launched.pop("plugins", []):
+        options = launched_options(config.get("devices", 1))
+        if launched_plugins := options.pop("plugins", []):
             kwargs["plugins"] = plugins + launched_plugins
         if config.get("strategy", "auto") != "auto":
-            launched.pop("strategy", None)
-        kwargs |= launched
+            options.pop("strategy", None)
+        kwargs |= options
         with wrap_invalid_settings(TypeError):  # devices that are not a number
             return super().instantiate_trainer(callbacks=callbacks, **kwargs)
 
 
 @contextmanager
-def wrap_invalid_settings(*more: type[Exception]) -> Iterator[None]:
-    """Turn a ValueError, Lightning's MisconfigurationException or an error of a type in `more` into a `DiffcapError`."""
-    types: tuple[type[Exception], ...] = (ValueError, MisconfigurationException, *more)
+def wrap_invalid_settings(*more_types: type[Exception]) -> Iterator[None]:
+    """Turn a ValueError, Lightning's MisconfigurationException or an error of further types into a `DiffcapError`."""
+    error_types: tuple[type[Exception], ...] = (ValueError, MisconfigurationException, *more_types)
     try:
         yield
-    except types as error:
+    except error_types as error:
         reason = " ".join(str(error).split())[:300].rstrip(".")
         raise DiffcapError(f"invalid settings: {reason}; change them and run the command again.") from error
 
