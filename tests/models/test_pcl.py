@@ -27,7 +27,7 @@ VARIANTS: list[dict[str, Any]] = [
 
 def without_cache(model: PCL, before: Tensor, after: Tensor, words: Tensor) -> Tensor:
     """Logits of the position after `words` (B, t): visual tokens, words and [MASK] through one masked encoder pass."""
-    visual = model.trunk.encode_visual(before, after)
+    visual = model.trunk.encode_images(before, after)[1]
     if model.text_cls:
         visual = torch.cat([visual, model.trunk.embed_cls(len(visual), 5)], 1)
     text = model.trunk.embed_text(torch.cat([words, torch.full((len(words), 1), MASK)], 1))
@@ -131,7 +131,7 @@ def test_the_tasks_equal_a_plain_pass_of_all_positions(images: int, options: dic
     patches = [*range(1, 7), *range(8, 14)][: 6 * images]
 
     def plain(maps: list[Tensor], tokens: Tensor) -> Tensor:
-        visual = trunk.encode_visual(*maps) if images == 2 else trunk.encode_one_image(*maps)
+        visual = trunk.encode_images(*maps)[1] if images == 2 else trunk.encode_one_image(*maps)
         x = torch.cat([visual, trunk.embed_cls(len(tokens), TEXT_CLS), trunk.embed_text(tokens)], 1)
         mask = torch.cat([torch.ones(len(tokens), x.shape[1] - tokens.shape[1], dtype=torch.bool), tokens != PAD], 1)
         return trunk.cross_encoder(x, mask[:, None, None] if model.pad_mask else None)[0]
@@ -163,7 +163,7 @@ def test_fine_tuning_equals_a_plain_pass_of_all_positions(options: dict[str, Any
     model, batch = captioner(dropout=0.0, **options), masked_batch(8)
     trunk, tokens, labels = model.trunk, batch["tokens"], batch["mlm_labels"]
     labels[0, 1], labels[0, 4] = 7, 9
-    visual = trunk.encode_visual(batch["before"], batch["after"])
+    visual = trunk.encode_images(batch["before"], batch["after"])[1]
     if model.text_cls:
         visual = torch.cat([visual, trunk.embed_cls(3, TEXT_CLS)], 1)
     final, memory = trunk.cross_encoder(visual)

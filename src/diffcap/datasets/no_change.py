@@ -63,24 +63,40 @@ _KEYWORDS = r"no|n ?t\b|same|alike|identical|indistinguishable|unchanged|still|w
 
 # All sentences of the pairs without change, in the order of the files. SECOND-CC and Dubai-CC: the lists of the authors' code.
 LEVIR_CC = (
-    "there is no difference", "the two scenes seem identical", "the scene is the same as before", "no change has occurred",
+    "there is no difference",
+    "the two scenes seem identical",
+    "the scene is the same as before",
+    "no change has occurred",
     "almost nothing has changed",
-)  # fmt: skip
+)
 SECOND_CC = (*LEVIR_CC[:3], "no change is occurred", "almost nothing is changed")
 DUBAI_CC = (
-    "nothing has changed", "nothing has changed in this area", "there is no difference", "all remained the same",
-    "everything remains the same", "nothing changed in this area",
+    "nothing has changed",
+    "nothing has changed in this area",
+    "there is no difference",
+    "all remained the same",
+    "everything remains the same",
+    "nothing changed in this area",
     *(
         f"no {noun}{end}"
         for noun in ("change", "changes")
         for end in ("", " in this area", " was made", " occurred in this area", " to mention")
     ),
-    "there is no change to mention", "no difference in this area", "the area appears the same",
-)  # fmt: skip
+    "there is no change to mention",
+    "no difference in this area",
+    "the area appears the same",
+)
 CLEVR_CHANGE = (
-    "the scene is the same as before", "there is no difference", "the two scenes seem identical", "the scene remains the same",
-    "no change has occurred", "no change was made", "there is no change", "nothing has changed", "nothing was modified",
-)  # fmt: skip
+    "the scene is the same as before",
+    "there is no difference",
+    "the two scenes seem identical",
+    "the scene remains the same",
+    "no change has occurred",
+    "no change was made",
+    "there is no change",
+    "nothing has changed",
+    "nothing was modified",
+)
 ALL_NO_CHANGE = tuple(dict.fromkeys((*LEVIR_CC, *SECOND_CC, *DUBAI_CC, *CLEVR_CHANGE)))  # without duplicates
 
 

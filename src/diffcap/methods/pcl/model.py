@@ -146,15 +146,11 @@ class PCLTrunk(nn.Module):
         ]
         return self.single_encoder(torch.cat(embedded))[0].chunk(len(images))
 
-    def encode_visual(self, before: Tensor, after: Tensor) -> Tensor:
-        """Two feature maps (B, C, h, w) through the single-image and pair encoders: (B, M, D), M = 2 + 2 N.
-
-        Order: [CLS] of the first image, its patches, [CLS] of the second, its patches.
-        """
-        return self.encode_images(before, after)[1]
-
     def encode_images(self, before: Tensor, after: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-        """Return the output of the single-image encoder for each image, (B, 1 + N, D), and of the pair encoder, (B, 2 + 2 N, D)."""
+        """Return the output of the single-image encoder for each image, (B, 1 + N, D), and of the pair encoder, (B, M, D), M = 2 + 2 N.
+
+        The pair encoder's order: [CLS] of the first image, its patches, [CLS] of the second, its patches.
+        """
         singles = self._encode_singles([before, after])
         return singles, self.pair_encoder(torch.cat(singles, 1))[0]
 
@@ -249,7 +245,7 @@ class PCL(Captioner):
 
     def encode_pair(self, before: Tensor, after: Tensor, with_cls: bool = True) -> EncodedPair:
         """Two feature maps (B, C, h, w) through all encoders, without text. `with_cls`: compute `image_cls`, too."""
-        visual = self.trunk.encode_visual(before, after)
+        visual = self.trunk.encode_images(before, after)[1]
         cls_positions = slice(0, visual.shape[1], visual.shape[1] // 2) if with_cls else slice(0)  # (0, 1 + N), or none
         if self.text_cls:
             visual = torch.cat([visual, self.trunk.embed_cls(len(visual), TEXT_CLS)], 1)

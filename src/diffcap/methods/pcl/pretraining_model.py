@@ -100,7 +100,7 @@ class PCLPretraining(nn.Module):
         """Encode one or two feature maps (B, C, h, w) without text: (B, 2 + N, D) or (B, 2 + 2 N, D)."""
         if len(maps) == 1:
             return self.trunk.encode_one_image(maps[0], encode_cls=self.single_image == "masked")
-        return self.trunk.encode_visual(*maps)
+        return self.trunk.encode_images(*maps)[1]
 
     def mlm_logits(self, batch: Batch) -> Tensor:
         """Word logits at the n masked positions, caption by caption: (n, V)."""

@@ -13,29 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from diffcap.checkpoints.importing import (
-    Importer,
-    Rule,
-    Sizes,
-    State,
-    count_layers,
-    pixel_features,
-    rename,
-    resnet_features,
-)
+from diffcap.checkpoints import importing
 from diffcap.features.preprocessing import ResizeNormalize
-from diffcap.methods.remote_sensing.parts import (
-    IMAGE_SIZE,
-    CausalWordDecoder,
-    PixelOrFeatureCaptioner,
-    PostNormLayer,
-    ResidualBlock,
-    backbone_rules,
-    decoder_rules,
-    residual_rules,
-    resnet_name,
-    restore_entries,
-)
+from diffcap.methods.remote_sensing import parts
 from diffcap.methods.remote_sensing.resnet import BatchNormMode, Normalization, ResNetEncoder
 from diffcap.models.captioner import constructor_arguments
 from diffcap.models.decoder import END, NULL, START, BlockOutput, PostNormBlock
@@ -72,8 +52,8 @@ class EncoderLayer(nn.Module):
 
     def __init__(self, channels: int, width: int, heads: int, ffn: int, dropout: float) -> None:
         super().__init__()
-        self.single = PostNormLayer(KeyAttention(channels, width, heads, dropout), channels, ffn, dropout)
-        self.pair = PostNormLayer(KeyAttention(2 * channels, width, heads, dropout), 2 * channels, ffn, dropout)
+        self.single = parts.PostNormLayer(KeyAttention(channels, width, heads, dropout), channels, ffn, dropout)
+        self.pair = parts.PostNormLayer(KeyAttention(2 * channels, width, heads, dropout), 2 * channels, ffn, dropout)
 
     def forward(
         self, before: Tensor, after: Tensor, first_before: Tensor, first_after: Tensor
@@ -94,7 +74,7 @@ class OuterResidualBlock(PostNormBlock):
         return output._replace(hidden=output.hidden + x)
 
 
-class Chg2Cap(PixelOrFeatureCaptioner):
+class Chg2Cap(parts.PixelOrFeatureCaptioner):
     """Chg2Cap: hierarchical self-attention over both images, a residual block with their cosine similarity, a decoder.
 
     The defaults are those of the authors' code. `before` and `after` are feature maps, or pixels with `backbone`. A batch may
@@ -165,9 +145,9 @@ class Chg2Cap(PixelOrFeatureCaptioner):
         for part in (self.rows, self.columns, self.encoder):
             init_xavier_(part)
         self.fusion = Linear(2 * feature_channels, width)
-        self.residual = ResidualBlock(width, width // 2)
+        self.residual = parts.ResidualBlock(width, width // 2)
         block = OuterResidualBlock(width, heads, FFN_RATIO * width, dropout)
-        self.decoder = CausalWordDecoder(
+        self.decoder = parts.CausalWordDecoder(
             vocabulary_size, max_length, width, block, decoder_layers, dropout, word_dropout
         )
 
@@ -220,7 +200,7 @@ class Chg2Cap(PixelOrFeatureCaptioner):
         return attention.unflatten(2, self.grid[::-1]).transpose(2, 3)
 
 
-def _block_rules(number: int, name: str) -> tuple[Rule, ...]:
+def _block_rules(number: int, name: str) -> tuple[importing.Rule, ...]:
     """Return rules for block `number` of every official encoder layer, which is the attribute `name` of `EncoderLayer`."""
     official = rf"encoder_trans_dict\.selftrans\.(\d+)\.{number}\."
     ours = rf"encoder.\1.{name}."
@@ -234,19 +214,19 @@ def _block_rules(number: int, name: str) -> tuple[Rule, ...]:
     )
 
 
-_RULES: tuple[Rule, ...] = (
+_RULES: tuple[importing.Rule, ...] = (
     (r"encoder_trans_dict\.h_embedding", "columns"),  # the authors' names are exchanged
     (r"encoder_trans_dict\.w_embedding", "rows"),
     *_block_rules(0, "single"),
     *_block_rules(1, "pair"),
     (r"decoder_dict\.Conv1", "fusion"),
-    *residual_rules(r"decoder_dict\.LN", "residual"),
-    *decoder_rules("decoder_dict", "multihead_attn"),
-    *backbone_rules(r"encoder_dict\.cnn"),
+    *parts.residual_rules(r"decoder_dict\.LN", "residual"),
+    *parts.decoder_rules("decoder_dict", "multihead_attn"),
+    *parts.backbone_rules(r"encoder_dict\.cnn"),
 )
 
 
-def official_sizes(state: State, options: Mapping[str, Any], tables: State) -> Sizes:
+def official_sizes(state: importing.State, options: Mapping[str, Any], tables: importing.State) -> importing.Sizes:
     """Return the hyperparameters of Chg2Cap, with or without the backbone; the option `dataset` determines the normalisation of pixels."""
     attention_width, channels = state["encoder_trans_dict.selftrans.0.0.att.to_k.weight"].shape
     positions = next((table for name, table in tables.items() if name.startswith("decoder_dict.")), None)
@@ -262,24 +242,25 @@ def official_sizes(state: State, options: Mapping[str, Any], tables: State) -> S
         "ffn": len(state["encoder_trans_dict.selftrans.0.0.feedforward.net.0.weight"]),
         "width": len(state["decoder_dict.Conv1.weight"]),
         "heads": options["heads"],
-        "encoder_layers": count_layers(state, r"encoder_trans_dict\.selftrans\.(\d+)\."),
-        "decoder_layers": count_layers(state, r"decoder_dict\.transformer\.layers\.(\d+)\."),
+        "encoder_layers": importing.count_layers(state, r"encoder_trans_dict\.selftrans\.(\d+)\."),
+        "decoder_layers": importing.count_layers(state, r"decoder_dict\.transformer\.layers\.(\d+)\."),
     }
-    network = resnet_name(state, r"encoder_dict\.cnn")
+    network = parts.resnet_name(state, r"encoder_dict\.cnn")
     if network is None:
         shape = (channels, grid[0], grid[1])
-        return Sizes(model, max_length, resnet_features("layer4", shape, ResizeNormalize(IMAGE_SIZE)))
+        features = importing.resnet_features("layer4", shape, ResizeNormalize(parts.IMAGE_SIZE))
+        return importing.Sizes(model, max_length, features)
     is_dubai = options["dataset"] == "dubai_cc"
-    image_size = (50, 50) if is_dubai else IMAGE_SIZE
+    image_size = (50, 50) if is_dubai else parts.IMAGE_SIZE
     model |= {"backbone": network, "feature_channels": 3, "grid": list(image_size)}
     if is_dubai:
-        model |= {"normalization": "dubai_cc", "resize": list(IMAGE_SIZE)}
-    return Sizes(model, max_length, pixel_features(image_size))
+        model |= {"normalization": "dubai_cc", "resize": list(parts.IMAGE_SIZE)}
+    return importing.Sizes(model, max_length, importing.pixel_features(image_size))
 
 
-IMPORTER = Importer(
+IMPORTER = importing.Importer(
     official_sizes,
-    lambda state, stage: restore_entries(rename(state, _RULES, "Chg2Cap")),
+    lambda state, stage: parts.restore_entries(importing.rename(state, _RULES, "Chg2Cap")),
     vocabulary_layout="chg2cap",
     vocabulary_file="vocab.json",
     groups=("encoder_dict", "encoder_trans_dict", "decoder_dict"),

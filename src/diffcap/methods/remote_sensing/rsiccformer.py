@@ -12,29 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from diffcap.checkpoints.importing import (
-    Importer,
-    Rule,
-    Sizes,
-    State,
-    count_layers,
-    pixel_features,
-    rename,
-    resnet_features,
-)
+from diffcap.checkpoints import importing
 from diffcap.features.preprocessing import ResizeNormalize
-from diffcap.methods.remote_sensing.parts import (
-    IMAGE_SIZE,
-    CausalWordDecoder,
-    PixelOrFeatureCaptioner,
-    PostNormLayer,
-    ResidualBlock,
-    backbone_rules,
-    decoder_rules,
-    residual_rules,
-    resnet_name,
-    restore_entries,
-)
+from diffcap.methods.remote_sensing import parts
 from diffcap.methods.remote_sensing.resnet import BatchNormMode, ResNetEncoder
 from diffcap.models.captioner import constructor_arguments
 from diffcap.models.decoder import PostNormBlock
@@ -44,7 +24,7 @@ FFN_RATIO = 4  # inner width of every FFN, relative to its input (authors' code)
 SPECIALS_AT_END = 3  # the last ids: unknown word, start, end
 
 
-class DifferenceLayer(PostNormLayer):
+class DifferenceLayer(parts.PostNormLayer):
     """One encoder layer: both images attend to the difference between them, with the same weights (authors' code).
 
     The tokens (B, 2 N, d) are those of the before image, then of the after image. The difference is the key and the value,
@@ -65,14 +45,14 @@ class Merge(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.residual, self.norm = ResidualBlock(2 * width, width), nn.LayerNorm(2 * width)
+        self.residual, self.norm = parts.ResidualBlock(2 * width, width), nn.LayerNorm(2 * width)
 
     def forward(self, merged: Tensor, grid: tuple[int, int]) -> Tensor:
         """Apply the step to the sum of the merged tokens and the layer output: (B, N, 2 d) to (B, N, 2 d)."""
         return self.norm(self.residual(merged, grid))
 
 
-class RSICCformer(PixelOrFeatureCaptioner):
+class RSICCformer(parts.PixelOrFeatureCaptioner):
     """RSICCformer: images that attend to their difference, residual blocks that merge the layers, a transformer decoder.
 
     The defaults are those of the authors' code. `before` and `after` are feature maps, or pixels with `backbone`. A batch may
@@ -133,7 +113,7 @@ class RSICCformer(PixelOrFeatureCaptioner):
             init_attention_(part)
             init_xavier_(part)
         block = PostNormBlock(2 * width, heads, FFN_RATIO * 2 * width, dropout)
-        self.decoder = CausalWordDecoder(
+        self.decoder = parts.CausalWordDecoder(
             vocabulary_size, max_length, 2 * width, block, decoder_layers, dropout, word_dropout
         )
 
@@ -156,7 +136,7 @@ class RSICCformer(PixelOrFeatureCaptioner):
 
 
 _LAYER = r"encoder_feat\.transformer\.(\d+)\."
-_RULES: tuple[Rule, ...] = (
+_RULES: tuple[importing.Rule, ...] = (
     (r"encoder_feat\.w_embedding", "embedding.columns"),
     (r"encoder_feat\.h_embedding", "embedding.rows"),
     (r"encoder_feat\.projection", "embedding.projection"),
@@ -165,10 +145,10 @@ _RULES: tuple[Rule, ...] = (
     (_LAYER + "norm([12])", r"encoder.\1.norm\2"),
     (_LAYER + "linear1", r"encoder.\1.ffn.0"),
     (_LAYER + "linear2", r"encoder.\1.ffn.3"),
-    *residual_rules(r"encoder_feat\.resblock\.(\d+)", r"merge.\1.residual"),
+    *parts.residual_rules(r"encoder_feat\.resblock\.(\d+)", r"merge.\1.residual"),
     (r"encoder_feat\.LN\.(\d+)", r"merge.\1.norm"),
-    *decoder_rules("decoder", "multihead_attn2"),
-    *backbone_rules(r"encoder_image\.net"),
+    *parts.decoder_rules("decoder", "multihead_attn2"),
+    *parts.backbone_rules(r"encoder_image\.net"),
     # stored, not used
     (r"encoder_feat\.(?:embedding_1D|projection[234])", None),
     (r"decoder\.transformer\.layers\.\d+\.(?:self_attn2|multihead_attn3?)\.(?:in_proj_(?:weight|bias)|out_proj)", None),
@@ -185,7 +165,7 @@ _CLASSES = (
 )
 
 
-def official_sizes(state: State, options: Mapping[str, Any], tables: State) -> Sizes:
+def official_sizes(state: importing.State, options: Mapping[str, Any], tables: importing.State) -> importing.Sizes:
     """Return the hyperparameters of RSICCformer, with or without the backbone."""
     projection_weight = state["encoder_feat.projection.weight"]
     grid = [len(state[f"encoder_feat.{side}_embedding.weight"]) for side in "hw"]
@@ -197,21 +177,21 @@ def official_sizes(state: State, options: Mapping[str, Any], tables: State) -> S
         "max_length": max_length,
         "width": len(projection_weight),
         "heads": options["heads"],
-        "encoder_layers": count_layers(state, r"encoder_feat\.transformer\.(\d+)\."),
-        "decoder_layers": count_layers(state, r"decoder\.transformer\.layers\.(\d+)\."),
+        "encoder_layers": importing.count_layers(state, r"encoder_feat\.transformer\.(\d+)\."),
+        "decoder_layers": importing.count_layers(state, r"decoder\.transformer\.layers\.(\d+)\."),
     }
-    network = resnet_name(state, r"encoder_image\.net")
+    network = parts.resnet_name(state, r"encoder_image\.net")
     if network is None:
         shape = (projection_weight.shape[1], grid[0], grid[1])
-        pool = (grid[0], grid[1])
-        return Sizes(model, max_length, resnet_features("layer3", shape, ResizeNormalize(IMAGE_SIZE), pool))
-    model |= {"backbone": network, "pool": grid, "feature_channels": 3, "grid": list(IMAGE_SIZE)}
-    return Sizes(model, max_length, pixel_features(IMAGE_SIZE))
+        features = importing.resnet_features("layer3", shape, ResizeNormalize(parts.IMAGE_SIZE), shape[1:])
+        return importing.Sizes(model, max_length, features)
+    model |= {"backbone": network, "pool": grid, "feature_channels": 3, "grid": list(parts.IMAGE_SIZE)}
+    return importing.Sizes(model, max_length, importing.pixel_features(parts.IMAGE_SIZE))
 
 
-IMPORTER = Importer(
+IMPORTER = importing.Importer(
     official_sizes,
-    lambda state, stage: restore_entries(rename(state, _RULES, "RSICCformer")),
+    lambda state, stage: parts.restore_entries(importing.rename(state, _RULES, "RSICCformer")),
     vocabulary_layout="rsicc",
     vocabulary_file="WORDMAP_*.json",
     groups=("encoder_image", "encoder_feat", "decoder"),

@@ -15,18 +15,7 @@ from torch import Tensor, nn
 
 from diffcap.checkpoints import base_models
 from diffcap.losses.gather import global_mean
-from diffcap.methods.vlm.parts import (
-    PROJECTORS,
-    Difference,
-    KeyValues,
-    LoraTargets,
-    Trained,
-    check_image_kwargs,
-    choose_trained,
-    frozen_names,
-    prompt_cache,
-    without_checkpointing,
-)
+from diffcap.methods.vlm import parts
 from diffcap.models.captioner import AttentionMaps, Batch, Captioner, constructor_arguments, patch_attention
 from diffcap.models.layers import use_fast_linear_
 from diffcap.text.hub import HubVocabulary, import_transformers, load_processor, read_chat_template
@@ -82,11 +71,11 @@ class VLM(Captioner):
         base: str,
         revision: str | None = None,
         prompt: str = PROMPT,
-        train: Trained = "lora",
+        train: parts.Trained = "lora",
         lora_rank: int = 16,
         lora_alpha: int = 32,
         lora_dropout: float = 0.05,
-        lora_targets: LoraTargets = "language",
+        lora_targets: parts.LoraTargets = "language",
         dtype: Literal["float32", "bfloat16", "float16"] = "float32",
         four_bit: bool = False,
         checkpointing: bool = False,
@@ -116,7 +105,9 @@ class VLM(Captioner):
         self.processor = load_processor(base_model.folder)
         image_processor = self.processor.image_processor
         known_options = type(image_processor).valid_kwargs.__annotations__
-        check_image_kwargs(image_kwargs or {}, known_options, counts_pixels=hasattr(image_processor, "merge_size"))
+        parts.check_image_kwargs(
+            image_kwargs or {}, known_options, counts_pixels=hasattr(image_processor, "merge_size")
+        )
         self.net: Any = _load_model(base_model.folder, dtype, four_bit)
         self.image_kwargs = {name: False for name in TILING_OPTIONS if name in known_options} | (image_kwargs or {})
         if difference and any(self.image_kwargs.get(name) for name in TILING_OPTIONS):
@@ -136,18 +127,18 @@ class VLM(Captioner):
         self.vocabulary_layout = self.vocabulary.family
         config = self.net.config
         self.image_id: int = getattr(config, "image_token_id", None) or config.image_token_index
-        self.net = choose_trained(self.net, train, lora_rank, lora_alpha, lora_dropout, lora_targets)
+        self.net = parts.choose_trained(self.net, train, lora_rank, lora_alpha, lora_dropout, lora_targets)
         for adapter in getattr(self.net, "peft_config", {}).values():  # for PEFT's own form
             adapter.base_model_name_or_path = base_model.name
             adapter.revision = base_model.revision
-        self.difference = Difference(config.get_text_config().hidden_size) if difference else None
+        self.difference = parts.Difference(config.get_text_config().hidden_size) if difference else None
         if self.difference is not None:
             self.difference.install(self.core.model)
         if checkpointing:
             self.core.activation_checkpointing_enable({"use_reentrant": False})
             # Remove its hooks that require gradients of the inputs: a frozen image tower would keep its activations for them.
             self.core.disable_input_require_grads()
-        self._frozen = frozen_names(self.net, "net.")
+        self._frozen = parts.frozen_names(self.net, "net.")
         self.register_state_dict_post_hook(_remove_base)
         self.register_load_state_dict_post_hook(_expect_no_base)
         small_images = torch.zeros(1, 3, 64, 64, dtype=torch.uint8)
@@ -164,7 +155,7 @@ class VLM(Captioner):
             raise ValueError(f"its base_sha256 is {sha256!r:.80}, so the base model cannot be checked")
         if len(arguments["prompt"]) > MAX_PROMPT_LENGTH:
             raise ValueError(f"its prompt has {len(arguments['prompt']):,} characters, more than {MAX_PROMPT_LENGTH:,}")
-        patterns = {"lora": r"lora_", "projector": PROJECTORS.pattern, "all": ""}
+        patterns = {"lora": r"lora_", "projector": parts.PROJECTORS.pattern, "all": ""}
         trained = patterns.get(arguments["train"], r"(?!)")  # "nothing": matches no name
         frozen = [name for name in weights if not re.search(trained, name) and not name.startswith("difference.")]
         if frozen:
@@ -224,9 +215,9 @@ class VLM(Captioner):
             (B, L), True at the tokens of both images.
         """
         prompt = self._without_bos(self.inputs(before, after))
-        cache = prompt_cache([None] * self.core.config.get_text_config().num_hidden_layers)
+        cache = parts.prompt_cache([None] * self.core.config.get_text_config().num_hidden_layers)
         self._forget_positions()
-        with without_checkpointing(self.core):
+        with parts.without_checkpointing(self.core):
             self.core(**prompt, past_key_values=cache, use_cache=True, logits_to_keep=1)
         mask = prompt["attention_mask"]
         bos_position = mask.sum(1, keepdim=True)
@@ -243,17 +234,17 @@ class VLM(Captioner):
         }
 
     def _run_words(
-        self, tokens: Tensor, memory: dict[str, Any], cache: list[KeyValues] | None, **options: Any
-    ) -> tuple[Any, list[KeyValues]]:
+        self, tokens: Tensor, memory: dict[str, Any], cache: list[parts.KeyValues] | None, **options: Any
+    ) -> tuple[Any, list[parts.KeyValues]]:
         """Run ids (B, T) after the prompt and the words in `cache`. Return the output, and the keys and values of all words."""
         num_past_words = 0 if cache is None else cache[0][0].shape[-2]
-        past_key_values = prompt_cache(memory["key_values"], cache)
+        past_key_values = parts.prompt_cache(memory["key_values"], cache)
         positions = memory["bos_position"] + num_past_words + torch.arange(tokens.shape[1], device=tokens.device)
         if hasattr(self.core.model, "rope_deltas"):  # Qwen: time, height and width
             positions = positions.expand(3, -1, -1)
         mask = F.pad(memory["mask"], (0, num_past_words + tokens.shape[1]), value=1)
         options |= {"position_ids": positions, "past_key_values": past_key_values, "use_cache": True}
-        with without_checkpointing(self.core):
+        with parts.without_checkpointing(self.core):
             output = self.core(input_ids=tokens, attention_mask=mask, **options)
         return output, [layer.added for layer in past_key_values.layers]
 
@@ -368,8 +359,8 @@ def _check_loaded(folder: Any, model: nn.Module, loaded: dict[str, Any]) -> None
 def _remove_base(module: Any, state: dict[str, Any], prefix: str, _: Any) -> None:
     """Remove the base model's weights from a state dict, and their own entries, such as the scales of a weight in 4 bits."""
     for name in list(state):
-        parts = name.removeprefix(prefix).split(".")
-        prefixes = [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
+        words = name.removeprefix(prefix).split(".")
+        prefixes = [".".join(words[:end]) for end in range(1, len(words) + 1)]
         if any(parent in module._frozen for parent in prefixes):
             del state[name]
 
@@ -378,7 +369,7 @@ def _expect_no_base(module: Any, keys: Any) -> None:
     """Do not report the base model's weights as missing in a state dict, whose names may have a prefix."""
 
     def is_frozen(name: str) -> bool:
-        parts = name.split(".")
-        return any(".".join(parts[start:]) in module._frozen for start in range(len(parts)))
+        words = name.split(".")
+        return any(".".join(words[start:]) in module._frozen for start in range(len(words)))
 
     keys.missing_keys[:] = [name for name in keys.missing_keys if not is_frozen(name)]

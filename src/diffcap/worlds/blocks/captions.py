@@ -17,9 +17,14 @@ ObjectWords = tuple[str, str, str, str]  # size, color, material and shape of an
 
 # Attribute value -> words for it; the first word is used with a probability of 0.5. A value that is not here is its own word.
 SYNONYMS: dict[str, tuple[str, ...]] = {
-    "large": ("large", "big"), "small": ("small", "tiny"), "rubber": ("rubber", "matte"), "metal": ("metal", "metallic", "shiny"),
-    "cube": ("cube", "block"), "sphere": ("sphere", "ball"), "cylinder": ("cylinder",),
-}  # fmt: skip
+    "large": ("large", "big"),
+    "small": ("small", "tiny"),
+    "rubber": ("rubber", "matte"),
+    "metal": ("metal", "metallic", "shiny"),
+    "cube": ("cube", "block"),
+    "sphere": ("sphere", "ball"),
+    "cylinder": ("cylinder",),
+}
 RELATION_PHRASES: dict[str, tuple[str, ...]] = {
     "left": ("to the left of", "on the left side of"),
     "right": ("to the right of", "on the right side of"),
@@ -33,29 +38,61 @@ RELATION_PROBABILITY = 0.08
 
 # {o}: the changed object with its position, without article; {v}: the new color or material.
 _NEW_VALUE_TEMPLATES = (
-    "the {o} became {v}", "the {o} turned {v}", "the {o} has turned {v}", "the {o} changed to {v}", "the {o} has changed to {v}",
-    "the {o} was changed to {v}", "the {o} is now {v}",
-)  # fmt: skip
+    "the {o} became {v}",
+    "the {o} turned {v}",
+    "the {o} has turned {v}",
+    "the {o} changed to {v}",
+    "the {o} has changed to {v}",
+    "the {o} was changed to {v}",
+    "the {o} is now {v}",
+)
 TEMPLATES: dict[str, tuple[str, ...]] = {
     "color": (*_NEW_VALUE_TEMPLATES, "the {o} changed its color to {v}"),
     "material": (*_NEW_VALUE_TEMPLATES, "the {o} changed its material to {v}"),
     "add": (
-        "the {o} was added", "the {o} has been added", "the {o} appeared", "the {o} has appeared", "the {o} is new", "a {o} was added",
-        "a {o} was introduced", "a new {o} appeared", "there is a new {o}",
+        "the {o} was added",
+        "the {o} has been added",
+        "the {o} appeared",
+        "the {o} has appeared",
+        "the {o} is new",
+        "a {o} was added",
+        "a {o} was introduced",
+        "a new {o} appeared",
+        "there is a new {o}",
     ),
     "drop": (
-        "the {o} was removed", "the {o} has been removed", "the {o} disappeared", "the {o} has disappeared", "the {o} is missing",
-        "the {o} is gone", "the {o} vanished", "the {o} has vanished",
+        "the {o} was removed",
+        "the {o} has been removed",
+        "the {o} disappeared",
+        "the {o} has disappeared",
+        "the {o} is missing",
+        "the {o} is gone",
+        "the {o} vanished",
+        "the {o} has vanished",
     ),
     "move": (
-        "the {o} moved", "the {o} was moved", "the {o} has been moved", "the {o} moved elsewhere", "the {o} shifted",
-        "the {o} was relocated", "the {o} is in another position", "the {o} has a different position", "the {o} is in a different location",
+        "the {o} moved",
+        "the {o} was moved",
+        "the {o} has been moved",
+        "the {o} moved elsewhere",
+        "the {o} shifted",
+        "the {o} was relocated",
+        "the {o} is in another position",
+        "the {o} has a different position",
+        "the {o} is in a different location",
     ),
-}  # fmt: skip
+}
 NO_CHANGE = (  # nine sentences, 5 to 7 per pair (CLEVR-Change: nine sentences, 6 per pair)
-    "nothing is different", "no object is different", "no difference can be seen", "the scene stays the same", "everything is the same",
-    "the scene is unchanged", "the two pictures are identical", "the two scenes look identical", "everything is still in its place",
-)  # fmt: skip
+    "nothing is different",
+    "no object is different",
+    "no difference can be seen",
+    "the scene stays the same",
+    "everything is the same",
+    "the scene is unchanged",
+    "the two pictures are identical",
+    "the two scenes look identical",
+    "everything is still in its place",
+)
 
 # Universal part-of-speech tag (UPOS) -> words.
 _WORDS_OF_TAG = {

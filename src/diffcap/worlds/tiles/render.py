@@ -39,9 +39,13 @@ FIRST_CAR = FIRST_TREE + 2 * NUM_TREE_TONES  # one id for each color
 SHADOW_OFFSET = 128
 
 _ROOF_RGB: dict[str, Color] = {
-    "red": (170, 92, 72), "brown": (128, 96, 76), "gray": (142, 142, 144), "dark": (88, 90, 98), "blue": (84, 112, 160),
+    "red": (170, 92, 72),
+    "brown": (128, 96, 76),
+    "gray": (142, 142, 144),
+    "dark": (88, 90, 98),
+    "blue": (84, 112, 160),
     "white": (214, 212, 206),
-}  # fmt: skip
+}
 _CAR_COLORS = ((226, 226, 226), (40, 42, 48), (150, 152, 156), (168, 46, 44), (52, 76, 132), (196, 190, 176))
 
 

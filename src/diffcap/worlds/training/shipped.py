@@ -3,7 +3,7 @@
 import datetime
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -162,20 +162,16 @@ class RenderedScenes(pl.LightningDataModule):
         """Return the scenes of the current epoch; a resumed run gets the same scenes as an uninterrupted one."""
         assert self.trainer is not None
         training: Any = self.trainer.lightning_module
-        start = self.trainer.current_epoch * self.batches
-        batch_indices: Any = range(start, start + self.batches)
+        num_scenes = self.batches * self.batch_size  # of an epoch
+        start = self.trainer.current_epoch * num_scenes
+        first_scenes: Any = range(start, start + num_scenes, self.batch_size)  # of each batch
         return DataLoader(
-            batch_indices,
+            first_scenes,
             batch_size=None,
-            collate_fn=partial(_render_batch, training.render_batch, self.batch_size, self.seed, self.jitter),
+            collate_fn=partial(training.render_batch, num_scenes=self.batch_size, seed=self.seed, jitter=self.jitter),
             num_workers=self.num_workers,
             prefetch_factor=4 if self.num_workers else None,
         )
-
-
-def _render_batch(render: Callable[..., Any], batch_size: int, seed: int, jitter: float, batch_index: int) -> Any:
-    """Render a batch, as the `collate_fn` of a data loader over batch indices."""
-    return render(batch_index * batch_size, batch_size, seed, jitter)
 
 
 def set_scaling_(network: nn.Module, values: list[Tensor]) -> None:
