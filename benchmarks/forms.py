@@ -78,7 +78,7 @@ def _clip4idc_words(captioner: CLIP4IDC, before: Tensor, after: Tensor, length: 
 
 def _pcl_words(captioner: PCL, before: Tensor, after: Tensor, length: int) -> Tensor:
     trunk = captioner.trunk
-    visual = trunk.encode_visual(before, after)  # (B, M, D)
+    visual = trunk.encode_images(before, after)[1]  # (B, M, D)
     seen = visual.shape[1]
     tokens = torch.full((len(after), 1), captioner.bos_id)
     hidden_word = torch.full_like(tokens, MASK)
