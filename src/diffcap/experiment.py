@@ -14,7 +14,7 @@ from typing import Any
 from diffcap.compose import MIXED, compose
 from diffcap.datasets.registry import SHIPPED_BACKBONES, get_dataset
 from diffcap.records import read_json
-from diffcap.registry import Method, get_method, methods, moved_classes
+from diffcap.registry import Method, get_method, methods
 from diffcap.run_folder import (
     BEST,
     EVAL,
@@ -297,7 +297,11 @@ def _read_config(path: Path, explicit_values: dict[str, str]) -> tuple[dict[str,
     content = read_settings(path)
     if not isinstance(content, dict):
         raise DiffcapError(f"{path}: not an experiment; write keys and values, such as `dataset: blocks`.")
-    current = {earlier: class_path for class_path, earlier in moved_classes().items()}
+    owners = [owner for method in methods().values() for owner in (method, method.pretraining) if owner]
+    # class_path of a captioner in the config.yaml of an earlier version -> its class_path now
+    current = {
+        owner.formerly.replace(":", "."): owner.captioner.replace(":", ".") for owner in owners if owner.formerly
+    }
     for section in (content, *content.values()):  # a run's config.yaml, or sections of stages
         captioner = get_config_value([section], "model", "captioner") if isinstance(section, dict) else None
         if isinstance(captioner, dict) and captioner.get("class_path") in current:

@@ -230,12 +230,6 @@ def method_of(captioner: type) -> str:
     )
 
 
-def moved_classes() -> Mapping[str, str]:
-    """Map the class_path of a captioner to its class_path in the config.yaml of an earlier version, if that differs."""
-    owners = [owner for method in methods().values() for owner in (method, method.pretraining) if owner]
-    return {owner.captioner.replace(":", "."): owner.formerly.replace(":", ".") for owner in owners if owner.formerly}
-
-
 def import_object(path: str) -> Any:
     """Import "package.module:Name"."""
     module, _, name = path.partition(":")

@@ -6,6 +6,7 @@ file, and the variables, in this order.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from diffcap.compose import compose, merge
@@ -60,9 +61,8 @@ class Stage:
     folder: Callable[[Experiment], Path]  # of its record
     products: tuple[str, ...] = ()  # the files in this folder that it writes; the last one that it writes comes first
     direct: tuple[str, ...] = ()  # a command with one of these options has no variables of an experiment
-    out: Callable[[Settings], str] = lambda options: options[
-        "out"
-    ]  # folder of its record, for the options of a command
+    # folder of its record, for the options of a command
+    out: Callable[[Settings], str] = lambda options: options["out"]
     read: Callable[[Settings], Iterable[Path]] = lambda options: ()  # files that no option names, such as the manifest
     inputs: Callable[[Experiment], list[Path]] = lambda e: []  # the same for an experiment
     is_parallel: bool = False  # whether it runs in several processes
@@ -91,10 +91,6 @@ def _extract(e: Experiment) -> Settings:
     if e.devices != "1":
         settings["trainer"]["strategy"] = "ddp"
     return settings
-
-
-def _negatives(e: Experiment) -> Settings:
-    return {"folder": e.folder, "tagger": expand_home(e.tagger), "seed": int(e.seed)}
 
 
 def _eval(e: Experiment) -> Settings:
@@ -209,7 +205,6 @@ def _training_stage(stage: str, needs: Callable[[Experiment], list[Need]]) -> St
     )
 
 
-_EVALUATED = (METRICS, PREDICTIONS, REFERENCES, GROUPS)
 _FEATURES = ("complete", "meta.json", "index.json", "sums.u32", "features.f16", "features.u8")
 
 
@@ -217,6 +212,15 @@ def _manifest(options: Settings) -> Iterable[Path]:
     return [Path(options["folder"]) / "manifest.jsonl"] if options.get("folder") else []
 
 
+_evaluation_stage = partial(
+    Stage,
+    body="diffcap.commands.evaluate:evaluate",
+    products=(METRICS, PREDICTIONS, REFERENCES, GROUPS),
+    direct=("checkpoint",),
+    read=_manifest,
+    inputs=lambda e: [e.features_folder / "sums.u32"],
+    is_parallel=True,
+)
 STAGES = {
     "data": Stage(
         body="diffcap.commands.data:prepare",
@@ -247,7 +251,7 @@ STAGES = {
     ),
     "negatives": Stage(
         body="diffcap.commands.negatives:make_negatives",
-        settings=_negatives,
+        settings=lambda e: {"folder": e.folder, "tagger": expand_home(e.tagger), "seed": int(e.seed)},
         needs=lambda e: [("data", e)],
         folder=lambda e: Path(e.folder),
         products=("negatives.jsonl", "negatives.json"),
@@ -259,27 +263,15 @@ STAGES = {
     PRETRAIN: _training_stage(PRETRAIN, _before_pretraining),
     FINETUNE: _training_stage(FINETUNE, lambda e: [("extract", e), *([(PRETRAIN, e)] if e.owns_pretraining else [])]),
     REINFORCE: _training_stage(REINFORCE, lambda e: [(FINETUNE, e)]),
-    ZERO_SHOT: Stage(
-        body="diffcap.commands.evaluate:evaluate",
+    ZERO_SHOT: _evaluation_stage(
         settings=_zeroshot,
         needs=lambda e: [("extract", e)],
         folder=lambda e: Path(e.run) / f"zeroshot-{EVAL}",
-        products=_EVALUATED,
-        direct=("checkpoint",),
-        read=_manifest,
-        inputs=lambda e: [e.features_folder / "sums.u32"],
-        is_parallel=True,
     ),
-    "eval": Stage(
-        body="diffcap.commands.evaluate:evaluate",
+    "eval": _evaluation_stage(
         settings=_eval,
         needs=lambda e: [(e.evaluated_stage, e)] if e.eval != RETRIEVAL or e.owns_pretraining else [],
         folder=lambda e: Path(e.run) / result_folder_name(e.evaluated_stage, EVAL),
-        products=_EVALUATED,
-        direct=("checkpoint",),
-        read=_manifest,
-        inputs=lambda e: [e.features_folder / "sums.u32"],
-        is_parallel=True,
     ),
     "report": Stage(
         body="diffcap.commands.report:report",

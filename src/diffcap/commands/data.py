@@ -184,9 +184,8 @@ def _check_images(
     masks = {pair.id: pair.extra["mask"] for pair in pairs if "mask" in pair.extra}
     paths = sorted({*image_paths(pairs), *masks.values()})
     problems_file = folder / "problems.txt"
-    problems = dict(
-        check_images(root, paths, check, cache_file=folder / "checked.json", ranges=ranges)
-    )  # path -> reason
+    # path -> reason
+    problems = dict(check_images(root, paths, check, cache_file=folder / "checked.json", ranges=ranges))
     if not problems:
         problems_file.unlink(missing_ok=True)
         return pairs, {"pairs": 0, "images": 0}

@@ -51,13 +51,6 @@ NUM_CHANNELS = COLORS * (4 + SHAPES + MATERIALS + SIZES) + SHAPES + MATERIALS + 
 PREPROCESSING = ResizeNormalize((HEIGHT, WIDTH), (0.5, 0.5, 0.5), (0.25, 0.25, 0.25), antialias=True)
 
 
-def cell_centers() -> tuple[Tensor, Tensor]:
-    """Return x (COLUMNS,) and y (ROWS,) of the cells' centres; the image extends from -1 to 1."""
-    x = (torch.arange(COLUMNS) + 0.5) * CELL - MARGIN
-    y = (torch.arange(ROWS) + 0.5) * CELL
-    return x / WIDTH * 2 - 1, y / HEIGHT * 2 - 1
-
-
 class BlocksNetwork(nn.Module):
     """(B, 3, 96, 128) images to (B, 107, 4, 6) features.
 
@@ -79,7 +72,9 @@ class BlocksNetwork(nn.Module):
         # A cell has 3 x 3 squares of 8 x 8 pixels; the kernel covers 5 x 5, one more on every side.
         self.cells = conv_block(64, 128, 5, 3, (1, 2), norm)  # (B, 128, 4, 6)
         self.head = nn.Conv2d(128, HEAD_CHANNELS, 1)
-        x, y = cell_centers()
+        # The cells' centres; the image extends from -1 to 1.
+        x = ((torch.arange(COLUMNS) + 0.5) * CELL - MARGIN) / WIDTH * 2 - 1
+        y = (torch.arange(ROWS) + 0.5) * CELL / HEIGHT * 2 - 1
         centers = torch.stack([x.expand(ROWS, COLUMNS), y[:, None].expand(ROWS, COLUMNS)])  # (2, 4, 6)
         self.register_buffer("centers", centers.repeat_interleave(COLORS, 0), persistent=False)
         self.register_buffer("mean", torch.zeros(NUM_CHANNELS))

@@ -67,9 +67,8 @@ class StageProgressBar(RichProgressBar):
         loss_name = "train/loss" if "train/loss" in values else next(iter(training_names), None)
         score_name = getattr(trainer.checkpoint_callback, "monitor", None)
         names = {name.rpartition("/")[2]: name for name in (loss_name, score_name) if name in values}  # by label
-        if (
-            loss_name in values and loss_name not in names.values()
-        ):  # both have the same last part: train/loss and val/loss
+        # Both may have the same last part: train/loss and val/loss.
+        if loss_name in values and loss_name not in names.values():
             names = {name: name for name in (loss_name, score_name)}
         return {label: values[name] for label, name in names.items()}
 

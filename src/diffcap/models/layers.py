@@ -337,9 +337,7 @@ def padded_nonzero(is_selected: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def init_difference_attention_(
-    qkv_weight: Tensor, out_weight: Tensor, gain: float = 1.5, old_weight_scale: float = 0.1
-) -> None:
+def init_difference_attention_(qkv_weight: Tensor, out_weight: Tensor) -> None:
     """Initialise self-attention over both images so that `x + attention(x)` is approximately their difference before training.
 
     The query and key weights are equal, so a token attends mainly to itself and to the token with the same position and
@@ -349,14 +347,12 @@ def init_difference_attention_(
 
     Args:
         qkv_weight: (3 D, D), overwritten. out_weight: (D, D) of the layer after the merged heads, changed in place.
-        gain: scale of the orthogonal query and key weights; the attention logits grow with its square.
-        old_weight_scale: factor of the previous `out_weight`, from which the transposed value weight is then subtracted.
     """
     query, _, value = qkv_weight.chunk(3)
-    nn.init.orthogonal_(query, gain)
+    nn.init.orthogonal_(query, 1.5)  # the attention logits grow with the square of this scale
     nn.init.orthogonal_(value)
     qkv_weight[len(query) : 2 * len(query)] = query
-    out_weight.mul_(old_weight_scale).sub_(value.T)
+    out_weight.mul_(0.1).sub_(value.T)
 
 
 def sinusoidal_positions(length: int, width: int, has_frequency_per_channel: bool = False) -> Tensor:

@@ -47,18 +47,6 @@ def line_height(font: Font) -> int:
     return round(1.3 * getattr(font, "size", 11))
 
 
-def wrap_text(text: str, font: Font, width: int) -> list[str]:
-    """Break a text between words into lines of at most `width` pixels; a longer word gets a line of its own."""
-    lines: list[str] = []
-    for word in text.split():
-        longer_line = f"{lines[-1]} {word}" if lines else word
-        if lines and font.getlength(longer_line) <= width:
-            lines[-1] = longer_line
-        else:
-            lines.append(word)
-    return lines or ["(nothing)"]
-
-
 def fitted_size(size: Size, frame: Size) -> Size:
     """Scale a size to fit a frame."""
     scale = min(frame[0] / size[0], frame[1] / size[1])
@@ -289,8 +277,15 @@ class TextLine(NamedTuple):
 
 
 def text_lines(text: str, color: Color = TEXT_COLOR, font: Font = CAPTION_FONT) -> list[TextLine]:
-    """Break a text into lines that fit beside a pair."""
-    return [TextLine(line, color, font) for line in wrap_text(text, font, SHEET_WIDTH - MARGIN - _TEXT_X)]
+    """Break a text between words into lines that fit beside a pair; a longer word gets a line of its own."""
+    lines: list[str] = []
+    for word in text.split():
+        longer_line = f"{lines[-1]} {word}" if lines else word
+        if lines and font.getlength(longer_line) <= SHEET_WIDTH - MARGIN - _TEXT_X:
+            lines[-1] = longer_line
+        else:
+            lines.append(word)
+    return [TextLine(line, color, font) for line in lines or ["(nothing)"]]
 
 
 def caption_lines(pair: ChangePair, captions: Mapping[str, str], has_object_labels: bool) -> list[TextLine]:

@@ -169,18 +169,15 @@ def type_tabs(rows: SystemRows) -> list[Table]:
     tables = []
     for metric, metric_paths in paths.items():
         table = score_table(rows, metric_paths, metric)
-        columns = [_shaded(column) for column in zip(*(cells for _, cells in table.rows))]
+        columns = []
+        for column in zip(*(cells for _, cells in table.rows)):
+            fractions = [cell.fraction for cell in column if cell.text]
+            low, span = min(fractions), max(fractions) - min(fractions)
+            shades = [(cell.fraction - low) / span if cell.text and span else 0.0 for cell in column]
+            columns.append([replace(cell, fraction=shade) for cell, shade in zip(column, shades)])
         lines = [(texts, cells) for (texts, _), cells in zip(table.rows, zip(*columns))]
         tables += [replace(table, rows=lines)] if table.columns else []
     return tables
-
-
-def _shaded(column: Sequence[Cell]) -> list[Cell]:
-    """Scale the fractions of a column from its lowest (0) to its highest (1) score."""
-    fractions = [cell.fraction for cell in column if cell.text]
-    low = min(fractions)
-    span = max(fractions) - low
-    return [replace(cell, fraction=(cell.fraction - low) / span if cell.text and span else 0.0) for cell in column]
 
 
 def id_rows(rows: SystemRows) -> SystemRows:

@@ -153,6 +153,5 @@ def load_hub_vocabulary(base: str, revision: str | None = None) -> HubVocabulary
     from diffcap.checkpoints.base_models import find_base
 
     processor = load_processor(find_base(base, revision).folder)
-    return HubVocabulary(
-        processor.tokenizer, read_chat_template(processor, "")
-    )  # its ids are the same for any question
+    template = read_chat_template(processor, "")  # the ids are the same for any question
+    return HubVocabulary(processor.tokenizer, template)

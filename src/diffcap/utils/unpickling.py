@@ -135,10 +135,6 @@ def _frombuffer(content: Any, kind: Any, shape: Any, order: Any) -> _Array:
     return array
 
 
-def _scalar(kind: Any, content: Any = b"") -> Any:
-    return _to_array(content, kind, (1,))[0]
-
-
 def _encode(text: str, encoding: str) -> bytes:
     """Replaces _codecs.encode, with which Python 2 wrote bytes; allows latin1 only."""
     if encoding != "latin1":
@@ -152,7 +148,7 @@ _REPLACEMENTS: dict[str, Any] = {
     "numpy.ndarray": "ndarray",  # only passed on to `_reconstruct`
     "numpy.dtype": _Dtype,
     "numpy.core.multiarray._reconstruct": _Call(lambda *_: _Array()),
-    "numpy.core.multiarray.scalar": _Call(_scalar),
+    "numpy.core.multiarray.scalar": _Call(lambda kind, content=b"": _to_array(content, kind, (1,))[0]),
     "numpy.core.numeric._frombuffer": _Call(_frombuffer),
 }
 

@@ -105,9 +105,8 @@ class VLM(Captioner):
         self.processor = load_processor(base_model.folder)
         image_processor = self.processor.image_processor
         known_options = type(image_processor).valid_kwargs.__annotations__
-        parts.check_image_kwargs(
-            image_kwargs or {}, known_options, counts_pixels=hasattr(image_processor, "merge_size")
-        )
+        counts_pixels = hasattr(image_processor, "merge_size")
+        parts.check_image_kwargs(image_kwargs or {}, known_options, counts_pixels)
         self.net: Any = _load_model(base_model.folder, dtype, four_bit)
         self.image_kwargs = {name: False for name in TILING_OPTIONS if name in known_options} | (image_kwargs or {})
         if difference and any(self.image_kwargs.get(name) for name in TILING_OPTIONS):

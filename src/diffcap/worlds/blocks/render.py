@@ -33,9 +33,8 @@ def render(scenes: Scenes, image_size: tuple[int, int] = (128, 96)) -> tuple[Ten
     face_ids = torch.full((num_pixels,), -1, dtype=torch.int32, device=scenes.eye.device)
     face_ids[center_hits.sample] = center_hits.pair.int() * 4 + center_hits.face_index
     face_ids = face_ids.view(-1, height, width)
-    is_edge = torch.zeros_like(
-        face_ids, dtype=torch.bool
-    )  # pixels with another face than a horizontal or vertical neighbour
+    # Pixels with another face than a horizontal or vertical neighbour.
+    is_edge = torch.zeros_like(face_ids, dtype=torch.bool)
     differs_horizontally = face_ids[:, :, 1:] != face_ids[:, :, :-1]
     differs_vertically = face_ids[:, 1:] != face_ids[:, :-1]
     is_edge[:, :, 1:] |= differs_horizontally

@@ -32,34 +32,71 @@ _SUBJECTS = {
 # Type of the change -> verb phrases; {has} and so on stand for the forms in `_VERB_FORMS`.
 _VERB_PHRASES: dict[str, tuple[str, ...]] = {
     "houses_built": (
-        "{has} been built", "{has} been built", "{is} built", "{was} built", "{has} appeared", "{appear}", "{has} been constructed",
+        "{has} been built",
+        "{has} been built",
+        "{is} built",
+        "{was} built",
+        "{has} appeared",
+        "{appear}",
+        "{has} been constructed",
         "{is} constructed",
     ),
     "houses_removed": (
-        "{has} been demolished", "{has} been removed", "{was} demolished", "{is} removed", "{has} disappeared", "{disappear}",
-        "{has} been torn down", "{is} gone",
+        "{has} been demolished",
+        "{has} been removed",
+        "{was} demolished",
+        "{is} removed",
+        "{has} disappeared",
+        "{disappear}",
+        "{has} been torn down",
+        "{is} gone",
     ),
     "road_built": (
-        "{has} been built", "{has} been built", "{is} built", "{was} built", "{has} appeared", "{appear}", "{has} been constructed",
+        "{has} been built",
+        "{has} been built",
+        "{is} built",
+        "{was} built",
+        "{has} appeared",
+        "{appear}",
+        "{has} been constructed",
     ),
     "trees_cleared": (
-        "{has} been cleared", "{has} been cut down", "{has} been removed", "{is} removed", "{was} cut down", "{is} gone",
+        "{has} been cleared",
+        "{has} been cut down",
+        "{has} been removed",
+        "{is} removed",
+        "{was} cut down",
+        "{is} gone",
         "{has} disappeared",
     ),
     "trees_grown": ("{has} grown", "{has} been planted", "{is} planted", "{has} appeared", "{appear}", "{was} planted"),
-    "water_appeared": ("{has} appeared", "{appear}", "{has} formed", "{has} been created", "{has} been added", "{is} formed"),
+    "water_appeared": (
+        "{has} appeared",
+        "{appear}",
+        "{has} formed",
+        "{has} been created",
+        "{has} been added",
+        "{is} formed",
+    ),
     "water_gone": ("{has} disappeared", "{is} gone", "{has} vanished", "{disappear}", "{is} no longer there"),
     "ground_bared": ("{has} appeared", "{appear}", "{has} been exposed"),
-}  # fmt: skip
+}
 _DRIED_VERB_PHRASES = ("{has} dried up", "{has} dried out", "{is} dry now")
 _VEGETATION_VERB_PHRASES = (
-    "{has} been removed", "{is} removed", "{has} been cleared", "{has} been replaced by bare ground", "{has} turned into bare land",
-)  # fmt: skip
+    "{has} been removed",
+    "{is} removed",
+    "{has} been cleared",
+    "{has} been replaced by bare ground",
+    "{has} turned into bare land",
+)
 
 _VERB_FORMS = {  # singular, plural
-    "has": ("has", "have"), "is": ("is", "are"), "was": ("was", "were"), "appear": ("appears", "appear"),
+    "has": ("has", "have"),
+    "is": ("is", "are"),
+    "was": ("was", "were"),
+    "appear": ("appears", "appear"),
     "disappear": ("disappears", "disappear"),
-}  # fmt: skip
+}
 
 # `Change.relations` and `Change.details` -> phrases of place; for a row of houses, and for a road, there are other ones.
 _RELATION_PHRASES: dict[str, tuple[str, ...]] = {
