@@ -138,8 +138,8 @@ class CiderD:
     def _build_vectors(self, ngrams: _NGrams, images: Array, rows: Array) -> _OrderVectors:
         """Compute TF-IDF vectors of the distinct references; image `images[i]` has the reference `rows[i]`."""
         keys, ngram_index = np.unique(ngrams.key, return_inverse=True)
-        num_captions = len(self._bigram_counts) - 1
-        num_ngrams = np.bincount(ngrams.caption, minlength=num_captions)  # distinct ones of each caption
+        num_references = len(self._bigram_counts) - 1
+        num_ngrams = np.bincount(ngrams.caption, minlength=num_references)  # distinct ones of each caption
         first_ngram = np.cumsum(num_ngrams) - num_ngrams
         # A document is the set of all references of an image.
         documents = np.repeat(images, num_ngrams[rows])
