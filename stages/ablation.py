@@ -41,65 +41,66 @@ def ablation(
         out: Folder of the runs and of the table; runs/<dataset>/<method>-ablation by default.
     """
     base = Experiment(**variables)
-    method, dataset, table = base.method, base.dataset, base.method_spec.ablations
-    if not table:
+    method, dataset, ablations = base.method, base.dataset, base.method_spec.ablations
+    if not ablations:
         raise DiffcapError(f"METHOD={method} has no ablations; choose another method.")
-    chosen = _rows(rows, list(table), method)
-    repeated_rows = _rows(repeated, chosen, method)
-    reasons = {row: _reason_to_skip(base, table[row], variables) for row in chosen}
-    skipped = {row: f"Skipped: {table[row].title}, because {reason}." for row, reason in reasons.items() if reason}
-    chosen, repeated_rows = ([row for row in some if row not in skipped] for some in (chosen, repeated_rows))
+    chosen_rows = _rows(rows, list(ablations), method)
+    repeated_rows = _rows(repeated, chosen_rows, method)
+    reasons = {row: _reason_to_skip(base, ablations[row], variables) for row in chosen_rows}
+    skipped = {row: f"Skipped: {ablations[row].title}, because {reason}." for row, reason in reasons.items() if reason}
+    chosen_rows = [row for row in chosen_rows if row not in skipped]
+    repeated_rows = [row for row in repeated_rows if row not in skipped]
     remark = " ".join(skipped.values())
-    if not chosen:
+    if not chosen_rows:
         raise DiffcapError(f"--rows {rows}: no row is left. {remark}")
-    place = Path(out or f"runs/{dataset}/{method}-ablation")
+    out_folder = Path(out or f"runs/{dataset}/{method}-ablation")
     shared = {**variables, "logger": "none"}
-    numbers = parse_seeds(seeds)
-    more = [seed for seed in (parse_seeds(more_seeds) if more_seeds else []) if seed not in numbers]
+    first_seeds = parse_seeds(seeds)
+    other_seeds = [seed for seed in (parse_seeds(more_seeds) if more_seeds else []) if seed not in first_seeds]
     # These run before the rows, because two rows would write the same files at the same time.
     needs_negatives = base.method_spec.pretraining is not None and base.method_spec.pretraining.needs_negatives
     make("data", "extract negatives" if needs_negatives else "extract", shared)
-    for extra in sorted({table[row].extra for row in chosen} - {""}):
+    for extra in sorted({ablations[row].extra for row in chosen_rows} - {""}):  # datasets of a further pre-training
         with_extra = Experiment(**{**shared, "extra": extra})
-        for stage, other in needed_by(with_extra, [PRETRAIN]):
-            if other is not with_extra and stage != "data":
-                make(other.dataset, stage, other.explicit_values)
+        for stage, needed in needed_by(with_extra, [PRETRAIN]):
+            if needed is not with_extra and stage != "data":
+                make(needed.dataset, stage, needed.explicit_values)
     # The manifest is complete now; without `data`, its files are not read again for every row.
     shared = {name: value for name, value in shared.items() if name != "data"}
-    plan = (chosen, numbers), (repeated_rows, more)
+    plan = (chosen_rows, first_seeds), (repeated_rows, other_seeds)
     runs = [(row, seed) for names, row_seeds in plan for seed in row_seeds for row in names]
     jobs = {}
     for row, seed in runs:
-        ablation, start = table[row], table[row].pretraining_of
+        ablation, pretrained_row = ablations[row], ablations[row].pretraining_of
         jobs[row, seed] = Job(
             f"{ablation.title}, seed {seed}",
             {
                 **shared,
-                "run": str(place / f"{row}-{seed}"),
+                "run": str(out_folder / f"{row}-{seed}"),
                 "seed": str(seed),
                 **({"extra": ablation.extra} if ablation.extra else {"ablation": row}),
             },
             steps,
             pretrain_steps if ablation.pretrains else 0,
-            place / f"{start}-{seed}" / PRETRAIN if (start, seed) in runs else None,
+            out_folder / f"{pretrained_row}-{seed}" / PRETRAIN if (pretrained_row, seed) in runs else None,
             validations,
         )
-        _share_first_pretraining(Experiment(**jobs[row, seed].variables), place / f"pretrain-extra-{seed}")
+        _share_first_pretraining(Experiment(**jobs[row, seed].variables), out_folder / f"pretrain-extra-{seed}")
     # One seed after the other, so that an interrupted command leaves complete tables of fewer seeds.
     run_queues(
         [
             [jobs[row, seed] for row in queue]
-            for seed in [*numbers, *more]
-            for queue in _queues([row for row in chosen if (row, seed) in jobs], table)
+            for seed in [*first_seeds, *other_seeds]
+            for queue in _queues([row for row in chosen_rows if (row, seed) in jobs], ablations)
         ]
     )
-    results = {table[row].title: [job for (name, _), job in jobs.items() if name == row] for row in chosen}
+    results = {ablations[row].title: [job for (name, _), job in jobs.items() if name == row] for row in chosen_rows}
     options = ["--pictures", "0", "--attention", "0", *(["--remark", remark] if remark else [])]
-    write_report(base.folder, base.features, results, place / REPORT, *options)
+    write_report(base.folder, base.features, results, out_folder / REPORT, *options)
 
 
 def _reason_to_skip(base: Experiment, row: Ablation, variables: dict[str, str]) -> str | None:
-    """Why a row is not trained; None if it is."""
+    """Return why a row is not trained; None if it is trained."""
     if row.removes and not base.setting(FINETUNE, "model", "captioner", "init_args", row.removes):
         return f"the method has no such component on {base.dataset}"
     if row.extra and base.dataset_spec.rendered:
@@ -109,7 +110,7 @@ def _reason_to_skip(base: Experiment, row: Ablation, variables: dict[str, str]) 
 
 
 def _rows(listed: str | None, known: list[str], method: str) -> list[str]:
-    """The rows in a comma-separated list; all known rows by default."""
+    """Return the rows in a comma-separated list; all known rows by default."""
     named = listed.split(",") if listed else known
     unknown = [row for row in named if row not in known]
     if unknown:
@@ -117,29 +118,29 @@ def _rows(listed: str | None, known: list[str], method: str) -> list[str]:
     return named
 
 
-def _queues(rows: list[str], table: Mapping[str, Ablation]) -> list[list[str]]:
-    """Queues of rows: rows that share a pre-training, or the one before it, are in one queue, the row that trains it first."""
+def _queues(rows: list[str], ablations: Mapping[str, Ablation]) -> list[list[str]]:
+    """Make queues of rows: those that share a pre-training, or one on a dataset of EXTRA, are in one queue after the row that trains it."""
 
     def waits_for(row: str) -> str | None:
-        if table[row].pretraining_of in rows:
-            return table[row].pretraining_of
-        first = table[row].extra.partition(",")[0]
-        sharing = [name for name in rows if first and table[name].extra.partition(",")[0] == first]
+        if ablations[row].pretraining_of in rows:
+            return ablations[row].pretraining_of
+        first_extra = ablations[row].extra.partition(",")[0]
+        sharing = [name for name in rows if first_extra and ablations[name].extra.partition(",")[0] == first_extra]
         return sharing[0] if sharing and sharing[0] != row else None
 
-    waiting = {row: waits_for(row) for row in rows}
-    heads = sorted((row for row in rows if not waiting[row]), key=lambda row: row not in waiting.values())
-    return [[head, *(row for row in rows if waiting[row] == head)] for head in heads]
+    awaited = {row: waits_for(row) for row in rows}  # row -> the row that it waits for
+    first_rows = sorted((row for row in rows if not awaited[row]), key=lambda row: row not in awaited.values())
+    return [[first, *(row for row in rows if awaited[row] == first)] for first in first_rows]
 
 
-def _share_first_pretraining(e: Experiment, place: Path) -> None:
-    """Let the pre-training on a dataset of EXTRA be in a folder that several rows share."""
-    folder = e.stage_folder(PRETRAIN_EXTRA)
-    if e.first_dataset and not folder.exists():
-        place.mkdir(parents=True, exist_ok=True)
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        folder.unlink(missing_ok=True)
-        folder.symlink_to(Path(os.path.relpath(place, folder.parent)))
+def _share_first_pretraining(experiment: Experiment, shared_folder: Path) -> None:
+    """Link the folder of the pre-training on a dataset of EXTRA to a folder that several rows share."""
+    link = experiment.stage_folder(PRETRAIN_EXTRA)
+    if experiment.first_dataset and not link.exists():
+        shared_folder.mkdir(parents=True, exist_ok=True)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.unlink(missing_ok=True)
+        link.symlink_to(Path(os.path.relpath(shared_folder, link.parent)))
 
 
 if __name__ == "__main__":

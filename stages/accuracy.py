@@ -49,12 +49,13 @@ def accuracy(
     """
     from diffcap.models.generation import check_search
 
-    numbers = parse_seeds(seeds)
+    seed_numbers = parse_seeds(seeds)
     if keep < 1:
         raise DiffcapError(f"--keep is {keep}; it must be at least 1.")
     check_search(beams, length_penalty, "--beams")
     base = Experiment(**variables)
-    folder, place = base.folder, Path(out or f"runs/{base.dataset}/{base.method}-accuracy")
+    dataset_folder = base.folder
+    out_folder = Path(out or f"runs/{base.dataset}/{base.method}-accuracy")
     shared = {**variables, "logger": "none"}
     # These run before the seeds, because two seeds would write the same files at the same time.
     needs_negatives = base.method_spec.pretraining is not None and base.method_spec.pretraining.needs_negatives
@@ -64,63 +65,61 @@ def accuracy(
     beam_options = f"--beams={beams}", f"--length_penalty={length_penalty}"
     averaged_eval, reinforced_eval = result_folder_name(AVERAGED, EVAL), result_folder_name(REINFORCE, EVAL)
 
-    def run_seed(number: int) -> None:
-        home = place / str(number)
-        training = [f"--run.keep_last_k={keep}", *steps_options(steps)]
-        if steps:
-            training.append(f"--run.checkpoint_every={max(1, steps // (4 * keep))}")  # kept: those of the last quarter
-        fixed = {**shared, "run": str(home), "seed": str(number)}
-        before, after = steps_options(pretrain_steps), steps_options(reinforce_steps)
-        options = {"pretrain": before, "finetune": training, "reinforce": after}
-        make(f"seed {number}, captioning", "finetune", fixed, **options)
-        trained, averaged, reinforced = (home / stage / BEST for stage in (FINETUNE, AVERAGED, REINFORCE))
-        captions(f"seed {number}, greedy", folder, trained, home / EVAL)
-        captions(f"seed {number}, beams", folder, trained, home / f"{EVAL}-{beam}", *beam_options)
-        average(f"seed {number}, averaging", home / FINETUNE, keep, averaged)
-        captions(f"seed {number}, averaged", folder, averaged, home / averaged_eval)
-        make(f"seed {number}, self-critical", "reinforce", fixed, **options)
-        captions(f"seed {number}, reinforced", folder, reinforced, home / reinforced_eval)
-        captions(
-            f"seed {number}, reinforced, beams", folder, reinforced, home / f"{reinforced_eval}-{beam}", *beam_options
-        )
+    def evaluate(title: str, checkpoint: Path, out: Path, *options: str) -> None:
+        words = ["--checkpoint", str(checkpoint), "--out", str(out), "--folder", dataset_folder, *options]
+        call([sys.executable, "-m", "diffcap", "eval", *words], title)
 
-    in_parallel([partial(run_seed, number) for number in numbers], int(variables.get("devices", 1)))
-    homes = [place / str(number) for number in numbers]
-    folders = {
+    def run_seed(number: int) -> None:
+        run = out_folder / str(number)
+        finetune_options = [f"--run.keep_last_k={keep}", *steps_options(steps)]
+        if steps:  # the kept checkpoints are then those of the last quarter
+            finetune_options.append(f"--run.checkpoint_every={max(1, steps // (4 * keep))}")
+        options = {
+            "pretrain": steps_options(pretrain_steps),
+            "finetune": finetune_options,
+            "reinforce": steps_options(reinforce_steps),
+        }
+        seed_variables = {**shared, "run": str(run), "seed": str(number)}
+        make(f"seed {number}, captioning", "finetune", seed_variables, **options)
+        trained, averaged, reinforced = (run / stage / BEST for stage in (FINETUNE, AVERAGED, REINFORCE))
+        evaluate(f"seed {number}, greedy", trained, run / EVAL)
+        evaluate(f"seed {number}, beams", trained, run / f"{EVAL}-{beam}", *beam_options)
+        average(f"seed {number}, averaging", run / FINETUNE, keep, averaged)
+        evaluate(f"seed {number}, averaged", averaged, run / averaged_eval)
+        make(f"seed {number}, self-critical", "reinforce", seed_variables, **options)
+        evaluate(f"seed {number}, reinforced", reinforced, run / reinforced_eval)
+        evaluate(f"seed {number}, reinforced, beams", reinforced, run / f"{reinforced_eval}-{beam}", *beam_options)
+
+    in_parallel([partial(run_seed, number) for number in seed_numbers], int(variables.get("devices", 1)))
+    run_folders = [out_folder / str(number) for number in seed_numbers]
+    evaluation_names = {
         "greedy": EVAL,
         f"beam search, {beams} beams": f"{EVAL}-{beam}",
         "averaged checkpoints": averaged_eval,
         "reinforced": reinforced_eval,
         f"reinforced, {beams} beams": f"{reinforced_eval}-{beam}",
     }
-    rows = {title: [home / name for home in homes] for title, name in folders.items()}
-    if len(numbers) > 1:
-        members = [home / FINETUNE / BEST for home in homes]
-        ensemble = place / f"ensemble-{'-'.join(map(str, numbers))}"
-        option = f"--ensemble={','.join(map(str, members[1:]))}"
-        captions("the ensemble", folder, members[0], ensemble, option)
-        rows[f"ensemble of {len(numbers)} seeds"] = [ensemble]
+    rows = {title: [run / name for run in run_folders] for title, name in evaluation_names.items()}
+    if len(seed_numbers) > 1:
+        members = [run / FINETUNE / BEST for run in run_folders]
+        ensemble = out_folder / f"ensemble-{'-'.join(map(str, seed_numbers))}"
+        evaluate("the ensemble", members[0], ensemble, f"--ensemble={','.join(map(str, members[1:]))}")
+        rows[f"ensemble of {len(seed_numbers)} seeds"] = [ensemble]
     from diffcap.report.comparison import accuracy_table
 
-    accuracy_table(folder, rows, place / REPORT)
+    accuracy_table(dataset_folder, rows, out_folder / REPORT)
 
 
 def average(title: str, training: Path, keep: int, out: Path) -> None:
     """Average the last periodic checkpoints of a training and last.ckpt, unless `out` is their average already."""
     files = [*sorted(training.glob(STEP_CHECKPOINT_GLOB))[-keep:], training / LAST]
-    path = out.with_name("average.done.json")
-    old = record.read(path)
-    described = record.describe_files(files, old)
-    made_of = record.result_id({}, described)
-    if old.get("id") != made_of or record.lost_products(path, old):
+    record_file = out.with_name("average.done.json")
+    old_record = record.read(record_file)
+    file_entries = record.describe_files(files, old_record)
+    result_id = record.result_id({}, file_entries)  # hash of the contents of the files
+    if old_record.get("id") != result_id or record.lost_products(record_file, old_record):
         call([sys.executable, "-m", "diffcap", "average", *map(str, files), "--out", str(out)], title)
-        record.write(path, record.make("", made_of, described, [out]))
-
-
-def captions(title: str, folder: str, checkpoint: Path, out: Path, *options: str) -> None:
-    """Caption and score the test split."""
-    words = ["--checkpoint", str(checkpoint), "--out", str(out), "--folder", folder, *options]
-    call([sys.executable, "-m", "diffcap", "eval", *words], title)
+        record.write(record_file, record.make("", result_id, file_entries, [out]))
 
 
 if __name__ == "__main__":

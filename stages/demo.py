@@ -17,7 +17,6 @@ from diffcap.utils.errors import DiffcapError
 # same command gives the same scores; they are proportional to the minutes for training.
 MINUTES, OTHER_MINUTES = 12.0, 4.0
 
-
 # Number of pairs, and variation of the images (`--jitter`, see `make data`), of the embedded datasets.
 WORLDS = {"blocks": (24_000, 0.3), "tiles": (10_000, 1.0)}
 
@@ -34,7 +33,7 @@ class Row(NamedTuple):
     share: float = 1.0  # fraction of a core's time
 
     def job(self, name: str, folder: Path, seed: int, shared: dict[str, str]) -> Job:
-        """The training of the row with a seed."""
+        """Return the training of the row with a seed."""
         variables = {**shared, "method": self.method, "seed": str(seed), "run": str(folder / f"{self.folder}-{seed}")}
         if self.ablation:
             variables["ablation"] = self.ablation
@@ -56,7 +55,8 @@ class Plan:
     share: float = 0.5
     tiles_share: float = 0.25  # the same for WORLD=tiles
     tiles_steps: float = 0.4  # factor of the numbers of steps for WORLD=tiles, whose images have more tokens
-    # The baselines when it is trained alone, by its own row and the factor of the steps; by default its first ablation
+    # Function of the method's own row and the factor of the steps: the rows that it is compared with when it is trained alone; by default,
+    # its first ablation.
     controls: Callable[[Row, float], dict[str, Row]] | None = None
 
 
@@ -85,7 +85,7 @@ PLANS = {
 
 
 def plan_of(method: Method) -> Plan:
-    """How a method is trained; a method of another package like most."""
+    """Return how a method is trained; a method of another package is trained like most."""
     return PLANS.get(method.name, Plan())
 
 
@@ -123,7 +123,7 @@ def demo(
     start = time.perf_counter()
     default_pairs, default_jitter = WORLDS[world]
     pairs, jitter = default_pairs if pairs is None else pairs, default_jitter if jitter is None else jitter
-    folder, place = Path(f"data/{world}-demo"), Path(f"runs/{world}-demo/{minutes:g}min-{method}")
+    folder, out_folder = Path(f"data/{world}-demo"), Path(f"runs/{world}-demo/{minutes:g}min-{method}")
     shared = {"dataset": world, "folder": str(folder), "logger": "none"}
     make("the dataset", "data", {**shared, "pairs": str(pairs)}, f"--jitter={jitter:g}")
     tasks = [partial(make, "features", "extract", {**shared, "backbone": world})]
@@ -132,26 +132,26 @@ def demo(
     if from_pixels := [known.name for known in chosen if known.reads_pixels]:
         tasks.append(partial(make, "pixels", "extract", {**shared, "method": from_pixels[0]}))
     in_parallel(tasks)
-    length = (minutes - OTHER_MINUTES) / (MINUTES - OTHER_MINUTES)
-    scales = [length * (plan_of(known).tiles_steps if world == "tiles" else 1) for known in chosen]
+    time_factor = (minutes - OTHER_MINUTES) / (MINUTES - OTHER_MINUTES)
+    scales = [time_factor * (plan_of(known).tiles_steps if world == "tiles" else 1) for known in chosen]
     if method == "all":
         rows = {known.title: own_row(known, scale, _share(known, world)) for known, scale in zip(chosen, scales)}
     else:
         rows = table(chosen[0], scales[0])
-    numbers = parse_seeds(seeds)
-    jobs = {name: [row.job(name, place, seed, shared) for seed in numbers] for name, row in rows.items()}
-    run_queues([[jobs[name][n] for name in queue] for n in range(len(numbers)) for queue in queues(rows)])
-    write_report(str(folder), world, jobs, place / REPORT, "--pictures", "8")
-    print(f"\n{(time.perf_counter() - start) / 60:.1f} minutes; figures and table.md are in {place}/report")
+    seed_numbers = parse_seeds(seeds)
+    jobs = {name: [row.job(name, out_folder, seed, shared) for seed in seed_numbers] for name, row in rows.items()}
+    run_queues([[jobs[name][n] for name in queue] for n in range(len(seed_numbers)) for queue in queues(rows)])
+    write_report(str(folder), world, jobs, out_folder / REPORT, "--pictures", "8")
+    print(f"\n{(time.perf_counter() - start) / 60:.1f} minutes; figures and table.md are in {out_folder}/report")
 
 
 def _share(method: Method, world: str) -> float:
-    """Fraction of a core for a method when all methods are trained."""
+    """Return the fraction of a core for a method when all methods are trained."""
     return plan_of(method).tiles_share if world == "tiles" else plan_of(method).share
 
 
 def own_row(method: Method, scale: float, share: float | None = None) -> Row:
-    """The row of a method itself; `scale` is a factor of the steps in `PLANS`, `share` the fraction of a core."""
+    """Return the row of a method itself; `scale` is a factor of the steps in `PLANS`, `share` the fraction of a core."""
     plan = plan_of(method)
     share = plan.share if share is None else share
     pretrain = round(plan.pretrain * scale * share) if method.pretraining else 0
@@ -159,7 +159,7 @@ def own_row(method: Method, scale: float, share: float | None = None) -> Row:
 
 
 def table(method: Method, scale: float) -> dict[str, Row]:
-    """The rows of a method that is trained alone: its own, then those that it is compared with."""
+    """Return the rows of a method that is trained alone: its own, then those that it is compared with."""
     own, controls = own_row(method, scale, share=1.0), plan_of(method).controls
     if controls:
         return {method.title: own, **controls(own, scale)}

@@ -12,8 +12,6 @@ from rich.console import Console
 from diffcap.report.table import (
     footnotes,
     group_table,
-    id_note,
-    id_rows,
     localisation_note,
     localisation_table,
     protocol_text,
@@ -22,6 +20,8 @@ from diffcap.report.table import (
     system_table,
     type_table,
     type_tabs,
+    word_id_note,
+    word_id_rows,
     zero_shot_text,
 )
 from diffcap.utils.table import Cell, Table
@@ -79,8 +79,8 @@ def test_the_protocol_levir_cc_has_a_table_of_word_ids() -> None:
     text = {"total": {**SCORES, "S*m": 0.5}, "built": {"CIDEr-D": 0.5}, "no_change": {"CIDEr-D": 0.0}}
     ours = {**text, "id_tokens": by_ids, "std": {"id_tokens": {"total": {"BLEU-4": 0.01}}}}
     rows = {"base": ROWS["base"], "ours": ours}
-    assert list(id_rows(rows)) == ["ours"] and id_rows(ROWS) == {}
-    assert lines(group_table(id_rows(rows))) == [
+    assert list(word_id_rows(rows)) == ["ours"] and word_id_rows(ROWS) == {}
+    assert lines(group_table(word_id_rows(rows))) == [
         ["", "", "BLEU-4", "S*m", "accuracy"],
         ["total", "ours", "25.00 ± 1.00", "50.00", "75.00"],
         ["no_change", "ours", "100.00", "-", "87.50"],
@@ -89,7 +89,7 @@ def test_the_protocol_levir_cc_has_a_table_of_word_ids() -> None:
     note = "Protocol levir_cc: scores of word ids. Vocabulary: 468 ids, the captioner's own. METEOR depends on the vocabulary."
     protocol = {**PROTOCOL, "id_tokens": {"ours": ID_TOKENS}}
     assert f"{note}\n\n|  |  | BLEU-4 | S*m | accuracy |" in report_text(protocol, rows, ["ours"])
-    both = id_note({"a": ID_TOKENS, "b": {**ID_TOKENS, "vocabulary_size": 9}, "c": ID_TOKENS})
+    both = word_id_note({"a": ID_TOKENS, "b": {**ID_TOKENS, "vocabulary_size": 9}, "c": ID_TOKENS})
     assert "a / c: 468 ids, the captioner's own; b: 9 ids" in both
 
 

@@ -162,7 +162,7 @@ def _print_results(results: "Results", localisation: dict[str, Any], mask_counts
     rows, protocol = results.rows, results.protocol
     tables = [
         table.system_table(rows, f"{results.dataset.name} {protocol['split']}"),
-        table.group_table(table.id_rows(rows), "word ids", min_groups=1),
+        table.group_table(table.word_id_rows(rows), "word ids", min_groups=1),
         table.type_table({name: rows[name] for name in results.runs}, "by change type"),
         table.localisation_table(localisation) if localisation else None,
     ]
@@ -170,7 +170,7 @@ def _print_results(results: "Results", localisation: dict[str, Any], mask_counts
         print_table(shown_table)
     notes = [table.protocol_text(protocol, rows), *table.footnotes(protocol, rows)]
     if "id_tokens" in protocol:
-        notes.append(table.id_note(protocol["id_tokens"]))
+        notes.append(table.word_id_note(protocol["id_tokens"]))
     if localisation:
         notes.append(table.localisation_note(mask_counts))
     for note in notes:

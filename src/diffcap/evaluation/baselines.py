@@ -60,14 +60,14 @@ def nearest_rows(train_vectors: Array, test_vectors: Array, chunk_size: int = 10
         chunk = train_vectors[train_start : train_start + chunk_size]
         candidates = _normalise_rows(np.asarray(chunk, dtype=np.float32))
         for test_start in range(0, len(test_vectors), chunk_size):
-            rows = slice(test_start, test_start + chunk_size)
-            queries = _normalise_rows(np.asarray(test_vectors[rows], dtype=np.float32))
+            test_rows = slice(test_start, test_start + chunk_size)
+            queries = _normalise_rows(np.asarray(test_vectors[test_rows], dtype=np.float32))
             similarities = queries @ candidates.T  # (chunk_size, chunk_size)
             best_column = similarities.argmax(axis=1)
             best_similarity = similarities[np.arange(len(similarities)), best_column]
-            is_better = best_similarity > highest[rows]
-            nearest[rows][is_better] = train_start + best_column[is_better]
-            highest[rows][is_better] = best_similarity[is_better]
+            is_better = best_similarity > highest[test_rows]
+            nearest[test_rows][is_better] = train_start + best_column[is_better]
+            highest[test_rows][is_better] = best_similarity[is_better]
     return nearest
 
 

@@ -225,5 +225,5 @@ def compare(
     signs = np.sign(np.round(ciders[:, 1] - ciders[:, 0], 9))
     winners = dict(zip(ids, [{1: "b", -1: "a", 0: "tie"}[sign] for sign in signs.tolist()]))
     group_winners = {group: [winners[id] for id in members] for group, members in groups.items()}
-    wins = {group: {run: names.count(run) for run in ("b", "a", "tie")} for group, names in group_winners.items()}
+    wins = {group: {run: runs.count(run) for run in ("b", "a", "tie")} for group, runs in group_winners.items()}
     return {"groups": comparisons, "wins": wins, "scores": dict(zip(ids, ciders.tolist()))}

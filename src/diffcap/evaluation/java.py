@@ -77,7 +77,7 @@ def find_jar(name: str) -> Path:
 def subprocess_arguments(*arguments: str | Path) -> dict[str, Any]:
     """Return the arguments of `subprocess` that run Java with UTF-8, also in file names, and the English number format."""
     command = [find_java(), *_JAVA_OPTIONS, *map(str, arguments)]
-    # Java runs in a new session: Ctrl-C and SIGTERM reach all processes of a training, which must still finish its validation.
+    # In a session of its own, Java does not get Ctrl-C and SIGTERM: an interrupted training still finishes its validation.
     return {"args": command, "env": {**os.environ, "LC_ALL": "C.UTF-8"}, "start_new_session": True}
 
 
@@ -225,7 +225,7 @@ def meteor_counts(hypotheses: Mapping[str, str], references: Mapping[str, list[s
     """Return each pair's counts, (N, 23) in the order of `hypotheses`; `meteor_of_sums` of their sum is the corpus score.
 
     If a hypothesis matches its reference completely in one chunk, METEOR does not add this chunk to the sum of a corpus. Therefore
-    the number of chunks of such a pair is 0 here.
+    this function returns 0 chunks for such a pair.
     """
     lines = process.counts(hypotheses, references).values()
     rows = np.array([list(map(float, line.split())) for line in lines])
@@ -260,7 +260,7 @@ def spice_install_hint() -> str | None:
 
 
 def spice(hypotheses: Mapping[str, str], references: Mapping[str, list[str]]) -> dict[str, float]:
-    """Compute SPICE of each pair, a fraction by id; NaN if neither the caption nor its references contain a tuple."""
+    """Compute SPICE of each pair, a fraction by id; NaN if no object, attribute or relation is found in any of its texts."""
     folder = _corenlp_folder()
     if folder is None:
         raise DiffcapError(f"SPICE is unavailable: {spice_install_hint()}.")

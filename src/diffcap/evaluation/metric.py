@@ -80,7 +80,7 @@ class CaptionReward:
     """CIDEr-D of sampled captions against training references, with the document frequencies of all references.
 
     Args:
-        words: words of the vocabulary; each is tokenised once, separately. Other words in captions are not changed.
+        words: words of the vocabulary; each is tokenised once, separately. Other words of captions are used as they are.
         end_counts: append an end token to references and to captions that have ended. Without it, models learn to stop early.
 
     Example:

@@ -38,10 +38,10 @@ def bleu_counts(hypotheses: Mapping[str, str], references: Mapping[str, list[str
 
     rows = []
     for id, text in hypotheses.items():
-        cooked = cook_test(text, cook_refs(references[id]))
-        num_words = cooked["testlen"]
-        _, closest_length = min((abs(length - num_words), length) for length in cooked["reflen"])
-        rows.append([num_words, closest_length, *cooked["guess"], *cooked["correct"]])
+        counts = cook_test(text, cook_refs(references[id]))
+        num_words = counts["testlen"]
+        _, closest_length = min((abs(length - num_words), length) for length in counts["reflen"])
+        rows.append([num_words, closest_length, *counts["guess"], *counts["correct"]])
     return np.array(rows, dtype=float)
 
 
@@ -82,7 +82,7 @@ class _OrderVectors(NamedTuple):
 
     keys: Array  # (K,) the distinct n-grams of the references, sorted
     idf: Array  # (K,) log(images / document frequency)
-    codes: Array  # (M,) `caption * K + n-gram` of the n-grams of each distinct reference, sorted
+    codes: Array  # (M,) index of a reference * K + index in `keys`, for the n-grams of each distinct reference, sorted
     weights: Array  # (M,) their TF-IDF weights
     norms: Array  # (U + 1,) norms of the vectors of the U distinct references, then 0 for "no reference"
 

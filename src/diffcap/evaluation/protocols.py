@@ -19,7 +19,7 @@ TYPE_ORDER = ("color", "material", "add", "drop", "move")
 
 
 def groups_of(pairs: Sequence[ChangePair]) -> dict[str, list[str]]:
-    """Group the pairs of a split: "total", "semantic" and "distractor" (if both exist), and each change type.
+    """Group the pairs of a split: "total"; "semantic" (with a change) and "distractor" (without), if both exist; each change type.
 
     In datasets with a change flag, "change" and "no_change" replace "semantic" and "distractor". The groups of change types have no
     distractors, as in the papers' tables.
@@ -86,13 +86,13 @@ def evaluate_systems(
         tokenizer, metrics: as in `captions.score_captions`.
         protocol: further entries of "protocol" ({"dataset": ..., "split": ...}).
         provenance: origin of the captions (checkpoint, seed, versions, hash of the manifest), for "provenance".
-        id_scoring: for datasets with the protocol `levir_cc`. It adds "S*m", and "accuracy" if some pairs have a change, not all.
+        id_scoring: of remote-sensing datasets: adds "S*m", the mean of four metrics; "accuracy" if there are pairs with and without change.
 
     Returns:
         For each system, the content of `metrics.json`: {"protocol": {..., "tokenizer", "metrics", "pairs": group -> number},
         "groups": group -> metric -> score as a fraction, "provenance": {...}}. "unavailable" in "provenance" lists metrics that
         could not be computed, and how to install them. If the pairs have annotations of the changed object, "slots" has the result
-        of `slots.slot_accuracy`. With a vocabulary in `id_scoring`, "id_tokens" has "protocol" and "groups" of the metrics of word ids.
+        of `slots.slot_accuracy`. With a vocabulary in `id_scoring`, "id_tokens" has "protocol" and "groups" of scores of the words' ids.
         "notes" lists problems of the captions, see `tables.caption_notes`.
     """
     groups = groups_of(pairs)
@@ -121,7 +121,7 @@ def evaluate_systems(
         if len({pair.is_distractor for pair in pairs}) == 2:
             for name, captions in systems.items():
                 accuracy[name] = accuracies(captions, pairs, groups, id_scoring.no_change_sentences)
-        else:  # a caption of nonsense could be right about all pairs
+        else:  # if all pairs have a change, any nonsense counts as right
             which = "no" if pairs[0].is_distractor else "every"
             accuracy_notes.append(f"The accuracy is left out: {which} pair has a change.")
         for (name, _), group_scores in scores.items():

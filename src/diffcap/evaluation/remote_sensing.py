@@ -35,8 +35,8 @@ class WordIdScoring:
 def word_id_protocol(dataset: str, pairs: Sequence[ChangePair]) -> WordIdProtocol | None:
     """Return the settings of the protocol for a dataset with these pairs, or None if the dataset is not scored with it.
 
-    A user's dataset in Karpathy's form is scored with it. One in diffcap's form gets the accuracy only, if it has pairs without change,
-    whose captions are the no-change sentences.
+    A user's dataset in Karpathy's form (a JSON file of all images with "changeflag") is scored with it. One in diffcap's form gets the
+    accuracy only, if it has pairs without change, whose captions are the no-change sentences.
     """
     spec = get_dataset(dataset)
     if spec.protocol or spec.reader != OWN_READER:
@@ -88,9 +88,9 @@ def id_text(caption: str, vocabulary: Vocabulary) -> str:
 def accuracies(
     captions: Mapping[str, str], pairs: Sequence[ChangePair], groups: Groups, no_change_sentences: Sequence[str]
 ) -> dict[str, float]:
-    """Return the fraction of right captions in each group that is not empty. The captions of pairs without change must say so.
+    """Return the fraction of right captions in each group that is not empty. Those of pairs without change must say "no change".
 
-    A caption says so if it is, except for letter case and final full stops, one of `no_change_sentences`.
+    A caption says it if it is, except for letter case and final full stops, one of `no_change_sentences`.
     """
     sentences = set(map(plain_caption, no_change_sentences))
     is_right = {pair.id: (plain_caption(captions[pair.id]) in sentences) == pair.is_distractor for pair in pairs}

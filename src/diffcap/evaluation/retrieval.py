@@ -41,7 +41,7 @@ class PairRetrieval(Metric):
     pair_numbers: list[Tensor]
     captions: list[Tensor]  # embeddings
     caption_numbers: list[Tensor]
-    own_pair_numbers: list[Tensor]  # of the captions
+    own_pair_numbers: list[Tensor]  # number of each caption's pair
 
     def __init__(self, pair_to_text: PairToText = "captions", **options: Any) -> None:
         super().__init__(**options)

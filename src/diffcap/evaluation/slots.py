@@ -10,8 +10,8 @@ from diffcap.utils.errors import DiffcapError
 
 ATTRIBUTES = ("size", "color", "material", "shape")
 
-# word -> (attribute, value), for every word that the captions of `blocks` use for an attribute
 _COLORS = ("gray", "red", "blue", "green", "brown", "purple", "cyan", "yellow")
+# word -> (attribute, value), for every word that the captions of `blocks` use for an attribute
 _ATTRIBUTE_WORDS = {
     **dict.fromkeys(("large", "big"), ("size", "large")),
     **dict.fromkeys(("small", "tiny"), ("size", "small")),
@@ -146,7 +146,7 @@ def slot_accuracy(predictions: Mapping[str, str], pairs: Sequence[ChangePair]) -
             f'{len(invalid):,} pairs do not have their changed object under "changed" (first: {invalid[0]!r}); '
             "slot accuracy is for the blocks dataset; write its manifest again with `make data`."
         )
-    is_right: dict[str, list[bool]] = defaultdict(list)  # key of the result -> one entry per pair that it counts
+    is_right: dict[str, list[bool]] = defaultdict(list)  # key of the result -> for each pair that it counts
     for pair in pairs:
         slots, truth = parse_caption(predictions[pair.id]), truths.get(pair.id)
         is_right["type"].append(slots.change_type == (pair.change_type if truth else "none"))

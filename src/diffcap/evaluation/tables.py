@@ -54,7 +54,7 @@ def caption_notes(captions: Mapping[str, str], references: Mapping[str, Sequence
 
         is_wrong = [plain_texts[id] == common and not any(map(agrees, texts)) for id, texts in references.items()]
         right = count - sum(is_wrong)
-        # No note if the captioner is right about many pairs without change. Two wrong captions can be chance.
+        # A captioner that is right about many pairs without change gets no note. Two wrong captions can be chance.
         if sum(is_wrong) > max(2, len(plain_texts) / 10):
             notes.append(
                 f'{count:,} of {len(plain_texts):,} captions are "{common}"; the references of {right:,} of these pairs say the same.'

@@ -24,7 +24,7 @@ from diffcap.utils.files import atomic_write
 
 
 class PartCallback(Callback):
-    """Base class of callbacks that change the learning rate of one part of the captioner: the part is a parameter group of Adam."""
+    """Base class of callbacks that change the learning rate of one part of the captioner, which is a parameter group of Adam."""
 
     part: str  # name of the part in the captioner, and of the parameter group
 
@@ -33,7 +33,7 @@ class PeriodicCheckpoint(Callback):
     """Save `last.ckpt` between two steps, after the validation of the previous step; on SIGINT or SIGTERM save it and stop.
 
     One process stops at the end of the step, several at the next multiple of `trainer.log_every_n_steps`. A second signal stops the
-    training at once. In a job of SLURM, which is requeued, this callback ignores the signals.
+    training at once. In a SLURM job, this callback leaves the signals to Lightning, which requeues the job.
 
     Args:
         path: path of `last.ckpt`. every_n_steps: number of steps between two saves. keep_last_k: number of copies to keep in
@@ -158,10 +158,7 @@ class StopEarly(EarlyStopping):
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Write each checkpoint to a temporary file in the same folder and rename it, so that a previous one stays intact.
-
-    Lightning writes to the system's temporary folder and copies the file if that is on another file system.
-    """
+    """Write each checkpoint to a temporary file in its folder and rename it, so that a previous checkpoint stays intact until then."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         """Write one checkpoint file."""

@@ -115,9 +115,9 @@ def decode(
     """
     tables = []
     members = [(checkpoint, feature_folder), *others]
-    for member, folder in members:  # an untrained vision-language model has no shape and reads any pixels
+    for member, folder in members:  # a vision-language model without training reads images of any shape
         store = FeatureStore.open(folder, member.features if member.features["shape"] else None)
-        if store.meta.get("dtype") != member.features["dtype"]:
+        if store.meta.get("dtype") != member.features["dtype"]:  # uint8 for pixels
             raise DiffcapError(f"{folder}: contains no pixels, which this captioner reads; give --features with some.")
         tables.append(PairTable(pairs, store, member.vocabulary, member.max_length))
     pair_dataset: Dataset = EnsembleDataset(tables) if others else PairDataset(tables[0])
@@ -126,7 +126,7 @@ def decode(
     trainer = evaluation_trainer(devices, accelerator)
     module = Decoding(checkpoint, beams, length_penalty)
     workers = worker_options(None, trainer)
-    # Every rank needs a pair; the captions of repeated ones are equal.
+    # Every rank needs a pair, so a few pairs may be repeated; the captions of a repeated pair are equal.
     rows = [row % len(pairs) for row in range(max(len(pairs), trainer.world_size))]
     loader = DataLoader(Subset(pair_dataset, rows), batch_size, collate_fn=identity_collate, **workers)
     with explain_lost_workers():

@@ -107,7 +107,7 @@ class StoreFiller(BasePredictionWriter):
 def extract(trainer: pl.Trainer, model: Extraction, data: ImageData) -> tuple[Path, int]:
     """Extract the features that are missing or damaged in the store of a dataset.
 
-    Returns the store's folder and the number of images that were extracted (`from_files`: of files that were read).
+    Returns the store's folder and the number of extracted images; with `from_files`, the number of files that were read.
     """
     refuse_slow_bf16(trainer)
     dataset = read_dataset(data.folder)
@@ -125,7 +125,7 @@ def extract(trainer: pl.Trainer, model: Extraction, data: ImageData) -> tuple[Pa
     shape = model.backbone.shape()
     files = [root / path for path in paths]
     ranges = {root / path: values for pair in dataset.pairs for path, values in pair.ranges.items()}
-    stamps = file_stamps(files, ranges)
+    stamps = file_stamps(files, ranges)  # size, time and value range of each file: a changed one is extracted again
     if model.from_files:
         return folder, write_file_store(folder, paths, files, stamps, shape, meta)
     writer = StoreWriter(folder, paths, shape, meta, stamps)

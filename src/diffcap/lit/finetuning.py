@@ -76,7 +76,7 @@ class Captioning(TrainingModule):
         return self.optimizer_function(captioner, captioner.pretrained_parameters(), *rates, betas=(0.9, 0.999))
 
     def _adam_groups(self) -> list[dict[str, Any]]:
-        """Return Adam's parameter groups: one, or "captioner", the part of each `PartCallback`, and "backbone" with `pretrained_lr`."""
+        """Return Adam's groups: "backbone" with `pretrained_lr`, the part of each `PartCallback`, and "captioner" (the rest); or one."""
         callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
         part_names = [callback.part for callback in callbacks if isinstance(callback, PartCallback)]
         own_groups: list[dict[str, Any]] = [
@@ -95,7 +95,7 @@ class Captioning(TrainingModule):
         return [parameter for parameter in self.captioner.pretrained_parameters() if parameter.requires_grad]
 
     def gradient_groups(self) -> dict[str, list[nn.Parameter]]:
-        """Return the pretrained parameters and the others, whose gradients are logged; {} without pretrained ones."""
+        """Return the pretrained parameters and the others, to log the gradients of each; {} without pretrained parameters."""
         pretrained = self.captioner.pretrained_parameters()
         pretrained_ids = {id(parameter) for parameter in pretrained}
         others = [parameter for parameter in self.captioner.parameters() if id(parameter) not in pretrained_ids]

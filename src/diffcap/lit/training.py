@@ -20,8 +20,8 @@ from diffcap.utils.errors import DiffcapError
 class TrainingModule(pl.LightningModule):
     """Base class of the training stages. A subclass sets `stage` and defines `training_step` and `validation_step`.
 
-    The base class has Adam with a learning-rate schedule. Its checkpoints can be used without other files. It seeds every step, so that
-    a resumed run uses the same random numbers as an uninterrupted one.
+    The base class has Adam with a learning-rate schedule, and writes checkpoints that can be used without other files. It seeds every
+    step, so that a resumed run uses the same random numbers as an uninterrupted one.
 
     Args:
         captioner: the trained module; the checkpoint's parameters are named "captioner.*".
@@ -71,7 +71,7 @@ class TrainingModule(pl.LightningModule):
 
     @property
     def changes_gradients(self) -> bool:
-        """Whether gradients are clipped, or a callback gets them; in mixed precision Lightning supports neither with fused Adam."""
+        """True if gradients are clipped or a callback gets them: in mixed precision, Lightning supports neither with fused Adam."""
         callbacks: list[pl.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
         has_callback = any(is_overridden("on_before_optimizer_step", callback, pl.Callback) for callback in callbacks)
         return has_callback or self.trainer.gradient_clip_val is not None

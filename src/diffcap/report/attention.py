@@ -56,7 +56,7 @@ def iter_attention(
     except MissingBaseModel as error:
         raise NoAttentionError(str(error)) from None
     for member in members:
-        if type(member.captioner).attention is Captioner.attention:
+        if type(member.captioner).attention is Captioner.attention:  # that of the base class raises an error
             raise NoAttentionError(f"{member.metadata['method']} has no attention maps.")
     if len({tuple(member.features["shape"][1:]) for member in members}) > 1:
         raise NoAttentionError("the members of the ensemble have attention maps of different sizes.")
@@ -74,13 +74,13 @@ def iter_attention(
             if len(stores) == 1:
                 before, after = before[0], after[0]
             caption = captions[pair.id]
-            words = caption.split(" ") if caption else []  # words of the vocabulary; tokenisation could split them
+            words = caption.split(" ") if caption else []  # not tokenised again, which could split words
             tokens = model.vocabulary.encode(words, model.max_length)
             yield pair, attention_of(model.captioner, model.vocabulary, before, after, tokens)
 
 
 def extreme_pairs(scores: Mapping[str, Mapping[str, float]], count: int = _PAIRS_PER_END) -> list[str]:
-    """Return the ids of the pairs with the lowest and the highest scores (system -> id -> score), and of those that differ most."""
+    """Return ids of the pairs with a system's lowest or highest scores (system -> id -> score), or whose scores differ most by system."""
     selected: list[str] = []
     for by_id in scores.values():
         order = sorted(by_id, key=by_id.__getitem__)
@@ -98,7 +98,7 @@ def encode_attention(maps: AttentionMaps) -> dict[str, Any]:
     Returns:
         {"w": T words, "g": [h, w], "b" and "a": maps of the before and the after image, T x h x w bytes in base64, "m": matches}.
         A byte is a weight scaled to 0 to 255. A match connects two positions: [x_before, y_before, x_after, y_after, weight,
-        has_common_shift], the first five times 1000. "m" is None for a model without alignment of the images.
+        has_common_shift], the first five multiplied by 1000. "m" is None for a model without alignment of the images.
     """
     height, width = maps.before.shape[1:]
     scaled = [scale_attention(before, after) for before, after in zip(maps.before, maps.after)]
@@ -152,7 +152,7 @@ def collect_attention(
 ) -> tuple[dict[str, dict[str, Any]], Localisation]:
     """Compute the attention maps of a run for some pairs, and how well they localise the change in the pairs of `localisation_ids`.
 
-    These ids must be a random sample: pairs chosen by score would give a biased result.
+    These ids must be a random sample, because pairs chosen by score would give a biased result.
 
     Returns:
         id -> encoded maps; and the localisation {"region": "mask" or "box", "kinds": kind of word -> scores, "words": word -> scores},

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Curve = list[tuple[float, float]]  # (optimiser step, value)
 JsonObject = Mapping[str, Any]
 VALIDATION_SCORE = "val/CIDEr-D"  # the logged value in curves.png
-# Of systems: Okabe and Ito's colours, which colour-blind readers can distinguish.
+# Colours of systems, by Okabe and Ito: colour-blind readers can distinguish them.
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#111111", "#f0e442")
 BASELINE_COLORS = ("#969696", "#5a5a5a")
 _TEXT_COLOR, _LINE_COLOR, _MARKER_EDGE_COLOR = "#777777", "#e1e1e1", "#ffffff"
@@ -71,7 +71,7 @@ _PAGE_CHART_SIZE, _PNG_WIDTH = (4.2, 2.36), 9.0  # inches
 _MAX_POINTS = 240  # of a curve; neighbours are averaged in longer ones, since a screen shows no more
 _MAX_MARKERS = 24  # a curve of more points is drawn without markers
 _SVG_NAMESPACE = "{http://www.w3.org/2000/svg}"
-# Charts of viewpoint.json: title -> (key of the score, group of pairs)
+# Charts of viewpoint.json (scores by viewpoint IoU, which is 1 for equal camera positions): title -> (key of the score, group of pairs)
 _VIEWPOINT_CHARTS = {
     "CIDEr-D x 100, all pairs": ("CIDEr-D", "total"),
     "CIDEr-D x 100, changes": ("CIDEr-D", "semantic"),
@@ -315,7 +315,7 @@ def _write_png(figure: "Figure", path: Path) -> None:
 
 
 def _svg(figure: "Figure", summary: str) -> Markup:
-    """Return a figure as an SVG element with the page's colours and tooltips; `summary` is for readers who cannot see it."""
+    """Return a figure as an SVG element with the page's colours and tooltips; `summary` is for screen readers."""
     file = io.BytesIO()
     figure.savefig(file, format="svg", transparent=True)
     root = ElementTree.fromstring(file.getvalue())

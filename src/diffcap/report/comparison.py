@@ -129,7 +129,7 @@ def read_both(run_a: str, run_b: str, dataset_folder: str | Path | None) -> tupl
     if runs:
         reference_run = next(iter(runs.values()))
         pairs_title = f"the evaluation {reference_run.path}"
-        unscored_file = reference_run.path / UNSCORED
+        unscored_file = reference_run.path / UNSCORED  # captions of pairs without references
         known_ids = [*reference_run.references, *(read_predictions(unscored_file) if unscored_file.is_file() else [])]
     elif dataset_folder is None:
         raise DiffcapError(f"{run_a} and {run_b} are two files of captions; give --folder, the folder of the dataset.")
@@ -227,7 +227,7 @@ def pairs_of(run: ScoredRun, dataset_folder: str | Path) -> list[ChangePair]:
 def largest_differences(
     scores: Mapping[str, Sequence[float]], a: ScoredRun, b: ScoredRun, groups: Mapping[str, Sequence[str]], count: int
 ) -> list[dict[str, Any]]:
-    """Return the pairs with the largest differences of `scores` (id -> CIDEr-D of A and B), with smallest group and captions."""
+    """Return entries of the pairs whose `scores` (id -> CIDEr-D of A and B) differ most; "group" is a pair's smallest group."""
     smallest_groups: dict[str, str] = {}  # id -> group
     for group in sorted(groups, key=lambda group: -len(groups[group])):
         smallest_groups |= dict.fromkeys(groups[group], group)
@@ -248,7 +248,7 @@ def metric_table(result: JsonObject) -> Table:
         for index, (metric, scores) in enumerate(metrics.items()):
             low, high = map(signed_percent, scores["interval"])
             difference = signed_percent(scores["difference"])
-            # A difference below the printed precision can exclude 0 in every draw: BLEU-4 of captions without any match is about 1e-9.
+            # A difference that is printed as 0.00 can still exclude 0: BLEU-4 of captions without any match is about 1e-9.
             is_significant = difference != "0.00" and not scores["interval"][0] <= 0 <= scores["interval"][1]
             texts = []
             for run in "ab":
@@ -348,9 +348,9 @@ def accuracy_table(dataset_folder: str | Path, row_folders: Mapping[str, Sequenc
     common = {key: value for key, value in first_run.metrics["protocol"].items() if key not in _DECODING_KEYS}
     num_seeds = max(map(len, runs.values()))
     protocol = {**common, "seeds": num_seeds, "decoding": decoding}
-    origin = provenance(runs={name: [run.metrics["provenance"] for run in group] for name, group in runs.items()})
+    origins = {name: [run.metrics["provenance"] for run in seed_runs] for name, seed_runs in runs.items()}
     table_file = Path(out) / "table.json"
-    write_json(table_file, {"protocol": protocol, "rows": rows, "gains": gains, "provenance": origin})
+    write_json(table_file, {"protocol": protocol, "rows": rows, "gains": gains, "provenance": provenance(runs=origins)})
     seeds = f"; mean ± standard deviation of {num_seeds} seeds, whose ensemble is one system" if num_seeds > 1 else ""
     note = (
         f"{protocol['dataset']}, {protocol['split']} split, {protocol['pairs']['total']:,} pairs, {protocol['tokenizer']} "
@@ -367,7 +367,7 @@ def accuracy_table(dataset_folder: str | Path, row_folders: Mapping[str, Sequenc
 
 
 def gains_over_first(seed_rows: Mapping[str, Sequence[JsonObject]]) -> dict[str, dict[str, Any]]:
-    """Subtract the first system's scores, seed by seed, or their mean from an ensemble's: name -> metric -> "mean", "std", "of"."""
+    """Return the gains over the first system, name -> metric -> {"of": one per seed (an ensemble: one, over the mean), "mean", "std"}."""
     first, *others = seed_rows
     all_gains: dict[str, dict[str, Any]] = {}
     for name in others:

@@ -114,7 +114,7 @@ def thumbnails(
                     size = file.size
                     file.draft("RGB", frame)  # decodes a large JPEG at a lower resolution
                     image = file.convert("RGB")
-        except (DiffcapError, OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        except (DiffcapError, OSError, ValueError, SyntaxError, Image.DecompressionBombError):  # Pillow's, too
             return None
         image.thumbnail(frame, Image.Resampling.LANCZOS)
         return Thumbnail(*size, _webp(image, quality=_WEBP_QUALITY[frame], method=4))
@@ -252,7 +252,7 @@ def choose_pairs(pairs: Pairs, count: int, seed: int = 0) -> list[ChangePair]:
 
 
 def is_correct(caption: str, pair: ChangePair) -> bool | None:
-    """Check a caption: the type of change, the shape and the other attributes that it names, and the new value.
+    """Check a caption: its type of change, the object's shape and those other attributes that the caption names, and the new value.
 
     Returns None if the dataset lacks the attributes of its changed objects.
     """
@@ -289,7 +289,7 @@ def text_lines(text: str, color: Color = TEXT_COLOR, font: Font = CAPTION_FONT) 
 
 
 def caption_lines(pair: ChangePair, captions: Mapping[str, str], has_object_labels: bool) -> list[TextLine]:
-    """Return the text beside a pair: change type, reference, and the caption of each system."""
+    """Return the text beside a pair: change type, reference, and each system's caption, as right or wrong with `has_object_labels`."""
     title = f"{pair.group.replace('_', ' ')}: nothing changed" if pair.is_distractor else pair.change_type
     lines = [TextLine(title, LABEL_COLOR, LABEL_FONT)] if title else []
     if pair.captions:

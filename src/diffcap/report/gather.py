@@ -55,7 +55,7 @@ def collect_results(
     split: str,
     run_folders: Mapping[str, Sequence[str]],
     caption_files: Mapping[str, Sequence[str]],
-    store_name: str | None,  # features for the nearest-neighbour baseline
+    store_name: str | None,  # name of the features for the nearest-neighbour baseline; None: without this baseline
     seed: int,
     remark: str | None,  # sentence below the table
 ) -> Results:
@@ -66,10 +66,10 @@ def collect_results(
         protocol = rows.common_protocol([run for seed_runs in runs.values() for run in seed_runs], dataset, split)
     else:
         protocol = rows.default_protocol(dataset, split)
-    protocol.pop("ensemble", None)
+    protocol.pop("ensemble", None)  # the number of members differs between systems, see "ensembles" below
     split_pairs = [pair for pair in dataset.pairs if pair.split == split]
     captioned = [pair for pair in split_pairs[: protocol.get("limit")] if pair.captions]
-    pairs = take_changes(captioned, protocol.get("changes"))
+    pairs = take_changes(captioned, protocol.get("changes"))  # the sentences on several changes become captions
     train_pairs = take_changes([pair for pair in dataset.pairs if pair.split == "train"], protocol.get("changes"))
     references = {pair.id: pair.captions for pair in pairs}
     split_ids = [pair.id for pair in split_pairs]
@@ -79,7 +79,7 @@ def collect_results(
         file_captions[path] = read_other_predictions(path, list(references), split_ids, split_title)
     store = FeatureStore.open(dataset_folder / "features" / store_name) if store_name else None
     baselines = baseline_captions(train_pairs, pairs, store)
-    id_protocol = word_id_protocol(dataset.name, dataset.pairs)
+    id_protocol = word_id_protocol(dataset.name, dataset.pairs)  # of scores of word ids, for remote-sensing datasets
     id_scoring = word_id_scoring(id_protocol, dataset.pairs) if id_protocol else None
     tokenizer, metrics = protocol["tokenizer"], protocol["metrics"]
     scored = evaluate_systems({**baselines, **file_captions}, pairs, tokenizer, metrics, id_scoring=id_scoring)
@@ -189,7 +189,7 @@ def gather_page(
 
     Args:
         viewpoint: result of `viewpoint_scores`.
-        num_localisation_pairs: localisation measures on this number of pairs if a caption's attention is on the change. Attention
+        num_localisation_pairs: number of pairs on which localisation (is a caption's attention on the change?) is measured. Attention
             maps are also computed for `extreme_pairs`, those with the best and the worst scores.
     """
     dataset = results.dataset
@@ -211,8 +211,8 @@ def gather_page(
     pairs_with_maps = [*measured_pairs, *(pair for pair in listed_pairs if pair.id in extreme_ids)]
     frames = {path: drawing.SMALL_FRAME for pair in listed_pairs for path in pair.images} if has_images else {}
     frames |= {path: drawing.LARGE_FRAME for pair in pairs_with_maps for path in pair.images}
-    ranges = {path: value_range for pair in listed_pairs for path, value_range in pair.ranges.items()}
-    pictures = drawing.thumbnails(dataset.root, frames, ranges)
+    pixel_ranges = {path: value_range for pair in listed_pairs for path, value_range in pair.ranges.items()}
+    pictures = drawing.thumbnails(dataset.root, frames, pixel_ranges)
     sizes = {path: (picture.width, picture.height) for path, picture in pictures.items() if picture}
     outlines = drawing.outline_thumbnails(results.masks, listed_pairs, sizes, frames)
     systems = {}
@@ -237,7 +237,7 @@ def gather_page(
         )
     ptb_scores = {name: [run.ptb_scores or {} for run in seed_runs] for name, seed_runs in results.runs.items()}
     extra_rows = {}
-    if protocol["tokenizer"] != "ptb" and all(map(all, ptb_scores.values())):
+    if protocol["tokenizer"] != "ptb" and all(map(all, ptb_scores.values())):  # every run has them
         extra_rows["total, PTB tokens"] = {name: rows.mean_row(seeds) for name, seeds in ptb_scores.items()}
     pair_counts = f"{len(results.pairs):,} scored"
     if len(listed_pairs) < len(results.pairs):

@@ -48,7 +48,7 @@ class Match(NamedTuple):
 def scale_attention(before: Array, after: Array) -> tuple[Array, Array]:
     """Scale a word's attention weights, (h, w) each, to strengths from 0 to 1, with one scale for both images.
 
-    A strength is 0 up to uniform attention and 1 at the highest weight of both maps. A map without a clear peak stays below 1.
+    A strength is 0 up to the weight of uniform attention, and 1 at the highest weight of both maps; without a clear peak it is below 1.
     """
     uniform = 1 / before.size
     highest = max(before.max(), after.max(), _MIN_PEAK * uniform)
@@ -91,7 +91,7 @@ def strongest_matches(alignment: Array, grid: tuple[int, int], count: int = _MAX
     """Return the strongest matches of an alignment (h w, h w), whose rows are positions of the before image.
 
     Returns:
-        At most one match for each row, strongest first. Weaker ones than half the highest weight, or twice a uniform one, are left out.
+        At most one match for each row, strongest first. The weight of each is at least half the highest one, and twice a uniform one.
     """
     weights = alignment.max(1)
     ends = alignment.argmax(1)
@@ -188,7 +188,7 @@ def _draw_maps(
 def _draw_matches(block: Image.Image, matches: Sequence[Match], places: Sequence[drawing.Placement], rows: int) -> None:
     """Draw a line for each match between the images, which are at `places` of the block; an attention map has `rows` rows.
 
-    Lines that start in one row of the map would cover each other, so they are bent, by less than a row.
+    Straight lines between cells of one row would cover each other, so lines are bent, by less than the height of a row.
     """
     width = max(place.corner[0] + place.size[0] for place in places) + GAP  # the rest of the block has no lines
     lines = Image.new("RGBA", (width * _SUPERSAMPLING, SHEET_FRAME[1] * _SUPERSAMPLING))

@@ -35,7 +35,7 @@ class System:
     scores: Mapping[str, float]  # id -> CIDEr-D of this caption
     attention: Mapping[str, dict[str, Any]] = field(default_factory=dict)  # id -> encoded attention maps
     no_attention_reason: str | None = None
-    localisation: Localisation | None = None  # scores of the attention inside the region of the change
+    localisation: Localisation | None = None  # how well the attention maps show where the change is
     curves: Sequence[Mapping[str, Mapping[str, Curve]]] = ()  # for every seed: stage -> value ("val/mlm") -> curve
     metadata: Sequence[tuple[str, str]] = ()  # (heading, text) for the section "Provenance"
 
@@ -50,9 +50,9 @@ class Page:
     pairs: Sequence[ChangePair]  # those in the list of the page
     pictures: Mapping[str, Thumbnail | None]  # path -> thumbnail; None for an image that cannot be read
     outlines: Mapping[str, Thumbnail] = field(default_factory=dict)  # path of a mask -> its outline
-    mask_counts: Mapping[str, float] | None = None  # of the pairs that localisation is measured on
-    viewpoint: Mapping[str, Any] | None = None  # scores by viewpoint IoU, the content of viewpoint.json
-    extra_rows: Mapping[str, table.SystemRows] = field(default_factory=dict)  # with PTB tokens: heading -> rows
+    mask_counts: Mapping[str, float] | None = None  # usable, empty and unreadable masks of the localisation
+    viewpoint: Mapping[str, Any] | None = None  # scores of pairs with more or less similar camera positions
+    extra_rows: Mapping[str, table.SystemRows] = field(default_factory=dict)  # heading -> rows of a further table
     metadata: Sequence[tuple[str, str]] = ()  # (heading, text) for the section "Provenance"
 
 
@@ -68,28 +68,29 @@ def render(page: Page) -> str:
     colors = system_colors(list(page.rows), baselines)
     extra_tables = [table.metric_table(rows, "total", heading) for heading, rows in page.extra_rows.items()]
     notes = table.footnotes(page.protocol, page.rows)
-    notes += [table.id_note(page.protocol["id_tokens"])] if "id_tokens" in page.protocol else []
+    if "id_tokens" in page.protocol:  # there are scores of word ids, the indices of words in a vocabulary
+        notes.append(table.word_id_note(page.protocol["id_tokens"]))
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     return environment.from_string(read_resource("page.html.j2")).render(
         page=page,
-        caption=table.scoring_text(page.protocol, page.rows),
+        scoring_text=table.scoring_text(page.protocol, page.rows),
         notes=notes,
         tiles=_score_tiles(page),
         colors=colors,
         baselines=baselines,
-        scores=[*table.score_tabs(page.rows), *extra_tables, *table.id_tabs(page.rows)],
+        scores=[*table.score_tabs(page.rows), *extra_tables, *table.word_id_tabs(page.rows)],
         by_type=table.type_tabs(page.rows),
         viewpoint=viewpoint_charts(page.viewpoint, colors) if page.viewpoint else [],
         curves=_curve_charts(page.systems, colors),
         localisation={name: system.localisation for name, system in page.systems.items() if system.localisation},
         localisation_note=table.localisation_note(page.mask_counts),
         has_box_scores=any("boxes" in (system.localisation or {}) for system in page.systems.values()),
-        judged=index["judged"],
-        has_boxes=any(entry.get("x") for entry in index["pairs"]),
+        verdict_rule=index["judged"],
+        has_drawn_boxes=any(entry.get("x") for entry in index["pairs"]),
         has_attention=bool(encoded_maps),
-        has_alignment=any(maps["m"] for maps in encoded_maps),
+        has_alignment=any(maps["m"] for maps in encoded_maps),  # "m": matched positions of both images
         color_scale=", ".join(f"rgb({red:g}, {green:g}, {blue:g})" for red, green, blue in COLORMAP),
         has_std=any("std" in row for row in page.rows.values()),
         style=Markup(read_resource("page.css")),
@@ -120,14 +121,14 @@ def as_json(value: Any) -> Markup:
 
 
 def _score_tiles(page: Page) -> list[dict[str, str]]:
-    """Return the texts of up to four boxes at the top of the page: a main metric, its best score, and the system with it."""
+    """Return the texts of up to four boxes at the top of the page: a column of the overview, its best score, and the system."""
     tiles = []
     overview = table.system_table({name: page.rows[name] for name in page.systems})
     for heading in ("CIDEr-D", "BLEU-4", "METEOR", "S*m", "type right", "object right"):
         if heading in overview.columns:
             column = overview.columns.index(heading)
             scores = [(cells[column], name) for (name,), cells in overview.rows if cells[column].text]
-            best, name = max(scores, key=lambda score: score[0].fraction)
+            best, name = max(scores, key=lambda score: score[0].fraction)  # fraction of the column's highest score
             tiles.append({"heading": heading, "text": best.text, "std": best.std, "system": name})
     return tiles[:4]
 
@@ -189,7 +190,8 @@ def page_data(page: Page) -> tuple[dict[str, Any], dict[str, Any]]:
             entry["l"] = len(attention)
             attention.append([system.attention.get(pair.id) for system in systems])
         entries.append(entry)
-    # Prefer pairs with a marked change for the top of the page, then pairs with attention maps, then those that all systems have right.
+    # The pair at the top of the page has a box or a mask if any pair has one. Among these, it has the highest rank: 0 without attention
+    # maps, 1 with them, 2 if also the captions of all systems are right.
     marked = [index for index, entry in enumerate(entries) if entry.get("x") or "m" in entry]
     ranks = {index: "l" in entry and 1 + all(entry["o"]) for index, entry in enumerate(entries)}
     images = [*page.pictures.values(), *page.outlines.values()]
@@ -215,8 +217,8 @@ def page_data(page: Page) -> tuple[dict[str, Any], dict[str, Any]]:
 def _judge(page: Page) -> tuple[Callable[[System, ChangePair], int | None], dict[str, Any]]:
     """Return the function that judges a caption (1 right, 0 wrong, None unknown), and the rule that it follows.
 
-    A caption is judged by its words if the dataset has the attributes of the changed objects. In other datasets, a score in the highest
-    third is right, and one in the lowest third is wrong.
+    A caption is judged by its words if the dataset has the attributes of the changed objects. In other datasets, a CIDEr-D in the
+    highest third is right, and one in the lowest third is wrong.
     """
 
     def by_words(system: System, pair: ChangePair) -> int | None:

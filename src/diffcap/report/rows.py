@@ -28,10 +28,10 @@ from diffcap.utils.errors import DiffcapError, wrap_errors
 
 Row = dict[str, Any]  # scores of one system, see `score_row`
 _ZERO_SHOT_STAGE = "zero-shot"  # "stage" in metrics.json of a vision-language model that was not trained
-_IOU_KEY = "viewpoint_iou"
-_BIN_GROUPS = ("total", "semantic", "distractor")
+_IOU_KEY = "viewpoint_iou"  # of a pair: 1 if both images have one camera position, less if they have different ones
+_BIN_GROUPS = ("total", "semantic", "distractor")  # all pairs, those with a change, those without
 _SLOT_KEYS = ("type", "object", "to")  # accuracies of the change type, the object and the new value
-# Entries of the protocol that must be equal in all runs.
+# Entries of the protocol that must be equal in all runs. "changes": how captions were made of a pair's several changes.
 _COMMON_KEYS = ("dataset", "split", "limit", "beams", "length_penalty", "tokenizer", "changes", "metrics")
 
 
@@ -43,7 +43,7 @@ class Run:
     metrics: dict[str, Any]  # content of metrics.json
     predictions: dict[str, str]  # id -> caption
     checkpoints: Sequence[Path] = ()  # several for an ensemble, none for another system
-    ptb_scores: dict[str, Any] | None = None  # group -> metric -> score, if the protocol's tokens are not PTB
+    ptb_scores: dict[str, Any] | None = None  # group -> metric -> score with PTB tokens, if `metrics` has others
 
 
 def read_run(path: str | Path) -> Run:
@@ -62,7 +62,7 @@ def read_run(path: str | Path) -> Run:
 
 
 def zero_shot_origin(run: Run) -> dict[str, Any]:
-    """Return "base", "revision", "prompt" and the number of "sentences" per caption (unless 1) of a model without training, or {}."""
+    """Return "base", "revision", "prompt" and, unless 1, "sentences" (in a caption) of a model without training; {} for others."""
     provenance = run.metrics["provenance"]
     for checkpoint in provenance.get("checkpoints") or []:
         if checkpoint.get("stage") == _ZERO_SHOT_STAGE:
@@ -133,7 +133,7 @@ def score_row(result: Mapping[str, Any], predictions: Mapping[str, str], pairs: 
 
     Returns:
         {group: {metric: fraction}, "slots": {"type", "object", "to"}, "type_accuracy": {group: fraction}, "id_tokens": {group: {metric:
-        fraction}} with word ids as tokens}. The last three are left out if `result` lacks them.
+        fraction}} of word ids instead of words}. The last three are left out if `result` lacks them.
     """
     row: Row = dict(result["groups"])
     if "id_tokens" in result:
@@ -192,7 +192,7 @@ def _reduce(entries: Sequence[Any], statistic: Callable[[list[float]], float]) -
 def quantile_bins(pairs: Sequence[ChangePair], num_bins: int) -> list[list[ChangePair]]:
     """Divide the pairs by viewpoint IoU into bins of about equal size, from different to similar (Park et al., ICCV 2019).
 
-    Pairs of equal IoU are in one bin, so there may be fewer bins than `num_bins`; none if all have the same.
+    Pairs of equal IoU are in one bin, so there may be fewer bins than `num_bins`; there is none if all pairs have the same IoU.
     """
     sorted_pairs = [pair for pair in pairs if isinstance(pair.extra.get(_IOU_KEY), int | float)]
     sorted_pairs.sort(key=lambda pair: pair.extra[_IOU_KEY])

@@ -1,6 +1,7 @@
 """The tables of a report from the rows of `table.json`, and their notes. Files contain fractions; tables show them x 100.
 
-A group ("total", "color") is a set of pairs that are scored together. Localisation: is the attention of a word on the change?
+A group is a set of pairs that are scored together: "total"; "semantic" or "change", with a change; "distractor" or "no_change", without;
+each change type ("color"). Localisation: is the attention of a word on the change? A word id is the index of a word in a vocabulary.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,7 +44,7 @@ ALL_WORDS = "all words"  # the kind of word that contains every word
 GROUPS = ("total", "semantic", "distractor", "change", "no_change")
 # S*m is the mean of BLEU-4, METEOR, ROUGE-L and CIDEr-D.
 METRICS = ("BLEU-4", "METEOR", "ROUGE-L", "CIDEr-D", "SPICE", "S*m", "accuracy")
-_OTHER_ROW_KEYS = ("slots", "type_accuracy", "id_tokens", "seconds", "steps", "std", "runs")
+_OTHER_ROW_KEYS = ("slots", "type_accuracy", "id_tokens", "seconds", "steps", "std", "runs")  # not groups
 
 
 def number_at(row: JsonObject, path: Sequence[str]) -> float | None:
@@ -64,7 +65,7 @@ def _cell(row: JsonObject, path: Sequence[str], best_score: float = 0.0) -> Cell
     std = number_at(row.get("std", {}), path)
     if value is None:
         return Cell("")
-    mark = WEIGHTLESS_MARK if path[-1] == "CIDEr-D" and is_weightless(row[path[0]]) else ""
+    mark = WEIGHTLESS_MARK if path[-1] == "CIDEr-D" and is_weightless(row[path[0]]) else ""  # CIDEr-D is 0
     fraction = max(0.0, value / best_score) if best_score > 0 else 0.0
     is_best = best_score > 0 and text(value) == text(best_score)
     return Cell(text(value) + mark, "" if std is None else text(std), fraction, is_best)
@@ -110,9 +111,9 @@ def score_tabs(rows: SystemRows) -> list[Table]:
     return tables
 
 
-def id_tabs(rows: SystemRows) -> list[Table]:
-    """Make the tabs with the metrics of word ids, one for each of `GROUPS`; [] without the protocol of remote-sensing datasets."""
-    rows_of_ids = id_rows(rows)
+def word_id_tabs(rows: SystemRows) -> list[Table]:
+    """Make the tabs with the metrics of word ids, one for each of `GROUPS`; [] if they were not scored."""
+    rows_of_ids = word_id_rows(rows)
     return [metric_table(rows_of_ids, group, f"{group.replace('_', ' ')}, word ids") for group in _groups(rows_of_ids)]
 
 
@@ -180,8 +181,8 @@ def type_tabs(rows: SystemRows) -> list[Table]:
     return tables
 
 
-def id_rows(rows: SystemRows) -> SystemRows:
-    """Return the scores of word ids (indices of a vocabulary) as rows; {} without the protocol of remote-sensing datasets."""
+def word_id_rows(rows: SystemRows) -> SystemRows:
+    """Return the scores of word ids as rows; {} if they were not computed (only remote-sensing datasets have them)."""
     rows_of_ids = {}
     for system, row in rows.items():
         if "id_tokens" in row:
@@ -189,7 +190,7 @@ def id_rows(rows: SystemRows) -> SystemRows:
     return rows_of_ids
 
 
-def id_note(id_protocols: Mapping[str, JsonObject]) -> str:
+def word_id_note(id_protocols: Mapping[str, JsonObject]) -> str:
     """Describe the vocabularies of word ids, by system; a protocol has "vocabulary_size" and "vocabulary", the rule for its words."""
     systems: dict[str, list[str]] = {}  # description of a vocabulary -> systems
     for system, protocol in id_protocols.items():
@@ -284,8 +285,8 @@ def report_text(
     parts = [system_table(rows).markdown(), *map(escape_markdown, texts)]
     if by_group := group_table(rows):
         parts.append(by_group.markdown())
-    if by_ids := group_table(id_rows(rows), min_groups=1):
-        parts += [escape_markdown(id_note(protocol["id_tokens"])), by_ids.markdown()]
+    if by_ids := group_table(word_id_rows(rows), min_groups=1):
+        parts += [escape_markdown(word_id_note(protocol["id_tokens"])), by_ids.markdown()]
     if by_type := type_table({name: rows[name] for name in run_names}):
         parts.append(by_type.markdown())
     if localisation:
