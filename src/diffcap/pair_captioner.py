@@ -147,8 +147,7 @@ class PairCaptioner:
         for member in members:
             if member.features not in self._feature_metadata:
                 self._feature_metadata.append(member.features)
-        # For each member, the index of its backbone.
-        self._feature_index = [self._feature_metadata.index(member.features) for member in members]
+        self._feature_index = [self._feature_metadata.index(member.features) for member in members]  # of each member
         # A vision-language model has no "shape", because it reads images of any size.
         self._has_fixed_sizes = all(metadata["shape"] is not None for metadata in self._feature_metadata)
         backbones = [rebuild_backbone(metadata, backbone_weights) for metadata in self._feature_metadata]
@@ -344,7 +343,7 @@ def _word_spans(vocabulary: AnyVocabulary, tokens: Sequence[int]) -> list[tuple[
     """Return the words of a caption, each with the indices of its tokens, counted from the token after the start token."""
     spans: list[tuple[str, list[int]]] = []
     for index in range(len(tokens) - 1):
-        text = vocabulary.decode_plain(list(tokens[: index + 2]))
+        text = vocabulary.decode_plain(list(tokens[: index + 2]))  # each further id only adds to this text
         words = text.split(" ") if text else []
         if len(words) > len(spans):
             spans.append((words[-1], [index]))

@@ -118,8 +118,8 @@ def push(
     stage_folder = checkpoint.absolute().parent
     report_folder = stage_folder.parent / result_folder_name(stage_folder.name, REPORT)
     png_files = (checkpoint if checkpoint.is_dir() else report_folder).glob(PNG_GLOB)
-    pictures = sorted(png_files) if image_files is None else [Path(file) for file in image_files]
-    _check_images(pictures)
+    card_images = sorted(png_files) if image_files is None else [Path(file) for file in image_files]
+    _check_images(card_images)
     from huggingface_hub import HfApi
 
     arguments = content["diffcap"].get("hyperparameters") or {}
@@ -128,11 +128,11 @@ def push(
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         write_folder(folder, content)
-        for path in pictures:
+        for path in card_images:
             (folder / path.name).write_bytes(path.read_bytes())
         if scores.metrics is not None:
             write_json(folder / METRICS, scores.metrics)
-        card = model_card(name, content, scores, [path.name for path in pictures], license, licence_of_base)
+        card = model_card(name, content, scores, [path.name for path in card_images], license, licence_of_base)
         (folder / "README.md").write_text(card, encoding="utf-8")
         api = HfApi()
         with hub_errors(name):

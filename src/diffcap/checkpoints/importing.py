@@ -110,15 +110,15 @@ def read_official(path: str | Path, method: str) -> dict[str, Tensor]:
         raise DiffcapError(
             f"{path}: contains a {type(content).__name__}, not a dict of weights; give the authors' checkpoint."
         )
-    groups = {group: content[group] for group in importer.groups if isinstance(content.get(group), dict)}
+    networks = {group: content[group] for group in importer.groups if isinstance(content.get(group), dict)}
     with wrap_errors(path, f"not a checkpoint of {method}", "download it again"):  # RecursionError of cyclic modules
-        groups = {group: state_of_module(network) or network for group, network in groups.items()}
-    if groups:
-        if missing := [group for group in importer.groups if group not in groups]:
+        states = {group: state_of_module(network) or network for group, network in networks.items()}
+    if states:
+        if missing := [group for group in importer.groups if group not in states]:
             raise DiffcapError(f"{path}: {missing[0]!r} is missing; download the authors' checkpoint again.")
         content = {
             f"{group}.{str(name).removeprefix('module.')}": value
-            for group, network_state in groups.items()
+            for group, network_state in states.items()
             for name, value in network_state.items()
         }
     state = {str(name).removeprefix("module."): value for name, value in content.items()}  # prefix of DataParallel

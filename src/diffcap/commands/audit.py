@@ -106,19 +106,19 @@ def find_contradictions(pairs: Sequence[ChangePair], root: Path) -> tuple[list[F
                 reasons.append(CHANGE_CAPTION)
             elif captions:
                 reasons.append(ALL_CAPTIONS if len(captions) == len(pair.captions) else SOME_CAPTIONS)
-            is_empty = is_equal = None  # not known
+            is_mask_empty = has_equal_images = None  # not known
             with suppress(DiffcapError):
                 mask = pair.extra.get("mask")
-                is_empty = read_image(root / mask).image.getbbox() is None if mask else None
+                is_mask_empty = read_image(root / mask).image.getbbox() is None if mask else None
             with suppress(OSError):
-                is_equal = filecmp.cmp(root / pair.before, root / str(pair.after), shallow=False)
+                has_equal_images = filecmp.cmp(root / pair.before, root / str(pair.after), shallow=False)
             num_without["captions"] += not pair.captions
-            num_without["a mask" if "mask" not in pair.extra else "a readable mask"] += is_empty is None
-            num_without["both images"] += is_equal is None
+            num_without["a mask" if "mask" not in pair.extra else "a readable mask"] += is_mask_empty is None
+            num_without["both images"] += has_equal_images is None
             num_without[released_flag] += "changeflag_derived" in pair.extra
-            if is_empty is not None and is_empty != pair.is_distractor:
-                reasons.append(EMPTY_MASK if is_empty else FILLED_MASK)
-            if is_equal and not pair.is_distractor:
+            if is_mask_empty is not None and is_mask_empty != pair.is_distractor:
+                reasons.append(EMPTY_MASK if is_mask_empty else FILLED_MASK)
+            if has_equal_images and not pair.is_distractor:
                 reasons.append(EQUAL_IMAGES)
             if reasons:
                 findings.append(Finding(pair, reasons, captions))

@@ -245,8 +245,8 @@ def _remarks(info: dict[str, Any]) -> list[str]:
     official = info["official"]  # None, or "state" (whole or part), "splits" (split -> number, official number), ...
     repetitions = info["repetitions"]  # numbers of repeated image pairs and captions
     if official and official["state"] == "whole":
-        part = "every split" if official["splits"] else "the dataset"
-        lines.append(f"complete: {part} has its official number of {official['unit']}")
+        subject = "every split" if official["splits"] else "the dataset"
+        lines.append(f"complete: {subject} has its official number of {official['unit']}")
     elif official:
         counts = official["splits"] or {"all splits together": official["total"]}
         parts = ", ".join(f"{split} {count:,} of {total:,}" for split, (count, total) in counts.items())

@@ -172,17 +172,18 @@ def evaluate(
     for filename in (METRICS, run_folder.metrics_filename("ptb"), run_folder.metrics_filename("raw"), UNSCORED):
         (out_folder / filename).unlink(missing_ok=True)
     scored_pairs = [pair for pair in pairs if pair.captions]
-    unscored = {pair.id: captions.pop(pair.id) for pair in pairs if not pair.captions}
-    if unscored:
-        write_predictions(out_folder / UNSCORED, unscored)
-        print(f"{len(unscored):,} of {len(pairs):,} pairs have no reference caption: see {out_folder / UNSCORED}")
+    unscored_captions = {pair.id: captions.pop(pair.id) for pair in pairs if not pair.captions}
+    if unscored_captions:
+        unscored_file = out_folder / UNSCORED
+        write_predictions(unscored_file, unscored_captions)
+        print(f"{len(unscored_captions):,} of {len(pairs):,} pairs have no reference caption: see {unscored_file}")
     if not scored_pairs:
         raise DiffcapError(
             f"{dataset.name}: none of its {len(pairs):,} {split} pairs has a reference caption to score against."
         )
-    unfinished = sum(id in decoded.unfinished for id in captions)
-    if unfinished:
-        print(f"{unfinished:,} of {len(captions):,} captions have no end token; they are scored as they are")
+    num_unfinished = sum(id in decoded.unfinished for id in captions)
+    if num_unfinished:
+        print(f"{num_unfinished:,} of {len(captions):,} captions have no end token; they are scored as they are")
     write_predictions(out_folder / PREDICTIONS, captions)
     write_references(out_folder / REFERENCES, {pair.id: pair.captions for pair in scored_pairs})
     write_json(out_folder / GROUPS, groups_of(scored_pairs))  # "total" or a change type -> ids of its pairs
@@ -193,7 +194,7 @@ def evaluate(
     results = {}
     for tokenizer_name in dict.fromkeys([main_tokenizer, "ptb"]):
         result = score(captions, scored_pairs, tokenizer_name, metric_names, **score_options)
-        results[tokenizer_name] = {**result, "unfinished": unfinished}
+        results[tokenizer_name] = {**result, "unfinished": num_unfinished}
     for tokenizer_name, result in results.items():
         print_scores(result, f"{first_member.metadata['method']} on {dataset.name} {split}, {title_remarks}")
         if tokenizer_name != main_tokenizer:

@@ -101,7 +101,7 @@ def make_negatives(
         return
     texts = {normalize_caption(caption) for pair in pairs for caption in pair.captions}
     tag_file = dataset_folder / "tags.jsonl"
-    with progress_bars() as bar:
+    with progress_bars() as bar:  # bar(title) adds a progress bar and returns the function that updates it
         tags = tag_sentences(sentence_texts(texts), tagger, tag_file, workers, bar("tagging sentences"))
         builder = Builder(pairs, tags, recipe, bar("searching similar captions"))
         report = Report(seed=seed)

@@ -145,7 +145,7 @@ def _check_outputs(names: Sequence[str] | None) -> list[Path]:
 
 
 def _parse_numbers(text: str | None, option: str, form: str, counts: tuple[int, ...], number_type: Any) -> Any:
-    """Return numbers separated by commas, of which there must be one of `counts`; None if the option is not set."""
+    """Return the numbers of an option such as "4,3,2", or None if it is not set; `counts`: how many numbers it may have."""
     if text is None:
         return None
     try:

@@ -355,12 +355,12 @@ class ReinforceData(CaptionData):
         self.draws = draws
 
     def make_batch(self, step: int) -> Batch:
-        """See `FeatureData`: `before`, `after`, `pair` (B,), and `draws` (B, K, T - 1), uniform in [0, 1)."""
+        """See `FeatureData`: `before`, `after`, `pair` (B,), and `draws` (B, K, T - 1), random numbers from 0 to 1 for K captions."""
         generator = step_generator(self.seed, step)
         sample_indices = self.epochs.take(step * self.batch_size, self.batch_size)
         pair_indices = self.sample_pairs[sample_indices]  # (B,), or (b, 2) for samples "scenes"
-        draws = torch.rand(*pair_indices.shape, self.draws, self.max_length - 1, generator=generator)
-        batch = self._add_images({"pair": torch.from_numpy(pair_indices), "draws": draws}, pair_indices, generator)
+        numbers = torch.rand(*pair_indices.shape, self.draws, self.max_length - 1, generator=generator)
+        batch = self._add_images({"pair": torch.from_numpy(pair_indices), "draws": numbers}, pair_indices, generator)
         if pair_indices.ndim == 2:  # in the order of the images: all change pairs, then all distractor pairs
             batch |= {key: batch[key].transpose(0, 1).flatten(0, 1) for key in ("pair", "draws")}
         return batch

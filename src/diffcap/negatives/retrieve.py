@@ -33,7 +33,7 @@ def tfidf(documents: Sequence[Sequence[str]], idf: Mapping[str, float]) -> sp.cs
     weights = np.array(list(idf.values()), dtype=np.float64)
     indices = [columns[term] for document in documents for term in document if term in columns]
     lengths = [sum(term in columns for term in document) for document in documents]
-    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)  # (N + 1,) start of each document in `indices`
     matrix = sp.csr_matrix((np.ones(len(indices)), indices, starts), shape=(len(documents), len(weights)))
     matrix.sum_duplicates()
     matrix = matrix.multiply(weights[None, :]).tocsr() if len(weights) else matrix
