@@ -19,7 +19,7 @@ from tests.datasets.layouts import (
 )
 
 from diffcap.datasets import describe, read_pairs
-from diffcap.datasets.clevr import change_type
+from diffcap.datasets.clevr import vote_change_type
 from diffcap.records import ChangePair
 
 
@@ -153,10 +153,10 @@ def test_images_are_found_by_their_number(tmp_path: Path) -> None:
 
 
 def test_types_are_voted_for() -> None:
-    assert [change_type(sentences) for _, sentences in DC_CAPTIONS] == [kind or "none" for kind, _ in DC_CAPTIONS]
-    assert change_type(["the cube moved", "the cube is gone"]) is None
-    assert change_type(["the cube moved", "the cube is gone", "it shifted"]) == "move"
-    assert change_type(["a cube"]) is None and change_type([]) is None
+    assert [vote_change_type(sentences) for _, sentences in DC_CAPTIONS] == [kind or "none" for kind, _ in DC_CAPTIONS]
+    assert vote_change_type(["the cube moved", "the cube is gone"]) is None
+    assert vote_change_type(["the cube moved", "the cube is gone", "it shifted"]) == "move"
+    assert vote_change_type(["a cube"]) is None and vote_change_type([]) is None
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_types_are_voted_for() -> None:
     ],
 )
 def test_one_sentence_is_enough(kind: str, sentences: str) -> None:
-    found = {sentence: change_type([sentence]) for sentence in sentences.split("|")}
+    found = {sentence: vote_change_type([sentence]) for sentence in sentences.split("|")}
     assert found == dict.fromkeys(found, kind)
 
 

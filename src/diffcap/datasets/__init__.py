@@ -57,14 +57,14 @@ def describe(dataset: str, pairs: list[ChangePair], folder: Path, has_skipped_pa
         "changeflag_derived": f"{num_by_key['changeflag_derived']:,} pairs have no changeflag; it is derived from their captions",
         "mask": f"{num_masks} pairs have a mask of the change",
     }
-    missing_blanks_note = missing_blanks(caption for pair in pairs for caption in pair.captions)
+    undivided_words_note = missing_blanks(caption for pair in pairs for caption in pair.captions)
     return {
         "official": compare_sizes(dataset, pairs, folder, has_skipped_pairs),
         "repetitions": count_repetitions(pairs),
         "notes": [
             *(note for key, note in notes.items() if num_by_key[key]),
             *(import_object(spec.notes)(pairs) if spec.notes else []),
-            *([missing_blanks_note] if missing_blanks_note else []),
+            *([undivided_words_note] if undivided_words_note else []),
         ],
         **spec.info,
     }

@@ -173,7 +173,7 @@ _TYPE_PATTERNS = (
     ("add", r"\b(?:added|appeared|appears|new|newly|introduced)\b"),
     ("move", rf"\b{_POSITION_NOUN}\b"),
 )
-# With one of these verbs, the last word of a caption names the change: "turned red" is a change of color.
+# In a caption with one of these verbs, the last word names the change: "turned red" is a change of color.
 _CHANGE_VERBS = frozenset(("turned", "became", "changed", "becomes", "turns", "now"))
 
 
@@ -214,17 +214,17 @@ def read_clevr_dc(folder: Path) -> list[ChangePair]:
             name = f"{number:06d}.png"
             before = before_images.get(number, f"{image_folders[0]}/{name}")
             after = after_images.get(number, f"{image_folders[1]}/{name}")
-            found_type = change_type(captions_of_number[number])
+            found_type = vote_change_type(captions_of_number[number])
             is_distractor = found_type == "none"
             known_type = None if is_distractor else found_type
             pairs.append(ChangePair(name, before, after, captions_of_number[number], split, known_type, is_distractor))
     return pairs
 
 
-def change_type(captions: Sequence[str]) -> str | None:
+def vote_change_type(captions: Sequence[str]) -> str | None:
     """Return the change type that most captions name, or None if two types are named equally often or no type is named.
 
-    "color", "material", "add", "drop", "move", or "none" for no change.
+    The types are "color", "material", "add", "drop", "move", and "none" for no change.
     """
     num_votes = Counter(sentence_type for sentence_type in map(_type_of_sentence, captions) if sentence_type)
     ranked = num_votes.most_common(2)

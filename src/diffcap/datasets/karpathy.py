@@ -8,7 +8,7 @@
 * `sentences`: a caption is its `tokens` joined by spaces; without tokens, its `raw` text without spaces at both ends and
   without the final full stop.
 * `changeflag`: 1 if something has changed, 0 if not. Without it, the flag is derived from the captions
-  (`diffcap.datasets.no_change`), and the manifest has `changeflag_derived`.
+  (`diffcap.datasets.no_change`), and `ChangePair.extra` has `changeflag_derived`.
 
 Other keys are not read. A pair without change has `is_distractor`. The id of a pair is the file name of its before image without suffix,
 if these are distinct. Pairs are in the order of the file.
@@ -25,7 +25,7 @@ from diffcap.records import SPLITS, ChangePair, is_blank, read_json
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.files import existing_path
 
-_CHANGE_FLAGS = {0: 0, 1: 1, "0": 0, "1": 1}
+_CHANGE_FLAGS = {0: 0, 1: 1, "0": 0, "1": 1}  # valid value of "changeflag" -> flag
 _FORM_HINT = 'the form is {"images": [{"filename", "split", "sentences"}, ...]}'
 
 
@@ -48,7 +48,7 @@ def read_levir_cc(folder: Path, all_masks: bool = False) -> list[ChangePair]:
         images/train/A/train_000001.png       before; B: after; val and test likewise
 
     Two versions of the file exist; the first one has no `changeflag`. All pairs without change have the same five sentences, so the derived
-    flag equals the released one.
+    flag equals the released one. `all_masks`: see `read_files`.
     """
     captions_file = find_file(folder, "LevirCCcaptions.json", "LevirCCcaptions_v1.json")
     return read_files(folder, {captions_file: ""}, LEVIR_LAYOUT, all_masks=all_masks)
@@ -62,10 +62,10 @@ def read_levir_mci(folder: Path) -> list[ChangePair]:
     A mask may disagree with `changeflag`, which belongs to the captions; `diffcap audit` lists such pairs.
     """
     pairs = read_levir_cc(folder, all_masks=True)
-    unmasked = next((pair for pair in pairs if "mask" not in pair.extra), None)
-    if unmasked:
+    unmasked_pair = next((pair for pair in pairs if "mask" not in pair.extra), None)
+    if unmasked_pair:
         raise DiffcapError(
-            f"{folder}: the {unmasked.split} images have no folder label, which holds the masks of LEVIR-MCI; fetch it, or read the "
+            f"{folder}: the {unmasked_pair.split} images have no folder label, which holds the masks of LEVIR-MCI; fetch it, or read the "
             "folder as DATASET=levir_cc."
         )
     return pairs
@@ -158,7 +158,7 @@ def read_files(
     Args:
         root: the dataset's folder.
         split_of_file: JSON file -> split of its entries; "" if the entries name their splits.
-        layouts: where the images may be. The first layout is used for which any image exists, or else the first of all.
+        layouts: where the images may be. Used is the first one for which any before image exists, or else the first one.
         unchanged_if: `all` or `any`: without `changeflag`, a pair is unchanged if all or any of its captions are no-change sentences.
         all_masks: give each pair a mask if the folder of masks exists, so that the data stage reports missing files.
     """

@@ -76,14 +76,14 @@ def compare_sizes(
     counts = {f"{split} ": (num_found[split], number) for split, number in sizes.units_by_split.items()}
     if total_units:
         counts = {"": (num_found.total(), total_units)}
-    for split, (num_in_folder, num_official) in counts.items():
+    for word, (num_in_folder, num_official) in counts.items():
         if num_in_folder > num_official:
             raise DiffcapError(
-                f"{folder}: has {num_in_folder:,} {split}{sizes.unit}, the official {dataset} {num_official:,}; take the files from the "
+                f"{folder}: has {num_in_folder:,} {word}{sizes.unit}, the official {dataset} {num_official:,}; take the files from the "
                 "authors' release."
             )
     is_whole = all(num_in_folder == num_official for num_in_folder, num_official in counts.values())
-    for noun, num_in_folder, num_official in _counts(sizes, pairs, num_found) if is_whole else ():
+    for noun, num_in_folder, num_official in _details(sizes, pairs, num_found) if is_whole else ():
         if num_in_folder != num_official:
             raise DiffcapError(
                 f"{folder}: has {num_in_folder:,} {noun}, the whole {dataset} {num_official:,}; take the files from the authors' release."
@@ -93,7 +93,7 @@ def compare_sizes(
     return {**result, "total": [num_found.total(), total_units]} if sizes.total_units else result
 
 
-def _counts(sizes: ReleaseSizes, pairs: Sequence[ChangePair], found: Counter[str]) -> Iterator[tuple[str, int, int]]:
+def _details(sizes: ReleaseSizes, pairs: Sequence[ChangePair], found: Counter[str]) -> Iterator[tuple[str, int, int]]:
     """Yield what else is counted in a whole dataset ("test distractors"), its number in the folder, and the official number."""
     num_by_kind = Counter((pair.split, pair.is_distractor) for pair in pairs)
     num_by_change_type = Counter(pair.change_type for pair in pairs if pair.change_type)

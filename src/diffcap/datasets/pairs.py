@@ -2,9 +2,9 @@
 
     {"before": "shots/desk_1.jpg", "after": "shots/desk_2.jpg", "captions": ["the red cup is gone"]}
 
-docs/own_dataset.md describes the optional keys. The data stage copies other keys to its list of pairs (the manifest), with a warning.
-Instead of `pairs.jsonl`, there may be a `pairs.csv` or `pairs.tsv` whose first line names the keys; "caption" is one sentence. If the pairs
-have no split, `draw_splits` divides them at random.
+docs/own_dataset.md describes the optional keys, for example "viewpoint_iou", the overlap of both viewpoints. The data stage copies other
+keys to its list of pairs (the manifest), with a warning. Instead of `pairs.jsonl`, there may be a `pairs.csv` or `pairs.tsv` whose first
+line names the keys; "caption" is one sentence. If the pairs have no split, `draw_splits` divides them at random.
 
 `diffcap.datasets.karpathy` describes Karpathy's form. Its images are in `images/<split>/A` (before) and `images/<split>/B` (after), or in
 such folders without `images` or without `<split>`; <split> is the `filepath` of an entry, by default its split. Masks are in `label`.
@@ -80,7 +80,7 @@ def read(folder: Path) -> list[ChangePair]:
         return _read_table(table_file)
     if len(json_files) > 1:
         raise DiffcapError(f"{folder}: has several JSON files with images ({file_names}); keep one of them.")
-    # If no JSON file has images, read the only one: the error message then states what is wrong with it.
+    # If no JSON file has images, read the only one, for an error message that states what is wrong with it.
     json_files = json_files or sorted(folder.glob("*.json"))
     if len(json_files) != 1:
         raise DiffcapError(
@@ -141,7 +141,7 @@ def _parse_cells(row: dict[str, str]) -> dict[str, Any]:
 
 
 def notes(pairs: Sequence[ChangePair]) -> list[str]:
-    """Return a warning of unknown keys, which the data stage prints and stores."""
+    """Return a warning of unknown keys as a list, which is empty if there are none; the data stage prints and stores it."""
     known_keys = {*KEYS, "changeflag", "changeflag_derived"}  # the last two are keys of Karpathy's form
     remarks = []
     for key, num_pairs in Counter(key for pair in pairs for key in pair.extra if key not in known_keys).items():
@@ -180,7 +180,7 @@ def draw_splits(pairs: list[ChangePair], table_file: Path) -> list[ChangePair]:
     num_pairs = Counter(group_of_image[pair.before] for pair in pairs)
     split_of_group = dict.fromkeys(groups, "train")
     num_held_out = max(1, round(HELD_OUT_FRACTION * len(pairs)))
-    for split, num_reserved in (("val", 2), ("test", 1)):  # one group for each of the other splits
+    for split, num_reserved in (("val", 2), ("test", 1)):  # groups that are left for the splits that come later
         free_groups = _spread_kinds([group for group in groups if split_of_group[group] == "train"], kind_of_group)
         chosen_groups: list[str] = []
         num_left = num_held_out
@@ -200,7 +200,7 @@ def _spread_kinds(groups: list[str], kind_of_group: Mapping[str, frozenset[str]]
     num_of_kind = Counter(kind_of_group.values())
     num_in_groups, num_placed = Counter(kind_of_group[group] for group in groups), Counter[frozenset[str]]()
     order_key: dict[str, tuple[float, int]] = {}
-    for group in groups:  # 0.25 / 3 is below 0.1; if the first numbers are equal, the kind with more groups is first
+    for group in groups:  # the first of three groups of a kind has the key 0.25 / 3, so it is in the first tenth
         kind = kind_of_group[group]
         order_key[group] = ((num_placed[kind] + 0.25) / num_of_kind[kind], -num_in_groups[kind])
         num_placed[kind] += 1
@@ -223,6 +223,7 @@ def group_connected_images(pairs: list[ChangePair]) -> dict[str, str]:
 
 
 def _make_pair(values: dict[str, Any], place: str, before: str, after: str, default_id: str) -> ChangePair:
+    # The data stage computes the ranges of pixel values, so a given `RANGES` is dropped.
     values = {key: value for key, value in values.items() if key not in ("before", "after", RANGES)}
     for key, (is_valid, requirement) in _VALUE_CHECKS.items():
         if key in values and not is_valid(values[key]):

@@ -41,11 +41,11 @@ def read_spot_the_diff(folder: Path) -> list[ChangePair]:
             image_id = checks.get_text(row, "img_id", place)
             captions = checks.check_sentences(row.get("sentences"), place, "sentences")
             before, after = f"{image_prefix}{image_id}.png", f"{image_prefix}{image_id}_2.png"
-            new = ChangePair(f"{image_id}.png", before, after, [], split, extra={"annotators": []})
-            pair = pairs.setdefault(image_id, new)
+            new_pair = ChangePair(f"{image_id}.png", before, after, [], split, extra={"annotators": []})
+            pair = pairs.setdefault(image_id, new_pair)
             checks.check_split(pair, split, place)
             pair.captions.extend(captions)
-            pair.extra["annotators"].append(len(captions))
+            pair.extra["annotators"].append(len(captions))  # the number of sentences of each annotator
     return list(pairs.values())
 
 
@@ -79,14 +79,14 @@ def read_image_editing_request(folder: Path) -> list[ChangePair]:
     return pairs
 
 
-TABLE_COLUMNS = (
+BIRDS_COLUMNS = (
     "img1ObservationURL", "img1ImgURL", "img1Species", "img1Selection",
     "img2ObservationURL", "img2ImgURL", "img2Species", "img2Selection",
     "split", "annN", "description",
 )  # fmt: skip
 # Name of a split in the files -> split.
 SPLIT_OF_NAME = {**{split: split for split in SPLITS}, "dev": "val"}
-IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png")
+PHOTO_EXTENSIONS = (".jpg", ".jpeg", ".png")
 # Place; ids of the two photos; split; captions; `ChangePair.extra`.
 BirdAnnotation = tuple[str, tuple[str, str], str, list[str], dict[str, Any]]
 
@@ -97,8 +97,8 @@ def read_birds2words(folder: Path) -> list[ChangePair]:
         birds-to-words-v1.0.tsv     (or the only *.tsv) 11 columns, one annotation per row, with or without a header
         train.jsonl, val.jsonl (or dev.jsonl), test.jsonl, or .json as in IDC-PCL's code: {"img1", "img2", "description"}, tokenised
 
-    The folder holds one of the two formats. Rows and lines with the same two photos form one pair. A description of a line is one caption
-    (a list of tokens) or a list of captions; the text of the table is tokenised in the same way.
+    The folder holds one of the two formats. Rows and lines with the same two photos form one pair. A "description" in JSON is one caption
+    (a list of tokens) or a list of captions; one in the table is a text, which is tokenised in the same way.
 
     The photos are not in these files; `photo_urls` returns their URLs. They are `images/<photo id>.jpg`, .jpeg or .png. The photo id is the
     number after `photos/` in the image's URL, or else in the observation's URL, or else the last part of the image's URL without its
@@ -112,7 +112,7 @@ def read_birds2words(folder: Path) -> list[ChangePair]:
     path_of_photo, pairs = _find_photos(folder / "images"), dict[tuple[str, str], ChangePair]()
     annotations = _read_table(table_files[0]) if table_files else _read_json_lines(folder)
     for place, photo_ids, split, captions, extra in annotations:
-        before, after = (path_of_photo.get(photo, f"images/{photo}{IMAGE_EXTENSIONS[0]}") for photo in photo_ids)
+        before, after = (path_of_photo.get(photo, f"images/{photo}{PHOTO_EXTENSIONS[0]}") for photo in photo_ids)
         pair = pairs.setdefault(photo_ids, ChangePair("_".join(photo_ids), before, after, [], split, extra=extra))
         checks.check_split(pair, split, place)
         pair.captions.extend(captions)
@@ -125,7 +125,7 @@ def photo_urls(folder: Path) -> dict[str, list[str]]:
     for table_file in sorted(folder.glob("*.tsv")):
         for _, row in _table_rows(table_file):
             for photo, url in zip(_photo_ids(row), (row["img1ImgURL"], row["img2ImgURL"])):
-                path = path_of_photo.get(photo, f"images/{photo}{IMAGE_EXTENSIONS[0]}")
+                path = path_of_photo.get(photo, f"images/{photo}{PHOTO_EXTENSIONS[0]}")
                 known_urls = urls_of_path.setdefault(path, [])
                 if url.strip() not in known_urls:
                     known_urls.append(url.strip())
@@ -146,11 +146,11 @@ def tokenize_text(text: str) -> str:
 
 
 def _find_photos(folder: Path) -> dict[str, str]:
-    """Return photo id -> path relative to the dataset's folder; of two files with one id, the one with the first extension."""
+    """Return photo id -> path relative to the dataset's folder; of two files with one id, the one whose extension is listed first."""
     file_names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     sorted_names = sorted(
-        (name for name in file_names if Path(name).suffix.lower() in IMAGE_EXTENSIONS),
-        key=lambda name: (-IMAGE_EXTENSIONS.index(Path(name).suffix.lower()), name),
+        (name for name in file_names if Path(name).suffix.lower() in PHOTO_EXTENSIONS),
+        key=lambda name: (-PHOTO_EXTENSIONS.index(Path(name).suffix.lower()), name),
     )
     return {Path(name).stem: f"images/{name}" for name in sorted_names}
 
@@ -181,15 +181,15 @@ def _table_rows(table_file: Path) -> Iterator[tuple[str, dict[str, str]]]:
         lines = table_file.read_text(encoding="utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
         raise DiffcapError(f"{table_file}: not UTF-8 text (byte {error.start}); fetch the file again.") from None
-    columns: tuple[str, ...] = TABLE_COLUMNS
+    columns: tuple[str, ...] = BIRDS_COLUMNS
     for line_number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         place, cells = f"{table_file}, line {line_number}", [_unquote(field) for field in line.rstrip("\r").split("\t")]
         if line_number == 1 and "img1ImgURL" in cells:
             columns = tuple(cells)
-            if sorted(columns) != sorted(TABLE_COLUMNS):
-                raise DiffcapError(f"{place}: the columns must be {', '.join(TABLE_COLUMNS)}; fetch the file again.")
+            if sorted(columns) != sorted(BIRDS_COLUMNS):
+                raise DiffcapError(f"{place}: the columns must be {', '.join(BIRDS_COLUMNS)}; fetch the file again.")
             continue
         if len(cells) != len(columns):
             raise DiffcapError(f"{place}: {len(cells)} columns, not {len(columns)}; fix or delete that line.")

@@ -1,8 +1,7 @@
 """The built-in datasets, one `DatasetSpec` each; any other name is a user's own dataset (`diffcap.datasets.pairs`).
 
-Functions are import paths ("package.module:function"), so that this module imports no reader.
-
-Another package adds its own datasets through the entry point group `diffcap.datasets`; see docs/adding.md.
+Functions are import paths ("package.module:function"), so that this module imports no reader. Another package adds its own
+datasets through the entry point group `diffcap.datasets`; see docs/adding.md.
 """
 
 from collections.abc import Mapping
@@ -20,14 +19,14 @@ ProtocolName = Literal["text", "levir_cc"]  # how captions are scored
 
 @dataclass(frozen=True)
 class WordIdProtocol:
-    """Settings of the protocol `levir_cc` for a dataset, see `diffcap.evaluation.remote_sensing`."""
+    """Settings of the protocol `levir_cc`, which compares ids of words instead of texts, see `diffcap.evaluation.remote_sensing`."""
 
     name: ClassVar[ProtocolName] = "levir_cc"
     no_change: tuple[str, ...] = no_change.LEVIR_CC  # the sentences of pairs without change, without final full stops
     # How often a word must occur in all splits to have an id of its own; authors' code of RSICCformer, SEN, Change-Agent, RSCaMa: > 5.
     min_count: int = 6
     layout: Literal["rsicc", "chg2cap"] = "rsicc"  # order of the word ids in the vocabulary; METEOR depends on it
-    accuracy_only: bool = False  # compute only the accuracy, without the scores of word ids and without S*m
+    accuracy_only: bool = False  # compute only the accuracy, without metrics of word ids and their mean (S*m)
 
 
 @dataclass(frozen=True)
@@ -38,8 +37,7 @@ class DatasetSpec:
     title: str  # as in tables
     reader: str  # import path of `read(folder)`, see `diffcap.datasets`
     notes: str | None = None  # import path of `notes(pairs)`: remarks that the data stage prints and stores
-    # Import path of `photo_urls(folder)`: image path -> alternative URLs, to download images one by one.
-    photo_urls: str | None = None
+    photo_urls: str | None = None  # import path of `photo_urls(folder)`: image path -> URLs of the image
     info: Mapping[str, str] = field(default_factory=dict)  # further entries of the file `dataset.json`
     blank_captions: bool = False  # True if the released files have empty captions that are scored
     augmented: bool = False  # True if `read` has an option `augmented` that keeps augmented training views
@@ -47,11 +45,11 @@ class DatasetSpec:
     pairs: bool = True  # False if it has single images
     backbone: str | None = None  # replaces a method's default backbone, for methods that read features
     pixels_backbone: str | None = None  # replaces a method's default backbone, for methods that read pixels
-    clip_backbone: str | None = None  # replaces the backbone `pixels` (224 x 224), if the dataset has a small CLIP
+    clip_backbone: str | None = None  # replaces `pixels` (images of 224 x 224), if the dataset has a small CLIP
     network: str | None = None  # import path of the function that builds its own backbone
     tokenizer: Literal["ptb", "raw"] = "ptb"  # of the metrics, for imported checkpoints; "raw": split at spaces
     tagger: str = "english"  # part-of-speech tagger of the hard negatives
-    # Folder with <name>.yaml, settings that all training stages take on, as "package:folder"; by default dataset in diffcap's own.
+    # "package:folder" of a file <name>.yaml with settings for all training stages; by default the folder configs/dataset of diffcap.
     configs: str | None = None
     protocol: WordIdProtocol | None = None  # for the datasets that are also scored with the protocol `levir_cc`
 
@@ -66,7 +64,7 @@ class DatasetSpec:
         return frozenset((self.backbone, self.pixels_backbone, self.clip_backbone))
 
     def features_note(self, *names: str | None) -> str:
-        """Return a warning if one of the names (backbone, its library) is a network that ships for another dataset, else ""."""
+        """Return a warning if one of `names`, the names of a backbone, is a network that ships for another dataset, else ""."""
         foreign_backbone = next((name for name in names if name in SHIPPED_BACKBONES - self.backbones), None)
         if self.rendered or foreign_backbone is None:
             return ""
@@ -83,7 +81,7 @@ class DatasetSpec:
         return self.backbone or method.backbone
 
 
-_FROM_CAPTIONS = {"change_types": "derived from the captions"}  # printed with every score of a group
+_DERIVED_TYPES_INFO = {"change_types": "derived from the captions"}  # printed with the scores of each change type
 BUILT_IN = (
     DatasetSpec(
         "birds2words",
@@ -108,14 +106,14 @@ BUILT_IN = (
         "CLEVR-DC",
         "diffcap.datasets.clevr:read_clevr_dc",
         notes="diffcap.datasets.clevr:clevr_dc_notes",
-        info=_FROM_CAPTIONS,
+        info=_DERIVED_TYPES_INFO,
     ),
     DatasetSpec("cub", "CUB captions", "diffcap.datasets.single_images:read_cub", pairs=False),
     DatasetSpec(
         "dubai_cc",
         "Dubai-CC",
         "diffcap.datasets.karpathy:read_dubai_cc",
-        info=_FROM_CAPTIONS,
+        info=_DERIVED_TYPES_INFO,
         protocol=WordIdProtocol(no_change.DUBAI_CC, 1, "chg2cap"),  # Chg2Cap: all words
     ),
     DatasetSpec("image_editing_request", "Image-Editing-Request", "diffcap.datasets.photos:read_image_editing_request"),
@@ -134,7 +132,7 @@ BUILT_IN = (
         "Spot-the-Diff",
         "diffcap.datasets.photos:read_spot_the_diff",
         notes="diffcap.datasets.photos:spot_the_diff_notes",
-        info={"changes": "single"},  # the protocol if the configuration sets none
+        info={"changes": "single"},  # each sentence is a caption, if the configuration sets nothing else
         blank_captions=True,  # 7 of the 1,270 test pairs have only blank captions
     ),
     DatasetSpec(

@@ -6,7 +6,7 @@ The authors' files have JSON lines, one file per split; the extension may also b
     NABirds  train.json   {"img1": "...", "img2": "...", "class_id1": 0, "class_id2": 554, "label": 0}, one pair of images per line
 
 Of NABirds, only the images and classes are read, because pre-training samples its own pairs. The authors do not document where the image
-files are (here, `images/<name>`, with ".jpg" if the name has no extension), and if label 1 means the same class or different classes.
+files are (this module assumes `images/<name>`, with ".jpg" if the name has no extension), and if label 1 means the same class.
 
 The readers return a `ChangePair` for each image, a "record", whose `after` is None. Records are sorted by split, then in the order of the
 files. A `place` is the file and the line of a row, for messages.
@@ -22,9 +22,9 @@ from diffcap.datasets.official import OFFICIAL
 from diffcap.records import SPLITS, ChangePair, read_json_lines
 from diffcap.utils.errors import DiffcapError
 
-_CAPTION_FOLDERS = ("text_c10", "cvpr2016_cub/text_c10", "CUB_200_2011/text_c10")
-_HELD_OUT_FILES = ("testclasses.txt", "cvpr2016_cub/testclasses.txt", "CUB_200_2011/testclasses.txt")
-_REMEDY = "unpack the captions of Reed et al. (cvpr2016_cub) into this folder"
+_CUB_CAPTION_FOLDERS = ("text_c10", "cvpr2016_cub/text_c10", "CUB_200_2011/text_c10")
+_CUB_HELD_OUT_FILES = ("testclasses.txt", "cvpr2016_cub/testclasses.txt", "CUB_200_2011/testclasses.txt")
+_CUB_REMEDY = "unpack the captions of Reed et al. (cvpr2016_cub) into this folder"
 _IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png")
 _NUMBER_PATTERN = re.compile(r"\d{1,9}")
 
@@ -40,12 +40,12 @@ def read_cub(folder: Path) -> list[ChangePair]:
     The folder holds the unpacked archives `CUB_200_2011/` (images) and `cvpr2016_cub/` (texts), or their contents. The split is by class,
     as in L2C and IDC-PCL: the held-out classes are "val". Without `images.txt`, the images are those with captions, sorted by name.
     """
-    has_caption_folder = any((folder / name).exists() for name in _CAPTION_FOLDERS)
+    has_caption_folder = any((folder / name).exists() for name in _CUB_CAPTION_FOLDERS)
     if not has_caption_folder and _find_lines_file(folder, "train"):
         return _read_cub_lines(folder)
     image_home = folder / "CUB_200_2011" if (folder / "CUB_200_2011/images.txt").is_file() else folder
-    caption_folder = _find_first(folder, _CAPTION_FOLDERS, "captions")
-    class_list_file = _find_first(folder, _HELD_OUT_FILES, "list of held-out classes")
+    caption_folder = _find_first(folder, _CUB_CAPTION_FOLDERS, "captions")
+    class_list_file = _find_first(folder, _CUB_HELD_OUT_FILES, "list of held-out classes")
     held_out_classes = {line for _, line in read_numbered_lines(class_list_file)}
     records, empty_files, classes = [], [], set()
     if (image_home / "images.txt").is_file():
@@ -68,7 +68,7 @@ def read_cub(folder: Path) -> list[ChangePair]:
     if empty_files:
         raise DiffcapError(
             f"{empty_files[0]}: the file is missing or empty ({len(empty_files)} of {len(records)} images have no sentences); "
-            f"{_REMEDY} again."
+            f"{_CUB_REMEDY} again."
         )
     if records and not classes & held_out_classes:
         raise DiffcapError(
@@ -94,16 +94,16 @@ def _read_image_list(list_file: Path) -> list[str]:
 def _find_first(folder: Path, names: tuple[str, ...], noun: str) -> Path:
     first_path = next((folder / name for name in names if (folder / name).exists()), None)
     if first_path is None:
-        raise DiffcapError(f"{folder}: no {noun} there ({names[0]}); {_REMEDY}.")
+        raise DiffcapError(f"{folder}: no {noun} there ({names[0]}); {_CUB_REMEDY}.")
     return first_path
 
 
 def _read_cub_lines(folder: Path) -> list[ChangePair]:
     record_of_image: dict[str, ChangePair] = {}
     for split, place, row in _read_rows(folder):
-        name = _image_id(row, "img", place)
+        image_id = _image_id(row, "img", place)
         captions = join_tokens(row.get("description"), place, "description")
-        record = record_of_image.setdefault(name, ChangePair(name, _image_path(row["img"]), None, [], split))
+        record = record_of_image.setdefault(image_id, ChangePair(image_id, _image_path(row["img"]), None, [], split))
         check_split(record, split, place)
         record.captions.extend(captions)
     return list(record_of_image.values())
@@ -119,7 +119,7 @@ def read_nabirds(folder: Path) -> list[ChangePair]:
         sizes.txt                "<image id> 341 296", width and height; optional
         train_test_split.txt     "<image id> 1", 1 for training
 
-    The classes of the images are numbered in the order of the official numbers. The files may be in `nabirds/`.
+    A class is the rank of its official number, such as 817, among those that images have. The files may be in `nabirds/`.
     """
     home, image_folder = folder, "images"
     if (folder / "nabirds/images.txt").is_file():
@@ -128,12 +128,12 @@ def read_nabirds(folder: Path) -> list[ChangePair]:
         return _read_nabirds_lines(folder)
     path_of_image = _read_table(home / "images.txt")
     label_of_image = _read_table(home / "image_class_labels.txt")
-    flag_of_image = _read_table(home / "train_test_split.txt")
+    split_flag_of_image = _read_table(home / "train_test_split.txt")
     name_of_label = _read_table(home / "classes.txt")
     size_of_image = _read_table(home / "sizes.txt") if (home / "sizes.txt").is_file() else {}
     invalid_images = {
         "image_class_labels.txt": [image for image in path_of_image if image not in label_of_image],
-        "train_test_split.txt": [image for image in path_of_image if flag_of_image.get(image) not in ("0", "1")],
+        "train_test_split.txt": [image for image in path_of_image if split_flag_of_image.get(image) not in ("0", "1")],
         "classes.txt": [
             image
             for image in path_of_image
@@ -159,7 +159,7 @@ def read_nabirds(folder: Path) -> list[ChangePair]:
                     f"{home / 'sizes.txt'}: {image} must have a width and a height, found {size_of_image[image]!r:.60}; fetch it again."
                 )
             extra["size"] = list(map(int, numbers))
-        split = "train" if flag_of_image[image] == "1" else "test"
+        split = "train" if split_flag_of_image[image] == "1" else "test"
         records.append(ChangePair(image, f"{image_folder}/{path}", None, [], split, extra=extra))
     return sorted(records, key=lambda record: record.split, reverse=True)
 
@@ -191,12 +191,12 @@ def _read_nabirds_lines(folder: Path) -> list[ChangePair]:
                 f"label 1 means {first_meaning}; download the file again."
             )
         for key, class_id in zip(("img1", "img2"), classes):
-            name = _image_id(row, key, place)
-            new_record = ChangePair(name, _image_path(row[key]), None, [], split, extra={"class": class_id})
-            record = record_of_image.setdefault(name, new_record)
+            image_id = _image_id(row, key, place)
+            new_record = ChangePair(image_id, _image_path(row[key]), None, [], split, extra={"class": class_id})
+            record = record_of_image.setdefault(image_id, new_record)
             if record.extra["class"] != class_id:
                 raise DiffcapError(
-                    f"{place}: {name} has class {class_id} here and class {record.extra['class']} before; download the file again."
+                    f"{place}: {image_id} has class {class_id} here and class {record.extra['class']} before; download the file again."
                 )
     return list(record_of_image.values())
 
@@ -210,7 +210,7 @@ def _read_rows(folder: Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 
 def _find_lines_file(folder: Path, split: str) -> Path | None:
-    return next((path for end in ("json", "jsonl") if (path := folder / f"{split}.{end}").is_file()), None)
+    return next((path for suffix in ("json", "jsonl") if (path := folder / f"{split}.{suffix}").is_file()), None)
 
 
 def _image_id(row: dict[str, Any], key: str, place: str) -> str:

@@ -82,6 +82,7 @@ def render_chunks(
 
 
 def _write_pending(pending: list[tuple[WriteChunk, Path, Any, int, Path]], num_workers: int) -> Iterator[None]:
+    """Call `_write_chunk_file` with each of the tuples of arguments, and yield after each chunk."""
     if num_workers <= 1 or len(pending) <= 1:
         _keep_freed_memory()
         torch = sys.modules.get("torch")
@@ -121,7 +122,7 @@ def _start_worker() -> None:
 
 
 def _keep_freed_memory() -> None:
-    """Let the C library keep freed memory for later arrays. Without this, allocations take a quarter of the time."""
+    """Let the C library keep freed memory for later arrays. Without this, allocations take a quarter of the rendering time."""
     np.empty(30 * 2**20, np.uint8)  # glibc raises its threshold to the size of the largest freed block, up to 32 MB
 
 

@@ -42,7 +42,6 @@ def render(scenes: Scenes, image_size: tuple[int, int] = (128, 96)) -> tuple[Ten
     is_edge[:, 1:] |= differs_vertically
     is_edge[:, :-1] |= differs_vertically
     is_edge = is_edge.flatten()
-
     colors = torch.stack([channel.flatten() for channel in _ground_colors(batch)])  # (3, pixels)
     inner_hits = center_hits.where(~_take(is_edge, center_hits.sample))
     colors[:, inner_hits.sample] = _hit_colors(batch, inner_hits)
@@ -54,7 +53,6 @@ def render(scenes: Scenes, image_size: tuple[int, int] = (128, 96)) -> tuple[Ten
         subpixel_colors[:, subpixel_hits.sample] = _hit_colors(batch, subpixel_hits)
         a, b, c, d = subpixel_colors.view(3, -1, len(SUBPIXEL_OFFSETS)).unbind(2)
         colors[:, edge_pixels] = 0.25 * (a + b + c + d)
-
     pixel_values = (colors.clamp(0, 1) * 255 + 0.5).to(torch.uint8)
     images = pixel_values.view(3, -1, height, width).transpose(0, 1).contiguous()
     slot_map = torch.full((num_pixels,), -1, device=scenes.eye.device)

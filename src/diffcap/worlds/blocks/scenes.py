@@ -151,7 +151,6 @@ def _sample_candidates(indices: Tensor, key: Tensor, jitter: float) -> tuple[Tri
     after_material = torch.where(is_changed & (change == MATERIAL)[:, None], other_material[:, None], material)
     is_valid = _has_distinct_objects(size, color, material, shape, is_present)
     is_valid &= _has_distinct_objects(size, after_color, after_material, shape, is_present)
-
     eye, target, light, light_centers, intensity = _sample_views(sampler, jitter)
     radius = torch.tensor(FOOTPRINT_RADII)[size]
     position, second_position, has_room = _sample_positions(sampler, radius, is_present, changed, change == MOVE)

@@ -187,7 +187,6 @@ def shade_solids(
     key = n_dot_l.clamp(min=0) * visibility * intensity[0]
     fill = (0.50 * nx - 0.80 * ny + 0.33 * nz).clamp(min=0) * intensity[1]  # from the front, half left
     bounce = (0.5 - 0.5 * nz) * (0.5 + clamped_height)  # light that the ground reflects
-
     rim = 1 - n_dot_v.clamp(min=0)
     rim = rim * rim * rim
     reflected = (rx, ry, rz)
@@ -206,7 +205,6 @@ def shade_solids(
     r_dot_l_32 = r_dot_l_8 * r_dot_l_8 * r_dot_l_8 * r_dot_l_8
     wide_highlight = 0.07 * r_dot_l_8 * visibility
     narrow_highlight = (0.9 * r_dot_l_32 * r_dot_l_32 + 0.25 * r_dot_l_8) * (0.25 + 0.75 * visibility)
-
     channels = []
     for paint, warm, cool in zip(color, KEY_COLOR, FILL_COLOR):
         diffuse = warm * 0.66 * key + cool * (0.34 * fill + 0.40 * sky) + 0.20 * bounce

@@ -28,7 +28,7 @@ from diffcap.worlds.rendering import CHUNK, claim_folder, render_chunks, sample_
 # Folder and part of the file name of the before images, the after images and the distractors.
 IMAGE_FOLDERS = (("images", "default"), ("sc_images", "semantic"), ("nsc_images", "nonsemantic"))
 RENDERER_VERSION = 3  # version of the images and captions: increase it if a code change alters them for the same seed
-_OFFICIAL_FILES = ("change_captions.json", "no_change_captions.json", "type_mapping.json", "scenes.json", "splits.json")
+_FINAL_FILES = ("change_captions.json", "no_change_captions.json", "type_mapping.json", "scenes.json", "splits.json")
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Settings:
     seed: int
     size: tuple[int, int]
     jitter: float
-    look: int = RENDERER_VERSION
+    look: int = RENDERER_VERSION  # other versions have images that look different
 
 
 def write_blocks(
@@ -66,7 +66,7 @@ def write_blocks(
         raise DiffcapError(f"blocks: jitter must lie in 0 to 3, not {jitter:g}; fix it.")
     settings = Settings(pairs, seed, (size[0], size[1]), float(jitter))
     folder = Path(folder)
-    if claim_folder(folder, settings, _OFFICIAL_FILES):
+    if claim_folder(folder, settings, _FINAL_FILES):
         return
     for folder_name, _ in IMAGE_FOLDERS:
         (folder / folder_name).mkdir(exist_ok=True)
@@ -105,7 +105,7 @@ def _write_chunk(folder: Path, settings: Settings, start: int) -> list[dict[str,
     metadata = []
     for row, change_index in enumerate(triples.change.tolist()):
         scenes = triples.after if CHANGES[change_index] == "add" else triples.before
-        slot = row, int(triples.changed[row])  # an index into the tensors of `scenes`
+        object_index = row, int(triples.changed[row])  # of the changed object in the tensors of `scenes`
         new_values = {COLOR: COLORS, MATERIAL: MATERIALS}.get(change_index)
         changed_boxes = (boxes[index][row] if is_visible[index][row] else None for index in range(2))
         scene = {
@@ -113,10 +113,10 @@ def _write_chunk(folder: Path, settings: Settings, start: int) -> list[dict[str,
             "viewpoint_iou": round(change_iou[row], 4),
             "viewpoint_iou_distractor": round(distractor_iou[row], 4),
             "changed": {
-                "size": SIZES[scenes.size[slot]],
-                "color": COLORS[scenes.color[slot]],
-                "material": MATERIALS[scenes.material[slot]],
-                "shape": SHAPES[scenes.shape[slot]],
+                "size": SIZES[scenes.size[object_index]],
+                "color": COLORS[scenes.color[object_index]],
+                "material": MATERIALS[scenes.material[object_index]],
+                "shape": SHAPES[scenes.shape[object_index]],
                 "to": new_values[int(triples.new_value[row])] if new_values else None,
             },
         }

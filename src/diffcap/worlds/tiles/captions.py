@@ -146,7 +146,7 @@ def tag(caption: str) -> list[tuple[str, str]]:
 
 
 def write_captions(rng: random.Random, change: Change | None) -> list[str]:
-    """Write five captions of a pair, of which two are rarely equal; a pair without change has the sentences of `NO_CHANGE`."""
+    """Write five captions of a pair, which are rarely equal; a pair without change has the sentences of `NO_CHANGE`."""
     if change is None:
         return list(NO_CHANGE)
     captions: list[str] = []
@@ -225,7 +225,7 @@ def _choose_subject(rng: random.Random, change: Change) -> tuple[str, tuple[str,
         nouns = ("lake", "large pond") if change.noun == "lake" else ("pond", "pond", "small lake")
         article = rng.choice(("the", "the", "a")) if "only" in change.details and change.is_in_before else "a"
         new = "new " if change.change_type == "water_appeared" and rng.random() < 0.2 else ""
-        verbs += _DRIED_VERB_PHRASES * 2 if "mud" in change.details else ()
+        verbs += _DRIED_VERB_PHRASES * 2 if "mud" in change.details else ()  # twice, to choose them more often
         return f"s:{article} {new}{rng.choice(nouns)}", verbs
     if change.noun == "trees" and change.count < len(NUMERALS) and rng.random() < 0.15:
         return f"p:{NUMERALS[change.count]} trees", verbs

@@ -42,8 +42,8 @@ class Change:
     absent: Layer = field(default_factory=Layer)  # things that are only in the image without the objects
     count: int = 1  # of houses, or of single trees; 1 for other objects
     arrangement: str = ""  # of houses: "single", "group", "row" or "block"; "" for other objects
-    # A road: "paved" or "dirt", also "joins" if it meets another one, "horizontal" or "vertical" if it crosses the image. A pond:
-    # "mud" if it leaves mud, "only" if there is no other pond. A single house: the color of its roof.
+    # For a road "paved" or "dirt", also "joins" if it meets another one, "horizontal" or "vertical" if it crosses the image. For a pond
+    # "mud" if it leaves mud, "only" if there is no other pond. For a single house the color of its roof.
     details: list[str] = field(default_factory=list)
     change_type: str = ""  # one of `CHANGES`
     location: str = ""  # where in the image, from `location_of`; "" if no phrase fits
@@ -87,7 +87,7 @@ def sample_pair(number: int, seed: int = 0) -> Pair:
             scene, change = _sample_scene(rng, change_type, variant)
         except NoRoomError:
             continue
-        states = scene.with_change(change.absent), scene.with_change(change.present)
+        states = scene.with_change(change.absent), scene.with_change(change.present)  # without and with the objects
         before, after = states[::-1] if change.is_in_before else states
         if not has_change:
             before = after = rng.choice(states)
@@ -221,7 +221,7 @@ def _sample_road(rng: random.Random, plan: Plan, variant: float) -> Change:
     num_gaps = sum(later - earlier > 8 for earlier, later in itertools.pairwise(crossed_places))
     if any(not covers <= {GRASS, FIELD, FOREST, ROAD} for covers in place_covers):
         raise NoRoomError
-    if len(visible_places) * 3 < 100 or len(crossed_places) > 14 or num_gaps:  # too short, or beside another road
+    if len(visible_places) * 3 < 100 or len(crossed_places) > 14 or num_gaps:  # too short, or on an old road, or twice
         raise NoRoomError
     if crossed_places:
         details.append("joins")
@@ -233,7 +233,7 @@ def _sample_road(rng: random.Random, plan: Plan, variant: float) -> Change:
 
 
 def _sample_area(rng: random.Random, plan: Plan, low: float, high: float, gap: float) -> tuple[Polygon, set[int]]:
-    """Sample a round area on open ground, with a radius between `low` and `high`; return it with the covers below it."""
+    """Sample a round area on open ground, with a radius of `low` to `high` and `gap` free pixels around it; return it and its covers."""
     for _ in range(6):
         center = scenes.sample_place(rng, 30)
         polygon = sample_blob(rng, center, rng.uniform(low, high), rng.uniform(0.55, 1))
@@ -346,18 +346,20 @@ def location_of(box: tuple[float, float, float, float]) -> str:
 
 def _find_relations(change: Change, scene: Layer) -> list[str]:
     """Return the relations that all changed objects have to things that do not change, see `Change.relations`."""
-    names = {FIELD: "fields", GRASS: "grass", FOREST: "forest inside"}
-    relations = [names[cover] for cover in change.covers if len(change.covers) == 1 and cover in names]
+    relation_of_cover = {FIELD: "fields", GRASS: "grass", FOREST: "forest inside"}
+    covers = change.covers if len(change.covers) == 1 else ()
+    relations = [relation_of_cover[cover] for cover in covers if cover in relation_of_cover]
     visible_houses = [house for house in scene.houses if all(4 < value < SIZE - 4 for value in house.center)]
     house_points = [outline_points(house.footprint, 3) for house in visible_houses]
     if change.noun == "road":
         road = change.present.roads[0]
         num_near = sum(_gap_to_road(points, road) < MAX_GAPS["houses"] for points in house_points)
-        return [*(names[cover] for cover in sorted(change.covers)), *(["houses"] if num_near > 2 else [])]
+        relations = [relation_of_cover[cover] for cover in sorted(change.covers)]
+        return [*relations, "houses"] if num_near > 2 else relations
     object_points = [outline_points(polygon, 3) for polygon in change.polygons()]
-    for name, lines in (("road", scene.roads), ("river", scene.rivers)):
-        gaps = [min(_gap_to_road(points, road) for road in lines) for points in object_points] if lines else []
-        if lines and all(gap < MAX_GAPS[name] for gap in gaps):
+    for name, roads in (("road", scene.roads), ("river", scene.rivers)):
+        gaps = [min(_gap_to_road(points, road) for road in roads) for points in object_points] if roads else []
+        if roads and all(gap < MAX_GAPS[name] for gap in gaps):
             relations.append(name)
     forest_polygons = [zone.polygon for zone in scene.zones if zone.surface == "forest"]
     for name, areas in (
@@ -369,6 +371,7 @@ def _find_relations(change: Change, scene: Layer) -> list[str]:
         areas = [points for points in areas if len(points)]
         if change.noun != "clearing" and areas and _are_all_near(object_points, areas, MAX_GAPS[name]):
             relations.append(name)
+    # "near the houses" is only true if at least two houses are near.
     if "houses" in relations and sum(_are_all_near(object_points, [house], 45) for house in house_points) < 2:
         relations.remove("houses")
     return relations

@@ -53,15 +53,15 @@ def bezier_curve(start: Point, control: Point, end: Point, num_points: int = 15)
 
 def points_along(line: Sequence[Point], step: float, start: float = 0.0) -> list[tuple[Point, float]]:
     """Return (point, direction of the line there) every `step` pixels along a line; the first is `start` pixels from the beginning."""
-    found, travelled, next_distance = [], 0.0, start
+    places, travelled, next_distance = [], 0.0, start
     for (x0, y0), (x1, y1) in itertools.pairwise(line):
         length = math.hypot(x1 - x0, y1 - y0)
         while length > 0 and next_distance <= travelled + length:
             fraction = (next_distance - travelled) / length
-            found.append(((x0 + fraction * (x1 - x0), y0 + fraction * (y1 - y0)), math.atan2(y1 - y0, x1 - x0)))
+            places.append(((x0 + fraction * (x1 - x0), y0 + fraction * (y1 - y0)), math.atan2(y1 - y0, x1 - x0)))
             next_distance += step
         travelled += length
-    return found
+    return places
 
 
 def outline_points(polygon: Polygon, step: float = 4.0) -> npt.NDArray[np.float64]:

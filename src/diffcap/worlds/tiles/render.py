@@ -1,8 +1,9 @@
 """Render the scenes of `tiles`: colors by season, textures, shadows by the sun's position, haze, misregistration and noise.
 
-Each image of a pair has a date, which determines all of these. The material at every place is drawn on a canvas, which has two samples per
-pixel on each axis and a margin around the image. A table for the date gives the color and the strength of the texture of each material. The
-result is then sampled in the pixels of the image, which can be shifted and rotated. Textures and noise are cut out of larger images.
+A scene is a `Layer`: lists of zones, roads, houses and other things. Each image of a pair has a date, which determines the rest. The
+material at every place is drawn on a canvas, which has two samples per pixel on each axis and a margin around the image. A table for the
+date gives the color and the strength of the texture of each material. The result is then sampled in the pixels of the image, which can be
+shifted and rotated. Textures and noise are cut out of larger images.
 """
 
 import math
@@ -62,7 +63,7 @@ class Date:
     haze: float  # fraction of the color of haze in each pixel
     brightness_slope: Point  # relative increase of brightness from the middle to the right and the lower edge
     noise: float  # standard deviation of the sensor's noise in gray levels
-    rotation: float  # of the image relative to the before image
+    rotation: float  # by which the image is rotated relative to the before image
     shift: Point  # offset of the image from the before image, in pixels
     noise_start: tuple[int, int]  # x and y of the part of the computed noise that the image uses
 
@@ -159,14 +160,14 @@ def draw_materials(scene: Layer, date: Date) -> ByteArray:
 def change_mask(change: Change | None, scene: Layer) -> ByteArray:
     """Draw the changed pixels of the before image, (SIZE, SIZE): 255 where an object is added or removed, else 0.
 
-    Shadows do not count. Where a new road meets an old one, nothing has changed. `scene` is the scene in one of the two images.
+    Shadows do not count. Where a new road meets an old one, nothing has changed. `scene`, before or after, has the old roads.
     """
     mask = Image.new("L", (SIZE, SIZE))
     if change is not None:
         draw = ImageDraw.Draw(mask)
         for polygon in change.polygons():
             draw.polygon(polygon, fill=255)
-        for road in change.present.roads:
+        for road in change.present.roads:  # roads that only one of the images has
             draw.line(road.line, fill=255, width=round(road.width), joint="curve")
             for other in scene.roads:
                 if other is not road:
@@ -264,18 +265,18 @@ def _draw_scene(scene: Layer, date: Date, ground: Image.Image) -> Image.Image:
 
 
 def _draw_house(canvas: _Canvas, house: House, to_sun: float) -> None:
-    material = FIRST_ROOF + house.roof * _ROOF_LEVELS
+    darkest_roof = FIRST_ROOF + house.roof * _ROOF_LEVELS
     if house.has_gable:
         for side in (-1, 1):
             normal = house.angle + side * math.pi / 2
             level = round(2 + 2 * math.cos(normal - to_sun))
             middle = offset(house.center, normal, house.width / 4)
-            canvas.polygon(rectangle(middle, house.angle, house.length, house.width / 2), material + level)
+            canvas.polygon(rectangle(middle, house.angle, house.length, house.width / 2), darkest_roof + level)
         chimney = offset(offset(house.center, house.angle, house.length / 4), house.angle + math.pi / 2, 1.8)
         canvas.polygon(rectangle(chimney, house.angle, 1.8, 1.8), CHIMNEY)
         return
-    canvas.polygon(house.footprint, material + 4)
-    canvas.polygon(rectangle(house.center, house.angle, house.length - 2.2, house.width - 2.2), material + 2)
+    canvas.polygon(house.footprint, darkest_roof + 4)  # the bright edge of a flat roof
+    canvas.polygon(rectangle(house.center, house.angle, house.length - 2.2, house.width - 2.2), darkest_roof + 2)
     for position in (-0.28, 0.22) if house.length > 25 else (0.2,):
         center = offset(house.center, house.angle, position * house.length)
         canvas.polygon(rectangle(center, house.angle, 4, 3.4), FIXTURE)
@@ -304,14 +305,14 @@ def _make_palette(date: Date) -> npt.NDArray[np.uint32]:
     table[FIXTURE] = 178, 178, 178, 10
     table[CHIMNEY] = 70, 66, 64, 10
     for tone in range(NUM_FIELD_TONES):
-        shift = 10 * math.sin(2.4 * tone)
+        brighter = 10 * math.sin(2.4 * tone)
         if tone % 5 == 0:  # ploughed
-            color: Color = (138 + shift, 112 + shift, 84 + shift)
+            color: Color = (138 + brighter, 112 + brighter, 84 + brighter)
         elif tone % 5 < 3:  # cereals
             share = min(1, max(0, 1.3 * green - 0.2))
-            color = between((198 + shift, 176 + shift, 112), (112 + shift, 142 + shift, 66), share)
+            color = between((198 + brighter, 176 + brighter, 112), (112 + brighter, 142 + brighter, 66), share)
         else:  # meadows
-            color = between((158 + shift, 148 + shift, 96), (90 + shift, 128 + shift, 62))
+            color = between((158 + brighter, 148 + brighter, 96), (90 + brighter, 128 + brighter, 62))
         table[FIRST_FIELD + tone] = *color, 60
     for number, name in enumerate(ROOF_COLORS):
         for level in range(_ROOF_LEVELS):
@@ -365,30 +366,30 @@ def _make_noise() -> FloatArray:
 def _make_textures() -> list[ByteArray]:
     """Compute the textures: one of open ground, one of forests for each sun angle, and one of fields for each crop angle."""
     rng = np.random.default_rng(0)
-    ground = 0.7 * _sample_cloud(rng, 1.1) + 0.5 * _sample_cloud(rng, 0.35)
-    height = np.zeros((_TEXTURE_SIZE, _TEXTURE_SIZE), np.float32)
+    clouds = 0.7 * _sample_cloud(rng, 1.1) + 0.5 * _sample_cloud(rng, 0.35)
+    tree_heights = np.zeros((_TEXTURE_SIZE, _TEXTURE_SIZE), np.float32)
     for x, y, radius in zip(*rng.uniform(0, _TEXTURE_SIZE, (2, 9000)), rng.uniform(2.5, 6, 9000)):
         x0, y0 = max(0, int(x - radius)), max(0, int(y - radius))
         x1, y1 = min(_TEXTURE_SIZE, int(x + radius) + 2), min(_TEXTURE_SIZE, int(y + radius) + 2)
         dx, dy = np.meshgrid(np.arange(x0, x1) - x, np.arange(y0, y1) - y)
         squared_distance = dx * dx + dy * dy
         crown = radius * np.sqrt(np.clip(1 - squared_distance / (radius * radius), 0, None)) + rng.uniform(0, 2)
-        patch = height[y0:y1, x0:x1]
+        patch = tree_heights[y0:y1, x0:x1]
         np.maximum(patch, np.where(squared_distance < radius * radius, crown, 0), out=patch)
-    slope_y, slope_x = np.gradient(height)
+    slope_y, slope_x = np.gradient(tree_heights)
     forest_textures = []
     for direction in range(_NUM_SUN_ANGLES):
         angle = 2 * math.pi * direction / _NUM_SUN_ANGLES
         brightness = -(slope_x * math.cos(angle) + slope_y * math.sin(angle))
-        relief = 0.55 * np.clip(brightness, -1.5, 1.5) + 0.16 * (height - height.mean())
-        forest_textures.append(_to_bytes(relief + 0.2 * ground))
+        relief = 0.55 * np.clip(brightness, -1.5, 1.5) + 0.16 * (tree_heights - tree_heights.mean())
+        forest_textures.append(_to_bytes(relief + 0.2 * clouds))
     y, x = np.mgrid[:_TEXTURE_SIZE, :_TEXTURE_SIZE].astype(np.float32)
     field_textures = []
     for direction in range(_NUM_CROP_ANGLES):
         angle = math.pi * direction / _NUM_CROP_ANGLES
         across = y * math.cos(angle) - x * math.sin(angle)  # position across the crop rows
-        field_textures.append(_to_bytes(0.75 * np.sin(across * (2 * math.pi / 5.5)) + 0.8 * ground))
-    return [_to_bytes(ground), *forest_textures, *field_textures]
+        field_textures.append(_to_bytes(0.75 * np.sin(across * (2 * math.pi / 5.5)) + 0.8 * clouds))
+    return [_to_bytes(clouds), *forest_textures, *field_textures]
 
 
 def _sample_cloud(rng: np.random.Generator, exponent: float) -> FloatArray:

@@ -17,7 +17,7 @@ NUM_FIELD_TONES = 20  # colors of fields
 ROOF_COLORS = ("red", "brown", "gray", "dark", "blue", "white")
 NUM_TREE_TONES = 3  # colors of trees
 NUM_CAR_COLORS = 6
-THEMES = ("suburb", "village", "forest")
+THEMES = ("suburb", "village", "forest")  # kinds of landscape
 
 
 @dataclass(frozen=True)
@@ -271,9 +271,9 @@ def sample_crossing(rng: random.Random, sides: tuple[int, int] | None = None, be
 
 def _add_roads(rng: random.Random, plan: Plan, num_roads: int, is_paved: bool) -> None:
     sides = rng.choice(((0, 2), (1, 3)))
-    main = Road(sample_crossing(rng, sides), rng.uniform(9, 13) if is_paved else rng.uniform(6, 8), is_paved)
-    plan.scene.roads.append(main)
-    places = points_along(main.line, 6)
+    main_road = Road(sample_crossing(rng, sides), rng.uniform(9, 13) if is_paved else rng.uniform(6, 8), is_paved)
+    plan.scene.roads.append(main_road)
+    places = points_along(main_road.line, 6)
     junctions = [place for place in places if all(50 < value < SIZE - 50 for value in place[0])]
     turns = rng.sample((math.pi / 2, -math.pi / 2), 2)
     for number in range(num_roads - 1):
@@ -283,7 +283,7 @@ def _add_roads(rng: random.Random, plan: Plan, num_roads: int, is_paved: bool) -
         angle = direction + turns[number] + rng.uniform(-0.15, 0.15)
         end = offset(start, angle, 330)
         control = offset(offset(start, angle, 120), angle + math.pi / 2, rng.uniform(-25, 25))
-        plan.scene.roads.append(Road(geometry.bezier_curve(start, control, end), main.width - 2, is_paved))
+        plan.scene.roads.append(Road(geometry.bezier_curve(start, control, end), main_road.width - 2, is_paved))
     for road in plan.scene.roads:
         plan.mark_line(road.line, road.width + 4, ROAD)
 

@@ -47,8 +47,8 @@ class Settings:
     pairs: int
     seed: int
     jitter: float
-    form: str = "tiles"
-    look: int = RENDERER_VERSION
+    form: str = "tiles"  # name of the dataset
+    look: int = RENDERER_VERSION  # other versions have images that look different
 
 
 def write_tiles(

@@ -18,13 +18,13 @@ from diffcap.worlds.training import shipped
 from diffcap.worlds.training.shipped import ClipBatch, ClipTraining, ShippedTraining
 
 BLOCK_SIZE = 8  # width and height in pixels of a block: the auxiliary "dense" task classifies the centre of each block
-DENSE_CLASSES = (COLORS + 1, SHAPES + 1, MATERIALS + 1, SIZES + 1)  # class 0 of each is the ground
+DENSE_CLASSES = (COLORS + 1, SHAPES + 1, MATERIALS + 1, SIZES + 1)  # numbers of classes; class 0 is the ground
 MIN_VISIBLE_PIXELS = 12  # of an object that a sentence may mention
 
 
 @dataclass
 class Targets:
-    """Training targets of B images. Images have 4 x 6 cells; an object belongs to the cell of its centre."""
+    """Training targets of B images. An object belongs to the cell of its centre; an image has 4 x 6 cells of `CELL` x `CELL` pixels."""
 
     # (B, 100, 4, 6) in 0 ... 1; the channels are groups of classes, such as colors, in the order of `blocks_backbone.GROUP_SIZES`.
     probabilities: Tensor
@@ -41,7 +41,7 @@ def make_targets(scenes: Scenes, slot_map: Tensor) -> Targets:
     is_visible = num_pixels > 0
     center_x = (object_masks.sum(2) * (torch.arange(WIDTH) + 0.5)).sum(2) / num_pixels.clamp(min=1)  # (B, N), pixels
     center_y = (object_masks.sum(3) * (torch.arange(HEIGHT) + 0.5)).sum(2) / num_pixels.clamp(min=1)
-    column, row = ((center_x + backbone.MARGIN) / CELL).long(), (center_y / CELL).long()
+    column, row = ((center_x + backbone.MARGIN) / CELL).long(), (center_y / CELL).long()  # cells begin in the margin
 
     ninth_row = ((center_y / CELL % 1) * 3).long()  # third of the cell's height in which the object's centre lies
     ninth_column = (((center_x + backbone.MARGIN) / CELL % 1) * 3).long()
@@ -69,7 +69,6 @@ def make_targets(scenes: Scenes, slot_map: Tensor) -> Targets:
     color_area = torch.zeros(batch, COLORS, ROWS * COLUMNS)
     probability_groups.append(color_area.scatter_add_(1, color[..., None].expand_as(area), area))
     probabilities = torch.cat(probability_groups, 1).view(batch, -1, ROWS, COLUMNS)
-
     # If a cell has two objects of one color, the position is that of the larger one, which is written last.
     order = num_pixels[image_index, slot_index].argsort(stable=True)
     positions = torch.zeros(batch, 2, COLORS, ROWS * COLUMNS)
@@ -123,17 +122,17 @@ class BlocksBackbone(ShippedTraining):
         presence = F.binary_cross_entropy_with_logits(logits, targets.probabilities, reduction="none").sum(1).mean()
         is_object = targets.probabilities[:, :COLORS].repeat(1, 2, 1, 1)
         errors = F.smooth_l1_loss(positions, targets.positions, beta=0.1, reduction="none") * is_object
-        place = errors.sum() / is_object.sum().clamp(min=1)
+        position = errors.sum() / is_object.sum().clamp(min=1)
         dense = dense_loss(self.dense_head(feature_map), targets.dense)
-        loss = presence + 2 * place + self.dense_weight * dense
-        self.log_dict({"loss": loss, "presence": presence, "place": place, "dense": dense}, prog_bar=True)
+        loss = presence + 2 * position + self.dense_weight * dense
+        self.log_dict({"loss": loss, "presence": presence, "place": position, "dense": dense}, prog_bar=True)
         return loss
 
     def finish(self, num_scenes: int, seed: int, jitter: float) -> tuple[dict[str, Tensor], dict[str, float]]:
         """Return the weights and the score: the fraction of cells with one object whose four attributes are predicted right."""
         network = fuse_batch_norms(self.network)
         num_scaled = min(2000, num_scenes)
-        # The scaling is computed from other scenes than the score.
+        # The scaling of the features is computed from the last scenes before the held-out ones, which give the score.
         batches = self.held_out_batches(num_scaled, seed, jitter, shipped.HELD_OUT - num_scaled)
         predictions = (network.predict(network.hidden_features(images)) for images, _ in batches)
         shipped.set_scaling_(network, [network.compute_channels(*prediction) for prediction in predictions])

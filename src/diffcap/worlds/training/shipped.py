@@ -74,9 +74,10 @@ class ClipTraining(ShippedTraining):
     def __init__(self, lr: float = 1e-3, steps: int = 3500, dense_weight: float = 1.0) -> None:
         super().__init__(lr, steps)
         self.dense_weight = dense_weight
-        self.vocabulary = build_clip_vocabulary([" ".join(self.sentence_words)], "clip_used")
+        self.vocabulary = build_clip_vocabulary([" ".join(self.sentence_words)], "clip_used")  # only these words
         self.clip = build_clip(self.clip_name, vocabulary_size=len(self.vocabulary))
-        self.images, self.words = PairTower(self.clip, joint=False), TextTower(self.clip)  # the modules of `self.clip`
+        # The two encoders use the modules of `self.clip`; joint=False encodes each image alone.
+        self.images, self.words = PairTower(self.clip, joint=False), TextTower(self.clip)
         self.dense_head = nn.Linear(self.clip.visual.proj.shape[1], self.num_dense_logits * self.cells_per_side**2)
         self.unfold = nn.PixelShuffle(self.cells_per_side)
 
@@ -124,6 +125,7 @@ class ClipTraining(ShippedTraining):
         num_right = num_counted = num_seen = 0
         for images, sentences, targets in self.held_out_batches(num_scenes, seed, jitter):
             tokens, scene_ids = self.encode_images(images), torch.arange(num_seen, num_seen + len(images))
+            # Image, sentence and the image of the sentence have the same number.
             metric.update(tokens[:, 0], scene_ids, self.encode_sentences(sentences), scene_ids, scene_ids)
             right, counted = self.count_dense_hits(self.dense_logits(tokens), targets)
             num_right += right

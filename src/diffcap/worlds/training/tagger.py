@@ -17,7 +17,7 @@ from diffcap.worlds.blocks.scenes import sample_triples
 from diffcap.worlds.tiles import captions as tiles
 from diffcap.worlds.tiles.changes import sample_pair
 
-_REPLACED = ("NOUN", "ADJ")  # the tags of words that hard negatives replace
+_REPLACED_TAGS = ("NOUN", "ADJ")  # the tags of words that hard negatives replace
 
 
 def train_tagger(
@@ -106,17 +106,18 @@ def split_held_out(sentences: Sequence[TaggedSentence], seed: int) -> tuple[list
     distinct = sorted({tuple(sentence) for sentence in sentences})
     chosen = random.Random(seed).sample(distinct, max(1, round(0.1 * len(distinct))))
     held_out = set(chosen)
-    return [each for each in sentences if tuple(each) not in held_out], [list(each) for each in chosen]
+    other_sentences = [sentence for sentence in sentences if tuple(sentence) not in held_out]
+    return other_sentences, [list(sentence) for sentence in chosen]
 
 
 def measure(folder: str | Path, gold: Sequence[TaggedSentence]) -> dict[str, Any]:
-    """Compare the tags of a tagger with the true tags, and if both or none are in `_REPLACED`; return fractions of words."""
+    """Return the fraction of words with the right tag, and that of words whose tag is rightly in `_REPLACED_TAGS`, or rightly not."""
     pipeline = load_pipeline(find_tagger(str(folder)))
     predicted_tags = tag_batch(pipeline, [" ".join(word for word, _ in sentence) for sentence in gold])
     true_tags = [tag for sentence in gold for _, tag in sentence]
     tag_pairs = list(zip(true_tags, (tag for tags in predicted_tags for tag in tags)))
     num_right = sum(true == predicted for true, predicted in tag_pairs)
-    num_right_group = sum((true in _REPLACED) == (predicted in _REPLACED) for true, predicted in tag_pairs)
+    num_right_group = sum((true in _REPLACED_TAGS) == (predicted in _REPLACED_TAGS) for true, predicted in tag_pairs)
     return {
         "upos_accuracy": num_right / len(tag_pairs),
         "noun_or_adjective_accuracy": num_right_group / len(tag_pairs),

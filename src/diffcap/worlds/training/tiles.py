@@ -20,7 +20,7 @@ from diffcap.worlds.tiles.write import sample_appearance
 from diffcap.worlds.training import shipped
 from diffcap.worlds.training.shipped import ClipBatch, ClipTraining, ShippedTraining
 
-IGNORED_CLASS = CLASSES  # index for small fixtures on roofs and cars, which belong to no class
+IGNORED_CLASS = CLASSES  # the index after the 17 classes, for small fixtures on roofs and cars, which have no class
 HOUSE_WEIGHT = 4.0  # loss weight of 8 x 8 pixels with the centre of a house, which are few; others have weight 1
 
 
@@ -53,7 +53,7 @@ def render_tiles(numbers: Sequence[int], seed: int, jitter: float) -> tuple[list
     """Return B images, (256, 256, 3) uint8 each, their scenes and targets; image 2 k is before the change of pair k, 2 k + 1 after it."""
     classes, images, scenes, class_maps = _class_of_material(), [], [], []
     houses = torch.zeros(len(numbers), SIZE // 8, SIZE // 8)
-    for row, number in enumerate(numbers):
+    for index, number in enumerate(numbers):
         pair = sample_pair(number // 2, seed)
         dates, texture_start = sample_appearance(number // 2, seed, jitter)
         scene, date = (pair.before, pair.after)[number % 2], dates[number % 2]
@@ -63,7 +63,7 @@ def render_tiles(numbers: Sequence[int], seed: int, jitter: float) -> tuple[list
         for house in scene.houses:
             x, y = paint.to_image(house.center, date)
             if 0 <= x < SIZE and 0 <= y < SIZE:
-                houses[row, int(y) // 8, int(x) // 8] = 1
+                houses[index, int(y) // 8, int(x) // 8] = 1
     side, num_classes = SIZE // STRIDE, CLASSES + 1
     first_index = np.arange(len(numbers) * side * side).reshape(-1, side, 1, side, 1) * num_classes
     histogram_index = first_index + np.stack(class_maps).reshape(-1, side, STRIDE, side, STRIDE)
@@ -105,26 +105,26 @@ class TilesBackbone(ShippedTraining):
         return loss
 
     def finish(self, num_scenes: int, seed: int, jitter: float) -> tuple[dict[str, Tensor], dict[str, float]]:
-        """Compute the output scaling from the first half of the held-out images, and the scores from the second half.
+        """Compute the scaling of the features from the first half of the held-out images, and the scores from the second half.
 
         Scores: "pixels" is the fraction of pixels whose most probable class is right, "classes" the mean of this fraction over the classes,
         and "houses" the correlation of the predicted and the true number of houses in 32 x 32 pixels.
         """
         network = fuse_batch_norms(self.network)
         num_right, num_pixels = torch.zeros(CLASSES), torch.zeros(CLASSES)
-        values, counts_by_batch, num_seen = [], [], 0
+        unscaled_features, counts_by_batch, num_seen = [], [], 0
         for images, targets in self.held_out_batches(num_scenes, seed, jitter):
             cover_logits, house_logits = network.predict(images)
             num_seen += len(images)
             if num_seen - len(images) < num_scenes // 2:
-                values.append(network.compute_channels(cover_logits, house_logits))
+                unscaled_features.append(network.compute_channels(cover_logits, house_logits))
                 continue
             true_cover = targets.covers.argmax(1)
             num_right += torch.bincount(true_cover[true_cover == cover_logits.argmax(1)], minlength=CLASSES)
             num_pixels += torch.bincount(true_cover.flatten(), minlength=CLASSES)
             house_counts = [16 * F.avg_pool2d(each, 4) for each in (house_logits.sigmoid(), targets.houses)]
             counts_by_batch.append(torch.stack(house_counts).flatten(1))
-        shipped.set_scaling_(network, values)
+        shipped.set_scaling_(network, unscaled_features)
         scores = {
             "pixels": (num_right.sum() / num_pixels.sum()).item(),
             "classes": (num_right / num_pixels.clamp(min=1))[num_pixels > 0].mean().item(),
