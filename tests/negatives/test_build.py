@@ -11,7 +11,7 @@ from diffcap.negatives.file import CaptionNegatives, write_negatives
 from diffcap.negatives.words import normalize_caption, sentence_texts, synonym_key
 from diffcap.records import ChangePair, read_manifest
 from diffcap.utils.errors import DiffcapError
-from diffcap.worlds.blocks.captions import NO_CHANGE, tag
+from diffcap.worlds.blocks.captions import LEXICON, NO_CHANGE
 
 FIXTURES = Path(__file__).with_name("fixtures")
 ENDS = (
@@ -46,10 +46,7 @@ def scenes(count: int, seed: int = 0) -> list[ChangePair]:
 
 def gold_tags(pairs: list[ChangePair]) -> dict[str, list[str]]:
     texts = sentence_texts({normalize_caption(caption) for pair in pairs for caption in pair.captions})
-    return {
-        text: [upos for word in text.split() for _, upos in ([(word, "PUNCT")] if word == "." else tag(word))]
-        for text in texts
-    }
+    return {text: ["PUNCT" if word == "." else LEXICON[word] for word in text.split()] for text in texts}
 
 
 def build(pairs: list[ChangePair], **settings: object) -> tuple[list[CaptionNegatives], Builder]:

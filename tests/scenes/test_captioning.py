@@ -181,9 +181,7 @@ def test_results_of_another_run_are_kept(tmp_path: Path) -> None:
     content = path.read_bytes()
     with pytest.raises(DiffcapError, match="another value of tile; repeat that command, or delete"):
         PartialResults(path, {**HEADER, "tile": 128})
-    path.write_bytes(content.replace(b"[1]", b"[1"))
-    with pytest.raises(DiffcapError, match="a damaged file of an unfinished run"):
-        PartialResults(path, HEADER)
+    assert path.read_bytes() == content
 
 
 def flood(mask: np.ndarray) -> list[frozenset[tuple[int, int]]]:

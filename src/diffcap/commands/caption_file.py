@@ -7,9 +7,9 @@ import io
 import json
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from diffcap.commands.pairs import ImagePair
 from diffcap.records import read_json, write_json
@@ -41,7 +41,7 @@ def exclusive_lock(path: Path) -> Iterator[None]:
         yield
 
 
-class CaptionFile:
+class CaptionFile(AbstractContextManager["CaptionFile"]):
     """A file with a row for each pair, either new or begun by the same command.
 
     `pending_pairs` lists the pairs without a row, then those whose row has an error or that are in `repeated_ids`. The pairs of an
@@ -141,9 +141,6 @@ class CaptionFile:
             self._file.write(encoded + b"\n")
             self._file.flush()
         self._rows[_key(pair.id)] = _Row(encoded, "error" in row)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         """Close the file; if all pairs have a row, put the rows in the order of the pairs."""

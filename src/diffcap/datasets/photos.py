@@ -80,10 +80,18 @@ def read_image_editing_request(folder: Path) -> list[ChangePair]:
 
 
 BIRDS_COLUMNS = (
-    "img1ObservationURL", "img1ImgURL", "img1Species", "img1Selection",
-    "img2ObservationURL", "img2ImgURL", "img2Species", "img2Selection",
-    "split", "annN", "description",
-)  # fmt: skip
+    "img1ObservationURL",
+    "img1ImgURL",
+    "img1Species",
+    "img1Selection",
+    "img2ObservationURL",
+    "img2ImgURL",
+    "img2Species",
+    "img2Selection",
+    "split",
+    "annN",
+    "description",
+)
 # Name of a split in the files -> split.
 SPLIT_OF_NAME = {**{split: split for split in SPLITS}, "dev": "val"}
 PHOTO_EXTENSIONS = (".jpg", ".jpeg", ".png")

@@ -91,10 +91,16 @@ def evaluation_trainer(devices: int, accelerator: str) -> pl.Trainer:
     options = {"devices": devices, "strategy": "ddp" if devices > 1 else "auto", **launched_options(devices)}
     with wrap_invalid_settings(TypeError):
         return pl.Trainer(
-            **options, accelerator=accelerator, logger=False,
-            enable_checkpointing=False, enable_progress_bar=sys.stderr.isatty(), enable_model_summary=False,
-            callbacks=[RichProgressBar(console_kwargs={"stderr": True}) if sys.stderr.isatty() else LogProgress("decoding")],
-        )  # fmt: skip
+            **options,
+            accelerator=accelerator,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=sys.stderr.isatty(),
+            enable_model_summary=False,
+            callbacks=[
+                RichProgressBar(console_kwargs={"stderr": True}) if sys.stderr.isatty() else LogProgress("decoding")
+            ],
+        )
 
 
 def decode(

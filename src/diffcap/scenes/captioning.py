@@ -5,9 +5,10 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from PIL import Image
@@ -34,7 +35,7 @@ class SceneCaptions(NamedTuple):
     num_not_captioned: dict[str, int]
 
 
-class PartialResults:
+class PartialResults(AbstractContextManager["PartialResults"]):
     """The results of an unfinished run as JSON Lines: `header`, on which they depend (JSON values), then a line per batch of tiles."""
 
     def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
@@ -42,12 +43,7 @@ class PartialResults:
         path.parent.mkdir(parents=True, exist_ok=True)
         content = path.read_bytes() if path.is_file() else b""
         complete_lines, newline, _ = content.rpartition(b"\n")
-        try:
-            old_header, *batches = [json.loads(line) for line in complete_lines.splitlines()] or [None]
-        except ValueError:
-            raise DiffcapError(
-                f"{path}: a damaged file of an unfinished run; delete it to start from the first tile."
-            ) from None
+        old_header, *batches = [json.loads(line) for line in complete_lines.splitlines()] or [None]
         if old_header not in (None, header):
             names = ", ".join(key for key in header if old_header.get(key) != header[key]) or "an option"
             raise DiffcapError(
@@ -70,9 +66,6 @@ class PartialResults:
         with add_filename(self.path):
             self._file.write(json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode() + b"\n")
             self._file.flush()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         with add_filename(self.path):

@@ -110,12 +110,8 @@ _WORDS_OF_TAG = {
     "VERB": "became turned changed added appeared introduced removed disappeared missing gone vanished moved shifted "
     "relocated seen stays look",
 }
+# A word has the same tag in all captions of `blocks`.
 LEXICON: dict[str, str] = {word: tag for tag, words in _WORDS_OF_TAG.items() for word in words.split()}
-
-
-def tag(caption: str) -> list[tuple[str, str]]:
-    """Return (word, UPOS tag) of each word; a word has the same tag in all captions of `blocks`."""
-    return [(word, LEXICON[word]) for word in caption.split()]
 
 
 def write_captions(triples: Triples, seed: int = 0) -> tuple[list[list[str]], list[list[str]]]:

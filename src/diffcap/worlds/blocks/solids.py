@@ -18,9 +18,15 @@ from diffcap.worlds.blocks.geometry import CUBE, SPHERE
 Vector = Tensor | Sequence[Tensor]  # x, y and z
 # CLEVR's colors, 0 to 255: gray, red, blue, green, brown, purple, cyan, yellow.
 OBJECT_COLORS = (
-    (87, 87, 87), (173, 35, 35), (42, 75, 215), (29, 105, 20),
-    (129, 74, 25), (129, 38, 192), (41, 208, 208), (255, 238, 51),
-)  # fmt: skip
+    (87, 87, 87),
+    (173, 35, 35),
+    (42, 75, 215),
+    (29, 105, 20),
+    (129, 74, 25),
+    (129, 38, 192),
+    (41, 208, 208),
+    (255, 238, 51),
+)
 KEY_COLOR, FILL_COLOR = (1.0, 0.955, 0.885), (0.925, 0.95, 1.0)  # of the two lights
 _GROUND_ALBEDO = 0.60  # the fraction of red, green and blue light that the ground reflects
 

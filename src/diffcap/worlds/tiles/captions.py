@@ -137,12 +137,8 @@ _WORDS_OF_TAG = {
     "VERB": "appear appeared appears built changed cleared constructed created cut added demolished disappear disappeared disappears "
     "dried exposed formed gone grown joins meets occurred planted removed replaced seem torn turned vanished",
 }
+# A word has the same tag in all captions of `tiles`.
 LEXICON: dict[str, str] = {word: tag for tag, words in _WORDS_OF_TAG.items() for word in words.split()}
-
-
-def tag(caption: str) -> list[tuple[str, str]]:
-    """Return (word, UPOS tag) of each word; a word has the same tag in all captions of `tiles`."""
-    return [(word, LEXICON[word]) for word in caption.split()]
 
 
 def write_captions(rng: random.Random, change: Change | None) -> list[str]:

@@ -93,12 +93,13 @@ def tagged_captions(dataset: str, scenes: int, seed: int) -> list[TaggedSentence
     """Return the captions of a number of scenes of `blocks` or `tiles`, with the part-of-speech tag of each word."""
     if dataset == "blocks":
         change_captions, no_change_captions = blocks.write_captions(sample_triples(range(scenes), seed), seed)
-        return [blocks.tag(caption) for captions in change_captions + no_change_captions for caption in captions]
+        captions = [caption for texts in change_captions + no_change_captions for caption in texts]
+        return [[(word, blocks.LEXICON[word]) for word in caption.split()] for caption in captions]
     sentences: dict[str, None] = {}  # an ordered set
     for number in range(scenes):
         change = sample_pair(number, seed).change
         sentences.update(dict.fromkeys(tiles.write_captions(random.Random(f"{seed} {number}"), change)))
-    return [tiles.tag(caption) for caption in sentences]
+    return [[(word, tiles.LEXICON[word]) for word in caption.split()] for caption in sentences]
 
 
 def split_held_out(sentences: Sequence[TaggedSentence], seed: int) -> tuple[list[TaggedSentence], list[TaggedSentence]]:
