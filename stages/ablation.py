@@ -54,19 +54,19 @@ def ablation(
     if not chosen_rows:
         raise DiffcapError(f"--rows {rows}: no row is left. {remark}")
     out_folder = Path(out or f"runs/{dataset}/{method}-ablation")
-    shared = {**variables, "logger": "none"}
+    shared_variables = {**variables, "logger": "none"}
     first_seeds = parse_seeds(seeds)
     other_seeds = [seed for seed in (parse_seeds(more_seeds) if more_seeds else []) if seed not in first_seeds]
-    # These run before the rows, because two rows would write the same files at the same time.
+    # The stages that all rows share run first, because two rows would write the same files at the same time.
     needs_negatives = base.method_spec.pretraining is not None and base.method_spec.pretraining.needs_negatives
-    make("data", "extract negatives" if needs_negatives else "extract", shared)
+    make("data", "extract negatives" if needs_negatives else "extract", shared_variables)
     for extra in sorted({ablations[row].extra for row in chosen_rows} - {""}):  # datasets of a further pre-training
-        with_extra = Experiment(**{**shared, "extra": extra})
+        with_extra = Experiment(**{**shared_variables, "extra": extra})
         for stage, needed in needed_by(with_extra, [PRETRAIN]):
             if needed is not with_extra and stage != "data":
                 make(needed.dataset, stage, needed.explicit_values)
     # The manifest is complete now; without `data`, its files are not read again for every row.
-    shared = {name: value for name, value in shared.items() if name != "data"}
+    shared_variables = {name: value for name, value in shared_variables.items() if name != "data"}
     plan = (chosen_rows, first_seeds), (repeated_rows, other_seeds)
     runs = [(row, seed) for names, row_seeds in plan for seed in row_seeds for row in names]
     jobs = {}
@@ -75,7 +75,7 @@ def ablation(
         jobs[row, seed] = Job(
             f"{ablation.title}, seed {seed}",
             {
-                **shared,
+                **shared_variables,
                 "run": str(out_folder / f"{row}-{seed}"),
                 "seed": str(seed),
                 **({"extra": ablation.extra} if ablation.extra else {"ablation": row}),

@@ -56,13 +56,13 @@ def accuracy(
     base = Experiment(**variables)
     dataset_folder = base.folder
     out_folder = Path(out or f"runs/{base.dataset}/{base.method}-accuracy")
-    shared = {**variables, "logger": "none"}
-    # These run before the seeds, because two seeds would write the same files at the same time.
+    shared_variables = {**variables, "logger": "none"}
+    # The stages that all seeds share run first, because two seeds would write the same files at the same time.
     needs_negatives = base.method_spec.pretraining is not None and base.method_spec.pretraining.needs_negatives
-    make("data", "extract negatives" if needs_negatives else "extract", shared)
-    shared.pop("data", None)
+    make("data", "extract negatives" if needs_negatives else "extract", shared_variables)
+    shared_variables.pop("data", None)
     beam = f"beam{beams}-{length_penalty:g}"
-    beam_options = f"--beams={beams}", f"--length_penalty={length_penalty}"
+    with_beams = f"--beams={beams}", f"--length_penalty={length_penalty}"
     averaged_eval, reinforced_eval = result_folder_name(AVERAGED, EVAL), result_folder_name(REINFORCE, EVAL)
 
     def evaluate(title: str, checkpoint: Path, out: Path, *options: str) -> None:
@@ -70,7 +70,7 @@ def accuracy(
         call([sys.executable, "-m", "diffcap", "eval", *words], title)
 
     def run_seed(number: int) -> None:
-        run = out_folder / str(number)
+        run_folder = out_folder / str(number)
         finetune_options = [f"--run.keep_last_k={keep}", *steps_options(steps)]
         if steps:  # the kept checkpoints are then those of the last quarter
             finetune_options.append(f"--run.checkpoint_every={max(1, steps // (4 * keep))}")
@@ -79,16 +79,16 @@ def accuracy(
             "finetune": finetune_options,
             "reinforce": steps_options(reinforce_steps),
         }
-        seed_variables = {**shared, "run": str(run), "seed": str(number)}
+        seed_variables = {**shared_variables, "run": str(run_folder), "seed": str(number)}
         make(f"seed {number}, captioning", "finetune", seed_variables, **options)
-        trained, averaged, reinforced = (run / stage / BEST for stage in (FINETUNE, AVERAGED, REINFORCE))
-        evaluate(f"seed {number}, greedy", trained, run / EVAL)
-        evaluate(f"seed {number}, beams", trained, run / f"{EVAL}-{beam}", *beam_options)
-        average(f"seed {number}, averaging", run / FINETUNE, keep, averaged)
-        evaluate(f"seed {number}, averaged", averaged, run / averaged_eval)
+        trained, averaged, reinforced = (run_folder / stage / BEST for stage in (FINETUNE, AVERAGED, REINFORCE))
+        evaluate(f"seed {number}, greedy", trained, run_folder / EVAL)
+        evaluate(f"seed {number}, beams", trained, run_folder / f"{EVAL}-{beam}", *with_beams)
+        average(f"seed {number}, averaging", run_folder / FINETUNE, keep, averaged)
+        evaluate(f"seed {number}, averaged", averaged, run_folder / averaged_eval)
         make(f"seed {number}, self-critical", "reinforce", seed_variables, **options)
-        evaluate(f"seed {number}, reinforced", reinforced, run / reinforced_eval)
-        evaluate(f"seed {number}, reinforced, beams", reinforced, run / f"{reinforced_eval}-{beam}", *beam_options)
+        evaluate(f"seed {number}, reinforced", reinforced, run_folder / reinforced_eval)
+        evaluate(f"seed {number}, reinforced, beams", reinforced, run_folder / f"{reinforced_eval}-{beam}", *with_beams)
 
     in_parallel([partial(run_seed, number) for number in seed_numbers], int(variables.get("devices", 1)))
     run_folders = [out_folder / str(number) for number in seed_numbers]
@@ -99,9 +99,9 @@ def accuracy(
         "reinforced": reinforced_eval,
         f"reinforced, {beams} beams": f"{reinforced_eval}-{beam}",
     }
-    rows = {title: [run / name for run in run_folders] for title, name in evaluation_names.items()}
+    rows = {title: [run_folder / name for run_folder in run_folders] for title, name in evaluation_names.items()}
     if len(seed_numbers) > 1:
-        members = [run / FINETUNE / BEST for run in run_folders]
+        members = [run_folder / FINETUNE / BEST for run_folder in run_folders]
         ensemble = out_folder / f"ensemble-{'-'.join(map(str, seed_numbers))}"
         evaluate("the ensemble", members[0], ensemble, f"--ensemble={','.join(map(str, members[1:]))}")
         rows[f"ensemble of {len(seed_numbers)} seeds"] = [ensemble]
@@ -110,9 +110,9 @@ def accuracy(
     accuracy_table(dataset_folder, rows, out_folder / REPORT)
 
 
-def average(title: str, training: Path, keep: int, out: Path) -> None:
+def average(title: str, training_folder: Path, keep: int, out: Path) -> None:
     """Average the last periodic checkpoints of a training and last.ckpt, unless `out` is their average already."""
-    files = [*sorted(training.glob(STEP_CHECKPOINT_GLOB))[-keep:], training / LAST]
+    files = [*sorted(training_folder.glob(STEP_CHECKPOINT_GLOB))[-keep:], training_folder / LAST]
     record_file = out.with_name("average.done.json")
     old_record = record.read(record_file)
     file_entries = record.describe_files(files, old_record)

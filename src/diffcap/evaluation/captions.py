@@ -49,8 +49,8 @@ def tokenize(captions: Sequence[str], tokenizer: Tokenizer = "ptb") -> list[str]
     lines = [" ".join(caption.split()) for caption in captions]
     if tokenizer == "raw":
         return lines
-    distinct = list(dict.fromkeys(line for line in lines if line))
-    tokens = dict(zip(distinct, ptb_tokens(distinct))) if distinct else {}
+    distinct_lines = list(dict.fromkeys(line for line in lines if line))
+    tokens = dict(zip(distinct_lines, ptb_tokens(distinct_lines))) if distinct_lines else {}
     return [tokens.get(line, "") for line in lines]
 
 
@@ -120,8 +120,8 @@ def _score_metric(metric: str, hypotheses: Hypotheses, references: References, g
         pair_scores = rouge_l(hypotheses, references) if metric == "ROUGE-L" else spice(hypotheses, references)
         for group, ids in groups.items():
             # SPICE compares objects, attributes and relations; it is NaN if no text has any, and is then left out of the mean.
-            defined = [pair_scores[id] for id in ids if not math.isnan(pair_scores[id])]
-            scores[group] = {metric: math.fsum(defined) / max(1, len(defined))}
+            defined_scores = [pair_scores[id] for id in ids if not math.isnan(pair_scores[id])]
+            scores[group] = {metric: math.fsum(defined_scores) / max(1, len(defined_scores))}
     return scores
 
 

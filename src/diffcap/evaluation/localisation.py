@@ -7,9 +7,8 @@ Two scores compare an attention map with a region, which is a mask or a box:
 * the energy-based pointing game (Wang et al., "Score-CAM", CVPR Workshops 2020): which fraction of the map's sum is in the region?
   The value of a cell is distributed evenly over its area.
 
-A mask is averaged over the area of each cell, exactly, also where a cell's edge cuts a pixel.
-
-"Chance" is the score of a uniform map. For the second score, it is the fraction of the image that the region covers.
+A mask is averaged exactly over the area of each cell, also where a cell's edge cuts a pixel. "Chance" is the score of a uniform map;
+for the second score, it is the fraction of the image that the region covers.
 """
 
 from collections.abc import Iterable, Sequence

@@ -143,8 +143,8 @@ class CiderD:
         first_ngram = np.cumsum(num_ngrams) - num_ngrams
         # A document is the set of all references of an image.
         documents = np.repeat(images, num_ngrams[rows])
-        in_documents = np.unique(documents * len(keys) + ngram_index[_ranges(first_ngram[rows], num_ngrams[rows])])
-        document_frequency = np.bincount(in_documents % max(1, len(keys)), minlength=len(keys))
+        document_ngrams = np.unique(documents * len(keys) + ngram_index[_ranges(first_ngram[rows], num_ngrams[rows])])
+        document_frequency = np.bincount(document_ngrams % max(1, len(keys)), minlength=len(keys))
         idf = self._log_images - np.log(np.maximum(1.0, document_frequency))
         weights = ngrams.counts * idf[ngram_index]
         squares = np.bincount(ngrams.caption, weights**2, minlength=len(num_ngrams) + 1)

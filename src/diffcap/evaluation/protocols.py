@@ -25,18 +25,18 @@ def groups_of(pairs: Sequence[ChangePair]) -> dict[str, list[str]]:
     distractors, as in the papers' tables.
     """
     groups = {"total": [pair.id for pair in pairs]}
-    semantic = [pair for pair in pairs if not pair.is_distractor]
-    if 0 < len(semantic) < len(pairs):
-        for group_pairs in (semantic, [pair for pair in pairs if pair.is_distractor]):
+    semantic_pairs = [pair for pair in pairs if not pair.is_distractor]
+    if 0 < len(semantic_pairs) < len(pairs):
+        for group_pairs in (semantic_pairs, [pair for pair in pairs if pair.is_distractor]):
             groups[group_pairs[0].group] = [pair.id for pair in group_pairs]
-    types = {pair.change_type for pair in semantic if pair.change_type is not None}
+    types = {pair.change_type for pair in semantic_pairs if pair.change_type is not None}
     if reserved_types := sorted(types & RESERVED_CHANGE_TYPES):
         raise DiffcapError(
             f"change type {reserved_types[0]!r} is a reserved name; rename it in the dataset and run the data stage again."
         )
     other_types = sorted(types - set(TYPE_ORDER))
     for name in [*(name for name in TYPE_ORDER if name in types), *other_types]:
-        groups[name] = [pair.id for pair in semantic if pair.change_type == name]
+        groups[name] = [pair.id for pair in semantic_pairs if pair.change_type == name]
     return groups
 
 

@@ -71,6 +71,7 @@ class PeriodicCheckpoint(Callback):
                     signal.signal(signal_number, self._on_signal)
 
     def _stop_every(self, trainer: pl.Trainer) -> int:
+        """Return N if the training can stop at each N-th step: several processes compare rarely whether one was interrupted."""
         every = trainer.log_every_n_steps or self.every_n_steps  # type: ignore[attr-defined]
         return 1 if trainer.world_size == 1 else int(every)
 
@@ -90,9 +91,9 @@ class PeriodicCheckpoint(Callback):
             return
         is_interrupted = self._interrupted_at < math.inf
         reduce = trainer.strategy.reduce_boolean_decision
-        stop = step % self._stop_every(trainer) == 0 and reduce(is_interrupted, all=False)  # on any rank
-        periodic = step % self.every_n_steps == 0
-        if step and (periodic or stop):
+        must_stop = step % self._stop_every(trainer) == 0 and reduce(is_interrupted, all=False)  # on any rank
+        is_periodic = step % self.every_n_steps == 0
+        if step and (is_periodic or must_stop):
             loop = trainer.fit_loop.epoch_loop
             # `_batches_that_stepped` is the step of the logs. Lightning saves its own checkpoints before it raises this counter. So it
             # adds 1 to the counter when it loads a checkpoint whose next batch ends a step.
@@ -101,7 +102,7 @@ class PeriodicCheckpoint(Callback):
             trainer.save_checkpoint(self.path)
             loop._batches_that_stepped += added_at_load
             self.saved_step = step
-            if periodic and self.keep_last_k and trainer.is_global_zero:
+            if is_periodic and self.keep_last_k and trainer.is_global_zero:
                 copy = self.path.with_name(f"step-{step:06d}.ckpt")
                 with atomic_write(copy, per_process=False) as temporary:
                     shutil.copyfile(self.path, temporary)
@@ -111,8 +112,8 @@ class PeriodicCheckpoint(Callback):
                 num_too_old = max(num_until_copy - self.keep_last_k, 0)
                 for checkpoint in checkpoints[:num_too_old] + checkpoints[num_until_copy:]:
                     checkpoint.unlink()
-        if stop:
-            raise SIGTERMException
+        if must_stop:
+            raise SIGTERMException  # Lightning ends the training
 
 
 class DelayedModelCheckpoint(ModelCheckpoint):

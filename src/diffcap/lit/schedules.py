@@ -36,8 +36,8 @@ def make_lr_lambda(
 
     Args:
         schedule: the shape of the function:
-            "noam": linear warm-up over `warmup` steps, then decay with the inverse square root of the step (IDC-PCL's
-            pre-training. The authors' code counts steps from 0, with 1e-8 as the first; here they are counted from 1).
+            "noam": linear warm-up over `warmup` steps, then decay with the inverse square root of the step, counted from 1 (IDC-PCL's
+            pre-training; the authors' code counts from 0, and takes 1e-8 instead of 0).
             "piecewise": the factor is halved at each milestone (IDC-PCL's fine-tuning).
             "step": the factor is divided by 10 at each milestone (SCORER and DIRL, authors' code).
             "cosine": linear warm-up, then half a cosine that reaches 0 at `total_steps`.

@@ -209,11 +209,11 @@ def adamw(
 
 def root_mean_square(gradients: Iterable[Tensor | None]) -> Tensor | None:
     """Return the root mean square of all values of the gradients; None without gradients."""
-    present = [gradient.float() for gradient in gradients if gradient is not None]
-    if not present:
+    present_gradients = [gradient.float() for gradient in gradients if gradient is not None]
+    if not present_gradients:
         return None
-    norms = torch.stack(list(torch._foreach_norm(present)))
-    return norms.norm() / sum(gradient.numel() for gradient in present) ** 0.5
+    norms = torch.stack(list(torch._foreach_norm(present_gradients)))
+    return norms.norm() / sum(gradient.numel() for gradient in present_gradients) ** 0.5
 
 
 # Hyperparameters that must be equal in both stages; if they differ, the names and shapes of the weights fit all the same.

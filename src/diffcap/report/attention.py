@@ -81,15 +81,15 @@ def iter_attention(
 
 def extreme_pairs(scores: Mapping[str, Mapping[str, float]], count: int = _PAIRS_PER_END) -> list[str]:
     """Return ids of the pairs with a system's lowest or highest scores (system -> id -> score), or whose scores differ most by system."""
-    selected: list[str] = []
+    selected_ids: list[str] = []
     for by_id in scores.values():
-        order = sorted(by_id, key=by_id.__getitem__)
-        selected += order[:count] + order[-count:]
+        sorted_ids = sorted(by_id, key=by_id.__getitem__)
+        selected_ids += sorted_ids[:count] + sorted_ids[-count:]
     if len(scores) > 1:
         ids = next(iter(scores.values()))
         ranges = {id: np.ptp([by_id[id] for by_id in scores.values()]) for id in ids}
-        selected += sorted(ranges, key=ranges.__getitem__)[-count:]
-    return list(dict.fromkeys(selected))
+        selected_ids += sorted(ranges, key=ranges.__getitem__)[-count:]
+    return list(dict.fromkeys(selected_ids))
 
 
 def encode_attention(maps: AttentionMaps) -> dict[str, Any]:

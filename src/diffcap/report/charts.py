@@ -200,7 +200,7 @@ def _draw_curves(axes: "Axes", title: str, curves: Sequence[tuple[str, str, Curv
 def viewpoint_charts(scores: JsonObject, colors: Mapping[str, str]) -> list[Chart]:
     """Draw the page's charts of the content of viewpoint.json; a chart needs a number for every bin."""
     charts = []
-    for title, (key, group) in _viewpoint_charts(scores).items():
+    for title, (key, group) in _complete_charts(scores).items():
         with _figure(*_PAGE_CHART_SIZE) as (figure, (axes,)):
             means = _draw_viewpoint(axes, scores, key, group, colors)
             summary = "; ".join(f"{name} from {values[0]:.1f} to {values[-1]:.1f}" for name, values in means.items())
@@ -211,7 +211,7 @@ def viewpoint_charts(scores: JsonObject, colors: Mapping[str, str]) -> list[Char
 def write_viewpoint(path: Path, scores: JsonObject, baselines: Collection[str] = ()) -> None:
     """Write `viewpoint.png`: the charts for all pairs, each with its values below; the baselines are gray."""
     colors = system_colors(list(scores["systems"]), baselines)
-    charts = {title: (key, group) for title, (key, group) in _viewpoint_charts(scores).items() if group == "total"}
+    charts = {title: (key, group) for title, (key, group) in _complete_charts(scores).items() if group == "total"}
     height = len(charts) * (3.2 + 0.2 * len(colors))
     with _figure(_PNG_WIDTH, height, len(charts), layout="constrained") as (figure, all_axes):
         for axes, (title, (key, group)) in zip(all_axes, charts.items()):
@@ -245,7 +245,7 @@ def _add_text(axes: "Axes", text: str, x: float, offset: float, color: str, alig
     )
 
 
-def _viewpoint_charts(scores: JsonObject) -> dict[str, tuple[str, str]]:
+def _complete_charts(scores: JsonObject) -> dict[str, tuple[str, str]]:
     """Return the entries of `_VIEWPOINT_CHARTS` that every bin of every system has a number for."""
     all_bins = [one_bin for bin_scores in scores["systems"].values() for one_bin in bin_scores]
     charts = {}

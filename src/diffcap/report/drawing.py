@@ -218,10 +218,10 @@ def draw_region(pair: ChangePair, images: Sequence[Image.Image], masks: Masks) -
     if mask is None:
         boxes = pair.extra.get("boxes") or {}
         return [fit_image(image, box=boxes.get(side)) for side, image in zip(("before", "after"), images)]
-    fitted = [fit_image(image) for image in images]
-    for image in fitted:
+    fitted_images = [fit_image(image) for image in images]
+    for image in fitted_images:
         image.paste(REGION_COLOR, mask=draw_outline(mask, image.size))
-    return fitted
+    return fitted_images
 
 
 def type_group(pair: ChangePair) -> str | None:

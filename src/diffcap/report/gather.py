@@ -68,8 +68,8 @@ def collect_results(
         protocol = rows.default_protocol(dataset, split)
     protocol.pop("ensemble", None)  # the number of members differs between systems, see "ensembles" below
     split_pairs = [pair for pair in dataset.pairs if pair.split == split]
-    captioned = [pair for pair in split_pairs[: protocol.get("limit")] if pair.captions]
-    pairs = take_changes(captioned, protocol.get("changes"))  # the sentences on several changes become captions
+    captioned_pairs = [pair for pair in split_pairs[: protocol.get("limit")] if pair.captions]
+    pairs = take_changes(captioned_pairs, protocol.get("changes"))  # the sentences on several changes become captions
     train_pairs = take_changes([pair for pair in dataset.pairs if pair.split == "train"], protocol.get("changes"))
     references = {pair.id: pair.captions for pair in pairs}
     split_ids = [pair.id for pair in split_pairs]
@@ -134,8 +134,8 @@ def _describe_runs(
         if num_members := metrics["protocol"].get("ensemble"):
             ensembles[name] = num_members
         run_notes = [note for run in seed_runs for note in caption_notes(run.predictions, references)]
-        if features_note := get_dataset(dataset.name).features_note(metrics["provenance"].get("features")):
-            run_notes.append(f"{features_note}.")
+        if features_warning := get_dataset(dataset.name).features_note(metrics["provenance"].get("features")):
+            run_notes.append(f"{features_warning}.")
         if run_notes:
             notes[name] = list(dict.fromkeys(run_notes))
         if origin := rows.zero_shot_origin(seed_runs[0]):
@@ -155,12 +155,12 @@ def baseline_captions(
     train_pairs: Sequence[ChangePair], test_pairs: Sequence[ChangePair], store: FeatureStore | None
 ) -> dict[str, dict[str, str]]:
     """Caption the test pairs: {`MOST_COMMON`: id -> caption} and, with features, {`NEAREST`: id -> caption}."""
-    captioned = [pair for pair in train_pairs if pair.captions]
-    common = most_common_captions(captioned, test_pairs)
+    captioned_pairs = [pair for pair in train_pairs if pair.captions]
+    common = most_common_captions(captioned_pairs, test_pairs)
     if store is None:
         return {MOST_COMMON: common}
-    vectors, test_vectors = (vectors_of_pairs(store, pairs) for pairs in (captioned, test_pairs))
-    return {MOST_COMMON: common, NEAREST: nearest_captions(captioned, vectors, test_pairs, test_vectors)}
+    vectors, test_vectors = (vectors_of_pairs(store, pairs) for pairs in (captioned_pairs, test_pairs))
+    return {MOST_COMMON: common, NEAREST: nearest_captions(captioned_pairs, vectors, test_pairs, test_vectors)}
 
 
 def vectors_of_pairs(store: FeatureStore, pairs: Sequence[ChangePair], chunk_size: int = 256) -> Array:

@@ -184,8 +184,8 @@ def mean_row(rows: Sequence[Row]) -> Row:
 def _reduce(entries: Sequence[Any], statistic: Callable[[list[float]], float]) -> Any:
     """Compute a statistic of each number in dicts of equal structure; keys that one of them lacks are left out."""
     if isinstance(entries[0], Mapping):
-        shared = [key for key in entries[0] if all(key in entry for entry in entries)]
-        return {key: _reduce([entry[key] for entry in entries], statistic) for key in shared}
+        shared_keys = [key for key in entries[0] if all(key in entry for entry in entries)]
+        return {key: _reduce([entry[key] for entry in entries], statistic) for key in shared_keys}
     return statistic([float(number) for number in entries])
 
 

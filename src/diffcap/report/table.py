@@ -240,7 +240,7 @@ def scoring_text(protocol: JsonObject, rows: SystemRows) -> str:
     run_counts = sorted({count for row in rows.values() if (count := int(row.get("runs", 1))) > 1})
     num_runs = " to ".join(map(str, dict.fromkeys((*run_counts[:1], *run_counts[-1:]))))  # "3", or "2 to 5"
     deviation = f"; mean ± standard deviation over {num_runs} runs" if run_counts else ""
-    changes = f"{protocol['changes']} change, " if protocol.get("changes") else ""
+    changes = f"{protocol['changes']} change, " if protocol.get("changes") else ""  # "single" or "multi"
     remark = f" {protocol['remark']}" if protocol.get("remark") else ""
     return (
         f"{remarks(protocol)}{changes}{protocol['pairs']['total']:,} pairs, {protocol['tokenizer']} tokens, {decoding_text(protocol)}; "
