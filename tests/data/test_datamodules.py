@@ -233,7 +233,7 @@ def test_bad_input_is_one_sentence(folder: Path, tmp_path: Path) -> None:
     pretraining(folder, negatives=str(tmp_path / "nowhere.jsonl"), tasks={"mlm": 1})  # not needed, not read
     others = tmp_path / "others.jsonl"
     others.write_text('{"id": "99.png", "caption": "x", "negatives": [{"kind": "retrieve", "text": "y"}]}\n')
-    with pytest.raises(DiffcapError, match="it has no training pair; write the file again"):
+    with pytest.raises(DiffcapError, match="has no training pair; write the file again"):
         pretraining(folder, negatives=str(others))
     with pytest.raises(DiffcapError, match="no dataset there"):
         CaptionData(str(tmp_path / "nothing"), "toy")

@@ -228,7 +228,7 @@ def test_too_many_positions_say_which_option_to_raise() -> None:
     with pytest.raises(ValueError, match="raise `positions`"):
         captioner().encode(*maps(1, 7, 6))
     batch = {**dict(zip(("before", "after"), maps(1))), "tokens": captions([7], 9), "is_change": torch.ones(1)}
-    with pytest.raises(ValueError, match="9 positions are needed, the table has 8: raise `positions`"):
+    with pytest.raises(ValueError, match="9 positions, the table has 8: raise `positions`"):
         captioner(objective="all_positions", positions=8).loss(batch)
     assert captioner(objective="all_positions", positions=9).loss(batch)["loss"].isfinite()
 

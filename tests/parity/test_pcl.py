@@ -40,7 +40,11 @@ def pretraining(official: Fixture, fine_grained: bool = False) -> PCLPretraining
     classes = metadata["classes"] if fine_grained else 0
     model = PCLPretraining(**sizes(official), temperature=metadata["temperature"], classes=classes)
     weights = official.weights("pretrain_fgvc" if fine_grained else "pretrain")
-    model.load_state_dict(from_official(weights, "pretrain", fine_grained))
+    heads = {"classifier": "classifier.0", "matcher": "aligner.0"} if fine_grained else {}
+    head_weights = {
+        f"{ours}.{part}": weights[f"{name}.{part}"] for ours, name in heads.items() for part in ("weight", "bias")
+    }
+    model.load_state_dict({**from_official(weights, "pretrain"), **head_weights})
     return model.eval()
 
 

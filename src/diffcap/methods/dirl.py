@@ -1,8 +1,7 @@
 """DIRL with CCR (Tu, Li, Su, Yan and Huang, "Distractors-Immune Representation Learning with Cross-modal Contrastive
 Regularization for Change Captioning", ECCV 2024).
 
-Order of the file: the losses, the captioner, the import of official checkpoints. Where the paper and the released code
-differ, the code is the default and the paper's version is an option.
+Where the paper and the released code differ, the code is the default and the paper's version is an option.
 
 Letters: B pairs, b pairs of a group (the change pairs of a batch, or the distractor pairs of the same before images), N visual tokens
 of one image, T text positions, D width, C feature channels, V vocabulary.
@@ -23,7 +22,7 @@ from diffcap.models.decoder import NULL, BlockOutput, PostNormBlock, WordDecoder
 from diffcap.models.fast import add_repeated, linear_of_concatenation
 from diffcap.models.layers import Dropout, GridEmbedding, Linear, init_attention_, init_xavier_
 
-CCRForm = Literal["symmetrised", "two_way"]
+CCRForm = Literal["symmetrised", "two_way"]  # see `cross_modal_contrastive_loss`
 
 
 def cross_correlation(before: Tensor, after: Tensor) -> Tensor:
@@ -97,12 +96,12 @@ def cross_modal_contrastive_loss(
 
 
 class DIRL(CrossImageCaptioner):
-    """DIRL: distractors-immune representations, difference, decoder, and cross-modal contrastive regularisation (CCR).
+    """DIRL: an encoder whose representations do not depend on distractors, a decoder, and the losses of decorrelation and CCR.
 
     Args:
         vocabulary_size, feature_channels: V, C. grid: rows and columns of the feature map.
         max_length: positions of a caption (CLEVR-Change: 24, CLEVR-DC: 40). CCR averages over all positions.
-        width: D (512). heads: 8. ffn: inner width (2048). encoder_layers, decoder_layers: 2.
+        width: D (512). heads: 8. ffn: inner width of the decoder's FFNs (2048). encoder_layers, decoder_layers: 2.
         word_width: channels of the word vectors (300). dropout: 0.1.
         projector_width: inner width of the projector before the decorrelation loss, which captioning does not use (2048).
         coordinates: append x and y channels to the features (authors' code: on CLEVR-Change).
@@ -233,7 +232,7 @@ class DIRL(CrossImageCaptioner):
 _DECODER_LAYER = r"speaker_state\.core\.layer\.(\d+)\."
 _ENCODER_LAYER = r"change_detector_state\.transformer\.(\d+)\."
 _RULES: tuple[Rule, ...] = (
-    *RCC_RULES,
+    *RCC_RULES,  # of the modules that all methods based on RobustChangeCaptioning (RCC) have
     (r"change_detector_state\.mlp\.(\d+)", r"projector.\1"),
     (_ENCODER_LAYER + r"attention\.in_proj_(weight|bias)", r"encoder.\1.attention.qkv.\2"),
     (_ENCODER_LAYER + r"attention\.out_proj", r"encoder.\1.attention.out"),
@@ -267,6 +266,6 @@ IMPORTER = Importer(
     lambda state, stage: rename(state, _RULES, "DIRL"),
     vocabulary_layout="rcc",
     vocabulary_file="vocab.json",
-    groups=("change_detector_state", "speaker_state"),
-    pickled_classes=("AttrDict",),
+    groups=("change_detector_state", "speaker_state"),  # the two state dicts in a checkpoint
+    pickled_classes=("AttrDict",),  # of the settings in a checkpoint, which are not read
 )

@@ -23,17 +23,17 @@ class AttentionMaps(NamedTuple):
 
 
 def patch_attention(before: Tensor, after: Tensor, grid: tuple[int, int]) -> AttentionMaps:
-    """Arrange the attention weights of patches, (B, T, N) for each image, as maps, and scale them so that both maps of a word add up to 2.
+    """Arrange attention weights (B, T, N) of the N patches of each image as maps. Scale them so that both maps of a word add up to 2.
 
-    The weights are those of one distribution over the tokens of both images, without other tokens such as class tokens. `grid`: rows and
-    columns of the N patches.
+    The weights are a part of one distribution over the tokens of both images, from which other tokens, such as class tokens, are left
+    out. `grid`: rows and columns of the N patches.
     """
     half_sum = (before.sum(2) + after.sum(2))[..., None, None] / 2
     return AttentionMaps(before.unflatten(2, grid) / half_sum, after.unflatten(2, grid) / half_sum, None)
 
 
 def constructor_arguments(constructor_locals: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a constructor that calls `super()`, from its `locals()`, as JSON values. Check those of type Literal."""
+    """Return a constructor's arguments, from its `locals()`, as JSON values; check those of type Literal. It must call `super()`."""
     arguments = {name: value for name, value in constructor_locals.items() if name not in ("self", "__class__")}
     for name, annotation in get_type_hints(constructor_locals["__class__"].__init__).items():
         choices = get_args(annotation)
@@ -49,19 +49,19 @@ class Captioner(nn.Module, ABC):
     allowed_missing: ClassVar[tuple[str, ...]] = ()
     allowed_unexpected: ClassVar[tuple[str, ...]] = ()
     # True if the state dict has only the weights that were trained on top of a base model, whose own weights are in other files.
-    # Such a captioner has the constructor arguments `base` and `base_sha256`, and the attribute `vocabulary`.
+    # Such a captioner has the constructor arguments `base` and `base_sha256`, which identify them, and the attribute `vocabulary`.
     on_base_model: ClassVar[bool] = False
     # Whether fine-tuning uses AdamW if its option `model.pretrained_lr` is set; otherwise it uses Adam.
     uses_adamw: ClassVar[bool] = True
     hyperparameters: dict[str, Any]  # the constructor's arguments, from which the same model can be built again
     bos_id: int  # id of the token at the beginning of a caption
     eos_id: int  # id of the token at the end of a caption
-    vocabulary_layout: str  # `Vocabulary.family` of vocabularies with these ids: "pcl", "rcc", ...
+    vocabulary_layout: str  # layout of the special tokens' ids: "pcl", "rcc", ...; `Vocabulary.family` must be equal
     extra_eos_id: int | None = None  # a second id that ends a generated caption (padding, in some of the authors' code)
 
     @classmethod
     def check_state(cls, arguments: dict[str, Any], weights: dict[str, Tensor]) -> None:
-        """Raise a ValueError if the arguments and the state dict of a checkpoint do not fit together (`on_base_model` only)."""
+        """Raise a ValueError if a checkpoint's arguments are wrong, or do not suit its state dict (`on_base_model` only)."""
 
     def is_eos(self, tokens: Tensor) -> Tensor:
         """Return which ids end a caption: boolean, of the shape of `tokens`."""
@@ -101,7 +101,7 @@ class Captioner(nn.Module, ABC):
             )
 
     def load_initial(self, weights: str | None, vocabulary: Any) -> None:
-        """Load weights that another program trained; fine-tuning without a pre-training's checkpoint calls this before the first step.
+        """Load weights that another program trained. Fine-tuning calls this first if it does not start from a pre-training.
 
         `weights`: the option `model.initial_weights`, "default", "random", or a file.
         """
@@ -111,12 +111,12 @@ class Captioner(nn.Module, ABC):
             )
 
     def pretrained_parameters(self) -> list[nn.Parameter]:
-        """Return the parameters that are pretrained before fine-tuning begins, which may have a learning rate of their own."""
+        """Return the parameters with pretrained weights; the option `model.pretrained_lr` is their learning rate."""
         return []
 
     @abstractmethod
     def encode(self, before: Tensor, after: Tensor) -> Any:
-        """Encode feature maps (B, C, h, w) once for all decoding steps: nested tuples, lists or dicts of tensors with B rows."""
+        """Encode feature maps (B, C, h, w) once for all steps, as a memory: nested tuples, lists or dicts of tensors with B rows."""
 
     @abstractmethod
     def step(self, tokens: Tensor, memory: Any, cache: Any) -> tuple[Tensor, Any]:
@@ -135,9 +135,9 @@ class Captioner(nn.Module, ABC):
         """
 
     def nothing_changed(self, before: Tensor, after: Tensor) -> Tensor | None:
-        """Probability (B,) that nothing changed except the viewpoint, from maps (B, C, h, w); None if the method has no estimate."""
+        """Estimate from maps (B, C, h, w) the probability (B,) that only the viewpoint changed; None if the method cannot."""
         return None
 
     def attention(self, before: Tensor, after: Tensor, tokens: Tensor) -> AttentionMaps:
-        """Attention maps of captions (B, T), beginning with BOS, for figures; NotImplementedError if the method has none."""
+        """Compute the attention maps of captions (B, T), beginning with BOS, for figures. Some methods have none."""
         raise NotImplementedError(f"{type(self).__name__} has no attention maps")

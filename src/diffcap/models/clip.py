@@ -21,8 +21,8 @@ from diffcap.utils.linear import linear
 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)  # of R, G and B in CLIP's training images, on the scale 0 ... 1
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
-Network = str | dict[str, Any]  # see `build_clip`
-PairInit = Literal["clip", "difference"]  # see `PairTower`
+Network = str | dict[str, Any]  # a network's name or its configuration, see `build_clip`
+PairInit = Literal["clip", "difference"]  # initial weights of the attention between two images, see `PairTower`
 Clip = Any  # open_clip.CLIP or open_clip.CustomTextCLIP, whose parts torch's modules do not type
 # Attributes that this module uses; towers of timm, and towers without a class token, lack some of them.
 _IMAGE_ATTRIBUTES = ("_embeds", "class_embedding", "grid_size", "ln_post", "proj", "transformer")
@@ -62,7 +62,7 @@ def build_clip(network: Network, image_size: tuple[int, int] | None = None, voca
 
 
 def _read_configuration(network: Network) -> dict[str, Any]:
-    """A new dict with the configuration of an open_clip model."""
+    """Return a new dict with the configuration of an open_clip model."""
     import open_clip
 
     if isinstance(network, str) and network not in open_clip.list_models():
@@ -74,7 +74,7 @@ def _read_configuration(network: Network) -> dict[str, Any]:
 
 
 def pretrained_grid(network: Network) -> tuple[int, int]:
-    """Rows and columns of patches at the image size that the network's weights were trained with."""
+    """Return the rows and columns of patches at the image size that the network's weights were trained with."""
     from open_clip.utils import to_2tuple
 
     vision = _read_configuration(network)["vision_cfg"]
@@ -84,7 +84,7 @@ def pretrained_grid(network: Network) -> tuple[int, int]:
 
 
 def networks_folder() -> Path:
-    """The folder of the open_clip configurations that this package adds, each with its weights."""
+    """Return the folder of the open_clip configurations that this package adds, each with its weights."""
     return Path(__file__).with_name("networks")
 
 
@@ -118,7 +118,7 @@ class PairTower(nn.Module):
     Args:
         clip: the open_clip model whose image tower is used.
         intra_layers: blocks that encode each image separately; None: three quarters of them (9 of ViT-B/32's 12).
-        joint: False encodes the images separately in all blocks (paper: FT1, FT2) and adds the image type embeddings at the end.
+        joint: False encodes the images separately in all blocks (the paper's FT1 and FT2) and adds the image type embeddings at the end.
         pair_init: "clip": all blocks start from CLIP's weights (paper); "difference": the attention of the first inter block is
             initialised by `layers.init_difference_attention_` (ours, for little data or few steps).
         mean, std: of R, G and B on the scale 0 ... 1. checkpointing: compute each block again in the backward pass.
@@ -192,7 +192,7 @@ class PairTower(nn.Module):
 
     def keeps_initial_value(self, name: str) -> bool:
         """Return whether `pair_init` has initialised the captioner's parameter `name`, which then does not get CLIP's weights."""
-        prefix = f"images.visual.transformer.resblocks.{self.intra_layers}.attn."
+        prefix = f"images.visual.transformer.resblocks.{self.intra_layers}.attn."  # `images`: the captioner's name of this tower
         return self.joint and self.pair_init == "difference" and name.startswith(prefix)
 
     def freeze_embeddings(self) -> None:

@@ -28,7 +28,7 @@ class CrossImageOutput(NamedTuple):
 class CrossImageLayer(nn.Module):
     """One encoder layer, `LayerNorm(x + Attention(x, other image))` for both images with the same weights.
 
-    `dropout` is the rate for the attention weights, `output_dropout` that for the attention's output. `out_proj`: as `Attention`.
+    `dropout` is the rate for the attention weights, `output_dropout` that for its output. `out_proj`: a linear layer merges the heads.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class CrossImageCaptioner(Captioner):
 
     @abstractmethod
     def fuse(self, before: Tensor, after: Tensor, encoded: CrossImageOutput | None) -> Tensor:
-        """Compute the difference representation (B, N, D) from embedded images (b, N, D) and (B, N, D) and their `run_encoder`."""
+        """Compute the decoder's input (B, N, D) from embedded images (b, N, D) and (B, N, D) and the output of `run_encoder` for them."""
 
     def run_encoder(self, before: Tensor, after: Tensor) -> CrossImageOutput | None:
         """Return the last encoder layer's output for embedded images (b, N, D) and (B, N, D); None without a layer."""

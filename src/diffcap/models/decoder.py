@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from diffcap.models.layers import Attention, BlockMemory, Dropout, KeyValue, Linear, Segments, sinusoidal_positions
 
-NULL, UNK, START, END = range(4)  # token ids of the vocabulary layout "rcc"
+NULL, UNK, START, END = range(4)  # token ids (vocabulary layout "rcc"); NULL is padding
 
 
 class BlockOutput(NamedTuple):
@@ -58,8 +58,8 @@ class WordDecoder(nn.Module):
         vocabulary_size: V. max_length: positions of a caption, START and END included.
         width: D. word_width: channels of the word vectors.
         input_projection: (B, T, word_width) to (B, T, D).
-        blocks: modules with the forward of `PostNormBlock` and an `Attention` named `cross`. An iterator is consumed after the
-            word vectors are initialised, which decides the random weights.
+        blocks: modules with the forward of `PostNormBlock` and an `Attention` named `cross`. A generator builds them
+            after the word vectors, so their random weights are drawn after those of the word vectors.
         padding_idx: argument of the `nn.Embedding` of the words. output_dropout: rate before the linear layer.
     """
 

@@ -37,7 +37,7 @@ def linear_of_concatenation(layer: nn.Linear, first: Tensor, second: Tensor) -> 
 def maps_to_tokens(maps: Tensor, weight: Tensor, offset: Tensor) -> Tensor:
     """`offset + F.linear(maps.flatten(2).transpose(1, 2), weight)`: a linear layer at every position of feature maps.
 
-    maps (B, C, h, w), weight (D, C) and offset (h w, D) to (B, h w, D), row by row. The offset is the bias plus the position embedding.
+    maps (B, C, h, w), weight (D, C) and offset (h w, D) to (B, h w, D), in reading order. The offset is bias plus position embedding.
     """
     if is_float32_on_cpu(maps) and is_float32_on_cpu(weight):
         return _MapsToTokens.apply(maps.flatten(2), weight, offset)

@@ -79,7 +79,7 @@ def attention_to_tokens(attention: "Attention", query: Tensor, tokens: Tensor) -
 
     With the key weight W_k and the value weight W_v of a head, `query (tokens W_k^T)^T` is `(query W_k) tokens^T`, and
     `probabilities (tokens W_v^T)` is `(probabilities tokens) W_v^T`. The bias of the keys adds the same number to all scores of a
-    query, so the softmax does not depend on it. query (B, H, T, E), which is projected, and tokens (B, S, D) to (B, T, D).
+    query, so the softmax does not depend on it. Projected query (B, H, T, E) and tokens (B, S, D) to (B, T, D).
     """
     batch, heads, length, channels = query.shape
     head_shape = heads, batch * length, -1
@@ -160,12 +160,12 @@ class Attention(nn.Module):
         Args:
             query: (B, H, T, E). key_value: (B, H, S, E) each. If their numbers of rows differ, one must be a multiple of the other;
                 the smaller batch is then repeated as a whole, as `repeat_batch` does.
-            mask: boolean, True where a query may attend to a key; broadcast to (B, H, T, S). Every query needs one key.
+            mask: boolean, True where a query may attend to a key; broadcast to (B, H, T, S). Every query needs at least one key.
         """
         key, value = key_value
         dropout_rate = self.dropout if self.training else 0.0
         is_decoding_step = query.shape[2] == 1 and not dropout_rate and len(query) == len(key)
-        if is_decoding_step and query.device.type == "cpu":  # where torch's fused kernel is slower
+        if is_decoding_step and query.device.type == "cpu":  # torch's fused kernel would be slower
             attended = attention_over_segments(query, [key_value], mask)
         elif 0 < dropout_rate < 1 and mask is None and attention_with_dropout_is_faster(query, key):
             attended = attention_with_dropout(query, key, value, dropout_rate)
@@ -322,7 +322,7 @@ def take_positions(x: Tensor, positions: Positions) -> Tensor:
 
 
 def take_mask_rows(mask: Tensor | None, positions: Positions) -> Tensor | None:
-    """Select the rows of an attention mask (..., T, S) at these positions, (T, S) for indices (B, Q); one row serves all positions."""
+    """Select the rows of an attention mask (..., T, S) at these positions; (T, S) for positions (B, Q). A single row is kept."""
     if mask is None or positions is ALL_POSITIONS or mask.shape[-2] == 1:
         return mask
     mask_rows = mask[..., positions, :]
@@ -414,13 +414,13 @@ class GridEmbedding(nn.Module):
         self.register_buffer("coordinate_channels", coordinate_channels.view(-1, 2), persistent=False)
 
     def forward(self, maps: Tensor) -> Tensor:
-        """(B, C, rows, columns) to (B, rows * columns, D), row by row."""
+        """Embed feature maps (B, C, rows, columns): (B, rows * columns, D), in reading order."""
         check_shape("features", maps, self.channels, *self.grid)
         rows, columns = self.grid
         column_vectors = self.columns.weight.expand(rows, -1, -1)
         row_vectors = self.rows.weight[:, None].expand(-1, columns, -1)
         position_vectors = torch.cat([column_vectors, row_vectors], -1).flatten(0, 1)  # (N, D)
         weight = self.projection.weight
-        if weight.shape[1] > self.channels:  # coordinates are equal for all images: projected once, not appended
+        if weight.shape[1] > self.channels:  # the coordinates are projected here, once for all images
             position_vectors = position_vectors + F.linear(self.coordinate_channels, weight[:, self.channels :])
         return maps_to_tokens(maps, weight[:, : self.channels], position_vectors + self.projection.bias)

@@ -40,7 +40,8 @@ class LabelledPairs:
         self._sorted_images = np.argsort(labels, kind="stable")  # image indices, those of one class next to each other
         _, class_indices, class_sizes = np.unique(labels, return_inverse=True, return_counts=True)
         class_starts = np.cumsum(class_sizes) - class_sizes  # positions in `_sorted_images`
-        self._class_start, self._class_size = class_starts[class_indices], class_sizes[class_indices]  # (images,) each
+        self._class_start = class_starts[class_indices]  # (images,)
+        self._class_size = class_sizes[class_indices]  # (images,)
         positions = np.empty_like(self._sorted_images)  # of each image in `_sorted_images`
         positions[self._sorted_images] = np.arange(len(labels))
         self._index_in_class = positions - self._class_start
@@ -61,7 +62,7 @@ class LabelledPairs:
 
     def _sample_partners(self, epoch: int) -> np.ndarray:
         """Sample the second image of each pair in an epoch, (images, PAIRS_PER_IMAGE)."""
-        rng = np.random.default_rng([self.seed, 11, epoch])
+        rng = np.random.default_rng([self.seed, 11, epoch])  # 11: used for nothing else
         class_start = self._class_start[:, None]
         class_size = self._class_size[:, None]
         uniform = rng.random((len(self.labels), PAIRS_PER_IMAGE))
@@ -75,7 +76,7 @@ class LabelledPairs:
 
 
 class FdaSamples(NamedTuple):
-    """The samples of fda: n captions with K negatives each."""
+    """The samples of the task "fda": n captions with K negatives each."""
 
     pair_indices: np.ndarray  # (n,) each caption's pair
     text_rows: np.ndarray  # (n, 1 + K) rows in `tokens` of the caption and of its negatives
@@ -86,10 +87,11 @@ class CaptionSource(NamedTuple):
     """A captioned dataset from which the tasks take samples."""
 
     table: PairTable  # its training pairs, or single images
+    # Samples of "mlm" and "mvcl": captions, pairs, or scenes (a change and a distractor pair with the same before image).
+    samples: Samples
     sample_pairs: np.ndarray  # (n,) index of each sample's pair; of scenes (n, 2): the change and the distractor pair
-    samples: Samples  # what a sample of mlm and mvcl is: a caption, a pair or a scene
     samples_per_step: int
-    fda: FdaSamples | None  # None where fda has no share
+    fda: FdaSamples | None  # None if the training does not have the task "fda"
 
 
 class PretrainData(FeatureData):
@@ -100,17 +102,17 @@ class PretrainData(FeatureData):
         features: name of the feature store in its `features/`, and in those of `singles` and `labelled`.
         tasks: shares of "mlm", "mvcl" and "fda" (paper: 8:1:2 on CLEVR-Change, 9:1:2 on the birds); of "single_mlm",
             "single_mvcl" and "single_fda" on `singles`; and of "fgvc" on `labelled` (paper: 9:1:2:3 on the birds).
-        without: tasks to remove from `tasks`; the shares of the others are not changed (the papers' ablations).
+        without: tasks to remove from `tasks`, without a change of the other shares (the papers' ablations).
         negatives: file of hard negatives, null for `negatives.jsonl` in the dataset's folder; read if fda has a share.
         samples: of mlm and mvcl: "captions" (authors' code), "pairs" or "scenes", see `CaptionData`; here `batch_size` is always
             a number of pairs, so there are half as many scenes.
         singles: folder of a dataset of single images with captions and negatives, for the tasks "single_...", also in `vocabulary_with`.
         labelled: folder of a dataset of single images with classes (NABirds), for the task "fgvc".
-        settings: see `FeatureData`. A batch of fda has `batch_size // (1 + negatives)` pairs (authors' code). `trim` changes the
-            results unless the model has `pad_mask`.
+        settings: see `FeatureData`. A batch of fda has `batch_size // (1 + K)` captions with K negatives (authors' code). `trim`,
+            which removes padding, changes the results unless the model has `pad_mask`.
     """
 
-    takes_single_images: ClassVar[bool] = True
+    takes_single_images: ClassVar[bool] = True  # `folder` may have single images
 
     def __init__(
         self,
@@ -128,15 +130,15 @@ class PretrainData(FeatureData):
         self.samples = samples
         shares = {"mlm": 8, "mvcl": 1, "fda": 2} if tasks is None else tasks
         known_tasks = (*CAPTION_TASKS, *(SINGLE_PREFIX + task for task in CAPTION_TASKS))
-        for key, names in (("tasks", shares), ("without", without or [])):
-            if unknown := sorted(set(names) - {*known_tasks, FGVC_TASK}):
+        for option, option_tasks in (("tasks", shares), ("without", without or [])):
+            if unknown := sorted(set(option_tasks) - {*known_tasks, FGVC_TASK}):
                 raise DiffcapError(
-                    f"data.{key} has the unknown task {unknown[0]!r}; the tasks are {', '.join(known_tasks)} and {FGVC_TASK}."
+                    f"data.{option} has the unknown task {unknown[0]!r}; the tasks are {', '.join(known_tasks)} and {FGVC_TASK}."
                 )
         kept_shares = {task: share for task, share in shares.items() if task not in (without or [])}
         self.schedule = TaskSchedule(kept_shares, self.seed)
         self.negatives_file = Path(negatives) if negatives else Path(folder) / "negatives.jsonl"
-        self.folders = {"singles": singles or "", "labelled": labelled or ""}  # by option
+        self.folders = {"singles": singles or "", "labelled": labelled or ""}  # by the option's name
         for option, option_folder in self.folders.items():
             tasks_of_option = [task for task in self.schedule.tasks if self._folder_option(task) == option]
             if tasks_of_option and not option_folder:
@@ -154,9 +156,7 @@ class PretrainData(FeatureData):
             self.labelled_images = [pair for pair in dataset.pairs if isinstance(pair.extra.get("class"), int)]
             class_ids = {image.extra["class"] for image in self.labelled_images}
             if len(class_ids) < 2:
-                raise DiffcapError(
-                    f"{dataset.name}: has images of fewer than two classes; data.labelled needs at least two."
-                )
+                raise DiffcapError(f"{dataset.name}: has images of fewer than two classes; data.labelled needs two.")
             self.classes = 1 + max(class_ids)  # argument `classes` of the model
 
     @staticmethod
@@ -176,8 +176,8 @@ class PretrainData(FeatureData):
         if "folder" in options:
             fda = self._read_fda_samples("fda", self.train_table, self.negatives_file)
             sample_pairs = self._pairs_of_samples(self.samples)
-            samples = self.samples, self.samples_per_step
-            self.sources["folder"] = CaptionSource(self.train_table, sample_pairs, *samples, fda)
+            table = self.train_table
+            self.sources["folder"] = CaptionSource(table, self.samples, sample_pairs, self.samples_per_step, fda)
         if "singles" in options:
             singles_folder = self.folders["singles"]
             dataset = read_dataset(singles_folder)
@@ -189,7 +189,7 @@ class PretrainData(FeatureData):
                 )
             table = PairTable(images, store, self.vocabulary, self.max_length)
             fda = self._read_fda_samples(SINGLE_PREFIX + "fda", table, Path(singles_folder) / "negatives.jsonl")
-            self.sources["singles"] = CaptionSource(table, table.caption_pair, "captions", self.batch_size, fda)
+            self.sources["singles"] = CaptionSource(table, "captions", table.caption_pair, self.batch_size, fda)
         if "labelled" in options:
             self.labelled_store = self._open_store(self.folders["labelled"])
             self.labelled_rows = self.labelled_store.rows([image.before for image in self.labelled_images])
@@ -203,7 +203,7 @@ class PretrainData(FeatureData):
                 self.epochs_of_task[task] = ShuffledEpochs(len(pairs), self.seed + 1 + index)
 
     def _open_store(self, folder: str) -> FeatureStore:
-        """Open the feature store of another dataset, whose metadata must be equal: the same backbone, weights and image size."""
+        """Open the feature store of another dataset. Its metadata must be those of `self.store`: backbone, weights, image size."""
         store = FeatureStore.open(Path(folder) / "features" / self.store_name)
         own_meta = self.store.meta
         if different_keys := [key for key in {**store.meta, **own_meta} if store.meta.get(key) != own_meta.get(key)]:
@@ -215,14 +215,14 @@ class PretrainData(FeatureData):
 
     @property
     def samples_per_step(self) -> int:
-        """Number of samples of mlm and mvcl in a step; fda has fewer, and a rank may get none of those."""
+        """Number of samples of mlm and mvcl in a step; a step of fda has fewer, so some ranks may get none."""
         return self.batch_size // (2 if self.samples == "scenes" else 1)
 
     def _read_fda_samples(self, task: str, table: PairTable, negatives_file: Path) -> FdaSamples | None:
         """Read the captions of the training pairs and their negatives; None if the task has no share."""
         if task not in self.schedule.tasks:
             return None
-        index_of = {pair_id: index for index, pair_id in enumerate(table.ids)}
+        pair_index_of = {pair_id: index for index, pair_id in enumerate(table.ids)}
         captions_of_pair: list[list[str]] = [[] for _ in table.ids]
         for index, caption in zip(table.caption_pair, table.captions):
             captions_of_pair[index].append(caption)
@@ -231,9 +231,9 @@ class PretrainData(FeatureData):
 
         def read_texts() -> Iterator[str]:  # one line of the file at a time: a list of all texts takes gigabytes
             for line in iter_negatives(negatives_file):
-                if line.id not in index_of:
+                if line.id not in pair_index_of:
                     continue
-                pair_indices.append(index_of[line.id])
+                pair_indices.append(pair_index_of[line.id])
                 if line.caption not in captions_of_pair[pair_indices[-1]]:
                     unknown_ids.append(line.id)
                 yield line.caption
@@ -247,14 +247,12 @@ class PretrainData(FeatureData):
                 f"not training captions of this stage; write the file again with `make negatives{option}`."
             )
         if not pair_indices:
-            raise DiffcapError(
-                f"{negatives_file}: it has no training pair; write the file again with `make negatives`."
-            )
+            raise DiffcapError(f"{negatives_file}: has no training pair; write the file again with `make negatives`.")
         return FdaSamples(np.array(pair_indices), text_rows.reshape(len(pair_indices), -1), tokens)
 
     def make_batch(self, step: int) -> Batch:
         """Return "task", "before", "after" (not for single images), and the entries that `PCLPretraining` needs for the task."""
-        task, task_step = self.schedule.at(step)  # `task_step`: earlier steps with this task
+        task, task_step = self.schedule.at(step)  # `task_step`: number of earlier steps with this task
         if task == FGVC_TASK:
             return self._labelled_batch(task_step)
         generator = step_generator(self.seed, step)
@@ -277,8 +275,9 @@ class PretrainData(FeatureData):
             tokens = table.tokens[sample_indices] if is_caption else table.draw_captions(pair_indices, generator)
             entries = self._text_entries(tokens, generator)
             if task_kind == "mvcl":
-                size = len(pair_indices), self.store.shape[1] * self.store.shape[2]  # pairs, patches of an image
-                is_masked = mask_patches(*size, self.mask_ratio, generator, table.images_per_pair)
+                num_patches = self.store.shape[1] * self.store.shape[2]  # of an image
+                num_pairs = len(pair_indices)
+                is_masked = mask_patches(num_pairs, num_patches, self.mask_ratio, generator, table.images_per_pair)
                 entries = {"tokens": entries["tokens"], "visual_mask": is_masked}
         return self._add_images({"task": task, **entries}, pair_indices, generator, table)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from diffcap.losses.gather import gather_rows
 from diffcap.utils.linear import linear
 
-MARGIN = 0.4  # TransFG, and the authors' code of IDC-PCL
+MARGIN = 0.4  # of `class_contrastive_loss`, in TransFG and in the authors' code of IDC-PCL
 
 
 def masked_visual_nce(predicted: Tensor, target: Tensor, negatives: Tensor, temperature: float = 1.0) -> Tensor:

@@ -50,10 +50,10 @@ class PCLTrunk(nn.Module):
         positions: length of the fixed position table (authors' code: 200); at least the numbers of patches and of text positions.
         image_activation: "sigmoid" after the image projection (authors' code), or "linear": none (paper).
         word_std, type_std: standard deviations of the initial word and type vectors (authors' code: 1, PyTorch's default).
-            Words are scaled by sqrt(D), and types are added to sigmoids of small numbers, so with 1 they are much larger than
-            positions and image content at first; 1 / sqrt(D) and about 0.2 learn several times faster (ours).
-        pair_init: initial weights of the pair encoder's attention: "random", or "difference", see
-            `layers.init_difference_attention_` (ours).
+            Word vectors are multiplied by sqrt(D), and type vectors added to sigmoids of small numbers. So with 1, both hide positions
+            and image content at first. `word_std` 1 / sqrt(D) and `type_std` 0.2 learn several times faster (ours).
+        pair_init: initial weights of the pair encoder's attention: "random", or "difference", with which it outputs approximately
+            the difference of the images before training (`layers.init_difference_attention_`, ours).
     """
 
     position_table: Tensor
@@ -100,11 +100,11 @@ class PCLTrunk(nn.Module):
         return self.dropout(self.embedding_norm(embedding + self.type_embedding.weight[type_id]))
 
     def embed_cls(self, num_rows: int, type_id: int) -> Tensor:
-        """Embed the [CLS] token of one type, (B, 1, D); all types share one word vector and have no position."""
+        """Embed the [CLS] token of one type: (B, 1, D). All types have the same word vector, and no position vector."""
         return self._finish_embedding(self.word_embedding.weight[CLS].expand(num_rows, 1, -1), type_id)
 
     def embed_patches(self, maps: Tensor, type_id: int) -> Tensor:
-        """Feature maps (B, C, h, w) to embedded patches (B, N, D), row by row."""
+        """Embed the patches of feature maps (B, C, h, w): (B, N, D), in reading order."""
         features = maps.flatten(2).transpose(1, 2)  # (B, N, C)
         projected = self.image_activation(self.image_projection(features))
         return self._finish_embedding(projected + self._positions(0, features.shape[1]), type_id)
@@ -133,18 +133,16 @@ class PCLTrunk(nn.Module):
     def check_positions(self, num_positions: int) -> None:
         """Raise a `ValueError` if the position table is too short."""
         if num_positions > len(self.position_table):
-            raise ValueError(
-                f"{num_positions} positions are needed, the table has {len(self.position_table)}: raise `positions`"
-            )
+            raise ValueError(f"{num_positions} positions, the table has {len(self.position_table)}: raise `positions`")
 
-    def _encode_singles(self, images: list[Tensor]) -> tuple[Tensor, ...]:
-        """Feature maps, (B, C, h, w) each, through the single-image encoder in one pass: (B, 1 + N, D) each, [CLS] first."""
+    def _encode_singles(self, image_maps: list[Tensor]) -> tuple[Tensor, ...]:
+        """Encode the feature maps (B, C, h, w) of one or two images, each on its own: (B, 1 + N, D) each, [CLS] first."""
         types = ((FIRST_CLS, FIRST_IMAGE), (SECOND_CLS, SECOND_IMAGE))
         embedded = [
-            torch.cat([self.embed_cls(len(image), cls_type), self.embed_patches(image, patch_type)], 1)
-            for image, (cls_type, patch_type) in zip(images, types)
+            torch.cat([self.embed_cls(len(maps), cls_type), self.embed_patches(maps, patch_type)], 1)
+            for maps, (cls_type, patch_type) in zip(image_maps, types)
         ]
-        return self.single_encoder(torch.cat(embedded))[0].chunk(len(images))
+        return self.single_encoder(torch.cat(embedded))[0].chunk(len(image_maps))
 
     def encode_images(self, before: Tensor, after: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
         """Return the output of the single-image encoder for each image, (B, 1 + N, D), and of the pair encoder, (B, M, D), M = 2 + 2 N.
@@ -154,13 +152,13 @@ class PCLTrunk(nn.Module):
         singles = self._encode_singles([before, after])
         return singles, self.pair_encoder(torch.cat(singles, 1))[0]
 
-    def encode_one_image(self, image: Tensor, encode_cls: bool = False) -> Tensor:
-        """Encode a single image (B, C, h, w), without a second one: (B, M, D), M = 2 + N, the second image's [CLS] last.
+    def encode_one_image(self, maps: Tensor, encode_cls: bool = False) -> Tensor:
+        """Encode the feature maps (B, C, h, w) of a single image: (B, M, D), M = 2 + N. The last token is the [CLS] of a second image.
 
-        With `encode_cls`, this [CLS] passes through the single-image encoder, as if image 2 were padding (authors' code: False).
+        `encode_cls`: the single-image encoder encodes this [CLS], too, as if the second image had masked patches (authors' code: no).
         """
-        (single,) = self._encode_singles([image])
-        second_cls = self.embed_cls(len(image), SECOND_CLS)
+        (single,) = self._encode_singles([maps])
+        second_cls = self.embed_cls(len(maps), SECOND_CLS)
         if encode_cls:
             second_cls = self.single_encoder(second_cls)[0]
         return self.pair_encoder(torch.cat([single, second_cls], 1))[0]
@@ -171,7 +169,7 @@ class PCLTrunk(nn.Module):
         """Run the cross-modal encoder over visual tokens (B, M, D) and ids (B, T), without a causal mask (pre-training).
 
         Order: visual tokens, the text's [CLS], the text, (B, M + 1 + T, D). Only `query_positions` of them are returned, (B, Q, D).
-        `visual` may have fewer rows; each serves the same number of consecutive texts. The released code has no `pad_mask`.
+        `visual` may have a row for several consecutive texts: a pair's captions. `pad_mask`: mask padding (authors' code: False).
         """
         text = torch.cat([self.embed_cls(len(tokens), TEXT_CLS), self.embed_text(tokens)], 1)
         mask = None
@@ -195,7 +193,7 @@ class PCL(Captioner):
     Args:
         vocabulary_size, feature_channels, trunk: as `PCLTrunk`.
         distractor_judging: also learn whether anything but the viewpoint changed (paper: on CLEVR-Change).
-        distractor_weight: factor of that loss (authors' code: 1, on sums).
+        distractor_weight: factor of that loss in the sum of the losses (authors' code: 1).
         objective: "masked" masks 15 % of the words and predicts those (authors' code); "all_positions" predicts every word
             from its own [MASK] in one pass, which is exactly what decoding computes (ours).
         text_cls: the text begins with its own [CLS] (paper; the authors' code leaves it out).
@@ -214,7 +212,7 @@ class PCL(Captioner):
     bos_id = BOS
     eos_id = EOS
     vocabulary_layout = "pcl"
-    # The distractor head is new; the heads of MVCL and of NABirds' tasks are used in pre-training only (authors' code).
+    # Only fine-tuning has the distractor head; only pre-training has a head for masked patches and two for image classes.
     allowed_missing = ("distractor_head",)
     allowed_unexpected = ("regress", "classifier", "matcher")
 
@@ -244,7 +242,7 @@ class PCL(Captioner):
         self.trunk.check_max_length(data.max_length)
 
     def encode_pair(self, before: Tensor, after: Tensor, with_cls: bool = True) -> EncodedPair:
-        """Two feature maps (B, C, h, w) through all encoders, without text. `with_cls`: compute `image_cls`, too."""
+        """Run two feature maps (B, C, h, w) through all encoders, without text. `with_cls`: compute `image_cls`, too."""
         visual = self.trunk.encode_images(before, after)[1]
         cls_positions = slice(0, visual.shape[1], visual.shape[1] // 2) if with_cls else slice(0)  # (0, 1 + N), or none
         if self.text_cls:
@@ -253,18 +251,18 @@ class PCL(Captioner):
         return EncodedPair(key_values, image_cls)
 
     def encode(self, before: Tensor, after: Tensor) -> list[KeyValue]:
-        """Two feature maps (B, C, h, w) to the visual tokens' keys and values in each cross-modal layer."""
+        """Encode two feature maps (B, C, h, w) as the visual tokens' keys and values in each cross-modal layer."""
         return self.encode_pair(repeat_batch(before, len(after)), after, with_cls=False).key_values
 
     def step(
         self, tokens: Tensor, memory: list[KeyValue], cache: list[KeyValue] | None
     ) -> tuple[Tensor, list[KeyValue]]:
         """See `Captioner.step`: append [MASK] to the words so far and predict the word in its place. The cache keeps the words only."""
-        past_key_values = [[visual] for visual in memory]
+        past_key_values = [[visual_key_value] for visual_key_value in memory]  # of each layer
         position = 0  # of `tokens`
         if cache is not None:
             position = cache[0][0].shape[2]
-            past_key_values = [[visual, words] for visual, words in zip(memory, cache)]
+            past_key_values = [list(key_values) for key_values in zip(memory, cache)]  # visual tokens, then words
         word_and_mask = torch.stack([tokens, torch.full_like(tokens, MASK)], 1)  # (B, 2)
         x = self.trunk.embed_text(word_and_mask, first_position=position)
         attention_mask = _causal_mask(2, memory[0][0].shape[2] + position, tokens.device)
@@ -280,11 +278,11 @@ class PCL(Captioner):
         return self.trunk.output_layer(hidden[:, 0]), new_cache
 
     def masked_logits(self, memory: list[KeyValue], batch: Batch) -> Tensor:
-        """Logits at the n masked positions of `mlm_tokens` (B, T), each from the words before it: (n, V)."""
+        """Compute (n, V) logits from the words before the n masked positions of `mlm_tokens` (B, T); `mlm_labels` marks them."""
         tokens = batch["mlm_tokens"]
         attention_mask = _causal_mask(tokens.shape[1], memory[0][0].shape[2], tokens.device)
-        query_positions, is_masked = padded_nonzero(batch["mlm_labels"] != IGNORED)  # (B, Q) each
-        past_key_values = [(visual,) for visual in memory]
+        query_positions, is_masked = padded_nonzero(batch["mlm_labels"] != IGNORED)  # (B, Q) each; False at padding
+        past_key_values = [(visual_key_value,) for visual_key_value in memory]
         x = self.trunk.embed_text(tokens)
         hidden, _ = self.trunk.cross_encoder(x, attention_mask, past_key_values, query_positions)
         return self.trunk.output_layer(hidden[is_masked])
@@ -292,7 +290,7 @@ class PCL(Captioner):
     def teacher_forced_logits(self, tokens: Tensor, memory: list[KeyValue]) -> Tensor:
         """See `Captioner.teacher_forced_logits`: the word at each position is predicted in the place of its own [MASK], as in `step`."""
         x, attention_mask = self._append_mask_tokens(tokens[:, :-1], memory[0][0].shape[2])
-        past_key_values = [(visual,) for visual in memory]
+        past_key_values = [(visual_key_value,) for visual_key_value in memory]
         mask_positions = slice(tokens.shape[1] - 1, None)  # after the words
         hidden, _ = self.trunk.cross_encoder(x, attention_mask, past_key_values, query_positions=mask_positions)
         return self.trunk.output_layer(hidden)
@@ -311,8 +309,8 @@ class PCL(Captioner):
         x = self.trunk.embed_text(ids, position_ids=torch.cat([positions, positions + 1]))
         to_visual = torch.ones(2 * num_words, num_visual, dtype=torch.bool, device=tokens.device)
         to_words = (positions[:, None] >= positions).repeat(2, 1)
-        to_masks = (positions + num_words)[None] == torch.arange(2 * num_words, device=tokens.device)[:, None]
-        return x, torch.cat([to_visual, to_words, to_masks], 1)
+        to_mask_tokens = (positions + num_words)[None] == torch.arange(2 * num_words, device=tokens.device)[:, None]
+        return x, torch.cat([to_visual, to_words, to_mask_tokens], 1)
 
     def nothing_changed(self, before: Tensor, after: Tensor) -> Tensor | None:
         """See `Captioner.nothing_changed`: the output of distractor judging."""
@@ -331,8 +329,8 @@ class PCL(Captioner):
         x, attention_mask = self._append_mask_tokens(tokens, memory[0][0].shape[2])
         x = self.trunk.cross_encoder.norm(x)
         *layers, last_layer = self.trunk.cross_encoder.layers
-        for layer, visual in zip(layers, memory):
-            x, _ = layer(x, attention_mask, (visual,))
+        for layer, visual_key_value in zip(layers, memory):
+            x, _ = layer(x, attention_mask, (visual_key_value,))
         query, key, _ = last_layer.attention.project_qkv(last_layer.attention_norm(x))  # type: ignore[union-attr, operator]
         key = torch.cat([memory[-1][0], key], 2)
         attention = last_layer.attention.mean_weights(query[:, :, num_words:], key, attention_mask[num_words:])  # type: ignore[union-attr, operator]
@@ -343,8 +341,8 @@ class PCL(Captioner):
     def loss(self, batch: Batch) -> dict[str, Tensor]:
         """Return "loss", the sum over the global batch (authors' code), and each loss's mean over words or pairs, for the log.
 
-        Needs `before`, `after` (B, C, h, w); `before` may have B / 2 rows: row i serves pairs i and i + B / 2. `tokens` (B, T), or
-        `mlm_tokens` and `mlm_labels` for the objective "masked"; with distractor judging `is_change` (B,), 1 if something changed.
+        Needs `before`, `after` (B, C, h, w); if `before` has only B / 2 rows, row i belongs to pairs i and i + B / 2. Needs `tokens`
+        (B, T), or for the objective "masked" `mlm_tokens` and `mlm_labels`; with distractor judging `is_change` (B,), 1 or 0.
         """
         losses = self.validation_losses(batch)
         weights = {"word_loss": 1.0, "distractor_loss": self.distractor_weight}
@@ -358,8 +356,9 @@ class PCL(Captioner):
         after = batch["after"]
         memory, image_cls = self.encode_pair(repeat_batch(before, len(after)), after, self.distractor_head is not None)
         if self.objective == "masked":
-            labels = batch["mlm_labels"]  # the word at masked positions, IGNORED elsewhere
-            word_logits, words = self.masked_logits(memory, batch), labels[labels != IGNORED]
+            labels = batch["mlm_labels"]  # the original word at masked positions, IGNORED elsewhere
+            word_logits = self.masked_logits(memory, batch)
+            words = labels[labels != IGNORED]
         else:
             next_ids = batch["tokens"][:, 1:]
             is_word = next_ids != PAD

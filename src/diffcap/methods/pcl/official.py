@@ -11,34 +11,32 @@ from torch import Tensor
 
 from diffcap.checkpoints.importing import Importer, Rule, Sizes, State, count_layers, rename, resnet_features
 
-# Rules to rename parameters: an official name, which is a regular expression, and the name here; None leaves the parameter out.
+# Official names of the encoders, and ours.
 _ENCODERS = {"single_img_encoder": "single", "double_img_encoder": "pair", "encoder": "cross"}
+# Rules to rename parameters: a regular expression of official names, and the name here; None leaves the parameter out.
 _TRUNK_RULES: tuple[Rule, ...] = (
     ("word_embedding", "trunk.word_embedding"),
     (r"img_project\.0", "trunk.image_projection"),
     (r"position_encoding\.type_pe", "trunk.type_embedding"),
     ("output_layer", "trunk.output_layer"),
 )
-_FGVC_RULES: tuple[Rule, ...] = ((r"classifier\.0", "classifier"), (r"aligner\.0", "matcher"))
 _PRETRAIN_RULES: tuple[Rule, ...] = (
     (r"feat_regress\.bias", "regress.bias"),
     (r"feat_regress\.net\.0", "regress.inner.0"),
     (r"feat_regress\.weight", None),  # tied to `img_project.0.weight`
     (r"pooler\..*", None),  # the unused matching head
+    (r"(classifier|aligner)\.0\..*", None),  # the heads of the tasks on NABirds
 )
 _FINETUNE_RULES: tuple[Rule, ...] = ((r"pooler\.0", "distractor_head"),)
 
 
-def from_official(state: Mapping[str, Tensor], stage: str, fine_grained: bool = False) -> dict[str, Tensor]:
-    """Convert an official state dict to one of `PCLPretraining` (stage "pretrain") or `PCL` (stage "finetune").
-
-    `fine_grained`: include the two heads of the tasks on NABirds, for a `PCLPretraining` with `classes` > 0.
-    """
-    norms = {r"position_encoding\.layernorm": "trunk.embedding_norm"}  # whose weight and bias have other names, too
+def from_official(state: Mapping[str, Tensor], stage: str) -> dict[str, Tensor]:
+    """Convert an official state dict to one of `PCLPretraining` (stage "pretrain") or `PCL` (stage "finetune")."""
+    norms = {r"position_encoding\.layernorm": "trunk.embedding_norm"}  # layer norms: official names, and ours
     rules = [*_TRUNK_RULES]
     if stage == "pretrain":
         norms[r"feat_regress\.net\.2"] = "regress.inner.2"
-        rules += [*_PRETRAIN_RULES, *((pattern, ours if fine_grained else None) for pattern, ours in _FGVC_RULES)]
+        rules += _PRETRAIN_RULES
     else:
         rules += _FINETUNE_RULES
     for encoder, our_name in _ENCODERS.items():
@@ -48,13 +46,14 @@ def from_official(state: Mapping[str, Tensor], stage: str, fine_grained: bool = 
         norms[layer + r"sublayer\.0\.norm"] = our_layer + "attention_norm"
         norms[layer + r"sublayer\.1\.norm"] = our_layer + "ffn_norm"
         rules += [
-            (layer + r"attn\.([qkv])_linear", our_layer + r"attention.qkv:\2"),
+            (layer + r"attn\.([qkv])_linear", our_layer + r"attention.qkv:\2"),  # a part of the joined matrix
             (layer + r"attn\.out", our_layer + "attention.out"),
             (layer + r"feed_forward\.w_1", our_layer + "ffn.0"),
             (layer + r"feed_forward\.w_2", our_layer + "ffn.3"),
         ]
     for theirs, ours in norms.items():
-        rules += [(rf"{theirs}\.a_2", f"{ours}.weight"), (rf"{theirs}\.b_2", f"{ours}.bias")]
+        rules.append((rf"{theirs}\.a_2", f"{ours}.weight"))
+        rules.append((rf"{theirs}\.b_2", f"{ours}.bias"))
     return rename(state, rules, "IDC-PCL")
 
 

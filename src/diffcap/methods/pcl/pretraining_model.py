@@ -75,7 +75,7 @@ class PCLPretraining(nn.Module):
         **trunk: Any,
     ) -> None:
         super().__init__()
-        constructor_arguments(locals())  # checks them
+        constructor_arguments(locals())  # checks the values of the Literals
         self.trunk = PCLTrunk(vocabulary_size, feature_channels, **trunk)
         width = self.trunk.width
         self.regress = RegressionHead(width, feature_channels)
@@ -104,7 +104,7 @@ class PCLPretraining(nn.Module):
 
     def mlm_logits(self, batch: Batch) -> Tensor:
         """Word logits at the n masked positions, caption by caption: (n, V)."""
-        visual = self._encode_images(_maps(batch))
+        visual = self._encode_images(_image_maps(batch))
         masked_positions, is_masked = padded_nonzero(batch["mlm_labels"] != IGNORED)
         query_positions = visual.shape[1] + 1 + masked_positions  # after the visual tokens and the text's [CLS]
         hidden = self.trunk.encode_jointly(visual, batch["mlm_tokens"], self.pad_mask, query_positions)
@@ -120,13 +120,13 @@ class PCLPretraining(nn.Module):
 
         Needs `tokens` (B, T) and `visual_mask`, boolean (B, 2 N), or (B, N) for single images: which patches are masked.
         """
-        maps = _maps(batch)
+        maps = _image_maps(batch)
         features = torch.cat([image.flatten(2).transpose(1, 2) for image in maps], 1)  # (B, 2 N, C)
         is_masked = batch["visual_mask"]
         masked_maps = [
             image.masked_fill(mask.view(len(image), 1, *image.shape[2:]), 0.0)
             for image, mask in zip(maps, is_masked.chunk(len(maps), dim=1))
-        ]  # raw features are zeroed before the projection (authors' code)
+        ]  # the features are set to 0, not the embedded patches (authors' code)
         visual = self._encode_images(masked_maps)
         patches_per_image = features.shape[1] // len(maps)
         patches = torch.arange(features.shape[1], device=features.device)
@@ -139,7 +139,7 @@ class PCLPretraining(nn.Module):
     def fda_similarity(self, batch: Batch) -> Tensor:
         """Cosine of each pair with its caption and its negatives: (B, 1 + K)."""
         captions = batch["fda_captions"]  # (B, 1 + K, T)
-        visual = self._encode_images(_maps(batch))
+        visual = self._encode_images(_image_maps(batch))
         text_cls = visual.shape[1]  # positions of the three [CLS]
         second_cls = text_cls // 2 if "after" in batch else text_cls - 1
         cls_positions = torch.tensor([0, second_cls, text_cls], device=visual.device)
@@ -170,6 +170,6 @@ class PCLPretraining(nn.Module):
         }
 
 
-def _maps(batch: Batch) -> list[Tensor]:
-    """The feature maps of both images, or of a single image, (B, C, h, w) each."""
+def _image_maps(batch: Batch) -> list[Tensor]:
+    """Return the feature maps of both images, or of a single image, (B, C, h, w) each."""
     return [batch[name] for name in ("before", "after") if name in batch]

@@ -62,6 +62,7 @@ class _TokenMatching(torch.autograd.Function):
         num_keys, m, _ = key.shape  # B, M, D
         score = query.new_empty(num_queries, num_keys, dtype=torch.float32)
         index_type = torch.int16 if max(n, m) < 2**15 else torch.int32
+        # For each token, the index of the token in the other image with which it has the largest dot product.
         best_key = torch.empty(num_queries, n, num_keys, dtype=index_type, device=query.device)
         best_query = torch.empty(num_queries, num_keys, m, dtype=index_type, device=query.device)
         keys_per_block = max(1, min(num_keys, block_size // (n * m)))
@@ -129,14 +130,14 @@ def _weighted_scatter(chosen: Tensor, weights: Tensor, tokens: Tensor, num_rows:
 
 
 def cross_view_nce(similarity: Tensor) -> Tensor:
-    """Contrast the similarity of the two images of each pair with that of images from different pairs (SCORER, eq. 4, one direction).
+    """Contrast the similarity of a pair's two images with that of images of different pairs, in one direction (SCORER, eq. 4).
 
     Args:
         similarity: (B, all B) scaled similarities of this rank's images (rows) with every rank's (columns, in rank order). The
             true pairs are on the diagonal that begins at the column of this rank's first image.
 
     Returns:
-        (B,) losses in nats: -log softmax over the row at the true pair. 0 where there is only one column.
+        (B,) losses in nats: -log of the row's softmax at the true pair. 0 if there is only one column.
 
     Example:
         >>> similarity = torch.tensor([[2.0, 0.0], [0.0, 1.0]])

@@ -1,8 +1,7 @@
 """SCORER with CBR (Tu, Li, Su, Zha, Yan and Huang, "Self-supervised Cross-view Representation Reconstruction for Change
 Captioning", ICCV 2023).
 
-Order of the file: the decoder block, cross-modal backward reasoning (`CBR`), the captioner with its losses, the import of official
-checkpoints. Where the paper and the released code differ, the code is the default and the paper's version is an option.
+Where the paper and the released code differ, the code is the default and the paper's version is an option.
 
 Letters: B pairs, b pairs of a group (the change pairs of a batch, or the distractor pairs of the same before images), N visual tokens
 of one image, T text positions, D width, H heads, C feature channels, V vocabulary.
@@ -44,7 +43,7 @@ class SCORERBlock(nn.Module):
         self.dropout, self.ffn_residual = Dropout(dropout), ffn_residual
 
     def forward(self, x: Tensor, memory: BlockMemory, mask: Tensor | None, past_segments: Segments) -> BlockOutput:
-        """Arguments and result are those of `PostNormBlock.forward`: words x (B, T, D) and visual tokens `memory` to (B, T, D) each."""
+        """Run words x (B, T, D), which attend to `memory`, the visual tokens; `mask` and `past_segments` as in `Attention.forward`."""
         attended, new_key_values = self.self_attention(x, mask, past_segments)
         words = self.norm1(x + attended)
         visual = self.norm2(words + self.cross.attend_memory(words, memory))
@@ -71,13 +70,13 @@ class CBR(nn.Module):
 
         To save time, consecutive linear layers are multiplied into one matrix. The sentence vector is the same at every position:
         in the keys it changes no attention probability, and in the values it adds the same vector to every output. So keys and
-        values are computed from the images alone, once for both groups, and the sentence's part of the output is added at the end.
+        values are computed from the images alone, once for all groups, and the sentence's part of the output is added at the end.
 
         Args:
             before: (b, N, D) embedded images. sentences: (B, D); row i is joined to image i modulo b.
 
         Returns:
-            A tensor (b, N, D) for each group, to be compared with `key` of the real after images.
+            A tensor (b, N, D) for each group, to be compared with `self.key(after)` of the real after images.
         """
         attention = self.attention
         width = before.shape[2]
@@ -100,15 +99,15 @@ class CBR(nn.Module):
 
 
 class SCORER(CrossImageCaptioner):
-    """SCORER: an encoder that reconstructs each image from the other one, with cross-view contrast; a decoder; and CBR.
+    """SCORER: an encoder that reconstructs each image from the other, a decoder, and the losses of cross-view contrast and CBR.
 
     Args:
         vocabulary_size, feature_channels: V, C. grid: rows and columns of the feature map.
         max_length: positions of a caption (CLEVR-Change: 24); CBR divides the sum over a sentence by this number.
         width: D (512). heads: 8. encoder_layers: paper: 2 on CLEVR-Change, 1 on CLEVR-DC, 3 on Spot-the-Diff, 2 on Image Editing Request.
-        decoder_layers: 2. word_width: channels of the word vectors (300). dropout: 0.1 (authors' code).
+        decoder_layers: 2. word_width: channels of the word vectors (300). dropout: rate (authors' code: 0.1).
         coordinates: append x and y channels to the features (authors' code: on CLEVR-Change).
-        difference: "reconstruction", or the paper's baseline "subtraction": before - after through a ReLU layer.
+        difference: "reconstruction", or the paper's baseline "subtraction", which replaces the encoder by before - after.
         cross_view_weight: lambda_v (0.1 on CLEVR-Change). cbr_weight: lambda_m (0.001 on CLEVR-Change, authors' code).
         mtm: multi-head token-wise matching: "collapsed", one dot product over all heads' channels (authors' code), or
             "per_head", the mean over the heads (paper, which does not say how the heads are combined).
@@ -207,8 +206,8 @@ class SCORER(CrossImageCaptioner):
         if self.mtm == "collapsed":
             return token_matching(query, key)
         num_heads: Any = self.encoder[-1].attention.heads  # type: ignore[union-attr]
-        heads = zip(query.chunk(num_heads, 2), key.chunk(num_heads, 2))
-        return torch.stack([token_matching(head_query, head_key) for head_query, head_key in heads]).mean(0)
+        head_pairs = zip(query.chunk(num_heads, 2), key.chunk(num_heads, 2))
+        return torch.stack([token_matching(head_query, head_key) for head_query, head_key in head_pairs]).mean(0)
 
     def predict_after_images(
         self, before: Tensor, after: Tensor, hidden: Tensor, tokens: Tensor
@@ -268,7 +267,7 @@ def two_way_nce(forward: Tensor, backward: Tensor) -> Tensor:
 # The released checkpoints have no CBR; the prefix `cbr.` is our assumption.
 _DECODER_LAYER = r"speaker_state\.core\.layer\.(\d+)\."
 _RULES: tuple[Rule, ...] = (
-    *RCC_RULES,
+    *RCC_RULES,  # of the modules that all methods based on RobustChangeCaptioning (RCC) have
     (r"change_detector_state\.scorer\.(\d+)\.attention\.(query|key|value)", r"encoder.\1.attention.qkv:\2"),
     (r"change_detector_state\.scorer\.(\d+)\.attention\.layer_norm", r"encoder.\1.norm"),
     (r"change_detector_state\.embed_fc\.0", "fusion.0"),
@@ -307,6 +306,6 @@ IMPORTER = Importer(
     lambda state, stage: from_official(state),
     vocabulary_layout="rcc",
     vocabulary_file="vocab.json",
-    groups=("change_detector_state", "speaker_state"),
-    pickled_classes=("AttrDict",),
+    groups=("change_detector_state", "speaker_state"),  # the two state dicts in a checkpoint
+    pickled_classes=("AttrDict",),  # of the settings in a checkpoint, which are not read
 )
