@@ -227,7 +227,7 @@ def decoding(
         if isinstance(model, TokensCLIP4IDC):
             model.word_bias[model.eos_id] = float("-inf")
             if not from_pixels:
-                before = after = model.views(before, after)
+                before = after = model.encode_pixels(before, after)
         else:  # a captioner of another package may have no such layer; then its captions may end early
             decoder = model.trunk if isinstance(model, PCL) else getattr(model, "decoder", None)
             classifier: Any = getattr(decoder, "output_layer", None) or getattr(decoder, "logit", None)

@@ -41,7 +41,7 @@ class TokensCLIP4IDC(CLIP4IDC):
 
     def encode(self, before: Tensor, after: Tensor) -> list[KeyValue]:
         """See `Captioner.encode`; or the pair's tokens (B, 2 + 2 N, E), twice."""
-        return self.memory(self.encoder_states(before if before.ndim == 3 else self.views(before, after)))
+        return self.project_memory(self.run_encoder(before if before.ndim == 3 else self.encode_pixels(before, after)))
 
 
 @torch.no_grad()
@@ -68,11 +68,11 @@ def uncached(captioner: Captioner, before: Tensor, after: Tensor, length: int) -
 
 
 def _clip4idc_words(captioner: CLIP4IDC, before: Tensor, after: Tensor, length: int) -> Tensor:
-    views = before if before.ndim == 3 else captioner.views(before, after)
+    views = before if before.ndim == 3 else captioner.encode_pixels(before, after)
     tokens = torch.full((len(after), 1), captioner.bos_id)
     for _ in range(length - 1):
-        hidden = captioner.decode(tokens, captioner.memory(captioner.encoder_states(views))).last_block.hidden
-        tokens = torch.cat([tokens, captioner.logits(hidden[:, -1]).argmax(1, keepdim=True)], 1)
+        hidden = captioner.decode(tokens, captioner.project_memory(captioner.run_encoder(views))).last_block.hidden
+        tokens = torch.cat([tokens, captioner.compute_logits(hidden[:, -1]).argmax(1, keepdim=True)], 1)
     return tokens
 
 

@@ -128,7 +128,7 @@ def test_the_loss_is_the_mean_over_real_words_added_over_streams(name: str) -> N
     expected = []
     for rows in (slice(0, 2), slice(2, 4)):
         memory = model.encode(before, after[rows])
-        log = model.logits(model.decode(tokens[rows], memory).last_block.hidden).log_softmax(-1)
+        log = model.compute_logits(model.decode(tokens[rows], memory).last_block.hidden).log_softmax(-1)
         losses = [
             -log[pair, place, word].item()
             for pair, row in enumerate(tokens[rows].tolist())

@@ -58,7 +58,7 @@ def ends(vlm: VLM) -> list[int]:
 
 def generated(vlm: VLM, before: Any, after: Any, length: int, **options: Any) -> list[list[int]]:
     """The words that transformers generates itself."""
-    inputs = vlm.inputs(before, after)
+    inputs = vlm.prepare_inputs(before, after)
     vlm._forget_positions()
     found = vlm.core.generate(
         **inputs, max_new_tokens=length - 1, do_sample=False, eos_token_id=ends(vlm), pad_token_id=vlm.eos_id, **options
@@ -138,7 +138,7 @@ def test_the_ids_around_an_answer(family: str, folder: Folder) -> None:
     vlm = VLM(folder(family), train="nothing")
     vocabulary = vlm.vocabulary
     ids = vocabulary.encode("the red cube is gone", 24)
-    assert int(vlm.inputs(*pairs(1))["input_ids"][0, -1]) == vlm.bos_id == ids[0] and ids[-1] == vlm.eos_id
+    assert int(vlm.prepare_inputs(*pairs(1))["input_ids"][0, -1]) == vlm.bos_id == ids[0] and ids[-1] == vlm.eos_id
     assert vocabulary.decode(torch.tensor([*ids, vocabulary.pad])) == "the red cube is gone"
     assert vocabulary.encode("the red cube is gone", 4) == [*ids[:3], vlm.eos_id]
     user = [{"role": "user", "content": [{"type": "image"}, {"type": "image"}, {"type": "text", "text": "what"}]}]
@@ -287,7 +287,7 @@ def test_the_difference_module_compares_the_images_of_each_pair(family: str, fol
         assert torch.allclose(alone, together[number], atol=1e-3)
     if family == "llava_onevision":  # its `get_image_features` has more arguments
         return
-    inputs = vlm.inputs(before[:1], after[:1])
+    inputs = vlm.prepare_inputs(before[:1], after[:1])
     images = {name: value for name, value in inputs.items() if "pixel" in name or "grid" in name}
     changed = both_images(vlm.core.model.get_image_features(**images))
     vlm.difference.mix[2].weight.zero_()  # type: ignore[operator, union-attr]
@@ -399,7 +399,10 @@ def test_tiles_have_no_attention_maps(folder: Folder) -> None:
     with pytest.raises(NotImplementedError, match="tiles"):
         vlm.attention(before, after, torch.tensor([[vlm.bos_id]]))
     plain = VLM(folder("idefics3"), train="nothing")
-    assert vlm.inputs(before, after)["input_ids"].shape[1] > 2 * plain.inputs(before, after)["input_ids"].shape[1]
+    assert (
+        vlm.prepare_inputs(before, after)["input_ids"].shape[1]
+        > 2 * plain.prepare_inputs(before, after)["input_ids"].shape[1]
+    )
 
 
 def test_a_template_that_adds_to_answers_is_refused(folder: Folder, tmp_path: Path) -> None:

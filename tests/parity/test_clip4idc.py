@@ -86,7 +86,7 @@ def captioner(official: Fixture, half: bool = False, **options: Any) -> CLIP4IDC
 @torch.no_grad()
 def test_retrieval(official: Fixture) -> None:
     model, arrays = adaptation(official), official.arrays
-    text, pair = model.words(arrays["tokens"]), model.pair(arrays["before"], arrays["after"])
+    text, pair = model.words(arrays["tokens"]), model.encode_pairs(arrays["before"], arrays["after"])
     torch.testing.assert_close(text, arrays["text_embedding"][:, 0], **TOLERANCE)
     torch.testing.assert_close(pair, arrays["pair_embedding"][:, 0], **TOLERANCE)
     scale = model.logit_scale.exp()
@@ -103,7 +103,7 @@ def test_retrieval(official: Fixture) -> None:
 @torch.no_grad()
 def test_visual_tokens(official: Fixture) -> None:
     model, arrays = captioner(official), official.arrays
-    views = model.views(arrays["before"], arrays["after"])
+    views = model.encode_pixels(arrays["before"], arrays["after"])
     # The fixture's tokens are of the retrieval model, whose image tower has the same names and so the same weights.
     torch.testing.assert_close(views, arrays["visual_tokens"], **TOLERANCE)
 
@@ -114,7 +114,7 @@ def test_words(official: Fixture) -> None:
     shown = arrays["decoder_input"]
     memory = model.encode(arrays["before"], arrays["after"])
     assert torch.equal(shown != model.pad, arrays["decoder_mask"] == 1)
-    logits = model.logits(model.decode(shown, memory).last_block.hidden)
+    logits = model.compute_logits(model.decode(shown, memory).last_block.hidden)
     torch.testing.assert_close(logits, arrays["decoder_logits"], **TOLERANCE)
     # Input and target are one caption, shifted: the input's first word, then the targets.
     tokens = torch.cat([shown[:, :1], arrays["decoder_target"]], 1)
@@ -128,6 +128,6 @@ def test_half_precision_files(official: Fixture) -> None:
     model, arrays = adaptation(official, half=True), official.arrays
     assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
     similar = pair_text_similarity(
-        model.words(arrays["tokens"]), model.pair(arrays["before"], arrays["after"]), model.logit_scale.exp()
+        model.words(arrays["tokens"]), model.encode_pairs(arrays["before"], arrays["after"]), model.logit_scale.exp()
     )
     torch.testing.assert_close(similar[0], arrays["similarity"], atol=0.02, rtol=0)

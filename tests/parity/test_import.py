@@ -194,5 +194,5 @@ def check_naive(model: CLIP4IDC, before: Tensor, after: Tensor, tokens: Tensor) 
         memory, ids = model.encode(before[row : row + 1], after[row : row + 1]), [model.bos_id]
         while len(ids) < tokens.shape[1] and not model.is_eos(torch.tensor(ids[-1])):
             hidden = model.decode(torch.tensor([ids]), memory).last_block.hidden
-            ids.append(int(model.logits(hidden)[0, -1].argmax()))
+            ids.append(int(model.compute_logits(hidden)[0, -1].argmax()))
         assert tokens[row, : 1 + count].tolist() == ids

@@ -74,7 +74,7 @@ def test_visual_tokens(official: Fixture) -> None:
     model, batch = captioner(official), batch_of(official)
     compare_part(official, "memory", model.visual_tokens(batch["before"], batch["after"]))
     if official.method == "chg2cap":
-        for name, tokens in zip(("before", "after"), model.encoded(batch["before"], batch["after"])):
+        for name, tokens in zip(("before", "after"), model.encode_images(batch["before"], batch["after"])):
             compare_part(official, f"encoded_{name}", tokens)
     else:
         assert (model.bos_id, model.eos_id) == tuple(

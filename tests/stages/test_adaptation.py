@@ -157,7 +157,7 @@ def test_retrieval_on_the_test_split_is_that_of_a_loop_over_its_change_pairs(
     table = PairTable(pairs, FeatureStore.open(pixels / "features/blocks_pixels"), vocabulary, 32)
     batch = RetrievalDataset(table).__getitems__(list(range(len(pairs))))
     with torch.no_grad():
-        of_pairs = model.pair(batch["before"], batch["after"])
+        of_pairs = model.encode_pairs(batch["before"], batch["after"])
         of_texts = model.words(batch["texts"])
     expected = naive_among_pairs(of_pairs, of_texts, batch["text_pair_number"].tolist())
     assert {name: retrieved["retrieval"][name] for name in expected} == pytest.approx(expected)

@@ -174,7 +174,7 @@ def test_the_exported_forms_give_the_same_captions(trained: Path, base: Path, tm
     ours: Any = load(trained / "last.ckpt").captioner
     assert isinstance(ours, VLM)
     images = torch.randint(0, 256, (2, 3, 96, 128), dtype=torch.uint8)
-    inputs = ours.inputs(images[:1], images[1:])
+    inputs = ours.prepare_inputs(images[:1], images[1:])
     adapted = PeftModel.from_pretrained(AutoModelForImageTextToText.from_pretrained(base), tmp_path / "peft").eval()
     merged: Any = load_captioner(tmp_path / "merged", "cpu")._captioner
     with torch.no_grad():

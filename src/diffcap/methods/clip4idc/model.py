@@ -21,7 +21,7 @@ from diffcap.models.layers import Attention, Dropout, KeyValue, Linear, Segments
 from diffcap.utils.linear import linear
 
 NORM_EPS = 1e-12  # of the captioner's layer norms (BERT)
-Padding = Literal["own", "released"]
+Padding = Literal["own", "released"]  # the id of padding, see `CLIP4IDC`
 
 
 class CLIP4IDCAdaptation(nn.Module):
@@ -46,7 +46,7 @@ class CLIP4IDCAdaptation(nn.Module):
         >>> model = CLIP4IDCAdaptation(network, max_length=6).eval()
         >>> before, after = torch.randint(256, (3, 3, 16, 16)), torch.randint(256, (3, 3, 16, 16))
         >>> tokens = torch.tensor([[8, 1, 2, 9, 10], [8, 3, 9, 10, 10], [8, 4, 5, 6, 9]])  # 8 and 9 are START and END
-        >>> model.pair(before, after).shape, model.words(tokens).shape  # (B, E) each
+        >>> model.encode_pairs(before, after).shape, model.words(tokens).shape  # (B, E) each
         (torch.Size([3, 12]), torch.Size([3, 12]))
         >>> model.loss({"before": before, "after": after, "tokens": tokens}).ndim
         0
@@ -77,7 +77,7 @@ class CLIP4IDCAdaptation(nn.Module):
             self.images.freeze_embeddings()
             self.words.freeze_embeddings()
 
-    def pair(self, before: Tensor, after: Tensor) -> Tensor:
+    def encode_pairs(self, before: Tensor, after: Tensor) -> Tensor:
         """Encode pixels (B, 3, height, width) of both images as one vector per pair, (B, E): the mean of both class tokens."""
         tokens = self.images(self.images.normalize(before), self.images.normalize(after))
         return (tokens[:, 0] + tokens[:, tokens.shape[1] // 2]) / 2
@@ -85,7 +85,7 @@ class CLIP4IDCAdaptation(nn.Module):
     def loss(self, batch: Batch) -> Tensor:
         """Compute the contrastive loss over the global batch, which needs `before`, `after` (B, 3, height, width) and `tokens` (B, T)."""
         text_vectors = self.words(batch["tokens"])
-        pair_vectors = self.pair(batch["before"], batch["after"])
+        pair_vectors = self.encode_pairs(batch["before"], batch["after"])
         return global_mean(pair_text_contrastive_loss(text_vectors, pair_vectors, self.logit_scale.exp()))
 
 
@@ -96,7 +96,8 @@ class EncoderBlock(nn.Module):
         super().__init__()
         self.attention = Attention(width, heads, dropout)
         self.norm1, self.norm2 = nn.LayerNorm(width, NORM_EPS), nn.LayerNorm(width, NORM_EPS)
-        self.inner, self.outer, self.dropout = Linear(width, ffn), Linear(ffn, width), Dropout(dropout)
+        self.inner, self.outer = Linear(width, ffn), Linear(ffn, width)
+        self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, D) to (B, T, D)."""
@@ -111,23 +112,24 @@ class DecoderBlock(nn.Module):
         super().__init__()
         self.self_attention, self.cross = Attention(width, heads, dropout), Attention(width, heads, dropout)
         self.norm1, self.norm2, self.norm3 = (nn.LayerNorm(width, NORM_EPS) for _ in range(3))
-        self.inner, self.outer, self.dropout = Linear(width, ffn), Linear(ffn, width), Dropout(dropout)
+        self.inner, self.outer = Linear(width, ffn), Linear(ffn, width)
+        self.dropout = Dropout(dropout)
 
     def cross_query(self, words: Tensor) -> Tensor:
-        """Queries of the cross-attention, from hidden states (B, T, D) after self-attention: (B, H, T, D / H)."""
+        """Compute the queries of the cross-attention from hidden states (B, T, D) after self-attention: (B, H, T, D / H)."""
         return self.cross.project_query(words)
 
     def forward(self, x: Tensor, memory: KeyValue, mask: Tensor | None, past_segments: Segments) -> BlockOutput:
-        """See `BlockOutput`; arguments as `Attention`."""
-        mixed, new_key_values = self.self_attention(x, mask, past_segments)
-        words = self.norm1(x + self.dropout(mixed))
+        """Run words x (B, T, D), which attend to `memory`, the visual tokens; `mask` and `past_segments` as in `Attention.forward`."""
+        attended, new_key_values = self.self_attention(x, mask, past_segments)
+        words = self.norm1(x + self.dropout(attended))
         visual = self.norm2(words + self.dropout(self.cross.attend(self.cross_query(words), memory)))
         hidden = self.norm3(visual + self.dropout(self.outer(F.gelu(self.inner(visual)))))
         return BlockOutput(words, visual, hidden, new_key_values)
 
 
 class TextBlock(nn.Module):
-    """A pre-norm block of CLIP's text tower with cross-attention inserted before its FFN (FT1; the paper gives no details).
+    """A pre-norm block of CLIP's text tower with cross-attention inserted before its FFN (the paper's ablation FT1; details are ours).
 
     The output layer of the cross-attention starts at zero, so that the block initially computes the same as CLIP's.
     """
@@ -136,16 +138,17 @@ class TextBlock(nn.Module):
         super().__init__()
         self.self_attention, self.cross = Attention(width, heads), Attention(width, heads, dropout)
         self.norm1, self.norm_cross, self.norm2 = (nn.LayerNorm(width) for _ in range(3))
-        self.inner, self.outer, self.activation = Linear(width, ffn), Linear(ffn, width), activation
+        self.inner, self.outer = Linear(width, ffn), Linear(ffn, width)
+        self.activation = activation
 
     def cross_query(self, words: Tensor) -> Tensor:
-        """Queries of the cross-attention, from hidden states (B, T, D) after self-attention: (B, H, T, D / H)."""
+        """Compute the queries of the cross-attention from hidden states (B, T, D) after self-attention: (B, H, T, D / H)."""
         return self.cross.project_query(self.norm_cross(words))
 
     def forward(self, x: Tensor, memory: KeyValue, mask: Tensor | None, past_segments: Segments) -> BlockOutput:
-        """See `BlockOutput`; arguments as `Attention`."""
-        mixed, new_key_values = self.self_attention(self.norm1(x), mask, past_segments)
-        words = x + mixed
+        """Run words x (B, T, D), which attend to `memory`, the visual tokens; `mask` and `past_segments` as in `Attention.forward`."""
+        attended, new_key_values = self.self_attention(self.norm1(x), mask, past_segments)
+        words = x + attended
         visual = words + self.cross.attend(self.cross_query(words), memory)
         hidden = visual + self.outer(self.activation(self.inner(self.norm2(visual))))
         return BlockOutput(words, visual, hidden, new_key_values)
@@ -164,7 +167,7 @@ class CLIP4IDC(Captioner):
         heads: 8 (paper: 12). ffn: inner width (2048). encoder_layers, decoder_layers: 3 and 3 (authors' code).
         dropout: 0.1.
         layerwise_cross_attention: decoder block i attends to encoder block i (authors' code), or all to the last one (paper).
-        images: "together" after the intra layers, or "apart", encoded separately in all layers (FT1, FT2).
+        images: "together" after the intra layers, or "apart", encoded separately in all layers (the ablations FT1 and FT2).
         decoder: "captioner", or "clip_text": CLIP's text tower with cross-attention inserted (FT1), whose number of blocks and
             widths replace `decoder_layers`, `width` and `heads`.
         train_words: train CLIP's word vectors in spite of `freeze_embeddings` (authors' code: on Spot-the-Diff only).
@@ -277,25 +280,25 @@ class CLIP4IDC(Captioner):
         if train_words:
             self.words.token_embedding.requires_grad_(True)
 
-    def views(self, before: Tensor, after: Tensor) -> Tensor:
-        """Encode pixels (b, 3, height, width) and (B, ...), B a multiple of b, as the tokens of each pair, (B, 2 + 2 N, E), its `views`."""
+    def encode_pixels(self, before: Tensor, after: Tensor) -> Tensor:
+        """Encode pixels (b, 3, height, width) and (B, ...), B a multiple of b, as the tokens of each pair, (B, 2 + 2 N, E)."""
         return self.images(self.images.normalize(before), self.images.normalize(after))
 
-    def encoder_states(self, views: Tensor) -> list[Tensor]:
+    def run_encoder(self, pair_tokens: Tensor) -> list[Tensor]:
         """Return the input of the captioner's encoder and the outputs of its blocks, (B, 2 + 2 N, D) each."""
-        states = [self.visual_in(views)]
+        states = [self.visual_in(pair_tokens)]
         for block in self.encoder:
             states.append(block(states[-1]))
         return states
 
-    def memory(self, states: list[Tensor]) -> list[KeyValue]:
-        """Return the keys and values that each decoder block attends to, from the `encoder_states`."""
+    def project_memory(self, states: list[Tensor]) -> list[KeyValue]:
+        """Compute the keys and values that each decoder block attends to, from the result of `run_encoder`."""
         attended = states[1:] if self.layerwise else states[-1:] * len(self.decoder)
         return [block.cross.project_key_value(state) for block, state in zip(self.decoder, attended)]  # type: ignore[union-attr, operator]
 
     def encode(self, before: Tensor, after: Tensor) -> list[KeyValue]:
         """Encode pixels (B, 3, height, width) of both images as the keys and values for each decoder block."""
-        return self.memory(self.encoder_states(self.views(before, after)))
+        return self.project_memory(self.run_encoder(self.encode_pixels(before, after)))
 
     def decode(
         self, tokens: Tensor, memory: list[KeyValue], past_key_values: list[KeyValue] | None = None
@@ -306,8 +309,8 @@ class CLIP4IDC(Captioner):
         mask = None if past_key_values else causal_mask(tokens != self.pad)
         return run_blocks(self.decoder, x, memory, mask, past_key_values)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Logits of the next word, (..., D) to (..., V): the output matrix is CLIP's word vectors."""
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """Compute logits of the next word, (..., D) to (..., V). The output matrix is CLIP's word vectors."""
         return linear(self.head_norm(self.head(hidden)), self.words.token_embedding.weight, self.word_bias)
 
     def step(
@@ -315,11 +318,11 @@ class CLIP4IDC(Captioner):
     ) -> tuple[Tensor, list[KeyValue]]:
         """See `Captioner.step`."""
         last, cache = self.decode(tokens[:, None], memory, cache)
-        return self.logits(last.hidden[:, 0]), cache
+        return self.compute_logits(last.hidden[:, 0]), cache
 
     def teacher_forced_logits(self, tokens: Tensor, memory: list[KeyValue]) -> Tensor:
         """See `Captioner.teacher_forced_logits`."""
-        return self.logits(self.decode(tokens[:, :-1], memory).last_block.hidden)
+        return self.compute_logits(self.decode(tokens[:, :-1], memory).last_block.hidden)
 
     def attention(self, before: Tensor, after: Tensor, tokens: Tensor) -> AttentionMaps:
         """See `Captioner.attention`: the decoder's last cross-attention, mean over the heads.
@@ -336,9 +339,9 @@ class CLIP4IDC(Captioner):
     def word_losses(self, tokens: Tensor, memory: list[KeyValue]) -> Tensor:
         """Return the cross-entropy of every word and END of captions (B, T) given the words before, in nats, as one vector."""
         hidden = self.decode(tokens[:, :-1], memory).last_block.hidden
-        target = tokens[:, 1:]
-        is_word = target != self.pad
-        return F.cross_entropy(self.logits(hidden[is_word]), target[is_word], reduction="none")
+        next_ids = tokens[:, 1:]
+        is_word = next_ids != self.pad
+        return F.cross_entropy(self.compute_logits(hidden[is_word]), next_ids[is_word], reduction="none")
 
     def validation_losses(self, batch: Batch) -> dict[str, Tensor]:
         """See `Captioner.validation_losses`: the word losses."""
@@ -349,7 +352,9 @@ class CLIP4IDC(Captioner):
 
         Needs `before` (b, 3, height, width), `after` (B, ...) with B = b, or B = 2 b for two groups, and `tokens` (B, T).
         """
-        before, after, tokens = batch["before"], batch["after"], batch["tokens"]
+        before = batch["before"]
+        after = batch["after"]
+        tokens = batch["tokens"]
         memory = self.encode(before, after)
         losses = []
         for rows in pair_groups(before, after):

@@ -27,7 +27,7 @@ DIRECTION_TITLES = {"t2p": "caption to pair", "p2t": "pair to caption"}
 
 def add_to_metric(metric: PairRetrieval, model: Any, batch: dict[str, Any]) -> None:
     """Add the embeddings of a batch's pairs and of all their captions; `model` is a `CLIP4IDCAdaptation`."""
-    pairs = model.pair(batch["before"], batch["after"])
+    pairs = model.encode_pairs(batch["before"], batch["after"])
     texts = model.words(batch["texts"])
     metric.update(pairs, batch["number"], texts, batch["text_number"], batch["text_pair_number"])
 

@@ -143,7 +143,7 @@ class PretrainData(FeatureData):
             tasks_of_option = [task for task in self.schedule.tasks if self._folder_option(task) == option]
             if tasks_of_option and not option_folder:
                 raise DiffcapError(
-                    f"data.tasks has {tasks_of_option[0]!r}, but data.{option} is not set; give its folder."
+                    f"data.tasks has {tasks_of_option[0]!r}; set data.{option} to the folder of its dataset."
                 )
         vocabulary_folders = [Path(path).resolve() for path in settings.get("vocabulary_with") or []]
         if singles and Path(singles).resolve() not in vocabulary_folders:
@@ -184,9 +184,7 @@ class PretrainData(FeatureData):
             store = self._open_store(singles_folder)
             images = [pair for pair in dataset.pairs if pair.split == "train" and pair.captions and pair.after is None]
             if not images:
-                raise DiffcapError(
-                    f"{dataset.name}: has no single training image with captions; data.singles needs some."
-                )
+                raise DiffcapError(f"{dataset.name}: has no single training image with captions, for data.singles.")
             table = PairTable(images, store, self.vocabulary, self.max_length)
             fda = self._read_fda_samples(SINGLE_PREFIX + "fda", table, Path(singles_folder) / "negatives.jsonl")
             self.sources["singles"] = CaptionSource(table, "captions", table.caption_pair, self.batch_size, fda)

@@ -151,7 +151,7 @@ class Chg2Cap(parts.PixelOrFeatureCaptioner):
             vocabulary_size, max_length, width, block, decoder_layers, dropout, word_dropout
         )
 
-    def encoded(self, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
+    def encode_images(self, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
         """Encode two images, (b, C, h, w) and (B, C, h, w), B a multiple of b, as tokens (B, w h, C) each, column by column.
 
         The authors' code exchanges rows and columns before its 3 x 3 convolutions, so the order matters.
@@ -176,7 +176,7 @@ class Chg2Cap(parts.PixelOrFeatureCaptioner):
 
         The cosine similarity of both images at a position is added to all channels there.
         """
-        before, after = self.encoded(before, after)
+        before, after = self.encode_images(before, after)
         similarity = F.cosine_similarity(before, after, dim=2)[..., None]  # (B, N, 1)
         fused = self.fusion(torch.cat([before, after], 2) + similarity)
         return self.residual(fused, self.grid[::-1])

@@ -143,7 +143,7 @@ class VLM(Captioner):
         small_images = torch.zeros(1, 3, 64, 64, dtype=torch.uint8)
         fault = f"{self.image_kwargs} is not valid for this model"
         with wrap_errors("model.captioner.init_args.image_kwargs", fault, "correct it"):
-            self.inputs(small_images, small_images)
+            self.prepare_inputs(small_images, small_images)
         self.train()  # transformers loads models in evaluation mode, in which layers are not checkpointed
 
     @classmethod
@@ -169,7 +169,7 @@ class VLM(Captioner):
         """See `Captioner.is_eos`."""
         return torch.isin(tokens, torch.tensor([self.eos_id, *self._more_eos_ids], device=tokens.device))
 
-    def inputs(self, before: Any, after: Any) -> dict[str, Tensor]:
+    def prepare_inputs(self, before: Any, after: Any) -> dict[str, Tensor]:
         """Return the inputs of the model in transformers: each pair's prompt and pixels. Shorter prompts are padded on the left."""
         before, after = _to_bytes(before), _to_bytes(after)
         if len(before) != len(after):  # scenes: each before image has two after images
@@ -213,7 +213,7 @@ class VLM(Captioner):
             "key_values" of each layer, (B, heads, L, channels) each; "mask" (B, L), 0 at padding; "bos_position" (B, 1); "is_image"
             (B, L), True at the tokens of both images.
         """
-        prompt = self._without_bos(self.inputs(before, after))
+        prompt = self._without_bos(self.prepare_inputs(before, after))
         cache = parts.prompt_cache([None] * self.core.config.get_text_config().num_hidden_layers)
         self._forget_positions()
         with parts.without_checkpointing(self.core):
@@ -260,7 +260,7 @@ class VLM(Captioner):
     def word_losses(self, batch: Batch) -> Tensor:
         """Return the cross-entropy of every token of the captions given those before, in nats, in one pass without a cache."""
         tokens = batch["tokens"]
-        inputs = self._without_bos(self.inputs(batch["before"], batch["after"]), tokens[:, :-1])
+        inputs = self._without_bos(self.prepare_inputs(batch["before"], batch["after"]), tokens[:, :-1])
         self._forget_positions()
         logits = self.core(**inputs, use_cache=False, logits_to_keep=tokens.shape[1] - 1).logits
         is_word = self.caption_mask(tokens)

@@ -79,8 +79,8 @@ def choose_trained(model: Any, trained: Trained, rank: int, alpha: int, dropout:
         return model
     model.requires_grad_(False)
     if trained == "projector":
-        named = [(name, part) for name, part in model.named_modules() if not isinstance(part, nn.ModuleList)]
-        names = [name for name, _ in named if PROJECTORS.search(f"{name}.")]
+        modules = [(name, part) for name, part in model.named_modules() if not isinstance(part, nn.ModuleList)]
+        names = [name for name, _ in modules if PROJECTORS.search(f"{name}.")]
         outermost_names = [name for name in names if not any(name.startswith(f"{parent}.") for parent in names)]
         if not outermost_names:
             raise DiffcapError(f"{type(model).__name__}: no projector was found; use train: lora.")
@@ -161,44 +161,45 @@ class Difference(nn.Module):
 
         after' = after + W2 GELU(W1 [after; after - before]),  W2 = 0 at first
 
-    Training begins with the function of the base model, as with LoRA. The module is ours. It has one scale and does not reproduce
-    its models, CCExpert (arXiv 2411.11360) and M3Diff (arXiv 2503.11093). `width` is that of the projector's output.
+    Training begins with the function of the base model, as with LoRA. The module is ours, a small form of those of
+    CCExpert (arXiv 2411.11360) and M3Diff (arXiv 2503.11093), which it does not reproduce. `width` is that of the projector's output.
     """
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.mix = nn.Sequential(Linear(2 * width, width), nn.GELU(), Linear(width, width, bias=False))
         nn.init.zeros_(self.mix[2].weight)  # type: ignore[arg-type]
-        self.num_pairs = 0  # in the current batch; `VLM.inputs` sets it
+        self.num_pairs = 0  # in the current batch; `VLM.prepare_inputs` sets it
 
     def forward(self, before: Tensor, after: Tensor) -> Tensor:
-        """Return the new tokens (N, D) of the after image, from the tokens (N, D) of both images."""
+        """Compute the new tokens (N, width) of the after image from the tokens (N, width) of both images."""
         dtype = next(self.parameters()).dtype
         inputs = torch.cat([after, after - before], -1)
         return after + self.mix(inputs.to(dtype)).to(after.dtype)
 
     def install(self, model: Any) -> None:
         """Apply the module to the output of a model's `get_image_features`, in which before and after images alternate."""
-        image_features = model.get_image_features
+        get_image_features = model.get_image_features
 
         def with_difference(*args: Any, **kwargs: Any) -> Any:
-            output = image_features(*args, **kwargs)
-            # A group (N, D) has the tokens of an image, or (SmolVLM, Idefics3) of both images of a pair.
+            output = get_image_features(*args, **kwargs)
+            # A group (N, width) has the tokens of an image, or (SmolVLM, Idefics3) of both images of a pair.
             groups = list(output.pooler_output)
-            changed = []
+            new_groups = []
             if len(groups) == self.num_pairs:
                 for group in groups:
                     before, after = group.chunk(2)
-                    changed.append(torch.cat([before, self(before, after)]))
+                    new_groups.append(torch.cat([before, self(before, after)]))
             elif len(groups) == 2 * self.num_pairs:
                 for before, after in zip(groups[::2], groups[1::2]):
-                    changed += [before, self(before, after)]
+                    new_groups += [before, self(before, after)]
             else:
                 raise DiffcapError(
                     f"the difference module needs one group of tokens per image, but {self.num_pairs} pairs have {len(groups)}; set "
                     "model.captioner.init_args.difference=false."
                 )
-            output.pooler_output = torch.stack(changed) if isinstance(output.pooler_output, Tensor) else tuple(changed)
+            is_tensor = isinstance(output.pooler_output, Tensor)
+            output.pooler_output = torch.stack(new_groups) if is_tensor else tuple(new_groups)
             return output
 
         model.get_image_features = with_difference
