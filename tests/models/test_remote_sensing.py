@@ -161,7 +161,7 @@ def test_attention_maps_are_the_last_cross_attention_in_the_images_frame(name: s
     visual = torch.zeros(2, 6, 16)
     index = place[1] * GRID[0] + place[0] if name == "chg2cap" else place[0] * GRID[1] + place[1]
     visual[:, index] = 20 * torch.randn(16, generator=torch.Generator().manual_seed(0))
-    model.visual_tokens = lambda *_: visual
+    model.encode_tokens = lambda *_: visual
     spot, of_after, _ = model.attention(before, after, tokens)
     assert torch.equal(spot, of_after)
     others = spot.clone()

@@ -72,7 +72,7 @@ def test_the_ignored_parameters_are_those_without_a_gradient(official: Fixture) 
 @torch.no_grad()
 def test_visual_tokens(official: Fixture) -> None:
     model, batch = captioner(official), batch_of(official)
-    compare_part(official, "memory", model.visual_tokens(batch["before"], batch["after"]))
+    compare_part(official, "memory", model.encode_tokens(batch["before"], batch["after"]))
     if official.method == "chg2cap":
         for name, tokens in zip(("before", "after"), model.encode_images(batch["before"], batch["after"])):
             compare_part(official, f"encoded_{name}", tokens)

@@ -12,6 +12,7 @@ from torch import Tensor
 from diffcap.checkpoints.importing import Importer, Rule, Sizes, State, count_layers, pixel_features, rename
 from diffcap.utils.errors import DiffcapError
 
+# Rules to rename parameters: a regular expression of official names, and the name here; None leaves the parameter out.
 _VISUAL_RULES: tuple[Rule, ...] = (
     (r"clip\.visual\.bef_embedding", "images.before_mark"),
     (r"clip\.visual\.aft_embedding", "images.after_mark"),

@@ -26,7 +26,7 @@ DIRECTION_TITLES = {"t2p": "caption to pair", "p2t": "pair to caption"}
 
 
 def add_to_metric(metric: PairRetrieval, model: Any, batch: dict[str, Any]) -> None:
-    """Add the embeddings of a batch's pairs and of all their captions; `model` is a `CLIP4IDCAdaptation`."""
+    """Add the embeddings of a batch's pairs and of all their captions, with their numbers; `model` is a `CLIP4IDCAdaptation`."""
     pairs = model.encode_pairs(batch["before"], batch["after"])
     texts = model.words(batch["texts"])
     metric.update(pairs, batch["number"], texts, batch["text_number"], batch["text_pair_number"])
@@ -65,7 +65,7 @@ def evaluate_retrieval(
 ) -> None:
     """Compute recall and mean rank in both directions, print them, and write them to metrics.json.
 
-    `checkpoint` is best.ckpt of the pre-training; `limit` counts change pairs. The other arguments are those of `evaluate`.
+    `checkpoint` is best.ckpt of the pre-training; `limit` counts change pairs. The others are those of `evaluate` and `PairRetrieval`.
     """
     check_finished([checkpoint])
     checkpoint_content = read_checkpoint(checkpoint)

@@ -16,7 +16,7 @@ from diffcap.text.vocabularies import AnyVocabulary, ClipVocabulary
 from diffcap.utils.errors import DiffcapError, wrap_errors
 
 _PATCH_POSITIONS = "visual.positional_embedding"
-# From names in a block of CLIP's text tower to names in a decoder block of FT1.
+# From names in a block of CLIP's text tower to names in a `TextBlock`, the decoder block that is made from it.
 _TEXT_BLOCK_NAMES = {
     "attn.in_proj_": "self_attention.qkv.",
     "attn.out_proj": "self_attention.out",
@@ -53,20 +53,20 @@ def load_clip(module: Any, weights: str | None, vocabulary: AnyVocabulary) -> No
     if _PATCH_POSITIONS in state:
         grid = pretrained_grid(network)
         state[_PATCH_POSITIONS] = _interpolate_positions(state[_PATCH_POSITIONS], grid, module.images.grid, weights)
-    initial = module.state_dict()
-    loaded = {name: value for name, value in _rename(state, module).items() if name in initial}
+    own_state = module.state_dict()
+    loaded = {name: value for name, value in _rename(state, module).items() if name in own_state}
     embedding = "words.token_embedding.weight"
     if embedding in loaded and isinstance(vocabulary, ClipVocabulary):
         if token_ids is None and len(loaded[embedding]) == vocabulary.clip_size:
             token_ids = torch.arange(vocabulary.clip_size)
         if token_ids is not None:
-            loaded[embedding] = _select_tokens(loaded[embedding], token_ids, vocabulary.clip_ids, initial[embedding])
-    needed = [name for name in initial if name.startswith(("images.visual.", "words."))]
-    mismatches = [name for name in needed if name not in loaded]
+            loaded[embedding] = _select_tokens(loaded[embedding], token_ids, vocabulary.clip_ids, own_state[embedding])
+    clip_names = [name for name in own_state if name.startswith(("images.visual.", "words."))]
+    mismatches = [name for name in clip_names if name not in loaded]
     mismatches += [
-        f"{name} {tuple(value.shape)} for {tuple(initial[name].shape)}"
+        f"{name} {tuple(value.shape)} for {tuple(own_state[name].shape)}"
         for name, value in loaded.items()
-        if value.shape != initial[name].shape
+        if value.shape != own_state[name].shape
     ]
     if mismatches:
         expected = network if isinstance(network, str) else "this network"
@@ -121,7 +121,7 @@ def _check_activation(official: Any, ours: Any, network: str) -> None:
 
 
 def _rename(state: dict[str, Tensor], module: Any) -> dict[str, Tensor]:
-    """Rename open_clip's parameters to ours, without the prefix "text." of some open_clip models."""
+    """Rename open_clip's parameters to those of `module`, without the prefix "text." of some open_clip models."""
     ours: dict[str, Tensor] = {}
     has_text_decoder = module.hyperparameters.get("decoder") == "clip_text"
     for official, value in state.items():
@@ -150,10 +150,10 @@ class SingleImageEncoder(nn.Module):
         self.tower: Any = tower
 
     def forward(self, images: Tensor) -> Tensor:
-        """Pixels from 0 to 255, (B, 3, height, width), to features (B, W, rows, columns)."""
-        pair_ln_pre = self.tower.ln_mid  # its name in the checkpoints of the authors' code
-        tokens = pair_ln_pre(self.tower.encode_single(self.tower.normalize(images)))[:, 1:]
-        return tokens.transpose(1, 2).unflatten(2, self.tower.grid)
+        """Encode pixels from 0 to 255, (B, 3, height, width), as feature maps (B, W, rows, columns)."""
+        tokens = self.tower.ln_mid(self.tower.encode_single(self.tower.normalize(images)))
+        patches = tokens[:, 1:]  # without the class token
+        return patches.transpose(1, 2).unflatten(2, self.tower.grid)
 
 
 def build_backbone(weights: str) -> tuple[SingleImageEncoder, ResizeOnly]:

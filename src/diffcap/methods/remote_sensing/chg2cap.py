@@ -1,7 +1,5 @@
 """Chg2Cap (Chang and Ghamisi, "Changes to Captions: An Attentive Network for Remote Sensing Change Captioning", IEEE TIP 2023).
 
-Order of the file: attention and layer of the encoder, the decoder block, the captioner. The released code is the default.
-
 Letters: B pairs, N positions of the grid, T text positions, C feature channels, A width of the encoder's attention, D width of
 the decoder, V vocabulary.
 """
@@ -21,7 +19,7 @@ from diffcap.models.captioner import constructor_arguments
 from diffcap.models.decoder import END, NULL, START, BlockOutput, PostNormBlock
 from diffcap.models.layers import BlockMemory, KeyValue, Linear, Segments, check_shape, init_xavier_
 
-Cache = tuple[list[KeyValue], Tensor]  # keys and values of the words, and which words are not NULL, boolean (B, P)
+Cache = tuple[list[KeyValue], Tensor]  # keys and values of the P words so far, and which are not NULL, boolean (B, P)
 FFN_RATIO = 4  # inner width of the decoder's FFN, relative to its input (authors' code)
 
 
@@ -48,7 +46,7 @@ class KeyAttention(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-    """A layer for each image, with the same weights, then a layer for the concatenated channels of both images."""
+    """A layer that encodes each image on its own, then a layer for the concatenated channels of both images."""
 
     def __init__(self, channels: int, width: int, heads: int, ffn: int, dropout: float) -> None:
         super().__init__()
@@ -69,7 +67,7 @@ class OuterResidualBlock(PostNormBlock):
     """A post-norm decoder block, with its input added to its output (authors' code)."""
 
     def forward(self, x: Tensor, memory: BlockMemory, mask: Tensor | None, past_segments: Segments) -> BlockOutput:
-        """See `BlockOutput`; arguments as `Attention`."""
+        """See `PostNormBlock.forward`."""
         output = super().forward(x, memory, mask, past_segments)
         return output._replace(hidden=output.hidden + x)
 
@@ -85,7 +83,7 @@ class Chg2Cap(parts.PixelOrFeatureCaptioner):
         feature_channels, grid: channels, rows and columns of the input: C = 2048 and 8 x 8 for the features of ResNet-101's
             layer4; 3 and the images' height and width with `backbone`.
         max_length: positions of a caption, start and end included (41; 27 on Dubai-CC).
-        table: rows of the embedding tables for the grid's rows and columns (16 and 16; only the first 8 are used).
+        table: lengths of the position tables for the grid's rows and columns (16 and 16, of which 8 x 8 positions use 8).
         attention_width: A (2048). ffn: inner width of the encoder's blocks (512). width: D (2048).
         heads: 8, of all attention layers. encoder_layers: 3. decoder_layers: 1.
         dropout: 0.1. word_dropout: rate after the positions are added to the word vectors (0.1).
@@ -156,7 +154,7 @@ class Chg2Cap(parts.PixelOrFeatureCaptioner):
 
         The authors' code exchanges rows and columns before its 3 x 3 convolutions, so the order matters.
         """
-        maps = self.feature_maps(before, after)
+        maps = self.compute_maps(before, after)
         for image in maps:
             check_shape("features", image, self.channels, *self.grid)
         rows, columns = self.grid
@@ -171,8 +169,8 @@ class Chg2Cap(parts.PixelOrFeatureCaptioner):
         after = after.unflatten(1, self.grid).transpose(1, 2)
         return before.flatten(1, 2), after.flatten(1, 2)
 
-    def visual_tokens(self, before: Tensor, after: Tensor) -> Tensor:
-        """See `PixelOrFeatureCaptioner.visual_tokens`: (B, w h, D), column by column.
+    def encode_tokens(self, before: Tensor, after: Tensor) -> Tensor:
+        """See `PixelOrFeatureCaptioner.encode_tokens`: (B, w h, D), column by column.
 
         The cosine similarity of both images at a position is added to all channels there.
         """
@@ -195,8 +193,8 @@ class Chg2Cap(parts.PixelOrFeatureCaptioner):
         """See `PixelOrFeatureCaptioner.is_key`: all words except NULL and END (authors' code)."""
         return (tokens != NULL) & (tokens != END)
 
-    def maps_of_tokens(self, attention: Tensor) -> Tensor:
-        """See `PixelOrFeatureCaptioner.maps_of_tokens`."""
+    def arrange_maps(self, attention: Tensor) -> Tensor:
+        """See `PixelOrFeatureCaptioner.arrange_maps`."""
         return attention.unflatten(2, self.grid[::-1]).transpose(2, 3)
 
 
@@ -263,5 +261,5 @@ IMPORTER = importing.Importer(
     lambda state, stage: parts.restore_entries(importing.rename(state, _RULES, "Chg2Cap")),
     vocabulary_layout="chg2cap",
     vocabulary_file="vocab.json",
-    groups=("encoder_dict", "encoder_trans_dict", "decoder_dict"),
+    groups=("encoder_dict", "encoder_trans_dict", "decoder_dict"),  # the state dicts in a checkpoint
 )

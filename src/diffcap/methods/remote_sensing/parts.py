@@ -102,21 +102,22 @@ class PixelOrFeatureCaptioner(Captioner):
     images: ResNetEncoder | None  # None if the captioner reads feature maps
     decoder: CausalWordDecoder
 
-    def feature_maps(self, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
+    def compute_maps(self, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
         """Compute the feature maps, (B, C, h, w) each, of b before and B after images, which are pixels or feature maps.
 
         The ResNet runs once for each, so batch norm in training mode has separate statistics for them (authors' code).
         """
         if self.images is not None:
-            before, after = self.images(before), self.images(after)
+            before = self.images(before)
+            after = self.images(after)
         return repeat_batch(before, len(after)), after
 
     @abstractmethod
-    def visual_tokens(self, before: Tensor, after: Tensor) -> Tensor:
+    def encode_tokens(self, before: Tensor, after: Tensor) -> Tensor:
         """Encode b before and B after images, which are pixels or feature maps, as the tokens (B, N, D) for the decoder."""
 
     @abstractmethod
-    def maps_of_tokens(self, attention: Tensor) -> Tensor:
+    def arrange_maps(self, attention: Tensor) -> Tensor:
         """Arrange the attention to the visual tokens, (B, T, N), as maps (B, T, h, w)."""
 
     def is_key(self, tokens: Tensor) -> Tensor:
@@ -125,7 +126,7 @@ class PixelOrFeatureCaptioner(Captioner):
 
     def encode(self, before: Tensor, after: Tensor) -> list[KeyValue]:
         """See `Captioner.encode`: each decoder block's keys and values of the visual tokens."""
-        return self.decoder.project_memory(self.visual_tokens(before, after))
+        return self.decoder.project_memory(self.encode_tokens(before, after))
 
     def step(self, tokens: Tensor, memory: list[KeyValue], cache: Any) -> tuple[Tensor, Any]:
         """See `Captioner.step`."""
@@ -144,7 +145,7 @@ class PixelOrFeatureCaptioner(Captioner):
         A token of the memory belongs to one position in both images, so both maps are equal.
         """
         memory = self.encode(before, after)
-        maps = self.maps_of_tokens(self.decoder.attention(tokens, memory, self.is_key(tokens)))
+        maps = self.arrange_maps(self.decoder.attention(tokens, memory, self.is_key(tokens)))
         return AttentionMaps(maps, maps, None)
 
     def word_losses(self, batch: Batch) -> Tensor:

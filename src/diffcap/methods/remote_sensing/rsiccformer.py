@@ -1,8 +1,6 @@
 """RSICCformer (Liu, Zhao, Chen, Zou and Shi, "Remote Sensing Image Change Captioning With Dual-Branch Transformers: A New
 Method and a Large Scale Dataset", IEEE TGRS 2022).
 
-Order of the file: the encoder layer, the merge of the layers' outputs, the captioner. The released code is the default.
-
 Letters: B pairs, N positions of the grid, T text positions, d width of the encoder, C feature channels, V vocabulary.
 """
 
@@ -117,9 +115,9 @@ class RSICCformer(parts.PixelOrFeatureCaptioner):
             vocabulary_size, max_length, 2 * width, block, decoder_layers, dropout, word_dropout
         )
 
-    def visual_tokens(self, before: Tensor, after: Tensor) -> Tensor:
-        """See `PixelOrFeatureCaptioner.visual_tokens`: the merged tokens (B, N, 2 d)."""
-        maps = self.feature_maps(before, after)
+    def encode_tokens(self, before: Tensor, after: Tensor) -> Tensor:
+        """See `PixelOrFeatureCaptioner.encode_tokens`: the merged tokens (B, N, 2 d)."""
+        maps = self.compute_maps(before, after)
         x = torch.cat([self.embedding(image) for image in maps], 1)
         outputs = []
         for layer in self.encoder:
@@ -130,8 +128,8 @@ class RSICCformer(parts.PixelOrFeatureCaptioner):
             merged = step(merged + output, self.embedding.grid)
         return merged
 
-    def maps_of_tokens(self, attention: Tensor) -> Tensor:
-        """See `PixelOrFeatureCaptioner.maps_of_tokens`."""
+    def arrange_maps(self, attention: Tensor) -> Tensor:
+        """See `PixelOrFeatureCaptioner.arrange_maps`."""
         return attention.unflatten(2, self.embedding.grid)
 
 
@@ -149,7 +147,7 @@ _RULES: tuple[importing.Rule, ...] = (
     (r"encoder_feat\.LN\.(\d+)", r"merge.\1.norm"),
     *parts.decoder_rules("decoder", "multihead_attn2"),
     *parts.backbone_rules(r"encoder_image\.net"),
-    # stored, not used
+    # Parameters that are stored, but not used.
     (r"encoder_feat\.(?:embedding_1D|projection[234])", None),
     (r"decoder\.transformer\.layers\.\d+\.(?:self_attn2|multihead_attn3?)\.(?:in_proj_(?:weight|bias)|out_proj)", None),
 )
@@ -194,6 +192,6 @@ IMPORTER = importing.Importer(
     lambda state, stage: parts.restore_entries(importing.rename(state, _RULES, "RSICCformer")),
     vocabulary_layout="rsicc",
     vocabulary_file="WORDMAP_*.json",
-    groups=("encoder_image", "encoder_feat", "decoder"),
+    groups=("encoder_image", "encoder_feat", "decoder"),  # the modules in a checkpoint
     pickled_classes=_CLASSES,
 )

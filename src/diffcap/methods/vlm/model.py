@@ -113,8 +113,9 @@ class VLM(Captioner):
             raise DiffcapError(
                 "the difference module compares whole images; remove the option of image_kwargs that cuts tiles."
             )
-        self.template = read_chat_template(self.processor, prompt)
-        self.bos_id, self.eos_id = self.template.bos_id, self.template.eos_id
+        self.template = read_chat_template(self.processor, prompt)  # text and ids around an answer
+        self.bos_id = self.template.bos_id
+        self.eos_id = self.template.eos_id
         # Ids of the generation settings that also end an answer (Qwen: <|endoftext|>; Gemma: <eos>).
         eos_ids = self.net.generation_config.eos_token_id
         eos_ids = eos_ids if isinstance(eos_ids, list) else [eos_ids]
@@ -127,7 +128,7 @@ class VLM(Captioner):
         config = self.net.config
         self.image_id: int = getattr(config, "image_token_id", None) or config.image_token_index
         self.net = parts.choose_trained(self.net, train, lora_rank, lora_alpha, lora_dropout, lora_targets)
-        for adapter in getattr(self.net, "peft_config", {}).values():  # for PEFT's own form
+        for adapter in getattr(self.net, "peft_config", {}).values():  # an export in PEFT's form has these values
             adapter.base_model_name_or_path = base_model.name
             adapter.revision = base_model.revision
         self.difference = parts.Difference(config.get_text_config().hidden_size) if difference else None
@@ -135,7 +136,7 @@ class VLM(Captioner):
             self.difference.install(self.core.model)
         if checkpointing:
             self.core.activation_checkpointing_enable({"use_reentrant": False})
-            # Remove its hooks that require gradients of the inputs: a frozen image tower would keep its activations for them.
+            # Remove the hooks that this adds for gradients of the inputs: a frozen image tower would keep activations for them.
             self.core.disable_input_require_grads()
         self._frozen = parts.frozen_names(self.net, "net.")
         self.register_state_dict_post_hook(_remove_base)
@@ -239,7 +240,7 @@ class VLM(Captioner):
         num_past_words = 0 if cache is None else cache[0][0].shape[-2]
         past_key_values = parts.prompt_cache(memory["key_values"], cache)
         positions = memory["bos_position"] + num_past_words + torch.arange(tokens.shape[1], device=tokens.device)
-        if hasattr(self.core.model, "rope_deltas"):  # Qwen: time, height and width
+        if hasattr(self.core.model, "rope_deltas"):  # Qwen has three per token: time, height and width
             positions = positions.expand(3, -1, -1)
         mask = F.pad(memory["mask"], (0, num_past_words + tokens.shape[1]), value=1)
         options |= {"position_ids": positions, "past_key_values": past_key_values, "use_cache": True}
@@ -328,7 +329,7 @@ def _load_model(folder: Any, dtype: str, four_bit: bool) -> Any:
             bnb_4bit_quant_type="nf4",
             bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=getattr(torch, dtype),
-            llm_int8_skip_modules=KEPT_IN_DTYPE,  # also of 4 bits
+            llm_int8_skip_modules=KEPT_IN_DTYPE,  # in spite of its name also used for 4 bits
         )
     with wrap_errors(folder, "its model cannot be loaded", "download the files again, or use another model"):
         model, loaded = transformers.AutoModelForImageTextToText.from_pretrained(
@@ -356,7 +357,7 @@ def _check_loaded(folder: Any, model: nn.Module, loaded: dict[str, Any]) -> None
 
 
 def _remove_base(module: Any, state: dict[str, Any], prefix: str, _: Any) -> None:
-    """Remove the base model's weights from a state dict, and their own entries, such as the scales of a weight in 4 bits."""
+    """Remove the base model's weights from a state dict, and entries below their names, such as the scales of a weight in 4 bits."""
     for name in list(state):
         words = name.removeprefix(prefix).split(".")
         prefixes = [".".join(words[:end]) for end in range(1, len(words) + 1)]

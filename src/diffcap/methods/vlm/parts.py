@@ -13,8 +13,8 @@ from diffcap.models.layers import Linear
 from diffcap.utils.errors import DiffcapError
 
 KeyValues = tuple[Tensor, Tensor]  # keys and values of one layer, (B, heads, tokens, channels) each
-Trained = Literal["nothing", "lora", "projector", "all"]
-LoraTargets = Literal["language", "all"]
+Trained = Literal["nothing", "lora", "projector", "all"]  # parts of the model, see `VLM`
+LoraTargets = Literal["language", "all"]  # linear layers with LoRA's matrices
 # Names of the linear layers of the language model in all supported families; the image towers have layers of the same names.
 LANGUAGE_LAYERS = r".*\.(language_model|text_model)\.layers\..*_proj"
 # Limits of the options of image processors: a side, the pixels of an image (4096 x 4096), and the tiles of an image.
