@@ -109,7 +109,7 @@ def test_two_datasets_share_a_vocabulary_whichever_comes_first(folders: dict[str
 
 def test_bad_input_is_one_sentence(folders: dict[str, Path], tmp_path: Path) -> None:
     singles, labelled = str(folders["singles"]), str(folders["labelled"])
-    with pytest.raises(DiffcapError, match=r"has 'fgvc'; set data\.labelled to the folder of its dataset"):
+    with pytest.raises(DiffcapError, match=r"has 'fgvc', but data\.labelled is not set; give its folder"):
         on(folders["pairs"], tasks={"fgvc": 1})
     with pytest.raises(DiffcapError, match=r"has 'single_fda', but data\.singles is not set"):
         on(folders["pairs"], tasks={"mlm": 1, "single_fda": 1})

@@ -143,7 +143,7 @@ class PretrainData(FeatureData):
             tasks_of_option = [task for task in self.schedule.tasks if self._folder_option(task) == option]
             if tasks_of_option and not option_folder:
                 raise DiffcapError(
-                    f"data.tasks has {tasks_of_option[0]!r}; set data.{option} to the folder of its dataset."
+                    f"data.tasks has {tasks_of_option[0]!r}, but data.{option} is not set; give its folder."
                 )
         vocabulary_folders = [Path(path).resolve() for path in settings.get("vocabulary_with") or []]
         if singles and Path(singles).resolve() not in vocabulary_folders:
