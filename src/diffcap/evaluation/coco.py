@@ -50,7 +50,7 @@ def _id_and_caption(place: str, entry: Mapping[str, Any], id_key: str = "image_i
 
 
 def _prediction_entries(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield the entries of a predictions file in any of its forms as in `_check_entries`."""
+    """Yield (place in the file, for messages; entry) for each entry of a predictions file in any of its forms."""
     title, remedy = "predictions file", "give a .json file, or a .jsonl file with an object per line"
     if path.suffix.lower() == ".jsonl":
         yield from read_json_lines(path, title, remedy)

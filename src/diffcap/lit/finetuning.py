@@ -76,7 +76,7 @@ class Captioning(TrainingModule):
         return self.optimizer_function(captioner, captioner.pretrained_parameters(), *rates, betas=(0.9, 0.999))
 
     def _adam_groups(self) -> list[dict[str, Any]]:
-        """Return Adam's groups: "backbone" with `pretrained_lr`, the part of each `PartCallback`, and "captioner" (the rest); or one."""
+        """Return Adam's groups: "backbone" if `pretrained_lr` is set, the part of each `PartCallback`, and the rest as "captioner"."""
         callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
         part_names = [callback.part for callback in callbacks if isinstance(callback, PartCallback)]
         own_groups: list[dict[str, Any]] = [
@@ -85,7 +85,7 @@ class Captioning(TrainingModule):
         if self.pretrained_lr is not None:
             backbone = self._trained_backbone_parameters()
             own_groups.append({"params": backbone, "name": "backbone", "lr": self.pretrained_lr})
-        if not own_groups:
+        if not own_groups:  # one group without a name
             return [{"params": list(self.parameters())}]
         grouped_ids = {id(parameter) for group in own_groups for parameter in group["params"]}
         others = [parameter for parameter in self.parameters() if id(parameter) not in grouped_ids]

@@ -124,7 +124,7 @@ class ScoredRun:
 
 def read_both(run_a: str, run_b: str, dataset_folder: str | Path | None) -> tuple[ScoredRun, ScoredRun]:
     """Read two runs, or files of captions (FILE or NAME=FILE). Two files must have captions of the test split in `dataset_folder`."""
-    caption_files = {argument: file for argument in (run_a, run_b) if (file := _named_file(argument))}
+    caption_files = {argument: file for argument in (run_a, run_b) if (file := _named_file(argument))}  # (name, path)
     runs = {argument: read_evaluation(argument) for argument in (run_a, run_b) if argument not in caption_files}
     if runs:
         reference_run = next(iter(runs.values()))

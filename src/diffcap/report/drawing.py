@@ -232,23 +232,23 @@ def type_group(pair: ChangePair) -> str | None:
 def choose_pairs(pairs: Pairs, count: int, seed: int = 0) -> list[ChangePair]:
     """Sample pairs equally from the change types and the pairs without change, sorted by type; without types, uniformly."""
     random = Random(seed)
-    remaining: dict[str, list[ChangePair]] = {}
+    remaining_pairs: dict[str, list[ChangePair]] = {}
     for pair in pairs:
-        remaining.setdefault(type_group(pair) or "", []).append(pair)
-    groups = ordered_type_groups(set(remaining))
+        remaining_pairs.setdefault(type_group(pair) or "", []).append(pair)
+    groups = ordered_type_groups(set(remaining_pairs))
     for group in groups:
-        random.shuffle(remaining[group])
-    chosen: dict[str, list[ChangePair]] = {group: [] for group in groups}
+        random.shuffle(remaining_pairs[group])
+    chosen_pairs: dict[str, list[ChangePair]] = {group: [] for group in groups}
     open_groups = list(groups)  # those with remaining pairs
     turn = 0
-    while open_groups and sum(map(len, chosen.values())) < count:
+    while open_groups and sum(map(len, chosen_pairs.values())) < count:
         group = open_groups[turn % len(open_groups)]
-        chosen[group].append(remaining[group].pop())
-        if remaining[group]:
+        chosen_pairs[group].append(remaining_pairs[group].pop())
+        if remaining_pairs[group]:
             turn += 1
         else:
             open_groups.remove(group)
-    return [pair for group in groups for pair in chosen[group]]
+    return [pair for group in groups for pair in chosen_pairs[group]]
 
 
 def is_correct(caption: str, pair: ChangePair) -> bool | None:

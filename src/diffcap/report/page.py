@@ -51,7 +51,7 @@ class Page:
     pictures: Mapping[str, Thumbnail | None]  # path -> thumbnail; None for an image that cannot be read
     outlines: Mapping[str, Thumbnail] = field(default_factory=dict)  # path of a mask -> its outline
     mask_counts: Mapping[str, float] | None = None  # usable, empty and unreadable masks of the localisation
-    viewpoint: Mapping[str, Any] | None = None  # scores of pairs with more or less similar camera positions
+    viewpoint: Mapping[str, Any] | None = None  # scores by viewpoint IoU (1: equal camera positions)
     extra_rows: Mapping[str, table.SystemRows] = field(default_factory=dict)  # heading -> rows of a further table
     metadata: Sequence[tuple[str, str]] = ()  # (heading, text) for the section "Provenance"
 
@@ -165,7 +165,7 @@ def page_data(page: Page) -> tuple[dict[str, Any], dict[str, Any]]:
     picture_indices = {path: index for index, path in enumerate(page.pictures)}
     outline_indices = {path: len(picture_indices) + index for index, path in enumerate(page.outlines)}
     systems = list(page.systems.values())
-    verdict, judged = _judge(page)
+    judge_caption, verdict_rule = _choose_judge(page)
     types = table.ordered_type_groups({group for pair in page.pairs if (group := type_group(pair)) is not None})
     entries: list[dict[str, Any]] = []
     attention: list[list[dict[str, Any] | None]] = []
@@ -177,7 +177,7 @@ def page_data(page: Page) -> tuple[dict[str, Any], dict[str, Any]]:
             "r": [texts.setdefault(text, len(texts)) for text in pair.captions],
             "s": [texts.setdefault(system.captions[pair.id], len(texts)) for system in systems],
             "c": [round(100 * system.scores[pair.id], 1) for system in systems],
-            "o": [verdict(system, pair) for system in systems],
+            "o": [judge_caption(system, pair) for system in systems],
         }
         if pair.extra.get("viewpoint_iou") is not None:
             entry["v"] = pair.extra["viewpoint_iou"]
@@ -192,7 +192,7 @@ def page_data(page: Page) -> tuple[dict[str, Any], dict[str, Any]]:
         entries.append(entry)
     # The pair at the top of the page has a box or a mask if any pair has one. Among these, it has the highest rank: 0 without attention
     # maps, 1 with them, 2 if also the captions of all systems are right.
-    marked = [index for index, entry in enumerate(entries) if entry.get("x") or "m" in entry]
+    marked_indices = [index for index, entry in enumerate(entries) if entry.get("x") or "m" in entry]
     ranks = {index: "l" in entry and 1 + all(entry["o"]) for index, entry in enumerate(entries)}
     images = [*page.pictures.values(), *page.outlines.values()]
     pictures = [None if image is None else [image.width, image.height, image.data] for image in images]
@@ -203,18 +203,18 @@ def page_data(page: Page) -> tuple[dict[str, Any], dict[str, Any]]:
         blocks |= {f"{name}-{start // size}": items[start : start + size] for start in range(0, len(items), size)}
     index = {
         "systems": [{"name": name, "number": list(page.rows).index(name)} for name in page.systems],
-        "judged": judged,
+        "judged": verdict_rule,
         "colors": base64.b64encode(color_table().tobytes()).decode(),
         "types": types,
         "texts": list(texts),
         "pairs": entries,
         **block_sizes,
-        "featured": max(marked or ranks, key=ranks.__getitem__, default=None),
+        "featured": max(marked_indices or ranks, key=ranks.__getitem__, default=None),
     }
     return index, blocks
 
 
-def _judge(page: Page) -> tuple[Callable[[System, ChangePair], int | None], dict[str, Any]]:
+def _choose_judge(page: Page) -> tuple[Callable[[System, ChangePair], int | None], dict[str, Any]]:
     """Return the function that judges a caption (1 right, 0 wrong, None unknown), and the rule that it follows.
 
     A caption is judged by its words if the dataset has the attributes of the changed objects. In other datasets, a CIDEr-D in the
