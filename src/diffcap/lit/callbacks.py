@@ -125,7 +125,7 @@ class DelayedModelCheckpoint(ModelCheckpoint):
 
     @property
     def state_key(self) -> str:
-        """Key of the state in a checkpoint, with this class's name in earlier versions."""
+        """Return the key of the state in a checkpoint, which still has the earlier name of this class."""
         return super().state_key.replace(type(self).__qualname__, "SelectAfter", 1)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -57,7 +57,7 @@ class Extraction(pl.LightningModule):
         self.backbone = build_backbone(library, network, stage, weights, pool, image_size, image_std)
 
     def predict_step(self, batch: ImageBatch, batch_idx: int) -> Tensor | None:
-        """(B, C, h, w) features of a batch; None if no image of the batch is readable."""
+        """Return the features (B, C, h, w) of a batch; None if no image of the batch is readable."""
         return self.backbone(batch.images) if len(batch.rows) else None
 
 

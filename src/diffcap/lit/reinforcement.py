@@ -89,7 +89,7 @@ class Reinforcement(Captioning):
         captioner = self.captioner.eval()
         draws = batch["draws"]  # random numbers, one for each word of each sampled caption
         num_pairs, num_samples, max_words = draws.shape
-        memory = captioner.encode(batch["before"], batch["after"])
+        memory = captioner.encode(batch["before"], batch["after"])  # the encoder's outputs for each pair
         repeated_memory = tree_map(lambda leaf: leaf.repeat_interleave(num_samples, 0), memory)
         tokens = sample_from(captioner, repeated_memory, draws.flatten(0, 1))
         rewards = self.rewards(batch["pair"].repeat_interleave(num_samples), tokens).view(num_pairs, num_samples)

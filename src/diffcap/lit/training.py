@@ -65,7 +65,7 @@ class TrainingModule(pl.LightningModule):
         return data
 
     def optimizer(self) -> torch.optim.Optimizer:
-        """Adam for all parameters."""
+        """Return Adam for all parameters; subclasses may override it."""
         fused = not self.changes_gradients
         return torch.optim.Adam(self.parameters(), self.lr, weight_decay=self.weight_decay, fused=fused)
 
@@ -153,7 +153,7 @@ class TrainingModule(pl.LightningModule):
         self._validation_sums = {}
 
     def metadata(self) -> dict[str, Any]:
-        """Extra items of the checkpoint's entry "diffcap"; subclasses override it."""
+        """Return extra items of the checkpoint's entry "diffcap"; subclasses override it."""
         return {}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

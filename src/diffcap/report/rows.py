@@ -175,7 +175,7 @@ def training_cost(checkpoints: Sequence[Path]) -> Row:
 
 
 def mean_row(rows: Sequence[Row]) -> Row:
-    """Merge the rows of several seeds: the mean of each number, and under "std" the sample standard deviation. Keep a single row."""
+    """Merge rows of several seeds: the mean of each number, and under "std" the sample standard deviation. One row stays as it is."""
     if len(rows) == 1:
         return rows[0]
     return {**_reduce(rows, statistics.fmean), "std": _reduce(rows, statistics.stdev), "runs": len(rows)}
