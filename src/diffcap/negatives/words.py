@@ -7,30 +7,22 @@ from dataclasses import dataclass
 from diffcap.text.tagging import split_sentences
 from diffcap.text.vocabulary import tokenize
 
-# attribute -> groups of synonyms in CLEVR's vocabulary; a word that is in no group has no synonyms. Without the groups, "the big
-# ball was added" could become a negative of "the large sphere was added".
-_SYNONYM_GROUPS: dict[str, tuple[str, ...]] = {
-    "size": ("large big", "small tiny little"),
-    "color": (
-        "gray grey", "red", "blue", "green", "brown", "purple", "cyan", "yellow",
-        "black", "white", "orange", "pink", "tan", "beige",
-    ),
-    "material": ("rubber matte", "metal metallic shiny"),
-    "shape": ("cube block", "sphere ball", "cylinder"),
-    "side": ("left", "right"),
-    "change": (
-        "added appeared appears new introduced newly",
-        "removed disappeared disappears missing gone vanished",
-        "moved shifted relocated elsewhere",
-        "became turned changed",
-        "nothing same identical unchanged no still",
-    ),
-}  # fmt: skip
+# attribute -> groups of synonyms in CLEVR's vocabulary, separated by commas; a word that is in no group has no synonyms. Without the
+# groups, "the big ball was added" could become a negative of "the large sphere was added".
+_SYNONYM_GROUPS = {
+    "size": "large big, small tiny little",
+    "color": "gray grey, red, blue, green, brown, purple, cyan, yellow, black, white, orange, pink, tan, beige",
+    "material": "rubber matte, metal metallic shiny",
+    "shape": "cube block, sphere ball, cylinder",
+    "side": "left, right",
+    "change": "added appeared appears new introduced newly, removed disappeared disappears missing gone vanished, "
+    "moved shifted relocated elsewhere, became turned changed, nothing same identical unchanged no still",
+}
 
 _ATTRIBUTE_AND_KEY = {  # word -> (attribute, one name for all its synonyms)
     word: (attribute, f"{attribute}:{words.split()[0]}")
     for attribute, groups in _SYNONYM_GROUPS.items()
-    for words in groups
+    for words in groups.split(", ")
     for word in words.split()
 }
 

@@ -17,10 +17,7 @@ SHIPPED_TAGGERS = {path.name.removesuffix("_tagger"): path for path in sorted(Pa
 _FOLDER_FORMAT = "a tagger's folder holds resources.json and one .pt file, as `make shipped NAME=tagger` writes it"
 
 TaggedSentence = list[tuple[str, str]]  # (word, its universal part-of-speech tag, UPOS)
-_UPOS_TAGS = frozenset((
-    "ADJ", "ADP", "ADV", "AUX", "CCONJ", "DET", "INTJ", "NOUN", "NUM", "PART", "PRON", "PROPN", "PUNCT", "SCONJ", "SYM",
-    "VERB", "X",
-))  # fmt: skip
+_UPOS_TAGS = "ADJ ADP ADV AUX CCONJ DET INTJ NOUN NUM PART PRON PROPN PUNCT SCONJ SYM VERB X"
 
 # Arguments of `stanza.Pipeline`. Stanza sorts the sentences of a call by length, so large batches have little padding.
 _SETTINGS: dict[str, Any] = {
@@ -137,7 +134,7 @@ def read_conllu(path: str | Path) -> list[TaggedSentence]:
                 raise DiffcapError(f"{path}, line {number}: the word (column 2) is empty; fix that line.")
             if not columns[0].isdigit():
                 continue  # "3-4", a multi-word token, or "5.1", an empty node
-            if columns[3] not in _UPOS_TAGS:
+            if columns[3] not in _UPOS_TAGS.split():
                 raise DiffcapError(f"{path}, line {number}: {columns[3]!r} is not a UPOS tag; fix column 4.")
             sentences[-1].append((columns[1].replace(" ", "_"), columns[3]))
     non_empty = [sentence for sentence in sentences if sentence]
