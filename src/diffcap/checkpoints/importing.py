@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
@@ -330,6 +331,15 @@ def rcc_sizes(state: State, options: Mapping[str, Any], tables: State) -> Sizes:
         "coordinates": coordinates,
         "decoder_layers": count_layers(state, r"speaker_state\.core\.layer\.(\d+)\."),
     }
-    return Sizes(
-        model, max_length, resnet_features("layer3", (feature_channels, grid[0], grid[1]), ResizeNormalize(std=RCC_STD))
-    )
+    features = resnet_features("layer3", (feature_channels, grid[0], grid[1]), ResizeNormalize(std=RCC_STD))
+    return Sizes(model, max_length, features)
+
+
+# An `Importer` for a method of this code base; it lacks the first two fields.
+rcc_importer = partial(
+    Importer,
+    vocabulary_layout="rcc",
+    vocabulary_file="vocab.json",
+    groups=("change_detector_state", "speaker_state"),  # the two state dicts in a checkpoint
+    pickled_classes=("AttrDict",),  # of the settings in a checkpoint, which are not read
+)

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from diffcap.checkpoints.importing import RCC_RULES, Importer, Rule, Sizes, State, count_layers, rcc_sizes, rename
+from diffcap.checkpoints.importing import RCC_RULES, Rule, Sizes, State, count_layers, rcc_importer, rcc_sizes, rename
 from diffcap.losses.gather import gather_rows, global_mean, sum_over_ranks
 from diffcap.models.captioner import Batch, constructor_arguments
 from diffcap.models.cross_image import CrossImageCaptioner, CrossImageLayer, CrossImageOutput
@@ -261,11 +261,4 @@ def official_sizes(state: State, options: Mapping[str, Any], tables: State) -> S
     return sizes
 
 
-IMPORTER = Importer(
-    official_sizes,
-    lambda state, stage: rename(state, _RULES, "DIRL"),
-    vocabulary_layout="rcc",
-    vocabulary_file="vocab.json",
-    groups=("change_detector_state", "speaker_state"),  # the two state dicts in a checkpoint
-    pickled_classes=("AttrDict",),  # of the settings in a checkpoint, which are not read
-)
+IMPORTER = rcc_importer(official_sizes, lambda state, stage: rename(state, _RULES, "DIRL"))

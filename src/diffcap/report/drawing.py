@@ -143,9 +143,8 @@ class Masks:
             image = read_image(self.root / path).image
             difference = abs(image.width * size[1] - image.height * size[0])
             if difference > max(*image.size, *size):  # more than a pixel of rounding
-                shape = f"{image.width} x {image.height}"
                 raise DiffcapError(
-                    f"{self.root / path}: a mask of {shape} pixels; save it in the size of its pair's images."
+                    f"{self.root / path}: a mask of {image.width} x {image.height} pixels; save it in the size of its pair's images."
                 )
             return np.asarray(np.asarray(image).any(-1))
         except DiffcapError as error:

@@ -24,8 +24,19 @@ _DECIMALS = 7  # decimal places of a degree, the last one is about a centimetre
 IN_DEGREES = "longitude and latitude (WGS84)"
 IN_PIXELS = "pixels, x to the right and y down from the upper left corner; the rasters have no georeference"
 COLUMNS = (
-    "id", "caption", "tiles", "no_change", "log_probability", "x", "y", "width", "height", "longitude", "latitude", "source_crs",
-)  # fmt: skip
+    "id",
+    "caption",
+    "tiles",
+    "no_change",
+    "log_probability",
+    "x",
+    "y",
+    "width",
+    "height",
+    "longitude",
+    "latitude",
+    "source_crs",
+)
 
 
 @dataclass(frozen=True)

@@ -146,12 +146,3 @@ def load_processor(folder: Path) -> Any:
         processor = transformers.AutoProcessor.from_pretrained(folder, trust_remote_code=False)
     processor.tokenizer.padding_side = "left"
     return processor
-
-
-def load_hub_vocabulary(base: str, revision: str | None = None) -> HubVocabulary:
-    """Return the vocabulary of a base model, which is a folder, or a name on the Hugging Face Hub with a revision."""
-    from diffcap.checkpoints.base_models import find_base
-
-    processor = load_processor(find_base(base, revision).folder)
-    template = read_chat_template(processor, "")  # the ids are the same for any question
-    return HubVocabulary(processor.tokenizer, template)

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Literal, get_args
 
-from diffcap.text.hub import HubVocabulary, load_hub_vocabulary
+from diffcap.text.hub import HubVocabulary, load_processor, read_chat_template
 from diffcap.text.vocabulary import LayoutName, Vocabulary, build_vocabulary
 from diffcap.utils.errors import DiffcapError
 
@@ -127,7 +127,11 @@ def build_any_vocabulary(
     if layout == "hub":
         if base is None:
             raise DiffcapError("data.vocabulary_layout is hub, which is for vision-language models; remove the option.")
-        return load_hub_vocabulary(base, base_revision)
+        from diffcap.checkpoints.base_models import find_base
+
+        processor = load_processor(find_base(base, base_revision).folder)
+        template = read_chat_template(processor, "")  # the ids are the same for any question
+        return HubVocabulary(processor.tokenizer, template)
     if layout in get_args(ClipLayout):
         return build_clip_vocabulary(captions, layout)  # type: ignore[arg-type]
     return build_vocabulary(captions, min_count, layout)  # type: ignore[arg-type]

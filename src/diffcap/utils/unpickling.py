@@ -9,6 +9,7 @@ import pickle
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -95,6 +96,7 @@ class _Dtype:
         return np.dtype(self._code).newbyteorder(self._order)  # type: ignore[arg-type]
 
 
+@dataclass(eq=False)
 class _Array:
     """Replaces numpy.ndarray; `value` is set when the content is known."""
 
@@ -129,12 +131,6 @@ class _Call:
         raise pickle.UnpicklingError("it tries to change its reader")
 
 
-def _frombuffer(content: Any, kind: Any, shape: Any, order: Any) -> _Array:
-    array = _Array()
-    array.value = _to_array(content, kind, shape, order)
-    return array
-
-
 def _encode(text: str, encoding: str) -> bytes:
     """Replaces _codecs.encode, with which Python 2 wrote bytes; allows latin1 only."""
     if encoding != "latin1":
@@ -149,7 +145,9 @@ _REPLACEMENTS: dict[str, Any] = {
     "numpy.dtype": _Dtype,
     "numpy.core.multiarray._reconstruct": _Call(lambda *_: _Array()),
     "numpy.core.multiarray.scalar": _Call(lambda kind, content=b"": _to_array(content, kind, (1,))[0]),
-    "numpy.core.numeric._frombuffer": _Call(_frombuffer),
+    "numpy.core.numeric._frombuffer": _Call(
+        lambda content, kind, shape, order: _Array(_to_array(content, kind, shape, order))
+    ),
 }
 
 

@@ -58,14 +58,27 @@ def train_tagger(
     write_conllu(work / "train.conllu", train)
     write_conllu(work / "held_out.conllu", test)
     trainer_options = {
-        "train_file": work / "train.conllu", "eval_file": work / "held_out.conllu", "output_file": work / "out.conllu",
-        "save_dir": work, "save_name": "tagger.pt", "lang": "en", "shorthand": "en_captions", "seed": seed,
-        "hidden_dim": width, "deep_biaff_hidden_dim": width, "composite_deep_biaff_hidden_dim": 4,
-        "word_emb_dim": width, "char_hidden_dim": width // 2, "char_emb_dim": 8, "transformed_dim": width // 2,
-        "tag_emb_dim": 4, "num_layers": 1, "word_cutoff": 2, "rec_dropout": 0, "char_rec_dropout": 0,
-        "dropout": 0.2, "lr": 0.01, "batch_size": 64, "max_steps": steps,
+        "train_file": work / "train.conllu",
+        "eval_file": work / "held_out.conllu",
+        "output_file": work / "out.conllu",
+        "save_dir": work,
+        "save_name": "tagger.pt",
+        "lang": "en",
+        "shorthand": "en_captions",
+        "seed": seed,
+        **dict.fromkeys(("hidden_dim", "deep_biaff_hidden_dim", "word_emb_dim"), width),
+        **dict.fromkeys(("char_hidden_dim", "transformed_dim"), width // 2),
+        **dict.fromkeys(("composite_deep_biaff_hidden_dim", "tag_emb_dim"), 4),
+        "char_emb_dim": 8,
+        "num_layers": 1,
+        "word_cutoff": 2,
+        **dict.fromkeys(("rec_dropout", "char_rec_dropout"), 0),
+        "dropout": 0.2,
+        "lr": 0.01,
+        "batch_size": 64,
+        "max_steps": steps,
         "eval_interval": max(1, min(100, steps)),
-    }  # fmt: skip
+    }
     command = [sys.executable, "-m", "stanza.models.tagger", "--mode", "train", "--no_pretrain", "--cpu"]
     command += ["--fix_eval_interval", "--augment_nopunct", "0"]
     command += [part for key, value in trainer_options.items() for part in (f"--{key}", str(value))]
