@@ -335,7 +335,7 @@ def rcc_sizes(state: State, options: Mapping[str, Any], tables: State) -> Sizes:
     return Sizes(model, max_length, features)
 
 
-# An `Importer` for a method of this code base; it lacks the first two fields.
+# Makes the `Importer` of a method of the code base RobustChangeCaptioning from its first two fields.
 rcc_importer = partial(
     Importer,
     vocabulary_layout="rcc",
