@@ -43,20 +43,20 @@ def read_cub(folder: Path) -> list[ChangePair]:
     has_caption_folder = any((folder / name).exists() for name in _CUB_CAPTION_FOLDERS)
     if not has_caption_folder and _find_lines_file(folder, "train"):
         return _read_cub_lines(folder)
-    image_home = folder / "CUB_200_2011" if (folder / "CUB_200_2011/images.txt").is_file() else folder
+    images_parent = folder / "CUB_200_2011" if (folder / "CUB_200_2011/images.txt").is_file() else folder
     caption_folder = _find_first(folder, _CUB_CAPTION_FOLDERS, "captions")
     class_list_file = _find_first(folder, _CUB_HELD_OUT_FILES, "list of held-out classes")
     held_out_classes = {line for _, line in read_numbered_lines(class_list_file)}
     records, empty_files, classes = [], [], set()
-    if (image_home / "images.txt").is_file():
-        image_names = _read_image_list(image_home / "images.txt")
+    if (images_parent / "images.txt").is_file():
+        image_names = _read_image_list(images_parent / "images.txt")
     else:
         caption_files = caption_folder.glob("*/*.txt")
         image_names = sorted(file.relative_to(caption_folder).with_suffix(".jpg").as_posix() for file in caption_files)
     for name in image_names:
         species = name.partition("/")[0]
         classes.add(species)
-        image = (image_home / "images" / name).relative_to(folder).as_posix()
+        image = (images_parent / "images" / name).relative_to(folder).as_posix()
         caption_file = (caption_folder / name).with_suffix(".txt")
         text = caption_file.read_text(encoding="utf-8", errors="replace") if caption_file.is_file() else ""
         text = text.replace("\ufffd", " ")  # a few files have invalid bytes in place of spaces

@@ -32,7 +32,7 @@ RELATION_PHRASES: dict[str, tuple[str, ...]] = {
     "behind": ("behind",),
 }
 
-# Probability that a relative position ("that is behind ...") follows the object. Each verb follows it with a probability of 10 to 40 %.
+# Probability that a relative position ("that is behind ...") follows the object. Each verb follows the object with 10 to 40 %.
 # If "that" were as probable, greedy decoding would choose it for most objects, and CIDEr-D would measure this choice, not the content.
 RELATION_PROBABILITY = 0.08
 

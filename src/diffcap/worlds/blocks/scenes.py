@@ -259,7 +259,7 @@ def _has_clear_move(triples: Triples) -> Tensor:
     pixels_per_unit = REFERENCE_SIZE[0] / (2 * geometry.VIEW_TANGENTS[0])
     changed_shift = shift[torch.arange(len(shift)), triples.changed]
     relative_shift = changed_shift - mean_shift
-    camera_shift = ((shift * shift).sum(-1) * is_unmoved).amax(1).sqrt()  # the largest one of the other objects
+    camera_shift = ((shift * shift).sum(-1) * is_unmoved).amax(1).sqrt()  # the largest shift of the other objects
     squared_lengths = [(values * values).sum(-1) for values in (changed_shift, relative_shift)]
     move_length = torch.minimum(*squared_lengths).sqrt()
     return (triples.change != MOVE) | ((move_length * pixels_per_unit > MIN_MOVE) & (move_length > 1.5 * camera_shift))

@@ -221,7 +221,8 @@ def _sample_road(rng: random.Random, plan: Plan, variant: float) -> Change:
     num_gaps = sum(later - earlier > 8 for earlier, later in itertools.pairwise(crossed_places))
     if any(not covers <= {GRASS, FIELD, FOREST, ROAD} for covers in place_covers):
         raise NoRoomError
-    if len(visible_places) * 3 < 100 or len(crossed_places) > 14 or num_gaps:  # too short, or on an old road, or twice
+    # Too short, along an old road, or meets old roads twice.
+    if len(visible_places) * 3 < 100 or len(crossed_places) > 14 or num_gaps:
         raise NoRoomError
     if crossed_places:
         details.append("joins")

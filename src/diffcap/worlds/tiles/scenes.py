@@ -243,7 +243,7 @@ def grow_polygon(polygon: Polygon, distance: float) -> Polygon:
 def _add_fields(rng: random.Random, plan: Plan) -> None:
     """Cover the scene with a rotated grid of fields, a few of which are left out."""
     angle = rng.uniform(-0.5, 0.5)
-    column_edges, row_edges = ([-190.0], [-190.0])
+    column_edges, row_edges = ([-190.0], [-190.0])  # pixels from the middle of the image
     for edges, min_size, max_size in ((column_edges, 60, 130), (row_edges, 45, 100)):
         while edges[-1] < 190:
             edges.append(edges[-1] + rng.uniform(min_size, max_size))

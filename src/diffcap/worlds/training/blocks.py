@@ -42,7 +42,6 @@ def make_targets(scenes: Scenes, slot_map: Tensor) -> Targets:
     center_x = (object_masks.sum(2) * (torch.arange(WIDTH) + 0.5)).sum(2) / num_pixels.clamp(min=1)  # (B, N), pixels
     center_y = (object_masks.sum(3) * (torch.arange(HEIGHT) + 0.5)).sum(2) / num_pixels.clamp(min=1)
     column, row = ((center_x + backbone.MARGIN) / CELL).long(), (center_y / CELL).long()  # cells begin in the margin
-
     ninth_row = ((center_y / CELL % 1) * 3).long()  # third of the cell's height in which the object's centre lies
     ninth_column = (((center_x + backbone.MARGIN) / CELL % 1) * 3).long()
     color, shape, material, size = scenes.color, scenes.shape, scenes.material, scenes.size
@@ -77,7 +76,6 @@ def make_targets(scenes: Scenes, slot_map: Tensor) -> Targets:
             positions[image, axis, color[image, slot], index] = values[image, slot]
     num_objects = torch.zeros(batch, ROWS * COLUMNS, dtype=torch.int64)
     num_objects.index_put_((image_index, cell), torch.ones_like(cell), accumulate=True)
-
     block_slots = slot_map[:, BLOCK_SIZE // 2 :: BLOCK_SIZE, BLOCK_SIZE // 2 :: BLOCK_SIZE]  # (B, 12, 16)
     slot_indices = block_slots.clamp(min=0).flatten(1)
     attributes = (color, shape, material, size)
