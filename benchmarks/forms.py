@@ -68,12 +68,10 @@ def uncached(captioner: Captioner, before: Tensor, after: Tensor, length: int) -
 
 
 def _clip4idc_words(captioner: CLIP4IDC, before: Tensor, after: Tensor, length: int) -> Tensor:
-    pair_tokens = before if before.ndim == 3 else captioner.encode_pixels(before, after)
+    visual = before if before.ndim == 3 else captioner.encode_pixels(before, after)
     tokens = torch.full((len(after), 1), captioner.bos_id)
     for _ in range(length - 1):
-        hidden = captioner.decode(
-            tokens, captioner.project_memory(captioner.run_encoder(pair_tokens))
-        ).last_block.hidden
+        hidden = captioner.decode(tokens, captioner.project_memory(captioner.run_encoder(visual))).last_block.hidden
         tokens = torch.cat([tokens, captioner.compute_logits(hidden[:, -1]).argmax(1, keepdim=True)], 1)
     return tokens
 

@@ -12,17 +12,17 @@ from torch import Tensor
 
 
 def world_size() -> int:
-    """Number of ranks; 1 without torch.distributed."""
+    """Return the number of ranks; 1 without torch.distributed."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def rank() -> int:
-    """This process's rank; 0 without torch.distributed."""
+    """Return this process's rank; 0 without torch.distributed."""
     return dist.get_rank() if world_size() > 1 else 0
 
 
 def detached_sum_over_ranks(value: Tensor) -> Tensor:
-    """Sum of a tensor over the ranks, without gradients."""
+    """Return the sum of a tensor over the ranks, without gradients."""
     value = value.detach().clone()
     if world_size() > 1:
         dist.all_reduce(value)
@@ -30,23 +30,23 @@ def detached_sum_over_ranks(value: Tensor) -> Tensor:
 
 
 def global_mean(values: Tensor) -> Tensor:
-    """This rank's share of the mean over the values (n,) of all ranks, times the number of ranks; n may differ, or be 0."""
+    """Return this rank's share of the mean over the values (n,) of all ranks, times the number of ranks; n may differ, or be 0."""
     count = detached_sum_over_ranks(torch.tensor(float(values.numel()), device=values.device))
     return values.sum() * world_size() / count.clamp(min=1)
 
 
 def ddp_scaled_sum(values: Tensor) -> Tensor:
-    """This rank's share of the sum over the values of all ranks, times the number of ranks."""
+    """Return this rank's share of the sum over the values of all ranks, times the number of ranks."""
     return values.sum() * world_size()
 
 
 def first_row(rows: Tensor) -> int:
-    """Index of the first row of this rank's `rows` (n, ...) among those of all ranks; n may differ between ranks."""
+    """Return the index of the first row of this rank's `rows` (n, ...) among those of all ranks; n may differ between ranks."""
     return sum(_row_counts(rows)[: rank()])
 
 
 def _row_counts(rows: Tensor) -> list[int]:
-    """The length of `rows` on each rank."""
+    """Return the length of `rows` on each rank."""
     if world_size() == 1:
         return [len(rows)]
     counts = list(torch.zeros(world_size(), dtype=torch.long, device=rows.device))
@@ -67,7 +67,7 @@ class _Sum(torch.autograd.Function):
 
 
 def sum_over_ranks(value: Tensor) -> Tensor:
-    """Sum of a tensor over the ranks, with gradients.
+    """Return the sum of a tensor over the ranks, with gradients.
 
     A loss of such sums is the same on every rank, and DDP's average of the gradients is its gradient.
     """

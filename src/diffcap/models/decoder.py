@@ -115,18 +115,18 @@ class WordDecoder(nn.Module):
         return run_blocks(self.blocks, x, memories, mask, past_key_values)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Hidden states (..., D) to logits of the next word (..., V)."""
+        """Compute logits of the next word (..., V) from hidden states (..., D)."""
         return self.logit(self.output_dropout(hidden))
 
     def attention(self, tokens: Tensor, memory: list[KeyValue], is_key: Tensor | None = None) -> Tensor:
-        """Last block's attention to the visual tokens, mean over heads, when the word after each of `tokens` is predicted: (B, T, N)."""
+        """Return the last block's attention (B, T, N), mean over heads, when the word after each of `tokens` is predicted."""
         words = self(tokens, memory, None, is_key).last_block.after_self_attention
         cross = self.blocks[-1].cross
         return cross.mean_weights(cross.project_query(words), memory[-1][0])  # type: ignore[union-attr, operator]
 
 
 def causal_mask(is_key: Tensor) -> Tensor:
-    """Mask (B, 1, T, T) with which each position attends to itself and to earlier ones, only where `is_key` (B, T) is true."""
+    """Return the mask (B, 1, T, T) with which each position attends to itself and to earlier ones, only where `is_key` (B, T) is true."""
     length = is_key.shape[1]
     return torch.ones(length, length, dtype=torch.bool, device=is_key.device).tril() & is_key[:, None, None]
 
@@ -153,7 +153,7 @@ def run_blocks(
 
 
 def next_word_losses(logits: Tensor, tokens: Tensor) -> Tensor:
-    """Cross-entropies (n,), in nats, of the n words and ENDs of `tokens` (B, T), from the `logits` (B, T, V) of the position before."""
+    """Return cross-entropies (n,), in nats, of the n words and ENDs of `tokens` (B, T), from `logits` (B, T, V) one position earlier."""
     next_ids = tokens[:, 1:]
     is_word = next_ids != NULL
     return F.cross_entropy(logits[:, :-1][is_word], next_ids[is_word], reduction="none")

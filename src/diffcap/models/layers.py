@@ -141,16 +141,16 @@ class Attention(nn.Module):
         return tuple(self.split_heads(part) for part in projected.split(self.width, 2))
 
     def project_qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Query, key and value of x (B, T, D): (B, H, T, E) each."""
+        """Compute query, key and value of x (B, T, D): (B, H, T, E) each."""
         query, key, value = self._project(x, 0, 3)
         return query, key, value
 
     def project_query(self, x: Tensor) -> Tensor:
-        """Query of x (B, T, D): (B, H, T, E)."""
+        """Compute the query of x (B, T, D): (B, H, T, E)."""
         return self._project(x, 0, 1)[0]
 
     def project_key_value(self, x: Tensor) -> KeyValue:
-        """Key and value of x (B, T, D), for cross-attention: (B, H, T, E) each."""
+        """Compute key and value of x (B, T, D), for cross-attention: (B, H, T, E) each."""
         key, value = self._project(x, 1, 3)
         return key, value
 
@@ -185,7 +185,7 @@ class Attention(nn.Module):
         return self.attend(query, self.project_key_value(memory))
 
     def mean_weights(self, query: Tensor, key: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Attention weights (B, T, S), averaged over the heads, without dropout; every row sums to 1. Arguments as `attend`."""
+        """Return attention weights (B, T, S), averaged over the heads, without dropout; every row sums to 1. Arguments as `attend`."""
         scores = query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5
         if mask is not None:
             scores = scores.masked_fill(~mask, float("-inf"))
@@ -356,7 +356,7 @@ def init_difference_attention_(qkv_weight: Tensor, out_weight: Tensor) -> None:
 
 
 def sinusoidal_positions(length: int, width: int, has_frequency_per_channel: bool = False) -> Tensor:
-    """Fixed position embedding (length, width) of the transformer (Vaswani et al., 2017): sine on even channels, cosine on odd.
+    """Return the fixed position embedding (length, width) of the transformer (Vaswani et al., 2017): sine on even channels, cosine on odd.
 
     Channels 2 k and 2 k + 1 at position p have the angle `p / 10000 ** (2 k / width)`. With `has_frequency_per_channel` (IDC-PCL,
     authors' code), channel j has the angle `p / 10000 ** (2 j / width)`.

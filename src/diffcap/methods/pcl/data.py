@@ -62,7 +62,7 @@ class LabelledPairs:
 
     def _sample_partners(self, epoch: int) -> np.ndarray:
         """Sample the second image of each pair in an epoch, (images, PAIRS_PER_IMAGE)."""
-        rng = np.random.default_rng([self.seed, 11, epoch])  # 11: used for nothing else
+        rng = np.random.default_rng([self.seed, 11, epoch])  # 11: number of this random stream
         class_start = self._class_start[:, None]
         class_size = self._class_size[:, None]
         uniform = rng.random((len(self.labels), PAIRS_PER_IMAGE))

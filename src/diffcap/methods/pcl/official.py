@@ -58,7 +58,7 @@ def from_official(state: Mapping[str, Tensor], stage: str) -> dict[str, Tensor]:
 
 
 def official_sizes(state: State, options: Mapping[str, Any], tables: State) -> Sizes:
-    """Return the hyperparameters, for both stages, from the shapes of an official state dict and from the user's `options`."""
+    """Return both stages' hyperparameters, from shapes in an official state dict and the user's `options`; `tables` is not needed."""
     projection_weight = state["img_project.0.weight"]  # (D, C)
     grid = options["grid"] or (7, 7)  # ResNet-101 layer4 at 224 x 224
     max_length = options["max_length"] or 40
