@@ -26,6 +26,7 @@ FUNCTIONS = {
     "pull": "diffcap.commands.interchange:pull",
     "serve": "diffcap.web.server:serve",
 }
+# What these commands accept in addition to the syntax of jsonargparse.
 SYNTAX = {
     "caption": Syntax(second="--after", list_options=("--checkpoint", "--out")),
     "score": Syntax(second="--references"),
@@ -36,7 +37,7 @@ SYNTAX = {
 
 
 class CommandParser(OneLineErrorParser):
-    """Parser whose help shows the list of `average` as `normalize_arguments` accepts it."""
+    """Parser whose help shows that `average` takes several checkpoints."""
 
     def format_help(self, *formatter: Any) -> str:
         """Return the help text."""
@@ -47,7 +48,7 @@ class CommandParser(OneLineErrorParser):
 
 
 def _replace_variables(words: list[str]) -> list[str]:
-    """Replace the variables of an experiment by `--checkpoint` with its checkpoint, for `serve`."""
+    """Replace the variables of an experiment (--dataset, --method, ...) by `--checkpoint` and its checkpoint, for `serve`."""
     variables, serve_options = parse(words)
     unused = [name for name in variables if name not in RUN_VARIABLES]
     if unused:
@@ -62,7 +63,7 @@ def main(arguments: list[str] | None = None) -> None:
         if words and words[0] in STAGES:
             run_stage(words[0], words[1:])
             return
-        if words[:1] == ["paths"]:
+        if words[:1] == ["paths"]:  # for the Makefile
             print_paths(words[1:])
             return
         if words and not words[0].startswith("-") and words[0] not in FUNCTIONS:

@@ -3,7 +3,7 @@
 1. trainer/default.yaml
 2. the method's section of the stage
 3. for the dataset, then for each further dataset of EXTRA: dataset/<name>.yaml, then the method's entry in `datasets`
-4. the method's entries in `base_models` (for VLM, or for the `base` of these settings), `offline` (OFFLINE=yes) and `ablations`
+4. the method's entries in `base_models` (for the base model that VLM or the settings name), `offline` (OFFLINE=yes) and `ablations`
 5. for the stage reinforce: reinforce/base.yaml, reinforce/<dataset>.yaml and the method's section reinforce. For this stage, steps 2 to 4
    and 6 use the method's section finetune.
 6. if the trainer is not the default: trainer/<trainer>.yaml and the method's entry in `trainers`. For the stage reinforce also
@@ -29,7 +29,7 @@ MIXED = "mixed"  # value of EXTRA: all datasets in the main pre-training
 
 
 def compose(e: "Experiment", stage: str) -> Settings:
-    """Return the settings of a stage before the user's CONFIG, variables and command-line options are applied."""
+    """Return the settings of a stage without those of the user: CONFIG, variables and command-line options."""
     return reduce(merge, (part.settings for part in parts(e, stage)), {})
 
 
@@ -43,15 +43,16 @@ def parts(e: "Experiment", stage: str) -> list[Part]:
         if name not in known_names:
             names = ", ".join(sorted(known_names))
             raise DiffcapError(f"{method.file}: datasets: the dataset {name!r} is unknown; known datasets: {names}.")
-    # Of the method's file, in steps 2 to 4 and 6.
+    # The section of the method's file that steps 2 to 4 and 6 use.
     section = {PRETRAIN_EXTRA: PRETRAIN, REINFORCE: FINETUNE}.get(stage, stage)
     if not method.stage(section):
         raise DiffcapError(f"{method.file}: the section {section} is missing; write it, see docs/adding.md.")
     found = [*_file("trainer/default"), *method.stage(section)]
+    # `e.first_dataset` has a pre-training of its own; the others are added to the main one.
     added_datasets = [MIXED] if MIXED in e.extras else [name for name in e.extras if name != e.first_dataset]
     for name in (e.dataset, *{PRETRAIN_EXTRA: [e.first_dataset], PRETRAIN: added_datasets}.get(stage, [])):
         folder = CONFIGS / "dataset"
-        if resource := get_dataset(name).configs:
+        if resource := get_dataset(name).configs:  # "package:folder", for a dataset of another package
             package, _, subfolder = resource.partition(":")
             folder = package_folder(package, f"`configs` of the dataset {name}") / subfolder
         found += [*_file(name, folder), *method.named("datasets", name, section)]

@@ -47,9 +47,6 @@ class Experiment:
     """The variables of one experiment. An empty string is replaced by the default.
 
     Error messages use make's spelling, SEED= for `seed`.
-
-    Raises:
-        DiffcapError: a value is unknown, or two do not fit together.
     """
 
     dataset: str = _option("name of the dataset; blocks are scenes that diffcap renders", "blocks")
@@ -123,8 +120,8 @@ class Experiment:
         if self.extra:
             self._prepare_extra()
         is_run_config = any("run" in section for section in self.sections.values())
-        has_network = self.features_from or "backbone" in {**values, **self.explicit_values}
-        if is_run_config and not has_network and not (self.features_folder / "meta.json").is_file():
+        names_network = self.features_from or "backbone" in {**values, **self.explicit_values}
+        if is_run_config and not names_network and not (self.features_folder / "meta.json").is_file():
             raise DiffcapError(
                 f"{self.features_folder}: the features of {self.config} are not there, and the file does not say which network "
                 "they are from; give BACKBONE= or FEATURES_FROM= as in the first run."
@@ -137,14 +134,14 @@ class Experiment:
         is_sweep = not self.run and "WANDB_SWEEP_ID" in os.environ  # set by W&B's agent; its trials are in <run>/sweep
         self.run = f"{run}/sweep" if is_sweep else run
         self.pretraining = self.pretraining or f"{run}/{PRETRAIN}"
-        self._first_folder = Path(run) / f"{PRETRAIN}-{self.first_dataset}"
+        self._first_pretraining_folder = Path(run) / f"{PRETRAIN}-{self.first_dataset}"
         # Checkpoint that fine-tuning starts from, if the method has a pre-training.
         pretraining = self.method_spec.pretraining
         self.pretrained_checkpoint = Path(self.pretraining) / (pretraining.checkpoint if pretraining else LAST)
         # Whether fine-tuning starts from the pre-training of this run, and not from another one (PRETRAINING, or a sweep).
         is_own_folder = Path(self.pretraining) == self.stage_folder(PRETRAIN)
         self.owns_pretraining = self.has_pretraining and is_own_folder
-        self.checkpoint = self.stage_folder(self.captioner) / BEST  # of the captioner
+        self.checkpoint = self.stage_folder(self.captioner) / BEST  # the trained captioner
         self.evaluated_stage = PRETRAIN if self.eval == RETRIEVAL else self.captioner
         self.evaluated_checkpoint = self.pretrained_checkpoint if self.eval == RETRIEVAL else self.checkpoint
 
@@ -156,7 +153,8 @@ class Experiment:
                 "one of the two, or BACKBONE= with both."
             )
         has_two_forms = self.method_spec.pixels_backbone is not None
-        self.uses_offline_settings = False  # those of the method for the small features of a shipped backbone
+        # The method may have settings for the small features of a backbone that is shipped with diffcap.
+        self.uses_offline_settings = False
         self.reads_pixels = self._has_image_network() if has_two_forms else self.method_spec.reads_pixels
         self._default_backbone = self.dataset_spec.backbone_for(self.method_spec, self.reads_pixels)
         if self.offline == "yes" and self._default_backbone not in SHIPPED_BACKBONES:
@@ -186,7 +184,7 @@ class Experiment:
             "pretrain": ("", "yes", "no"),
             "offline": ("", "yes", "no"),
         }
-        for name in ("trainer", "backbone"):  # DEVICES adds ddp.yaml
+        for name in ("trainer", "backbone"):  # ddp.yaml is for DEVICES, not a choice
             choices[name] = sorted({path.stem for path in (CONFIGS / name).glob("*.yaml")} - {"ddp"})
         for name, values in choices.items():
             if (value := getattr(self, name)) not in values:
@@ -228,7 +226,7 @@ class Experiment:
         values["extract_args"] = "" if self.features_from else self.extract_args
         for name in pretraining.extra if is_mixed else self.extras:
             self.extra_experiments.append(Experiment(dataset=name, **values))
-            if pretraining.extra[name] == "classes":
+            if pretraining.extra[name] == "classes":  # of its images; another dataset has captions
                 self.labelled_dataset = name
             elif is_mixed:
                 self.single_image_dataset = name
@@ -240,7 +238,7 @@ class Experiment:
         return [word for name, value in self.explicit_values.items() for word in (f"--{name}", value)]
 
     def check_inputs(self, stages: set[str]) -> None:
-        """Check, before stages run, that the method reads these features and that the pre-training of another run is finished."""
+        """Check, before stages run, that the method reads features of this kind, and that a pre-training of another run is finished."""
         reads_pretraining = FINETUNE in stages or (self.eval == RETRIEVAL and "eval" in stages)
         is_of_other_run = self.has_pretraining and not self.owns_pretraining
         if reads_pretraining and is_of_other_run and not is_finished(Path(self.pretraining)):
@@ -268,7 +266,7 @@ class Experiment:
 
     def stage_folder(self, stage: str) -> Path:
         """Return the folder of a training stage."""
-        return self._first_folder if stage == PRETRAIN_EXTRA else Path(self.run) / stage
+        return self._first_pretraining_folder if stage == PRETRAIN_EXTRA else Path(self.run) / stage
 
     def setting(self, stage: str, *keys: str) -> Any:
         """Return the value of nested keys in the settings of a training stage; None if it has none."""
@@ -299,13 +297,13 @@ def _read_config(path: Path, explicit_values: dict[str, str]) -> tuple[dict[str,
         raise DiffcapError(f"{path}: not an experiment; write keys and values, such as `dataset: blocks`.")
     owners = [owner for method in methods().values() for owner in (method, method.pretraining) if owner]
     # class_path of a captioner in the config.yaml of an earlier version -> its class_path now
-    current = {
+    current_paths = {
         owner.formerly.replace(":", "."): owner.captioner.replace(":", ".") for owner in owners if owner.formerly
     }
     for section in (content, *content.values()):  # a run's config.yaml, or sections of stages
         captioner = get_config_value([section], "model", "captioner") if isinstance(section, dict) else None
-        if isinstance(captioner, dict) and captioner.get("class_path") in current:
-            captioner["class_path"] = current[captioner["class_path"]]
+        if isinstance(captioner, dict) and captioner.get("class_path") in current_paths:
+            captioner["class_path"] = current_paths[captioner["class_path"]]
     if isinstance(content.get("run"), dict):
         values = _values_of_run(path, content, explicit_values)
         return values, {stage_of(Path(content["run"]["out"])): content}

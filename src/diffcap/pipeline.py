@@ -55,7 +55,7 @@ def run_stage(stage: str, words: Sequence[str]) -> None:
     if _is_direct(stage, words, variables):
         _run_body(Request(stage, {}, words, sources=own_configs(words)))
         return
-    experiment_options.extend(NAMES)
+    experiment_options.extend(NAMES)  # suggested for misspelt options
     configs = own_configs(stage_options)
     if stage in LIGHTNING and len(configs) == 1 and "config" not in variables:
         variables["config"] = configs[0]
@@ -70,9 +70,9 @@ def run_stage(stage: str, words: Sequence[str]) -> None:
     request = _make_request(stage, e, stage_options)
     if "--print_config" in stage_options:
         print("".join(f"# settings: {source}\n" for source in request.sources), end="", flush=True)
-    elif "WANDB_SWEEP_ID" not in os.environ:
-        downloads = stage == "data" and not e.data and not e.dataset_spec.rendered
-        if downloads and e.offline == "yes" and not (is_only_needed and is_made(stage, e)):
+    elif "WANDB_SWEEP_ID" not in os.environ:  # a trial of a sweep does not run the stages that it needs
+        needs_download = stage == "data" and not e.data and not e.dataset_spec.rendered
+        if needs_download and e.offline == "yes" and not (is_only_needed and is_made(stage, e)):
             raise DiffcapError(
                 f"OFFLINE=yes: the files of DATASET={e.dataset} would be downloaded; give DATA=<folder with its files>, or omit OFFLINE."
             )
@@ -114,7 +114,7 @@ def make_experiment(variables: Mapping[str, str], goals: Sequence[str]) -> Exper
 
 
 def _is_unused(stage: str, e: Experiment) -> bool:
-    """Return whether the method does not need a stage before its fine-tuning, and print so."""
+    """Return whether the method does not need a stage before its fine-tuning, and print this."""
     pretraining = e.method_spec.pretraining
     if stage in (PRETRAIN, PRETRAIN_EXTRA) and not e.has_pretraining:
         ablation = f", {e.ablation}," if e.ablation else ""
@@ -139,7 +139,7 @@ def _make_request(stage: str, e: Experiment, stage_options: list[str]) -> Reques
     sources = []
     if stage in LIGHTNING:
         initial_checkpoint = (settings.get("model") or {}).get("init_from")
-        # make gives this option, too; the settings have it already.
+        # make gives --init_from, too; the settings have it already.
         stage_options = [word for word in stage_options if word != f"--init_from={initial_checkpoint}"]
         stage_options = [f"--model.{word[2:]}" if word.startswith("--init_from=") else word for word in stage_options]
         sources = [part.source for part in parts(e, stage)]
@@ -159,7 +159,7 @@ def _run_missing(missing: Sequence[tuple[str, Experiment]], request: Request, e:
 
     launch = find_launch()
     for stage, experiment in missing:
-        if is_made(stage, experiment):  # by one of the stages before
+        if is_made(stage, experiment):  # by one of the previous stages
             continue
         _check_extra(stage, experiment, e)
         words = [stage, *experiment.words()]
@@ -169,7 +169,7 @@ def _run_missing(missing: Sequence[tuple[str, Experiment]], request: Request, e:
                 f"{STAGES[stage].folder(experiment)}: the result of the stage {stage} is missing, and {launch.launcher} cannot "
                 f"start it; first run `diffcap {' '.join(words)}`, without {launch.launcher}."
             )
-        # Both pre-trainings have the same options.
+        # The pre-training on a dataset of EXTRA has the same options as the main one.
         shared_options = ["--", *request.words] if stage == PRETRAIN_EXTRA else []
         run_in_process([*words, "--needed", *shared_options])
 
@@ -221,6 +221,7 @@ def _is_current(request: Request, record_file: Path, is_only_needed: bool) -> bo
         is_lost = find_fault(folder) is not None
     else:
         is_lost = bool(record.lost_products(record_file, old_record, compare=not is_only_needed))
+    # These compare the source files themselves, since the record does not list them.
     runs_always = stage == "data" or request.settings.get("model", {}).get("from_files")
     if is_lost or (not is_only_needed and (runs_always or old_record["asked"] != request.asked)):
         return False
@@ -241,8 +242,8 @@ def _record_earlier_result(request: Request, record_file: Path) -> dict[str, Any
             return {}
         new_record = {**finished, **record.make("", "", {}, [])}
     else:
-        last_product = folder / row.products[0]
-        inputs = [*request.inputs, *row.read(request.settings)]
+        last_product = folder / row.products[0]  # the file that is written last
+        inputs = [*request.inputs, *row.unnamed_inputs(request.settings)]
         if not last_product.is_file() or any(_is_newer(path, last_product) for path in inputs):
             return {}
         files = record.describe_files([*inputs, *record.named_files(request.settings)], {})
@@ -253,7 +254,7 @@ def _record_earlier_result(request: Request, record_file: Path) -> dict[str, Any
 
 
 def _asked_before(request: Request, folder: Path) -> bool:
-    """Return whether diffcap 0.1 has made a result with the same options, which it wrote beside the result."""
+    """Return whether diffcap 0.1 has made a result with the same options. It wrote them beside the result."""
     if request.stage == "extract":
         meta, model = read_object(folder / "meta.json"), request.settings["model"]
         is_same = all(meta.get(key) == model[key] for key in ("library", "network", "stage") if key in model)
@@ -276,7 +277,7 @@ def _parse(request: Request) -> tuple[OneLineErrorParser, Any]:
 
 
 def _run_body(request: Request) -> None:
-    """Run a stage. A stage without Lightning does not run if its record has the same options and files; a training checks this itself."""
+    """Run the function of a stage, unless its record has the same options and files. A stage with Lightning checks this itself."""
     stage, row = request.stage, STAGES[request.stage]
     body = import_object(row.body)
     if stage in LIGHTNING:
@@ -287,7 +288,8 @@ def _run_body(request: Request) -> None:
     folder = Path(row.out(values) or f"data/{values['dataset']}")
     record_file = folder / RECORDS[stage]
     old_record = record.read(record_file)
-    files = record.describe_files([*request.inputs, *row.read(values), *record.named_files(values)], old_record)
+    paths = [*request.inputs, *row.unnamed_inputs(values), *record.named_files(values)]
+    files = record.describe_files(paths, old_record)
     result_id = record.result_id({**values, "DIFFCAP_CORENLP": os.environ.get("DIFFCAP_CORENLP")}, files)
     is_same = stage != "data" and old_record.get("id") == result_id
     if not is_same or record.lost_products(record_file, old_record):
@@ -300,7 +302,7 @@ def _run_body(request: Request) -> None:
 
 
 def _is_direct(stage: str, words: Sequence[str], variables: Mapping[str, str]) -> bool:
-    """Return whether a command has options of the stage alone. A method's settings file as --config is an error."""
+    """Return whether a command has options of the stage alone. A method's settings file given as --config is an error."""
     configs = own_configs(words)
     for path in configs:
         # configs/method/<method>.yaml; earlier versions had configs/method/<method>/<stage>.yaml.
@@ -350,7 +352,7 @@ def _print_help(stage: str, stage_options: Sequence[str]) -> None:
 def print_paths(words: Sequence[str]) -> None:
     """Print the names of files and folders that the Makefile needs, one NAME=VALUE per line. A space in a value is printed as |.
 
-    `words` end with the options of stages, each stage in one word: `--dataset blocks --goals eval -- "finetune --model.lr=1"`.
+    `words` end with the options of stages, one word per stage: `--dataset blocks --goals eval -- "finetune --model.lr=1"`.
     """
     variables, options_of_stages = parse(words)
     goals = variables.pop("goals", "").split()

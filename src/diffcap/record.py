@@ -6,7 +6,7 @@
 ```
 
 `asked` is the hash of the composed settings and the options of the command line; it is compared without importing torch. `id` is the
-hash of the resolved options and of the contents of the files. A file has its size, its modification time and the hash of its
+hash of the options, with their defaults, and of the contents of the files. A file has its size, its modification time and the hash of its
 content, which is computed again only if size or time has changed.
 """
 
@@ -25,8 +25,7 @@ from diffcap.utils.errors import DiffcapError
 from diffcap.utils.files import expand_home
 
 FORMAT = 1
-_LARGE_FILE, _END_PART = 1 << 30, 1 << 20  # bytes
-# Configurations, tokenizer, chat template, weights.
+_LARGE_FILE, _END_PART = 1 << 30, 1 << 20  # bytes; of a larger file, parts of this size at both ends are hashed
 _BASE_MODEL_FILES = (".json", ".jinja", ".safetensors", ".model", ".txt")
 
 Entry = list[Any]  # of a file: size in bytes, modification time in ns, and hash of the content
@@ -38,7 +37,7 @@ def digest(*values: Any) -> str:
 
 
 def named_files(value: Any) -> Iterator[Path]:
-    """Yield the existing files that options name, also in lists, dictionaries and comma-separated texts, and those of base models."""
+    """Yield the existing files that options name, also in lists, dictionaries and comma-separated texts, and the files of base models."""
     if isinstance(value, Mapping | list | tuple):
         for item in value.values() if isinstance(value, Mapping) else value:
             yield from named_files(item)
@@ -48,15 +47,15 @@ def named_files(value: Any) -> Iterator[Path]:
             with suppress(OSError):  # the text is longer than the name of a file may be
                 if path.is_file():
                     yield path
-                elif (path / "config.json").is_file():
+                elif (path / "config.json").is_file():  # the folder of a base model
                     yield from (file for file in path.iterdir() if file.suffix in _BASE_MODEL_FILES)
 
 
 def describe(path: Path, old_entry: Entry | None = None) -> Entry:
     """Return the entry of a file. If its size and time are those of an old entry, this entry is used again.
 
-    The hash of a checkpoint is that of its weights, because the file contains the training time. If a file has more than 1 GiB,
-    as the weights of a language model, only its first and last MiB are hashed.
+    Only the weights of a checkpoint are hashed, because the file also contains the training time. If a file has more than 1 GiB,
+    such as the weights of a language model, only its first and last MiB are hashed.
     """
     state = path.stat()
     size_and_time = [state.st_size, state.st_mtime_ns]
@@ -67,7 +66,7 @@ def describe(path: Path, old_entry: Entry | None = None) -> Entry:
             return [*size_and_time, recorded_hash]
         from diffcap.checkpoints.reading import read_checkpoint, weights_hash
 
-        with suppress(DiffcapError):  # the stage that reads it says why
+        with suppress(DiffcapError):  # the stage that reads the damaged file reports it
             return [*size_and_time, f"weights {weights_hash(read_checkpoint(path))}"]
     if state.st_size <= _LARGE_FILE:
         return [*size_and_time, file_hash(path)]
@@ -84,7 +83,7 @@ def describe_files(paths: Iterable[Path], old_record: Mapping[str, Any]) -> dict
 
 
 def result_id(options: Mapping[str, Any], files: Mapping[str, Entry]) -> str:
-    """Return the hash of resolved options and of the contents of files. The path of a file is not part of it."""
+    """Return the hash of options, with their defaults, and of the contents of files, without the paths of the files."""
     hashes_or_values = {}
     for name, value in flat(options).items():
         paths = list(map(str, named_files(value))) or [str(value)]
@@ -106,7 +105,7 @@ def write(path: Path, record: Mapping[str, Any]) -> None:
 
 
 def make(asked: str, id: str, files: Mapping[str, Entry], products: Iterable[Path]) -> dict[str, Any]:
-    """Return the record of a result, with its existing products."""
+    """Return the record of a result; `asked` and `id` are hashes, see above. Products that do not exist are left out."""
     product_entries = {path.name: describe(path) for path in products if path.is_file()}
     return {"format": FORMAT, "asked": asked, "id": id, "files": files, "products": product_entries}
 

@@ -13,7 +13,7 @@ ablations: {no_ccr: {title: ..., finetune: ...}}                 # for ABLATION=
 trainers: {short: {finetune: ...}}                               # for TRAINER=
 ```
 
-In an entry, the settings in `both` are for all training stages. `diffcap.compose` has the order of the parts. Classes are import paths
+In an entry, the settings in `both` are for all training stages. `diffcap.compose` combines these parts. Classes are import paths
 ("package.module:Name"), so that this module imports no torch. Another package names such a file in its entry point group
 `diffcap.methods`; see docs/adding.md.
 """
@@ -58,7 +58,7 @@ class Pretraining:
     extra: Mapping[str, str] = field(default_factory=dict)
     # Import path of the function for EVAL=retrieval; None if the stage does not learn retrieval
     retrieval: str | None = None
-    formerly: str | None = None  # earlier import path of `captioner`, see `Method.formerly`
+    formerly: str | None = None  # earlier import path of `captioner`, which old config.yaml files have
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,8 @@ class Method:
     formerly: str | None = None  # earlier import path of `captioner`, as the config.yaml of an earlier run has it
     order: int = 100  # place in lists of all methods
     ablations: Mapping[str, Ablation] = field(default_factory=dict)  # rows of `make ablation`
-    file: Path = Path()  # of the settings
-    content: Mapping[str, Any] = field(default_factory=dict, repr=False)  # of the file
+    file: Path = Path()  # the settings file
+    content: Mapping[str, Any] = field(default_factory=dict, repr=False)  # of `file`
 
     @property
     def ablation_names(self) -> list[str]:
@@ -172,7 +172,7 @@ def _read_arguments(file: Path, where: str, entry: Any, kind: type) -> dict[str,
     set_by_reader = ("name", "ablations", "file", "content")
     arguments = [f for f in fields(kind) if f.name not in set_by_reader]
     _check_keys(file, where, entry, [f.name for f in arguments])
-    required = [f.name for f in arguments if f.default is f.default_factory]  # both are missing
+    required = [f.name for f in arguments if f.default is f.default_factory]  # neither was given
     missing = [name for name in required if name not in entry]
     if missing:
         raise DiffcapError(f"{file}: {where}: the key {missing[0]!r} is missing; add it.")

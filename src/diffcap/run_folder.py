@@ -55,7 +55,7 @@ def stage_lock(stage_folder: Path, seed: int) -> Iterator[None]:
     releases it when the process ends, also by SIGKILL, and the forked workers of a data loader do not inherit it.
 
     Args:
-        stage_folder: it does not need to exist. seed: of this training, for the message to another one.
+        stage_folder: it does not need to exist. seed: of this training, for the error message of another one.
     """
     path = stage_folder.absolute().with_name(f".{stage_folder.absolute().name}.lock")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -134,7 +134,7 @@ def find_fault(stage_folder: Path) -> str | None:
 def weights_id(checkpoint: Path) -> str | None:
     """Return the recorded hash of the weights of a checkpoint that a finished training wrote; None for any other file.
 
-    The file is hashed only if its time is not the recorded one, because this takes seconds per gigabyte.
+    The file is hashed only if its time is not the recorded one, because hashing takes seconds per gigabyte.
     """
     record = read_object(checkpoint.with_name(FINISHED))
     if record.get("checkpoint") != checkpoint.name:
@@ -199,14 +199,14 @@ class TrainingLineage(NamedTuple):
 
 
 def training_lineage(checkpoint: Path) -> TrainingLineage:
-    """Return the lineage of one of a run's checkpoints; an average belongs to the fine-tuning."""
+    """Return the lineage of a run's checkpoint; averaged/best.ckpt counts as a checkpoint of the fine-tuning."""
     stage = checkpoint.parent.name
     index = TRAINING_STAGES.index(stage if stage in TRAINING_STAGES else FINETUNE)
     return TrainingLineage(checkpoint.parent.parent, TRAINING_STAGES[: index + 1])
 
 
 def initial_stage_folder(checkpoint: Path) -> Path:
-    """Return the stage folder of an initial checkpoint (`model.init_from`); an average belongs to the fine-tuning."""
+    """Return the stage folder of an initial checkpoint (`model.init_from`); that of averaged/best.ckpt is finetune/."""
     folder = checkpoint if (checkpoint / FINISHED).is_file() else checkpoint.parent
     return folder.with_name(FINETUNE) if folder.name == AVERAGED else folder
 
@@ -233,21 +233,17 @@ def evaluated_checkpoints(evaluation_folder: Path, metrics: Mapping[str, Any]) -
     """Return the checkpoints of an evaluation; several for an ensemble, none for a vision-language model without training.
 
     Args:
-        metrics: its metrics.json. If an earlier version wrote it without the checkpoint's path, the result is best.ckpt of the
+        metrics: content of its metrics.json. If an earlier version wrote it without the checkpoint's path, the result is best.ckpt of the
             stage in the folder's name.
     """
     provenance = metrics.get("provenance") or {}
     if provenance.get("checkpoints"):
         files = [entry["file"] for entry in provenance["checkpoints"] if "file" in entry]
         return [Path(os.path.normpath(evaluation_folder / file)) for file in files]
-    stage = next(
-        (
-            name
-            for name in (*TRAINING_STAGES, AVERAGED)
-            if evaluation_folder.name.startswith(result_folder_name(name, EVAL))
-        ),
-        FINETUNE,
-    )
+    stage = FINETUNE
+    for name in (*TRAINING_STAGES, AVERAGED):
+        if evaluation_folder.name.startswith(result_folder_name(name, EVAL)):
+            stage = name
     return [evaluation_folder.parent / stage / BEST]
 
 

@@ -31,7 +31,7 @@ class Job:
     title: str  # name in messages
     variables: Variables
     finetune: int | None = None  # steps; None is the number in the settings
-    pretrain: int | None = 0  # the same; 0 skips the pre-training
+    pretrain: int | None = 0  # steps, as for `finetune`; 0 skips the pre-training
     pretraining: Path | None = None  # folder of a finished pre-training to start from, instead of the job's own
     validations: int = 4  # number of validations of a stage whose steps are given
 
@@ -42,13 +42,13 @@ class Job:
 
 
 # `devices`: CUDA_VISIBLE_DEVICES of the processes that a thread of `in_parallel` starts; None leaves it as it is.
-_of_thread = threading.local()
+_thread_values = threading.local()
 
 
 def call(command: Sequence[str], title: str) -> None:
-    """Run a command with one thread per process, which is faster for models this small."""
+    """Run a command with one CPU thread per process, which is faster for the small models of these experiments."""
     start = time.perf_counter()
-    devices = getattr(_of_thread, "devices", None)
+    devices = getattr(_thread_values, "devices", None)
     print(f"== {title}" + (f" (GPU {devices})" if devices else ""), flush=True)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **({"CUDA_VISIBLE_DEVICES": devices} if devices else {})}
     if subprocess.run(command, env=environment, check=False).returncode:
@@ -81,7 +81,7 @@ def run_job(job: Job, **stage_options: Sequence[str]) -> None:
 
 
 def run_queues(queues: Sequence[Sequence[Job]]) -> None:
-    """Run the jobs of each queue in order; queues run in parallel, see `device_groups`."""
+    """Run the jobs of each queue in order; queues run in parallel, each on its own GPUs or CPU core."""
 
     def run_queue(queue: Sequence[Job]) -> None:
         for job in queue:
@@ -92,13 +92,13 @@ def run_queues(queues: Sequence[Sequence[Job]]) -> None:
 
 
 def in_parallel(tasks: Sequence[Callable[[], None]], devices: int = 1) -> None:
-    """Call functions in parallel; the processes that a function starts by `call` see only `devices` GPUs, the group of its thread."""
+    """Call functions in parallel, each in a thread with a group of `devices` GPUs; processes that it starts by `call` see only these."""
     free_groups: SimpleQueue[str | None] = SimpleQueue()
     for group in (groups := device_groups(devices)):
         free_groups.put(group)
 
     def take_group() -> None:
-        _of_thread.devices = free_groups.get()
+        _thread_values.devices = free_groups.get()
 
     with ThreadPoolExecutor(len(groups), initializer=take_group) as pool:
         for future in [pool.submit(task) for task in tasks]:

@@ -1,5 +1,7 @@
 """The stages of an experiment: `STAGES` has a row for each, with what it runs, needs, reads and writes, and its settings.
 
+The record of a stage is a JSON file beside its result. It lists the options and files that the result was made from.
+
 The settings are the options of the stage in one dictionary. Those of a training come from the settings files, the section of a CONFIG
 file, and the variables, in this order.
 """
@@ -45,7 +47,7 @@ class Request:
     stage: str  # key of `STAGES`
     settings: Settings  # options that follow from the variables of an experiment; {} without an experiment
     words: list[str]  # options of the command line, which override the settings
-    asked: str = ""  # hash of settings and words
+    asked: str = ""  # hash of settings and words, for the record
     inputs: list[Path] = field(default_factory=list)  # files that the result depends on, beside those in the options
     sources: list[str] = field(default_factory=list)  # the parts that the settings were composed of
 
@@ -54,17 +56,18 @@ class Request:
 class Stage:
     """A row of the table. It is for an experiment `e`, or for the options of a command."""
 
-    # Import path of the function that runs it: with its options as arguments, or with a `Request` (`LIGHTNING`).
+    # Import path of the function that runs it. Its arguments are the options; for a stage in `LIGHTNING`, it is the `Request`.
     body: str
     settings: Callable[[Experiment], Settings]
     needs: Callable[[Experiment], list[Need]]  # the stages whose results it reads
-    folder: Callable[[Experiment], Path]  # of its record
+    folder: Callable[[Experiment], Path]  # of its record, for an experiment
     products: tuple[str, ...] = ()  # the files in this folder that it writes; the last one that it writes comes first
     direct: tuple[str, ...] = ()  # a command with one of these options has no variables of an experiment
-    # folder of its record, for the options of a command
+    # Folder of its record, for the options of a command
     out: Callable[[Settings], str] = lambda options: options["out"]
-    read: Callable[[Settings], Iterable[Path]] = lambda options: ()  # files that no option names, such as the manifest
-    inputs: Callable[[Experiment], list[Path]] = lambda e: []  # the same for an experiment
+    # Files that it reads and no option names, such as the manifest: for the options of a command, and for an experiment
+    unnamed_inputs: Callable[[Settings], Iterable[Path]] = lambda options: ()
+    inputs: Callable[[Experiment], list[Path]] = lambda e: []
     is_parallel: bool = False  # whether it runs in several processes
 
 
@@ -79,7 +82,7 @@ def _data(e: Experiment) -> Settings:
 
 
 def _extract(e: Experiment) -> Settings:
-    """Return the settings of the backbone's file, or the import of the authors' features."""
+    """Return the settings of the backbone's file, or those of an import of the authors' features."""
     if e.features_from:
         return {"folder": e.folder, "source": expand_home(e.features_from), "name": e.features}
     settings = compose(e, "extract")
@@ -100,7 +103,7 @@ def _eval(e: Experiment) -> Settings:
 
 
 def _zeroshot(e: Experiment) -> Settings:
-    """Return the evaluation of the base model in the settings of the method."""
+    """Return the settings of an evaluation of the base model that the method's settings name."""
     settings = compose(e, FINETUNE)
     arguments = settings["model"]["captioner"]["init_args"]
     base, revision = arguments.get("base"), arguments.get("revision")
@@ -124,7 +127,7 @@ def _report(e: Experiment) -> Settings:
 
 
 def _training(e: Experiment, stage: str) -> Settings:
-    section = PRETRAIN if stage == PRETRAIN_EXTRA else stage  # of a CONFIG file
+    section = PRETRAIN if stage == PRETRAIN_EXTRA else stage  # of the CONFIG file
     settings = merge(compose(e, stage), e.sections.get(section, {}))
     data: Settings = {"folder": e.folder, "features": e.features, "seed": int(e.seed)}
     model: Settings = {}
@@ -205,7 +208,7 @@ def _training_stage(stage: str, needs: Callable[[Experiment], list[Need]]) -> St
     )
 
 
-_FEATURES = ("complete", "meta.json", "index.json", "sums.u32", "features.f16", "features.u8")
+_FEATURE_FILES = ("complete", "meta.json", "index.json", "sums.u32", "features.f16", "features.u8")
 
 
 def _manifest(options: Settings) -> Iterable[Path]:
@@ -217,7 +220,7 @@ _evaluation_stage = partial(
     body="diffcap.commands.evaluate:evaluate",
     products=(METRICS, PREDICTIONS, REFERENCES, GROUPS),
     direct=("checkpoint",),
-    read=_manifest,
+    unnamed_inputs=_manifest,
     inputs=lambda e: [e.features_folder / "sums.u32"],
     is_parallel=True,
 )
@@ -235,7 +238,7 @@ STAGES = {
         settings=_extract,
         needs=lambda e: [("data", e)],
         folder=lambda e: e.features_folder,
-        products=_FEATURES,
+        products=_FEATURE_FILES,
         inputs=lambda e: [Path(e.folder) / "manifest.jsonl"],
         is_parallel=True,
     ),
@@ -244,10 +247,10 @@ STAGES = {
         settings=_extract,
         needs=lambda e: [("data", e)],
         folder=lambda e: e.features_folder,
-        products=_FEATURES,
+        products=_FEATURE_FILES,
         direct=("folder",),
         out=lambda options: f"{options['folder']}/features/{options['name']}",
-        read=_manifest,
+        unnamed_inputs=_manifest,
     ),
     "negatives": Stage(
         body="diffcap.commands.negatives:make_negatives",
@@ -257,7 +260,7 @@ STAGES = {
         products=("negatives.jsonl", "negatives.json"),
         direct=("folder",),
         out=lambda options: options["folder"],
-        read=_manifest,
+        unnamed_inputs=_manifest,
     ),
     PRETRAIN_EXTRA: _training_stage(PRETRAIN_EXTRA, _before_first_pretraining),
     PRETRAIN: _training_stage(PRETRAIN, _before_pretraining),
@@ -280,7 +283,7 @@ STAGES = {
         folder=lambda e: Path(e.run) / result_folder_name(e.captioner, REPORT),
         products=("table.json", "table.md", "report.html"),
         direct=("runs", "predictions"),
-        read=lambda options: [*_manifest(options), *_files_of_runs(options)],
+        unnamed_inputs=lambda options: [*_manifest(options), *_files_of_runs(options)],
     ),
 }
 COMMANDS = tuple(name for name in STAGES if name not in (PRETRAIN_EXTRA, "import_features"))

@@ -13,7 +13,7 @@ from diffcap.lit.schedules import in_steps
 from diffcap.records import write_json
 from diffcap.run_folder import BEST
 
-WARM_UP_STEPS = 10  # these do not count
+WARM_UP_STEPS = 10  # that are not measured
 PROBE_FILE = "probe.json"
 
 
@@ -51,10 +51,10 @@ class Probe(Callback):
     def on_validation_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, *_: Any
     ) -> None:
-        """Count the pairs."""
+        """Count the validated pairs."""
         self.num_validated_pairs += len(batch["number"]) * trainer.world_size
         table = trainer.datamodule.val_table  # type: ignore[attr-defined]
-        is_retrieval = "is_change" not in batch  # it validates on the change pairs only
+        is_retrieval = "is_change" not in batch  # a training for retrieval validates on the change pairs only
         self.num_pairs = int(table.is_change.sum()) if is_retrieval else len(table.ids)
 
     def on_validation_end(self, trainer: pl.Trainer, *_: Any) -> None:
@@ -79,6 +79,7 @@ class Probe(Callback):
         )
         folder = Path(trainer.default_root_dir)
         optimizer_states = [optimizer.state_dict() for optimizer in trainer.optimizers]
+        # Of last.ckpt, and of best.ckpt if there is one.
         disk_bytes = _count_bytes([pl_module.state_dict(), optimizer_states]) * (1 + (folder / BEST).is_file())
         result = {
             "seconds_per_step": step_seconds,

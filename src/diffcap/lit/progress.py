@@ -17,7 +17,7 @@ MEASURED_STEPS = 20  # before the speed is printed
 class LogProgress(Callback):
     """Print the speed of a training after its first 20 steps, and how long it takes without the validations.
 
-    If stderr is not a terminal, also print a line a minute with the number of steps or batches; for a prediction, `title` is its start.
+    If stderr is not a terminal, also print a line a minute with the number of steps or batches; those of a prediction begin with `title`.
     """
 
     def __init__(self, title: str = "extraction") -> None:

@@ -81,7 +81,7 @@ _FORMER_OPTIONS = {
 def train(request: Request) -> None:
     """Run a training stage, or resume an interrupted one. The main process locks the stage's folder until the end."""
     stage = request.stage if request.stage in _MODULES else PRETRAIN
-    pretraining = _pretraining(request) if stage == PRETRAIN else None
+    pretraining = _find_pretraining(request) if stage == PRETRAIN else None
     module, data = (pretraining.module, pretraining.data) if pretraining else _MODULES[stage]
     with ExitStack() as lock:
         cli = TrainingCLI(module, data, request, lock)
@@ -92,7 +92,7 @@ def train(request: Request) -> None:
                 out.rename(backup)
                 print(f"{out}: {fault}; the folder is renamed to {backup}, and the training starts from the beginning")
             write_json(out / RUNNING, cli.record)
-            (out / IDENTITY).unlink(missing_ok=True)
+            (out / IDENTITY).unlink(missing_ok=True)  # of diffcap 0.1
             config_file = out / CONFIGURATION
             cli.parser.save(cli.config, config_file, overwrite=True, skip_validation=True)
             header = "".join(f"# settings: {source}\n" for source in request.sources)
@@ -107,8 +107,8 @@ def train(request: Request) -> None:
                     f"error: interrupted at step {trainer.global_step}; run the same command again to "
                     + (f"resume at step {step}." if step else "start from step 0, since there is no checkpoint yet.")
                 )
-            # If a process that Lightning has started ends with another status, Lightning kills the main process.
-            sys.exit(1 if find_launch() else 0)
+            # Of a process that Lightning has started the status must be 0, or Lightning would kill the main process.
+            sys.exit(1 if find_launch() else 0)  # a launcher is torchrun or srun
         except DiffcapError:
             if backup and not (out / LAST).is_file():  # no step was trained: restore the earlier run
                 shutil.rmtree(out)
@@ -121,8 +121,8 @@ def train(request: Request) -> None:
             cli.write_result(stage)
 
 
-def _pretraining(request: Request) -> Pretraining:
-    """Return the pre-training of the method in the options; without a method, the one with the captioner's class."""
+def _find_pretraining(request: Request) -> Pretraining:
+    """Return the pre-training of the method that the options name; if they name none, the one that trains their captioner."""
     by_method = {method.name: method.pretraining for method in methods().values() if method.pretraining}
     by_class = {pretraining.captioner.replace(":", "."): pretraining for pretraining in by_method.values()}
     settings: list[Path | dict[str, Any]] = [request.settings, *map(Path, own_configs(request.words))]
@@ -150,8 +150,8 @@ class RunSettings:
             "none" writes the CSV file only.
         project: name of the Weights & Biases project.
         matmul_precision: of float32 matrix products, see torch.set_float32_matmul_precision: "highest" (float32, as in the papers'
-            released code), "high" (TF32 on CUDA) or "medium"; null: high on CUDA, highest elsewhere. config.yaml has the one
-            in effect as a comment, finished.json as a value.
+            released code), "high" (TF32 on CUDA) or "medium"; null: high on CUDA, highest elsewhere. The value that
+            was used is in finished.json.
         force_bf16: allow a trainer.precision of bf16 on a CPU without instructions for bfloat16.
         dataset: variable DATASET of the experiment, recorded for `make ... CONFIG=config.yaml`.
         method: variable METHOD of the experiment, also recorded.
@@ -216,6 +216,7 @@ class TrainingCLI(StageCLI):
         if init_from in old_record.get("files", {}):  # a finished training does not need this checkpoint any more
             files.setdefault(init_from, old_record["files"][init_from])
         self.config_hash = record.result_id(options, files)
+        # `asked` is the hash of the command's options.
         self.record = record.make(self.request.asked, self.config_hash, files, [])
         fault = find_fault(self.out)
         if not fault and old_record.get("id") != self.config_hash and (self.out / CONFIGURATION).is_file():
@@ -229,11 +230,11 @@ class TrainingCLI(StageCLI):
         last = self.out / LAST
         self.resume_from = str(last) if not fault and last.is_file() else None
         self.resume_step = _check_resumable(last) if self.resume_from else 0
-        # The training whose checkpoint this one starts from; the model itself checks the checkpoint file.
+        # A training whose checkpoint this one starts from must be finished. The model checks the checkpoint file itself.
         initial_checkpoint = Path(init_from or "")
         parent = initial_checkpoint.parent
-        is_of_run = any((parent / name).exists() for name in (RUNNING, FINISHED, IDENTITY))
-        if initial_checkpoint.name in (BEST, LAST) and is_of_run:
+        is_stage_folder = any((parent / name).exists() for name in (RUNNING, FINISHED, IDENTITY))
+        if initial_checkpoint.name in (BEST, LAST) and is_stage_folder:
             fault = find_fault(parent) or (None if is_finished(parent) else "its training is not finished")
             if fault:
                 words = ["-m", "diffcap", stage_of(parent), "--config", str(parent / CONFIGURATION)]
@@ -309,7 +310,7 @@ class TrainingCLI(StageCLI):
         )
 
     def write_result(self, stage: str) -> None:
-        """Write finished.json after the training. If no validation has selected a best.ckpt, it is a copy of last.ckpt."""
+        """Write finished.json after the training. best.ckpt is a copy of last.ckpt if no validation has selected one."""
         last, best = self.out / LAST, self.out / BEST
         if self.settings.monitor and not best.is_file():
             with atomic_write(best, per_process=False) as temporary:
@@ -337,7 +338,7 @@ class TrainingCLI(StageCLI):
 
 
 def compared_options(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the options that decide whether two trainings are the same; a class is its name alone, since its module may change."""
+    """Return the options that decide whether two trainings are the same. The module of a class is left out, since it may change."""
     text = re.sub(r'"diffcap\.[\w.]+\.(\w+)"', r'"\1"', json.dumps(config, default=str))
     options = record.flat(json.loads(text))
     ignored = ("config.", *(f"{group}.{name}." for group, names in _NOT_COMPARED.items() for name in names))
@@ -347,10 +348,11 @@ def compared_options(config: dict[str, Any]) -> dict[str, Any]:
 def data_files(data: dict[str, Any]) -> list[Path]:
     """Return the files that identify a training's data: manifests and features of its datasets, and their negatives."""
     files = []
+    # `singles` and `labelled` are folders of additional datasets of single images, with captions or with classes.
     for folder in [Path(data[name]) for name in ("folder", "singles", "labelled") if data.get(name)]:
         feature_folder = folder / "features" / data["features"]
         files += [folder / "manifest.jsonl", feature_folder / "meta.json", feature_folder / CHECKSUM_FILE]
-    if "tasks" in data:
+    if "tasks" in data:  # a pre-training with hard negatives
         files.append(Path(data.get("negatives") or Path(data["folder"]) / "negatives.jsonl"))
     if data.get("singles"):
         files.append(Path(data["singles"]) / "negatives.jsonl")
@@ -360,25 +362,23 @@ def data_files(data: dict[str, Any]) -> list[Path]:
 def _find_changes(out: Path, old_record: dict[str, Any], files: dict[str, Any], options: dict[str, Any]) -> str | None:
     """Return the differences between this training and the one in a folder; None if there are none."""
     old_options = compared_options(read_settings(out / CONFIGURATION))
-    # Earlier versions had other options; diffcap 0.1 had no id.
-    is_earlier = not old_record.get("id") or any(f"model.{name}" in old_options for name in _FORMER_OPTIONS)
-    names = [name for name in options if name in old_options] if is_earlier else list({**options, **old_options})
+    # Earlier versions had other options, and diffcap 0.1 wrote no id: then only the options that both have are compared.
+    is_of_earlier_version = not old_record.get("id") or any(f"model.{name}" in old_options for name in _FORMER_OPTIONS)
+    common_names = [name for name in options if name in old_options]
+    names = common_names if is_of_earlier_version else list({**options, **old_options})
     values = [(name, old_options.get(name), options.get(name)) for name in names]
     differences = [f"{name} {old_value}, now {value}" for name, old_value, value in values if old_value != value]
-    old_hashes = {path: entry[2] for path, entry in old_record.get("files", {}).items()}
+    old_hashes = {path: entry[2] for path, entry in old_record.get("files", {}).items()}  # [size, time, hash]
     differences += [path for path, entry in files.items() if old_hashes and old_hashes.get(path) != entry[2]]
     return f"it holds a run with other settings ({'; '.join(differences[:3])})" if differences else None
 
 
 def _pin_base_model(config: Any, out: Path) -> None:
-    """Fetch the base model of a vision-language captioner, and set its commit and the source of the vocabulary in the settings.
-
-    If the settings name no commit, it is that of the run in `out`, so that a resumed training has the same base model.
-    """
+    """Fetch the base model of a vision-language captioner, and write its name and commit into the settings."""
     arguments = config.model.captioner.init_args
     base, revision = arguments.base, arguments.get("revision")
     recorded = get_config_value([out / CONFIGURATION], "model", "captioner", "init_args") or {}
-    if revision is None and recorded.get("base") == base:
+    if revision is None and recorded.get("base") == base:  # a resumed training has the same base model
         revision = recorded.get("revision")
     found = find_base(base, revision)
     arguments.revision = config.data.base_revision = found.revision
@@ -388,7 +388,7 @@ def _pin_base_model(config: Any, out: Path) -> None:
 
 
 def _check_resumable(last: Path) -> int:
-    """Check that the checkpoints of an interrupted training are readable; returns the step of `last.ckpt`."""
+    """Check that the checkpoints of an interrupted training are readable, and return the step of `last.ckpt`."""
     out = last.parent
     try:
         checkpoint = read_checkpoint(last)

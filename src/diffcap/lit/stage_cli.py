@@ -79,7 +79,6 @@ class StageTrainer(Trainer):
     Args:
         max_steps: length of the training in optimizer steps; -1: no limit.
         val_check_interval: training batches between two validations.
-        options: other arguments of Lightning's Trainer.
     """
 
     def __init__(
@@ -134,13 +133,13 @@ class StageCLI(LightningCLI):
             elif config.get("enable_progress_bar") is not False:
                 callbacks.append(StageProgressBar(console_kwargs={"stderr": True}))
         callbacks.append(LogProgress())
-        options = launched_options(config.get("devices", 1))
+        options = launched_options(config.get("devices", 1))  # of torchrun or srun
         if launched_plugins := options.pop("plugins", []):
             kwargs["plugins"] = plugins + launched_plugins
         if config.get("strategy", "auto") != "auto":
             options.pop("strategy", None)
         kwargs |= options
-        with wrap_invalid_settings(TypeError):  # devices that are not a number
+        with wrap_invalid_settings(TypeError):  # raised if `devices` is not a number
             return super().instantiate_trainer(callbacks=callbacks, **kwargs)
 
 
@@ -180,6 +179,6 @@ def hide_lightning_messages() -> None:
 
 
 def _explain_lost_process(record: logging.LogRecord) -> bool:
-    # The only message of Lightning's observer, which kills the main process after another one has failed.
+    # Lightning's observer, which kills the main process after another one has failed, has no other messages.
     record.msg = lost_process(record.getMessage().partition(". ")[0])
     return True

@@ -1,4 +1,4 @@
-"""Command lines made from functions: the signature gives the options, the docstring the help; and what users may write."""
+"""Command lines made from functions: the signature gives the options, the docstring the help. They accept more than jsonargparse does."""
 
 import difflib
 import json
@@ -18,8 +18,8 @@ from diffcap.utils.errors import CONTROL, plain_errors, printable
 experiment_options: list[str] = []
 
 
-def shorten_error(message: str, known: list[str]) -> str:
-    """Shorten an error of jsonargparse, several lines with nested reasons, to one; `known` options are suggested for a misspelt one."""
+def shorten_error(message: str, known_options: list[str]) -> str:
+    """Shorten an error of jsonargparse, to one line; for a misspelt option, it suggests one of `known_options`."""
     text = " ".join(message.split())
     if extra := re.search(r"[Uu]nrecognized arguments: ([^-\s]\S*)", text):
         return f"unexpected argument {extra[1]}"
@@ -33,12 +33,12 @@ def shorten_error(message: str, known: list[str]) -> str:
         text,
     )
     name = ".".join(nested.groups()) if nested else next(filter(None, unknown.groups()), "") if unknown else ""
-    # The message has only the last part of a class's argument (init_args).
-    given = (word[2:].partition("=")[0] for word in sys.argv if word.startswith("--"))
-    name = next((option for option in given if option.endswith(f".{name}")), name) if name else ""
+    # Of a class's argument, such as --model.init_args.width, the message has only the last part.
+    given_options = (word[2:].partition("=")[0] for word in sys.argv if word.startswith("--"))
+    name = next((option for option in given_options if option.endswith(f".{name}")), name) if name else ""
     if not name:
         return text[:300].rstrip(".") if len(text) <= 300 else text[:297] + "..."
-    near = difflib.get_close_matches(name, [*known, *experiment_options], n=1, cutoff=0.6)
+    near = difflib.get_close_matches(name, [*known_options, *experiment_options], n=1, cutoff=0.6)
     return f"unknown option --{name}" + (f", did you mean --{near[0]}" if near else "")
 
 
@@ -48,12 +48,12 @@ class Syntax(NamedTuple):
     second: str = ""  # option of the second positional argument: `caption BEFORE AFTER`, `caption BEFORE --after=AFTER`
     variadic: bool = False  # any number of positional arguments form one list, as in `average A B C`
     list_options: tuple[str, ...] = ()  # list options that may be given several times
-    several_values: bool = False  # one list option may have several values, as in `serve --checkpoint A B`
+    several_values: bool = False  # a list option may have several values, as in `serve --checkpoint A B`
 
 
 def normalize_arguments(arguments: Sequence[str], syntax: Mapping[str, Syntax], flags: Sequence[str]) -> list[str]:
-    """Add "true" to `flags`, replace hyphens in option names by underscores, and write lists as JSON; `syntax` is by command."""
-    form = syntax.get(next((word for word in arguments if not word.startswith("-")), ""), Syntax())
+    """Add "true" to `flags`, replace hyphens in option names by underscores, and write lists as JSON; `syntax` is per command."""
+    own_syntax = syntax.get(next((word for word in arguments if not word.startswith("-")), ""), Syntax())
     rest = deque(arguments)
     words = list[str]()
     positionals = list[str]()
@@ -65,16 +65,16 @@ def normalize_arguments(arguments: Sequence[str], syntax: Mapping[str, Syntax], 
         if not word.startswith("--"):
             is_positional = not word.startswith("-")
             positionals += [word] if is_positional else []
-            if not (is_positional and form.variadic and len(positionals) > 1):
-                is_second = is_positional and form.second and len(positionals) == 3  # the first is the command
-                words.append(f"{form.second}={word}" if is_second else word)
-        elif name in form.list_options:
-            lists.setdefault(name, []).extend([value] if equals else _take_values(rest, form.several_values))
+            if not (is_positional and own_syntax.variadic and len(positionals) > 1):
+                is_second = is_positional and own_syntax.second and len(positionals) == 3  # the first is the command
+                words.append(f"{own_syntax.second}={word}" if is_second else word)
+        elif name in own_syntax.list_options:
+            lists.setdefault(name, []).extend([value] if equals else _take_values(rest, own_syntax.several_values))
         elif name in flags and not equals and (not rest or rest[0] not in ("true", "false")):
             words.append(f"{name}=true")
         else:
             words += [name + equals + value, *([] if equals or name == "--help" or not rest else [rest.popleft()])]
-    if form.variadic and positionals[1:]:
+    if own_syntax.variadic and positionals[1:]:
         words.insert(words.index(positionals[0]) + 1, json.dumps(positionals[1:]))
     # jsonargparse refuses an option without a value.
     words += [f"{name}={json.dumps(values)}" if values else name for name, values in lists.items()]
@@ -94,12 +94,12 @@ class OneLineErrorMixin:
 
     _actions: list[Any]
     help_option = "--help"  # lists every option
-    sources: Sequence[str] = ()  # "file: part of it", for settings that are not words of the command line
+    sources: Sequence[str] = ()  # of settings that are not words of the command line, as "file: section"
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print the error and exit with status 2."""
-        known = [option.removeprefix("--") for action in self._actions for option in action.option_strings]
-        text = shorten_error(message, known)
+        known_options = [option.removeprefix("--") for action in self._actions for option in action.option_strings]
+        text = shorten_error(message, known_options)
         option = re.search(r"(?:unknown option --|[Kk]ey [\"'])(?:\w+\.)*(\w+)", text)
         if option and not any(re.match(rf"--(\w+\.)*{option[1]}\b", word) for word in sys.argv):
             files = [Path(name) for name in dict.fromkeys(source.partition(": ")[0] for source in self.sources)]

@@ -11,10 +11,10 @@ from contextlib import contextmanager, suppress
 
 from diffcap.utils.files import url_of
 
-_BROKEN_PIPE = 128 + 13  # the status that shells give a command ended by SIGPIPE
-_INTERRUPTED = "error: interrupted; run the same command again, what it has written to files is kept."
+_BROKEN_PIPE_STATUS = 128 + 13  # the status that shells give a command ended by SIGPIPE
+_INTERRUPTED_MESSAGE = "error: interrupted; run the same command again, what it has written to files is kept."
 # Names of the errors of torch.distributed; those of gloo are RuntimeErrors.
-_DISTRIBUTED = ("DistBackendError", "DistNetworkError", "DistStoreError")
+_DISTRIBUTED_ERRORS = ("DistBackendError", "DistNetworkError", "DistStoreError")
 # Characters that a terminal interprets: control characters except the tab, and those that change the text's direction.
 CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
@@ -65,22 +65,22 @@ def plain_errors() -> Iterator[None]:
     except BrokenPipeError:
         if not _redirect_closed_streams():
             raise
-        sys.exit(_BROKEN_PIPE)
+        sys.exit(_BROKEN_PIPE_STATUS)
     except KeyboardInterrupt:
-        sys.exit(_INTERRUPTED)
+        sys.exit(_INTERRUPTED_MESSAGE)
     except SystemExit as stop:
         if stop.code == 1 and isinstance(stop.__context__, KeyboardInterrupt):  # raised by Lightning without a message
-            sys.exit(_INTERRUPTED)
+            sys.exit(_INTERRUPTED_MESSAGE)
         raise
     except DiffcapError as error:
         # torch raises an error of a data loading worker again, with the worker's traceback as its message.
         sentence = str(error).rpartition(f"{DiffcapError.__name__}: ")[2].rstrip()
         where = sentence.partition(": ")[0]
-        if (url := url_of(where)) and url not in where:  # a URL that became a `Path`
+        if (url := url_of(where)) and url not in where:  # `Path` has removed a slash of the URL
             sentence = f"{url}: a URL, not a file or folder; download it and give its path."
         sys.exit(f"error: {printable(sentence)}")
-    except (MemoryError, RuntimeError) as error:  # torch's are RuntimeErrors
-        if type(error).__name__ in _DISTRIBUTED or "/gloo/" in str(error):
+    except (MemoryError, RuntimeError) as error:  # torch raises RuntimeErrors for too little memory
+        if type(error).__name__ in _DISTRIBUTED_ERRORS or "/gloo/" in str(error):
             if port := re.search(r"failed to listen.*?port: (\d+)", str(error), re.DOTALL):
                 sys.exit(
                     f"error: port {port[1]} of this machine is in use; set MASTER_PORT to another port, or end the process that uses it."
@@ -104,7 +104,7 @@ def plain_errors() -> Iterator[None]:
 
 
 def _redirect_closed_streams() -> bool:
-    """Whether stdout or stderr has lost its reader; such a stream is redirected to /dev/null."""
+    """Return whether stdout or stderr has lost its reader, and redirect such a stream to /dev/null."""
     poll = select.poll()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):  # not a file of the operating system

@@ -22,10 +22,11 @@ ValueRange = tuple[float, float]  # smallest and largest pixel value: two ints f
 MAX_PIXELS = 100_000_000  # about 400 MB with an alpha channel; protects against decompression bombs
 SHRINK_ABOVE = 25_000_000  # pixels; the networks use far fewer
 _NO_VALUE = 1e30  # floats of this size mark pixels without a value in scientific rasters
-_BITS = {255: 8, 4095: 12, 65_535: 16}  # value of white -> bits of files and cameras
+_BITS = {255: 8, 4095: 12, 65_535: 16}  # largest value -> number of bits, of files and cameras
 _REMEDY = "save it as PNG or JPEG"
 _SOURCE_TYPES = "a path, the bytes of a file, a PIL image, or a numpy array of shape (H, W), (H, W, 3) or (H, W, 4)"
-_GRAY_SPREAD, _COLOR_SPREAD = 8, 16  # largest minus smallest channel, at most of a gray, at least of a colored pixel
+# Spread of a pixel: its largest minus its smallest channel; at most 8 of a gray pixel, at least 16 of a colored one.
+_GRAY_SPREAD, _COLOR_SPREAD = 8, 16
 _COLOR_SHARE = 0.03  # share of colored pixels in an image that counts as one in color
 _BITS_PER_SAMPLE, _SAMPLES_PER_PIXEL, _PLANAR, _SAMPLE_FORMAT, _NODATA = 258, 277, 284, 339, 42113  # TIFF tags
 
@@ -61,18 +62,18 @@ def read_pair(before: Source, after: Source, names: tuple[str, str] | None = Non
     sides = list(zip((before, after), names or defaults))
     first, second = (read_image(source, name) for source, name in sides)
     notes = []
-    common = common_values([first.values, second.values])
-    if common is not None:
-        first, second = (read_image(source, name, common) for source, name in sides)
-        notes += _range_notes(common, "their")
+    common_range = common_values([first.values, second.values])
+    if common_range is not None:
+        first, second = (read_image(source, name, common_range) for source, name in sides)
+        notes += _range_notes(common_range, "their")
     elif first.values or second.values:
         kinds = " and ".join(_value_kind(side.values) for side in (first, second))
         notes.append(f"their pixels are {kinds}, so each is scaled by its own range of values")
     (width, height), (other_width, other_height) = first.size, second.size
     if (width, height) != (other_width, other_height):
-        same_ratio = abs(width * other_height - other_width * height) <= max(*first.size, *second.size)
+        has_same_ratio = abs(width * other_height - other_width * height) <= max(*first.size, *second.size)
         sizes = f"({width:,} x {height:,} and {other_width:,} x {other_height:,} pixels)"
-        if same_ratio:
+        if has_same_ratio:
             notes.append(f"their sizes differ {sizes}, so both are resized to one size")
         else:
             notes.append(f"their aspect ratios differ {sizes}, so both are stretched and do not match exactly")
@@ -81,8 +82,8 @@ def read_pair(before: Source, after: Source, names: tuple[str, str] | None = Non
         notes.append(
             f"the first is in {modes[0]} and the second in {modes[1]}, which the caption may take for a change"
         )
-    own = (f"{side.name}: {note}" for side in (first, second) for note in side.notes)
-    return InputPair(first, second, (*own, *(f"{first.name} and {second.name}: {note}" for note in notes)))
+    own_notes = (f"{side.name}: {note}" for side in (first, second) for note in side.notes)
+    return InputPair(first, second, (*own_notes, *(f"{first.name} and {second.name}: {note}" for note in notes)))
 
 
 def common_values(values: Iterable[ValueRange | None]) -> ValueRange | None:
@@ -113,10 +114,10 @@ def read_image(source: Source, name: str | None = None, values: ValueRange | Non
     """Convert a path, the bytes of a file, a PIL image or an array to RGB with 8 bits per channel.
 
     The image is turned upright (EXIF), transparent parts become white, animations and multi-page files give their first frame,
-    and more than 25 million pixels are shrunk by an integer factor. In images with more than 8 bits, white is 1.0 or the
-    largest value of 8, 12 or 16 bits, the first that no pixel exceeds; any other range is stretched from black to white. The
-    fourth band of a TIFF is left out if most of its values are those of no transparency, such as near infrared. The nodata
-    value of a GeoTIFF is black if it has more than 8 bits.
+    and more than 25 million pixels are shrunk by an integer factor. In images with more than 8 bits, white is 1.0
+    for floats. For integers it is the largest value of 8, 12 or 16 bits: the first of these that no pixel exceeds. Any other range is
+    stretched from black to white. The fourth band of a TIFF is left out if its values do not look like transparency, but like near
+    infrared. The nodata value of a GeoTIFF is black if it has more than 8 bits.
 
     Args:
         source: an array has shape (H, W), (H, W, 1), (H, W, 3) or (H, W, 4): integers from 0 to 255, uint16, bool, or floats from 0 to 1.
@@ -172,7 +173,7 @@ def _decode(file: BinaryIO, name: str, values: ValueRange | None) -> InputImage:
     except (UnidentifiedImageError, ValueError) as error:
         file.seek(0)
         start = file.read(2048)
-        if start.startswith((b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")):
+        if start.startswith((b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")):  # a TIFF
             return _to_rgb(*_from_tiff(file, name, values), name, values)
         if isinstance(error, ValueError):
             raise
@@ -203,15 +204,15 @@ def _to_rgb(
         image = ImageOps.exif_transpose(image)
     size = image.size
     if image.mode.startswith("I") or image.mode == "F":  # convert() would clip at 255
-        deep = np.asarray(image)
-        deep = deep.view(np.uint32) if is_uint32 else deep
-        pixels, more_notes, own_range = _to_8_bits(deep, name, values, float(nodata))
+        deep_pixels = np.asarray(image)
+        deep_pixels = deep_pixels.view(np.uint32) if is_uint32 else deep_pixels
+        pixels, more_notes, own_range = _to_8_bits(deep_pixels, name, values, float(nodata))
         image = Image.fromarray(pixels)
         notes = notes + more_notes
     if image.mode in ("RGBA", "LA", "PA", "RGBa") or "transparency" in image.info:
         image = image.convert("RGBA")
         counts = image.getchannel("A").histogram()
-        # GDAL calls any fourth band of RGB transparency. One frequent value is the opacity of a layer.
+        # GDAL calls any fourth band of RGB transparency. The most frequent value may be the opacity of a layer: it does not count.
         if is_tiff and sum(counts[1:255]) - max(counts[1:255]) > counts[0] + counts[255]:
             notes.append("its last band was left out, since its values are not those of transparency")
         elif sum(counts[:255]):
@@ -244,8 +245,8 @@ def _to_8_bits(
     numbers[pixels == nodata] = np.nan
     if np.isnan(numbers).all():
         raise DiffcapError(f"{name}: no pixel has a value; export the image again, with 8 or 16 bits per channel.")
-    kind = float if pixels.dtype.kind == "f" else int
-    own_range = kind(np.nanmin(numbers)), kind(np.nanmax(numbers))
+    number_type = float if pixels.dtype.kind == "f" else int
+    own_range = number_type(np.nanmin(numbers)), number_type(np.nanmax(numbers))
     low, high = values or own_range
     white = _white_value(values or own_range)
     numbers = (numbers - low) / ((high - low) or 1) if white is None else numbers / white
@@ -296,7 +297,7 @@ def _from_array(
 def _from_tiff(
     file: BinaryIO, name: str, values: ValueRange | None
 ) -> tuple[Image.Image, list[str], ValueRange | None]:
-    """A TIFF that Pillow cannot decode (most with several bands of 16 bits, float64, rare compressions), read with rasterio."""
+    """Read a TIFF that Pillow cannot decode (most with several bands of 16 bits, float64, rare compressions) with rasterio."""
     try:
         from rasterio.io import MemoryFile
     except ImportError:

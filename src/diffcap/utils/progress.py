@@ -18,7 +18,7 @@ LOG_SECONDS = 60.0  # between two lines
 
 
 class ProgressLog:
-    """Prints "captioning: 120 of 5,000, about 40 min left" every minute; `done` were done before."""
+    """Prints "captioning: 120 of 5,000, about 40 min left" every minute; `done` items were done before the start."""
 
     def __init__(self, title: str, done: int = 0) -> None:
         self.title = title
@@ -56,7 +56,7 @@ def progress_bars(of_bytes: bool = False) -> Iterator[Callable[[str], Update]]:
     with _progress(DownloadColumn() if of_bytes else MofNCompleteColumn()) as progress:
 
         def add_bar(name: str) -> Update:
-            if progress.disable:
+            if progress.disable:  # stderr is not a terminal
                 return ProgressLog(f"{name}, bytes" if of_bytes else name).update
             task = progress.add_task(printable(name), total=None)
             return lambda amount, total: progress.update(task, completed=amount, total=total)

@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     import rich.table
 
 # Characters that Markdown reads as markup; `*` and `_` between letters, as in no_change, are text.
-_MARKUP = re.compile(r"[\\`<>\[\]|~]|&(?=#?\w+;)|(?<![^\W_])[*_]|[*_](?![^\W_])")
-_LATEX = str.maketrans(
+_MARKUP_PATTERN = re.compile(r"[\\`<>\[\]|~]|&(?=#?\w+;)|(?<![^\W_])[*_]|[*_](?![^\W_])")
+_LATEX_CODES = str.maketrans(
     {
         **{character: f"\\{character}" for character in "&%$#_{}"},
         "\\": r"\textbackslash{}",
@@ -31,21 +31,21 @@ def escape_markdown(text: str) -> str:
         >>> print(escape_markdown("<b>no_change</b> | *x*"))
         \<b\>no_change\</b\> \| \*x\*
     """
-    return _MARKUP.sub(r"\\\g<0>", " ".join(text.split()))
+    return _MARKUP_PATTERN.sub(r"\\\g<0>", " ".join(text.split()))
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A number as text."""
+    """A number as text, "" if there is none."""
 
-    text: str  # "" if there is no number
+    text: str
     std: str = ""  # standard deviation over runs, in the same unit
     fraction: float = 0.0  # length of its bar, or its shade, in HTML, from 0 to 1
-    best: bool = False  # of its column
+    best: bool = False  # whether it is the best number of its column
 
-    def with_std(self, spread: str) -> str:
-        """Return the number, `spread` and the standard deviation as one text. A missing number is "-"."""
-        return (self.text or "-") + (f"{spread}{self.std}" if self.std else "")
+    def with_std(self, separator: str) -> str:
+        """Return the number, `separator` and the standard deviation as one text. A missing number is "-"."""
+        return (self.text or "-") + (f"{separator}{self.std}" if self.std else "")
 
 
 @dataclass(frozen=True)
@@ -54,17 +54,17 @@ class Table:
 
     columns: Sequence[str]  # headings of the numbers
     rows: Sequence[tuple[Sequence[str], Sequence[Cell]]]  # texts and numbers of each line
-    corner: Sequence[str] = ("",)  # headings of the texts
+    corner: Sequence[str] = ("",)  # headings of the texts, in the upper left corner
     title: str = ""
     note: str = ""  # below the table in the terminal
 
-    def lines(self, spread: str = " ± ") -> list[list[str]]:
-        """The headings, then the lines, as text."""
-        body = [[*texts, *(cell.with_std(spread) for cell in cells)] for texts, cells in self.rows]
+    def lines(self, separator: str = " ± ") -> list[list[str]]:
+        """The headings, then the lines, as text; `separator` is between a number and its standard deviation."""
+        body = [[*texts, *(cell.with_std(separator) for cell in cells)] for texts, cells in self.rows]
         return [[*self.corner, *self.columns], *body]
 
     def rich(self) -> "rich.table.Table":
-        """For the terminal: headings break at spaces, and a standard deviation is below its number."""
+        """Return the table for the terminal: headings break at spaces, and a standard deviation is below its number."""
         from rich import box
         from rich.table import Table as RichTable
 
@@ -88,20 +88,20 @@ class Table:
     def markdown(self) -> str:
         """Markdown without a final line break. Texts, which users choose, are escaped."""
         header, *body = self.lines()
-        texts = len(self.corner)
-        shown = [list(map(escape_markdown, header)), ["---"] * texts + ["---:"] * len(self.columns)]
-        shown += [[*map(escape_markdown, line[:texts]), *line[texts:]] for line in body]
+        num_texts = len(self.corner)
+        shown = [list(map(escape_markdown, header)), ["---"] * num_texts + ["---:"] * len(self.columns)]
+        shown += [[*map(escape_markdown, line[:num_texts]), *line[num_texts:]] for line in body]
         return "\n".join(f"| {' | '.join(line)} |" for line in shown)
 
     def latex(self) -> str:
         """A tabular environment with the rules of booktabs; the best numbers are bold. Without a final line break."""
 
         def number(cell: Cell) -> str:
-            text = cell.with_std(" ± ").translate(_LATEX)
+            text = cell.with_std(" ± ").translate(_LATEX_CODES)
             return rf"\textbf{{{text}}}" if cell.best else text
 
-        headings = [text.translate(_LATEX) for text in (*self.corner, *self.columns)]
-        body = [[*(text.translate(_LATEX) for text in texts), *map(number, cells)] for texts, cells in self.rows]
+        headings = [text.translate(_LATEX_CODES) for text in (*self.corner, *self.columns)]
+        body = [[*(text.translate(_LATEX_CODES) for text in texts), *map(number, cells)] for texts, cells in self.rows]
         header, *lines = [rf"{' & '.join(line)} \\" for line in (headings, *body)]
         columns = "l" * len(self.corner) + "r" * len(self.columns)
         begin, end = rf"\begin{{tabular}}{{{columns}}}", r"\end{tabular}"

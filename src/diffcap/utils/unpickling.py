@@ -29,7 +29,7 @@ def load_arrays(path: str | Path) -> Any:
 
 
 def state_of_module(module: Any) -> dict[str, Any] | None:
-    """Return parameters and buffers by name of a torch module that `load_tensors` read with substitutes; None for something else."""
+    """Return parameters and buffers by name of a torch module whose classes `load_tensors` has replaced; None for something else."""
     attributes = getattr(module, "__dict__", {})
     if not isinstance(attributes.get("_modules"), dict):
         return None
@@ -44,13 +44,13 @@ def state_of_module(module: Any) -> dict[str, Any] | None:
 def load_tensors(path: str | Path, allowed_classes: Sequence[str] = ()) -> Any:
     """Read plain containers and tensors that `torch.save` wrote, in the zip or the legacy format, to the CPU.
 
-    `allowed_classes` of any module, by their names alone, are replaced by OrderedDict, which keeps the attributes of the pickle.
+    Classes whose names are in `allowed_classes`, of any module, are replaced by OrderedDict, which keeps their attributes.
     """
     import torch
 
     def load(file: IO[bytes]) -> Any:
         substitutes: list[Any] = [
-            # defaultdict is called with a class
+            # defaultdict is called with a class, which OrderedDict does not accept
             ((lambda *_: OrderedDict()) if name == "collections.defaultdict" else OrderedDict, name)
             for name in _used_names(file)
             if name.rsplit(".", 1)[-1] in allowed_classes
@@ -92,7 +92,6 @@ class _Dtype:
         self._order = order
 
     def numpy(self) -> np.dtype[Any]:
-        """The type as a numpy.dtype."""
         return np.dtype(self._code).newbyteorder(self._order)  # type: ignore[arg-type]
 
 
@@ -103,17 +102,17 @@ class _Array:
     value: Any = None
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        _, shape, kind, fortran, content = state
-        self.value = _to_array(content, kind, shape, "F" if fortran else "C")
+        _, shape, dtype, is_fortran, content = state
+        self.value = _to_array(content, dtype, shape, "F" if is_fortran else "C")
 
 
-def _to_array(content: Any, kind: Any, shape: Any, order: Any = "C") -> np.ndarray[Any, Any]:
-    if not isinstance(kind, _Dtype):
+def _to_array(content: Any, dtype: Any, shape: Any, order: Any = "C") -> np.ndarray[Any, Any]:
+    if not isinstance(dtype, _Dtype):
         raise pickle.UnpicklingError("it holds an array without a type")
     if not isinstance(content, str | bytes | bytearray):
         raise pickle.UnpicklingError(f"it holds an array whose content is of {type(content).__name__}, not of bytes")
     data = content.encode("latin1") if isinstance(content, str) else content
-    return np.frombuffer(data, kind.numpy()).reshape(shape, order=order).copy()
+    return np.frombuffer(data, dtype.numpy()).reshape(shape, order=order).copy()
 
 
 class _Call:
@@ -144,9 +143,9 @@ _REPLACEMENTS: dict[str, Any] = {
     "numpy.ndarray": "ndarray",  # only passed on to `_reconstruct`
     "numpy.dtype": _Dtype,
     "numpy.core.multiarray._reconstruct": _Call(lambda *_: _Array()),
-    "numpy.core.multiarray.scalar": _Call(lambda kind, content=b"": _to_array(content, kind, (1,))[0]),
+    "numpy.core.multiarray.scalar": _Call(lambda dtype, content=b"": _to_array(content, dtype, (1,))[0]),
     "numpy.core.numeric._frombuffer": _Call(
-        lambda content, kind, shape, order: _Array(_to_array(content, kind, shape, order))
+        lambda content, dtype, shape, order: _Array(_to_array(content, dtype, shape, order))
     ),
 }
 
