@@ -121,14 +121,14 @@ def _rows(listed: str | None, known: list[str], method: str) -> list[str]:
 def _queues(rows: list[str], ablations: Mapping[str, Ablation]) -> list[list[str]]:
     """Make queues of rows: those that share a pre-training, or one on a dataset of EXTRA, are in one queue after the row that trains it."""
 
-    def waits_for(row: str) -> str | None:
+    def find_awaited_row(row: str) -> str | None:
         if ablations[row].pretraining_of in rows:
             return ablations[row].pretraining_of
         first_extra = ablations[row].extra.partition(",")[0]
-        sharing = [name for name in rows if first_extra and ablations[name].extra.partition(",")[0] == first_extra]
-        return sharing[0] if sharing and sharing[0] != row else None
+        sharing_rows = [name for name in rows if first_extra and ablations[name].extra.partition(",")[0] == first_extra]
+        return sharing_rows[0] if sharing_rows and sharing_rows[0] != row else None
 
-    awaited = {row: waits_for(row) for row in rows}  # row -> the row that it waits for
+    awaited = {row: find_awaited_row(row) for row in rows}  # row -> the row that it waits for
     first_rows = sorted((row for row in rows if not awaited[row]), key=lambda row: row not in awaited.values())
     return [[first, *(row for row in rows if awaited[row] == first)] for first in first_rows]
 

@@ -61,7 +61,7 @@ def accuracy(
     needs_negatives = base.method_spec.pretraining is not None and base.method_spec.pretraining.needs_negatives
     make("data", "extract negatives" if needs_negatives else "extract", shared_variables)
     shared_variables.pop("data", None)
-    beam = f"beam{beams}-{length_penalty:g}"
+    beam = f"beam{beams}-{length_penalty:g}"  # ending of the names of evaluations with beam search
     with_beams = f"--beams={beams}", f"--length_penalty={length_penalty}"
     averaged_eval, reinforced_eval = result_folder_name(AVERAGED, EVAL), result_folder_name(REINFORCE, EVAL)
 

@@ -13,11 +13,11 @@ from diffcap.runner import Job, in_parallel, make, parse_seeds, run_queues, writ
 from diffcap.utils.console import run
 from diffcap.utils.errors import DiffcapError
 
-# Minutes of the demo on two cores, and those that are not training. The numbers of steps do not depend on a clock, so that the
+# Minutes of the demo on two cores, and how many of them are not training. The numbers of steps do not depend on a clock, so that the
 # same command gives the same scores; they are proportional to the minutes for training.
 MINUTES, OTHER_MINUTES = 12.0, 4.0
 
-# Number of pairs, and variation of the images (`--jitter`, see `make data`), of the embedded datasets.
+# Of the datasets that diffcap renders: the number of pairs, and the variation of the images (`--jitter` of `make data`).
 WORLDS = {"blocks": (24_000, 0.3), "tiles": (10_000, 1.0)}
 
 
@@ -33,7 +33,7 @@ class Row(NamedTuple):
     share: float = 1.0  # fraction of a core's time
 
     def job(self, name: str, folder: Path, seed: int, shared: dict[str, str]) -> Job:
-        """Return the training of the row with a seed."""
+        """Return the training of the row with a seed. `folder` is that of all runs, `shared` holds the variables of all rows."""
         variables = {**shared, "method": self.method, "seed": str(seed), "run": str(folder / f"{self.folder}-{seed}")}
         if self.ablation:
             variables["ablation"] = self.ablation
@@ -55,8 +55,7 @@ class Plan:
     share: float = 0.5
     tiles_share: float = 0.25  # the same for WORLD=tiles
     tiles_steps: float = 0.4  # factor of the numbers of steps for WORLD=tiles, whose images have more tokens
-    # Function of the method's own row and the factor of the steps: the rows that it is compared with when it is trained alone; by default,
-    # its first ablation.
+    # Returns the baselines of a method trained alone, for its own row and a factor of the steps. None: its first ablation is the baseline
     controls: Callable[[Row, float], dict[str, Row]] | None = None
 
 
@@ -76,7 +75,7 @@ PLANS = {
     "pcl": Plan(finetune=5760, share=1.0, tiles_share=0.5, controls=_pcl_controls),
     "scorer": Plan(tiles_share=0.5),
     "dirl": Plan(tiles_share=0.5),
-    # Images of tiles are harder to compare for it than those of blocks.
+    # More steps for tiles, whose images are harder to compare for CLIP4IDC than those of blocks.
     "clip4idc": Plan(400, 300, share=0.0, tiles_share=0.0, tiles_steps=2.0, controls=_clip4idc_controls),
     "rsiccformer": Plan(share=0.0),
     "chg2cap": Plan(share=0.0),
@@ -129,8 +128,8 @@ def demo(
     tasks = [partial(make, "features", "extract", {**shared, "backbone": world})]
     if any(known.pretraining and known.pretraining.needs_negatives for known in chosen):
         tasks.append(partial(make, "hard negatives", "negatives", shared))
-    if from_pixels := [known.name for known in chosen if known.reads_pixels]:
-        tasks.append(partial(make, "pixels", "extract", {**shared, "method": from_pixels[0]}))
+    if pixel_methods := [known.name for known in chosen if known.reads_pixels]:
+        tasks.append(partial(make, "pixels", "extract", {**shared, "method": pixel_methods[0]}))
     in_parallel(tasks)
     time_factor = (minutes - OTHER_MINUTES) / (MINUTES - OTHER_MINUTES)
     scales = [time_factor * (plan_of(known).tiles_steps if world == "tiles" else 1) for known in chosen]
@@ -140,7 +139,7 @@ def demo(
         rows = table(chosen[0], scales[0])
     seed_numbers = parse_seeds(seeds)
     jobs = {name: [row.job(name, out_folder, seed, shared) for seed in seed_numbers] for name, row in rows.items()}
-    run_queues([[jobs[name][n] for name in queue] for n in range(len(seed_numbers)) for queue in queues(rows)])
+    run_queues([[jobs[name][index] for name in queue] for index in range(len(seed_numbers)) for queue in queues(rows)])
     write_report(str(folder), world, jobs, out_folder / REPORT, "--pictures", "8")
     print(f"\n{(time.perf_counter() - start) / 60:.1f} minutes; figures and table.md are in {out_folder}/report")
 
@@ -160,7 +159,8 @@ def own_row(method: Method, scale: float, share: float | None = None) -> Row:
 
 def table(method: Method, scale: float) -> dict[str, Row]:
     """Return the rows of a method that is trained alone: its own, then those that it is compared with."""
-    own, controls = own_row(method, scale, share=1.0), plan_of(method).controls
+    own = own_row(method, scale, share=1.0)
+    controls = plan_of(method).controls
     if controls:
         return {method.title: own, **controls(own, scale)}
     rows = {method.title: own}
@@ -177,12 +177,12 @@ def queues(rows: dict[str, Row]) -> list[list[str]]:
     """
     result: list[list[str]] = []
     for name, row in rows.items():
-        waits_for = [
+        queues_with_features = [
             queue for queue in result if row.adapted and row.adapted in [rows[other].folder for other in queue]
         ]
-        has_room = [queue for queue in result[-1:] if sum(rows[other].share for other in queue) + row.share <= 1]
-        if queue := (waits_for or has_room):
-            queue[0].append(name)
+        roomy_queues = [queue for queue in result[-1:] if sum(rows[other].share for other in queue) + row.share <= 1]
+        if suitable_queues := (queues_with_features or roomy_queues):
+            suitable_queues[0].append(name)
         else:
             result.append([name])
     return result

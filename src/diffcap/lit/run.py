@@ -278,7 +278,7 @@ class TrainingCLI(StageCLI):
         callbacks.append(LearningRateMonitor("step"))
         for name in ("max_steps", "val_check_interval"):
             length = self.config.get(f"trainer.{name}")
-            if isinstance(length, str):  # in epochs
+            if isinstance(length, str):  # in epochs, such as "12ep"
                 steps = in_steps(length, lambda: self.datamodule.batches_per_epoch, f"trainer.{name}")
                 if name == "max_steps":  # in optimizer steps; val_check_interval is in batches
                     steps /= self.config.get("trainer.accumulate_grad_batches", 1)
