@@ -29,7 +29,7 @@ from diffcap.text.vocabularies import AnyVocabulary
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.image_io import Source, read_pair
 
-# Name of a rendered dataset -> folder of the captioner that was trained on it, which ships with the package.
+# Name of a dataset that diffcap renders -> folder of the captioner that was trained on it and ships with the package.
 SHIPPED_CAPTIONERS = {name: Path(__file__).parent / "models" / "captioners" / name for name in ("blocks", "tiles")}
 DEFAULT_CAPTIONER = SHIPPED_CAPTIONERS["blocks"]
 DOMAIN_NOTE = (
@@ -68,8 +68,8 @@ class Caption:
         alternatives: the other hypotheses of a beam search and the greedy caption, best first.
         notes: a sentence for each unexpected conversion of an image, and for images that differ in size, color or type.
         tokens: token ids, from the start token to the end token.
-        scored: natural logarithms of the probabilities of the argument `sentences` of `PairCaptioner.batch`; -inf for a sentence
-            with a word that is not in the vocabulary.
+        scored: natural logarithms of the probabilities of the sentences that were given to `PairCaptioner.batch`; -inf for a
+            sentence with a word that is not in the vocabulary.
     """
 
     text: str
@@ -90,16 +90,16 @@ class Caption:
 
 @dataclass(frozen=True)
 class AttentionMaps:
-    """Attention of each of W words of a caption to the positions of both images; `alignment` is None without one."""
+    """Attention of each of W words of a caption to the positions of both images."""
 
     words: list[str]
     before: MapArray  # (W, h, w); each map sums to 1, or the two maps of a word together to 2
     after: MapArray
-    alignment: MapArray | None  # (h w, h w), row i: attention from position i of the before image to the after image
+    alignment: MapArray | None  # (h w, h w), from each position before to all positions after; or None
 
 
 class _ModelInput(NamedTuple):
-    """Both images of a pair, preprocessed for each backbone, (2, 3, H, W), and notes on their conversion."""
+    """The images of a pair, one tensor (2, 3, H, W) for each backbone, and notes on their conversion."""
 
     images: list[Tensor]
     notes: tuple[str, ...]
@@ -109,7 +109,7 @@ class PairCaptioner:
     """Captions the change between two images, which are paths, the bytes of a file, PIL images or arrays.
 
     Args:
-        checkpoint: the trained captioner; several with the same vocabulary are an ensemble.
+        checkpoint: the trained captioner; several captioners with the same vocabulary are an ensemble.
         device: "auto" (CUDA if available), "cpu", or torch's name of this machine's accelerator ("cuda", "cuda:1").
         backbone_weights: file of the backbone's weights, if its library cannot download them.
 
@@ -159,7 +159,7 @@ class PairCaptioner:
 
         Args:
             beams: beam size; 1 is greedy decoding. If it is larger, the greedy caption is also a candidate, because beam search can
-                miss it. length_penalty: see `beam_search`.
+                miss it. length_penalty: exponent of the caption's length, see `beam_search`.
 
         Raises:
             DiffcapError: an image cannot be read, or the decoding arguments are out of range.
@@ -179,7 +179,7 @@ class PairCaptioner:
         """Caption many pairs in batches, in their order.
 
         Args:
-            pairs: images of each pair, which are read batch by batch. beams, length_penalty: as for one pair.
+            pairs: images of each pair, which are read batch by batch. beams, length_penalty: see `__call__`.
             errors: "return" yields the error in place of the caption if a pair cannot be read, and continues.
             sentences: sentences whose probabilities are computed for each pair, for `Caption.scored`.
 
@@ -257,7 +257,7 @@ class PairCaptioner:
         memory = self._captioner.encode(before, after)
         sentence_scores = [self._score_sentence(sentence, memory, len(inputs)) for sentence in sentences]
         hypotheses = greedy_from(self._captioner, memory, self.max_length)[:, None]
-        if beams > 1:  # beam search can miss the greedy caption although it has a higher score
+        if beams > 1:  # beam search can miss the greedy caption even if that caption has a higher score
             beam_ids = beam_hypotheses(self._captioner, before, after, self.max_length, beams, length_penalty)
             length = max(beam_ids.shape[2], hypotheses.shape[2])
             eos_id = self._captioner.eos_id
@@ -281,7 +281,7 @@ class PairCaptioner:
             sequences = [ids[:length] for ids, length in zip(hypotheses[row].tolist(), lengths[row])]
             texts = [self.vocabulary.decode(ids) for ids in sequences]
             best_scores, *other_scores = scores[row].tolist()  # of each token
-            alternatives: dict[str, float] = {}  # several sequences may decode to one sentence; the first is the best
+            alternatives: dict[str, float] = {}  # several sequences may decode to one text; the best comes first
             for text, token_scores in zip(texts[1:], other_scores):
                 if text != texts[0]:
                     alternatives.setdefault(text, sum(token_scores))
@@ -302,7 +302,7 @@ class PairCaptioner:
         return captions
 
     def _score_sentence(self, sentence: str, memory: Any, num_pairs: int) -> list[float]:
-        """Return the natural logarithm of a sentence's probability for each pair; `memory` is the encoded pairs."""
+        """Return the natural logarithm of a sentence's probability for each of the pairs that are encoded as `memory`."""
         ids = self.vocabulary.encode(sentence, self.max_length)
         if self.vocabulary.unk in ids:
             return [-math.inf] * num_pairs
@@ -322,7 +322,7 @@ def attention_of(
 ) -> AttentionMaps:
     """Return attention maps of each word of a caption with the ids `tokens`; a word of several tokens has the mean of their maps.
 
-    `before` and `after` are features of one pair, (1, C, h, w); for an ensemble, lists with those of each member.
+    `before` and `after` are features of one pair, (1, C, h, w); for an ensemble, lists with the features of each member.
     """
     device = next(captioner.parameters()).device
     maps = captioner.attention(before, after, torch.tensor([list(tokens[:-1])], device=device))
@@ -333,7 +333,7 @@ def attention_of(
 
 
 def _word_maps(token_maps: Tensor, spans: Sequence[tuple[str, list[int]]]) -> MapArray:
-    """Return the mean of the maps (T, h, w) of each word's tokens, (W, h, w); map 0 is that of the token after the start token."""
+    """Return for each word the mean of its tokens' maps, (W, h, w). Of the maps (T, h, w), map 0 is of the first token after BOS."""
     if not spans:
         return np.zeros((0, *token_maps.shape[1:]))
     return np.stack([token_maps[indices].mean(0).cpu().numpy() for _, indices in spans])
@@ -378,14 +378,13 @@ def load_captioner(
     """Load a captioner.
 
     Args:
-        source: a checkpoint's file; a folder that `diffcap export` or `diffcap import` wrote; `user/name` on the Hugging Face
-            Hub; a vision-language model, which is used without training: its folder or its name on the Hub
-            (`Qwen/Qwen2.5-VL-3B-Instruct`); "blocks" or None for the small captioner of rendered `blocks` scenes that ships with the
-            package, "tiles" for the one of rendered overhead images.
-            A list is an ensemble, which uses the mean of the members' probabilities at every word; all members need the same token ids.
+        source: a checkpoint's file; a folder that `diffcap export` or `diffcap import` wrote; `user/name` on the Hugging Face Hub; or
+            the folder or name of a vision-language model, which is used without training (`Qwen/Qwen2.5-VL-3B-Instruct`). "blocks" or
+            None is the small captioner of rendered `blocks` scenes that ships with the package. "tiles" is that of rendered overhead
+            images. A list is an ensemble, which uses the mean of its members' probabilities; all members need the same token ids.
         device, backbone_weights: see `PairCaptioner`.
         base: folder or name of a fine-tuned vision-language model's base model, if it is not where the checkpoint says.
-        prompt: question to a vision-language model that was not trained; None: `models.vlm.PROMPT`.
+        prompt: question to a vision-language model that was not trained; None for `diffcap.methods.vlm.model.PROMPT`.
 
     Raises:
         DiffcapError: a checkpoint is missing, unreadable or cannot caption, or members have different vocabularies.

@@ -1,6 +1,6 @@
-"""`ChangePair`, the record of one image pair and its captions, and the files `manifest.jsonl` and `dataset.json`.
+"""Read and write the records of image pairs and their captions, and also JSON and small text files.
 
-`manifest.jsonl` has one pair per line, `dataset.json` the counts. Also: reading and writing JSON and small text files.
+A prepared dataset has the files `manifest.jsonl`, with one `ChangePair` per line, and `dataset.json`, with counts and settings.
 """
 
 import hashlib
@@ -18,14 +18,14 @@ from diffcap.utils.errors import DiffcapError
 from diffcap.utils.files import atomic_write
 
 SPLITS = ("train", "val", "test")
-RANGES = "pixel_ranges"  # key of `ChangePair.extra`
+RANGES = "pixel_ranges"  # the key of `ChangePair.ranges` in `ChangePair.extra`
 NO_CHANGE_GROUPS = ("distractor", "no_change")  # values of `ChangePair.group` for pairs without change
 _FIELD_TYPES: dict[str, Any] = {"id": str, "before": str, "after": str | None, "captions": list, "split": str}
-Changes = Literal["single", "multi"]  # how a pair with several changes is captioned, see `take_changes`
-MULTI_WORDS = 60  # CARD's released captions are cut after 60 words
+Changes = Literal["single", "multi"]  # each sentence of a pair is a caption, or all its sentences are one caption
+MULTI_WORDS = 60  # maximum number of words of a "multi" caption, as in the captions that the authors of CARD released
 _REMEDY = "write it with `make data DATASET=<name> DATA=<folder>`"
 
-# Names of other groups of pairs, and other keys in a row of the results table; a change type must not have them.
+# A change type must not have one of these names: the results table uses them for other groups of pairs and for other values.
 _GROUP_NAMES = ("total", "semantic", "distractor", "change", "no_change")
 _ROW_KEYS = ("slots", "type_accuracy", "id_tokens", "seconds", "steps", "std", "runs")
 RESERVED_CHANGE_TYPES = frozenset((*_GROUP_NAMES, *_ROW_KEYS))
@@ -35,35 +35,35 @@ RESERVED_CHANGE_TYPES = frozenset((*_GROUP_NAMES, *_ROW_KEYS))
 class ChangePair:
     """An image pair and the captions that describe the change.
 
-    The datasets of single images, which are only used in pre-training, use the same record: `after` is None, and `before` has
-    captions (CUB), or no caption and the class `extra["class"]`, 0 to K - 1 (NABirds).
+    Datasets of single images, which are for pre-training only, use the same record with `after` None. Such an image has captions (CUB),
+    or it has no captions but a class, an integer from 0, as `extra["class"]` (NABirds).
     """
 
-    # Unique in the manifest; predictions and references use it (CLEVR-Change: "000123.png", its distractor pair "000123.png_n").
+    # Unique in the manifest. Files of captions name the pair by it. CLEVR-Change: "000123.png", and "000123.png_n" for its distractor.
     id: str
     before: str  # path, relative to the dataset's root
     after: str | None
-    captions: list[str]  # at least one of a training pair; empty if the dataset publishes none, or has classes
+    captions: list[str]  # empty if the dataset publishes none, or has classes instead
     split: str  # "train", "val" or "test"
-    change_type: str | None = None  # the dataset's name of the kind of change ("color", "move", ...), if it has one
-    is_distractor: bool = False  # nothing changed, or only the viewpoint or the light
-    # Other annotations of the dataset ("viewpoint_iou", "boxes", "changeflag"), JSON values; top-level keys in the file. "mask" is
-    # the path of an image of the changed pixels, relative to the dataset's root; 0 is unchanged.
+    change_type: str | None = None  # the kind of change as the dataset names it, such as "color"
+    is_distractor: bool = False  # True if nothing changed except, perhaps, the viewpoint or the light
+    # Other annotations of the dataset as JSON values, such as "viewpoint_iou"; in the file they are top-level keys. "changeflag" is 1
+    # for a change and 0 for none. "mask" is the path of an image, relative to `Dataset.root`, that is 0 where nothing changed.
     extra: dict[str, Any] = field(default_factory=dict)
 
     @property
     def images(self) -> tuple[str, ...]:
-        """The paths of both images, or of the single one."""
+        """Return the paths of both images, or the path of a single image."""
         return (self.before,) if self.after is None else (self.before, self.after)
 
     @property
     def ranges(self) -> dict[str, tuple[float, float]]:
-        """Path -> pixel values that become black and white, for images of more than 8 bits; the data stage writes it."""
+        """For each path of an image of more than 8 bits, return the two pixel values that become black and white."""
         return self.extra.get(RANGES, {})
 
     @property
     def group(self) -> str:
-        """Its group in the scores: "change" or "no_change" in datasets with a change flag, else "semantic" or "distractor"."""
+        """Return the pair's group in the scores: "change" or "no_change" if it has a "changeflag", else "semantic" or "distractor"."""
         names = ("change", "no_change") if "changeflag" in self.extra else ("semantic", "distractor")
         return names[self.is_distractor]
 
@@ -75,8 +75,8 @@ class Dataset:
     name: str
     root: Path  # folder of the images; `before` and `after` of every pair are relative to it
     pairs: list[ChangePair]  # in the order of the manifest
-    # The content of `dataset.json`: counts by split, skipped pairs, the reader's settings, "manifest_sha256". "captions_only" is True
-    # if the data stage did not check that the images exist.
+    # The content of `dataset.json`: counts of each split, settings of the data stage, "manifest_sha256" and other entries.
+    # "captions_only" is True if the data stage did not check that the images exist.
     info: dict[str, Any]
 
 
@@ -113,10 +113,10 @@ def read_manifest(path: str | Path) -> list[ChangePair]:
 
 
 def take_changes(pairs: Iterable[ChangePair], changes: Changes | None) -> list[ChangePair]:
-    """Return the pairs with the captions of a protocol, for datasets with one sentence per change (Spot-the-Diff).
+    """Return the pairs with captions as `changes` says, for datasets that have one sentence per change (Spot-the-Diff).
 
-    "single", and None for datasets without protocols: every sentence is a caption and a reference (SCORER, DIRL, CLIP4IDC). "multi":
-    the sentences of a pair are joined with ". " and cut after 60 words to its only caption and reference (CARD's released files).
+    "single" or None: each sentence is a caption and a reference of its pair (SCORER, DIRL, CLIP4IDC).
+    "multi": the sentences are joined with ". ". The first 60 words are the pair's only caption and reference (CARD).
     """
     if changes != "multi":
         return list(pairs)
@@ -132,7 +132,7 @@ def is_blank(text: str) -> bool:
 
 
 def with_words(pairs: Iterable[ChangePair]) -> list[ChangePair]:
-    """Remove blank captions, and the pairs that have no other caption."""
+    """Remove blank captions, and then the pairs that have no caption."""
     cleaned = (replace(pair, captions=[text for text in pair.captions if not is_blank(text)]) for pair in pairs)
     return [pair for pair in cleaned if pair.captions]
 
@@ -157,7 +157,7 @@ def read_dataset(folder: str | Path) -> Dataset:
 
 
 def read_root(folder: str | Path) -> Path:
-    """Return the folder of a dataset's images, see `Dataset.root`, without reading the manifest."""
+    """Return the folder of a dataset's images (`Dataset.root`) without reading the manifest."""
     folder = Path(folder)
     return folder / _read_info(folder)["root"]
 
@@ -175,7 +175,7 @@ def write_dataset(folder: str | Path, name: str, root: str | Path, pairs: list[C
 
     Args:
         root: folder of the images. A folder inside `folder` is stored as a relative path, so that `folder` can be moved.
-        notes: a dict of further entries of `dataset.json` (skipped pairs, the reader's settings).
+        notes: a dict of further entries of `dataset.json`, such as the number of skipped pairs.
     """
     # abspath, not resolve: ".." must be removed before the paths are compared, but symbolic links must stay
     folder, root, absolute_folder = Path(folder), Path(os.path.abspath(root)), os.path.abspath(folder)  # noqa: PTH100
@@ -190,7 +190,7 @@ def write_dataset(folder: str | Path, name: str, root: str | Path, pairs: list[C
     }
     is_stale = not manifest_file.is_file() or file_hash(manifest_file) != info["manifest_sha256"]
     if is_stale:
-        manifest_file.unlink(missing_ok=True)  # a stage that is killed between the two files must not count as done
+        manifest_file.unlink(missing_ok=True)  # until a manifest is there again, Make repeats the stage
     update_text(folder / "dataset.json", json_text(info))
     if is_stale:
         write_text(manifest_file, text)
@@ -248,8 +248,8 @@ def read_json(
     """Read a JSON file.
 
     Args:
-        what, remedy: kind of file, and what the user can do if it is missing or damaged, for the message.
-        object_type: makes the value of a JSON object from its list of (key, value). `tuple` keeps repeated keys. By default dict.
+        what, remedy: the kind of file and advice for the user; both are for the message if the file is missing or damaged.
+        object_type: function from the list of (key, value) of a JSON object to its value, by default dict; tuple keeps repeated keys.
     """
     path = Path(path)
     if not path.is_file():
@@ -284,7 +284,7 @@ def _loads(text: str, decoder: json.JSONDecoder = _DECODER) -> Any:
 def read_json_lines(
     path: str | Path, what: str = "JSON-lines file", remedy: str = "check the path"
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield "<path>, line <number>", for messages, and the JSON object of every non-blank line; arguments as in `read_json`."""
+    """For every line that is not blank, yield "<path>, line <number>" (for messages) and its JSON object; see `read_json`."""
     path = Path(path)
     if not path.is_file():
         raise DiffcapError(f"{path}: no {what} there; {remedy}.")

@@ -1,4 +1,4 @@
-"""Find the base model of METHOD=vlm (an open vision-language model) in a local folder or on the Hugging Face Hub, and check it.
+"""Find a base model, which is an open vision-language model, in a local folder or on the Hugging Face Hub, and check it.
 
 Only configurations, tokenizers and weights in safetensors format are fetched. Code in the repository is never fetched or run.
 Formats that can contain code (*.bin) are not read.
@@ -17,7 +17,7 @@ from diffcap.records import read_json
 from diffcap.utils.console import echo
 from diffcap.utils.errors import DiffcapError, printable, wrap_errors
 
-# Values of model_type in config.json. The classes of transformers for these types have passed the tests of METHOD=vlm.
+# Values of model_type in config.json. The classes of transformers for these types have passed the tests of diffcap.
 MODEL_TYPES = ("qwen2_5_vl", "qwen3_vl", "smolvlm", "idefics3", "internvl", "llava_onevision", "gemma3")
 
 INDEX_FILE = f"{WEIGHTS}.index.json"  # lists the files of weights that are split into several ("shards")
@@ -36,7 +36,7 @@ class BaseModel:
     name: str  # repository as user/name, or the absolute path of the folder
     folder: Path
     revision: str | None  # commit of the repository, 40 hexadecimal digits; None for a local folder
-    licence: str | None  # the Hub's identifier or the title; None if the repository states none
+    licence: str | None  # the Hub's identifier of the licence, or its title; None if the repository states no licence
 
 
 def describe_origin(name: str, revision: str | None, licence: str | None) -> str:
@@ -46,9 +46,9 @@ def describe_origin(name: str, revision: str | None, licence: str | None) -> str
 
 
 def names_base_model(source: str | Path) -> bool:
-    """Return whether a source is a base model, as a folder or a name on the Hub, and not a captioner of diffcap.
+    """Return True if a source, which is a folder or a name on the Hub, is a base model and not a captioner of diffcap.
 
-    For a name on the Hub, only config.json is fetched. That of a captioner of diffcap has the key "format".
+    For a name on the Hub, only config.json is fetched. If it has the key "format", the source is a captioner of diffcap.
     """
     path = Path(source).expanduser()
     if path.exists():
@@ -72,7 +72,7 @@ def find_base(base: str, revision: str | None = None) -> BaseModel:
 
     `revision` is a branch, a tag or a commit of a repository on the Hub; for a local folder, it is ignored. config.json is checked before
     another file is fetched. Weights are fetched one file after the other, so a killed process keeps the complete files. If all files are
-    cached, a commit needs no request, and a branch needs one, for its current commit. Without a network, its last known commit is used.
+    cached, a commit needs no request, and a branch needs one request. Without a network, the last known commit of a branch is used.
     """
     folder = Path(base).expanduser()
     commit = None
@@ -102,7 +102,7 @@ def find_base(base: str, revision: str | None = None) -> BaseModel:
 
 
 def base_licence(base: str, revision: str | None) -> str | None:
-    """Return `BaseModel.licence`, for which only README.md and LICENSE are fetched; None if they cannot be read."""
+    """Return `BaseModel.licence` without fetching the model: README.md and LICENSE are enough. None if they cannot be read."""
     folder = Path(base).expanduser()
     if folder.is_dir():
         return _licence(folder)
@@ -120,8 +120,7 @@ def base_licence(base: str, revision: str | None) -> str | None:
 def base_sha256(folder: Path) -> str:
     """Return the SHA-256 (hexadecimal) that identifies a base model. It is the same for a local folder and a download.
 
-    It covers config.json, and the name, the size, the first and the last MiB of each file of weights, in the order of the names.
-    A hash of all bytes would take minutes at each start.
+    It covers config.json, and the name, size, first and last MiB of each file of weights. To hash all bytes would take minutes.
     """
     digest = hashlib.sha256()
     try:
@@ -192,7 +191,7 @@ def _check_type(base: str, config: Any) -> None:
 
 
 def _weight_files(folder: Path) -> list[str]:
-    """Return the sorted names of the files of weights that transformers reads; files may be missing."""
+    """Return the sorted names of the files of weights that transformers reads. Some of these files may be missing."""
     if (folder / WEIGHTS).is_file() or not (folder / INDEX_FILE).is_file():
         return [WEIGHTS]
     index = read_json(folder / INDEX_FILE)
@@ -242,6 +241,6 @@ def _licence(folder: Path) -> str | None:
 
 
 def base_record(checkpoint: Any) -> dict[str, object]:
-    """Return the entry of an untrained vision-language model in metrics.json, which stands in the place of a checkpoint's entry."""
+    """Return the entry of an untrained vision-language model in metrics.json, where a trained captioner has its checkpoint's entry."""
     entries = {name: checkpoint.metadata[name] for name in ("base", "revision", "licence", "stage", "step")}
     return {**entries, "weights_sha256": checkpoint.captioner.hyperparameters["base_sha256"]}

@@ -80,7 +80,7 @@ def _check_words(first_path: Path, first_words: list[str], path: Path, words: li
 def load_members(
     paths: Sequence[str | Path], base: str | Path | None = None, prompt: str | None = None, **zero_shot_options: Any
 ) -> list[Checkpoint]:
-    """Load the members of an ensemble, arguments as in `load`; their methods may differ, but their token ids must be the same."""
+    """Load the members of an ensemble with the arguments of `load`. Members of different methods need the same token ids."""
     members = [load(path, base, prompt, **zero_shot_options) for path in paths]
     first = members[0]
     files = [Path(path) for path in paths]

@@ -1,4 +1,4 @@
-"""The exported folder of a checkpoint, with the scores of its weights, and its upload to the Hugging Face Hub with a model card."""
+"""Export a checkpoint to a folder, with the scores of its weights, and upload it to the Hugging Face Hub with a model card."""
 
 import glob
 import tempfile
@@ -22,7 +22,7 @@ STAGE_DESCRIPTIONS = {
     "finetune": "fine-tuned on captions",
     "reinforce": "fine-tuned, then self-critical training on CIDEr-D",
 }
-# Which part of a vision-language model is trained, for each value of the argument `train` of `VLM`.
+# Value of the argument `train` of `VLM`, the captioner on a vision-language model -> text that names the trained part.
 TRAINED_PARTS = {
     "lora": "LoRA of rank {lora_rank}",
     "projector": "the layers between image tower and language model",
@@ -41,7 +41,7 @@ class Scores(NamedTuple):
 
 
 def find_scores(checkpoint: Path, content: dict[str, Any], metrics_file: str | Path | None = None) -> Scores:
-    """Find the scores of the weights in `content` (of `read_checkpoint`), in `metrics_file` or else in the run or exported folder."""
+    """Find the scores of a checkpoint's `content` in `metrics_file`, or else in the run or exported folder of `checkpoint`."""
     expected_hash = weights_hash(content)
     if metrics_file is not None:
         metrics = _read_metrics(Path(metrics_file))
@@ -80,7 +80,7 @@ def _mismatch_reason(metrics: dict[str, Any], expected_hash: str) -> str | None:
 
 
 def export(checkpoint: str | Path, folder: str | Path) -> Scores:
-    """Write the exported form of a checkpoint, and the metrics.json of its weights if there is one."""
+    """Write a checkpoint as model.safetensors and config.json, with the metrics.json of its weights if there is one."""
     checkpoint, folder = Path(checkpoint), Path(folder)
     content = read_checkpoint(checkpoint)
     scores = find_scores(checkpoint, content)
@@ -100,7 +100,7 @@ def push(
     license: str = "other",
     private: bool = False,
 ) -> str:
-    """Upload the exported form of a captioner with a model card. Return the URL of the repository.
+    """Upload a captioner as model.safetensors and config.json, with a model card. Return the URL of the repository.
 
     metrics.json and the PNG files of an earlier upload are deleted. The arguments are those of `diffcap push`.
     """

@@ -18,13 +18,13 @@ from urllib.request import getproxies, proxy_bypass
 
 from diffcap.utils.errors import DiffcapError
 
-CONNECT_SECONDS = 3.0  # HF_HUB_ETAG_TIMEOUT replaces it
+CONNECT_SECONDS = 3.0  # the variable HF_HUB_ETAG_TIMEOUT replaces this value
 DEFAULT_PORTS = {"http": 80, "https": 443}
 SOCKS_PORT = 1080  # default port of SOCKS proxies
 
 
 def is_repository_name(text: str) -> bool:
-    """Return whether a text has the form of a repository's name on the Hub, user/name."""
+    """Return True if a text has the form of a repository's name on the Hub, user/name."""
     return re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", text, re.ASCII) is not None
 
 
@@ -35,9 +35,9 @@ def check_repository_name(name: str) -> None:
 
 
 def check_connection(sources: Sequence[str | None], shipped: bool = False) -> None:
-    """Check that the Hub can be reached if a source (a checkpoint or a base model) is a name on it that is not in the cache.
+    """Raise an error if a source (a checkpoint or a base model) has to be fetched from the Hub and the Hub cannot be reached.
 
-    This does not import PyTorch, which takes seconds. `shipped`: the error also suggests the captioners of the package.
+    This does not import PyTorch, which takes seconds. With `shipped`, the error also suggests the captioners that ship with diffcap.
     """
     for source in sources:
         name, _, revision = (source or "").partition("@")
@@ -53,7 +53,7 @@ def check_connection(sources: Sequence[str | None], shipped: bool = False) -> No
 
 
 def offline_reason() -> str | None:
-    """Return why the Hub (HF_ENDPOINT) cannot be used; None if a connection opens. Each process connects once."""
+    """Return why the Hub at HF_ENDPOINT cannot be used; None if a connection opens. Only the first call of a process connects."""
     from huggingface_hub import constants
 
     return "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else _connection_failure(constants.ENDPOINT)
@@ -74,7 +74,7 @@ def _connection_failure(url: str) -> str | None:
     deadline = time.monotonic() + seconds
     failure: BaseException | None = None
     try:
-        lookup = _in_thread(socket.getaddrinfo, server.hostname, port, 0, socket.SOCK_STREAM)  # has no timeout itself
+        lookup = _in_thread(socket.getaddrinfo, server.hostname, port, 0, socket.SOCK_STREAM)  # it has no timeout
         addresses = [address for *_, address in lookup.result(seconds)]
         # All addresses are tried at once, because IPv6 may be broken where IPv4 works.
         attempts = [_in_thread(_connect, address, seconds) for address in addresses]
@@ -116,7 +116,7 @@ def _offline_message(name: str, reason: str) -> str:
 
 @contextmanager
 def without_requests(reason: str | None) -> Iterator[None]:
-    """If there is a reason not to connect, let the Hub's client use only its cache; otherwise it retries for half a minute."""
+    """If there is a reason not to connect, let the Hub's client use only its cache, so that it does not retry for half a minute."""
     from huggingface_hub import constants
 
     was_offline = constants.HF_HUB_OFFLINE

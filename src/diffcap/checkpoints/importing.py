@@ -1,6 +1,6 @@
-"""Import the checkpoints that the authors of a method released, without running pickled code; each method has an `Importer`.
+"""Import official checkpoints, which are those that the authors of a method released, without running pickled code.
 
-Most hyperparameters follow from the shapes of the weights; `ImportOptions` has the others.
+Each method has an `Importer`. Most hyperparameters follow from the shapes of the weights; `ImportOptions` has the others.
 """
 
 import json
@@ -28,13 +28,13 @@ from diffcap.utils.unpickling import load_tensors, state_of_module
 
 State = Mapping[str, Tensor]  # name of a parameter -> its value
 Stage = Literal["pretrain", "finetune"]
-Rule = tuple[str, str | None]  # a pattern of an official name and the new name, see `rename`
+Rule = tuple[str, str | None]  # (regular expression for official names, new name); None drops the parameter
 MIN_LENGTH = 3  # tokens of a caption: start token, one word, end token
-# Names of tables that are computed, not learned, and of numbers that some files contain besides the weights.
+# Names of values that are not learned: computed tables, such as position encodings ("pe"), and numbers, such as the image size.
 _COMPUTED_NAME = re.compile(
     r"(?:.*\.)?(?:pe|position_ids|attn_mask|num_batches_tracked|input_resolution|context_length|vocab_size)"
 )
-# The image embedding and the word layers of RobustChangeCaptioning (RCC), the code base of SCORER and DIRL.
+# SCORER and DIRL extend the code of RobustChangeCaptioning (RCC). These rules rename RCC's image embedding and word layers.
 RCC_RULES: tuple[Rule, ...] = (
     (r"change_detector_state\.img\.0", "embedding.projection"),
     (r"change_detector_state\.w_embedding", "embedding.columns"),
@@ -51,7 +51,7 @@ class Sizes(NamedTuple):
 
     model: dict[str, Any]  # constructor arguments of diffcap's model
     max_length: int  # maximal number of tokens of a caption
-    features: dict[str, Any]  # metadata of the feature store
+    features: dict[str, Any]  # metadata of the image features that the model reads: network, preprocessing, shape, ...
 
 
 @dataclass(frozen=True)
@@ -62,29 +62,30 @@ class Importer:
     sizes: Callable[[State, Mapping[str, Any], State], Sizes]
     # Takes the official parameters and the stage, and returns the state dict of diffcap's model.
     rename: Callable[[dict[str, Tensor], Stage], dict[str, Tensor]]
-    vocabulary_layout: AnyLayout  # of diffcap's model
+    vocabulary_layout: AnyLayout  # name of the special tokens and the order of ids in diffcap's model
     vocabulary_file: str | None  # the authors' file that maps words to ids; None if the method uses CLIP's tokens
-    # If the file is a dict of several networks: their keys, which become prefixes of the parameters' names. Empty for one network.
+    # Keys of the networks in a file that is a dict of several networks; they become prefixes of the parameters' names. Or empty.
     groups: tuple[str, ...] = ()
-    pickled_classes: tuple[str, ...] = ()  # names of the classes that the file may use, besides those of tensors
+    pickled_classes: tuple[str, ...] = ()  # names of the classes that the file may use besides those of tensors
     is_pretraining: Callable[[State], bool] = lambda state: False  # True for the parameters of a pre-trained model
 
 
 @dataclass(frozen=True)
 class ImportOptions:
-    """Hyperparameters that do not follow from the shapes of the weights, see `diffcap import`; None means the authors' value."""
+    """Hyperparameters that do not follow from the shapes of the weights. None means the value that the authors used."""
 
     heads: int = 8
     vision_heads: int | None = None
-    max_length: int | None = None  # 24 or the file's position table (SCORER, DIRL), 40 (PCL), 33 (CLIP4IDC)
-    coordinates: bool | None = None  # whether x and y are channels, too; None: yes if their number is 4 n + 2 (1026)
-    grid: tuple[int, int] | None = None  # rows and columns of the features
+    max_length: int | None = None  # None: 40 for IDC-PCL, 33 for CLIP4IDC, number of positions or 24 for SCORER, DIRL
+    # True if the model reads two more channels, x and y. None: True if it reads 4 n + 2 channels, such as 1024 + 2.
+    coordinates: bool | None = None
+    grid: tuple[int, int] | None = None  # rows and columns of the image features
     intra_layers: int | None = None  # layers of the image tower that encode each image separately (CLIP4IDC)
-    dataset: str = RELEASED_CHECKPOINTS_DATASET
+    dataset: str = RELEASED_CHECKPOINTS_DATASET  # name of the dataset that the checkpoint was trained on
 
 
 def get_importer(method: str) -> Importer:
-    """The importer of a method's official checkpoints."""
+    """Return the importer of a method's official checkpoints."""
     path = get_method(method, "method").importer
     if path is None:
         importable = ", ".join(name for name, other in methods().items() if other.importer)
@@ -94,12 +95,12 @@ def get_importer(method: str) -> Importer:
 
 
 def read_official(path: str | Path, method: str) -> dict[str, Tensor]:
-    """Read the parameters of an official file, in float32, by name; names have the prefixes of `Importer.groups`."""
+    """Read an official file. Return its parameters by name, in float32; the keys in `Importer.groups` are prefixes of the names."""
     path, importer = Path(path), get_importer(method)
     if path.suffix == ".safetensors":
         from diffcap.features.weights import read_state_dict
 
-        content: Any = read_state_dict(path, "FILE")
+        content: Any = read_state_dict(path, "FILE")  # messages name the argument FILE of `diffcap import`
     else:
         content = load_tensors(path, importer.pickled_classes)
     if isinstance(content, dict) and not importer.groups:
@@ -112,7 +113,8 @@ def read_official(path: str | Path, method: str) -> dict[str, Tensor]:
             f"{path}: contains a {type(content).__name__}, not a dict of weights; give the authors' checkpoint."
         )
     networks = {group: content[group] for group in importer.groups if isinstance(content.get(group), dict)}
-    with wrap_errors(path, f"not a checkpoint of {method}", "download it again"):  # RecursionError of cyclic modules
+    # `state_of_module` raises a RecursionError if a module contains itself.
+    with wrap_errors(path, f"not a checkpoint of {method}", "download it again"):
         states = {group: state_of_module(network) or network for group, network in networks.items()}
     if states:
         if missing := [group for group in importer.groups if group not in states]:
@@ -122,7 +124,7 @@ def read_official(path: str | Path, method: str) -> dict[str, Tensor]:
             for group, network_state in states.items()
             for name, value in network_state.items()
         }
-    state = {str(name).removeprefix("module."): value for name, value in content.items()}  # prefix of DataParallel
+    state = {str(name).removeprefix("module."): value for name, value in content.items()}  # DataParallel adds "module."
     non_tensor = next((name for name, value in state.items() if not isinstance(value, Tensor)), None)
     if non_tensor is not None or not state:
         fault = f"{non_tensor!r:.80} is not a tensor" if state else "it is empty"
@@ -136,10 +138,10 @@ def read_official(path: str | Path, method: str) -> dict[str, Tensor]:
 
 
 def read_word_ids(path: str | Path, layout: LayoutName) -> tuple[list[str], list[int]]:
-    """Read a vocabulary file, a JSON object from word to id.
+    """Read a vocabulary file, which is a JSON object from word to id.
 
     Returns:
-        The words without special tokens, and the file's id of each token of `Vocabulary(words, layout)`, in its order.
+        The words without special tokens, and the list of the file's ids: entry i is the file's id of token i of diffcap's vocabulary.
     """
     ids = read_json(path, "vocabulary", "give the authors' file that maps words to ids")
     if isinstance(ids, dict) and isinstance(ids.get("word_to_idx"), dict):
@@ -157,9 +159,9 @@ def read_word_ids(path: str | Path, layout: LayoutName) -> tuple[list[str], list
 def import_official(
     path: str | Path, method: str, vocabulary: str | Path | None = None, options: ImportOptions | None = None
 ) -> dict[str, Any]:
-    """Convert an official checkpoint to the content of one of diffcap, as `read_checkpoint` returns it.
+    """Convert an official checkpoint to the content of a diffcap checkpoint, which is a dict as returned by `read_checkpoint`.
 
-    Its stage is "finetune" or "pretrain" (IDC-PCL's pre-training, CLIP4IDC's adaptation). `vocabulary`: a JSON file, or None (CLIP4IDC).
+    The stage is "pretrain" (IDC-PCL's pre-training, CLIP4IDC's adaptation) or "finetune". `vocabulary` is a file for `read_word_ids`.
     """
     options = options or ImportOptions()
     state = read_official(path, method)
@@ -226,7 +228,7 @@ def _read_vocabulary(
 
 
 def _reorder_words(state: dict[str, Tensor], official_ids: Sequence[int]) -> dict[str, Tensor]:
-    """Reorder the rows of every parameter that has one row per word."""
+    """In each parameter with one row per word, reorder the rows: the new row i is the official row `official_ids[i]`."""
     rows = torch.tensor(official_ids)
     layers = "word_embedding.weight", "output_layer.weight", "output_layer.bias"
     endings = (*layers, "decoder.embedding.weight", "decoder.logit.weight", "decoder.logit.bias")
@@ -237,8 +239,8 @@ def rename(state: Mapping[str, Tensor], rules: Sequence[Rule], system: str) -> d
     """Rename official parameters, concatenate query, key and value layers, and reshape 1 x 1 convolutions to matrices.
 
     Args:
-        rules: pairs of a pattern of the name without ".weight" or ".bias", or of the full name, and the new name. None drops
-            the parameter. The parameters of `name:query`, `name:key` and `name:value` (or `name:q`, ...) are concatenated.
+        rules: (pattern, new name). A pattern matches a full name, or a name without ".weight" or ".bias". The new name None drops the
+            parameter. Parameters with the new names `x:query`, `x:key` and `x:value` (or `x:q`, ...) are concatenated to `x`.
         system: name of the method, for messages.
     """
     renamed: dict[str, Tensor] = {}
@@ -273,7 +275,7 @@ def rename(state: Mapping[str, Tensor], rules: Sequence[Rule], system: str) -> d
 
 
 def count_layers(state: State, pattern: str) -> int:
-    """Count the layers; the first group of the pattern matches a layer's index."""
+    """Count the layers in the names of parameters; the first (...) of `pattern` matches the index of a layer."""
     indices = {int(match[1]) for name in state if (match := re.match(pattern, name))}
     if indices and max(indices) >= len(indices):
         raise ValueError(f"there are {len(indices)} layers, but one has the number {max(indices)}")
@@ -286,7 +288,7 @@ def resnet_features(
     preprocess: ResizeNormalize | None = None,
     pool: tuple[int, int] | None = None,
 ) -> dict[str, Any]:
-    """Return the metadata of a store of ResNet-101's features (IMAGENET1K_V1, whose hash the authors do not publish)."""
+    """Return the metadata of features of torchvision's ResNet-101. "weights_sha256" is None: the authors publish no hash."""
     preprocess = preprocess or ResizeNormalize()
     return {
         "name": f"resnet101_{layer}",
@@ -302,14 +304,14 @@ def resnet_features(
 
 
 def pixel_features(size: tuple[int, int]) -> dict[str, Any]:
-    """Return the metadata of a store of pixels; `size` is the images' height and width."""
+    """Return the metadata of features that are the pixels of images with this `size`, (height, width)."""
     pixels = {"name": "pixels", "library": "pixels", "network": None, "stage": None, "dtype": "uint8"}
     preprocessing = json.loads(json.dumps(ResizeOnly(size).describe()))
     return {**resnet_features("", (3, *size)), **pixels, "preprocessing": preprocessing}
 
 
 def rcc_sizes(state: State, options: Mapping[str, Any], tables: State) -> Sizes:
-    """Return the hyperparameters that the methods of the code base RobustChangeCaptioning share."""
+    """Return the hyperparameters of a method that extends the code of RobustChangeCaptioning, such as SCORER and DIRL."""
     projection = state["change_detector_state.img.0.weight"]
     word_vectors = state["speaker_state.core.embed.weight"]
     width, channels = projection.shape[:2]
@@ -335,11 +337,11 @@ def rcc_sizes(state: State, options: Mapping[str, Any], tables: State) -> Sizes:
     return Sizes(model, max_length, features)
 
 
-# Makes the `Importer` of a method of the code base RobustChangeCaptioning from its first two fields.
+# `rcc_importer(sizes, rename)` returns the `Importer` of a method that extends the code of RobustChangeCaptioning.
 rcc_importer = partial(
     Importer,
     vocabulary_layout="rcc",
     vocabulary_file="vocab.json",
     groups=("change_detector_state", "speaker_state"),  # the two state dicts in a checkpoint
-    pickled_classes=("AttrDict",),  # of the settings in a checkpoint, which are not read
+    pickled_classes=("AttrDict",),  # class of the settings in a checkpoint, which are not used
 )

@@ -25,7 +25,7 @@ class Checkpoint(NamedTuple):
     captioner: Captioner  # in eval mode, on the CPU
     vocabulary: AnyVocabulary
     max_length: int  # tokens of a caption, special ones included
-    features: dict[str, Any]  # metadata of the feature store that it was trained on (backbone, weights, name, ...)
+    features: dict[str, Any]  # metadata of the features that the captioner reads (backbone, weights, name, ...)
     metadata: dict[str, Any]  # the other entries of the checkpoint (method, dataset, seed, version, ...), and "step"
 
 
@@ -78,7 +78,7 @@ def load(
 
 
 def pull(name: str, folder: str | Path | None = None) -> Path:
-    """Download the exported form of a captioner from the Hub to a folder (None: the Hub's cache). Return the folder."""
+    """Download a captioner from the Hub to `folder`, or to the Hub's cache if it is None. Return the folder."""
     check_repository_name(name)
     from huggingface_hub import snapshot_download
 
@@ -111,7 +111,7 @@ def retrieval_function(path: str | Path) -> Callable[..., None]:
 
 
 def build_pretraining(content: dict[str, Any]) -> Any:
-    """Build the model of a pre-training from a checkpoint's content, as `read_checkpoint` returns it; can raise any error."""
+    """Build the model of a pre-training from a checkpoint's content, as `read_checkpoint` returns it. This can raise any error."""
     pretraining = methods()[content["diffcap"]["method"]].pretraining
     assert pretraining is not None
     model = import_object(pretraining.captioner)(**content["diffcap"]["hyperparameters"])
@@ -122,9 +122,9 @@ def build_pretraining(content: dict[str, Any]) -> Any:
 def build_captioner(
     content: dict[str, Any], path: str | Path, base: str | Path | None = None
 ) -> tuple[Captioner, AnyVocabulary]:
-    """Build a captioner and its vocabulary from a checkpoint's content, as `read_checkpoint` returns it; `base` as in `load`.
+    """Build a captioner and its vocabulary from a checkpoint's content, as `read_checkpoint` returns it.
 
-    If the parts do not fit together, this can raise any error. `path` is for messages.
+    If the parts do not fit together, this can raise any error. `path` is for messages, and `base` is that of `load`.
     """
     metadata = content["diffcap"]
     captioner_class: type[Captioner] = import_object(methods()[metadata["method"]].captioner)

@@ -1,7 +1,7 @@
 """Read and write diffcap's checkpoints, which have two forms with the same content.
 
-Training writes a file. `diffcap export`, `diffcap import` and the Hugging Face Hub use the exported folder: `config.json`, the
-"diffcap" entry with the number of steps, and `model.safetensors`, the weights.
+Training writes one file. `diffcap export`, `diffcap import` and the Hugging Face Hub use the exported folder: `model.safetensors`
+has the weights, and `config.json` the metadata (the file's entry "diffcap") and the number of training steps.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 SHA256 = "safetensors_sha256"  # entry of config.json; folders of diffcap 0.1.0 may lack it
 
-# Entries of the metadata that every checkpoint has, and those that only a captioner's has.
+# Entries in the metadata of every checkpoint, and further entries in those of captioners.
 _REQUIRED_ENTRIES = ("version", "stage", "dataset", "seed", "words", "max_length", "features")
 _REQUIRED_OF_CAPTIONERS = ("method", "hyperparameters", "tokenizer")
 
@@ -34,8 +34,8 @@ _REQUIRED_OF_CAPTIONERS = ("method", "hyperparameters", "tokenizer")
 def read_checkpoint(path: str | Path, mapped: bool = False) -> dict[str, Any]:
     """Load a checkpoint, a file or an exported folder, to the CPU without running pickled code.
 
-    Return {"diffcap": metadata, "state_dict": weights by name, "global_step": number of training steps}. `mapped` is for callers that
-    need the metadata only: the weights are mapped into memory, and neither the checksum nor their values are checked.
+    Return {"diffcap": metadata, "state_dict": weights by name, "global_step": number of training steps}. `mapped` is faster: the
+    weights are mapped into memory instead of being read, and neither the checksum nor the values of the weights are checked.
     """
     path = Path(path)
     if path.is_dir() or path.name in (CONFIG, WEIGHTS):
@@ -51,7 +51,7 @@ def read_checkpoint(path: str | Path, mapped: bool = False) -> dict[str, Any]:
         )
     try:
         if not mapped and zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as archive:  # with a CRC-32 of every entry, which torch does not check
+            with zipfile.ZipFile(path) as archive:  # it has a CRC-32 of every entry, which torch does not check
                 if damaged := archive.testzip():
                     raise ValueError(f"the checksum of {damaged} is wrong")
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
@@ -82,7 +82,7 @@ def _check_content(content: Any, path: Path, mapped: bool) -> dict[str, Any]:
             f"use diffcap {metadata['version']!s:.40}, which wrote it, or train it again."
         )
     with wrap_errors(path, "its metadata are damaged", remedy(path)):
-        metadata = json.loads(json.dumps(metadata))  # as config.json has them: tuples are lists
+        metadata = json.loads(json.dumps(metadata))  # tuples become lists, as in config.json
         captioner_entries = _REQUIRED_OF_CAPTIONERS if metadata["stage"] in CAPTIONING_STAGES else ()
         for key in (*_REQUIRED_ENTRIES, *captioner_entries):
             if key not in metadata:
@@ -101,7 +101,7 @@ def _check_content(content: Any, path: Path, mapped: bool) -> dict[str, Any]:
 
 
 def is_finite(value: Tensor) -> bool:
-    """Return whether no value of a tensor is nan or inf."""
+    """Return True if no value of a tensor is nan or inf."""
     if not value.is_floating_point() or not value.numel():
         return True
     return all(bool(extreme.isfinite()) for extreme in value.aminmax())  # ten times faster than isfinite on every value
@@ -136,7 +136,7 @@ def _read_folder(folder: Path, mapped: bool) -> dict[str, Any]:
 
 
 def write_folder(folder: str | Path, content: dict[str, Any]) -> None:
-    """Write the exported form of a checkpoint. config.json is written last, so a folder without it is incomplete."""
+    """Write a checkpoint as an exported folder. config.json is written last, so a folder without it is incomplete."""
     from safetensors.torch import save_file
 
     folder = Path(folder)
@@ -148,7 +148,7 @@ def write_folder(folder: str | Path, content: dict[str, Any]) -> None:
             save_file(weights, temporary, {"format": "pt"})
         temporary.chmod(0o644)  # safetensors creates a file that only its owner can read
         checksum = file_hash(temporary)
-        (folder / CONFIG).unlink(missing_ok=True)  # it describes the earlier weights
+        (folder / CONFIG).unlink(missing_ok=True)  # the old file describes the earlier weights
     write_json(folder / CONFIG, {**content["diffcap"], "step": content["global_step"], SHA256: checksum})
 
 
@@ -176,6 +176,6 @@ def checkpoint_record(path: str | Path, folder: str | Path) -> dict[str, Any]:
 
 
 def weights_of(content: dict[str, Any], prefix: str = "captioner.") -> dict[str, torch.Tensor]:
-    """Return the weights of a checkpoint whose names begin with `prefix`, under their names without it."""
+    """Return the weights whose names begin with `prefix`; the returned names are without it."""
     weights = content["state_dict"].items()
     return {name.removeprefix(prefix): value for name, value in weights if name.startswith(prefix)}

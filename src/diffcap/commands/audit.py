@@ -15,7 +15,7 @@ from diffcap.utils.errors import DiffcapError
 
 AUDIT_FILENAME = "audit.jsonl"
 
-# Reasons, in the order of the table.
+# The reasons why a pair is listed, in the order of the table.
 ALL_CAPTIONS = "change, but all captions say that nothing changed"
 SOME_CAPTIONS = "change, but some captions say that nothing changed"
 CHANGE_CAPTION = "no change, but a caption describes a change"
@@ -30,13 +30,13 @@ class Finding(NamedTuple):
 
     pair: ChangePair
     reasons: list[str]  # at least one of `REASONS`
-    captions: list[str]  # those that contradict its flag
+    captions: list[str]  # the captions that contradict the pair's change flag
 
 
 def audit(dataset: str | None = None, folder: Path | None = None) -> None:
     """List the pairs of a dataset whose change flag, captions, mask and images contradict each other.
 
-    The flag is what the data stage wrote: `changeflag`, or whether a pair is a distractor. The list is also in audit.jsonl of the folder.
+    The flag is the `changeflag` in the manifest; a pair without it has a change unless it is a distractor. audit.jsonl gets the list, too.
 
     Args:
         dataset: Name of the dataset; the data stage must have prepared it.
@@ -53,7 +53,7 @@ def audit(dataset: str | None = None, folder: Path | None = None) -> None:
     if dataset not in (None, prepared_dataset.name):
         raise DiffcapError(f"{folder}: holds {prepared_dataset.name}, not {dataset}; give the folder of {dataset}.")
     findings, unchecked = find_contradictions(pairs, prepared_dataset.root)
-    origin = prepared_dataset.info.get("change_types")  # how types and flags were found, if not in the files
+    origin = prepared_dataset.info.get("change_types")  # how the data stage found types and flags that no file states
     if origin and not any("changeflag_derived" in pair.extra for pair in pairs):
         unchecked.append(f"the flags: they are {origin}, so that only captions that disagree are found")
     rows = []
@@ -82,7 +82,7 @@ def find_contradictions(pairs: Sequence[ChangePair], root: Path) -> tuple[list[F
     """Compare the change flag of each pair (`is_distractor`) with its captions, its mask and its images.
 
     Returns:
-        The findings in the order of the pairs; and texts such as "3 of 9 pairs without a mask", for what could not be checked.
+        The findings in the order of the pairs; and a list of what could not be checked, such as "3 of 9 pairs without a mask".
     """
     from diffcap.utils.image_io import read_image
     from diffcap.utils.progress import progress_bar

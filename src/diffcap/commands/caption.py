@@ -62,7 +62,7 @@ def caption(
         batch_size: Number of pairs that are captioned at once.
         device: cpu, cuda or auto.
         backbone_weights: File of the backbone's weights, if they cannot be downloaded.
-        base: Folder of the base model of a checkpoint of METHOD=vlm, if it is not where the checkpoint says.
+        base: Folder of the vision-language model that a checkpoint was trained on, if it is not where the checkpoint says.
         prompt: Question to a vision-language model that was not fine-tuned.
         out: For many pairs, a .jsonl or .csv file that gets a row for each pair. For a whole scene (two rasters), a file for the
             changes: .geojson, .csv or .html (a map); may be given several times; the rasters are read and captioned in tiles. The
@@ -124,7 +124,7 @@ def caption_pairs(
     length_penalty: float,
     batch_size: int,
 ) -> None:
-    """Caption pairs, print or write the captions, draw heat maps; `model_options` are for `load_captioner`, the rest as in `caption`."""
+    """Caption pairs, print or write the captions, and draw heat maps. `model_options` are for `load_captioner`; else as `caption`."""
     pairs, notes = find_pairs(before, after)
     for note in notes:
         echo(f"note: {note}", err=True)
@@ -169,7 +169,7 @@ def caption_pairs(
                 is_error = isinstance(caption, DiffcapError)
                 num_failed += is_error
                 if heatmap_path and not is_single_pair and not is_error:
-                    try:  # before the row is written, because a pair with a row is not repeated
+                    try:  # before the row is written, because a pair that has a row is not captioned again
                         _draw(captioner, pair, caption, heatmap_path / file_names[pair.id])
                     except DiffcapError as error:
                         echo(f"note: {pair.id}: not drawn: {error}", err=True)

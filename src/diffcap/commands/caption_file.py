@@ -44,8 +44,8 @@ def exclusive_lock(path: Path) -> Iterator[None]:
 class CaptionFile(AbstractContextManager["CaptionFile"]):
     """A file with a row for each pair, either new or begun by the same command.
 
-    `pending_pairs` lists the pairs without a row, then those whose row has an error or that are in `repeated_ids`. The pairs of an
-    incomplete last batch are captioned again, so that each probability has the same digits as without an interruption.
+    `pending_pairs` lists the pairs to caption: pairs without a row, then pairs whose row has an error and pairs of `repeated_ids`. All
+    pairs of an incomplete last batch are captioned again, so that each probability has the same digits as without an interruption.
 
     Args:
         settings: option -> value, for the options that change the captions; stored in FILE.settings.json.
@@ -136,7 +136,7 @@ class CaptionFile(AbstractContextManager["CaptionFile"]):
             line = buffer.getvalue()
         else:
             line = json.dumps(row, ensure_ascii=False)
-        encoded = line.encode(errors="backslashreplace")  # names that are not UTF-8; valid in JSON, too
+        encoded = line.encode(errors="backslashreplace")  # escapes names that are not UTF-8
         with add_filename(self.path):
             self._file.write(encoded + b"\n")
             self._file.flush()

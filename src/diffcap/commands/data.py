@@ -88,7 +88,7 @@ def prepare(
             (folder / "problems.txt").unlink(missing_ok=True)
         else:
             records, skipped = _check_images(records, root, folder, missing, check, gone_images, is_rendered, ranges)
-            # A dataset of pairs needs val pairs to select a checkpoint; one of single images is for pre-training only.
+            # A dataset of pairs needs val pairs to select a checkpoint. Datasets of single images are for pre-training only.
             captioned_splits = {pair.split for pair in records if pair.captions}
             if get_dataset(dataset).pairs and "train" in captioned_splits and "val" not in captioned_splits:
                 raise DiffcapError(
@@ -177,14 +177,14 @@ def _check_images(
 ) -> tuple[list[ChangePair], dict[str, int]]:
     """Check the images and the masks; return the pairs whose files are all readable, and the numbers of skipped pairs and files.
 
-    `ranges` is filled: path of an image of more than 8 bits -> range of its values.
+    It fills the dict `ranges`: path of an image of more than 8 bits -> range of its pixel values.
     """
     from diffcap.datasets.images import MISSING, check_images, image_paths
 
     masks = {pair.id: pair.extra["mask"] for pair in pairs if "mask" in pair.extra}
     paths = sorted({*image_paths(pairs), *masks.values()})
     problems_file = folder / "problems.txt"
-    # path -> reason
+    # path of a missing or broken file -> reason
     problems = dict(check_images(root, paths, check, cache_file=folder / "checked.json", ranges=ranges))
     if not problems:
         problems_file.unlink(missing_ok=True)
@@ -240,9 +240,9 @@ def _print_counts(dataset: Dataset, folder: Path) -> None:
 
 
 def _remarks(info: dict[str, Any]) -> list[str]:
-    """Compare with the official sizes, count duplicates, and add the notes of the dataset's reader; `info` as in dataset.json."""
+    """Compare the counts in `info`, the content of dataset.json, with the official ones. Add duplicates and the reader's notes."""
     lines = []
-    official = info["official"]  # None, or "state" (whole or part), "splits" (split -> number, official number), ...
+    official = info["official"]  # "state" (whole or part), "splits" (split -> (number, official number)), ...; or None
     repetitions = info["repetitions"]  # numbers of repeated image pairs and captions
     if official and official["state"] == "whole":
         subject = "every split" if official["splits"] else "the dataset"

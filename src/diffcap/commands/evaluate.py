@@ -45,7 +45,7 @@ def evaluate(
         folder: Folder of the dataset; by default data/<training dataset of the checkpoint>.
         features: Name of the feature store in `folder`; by default the one that the checkpoint was trained on.
         split: Split to evaluate.
-        tokenizer: Tokenizer of the metrics; by default the one of the scores that selected the checkpoint, or ptb for scores of ids.
+        tokenizer: Tokenizer of the metrics; by default that of the scores that selected the checkpoint, or ptb if these are of word ids.
         changes: Protocol of a dataset with several changes per pair (Spot-the-Diff): every sentence is a reference (single), or
             all sentences of a pair are one (multi); by default the one that the checkpoint was trained for.
         metrics: Names of the metrics; by default all that this machine can compute.
@@ -60,10 +60,10 @@ def evaluate(
         task: captions, or retrieval with the checkpoint of CLIP4IDC's pre-training.
         pair_to_text: With `task` retrieval, what is ranked for a pair: pairs, by the best caption of each (authors' code; among equal
             scores the right one is first), or captions (among equal scores the right one is last).
-        base: Folder of the base model of a checkpoint of METHOD=vlm, if it is not where the checkpoint says.
+        base: Folder of the vision-language model that a checkpoint was trained on, if it is not where the checkpoint says.
         prompt: Question to a vision-language model without training.
-        sentences: Number of sentences of its answer that are the caption.
-        max_length: Maximal number of tokens of its answer; 64 by default.
+        sentences: Number of sentences of that model's answer that are used as the caption.
+        max_length: Maximal number of tokens of that model's answer; 64 by default.
     """
     for option, value in {"batch_size": batch_size, "devices": devices, "limit": limit}.items():
         if value is not None and value < 1:

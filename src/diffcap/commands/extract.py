@@ -1,4 +1,4 @@
-"""Fill the store data/<dataset>/features/<name>: extract the features of all images, or import those that authors released."""
+"""Fill the feature store data/<dataset>/features/<name>: extract the features of all images, or import features from authors."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 
 def extract_features(request: "Request") -> None:
-    """Extract the missing features, write the record, print the store's path."""
+    """Extract the missing features, write the record of this stage (`extract.done.json`), and print the store's path."""
     from diffcap import record
     from diffcap.features.images import ImageData
     from diffcap.lit.extraction import Extraction, extract
@@ -35,7 +35,7 @@ def extract_features(request: "Request") -> None:
 
 
 def import_features(folder: str, source: str, name: str = "authors") -> None:
-    """Fill data/<dataset>/features/<name> from the authors' files, one `.npy` per image or IDC-PCL's pickles; needs no images.
+    """Fill data/<dataset>/features/<name> from the authors' files, one `.npy` per image or IDC-PCL's pickles, without the images.
 
     Args:
         folder: Folder of the dataset, with its manifest.

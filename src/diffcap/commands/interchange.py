@@ -77,8 +77,8 @@ def export(
     Args:
         checkpoint: best.ckpt of any stage, or an exported folder.
         out: Folder to write; by default best-exported for best.ckpt, in the same folder.
-        form: For METHOD=vlm, a form for other programs instead: peft (LoRA's adapter) or merged (a whole model for transformers).
-        base: Folder of the base model of METHOD=vlm, if it is not where the checkpoint says; only with --form.
+        form: For the method vlm, a form for other programs instead: peft (LoRA's adapter) or merged (a whole model for transformers).
+        base: Folder of the vision-language model of the method vlm, if it is not where the checkpoint says; only with --form.
     """
     from diffcap.checkpoints.hub import export as write_export
     from diffcap.registry import base_model_function
@@ -144,7 +144,7 @@ def _check_target(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise DiffcapError(f"--out {folder}: is a file; give a folder.")
     files = list(folder.iterdir()) if folder.is_dir() else []
-    config_file = folder / "config.json"  # missing if writing was interrupted
+    config_file = folder / "config.json"  # it is missing if diffcap was interrupted before it wrote this file
     is_own = {path.name for path in files if not path.name.startswith(".")} == {"model.safetensors"}
     if config_file.is_file():
         try:

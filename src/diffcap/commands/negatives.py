@@ -46,8 +46,8 @@ def make_negatives(
             the same inflection, by frequency, with a meaning that no reference has; confuse then also uses captions of no change.
         seed: Seed of all random choices.
         split: Split whose captions get negatives.
-        changes: Protocol of a dataset with several changes per pair (Spot-the-Diff), the same as in training; by default that of
-            configs/dataset/<dataset>.yaml, or else the dataset's.
+        changes: For a dataset with several changes per pair (Spot-the-Diff): single or multi, the same as in training; by default the
+            value in configs/dataset/<dataset>.yaml, or else in the dataset.json.
         workers: Number of processes that tag; 0 for one per core.
         force: Make the negatives again even if they exist with the same settings.
         authors: Import IDC-PCL's negatives from this file, <split>_neg_tfidf6.json, instead.

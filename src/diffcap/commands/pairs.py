@@ -15,7 +15,7 @@ from diffcap.utils.files import existing_path, url_of
 _TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl")
 _ARCHIVE_SUFFIXES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar")
 _FOLDER_NAMES = (("before", "after"), ("bef", "aft"), ("images", "sc_images"), ("A", "B"))
-_NAME_ENDINGS = (("_before", "_after"), ("-before", "-after"), ("_1", "_2"), ("", "_2"))  # the last: Spot-the-Diff
+_NAME_ENDINGS = (("_before", "_after"), ("-before", "-after"), ("_1", "_2"), ("", "_2"))  # Spot-the-Diff has the last
 _IMAGE_TYPES = ("bmp", "gif", "jpg", "jpeg", "png", "tif", "tiff", "webp", "avif", "jp2", "ppm", "pgm", "tga")
 _MAX_LISTED_IMAGES = 3  # in the note on unpaired images
 
@@ -49,7 +49,7 @@ def find_pairs(before: str, after: str | None = None) -> tuple[list[ImagePair], 
     |---|---|
     | two images | this pair |
     | two folders | images with the same name; the suffixes may differ |
-    | a folder | its `pairs.csv`, `.tsv` or `.jsonl`; else two folders named as in `_FOLDER_NAMES`; else images with `_NAME_ENDINGS` |
+    | a folder | its `pairs.csv`, `.tsv` or `.jsonl`; else its folders `before` and `after`; else images `x_before` and `x_after` |
     | a `.csv`, `.tsv` or `.jsonl` file | the columns "before", "after" and, optionally, "id"; paths relative to the file |
 
     Returns:
@@ -82,7 +82,7 @@ def find_pairs(before: str, after: str | None = None) -> tuple[list[ImagePair], 
 
 
 def _image_files(folder: Path) -> dict[str, list[Path]]:
-    """Return the image files of a folder by name without suffix, in natural order. Names have their composed Unicode form."""
+    """Return the image files of a folder by name without suffix, 2.png before 10.png. Names are in composed Unicode form (NFC)."""
     files: dict[str, list[Path]] = {}
     for path in sorted(folder.iterdir(), key=_natural_key):
         if path.suffix.lower().removeprefix(".") in _IMAGE_TYPES and path.is_file():
@@ -100,7 +100,7 @@ def _natural_key(path: Path) -> tuple[list[tuple[int, str]], str]:
 def _make_pairs(
     matches: Iterable[tuple[str, Sequence[Path], Sequence[Path]]], all_files: Iterable[Sequence[Path]]
 ) -> tuple[list[ImagePair], list[str]]:
-    """Make a pair of each (id, before files, after files), one file each; return the pairs and a note on files in no pair."""
+    """Make a pair of each (id, before files, after files), which must be one file each. Also return a note on unpaired files."""
     pairs = []
     for id, before_files, after_files in matches:
         for files in (before_files, after_files):

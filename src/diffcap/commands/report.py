@@ -48,9 +48,9 @@ def report(
         bins: Number of bins of viewpoint IoU in viewpoint.png, if the pairs have it; 0 for no file.
         curves: Whether to write curves.json and curves.png, if the runs have logs.
         page: Maximal number of pairs in report.html, chosen at random, about 2 kB each; 0 for no page.
-        localisation_pairs: Number of these pairs, evenly chosen over the change types, with attention maps in report.html; the best and the
-            worst pairs are added. It is also measured whether the attention is on the changed object. 0 for none.
-        seed: Seed of the choice of pairs.
+        localisation_pairs: Number of pairs with attention maps in report.html, evenly chosen over the change types; the best and the
+            worst pairs are added. The report also measures whether the attention is on the changed object. 0 for none.
+        seed: Seed of the random choice of the shown pairs.
         remark: Sentence to add below the table.
     """
     from diffcap.records import write_json, write_text

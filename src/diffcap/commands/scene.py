@@ -10,7 +10,7 @@ from diffcap.utils.errors import DiffcapError
 
 SCENE_SUFFIXES = (".geojson", ".csv", ".html")
 DEFAULT_THRESHOLD = 0.5
-_UNREPORTED_TILES = {"unchanged": "unchanged", "identical": "identical", "no_data": "without data"}  # kind -> text
+_UNREPORTED_TILES = {"unchanged": "unchanged", "identical": "identical", "no_data": "without data"}  # kind -> its text
 DEFAULT_CAPTIONER = "tiles"  # ships with diffcap, for overhead images
 _SCALED_CONTRAST_NOTE = (
     f"the pixels do not have 8 bits; their contrast is scaled to that of the images that `{DEFAULT_CAPTIONER}` was trained on. "
@@ -77,7 +77,7 @@ def caption_scene(
         is_default = list(model_options["checkpoint"] or [DEFAULT_CAPTIONER]) == [DEFAULT_CAPTIONER]
         # What the percentiles become: the dark and bright colors of the images of `tiles`, or black and white.
         color_range = raster.TILES_RANGE if is_default and percentiles is None else raster.FULL_RANGE
-        band_range = raster.fit_stretch(overview, percentiles, color_range)  # None for 8 bits
+        band_range = raster.fit_stretch(overview, percentiles, color_range)  # None if the pixels keep their 8 bits
         captioner = load()
         settings = {
             "tile": tile_size,
@@ -145,7 +145,7 @@ def _check_outputs(names: Sequence[str] | None) -> list[Path]:
 
 
 def _parse_numbers(text: str | None, option: str, form: str, counts: tuple[int, ...], number_type: Any) -> Any:
-    """Return the numbers of an option such as "4,3,2", or None if it is not set; `counts`: how many numbers it may have."""
+    """Return the numbers of an option such as "4,3,2", or None if it is not set. Their number must be in `counts`."""
     if text is None:
         return None
     try:
@@ -158,7 +158,7 @@ def _parse_numbers(text: str | None, option: str, form: str, counts: tuple[int, 
 
 
 def _file_identity(path: str) -> list[Any]:
-    """Return name, size and time of a file; they change if the file is replaced."""
+    """Return the name, the size and the time of a file, by which a replaced file is detected."""
     status = Path(path).stat()
     return [Path(path).name, status.st_size, status.st_mtime_ns]
 

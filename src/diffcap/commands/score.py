@@ -33,9 +33,9 @@ def score(
         json: Print the content of metrics.json (scores as fractions) instead of a table.
         dataset: Name of a dataset that the data stage has prepared, instead of a file of references.
         folder: Folder of its manifest; data/<dataset> by default.
-        split: The split of the dataset that the captions are of.
-        protocol: text, or levir_cc (a dataset of remote-sensing change captioning, or of your own in Karpathy's form): also the
-            metrics of word ids that the released evaluators print, change accuracy, no-change accuracy and S*m.
+        split: The split of the dataset to which the captions belong.
+        protocol: text, or levir_cc, which adds the metrics of word ids that the released evaluators print, change accuracy, no-change
+            accuracy and S*m; for datasets of remote-sensing change captioning, and for your own in Karpathy's form.
     """
     if dataset is None and folder is None:
         if protocol != "text":
@@ -88,7 +88,7 @@ def _score_split(
     dataset = read_dataset(folder)
     if dataset_name is not None and dataset.name != dataset_name:
         raise DiffcapError(f"{folder}: holds {dataset.name}, not {dataset_name}; give its own --dataset or --folder.")
-    id_protocol = word_id_protocol(dataset.name, dataset.pairs)  # settings of levir_cc, or None
+    id_protocol = word_id_protocol(dataset.name, dataset.pairs)  # settings of the protocol levir_cc, or None
     if protocol != "text" and (id_protocol is None or id_protocol.accuracy_only):
         supported = ", ".join(spec.name for spec in datasets().values() if spec.protocol)
         raise DiffcapError(

@@ -1,7 +1,7 @@
-"""The LightningDataModules of captioning, with feature maps of pairs and captions. `methods/pcl/data.py` has that of pre-training.
+"""The LightningDataModules of captioning. Their batches have feature maps of image pairs, and captions.
 
-Every random choice of a training step (samples, masked words and patches, swapped images) depends on the seed and the step
-only. It is made for the global batch, the batch of all ranks together, of which each rank takes its part.
+Every random choice of a training step (samples, masked words, swapped images) depends only on the seed and the step. It is made
+for the global batch, which is the batch of all ranks together. Each rank then takes its part of the global batch.
 """
 
 import math
@@ -35,25 +35,25 @@ class FeatureData(pl.LightningDataModule):
 
     Args:
         folder: the dataset's folder, with `manifest.jsonl`.
-        features: name of the feature store in its `features/`.
-        batch_size: number of samples of a step, over all ranks together (as in the papers).
+        features: name of the feature store, a folder in `features/` of the dataset's folder.
+        batch_size: number of samples of a training step, over all ranks together (as in the papers).
         eval_batch_size: number of pairs that each rank decodes at once.
         min_count: minimum number of occurrences of a word in the captions of `vocabulary_splits`.
         max_length: maximum number of ids of a caption, with BOS and EOS; longer captions are cut.
         mask_ratio: probability that a word, or an image patch in a pre-training, is masked (paper: 0.15).
-        swap: with probability 1/2, swap the images of a distractor pair, and give its new before image to its change pair (SCORER, DIRL).
+        swap: with probability 1/2, swap the images of a distractor pair and give its change pair the same new before image (SCORER, DIRL).
         trim: remove padding that no caption of the batch needs; the results are the same for models that mask padding.
-        val_limit: validate on the first pairs only; null for all.
+        val_limit: number of pairs to validate on, the first of the split; null for all.
         num_workers: worker processes of the data loaders, per rank; null: 6 beside a GPU, otherwise 0. The batches do not depend on it.
         seed: seed of all random choices.
-        vocabulary_layout: "pcl", "rcc" for SCORER and DIRL (see `diffcap.text.vocabulary`), or "clip" (see
-            `diffcap.text.vocabularies`), or "hub" for the tokens of `base`.
-        changes: for a dataset whose pairs have several changes: each sentence is a caption ("single"), or all sentences of a pair are
-            one ("multi"); null for the dataset's own value.
-        multi: `max_length` and `min_count` for the changes "multi", whose captions are longer; null: the same values.
-        vocabulary_with: folders of further datasets whose training captions are counted for the vocabulary; all stages of a
-            model need the same ones (IDC-PCL: CUB and Birds-to-Words share a vocabulary).
-        vocabulary_splits: "train", or "all": val and test are counted, too (RSICCformer, Chg2Cap). Equal in all stages of a model.
+        vocabulary_layout: name of the special tokens and the order of the ids, such as "pcl" or "rcc" (`diffcap.text.vocabulary`);
+            "clip" for CLIP's tokens, "hub" for the tokens of `base`.
+        changes: for datasets with one sentence per change. "single": each sentence is a caption. "multi": all sentences of a pair are
+            one caption. null for the dataset's own value.
+        multi: with the changes "multi", whose captions are longer, these values replace `max_length` and `min_count`.
+        vocabulary_with: folders of further datasets whose training captions are counted for the vocabulary (IDC-PCL: CUB and
+            Birds-to-Words share a vocabulary). All stages of a model need the same list.
+        vocabulary_splits: splits whose captions are counted: "train", or "all" (RSICCformer, Chg2Cap). Equal in all stages of a model.
         base: the captioner's vision-language model; the training stage sets it.
         base_revision: commit of `base`; the training stage sets it.
     """
@@ -127,7 +127,7 @@ class FeatureData(pl.LightningDataModule):
         self.val_references = {pair.id: pair.captions for pair in self._captioned_pairs("val")[:val_limit]}
 
     def _captioned_pairs(self, split: str) -> list[ChangePair]:
-        """Return the pairs of a split that have captions; an error if there are none."""
+        """Return the pairs of a split that have captions. Raise an error if there are none."""
         pairs = [pair for pair in self.dataset.pairs if pair.split == split and pair.captions]
         if not pairs and any("class" in pair.extra for pair in self.dataset.pairs):
             raise DiffcapError(
@@ -159,12 +159,12 @@ class FeatureData(pl.LightningDataModule):
             self.val_table = self.table("val")
 
     def _text_entries(self, tokens: np.ndarray, generator: torch.Generator) -> Batch:
-        """Return a batch's entries for captions (B, T): `tokens`, with [MASK] in the vocabulary also `mlm_tokens` and `mlm_labels`."""
+        """Return a batch's entries for captions (B, T): `tokens`; if the vocabulary has [MASK], also `mlm_tokens` and `mlm_labels`."""
         text = torch.from_numpy(tokens.astype(np.int64))
         length = self.val_table.longest_length(tokens) if self.trim else tokens.shape[1]
         if self.vocabulary.mask is None:
             return {"tokens": text[:, :length]}
-        masked, labels = mask_words(  # before trimming, so that the same words are masked with and without it
+        masked, labels = mask_words(  # before trimming, so that `trim` does not change which words are masked
             text,
             eos_id=self.vocabulary.eos,
             mask_id=self.vocabulary.mask,
@@ -182,7 +182,7 @@ class FeatureData(pl.LightningDataModule):
     def _add_images(
         self, batch: Batch, pair_indices: np.ndarray, generator: torch.Generator, table: PairTable | None = None
     ) -> Batch:
-        """Return this rank's part of a global batch, with feature maps. `pair_indices`: (B,), or (b, 2) for samples "scenes"."""
+        """Add feature maps to this rank's part of a global batch. `pair_indices` is (B,), or (b, 2) for the samples "scenes"."""
         is_swapped = torch.zeros(len(pair_indices), dtype=torch.bool)
         if self.swap:
             is_swapped = torch.rand(len(pair_indices), generator=generator) < 0.5
@@ -269,7 +269,7 @@ class CaptionData(FeatureData):
 
     @property
     def batches_per_epoch(self) -> int:
-        """See `FeatureData`; the last, incomplete batch of an epoch counts (SCORER and DIRL, authors' code)."""
+        """Number of training batches of an epoch. The last, incomplete batch counts (SCORER and DIRL, authors' code)."""
         pairs = self._captioned_pairs("train")
         if self.samples == "captions":
             num_samples = sum(len(pair.captions) for pair in pairs)
@@ -288,7 +288,7 @@ class CaptionData(FeatureData):
             self.epochs = ShuffledEpochs(len(self.sample_pairs), self.seed)
 
     def make_batch(self, step: int) -> Batch:
-        """See `FeatureData`: `before`, `after`, text entries, `is_change`. Scenes give all change pairs, then all distractor pairs."""
+        """Return this rank's part of training batch `step`. Of scenes, all change pairs come before all distractor pairs."""
         generator = step_generator(self.seed, step)
         table = self.train_table
         sample_indices = self.epochs.take(step * self.batch_size, self.batch_size)
@@ -301,18 +301,18 @@ class CaptionData(FeatureData):
         entries["is_change"] = torch.from_numpy(table.is_change[pair_indices].reshape(-1)).long()
         if self.samples != "scenes":
             return self._add_images(entries, pair_indices, generator)
-        # Each rank gets whole scenes, entries of shape (b, 2, ...), and then orders them: change pairs, distractor pairs.
+        # Each rank gets whole scenes, as entries of shape (b, 2, ...), and then puts the change pairs before the distractor pairs.
         scene_entries = {key: value.unflatten(0, (-1, 2)) for key, value in entries.items()}
         batch = self._add_images(scene_entries, pair_indices, generator)
         return {key: value.transpose(0, 1).flatten(0, 1) if key in entries else value for key, value in batch.items()}
 
 
 class AdaptData(FeatureData):
-    """The data of CLIP4IDC's adaptation, from a store of pixels: each caption of each change pair is a sample (authors' code)."""
+    """The data of CLIP4IDC's adaptation. The features are pixels. Each caption of each change pair is a sample (authors' code)."""
 
     @property
     def batches_per_epoch(self) -> int:
-        """See `FeatureData`; the last, incomplete batch of an epoch does not count (authors' code), except as the only one."""
+        """Number of training batches of an epoch, at least 1. The last, incomplete batch does not count (authors' code)."""
         num_captions = sum(len(pair.captions) for pair in self._captioned_pairs("train") if not pair.is_distractor)
         return max(1, num_captions // self.batch_size)
 
@@ -327,7 +327,7 @@ class AdaptData(FeatureData):
             self.epochs = ShuffledEpochs(len(self.sample_captions), self.seed)
 
     def make_batch(self, step: int) -> Batch:
-        """See `FeatureData`: `before`, `after`, `tokens`."""
+        """Return this rank's part of training batch `step`: `before`, `after`, `tokens`."""
         generator = step_generator(self.seed, step)
         table = self.train_table
         caption_indices = self.sample_captions[self.epochs.take(step * self.batch_size, self.batch_size)]
@@ -341,10 +341,10 @@ class AdaptData(FeatureData):
 
 
 class ReinforceData(CaptionData):
-    """Pairs, and random numbers for sampling their captions.
+    """The data of self-critical training: pairs, and random numbers with which a model samples captions.
 
     Args:
-        draws: captions sampled for each pair (5 in "A Better Variant of Self-Critical Sequence Training").
+        draws: number of captions to sample for each pair (5 in "A Better Variant of Self-Critical Sequence Training").
         settings: see `CaptionData`.
     """
 
@@ -355,7 +355,7 @@ class ReinforceData(CaptionData):
         self.draws = draws
 
     def make_batch(self, step: int) -> Batch:
-        """See `FeatureData`: `before`, `after`, `pair` (B,), and `draws` (B, K, T - 1), random numbers from 0 to 1 for K captions."""
+        """Return this rank's part of a batch. Its `draws` (B, K, T - 1) are random numbers from 0 to 1 for K captions of each pair."""
         generator = step_generator(self.seed, step)
         sample_indices = self.epochs.take(step * self.batch_size, self.batch_size)
         pair_indices = self.sample_pairs[sample_indices]  # (B,), or (b, 2) for samples "scenes"

@@ -22,7 +22,7 @@ def mask_words(
     [MASK]. EOS becomes [MASK] with probability `ratio`, and always in a caption without words. BOS and padding are never selected.
 
     Args:
-        tokens: (B, T), [BOS] words [EOS] padding. vocabulary_size: V.
+        tokens: (B, T) ids of captions: BOS, words, EOS, padding. vocabulary_size: number of ids, special tokens included.
 
     Returns:
         The masked text, (B, T), and the labels, (B, T): the original id at the selected positions, -1 elsewhere.

@@ -84,9 +84,9 @@ class PairTable:
         Single images have no "after".
 
         Args:
-            pair_indices: (B,), or (b, 2) for two pairs of each of b scenes, which have the same before image. Then "before" has
-                b maps and "after" has 2 b, first those of the first pairs.
-            is_swapped: (B,) or (b,) boolean, where the default and the nonsemantic image are swapped.
+            pair_indices: (B,), or (b, 2) for the two pairs of each of b scenes, which have the same before image. Then "before" has
+                b maps, and "after" has 2 b maps: those of all first pairs, then those of all second pairs.
+            is_swapped: (B,) or (b,) boolean, True where the default and the nonsemantic image are swapped.
         """
         scenes = pair_indices[:, None] if pair_indices.ndim == 1 else pair_indices
         rows = self.store_rows[scenes]  # (b, 1 or 2, 2), or (b, 1, 1) for single images
@@ -115,9 +115,9 @@ class PairTable:
 
 
 class PairDataset(Dataset):
-    """The first `limit` pairs of a split in order, for decoding; with `make_text_entries` also their first captions, for validation.
+    """The first `limit` pairs of a split in order. A list of indices returns a whole batch.
 
-    `make_text_entries` makes a batch's entries for captions ("tokens", ...) from padded ids. A list of indices gives a whole batch.
+    For validation, `make_text_entries` makes the entries ("tokens", ...) of each pair's first caption from its padded ids.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class PairDataset(Dataset):
         self.table = table
         self.num_pairs = min(limit or len(table.ids), len(table.ids))
         self._text_entries = {}
-        # For all pairs at once, so that the masked words depend neither on the batch size nor on the number of ranks.
+        # Entries are made for all pairs at once, so that the masked words depend neither on the batch size nor on the number of ranks.
         if make_text_entries is not None:  # for decoding, the pairs need no captions
             tokens = table.tokens[table.first_caption[: self.num_pairs]]
             self._text_entries = make_text_entries(tokens, step_generator(0, 0))
@@ -176,7 +176,7 @@ class RetrievalDataset(Dataset):
 
 
 def maps_as_float(batch: Batch) -> Batch:
-    """Convert a batch's feature maps to float32, on the device, so that only half the bytes are copied there.
+    """Convert a batch's feature maps from float16 to float32 on the device, so that only half the bytes are copied to it.
 
     "before" and "after" are tensors, or lists of tensors for an ensemble of captioners. Pixels, uint8, are not converted.
     """

@@ -65,7 +65,7 @@ class TaskSchedule:
             raise DiffcapError(f"data.tasks: no share is above 0; raise that of {' or '.join(shares)}.")
         self._probabilities = weights / weights.sum()
         self._seed = seed
-        self._task_indices = np.zeros(0, dtype=np.int64)  # (steps,) so far; `at` appends blocks
+        self._task_indices = np.zeros(0, dtype=np.int64)  # (n,) of the first n steps; `at` appends blocks
 
     def at(self, step: int) -> tuple[str, int]:
         """Return the task of a step, and the number of earlier steps with the same task."""

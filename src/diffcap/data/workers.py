@@ -22,7 +22,7 @@ MAX_WORKERS = 6  # per rank beside a GPU; docs/speed.md has the calculation
 def worker_options(num_workers: int | None, trainer: Any) -> dict[str, Any]:
     """Return arguments of a `DataLoader`: worker processes, and pinned memory beside a GPU.
 
-    `num_workers` is per rank. None: beside a GPU 6, but at most the rank's share of the CPU cores; without a GPU 0.
+    `num_workers` is per rank. None stands for 0 without a GPU. With a GPU, it stands for 6 or the rank's share of the CPU cores, if less.
     """
     is_on_cuda = isinstance(getattr(trainer, "accelerator", None), CUDAAccelerator)
     if num_workers is None:
@@ -38,10 +38,10 @@ def worker_options(num_workers: int | None, trainer: Any) -> dict[str, Any]:
 
 
 def read_maps(store: FeatureStore, rows: np.ndarray) -> Tensor:
-    """Return rows (n,) of a store as a tensor (n, C, h, w), float16 or uint8.
+    """Return the feature maps of n rows of a store, (n, C, h, w), float16 or uint8.
 
-    A worker process reads them into shared memory, as torch's own collate function does; otherwise, sending them to the training
-    would copy them there first.
+    A worker process reads them directly into shared memory, as torch's own collate function does. Otherwise, they would be
+    copied there when they are sent to the training process.
     """
     if get_worker_info() is None:
         return torch.from_numpy(store.read(rows))

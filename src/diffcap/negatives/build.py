@@ -1,15 +1,16 @@
-"""Build hard negatives for the training captions: retrieved, replaced and confused (IDC-PCL, section 3.2).
+"""Build hard negatives, which are wrong but similar captions, for the training captions (IDC-PCL, section 3.2).
 
-Each kind has strategies, such as "swap_animals" of the kind "confuse". Texts are tokenised captions, their words joined with spaces. A
-negative never equals a reference of its pair or another negative of its caption. If a pair is a distractor, or if one of its references
-states that both images look alike, no negative has such a statement. Captions of other pairs whose content words (nouns, verbs,
-adjectives, numbers) all occur in the references are skipped, because they could be true. If a kind gives too few negatives:
+The kind "retrieve" takes captions of other pairs, "replace" replaces words, and "confuse" exchanges the roles of words. A kind has several
+strategies, such as "swap_animals" of "confuse". Texts are tokenised captions, whose words are joined with spaces. A negative never equals
+a reference of its pair or another negative of its caption. If a pair is a distractor, or if a reference states that both images look
+alike, no negative states this. Captions of other pairs are skipped if all their content words (nouns, verbs, adjectives, numbers) occur
+in the references, because such captions could be true. If the strategies of the paper give too few negatives, fallbacks follow in order:
 
-* replace: another caption of the same pair with its words replaced.
-* confuse, change pair: a comparison inverted; two words swapped; words replaced. With the replacement "matched", a caption which
-  states that nothing changed comes first: if it were never a negative, a model could accept it without looking at the images.
-* confuse, distractor pair: a caption of the change pair with the same "before" image.
-* all, as the last resort: a random caption of another change pair; then the words of the caption in random order.
+* "replace": other captions of the same pair with replaced words.
+* "confuse" for a change pair: captions with an inverted comparison, two swapped words, or replaced words. With `Recipe.replacement`
+  "matched", captions of no change come first. If they were never negatives, a model could accept them without looking at the images.
+* "confuse" for a distractor pair: captions of the change pair with the same before image.
+* All kinds: random captions of other change pairs, and at last the words of the caption in random order.
 """
 
 from collections import Counter
@@ -30,9 +31,9 @@ from diffcap.utils.errors import DiffcapError
 
 NUM_CANDIDATES = 64  # groups of captions with equal content words that are retrieved for each caption
 _REPLACE_ATTEMPTS, _OTHER_CAPTION_ATTEMPTS, _SHUFFLE_ATTEMPTS = 8, 50, 20
-# Strategies of the kind "confuse" before which "matched" tries a caption which states that nothing changed.
+# The last strategies of the kind "confuse". With the replacement "matched", a caption of no change is tried before them.
 _FALLBACK_STRATEGIES = ("turn_comparison", "exchange_words")
-ProgressFunction = Callable[[int, int], None]
+ProgressFunction = Callable[[int, int], None]  # takes the finished and the total number of steps
 
 
 @dataclass(frozen=True)
@@ -42,12 +43,12 @@ class Recipe:
     retrieve: int = 2
     replace: int = 2
     confuse: int = 2
-    # "pair": all captions of a pair share the negatives of one of them, chosen at random (as in the authors' released files).
-    # "caption": each caption has its own negatives (ours).
+    # "pair": one caption of a pair, chosen at random, gets negatives, and all its captions share them (as in the authors' files).
+    # "caption": each caption has its own negatives (not in the paper).
     scope: Literal["pair", "caption"] = "pair"
     seed: int = 0  # of all random choices
-    # "uniform": any other word of the same part of speech, each with the same probability (paper). "matched": words of the same
-    # inflection, by frequency, without the meanings of the references; `confuse` then also uses captions of no change (ours).
+    # How new words are drawn. "uniform": from all words of the same part of speech, each with the same probability (paper). "matched",
+    # not in the paper: from words of the same inflection by frequency, but not those with a meaning that a reference has.
     replacement: Literal["uniform", "matched"] = "uniform"
 
     def __post_init__(self) -> None:
@@ -63,11 +64,11 @@ class _PairContext:
     pair: ChangePair
     references: list[TaggedCaption]
     reference_content: frozenset[str]  # all content words of the references
-    can_look_alike: bool  # whether it is a distractor pair, or a reference states that the two images look alike
+    can_look_alike: bool  # True for a distractor pair, or if a reference states that the two images look alike
 
     def is_surely_wrong(self, caption: TaggedCaption) -> bool:
         """Return True if a caption of another pair has a content word that no reference has."""
-        if self.can_look_alike and describes_similarity(caption.text):  # could be true of this pair, too
+        if self.can_look_alike and describes_similarity(caption.text):  # the caption could be true of this pair, too
             return False
         return not frozenset(caption.content) <= self.reference_content
 
@@ -77,7 +78,7 @@ class Builder:
 
     Args:
         pairs: each with at least one caption.
-        tags: sentence -> UPOS tags, for every sentence of the tokenised captions.
+        tags: sentence -> part of speech of each word (UPOS tags), for every sentence of the tokenised captions.
         progress: called with the computed and the total number of scores during the search for similar captions.
     """
 
@@ -89,8 +90,7 @@ class Builder:
         progress: ProgressFunction | None = None,
     ) -> None:
         self.pairs, self.recipe = pairs, recipe
-        # (kind, strategy) -> number of negatives built so far
-        self.counts: Counter[tuple[str, str]] = Counter()
+        self.counts: Counter[tuple[str, str]] = Counter()  # (kind, strategy) -> number of negatives built so far
         self._text_of = {caption: normalize_caption(caption) for pair in pairs for caption in pair.captions}
         distinct_texts = sorted(set(self._text_of.values()))
         self._tagged_by_text = {text: make_tagged_caption(text, tags) for text in distinct_texts}
@@ -110,7 +110,7 @@ class Builder:
 
     def _find_similar(self, progress: ProgressFunction | None) -> None:
         """Find the change captions most similar to those that get negatives."""
-        # Content words -> the captions with these words, which are all equally similar to any other caption.
+        # Content words -> the captions with exactly these content words; they are equally similar to any other caption.
         groups: dict[tuple[str, ...], list[TaggedCaption]] = {}
         for text in self._sorted_change_texts:
             groups.setdefault(self._tagged_by_text[text].content, []).append(self._tagged_by_text[text])
@@ -190,7 +190,7 @@ class Builder:
 
     def _replace(self, context: _PairContext, caption: TaggedCaption, rng: Random) -> Iterator[tuple[str, str]]:
         if context.pair.is_distractor:
-            return  # "no change was made" stays true, or loses its meaning, whichever word is replaced
+            return  # "no change was made" with a replaced word is still true, or has no meaning
         sources = [reference for reference in context.references if not describes_similarity(reference.text)]
         reference_content = context.reference_content if self.recipe.replacement == "matched" else None
         own_sources = [source for source in sources if source is caption]
@@ -213,7 +213,7 @@ class Builder:
         yield from ((strategy, text) for strategy, text in confused.items() if strategy not in _FALLBACK_STRATEGIES)
         if self._sorted_no_change_texts and self.recipe.replacement == "matched":
             yield "no change", rng.choice(self._sorted_no_change_texts)
-        if describes_similarity(caption.text):  # with two words exchanged, it would say the same in worse grammar
+        if describes_similarity(caption.text):  # exchanged words would not change its meaning
             confused.pop("exchange_words", None)
         yield from ((strategy, text) for strategy, text in confused.items() if strategy in _FALLBACK_STRATEGIES)
         for strategy, text in self._replace(context, caption, rng):

@@ -1,10 +1,10 @@
-"""Confused negatives: the words of a caption with their roles exchanged (IDC-PCL, section 3.2).
+"""Build negatives of the kind "confuse": wrong captions in which words of a caption have exchanged their roles (IDC-PCL, section 3.2).
 
-Each strategy returns a new text, or None if it does not apply. They are tried in this order:
+Each strategy returns a new text, or None if it does not apply. The strategies are tried in this order:
 
-* captions with "animal1" or "animal2": swap the two animals in the whole caption; swap them in one sentence that names
-  both; invert each comparison ("larger" / "smaller"); swap two adjectives or two nouns;
-* other captions: swap two noun phrases of a sentence; invert the change ("added" / "removed", "from" / "to", the old and
+* For captions with "animal1" or "animal2" (Birds-to-Words): swap the two animals in the whole caption; swap them in one sentence
+  that names both; invert each comparison ("larger" / "smaller"); swap two adjectives or two nouns.
+* For other captions: swap two noun phrases of a sentence; invert the change ("added" / "removed", "from" / "to", the old and
   the new color); invert each comparison; swap two adjectives or two nouns.
 """
 
@@ -28,7 +28,7 @@ from diffcap.text.tagging import split_sentences
 
 _SYMMETRIC_WORDS = frozenset(("same", "similar", "identical", "both", "alike", "equal", "equally", "each", "neither"))
 _OTHER_ANIMAL = {"animal1": "animal2", "animal2": "animal1"}
-_WORDS_AFTER_SAME = frozenset(("as", "in", "but", "and", "except", "with", "though"))  # if no noun follows "the same"
+_WORDS_AFTER_SAME = frozenset(("as", "in", "but", "and", "except", "with", "though"))  # after "the same" without a noun
 _COORDINATORS = frozenset(("and", "or", ",", "/", "-", "&"))
 _BE_FORMS = frozenset(("is", "was", "are", "were", "been", "being", "be"))
 # Words that describe a state. They are inverted only if the caption has no verb of change.
@@ -36,7 +36,7 @@ _STATE_WORDS = frozenset(("gone", "missing", "new", "nothing", "same", "identica
 
 
 def confuse(caption: TaggedCaption, rng: Random) -> Iterator[tuple[str, str]]:
-    """Yield (name of the strategy, text) of every strategy that applies, best first; a text may occur twice."""
+    """Yield (name of the strategy, text) of every strategy that applies, best first. Two strategies may give the same text."""
     strategies = _ANIMAL_STRATEGIES if any(word in _OTHER_ANIMAL for word in caption.words) else _SCENE_STRATEGIES
     for name, strategy in strategies.items():
         text = strategy(caption, rng)
@@ -66,7 +66,7 @@ def swap_animals_once(caption: TaggedCaption, rng: Random) -> str | None:
 def invert_comparison(caption: TaggedCaption, rng: Random) -> str | None:
     """Replace every word of comparison by its antonym, except nouns ("light")."""
     inverted: list[str] = []
-    changed_indices = set()  # in `inverted`, which can be shorter or longer than the sentence
+    changed_indices = set()  # indices in `inverted`, which can be shorter or longer than the caption
     for index, (word, tag) in enumerate(zip(caption.words, caption.tags)):
         if word not in COMPARISON_ANTONYMS or tag == "NOUN":
             inverted.append(word)
@@ -92,7 +92,7 @@ def swap_noun_phrases(caption: TaggedCaption, rng: Random) -> str | None:
 
 
 def invert_change(caption: TaggedCaption, rng: Random) -> str | None:
-    """Describe the opposite change; turn a statement that nothing has changed into a change, or the other way round."""
+    """Describe the opposite change. If the caption states that nothing changed, describe a change."""
     words = list(caption.words)
     for index in range(len(words) - 3):  # turn "from red to blue" into "from blue to red"
         first, old, second, new = words[index : index + 4]
@@ -133,7 +133,7 @@ def swap_words(caption: TaggedCaption, rng: Random) -> str | None:
 
 
 _Strategies = dict[str, Callable[[TaggedCaption, Random], str | None]]
-# The names are keys in `negatives.json`: they stay when a function is renamed.
+# The names are keys in `negatives.json`, so they must stay as they are when a function is renamed.
 _ANY_CAPTION: _Strategies = {"turn_comparison": invert_comparison, "exchange_words": swap_words}
 _ANIMAL_STRATEGIES: _Strategies = {"swap_animals": swap_animals, "swap_animals_once": swap_animals_once, **_ANY_CAPTION}
 _SCENE_STRATEGIES: _Strategies = {
@@ -192,7 +192,7 @@ def _is_coordination(between: tuple[str, ...] | list[str]) -> bool:
 
 
 def _swap_old_and_new(words: list[str]) -> str | None:
-    """Turn "the red cube became blue" into "the blue cube became red": the last word is the new value."""
+    """Turn "the red cube became blue" into "the blue cube became red" if the last word is a color or a material."""
     attribute = attribute_of(words[-1]) if words else None
     if attribute not in ("color", "material"):
         return None
@@ -209,7 +209,7 @@ def _word_before(words: list[str], index: int) -> str:
 
 
 def _invert_move(words: list[str], index: int, word: str) -> list[str] | None:
-    """Replace the move, which has no opposite, by a removal."""
+    """Replace "moved", which has no opposite, by "removed" or "disappeared"."""
     if word not in ("moved", "shifted", "relocated") or words[0] in ("no", "nothing"):
         return None
     rest = [other for other in words[index + 1 :] if other != "elsewhere"]

@@ -1,4 +1,4 @@
-"""The files of hard negatives: `negatives.jsonl`, its report `negatives.md`, and the negatives that IDC-PCL's authors released."""
+"""Read and write the files of hard negatives: `negatives.jsonl`, the report `negatives.md`, and the files that authors released."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,10 +18,10 @@ NEGATIVES_FILE = "negatives.jsonl"
 METADATA_FILE = "negatives.json"  # the settings that the negatives were built with, and the SHA-256 of NEGATIVES_FILE
 KINDS = (
     "retrieve",  # the caption of another pair with similar words
-    "replace",  # some words of the caption replaced by others of the same part of speech
-    "confuse",  # the same words in another order: words of the same part of speech change places
+    "replace",  # the caption, in which some words are replaced by others of the same part of speech
+    "confuse",  # the caption, in which words have changed places or the change is reversed
 )
-# Kind -> its strategies that the paper describes; the others are fallbacks.
+# Kind -> those of its strategies that the paper describes. Other strategies are fallbacks for too few negatives.
 _PAPER_STRATEGIES = {
     "retrieve": ("alike",),
     "replace": ("words replaced",),
@@ -35,7 +35,7 @@ _HOW_TO_BUILD = "build it with `make negatives DATASET=<name>`"
 class Negative:
     """A caption that is wrong for its pair."""
 
-    kind: str  # one of `KINDS`; if the strategies of this kind gave no text, a fallback built it
+    kind: str  # one of `KINDS`; if the strategies of this kind gave too few texts, a fallback made this text
     text: str  # tokens of `normalize_caption`, joined with spaces
 
 
@@ -45,15 +45,15 @@ class CaptionNegatives:
 
     id: str  # the pair's id in manifest.jsonl; a pair with several captions has several entries
     caption: str  # as written in manifest.jsonl, not tokenised
-    negatives: list[Negative]  # in the order of `KINDS`; all captions of a file have the same number
+    negatives: list[Negative]  # in the order of `KINDS`; every caption of a file has the same number of negatives
 
 
 def write_negatives(
     path: str | Path, rows: Iterable[CaptionNegatives], before_rename: Callable[[], None] = lambda: None
 ) -> None:
-    """Write the rows to a temporary file, call `before_rename`, delete the earlier `negatives.json`, then rename the file.
+    """Write the rows to a temporary file, call `before_rename`, delete the earlier `negatives.json`, then rename the file to `path`.
 
-    So a killed process never leaves a `negatives.json` that describes another file. The caller writes the new `negatives.json`.
+    In this order, a killed process never leaves a `negatives.json` that describes other negatives. The caller then writes a new one.
     """
     with atomic_write(path) as temporary:
         with temporary.open("w", encoding="utf-8") as file:
@@ -77,7 +77,7 @@ def iter_negatives(path: str | Path) -> Iterator[CaptionNegatives]:
             command = f"`make negatives FOLDER='{path.parent}' TAGGER={tagger}`" if tagger else "`make negatives`"
             raise DiffcapError(f"{path}: its SHA-256 is not the one in {METADATA_FILE}; build it again with {command}.")
     remedy = "build the file again with `make negatives DATASET=<name>`" if has_metadata else "fix that line"
-    num_negatives = 0  # of each caption
+    num_negatives = 0  # of each caption; 0 before the first line
     for where, row in read_json_lines(path, "negatives", _HOW_TO_BUILD):
         entries = row.get("negatives")
         if not isinstance(row.get("id"), str) or not isinstance(row.get("caption"), str):
@@ -111,7 +111,7 @@ def authors_negatives(path: Path, pairs: Sequence[ChangePair]) -> Iterator[Capti
     The files do not say how each negative was made; because of the "tfidf" in their names, all get the kind "retrieve".
     """
     pair_by_stems = {tuple(map(_stem, pair.images)): pair for pair in pairs}
-    num_negatives = 0  # of each line
+    num_negatives = 0  # of each line; 0 before the first line
     has_caption = False
     for where, row in read_json_lines(path, "hard negatives"):
         negatives = check_sentences(row.get("neg_samples"), where, "neg_samples")

@@ -1,4 +1,4 @@
-"""Replaced negatives: the most informative nouns and adjectives of a caption are replaced (IDC-PCL, section 3.2)."""
+"""Build negatives of the kind "replace": replace the most informative nouns and adjectives of a caption (IDC-PCL, section 3.2)."""
 
 import math
 from bisect import bisect
@@ -29,16 +29,16 @@ class WordPool:
         self._pools = {key: (list(pool), list(accumulate(pool.values()))) for key, pool in pools.items()}
 
     def sample_uniform(self, word: str, tag: str, rng: Random) -> str | None:
-        """Sample another word of the same tag, each with the same probability (IDC-PCL, section 3.2); None if there is none."""
+        """Sample another word of the same tag (part of speech), all with the same probability (paper). None if there is none."""
         others = [other for other in self._words.get(tag, []) if other != word]
         return rng.choice(others) if others else None
 
     def sample_matched(self, word: str, tag: str, excluded: frozenset[str], rng: Random) -> str | None:
-        """Sample a word of the same tag, attribute and inflection, whose `synonym_key` is not `excluded` (ours); None if there is none.
+        """Sample a word of the same tag, attribute and inflection, whose `synonym_key` is not `excluded`. None if there is none.
 
         The probability is proportional to the frequency, so that a model cannot recognise a negative by its grammar or its rare
-        words. Words that mostly have another tag are never sampled. The same holds for words that occur fewer than five times and
-        in fewer than one of a thousand captions, because they are often misspelt.
+        words. Words that mostly have another tag are never sampled. Words that occur fewer than five times and less than once per
+        thousand captions are never sampled either, because they are often misspelt.
         """
         words, cumulative_counts = self._pools.get(_pool_key(word, tag), ([], [0]))
         for _ in range(4 if words else 0):  # faster than filtering all words, and nearly always enough
@@ -81,8 +81,8 @@ def replace_words(
 
     Args:
         idf: inverse document frequency of each `synonym_key`.
-        reference_content: the `content` of all references of the pair: words are replaced by words of the same tag, attribute and
-            inflection with another meaning, if possible one that is in no reference (ours). None: any other word of the tag (paper).
+        reference_content: `synonym_key` of each content word of the pair's references. Then a new word has the same tag, attribute and
+            inflection and another meaning, if possible one that no reference has. None: any other word of the tag (paper).
 
     Returns:
         The new text; None if no word can be replaced, or if every new word has a meaning of a reference.

@@ -1,4 +1,4 @@
-"""Retrieved negatives: the captions of other pairs with the most similar TF-IDF vectors (IDC-PCL, section 3.2)."""
+"""Find captions for negatives of the kind "retrieve", those with the most similar TF-IDF vectors (IDC-PCL, section 3.2)."""
 
 import math
 from collections import Counter
@@ -9,11 +9,11 @@ import scipy.sparse as sp
 
 from diffcap.negatives.words import TaggedCaption
 
-# The scores of a chunk of queries and a block of documents fit into the processor's cache, which doubles the speed: 420,000 distinct
-# captions of 76 words take about ten minutes on one core (measured).
+# The scores of a chunk of queries and a block of documents fit into the processor's cache, which doubles the speed. Measured on one
+# core: 420,000 distinct captions with 76 different words take about ten minutes.
 _QUERIES_PER_CHUNK = 64
 _DOCUMENTS_PER_BLOCK = 32768
-_MAX_BLOCK_VALUES = 1 << 26  # in a dense block of documents: 256 MB
+_MAX_BLOCK_VALUES = 1 << 26  # values of a dense block of documents, 256 MB in float32
 _GROUP_SIZE = 32  # documents in a group, see `_largest_indices`
 
 
@@ -45,7 +45,7 @@ def tfidf(documents: Sequence[Sequence[str]], idf: Mapping[str, float]) -> sp.cs
 def most_similar(
     queries: sp.csr_matrix, documents: sp.csr_matrix, count: int, progress: Callable[[int, int], None] | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the documents with the largest inner product for every query, in chunks, so that memory does not grow with Q x N.
+    """Return the documents with the largest inner products with each query. Memory does not grow with Q x N, as it works in chunks.
 
     Args:
         queries: (Q, V). documents: (N, V). count: K; at most N are returned.
@@ -71,7 +71,7 @@ def most_similar(
                 indices = np.concatenate([best_indices[query_slice], indices + block_start], 1)
                 scores = np.concatenate([best_scores[query_slice], scores], 1)
             order = np.lexsort((indices, -scores), axis=1)[:, :count]
-            num_kept = order.shape[1]  # less than K if the blocks so far have fewer documents
+            num_kept = order.shape[1]  # less than K if the blocks up to this one have fewer documents
             best_indices[query_slice, :num_kept] = np.take_along_axis(indices, order, 1)
             best_scores[query_slice, :num_kept] = np.take_along_axis(scores, order, 1)
             if progress:

@@ -8,7 +8,7 @@ from diffcap.text.tagging import split_sentences
 from diffcap.text.vocabulary import tokenize
 
 # attribute -> groups of synonyms in CLEVR's vocabulary, separated by commas; a word that is in no group has no synonyms. Without the
-# groups, "the big ball was added" could become a negative of "the large sphere was added".
+# groups, "the big ball was added" could become a negative of "the large sphere was added", which means the same.
 _SYNONYM_GROUPS = {
     "size": "large big, small tiny little",
     "color": "gray grey, red, blue, green, brown, purple, cyan, yellow, black, white, orange, pink, tan, beige",
@@ -52,7 +52,7 @@ def synonym_key(word: str) -> str:
 
 
 def is_animal(word: str) -> bool:
-    """Return True for "animal1", "animal2" and their misspellings; only the confused negatives change these words."""
+    """Return True for "animal1" and "animal2", the birds of Birds-to-Words, and misspellings. Only `confuse` changes them."""
     return re.fullmatch(r"\d?animals?\d.*", word) is not None
 
 
@@ -124,7 +124,7 @@ class TaggedCaption:
     text: str  # the words joined with spaces
     words: tuple[str, ...]
     tags: tuple[str, ...]  # the part of speech of each word (UPOS), such as "NOUN"
-    content: tuple[str, ...]  # `synonym_key` of each content word; the terms of TF-IDF
+    content: tuple[str, ...]  # `synonym_key` of each content word (such as a noun or an adjective), for TF-IDF
 
 
 def normalize_caption(caption: str) -> str:
