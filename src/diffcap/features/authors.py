@@ -1,14 +1,14 @@
-"""Import the features that the authors of a method have released into a feature store.
+"""Fill a feature store, the folder with the features of a dataset, with features that the authors of a method have published.
 
 The authors' folder has one of two formats:
 
-* `.npy` (SCORER, DIRL): one array per image, `features/CLEVR_default_000123.png.npy`, `sc_features/...`, `nsc_features/...`, or the
-  same file names anywhere in the folder, if they are unique;
-* pickles (IDC-PCL): `img.pkl`, `sc_img.pkl`, `nsc_img.pkl` in the folder or in its `full/`, each a dict from image name without
-  extension to array; or a single pickle with any name for all images (birds). A pickle is read as a whole, without executing code:
-  40,000 maps of 2048 x 7 x 7 in float32 need 16 GB of memory.
+* `.npy` (SCORER, DIRL): one file per image, such as `features/CLEVR_default_000123.png.npy`. The file is in the folder `features`,
+  `sc_features` or `nsc_features`, or in any folder if its name is unique;
+* pickles (IDC-PCL): `img.pkl`, `sc_img.pkl` and `nsc_img.pkl` in the authors' folder or in its subfolder `full`, or a single pickle
+  with any name (Birds-to-Words). Each is a dict from image name without extension to array. A pickle is read as a whole, without
+  executing code: 40,000 maps of 2048 x 7 x 7 in float32 need 16 GB of memory.
 
-The array of an image is its feature map (C, h, w), (1, C, h, w), or (C, h * h), as IDC-PCL's features of birds.
+The array of an image is its feature map: (C, h, w), (1, C, h, w), or (C, h * h) in IDC-PCL's features for Birds-to-Words.
 """
 
 import math
@@ -26,14 +26,14 @@ from diffcap.records import Dataset, file_hash, write_json
 from diffcap.utils.errors import DiffcapError, wrap_errors
 from diffcap.utils.unpickling import load_arrays
 
-# Folder of an image -> prefix of its folder of features or its pickle. sc_: after a semantic change; nsc_: without one.
+# Folder of an image -> prefix of the folder or pickle with its features: "sc_" after a change, "nsc_" if only the camera has moved.
 _PREFIXES = {"images": "", "bef": "", "sc_images": "sc_", "aft": "sc_", "nsc_images": "nsc_"}
 
 
 def fill_store(dataset: Dataset, authors_folder: str | Path, store_folder: str | Path) -> int:
-    """Import the features of all images of a dataset from the authors' folder, and list the files in the store's `source.json`.
+    """Import the features of all images of a dataset from the authors' folder, and list the authors' files in the store's `source.json`.
 
-    Returns the number of imported images; images that the store has already from the same files are not imported again.
+    Returns the number of imported images. An image is not imported again if the store has its features from the same file.
     """
     authors_folder = Path(authors_folder)
     image_paths = unique_images(dataset.pairs)
@@ -47,12 +47,12 @@ def fill_store(dataset: Dataset, authors_folder: str | Path, store_folder: str |
         )
     feature_files = {path: pickles[_prefix_of(path)] for path in image_paths if pickles}
     feature_files = feature_files or _find_npy_files(image_paths, authors_folder)
-    stored_images: set[str] = set()  # filled below: opening the store needs the shape of the first feature map
+    stored_images: set[str] = set()  # filled below: the store cannot be opened before the first map is read
     feature_maps = _read_feature_maps(feature_files, stored_images)
     first_image, first_map = next(feature_maps)
     shape = first_map.shape
     meta = {"library": "authors", "form": "pickles" if pickles else "npy"}
-    stamps = file_stamps([feature_files[path] for path in image_paths])  # to import changed files again
+    stamps = file_stamps([feature_files[path] for path in image_paths])  # so that changed files are imported again
     writer = StoreWriter(store_folder, image_paths, shape, meta, stamps)
     row_of = {path: row for row, path in enumerate(writer.image_paths)}
     missing_rows = set(writer.missing_rows().tolist())
@@ -65,7 +65,7 @@ def fill_store(dataset: Dataset, authors_folder: str | Path, store_folder: str |
             if path not in stored_images:
                 writer.write(np.array([row_of[path]]), feature_map[None])
     finally:
-        writer.flush()  # keep the features of the other files if one of them is invalid
+        writer.flush()  # if a file is invalid, the features from the files before it are kept
     num_images = len(image_paths)
     info: dict[str, Any] = {"folder": str(authors_folder.absolute()), "form": meta["form"], "images": num_images}
     used_files = sorted(set(feature_files.values()))
@@ -83,7 +83,7 @@ def fill_store(dataset: Dataset, authors_folder: str | Path, store_folder: str |
 
 
 def _find_pickles(authors_folder: Path) -> dict[str, Path]:
-    """Return the pickles that exist, by the prefix of their name."""
+    """Return the pickles that exist: prefix ("", "sc_" or "nsc_") of their images -> file."""
     for folder in (authors_folder, authors_folder / "full"):
         pickles = {prefix: folder / f"{prefix}img.pkl" for prefix in ("", "sc_", "nsc_")}
         pickles = {prefix: file for prefix, file in pickles.items() if file.is_file()}
@@ -123,7 +123,7 @@ def _read_feature_maps(feature_files: dict[str, Path], stored_images: set[str]) 
 def _pickle_keys(image_path: str) -> list[str]:
     """Return the keys that an image may have in a pickle."""
     path = PurePosixPath(image_path)
-    # "images/001.Albatross/0007.jpg" -> "001.Albatross/0007.jpg": CUB has a folder per class.
+    # CUB, from which the birds come, has a folder per class: "images/001.Albatross/0007.jpg" -> "001.Albatross/0007.jpg".
     class_path = path.relative_to(path.parts[0]) if len(path.parts) > 1 else path
     padded = [f"{int(path.stem):06d}"] if path.stem.isdecimal() else []
     return [path.stem, path.name, str(class_path.with_suffix("")), str(class_path), *padded]
@@ -156,7 +156,7 @@ def _find_npy_files(image_paths: Sequence[str], authors_folder: Path) -> dict[st
 
 
 def _to_feature_map(array: Any, place: str) -> Array:
-    """Convert an array of one of the three shapes above to (C, h, w); `place` of the array is for messages."""
+    """Convert an array of one of the three shapes at the top to (C, h, w); messages name the array's `place`."""
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiu":
         raise DiffcapError(f"{place}: expected numbers, found {type(array).__name__}; fetch the file again.")
     if array.ndim == 4 and len(array) == 1:

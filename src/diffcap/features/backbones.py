@@ -1,16 +1,17 @@
-"""Frozen networks of several libraries that compute a feature map of one image, for stores and for new images.
+"""Backbones: frozen networks of several libraries. They compute a feature map of one image, for a feature store or a new caption.
 
 | library | `network` | layer (option `stage`) | default weights |
 |---|---|---|---|
-| `torchvision` | name of a classifier | name of a node, required: `layer3`, `features.28` | `IMAGENET1K_V1` |
-| `open_clip` | `NAME` or `NAME:TAG` | number of a block; null: the last | those of TAG, else of `openai`, else of the first tag |
+| `torchvision` | name of a classifier | name of a node, such as `layer3` (required) | `IMAGENET1K_V1` |
+| `open_clip` | `NAME` or `NAME:TAG` | number of a block; null: the last | those of TAG; without TAG, of `openai`, else of the first tag |
 | `timm` | name of a model | number of a block; null: the last | those of the tag in the name |
 | `pixels` | null | null | none; the features are the image itself, resized to `image_size` and stored as uint8 |
-| name of a dataset or method with a network | null | null | dataset: those that ship with the package; method: none |
+| name of a dataset with a network | null | null | those that ship with the package |
+| name of a method with a network | null | null | none; `weights` must be a checkpoint of the method |
 
 `resnet101` gives 1024 x 14 x 14 at `layer3` and 2048 x 7 x 7 at `layer4`.
 The activation, mean and standard deviation are always those of the default weights, even if `weights` is a file or "random".
-An image is always resized as a whole, with diffcap's `ResizeNormalize` instead of the library's preprocessing.
+An image is always resized as a whole, by diffcap's `ResizeNormalize` and not by the library's preprocessing, which may crop it.
 """
 
 import json
@@ -43,19 +44,19 @@ from diffcap.features.weights import (
 from diffcap.registry import import_object, methods
 from diffcap.utils.errors import DiffcapError
 
-_WEIGHTS_OPTION = "--backbone-weights"  # of the commands that caption images
+_WEIGHTS_OPTION = "--backbone-weights"  # option of the commands that caption images, for the weights file of a backbone
 
 
 @cache
 def own_builders() -> dict[str, str]:
-    """Return the import path of the function that builds the network, for each dataset and method with a network of its own."""
+    """Return the datasets and methods with a network of their own: name -> import path of the function that builds the network."""
     builders = {name: dataset.network for name, dataset in datasets().items()}
     builders |= {name: method.network for name, method in methods().items()}
     return {name: import_path for name, import_path in builders.items() if import_path}
 
 
 def library_names() -> tuple[str, ...]:
-    """Return the names of all libraries."""
+    """Return the names in the table's column "library"."""
     return ("torchvision", "open_clip", "timm", *own_builders(), "pixels")
 
 
@@ -63,10 +64,10 @@ class Backbone(nn.Module):
     """A frozen network and its preprocessing.
 
     Args:
-        trunk: network from preprocessed images (B, 3, H, W) to a feature map (B, C, h, w).
-        preprocess: RGB image to (3, H, W) float32: normalised, or for `pixels` whole numbers from 0 to 255.
+        trunk: network that turns preprocessed images (B, 3, H, W) into a feature map (B, C, h, w).
+        preprocess: turns an RGB image into (3, H, W) float32: normalised, or whole numbers from 0 to 255 for `pixels`.
         description: JSON values that identify the network, such as its library, name and layer.
-        pool_size: (h, w) of an adaptive average pooling of the map; None: no pooling.
+        pool_size: size (h, w) to which average pooling reduces the map; None for no pooling.
     """
 
     def __init__(
@@ -83,12 +84,12 @@ class Backbone(nn.Module):
         self.pool_size = pool_size
 
     def forward(self, images: Tensor) -> Tensor:
-        """Preprocessed images (B, 3, H, W) to features (B, C, h, w)."""
+        """Turn preprocessed images (B, 3, H, W) into features (B, C, h, w)."""
         features = self.trunk(images)
         return F.adaptive_avg_pool2d(features, self.pool_size) if self.pool_size else features
 
     def describe(self) -> dict[str, Any]:
-        """JSON values that are equal for two backbones if, and only if, their features are equal."""
+        """Return JSON values, which are equal for two backbones if, and only if, the backbones compute equal features."""
         return {
             **self._description,
             "weights_sha256": state_hash(self.trunk),
@@ -98,7 +99,7 @@ class Backbone(nn.Module):
 
     @torch.no_grad()
     def shape(self) -> tuple[int, int, int]:
-        """(C, h, w) of one image's features, measured with a blank image."""
+        """Return the shape (C, h, w) of one image's features, measured with a blank image."""
         features = self.trunk(self.preprocess(Image.new("RGB", (8, 8)))[None])
         if not isinstance(features, Tensor) or features.ndim != 4:
             output = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
@@ -119,14 +120,14 @@ def build_backbone(
     image_size: tuple[int, int] | None = None,
     image_std: tuple[float, float, float] | None = None,
 ) -> Backbone:
-    """Build a backbone. The extraction stage has `layer` as its option `stage`, and `pool_size` as `pool`.
+    """Build a backbone. `layer` is the option `stage` of `make extract`, and `pool_size` is its option `pool`.
 
     Args:
-        library, network, layer: as in the table at the top; the layer gives the feature map.
+        library, network, layer: as in the table at the top; the layer's output is the feature map.
         weights: "default" (downloaded by the library), "random" (seed 0, for tests), or the path of a weights file.
-        pool_size: rows and columns of the map after average pooling; None: no pooling.
+        pool_size: rows and columns of the map after average pooling; None for no pooling.
         image_size: height and width of `pixels` and of the input of a torchvision network, by default (224, 224).
-        image_std: standard deviations of R, G, B from 0 to 1 for a torchvision network; by default those of its weights.
+        image_std: standard deviations of R, G, B on a scale from 0 to 1 for a torchvision network; by default those of its weights.
     """
     if library not in library_names():
         names = ", ".join(library_names())
@@ -137,7 +138,7 @@ def build_backbone(
     ):
         if value is not None and library not in libraries:
             raise DiffcapError(f"--model.{option} is only for {' and '.join(libraries)}, not for {library}: remove it.")
-    size = None if image_size is None else (image_size[0], image_size[1])  # a tuple also if the caller gave a list
+    size = None if image_size is None else (image_size[0], image_size[1])  # a tuple, even if the caller gave a list
     if library == "pixels":
         if weights != "default" or network is not None or layer is not None or pool_size is not None:
             raise DiffcapError(
@@ -168,7 +169,7 @@ def build_backbone(
 
 
 def find_preprocessing(library: str, network: str) -> ResizeNormalize:
-    """Return the preprocessing for a network's default weights, by the metadata of the library, without building the network."""
+    """Return the preprocessing for a network's default weights. It comes from the library's metadata; the network is not built."""
     if library == "torchvision":
         if network in _NETWORKS_THAT_RESCALE:
             return ResizeNormalize(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
@@ -189,7 +190,7 @@ def find_preprocessing(library: str, network: str) -> ResizeNormalize:
     return ResizeNormalize((height, width), tuple(settings["mean"]), tuple(settings["std"]), antialias=True)
 
 
-# torchvision converts the input of these networks to values from -1 to 1, for its own weights only. Here the preprocessing does that.
+# With torchvision's own weights, these networks rescale their input to -1 ... 1. Here, the preprocessing does it for all weights.
 _NETWORKS_THAT_RESCALE = ("googlenet", "inception_v3")
 
 
@@ -199,7 +200,7 @@ def _torchvision_weights(network: str) -> Any:
 
     if network not in models.list_models(module=models):
         raise DiffcapError(f"torchvision has no classifier {network!r}; `torchvision.models.list_models()` lists them.")
-    # V1, because SCORER and DIRL used it; torchvision's `DEFAULT` is V2 now. Only vit_h_14 and regnet_y_128gf have no V1.
+    # SCORER and DIRL used the weights V1; torchvision's `DEFAULT` is V2 now. Only vit_h_14 and regnet_y_128gf have no V1.
     members = models.get_model_weights(network).__members__
     return members.get("IMAGENET1K_V1") or members["IMAGENET1K_SWAG_LINEAR_V1"]
 
@@ -227,8 +228,8 @@ def _build_torchvision(network: str, layer: str | int | None, weights: str) -> n
         ) from None
     if weights not in ("default", "random"):
         state = read_state_dict(weights)
-        # torchvision renames the parameters while it loads some of its files (densenet121, vit_b_16), so it gets `state` as such a
-        # file. If that fails, the names stay.
+        # torchvision renames the parameters of some of its files while it loads them (densenet121, vit_b_16). So it loads `state`
+        # here, in place of such a file. If that fails, the parameters keep their names.
         with suppress(Exception), patch.object(type(default_weights), "get_state_dict", lambda *_, **__: dict(state)):
             state = models.get_model(network, weights=default_weights).state_dict()
         load_weights(trunk, state, weights)
@@ -261,12 +262,12 @@ def _build_open_clip(network: str, layer: str | int | None, weights: str) -> nn.
         state = convert_state_dict(model, read_state_dict(weights))
         visual_state = {key.removeprefix("visual."): value for key, value in state.items() if key.startswith("visual.")}
         load_weights(image_encoder, visual_state or state, weights)
-    # Like the class token, the other tokens pass the encoder's final LayerNorm.
+    # The encoder's final LayerNorm is applied to all tokens, not only to the class token.
     return _IntermediateMap(image_encoder, layer, "open_clip", normalize_intermediates=True)
 
 
 def _timm_settings(network: str) -> dict[str, Any]:
-    """Return timm's settings for the weights of a model NAME or NAME.TAG (mean, std, input_size, url, ...)."""
+    """Return timm's settings (mean, std, input_size, url, ...) for the weights of a model NAME or NAME.TAG."""
     from timm import models
 
     if not models.is_model(network):
@@ -295,12 +296,12 @@ def _build_timm(network: str, layer: str | int | None, weights: str) -> nn.Modul
         model = timm.create_model(network, pretrained=False, num_classes=0)
     if weights not in ("default", "random"):
         state = read_state_dict(weights)
-        # timm renames the parameters in files of a network's authors. If that fails, the names stay.
+        # timm renames the parameters in files of a network's authors. If that fails, the parameters keep their names.
         with suppress(Exception):
             overlay = {"state_dict": dict(state)}
             converted = timm.create_model(network, pretrained=True, pretrained_cfg_overlay=overlay).state_dict()
-            # timm also resamples a `pos_embed` of another size. That is right for DINOv2's file, which has other names and a class
-            # token in it. A file with timm's names and another size is a mistake: it is not converted, and `load_weights` refuses it.
+            # timm also resamples a `pos_embed` (position embedding) of another size. DINOv2's file, which has other names, needs that.
+            # A file with timm's names and another size is a mistake: it is not converted, so that `load_weights` refuses it.
             expected = model.state_dict()
             if expected.keys() - state.keys() or all(state[key].numel() == expected[key].numel() for key in expected):
                 state = converted
@@ -309,7 +310,7 @@ def _build_timm(network: str, layer: str | int | None, weights: str) -> nn.Modul
 
 
 class _IntermediateMap(nn.Module):
-    """Returns the feature map of one layer, without class tokens, by `forward_intermediates` of timm and open_clip."""
+    """Returns the feature map of one layer, without class tokens. The networks of timm and open_clip have a method for it."""
 
     def __init__(self, network: nn.Module, layer: str | int | None, library: str, **options: bool) -> None:
         super().__init__()
@@ -334,7 +335,7 @@ class _IntermediateMap(nn.Module):
 
 
 def rebuild_backbone(meta: Mapping[str, Any], weights: str | None = None) -> Backbone:
-    """Build the backbone that `meta`, the content of a store's `meta.json`, describes; `weights`: a file instead of the default ones."""
+    """Build the backbone that `meta`, a store's `meta.json`, describes. `weights` is a file to use instead of the default weights."""
     library: Any = meta.get("library")
     name = meta.get("network") or library
     if library not in library_names():
@@ -358,12 +359,12 @@ def rebuild_backbone(meta: Mapping[str, Any], weights: str | None = None) -> Bac
             (size[0], size[1]) if size else None,
             (std[0], std[1], std[2]) if std else None,
         )
-    except DiffcapError as error:  # its message is written for `make extract`
+    except DiffcapError as error:  # its message names the variables of `make extract`
         raise DiffcapError(str(error).replace(OFFLINE_HINT, "").replace(WEIGHTS_VARIABLE, _WEIGHTS_OPTION)) from None
     description = json.loads(json.dumps(backbone.describe()))
     for key in ("preprocessing", "pool", "quick_gelu", "weights_sha256"):
         if key == "weights_sha256" and meta.get(key) is None:
-            continue  # the hash of an imported captioner's backbone is unknown
+            continue  # the hash is unknown if the captioner was imported from its authors' checkpoint
         if description.get(key) != meta.get(key):
             fault = {"weights_sha256": "other weights", "quick_gelu": "another activation"}.get(key, f"another {key}")
             raise DiffcapError(
@@ -374,7 +375,7 @@ def rebuild_backbone(meta: Mapping[str, Any], weights: str | None = None) -> Bac
 
 
 def _open_clip_network(meta: Mapping[str, Any]) -> str:
-    """Return the open_clip network of a store as NAME:TAG; for weights from a file, a tag with the store's activation and preprocessing."""
+    """Return a store's open_clip network as NAME:TAG. If the store has no tag, TAG is one with its activation and preprocessing."""
     import open_clip
 
     name = meta["network"]
@@ -391,7 +392,7 @@ def compute_features(backbone: Backbone, images: Tensor, meta: Mapping[str, Any]
     """Compute features of preprocessed images (B, 3, H, W), with the values and the type that a store with `meta` returns.
 
     Returns:
-        (B, C, h, w) float32, rounded to float16; uint8 for pixels.
+        (B, C, h, w) uint8 for pixels, else float32 that is rounded to float16.
     """
     features = backbone(images)
     if list(features.shape[1:]) != list(meta["shape"]):

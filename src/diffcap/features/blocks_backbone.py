@@ -1,15 +1,15 @@
-"""The shipped backbone for the dataset blocks: it detects objects and their attributes in the cells of a coarse grid.
+"""The backbone that ships for the dataset blocks. It detects objects and their attributes in the cells of a coarse grid.
 
 The features of a 128 x 96 image are 107 channels on a grid of 4 x 6 cells. A cell has 24 x 24 pixels; the outer columns extend
 8 pixels beyond the image. The channels are probabilities, not embeddings: they hardly depend on viewpoint and light, and one
-linear layer (IDC-PCL's) can read the scene from them. The network detects an object in the cell with the centre of its visible
+linear layer (as IDC-PCL has) can read the scene from them. The network detects an object in the cell with the centre of its visible
 pixels. Then bilinear weights distribute the object over the neighbouring cells (`BlocksNetwork.compute_channels`).
 
 | channels | value of a cell, times the object's weight in the cell |
 |---|---|
 | 8 x 8 | for each color: probability of an object, of each shape (3), of each material (2), of each size (2) |
 | 8 + 8 | for each color: horizontal and vertical offset of the object from the cell's centre, in cells |
-| 7 + 12 | probability of each shape, material and size; of each combination of the three |
+| 7 + 12 | probability of each shape, material and size (7), and of each combination of the three (12) |
 | 8 | for each color: fraction of the cell's pixels that show an object of this color |
 
 Every channel is scaled to zero mean and unit variance over scenes and cells. `worlds/training/blocks.py` trains the network.
@@ -28,10 +28,9 @@ WIDTH, HEIGHT = 128, 96  # of an input image in pixels
 ROWS, COLUMNS, CELL = 4, 6, 24  # number of rows and columns of cells; width and height of a cell in pixels
 MARGIN = (COLUMNS * CELL - WIDTH) // 2  # pixels by which the grid extends beyond the image on the left and on the right
 
-# Number of values of each attribute.
-COLORS, SHAPES, MATERIALS, SIZES = 8, 3, 2, 2
-# Groups of probabilities that the network predicts for a cell -> number of probabilities. "solid": shape, material and size together.
-# "ninth": which of the 3 x 3 parts of the cell has the object's centre (for training only). "share": fraction of pixels by color.
+COLORS, SHAPES, MATERIALS, SIZES = 8, 3, 2, 2  # number of values of each attribute
+# Group of probabilities that the network predicts for a cell -> their number. "solid": each combination of shape, material and size.
+# "ninth": which of the cell's 3 x 3 parts has the object's centre (for training only). "share": fraction of the pixels of each color.
 GROUP_SIZES = {
     "color": COLORS,
     "shape": SHAPES,
@@ -52,9 +51,9 @@ PREPROCESSING = ResizeNormalize((HEIGHT, WIDTH), (0.5, 0.5, 0.5), (0.25, 0.25, 0
 
 
 class BlocksNetwork(nn.Module):
-    """(B, 3, 96, 128) images to (B, 107, 4, 6) features.
+    """Turns images (B, 3, 96, 128) into features (B, 107, 4, 6).
 
-    `norm`: use batch norm, for training; the network that ships has none, see `weights.fuse_batch_norms`.
+    `norm` adds batch norm for training. Before the network ships, `weights.fuse_batch_norms` merges it into the convolutions.
     """
 
     mean: Tensor
@@ -69,10 +68,10 @@ class BlocksNetwork(nn.Module):
             conv_block(40, 64, 4, 2, 1, norm),  # (B, 64, 12, 16)
         )
         self.body = nn.Sequential(conv_block(64, 64, 3, 1, 1, norm), conv_block(64, 64, 3, 1, 1, norm))
-        # A cell has 3 x 3 squares of 8 x 8 pixels; the kernel covers 5 x 5, one more on every side.
+        # A cell has 3 x 3 squares of 8 x 8 pixels; the kernel covers 5 x 5 squares, one more than the cell on every side.
         self.cells = conv_block(64, 128, 5, 3, (1, 2), norm)  # (B, 128, 4, 6)
         self.head = nn.Conv2d(128, HEAD_CHANNELS, 1)
-        # The cells' centres; the image extends from -1 to 1.
+        # The cells' centres, in coordinates from -1 to 1 over the image.
         x = ((torch.arange(COLUMNS) + 0.5) * CELL - MARGIN) / WIDTH * 2 - 1
         y = (torch.arange(ROWS) + 0.5) * CELL / HEIGHT * 2 - 1
         centers = torch.stack([x.expand(ROWS, COLUMNS), y[:, None].expand(ROWS, COLUMNS)])  # (2, 4, 6)
@@ -81,12 +80,12 @@ class BlocksNetwork(nn.Module):
         self.register_buffer("scale", torch.ones(NUM_CHANNELS))
 
     def hidden_features(self, images: Tensor) -> Tensor:
-        """Images (B, 3, 96, 128) to hidden features of each square of 8 x 8 pixels, (B, 64, 12, 16)."""
+        """Turn images (B, 3, 96, 128) into hidden features of each square of 8 x 8 pixels, (B, 64, 12, 16)."""
         stem_output = self.stem(images.contiguous(memory_format=torch.channels_last))  # twice as fast on a CPU
         return stem_output + self.body(stem_output)
 
     def predict(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits of all groups (B, 100, 4, 6), and positions (B, 16, 4, 6) in -1 ... 1: x, then y, of each color's object."""
+        """Return logits of all groups (B, 100, 4, 6), and positions from -1 to 1 (B, 16, 4, 6): x of each color's object, then y."""
         logits, offsets = self.head(self.cells(hidden)).split([NUM_PROBABILITIES, 2 * COLORS], dim=1)
         return logits, self.centers + offsets * 0.25  # in these units, a cell is 0.375 wide and 0.5 high
 
@@ -109,7 +108,7 @@ class BlocksNetwork(nn.Module):
             2,
         )  # (B, 8, 8, 4, 6)
         x, y = positions.unflatten(1, (2, COLORS)).unbind(1)  # (B, 8, 4, 6)
-        weights, dx, dy = self._bilinear_weights(x, y)  # (B, 8, 24, 24): from cell i with the detection, to cell j
+        weights, dx, dy = self._bilinear_weights(x, y)  # (B, 8, 24, 24): for an object in cell i, and cell j
         color_values = torch.einsum("bcgi,bcij->bcgj", by_color.flatten(3), weights)
         offsets = [torch.einsum("bci,bcij->bcj", color.flatten(2), weights * distance) for distance in (dx, dy)]
         # The groups without color use the mean position of the cell's objects, weighted by the probabilities of the colors.
@@ -122,19 +121,19 @@ class BlocksNetwork(nn.Module):
         return values.unflatten(2, (ROWS, COLUMNS))
 
     def _bilinear_weights(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Weights of all 24 cells for objects at (x, y), (B, n, 4, 6), and the distances in cells, (B, n, 24, 24) each."""
-        # `centers` has x for each color, then y for each color, which are all equal.
+        """Return the weights of all 24 cells for objects at (x, y), (B, n, 4, 6), and the distances in cells, (B, n, 24, 24) each."""
+        # `centers` has x and then y of each cell, each repeated for the 8 colors.
         center_x, center_y = (self.centers[index].flatten() for index in (0, COLORS))  # (24,) each
         dx = (x.flatten(2)[..., None] - center_x) / (2 * CELL / WIDTH)
         dy = (y.flatten(2)[..., None] - center_y) / (2 * CELL / HEIGHT)
         return (1 - dx.abs()).clamp(min=0) * (1 - dy.abs()).clamp(min=0), dx, dy
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images (B, 3, 96, 128) to features (B, 107, 4, 6); each channel has zero mean and unit variance."""
+        """Turn images (B, 3, 96, 128) into features (B, 107, 4, 6), of which each channel has zero mean and unit variance."""
         channels = self.compute_channels(*self.predict(self.hidden_features(images)))
         return (channels - self.mean.view(-1, 1, 1)) / self.scale.view(-1, 1, 1)
 
 
 def build(weights: str) -> tuple[BlocksNetwork, ResizeNormalize]:
-    """Return the network and its preprocessing; `weights`: "default", "random" or a file."""
+    """Return the network and its preprocessing; `weights` is "default", "random" or a file."""
     return load_shipped_or_file(BlocksNetwork(), weights, SHIPPED_FILE), PREPROCESSING

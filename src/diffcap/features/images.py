@@ -1,4 +1,4 @@
-"""DataModule of a dataset's distinct images, decoded and preprocessed for a backbone."""
+"""Lightning's data module for feature extraction: it decodes and preprocesses each distinct image of a dataset."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from diffcap.utils.image_io import ValueRange
 
 
 def unique_images(pairs: Iterable[ChangePair]) -> list[str]:
-    """Return the distinct image paths of the pairs, in the order of the manifest."""
+    """Return the distinct image paths of the pairs, in the order of the pairs."""
     return list(dict.fromkeys(path for pair in pairs for path in pair.images))
 
 
@@ -30,7 +30,7 @@ class ImageBatch:
 
     rows: Tensor  # (B,) int64, number of each image's row in the feature store
     images: Tensor  # (B, 3, H, W), preprocessed
-    problems: list[str]  # error messages about wanted images that could not be read and are not in the batch
+    problems: list[str]  # error messages about wanted images that are missing in `images`: they cannot be read
 
 
 @dataclass
@@ -40,11 +40,11 @@ class _ImageBatches(Dataset[ImageBatch]):
     An exception would stop the process that decodes the images: the other images would not be read, and the other ranks would wait.
     """
 
-    row_batches: list[RowNumbers]  # of the images of each batch
-    wanted_rows: set[int]
-    image_files: Sequence[Path]  # of all rows
+    row_batches: list[RowNumbers]  # one array for each batch: the rows of its images in the feature store
+    wanted_rows: set[int]  # rows without features
+    image_files: Sequence[Path]  # one file for each row
     preprocess: Callable[[Image.Image], Tensor]
-    value_ranges: Mapping[Path, ValueRange]  # smallest and largest value of a pair whose images have more than 8 bits
+    value_ranges: Mapping[Path, ValueRange]  # image file -> value range of its pair, if it has more than 8 bits
 
     def __len__(self) -> int:
         return len(self.row_batches)
@@ -71,8 +71,8 @@ class ImageData(pl.LightningDataModule):
     Args:
         folder: the dataset's folder, with `manifest.jsonl` and `dataset.json`.
         batch_size: images per batch and device.
-        num_workers: processes per device that decode images; 0: the main process decodes; null: one per CPU core, at most 4,
-            and 0 on a single core. The features do not depend on it.
+        num_workers: number of processes per device that decode images. With 0, the main process decodes them; null means one
+            per CPU core, at most 4, and 0 on a single core. The features do not depend on this number.
     """
 
     def __init__(self, folder: str, batch_size: int = 64, num_workers: int | None = None) -> None:
@@ -96,7 +96,7 @@ class ImageData(pl.LightningDataModule):
         self._value_ranges = value_ranges or {}
 
     def row_batches(self) -> list[RowNumbers]:
-        """Return the rows of each batch. The whole store is cut into batches; those without a wanted row are left out.
+        """Return the rows of each batch. The whole store is cut into batches; batches without a wanted row are left out.
 
         So an image is always in a batch with the same other images, for any number of ranks and after an interruption. This
         matters because the last bits of a convolution can depend on the size of the batch.
@@ -106,7 +106,7 @@ class ImageData(pl.LightningDataModule):
         return [all_rows[number * self.batch_size :][: self.batch_size] for number in batch_numbers]
 
     def predict_dataloader(self) -> DataLoader[ImageBatch]:
-        """Return this rank's batches. Each batch belongs to one rank; a rank without batches gets an empty one."""
+        """Return this rank's batches. Each batch belongs to one rank; a rank (process) without batches gets an empty batch."""
         rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
         # Lightning skips the last hooks on a rank without batches, but the other ranks wait for it in these hooks.
         rank_batches = self.row_batches()[rank::world_size] or [np.empty(0, dtype=np.int64)]
@@ -120,7 +120,7 @@ class ImageData(pl.LightningDataModule):
 
 
 def file_stamps(files: Sequence[Path], value_ranges: Mapping[Path, ValueRange] | None = None) -> list[str]:
-    """Return size and time of each file ("2048 1700000000000000000"), and its value range if there is one; "" for a missing file."""
+    """Return each file's stamp: size and time ("2048 1700000000000000000"), and the value range if it has one; "" for a missing file."""
     stamps = []
     for file in files:
         status = file.stat() if file.is_file() else None

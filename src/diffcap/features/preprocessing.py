@@ -1,4 +1,4 @@
-"""Preprocessing: from an image file to the input tensor of a backbone."""
+"""Preprocessing turns an image file into the input tensor of a backbone."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -14,14 +14,14 @@ from diffcap.utils.image_io import Source, ValueRange, read_image
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
-# Of SCORER's and DIRL's extraction scripts (code base: RobustChangeCaptioning); the last 0.224 seems to be an error for 0.225.
+# As in the extraction scripts of SCORER and DIRL, from RobustChangeCaptioning (RCC). The last 0.224 seems to be an error for 0.225.
 RCC_STD = (0.229, 0.224, 0.224)
 
 
 def load_image(source: Source, name: str | None = None, value_range: ValueRange | None = None) -> Image.Image:
-    """Decode an image of a dataset to RGB; one with more than 8 bits needs the range of values of both images of its pair."""
+    """Decode an image of a dataset to RGB. If it has more than 8 bits, `value_range` must be the range of both images of its pair."""
     loaded = read_image(source, name, value_range)
-    if loaded.values and not value_range:  # `values`: its own range, if it has more than 8 bits
+    if loaded.values and not value_range:  # an image with more than 8 bits has `values`, its own range
         raise DiffcapError(
             f"{loaded.name}: has more than 8 bits, and the manifest has no range of values for both images of its pair; run `make data` "
             "again, without --check exists, and then `make extract`."
@@ -31,34 +31,34 @@ def load_image(source: Source, name: str | None = None, value_range: ValueRange 
 
 @dataclass(frozen=True)
 class ResizeOnly:
-    """Resize the whole image with PIL's bicubic filter, without normalisation (CLIP4IDC, authors' code)."""
+    """Resize the whole image with PIL's bicubic filter, without normalisation, as the code of CLIP4IDC's authors does."""
 
     size: tuple[int, int] = (224, 224)  # height and width in pixels; an image of this size is not changed
 
     def __call__(self, image: Image.Image) -> Tensor:
-        """RGB image to (3, H, W) float32, whole numbers from 0 to 255."""
+        """Turn an RGB image into (3, H, W) float32 with whole numbers from 0 to 255."""
         return self.pixels(image).float()
 
     def pixels(self, image: Image.Image) -> Tensor:
-        """RGB image to (3, H, W) uint8."""
+        """Turn an RGB image into (3, H, W) uint8."""
         from torchvision.transforms import v2  # too slow to import for --help
 
         resized = v2.functional.resize(image, list(self.size), v2.InterpolationMode.BICUBIC, antialias=True)
         return v2.functional.pil_to_tensor(resized)
 
     def describe(self) -> dict[str, Any]:
-        """JSON values that identify the preprocessing."""
+        """Return JSON values that identify the preprocessing."""
         return {"resize": "bicubic of PIL, whole image", **asdict(self)}
 
 
 @dataclass(frozen=True)
 class ShrinkLongestSide:
-    """Shrink an image with a longer side than `longest_side` pixels, and keep its aspect ratio."""
+    """Shrink an image until no side is longer than `longest_side` pixels. Its aspect ratio is kept."""
 
     longest_side: int
 
     def __call__(self, image: Image.Image) -> Tensor:
-        """RGB image to (3, H, W) float32, whole numbers from 0 to 255."""
+        """Turn an RGB image into (3, H, W) float32 with whole numbers from 0 to 255."""
         from torchvision.transforms import v2  # too slow to import for --help
 
         image = image.copy()
@@ -66,30 +66,30 @@ class ShrinkLongestSide:
         return v2.functional.pil_to_tensor(image).float()
 
     def describe(self) -> dict[str, Any]:
-        """JSON values that identify the preprocessing."""
+        """Return JSON values that identify the preprocessing."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class ResizeNormalize:
-    """Resize the whole image and normalise it. The aspect ratio is not kept; cropping could remove a change at the edge.
+    """Resize the whole image and normalise it. The aspect ratio is not kept, because cropping could remove a change at the edge.
 
-    Without antialias, the result equals OpenCV's cubic resize of 8-bit images, which SCORER and DIRL use (a = -0.75, rounded and
-    clipped to 0 to 255). About one of 5,000 values differs by 1, because OpenCV rounds its weights to 1/2048.
+    Without antialias, the result is that of OpenCV's cubic resize of 8-bit images, which SCORER and DIRL use (a = -0.75, rounded and
+    clipped to 0 to 255). Only about one of 5,000 values differs by 1, because OpenCV rounds its weights to 1/2048.
     """
 
     size: tuple[int, int] = (224, 224)  # height and width in pixels; an image of this size is not resized
     mean: tuple[float, float, float] = IMAGENET_MEAN  # of R, G, B on a scale from 0 to 1
     std: tuple[float, float, float] = IMAGENET_STD
-    antialias: bool = False  # a wider kernel for downsampling, as PIL does (weights of CLIP and timm expect it)
+    antialias: bool = False  # True: a wider kernel for downsampling, as PIL has (expected by CLIP and timm)
 
     def __call__(self, image: Image.Image) -> Tensor:
-        """RGB image to (3, H, W) float32."""
+        """Turn an RGB image into (3, H, W) float32."""
         pixels = torch.from_numpy(np.array(image, dtype=np.uint8)).permute(2, 0, 1)  # (3, H, W)
         return self.normalize(self.resize(pixels[None]))[0]
 
     def resize(self, pixels: Tensor) -> Tensor:
-        """(B, 3, H, W) uint8 to (B, 3, *size), float32, whole numbers from 0 to 255."""
+        """Resize (B, 3, H, W) uint8 to (B, 3, *size) float32 with whole numbers from 0 to 255."""
         values = pixels.float()
         if values.shape[-2:] == self.size:
             return values
@@ -103,5 +103,5 @@ class ResizeNormalize:
         return (values / 255 - mean) / std
 
     def describe(self) -> dict[str, Any]:
-        """JSON values that identify the preprocessing."""
+        """Return JSON values that identify the preprocessing."""
         return {"resize": "bicubic, whole image", **asdict(self)}

@@ -3,16 +3,16 @@
 | file | content |
 |---|---|
 | `features.f16` | array (images, C, H, W), little-endian float16 without a header; `features.u8` (uint8) if the features are pixels |
-| `index.json` | `{"paths": [...], "stamps": [...]}`: path of each row's image; its stamp, which is size and time of the image file |
-| `sums.u32` | CRC-32 of each row, little-endian; checked when a row is read, and part of what identifies a training's data |
+| `index.json` | `{"paths": [...], "stamps": [...]}`: path of each row's image, and its stamp (size and time of the image file) |
+| `sums.u32` | CRC-32 of each row, little-endian; reading a row compares it, and a resumed training compares the whole file |
 | `done.u8` | 1 for each row that is done (on the disk); a byte per row, so that two processes never write the same byte |
-| `meta.json` | format version, shape of a row, and the backbone, the hash of its weights and the preprocessing |
+| `meta.json` | format version, shape of a row, backbone, hash of the backbone's weights, preprocessing |
 | `complete` | exists if all rows are done |
 | `verified.json` | sizes and times of the array and of `sums.u32` after the last check of all rows |
 
-A store of pixels with `"from_files": true` in `meta.json` has no array, which would be too large for large images. Each read decodes
-and resizes the image files, which gives the same values. Then `sums.u32` has the CRC-32 of each image file instead of each row. So
-the store stays valid if the dataset is copied, which changes the times of the files.
+A store of pixels with `"from_files": true` in `meta.json` has no array, because the array of large images would be too large. Each
+read decodes and resizes the image files, which gives the same values. In such a store, `sums.u32` has the CRC-32 of each image file.
+So the store stays valid if the dataset is copied, although copying changes the times of the files.
 """
 
 import json
@@ -47,7 +47,7 @@ ARRAY_FILES: dict[str, tuple[str, np.dtype[Any]]] = {
     "float16": ("features.f16", np.dtype("<f2")),
     "uint8": ("features.u8", np.dtype("u1")),
 }
-# Keys of `meta.json` that must be equal in the store that a captioner reads and in the one that it was trained with.
+# Keys of `meta.json` whose values must be equal in the store that a captioner reads and in the store that it was trained with.
 _COMPATIBILITY_KEYS = (
     *("shape", "dtype", "library", "network", "stage", "weights_sha256", "quick_gelu", "preprocessing", "pool"),
 )
@@ -77,7 +77,7 @@ def read_index(folder: Path) -> tuple[list[str], list[str]]:
 
 
 def read_done_rows(folder: Path, num_rows: int) -> npt.NDArray[np.bool_]:
-    """Return which of the first `num_rows` rows are done; rows beyond the end of the file are not."""
+    """Return which of the first `num_rows` rows are done; rows beyond the end of `done.u8` are not done."""
     is_done = np.zeros(num_rows, dtype=bool)
     if (folder / DONE_FILE).is_file():
         done_bytes = np.fromfile(folder / DONE_FILE, dtype=np.uint8, count=num_rows)
@@ -96,7 +96,7 @@ def mark_rows(folder: Path, rows: RowNumbers, done: bool) -> None:
 
 def compute_checksums(array: Array, rows: Iterable[int]) -> npt.NDArray[np.uint32]:
     """Return the CRC-32 of n rows of a C-ordered array, (n,)."""
-    # The threads end with this call, because data loading workers are forked later.
+    # The threads end with this call: they must not exist when data loading workers are forked.
     with ThreadPoolExecutor(CHECKSUM_THREADS) as pool:
         row_parts = np.array_split(np.asarray(rows), CHECKSUM_THREADS)
         checksum_parts = pool.map(lambda part: [zlib.crc32(array[row]) for row in part], row_parts)
@@ -105,7 +105,7 @@ def compute_checksums(array: Array, rows: Iterable[int]) -> npt.NDArray[np.uint3
 
 def check_same_meta(folder: Path, old_meta: Mapping[str, Any], new_meta: Mapping[str, Any]) -> None:
     """Raise an error if features that `new_meta` describes do not belong in the store in `folder`, whose `meta.json` is `old_meta`."""
-    # The tag of the weights may differ, because their hash is compared.
+    # The tag, which is a name of the weights, may differ, because the hash of the weights is compared.
     for key in sorted({*old_meta, *new_meta} - {"tag"}):
         if old_meta.get(key) != new_meta.get(key):
             raise DiffcapError(
@@ -153,7 +153,7 @@ def read_content(file: Path) -> bytes:
 
 
 class FeatureStore(ABC):
-    """A complete store, read-only. `FeatureStore.open` creates the object; `StoreWriter` creates the store."""
+    """Reads a complete store. `FeatureStore.open` returns the object; `StoreWriter` writes the store's files."""
 
     def __init__(self, folder: Path, meta: dict[str, Any], paths: list[str]) -> None:
         self.folder = folder
@@ -166,12 +166,12 @@ class FeatureStore(ABC):
 
     @staticmethod
     def open(folder: str | Path, captioner_meta: Mapping[str, Any] | None = None) -> "FeatureStore":
-        """Open a complete store. `captioner_meta`: `meta` of the store that a captioner was trained with; another kind is an error."""
+        """Open a complete store. It must have the kind of features in `captioner_meta`, the `meta` of a captioner's training store."""
         folder = Path(folder)
         meta = read_meta(folder)
         for key in _COMPATIBILITY_KEYS:
             if captioner_meta is None or (key == "weights_sha256" and captioner_meta.get(key) is None):
-                continue  # the hash of an imported captioner's backbone is unknown
+                continue  # the hash is unknown if the captioner was imported from its authors' checkpoint
             if meta.get(key) != captioner_meta.get(key):
                 raise DiffcapError(
                     f"{folder}: its features have {key} {_shorten_json(meta.get(key))}, the captioner was trained on "
@@ -186,7 +186,7 @@ class FeatureStore(ABC):
         return len(self._row_of)
 
     def rows(self, paths: Sequence[str]) -> RowNumbers:
-        """Return the row numbers of n image paths (as in the manifest), (n,) int64."""
+        """Return the row numbers, (n,) int64, of n image paths, which are written as in the dataset's manifest."""
         try:
             return np.fromiter((self._row_of[path] for path in paths), dtype=np.int64, count=len(paths))
         except KeyError as error:
@@ -198,7 +198,7 @@ class FeatureStore(ABC):
     def read(self, rows: RowNumbers, out: Array | None = None) -> Array:
         """Copy rows (n,) of the store into `out` or a new array, (n, C, H, W) of `dtype`, and compare them with their checksums.
 
-        A row that differs is an error. It also marks the store as incomplete, so that the next extraction computes the row again.
+        If a row differs, the store is marked as incomplete, so that the next extraction computes the row again, and an error is raised.
         """
         out = np.empty((len(rows), *self.shape), dtype=self.dtype) if out is None else out
         self._read_into(out, np.asarray(rows, dtype=np.int64))
@@ -220,11 +220,11 @@ class _ArrayStore(FeatureStore):
         is_done = read_done_rows(folder, len(paths))
         if not (folder / COMPLETE_FILE).is_file():
             raise self._incomplete_error(f"extraction is not complete ({is_done.sum()} of {len(paths)} images done)")
-        if not is_done.all():  # the other rows are those of images that the dataset has no longer
+        if not is_done.all():  # rows that are not done belong to images that are no longer in the dataset
             self._row_of = {path: row for path, row in self._row_of.items() if is_done[row]}
         self._array = self._open_memmap(folder / ARRAY_FILES[meta["dtype"]][0], self.dtype, self.shape)
         self._checksums = self._open_memmap(folder / CHECKSUM_FILE, np.dtype("<u4"), ())
-        # In shared memory, so that forked data loading workers check each row only once.
+        # This array is in shared memory, so that forked data loading workers check each row only once.
         self._is_verified = np.frombuffer(mmap.mmap(-1, max(1, len(paths))), dtype=np.bool_)
 
     def _open_memmap(self, file: Path, dtype: np.dtype[Any], row_shape: tuple[int, ...]) -> Array:
@@ -262,7 +262,7 @@ class _ImageFileStore(FeatureStore):
         if file_size(folder / CHECKSUM_FILE) != 4 * len(paths):
             raise self._incomplete_error(f"{CHECKSUM_FILE}: damaged, it must have 4 bytes per image")
         self._checksums = np.fromfile(folder / CHECKSUM_FILE, dtype="<u4")
-        # A stamp is the size and time of the file, and for more than 8 bits also the smallest and the largest value.
+        # A stamp is the size and time of the file; for an image with more than 8 bits, the value range of its pair follows.
         fields = enumerate(stamp.split() for stamp in stamps)
         self._ranges = {row: (json.loads(field[2]), json.loads(field[3])) for row, field in fields if len(field) == 4}
         self._root = read_root(folder.parent.parent)
@@ -270,7 +270,7 @@ class _ImageFileStore(FeatureStore):
         self._preprocess = ResizeOnly((height, width))
 
     def _read_into(self, out: Array, rows: RowNumbers) -> None:
-        # The threads end with this call, because data loading workers are forked later.
+        # The threads end with this call: they must not exist when data loading workers are forked.
         with ThreadPoolExecutor(min(_DECODING_THREADS, available_cores())) as pool:
             list(pool.map(self._decode_into, out, rows))
 

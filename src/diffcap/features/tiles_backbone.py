@@ -1,9 +1,9 @@
-"""The shipped backbone for the dataset tiles: it predicts the land cover of an overhead image and where its houses are.
+"""The backbone that ships for the dataset tiles. It predicts the land cover of an overhead image and where its houses are.
 
 The features of a 256 x 256 image are 72 channels on a grid of 8 x 8 cells of 32 x 32 pixels: 18 values for each quarter of a cell
 (16 x 16 pixels, upper left, upper right, lower left, lower right). These are the fractions of the 17 classes of land cover and the
-number of houses whose centre lies in the quarter. So they hardly depend on season, light and haze. Every channel is scaled to zero
-mean and unit variance over images and cells. `worlds/training/tiles.py` trains the network.
+number of houses whose centre lies in the quarter. Therefore the features hardly depend on season, light and haze. Every channel has
+zero mean and unit variance over images and cells. `worlds/training/tiles.py` trains the network.
 """
 
 from pathlib import Path
@@ -18,14 +18,14 @@ from diffcap.features.weights import conv_block, load_shipped_or_file
 SHIPPED_FILE = Path(__file__).with_name("tiles_backbone.safetensors")
 IMAGE_SIZE = 256  # width and height of the input in pixels
 STRIDE = 4  # pixels between two predictions of the land cover
-# Classes of land cover. Roofs are a class for each of their colors in `worlds.tiles`.
+# Classes of land cover: those in COVERS, and one for each color of the roofs in the dataset tiles.
 COVERS = (
     *("grass", "field", "forest", "water", "shore", "paved road"),
     *("dirt road", "parking lot", "bare ground", "mud", "tree"),
 )
 ROOFS = ("red roof", "brown roof", "gray roof", "dark roof", "blue roof", "white roof")
 CLASSES = len(COVERS) + len(ROOFS)  # number of classes
-# Outputs of the head for each 8 x 8 pixels: four predictions of the land cover, and one of a house's centre.
+# Outputs of the head for a square of 8 x 8 pixels: four predictions of the land cover, and one of a house's centre.
 HEAD_CHANNELS = 4 * CLASSES + 1
 NUM_CHANNELS = 4 * (CLASSES + 1)  # of the features
 # Normalised values are from about -2 to 2.
@@ -33,9 +33,9 @@ PREPROCESSING = ResizeNormalize((IMAGE_SIZE, IMAGE_SIZE), (0.5, 0.5, 0.5), (0.25
 
 
 class TilesNetwork(nn.Module):
-    """(B, 3, 256, 256) images to (B, 72, 8, 8) features.
+    """Turns images (B, 3, 256, 256) into features (B, 72, 8, 8).
 
-    `norm`: use batch norm, for training; the network that ships has none, see `weights.fuse_batch_norms`.
+    `norm` adds batch norm for training. Before the network ships, `weights.fuse_batch_norms` merges it into the convolutions.
     """
 
     mean: Tensor
@@ -55,7 +55,7 @@ class TilesNetwork(nn.Module):
         self.register_buffer("scale", torch.ones(NUM_CHANNELS))
 
     def predict(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits of the land cover of each 4 x 4 pixels (B, 17, 64, 64), and of a house's centre in each 8 x 8 (B, 32, 32)."""
+        """Return logits of the land cover per 4 x 4 pixels (B, 17, 64, 64), and of a house's centre per 8 x 8 pixels (B, 32, 32)."""
         fine = self.stem(images.contiguous(memory_format=torch.channels_last))
         coarse = self.down(fine)
         predictions = self.head(coarse + self.body(coarse))
@@ -69,10 +69,10 @@ class TilesNetwork(nn.Module):
         return F.pixel_unshuffle(torch.cat([fractions, counts], 1), 2)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images (B, 3, 256, 256) to features (B, 72, 8, 8); each channel has zero mean and unit variance."""
+        """Turn images (B, 3, 256, 256) into features (B, 72, 8, 8), of which each channel has zero mean and unit variance."""
         return (self.compute_channels(*self.predict(images)) - self.mean.view(-1, 1, 1)) / self.scale.view(-1, 1, 1)
 
 
 def build(weights: str) -> tuple[TilesNetwork, ResizeNormalize]:
-    """Return the network and its preprocessing; `weights`: "default", "random" or a file."""
+    """Return the network and its preprocessing; `weights` is "default", "random" or a file."""
     return load_shipped_or_file(TilesNetwork(), weights, SHIPPED_FILE), PREPROCESSING

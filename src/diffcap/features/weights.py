@@ -1,4 +1,4 @@
-"""Read, download, check and hash the weights of backbones, and the convolution block of the backbones that ship with diffcap."""
+"""Read, download, check and hash weights of backbones, the networks that compute features. Shipped backbones use `conv_block`."""
 
 import copy
 import hashlib
@@ -26,7 +26,7 @@ Network = TypeVar("Network", bound=nn.Module)
 def read_state_dict(path: str | Path, option: str | None = None) -> dict[str, Tensor]:
     """Read a state dict from a `.safetensors` file, or from a `.pth`, `.pt` or `.bin` file (without executing code).
 
-    `option`: how the user has given the path, for messages; by default WEIGHTS.
+    `option` is the name of the user's option for the path, which messages name; by default WEIGHTS, a variable of `make`.
     """
     path = Path(path)
     if not path.is_file():
@@ -54,7 +54,7 @@ def read_state_dict(path: str | Path, option: str | None = None) -> dict[str, Te
 
 
 def load_weights(network: nn.Module, state: dict[str, Tensor], file: str) -> None:
-    """Load all parameters and buffers of `network` from `state`, read from `file`. Other entries (a classifier) are ignored."""
+    """Load all parameters and buffers of `network` from `state`, the content of `file`. Other entries of `state` are ignored."""
     old_state = network.state_dict()
     optional = "num_batches_tracked"  # missing in files from before 2018, and not used for inference
     missing = [name for name in old_state if name not in state and not name.endswith(optional)]
@@ -107,7 +107,7 @@ def fuse_batch_norms(network: Network) -> Network:
 
 
 def load_shipped_or_file(network: Network, weights: str, shipped_file: Path) -> Network:
-    """Load `weights` into a network: "default" (those in `shipped_file`), or the path of a file. "random" loads nothing."""
+    """Load weights into a network. `weights` is "default" (load `shipped_file`), the path of a file, or "random" (load nothing)."""
     if weights != "random":
         file = shipped_file if weights == "default" else Path(weights)
         load_weights(network, read_state_dict(file), str(file))
@@ -115,10 +115,10 @@ def load_shipped_or_file(network: Network, weights: str, shipped_file: Path) -> 
 
 
 def find_clip_weights(network: str, from_file: bool = False) -> tuple[str, str, dict[str, Any]]:
-    """Return the name of an open_clip model, a tag of its weights, and open_clip's settings of the tag (mean, quick_gelu, url, ...).
+    """Return the name of an open_clip model, the tag of its weights, and open_clip's settings of the tag (mean, quick_gelu, url, ...).
 
-    `network` is NAME or NAME:TAG, as in `open_clip.list_pretrained(as_str=True)`. Without TAG, the tag is "openai" if it
-    exists, else the first one; "" and no settings if the model has no tags. With `from_file`, the weights come from a file.
+    `network` is NAME or NAME:TAG, as in `open_clip.list_pretrained(as_str=True)`. Without TAG, the tag is "openai" or else the model's
+    first tag; a model without tags has the tag "" and no settings. With `from_file`, TAG is required if the tags' settings differ.
     """
     import open_clip
     from open_clip.pretrained import get_pretrained_cfg
@@ -141,7 +141,7 @@ def find_clip_weights(network: str, from_file: bool = False) -> tuple[str, str, 
 
 
 def describe_clip(network: str) -> dict[str, Any]:
-    """Return values for `meta.json`: name; tag if `network` has one; "quick_gelu" if the weights, not the model's settings, need it."""
+    """Return the name for `meta.json`, the tag if `network` has it, and "quick_gelu" if only the weights' settings have this activation."""
     import open_clip
 
     name, tag, settings = find_clip_weights(network)
@@ -167,9 +167,9 @@ def load_pretrained_clip(network: str) -> Any:
 
 
 def download(network: str, url: str, fetch: Callable[[], Result]) -> Result:
-    """Run `fetch`, a library's download function; the error message has the name of the `network` and the `url` of its file."""
+    """Return the result of `fetch`, a library's download function. If it fails, the message names the `network` and its file's `url`."""
     try:
-        with without_requests(reason := offline_reason()):  # offline: only from the cache
+        with without_requests(reason := offline_reason()):  # offline, `fetch` finds only files in its cache
             if reason:
                 logging.disable(logging.ERROR)  # open_clip would log the failure as well
             return fetch()

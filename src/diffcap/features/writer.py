@@ -20,8 +20,8 @@ from diffcap.utils.errors import DiffcapError
 from diffcap.utils.files import atomic_write
 
 _FLOAT16_MAX = float(np.finfo(np.float16).max)
-# Rows are synchronised with the disk after this many bytes or seconds, and only then marked as done. On a fast device, computing
-# a batch takes less time than synchronising.
+# Rows are synchronised with the disk after this many bytes or seconds, and only then marked as done. This is not done after every
+# batch, because on a fast device computing a batch takes less time than synchronising.
 _SYNC_BYTES = 64 << 20
 _SYNC_SECONDS = 0.5
 
@@ -36,18 +36,18 @@ def _lock_folder(folder: Path) -> Iterator[None]:
 
 
 class StoreWriter:
-    """Creates or extends a store with an array; several processes can write into the same folder at the same time.
+    """Creates or extends a store whose features are in an array file; several processes can write into its folder at the same time.
 
-    A row is synchronised with the disk before it is marked as done, so a process can be killed at any time. Missing rows are
-    those of new images, of images whose file has changed, and damaged rows. All rows are compared with their checksums to find
-    the damaged ones, unless the sizes and times of the files are still those in `verified.json`.
+    A row is synchronised with the disk before it is marked as done, so a process can be killed at any time. The missing rows are rows
+    of new images, rows of images whose file has changed, and damaged rows. To find damaged rows, all rows are compared with their
+    checksums, unless the sizes and times of the array and the checksum file are still those in `verified.json`.
 
     Args:
-        image_paths: paths, as in the manifest, of the distinct images whose features are wanted. Rows of other images are kept.
+        image_paths: paths of the distinct images whose features are wanted, as in the dataset's manifest. Rows of other images are kept.
         shape: (C, H, W) of one image's features.
         meta: JSON values that identify the backbone, see `Backbone.describe`.
-        stamps: size and time of each image file, in the order of `image_paths`, to detect changed images; "" for a missing
-            file, which keeps its features. None: changes are not detected.
+        stamps: size and time of each image file, in the order of `image_paths`, to detect changed files. A missing file has the stamp
+            "", and its image keeps its features. With None, changes are not detected.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class StoreWriter:
     ) -> None:
         self.folder = Path(folder)
         self.shape = shape
-        # As read from a JSON file, which has lists instead of tuples. `meta` of pixels has another "dtype": uint8.
+        # Converted to JSON and back, `self.meta` has lists instead of tuples, like `meta.json`. In `meta` of pixels, "dtype" is "uint8".
         content = {"version": store.FORMAT_VERSION, "shape": shape, "dtype": "float16", **meta}
         self.meta = json.loads(json.dumps(content))
         self._array_file, self._dtype = store.ARRAY_FILES[self.meta["dtype"]]
@@ -69,7 +69,7 @@ class StoreWriter:
             is_new = not (self.folder / "meta.json").is_file()
             stale_rows = self._assign_rows(image_paths, [""] * len(image_paths) if stamps is None else stamps, is_new)
             self._unmark_lost_rows(stale_rows, is_new)
-            # Lost rows are unmarked before the index is written: after a kill, each row marked as done has its image in the index.
+            # The index is written after the unmarking: a kill in between must not leave rows of changed images marked as done.
             row_sizes = {self._array_file: self._row_bytes, store.DONE_FILE: 1, store.CHECKSUM_FILE: 4}
             for name, row_size in row_sizes.items():
                 with (self.folder / name).open("ab") as file:  # sparse: a row uses disk space only after it is written
@@ -77,15 +77,15 @@ class StoreWriter:
                         file.truncate(len(self.image_paths) * row_size)
             write_json(self.folder / "index.json", {"paths": self.image_paths, "stamps": self._stamps})
             write_json(self.folder / "meta.json", self.meta)
-            update_text(self.folder / store.VERIFIED_FILE, self._sizes_and_times())
+            update_text(self.folder / store.VERIFIED_FILE, self._sizes_and_times())  # written only if changed
         self._array_fd = os.open(self.folder / self._array_file, os.O_RDWR)
         self._checksum_fd = os.open(self.folder / store.CHECKSUM_FILE, os.O_RDWR)
-        self._unmarked_rows: list[int] = []
+        self._unmarked_rows: list[int] = []  # rows that are written, but not yet marked as done
         self._synced_at = time.monotonic()
 
     def _assign_rows(self, image_paths: Sequence[str], stamps: Sequence[str], is_new: bool) -> list[int]:
-        """Give each new image a row after those of the store; returns the rows of images whose file has changed."""
-        self.image_paths: list[str] = []  # of each row, also of rows that are not wanted
+        """Give each new image a row after the store's rows; returns the rows of images whose file has changed."""
+        self.image_paths: list[str] = []  # path of each row's image, also for rows that are not wanted
         self._stamps: list[str] = []
         if not is_new:
             store.check_same_meta(self.folder, store.read_meta(self.folder), self.meta)
@@ -104,7 +104,7 @@ class StoreWriter:
         return stale_rows
 
     def _unmark_lost_rows(self, stale_rows: list[int], is_new: bool) -> None:
-        """Mark stale and damaged rows, and those beyond the end of a file, as not done."""
+        """Mark these rows as not done: `stale_rows`, damaged rows, and rows beyond the end of the array or the checksum file."""
         was_done = store.read_done_rows(self.folder, len(self.image_paths))
         is_done = was_done.copy()
         is_done[stale_rows] = False
@@ -127,7 +127,7 @@ class StoreWriter:
         return json.dumps({name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()})
 
     def _check_rows(self, is_done: store.Array) -> None:
-        """Compare all done rows with their checksums, and set `is_done` (n,) to False for those that differ."""
+        """Compare all done rows with their checksums, and set `is_done` (n,) to False for rows that differ."""
         from diffcap.utils.progress import progress_bar
 
         rows = np.flatnonzero(is_done)
@@ -147,14 +147,14 @@ class StoreWriter:
             )
 
     def missing_rows(self) -> store.RowNumbers:
-        """Rows of wanted images that are not done, ascending, (n,) int64."""
+        """Return the rows of wanted images that are not done, in ascending order, (n,) int64."""
         is_done = store.read_done_rows(self.folder, len(self.image_paths))
         return np.sort(self._wanted_rows[~is_done[self._wanted_rows]])
 
     def write(self, rows: store.RowNumbers, features: store.Array) -> None:
-        """Write the features (n, C, H, W) of some rows (n,); in a store of pixels (uint8), they are whole numbers from 0 to 255.
+        """Write the features (n, C, H, W) of some rows (n,). In a store of pixels (uint8), features are whole numbers from 0 to 255.
 
-        Values that are too large for the array's type are clipped with a warning (untrained networks). NaN and infinity are errors.
+        Values too large for the array's type, as of untrained networks, are clipped with a warning. NaN and infinity raise an error.
         """
         is_finite = np.isfinite(features).all(axis=(1, 2, 3))
         if not is_finite.all():
@@ -168,7 +168,7 @@ class StoreWriter:
                 "check that the weights are trained.",
                 stacklevel=2,
             )
-        # Not into a memory map, which ends the process with a bus error if the disk is full.
+        # No memory map is used: if the disk is full, writing into a memory map ends the process with a bus error.
         for row, content in zip(rows.tolist(), np.ascontiguousarray(clipped, dtype=self._dtype), strict=True):
             _write_at(self._array_fd, content.tobytes(), row * self._row_bytes)
             _write_at(self._checksum_fd, zlib.crc32(content).to_bytes(4, "little"), row * 4)
@@ -213,18 +213,18 @@ def write_file_store(
     shape: tuple[int, int, int],
     meta: Mapping[str, Any],
 ) -> int:
-    """Create or update a store without an array, from which training reads the image files; returns the number of files read now.
+    """Create or update a store without an array: training decodes the image files itself. Returns the number of checksums computed.
 
-    Unchanged files are not read again. None is decoded, because `make data` has checked that they can be decoded.
+    Checksums of unchanged files are kept. The files are not decoded, because `make data` has checked that they can be decoded.
 
     Args:
-        image_paths, image_files, stamps: of the distinct images; paths as in the manifest, stamps by `file_stamps`.
+        image_paths, image_files, stamps: one for each distinct image; paths as in the dataset's manifest, stamps by `file_stamps`.
         shape: (3, H, W) of the resized images.
         meta: JSON values of the backbone, see `Backbone.describe`.
     """
     meta = json.loads(json.dumps({"version": store.FORMAT_VERSION, "shape": shape, **meta, store.FROM_FILES_KEY: True}))
     with _lock_folder(folder):
-        checksums: dict[tuple[str, str], int] = {}  # of each path and stamp, if the folder has a complete store
+        checksums: dict[tuple[str, str], int] = {}  # (path, stamp) -> checksum, for the images of a complete store
         if (folder / "meta.json").is_file():
             store.check_same_meta(folder, store.read_meta(folder), meta)
             old_paths, old_stamps = store.read_index(folder)
@@ -264,6 +264,6 @@ def _compute_file_checksums(files: Sequence[Path], num_images: int) -> list[int]
         count = "1 image file" if len(problems) == 1 else f"{len(problems):,} image files"
         raise DiffcapError(
             f"{problems[0]} ({count} of {num_images:,} cannot be read; `make data` lists all missing and broken images, and "
-            "renders those of a rendered dataset again)."
+            "renders them again if diffcap renders this dataset)."
         )
     return [result for result in results if isinstance(result, int)]

@@ -12,9 +12,9 @@ from pathlib import Path, PurePosixPath
 
 from diffcap.utils.errors import DiffcapError
 
-_MAX_RATIO = 200  # of extracted bytes to the archive's bytes: text has about 20, zeros 1,000
+_MAX_RATIO = 200  # largest ratio of extracted bytes to the archive's bytes; text has about 20, zeros have 1,000
 _MIN_LIMIT = 1 << 30  # extracted bytes that are allowed at any ratio
-# Errors of the file system that the names in an archive cause. Others (no space, no permission) are raised unchanged.
+# Errors of the file system that names in an archive cause. Other errors, such as a full disk, are raised unchanged.
 _NAME_ERRORS = (errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG)
 
 
@@ -23,7 +23,7 @@ class _Refused(Exception):
 
 
 def is_archive(path: Path) -> bool:
-    """Return whether a file is a zip file, or begins as a tar file (also .gz, .bz2, .xz); its name does not matter."""
+    """Return True if a file is a zip file, or begins like a tar file (also .gz, .bz2, .xz); the file's name does not matter."""
     return tarfile.is_tarfile(path) or zipfile.is_zipfile(path)
 
 
@@ -49,15 +49,15 @@ def extract(archive: Path, folder: Path, strip_folder: str = "", size_limit: int
             _extract_tar(archive, temporary_folder, size_limit)
         else:
             with zipfile.ZipFile(archive) as zip_file:
-                _check_size(sum(member.file_size for member in zip_file.infolist()), size_limit)  # members give no more
-                zip_file.extractall(temporary_folder)  # only below the folder; a link becomes a regular file
+                _check_size(sum(member.file_size for member in zip_file.infolist()), size_limit)
+                zip_file.extractall(temporary_folder)  # below the folder, no links, at most `file_size` bytes each
         return _move_files(temporary_folder, folder, PurePosixPath(strip_folder))
     except Exception as error:  # the standard library raises many kinds of errors for damaged files
-        # The errno is None or EINVAL if decompression failed, or the archive has a wrong offset.
+        # A damaged archive can also cause an OSError: the errno is None if decompression fails, EINVAL if an offset is wrong.
         if isinstance(error, OSError) and error.errno not in (*_NAME_ERRORS, None, errno.EINVAL):
             raise
         reason = " ".join(str(error).split()) or type(error).__name__
-        # NotImplementedError: unknown compression in a zip file.
+        # zipfile raises NotImplementedError for an unknown compression.
         is_refused = isinstance(error, _Refused | tarfile.FilterError | NotImplementedError)
         if is_refused or (isinstance(error, OSError) and error.errno in _NAME_ERRORS):
             fault = f"not extracted ({reason:.200}); get the archive from its publisher, or extract it by hand"
@@ -82,10 +82,10 @@ def _extract_tar(archive: Path, folder: Path, size_limit: int) -> None:
 
     with tarfile.open(archive) as tar_file:
         tar_file.extractall(folder, filter=check_member)
-        # A tar file ends with two empty blocks. tarfile has read the first one; it does not report that both are missing.
+        # A tar file ends with two empty blocks. tarfile reads the first one, but it raises no error if both are missing.
         if tar_file.fileobj is None or not tar_file.fileobj.read(512):
             raise tarfile.ReadError("the end is missing")
-        while tar_file.fileobj.read(1 << 20):  # at the end of a compressed file, this compares the checksum
+        while tar_file.fileobj.read(1 << 20):  # reading to the end of a compressed file compares its checksum
             pass
 
 

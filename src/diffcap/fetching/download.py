@@ -1,7 +1,7 @@
 """Download one file over HTTP, completely or not at all.
 
-The content is written to `<name>.part`, which is verified and then renamed to `<name>`. `<name>.part.json` identifies the content
-(URL, validator, length; the validator is ETag or Last-Modified). An interrupted download is resumed only if the content is the same.
+The content is written to `<name>.part`, which is verified and then renamed to `<name>`. `<name>.part.json` identifies the content by
+URL, length and validator (header ETag or Last-Modified). An interrupted download is resumed only if the server has the same content.
 The retries of urllib3 are not used, because they do not cover a connection that breaks after the headers of a response.
 """
 
@@ -26,10 +26,9 @@ from diffcap.utils.errors import DiffcapError
 
 _CHUNK_BYTES = 1 << 16  # bytes that are read at once
 _MAX_BACKOFF = 30.0  # longest pause before another attempt in seconds, unless the server requests one
-_MAX_HOST_FAILURES = 4  # a host is skipped after so many files in a row that failed with all their retries
-# HTTP status codes: the server does not have the file (any more); another attempt may succeed.
-_GONE_CODES = (404, 410, 451)
-_TRANSIENT_CODES = (408, 425, 429, *range(500, 600))
+_MAX_HOST_FAILURES = 4  # a host is skipped after this number of files in a row that failed with all retries
+_GONE_CODES = (404, 410, 451)  # HTTP status codes: the server does not have the file (any more)
+_TRANSIENT_CODES = (408, 425, 429, *range(500, 600))  # HTTP status codes: another attempt may succeed
 
 
 class Cancelled(Exception):
@@ -57,9 +56,9 @@ class PermanentError(Exception):
 class Target:
     """A file to download."""
 
-    path: Path  # of the complete file
+    path: Path  # where the complete file will be
     verify: Callable[[Path], str] = lambda path: ""  # returns what is wrong with the downloaded file, or ""
-    has_checksum: bool = False  # `verify` compares a checksum; a download can then be resumed without a validator
+    has_checksum: bool = False  # True: `verify` compares a checksum, so a download can be resumed without a validator
     # Called after each write with the number of bytes so far and the total number (None: unknown).
     show_progress: Callable[[int, int | None], None] = lambda size, total: None
 
@@ -169,13 +168,13 @@ def download(urls: tuple[str, ...], target: Target, client: Client) -> str:
     if transient_errors:
         raise transient_errors[0]
     first_error = permanent_errors[0]
-    # Servers without the file answer 404, 403 and the like. With another answer, such as 401, a server may have it.
+    # Servers without the file answer with codes such as 404 or 403. A server that answers with another code, such as 401, may have it.
     no_server_has_it = all(error.gone or error.forbidden for error in permanent_errors)
     raise PermanentError(str(first_error), first_error.gone, forbidden=first_error.forbidden and no_server_has_it)
 
 
 def _download_from(url: str, target: Target, client: Client) -> None:
-    """Download from one URL; fails after `retries` further attempts in a row without new bytes."""
+    """Download from one URL. The download fails if it receives no new bytes in `retries` further attempts in a row."""
     settings = client.settings
     num_failures = 0
     max_size = target.part_size(url)
@@ -203,7 +202,7 @@ def _attempt(url: str, target: Target, client: Client) -> None:
     if not (validator or target.has_checksum):
         start_byte = 0  # begin again, because a change of the content on the server could not be detected
     size = metadata.get("size")
-    if not start_byte or start_byte != size:  # they are equal if the process was killed before it verified the file
+    if not start_byte or start_byte != size:  # equal if the process was killed before it verified the file
         headers = {"Range": f"bytes={start_byte}-"} if start_byte else {}
         if start_byte and validator:
             headers["If-Range"] = validator
@@ -217,8 +216,8 @@ def _attempt(url: str, target: Target, client: Client) -> None:
     if problem := target.verify(target.part_file):
         target.delete_part()
         if start_byte:
-            raise TransientError(problem)  # the parts may belong to different contents
-        # Without a checksum, `verify` rejects only files of another kind: the server does not have the file.
+            raise TransientError(problem)  # the bytes before and after `start_byte` may belong to different contents
+        # Without a checksum, `verify` rejects only files of another kind. So the server sent another file and does not have this one.
         raise PermanentError(problem, gone=not target.has_checksum)
     target.part_file.replace(target.path)
     target.metadata_file.unlink(missing_ok=True)
@@ -260,14 +259,14 @@ def _receive(url: str, response: requests.Response, start_byte: int, target: Tar
                     raise Cancelled
     except urllib3.exceptions.HTTPError as error:
         raise TransientError(_short_reason(error)) from None
-    except OSError as error:  # an error of the disk, which does not name the file
+    except OSError as error:  # the disk's error does not name the file
         raise OSError(error.errno, error.strerror, str(target.part_file)) from None
     if total is not None and size != total:
         raise TransientError(f"truncated at {size:,} of {total:,} bytes")
 
 
 def _validator_of(response: requests.Response) -> str:
-    """Return the value for the header If-Range: the ETag; Last-Modified if there is no ETag or a weak one, which is not allowed."""
+    """Return the value for the header If-Range: the ETag, or Last-Modified if the ETag is missing or weak (not allowed in If-Range)."""
     etag = response.headers.get("ETag", "")
     return etag if etag.startswith('"') else response.headers.get("Last-Modified", "")
 

@@ -26,9 +26,9 @@ from diffcap.utils.console import echo
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.progress import Update, progress_bar, progress_bars
 
-_MAX_PRINTED_FAILURES = 10  # fetch-failures.json has all
-_NUM_PROBES = 3  # downloaded photos that are requested again, to test whether their host still delivers any
-_UNFINISHED_SUFFIXES = (".part", ".crdownload", ".download")  # of browsers' unfinished downloads
+_MAX_PRINTED_FAILURES = 10  # fetch-failures.json lists all failures
+_NUM_PROBES = 3  # photos of a host that are requested again, to find out if the host has blocked this client
+_UNFINISHED_SUFFIXES = (".part", ".crdownload", ".download")  # ends of the names of browsers' unfinished downloads
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class Failure:
     url: str  # where it should come from
     reason: str
     gone: bool = False  # the server does not have the file (any more)
-    forbidden: bool = False  # every URL refused it, the first one with status 403; perhaps it blocks this client
+    forbidden: bool = False  # every URL refused the file, the first with status 403; the server may block this client
 
 
 class Checksums:
-    """Checksums of the files below `folder`, in `checksums.json`; several threads may record files.
+    """Reads and writes `checksums.json`, the checksums of the files below `folder`. Several threads may record files.
 
         {"downloads/CUB_200_2011.tgz": {"sha256": "...", "size": 1150585339, "stamp": 1763..., "url": "https://..."}, ...}
 
@@ -80,7 +80,7 @@ class Checksums:
         self._records.pop(self.name(path), None)
 
     def save(self) -> None:
-        """Write `checksums.json`; without records, only if the file exists."""
+        """Write `checksums.json`. Without records, an existing file is replaced, but no file is created."""
         if self._records or self.path.is_file():
             write_json(self.path, dict(sorted(self._records.copy().items())))
 
@@ -100,7 +100,7 @@ class Checksums:
         return ""
 
     def check_download(self, file: Path, path: Path, sha256: str = "", md5: str = "") -> str:
-        """Return how a downloaded `file` differs from the publisher's checksums or the one recorded for `path`, or ""."""
+        """Return how a downloaded `file` differs from the publisher's checksums or the checksum recorded for `path`; "" if it does not."""
         if md5:
             with file.open("rb") as content:
                 if (file_md5 := hashlib.file_digest(content, "md5").hexdigest()) != md5.lower():
@@ -126,7 +126,7 @@ class DatasetFolder:
         self.failure_file = path / "fetch-failures.json"
 
     def path_of(self, entry: Entry) -> Path:
-        """Return the path for the file of an entry, which is downloaded, or copied by hand."""
+        """Return the path of an entry's file, to which it is downloaded or must be copied by hand."""
         return self.download_folder / entry.file if entry.unpack else self.official_folder / entry.to / entry.file
 
     def fetch_file(self, target: Target, urls: tuple[str, ...], client: Client) -> Failure | None:
@@ -155,7 +155,7 @@ class DatasetFolder:
         return all(any(path.iterdir()) if path.is_dir() else path.is_file() for path in paths)
 
     def marker_file(self, archive: Path) -> Path:
-        """Return the file that marks an archive as extracted, beside the extracted files, so that it is deleted with them."""
+        """Return the file that marks an archive as extracted. It is in the folder of the extracted files, to be deleted with them."""
         return self.official_folder / ".unpacked" / archive.name
 
     def is_extracted(self, entry: Entry, archive: Path) -> bool:
@@ -171,14 +171,14 @@ def fetch(
     captions_only: bool = False,
     allow_missing_photos: bool = False,
 ) -> tuple[Path, frozenset[str]]:
-    """Fetch all missing files of a dataset into its folder `path`, `data/<dataset>`, from the URLs in a YAML file.
+    """Fetch all missing files of a dataset into its folder `path` (`data/<dataset>`) from the URLs in a YAML file.
 
     Args:
-        captions_only: skip files that only the images need.
+        captions_only: skip files that are needed for the images only.
         allow_missing_photos: accept that photos could not be downloaded now. Photos that no longer exist online are never an error.
 
     Returns:
-        The folder for the dataset's reader, and the images, relative to it, that no longer exist online.
+        The folder for the dataset's reader, and the paths in this folder of images that no longer exist online.
     """
     if settings.jobs < 1 or settings.timeout <= 0 or min(settings.retries, settings.backoff, settings.patience) < 0:
         raise DiffcapError("--fetch.jobs must be at least 1, --fetch.timeout above 0, the others at least 0.")
@@ -205,7 +205,7 @@ def fetch(
 
 
 def _fetch_files(entries: list[Entry], folder: DatasetFolder, settings: FetchSettings) -> list[Failure]:
-    """Download and extract the files that are missing; returns those that failed."""
+    """Download and extract the files that are missing; returns the failures."""
     entries = [entry for entry in entries if not (entry.unpack and folder.is_extracted(entry, folder.path_of(entry)))]
     client = Client(settings)
     failure_of = dict[Entry, Failure]()
@@ -238,7 +238,7 @@ def _fetch_entry(
 
 
 def _accept_manual_files(entry: Entry, folder: DatasetFolder) -> list[Failure]:
-    """Verify and extract files that a person has put into the dataset's folder; returns those that are damaged."""
+    """Verify and extract files that a person has put into the dataset's folder; returns a failure for each damaged file."""
     failures = []
     for path in sorted(folder.download_folder.glob(entry.file)) if entry.unpack else [folder.path_of(entry)]:
         if not path.is_file() or path.suffix in _UNFINISHED_SUFFIXES:
@@ -273,7 +273,7 @@ def _make_verifier(entry: Entry, path: Path, folder: DatasetFolder) -> Callable[
 
 
 def _extract_entry(entry: Entry, archive: Path, folder: DatasetFolder) -> list[Failure]:
-    """Extract an archive; returns the failures, at most one."""
+    """Extract an archive; returns a list that is empty or has one failure."""
     print(f"extracting {archive} ...", flush=True)
     reason = ""
     target_folder = folder.official_folder / entry.to
@@ -339,10 +339,10 @@ def _report_failures(
 
 
 def _fetch_photos(mirrors: tuple[str, ...], folder: DatasetFolder, settings: FetchSettings) -> list[Failure]:
-    """Download every missing photo from the URLs that the dataset's `photo_urls` returns, or from mirrors; returns those that failed.
+    """Download every missing photo from the URLs that the dataset's `photo_urls` returns, or from mirrors; returns the failures.
 
-    A photo is gone if its server says so, for example with status 404. It is also gone if every URL refuses it, the first one with
-    status 403, and the same host still delivers another photo of the dataset. A host that has blocked the client delivers none.
+    A photo is gone if its server says so, for example with status 404. It is also gone if every URL refuses it, the first URL with
+    status 403, and this URL's host still delivers another photo. (A host that has blocked the client would deliver no photo.)
     """
     photos = []  # path and URLs of each photo
     for path, urls in import_object(get_dataset(folder.dataset).photo_urls or "")(folder.official_folder).items():

@@ -9,16 +9,16 @@
         to: annotations                subfolder of the dataset's files; default: none
         sha256: ...                    or md5, and size in bytes, if the publisher gives them
     by_hand:                           behind a sign-in, a form or a web page
-      - file: images.tar.gz            its name, or a pattern ("*.zip")
+      - file: images.tar.gz            name of the file, or a pattern ("*.zip")
         page: https://...
         how: what to do on the page
         unpack: true
         to: images
         gives: [images]                paths that exist when the files are complete
-    photos: {mirrors: [https://...]}   photos whose URLs the files give; mirrors have them under the same paths
+    photos: {mirrors: [https://...]}   photos whose URLs are in the files above; mirrors have the same paths
 
-An entry with `unpack: true` is an archive: it goes to `downloads/` and is extracted into `to`; `strip: folder` removes that
-leading folder from the names of its members. `images: true` marks files that are not needed for the captions alone.
+An entry with `unpack: true` is an archive. It is saved in `downloads/` and extracted into `to`. `strip: data` removes the leading
+folder `data` from the names of its members. `images: true` marks files that are needed for the images only.
 
 This module imports no slow packages, because `--help` imports it.
 """
@@ -34,7 +34,7 @@ from diffcap.utils.settings import read_settings
 
 @dataclass(frozen=True)
 class FetchSettings:
-    """Options for fetching the files of a dataset whose folder is not given.
+    """Options for fetching the files of a dataset, if the user gives no folder with the files.
 
     Attributes:
         sources: YAML file that lists the dataset's files; configs/sources/<dataset>.yaml by default.
@@ -42,7 +42,7 @@ class FetchSettings:
         retries: how many times to try again, with growing pauses, while a download makes no progress.
         timeout: seconds without a byte after which a connection counts as dead.
         backoff: the n-th retry waits about backoff * 2^(n - 1) seconds, at most 30.
-        patience: longest pause in seconds that a server may request (Retry-After); the file fails if it requests more.
+        patience: longest pause in seconds that a server may request (Retry-After); a longer pause makes the download fail.
     """
 
     sources: str | None = None
@@ -73,7 +73,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Sources:
-    """Content of one YAML file."""
+    """Content of a file `configs/sources/<dataset>.yaml`."""
 
     name: str
     page: str
@@ -81,7 +81,7 @@ class Sources:
     citation: str
     files: tuple[Entry, ...]
     by_hand: tuple[Entry, ...]
-    photo_mirrors: tuple[str, ...] | None  # None: the dataset has no photos that are fetched by their URLs
+    photo_mirrors: tuple[str, ...] | None  # None: the dataset has no key `photos`
 
 
 def read_sources(path: Path) -> Sources:

@@ -98,7 +98,7 @@ class StoreFiller(BasePredictionWriter):
             count = "1 image" if len(problems) == 1 else f"{len(problems):,} images"
             raise DiffcapError(
                 f"{problems[0].removesuffix('.')} ({count} of {self.writer.folder} could not be extracted, the others are stored; "
-                "`make data` lists all missing and broken images, and renders those of a rendered dataset again)."
+                "`make data` lists all missing and broken images, and renders them again if diffcap renders this dataset)."
             )
         if trainer.is_global_zero:
             self.writer.finish()

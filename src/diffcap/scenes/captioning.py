@@ -21,9 +21,9 @@ from diffcap.utils.errors import DiffcapError
 from diffcap.utils.files import add_filename
 from diffcap.worlds.blocks.captions import NO_CHANGE as BLOCKS_NO_CHANGE
 
-NO_CHANGE_SENTENCES = tuple(dict.fromkeys((*ALL_NO_CHANGE, *BLOCKS_NO_CHANGE)))  # in the datasets
-PARTIAL_SUFFIX = ".partial.jsonl"  # of the file of `PartialResults`
-MAX_UNSAVED_RESULTS = 256  # results after which a batch is saved, also if few of its tiles need a caption
+NO_CHANGE_SENTENCES = tuple(dict.fromkeys((*ALL_NO_CHANGE, *BLOCKS_NO_CHANGE)))  # captions in the datasets
+PARTIAL_SUFFIX = ".partial.jsonl"  # end of the name of a `PartialResults` file
+MAX_UNSAVED_RESULTS = 256  # a batch is saved after this number of results, even if few of its tiles need a caption
 NO_DATA, IDENTICAL = "no data", "identical"  # reasons why a tile is not captioned
 Item = TypeVar("Item")
 
@@ -36,7 +36,7 @@ class SceneCaptions(NamedTuple):
 
 
 class PartialResults(AbstractContextManager["PartialResults"]):
-    """The results of an unfinished run as JSON Lines: `header`, on which they depend (JSON values), then a line per batch of tiles."""
+    """The results of an unfinished run as JSON Lines: `header`, the settings that affect the results, then a line per batch of tiles."""
 
     def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
         self.path = path
@@ -58,7 +58,7 @@ class PartialResults(AbstractContextManager["PartialResults"]):
             self._write_line(dict(header))
 
     def append(self, batch: list[dict[str, Any]]) -> None:
-        """Add a batch, which reaches the file before the function returns."""
+        """Add a batch, and write it to the file before this method returns."""
         self._write_line(batch)
         self.batches.append(batch)
 
@@ -76,9 +76,9 @@ def no_change_probability(caption: Caption) -> float:
     """Return the captioner's probability that nothing has changed in a pair.
 
     * 1 if the caption says so (`is_no_change`);
-    * else the method's own estimate, if it has one (IDC-PCL's distractor judging);
-    * else the sum of the probabilities of `NO_CHANGE_SENTENCES`: a caption sampled from the captioner is one of them with this
-      probability. `caption.scored` has their logarithms; it is empty for models that write free text.
+    * else the method's own estimate, if it has one (in IDC-PCL, "distractor judging" estimates it);
+    * else the sum of the probabilities of `NO_CHANGE_SENTENCES`, which is the probability that a sampled caption is one of these
+      sentences. `caption.scored` has the logarithms of the probabilities; it is empty for models that write free text.
     """
     if is_no_change(caption.text):
         return 1.0
@@ -90,8 +90,8 @@ def no_change_probability(caption: Caption) -> float:
 def read_tile(scene: Scene, tile: Tile, size: int, stretch: Stretch | None) -> str | tuple[Image.Image, Image.Image]:
     """Read a tile of both dates as RGB images of `size` x `size` pixels, or return the reason why it needs no caption.
 
-    `stretch` has the values that become 0 and 255. A pixel without data at one date is black at both. A tile smaller than `size`,
-    which only a small scene has, is padded with black.
+    `stretch` has the pixel values that become 0 and 255. A pixel without data at one date is black in both images. If the scene is
+    smaller than `size`, its tile is padded with black.
     """
     sample = scene.read(tile)
     is_shown = sample.before_valid & sample.after_valid
@@ -117,7 +117,7 @@ def caption_tiles(
     batch_size: int = 16,
     advance: Callable[[int], None] = lambda _: None,
 ) -> SceneCaptions:
-    """Caption the tiles of a scene that have no result in `partial_results`, and append the results; `advance` gets their number.
+    """Caption the tiles of a scene that have no result in `partial_results`, and append the results. `advance` counts them.
 
     A result is {"tile": number, "caption": ..., "log_probability": ..., "no_change": ...} or {"tile": number, "not_captioned": reason}.
     A batch ends when it has `batch_size` tiles to caption, or `MAX_UNSAVED_RESULTS` results (`batch_size` if that is more). A continued run
@@ -128,7 +128,7 @@ def caption_tiles(
     scored_sentences = () if writes_free_text else NO_CHANGE_SENTENCES
     results: list[dict[str, Any]] = []  # of the tiles of a batch
     image_pairs: list[tuple[Image.Image, Image.Image]] = []  # of the tiles to caption
-    open_results: list[dict[str, Any]] = []  # those of `results` that get the captions of `image_pairs`
+    open_results: list[dict[str, Any]] = []  # the dicts in `results` that need a caption, in the order of `image_pairs`
 
     def finish_batch() -> None:
         if image_pairs:
@@ -168,7 +168,7 @@ def caption_tiles(
 
 
 def iterate_in_background(items: Iterator[Item], max_ahead: int) -> Iterator[Item]:
-    """Compute the items in a thread, at most `max_ahead` of them in advance."""
+    """Yield the items, which a thread computes, at most `max_ahead` of them in advance."""
     end = object()
     with ThreadPoolExecutor(1) as thread:
         futures = deque(thread.submit(next, items, end) for _ in range(max_ahead))

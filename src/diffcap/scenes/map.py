@@ -17,10 +17,10 @@ from diffcap.report.page import as_json, read_resource, security_policy
 from diffcap.scenes.raster import MAX_WINDOW, Sample, Scene, Stretch, Tile, to_rgb
 from diffcap.scenes.writing import Change, find_position, to_lon_lat
 
-_MAX_PICTURE_BYTES = 700_000  # of each JPEG; the two pictures of the overview in base64 have at most 1.9 MB
+_MAX_PICTURE_BYTES = 700_000  # of each JPEG; so the two pictures of the whole scene have at most 1.9 MB in base64
 _OVERVIEW_SIDE = 1600  # longer side of a picture of the whole scene in pixels
-MAX_DETAILS, _DETAIL_SIDE = 100, 192  # number of changes with pictures of their own, and their longer side in pixels
-_QUALITIES = (80, 65, 50, 35, 20)  # of JPEG; they are tried in this order until a picture is small enough
+MAX_DETAILS, _DETAIL_SIDE = 100, 192  # number of changes with pictures, and the pictures' longer side in pixels
+_QUALITIES = (80, 65, 50, 35, 20)  # JPEG qualities, which are tried in this order until a picture is small enough
 _EARTH_RADIUS = 6_371_008.8  # metres
 _PACKAGE = "diffcap.scenes"
 
@@ -35,8 +35,8 @@ def write_map(
 ) -> None:
     """Write the page: both dates with the changes as polygons over them, and a list of the changes.
 
-    The `MAX_DETAILS` changes with the highest probabilities of a change have pictures in the list. `overview` is the whole scene with
-    fewer pixels, `stretch` the values that become 0 and 255, and `metadata` the member "diffcap" of the GeoJSON file.
+    In the list, the `MAX_DETAILS` most probable changes have pictures. `overview` is the whole scene with fewer pixels, `stretch` has
+    the pixel values that become 0 and 255, and `metadata` has the settings and counts in the member "diffcap" of the GeoJSON file.
     """
     before, after = _encode_pictures(overview, stretch, _OVERVIEW_SIDE)
     most_certain = sorted(range(len(changes)), key=lambda index: changes[index].no_change)[:MAX_DETAILS]
@@ -63,7 +63,7 @@ def write_map(
 
 
 def _read_change(change: Change, scene: Scene, overview: Sample) -> Sample:
-    """Return the pixels of a change; from the overview if its window is too large to be read at once."""
+    """Return the pixels of a change, or its part of the overview if the change is too large to be read at once."""
     x, y, width, height = change.window
     if max(width, height) <= MAX_WINDOW:
         return scene.read(Tile(x, y, width, height))
@@ -89,7 +89,7 @@ def _encode_pictures(sample: Sample, stretch: Stretch | None, max_side: int) -> 
 
 
 def _describe_change(change: Change, scene: Scene) -> dict[str, Any]:
-    """Return a change for `map.js`: caption, SVG path and window in pixels, numbers, and longitude and latitude inside it."""
+    """Return a change for `map.js`: caption, SVG path and bounding box in pixels, numbers, and a point inside the change."""
     rings = shapely.geometry.mapping(change.polygon)["coordinates"]
     svg_path = "".join("M" + "L".join(f"{round(x)},{round(y)}" for x, y in ring[:-1]) + "Z" for ring in rings)
     lon_lat_inside = find_position(change, scene, digits=6)
@@ -104,7 +104,7 @@ def _describe_change(change: Change, scene: Scene) -> dict[str, Any]:
 
 
 def _pixel_width(scene: Scene) -> float | None:
-    """Return the width in metres of a pixel in the middle of the scene, on a sphere; None without georeference."""
+    """Return the width in metres of a pixel in the middle of the scene, computed on a sphere; None without georeference."""
     if scene.crs is None:
         return None
     x, y = scene.width / 2, scene.height / 2

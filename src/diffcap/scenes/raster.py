@@ -1,4 +1,4 @@
-"""A scene: two rasters of one place at two dates, which are read tile by tile with rasterio. Also their pixels as RGB images."""
+"""Read a scene, which is two rasters of one place at two dates, tile by tile, and turn its pixels into RGB images. Needs rasterio."""
 
 import math
 import warnings
@@ -24,14 +24,14 @@ except ImportError:
     raise DiffcapError("whole scenes need rasterio and shapely; run: pip install 'diffcap[geo]'") from None
 
 _MAX_TILE_SIZE = 4096  # pixels; a batch of larger tiles would need gigabytes
-TILE_SIZE, TILE_OVERLAP = 256, 64  # default pixels: the image size of LEVIR-CC, and a quarter of it
+TILE_SIZE, TILE_OVERLAP = 256, 64  # defaults in pixels: the image size of LEVIR-CC, and a quarter of it
 _CACHE_MB = 256  # size of GDAL's cache of decoded blocks, for both rasters
 MAX_WINDOW = 2048  # largest width and height in pixels that are read at once
 WGS84 = "EPSG:4326"  # longitude and latitude
 _MAX_CORNER_SHIFT = 0.01  # pixels by which the corners of equal grids may differ
 PERCENTILES = (2.0, 98.0)  # default of `fit_stretch` for pixels that do not have 8 bits
 Pixels = npt.NDArray[Any]
-ColorRange = tuple[tuple[float, float, float], tuple[float, float, float]]  # red, green and blue: dark, bright
+ColorRange = tuple[tuple[float, float, float], tuple[float, float, float]]  # red, green, blue: dark, then bright color
 FULL_RANGE: ColorRange = ((0, 0, 0), (255, 255, 255))
 TILES_RANGE: ColorRange = ((61, 75, 53), (197, 191, 149))  # 2nd and 98th percentiles in images of the dataset tiles
 
@@ -85,7 +85,7 @@ class Tiling:
 
 
 class Sample(NamedTuple):
-    """Pixels of both dates, (bands, h, w) each, and which pixels have data, (h, w) each."""
+    """Pixels of both dates, (bands, h, w) each, and masks (h, w) that are True for pixels with data."""
 
     before: Pixels
     after: Pixels
@@ -123,7 +123,7 @@ class Scene:
     def overview(self, longest_side: int) -> Sample:
         """Read every n-th pixel of every n-th row, with the smallest n that gives at most `longest_side` pixels per side.
 
-        Windows of `MAX_WINDOW` pixels are read completely: GDAL's own decimated read decodes a block of the file again for each row.
+        All pixels are read in large windows, and most are dropped. GDAL's own reduced read would decode a block again for each row.
         """
         step = math.ceil(max(self.width, self.height) / longest_side)
         window_side = max(1, MAX_WINDOW // step) * step
@@ -143,7 +143,7 @@ def open_scene(
     """Open two rasters of the same place.
 
     Args:
-        bands: numbers of one band (gray) or three (red, green, blue), from 1; None: 1, 2, 3, or 1 if there are fewer than three.
+        bands: number of one band (gray), or of three (red, green, blue), from 1. None means 1, 2, 3, or 1 if a raster has only 1 or 2.
         align: warp the second raster to the first one's grid while it is read (bilinear).
     """
     with ExitStack() as stack:
@@ -232,11 +232,11 @@ class Stretch(NamedTuple):
 def fit_stretch(
     sample: Sample, percentiles: tuple[float, float] | None, colors: ColorRange = FULL_RANGE
 ) -> Stretch | None:
-    """Compute the stretch from percentiles of each band, over the pixels of both dates that have data; None: no stretch is needed.
+    """Compute the stretch from percentiles of each band, over the pixels of both dates that have data; return None if none is needed.
 
     Args:
-        percentiles: the low and the high one, 0 to 100; None: 2 and 98, or no stretch for pixels of 8 bits.
-        colors: what the low and the high percentiles become; for a single band, the mean of red, green and blue.
+        percentiles: the low and the high percentile, 0 to 100. None means 2 and 98, or no stretch if the pixels have 8 bits.
+        colors: the low and the high percentile become these colors. In a single band, they become the mean of red, green and blue.
     """
     valid_pixels = sample.before[:, sample.before_valid], sample.after[:, sample.after_valid]
     values = np.concatenate(valid_pixels, 1)  # (bands, n)
@@ -247,12 +247,12 @@ def fit_stretch(
     low, high = np.percentile(values, percentiles or PERCENTILES, axis=1)
     high = np.where(high > low, high, low + 1)
     dark, bright = (color if len(values) == 3 else np.mean(color, keepdims=True) for color in map(np.array, colors))
-    step = (high - low) / (bright - dark)  # values per level of 0 to 255
+    step = (high - low) / (bright - dark)  # distance of the values that become two adjacent levels of 0 to 255
     return Stretch(low - dark * step, high + (255 - bright) * step)
 
 
 def to_rgb(pixels: Pixels, is_shown: npt.NDArray[np.bool_], stretch: Stretch | None) -> npt.NDArray[np.uint8]:
-    """Turn pixels (1 or 3, h, w), of 8 bits if there is no stretch, into RGB (h, w, 3) that is black outside of `is_shown` (h, w)."""
+    """Turn pixels (1 or 3, h, w) into RGB (h, w, 3), black where `is_shown` (h, w) is False. Without a stretch, they must have 8 bits."""
     if stretch is not None:
         low, high = (value.astype(np.float32)[:, None, None] for value in stretch)
         scaled = (np.where(is_shown, pixels, 0).astype(np.float32) - low) * (255 / (high - low))

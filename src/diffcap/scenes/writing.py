@@ -1,4 +1,4 @@
-"""The changes of a scene, each the union of neighbouring tiles with the same sentence, as GeoJSON (RFC 7946) and CSV."""
+"""Merge neighbouring tiles of a scene with the same caption into changes, and write the changes as GeoJSON (RFC 7946) and CSV."""
 
 import csv
 import io
@@ -18,8 +18,8 @@ from diffcap.scenes.raster import WGS84, Scene, TileCaption
 from diffcap.utils.errors import DiffcapError
 
 Points = npt.NDArray[np.float64]
-_EDGE_STEP = 256  # pixels between the points of a polygon's edge; a straight edge is a curve in longitude and latitude
-_DECIMALS = 7  # decimal places of a degree, the last one is about a centimetre
+_EDGE_STEP = 256  # pixels between the points added to an edge, which is a curve in longitude and latitude
+_DECIMALS = 7  # decimal places of degrees; the last place is about a centimetre
 # Units of the coordinates, as named in the GeoJSON file.
 IN_DEGREES = "longitude and latitude (WGS84)"
 IN_PIXELS = "pixels, x to the right and y down from the upper left corner; the rasters have no georeference"
@@ -46,8 +46,8 @@ class Change:
     caption: str
     polygon: shapely.Polygon  # union of its tiles, in pixels (x to the right, y down)
     num_tiles: int
-    no_change: float  # probability of no change, the lowest one of its tiles
-    log_probability: float  # natural logarithm of the caption's probability, the highest one of its tiles
+    no_change: float  # lowest probability of no change among its tiles
+    log_probability: float  # natural logarithm of the highest probability of the caption among its tiles
 
     @property
     def window(self) -> tuple[int, int, int, int]:
@@ -57,7 +57,7 @@ class Change:
 
 
 def merge_tiles(captions: Iterable[TileCaption]) -> list[Change]:
-    """Unite tiles with the same sentence that overlap or share an edge; sorted from the top to the bottom, then left to right."""
+    """Unite tiles with the same sentence that overlap or share an edge. The changes are sorted from top to bottom, then left to right."""
     captions_of_sentence: dict[str, list[TileCaption]] = {}
     for caption in captions:
         captions_of_sentence.setdefault(caption.caption, []).append(caption)
@@ -111,9 +111,10 @@ def find_position(change: Change, scene: Scene, digits: int) -> list[float] | No
 
 
 def write_geojson(path: Path, changes: Sequence[Change], scene: Scene, metadata: Mapping[str, Any]) -> None:
-    """Write a FeatureCollection with `metadata` as its member "diffcap". metadata["note"], if any, is a property of each feature too.
+    """Write a FeatureCollection with `metadata` as its member "diffcap".
 
-    Polygons are in longitude and latitude, with the outer ring counterclockwise, or in pixels without georeference.
+    metadata["note"] is None, or a warning that the captions can be unreliable, which every feature repeats. Polygons are in longitude
+    and latitude, with the outer ring counterclockwise. Without georeference, they are in pixels.
     """
     digits = None if scene.crs is None else _DECIMALS  # None rounds to whole pixels
     features = []
@@ -143,7 +144,7 @@ def write_geojson(path: Path, changes: Sequence[Change], scene: Scene, metadata:
 
 
 def write_csv(path: Path, changes: Sequence[Change], scene: Scene, note: str | None) -> None:
-    """Write one line per change; longitude and latitude are those of a point inside it, empty without georeference."""
+    """Write one line per change. Its longitude and latitude are of a point inside the change; they are empty without georeference."""
     notes = [] if note is None else [note]
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")

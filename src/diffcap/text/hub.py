@@ -1,4 +1,4 @@
-"""The tokenizer and the chat template of a vision-language model as a caption vocabulary."""
+"""Use the tokenizer and the chat template of a vision-language model as a vocabulary of captions."""
 
 import hashlib
 import json
@@ -54,14 +54,14 @@ def read_chat_template(processor: Any, question: str) -> ChatTemplate:
 class HubVocabulary:
     """The tokens of a vision-language model as ids, with the interface of `Vocabulary`.
 
-    `num_sentences` is for models that were not fine-tuned: `decode` returns the first sentences of their answer, see `clean_answer`.
+    `num_sentences` is for models that were not fine-tuned: `decode` returns this number of sentences of their answer (`clean_answer`).
     """
 
     def __init__(self, tokenizer: Any, template: ChatTemplate, num_sentences: int | None = None) -> None:
         self.tokenizer = tokenizer
         self.template = template
         self.num_sentences = num_sentences
-        self.words: list[str] = []  # the tokens come with the base model
+        self.words: list[str] = []  # empty, because the tokens come with the base model
         self.layout = "hub"  # name of this kind of vocabulary in settings and checkpoints
         tokens = json.dumps([sorted(tokenizer.get_vocab().items()), template.bos_id, template.eos_id])
         # A captioner accepts vocabularies of one family only.
@@ -75,7 +75,7 @@ class HubVocabulary:
         return len(self.tokenizer)
 
     def encode(self, caption: str | Sequence[str], max_length: int) -> list[int]:
-        """Turn a caption into ids, without padding: bos, tokens, eos; at most `max_length` ids, further tokens are cut off."""
+        """Turn a caption into at most `max_length` ids: bos, tokens, eos. Further tokens are cut off, and no padding is added."""
         text = caption if isinstance(caption, str) else " ".join(caption)
         ids = self.tokenizer(self.template.lead + text, add_special_tokens=False)["input_ids"]
         return [self.bos, *ids[: max_length - 2], self.eos]
@@ -99,8 +99,8 @@ class HubVocabulary:
 def clean_answer(text: str, num_sentences: int = 1) -> str:
     """Return the first sentences of a model's free answer, without markup, list marks, quotation marks, a label or the final period.
 
-    A block <think>...</think> and introductions such as "Sure!" are removed, and so are "Yes." and "No." if the sentence after it says
-    the same; otherwise "No." stays with that sentence. Headings, and lines that end with a colon, are left out if a text follows.
+    A block <think>...</think>, introductions such as "Sure!" and a sentence "Yes." at the beginning are removed. "No." is removed if the
+    next sentence has a negation; else both count as one sentence. Headings and lines that end with a colon are left out before a text.
 
     Example:
         >>> clean_answer('Here is the change:\\n1. **Answer:** "The red cube is gone." It was on the left.')
@@ -138,7 +138,7 @@ def import_transformers() -> Any:
 
 
 def load_processor(folder: Path) -> Any:
-    """Load the processor of a base model's folder; no code of the folder is run."""
+    """Load the processor (tokenizer and image preprocessing) in a base model's folder; no code in the folder is run."""
     transformers = import_transformers()
     with wrap_errors(
         folder, "its processor cannot be loaded", "download the model's files again, or use another model"

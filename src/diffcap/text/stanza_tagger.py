@@ -1,4 +1,4 @@
-"""Find and load a Stanza part-of-speech tagger: one in this package, a local folder, or Stanza's English model; CoNLL-U files."""
+"""Find and load part-of-speech taggers of the library Stanza, and read and write tagged sentences in CoNLL-U, a text format."""
 
 import errno
 import gc
@@ -14,16 +14,16 @@ from diffcap.records import file_hash, read_json, write_text
 from diffcap.utils.errors import DiffcapError
 
 SHIPPED_TAGGERS = {path.name.removesuffix("_tagger"): path for path in sorted(Path(__file__).parent.glob("*_tagger"))}
-_FOLDER_FORMAT = "a tagger's folder holds resources.json and one .pt file, as `make shipped NAME=tagger` writes it"
+_FOLDER_FORMAT = "a tagger's folder holds resources.json and one .pt file; `make shipped NAME=tagger` trains a tagger"
 
-TaggedSentence = list[tuple[str, str]]  # (word, its universal part-of-speech tag, UPOS)
+TaggedSentence = list[tuple[str, str]]  # (word, UPOS tag) of each word; UPOS is the universal set of parts of speech
 _UPOS_TAGS = "ADJ ADP ADV AUX CCONJ DET INTJ NOUN NUM PART PRON PROPN PUNCT SCONJ SYM VERB X"
 
 # Arguments of `stanza.Pipeline`. Stanza sorts the sentences of a call by length, so large batches have little padding.
 _SETTINGS: dict[str, Any] = {
     "processors": "tokenize,pos",
     "tokenize_pretokenized": True,
-    "use_gpu": True,  # where there is one
+    "use_gpu": True,  # if there is a GPU
     "logging_level": "CRITICAL",  # errors are reported once, by DiffcapError
     "pos_batch_size": 1000,
     "pos_batch_maximum_tokens": 10000,
@@ -35,14 +35,14 @@ class TaggerModel:
     """A tagger whose files are on this machine."""
 
     name: str  # as the user gave it: "english", "blocks" or a folder
-    identity: str  # hash of the weights, from which a cache of tags knows its tagger
+    identity: str  # hash of the weights; a cache of tags stores it to detect another tagger
     options: dict[str, Any] = field(default_factory=dict)  # arguments of `stanza.Pipeline` that name the local files
 
 
 def find_tagger(tagger: str) -> TaggerModel:
     """Find a tagger's files; Stanza downloads "english" at first use.
 
-    `tagger`: "english" (Stanza's English model), "blocks" or "tiles" (small taggers in this package, for captions of these datasets),
+    `tagger` is "english" (Stanza's English model), "blocks" or "tiles" (small taggers in this package, for captions of these datasets),
     or a folder with `resources.json` and one `.pt` file.
     """
     if tagger == "english":
@@ -57,13 +57,13 @@ def find_tagger(tagger: str) -> TaggerModel:
         raise DiffcapError(f"{folder}: {len(pt_files)} .pt files instead of one; {_FOLDER_FORMAT}.")
     resources = read_json(folder / "resources.json", "list of Stanza's resources", _FOLDER_FORMAT)
     options: dict[str, Any] = {"lang": next(iter(resources)), "dir": str(folder), "pos_model_path": str(pt_files[0])}
-    # The tagger has no other files, such as pretrained word vectors: these options are None.
+    # These options name further files, such as pretrained word vectors. The tagger has none.
     options |= dict.fromkeys(("pos_pretrain_path", "pos_forward_charlm_path", "pos_backward_charlm_path"))
     return TaggerModel(tagger, file_hash(pt_files[0]), options)
 
 
 def load_pipeline(model: TaggerModel) -> Any:
-    """Load the `stanza.Pipeline` of a tagger, on a GPU where there is one."""
+    """Load the `stanza.Pipeline` of a tagger, on a GPU if there is one."""
     import stanza
 
     try:
@@ -71,21 +71,21 @@ def load_pipeline(model: TaggerModel) -> Any:
     except Exception as error:  # a truncated or foreign file fails in many ways inside torch and Stanza
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
         raise DiffcapError(
-            f"{model.options.get('pos_model_path', model.name)}: Stanza cannot load this tagger ({reason}); download it again, "
-            "or train one with `make shipped NAME=tagger`."
+            f"{model.options.get('pos_model_path', model.name)}: Stanza cannot load this tagger ({reason}); download its files "
+            "again, or run `make shipped NAME=tagger`, which trains a tagger."
         ) from None
 
 
 def tag_batch(pipeline: Any, sentences: Sequence[str]) -> list[list[str]]:
     """Return the UPOS tags of sentences whose words are joined with single spaces: one list per sentence, one tag per word."""
     words = [sentence.split(" ") for sentence in sentences]
-    # Stanza creates dozens of objects per word: collecting garbage before the end would take half of the time.
+    # Stanza creates dozens of objects per word, so collecting garbage during the call would take half of the time.
     gc.disable()
     gc.freeze()  # keeps older objects out of the collection below
     try:
         tags = [[word.upos or "X" for word in sentence.words] for sentence in pipeline(words).sentences]
     finally:
-        gc.collect()  # the words and sentences of Stanza's document refer to each other
+        gc.collect()  # frees the words and sentences of Stanza's document, which refer to each other
         gc.unfreeze()
         gc.enable()
     if list(map(len, tags)) != list(map(len, words)):
@@ -93,7 +93,7 @@ def tag_batch(pipeline: Any, sentences: Sequence[str]) -> list[list[str]]:
     return tags
 
 
-@cache  # the pipeline must be loaded to find the files, which takes seconds
+@cache  # to find the files, the pipeline must be loaded, which takes seconds
 def _find_english_tagger() -> TaggerModel:
     import stanza
 
@@ -144,7 +144,7 @@ def read_conllu(path: str | Path) -> list[TaggedSentence]:
 
 
 def write_conllu(path: str | Path, sentences: Iterable[TaggedSentence]) -> None:
-    """Write sentences as CoNLL-U, from which Stanza trains taggers. Its syntax columns are placeholders: all words depend on the first."""
+    """Write sentences as CoNLL-U, from which Stanza trains taggers. Its syntax columns are placeholders: words depend on the first word."""
     texts = []
     for sentence in sentences:
         lines = []

@@ -33,7 +33,7 @@ class TagCache:
     """UPOS tags of sentences, in memory (`tags`) and in a file, `tags.jsonl`, to which one process at a time appends lines.
 
     The first line of the file has the name of the tagger and the hash of its weights (`{"tagger", "identity"}`). Every other line is
-    `{"sentence", "tags"}`, both joined with spaces, one tag per word. If another tagger wrote the file, it is emptied.
+    `{"sentence", "tags"}`: words joined with spaces, and one tag per word, joined likewise. A file of another tagger is emptied.
     """
 
     def __init__(self, path: Path | None, model: TaggerModel) -> None:
@@ -45,7 +45,7 @@ class TagCache:
         complete_lines, newline, _ = content.rpartition(b"\n")
         rows = []
         for line in complete_lines.split(b"\n"):
-            with contextlib.suppress(ValueError):  # damaged, or not UTF-8
+            with contextlib.suppress(ValueError):  # a damaged line is left out
                 rows.append(json.loads(line))
         if not rows or rows[0].get("identity") != model.identity:
             write_text(path, json.dumps({"tagger": model.name, "identity": model.identity}) + "\n")
@@ -74,17 +74,17 @@ def tag_sentences(
     workers: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, list[str]]:
-    """Tag tokenised sentences with a Stanza tagger: sentence -> UPOS tags, one per word.
+    """Tag tokenised sentences with a Stanza tagger. Returns sentence -> UPOS tags, one per word.
 
     Args:
         sentences: words joined with single spaces; duplicates are tagged once, empty sentences are skipped.
         tagger: "english", "blocks", "tiles" or a folder. cache_file: a `tags.jsonl` to read and extend, see `TagCache`.
-        workers: processes; 0: one per core, but a single one on a GPU. It does not change the tags.
+        workers: number of processes; 0 means one per core, or only one if there is a GPU. The tags do not depend on it.
         progress: called with (tagged sentences, all sentences) after each chunk.
     """
     import torch
 
-    # A tag can depend on the other sentences of its chunk (padding, rounding). So chunks are made of all sentences, cached ones too.
+    # A tag can depend on the other sentences of its chunk (padding, rounding). So chunks are made of all sentences, also of cached ones.
     distinct_sentences = sorted(filter(None, set(sentences)), key=lambda sentence: (sentence.count(" "), sentence))
     model = find_tagger(tagger)
     tag_cache = TagCache(Path(cache_file) if cache_file is not None else None, model)
@@ -136,7 +136,7 @@ def _start_worker() -> None:
     threading.Thread(target=exit_after_parent, daemon=True).start()
 
 
-# The pipelines of this worker. They are loaded with the first chunk: an error in `_start_worker` would not reach the parent.
+# Identity -> pipeline of this worker. It is loaded for the first chunk, because an error in `_start_worker` would not reach the parent.
 _pipelines: dict[str, Any] = {}
 
 

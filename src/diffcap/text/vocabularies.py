@@ -1,4 +1,4 @@
-"""CLIP's byte-pair encoding (from open_clip) as a caption vocabulary, and the vocabulary of any method by its layout's name."""
+"""A vocabulary of CLIP's tokens, and functions that make any vocabulary from the name of its layout (its kind, such as "clip")."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ AnyLayout = Literal[LayoutName, ClipLayout, "hub"]  # "hub": the tokens of a vis
 
 @functools.cache
 def clip_tokenizer() -> SimpleTokenizer:
-    """CLIP's tokenizer: lower case, broken Unicode repaired by ftfy, 49,408 tokens."""
+    """Return CLIP's tokenizer with 49,408 tokens. It converts texts to lower case, and ftfy repairs broken Unicode."""
     from open_clip.tokenizer import SimpleTokenizer  # imports torchvision, which is too slow for --help
 
     return SimpleTokenizer()
@@ -30,10 +30,10 @@ class ClipVocabulary:
 
     Args:
         words: for "clip_used", the tokens of the vocabulary, in CLIP's order; empty for the other layouts.
-        layout: "clip": CLIP's ids; the padding id is 49,408, which CLIP does not use.
-            "clip_released": CLIP's ids; the padding id is 0, which is also the word "!" (authors' code). So "!" is never
-            learned, and it ends a decoded caption.
-            "clip_used": only the tokens `words`, for models with a small embedding; other tokens are dropped from captions.
+        layout: "clip" has CLIP's ids, and the padding id 49,408, which CLIP does not use.
+            "clip_released" has CLIP's ids, and the padding id 0, as in the code that CLIP4IDC's authors released. Id 0 is also the
+            word "!". So "!" is never learned, and it ends a decoded caption.
+            "clip_used" has only the tokens `words`, for models with a small embedding; captions lose their other tokens.
     """
 
     def __init__(self, words: Sequence[str] = (), layout: ClipLayout = "clip") -> None:
@@ -60,7 +60,7 @@ class ClipVocabulary:
 
     @property
     def clip_ids(self) -> list[int]:
-        """CLIP's id of each id of this vocabulary."""
+        """The CLIP id that each id of this vocabulary stands for."""
         token_ids = self._used_clip_ids if self._ids is not None else list(range(self._size - 2))
         return [*token_ids, self.clip_size - 2, self.clip_size - 1]
 
@@ -70,7 +70,7 @@ class ClipVocabulary:
         return clip_tokenizer().vocab_size
 
     def encode(self, caption: str | Sequence[str], max_length: int) -> list[int]:
-        """Turn a caption into ids, without padding: bos, tokens, eos; at most `max_length` ids, further tokens are cut off."""
+        """Turn a caption into at most `max_length` ids: bos, tokens, eos. Further tokens are cut off, and no padding is added."""
         if max_length < 3:
             raise ValueError(f"max_length must be at least 3 (bos, a token, eos), got {max_length}")
         clip_ids = clip_tokenizer().encode(caption if isinstance(caption, str) else " ".join(caption))
@@ -89,7 +89,7 @@ class ClipVocabulary:
                 clip_ids.append(token_id if self._ids is None else self._used_clip_ids[token_id])
         return " ".join(clip_tokenizer().decode(clip_ids).split())
 
-    decode_plain = decode  # they differ for a vision-language model, see `HubVocabulary.decode_plain`
+    decode_plain = decode  # both methods differ only for a vision-language model, see `HubVocabulary.decode_plain`
 
 
 def build_clip_vocabulary(captions: Iterable[str], layout: ClipLayout) -> ClipVocabulary:
@@ -121,8 +121,8 @@ def build_any_vocabulary(
 ) -> AnyVocabulary:
     """Build a vocabulary from training captions.
 
-    `min_count` is for words; the tokens of CLIP and of vision-language models are not counted. `base` is the vision-language model
-    of the layout "hub", a folder or a name on the Hugging Face Hub, and `base_revision` its commit there.
+    `min_count` is for words; the tokens of CLIP and of vision-language models are not counted. For the layout "hub", `base` is the
+    vision-language model, which is a folder or a name on the Hugging Face Hub, and `base_revision` is its commit on the Hub.
     """
     if layout == "hub":
         if base is None:

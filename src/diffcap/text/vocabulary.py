@@ -1,6 +1,6 @@
 """Word vocabularies: convert captions to ids and ids to captions.
 
-A layout is what the authors' code of a method fixes: the special tokens with their ids, and how a caption is split into words.
+A layout defines the special tokens, their ids, and how a caption is split into words, as the code of a method's authors does.
 In the layout "rcc" (RobustChangeCaptioning), the ids are <NULL> 0, <UNK> 1, <START> 2, <END> 3, then the words in alphabetical order.
 """
 
@@ -21,7 +21,7 @@ _ANIMAL_PATTERN = re.compile(r"\banimal\s+([12])\b")  # "Animal 1" of the Birds-
 _EAST_ASIAN = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 _SOUTH_EAST_ASIAN = "\u0e00-\u109f\u1780-\u17ff"
 _LETTER_WITHOUT_BLANKS = re.compile(f"[{_EAST_ASIAN}{_SOUTH_EAST_ASIAN}]")
-_UNDIVIDED_WORDS = re.compile(f"[{_EAST_ASIAN}]{{4,}}|[{_SOUTH_EAST_ASIAN}]{{16,}}")  # longer than one word
+_UNDIVIDED_WORDS = re.compile(f"[{_EAST_ASIAN}]{{4,}}|[{_SOUTH_EAST_ASIAN}]{{16,}}")  # letters of several words
 
 
 def tokenize(text: str) -> list[str]:
@@ -33,7 +33,7 @@ def tokenize(text: str) -> list[str]:
 
 
 def missing_blanks(captions: Iterable[str]) -> str:
-    """Return a warning if over 5 % of the captions use a script without blanks, and most of these are not divided into words; else ""."""
+    """Return a warning if over 5 % of the captions use a script without blanks, and most of those are not divided into words; else ""."""
     texts = list(captions)
     without_blanks = [  # captions with most of their letters in such a script
         text
@@ -51,10 +51,10 @@ def missing_blanks(captions: Iterable[str]) -> str:
 
 
 def tokenize_rcc(text: str) -> list[str]:
-    """Split a sentence as RobustChangeCaptioning does, the code base of SCORER and DIRL.
+    """Split a sentence like the code of RobustChangeCaptioning, on which SCORER and DIRL are based.
 
     Commas and semicolons become tokens, full stops and question marks are removed, and the case is kept. The text is split
-    at every single space: two consecutive spaces give an empty token, which is in the released vocabularies.
+    at every single space: two consecutive spaces give an empty token, which is in the authors' vocabularies.
     """
     for mark in ";,":
         text = text.replace(mark, f" {mark}")
@@ -64,7 +64,7 @@ def tokenize_rcc(text: str) -> list[str]:
 
 
 def tokenize_rcc_words(text: str) -> list[str]:
-    """Split a sentence as Chg2Cap does: as `tokenize_rcc`, and empty tokens are left out."""
+    """Split a sentence as Chg2Cap does: like `tokenize_rcc`, but without empty tokens."""
     return [token for token in tokenize_rcc(text) if token]
 
 
@@ -77,17 +77,17 @@ class Layout(NamedTuple):
     eos: str  # the special token at the end of a caption
     unk: str  # the special token for unknown words
     tokenize: Callable[[str], list[str]]
-    num_reserved: int = 0  # positions at the end of a sequence that stay empty (authors' code of "pcl")
-    padding_is_eos: bool = False  # whether padding ends a caption when ids are decoded (authors' code of "rcc")
+    num_reserved: int = 0  # positions at the end of a sequence that stay empty (as in IDC-PCL's code)
+    padding_is_eos: bool = False  # True: padding ends a caption when ids are decoded (as in the code of "rcc")
     last_specials: tuple[str, ...] = ()  # the special tokens whose ids follow those of the words
-    scores_ids: bool = False  # whether the authors' evaluation compares the ids of words instead of text
+    scores_ids: bool = False  # True: the authors' evaluation compares the ids of words instead of text
     sorts_words: bool = True  # False: `build_vocabulary` keeps the words in the order of their first appearance
 
 
 _RCC_SPECIALS = ("<NULL>", "<UNK>", "<START>", "<END>")
 _RCC = Layout("rcc", _RCC_SPECIALS, "<START>", "<END>", "<UNK>", tokenize_rcc, padding_is_eos=True)
 _PCL_SPECIALS = ("<PAD>", "<BOS>", "<EOS>", "<UNK>", "<CLS>", "<MASK>")
-# The RSICCformer code counts the tokens that its dataset's file has; they are joined with spaces here.
+# RSICCformer's code takes the tokens from its dataset's file. Here, they are joined with spaces, so `str.split` restores them.
 _RSICC_LAST = ("<unk>", "<start>", "<end>")
 _RSICC = Layout("rsicc", ("<pad>",), "<start>", "<end>", "<unk>", str.split, last_specials=_RSICC_LAST)
 LAYOUTS: dict[LayoutName, Layout] = {
@@ -121,7 +121,7 @@ class Vocabulary:
         return len(self.tokens)
 
     def encode(self, caption: str | Sequence[str], max_length: int) -> list[int]:
-        """Turn a caption, a sentence or a list of tokens, into ids: bos, the words, eos, without padding.
+        """Turn a caption (a sentence or a list of tokens) into ids: bos, the words, eos, without padding.
 
         Words that do not fit into a padded sequence of `max_length` ids are cut off.
         """
@@ -145,17 +145,17 @@ class Vocabulary:
                 words.append(self.tokens[token_id])
         return " ".join(words)
 
-    decode_plain = decode  # they differ for a vision-language model, see `HubVocabulary.decode_plain`
+    decode_plain = decode  # both methods differ only for a vision-language model, see `HubVocabulary.decode_plain`
 
 
 def build_vocabulary(
     captions: Iterable[str | Sequence[str]], min_count: int = 1, layout: LayoutName = DEFAULT_LAYOUT
 ) -> Vocabulary:
-    """Collect the words that occur at least `min_count` times, in the order of the layout.
+    """Return a vocabulary of the words that occur at least `min_count` times, in the order of the layout.
 
     Args:
         captions: sentences, which the layout tokenises, or lists of tokens.
-        min_count: the papers use 1 for CLEVR-Change and 2 for Birds-to-Words; on LEVIR-CC, RSICCformer's code has 6 and Chg2Cap's 5.
+        min_count: the papers use 1 for CLEVR-Change and 2 for Birds-to-Words; on LEVIR-CC, RSICCformer's code uses 6 and Chg2Cap's 5.
     """
     rules = LAYOUTS[layout]
     counts: Counter[str] = Counter()

@@ -1,1 +1,1 @@
-"""The web page: `diffcap serve`. Needs gradio, the extra `web`."""
+"""The web page that `diffcap serve` shows. It needs gradio, which diffcap[web] installs."""

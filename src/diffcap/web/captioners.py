@@ -21,8 +21,8 @@ _MAX_LOADED = 3  # captioners in memory at once
 class Choice(NamedTuple):
     """A captioner that visitors may choose: its label in the list, and the arguments with which `load_captioner` loads it."""
 
-    label: str  # method, dataset, and the run or file, or "ships with diffcap"
-    checkpoint: str | Path | None  # a vision-language model of the Hub is NAME@COMMIT; None: the shipped one of blocks
+    label: str  # method, dataset, and the name of the run or file (or "ships with diffcap")
+    checkpoint: str | Path | None  # NAME@COMMIT for a vision-language model; None for the shipped captioner of blocks
     backbone_weights: str | None = None
     base: str | None = None
 
@@ -30,15 +30,15 @@ class Choice(NamedTuple):
 def find_choices(
     checkpoints: Sequence[str], runs: Path, backbone_weights: str | None = None, base: str | None = None
 ) -> list[Choice]:
-    """Return the captioners in `checkpoints`, those that ship with diffcap, then the captioners in the folder `runs`, newest first.
+    """Return the captioners in `checkpoints`, captioners that ship with diffcap, and the captioners in the folder `runs`, newest first.
 
-    Name, commit and licence of a vision-language model without training are printed. A file below `runs` that is not a captioner of
-    this diffcap is left out, and stderr says why.
+    For a vision-language model that was not fine-tuned, its name, commit and licence are printed. If a captioner below `runs` cannot be
+    read by this version of diffcap, it is left out, and stderr says why.
     """
     choices_with_paths: list[tuple[Path, Choice]] = []
     for name in checkpoints:
         if names_base_model(name):
-            model = find_base(name)  # fetches it, so that an error is raised before the first visitor comes
+            model = find_base(name)  # fetches the model, so that an error is raised before the first visitor comes
             echo(describe_origin(model.name, model.revision, model.licence))
             # All visitors get this commit, also if the repository has another one when the model is loaded.
             model_at_commit = f"{model.name}@{model.revision}" if model.revision else model.name
@@ -46,7 +46,7 @@ def find_choices(
             title = next(method.title for method in methods().values() if method.base_model)
             choices_with_paths.append((shown_path, Choice(f"{title} · without training", model_at_commit)))
         else:
-            metadata = load_captioner(name, "cpu", backbone_weights, base).metadata  # raises errors early, too
+            metadata = load_captioner(name, "cpu", backbone_weights, base).metadata  # loads it to raise errors now, too
             choices_with_paths.append((Path(name).resolve(), Choice(_label_of(metadata), name, backbone_weights, base)))
     shipped_choices = [
         Choice(f"{_label_of(read_json(folder / CONFIG, 'configuration'))} · ships with diffcap", name)
@@ -63,7 +63,7 @@ def find_choices(
             if path.is_dir():
                 metadata = read_json(path / CONFIG, "configuration")
             else:
-                metadata = read_checkpoint(path, mapped=True)["diffcap"]  # mapped: without reading the weights
+                metadata = read_checkpoint(path, mapped=True)["diffcap"]  # mapped=True: the weights are not read
             is_captioner = isinstance(metadata, dict) and metadata.get("stage") in CAPTIONING_STAGES
             if is_captioner and metadata.get("method") in list(methods()):
                 choices_with_paths.append((path.resolve(), Choice(_label_of(metadata), path)))
@@ -78,7 +78,7 @@ def _label_of(metadata: dict[str, object]) -> str:
 
 
 def _add_paths_to_labels(choices_with_paths: Sequence[tuple[Path, Choice]]) -> list[Choice]:
-    """Add the last part of its path to each label, or more parts if other choices would have the same label."""
+    """Add to each label the last part of the choice's path, or more parts if other choices would have the same label."""
     keys = []  # label and shown path of each choice
     for path, choice in choices_with_paths:
         # RUN/finetune/best.ckpt is shown as RUN, and RUN/reinforce/best.ckpt as RUN/reinforce.
@@ -94,7 +94,7 @@ def _add_paths_to_labels(choices_with_paths: Sequence[tuple[Path, Choice]]) -> l
 
 
 class Captioners:
-    """Loads captioners when they are needed, keeps the last `max_loaded` in memory, and lets one caller at a time use each."""
+    """Loads captioners when they are needed, keeps the `max_loaded` last used in memory, and lets one caller at a time use each."""
 
     def __init__(self, choices: Sequence[Choice], device: str = "auto", max_loaded: int = _MAX_LOADED) -> None:
         self.choices = list(choices)

@@ -1,6 +1,6 @@
 """A filter between the network and gradio: an allow-list of routes, and limits of size, time and disk space of requests.
 
-gradio has many routes that the page does not need. Some of them let the server fetch any public address.
+gradio has many routes that the page does not need. With some of them, a visitor can make the server fetch any public address.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ _MAX_IDLE_SECONDS = 20  # between two parts of a request body
 _BYTES_BETWEEN_CHECKS = 2**20  # received bytes between two checks of the disk space
 _MIN_COUNTED_BYTES = 2**16  # a smaller file counts as this size, so that the number of files is bounded too
 
-# Allowed routes, by method. The page in a browser needs them; config, info and call are for scripts (gradio's clients).
+# Allowed routes of each HTTP method. The page needs most of them; config, info and call are for scripts that use gradio's client.
 _UPLOAD_ROUTE = "/gradio_api/upload"
 _GET_ROUTES = re.compile(
     r"/|/config|/theme\.css|/manifest\.json|/favicon\.ico|/(assets|static)/.+"
@@ -39,7 +39,7 @@ _GET_ROUTES = re.compile(
 _POST_ROUTES = re.compile(rf"{_UPLOAD_ROUTE}|/gradio_api/(queue/join|run/predict|call/\w+)")
 _ROUTES = {"GET": _GET_ROUTES, "HEAD": _GET_ROUTES, "POST": _POST_ROUTES}
 
-# Forbids resources from other hosts. gradio needs inline scripts, and evaluates the scripts of its components.
+# This policy forbids resources from other hosts. It allows inline scripts and `eval`, because gradio needs them.
 _CONTENT_POLICY = (
     "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval' blob:; style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self' data: blob:; worker-src 'self' blob:; "
@@ -60,7 +60,7 @@ def answer_bad_request(request: Request, error: Exception) -> Response:
     return PlainTextResponse("The server cannot process this request; reload the page and try again.", 400)
 
 
-# What gradio's routes raise for unknown functions, missing fields, malformed forms, malformed Host headers and long paths.
+# gradio's routes raise these errors for unknown functions, missing fields, malformed forms, malformed Host headers and long paths.
 EXCEPTION_HANDLERS = dict.fromkeys(
     (AttributeError, KeyError, TypeError, ValueError, OSError, FnIndexInferError, httpx.InvalidURL), answer_bad_request
 )
@@ -69,8 +69,8 @@ EXCEPTION_HANDLERS = dict.fromkeys(
 class RequestFilter:
     """ASGI middleware: refuses requests that the page does not need, limits request bodies and adds security headers.
 
-    It serves files in `folder` only. If these would exceed `max_bytes`, the oldest files are removed. With `same_origin`, it refuses
-    POST requests that a page of another site sends.
+    It serves no files outside of `folder`. If the files in `folder` would exceed `max_bytes`, the oldest are removed. With
+    `same_origin`, it refuses POST requests that a page of another site sends.
     """
 
     def __init__(self, app: ASGIApp, folder: Path, max_bytes: int, same_origin: bool) -> None:
@@ -96,8 +96,8 @@ class RequestFilter:
         try:
             await (self._check_request(scope) or self._app)(scope, body.receive, send_with_headers)
         except RuntimeError as error:
-            # For an unknown session, gradio starts the event stream, reports the error in it, and then raises 404. Starlette makes
-            # a RuntimeError of it, because the response has started.
+            # For an unknown session, gradio starts the event stream, reports the error in it, and then raises 404. Starlette turns
+            # the 404 into a RuntimeError, because the response has started.
             if not isinstance(error.__cause__, HTTPException):
                 raise
             await send({"type": "http.response.body"})
@@ -122,12 +122,12 @@ class RequestFilter:
         return None
 
     def _make_room(self, num_bytes: int) -> None:
-        """Remove the oldest files until `num_bytes` more bytes fit."""
+        """Remove the oldest files until `num_bytes` more bytes fit into the folder."""
         with self._folder_lock:
             files = []  # modification time, counted bytes, path
             for folder, _, names in os.walk(self._folder):
                 for path in (Path(folder, name) for name in names):
-                    with contextlib.suppress(OSError):  # removed in the meantime
+                    with contextlib.suppress(OSError):  # gradio may have removed the file
                         status = path.stat()
                         files.append((status.st_mtime, max(status.st_size, _MIN_COUNTED_BYTES), path))
             excess_bytes = sum(counted_bytes for _, counted_bytes, _ in files) + num_bytes - self._max_bytes
@@ -142,7 +142,7 @@ class RequestFilter:
 
 
 class _Body:
-    """A request body that must arrive in time; `make_room` is called with the number of bytes that have arrived.
+    """A request body that must arrive in time; `make_room` is called with the number of bytes since its last call.
 
     A body that ends early raises `MultiPartException`, for which gradio removes the partial file and answers 400.
     """

@@ -20,10 +20,10 @@ from diffcap.web.captioners import Captioners
 from diffcap.web.result import data_uri, render_examples, render_message, render_result
 
 MAX_BEAMS = 10
-_DEFAULT_BEAMS = 5  # of the slider
+_DEFAULT_BEAMS = 5  # initial value of the slider
 _MAX_CONCURRENT, _MAX_QUEUE = 2, 200  # number of captions computed at a time, and of waiting requests
 _UPLOAD_SECONDS = 1800  # how long an uploaded file is kept
-_BROWSER_FORMATS = {"PNG", "JPEG", "GIF", "WEBP", "BMP", "AVIF", "ICO"}  # that browsers can show; Pillow's names
+_BROWSER_FORMATS = {"PNG", "JPEG", "GIF", "WEBP", "BMP", "AVIF", "ICO"}  # Pillow's names of what browsers can show
 
 # Decoding the largest images takes hundreds of megabytes, so only one is decoded at a time.
 _decoding_lock = threading.Lock()
@@ -36,7 +36,7 @@ def build_page(captioners: Captioners, upload_folder: Path) -> gr.Blocks:
     examples = render_examples()
 
     def show_example(old_choice: object, event: gr.EventData) -> tuple[Any, ...]:  # gradio needs the type of `event`
-        """Return the images of an example, no messages, and its captioner if the old choice also ships with diffcap."""
+        """Return an example's images, empty messages, and the example's captioner if the old choice ships with diffcap, too."""
         try:
             example = examples[int(event.index) % len(examples)]
         except (AttributeError, OverflowError, TypeError, ValueError):
@@ -86,7 +86,7 @@ def build_page(captioners: Captioners, upload_folder: Path) -> gr.Blocks:
         answer = gr.HTML("", js_on_load=script, apply_default_css=False, elem_id="answer", padding=False)
 
         inputs = [before, after, captioner, beams]
-        for component in inputs:  # gradio would fetch any address, and any file of the server, that a request names
+        for component in inputs:  # otherwise, gradio reads any address and any file of the server that a request names
             setattr(component, "async_move_resource_to_block_cache", partial(_accept_upload, component, upload_folder))  # noqa: B010
         answer_event: dict[str, Any] = {
             "fn": _hide_traceback(partial(_answer, captioners)),
@@ -113,7 +113,7 @@ def build_page(captioners: Captioners, upload_folder: Path) -> gr.Blocks:
 
 
 def _upload_zone(side: str) -> tuple[gr.Image, gr.HTML]:
-    """Add an image with the place for messages below it."""
+    """Add a zone to upload an image, with a place for messages below it."""
     with gr.Column(min_width=150):
         zone = gr.Image(
             label=side.capitalize(),
@@ -125,13 +125,13 @@ def _upload_zone(side: str) -> tuple[gr.Image, gr.HTML]:
             placeholder=f"# The picture {side}\nDrop it here, paste it, or press to choose a file",
             elem_id=f"zone-{side}",
         )
-        # `read_image` reads the images, not gradio. (For a subclass with another `preprocess`, gradio writes a .pyi file beside it.)
+        # gradio only passes the path; `read_image` reads the image. (If this were a subclass, gradio would write a .pyi file for it.)
         zone.preprocess = lambda payload: None if payload is None else payload.path  # type: ignore[method-assign]
         return zone, gr.HTML("", js_on_load=None, apply_default_css=False, padding=False, elem_id=f"message-{side}")
 
 
 def _check_upload(side: str, path: str | None) -> tuple[Any, str]:
-    """Return the image for the zone (None: cannot be read; a PNG replaces a format that browsers cannot show), and messages."""
+    """Return what the zone shows (None if the image cannot be read; a PNG if browsers cannot show its format), and messages."""
     if path is None:
         return None, ""
     try:
@@ -150,7 +150,7 @@ def _check_upload(side: str, path: str | None) -> tuple[Any, str]:
 def _answer(
     captioners: Captioners, before: str | None, after: str | None, choice: object, beams: float, is_upload: bool = False
 ) -> str:
-    """Return the answer as HTML; after an upload, "" until both images are there."""
+    """Return the answer as HTML. After an upload, it is "" until both images are there."""
     if is_upload and (before is None or after is None):
         return ""
     if not isinstance(choice, str) or not 1 <= beams <= MAX_BEAMS:  # gradio lets None, lists and NaN through

@@ -1,6 +1,6 @@
-"""The answer to a visitor's pair of images as HTML: the caption, both images with an attention overlay per word, other hypotheses.
+"""Write the answer to a visitor's pair of images as HTML: caption, images with an attention overlay per word, other hypotheses.
 
-Images are embedded as data URIs, so that the server does not keep the images of visitors. The example pairs are here, too.
+Images are embedded as data URIs, so that the server does not keep the images of visitors. This module also renders the example pairs.
 """
 
 import base64
@@ -29,7 +29,7 @@ from diffcap.worlds.tiles.write import render_pair
 MAX_IMAGE_SIDE = 720  # longer side in pixels of an image in the answer
 MAX_OVERLAY_SIDE = 96  # longer side of an attention overlay; overlays are smooth, so the browser can enlarge them
 
-# Examples of the dataset blocks, from its scene 5 on. In earlier scenes, the changed object is partly hidden.
+# The examples of the dataset blocks begin with its scene 5, because in earlier scenes the changed object is partly hidden.
 _SEED, _FIRST_SCENE = 2026, 5
 _BLOCKS_SIZE = (256, 192)  # twice the size of the dataset's images
 _JITTER = 0.3  # strength of the changes of camera and light, as in the training data of the shipped captioner
@@ -47,7 +47,7 @@ _STOPWORDS = re.compile("an?|the|is|are|was|were|be|been|has|have|had|there|its?
 
 
 class Example(NamedTuple):
-    """A pair of RGB images, a short title, the name of the shipped captioner for it, and the mask (H, W) of the change."""
+    """A short title, a pair of RGB images, the name of the shipped captioner for them, and the mask (H, W) of the change if known."""
 
     title: str
     before: Image.Image
@@ -58,9 +58,9 @@ class Example(NamedTuple):
 
 @cache
 def render_examples() -> list[Example]:
-    """Return pairs of `blocks` and `tiles` with several changes, and one of each without a change; the same in every call."""
+    """Return the same example pairs in every call: pairs of blocks and tiles with several changes, and an unchanged pair of each."""
     triples = sample_triples(range(_FIRST_SCENE, _FIRST_SCENE + len(CHANGES) + 1), _SEED, _JITTER)
-    rendered_images, *_ = render(triples.scenes(), _BLOCKS_SIZE)  # all before, all after, then all without a change
+    rendered_images, *_ = render(triples.scenes(), _BLOCKS_SIZE)  # images before, after, and after without a change
     images = [Image.fromarray(image.permute(1, 2, 0).numpy()) for image in rendered_images]
     num_scenes = len(triples)
     examples = [
@@ -98,7 +98,7 @@ def render_result(
     captioner: str,
     notes: Sequence[str] = (),
 ) -> str:
-    """Return the answer to two RGB images; `captioner` is a label. Images of an example with a mask show the outline of the change."""
+    """Return the answer to two RGB images; `captioner` is a label. Images of an example with a mask show the change's outline."""
     mask = None
     before, after = map(np.asarray, images)
     for example in render_examples():

@@ -29,18 +29,18 @@ def serve(
     """Serve a web page that captions two images and shows the attention of each word; needs diffcap[web].
 
     Args:
-        checkpoint: Captioners at the top of the list: checkpoint files, exported folders, or user/name on the Hugging Face Hub,
-            also of vision-language models (--checkpoint A B).
+        checkpoint: Captioners at the top of the list (--checkpoint A B): checkpoint files, exported folders, or captioners and
+            vision-language models on the Hugging Face Hub, as user/name.
         host: Address to listen on; the default allows connections from this machine only, 0.0.0.0 from all machines.
         port: Port to listen on; 0 chooses a free one.
-        runs: Folder of runs whose captioners are also listed, besides the one that ships with diffcap.
+        runs: Folder of training runs. Their captioners are listed after the captioners that ship with diffcap.
         device: cpu, cuda or auto.
         backbone_weights: File of the backbone's weights for the captioners of --checkpoint, if they cannot be downloaded.
-        base: Folder of the base model of the --checkpoint of METHOD=vlm, if it is not where the checkpoint says.
+        base: Folder of the vision-language model that was fine-tuned for a --checkpoint, if it is not where the checkpoint says.
     """
     if importlib.util.find_spec("gradio") is None:
         raise DiffcapError("the page needs gradio, which is not installed; run: pip install 'diffcap[web]'")
-    check_connection([*(checkpoint or []), base], shipped=True)  # its message also names the shipped captioners
+    check_connection([*(checkpoint or []), base], shipped=True)  # an error message suggests the shipped captioners, too
     with listen(host, port) as listener, tempfile.TemporaryDirectory(prefix="diffcap-web-") as folder:
         import uvicorn
 
@@ -68,8 +68,8 @@ def build_app(
     """Return the whole ASGI application; `folder` is only for uploaded files, at most `max_bytes` in all.
 
     Args:
-        hosts: accepted names in the Host header, besides those of localhost; None: any name, and requests from pages of any site.
-            On a server for this machine only, they protect against DNS rebinding: a name of another site that resolves to it.
+        hosts: names that are accepted in the Host header, besides localhost. None accepts every name, and requests from pages of every
+            site. On a server for this machine only, this prevents DNS rebinding, in which a site's name resolves to this machine.
     """
     import gradio
     from fastapi import FastAPI
@@ -115,7 +115,7 @@ def build_app(
         css=read_resource("page.css", "diffcap.web"),
         footer_links=[],
     )
-    page.has_launched = True  # launch() would set it; gradio checks the files that a request names only if it is set
+    page.has_launched = True  # `launch` would set it; without it, gradio does not check the files that a request names
     return app
 
 
