@@ -1,8 +1,8 @@
 """Readers of the datasets.
 
 A reader is a function `read(folder) -> list[ChangePair]`. It returns every pair of the dataset in an order that depends only on the content
-of the files; image paths are relative to `folder`. A new dataset needs a reader and an entry in `registry`, and an entry in
-`official.OFFICIAL` if its authors publish its sizes.
+of the files. Its image paths are relative to `folder`. A new dataset needs a reader and an entry in `registry.BUILT_IN`. If its authors
+publish the sizes of its splits, it also needs an entry in `official.OFFICIAL`.
 """
 
 from collections import Counter
@@ -21,10 +21,10 @@ from diffcap.utils.files import existing_path
 
 
 def read_pairs(dataset: str, folder: str | Path, augmented: bool = False) -> list[ChangePair]:
-    """Read the official files of `dataset` in `folder`, and check the rules for all datasets, such as distinct ids.
+    """Read the files of `dataset` in `folder`, and check what every dataset must fulfil, such as distinct ids.
 
-    `dataset` is a name in `registry.datasets()`, or any other name for a user's own dataset (`diffcap.datasets.pairs`). `augmented`: keep
-    the augmented training views of a dataset that has them.
+    `dataset` is a name in `registry.datasets()`. Any other name is a user's own dataset, which `diffcap.datasets.pairs` reads. Training
+    pairs that the authors made by augmentation are left out, unless `augmented` is True.
     """
     folder, spec = Path(folder), get_dataset(dataset)
     if folder.is_file():
@@ -39,7 +39,7 @@ def read_pairs(dataset: str, folder: str | Path, augmented: bool = False) -> lis
 
 
 def _use_names_on_disk(pair: ChangePair, folder: Path) -> ChangePair:
-    """Replace the paths of a pair by the names on the disk, which can have another Unicode normal form."""
+    """Replace the paths of a pair by those on the disk, where "é" may be stored as two Unicode characters instead of one."""
 
     def name_on_disk(path: str) -> str:
         return path if path.isascii() else existing_path(folder / path).relative_to(folder).as_posix()
@@ -49,7 +49,7 @@ def _use_names_on_disk(pair: ChangePair, folder: Path) -> ChangePair:
 
 
 def describe(dataset: str, pairs: list[ChangePair], folder: Path, has_skipped_pairs: bool = False) -> dict[str, Any]:
-    """Return what `dataset.json` states besides the numbers of pairs: official sizes, repeated captions, remarks, and `spec.info`."""
+    """Return entries of the file `dataset.json`: the official sizes, repeated images and captions, remarks, and `DatasetSpec.info`."""
     spec, num_by_key = get_dataset(dataset), Counter(key for pair in pairs for key in pair.extra)
     num_masks = f"{num_by_key['mask']:,}" + (f" of {len(pairs):,}" if num_by_key["mask"] < len(pairs) else "")
     notes = {

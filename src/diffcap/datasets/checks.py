@@ -1,6 +1,6 @@
-"""Reading and checks that several readers of datasets use.
+"""Functions with which several readers of datasets read and check files.
 
-A `place`, such as "train.json, line 3", is the file and the line or entry of a value. It begins error messages.
+A `place`, such as "train.json, line 3", states in which line or entry of which file a value is. Error messages begin with it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,12 +13,12 @@ from diffcap.utils.files import url_of
 
 
 def find_file(folder: Path, *names: str) -> Path:
-    """Return the first of these files that is in a folder, or the path of the first name if none is."""
+    """Return the path of the first of these names that is a file in `folder`; if none is, return the path of the first name."""
     return next((folder / name for name in names if (folder / name).is_file()), folder / names[0])
 
 
 def read_object(file: Path, content: str, remedy: str = "fetch it again") -> dict[str, Any]:
-    """Read a JSON file that is an object; `content` (what it holds) and `remedy` (how to fix it) are for messages."""
+    """Read a JSON file that must be an object. Error messages state its `content`, such as "captions", and a `remedy`."""
     value = read_json(file, content, remedy)
     if not isinstance(value, dict):
         raise DiffcapError(f"{file}: expected a JSON object, found {type(value).__name__}; fetch it again.")
@@ -26,7 +26,7 @@ def read_object(file: Path, content: str, remedy: str = "fetch it again") -> dic
 
 
 def read_entries(file: Path, content: str, remedy: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield ("<path>, entry <number>", entry) of a JSON file that is a list of objects."""
+    """Yield ("<path>, entry <number>", entry) for each entry of a JSON file, which must be a list of objects."""
     entries = read_json(file, content, remedy)
     if not isinstance(entries, list):
         raise DiffcapError(f"{file}: expected a list of {content}, found {type(entries).__name__}; fetch it again.")
@@ -37,10 +37,10 @@ def read_entries(file: Path, content: str, remedy: str) -> Iterator[tuple[str, d
 
 
 def make_default_ids(image_paths: Sequence[Sequence[str]]) -> list[str]:
-    """Make the ids of the pairs of a file without ids, from the paths of both images.
+    """Make ids for the pairs of a file that has no ids, from the paths (before, after) of their images.
 
-    All ids have the same form, the first of these whose ids are distinct: the file name of the before image without suffix; its path
-    without suffix; both file names without suffix, joined by "-"; the number of the pair, with six digits.
+    All ids are made in the same way, the first of these that gives distinct ids: the file name of the before image without suffix; its
+    path without suffix; both file names without suffix, joined by "-"; the number of the pair, with six digits.
 
     Example:
         >>> make_default_ids([("1.jpg", "2.jpg"), ("1.jpg", "3.jpg")])
@@ -59,7 +59,7 @@ def make_default_ids(image_paths: Sequence[Sequence[str]]) -> list[str]:
 
 
 def get_text(entry: dict[str, Any], key: str, place: str) -> str:
-    """Return the value of a key, which must be a string with a visible character."""
+    """Return the string that `entry` has under a key. Raise an error if it has none, or a string without a visible character."""
     value = entry.get(key)
     if not isinstance(value, str) or is_blank(value):
         found = f"{value!r:.60}" if key in entry else "nothing"
@@ -68,14 +68,14 @@ def get_text(entry: dict[str, Any], key: str, place: str) -> str:
 
 
 def check_sentences(value: object, place: str, key: str) -> list[str]:
-    """Return a value, which must be a list of strings; `key` is its key."""
+    """Return `value` if it is a list of strings. Otherwise raise an error, which names its `key`."""
     if not isinstance(value, list) or not all(isinstance(sentence, str) for sentence in value):
         raise DiffcapError(f'{place}: "{key}" must be a list of sentences, found {value!r:.60}; fix it.')
     return value
 
 
 def join_tokens(value: object, place: str, key: str) -> list[str]:
-    """Return captions; in IDC-PCL's format, a value is one caption as a list of words, or several as a list of such lists."""
+    """Return captions as strings. In IDC-PCL's files, `value` is one caption (a list of words) or several (a list of such lists)."""
     token_lists: list[Any] = value if isinstance(value, list) and value else [None]
     if isinstance(token_lists[0], str):
         token_lists = [token_lists]
@@ -88,20 +88,20 @@ def join_tokens(value: object, place: str, key: str) -> list[str]:
 
 
 def check_unique(places: dict[str, str], name: str, place: str, noun: str, remedy: str = "keep one of the two") -> None:
-    """Refuse a name that is in `places` (name -> place) already, or else add it. `noun`, such as "the uid", is for messages."""
+    """Add a name to `places` (name -> place). If it is there already, raise an error, which calls it `noun`, such as "the uid"."""
     if name in places:
         raise DiffcapError(f"{place}: {noun} {name!r} is already used in {places[name]}; {remedy}.")
     places[name] = place
 
 
 def check_split(pair: ChangePair, split: str, place: str) -> None:
-    """Refuse a pair, or an image, that is in two splits."""
+    """Raise an error if a pair (or a single image) was read before in another split than `split`."""
     if pair.split != split:
         raise DiffcapError(f"{place}: {pair.id} is in {split} here and in {pair.split} before; keep one.")
 
 
 def check_relative_path(path: str, place: str) -> None:
-    """Refuse a path that is a URL, or leads out of its folder."""
+    """Raise an error if a path is a URL, or leads out of the dataset's folder."""
     if url := url_of(path):
         raise DiffcapError(
             f"{place}: {url:.200} is a URL; download the image, and write its path relative to the dataset's folder."

@@ -1,6 +1,6 @@
-"""Readers of CLEVR-Change and CLEVR-DC; `diffcap.worlds.blocks` writes its dataset in CLEVR-Change's layout.
+"""Readers of CLEVR-Change and CLEVR-DC. The rendered dataset `blocks` has the same files as CLEVR-Change.
 
-A distractor is an image of an unchanged scene from another viewpoint.
+A distractor is a pair without a change; its after image shows the same scene from another viewpoint.
 """
 
 import re
@@ -17,18 +17,18 @@ _REMEDY = "extract the whole dataset into this folder"
 
 
 def read_clevr_change(folder: Path) -> list[ChangePair]:
-    """CLEVR-Change (Park et al., ICCV 2019), in its official layout or as `_read_json_lines` describes.
+    """Read CLEVR-Change (Park et al., ICCV 2019) from its authors' files below, or from those that `_read_json_lines` describes.
 
         images/CLEVR_default_000123.png       before
         sc_images/CLEVR_semantic_000123.png   after a change
-        nsc_images/CLEVR_nonsemantic_000123.png  distractor: the same scene from another viewpoint
+        nsc_images/CLEVR_nonsemantic_000123.png  after without a change: the same scene from another viewpoint
         change_captions.json, no_change_captions.json   "CLEVR_default_000123.png" -> list of sentences
         splits.json                           {"train": [123, ...], "val": [...], "test": [...]}
         type_mapping.json                     {"color": ["000123.png", ...], ...}, optional
-        scenes.json                           optional, only of rendered datasets: boxes, viewpoints and changed objects
+        scenes.json                           optional, only in a rendered dataset: boxes, viewpoints and changed objects
 
-    The number connects the files of a scene; the released dataset has 39,803 of 40,000 numbers. Each scene gives two pairs: the change
-    "000123.png" and the distractor "000123.png_n". They are sorted by split, then by number.
+    All files of a scene have its number; the authors' dataset has 39,803 of the numbers up to 40,000. Each scene gives two pairs: the
+    change "000123.png" and the distractor "000123.png_n". Pairs are sorted by split, then by number.
     """
     change_types = _read_change_types(folder / "type_mapping.json")
     if (folder / "train.json").is_file() and not (folder / "change_captions.json").is_file():
@@ -84,7 +84,7 @@ def _read_splits(file: Path) -> dict[str, list[int]]:
 
 
 def _read_change_types(file: Path) -> dict[str, str]:
-    """Return the change type of each image ("000123.png" -> "color"), an empty dictionary if the file does not exist."""
+    """Return the change type of each image ("000123.png" -> "color"); the dictionary is empty if the file does not exist."""
     change_types: dict[str, str] = {}
     for change_type, images in (read_object(file, "change types") if file.is_file() else {}).items():
         if not isinstance(images, list) or not all(isinstance(image, str) for image in images):
@@ -99,7 +99,7 @@ def _read_change_types(file: Path) -> dict[str, str]:
 
 
 def _read_extras(file: Path) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
-    """Return `ChangePair.extra` of the two pairs of each scene ("000123.png"), an empty dictionary if the file does not exist."""
+    """Return "000123.png" -> `ChangePair.extra` of the scene's change and of its distractor; {} if the file does not exist."""
     extras = {}
     for image, scene in (read_object(file, "scenes") if file.is_file() else {}).items():
         change_extra = {key: scene[key] for key in ("boxes", "viewpoint_iou", "changed") if key in scene}
@@ -113,13 +113,13 @@ _FOLDER_OF_KIND = {"semantic": "sc_images", "nonsemantic": "nsc_images"}
 
 
 def _read_json_lines(folder: Path, change_types: dict[str, str]) -> list[ChangePair]:
-    """CLEVR-Change as IDC-PCL's authors preprocessed it: JSON lines, one per pair.
+    """Read CLEVR-Change as IDC-PCL's authors preprocessed it: files of JSON lines, one line for each pair.
 
         train.json, val.json, test.json   {"img1": "CLEVR_default_000123", "img2": "CLEVR_semantic_000123", "sentences": [...]}
-        full/img.pkl, sc_img.pkl, nsc_img.pkl   features, see `diffcap.features.authors`
+        full/img.pkl, sc_img.pkl, nsc_img.pkl   features, which `diffcap.features.authors` reads
 
     The image names may have an extension. The second part of `img2` tells whether the pair is a change ("semantic") or a distractor
-    ("nonsemantic"). Ids and image paths are converted to the official ones, so that scores and features fit both formats.
+    ("nonsemantic"). Ids and image paths become those of the first format, so that features and captions can be used for both.
     """
     pairs: list[ChangePair] = []
     place_of_id: dict[str, str] = {}
@@ -150,11 +150,11 @@ _DC_REMEDY = "put captions.json and split.json, or the authors' renamed files ch
 
 _COLORS = frozenset(("gray", "grey", "red", "blue", "green", "brown", "purple", "cyan", "yellow", "color", "colour"))
 _MATERIALS = frozenset(("rubber", "matte", "metal", "metallic", "shiny", "material", "texture"))
-# "the same size" and the like compare one object with another, and describe no change.
+# Phrases such as "the same size" compare two objects of one image, and do not describe a change.
 _SAME_ATTRIBUTE = re.compile(r"\b(?:the )?same (?:size|shape|colou?r|material|texture)\b")
 _POSITION_NOUN = "(?:position|location|place|spot)"
-# (change type, pattern); the first pattern that matches decides. The order matters: "moved to a new position" is not "add",
-# "no longer in its place" is not "drop", "no longer" is not "none".
+# (change type, pattern). The first pattern that matches a caption gives its type. So the order matters: "moved to a new position" is
+# not "add", "no longer in its place" is not "drop", "no longer" is not "none".
 _TYPE_PATTERNS = (
     ("none", r"^(?!.*\b(?:except|but|other than|apart from)\b).*\b(?:nothing|nobody|no one|identical|unchanged)\b"),
     (
@@ -183,10 +183,10 @@ def read_clevr_dc(folder: Path) -> list[ChangePair]:
         captions.json {"123": [sentences]}, split.json {"train": [123, ...], "val", "test"}, images in bef/ and aft/    the authors' format
         change_captions.json {"000123.png": [sentences]}, splits.json (or split.json), images/ and sc_images/          DIRL's format
 
-    The authors do not document the names of the image files: an image is found by the number at the end of its name. If a folder does
-    not exist, the names are assumed to be `000123.png`, the id of the pair in DIRL's evaluation. Pairs are sorted by split, then by number.
+    The authors do not document the names of the image files, so an image is found by the number at the end of its name. If a folder
+    does not exist, the names are assumed to be like `000123.png`, the ids in DIRL's evaluation. Pairs are sorted by split, then by number.
 
-    The files do not contain the change types, and do not mark the pairs without change (a sixth). Both are derived from the captions of a
+    The files do not state the change types, nor which pairs have no change (a sixth of them). Both are derived from the captions of a
     pair by majority vote. A pair has no change type if its captions disagree or name no change.
     """
     caption_files = [name for name in _DC_FOLDERS if (folder / name).is_file()]
@@ -243,7 +243,7 @@ def _type_of_sentence(sentence: str) -> str | None:
 
 
 def _find_images(folder: Path, subfolder: str) -> dict[int, str]:
-    """Return the images in a subfolder: number at the end of the name -> path relative to `folder`."""
+    """Return the paths of the images in a subfolder, relative to `folder`, under the numbers at the end of their names."""
     path_of_number: dict[int, str] = {}
     for path in sorted((folder / subfolder).iterdir()) if (folder / subfolder).is_dir() else ():
         number_match = re.fullmatch(r"(?:.*\D)?(\d+)\.(?:png|jpe?g)", path.name, re.IGNORECASE)
@@ -258,7 +258,7 @@ def _find_images(folder: Path, subfolder: str) -> dict[int, str]:
 
 
 def clevr_dc_notes(pairs: list[ChangePair]) -> list[str]:
-    """Return how the types were derived, and the number of pairs without one."""
+    """Return remarks: how the change types were derived, and how many pairs have no type."""
     without_type = [pair.id for pair in pairs if pair.change_type is None and not pair.is_distractor]
     remarks = ["change types and distractors are derived from the captions; the files do not have them"]
     if without_type:

@@ -1,6 +1,7 @@
 """Check that all images of a dataset exist and can be decoded.
 
-A cache file has a stamp of each decoded image: size, time, range of values. An image with the same size and time is not decoded again.
+A cache file stores a stamp for each decoded image: size and time of its file, and the range of its pixel values. An image is decoded
+again only if the size or the time of its file has changed.
 """
 
 import io
@@ -18,7 +19,7 @@ from diffcap.records import RANGES, ChangePair, read_json, write_text
 from diffcap.utils.errors import DiffcapError
 
 MISSING = "missing"
-# Path relative to the dataset's folder; "missing", or "broken: " and the reason why the file cannot be decoded.
+# (path relative to the dataset's folder, "missing" or "broken: <why the file cannot be decoded>").
 Problem = tuple[str, str]
 BATCH_SIZE = 5000  # images; the cache is written after every batch, so that a killed check can be resumed
 
@@ -35,12 +36,12 @@ def check_images(
     cache_file: str | Path | None = None,
     ranges: dict[str, tuple[float, float]] | None = None,
 ) -> list[Problem]:
-    """Check images in the folder `root` on all cores, with a progress bar; return missing and broken ones in the order of `paths`.
+    """Check the images `paths` in the folder `root`, on all cores. Return the problems of missing and broken images, in the same order.
 
     Args:
-        check: "decode" decodes every file completely, so that truncated files are found; "exists" does not.
-        cache_file: JSON file with the stamps, created if it does not exist; None: decode all images. Not used by "exists".
-        ranges: this dictionary gets the range of values of each image with more than 8 bits, by its path; not with "exists".
+        check: "decode" decodes every file completely, so that truncated files are found; "exists" only looks for the files.
+        cache_file: JSON file with the stamps, which "decode" reads and writes. With None, all images are decoded.
+        ranges: "decode" adds to this dictionary: path of an image with more than 8 bits -> its lowest and its highest value.
     """
     from diffcap.utils.progress import progress_bar
 
@@ -48,7 +49,7 @@ def check_images(
     cached_stamps = _read_stamps(cache_file, root) if cache_file else {}
     stamps: dict[str, list[Any]] = {}
     problems: list[Problem] = []
-    # Threads are enough: decoding and reading release the interpreter lock.
+    # Threads use all cores, because reading and decoding release the interpreter lock.
     with ThreadPoolExecutor() as pool, progress_bar("checking images", len(paths)) as advance:
         for start in range(0, len(paths), BATCH_SIZE):
             batch = paths[start : start + BATCH_SIZE]
@@ -68,17 +69,17 @@ def check_images(
 
 
 def with_ranges(pairs: list[ChangePair], ranges: Mapping[str, tuple[float, float]]) -> list[ChangePair]:
-    """Give each pair the ranges of values by which its images with more than 8 bits are scaled, as `ChangePair.ranges`.
+    """Store in each pair the ranges of values by which later stages scale its images with more than 8 bits (`ChangePair.ranges`).
 
-    Images that are connected by pairs get one common range, one for integers and one for floats. So an image has the same range in all its
-    pairs. `ranges`: the range of each image's own values, see `check_images`.
+    Images that are connected by pairs get one common range for integers, and one for floats. So an image has the same range in all its
+    pairs. `ranges` has the lowest and the highest value of each single image, from `check_images`.
     """
     if not ranges:
         return pairs
     group_of = group_connected_images(pairs)
     common_ranges: dict[tuple[str, type], tuple[float, float]] = {}
     for path, (low, high) in ranges.items():
-        if path in group_of:  # not a mask
+        if path in group_of:  # masks have no group, and are not scaled
             range_key = group_of[path], type(low)
             lowest, highest = common_ranges.get(range_key, (low, high))
             common_ranges[range_key] = min(lowest, low), max(highest, high)
@@ -90,15 +91,15 @@ def with_ranges(pairs: list[ChangePair], ranges: Mapping[str, tuple[float, float
 
 
 def image_problem(path: str | Path) -> str:
-    """Return "missing", "broken: " and a reason, or "" for an image without a problem."""
+    """Return "missing", "broken: <reason>", or "" if an image can be decoded."""
     return _check_image(Path(path), "decode", None)[1]
 
 
 def _check_image(image_file: Path, check: str, cached_stamp: list[Any] | None) -> tuple[list[Any] | None, str]:
-    """Return the stamp and the problem of an image, as `image_problem` does.
+    """Return the stamp of an image, and what `image_problem` returns.
 
-    The stamp is [size in bytes, modification time in ns, range of the values]. The range is None for images of 8 bits, and left out if
-    the image is not decoded. If there is a problem, the stamp is None.
+    The stamp is [size in bytes, modification time in ns, range of the values]. Its range is None for an image of 8 bits, and it has no
+    range if the image is not decoded. If there is a problem, the stamp is None.
     """
     from PIL import Image, UnidentifiedImageError
 
@@ -115,14 +116,14 @@ def _check_image(image_file: Path, check: str, cached_stamp: list[Any] | None) -
     stamp = [file_status.st_size, file_status.st_mtime_ns]
     if check == "exists":
         return stamp, ""
-    if cached_stamp and len(cached_stamp) == 3 and cached_stamp[:2] == stamp:  # older caches have no ranges
+    if cached_stamp and len(cached_stamp) == 3 and cached_stamp[:2] == stamp:  # caches without ranges are older
         return cached_stamp, ""
     try:
         file_content = image_file.read_bytes()
-        value_range = read_image(file_content, "image").values  # the same function as in the later stages
-        # Only rasterio can read some TIFF files.
+        value_range = read_image(file_content, "image").values  # later stages read images with it too
+        # `read_image` also reads TIFF files that Pillow cannot open; they are not verified.
         with suppress(UnidentifiedImageError), Image.open(io.BytesIO(file_content)) as image:
-            image.verify()  # decoding does not check the checksums and the end of the file
+            image.verify()  # the checksums and the end of the file, which decoding ignores
     except DiffcapError as error:
         return None, f"broken: {str(error).removeprefix('image: ').rstrip('.')}"
     except Exception as error:  # a decoder may raise anything for invalid data

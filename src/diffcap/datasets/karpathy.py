@@ -1,17 +1,17 @@
-"""The JSON form of Karpathy's splits, and the datasets of remote-sensing change captioning, which have it.
+"""Reader of JSON files in the form of Karpathy's splits, in which datasets of remote-sensing change captioning are published.
 
     {"images": [{"filepath": "train", "filename": "train_000001.png", "split": "train", "changeflag": 1,
                  "sentences": [{"tokens": ["a", "road", "is", "built"], "raw": " a road is built ."}, ...]}, ...]}
 
 * `split`: "train", "val" or "test"; "restval" counts as train. Without it, `filepath` is the split.
-* `filepath`: the folder of the images, {folder} in an `ImageLayout`; by default the split.
-* `sentences`: a caption is its `tokens` joined by spaces; without tokens, its `raw` text without spaces at both ends and
-  without the final full stop.
-* `changeflag`: 1 if something has changed, 0 if not. Without it, the flag is derived from the captions
-  (`diffcap.datasets.no_change`), and `ChangePair.extra` has `changeflag_derived`.
+* `filepath`: the folder of the images, which `ImageLayout` calls {folder}; without it, the split is the folder.
+* `sentences`: a caption is its `tokens` joined by spaces. Without tokens, it is the `raw` text, from which spaces at both ends and the
+  final full stop are removed.
+* `changeflag`: 1 if something has changed, 0 if not. Without it, `diffcap.datasets.no_change` derives the flag from the captions, and
+  `ChangePair.extra` has `changeflag_derived`.
 
-Other keys are not read. A pair without change has `is_distractor`. The id of a pair is the file name of its before image without suffix,
-if these are distinct. Pairs are in the order of the file.
+Other keys are not read. A pair without change has `is_distractor`. The id of a pair is the file name of its before image without suffix;
+if these names are not distinct, `make_default_ids` makes other ids. Pairs are in the order of the file.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -31,7 +31,7 @@ _FORM_HINT = 'the form is {"images": [{"filename", "split", "sentences"}, ...]}'
 
 @dataclass(frozen=True)
 class ImageLayout:
-    """Paths of the images of an entry, relative to the dataset's folder: {folder} is its `filepath`, {name} its `filename`."""
+    """Paths of the images, relative to the dataset's folder. {folder} is the `filepath` of an entry, {name} its `filename`."""
 
     before: str
     after: str
@@ -44,11 +44,11 @@ LEVIR_LAYOUT = ImageLayout("images/{folder}/A/{name}", "images/{folder}/B/{name}
 def read_levir_cc(folder: Path, all_masks: bool = False) -> list[ChangePair]:
     """LEVIR-CC (Liu et al., TGRS 2022): Google Earth images, 0.5 m per pixel, five captions for each pair.
 
-        LevirCCcaptions.json                  the numbers in the names have gaps
-        images/train/A/train_000001.png       before; B: after; val and test likewise
+        LevirCCcaptions.json                  captions; the numbers in the names of the images have gaps
+        images/train/A/train_000001.png       before image; the after image is in B; val and test have the same folders
 
-    Two versions of the file exist; the first one has no `changeflag`. All pairs without change have the same five sentences, so the derived
-    flag equals the released one. `all_masks`: see `read_files`.
+    Older copies of the captions have no `changeflag`. But all pairs without change have the same five sentences, so the flag that is
+    derived from them is always right. `read_files` explains `all_masks`.
     """
     captions_file = find_file(folder, "LevirCCcaptions.json", "LevirCCcaptions_v1.json")
     return read_files(folder, {captions_file: ""}, LEVIR_LAYOUT, all_masks=all_masks)
@@ -57,9 +57,9 @@ def read_levir_cc(folder: Path, all_masks: bool = False) -> list[ChangePair]:
 def read_levir_mci(folder: Path) -> list[ChangePair]:
     """LEVIR-MCI (Liu et al., TGRS 2024): the files of LEVIR-CC, with a mask of the change for each pair (`extra["mask"]`).
 
-        images/train/label/train_000001.png   mask; 0: nothing, 128: road, 255: building
+        images/train/label/train_000001.png   mask; a changed pixel is 128 for a road or 255 for a building, others are 0
 
-    A mask may disagree with `changeflag`, which belongs to the captions; `diffcap audit` lists such pairs.
+    A mask may disagree with `changeflag`, which describes the captions. `diffcap audit` lists such pairs.
     """
     pairs = read_levir_cc(folder, all_masks=True)
     unmasked_pair = next((pair for pair in pairs if "mask" not in pair.extra), None)
@@ -72,7 +72,7 @@ def read_levir_mci(folder: Path) -> list[ChangePair]:
 
 
 def read_tiles(folder: Path) -> list[ChangePair]:
-    """`tiles`: the files of LEVIR-MCI, and `facts.json`, which has the change type, boxes and facts of each pair."""
+    """Read the rendered dataset `tiles`: files as in LEVIR-MCI, and `facts.json` with change type, boxes and facts of each pair."""
     facts_file = folder / "facts.json"
     facts = read_json(facts_file, "facts")
     pairs = []
@@ -88,8 +88,8 @@ def read_tiles(folder: Path) -> list[ChangePair]:
 def read_whu_cdc(folder: Path) -> list[ChangePair]:
     """WHU-CDC: aerial images of Christchurch with the masks of WHU-CD, five captions for each pair.
 
-    whuCCcaptions.json                    one sequence of numbers runs over all splits
-    images/train/A/train_000004.png       before; B: after; label: mask of the change; val and test likewise
+    whuCCcaptions.json                    captions; the numbers in the names of the images continue from split to split
+    images/train/A/train_000004.png       before image; B has the after image, label the mask; val and test have the same folders
     """
     return read_files(folder, {folder / "whuCCcaptions.json": ""}, LEVIR_LAYOUT)
 
@@ -97,12 +97,12 @@ def read_whu_cdc(folder: Path) -> list[ChangePair]:
 def read_second_cc(folder: Path, augmented: bool = False) -> list[ChangePair]:
     """SECOND-CC (Karaca et al., JSTARS 2025): images of 0.3 to 3 m per pixel, five captions for each pair.
 
-        SECOND-CC-AUG.json                    the 6,041 pairs, and augmented training views: their names contain `_random_augment`
-        train/rgb/A, train/rgb/B              before, after; val and test likewise
-        train/sem/A, train/sem/B              semantic maps as colour images; not read
+        SECOND-CC-AUG.json                    the 6,041 pairs, and augmented pairs, whose names contain `_random_augment`
+        train/rgb/A, train/rgb/B              before and after images; val and test have the same folders
+        train/sem/A, train/sem/B              semantic maps as colour images, which are not read
 
     Args:
-        augmented: also return the augmented training views, which have `extra["augmented"]`; val and test never have them.
+        augmented: also return the augmented pairs of train, with `extra["augmented"]`. Those of val and test are never returned.
     """
     pairs = []
     layout = ImageLayout("{folder}/rgb/A/{name}", "{folder}/rgb/B/{name}")
@@ -119,10 +119,10 @@ def read_dubai_cc(folder: Path) -> list[ChangePair]:
     """Dubai-CC (Hoxha et al., TGRS 2022): Landsat 7 tiles of Dubai from 2000 and 2010, 50 x 50 pixels, five captions for each pair.
 
         description_jsontr_te_val/Train_Dubai_CC.json, Validation_Dubai_CC.json, Test_Dubai_CC.json    or in captions/
-        imgs_tiles/RGB/500_2000/<filename>    before; 500_2010: after; both are .tif
+        imgs_tiles/RGB/500_2000/<filename>    before image, a .tif file; the after image is in 500_2010
 
-    This is the content of `datasetDubaiCCPublic/`. The sentences have capital first letters, which are kept. The files have no
-    `changeflag`: a pair has no change if any of its captions is a no-change sentence.
+    These are the files in the authors' folder `datasetDubaiCCPublic`. The sentences keep their capital first letters. The files have no
+    `changeflag`, so a pair counts as unchanged if any of its captions states that nothing has changed.
     """
     possible_folders = [folder / "description_jsontr_te_val", folder / "captions"]
     caption_folder = next(filter(Path.is_dir, possible_folders), possible_folders[0])
@@ -153,14 +153,14 @@ def read_files(
     unchanged_if: Callable[[Iterable[bool]], bool] = all,
     all_masks: bool = False,
 ) -> list[ChangePair]:
-    """Read the pairs of a dataset; the path of a mask is in `extra["mask"]` if the file exists.
+    """Read the pairs of a dataset from JSON files. If the mask of a pair exists, its path is in `extra["mask"]`.
 
     Args:
         root: the dataset's folder.
         split_of_file: JSON file -> split of its entries; "" if the entries name their splits.
-        layouts: where the images may be. Used is the first one for which any before image exists, or else the first one.
-        unchanged_if: `all` or `any`: without `changeflag`, a pair is unchanged if all or any of its captions are no-change sentences.
-        all_masks: give each pair a mask if the folder of masks exists, so that the data stage reports missing files.
+        layouts: where the images may be. The first layout with an existing before image is used; if there is none, the first layout.
+        unchanged_if: `all` or `any`. An entry without `changeflag` is unchanged if all, or any, of its captions state that.
+        all_masks: set `extra["mask"]` of all pairs if the folder of masks exists, so that the data stage reports missing masks.
     """
     entries: list[_PairEntry] = []
     for json_file, split in split_of_file.items():

@@ -1,4 +1,4 @@
-"""Captions which state that nothing has changed: their patterns, and the sentences of the datasets."""
+"""Patterns that recognise captions which state that nothing has changed, and such captions of several datasets."""
 
 import re
 
@@ -7,23 +7,23 @@ def _any_words(words: str) -> str:
     return rf"(?:(?:{'|'.join(words.split())})\b ?)+"
 
 
-# Parts of statements that nothing has changed. First, words for what is compared: any number of them in any order.
+# The next patterns match parts of such statements. This one matches what is compared: any number of these words, in any order.
 _THING_WORDS = r"\b" + _any_words(
     "[12ab] above after all and animals?[12]? area before birds? both either everything exposed given images? individuals it of parts re"
     r" photo(?:graph)?s? pictures? s scenes? shots? the these they this two visible (?:left|right|second)(?=\s(?:and|image|p|scene|shot))"
 )
-# These words as the subject of a sentence. In "the picnic area" and "the cars in both images", they are only a part of it.
+# `_THING_WORDS` as the whole subject of a sentence. In "the picnic area" or "the cars in both images", they are only a part of it.
 _SUBJECT = (
     r"(?:(?<!\w )|(?<!\bin )(?<!\bof )(?<!\bon )(?<!\bthe )"
     rf"(?=(?:animals?[12]?|both|everything|it|the|these|they|this|two)\b)){_THING_WORDS}"
 )
-# Verbs and adverbs before "the same". ("Disappears to be the same" is a hard negative of "appears to be the same".)
+# Verbs and adverbs before "the same". Wrong captions, which are made by replacing words, have "disappears to be" for "appears to be".
 _ARE = _any_words(
     "about almost (?:dis)?appears? are be been both clearly completely could essentially exactly from has have"
     " in\\s(?:essence|fact|variants) is just largely like look(?:s|ed)? may members might mostly much nearly of possibly practically pretty"
     " probably re remain(?:s|ed)? s seems? shows? stay(?:s|ed)? still to very virtually visually was well were"
 )
-# "the same animal", "identical photos", "the same"; not "the same color", which says nothing about the rest.
+# Matches "the same animal", "identical photos" and "the same", but not "the same color", because the rest may have changed.
 _SAME = (
     r"(?:(?:the )*(?:exact )?same(?: exact| identical)?|alike|identical|indistinguishable|unchanged)"
     r"(?: (?:animals?|birds?|images?|one|photo(?:graph)?s?|pictures?|scenes?|species)\b"
@@ -59,9 +59,9 @@ _STATEMENTS = "|".join(
         rf"\bwithout (?:any )?{_CHANGE}",
     )
 )
-_KEYWORDS = r"no|n ?t\b|same|alike|identical|indistinguishable|unchanged|still|without"  # each statement has one: a fast first search
+_KEYWORDS = r"no|n ?t\b|same|alike|identical|indistinguishable|unchanged|still|without"  # each statement has one; others are rejected fast
 
-# All sentences of the pairs without change, in the order of the files. SECOND-CC and Dubai-CC: the lists of the authors' code.
+# All captions of pairs without change: those of SECOND-CC and Dubai-CC as listed in the authors' code, others in the order of the files.
 LEVIR_CC = (
     "there is no difference",
     "the two scenes seem identical",
@@ -108,7 +108,7 @@ def plain_caption(caption: str) -> str:
 def is_no_change(caption: str) -> bool:
     """Return True if a caption says that nothing has changed, and nothing else.
 
-    Such statements are those of the datasets above and of `blocks`, and common ones of other people.
+    It recognises the captions of the datasets above, those of the rendered dataset `blocks`, and other common wordings.
 
     Example:
         >>> [is_no_change(text) for text in ("Nothing has changed in this area.", "nothing has changed except for a new road")]

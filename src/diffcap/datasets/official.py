@@ -1,4 +1,4 @@
-"""The official sizes of the released datasets, and the comparison of a folder with them."""
+"""The official sizes of datasets, which their authors have published, and the comparison of a user's files with them."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -10,15 +10,15 @@ from diffcap.utils.errors import DiffcapError
 
 
 class ReleaseSizes(NamedTuple):
-    """The sizes of a released dataset."""
+    """The official sizes of a dataset."""
 
     unit: str  # what is counted: "pairs", "images" or "scenes"
     units_by_split: dict[str, int]  # split -> number of units
-    counts_scenes: bool = False  # a unit is a scene, which has a pair with a change and a pair without (distractor)
-    num_by_change_type: dict[str, int] = {}  # noqa: RUF012  change type -> pairs in all splits; empty if unknown
+    counts_scenes: bool = False  # True if a unit is a scene: a pair with a change and one without (distractor)
+    num_by_change_type: dict[str, int] = {}  # noqa: RUF012  change type -> number of pairs; empty if unknown
     num_classes: int = 0  # classes of the images; 0 if they have none
-    total_units: int = 0  # units of all splits, if the authors do not publish the units of each
-    num_changed: dict[str, int] = {}  # noqa: RUF012  split -> pairs with a change; empty if unknown
+    total_units: int = 0  # sum of all splits, if only this sum is published; else 0
+    num_changed: dict[str, int] = {}  # noqa: RUF012  split -> number of changed pairs; empty if unknown
 
 
 def _by_split(train: int, val: int, test: int) -> dict[str, int]:
@@ -27,8 +27,8 @@ def _by_split(train: int, val: int, test: int) -> dict[str, int]:
 
 _LEVIR_SIZES = ReleaseSizes("pairs", _by_split(6_815, 1_333, 1_929), num_changed=_by_split(3_407, 667, 964))
 
-# Counted in the released split files (CLEVR-Change's also in its type_mapping.json); Dubai-CC's are from other papers' tables.
-# SECOND-CC's authors publish the sum of the splits only, without augmented views; another repository counts 1,227 test pairs.
+# Most sizes were counted in the authors' split files, and CLEVR-Change's change types in its type_mapping.json. Dubai-CC's sizes are from
+# tables in papers of others. SECOND-CC's authors publish only the sum of the splits, which does not count augmented pairs.
 OFFICIAL = {
     "clevr_change": ReleaseSizes(
         "scenes",
@@ -53,13 +53,13 @@ OFFICIAL = {
 def compare_sizes(
     dataset: str, pairs: Sequence[ChangePair], folder: Path, has_skipped_pairs: bool = False
 ) -> dict[str, Any] | None:
-    """Compare the sizes of a dataset's splits with the official ones; None if no official size is known.
+    """Compare the sizes of a dataset's splits with the official ones. Return None if no official sizes are known.
 
     A folder is "whole" if every split has its official size, and a "part" if a split is smaller and none is larger. In a whole dataset, the
-    numbers of pairs with a change and of each change type must also be official, as far as they are known. Any other difference is an
-    error: files of different releases are mixed, so the scores cannot be compared with published ones.
+    numbers of pairs with a change and of each change type must equal the official ones, if these are known. Any other difference raises an
+    error: files of different releases are probably mixed, and the scores could not be compared with published ones.
 
-    `has_skipped_pairs`: pairs with missing images were removed from `pairs`; a scene then counts only if it still has both pairs.
+    `has_skipped_pairs` is True if pairs with missing images were removed. A scene then counts only if both of its pairs are left.
 
     Returns:
         {"state": "whole" or "part", "unit", "splits": {split: [found, official]}}, and "total" if only the sum of the splits is known.
@@ -70,8 +70,8 @@ def compare_sizes(
     pairs = [pair for pair in pairs if "augmented" not in pair.extra]
     num_found = Counter(pair.split for pair in pairs if not (sizes.counts_scenes and pair.is_distractor))
     if has_skipped_pairs and sizes.counts_scenes:
-        num_found &= Counter(pair.split for pair in pairs if pair.is_distractor)  # the smaller number of each split
-    # In IDC-PCL's format, images with classes have no official splits, so only the sum is compared.
+        num_found &= Counter(pair.split for pair in pairs if pair.is_distractor)  # `&` takes the smaller numbers
+    # IDC-PCL's files do not have the official splits of images with classes, so only the sum of the splits is compared.
     total_units = sizes.total_units or (sum(sizes.units_by_split.values()) if sizes.num_classes else 0)
     counts = {f"{split} ": (num_found[split], number) for split, number in sizes.units_by_split.items()}
     if total_units:
@@ -94,7 +94,7 @@ def compare_sizes(
 
 
 def _details(sizes: ReleaseSizes, pairs: Sequence[ChangePair], found: Counter[str]) -> Iterator[tuple[str, int, int]]:
-    """Yield what else is counted in a whole dataset ("test distractors"), its number in the folder, and the official number."""
+    """Yield (what else is counted, such as "test distractors"; its number in the folder; the official number) of a whole dataset."""
     num_by_kind = Counter((pair.split, pair.is_distractor) for pair in pairs)
     num_by_change_type = Counter(pair.change_type for pair in pairs if pair.change_type)
     classes = {pair.extra["class"] for pair in pairs if "class" in pair.extra}

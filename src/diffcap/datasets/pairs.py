@@ -1,13 +1,13 @@
-"""A dataset of your own: a folder with images and a `pairs.jsonl`, one JSON object per line, or a JSON file in Karpathy's form.
+"""Reader of a user's own dataset: a folder with images and a list of pairs. The list is `pairs.jsonl`, one JSON object per line:
 
     {"before": "shots/desk_1.jpg", "after": "shots/desk_2.jpg", "captions": ["the red cup is gone"]}
 
-docs/own_dataset.md describes the optional keys, for example "viewpoint_iou", the overlap of both viewpoints. The data stage copies other
-keys to its list of pairs (the manifest), with a warning. Instead of `pairs.jsonl`, there may be a `pairs.csv` or `pairs.tsv` whose first
-line names the keys; "caption" is one sentence. If the pairs have no split, `draw_splits` divides them at random.
+docs/own_dataset.md describes the optional keys, for example "viewpoint_iou", the overlap of both viewpoints. The data stage warns of
+other keys, and copies them to its own list of pairs (the manifest). The list may also be `pairs.csv` or `pairs.tsv`. Its first line names
+the keys, and its column "caption" has one sentence. If no pair has a split, `draw_splits` divides the pairs at random.
 
-`diffcap.datasets.karpathy` describes Karpathy's form. Its images are in `images/<split>/A` (before) and `images/<split>/B` (after), or in
-such folders without `images` or without `<split>`; <split> is the `filepath` of an entry, by default its split. Masks are in `label`.
+The list may also be a JSON file in Karpathy's form, which `diffcap.datasets.karpathy` describes. The before images are then in
+`images/<split>/A`, the after images in `images/<split>/B`, masks in `images/<split>/label`. `images/` and `<split>/` may be left out.
 """
 
 import csv
@@ -38,7 +38,7 @@ IMAGE_LAYOUTS = (
         for home in ("{folder}/", "images/", "")
     ),
 )
-HELD_OUT_FRACTION = 0.1  # of the pairs, for val, and the same for test
+HELD_OUT_FRACTION = 0.1  # fraction of the pairs in val, and in test
 KEYS = ("before", "after", "captions", "id", "split", "change_type", "is_distractor", "viewpoint_iou", "boxes", "mask")
 
 
@@ -50,7 +50,7 @@ def _is_box(value: Any) -> bool:
     return value is None or (isinstance(value, list) and len(value) == 4 and all(map(_is_number, value)))
 
 
-# Optional key -> function that is True for a valid value, and what the value must be.
+# Optional key -> (function that returns True for a valid value; what the value must be, for error messages).
 _VALUE_CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "id": (lambda value: type(value) in (str, int) and not is_blank(str(value)), "a string"),
     "split": (lambda value: value in (None, "", *SPLITS), f"one of {', '.join(SPLITS)}"),
@@ -80,7 +80,7 @@ def read(folder: Path) -> list[ChangePair]:
         return _read_table(table_file)
     if len(json_files) > 1:
         raise DiffcapError(f"{folder}: has several JSON files with images ({file_names}); keep one of them.")
-    # If no JSON file has images, read the only one, for an error message that states what is wrong with it.
+    # If no JSON file lists images, but there is only one, read it: the error message then states what is wrong in it.
     json_files = json_files or sorted(folder.glob("*.json"))
     if len(json_files) != 1:
         raise DiffcapError(
@@ -94,7 +94,7 @@ def read(folder: Path) -> list[ChangePair]:
 
 
 def _lists_images(file: Path) -> bool:
-    """Return True if a JSON file has a list of images in Karpathy's form. COCO's form has "annotations" too, and does not count."""
+    """Return True if a JSON file has a list of images in Karpathy's form. Files in COCO's form have "annotations", too."""
     try:
         content = read_json(file)
     except DiffcapError:
@@ -129,7 +129,7 @@ def _read_table(table_file: Path) -> list[ChangePair]:
 
 
 def _parse_cells(row: dict[str, str]) -> dict[str, Any]:
-    """Convert a row of a CSV table to the values of a line of `pairs.jsonl`, without empty cells."""
+    """Convert the cells of a CSV row to values as in a line of `pairs.jsonl`. Empty cells are left out."""
     values: dict[str, Any] = {key: text.strip() for key, text in row.items() if not is_blank(text)}
     for key in {"is_distractor", "viewpoint_iou", "boxes"} & values.keys():
         with suppress(ValueError):  # `_make_pair` refuses such a cell
@@ -141,7 +141,7 @@ def _parse_cells(row: dict[str, str]) -> dict[str, Any]:
 
 
 def notes(pairs: Sequence[ChangePair]) -> list[str]:
-    """Return a warning of unknown keys as a list, which is empty if there are none; the data stage prints and stores it."""
+    """Return a list with one warning that names all unknown keys, or an empty list. The data stage prints and stores it."""
     known_keys = {*KEYS, "changeflag", "changeflag_derived"}  # the last two are keys of Karpathy's form
     remarks = []
     for key, num_pairs in Counter(key for pair in pairs for key in pair.extra if key not in known_keys).items():
@@ -154,12 +154,12 @@ def notes(pairs: Sequence[ChangePair]) -> list[str]:
 
 
 def draw_splits(pairs: list[ChangePair], table_file: Path) -> list[ChangePair]:
-    """Give every pair a split, about 80 : 10 : 10, at least one pair each.
+    """Give every pair a split: about 80 % train, 10 % val and 10 % test, and at least one pair in each.
 
     Pairs that are connected by common images are one group. All pairs of a group get the same split, so that no test image is seen in
-    training. The groups are shuffled with a fixed seed. The kind of a group is the set of the change types of its pairs; if there are any,
-    `_spread_kinds` reorders the groups so that each split has all kinds. "val", and then "test", get the first groups whose pairs fit into
-    a tenth of all pairs, or the smallest group if none fits.
+    training. The groups are shuffled with a fixed seed. The kind of a group is the set of the change types of its pairs. If pairs have
+    change types, `_spread_kinds` reorders the groups so that each split gets all kinds. Then "val" takes one group after the other, except
+    those with which it has more than a tenth of all pairs. If all are too large, it takes the smallest one. "test" does the same.
     """
     group_of_image = group_connected_images(pairs)
     groups = sorted(set(group_of_image.values()))
@@ -175,12 +175,12 @@ def draw_splits(pairs: list[ChangePair], table_file: Path) -> list[ChangePair]:
             kinds_of_group[group_of_image[pair.before]].add(f"{pair.change_type} {pair.is_distractor}")
     kind_of_group = {group: frozenset(kinds) for group, kinds in kinds_of_group.items()}
     num_of_kind = Counter(kind_of_group.values())
-    # Kinds with fewer than three groups are one kind together.
+    # All groups of kinds with fewer than three groups count as one kind.
     kind_of_group = {group: kind if num_of_kind[kind] > 2 else frozenset() for group, kind in kind_of_group.items()}
     num_pairs = Counter(group_of_image[pair.before] for pair in pairs)
     split_of_group = dict.fromkeys(groups, "train")
     num_held_out = max(1, round(HELD_OUT_FRACTION * len(pairs)))
-    for split, num_reserved in (("val", 2), ("test", 1)):  # groups that are left for the splits that come later
+    for split, num_reserved in (("val", 2), ("test", 1)):  # number of groups that later splits need
         free_groups = _spread_kinds([group for group in groups if split_of_group[group] == "train"], kind_of_group)
         chosen_groups: list[str] = []
         num_left = num_held_out
@@ -193,9 +193,9 @@ def draw_splits(pairs: list[ChangePair], table_file: Path) -> list[ChangePair]:
 
 
 def _spread_kinds(groups: list[str], kind_of_group: Mapping[str, frozenset[str]]) -> list[str]:
-    """Reorder groups so that the first tenth has about a tenth of each kind, and one group of a kind with three groups or more.
+    """Reorder groups so that their first tenth has about a tenth of each kind, and at least one group of a kind that has three or more.
 
-    Groups of one kind keep their order. `kind_of_group` also has groups that are not in `groups`, because they have a split already.
+    Groups of one kind keep their order. `kind_of_group` also has groups that already have a split, and so are not in `groups`.
     """
     num_of_kind = Counter(kind_of_group.values())
     num_in_groups, num_placed = Counter(kind_of_group[group] for group in groups), Counter[frozenset[str]]()
@@ -208,7 +208,7 @@ def _spread_kinds(groups: list[str], kind_of_group: Mapping[str, frozenset[str]]
 
 
 def group_connected_images(pairs: list[ChangePair]) -> dict[str, str]:
-    """Return image -> the alphabetically first of all images that pairs connect with it (union-find)."""
+    """Return image -> name of its group, the alphabetically first of all images that pairs connect with it (union-find)."""
     parent_of: dict[str, str] = {}
 
     def find_root(image: str) -> str:
@@ -256,7 +256,7 @@ def _check_image_path(path: object, key: str, place: str) -> str:
 
 
 def read_rows(table_file: Path) -> Iterable[tuple[str, dict[str, Any]]]:
-    """Yield ("<file>, line <number>", row) for each line of a table of pairs: .jsonl, .csv or .tsv, in which cells are strings."""
+    """Yield ("<file>, line <number>", row) for each line of a table of pairs (.jsonl, .csv or .tsv). Cells of .csv and .tsv are strings."""
     if table_file.suffix.lower() == ".jsonl":
         yield from read_json_lines(table_file, "table of pairs")
         return

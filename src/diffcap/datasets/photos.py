@@ -1,6 +1,6 @@
-"""Readers of Spot-the-Diff, Image-Editing-Request and Birds-to-Words: photos, and sentences that people wrote.
+"""Readers of Spot-the-Diff, Image-Editing-Request and Birds-to-Words, which consist of photos and sentences that people wrote.
 
-Pairs are sorted by split, then in the order of the file. A `place` is the file and the line or entry of a row, for messages.
+Pairs are sorted by split, then by their place in the file. A `place`, such as "train.json, entry 3", begins an error message about a row.
 """
 
 import re
@@ -25,11 +25,10 @@ def read_spot_the_diff(folder: Path) -> list[ChangePair]:
         annotations/train.json, val.json, test.json   [{"img_id": "256", "sentences": ["person with umbrella is gone", ...]}, ...]
         resized_images/256.png, 256_2.png             before and after (256_diff.jpg is not read)
 
-    The annotations may also be in `data/annotations/` or in the folder itself, the images in `images/` or in the folder itself. A
-    pair has one to three entries, one per annotator, whose sentences are merged. Its id is "256.png", as in the papers' ground truth.
-
-    The sentences are not changed, and the 66 empty ones are kept: the released vocabularies and the 1,270 scored pairs have them. The
-    protocol of the evaluation decides if each sentence of a pair is a caption, or if all sentences are one caption.
+    The annotations may also be in `data/annotations/` or in the folder itself. The images may be in `images/` or in the folder
+    itself. A pair has one to three entries, one for each annotator; the sentences of its entries are merged. Its id, such as "256.png", is
+    that of papers. The sentences are not changed. The 66 empty ones are kept, because the authors' vocabularies and the scores of papers
+    include them. The settings of the evaluation decide if each sentence of a pair is a caption, or if all are one caption.
     """
     annotation_folder = checks.find_file(folder, *_SPOT_ANNOTATION_FILES).parent
     subfolder = next((name for name in _SPOT_IMAGE_FOLDERS if (folder / name).is_dir()), _SPOT_IMAGE_FOLDERS[0])
@@ -50,7 +49,7 @@ def read_spot_the_diff(folder: Path) -> list[ChangePair]:
 
 
 def spot_the_diff_notes(pairs: list[ChangePair]) -> list[str]:
-    """Return a remark with the number of annotators' rows in each split."""
+    """Return a remark with the number of entries in each split; a pair has one entry for each annotator."""
     num_rows = {split: sum(len(pair.extra["annotators"]) for pair in pairs if pair.split == split) for split in SPLITS}
     counts = ", ".join(f"{split} {count:,}" for split, count in num_rows.items())
     return [f"annotators' rows, merged by pair: {counts}"]
@@ -62,9 +61,9 @@ def read_image_editing_request(folder: Path) -> list[ChangePair]:
         train.json, valid.json, test.json   [{"img0": "a.jpg", "img1": "b.jpg", "sents": ["brighten the sky"], "uid": "Reddit_1052"}, ...]
         images/a.jpg, images/b.jpg
 
-    This is the content of the authors' `dataset/adobe/`. The images may also be in the folder itself. A pair is identified by its `uid`,
-    because the same two photos occur under several (2,507 distinct image pairs for 3,061 uids in train). The sentences are not changed:
-    they have mixed case, punctuation and repeated spaces.
+    These are the files in the authors' folder `dataset/adobe`. The images may also be in the folder itself. The id of a pair is its `uid`,
+    because two photos can have several uids (2,507 distinct image pairs and 3,061 uids in train). The sentences are not changed, so they
+    have mixed case, punctuation and repeated spaces.
     """
     image_prefix = "images/" if (folder / "images").is_dir() or not any(folder.glob("*.jp*g")) else ""
     pairs: list[ChangePair] = []
@@ -95,22 +94,22 @@ BIRDS_COLUMNS = (
 # Name of a split in the files -> split.
 SPLIT_OF_NAME = {**{split: split for split in SPLITS}, "dev": "val"}
 PHOTO_EXTENSIONS = (".jpg", ".jpeg", ".png")
-# Place; ids of the two photos; split; captions; `ChangePair.extra`.
+# (place, ids of the two photos, split, captions, `ChangePair.extra`)
 BirdAnnotation = tuple[str, tuple[str, str], str, list[str], dict[str, Any]]
 
 
 def read_birds2words(folder: Path) -> list[ChangePair]:
     """Birds-to-Words (Forbes et al., EMNLP 2019): pairs of iNaturalist photos and paragraphs that compare the birds.
 
-        birds-to-words-v1.0.tsv     (or the only *.tsv) 11 columns, one annotation per row, with or without a header
-        train.jsonl, val.jsonl (or dev.jsonl), test.jsonl, or .json as in IDC-PCL's code: {"img1", "img2", "description"}, tokenised
+        birds-to-words-v1.0.tsv     (or another single *.tsv) 11 columns, one annotation per row, with or without a header
+        train.jsonl, val.jsonl (or dev.jsonl), test.jsonl: {"img1", "img2", "description"}, tokenised; IDC-PCL's code names them .json
 
     The folder holds one of the two formats. Rows and lines with the same two photos form one pair. A "description" in JSON is one caption
-    (a list of tokens) or a list of captions; one in the table is a text, which is tokenised in the same way.
+    (a list of tokens) or a list of captions. A description in the table is a text, which is tokenised here in the same way.
 
-    The photos are not in these files; `photo_urls` returns their URLs. They are `images/<photo id>.jpg`, .jpeg or .png. The photo id is the
-    number after `photos/` in the image's URL, or else in the observation's URL, or else the last part of the image's URL without its
-    extension. The id of a pair is "<photo id>_<photo id>".
+    The photos are files `images/<photo id>.jpg`, .jpeg or .png, which can be downloaded from the URLs that `photo_urls` returns. The photo
+    id is the number after `photos/` in the URL of the image or, if it has none, of the observation. If neither has such a number, it is
+    the last part of the image's URL without extension. The id of a pair is "<photo id>_<photo id>".
     """
     table_files = sorted(folder.glob("*.tsv"))
     lines_file = checks.find_file(folder, "train.jsonl", "train.json")
@@ -128,7 +127,7 @@ def read_birds2words(folder: Path) -> list[ChangePair]:
 
 
 def photo_urls(folder: Path) -> dict[str, list[str]]:
-    """Return the URLs of the photos of the TSV: path relative to `folder` -> alternative URLs of the same photo."""
+    """Return path of a photo relative to `folder` -> its URLs in the TSV; each of them gives the same photo."""
     path_of_photo, urls_of_path = _find_photos(folder / "images"), dict[str, list[str]]()
     for table_file in sorted(folder.glob("*.tsv")):
         for _, row in _table_rows(table_file):
@@ -145,16 +144,16 @@ def photo_id(image_url: str, observation_url: str) -> str:
     for url in (image_url, observation_url):
         if found := re.search(r"photos/(\d+)", url):
             return found.group(1)
-    return PurePosixPath(re.split("[?#]", image_url)[0]).stem  # not urlsplit, which raises on an invalid URL
+    return PurePosixPath(re.split("[?#]", image_url)[0]).stem  # `urlsplit` fails on invalid URLs
 
 
 def tokenize_text(text: str) -> str:
-    """Tokenise raw text in the way of the tokenised files: "Animal 1's beak" becomes "animal1 ' s beak", and '"' becomes "``"."""
+    """Tokenise raw text as the JSON files are tokenised: "Animal 1's beak" becomes "animal1 ' s beak", and '"' becomes "``"."""
     return " ".join(tokenize(text.replace('"', " `` ")))
 
 
 def _find_photos(folder: Path) -> dict[str, str]:
-    """Return photo id -> path relative to the dataset's folder; of two files with one id, the one whose extension is listed first."""
+    """Return photo id -> path relative to the dataset's folder. If an id has several files, the first of `PHOTO_EXTENSIONS` counts."""
     file_names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     sorted_names = sorted(
         (name for name in file_names if Path(name).suffix.lower() in PHOTO_EXTENSIONS),
@@ -184,7 +183,7 @@ def _photo_ids(row: dict[str, str]) -> tuple[str, str]:
 
 
 def _table_rows(table_file: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield ("<path>, line <number>", column -> text) of each line of the TSV."""
+    """Yield ("<path>, line <number>", column -> text) for each line of the TSV."""
     try:
         lines = table_file.read_text(encoding="utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
@@ -209,7 +208,7 @@ def _table_rows(table_file: Path) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def _unquote(cell: str) -> str:
-    """Undo the quoting of spreadsheet programs: quotes around the field, doubled quotes inside."""
+    """Undo the quoting of spreadsheet programs, which put quotes around a cell and double the quotes inside."""
     if len(cell) >= 2 and cell[0] == cell[-1] == '"' and '"' not in cell[1:-1].replace('""', ""):
         return cell[1:-1].replace('""', '"')
     return cell

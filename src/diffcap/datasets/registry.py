@@ -1,7 +1,7 @@
-"""The built-in datasets, one `DatasetSpec` each; any other name is a user's own dataset (`diffcap.datasets.pairs`).
+"""The built-in datasets, each described by a `DatasetSpec`. Any other name is a user's own dataset, read by `diffcap.datasets.pairs`.
 
-Functions are import paths ("package.module:function"), so that this module imports no reader. Another package adds its own
-datasets through the entry point group `diffcap.datasets`; see docs/adding.md.
+Functions are given as import paths ("package.module:function"), so that this module does not import the readers. Another package adds
+datasets through the entry point group `diffcap.datasets`, as docs/adding.md describes.
 """
 
 from collections.abc import Mapping
@@ -14,48 +14,48 @@ from diffcap.datasets import no_change
 from diffcap.registry import Method, load_plugins
 
 RELEASED_CHECKPOINTS_DATASET = "clevr_change"  # most methods' authors released checkpoints of this dataset
-ProtocolName = Literal["text", "levir_cc"]  # how captions are scored
+ProtocolName = Literal["text", "levir_cc"]  # how captions are scored: as texts, or as ids of words
 
 
 @dataclass(frozen=True)
 class WordIdProtocol:
-    """Settings of the protocol `levir_cc`, which compares ids of words instead of texts, see `diffcap.evaluation.remote_sensing`."""
+    """Settings of the scoring `levir_cc`, which compares ids of words, not texts (`diffcap.evaluation.remote_sensing`)."""
 
     name: ClassVar[ProtocolName] = "levir_cc"
     no_change: tuple[str, ...] = no_change.LEVIR_CC  # the sentences of pairs without change, without final full stops
-    # How often a word must occur in all splits to have an id of its own; authors' code of RSICCformer, SEN, Change-Agent, RSCaMa: > 5.
+    # A word gets its own id if it occurs at least this often in all splits. The code of RSICCformer, SEN, Change-Agent and RSCaMa has > 5.
     min_count: int = 6
-    layout: Literal["rsicc", "chg2cap"] = "rsicc"  # order of the word ids in the vocabulary; METEOR depends on it
-    accuracy_only: bool = False  # compute only the accuracy, without metrics of word ids and their mean (S*m)
+    layout: Literal["rsicc", "chg2cap"] = "rsicc"  # whose order of word ids is used; METEOR depends on it
+    accuracy_only: bool = False  # True: without metrics of word ids and their mean (S*m)
 
 
 @dataclass(frozen=True)
 class DatasetSpec:
     """A dataset and its defaults."""
 
-    name: str  # as in DATASET=clevr_change
-    title: str  # as in tables
-    reader: str  # import path of `read(folder)`, see `diffcap.datasets`
+    name: str  # in commands and configurations, such as "clevr_change"
+    title: str  # in tables, such as "CLEVR-Change"
+    reader: str  # import path of `read(folder)`, which returns all pairs
     notes: str | None = None  # import path of `notes(pairs)`: remarks that the data stage prints and stores
     photo_urls: str | None = None  # import path of `photo_urls(folder)`: image path -> URLs of the image
-    info: Mapping[str, str] = field(default_factory=dict)  # further entries of the file `dataset.json`
-    blank_captions: bool = False  # True if the released files have empty captions that are scored
-    augmented: bool = False  # True if `read` has an option `augmented` that keeps augmented training views
-    renderer: str | None = None  # import path of the function that renders the files of a dataset without official ones
+    info: Mapping[str, str] = field(default_factory=dict)  # further entries of `dataset.json`, a file of the data stage
+    blank_captions: bool = False  # True if the authors' files have empty captions, which papers score, too
+    augmented: bool = False  # True if `read` has an option `augmented` that keeps augmented training pairs
+    renderer: str | None = None  # import path of the function that renders the dataset; None: it has published files
     pairs: bool = True  # False if it has single images
-    backbone: str | None = None  # replaces a method's default backbone, for methods that read features
-    pixels_backbone: str | None = None  # replaces a method's default backbone, for methods that read pixels
-    clip_backbone: str | None = None  # replaces `pixels` (images of 224 x 224), if the dataset has a small CLIP
-    network: str | None = None  # import path of the function that builds its own backbone
-    tokenizer: Literal["ptb", "raw"] = "ptb"  # of the metrics, for imported checkpoints; "raw": split at spaces
-    tagger: str = "english"  # part-of-speech tagger of the hard negatives
-    # "package:folder" of a file <name>.yaml with settings for all training stages; by default the folder configs/dataset of diffcap.
+    backbone: str | None = None  # replaces the default backbone of methods that read features
+    pixels_backbone: str | None = None  # replaces the default backbone of methods that read pixels
+    clip_backbone: str | None = None  # replaces the backbone `pixels` (images of 224 x 224) by one for a small CLIP
+    network: str | None = None  # import path of the function that builds the network of `backbone`
+    tokenizer: Literal["ptb", "raw"] = "ptb"  # of the metrics for imported checkpoints; "raw" splits at spaces
+    tagger: str = "english"  # name of the part-of-speech tagger that hard negatives (wrong captions) need
+    # "package:folder" in which <name>.yaml has settings for all training stages. None: the folder configs/dataset of diffcap.
     configs: str | None = None
-    protocol: WordIdProtocol | None = None  # for the datasets that are also scored with the protocol `levir_cc`
+    protocol: WordIdProtocol | None = None  # None if the dataset is not scored by `levir_cc`
 
     @property
     def rendered(self) -> bool:
-        """True if `make data` renders it instead of reading released files."""
+        """True if `make data` renders the dataset, and False if it reads files that the user has."""
         return self.renderer is not None
 
     @property
@@ -64,7 +64,7 @@ class DatasetSpec:
         return frozenset((self.backbone, self.pixels_backbone, self.clip_backbone))
 
     def features_note(self, *names: str | None) -> str:
-        """Return a warning if one of `names`, the names of a backbone, is a network that ships for another dataset, else ""."""
+        """Return a warning if one of the backbones `names` ships with diffcap for another dataset, else ""."""
         foreign_backbone = next((name for name in names if name in SHIPPED_BACKBONES - self.backbones), None)
         if self.rendered or foreign_backbone is None:
             return ""
@@ -74,7 +74,7 @@ class DatasetSpec:
         )
 
     def backbone_for(self, method: Method, reads_pixels: bool) -> str:
-        """Return a method's backbone on this dataset; `reads_pixels`: the method reads images instead of features."""
+        """Return a method's backbone on this dataset. `reads_pixels` is True if the method reads images instead of features."""
         if reads_pixels:
             name = self.pixels_backbone or method.pixels_backbone or method.backbone
             return self.clip_backbone if self.clip_backbone and name == "pixels" else name
@@ -93,7 +93,7 @@ BUILT_IN = (
     DatasetSpec(
         "blocks",
         "blocks",
-        "diffcap.datasets.clevr:read_clevr_change",  # rendered in CLEVR-Change's official layout
+        "diffcap.datasets.clevr:read_clevr_change",  # it has the files of CLEVR-Change
         renderer="diffcap.worlds.blocks.write:write_blocks",
         backbone="blocks",
         pixels_backbone="blocks_pixels",
@@ -114,7 +114,7 @@ BUILT_IN = (
         "Dubai-CC",
         "diffcap.datasets.karpathy:read_dubai_cc",
         info=_DERIVED_TYPES_INFO,
-        protocol=WordIdProtocol(no_change.DUBAI_CC, 1, "chg2cap"),  # Chg2Cap: all words
+        protocol=WordIdProtocol(no_change.DUBAI_CC, 1, "chg2cap"),  # Chg2Cap gives each word an id
     ),
     DatasetSpec("image_editing_request", "Image-Editing-Request", "diffcap.datasets.photos:read_image_editing_request"),
     DatasetSpec("levir_cc", "LEVIR-CC", "diffcap.datasets.karpathy:read_levir_cc", protocol=WordIdProtocol()),
@@ -125,20 +125,20 @@ BUILT_IN = (
         "SECOND-CC",
         "diffcap.datasets.karpathy:read_second_cc",
         augmented=True,
-        protocol=WordIdProtocol(no_change.SECOND_CC, 11),  # authors' code: more than 10
+        protocol=WordIdProtocol(no_change.SECOND_CC, 11),  # the authors' code requires more than 10
     ),
     DatasetSpec(
         "spot_the_diff",
         "Spot-the-Diff",
         "diffcap.datasets.photos:read_spot_the_diff",
         notes="diffcap.datasets.photos:spot_the_diff_notes",
-        info={"changes": "single"},  # each sentence is a caption, if the configuration sets nothing else
+        info={"changes": "single"},  # by default, each sentence is a caption
         blank_captions=True,  # 7 of the 1,270 test pairs have only blank captions
     ),
     DatasetSpec(
         "tiles",
         "tiles",
-        "diffcap.datasets.karpathy:read_tiles",  # rendered in LEVIR-CC's official layout
+        "diffcap.datasets.karpathy:read_tiles",  # it has the files of LEVIR-MCI
         renderer="diffcap.worlds.tiles.write:write_tiles",
         backbone="tiles",
         clip_backbone="tiles_pixels",

@@ -1,15 +1,15 @@
-"""Readers of CUB and NABirds: single images for pre-training, in their official layouts or as IDC-PCL's authors preprocessed them.
+"""Readers of CUB and NABirds, single images for pre-training, from the datasets' own files or as IDC-PCL's authors preprocessed them.
 
-The authors' files have JSON lines, one file per split; the extension may also be `.jsonl`:
+IDC-PCL's authors have a file of JSON lines for each split; its extension may also be `.jsonl`:
 
     CUB      train.json   {"img": "...", "description": ["a", "bird", ...]}, one caption (or a list of captions) per line
     NABirds  train.json   {"img1": "...", "img2": "...", "class_id1": 0, "class_id2": 554, "label": 0}, one pair of images per line
 
-Of NABirds, only the images and classes are read, because pre-training samples its own pairs. The authors do not document where the image
-files are (this module assumes `images/<name>`, with ".jpg" if the name has no extension), and if label 1 means the same class.
+Only the images and classes of NABirds are read, because pre-training samples its own pairs. The authors document neither where the image
+files are nor if label 1 means the same class. This module assumes `images/<name>`, with ".jpg" if the name has no extension.
 
-The readers return a `ChangePair` for each image, a "record", whose `after` is None. Records are sorted by split, then in the order of the
-files. A `place` is the file and the line of a row, for messages.
+The readers return a "record" for each image, which is a `ChangePair` whose `after` is None. Records are sorted by split, then by their
+order in the files. A `place`, such as "train.json, line 3", begins an error message about a row.
 """
 
 import re
@@ -37,8 +37,8 @@ def read_cub(folder: Path) -> list[ChangePair]:
         text_c10/001.Black_footed_Albatross/Black_Footed_Albatross_0046_18.txt   ten sentences, one per line
         testclasses.txt                  the 50 held-out classes, "004.Groove_billed_Ani", one per line
 
-    The folder holds the unpacked archives `CUB_200_2011/` (images) and `cvpr2016_cub/` (texts), or their contents. The split is by class,
-    as in L2C and IDC-PCL: the held-out classes are "val". Without `images.txt`, the images are those with captions, sorted by name.
+    The folder holds the unpacked archives `CUB_200_2011/` (images) and `cvpr2016_cub/` (texts), or their contents. As in L2C and
+    IDC-PCL, images of the held-out classes are in "val". Without `images.txt`, the images that have captions are used, sorted by name.
     """
     has_caption_folder = any((folder / name).exists() for name in _CUB_CAPTION_FOLDERS)
     if not has_caption_folder and _find_lines_file(folder, "train"):
@@ -86,7 +86,7 @@ def _read_image_list(list_file: Path) -> list[str]:
         species, _, image = name.partition("/")
         if not image_number.isdigit() or not image.endswith(".jpg") or not species:
             raise DiffcapError(f'{place}: expected "<number> <class>/<image>.jpg", found {line!r:.80}; fix that line.')
-        check_relative_path(name, place)  # before the file of its sentences is opened
+        check_relative_path(name, place)  # because `read_cub` opens the file of its captions
         image_names.append(name)
     return image_names
 
@@ -110,16 +110,16 @@ def _read_cub_lines(folder: Path) -> list[ChangePair]:
 
 
 def read_nabirds(folder: Path) -> list[ChangePair]:
-    """NABirds (Van Horn et al., CVPR 2015): images with a class, `extra["class"]`, 0 to 554, and without captions.
+    """NABirds (Van Horn et al., CVPR 2015): images with a class from 0 to 554 (`extra["class"]`), without captions.
 
         images.txt               "<image id> 0817/0000139e21dc4d0cbfe14cae3c85c829.jpg"
         images/0817/0000139e21dc4d0cbfe14cae3c85c829.jpg
         image_class_labels.txt   "<image id> 817"
-        classes.txt              "817 Oak Titmouse"; also has the inner nodes of the hierarchy, which are not classes of images
+        classes.txt              "817 Oak Titmouse"; also has groups of species, which are not classes of images
         sizes.txt                "<image id> 341 296", width and height; optional
-        train_test_split.txt     "<image id> 1", 1 for training
+        train_test_split.txt     "<image id> 1", 1 for training, 0 for test
 
-    A class is the rank of its official number, such as 817, among those that images have. The files may be in `nabirds/`.
+    `extra["class"]` is the rank of the number, such as 817, among the numbers that images have. The files may also be in `nabirds/`.
     """
     home, image_folder = folder, "images"
     if (folder / "nabirds/images.txt").is_file():
@@ -165,7 +165,7 @@ def read_nabirds(folder: Path) -> list[ChangePair]:
 
 
 def _read_table(table_file: Path) -> dict[str, str]:
-    """Return first word -> rest of each line of a file."""
+    """Return a dictionary from the first word of each line of a file to the rest of the line."""
     table: dict[str, str] = {}
     for place, line in read_numbered_lines(table_file, "unpack nabirds.tar.gz into this folder"):
         key, _, value = line.partition(" ")
@@ -177,7 +177,7 @@ def _read_table(table_file: Path) -> dict[str, str]:
 
 
 def _read_nabirds_lines(folder: Path) -> list[ChangePair]:
-    """Return one record per image, in the order in which images occur first; the first split of an image counts."""
+    """Return one record per image, in the order of their first lines. An image has the split of its first line."""
     record_of_image: dict[str, ChangePair] = {}
     first_meaning = ""  # what label 1 means according to the first line
     for split, place, row in _read_rows(folder):
@@ -202,7 +202,7 @@ def _read_nabirds_lines(folder: Path) -> list[ChangePair]:
 
 
 def _read_rows(folder: Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield (split, "<path>, line <number>", object) of every line; the files of val and test are optional."""
+    """Yield (split, "<path>, line <number>", object) for every line. The files of val and test are optional."""
     for split in SPLITS:
         lines_file = _find_lines_file(folder, split)
         if lines_file is not None:

@@ -1,1 +1,1 @@
-"""The embedded datasets `blocks` and `tiles`: scenes, rendering, captions, and the training of the networks that ship for them."""
+"""The rendered datasets `blocks` and `tiles`: scenes, rendering, captions, and the training of small networks for them."""

@@ -1,6 +1,6 @@
-"""Write the folder of a rendered dataset, on several processes; the same call resumes an interrupted run.
+"""Write the folder of a rendered dataset with several processes. After an interruption, the same call renders what is missing.
 
-A scene has two or three images, and metadata: its captions and whatever the other files of the dataset need. A chunk is `CHUNK` scenes.
+A scene has two or three images, and metadata: captions and the values for the other files of the dataset. A chunk is `CHUNK` scenes.
 """
 
 import json
@@ -31,14 +31,14 @@ CHUNK = 16  # scenes; if a worker is killed, only its last chunk is lost
 PARTS_FOLDER = ".parts"  # has a file with the metadata of each written chunk, until the dataset is finished
 _MIN_SCENES_PER_WORKER = 160  # for fewer scenes, starting another process takes longer than rendering
 
-# Arguments: folder, settings, index of the chunk's first scene. Writes the images, and returns the metadata of each scene.
+# A function (folder, settings, index of a chunk's first scene) that writes the images and returns the metadata of each scene.
 WriteChunk = Callable[[Path, Any, int], list[dict[str, Any]]]
 
 
 def claim_folder(folder: Path, settings: Any, last_files: tuple[str, ...], dataset: str = "blocks") -> bool:
-    """Check that a folder can be used, and write the settings (a dataclass) into a new one.
+    """Check that a folder can be used. If it is new, write the settings (a dataclass) into it.
 
-    `last_files` are the names of the files that are written after all images. Returns True if the dataset in the folder is finished.
+    `last_files` are the names of the files that are written after all images. Return True if the dataset in the folder is finished.
     """
     wanted = json.loads(json.dumps(asdict(settings)))
     settings_file = folder / f"{dataset}.json"
@@ -61,7 +61,7 @@ def claim_folder(folder: Path, settings: Any, last_files: tuple[str, ...], datas
 def render_chunks(
     write_chunk: WriteChunk, folder: Path, settings: Any, num_scenes: int, num_workers: int | None, unit: str
 ) -> Iterator[list[Any]]:
-    """Write all missing chunks, and yield the metadata of all scenes; `unit` is what the progress bar calls a scene."""
+    """Write all missing chunks, and yield the metadata of all scenes. The progress bar calls a scene `unit`, such as "pairs"."""
     from diffcap.utils.progress import progress_bar
 
     parts_folder = folder / PARTS_FOLDER
@@ -82,7 +82,7 @@ def render_chunks(
 
 
 def _write_pending(pending: list[tuple[WriteChunk, Path, Any, int, Path]], num_workers: int) -> Iterator[None]:
-    """Call `_write_chunk_file` with each of the tuples of arguments, and yield after each chunk."""
+    """Call `_write_chunk_file` with each tuple of its arguments in `pending`, and yield after each call."""
     if num_workers <= 1 or len(pending) <= 1:
         _keep_freed_memory()
         torch = sys.modules.get("torch")
@@ -97,7 +97,7 @@ def _write_pending(pending: list[tuple[WriteChunk, Path, Any, int, Path]], num_w
             if torch:
                 torch.set_num_threads(num_threads)
         return
-    # Spawned, not forked: torch may have started threads already, and they do not exist in a forked process.
+    # Processes are spawned, not forked, because threads that torch has started do not exist in a forked process.
     pool = ProcessPoolExecutor(num_workers, get_context("spawn"), _start_worker)
     try:
         for future in as_completed([pool.submit(_write_chunk_file, *arguments) for arguments in pending]):
@@ -111,7 +111,7 @@ def _write_chunk_file(write_chunk: WriteChunk, folder: Path, settings: Any, star
 
 
 def _start_worker() -> None:
-    # Some datasets import torch in their worker after this function; torch then reads this variable.
+    # torch reads this variable when it is imported, and some datasets import it only after this call.
     os.environ["OMP_NUM_THREADS"] = "1"
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
@@ -123,7 +123,7 @@ def _start_worker() -> None:
 
 def _keep_freed_memory() -> None:
     """Let the C library keep freed memory for later arrays. Without this, allocations take a quarter of the rendering time."""
-    np.empty(30 * 2**20, np.uint8)  # glibc raises its threshold to the size of the largest freed block, up to 32 MB
+    np.empty(30 * 2**20, np.uint8)  # after this, glibc keeps freed blocks of up to 30 MB
 
 
 def delete_images(folder: Path, images: Iterable[str]) -> None:
@@ -143,7 +143,7 @@ def write_image(folder: Path, image_path: str, image: npt.NDArray[np.uint8], is_
 
 
 def encode_png(image: npt.NDArray[np.uint8], is_noisy: bool) -> bytes:
-    """Encode an (H, W, 3) or (H, W) image as PNG, twice as fast as Pillow. An image with noise is not searched for repetitions."""
+    """Encode an (H, W, 3) or (H, W) image as PNG, twice as fast as Pillow. Noisy images are not searched for repetitions."""
     height, width, *channels = image.shape
     rows = image.reshape(height, -1)
     pixel_bytes = channels[0] if channels else 1
@@ -165,7 +165,7 @@ def encode_png(image: npt.NDArray[np.uint8], is_noisy: bool) -> bytes:
 def sample_splits(
     scenes_of_kind: Mapping[Any, list[int]], seed_text: str, round_number: Callable[[float], int]
 ) -> dict[str, list[int]]:
-    """Sample test (10 %), val (5 %) and train from the scenes of each kind, such as a change type; `round_number` rounds their sizes."""
+    """Divide the scenes of each kind (change type) at random: 10 % test, 5 % val, 85 % train. `round_number` rounds the sizes."""
     splits: dict[str, list[int]] = {split: [] for split in SPLITS}
     for kind, scenes in scenes_of_kind.items():
         shuffled = random.Random(f"{seed_text} {kind}").sample(scenes, len(scenes))

@@ -1,7 +1,7 @@
 """The captions of `blocks`: templates for each change, for no change and for single images, and the UPOS tag of every word.
 
 A caption of a change names the changed object, sometimes with its position relative to another object, and then states the change in
-words that no other change type uses. For a change of color or material, the object has its old value, and the last word is the new one.
+words that no other change type uses. If its color or material changes, its name has the old value, and the last word is the new value.
 """
 
 import random
@@ -15,7 +15,7 @@ from diffcap.worlds.blocks.scenes import ADD, CHANGES, COLOR, DROP, MATERIAL, Tr
 
 ObjectWords = tuple[str, str, str, str]  # size, color, material and shape of an object
 
-# Attribute value -> words for it; the first word is used with a probability of 0.5. A value that is not here is its own word.
+# Attribute value -> words for it. The first word is used with a probability of 0.5. A value without an entry is its own word.
 SYNONYMS: dict[str, tuple[str, ...]] = {
     "large": ("large", "big"),
     "small": ("small", "tiny"),
@@ -32,8 +32,8 @@ RELATION_PHRASES: dict[str, tuple[str, ...]] = {
     "behind": ("behind",),
 }
 
-# Probability that a relative position ("that is behind ...") follows the object. Each verb follows the object with 10 to 40 %.
-# If "that" were as probable, greedy decoding would choose it for most objects, and CIDEr-D would measure this choice, not the content.
+# Probability that a relative position ("that is behind ...") follows the object. Each verb follows it with a probability of 0.1 to 0.4.
+# If "that" were as probable as a verb, greedy decoding would choose it for most objects, and CIDEr-D would measure this choice.
 RELATION_PROBABILITY = 0.08
 
 # {o}: the changed object with its position, without article; {v}: the new color or material.
@@ -82,7 +82,7 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
         "the {o} is in a different location",
     ),
 }
-NO_CHANGE = (  # nine sentences, 5 to 7 per pair (CLEVR-Change: nine sentences, 6 per pair)
+NO_CHANGE = (  # a pair has 5 to 7 of them; in CLEVR-Change, a pair has 6 of nine sentences
     "nothing is different",
     "no object is different",
     "no difference can be seen",
@@ -115,7 +115,7 @@ LEXICON: dict[str, str] = {word: tag for tag, words in _WORDS_OF_TAG.items() for
 
 
 def write_captions(triples: Triples, seed: int = 0) -> tuple[list[list[str]], list[list[str]]]:
-    """Sample 5 to 7 different captions for each of the T pairs (before, after), and for each of the T pairs (before, distractor)."""
+    """Sample 5 to 7 different captions for the pair (before, after) of each triple, and as many for its pair (before, distractor)."""
     has_relation, relation_names = true_relations(triples), list(RELATION_PHRASES)
     scenes = [(triples.after if change == ADD else triples.before) for change in triples.change.tolist()]
     change_captions, no_change_captions = [], []
@@ -160,7 +160,7 @@ def describe(scenes: Scenes, may_be_named: Tensor, indices: Sequence[int], seed:
 
 
 def true_relations(triples: Triples) -> Tensor:
-    """Return (T, 4, N) bool, True if a relation to slot n holds in all images with the changed object; order: `RELATION_PHRASES`."""
+    """Return (T, 4, N) bool, True if the changed object has a relation of `RELATION_PHRASES` to slot n in all images that show it."""
     before = _image_relations(triples.before, triples.changed)
     after = _image_relations(triples.after, triples.changed)
     change = triples.change[:, None, None]
@@ -172,7 +172,7 @@ def _image_relations(scenes: Scenes, changed: Tensor) -> Tensor:
     row_numbers = torch.arange(len(scenes))
     forward, right, _ = camera_axes(scenes)
     away_axis = forward[:, :2] / (forward[:, :2] * forward[:, :2]).sum(1, keepdim=True).sqrt()  # along the ground
-    offset = scenes.position[row_numbers, changed][:, None] - scenes.position  # (B, N, 2), to the changed object
+    offset = scenes.position[row_numbers, changed][:, None] - scenes.position  # (B, N, 2), from slot n to `changed`
     along_right = offset[..., 0] * right[:, None, 0] + offset[..., 1] * right[:, None, 1]
     along_away = offset[..., 0] * away_axis[:, None, 0] + offset[..., 1] * away_axis[:, None, 1]
     x, _, z = to_camera(scenes.object_centers, scenes)

@@ -12,8 +12,8 @@ MATERIALS = ("rubber", "metal")
 SHAPES = ("cube", "sphere", "cylinder")
 CUBE, SPHERE, CYLINDER = range(3)
 
-FOOTPRINT_RADII = (0.38, 0.72)  # radii of the circumscribed circle of an object's footprint; about CLEVR's two sizes
-VIEW_TANGENTS = (0.335, 0.25125)  # of half the horizontal and vertical angle of the 4:3 frame that every image contains
+FOOTPRINT_RADII = (0.38, 0.72)  # of the circles around footprints of small and large objects, about as in CLEVR
+VIEW_TANGENTS = (0.335, 0.25125)  # tangents of half the horizontal and half the vertical angle of view of a 4:3 image
 REFERENCE_SIZE = (128, 96)  # width and height of the image in which visibility is measured
 
 
@@ -98,9 +98,9 @@ def to_camera(points: Tensor, scenes: Scenes) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def view_boxes(scenes: Scenes) -> Tensor:
-    """Return the bounding box of each whole object, also where another object hides it, (B, N, 4): left, bottom, right, top.
+    """Return the bounding boxes of whole objects, with parts that other objects hide, (B, N, 4): left, bottom, right, top.
 
-    They are tangents of angles from the middle of the view, positive to the right and up. Boxes of cylinders are a few per cent too wide.
+    Values are tangents of angles from the middle of the view, positive to the right and up. Cylinders' boxes are a few per cent too wide.
     """
     radius, half_height = scenes.radius, scenes.half_height
     # The corners of a cuboid that contains the object: the cube itself, or for a cylinder a cuboid that faces the camera.

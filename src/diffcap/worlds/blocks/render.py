@@ -3,8 +3,8 @@
 One ray is cast through the centre of each pixel. A pixel at the edge of a face is rendered again with four rays, through its subpixels.
 Solids and shadows are only computed in their bounding rectangles.
 
-In this module, a "pair" is an image and one of its objects, a "sample" is a pixel or a subpixel, and "local" coordinates are those of the
-object, see `solids`. Letters in shapes: B images, H rows, W columns, P pairs, n rays.
+In this module, a "pair" is an image and one of its objects, a "slot" is the index of an object in its scene, a "sample" is a pixel or a
+subpixel, and the origin of "local" coordinates is the centre of an object. Letters in shapes: B images, H rows, W columns, P pairs, n rays.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ def render(scenes: Scenes, image_size: tuple[int, int] = (128, 96)) -> tuple[Ten
     """Render B scenes at a size (width, height), on their device.
 
     Returns:
-        (B, 3, H, W) uint8 images; and (B, H, W) int64, the slot of the object at the centre of each pixel, -1 for the ground.
+        Images (B, 3, H, W) uint8, and slots (B, H, W) int64 of the objects at the centres of the pixels, -1 for the ground.
     """
     width, height = image_size
     batch = _prepare_batch(scenes, image_size)
@@ -33,7 +33,7 @@ def render(scenes: Scenes, image_size: tuple[int, int] = (128, 96)) -> tuple[Ten
     face_ids = torch.full((num_pixels,), -1, dtype=torch.int32, device=scenes.eye.device)
     face_ids[center_hits.sample] = center_hits.pair.int() * 4 + center_hits.face_index
     face_ids = face_ids.view(-1, height, width)
-    # Pixels with another face than a horizontal or vertical neighbour.
+    # A pixel is at an edge if a horizontal or vertical neighbour shows another face.
     is_edge = torch.zeros_like(face_ids, dtype=torch.bool)
     differs_horizontally = face_ids[:, :, 1:] != face_ids[:, :, :-1]
     differs_vertically = face_ids[:, 1:] != face_ids[:, :-1]
@@ -61,7 +61,7 @@ def render(scenes: Scenes, image_size: tuple[int, int] = (128, 96)) -> tuple[Ten
 
 
 def _take(values: Tensor, positions: Tensor) -> Tensor:
-    """Return `values[..., positions]`; `index_select` is ten times faster on a CPU."""
+    """Return `values[..., positions]`, ten times faster on a CPU than with this indexing."""
     return values.index_select(-1, positions)
 
 
@@ -73,13 +73,13 @@ class _RayBatch:
     image_size: tuple[int, int]
     axes: tuple[Tensor, Tensor, Tensor]  # forward, right, up, (B, 3) each
     image: Tensor  # (P,) index of the image
-    slot: Tensor  # (P,) slot of the object, see `Scenes`
+    slot: Tensor  # (P,) slot of the object
     shape_starts: list[int]  # index of the first pair with a cube, a sphere and a cylinder, and P
     properties: Tensor  # (6, P): x, y, radius, half of the height, cosine and sine of the yaw (1 and 0 if round)
-    local_camera: Tensor  # (12, P): eye, forward, right and up, see `camera_axes`, in local coordinates
+    local_camera: Tensor  # (12, P): position of the camera and its axes forward, right and up, in local coordinates
 
     def ranges_by_shape(self, pair: Tensor) -> list[tuple[int, int, int]]:
-        """Return (shape, start, end) of the rays of each shape, for rays whose pairs (n,) are sorted."""
+        """Return (shape, start, end) for each shape. Of n rays whose pairs (n,) are sorted, rays `start` to `end` - 1 have this shape."""
         bounds = torch.searchsorted(pair, torch.tensor(self.shape_starts, device=pair.device)).tolist()
         return list(zip(range(3), bounds, bounds[1:]))
 
@@ -100,7 +100,7 @@ class _Hits:
 
     pair: Tensor
     sample: Tensor
-    face_index: Tensor  # (n,) of the face that the ray hits, see `solids.surface`
+    face_index: Tensor  # (n,) index of the face that the ray hits, from `solids.surface`
     local_point: Tensor  # (3, n) where the ray hits
     local_normal: Tensor  # (3, n)
     local_ray: Tensor  # (3, n) direction, not a unit vector
@@ -253,7 +253,7 @@ def _local_light(batch: _RayBatch, pair: Tensor) -> Tensor:
 
 
 def _shadow_boxes(batch: _RayBatch) -> Tensor:
-    """Return bounding boxes (P, 4) of each object's shadow and ambient occlusion, in the form of `view_boxes`."""
+    """Return bounding boxes (P, 4), as in `view_boxes`, of the ground on which an object casts a shadow or hides a part of the sky."""
     x, y, radius, half_height, *_ = batch.properties
     light = batch.scenes.light[batch.image]
     shadow_length = 2 * half_height / light[:, 2]

@@ -1,10 +1,10 @@
 """Random scenes of `blocks`: objects, the change, and the variation of camera and light.
 
 Scenes are sampled in triples: the scene before a change, after it, and a distractor (the first scene with another camera and light).
-A triple is sampled again until it is valid; each of these samples is an attempt. Every random number is a hash of (seed, index of the
+A triple is sampled until it is valid; each sample is an attempt. Every random number is a hash of (seed, index of the
 triple, attempt, position in the sequence). So triple k of a seed is always the same.
 
-Letters in shapes: T triples, A attempts, N slots of an image (the maximum number of objects).
+Letters in shapes: T triples, A attempts, N slots (places for the objects of a scene).
 """
 
 import math
@@ -25,7 +25,7 @@ OBJECT_COUNTS = (3, 6)  # minimum and maximum number of objects in an image
 MIN_GAP = 0.25  # distance between the circumscribed circles of two footprints
 MIN_PIXELS = 34.0  # visible pixels of a changed object in an image of `REFERENCE_SIZE`, estimated from boxes
 MIN_MOVE = 14.0  # pixels of `REFERENCE_SIZE` by which an object moves, absolutely and relative to the other objects
-_MIN_FILL = 0.72  # the minimum fraction of its box that an object covers
+_MIN_FILL = 0.72  # an object covers at least this fraction of its box
 _ATTEMPTS_PER_ROUND = 4  # attempts that are sampled in one batch
 _POSITION_TRIES = 12  # positions that are sampled for one object
 _MAX_ROUNDS = 100  # batches of attempts, after which an error is raised
@@ -53,8 +53,8 @@ class Triples(geometry.TensorFields):
     def viewpoint_iou(self) -> tuple[Tensor, Tensor]:
         """Measure the similarity of the viewpoints of the pairs (before, after), (T,), and (before, distractor), (T,).
 
-        It is the mean intersection over union of an object's boxes in both images, over the objects that both images have and that did
-        not move; 1 for the same camera. The boxes are those of whole objects, also if another object hides a part.
+        The measure is the intersection over union of an object's boxes in both images, as the mean over the objects that are in both
+        images and did not move. It is 1 for the same camera. Boxes contain whole objects, also parts that another object hides.
         """
         before, after, distractor = map(geometry.view_boxes, (self.before, self.after, self.distractor))
         is_unmoved = self.before.valid & self.after.valid
@@ -97,15 +97,15 @@ class _Sampler:
 def sample_triples(indices: Sequence[int] | Tensor, seed: int = 0, jitter: float = 1.0) -> Triples:
     """Sample triples by their indices. Triple k has the change `CHANGES[k % 5]`.
 
-    A valid triple satisfies these conditions: every object is in the image and partly visible, and the changed one is well visible;
-    no two objects of a scene have the same four attributes; a moved object moves more in the image than the others.
+    In a valid triple, every object is at least partly visible in each image, and the changed object is well visible. No two objects of a
+    scene have the same four attributes. A moved object moves more in the image than the others.
 
     Args:
         indices: indices of the triples, each at least 0.
         jitter: strength of the variation of camera and light within a triple; 0: none, 1: about that of CLEVR-Change.
     """
     indices = torch.as_tensor(indices, dtype=torch.int64)
-    seed_hash = _hash(torch.tensor((seed + 2**63) % 2**64 - 2**63))  # any seed as an int64
+    seed_hash = _hash(torch.tensor((seed + 2**63) % 2**64 - 2**63))  # int64 of any seed
     pending_rows = torch.arange(len(indices))
     accepted: list[tuple[Tensor, Triples]] = []
     for round_number in range(_MAX_ROUNDS):
@@ -134,7 +134,7 @@ def _sample_candidates(indices: Tensor, key: Tensor, jitter: float) -> tuple[Tri
     sampler = _Sampler(key)
     row_numbers, slot_numbers = torch.arange(len(key)), torch.arange(OBJECT_COUNTS[1])
     change = indices % len(CHANGES)
-    # For "add" and "drop", one image has one object more than the other, and the other must have the minimum number.
+    # For "add" and "drop", one image lacks one of these objects, and must still have the minimum number.
     min_objects = OBJECT_COUNTS[0] + ((change == ADD) | (change == DROP)).long()
     num_objects = min_objects + (sampler.uniform(1)[:, 0] * (OBJECT_COUNTS[1] + 1 - min_objects)).long()
     is_present = slot_numbers < num_objects[:, None]
@@ -198,7 +198,7 @@ def _sample_views(sampler: _Sampler, jitter: float) -> tuple[Tensor, Tensor, Ten
 def _sample_positions(
     sampler: _Sampler, radius: Tensor, is_present: Tensor, changed: Tensor, is_move: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (A, N, 2) positions, (A, 2) second position of the changed object if it moves, and (A,) bool, True if there was room."""
+    """Return positions (A, N, 2), the second position (A, 2) of an object that moves, and (A,) bool, True if all have room."""
     row_numbers, num_slots = torch.arange(len(radius)), radius.shape[1]
     first_positions = torch.zeros(len(radius), num_slots, 2)
     has_room = torch.ones(len(radius), dtype=torch.bool)

@@ -1,11 +1,11 @@
 """Intersections of rays with the solids (cube, sphere, cylinder), their soft shadows, and the colors of solids and ground.
 
-There are a warm key light, a cool fill light, and a room that metal reflects. Solids are about 1 high; colors are red, green and
-blue in [0, 1]. The coefficients were chosen by eye.
+A warm key light, which casts the shadows, and a cool fill light shine on the scene. Metal reflects an imaginary room. Solids are about
+1 high. Colors are red, green and blue in [0, 1]. The coefficients were chosen by eye.
 
 All functions take flat float tensors with one value per ray or point. `intersect`, `surface` and the functions of shadows use the solid's
 coordinate system: the origin is its centre (for shadows, the centre of its footprint), z is up, and the sides of a cube are parallel to x
-and y. Only +, -, *, / and square roots are used, so an image does not depend on the other images of the batch.
+and y. Only +, -, *, / and square roots are used, which are rounded in one way only, so an image does not depend on others in its batch.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ _GROUND_ALBEDO = 0.60  # the fraction of red, green and blue light that the grou
 
 
 def intersect(shape: int, origin: Vector, ray: Vector, radius: Tensor, half_height: Tensor) -> Tensor:
-    """Return the distance to the solid along each ray, in multiples of the ray's length; infinite if the ray misses it."""
+    """Return the distance to the solid along each ray, in multiples of the ray's length. It is infinite if the ray misses the solid."""
     (x, y, z), (dx, dy, dz) = origin, ray
     if shape == CUBE:
         enter, leave = _intersect_slab(x, dx, half_height)
@@ -61,7 +61,7 @@ def _intersect_slab(start: Tensor, direction: Tensor, half_height: Tensor) -> tu
 
 
 def surface(shape: int, point: Vector, radius: Tensor, half_height: Tensor) -> tuple[Vector, Tensor]:
-    """Return the outward normal at points of the surface, and the index of their face (int32; 0: the top, or a sphere)."""
+    """Return the outward normal at points of the surface, and the index of the face of each point (int32; 0 for a top and for a sphere)."""
     x, y, z = point
     if shape == SPHERE:
         return (x / radius, y / radius, z / radius), torch.zeros_like(x, dtype=torch.int32)
@@ -79,7 +79,7 @@ def surface(shape: int, point: Vector, radius: Tensor, half_height: Tensor) -> t
 
 
 def _edge_weight(distance: Tensor, edge: Tensor) -> Tensor:
-    """Return 1 at the edge of a face, and 0 at a greater distance than 0.075 from it. Normals use it, so edges look rounded."""
+    """Return 1 at the edge of a face, and 0 at a greater distance than 0.075 from it. Normals depend on it, so edges look rounded."""
     return ((distance - edge + 0.075) / 0.075).clamp(0, 1)
 
 
@@ -93,7 +93,7 @@ def key_visibility(shape: int, point: Vector, light: Vector, radius: Tensor, hal
     """Return the fraction of the key light that a solid does not block, in [0, 1].
 
     It is computed from the distance between the solid and the line from the point to the light. The shadow's edge is softer if the
-    solid is further away, as with a large light. `light` is the unit vector to the light; z is the height above the ground.
+    solid is further away, as if the light were large. `light` is the unit vector to the light; z is the height above the ground.
     """
     (x, y, z), (lx, ly, lz) = point, light
     if shape == SPHERE:
@@ -126,7 +126,7 @@ def _soft_step(distance: Tensor, width: Tensor) -> Tensor:
 
 
 def sky_occlusion(shape: int, x: Tensor, y: Tensor, radius: Tensor, half_height: Tensor) -> Tensor:
-    """Return the fraction of the sky that a solid hides from ground points, 0 at `half_height` or further from its footprint."""
+    """Return the fraction of the sky that a solid hides from ground points. It is 0 where the footprint is further than `half_height`."""
     if shape == SPHERE:  # it touches the ground in a single point
         closeness = (1 - (x * x + y * y).sqrt() / (radius + half_height)).clamp(min=0)
         return 0.9 * closeness * closeness
@@ -174,7 +174,7 @@ def shade_solids(
     where the surface is seen at a small angle (the rim).
 
     Args:
-        normal, view, light: unit vectors, (n,) for each of x, y and z: the surface's normal, to the camera, to the key light.
+        normal, view, light: unit vectors, x, y and z (n,) each: normal of the surface, direction to the camera, direction to the key light.
         intensity: (2, n) brightness of the key and the fill light.
         color: red, green and blue of the paint, (n,) each.
         metal: (n,) True for metal, False for rubber.
@@ -191,7 +191,7 @@ def shade_solids(
     clamped_height = height.clamp(max=0.5)
     sky = (0.5 + 0.5 * nz) * (0.72 + 0.56 * clamped_height)
     key = n_dot_l.clamp(min=0) * visibility * intensity[0]
-    fill = (0.50 * nx - 0.80 * ny + 0.33 * nz).clamp(min=0) * intensity[1]  # from the front, half left
+    fill = (0.50 * nx - 0.80 * ny + 0.33 * nz).clamp(min=0) * intensity[1]  # the light comes from the front, half left
     bounce = (0.5 - 0.5 * nz) * (0.5 + clamped_height)  # light that the ground reflects
     rim = 1 - n_dot_v.clamp(min=0)
     rim = rim * rim * rim

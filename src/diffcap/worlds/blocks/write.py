@@ -1,4 +1,4 @@
-"""Write the dataset `blocks` in CLEVR-Change's official layout, which `diffcap.datasets.clevr` describes; resumable.
+"""Write the dataset `blocks` with the files of CLEVR-Change, which `diffcap.datasets.clevr` describes. Interrupted runs can be resumed.
 
 Scene 123 is rendered as a triple of images: before a change, after it, and a distractor (the first scene with another camera and light).
 There are two more files: `blocks.json` has the settings of the folder, and `scenes.json` has under "000123.png":
@@ -6,9 +6,9 @@ There are two more files: `blocks.json` has the settings of the folder, and `sce
     boxes                     {"before": [x0, y0, x1, y1] or null, "after": ...}: box of the visible pixels of the changed
                               object, x1 and y1 exclusive; null if the object is not in the image
     viewpoint_iou             mean overlap of the objects' boxes in the before and after image, 1 for the same camera
-    viewpoint_iou_distractor  the same of the before image and the distractor
+    viewpoint_iou_distractor  mean overlap of the objects' boxes in the before image and the distractor
     changed                   {"size", "color", "material", "shape", "to"}: the changed object before the change; "to" is the
-                              new color or material, null for other changes
+                              new color or material, or null for another change
 """
 
 from dataclasses import dataclass
@@ -50,13 +50,13 @@ def write_blocks(
     jitter: float = 1.0,
     workers: int | None = None,
 ) -> None:
-    """Render a dataset, or the missing part of one that was interrupted.
+    """Render a dataset. If an earlier run was interrupted, render only what is missing.
 
-    The files depend only on the settings. Triple k of a seed does not depend on the size of the dataset. The splits (train 85 %, val 5 %,
+    The files depend only on the settings. Triple k of a seed is the same in datasets of any size. The splits (train 85 %, val 5 %,
     test 10 %) are random; each has equally many pairs of every change type.
 
-    `size` is (width, height), at least 64 x 48; `jitter` is the strength of the variation of camera and light within a triple, 0 to 3,
-    about 1 in CLEVR-Change; `workers` is the number of processes, by default one per core, fewer for a small dataset.
+    `size` is (width, height), at least 64 x 48. `jitter`, 0 to 3, is the strength of the variation of camera and light within a triple;
+    CLEVR-Change has about 1. `workers` is the number of processes, by default one per core, or fewer for a small dataset.
     """
     if pairs < 30 or pairs % 2:
         raise DiffcapError(f"blocks: pairs must be an even number, 30 or more, not {pairs}; fix it.")
@@ -84,8 +84,8 @@ def write_blocks(
 
 
 def _write_chunk(folder: Path, settings: Settings, start: int) -> list[dict[str, Any]]:
-    """Write images, and return the metadata of each triple: change type, captions of both pairs, entry of `scenes.json`."""
-    indices = range(start, start + CHUNK)  # the last chunk is cut below
+    """Write the images of `CHUNK` triples. Return the metadata of each: change type, captions of both pairs, entry of `scenes.json`."""
+    indices = range(start, start + CHUNK)  # the last chunk can have too many, which are cut off below
     triples = sample_triples(indices, settings.seed, settings.jitter)
     images, slot_maps = render(triples.scenes(), settings.size)
     num_triples = min(CHUNK, settings.pairs // 2 - start)

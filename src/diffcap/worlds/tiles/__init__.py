@@ -1,1 +1,1 @@
-"""`tiles`: rendered overhead images at two dates with captions of the changes, in LEVIR-CC's official layout."""
+"""`tiles`: rendered overhead images at two dates with captions of the changes, in files like those of LEVIR-MCI."""

@@ -98,7 +98,7 @@ _VERB_FORMS = {  # singular, plural
     "disappear": ("disappears", "disappear"),
 }
 
-# `Change.relations` and `Change.details` -> phrases of place; for a row of houses, and for a road, there are other ones.
+# Entry of `Change.relations` or `Change.details` -> phrases of place. The next tables are for a row of houses, and for a road.
 _RELATION_PHRASES: dict[str, tuple[str, ...]] = {
     "road": ("next to the road", "beside the road", "near the road", "by the road"),
     "river": ("near the river", "close to the river", "by the river"),
@@ -142,12 +142,12 @@ LEXICON: dict[str, str] = {word: tag for tag, words in _WORDS_OF_TAG.items() for
 
 
 def write_captions(rng: random.Random, change: Change | None) -> list[str]:
-    """Write five captions of a pair, which are rarely equal; a pair without change has the sentences of `NO_CHANGE`."""
+    """Write five captions of a pair; two of them are rarely equal. A pair without change has the sentences of `NO_CHANGE`."""
     if change is None:
         return list(NO_CHANGE)
     captions: list[str] = []
     for _ in range(5):
-        for _ in range(3):  # tries to find a new sentence
+        for _ in range(3):  # tries, until the sentence is new
             sentence = _write_sentence(rng, change)
             if sentence not in captions:
                 break

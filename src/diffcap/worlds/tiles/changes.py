@@ -21,10 +21,10 @@ from diffcap.worlds.tiles.geometry import Polygon, bounding_box, offset, outline
 from diffcap.worlds.tiles.scenes import FIELD, FOREST, GRASS, OPEN, ROAD, SIZE, House, Layer, Plan, Road, Tree, Zone
 
 MIN_MARGIN = 12  # pixels between a changed object, except a road, and the image's edges
-# Largest distances in pixels at which an object is near a road and so on.
+# An object is near a road and so on if its distance is less than this number of pixels.
 MAX_GAPS = {"road": 16, "river": 25, "pond": 25, "forest": 20, "houses": 18}
 _REMOVALS = ("houses_removed", "trees_cleared", "water_gone")  # changes whose objects are in the before image
-_MAX_ATTEMPTS = 200  # scenes that are sampled for one pair
+_MAX_ATTEMPTS = 200  # maximum number of scenes that are sampled for one pair
 Points = npt.NDArray[np.float64]  # (n, 2)
 
 
@@ -42,12 +42,12 @@ class Change:
     absent: Layer = field(default_factory=Layer)  # things that are only in the image without the objects
     count: int = 1  # of houses, or of single trees; 1 for other objects
     arrangement: str = ""  # of houses: "single", "group", "row" or "block"; "" for other objects
-    # For a road "paved" or "dirt", also "joins" if it meets another one, "horizontal" or "vertical" if it crosses the image. For a pond
-    # "mud" if it leaves mud, "only" if there is no other pond. For a single house the color of its roof.
+    # A road has "paved" or "dirt", also "joins" if it meets another road, and "horizontal" or "vertical" if it crosses the image. A pond
+    # has "mud" if it leaves mud, and "only" if there is no other pond. A single house has the color of its roof.
     details: list[str] = field(default_factory=list)
     change_type: str = ""  # one of `CHANGES`
     location: str = ""  # where in the image, from `location_of`; "" if no phrase fits
-    # Keys of `MAX_GAPS` for what is near all changed objects; "fields", "grass" or "forest inside" for what is below all of them.
+    # What is near all changed objects: keys of `MAX_GAPS`. What is below all of them: "fields", "grass" or "forest inside".
     relations: list[str] = field(default_factory=list)
 
     @property
@@ -98,8 +98,8 @@ def sample_pair(number: int, seed: int = 0) -> Pair:
 def _sample_scene(rng: random.Random, change_type: str, variant: float) -> tuple[Layer, Change]:
     """Sample a scene with a change.
 
-    `variant`, 0 to 1, selects the form of a change, such as one house or a row. All attempts of a pair have the same one, because large
-    forms would otherwise be rare.
+    `variant`, 0 to 1, selects the form of a change, such as one house or a row. All attempts of a pair use the same variant. Otherwise
+    large forms, for which many scenes have no room, would be rare.
     """
     theme = rng.choice(scenes.THEMES)
     is_clearing = change_type == "trees_cleared" and variant < 0.4
@@ -221,7 +221,7 @@ def _sample_road(rng: random.Random, plan: Plan, variant: float) -> Change:
     num_gaps = sum(later - earlier > 8 for earlier, later in itertools.pairwise(crossed_places))
     if any(not covers <= {GRASS, FIELD, FOREST, ROAD} for covers in place_covers):
         raise NoRoomError
-    # Too short, along an old road, or meets old roads twice.
+    # The road is too short, runs along an old road, or meets old roads twice.
     if len(visible_places) * 3 < 100 or len(crossed_places) > 14 or num_gaps:
         raise NoRoomError
     if crossed_places:
@@ -346,7 +346,7 @@ def location_of(box: tuple[float, float, float, float]) -> str:
 
 
 def _find_relations(change: Change, scene: Layer) -> list[str]:
-    """Return the relations that all changed objects have to things that do not change, see `Change.relations`."""
+    """Return the relations that all changed objects have to things that do not change, as in `Change.relations`."""
     relation_of_cover = {FIELD: "fields", GRASS: "grass", FOREST: "forest inside"}
     covers = change.covers if len(change.covers) == 1 else ()
     relations = [relation_of_cover[cover] for cover in covers if cover in relation_of_cover]

@@ -27,7 +27,7 @@ def offset(point: Point, angle: float, distance: float) -> Point:
 
 
 def sample_blob(rng: random.Random, center: Point, radius: float, aspect: float = 1.0, corners: int = 36) -> Polygon:
-    """Sample a smooth outline: an ellipse with three random waves; `radius` is half its longer axis, `aspect` shorter / longer axis."""
+    """Sample a smooth outline, an ellipse with waves. `radius` is half the longer axis; the shorter one is `aspect` times as long."""
     rotation = rng.uniform(0, math.pi)
     cosine, sine = math.cos(rotation), math.sin(rotation)
     # Frequency, amplitude and phase of each wave.

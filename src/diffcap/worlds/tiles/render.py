@@ -1,9 +1,9 @@
 """Render the scenes of `tiles`: colors by season, textures, shadows by the sun's position, haze, misregistration and noise.
 
-A scene is a `Layer`: lists of zones, roads, houses and other things. Each image of a pair has a date, which determines the rest. The
-material at every place is drawn on a canvas, which has two samples per pixel on each axis and a margin around the image. A table for the
-date gives the color and the strength of the texture of each material. The result is then sampled in the pixels of the image, which can be
-shifted and rotated. Textures and noise are cut out of larger images.
+A scene is a `Layer`: lists of zones, roads, houses and other things. Each image of a pair has a `Date`, with season, light and so on. The
+id of the material at every place is drawn on a canvas, which has two samples per pixel on each axis and a margin around the image. A table
+for the date gives each material's color and strength of texture. This colored canvas is sampled at the pixels of the image, which can be
+shifted and rotated. Textures and noise are cut out of larger arrays, which are computed once.
 """
 
 import math
@@ -63,7 +63,7 @@ class Date:
     haze: float  # fraction of the color of haze in each pixel
     brightness_slope: Point  # relative increase of brightness from the middle to the right and the lower edge
     noise: float  # standard deviation of the sensor's noise in gray levels
-    rotation: float  # by which the image is rotated relative to the before image
+    rotation: float  # angle by which the image is rotated relative to the before image
     shift: Point  # offset of the image from the before image, in pixels
     noise_start: tuple[int, int]  # x and y of the part of the computed noise that the image uses
 
@@ -160,7 +160,7 @@ def draw_materials(scene: Layer, date: Date) -> ByteArray:
 def change_mask(change: Change | None, scene: Layer) -> ByteArray:
     """Draw the changed pixels of the before image, (SIZE, SIZE): 255 where an object is added or removed, else 0.
 
-    Shadows do not count. Where a new road meets an old one, nothing has changed. `scene`, before or after, has the old roads.
+    Shadows do not count as changes, nor does the place where a new road meets an old one. `scene` (before or after) has the old roads.
     """
     mask = Image.new("L", (SIZE, SIZE))
     if change is not None:
@@ -236,7 +236,7 @@ def draw_ground(scene: Layer) -> Image.Image:
 def _draw_scene(scene: Layer, date: Date, ground: Image.Image) -> Image.Image:
     """Draw the material ids of a scene at a date on a canvas."""
     shadows = _Canvas()
-    length = 1 / math.tan(date.elevation)  # of the shadow of something that is 1 high
+    length = 1 / math.tan(date.elevation)  # length of the shadow of a thing that is 1 high
     dx, dy = length * math.cos(date.azimuth), length * math.sin(date.azimuth)
     for house in scene.houses:
         corners = house.footprint
@@ -283,7 +283,7 @@ def _draw_house(canvas: _Canvas, house: House, to_sun: float) -> None:
 
 
 def _make_palette(date: Date) -> npt.NDArray[np.uint32]:
-    """Return (256,) color and texture strength of each material id at a date, packed in four bytes."""
+    """Return (256,) integers: the color of each material id at a date and its texture strength, packed in four bytes."""
     table = np.zeros((256, 4), np.float32)  # red, green, blue, strength
     green = date.greenness
 

@@ -1,4 +1,4 @@
-"""Random scenes of `tiles`. A `Plan` knows what covers each pixel, and things are only added on free ground, so that none overlap."""
+"""Random scenes of `tiles`. A `Plan` is a map of what covers each pixel. Things are only added on free ground, so they do not overlap."""
 
 import itertools
 import math
@@ -41,7 +41,7 @@ class Road:
 
 @dataclass(frozen=True)
 class House:
-    """A building. `length` is its side in the direction `angle`, in which a gable roof has its ridge; lengths are in pixels."""
+    """A building. `length` is the side in the direction `angle`; the ridge of a gable roof has this direction. Lengths are in pixels."""
 
     center: Point
     angle: float
@@ -91,7 +91,7 @@ class Car:
 
 @dataclass
 class Layer:
-    """Things of a scene, or those that a change adds to a scene. The lists are drawn one after the other, each in its order."""
+    """The things of a scene, or the things that a change adds to it. They are drawn in the order of these lists."""
 
     zones: list[Zone] = field(default_factory=list)
     rivers: list[Road] = field(default_factory=list)
@@ -108,7 +108,7 @@ class Layer:
         return Layer(zones, self.rivers, ponds, roads, houses, trees, self.cars)
 
 
-# The covers: what a pixel of a plan can have. RESERVED is kept free for a change, and is also the cover outside of the map.
+# Covers: what can be at a pixel of a plan. RESERVED pixels are kept free for a change; places outside of the map count as RESERVED, too.
 GRASS, FIELD, FOREST, WATER, ROAD, BUILT, TREE, RESERVED = range(8)
 OPEN = frozenset({GRASS, FIELD})  # covers on which things can be placed
 
@@ -201,7 +201,7 @@ def sample_house(rng: random.Random, center: Point, angle: float, is_large: bool
 
 
 def sample_landscape(rng: random.Random, theme: str, needs_road: bool, needs_forest: bool) -> Plan:
-    """Sample a scene with fields, water, forests and roads, without houses and single trees; `needs_road`: it must have a road."""
+    """Sample a scene with fields, water, forests and roads, but no houses or single trees. `needs_road` and `needs_forest` ask for one."""
     plan = Plan()
     if theme == "village" or (theme == "forest" and rng.random() < 0.4):
         _add_fields(rng, plan)
@@ -260,7 +260,7 @@ def _add_fields(rng: random.Random, plan: Plan) -> None:
 
 
 def sample_crossing(rng: random.Random, sides: tuple[int, int] | None = None, bend: float = 60.0) -> Polygon:
-    """Sample a curve through the image from one side to another: 0 left, 1 upper, 2 right, 3 lower; `bend` limits its deviation."""
+    """Sample a curve through the image from one side to another: 0 left, 1 upper, 2 right, 3 lower; `bend` limits its bend, in pixels."""
     ends: list[Point] = []
     for side in sides or rng.choice(((0, 2), (1, 3), (0, 2), (1, 3), (0, 1), (1, 2), (2, 3), (3, 0))):
         position = rng.uniform(40, SIZE - 40)
@@ -289,7 +289,7 @@ def _add_roads(rng: random.Random, plan: Plan, num_roads: int, is_paved: bool) -
 
 
 def sample_house_rows(rng: random.Random, plan: Plan, spacing: float, setback: float = 7.0) -> list[list[House]]:
-    """Sample a row of houses for each side of each road, each row in the order along the road; they can overlap other things."""
+    """Sample a row of houses for each side of each road, each row in the order along the road. Houses can overlap other things."""
     rows = []
     for road in plan.scene.roads:
         for side in (-1, 1):

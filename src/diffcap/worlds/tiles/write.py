@@ -1,8 +1,8 @@
-"""Write the dataset `tiles` in LEVIR-CC's official layout, which `diffcap.datasets.karpathy` describes; resumable.
+"""Write the dataset `tiles` with the files of LEVIR-MCI, which `diffcap.datasets.karpathy` describes. Interrupted runs can be resumed.
 
-    LevirCCcaptions.json              all pairs: train, val, test
-    images/train/A/train_000001.png   before; B: after
-    images/train/label/...            mask of the pixels of the before image, one channel; 255: changed, 0: not
+    LevirCCcaptions.json              the captions of all pairs
+    images/train/A/train_000001.png   before image; the after image is in B
+    images/train/label/...            mask with one channel: 255 where the before image changes, else 0
     facts.json                        "train_000001" -> the entry described below
     tiles.json                        the settings of the folder
 
@@ -11,7 +11,7 @@ An entry of `facts.json` has:
     change_type   one of `changes.CHANGES`; null for a pair without change
     boxes         {"before": [x0, y0, x1, y1] or null, "after": ...}: box around the changed objects in pixels of that image, x1 and
                   y1 exclusive; null if the objects are not in the image
-    facts         what captions may state, see `changes.Change`; absent for a pair without change
+    facts         what captions may state, from `changes.Change.facts`; absent for a pair without change
 """
 
 import json
@@ -35,7 +35,7 @@ from diffcap.worlds.tiles.render import Date
 from diffcap.worlds.tiles.scenes import SIZE
 
 RENDERER_VERSION = 1  # version of the images and captions: increase it if a code change alters them for the same seed
-# Pairs 0, 1, 2, ... have the kinds 0 to 15, again and again: for each type of change, pairs with it and pairs without.
+# Pair k has the kind k % 16. Each type of change has two kinds: pairs with the change, and pairs that are sampled like them, without it.
 NUM_PAIR_KINDS = 2 * len(CHANGES)
 _FINAL_FILES = ("facts.json", "LevirCCcaptions.json")
 
@@ -54,13 +54,13 @@ class Settings:
 def write_tiles(
     folder: str | Path, pairs: int = 6000, seed: int = 0, jitter: float = 1.0, workers: int | None = None
 ) -> None:
-    """Render a dataset, or the missing part of one that was interrupted.
+    """Render a dataset. If an earlier run was interrupted, render only what is missing.
 
-    The files depend only on the settings. The scenes, images and captions of pair k of a seed do not depend on the size of the dataset.
-    The splits (train 85 %, val 5 %, test 10 %) are random; each has equally many pairs of every type of change, and as many without.
+    The files depend only on the settings. The scenes, images and captions of pair k of a seed are the same in datasets of any size. The
+    splits (train 85 %, val 5 %, test 10 %) are random. In each, half of the pairs have no change; all types of change are equally frequent.
 
-    `jitter`, 0 to 1, is the strength of the other differences between the two images: season, light, haze, registration, noise.
-    `workers` is the number of processes, by default one per core, fewer for a small dataset.
+    `jitter`, 0 to 1, is the strength of differences that are not the change: season, light, haze, shift of the camera, and noise.
+    `workers` is the number of processes, by default one per core, or fewer for a small dataset.
     """
     if pairs < 3 * NUM_PAIR_KINDS or pairs % 2:
         raise DiffcapError(f"tiles: pairs must be an even number, {3 * NUM_PAIR_KINDS} or more, not {pairs}; fix it.")
@@ -86,7 +86,7 @@ def write_tiles(
                 {"tokens": caption.split(), "raw": f" {caption} .", "imgid": index, "sentid": sentence_id}
                 for caption, sentence_id in zip(captions, sentence_ids)
             ]
-            # The keys have the order of the released file.
+            # The keys have the order of LEVIR-CC's file.
             entry = {"filepath": split, "filename": f"{name}.png", "imgid": index, "sentences": sentences}
             change_flag = int(metadata_by_name[name]["entry"]["change_type"] is not None)
             images.append({**entry, "split": split, "changeflag": change_flag, "sentids": sentence_ids})
@@ -105,14 +105,14 @@ class RenderedPair:
 
 
 def sample_appearance(number: int, seed: int, jitter: float) -> tuple[tuple[Date, Date], tuple[int, int]]:
-    """Sample the dates of both images of pair 0, 1, ... of a seed, and the start of its textures, see `render.render`."""
+    """Sample the dates (season, light) of both images of a pair, and the `texture_start` of `render.render`."""
     rng = random.Random(f"tiles dates {seed} {number}")
     dates = render.sample_dates(rng, jitter)
     return dates, (rng.randrange(render.NUM_TEXTURE_STARTS), rng.randrange(render.NUM_TEXTURE_STARTS))
 
 
 def render_pair(number: int, seed: int = 0, jitter: float = 1.0) -> RenderedPair:
-    """Render pair 0, 1, ... of a seed, and write its captions."""
+    """Render the pair with this number, and write its captions. Number, seed and jitter determine the result."""
     pair = sample_pair(number, seed)
     dates, texture_start = sample_appearance(number, seed, jitter)
     ground = render.draw_ground(pair.before)
@@ -132,7 +132,7 @@ def render_pair(number: int, seed: int = 0, jitter: float = 1.0) -> RenderedPair
 
 
 def _write_chunk(folder: Path, settings: Settings, start: int) -> list[dict[str, Any]]:
-    """Write the images of a chunk of pairs; return captions and entry of `facts.json` of each pair."""
+    """Write the images of a chunk of pairs. Return the captions and the entry of `facts.json` of each pair."""
     metadata = []
     for number in range(start, min(start + CHUNK, settings.pairs)):
         rendered = render_pair(number, settings.seed, settings.jitter)

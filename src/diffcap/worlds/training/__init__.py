@@ -1,1 +1,1 @@
-"""Training of the networks that ship with the package for `blocks` and `tiles`; only maintainers need it."""
+"""Training of the networks that the package contains for the rendered datasets `blocks` and `tiles`; only maintainers need it."""

@@ -1,4 +1,4 @@
-"""Training of the two networks that ship for the dataset `blocks`: a backbone that predicts objects, and a small CLIP."""
+"""Training of the two networks for the rendered dataset `blocks`: a backbone that predicts objects, and a small CLIP."""
 
 from dataclasses import dataclass
 
@@ -17,24 +17,24 @@ from diffcap.worlds.blocks.scenes import sample_triples
 from diffcap.worlds.training import shipped
 from diffcap.worlds.training.shipped import ClipBatch, ClipTraining, ShippedTraining
 
-BLOCK_SIZE = 8  # width and height in pixels of a block: the auxiliary "dense" task classifies the centre of each block
+BLOCK_SIZE = 8  # pixels on each side of a block, an area of an image; the auxiliary "dense" task classifies the centre of each block
 DENSE_CLASSES = (COLORS + 1, SHAPES + 1, MATERIALS + 1, SIZES + 1)  # numbers of classes; class 0 is the ground
-MIN_VISIBLE_PIXELS = 12  # of an object that a sentence may mention
+MIN_VISIBLE_PIXELS = 12  # a sentence mentions only objects with at least so many visible pixels
 
 
 @dataclass
 class Targets:
-    """Training targets of B images. An object belongs to the cell of its centre; an image has 4 x 6 cells of `CELL` x `CELL` pixels."""
+    """Training targets of B images. An image has 4 x 6 cells of `CELL` x `CELL` pixels; an object belongs to the cell of its centre."""
 
     # (B, 100, 4, 6) in 0 ... 1; the channels are groups of classes, such as colors, in the order of `blocks_backbone.GROUP_SIZES`.
     probabilities: Tensor
-    positions: Tensor  # (B, 16, 4, 6) in -1 ... 1, x of the object of each color, then y, in image coordinates
+    positions: Tensor  # (B, 16, 4, 6) image coordinates in -1 ... 1: x of the object of each of 8 colors, then y
     dense: Tensor  # (B, 4, 12, 16) int64: classes of color, shape, material and size at the centre of each block; 0: ground
     num_objects: Tensor  # (B, 4, 6) int64, number of objects in each cell
 
 
 def make_targets(scenes: Scenes, slot_map: Tensor) -> Targets:
-    """Return the targets of B scenes; `slot_map` (B, 96, 128) has the slot of the object in each pixel, -1 for ground."""
+    """Return the targets of B scenes; `slot_map` (B, 96, 128) has each pixel's slot (index of its object in `scenes`), or -1."""
     batch, slot_count = scenes.color.shape
     object_masks = F.one_hot(slot_map + 1, slot_count + 1)[..., 1:].permute(0, 3, 1, 2).float()  # (B, N, 96, 128)
     num_pixels = object_masks.flatten(2).sum(2)  # (B, N)
@@ -86,12 +86,12 @@ def make_targets(scenes: Scenes, slot_map: Tensor) -> Targets:
 
 
 class BlocksBackbone(ShippedTraining):
-    """The backbone predicts the objects in each cell and their attributes, with a dense auxiliary task.
+    """Training of the backbone, which predicts the objects in each cell and their attributes.
 
     Args:
         lr: AdamW's highest learning rate, reached after a tenth of the steps.
         steps: number of training steps, for the schedule.
-        dense_weight: weight of the auxiliary prediction for every 8 x 8 pixels.
+        dense_weight: weight of the dense task, which predicts the attributes in each block.
     """
 
     weights_file = backbone.SHIPPED_FILE
@@ -100,7 +100,7 @@ class BlocksBackbone(ShippedTraining):
         super().__init__(lr, steps)
         self.dense_weight = dense_weight
         self.network = backbone.BlocksNetwork(norm=True)
-        # Most targets are 0, because about a fifth of the cells have an object; this bias saves the first training steps.
+        # Only a fifth of the cells have an object, so most targets are 0. With this bias, the first predictions are near 0, too.
         assert self.network.head.bias is not None
         nn.init.constant_(self.network.head.bias[: backbone.NUM_PROBABILITIES], -3.5)
         self.dense_head = nn.Conv2d(64, sum(DENSE_CLASSES), 1)
@@ -127,10 +127,10 @@ class BlocksBackbone(ShippedTraining):
         return loss
 
     def finish(self, num_scenes: int, seed: int, jitter: float) -> tuple[dict[str, Tensor], dict[str, float]]:
-        """Return the weights and the score: the fraction of cells with one object whose four attributes are predicted right."""
+        """Return the weights and one score: of the cells with one object, the fraction whose four predicted attributes are all right."""
         network = fuse_batch_norms(self.network)
         num_scaled = min(2000, num_scenes)
-        # The scaling of the features is computed from the last scenes before the held-out ones, which give the score.
+        # The scaling of the features is computed on the last scenes before `HELD_OUT`, and the score on the scenes from there on.
         batches = self.held_out_batches(num_scaled, seed, jitter, shipped.HELD_OUT - num_scaled)
         predictions = (network.predict(network.hidden_features(images)) for images, _ in batches)
         shipped.set_scaling_(network, [network.compute_channels(*prediction) for prediction in predictions])
@@ -176,7 +176,7 @@ class BlocksClip(ClipTraining):
         return dense_loss(logits, targets)
 
     def count_dense_hits(self, logits: Tensor, targets: Tensor) -> tuple[int, int]:
-        """Count the blocks with an object: those whose four predictions are right, and all."""
+        """Return how many blocks with an object have four right predictions, and how many blocks have an object."""
         predicted = torch.stack([task_logits.argmax(1) for task_logits in logits.split(DENSE_CLASSES, 1)], 1)
         is_object = targets[:, 0] > 0
         return int((predicted == targets).all(1)[is_object].sum()), int(is_object.sum())

@@ -1,4 +1,4 @@
-"""Training of the small networks that ship with the package for `blocks` and `tiles`, on scenes rendered during training."""
+"""Training of the small networks that the package contains for the rendered datasets `blocks` and `tiles`."""
 
 import datetime
 import json
@@ -20,8 +20,8 @@ from diffcap.models.clip import PairTower, TextTower, build_clip, clamp_logit_sc
 from diffcap.text.vocabularies import build_clip_vocabulary
 from diffcap.utils.files import atomic_write
 
-HELD_OUT = 1 << 40  # the first scene that is not used in training
-# Images (B, 3, h, w) uint8, a sentence for each image, and targets of the dense task.
+HELD_OUT = 1 << 40  # number of the first scene that training does not use
+# (images (B, 3, h, w) uint8, a sentence for each image, targets of the dense task that `ClipTraining` describes)
 ClipBatch = tuple[Tensor, list[str], Any]
 
 
@@ -42,7 +42,7 @@ class ShippedTraining(pl.LightningModule, ABC):
 
     @abstractmethod
     def finish(self, num_scenes: int, seed: int, jitter: float) -> tuple[dict[str, Tensor], dict[str, float]]:
-        """Return the state dict to write, and the network's scores on a number of held-out scenes."""
+        """Return the state dict to write, and the network's scores on `num_scenes` scenes that training does not use."""
 
     def held_out_batches(self, num_scenes: int, seed: int, jitter: float, first_scene: int = HELD_OUT) -> Iterator[Any]:
         """Yield batches of up to 50 scenes that training does not use."""
@@ -58,7 +58,7 @@ class ShippedTraining(pl.LightningModule, ABC):
 
 
 class ClipTraining(ShippedTraining):
-    """Training of a small CLIP with an auxiliary "dense" task: it predicts what each cell shows; a patch has several cells.
+    """Training of a small CLIP. An auxiliary "dense" task predicts what each cell of an image shows; a CLIP patch has several cells.
 
     Args:
         lr: AdamW's highest learning rate, reached after a tenth of the steps.
@@ -74,7 +74,7 @@ class ClipTraining(ShippedTraining):
     def __init__(self, lr: float = 1e-3, steps: int = 3500, dense_weight: float = 1.0) -> None:
         super().__init__(lr, steps)
         self.dense_weight = dense_weight
-        self.vocabulary = build_clip_vocabulary([" ".join(self.sentence_words)], "clip_used")  # only these words
+        self.vocabulary = build_clip_vocabulary([" ".join(self.sentence_words)], "clip_used")  # it has only these words
         self.clip = build_clip(self.clip_name, vocabulary_size=len(self.vocabulary))
         # The two encoders use the modules of `self.clip`; joint=False encodes each image alone.
         self.images, self.words = PairTower(self.clip, joint=False), TextTower(self.clip)
@@ -125,7 +125,7 @@ class ClipTraining(ShippedTraining):
         num_right = num_counted = num_seen = 0
         for images, sentences, targets in self.held_out_batches(num_scenes, seed, jitter):
             tokens, scene_ids = self.encode_images(images), torch.arange(num_seen, num_seen + len(images))
-            # Image, sentence and the image of the sentence have the same number.
+            # Sentence k describes image k, so all three arguments with ids are equal.
             metric.update(tokens[:, 0], scene_ids, self.encode_sentences(sentences), scene_ids, scene_ids)
             right, counted = self.count_dense_hits(self.dense_logits(tokens), targets)
             num_right += right
@@ -135,7 +135,7 @@ class ClipTraining(ShippedTraining):
         return {name: round(value, 4) for name, value in {**scores, "dense": num_right / max(1, num_counted)}.items()}
 
     def finish(self, num_scenes: int, seed: int, jitter: float) -> tuple[dict[str, Tensor], dict[str, float]]:
-        """Return the weights in float16, with open_clip's names, and the scores from `measure`; "token_ids" has CLIP's token ids."""
+        """Return the weights in float16, with open_clip's names, and the scores from `measure`. "token_ids" has CLIP's id of each word."""
         state = {name: value.half() for name, value in self.clip.state_dict().items()}
         self.clip.load_state_dict({name: value.float() for name, value in state.items()})  # measure the rounded weights
         state["token_ids"] = torch.tensor(self.vocabulary.clip_ids)
@@ -143,14 +143,14 @@ class ClipTraining(ShippedTraining):
 
 
 class RenderedScenes(pl.LightningDataModule):
-    """Rendered scenes; each scene is used in one training step only.
+    """The rendered scenes of a training. Each scene is used in one step only.
 
     Args:
         batch_size: images per step.
         batches: number of steps per epoch; an interrupted run continues from the last complete epoch.
         seed: seed of the scenes.
-        jitter: strength of the differences between images, as in `make data`.
-        num_workers: worker processes that render.
+        jitter: strength of random differences between images, such as light and viewpoint, as in `make data`.
+        num_workers: number of processes that render.
     """
 
     def __init__(
@@ -164,9 +164,9 @@ class RenderedScenes(pl.LightningDataModule):
         """Return the scenes of the current epoch; a resumed run gets the same scenes as an uninterrupted one."""
         assert self.trainer is not None
         training: Any = self.trainer.lightning_module
-        num_scenes = self.batches * self.batch_size  # of an epoch
+        num_scenes = self.batches * self.batch_size  # in an epoch
         start = self.trainer.current_epoch * num_scenes
-        first_scenes: Any = range(start, start + num_scenes, self.batch_size)  # of each batch
+        first_scenes: Any = range(start, start + num_scenes, self.batch_size)  # number of the first scene of each batch
         return DataLoader(
             first_scenes,
             batch_size=None,
@@ -177,7 +177,7 @@ class RenderedScenes(pl.LightningDataModule):
 
 
 def set_scaling_(network: nn.Module, values: list[Tensor]) -> None:
-    """Set the buffers "mean" and "scale" of a backbone to those of each channel of its unscaled (B, C, h, w) features."""
+    """Set the buffers "mean" and "scale" of a backbone to mean and deviation of each channel of unscaled features (B, C, h, w)."""
     channels = torch.cat(values).transpose(0, 1).flatten(1).double()
     network.get_buffer("mean").copy_(channels.mean(1))
     network.get_buffer("scale").copy_(channels.std(1).clamp(min=1e-3))
@@ -189,7 +189,7 @@ def backbone_state(network: nn.Module) -> dict[str, Tensor]:
 
 
 def train_and_ship(name: str, model: type[ShippedTraining], command_options: list[str]) -> None:
-    """Train or resume in runs/embedded/<name>, evaluate, and write the weights with their provenance."""
+    """Train a network, or resume its training, in runs/embedded/<name>. Evaluate it, and write its weights and how they were made."""
     from lightning.pytorch.callbacks import ModelCheckpoint
     from safetensors.torch import save_file
 

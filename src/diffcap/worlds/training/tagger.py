@@ -17,7 +17,7 @@ from diffcap.worlds.blocks.scenes import sample_triples
 from diffcap.worlds.tiles import captions as tiles
 from diffcap.worlds.tiles.changes import sample_pair
 
-_REPLACED_TAGS = ("NOUN", "ADJ")  # the tags of words that hard negatives replace
+_REPLACED_TAGS = ("NOUN", "ADJ")  # hard negatives (wrong captions) replace words with these tags
 
 
 def train_tagger(
@@ -40,9 +40,9 @@ def train_tagger(
         conllu: CoNLL-U file with training sentences; by default captions of a rendered dataset with known tags.
         held_out: CoNLL-U file with test sentences; by default a tenth of the distinct sentences is held out.
         dataset: Rendered dataset whose captions are used without a CoNLL-U file.
-        scenes: Number of its scenes; no image is rendered.
+        scenes: Number of scenes of that dataset; their images are not rendered.
         steps: Optimiser steps.
-        width: Width of the word embedding and of each direction of the word LSTM; the character LSTM has half of it.
+        width: Width of the word embedding and of each direction of the word LSTM; the character LSTM is half as wide.
         seed: Seed of the scenes, the split and the training.
     """
     sentences = read_conllu(conllu) if conllu is not None else tagged_captions(dataset, scenes, seed)
@@ -83,7 +83,7 @@ def train_tagger(
     command += ["--fix_eval_interval", "--augment_nopunct", "0"]
     command += [part for key, value in trainer_options.items() for part in (f"--{key}", str(value))]
     log = work / "log.txt"
-    environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}  # the layers are tiny
+    environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}  # for tiny layers
     with log.open("w", encoding="utf-8") as output:
         result = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, env=environment, check=False)
     if result.returncode or not (work / "tagger.pt").is_file():
@@ -125,7 +125,7 @@ def split_held_out(sentences: Sequence[TaggedSentence], seed: int) -> tuple[list
 
 
 def measure(folder: str | Path, gold: Sequence[TaggedSentence]) -> dict[str, Any]:
-    """Return the fraction of words with the right tag, and that of words whose tag is rightly in `_REPLACED_TAGS`, or rightly not."""
+    """Return the fraction of words with the right tag, and the fraction whose tag is in `_REPLACED_TAGS` exactly if the right tag is."""
     pipeline = load_pipeline(find_tagger(str(folder)))
     predicted_tags = tag_batch(pipeline, [" ".join(word for word, _ in sentence) for sentence in gold])
     true_tags = [tag for sentence in gold for _, tag in sentence]

@@ -1,4 +1,4 @@
-"""Training of the two networks that ship for the dataset `tiles`: a backbone that predicts land cover, and a small CLIP."""
+"""Training of the two networks for the rendered dataset `tiles`: a backbone that predicts land cover, and a small CLIP."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ from diffcap.worlds.tiles.write import sample_appearance
 from diffcap.worlds.training import shipped
 from diffcap.worlds.training.shipped import ClipBatch, ClipTraining, ShippedTraining
 
-IGNORED_CLASS = CLASSES  # the index after the 17 classes, for small fixtures on roofs and cars, which have no class
-HOUSE_WEIGHT = 4.0  # loss weight of 8 x 8 pixels with the centre of a house, which are few; others have weight 1
+IGNORED_CLASS = CLASSES  # index after the 17 classes; cars and small things on roofs, which have no class, get it
+HOUSE_WEIGHT = 4.0  # loss weight of 8 x 8 pixels with the centre of a house; others, which are more, have 1
 
 
 def _class_of_material() -> np.ndarray:
@@ -45,12 +45,12 @@ def _class_of_material() -> np.ndarray:
 class Targets:
     """Training targets of B images."""
 
-    covers: Tensor  # (B, 17, 64, 64) fraction of each class in each 4 x 4 pixels; their sum is at most 1
-    houses: Tensor  # (B, 32, 32) 1 where the centre of a house lies in the 8 x 8 pixels, else 0
+    covers: Tensor  # (B, 17, 64, 64) fraction of each class in each area of 4 x 4 pixels; the sum is at most 1
+    houses: Tensor  # (B, 32, 32) 1 if the centre of a house lies in an area of 8 x 8 pixels, else 0
 
 
 def render_tiles(numbers: Sequence[int], seed: int, jitter: float) -> tuple[list[np.ndarray], list[Layer], Targets]:
-    """Return B images, (256, 256, 3) uint8 each, their scenes and targets; image 2 k is before the change of pair k, 2 k + 1 after it."""
+    """Return B images (256, 256, 3) uint8, their scenes, and targets. Number 2 k is the before image of pair k, 2 k + 1 the after image."""
     classes, images, scenes, class_maps = _class_of_material(), [], [], []
     houses = torch.zeros(len(numbers), SIZE // 8, SIZE // 8)
     for index, number in enumerate(numbers):
@@ -74,7 +74,7 @@ def render_tiles(numbers: Sequence[int], seed: int, jitter: float) -> tuple[list
 
 
 class TilesBackbone(ShippedTraining):
-    """The backbone predicts the land cover of each 4 x 4 pixels, and the centres of houses.
+    """Training of the backbone, which predicts the land cover of each 4 x 4 pixels, and the centres of houses.
 
     Args:
         lr: AdamW's highest learning rate, reached after a tenth of the steps.
@@ -134,7 +134,7 @@ class TilesBackbone(ShippedTraining):
 
 
 def cover_loss(logits: Tensor, fractions: Tensor) -> Tensor:
-    """Return the cross-entropy of (B, 17, h, w) logits and fractions; rare classes have more weight, 1 / sqrt(their share)."""
+    """Return the cross-entropy of (B, 17, h, w) logits and fractions. The weight of a class is 1 / sqrt(share), so rare ones count more."""
     class_shares = fractions.mean((0, 2, 3))
     weights = (class_shares.clamp(min=1e-4)).rsqrt()[:, None, None]
     losses = -(weights * fractions * logits.log_softmax(1)).sum(1)
