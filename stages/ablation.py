@@ -25,19 +25,19 @@ def ablation(
 ) -> None:
     """Train and score every row with the same number of steps, and write the table: BLEU-4, METEOR, ROUGE-L, CIDEr-D, by change type.
 
-    A row without a component that the method does not have on this dataset is skipped, with a remark below the table; so is a row
-    with photos of birds on a rendered dataset.
+    A row that leaves out a component is skipped if the method does not have it on this dataset. A row with photos of birds is skipped
+    on a rendered dataset. A remark below the table says so.
 
     Args:
         variables: Variables of the experiments, in JSON; each is also an option: --method scorer --dataset blocks.
         seeds: Training seeds, separated by commas; several give means and standard deviations.
         steps: Fine-tuning steps of every row; by default as in the method's settings.
-        pretrain_steps: Steps of the pre-training, and of the one on a dataset of EXTRA before it; by default as in the settings.
-        rows: Rows to train, separated by commas; all by default. Names are those with a title in configs/method/<method>.yaml; a
-            row with more datasets needs them prepared by `make data`.
+        pretrain_steps: Steps of each pre-training, including one before it on a dataset of EXTRA; by default as in the settings.
+        rows: Rows to train, separated by commas; all by default. Names are the ablations in configs/method/<method>.yaml. If a row
+            uses more datasets, prepare them with `make data` before.
         more_seeds: Additional seeds, for the rows in `repeated` only.
         repeated: Rows with additional seeds, separated by commas; all by default.
-        validations: Number of validations of every stage with given steps; the best one is evaluated, and all are in curves.png.
+        validations: Number of validations of a stage whose steps are given. The best checkpoint is evaluated; curves.png shows all.
         out: Folder of the runs and of the table; runs/<dataset>/<method>-ablation by default.
     """
     base = Experiment(**variables)
@@ -65,7 +65,7 @@ def ablation(
         for stage, needed in needed_by(with_extra, [PRETRAIN]):
             if needed is not with_extra and stage != "data":
                 make(needed.dataset, stage, needed.explicit_values)
-    # The manifest is complete now; without `data`, its files are not read again for every row.
+    # The dataset is prepared now. Without the variable `data`, its files are not read again for every row.
     shared_variables = {name: value for name, value in shared_variables.items() if name != "data"}
     plan = (chosen_rows, first_seeds), (repeated_rows, other_seeds)
     runs = [(row, seed) for names, row_seeds in plan for seed in row_seeds for row in names]
@@ -119,7 +119,7 @@ def _rows(listed: str | None, known: list[str], method: str) -> list[str]:
 
 
 def _queues(rows: list[str], ablations: Mapping[str, Ablation]) -> list[list[str]]:
-    """Make queues of rows: those that share a pre-training, or one on a dataset of EXTRA, are in one queue after the row that trains it."""
+    """Make queues of rows. Rows that share a pre-training (on their dataset or on EXTRA) are in one queue, after the row that trains it."""
 
     def find_awaited_row(row: str) -> str | None:
         if ablations[row].pretraining_of in rows:
@@ -134,7 +134,7 @@ def _queues(rows: list[str], ablations: Mapping[str, Ablation]) -> list[list[str
 
 
 def _share_first_pretraining(experiment: Experiment, shared_folder: Path) -> None:
-    """Link the folder of the pre-training on a dataset of EXTRA to a folder that several rows share."""
+    """Link the folder of the pre-training on the first dataset of EXTRA to a folder that several rows share."""
     link = experiment.stage_folder(PRETRAIN_EXTRA)
     if experiment.first_dataset and not link.exists():
         shared_folder.mkdir(parents=True, exist_ok=True)

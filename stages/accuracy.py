@@ -42,7 +42,7 @@ def accuracy(
         steps: Fine-tuning steps; by default as in the method's settings.
         pretrain_steps: Pre-training steps, for methods that have it; by default as in the method's settings.
         reinforce_steps: Steps of the self-critical training; by default as in its settings.
-        keep: Number of periodic checkpoints from the last quarter of the training that are averaged with the last one.
+        keep: Number of periodic checkpoints from the last quarter of the training that are averaged with last.ckpt.
         beams: Beam size.
         length_penalty: Exponent of the caption's length by which the log-probability of a hypothesis is divided.
         out: Folder of the runs, and of the table in report/; runs/<dataset>/<method>-accuracy by default.

@@ -1,4 +1,4 @@
-"""Adaptation of CLIP to pairs by retrieval, the pre-training of CLIP4IDC: `diffcap pretrain --method clip4idc`."""
+"""Adapt CLIP to pairs by retrieval, which is the pre-training of CLIP4IDC: `diffcap pretrain --method clip4idc`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Official files of a dataset in, manifest out: `diffcap data`."""
+"""Read a dataset's official files, and write its manifest (the list of pairs): `diffcap data`."""
 
 from diffcap.pipeline import main
 

@@ -51,11 +51,11 @@ class Plan:
     # Steps in a demo of the default length, if the method has a core for the whole training time
     finetune: int = 5400
     pretrain: int = 1300
-    # Fraction of a core's time, and of the steps, when all methods are trained; 0: only METHOD=<method> trains it
+    # Fraction of a core's time, and of the steps, when all methods are trained; with 0, only `make demo METHOD=<method>` trains it
     share: float = 0.5
-    tiles_share: float = 0.25  # the same for WORLD=tiles
+    tiles_share: float = 0.25  # `share` for WORLD=tiles
     tiles_steps: float = 0.4  # factor of the numbers of steps for WORLD=tiles, whose images have more tokens
-    # Returns the baselines of a method trained alone, for its own row and a factor of the steps. None: its first ablation is the baseline
+    # Returns the baselines of a method trained alone, from its own row and a factor of the steps. If None, its first ablation is used
     controls: Callable[[Row, float], dict[str, Row]] | None = None
 
 
@@ -84,7 +84,7 @@ PLANS = {
 
 
 def plan_of(method: Method) -> Plan:
-    """Return how a method is trained; a method of another package is trained like most."""
+    """Return how a method is trained. A method of another package has the default plan."""
     return PLANS.get(method.name, Plan())
 
 
@@ -99,9 +99,9 @@ def demo(
     """Render the dataset, extract features, build negatives, train the methods on the same files, evaluate and report.
 
     Args:
-        method: Train one method and its baselines. pcl: the same model without pre-training, trained for the same time.
-            clip4idc (from pixels): the same captioner without adaptation, and DIRL+CCR on the features of the adapted CLIP.
-            Other methods: their first ablation, trained for the same number of steps. all: pcl, scorer and dirl, and on tiles
+        method: Method to train and compare. pcl is compared with the same model without pre-training, trained for the same time;
+            clip4idc (from pixels) with the same captioner without adaptation, and with DIRL+CCR on the features of the adapted CLIP;
+            another method with its first ablation, trained for the same number of steps. all trains pcl, scorer and dirl, and on tiles
             also rsiccformer and chg2cap.
         minutes: Approximate time on two cores for one seed; more minutes train longer. clip4idc on tiles takes twice as long.
         seeds: Training seeds, separated by commas; several give means and standard deviations.

@@ -1,4 +1,4 @@
-"""Captions and scores of a split: `diffcap eval`."""
+"""Caption the pairs of a split, and score the captions: `diffcap eval`."""
 
 from diffcap.pipeline import main
 

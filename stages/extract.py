@@ -1,4 +1,4 @@
-"""Features of every image: `diffcap extract`."""
+"""Compute the features of every image: `diffcap extract`."""
 
 from diffcap.pipeline import main
 

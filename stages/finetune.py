@@ -1,4 +1,4 @@
-"""Captioning: `diffcap finetune`."""
+"""Train a method to caption pairs: `diffcap finetune`."""
 
 from diffcap.pipeline import main
 

@@ -1,4 +1,4 @@
-"""Features that the authors of a method released into a store."""
+"""Copy features that the authors of a method published into a feature store."""
 
 from diffcap.pipeline import main
 

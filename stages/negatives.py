@@ -1,4 +1,4 @@
-"""Hard negative captions: `diffcap negatives`."""
+"""Build hard negatives, captions that are similar but wrong: `diffcap negatives`."""
 
 from diffcap.pipeline import main
 

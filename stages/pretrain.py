@@ -1,4 +1,4 @@
-"""Self-supervised training of a method: `diffcap pretrain`."""
+"""Pre-train a method: `diffcap pretrain`."""
 
 from diffcap.pipeline import main
 

@@ -1,4 +1,4 @@
-"""Self-critical training: `diffcap reinforce`."""
+"""Train a fine-tuned captioner with a reward (self-critical training): `diffcap reinforce`."""
 
 from diffcap.pipeline import main
 

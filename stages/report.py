@@ -1,4 +1,4 @@
-"""Tables, pictures and a page of runs: `diffcap report`."""
+"""Write tables, pictures and a page about runs: `diffcap report`."""
 
 from diffcap.pipeline import main
 

@@ -1,4 +1,4 @@
-"""Train what ships with the package for `blocks` and `tiles`: `make shipped NAME=blocks_backbone`; each name has its own options."""
+"""Train the networks that are part of the package (`make shipped NAME=blocks_backbone`). Each name has its own options."""
 
 import sys
 from pathlib import Path
@@ -58,7 +58,7 @@ def captioner(
 
 
 def main(name: str = "", *words: str) -> None:
-    """Run the training of a name with its options."""
+    """Run the training with this name. `words` are its options."""
     if name in NETWORKS:
         from diffcap.worlds.training.shipped import train_and_ship
 

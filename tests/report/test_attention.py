@@ -136,7 +136,7 @@ def test_runs_without_maps_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(PCL, "attention", Captioner.attention)  # as of a method without maps
     members = [make_scorer(tmp_path / f"{width}.ckpt", ["a", "b"], (5, 2, width)) for width in (3, 4)]
     for paths, reason in (
-        ([], "it has no checkpoint: a file with captions"),
+        ([], "it has no checkpoint, because it is a file with captions"),
         ([tmp_path / "best.ckpt"], "best.ckpt is not there"),
         ([tmp_path / "pcl.ckpt"], "pcl has no attention maps"),
         (members, "attention maps of different sizes"),

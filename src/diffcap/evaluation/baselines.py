@@ -83,7 +83,7 @@ def nearest_captions(
     rows_with_caption = [row for row, pair in enumerate(train_pairs) if pair.captions]
     if not rows_with_caption:
         raise DiffcapError("no training pair has a caption; check the manifest.")
-    if len(rows_with_caption) < len(train_pairs):  # if all have one, a memory-mapped array is not copied
+    if len(rows_with_caption) < len(train_pairs):  # else a memory-mapped array would be copied
         train_vectors = train_vectors[rows_with_caption]
     captions = [train_pairs[row].captions[0] for row in rows_with_caption]
     nearest = nearest_rows(train_vectors, test_vectors)

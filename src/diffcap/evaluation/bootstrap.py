@@ -29,8 +29,8 @@ from diffcap.evaluation.ngrams import BLEU, CiderD, bleu_counts, bleu_of_sums, r
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-SAMPLES_PER_CHUNK = 64  # generated at once, which needs memory for SAMPLES_PER_CHUNK x n counts of n pairs
-SAMPLES_PER_BLOCK = 64 * SAMPLES_PER_CHUNK  # their sums are in memory at once
+SAMPLES_PER_CHUNK = 64  # samples generated at once; for n pairs, they need memory for 64 x n counts
+SAMPLES_PER_BLOCK = 64 * SAMPLES_PER_CHUNK  # samples whose sums are in memory at once
 
 
 class AdditiveMetric(NamedTuple):
@@ -95,7 +95,7 @@ def bootstrap_sums(rows: Array, num_samples: int, generator: np.random.Generator
     for start in range(0, num_samples, SAMPLES_PER_CHUNK):
         size = min(SAMPLES_PER_CHUNK, num_samples - start)
         row_indices = generator.integers(num_rows, size=(size, num_rows))
-        row_indices += num_rows * np.arange(size)[:, None]  # other indices in each sample: one `bincount` counts all
+        row_indices += num_rows * np.arange(size)[:, None]  # own indices per sample: one `bincount` counts all
         repeats = np.bincount(row_indices.ravel(), minlength=size * num_rows).reshape(size, num_rows)
         parts.append(repeats.astype(float) @ rows)
     return np.concatenate(parts)
@@ -112,7 +112,7 @@ def bootstrap_scores(
     Returns:
         For each system: group -> metric -> (1 + num_samples,).
     """
-    all_metrics = [metric for system in systems for metric in system]  # those of the first system come first
+    all_metrics = [metric for system in systems for metric in system]  # all metrics of the first system come first
     summands = [np.concatenate([metric.summands[group] for metric in all_metrics], 1) for group in groups]
     widths = [metric.summands[next(iter(groups))].shape[1] for metric in all_metrics]
     edges = np.cumsum(widths)[:-1]  # columns of `summands` at which the next metric begins
@@ -143,7 +143,7 @@ def bootstrap_scores(
 
 
 def compare_scores(a: Array, b: Array, level: float) -> dict[str, Any]:
-    """Compare the scores of one metric of two systems, (1 + samples,) each: of all pairs, then of each bootstrap sample.
+    """Compare one metric of two systems. Each array (1 + samples,) has the score of all pairs, then that of each bootstrap sample.
 
     Returns:
         "a", "b": scores of all pairs. "difference": b - a. "a_interval", "b_interval", "interval" (of the difference):
@@ -185,7 +185,7 @@ def compare(
         a, b: id -> caption, exactly the ids of `references`.
         groups: name -> ids, not empty.
         references, tokenizer, metrics: as in `captions.score_captions`.
-        level: of the confidence intervals, a fraction.
+        level: confidence level of the intervals, a fraction.
 
     Returns:
         "groups": group -> metric -> the result of `compare_scores`.

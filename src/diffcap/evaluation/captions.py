@@ -18,7 +18,7 @@ from diffcap.evaluation.java import meteor, ptb_tokens, spice, spice_install_hin
 from diffcap.evaluation.ngrams import BLEU, CiderD, bleu_counts, bleu_of_sums, rouge_l
 from diffcap.utils.errors import DiffcapError
 
-FAST_METRICS = (*BLEU, "ROUGE-L", "CIDEr-D")  # those that need no Java program
+FAST_METRICS = (*BLEU, "ROUGE-L", "CIDEr-D")  # metrics that need no Java program
 ALL_METRICS = (*BLEU, "METEOR", "ROUGE-L", "CIDEr-D", "SPICE")
 Tokenizer = Literal["ptb", "raw"]
 
@@ -119,7 +119,7 @@ def _score_metric(metric: str, hypotheses: Hypotheses, references: References, g
     else:
         pair_scores = rouge_l(hypotheses, references) if metric == "ROUGE-L" else spice(hypotheses, references)
         for group, ids in groups.items():
-            # SPICE compares objects, attributes and relations; it is NaN if no text has any, and is then left out of the mean.
+            # SPICE compares objects, attributes and relations. It is NaN if no text has any; such pairs are left out of the mean.
             defined_scores = [pair_scores[id] for id in ids if not math.isnan(pair_scores[id])]
             scores[group] = {metric: math.fsum(defined_scores) / max(1, len(defined_scores))}
     return scores

@@ -32,7 +32,7 @@ def write_references(path: str | Path, references: Mapping[str, Sequence[str]]) 
 
 
 def _check_entries(path: str | Path, entries: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Check that `entries` is a list of objects; yield (its place in the file, for messages; object) for each."""
+    """Check that `entries` is a list of objects. Yield each object after the text that names its place in messages."""
     if not isinstance(entries, list):
         found_type = type(entries).__name__
         raise DiffcapError(f"{path}: {name} must be a list, found {found_type}; see the COCO caption format.")
@@ -50,7 +50,7 @@ def _id_and_caption(place: str, entry: Mapping[str, Any], id_key: str = "image_i
 
 
 def _prediction_entries(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield (place in the file, for messages; entry) for each entry of a predictions file in any of its forms."""
+    """Yield each entry of a predictions file, in any format of `read_predictions`, after the text that names its place in messages."""
     title, remedy = "predictions file", "give a .json file, or a .jsonl file with an object per line"
     if path.suffix.lower() == ".jsonl":
         yield from read_json_lines(path, title, remedy)

@@ -22,7 +22,7 @@ from diffcap.utils.errors import DiffcapError
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-# By default, the programs use the encoding and the number format of the system.
+# Without these options, the programs would use the system's encoding and number format.
 _JAVA_OPTIONS = [
     "-XX:-UsePerfData",  # otherwise Java leaves a file in the temporary folder
     *(f"-D{stream}.encoding=UTF-8" for stream in ("file", "stdin", "stdout", "stderr")),
@@ -39,7 +39,7 @@ _PUNCTUATION = frozenset(
 
 # METEOR's time and memory grow with the number of words of a caption times the number of words of its longest reference.
 MAX_WORD_PAIRS = 1_000_000
-# Columns of METEOR's 23 counts of a pair: words of the hypothesis and of the reference, chunks, matched words of both.
+# Columns of METEOR's 23 counts of a pair: words of hypothesis and reference, chunks (runs of matched words), matched words of both.
 _WORDS, _REFERENCE_WORDS, _CHUNKS, _MATCHED, _REFERENCE_MATCHED = 0, 1, 20, 21, 22
 
 CORENLP_JARS = ("stanford-corenlp-3.6.0.jar", "stanford-corenlp-3.6.0-models.jar")  # for SPICE
@@ -185,7 +185,7 @@ class MeteorProcess(NamedTuple):
         return {id: self.cache[request] for id, request in requests.items()}
 
     def scores(self, counts: list[str]) -> tuple[list[float], float]:
-        """Return the score of each item of `counts`, and the corpus score, which is the score of their sum; fractions."""
+        """Return the score of each item of `counts`, and the corpus score, which is the score of their sum. All are fractions."""
         assert self.process.stdin is not None
         _send(self.process.stdin, [" ||| ".join(["EVAL", *counts])])
         item_scores = [float(self.read()) for _ in counts]
@@ -196,7 +196,7 @@ class MeteorProcess(NamedTuple):
 def running_meteor() -> Iterator[MeteorProcess]:
     """Start METEOR for the block of a `with` statement; the start takes seconds, since it reads a table of paraphrases."""
     program, paraphrases = find_jar("meteor/meteor-1.5.jar"), find_jar("meteor/data/paraphrase-en.gz")
-    # With `-a`: the program does not find its own table of paraphrases if the path has a space or an umlaut.
+    # `-a` is needed because the program does not find its own table of paraphrases if the path has a space or an umlaut.
     options = ("-", "-", "-stdio", "-l", "en", "-norm", "-a", paraphrases)
     call = subprocess_arguments("-Xmx2G", "-jar", program, *options)
     with tempfile.TemporaryDirectory(prefix="diffcap-java-") as folder, tempfile.TemporaryFile() as stderr:
@@ -215,7 +215,7 @@ def running_meteor() -> Iterator[MeteorProcess]:
 def meteor(
     hypotheses: Mapping[str, str], references: Mapping[str, list[str]], groups: Mapping[str, Sequence[str]]
 ) -> dict[str, float]:
-    """Compute the corpus score of each group of pairs, a fraction: the score of the sum of the pairs' counts."""
+    """Compute the corpus score of each group of pairs, a fraction. It is the score of the sum of the pairs' counts."""
     with running_meteor() as process:
         counts = process.counts(hypotheses, references)
         return {group: process.scores([counts[id] for id in ids])[1] for group, ids in groups.items()}
@@ -260,7 +260,7 @@ def spice_install_hint() -> str | None:
 
 
 def spice(hypotheses: Mapping[str, str], references: Mapping[str, list[str]]) -> dict[str, float]:
-    """Compute SPICE of each pair, a fraction by id; NaN if no object, attribute or relation is found in any of its texts."""
+    """Return id -> SPICE, a fraction. It is NaN if no object, attribute or relation is found in any text of the pair."""
     folder = _corenlp_folder()
     if folder is None:
         raise DiffcapError(f"SPICE is unavailable: {spice_install_hint()}.")
@@ -275,7 +275,7 @@ def spice(hypotheses: Mapping[str, str], references: Mapping[str, list[str]]) ->
         in_file, out_file = Path(scratch, "in.json"), Path(scratch, "out.json")
         entries = [{"image_id": id, "test": text, "refs": references[id]} for id, text in hypotheses.items()]
         in_file.write_text(json.dumps(entries), encoding="utf-8")
-        # Without `-cache`: its database has native code for one processor type, and every caption is scored only once.
+        # `-cache` is left out: its database has native code for one processor type, and each caption is scored only once anyway.
         run_java("SPICE", *options, "edu.anu.spice.SpiceScorer", in_file, "-out", out_file, "-silent")
         if not out_file.is_file():
             raise DiffcapError(f"SPICE wrote no result; check the jars in {folder}.")

@@ -1,14 +1,14 @@
-"""Localisation scores: is the attention of a word on the change? For datasets with masks or bounding boxes of the change.
+"""Localisation scores: is the attention of a word on the change? The dataset must have masks or bounding boxes of the change.
 
 Two scores compare an attention map with a region, which is a mask or a box:
 
 * the pointing game (Zhang et al., "Top-Down Neural Attention by Excitation Backprop", ECCV 2016): is the maximum of the map in
-  the region? The maps are coarse, so it is a hit if the region overlaps the cell of the maximum (the paper tolerates 15 pixels).
+  the region? The score is 1 if the region overlaps the cell of the maximum. This replaces the paper's tolerance of 15 pixels.
 * the energy-based pointing game (Wang et al., "Score-CAM", CVPR Workshops 2020): which fraction of the map's sum is in the region?
   The value of a cell is distributed evenly over its area.
 
-A mask is averaged exactly over the area of each cell, also where a cell's edge cuts a pixel. "Chance" is the score of a uniform map;
-for the second score, it is the fraction of the image that the region covers.
+A mask is averaged exactly over the area of each cell, also where a cell's edge cuts a pixel. "Chance" is the score of a uniform map. In
+the energy-based pointing game, it is the fraction of the image that the region covers.
 """
 
 from collections.abc import Iterable, Sequence
@@ -39,7 +39,7 @@ def relative_box(box: Sequence[float], size: tuple[int, int]) -> Box:
 
 
 def _overlaps(num_cells: int, edges: Array) -> Array:
-    """Divide 0 to 1 into equal cells; return the fraction of each that is between neighbouring `edges`: (num_cells, len(edges) - 1)."""
+    """Divide 0 to 1 into equal cells. Return the fraction of each cell between two neighbouring `edges`: (num_cells, len(edges) - 1)."""
     ends = np.arange(num_cells + 1)[:, None] / num_cells
     upper = np.minimum(ends[1:], edges[1:])
     lower = np.maximum(ends[:-1], edges[:-1])
@@ -48,7 +48,7 @@ def _overlaps(num_cells: int, edges: Array) -> Array:
 
 @lru_cache(maxsize=1024)  # the maps of all words of a pair have one grid and one box
 def box_coverage(grid: tuple[int, int], box: Box) -> Array:
-    """Return the fraction of each cell's area that is in the box (fractions of the image's width and height): (h, w), read-only."""
+    """Return the fraction of each cell's area that is in the box, given in fractions of the image's size: (h, w), read-only."""
     left, top, right, bottom = box
     rows = _overlaps(grid[0], np.array([top, bottom]))  # (h, 1)
     columns = _overlaps(grid[1], np.array([left, right]))  # (w, 1)
@@ -66,7 +66,7 @@ def mask_coverage(grid: tuple[int, int], mask: Mask) -> Array:
 
 
 def pointing_score(map: Array, coverage: Array) -> float:
-    """Return 1 if the region overlaps the cell of the maximum, else 0; for several equal maxima, the fraction of them."""
+    """Return 1 if the region overlaps the cell of the maximum, else 0. If several cells are maxima, return the mean over them."""
     return float((coverage > 0)[map == map.max()].mean())
 
 

@@ -17,8 +17,8 @@ END_TOKEN = "<end>"  # never the output of a tokeniser
 class CaptionMetric(Metric):
     """BLEU-1 to BLEU-4, ROUGE-L and CIDEr-D of the captions of a validation epoch.
 
-    `compute` is a collective operation: all ranks must call it, and each gets the scores of the captions of all ranks. A pair that
-    several ranks have counts once (a distributed sampler repeats pairs to fill the last batch).
+    `compute` is a collective operation: all ranks must call it, and each gets the scores of the captions of all ranks. If several
+    ranks have a pair, it counts once, because a distributed sampler repeats pairs to fill the last batch.
 
     Args:
         references: id -> one or more reference captions. Only the ids of `update` since the last `reset` are scored, and
@@ -48,13 +48,13 @@ class CaptionMetric(Metric):
         self._tokens: dict[str, list[str]] | None = None
 
     def update(self, ids: Sequence[str], captions: Sequence[str]) -> None:
-        """Add the captions of a batch; the caption of an id that was added before is replaced."""
+        """Add the captions of a batch. They replace earlier captions of the same ids."""
         if unknown := [id for id in ids if not self.references.get(id)]:
             raise DiffcapError(f"the pair {unknown[0]!r} has no reference caption; check the manifest of the split.")
         self.captions.update(zip(ids, captions, strict=True))
 
     def compute(self) -> dict[str, float]:
-        """Return the scores, equal on all ranks; fractions, CIDEr-D from 0 to 10; {} if no rank has a caption."""
+        """Return the scores, which are equal on all ranks. CIDEr-D is from 0 to 10, others are fractions. {} if no rank has a caption."""
         rank_captions: list[Any] = [self.captions]
         if dist.is_available() and dist.is_initialized():
             rank_captions = [None] * dist.get_world_size(self.process_group)
@@ -81,7 +81,7 @@ class CaptionReward:
 
     Args:
         words: words of the vocabulary; each is tokenised once, separately. Other words of captions are used as they are.
-        end_counts: append an end token to references and to captions that have ended. Without it, models learn to stop early.
+        end_counts: append an end token to references and to captions that have ended. Without these tokens, models learn to stop early.
 
     Example:
         >>> references = {"1": ["the cube moved"], "2": ["nothing changed"]}

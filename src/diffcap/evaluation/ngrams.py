@@ -70,7 +70,7 @@ def rouge_l(hypotheses: Mapping[str, str], references: Mapping[str, list[str]]) 
 
 
 class _NGrams(NamedTuple):
-    """The distinct n-grams of several captions, by caption, in the order of their first occurrences: (M,) each."""
+    """The M distinct n-grams of several captions, sorted by caption and then by their first occurrence. Arrays are (M,)."""
 
     caption: Array  # index of the caption
     key: Array  # the n-gram as a number, whose digits to the base `MAX_WORDS` are the word ids
@@ -82,7 +82,7 @@ class _OrderVectors(NamedTuple):
 
     keys: Array  # (K,) the distinct n-grams of the references, sorted
     idf: Array  # (K,) log(images / document frequency)
-    codes: Array  # (M,) index of a reference * K + index in `keys`, for the n-grams of each distinct reference, sorted
+    codes: Array  # (M,) sorted; for each n-gram of a distinct reference: index of the reference * K + index in `keys`
     weights: Array  # (M,) their TF-IDF weights
     norms: Array  # (U + 1,) norms of the vectors of the U distinct references, then 0 for "no reference"
 
@@ -91,8 +91,8 @@ class CiderD:
     """CIDEr-D of hypotheses against the references of their images.
 
     Args:
-        references: image -> at least one reference, tokens joined by spaces. The document frequencies are those of all images,
-            even if only some of them are scored.
+        references: id of an image or pair -> its references, at least one, tokens joined by spaces. The document
+            frequencies are those of all images, even if only some of them are scored.
 
     Example:
         >>> cider = CiderD({"1": ["the cube moved", "the red cube moved"], "2": ["nothing changed"]})
@@ -103,7 +103,7 @@ class CiderD:
     def __init__(self, references: Mapping[str, Sequence[str]]) -> None:
         if without_reference := [image for image, captions in references.items() if not captions]:
             raise ValueError(f"{without_reference[0]!r} has no reference")
-        distinct = dict.fromkeys(chain.from_iterable(references.values()))  # rendered datasets repeat most captions
+        distinct = dict.fromkeys(chain.from_iterable(references.values()))  # captions from templates are repeated often
         row_of_caption = {caption: row for row, caption in enumerate(distinct)}
         no_reference = len(distinct)  # the row after the last one
         self._words: dict[str, int] = {}  # word -> id
@@ -139,7 +139,7 @@ class CiderD:
         """Compute TF-IDF vectors of the distinct references; image `images[i]` has the reference `rows[i]`."""
         keys, ngram_index = np.unique(ngrams.key, return_inverse=True)
         num_references = len(self._bigram_counts) - 1
-        num_ngrams = np.bincount(ngrams.caption, minlength=num_references)  # distinct ones of each caption
+        num_ngrams = np.bincount(ngrams.caption, minlength=num_references)  # distinct n-grams of each caption
         first_ngram = np.cumsum(num_ngrams) - num_ngrams
         # A document is the set of all references of an image.
         documents = np.repeat(images, num_ngrams[rows])
@@ -185,7 +185,7 @@ class CiderD:
         is_known = vectors.keys[ngram_index] == ngrams.key
         weights = ngrams.counts * np.where(is_known, vectors.idf[ngram_index], self._log_images)
         norms = np.sqrt(np.bincount(ngrams.caption, weights**2, minlength=len(references)))
-        # From here on, only n-grams that occur in a reference: (M,).
+        # The following arrays (M,) have only the n-grams that occur in a reference.
         hypothesis = ngrams.caption[is_known]
         weights = weights[is_known]
         codes = references[hypothesis] * num_keys + ngram_index[is_known][:, None]  # (M, R)

@@ -44,7 +44,7 @@ def dataset_protocol(info: Mapping[str, Any]) -> dict[str, str]:
     """Return the entries of a protocol that depend on the dataset; `info` is the content of `dataset.json`.
 
     Returns:
-        "official": "whole" or "part": how much of the released dataset there is, if its official size is known.
+        "official": "whole" if all pairs that the dataset's authors published are there, else "part"; left out if their number is unknown.
         "change_types": how change types were found if the dataset's files do not have them ("derived from the captions").
     """
     entries = {"official": (info.get("official") or {}).get("state"), "change_types": info.get("change_types")}
@@ -52,7 +52,7 @@ def dataset_protocol(info: Mapping[str, Any]) -> dict[str, str]:
 
 
 def remarks(protocol: Mapping[str, Any]) -> str:
-    """Return the entries of `dataset_protocol` as text for titles, followed by ", ": "a part of the official dataset, "."""
+    """Return the entries of `dataset_protocol` as text for titles; each ends with a comma: "a part of the official dataset, "."""
     extent = "a part of the official dataset, " if protocol.get("official") == "part" else ""
     change_types = protocol.get("change_types")
     return extent + (f"change types {change_types}, " if change_types else "")
@@ -86,13 +86,13 @@ def evaluate_systems(
         tokenizer, metrics: as in `captions.score_captions`.
         protocol: further entries of "protocol" ({"dataset": ..., "split": ...}).
         provenance: origin of the captions (checkpoint, seed, versions, hash of the manifest), for "provenance".
-        id_scoring: of remote-sensing datasets: adds "S*m", the mean of four metrics; "accuracy" if there are pairs with and without change.
+        id_scoring: adds scores of remote-sensing datasets: "S*m", the mean of four metrics; "accuracy" if only some pairs have a change.
 
     Returns:
         For each system, the content of `metrics.json`: {"protocol": {..., "tokenizer", "metrics", "pairs": group -> number},
         "groups": group -> metric -> score as a fraction, "provenance": {...}}. "unavailable" in "provenance" lists metrics that
         could not be computed, and how to install them. If the pairs have annotations of the changed object, "slots" has the result
-        of `slots.slot_accuracy`. With a vocabulary in `id_scoring`, "id_tokens" has "protocol" and "groups" of scores of the words' ids.
+        of `slots.slot_accuracy`. If `id_scoring` has a vocabulary, "id_tokens" has "protocol" and "groups" for ids instead of words.
         "notes" lists problems of the captions, see `tables.caption_notes`.
     """
     groups = groups_of(pairs)
@@ -106,7 +106,7 @@ def evaluate_systems(
         for name, captions in systems.items():
             id_hypotheses = {id: id_text(captions[id], vocabulary) for id in references}
             id_texts[name, "ids"] = (id_hypotheses, id_references)
-        # SPICE parses sentences: it scores the text only.
+        # SPICE parses sentences, so it cannot score ids.
         without_spice = [metric for metric in metrics if metric != "SPICE"]
         scores = score_together({**texts, **id_texts}, groups, without_spice)
         if "SPICE" in metrics:
@@ -121,7 +121,7 @@ def evaluate_systems(
         if len({pair.is_distractor for pair in pairs}) == 2:
             for name, captions in systems.items():
                 accuracy[name] = accuracies(captions, pairs, groups, id_scoring.no_change_sentences)
-        else:  # if all pairs have a change, any nonsense counts as right
+        else:  # if all pairs have a change, even nonsense would count as right
             which = "no" if pairs[0].is_distractor else "every"
             accuracy_notes.append(f"The accuracy is left out: {which} pair has a change.")
         for (name, _), group_scores in scores.items():

@@ -1,10 +1,10 @@
 """The protocol `levir_cc` of remote-sensing change captioning: metrics of word ids, accuracies by group, and S*m.
 
-S*m is the mean of BLEU-4, METEOR, ROUGE-L and CIDEr-D. The released evaluators (RSICCformer, Chg2Cap, Change-Agent, RSCaMa, SEN) do
-not score text. Hypotheses and references are the ids of a vocabulary, written as numbers: "12 7 40". Start, end and padding are
+S*m is the mean of BLEU-4, METEOR, ROUGE-L and CIDEr-D. The evaluators that the authors of RSICCformer, Chg2Cap, Change-Agent,
+RSCaMa and SEN published do not score text, but the ids of words in a vocabulary ("12 7 40"). The ids of start, end and padding are
 removed. All rare words of the references and all unknown words of a hypothesis have the same id, so that they match each other. METEOR
 cannot match stems or synonyms of ids, but its table of paraphrases contains several hundred pairs of numbers, such as "110" and "111".
-Therefore METEOR depends on the ids of the words, which must be the released ones. Everything else is as in the text protocol.
+Therefore METEOR depends on the ids, which must be those of the published code. Everything else is as for text.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,15 +16,15 @@ from diffcap.evaluation.captions import Groups, Scores
 from diffcap.records import ChangePair
 from diffcap.text.vocabulary import LAYOUTS, Vocabulary, build_vocabulary, tokenize_rcc_words
 
-# A layout is the order of the special words in a vocabulary. A captioner with one of the released evaluators' layouts is scored with
-# the ids of its own vocabulary.
+# A layout is the order of the special words in a vocabulary. If the vocabulary of a captioner has the layout of a published
+# evaluator, the captioner is scored with the ids of this vocabulary.
 RELEASED_LAYOUTS = tuple(name for name, layout in LAYOUTS.items() if layout.scores_ids)
 S_M_METRICS = ("BLEU-4", "METEOR", "ROUGE-L", "CIDEr-D")
 
 
 @dataclass(frozen=True)
 class WordIdScoring:
-    """The scores to compute in addition to those of the text protocol."""
+    """The scores to compute in addition to those of the text."""
 
     no_change_sentences: tuple[str, ...]  # captions that say that nothing has changed
     vocabulary: Vocabulary | None = None  # of the ids; None leaves the metrics of ids out
@@ -33,10 +33,10 @@ class WordIdScoring:
 
 
 def word_id_protocol(dataset: str, pairs: Sequence[ChangePair]) -> WordIdProtocol | None:
-    """Return the settings of the protocol for a dataset with these pairs, or None if the dataset is not scored with it.
+    """Return the settings of the protocol for a dataset with these pairs; None if the dataset is not scored with the protocol.
 
-    A user's dataset in Karpathy's form (a JSON file of all images with "changeflag") is scored with it. One in diffcap's form gets the
-    accuracy only, if it has pairs without change, whose captions are the no-change sentences.
+    A user's dataset in Karpathy's form (a JSON file of all images with "changeflag") is scored with it. A user's dataset in diffcap's
+    form gets only the accuracy, if it has pairs without change. The captions of these pairs are the no-change sentences.
     """
     spec = get_dataset(dataset)
     if spec.protocol or spec.reader != OWN_READER:
@@ -56,7 +56,7 @@ def word_id_scoring(
     """Return the additional scores of a dataset with these pairs.
 
     Args:
-        pairs: those of all splits, because the released evaluators count the words of all splits.
+        pairs: the pairs of all splits, because the published evaluators count the words of all splits.
         captioner_vocabulary: vocabulary of the captioner that wrote the captions. It is used if its layout is one of
             `RELEASED_LAYOUTS`. Otherwise a vocabulary is built of the words that occur `protocol.min_count` times.
     """
@@ -88,9 +88,10 @@ def id_text(caption: str, vocabulary: Vocabulary) -> str:
 def accuracies(
     captions: Mapping[str, str], pairs: Sequence[ChangePair], groups: Groups, no_change_sentences: Sequence[str]
 ) -> dict[str, float]:
-    """Return the fraction of right captions in each group that is not empty. Those of pairs without change must say "no change".
+    """Return the fraction of right captions in each group that is not empty.
 
-    A caption says it if it is, except for letter case and final full stops, one of `no_change_sentences`.
+    A caption says "no change" if it is one of `no_change_sentences`, except for letter case and final full stops. It is right if it
+    says so for a pair without change, or does not say so for a pair with a change.
     """
     sentences = set(map(plain_caption, no_change_sentences))
     is_right = {pair.id: (plain_caption(captions[pair.id]) in sentences) == pair.is_distractor for pair in pairs}
@@ -98,7 +99,7 @@ def accuracies(
 
 
 def add_accuracy_and_mean(scores: Scores, group_accuracies: Mapping[str, float], accuracy_only: bool = False) -> None:
-    """Add "S*m" (if its metrics are there and not `accuracy_only`), and "accuracy" if it was computed, to each group."""
+    """Add to each group "S*m", unless its metrics are missing or `accuracy_only` is set, and "accuracy", if it was computed."""
     for group, metrics in scores.items():
         if not accuracy_only and metrics.keys() >= set(S_M_METRICS):
             metrics["S*m"] = sum(metrics[name] for name in S_M_METRICS) / len(S_M_METRICS)

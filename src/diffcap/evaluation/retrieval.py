@@ -1,4 +1,4 @@
-"""Retrieval of image pairs by captions and of captions by image pairs: recall and mean rank (CLIP4IDC, README).
+"""Retrieval of image pairs by captions and of captions by image pairs: recall and mean rank, as in the README of CLIP4IDC.
 
 Letters: P pairs, C captions, E embedding width.
 """

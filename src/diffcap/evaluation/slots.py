@@ -11,7 +11,7 @@ from diffcap.utils.errors import DiffcapError
 ATTRIBUTES = ("size", "color", "material", "shape")
 
 _COLORS = ("gray", "red", "blue", "green", "brown", "purple", "cyan", "yellow")
-# word -> (attribute, value), for every word that the captions of `blocks` use for an attribute
+# word -> (attribute, value), for every word that the captions of the dataset `blocks` use for an attribute
 _ATTRIBUTE_WORDS = {
     **dict.fromkeys(("large", "big"), ("size", "large")),
     **dict.fromkeys(("small", "tiny"), ("size", "small")),
@@ -23,7 +23,7 @@ _ATTRIBUTE_WORDS = {
     "cylinder": ("shape", "cylinder"),
 }
 
-# Key words of the change types; no word belongs to two types. "turn" is a change of color or material: the last word distinguishes them.
+# Key words of the change types; each belongs to one type. "turn" is a change of color or material; the caption's last word tells which.
 _KEY_WORDS = {
     "add": {"added", "appeared", "new", "introduced"},
     "drop": {"removed", "disappeared", "missing", "gone", "vanished"},
@@ -37,7 +37,7 @@ _KEY_WORDS = {
 class Slots:
     """The information in a caption; a field is None if the caption does not contain it."""
 
-    # "color", "material", "add", "drop", "move", or "none" for no change; None if the caption has no key word, or those of two types
+    # "color", "material", "add", "drop", "move", or "none" for no change; None if the caption has key words of no type or of two types
     change_type: str | None = None
     # attributes of the first object, in the words of the manifest ("metal" for "shiny")
     size: str | None = None
@@ -123,11 +123,10 @@ def slot_accuracy(predictions: Mapping[str, str], pairs: Sequence[ChangePair]) -
             has "size", "color", "material", "shape" (before the change) and, for color and material, the new value as "to".
 
     Returns:
-        Fractions; keys without pairs are left out.
-        Of all pairs: "type", the change type is right ("none" for distractors).
-        Of the pairs with a change: "object", all four attributes are right; "object_said", all four are in the caption; "size",
-        "color", "material" and "shape", this attribute is right; "size_said", ..., this attribute is in the caption.
-        Of the pairs with a change of color or material: "to", the new value is right.
+        Fractions of pairs; keys without pairs are left out. "type": the change type is right ("none" for distractors).
+        Of the pairs with a change: "object": all four attributes are right; "object_said": all four are in the caption; "size",
+        "color", "material" and "shape": this attribute is right; "size_said", ...: this attribute is in the caption.
+        Of the pairs with a change of color or material: "to": the new value is right.
 
     Example:
         >>> cube = {"size": "large", "color": "red", "material": "metal", "shape": "cube"}
@@ -146,7 +145,7 @@ def slot_accuracy(predictions: Mapping[str, str], pairs: Sequence[ChangePair]) -
             f'{len(invalid):,} pairs do not have their changed object under "changed" (first: {invalid[0]!r}); '
             "slot accuracy is for the blocks dataset; write its manifest again with `make data`."
         )
-    is_right: dict[str, list[bool]] = defaultdict(list)  # key of the result -> for each pair that it counts
+    is_right: dict[str, list[bool]] = defaultdict(list)  # key of the result -> a flag for each pair that the key counts
     for pair in pairs:
         slots, truth = parse_caption(predictions[pair.id]), truths.get(pair.id)
         is_right["type"].append(slots.change_type == (pair.change_type if truth else "none"))

@@ -27,7 +27,7 @@ def is_weightless(scores: Mapping[str, float]) -> bool:
 
 
 def score_notes(group_scores: Iterable[Mapping[str, float]], pair_counts: Mapping[str, int]) -> list[str]:
-    """Return the footnotes of a table: on CIDEr-D without weight in one of the `group_scores`, and on groups of few pairs."""
+    """Return the footnotes of a table: one if CIDEr-D is 0 in any of `group_scores`, and one if there are groups of few pairs."""
     notes = []
     if any(map(is_weightless, group_scores)):
         notes.append(WEIGHTLESS_NOTE)
@@ -108,7 +108,7 @@ def print_table(table: Table) -> None:
 
 
 def print_scores(result: Mapping[str, Any], title: str) -> None:
-    """Print the content of a `metrics.json`: a table of the scores of each group, and a second one for word ids if there are any."""
+    """Print the content of a `metrics.json`: a table of the scores of each group, and a second table for word ids if they were scored."""
     pair_counts = result["protocol"]["pairs"]
     print_table(metrics_table(result["groups"], f"{title}{result['protocol']['tokenizer']} tokens", pair_counts))
     if "id_tokens" in result:

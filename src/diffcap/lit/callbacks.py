@@ -24,20 +24,20 @@ from diffcap.utils.files import atomic_write
 
 
 class PartCallback(Callback):
-    """Base class of callbacks that change the learning rate of one part of the captioner, which is a parameter group of Adam."""
+    """Base class of callbacks that change the learning rate of one part of the captioner. This part is a parameter group of Adam."""
 
     part: str  # name of the part in the captioner, and of the parameter group
 
 
 class PeriodicCheckpoint(Callback):
-    """Save `last.ckpt` between two steps, after the validation of the previous step; on SIGINT or SIGTERM save it and stop.
+    """Save `last.ckpt` between two steps, after the validation of the previous step. On SIGINT or SIGTERM, save it and stop.
 
-    One process stops at the end of the step, several at the next multiple of `trainer.log_every_n_steps`. A second signal stops the
-    training at once. In a SLURM job, this callback leaves the signals to Lightning, which requeues the job.
+    A single process stops at the end of the step, several stop at the next multiple of `trainer.log_every_n_steps`. A second signal
+    stops the training at once. In a SLURM job, this callback leaves the signals to Lightning, which requeues the job.
 
     Args:
         path: path of `last.ckpt`. every_n_steps: number of steps between two saves. keep_last_k: number of copies to keep in
-            the same folder, named by their steps (step-000200.ckpt, ...). saved_step: the step of `last.ckpt`; 0 without one.
+            the same folder, named by their steps (step-000200.ckpt, ...). saved_step: the step of `last.ckpt`; 0 if there is none.
     """
 
     def __init__(self, path: Path, every_n_steps: int, keep_last_k: int = 0, saved_step: int = 0) -> None:
@@ -71,7 +71,7 @@ class PeriodicCheckpoint(Callback):
                     signal.signal(signal_number, self._on_signal)
 
     def _stop_every(self, trainer: pl.Trainer) -> int:
-        """Return N if the training can stop at each N-th step: several processes compare rarely whether one was interrupted."""
+        """Return N if the training can stop at each N-th step. To save time, several processes compare signals only at such steps."""
         every = trainer.log_every_n_steps or self.every_n_steps  # type: ignore[attr-defined]
         return 1 if trainer.world_size == 1 else int(every)
 
@@ -95,8 +95,8 @@ class PeriodicCheckpoint(Callback):
         is_periodic = step % self.every_n_steps == 0
         if step and (is_periodic or must_stop):
             loop = trainer.fit_loop.epoch_loop
-            # `_batches_that_stepped` is the step of the logs. Lightning saves its own checkpoints before it raises this counter. So it
-            # adds 1 to the counter when it loads a checkpoint whose next batch ends a step.
+            # `_batches_that_stepped` is the step of the logs. Lightning saves its own checkpoints before it raises this counter, so it
+            # adds 1 when it loads a checkpoint whose next batch ends a step. Here the counter is already raised: save it without the 1.
             added_at_load = int(not loop._should_accumulate())
             loop._batches_that_stepped -= added_at_load
             trainer.save_checkpoint(self.path)
@@ -125,7 +125,7 @@ class DelayedModelCheckpoint(ModelCheckpoint):
 
     @property
     def state_key(self) -> str:
-        """Return the key of the state in a checkpoint, which still has the earlier name of this class."""
+        """Return the key of this callback's state in a checkpoint. It has an earlier name of the class, as in old checkpoints."""
         return super().state_key.replace(type(self).__qualname__, "SelectAfter", 1)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -142,7 +142,7 @@ class DelayedModelCheckpoint(ModelCheckpoint):
 
 
 class StopEarly(EarlyStopping):
-    """EarlyStopping after the step `start_step`; it also stops a resumed run whose checkpoint has already reached the patience."""
+    """EarlyStopping from the step `start_step` on. It also stops a resumed run whose checkpoint has already reached the patience."""
 
     def __init__(self, start_step: int, **options: Any) -> None:
         super().__init__(**options)
@@ -159,11 +159,11 @@ class StopEarly(EarlyStopping):
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Write each checkpoint to a temporary file in its folder and rename it, so that a previous checkpoint stays intact until then."""
+    """Write each checkpoint to a temporary file in its folder, then rename it. Until then, the previous checkpoint stays intact."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         """Write one checkpoint file."""
-        content = io.BytesIO()  # torch.save to a full disk raises only "unexpected position"
+        content = io.BytesIO()  # in memory first: torch.save to a full disk raises only "unexpected position"
         torch.save(checkpoint, content)
         with atomic_write(path, per_process=False) as temporary:
             temporary.write_bytes(content.getbuffer())

@@ -1,4 +1,4 @@
-"""Captioning of a split with a trained captioner, on one device or several."""
+"""Caption the pairs of a split with a trained captioner, on one device or several."""
 
 import sys
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ class DecodedSplit(NamedTuple):
 
 
 class EnsembleDataset(Dataset):
-    """The same pairs with the features of each member of an ensemble: "before" and "after" are lists of feature maps."""
+    """Pairs with the features of each member of an ensemble. "before" and "after" of a batch are lists with the maps of each member."""
 
     def __init__(self, tables: Sequence[PairTable]) -> None:
         self.datasets = [PairDataset(table) for table in tables]
@@ -50,7 +50,7 @@ class EnsembleDataset(Dataset):
 
 
 class Decoding(pl.LightningModule):
-    """The module for `trainer.predict` over pairs; then `captions` (by id) and `unfinished` (ids) contain all results."""
+    """The module for `trainer.predict` over pairs. Afterwards, `captions` (id -> caption) and `unfinished` (ids) have all results."""
 
     def __init__(self, checkpoint: Checkpoint, beams: int = 1, length_penalty: float = 0.0) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class Decoding(pl.LightningModule):
         self.unfinished.update(pair_id for pair_id, ended in zip(batch["id"], has_end) if not ended)
 
     def on_predict_epoch_end(self) -> None:
-        """Gather the results of all ranks, each pair once although the sampler repeats some as padding."""
+        """Gather the results of all ranks. The sampler repeats pairs as padding; each pair is kept once."""
         if world_size() > 1:
             gathered: list[Any] = [None] * world_size()
             dist.all_gather_object(gathered, (self.captions, self.unfinished))
@@ -124,7 +124,7 @@ def decode(
     for member, folder in members:  # a vision-language model without training reads images of any shape
         store = FeatureStore.open(folder, member.features if member.features["shape"] else None)
         if store.meta.get("dtype") != member.features["dtype"]:  # uint8 for pixels
-            raise DiffcapError(f"{folder}: contains no pixels, which this captioner reads; give --features with some.")
+            raise DiffcapError(f"{folder}: contains no pixels, which this captioner reads; give pixels as --features.")
         tables.append(PairTable(pairs, store, member.vocabulary, member.max_length))
     pair_dataset: Dataset = EnsembleDataset(tables) if others else PairDataset(tables[0])
     if others:

@@ -25,8 +25,8 @@ class Extraction(pl.LightningModule):
 
     Args:
         name: folder of the store, under `<data.folder>/features/`.
-        library: source of the network: torchvision, open_clip, timm, pixels (the images themselves), or a dataset or method with
-            a network of its own (blocks; clip4idc, a checkpoint of its adaptation).
+        library: source of the network: torchvision, open_clip, timm, pixels (the images themselves), or the name of a dataset
+            or method with its own network: blocks, tiles or clip4idc (CLIP adapted by its pre-training).
         network: the network's name in that library, for example resnet101.
         stage: the layer whose output is used: the name of a node in torchvision (layer3, layer4), the number of a block in
             open_clip or timm (null for the last).
@@ -62,7 +62,7 @@ class Extraction(pl.LightningModule):
 
 
 class StoreFiller(BasePredictionWriter):
-    """Write the rows `missing` of all ranks to one store. The first rank marks it as complete after all have finished."""
+    """Write the `missing` rows of a store, from all ranks. The first rank marks the store as complete after all have finished."""
 
     def __init__(self, writer: StoreWriter, missing: RowNumbers) -> None:
         super().__init__("batch")
@@ -125,7 +125,7 @@ def extract(trainer: pl.Trainer, model: Extraction, data: ImageData) -> tuple[Pa
     shape = model.backbone.shape()
     files = [root / path for path in paths]
     ranges = {root / path: values for pair in dataset.pairs for path, values in pair.ranges.items()}
-    stamps = file_stamps(files, ranges)  # size, time and value range of each file: a changed one is extracted again
+    stamps = file_stamps(files, ranges)  # size, time and value range of each file: a changed file is extracted again
     if model.from_files:
         return folder, write_file_store(folder, paths, files, stamps, shape, meta)
     writer = StoreWriter(folder, paths, shape, meta, stamps)

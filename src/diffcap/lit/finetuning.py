@@ -24,23 +24,23 @@ class Captioning(TrainingModule):
     Args:
         captioner: the model.
         lr: learning rate, which the schedule multiplies by a factor (IDC-PCL: 3e-5).
-        weight_decay: Adam adds it to the gradient as an L2 term (IDC-PCL: 0 on CLEVR-Change, 1e-4 on the birds); AdamW, see `optimizer`,
-            shrinks the weights themselves.
+        weight_decay: Adam adds it to the gradient as an L2 term (IDC-PCL: 0 on CLEVR-Change, 1e-4 on the birds); AdamW
+            (see `optimizer`) shrinks the weights themselves.
         schedule: piecewise (IDC-PCL, authors' code), step (SCORER, DIRL), linear (CLIP4IDC), noam, cosine or constant.
         warmup: number of warm-up steps; below 1, a fraction of the trainer's `max_steps`.
         milestones: steps (5000) at which the learning rate falls (null: 10,000 and 20,000, IDC-PCL's authors' code); fractions
             of the trainer's `max_steps` (0.5); or epochs ("15ep").
         init_from: checkpoint of the pre-training stage.
         init_without: parts of the captioner ("trunk.pair_encoder") whose weights are not loaded from `init_from`.
-        tokenizer: how captions become words for the validation scores: "ptb"; "raw" as in IDC-PCL; or "ids" as in RSICCformer and Chg2Cap:
-            the ids of words are scored, so that an unknown word matches each rare word, see `evaluation.remote_sensing`.
+        tokenizer: what the validation scores compare: "ptb", Penn Treebank tokens; "raw", text split at spaces (IDC-PCL); or "ids", the
+            ids of words (RSICCformer and Chg2Cap). All unknown and rare words have the same id.
         pretrained_lr: learning rate of the captioner's pretrained parameters, such as CLIP in CLIP4IDC and the trained layers of the ResNet
-            in RSICCformer and Chg2Cap; null: `lr`.
+            in RSICCformer and Chg2Cap; null is `lr`.
         initial_weights: weights that another program trained, for a training without `init_from`: default, random, or a file. Null for
             methods without such weights.
         optimizer: function that makes another optimizer than AdamW, with the parameters of `lit.training.adamw` (for example
-            diffcap.methods.clip4idc.optimizers.bert_adam). Trainings with `pretrained_lr` use AdamW, except those of captioners with a
-            ResNet. All others use Adam.
+            diffcap.methods.clip4idc.optimizers.bert_adam). It is used only if `pretrained_lr` is set and the captioner has no ResNet.
+            Other trainings use Adam.
     """
 
     stage = "finetune"
@@ -67,7 +67,7 @@ class Captioning(TrainingModule):
         self.optimizer_function = optimizer or adamw
 
     def optimizer(self) -> torch.optim.Optimizer:
-        """Return Adam, or if `pretrained_lr` is set and the captioner `uses_adamw`, AdamW or what the option `optimizer` makes."""
+        """Return AdamW or what the option `optimizer` makes if `pretrained_lr` is set and the captioner `uses_adamw`, else Adam."""
         captioner = self.captioner
         if self.pretrained_lr is None or not captioner.uses_adamw:
             groups = self._adam_groups()
@@ -76,7 +76,7 @@ class Captioning(TrainingModule):
         return self.optimizer_function(captioner, captioner.pretrained_parameters(), *rates, betas=(0.9, 0.999))
 
     def _adam_groups(self) -> list[dict[str, Any]]:
-        """Return Adam's groups: "backbone" if `pretrained_lr` is set, the part of each `PartCallback`, and the rest as "captioner"."""
+        """Return Adam's groups: the part of each `PartCallback`, "backbone" if `pretrained_lr` is set, and "captioner" (the rest)."""
         callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
         part_names = [callback.part for callback in callbacks if isinstance(callback, PartCallback)]
         own_groups: list[dict[str, Any]] = [
@@ -157,7 +157,7 @@ class Captioning(TrainingModule):
         }
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
-        """Compute and log the captioner's losses, and return the one to minimise."""
+        """Compute and log the captioner's losses, and return the total loss."""
         losses = self.captioner.loss(batch)
         self.log_losses(losses, len(batch["before"]))
         return losses["loss"]
@@ -174,5 +174,5 @@ class Captioning(TrainingModule):
         self.log_validation_losses()
         scores = self.metric.compute()
         self.metric.reset()
-        # Not in the progress bar: the line that is printed after each validation has the scores x 100.
+        # They are not in the progress bar, because the line that is printed after each validation has them, x 100.
         self.log_dict({f"val/{name}": float(value) for name, value in scores.items()}, rank_zero_only=False)

@@ -1,4 +1,4 @@
-"""Processes that a launcher started (torchrun, or srun of SLURM): their number comes from its environment variables."""
+"""Find out how many processes a launcher (torchrun, or srun of SLURM) has started, from its environment variables."""
 
 import os
 import re
@@ -18,7 +18,7 @@ class Launch(NamedTuple):
 def find_launch() -> Launch | None:
     """Return the launcher of this process; None if it was started without one.
 
-    The batch script of a SLURM job, and a step of one task, have no launcher: diffcap starts the processes of DEVICES there.
+    The batch script of a SLURM job has no launcher, nor has a step of one task. There, diffcap itself starts a process for each device.
     """
     env = os.environ
     if "TORCHELASTIC_RUN_ID" in env:
@@ -45,7 +45,7 @@ def launched_options(devices: Any) -> dict[str, Any]:
     from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEnvironment
 
     launch = find_launch()
-    if launch is None:  # Lightning takes a batch script of SLURM for a process of srun
+    if launch is None:  # Lightning would take a batch script of SLURM for a process of srun
         return {"plugins": [LightningEnvironment()]} if "SLURM_NTASKS" in os.environ else {}
     if str(devices) not in ("1", "auto", str(launch.processes)):
         raise DiffcapError(

@@ -1,4 +1,4 @@
-"""The precision of a training: TF32 products on GPUs, and no bfloat16 on processors without instructions for it."""
+"""Set the precision of a training: TF32 products on GPUs, and no bfloat16 on processors without instructions for it."""
 
 from pathlib import Path
 from typing import Literal
@@ -36,7 +36,7 @@ def refuse_slow_bf16(trainer: pl.Trainer, remedy: str = "remove the option") -> 
 
 
 def cpu_has_bfloat16() -> bool:
-    """Return whether the processor has instructions for bfloat16 (AVX512-BF16, AMX or ARM BF16); True if this is unknown."""
+    """Return True if the processor has instructions for bfloat16 (AVX512-BF16, AMX or ARM BF16), or if this is unknown."""
     if not CPUINFO_FILE.is_file():  # not Linux
         return True
     return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(CPUINFO_FILE.read_text().split())

@@ -1,4 +1,4 @@
-"""TRAINER=probe measures a hundred steps, and estimates the hours, memory and disk space of the whole training."""
+"""Measure a hundred steps (`make` with TRAINER=probe), and estimate hours, memory and disk space of the whole training."""
 
 import resource
 from pathlib import Path
@@ -13,7 +13,7 @@ from diffcap.lit.schedules import in_steps
 from diffcap.records import write_json
 from diffcap.run_folder import BEST
 
-WARM_UP_STEPS = 10  # that are not measured
+WARM_UP_STEPS = 10  # steps that are not measured
 PROBE_FILE = "probe.json"
 
 
@@ -27,21 +27,21 @@ class Probe(Callback):
 
     def __init__(self, max_steps: int | str, val_check_interval: int | float | str) -> None:
         self.full_lengths = {"max_steps": max_steps, "val_check_interval": val_check_interval}
-        self.first_step = self.num_steps = 0  # that are measured
+        self.first_step = self.num_steps = 0  # of the measured steps
         self.steps_seconds = 0.0
-        self.start_time = 0.0  # of the steps, then of the validation
+        self.start_time = 0.0  # of the measured steps, then of the validation
         self.num_validated_pairs = 0
         self.num_pairs = 0  # of the validation split
         self.validation_seconds = 0.0
 
     def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
-        """Start the time after the warm-up."""
+        """Start the clock after the warm-up steps."""
         if not self.start_time and trainer.global_step >= min(WARM_UP_STEPS, trainer.max_steps // 2):
             self.start_time = time_after_steps(trainer)
             self.first_step = trainer.global_step
 
     def on_validation_start(self, trainer: pl.Trainer, *_: Any) -> None:
-        """End the time of the steps, and start that of the validation."""
+        """Stop the clock of the steps, and start that of the validation."""
         now = time_after_steps(trainer)
         if self.num_steps <= 0:
             self.num_steps = trainer.global_step - self.first_step
@@ -51,14 +51,14 @@ class Probe(Callback):
     def on_validation_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, *_: Any
     ) -> None:
-        """Count the validated pairs."""
+        """Count the validated pairs of all ranks."""
         self.num_validated_pairs += len(batch["number"]) * trainer.world_size
         table = trainer.datamodule.val_table  # type: ignore[attr-defined]
         is_retrieval = "is_change" not in batch  # a training for retrieval validates on the change pairs only
         self.num_pairs = int(table.is_change.sum()) if is_retrieval else len(table.ids)
 
     def on_validation_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        """Add the time of the validation, metrics included."""
+        """Add the time of the validation, which includes its metrics."""
         self.validation_seconds += time_after_steps(trainer) - self.start_time
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -1,4 +1,4 @@
-"""The progress of a stage: the speed of a training, and a line a minute if stderr is not a terminal."""
+"""Print the progress of a stage: the speed of a training, and a line a minute if stderr is not a terminal."""
 
 import sys
 import time
@@ -11,13 +11,13 @@ from lightning.pytorch.callbacks import Callback
 
 from diffcap.utils.progress import ProgressLog, duration
 
-MEASURED_STEPS = 20  # before the speed is printed
+MEASURED_STEPS = 20  # steps before the speed is printed
 
 
 class LogProgress(Callback):
-    """Print the speed of a training after its first 20 steps, and how long it takes without the validations.
+    """Print the speed of a training after its first 20 steps, and the time that its other steps will take.
 
-    If stderr is not a terminal, also print a line a minute with the number of steps or batches; those of a prediction begin with `title`.
+    If stderr is not a terminal, also print a line a minute with the number of steps or batches. For a prediction, it begins with `title`.
     """
 
     def __init__(self, title: str = "extraction") -> None:
@@ -25,7 +25,7 @@ class LogProgress(Callback):
         self._start_time: float | None = None  # end of the first step; None after the speed is printed
 
     def on_train_start(self, trainer: pl.Trainer, *_: Any) -> None:
-        """Count the steps from here."""
+        """Store the first step, which is not 0 if the run is resumed."""
         self._first_step = trainer.global_step
         self._train_log = ProgressLog("training, steps", trainer.global_step)
 

@@ -22,13 +22,13 @@ class Reinforcement(Captioning):
     """Self-critical sequence training (Rennie et al., CVPR 2017) of any `Captioner`, starting from its fine-tuned checkpoint.
 
     Captions are sampled word by word with the captioner's cached `step`; the gradient comes from one teacher-forced pass over
-    them. Dropout is off, so that both compute the same probabilities.
+    them. Dropout is off, so that sampling and teacher forcing compute the same probabilities.
 
     Args:
         captioner: the model, with the same arguments as in fine-tuning.
-        baseline: subtracted from the reward: "greedy", the reward of the greedy caption (paper), or "mean", the mean reward of
+        baseline: what is subtracted from the reward: "greedy", the reward of the greedy caption (paper), or "mean", the mean reward of
             the pair's other samples (Luo, 2020).
-        end_counts: whether the end of a caption counts as a word in the reward.
+        end_counts: true if the end of a caption counts as a word in the reward.
         settings: other arguments of `Captioning`; `init_from` is best.ckpt of the fine-tuning.
     """
 
@@ -49,7 +49,7 @@ class Reinforcement(Captioning):
             raise DiffcapError("model.init_from is not set; give best.ckpt of the fine-tuning.")
         data = self.feature_data
         if self.baseline == "mean" and getattr(data, "draws", 0) < 2:
-            raise DiffcapError("model.baseline is mean, but data.draws is 1; draw at least 2, or take baseline greedy.")
+            raise DiffcapError("model.baseline is mean, but data.draws is 1; draw at least 2, or choose greedy.")
         self._check_settings()
         init_from(self.captioner, self.init_from, data.words, (), (), self.init_without)
         self._freeze_parameters_without_gradient()

@@ -57,13 +57,13 @@ from diffcap.utils.files import atomic_write
 from diffcap.utils.provenance import provenance
 from diffcap.utils.settings import get_config_value, own_configs, read_settings
 
-# Options that do not change the result.
+# Options that do not change the result, so that a run can be resumed with other values.
 _NOT_COMPARED = {
     "trainer": ("devices", "accelerator", "strategy", "num_nodes", "enable_progress_bar"),
     "data": ("num_workers",),
     "run": ("logger", "project", "keep_last_k", "keep", "force_bf16", "out", "dataset", "method", "ablation", "preset"),
 }
-# LightningModule and LightningDataModule of the stages; those of the pre-training are the method's.
+# Stage -> LightningModule and LightningDataModule. The method has those of the pre-training.
 _MODULES = {
     FINETUNE: ("diffcap.lit.finetuning:Captioning", "diffcap.data.datamodules:CaptionData"),
     REINFORCE: ("diffcap.lit.reinforcement:Reinforcement", "diffcap.data.datamodules:ReinforceData"),
@@ -122,7 +122,7 @@ def train(request: Request) -> None:
 
 
 def _find_pretraining(request: Request) -> Pretraining:
-    """Return the pre-training of the method that the options name; if they name none, the one that trains their captioner."""
+    """Return the pre-training of the method that the options name; if they name none, that of the captioner's method."""
     by_method = {method.name: method.pretraining for method in methods().values() if method.pretraining}
     by_class = {pretraining.captioner.replace(":", "."): pretraining for pretraining in by_method.values()}
     settings: list[Path | dict[str, Any]] = [request.settings, *map(Path, own_configs(request.words))]
@@ -139,24 +139,24 @@ class RunSettings:
 
     Args:
         out: the run's folder, e.g. runs/blocks/pcl/finetune.
-        monitor: logged value that selects `best.ckpt`, e.g. val/CIDEr-D; null: the last checkpoint is the result.
-        mode: whether larger ("max") or smaller ("min") values of `monitor` are better.
+        monitor: logged value that selects `best.ckpt`, e.g. val/CIDEr-D; null makes the last checkpoint the result.
+        mode: "max" if larger values of `monitor` are better, "min" if smaller values are.
         select_after: first step at which `best.ckpt` can be saved (IDC-PCL on Birds-to-Words: 2,000). Earlier validations do not
             count for `patience` either.
-        patience: number of validations without improvement after which training stops; null: never.
+        patience: number of validations without improvement after which training stops; null for no limit.
         checkpoint_every: number of steps between two saves of `last.ckpt`.
         keep_last_k: number of periodic checkpoints to keep (step-000200.ckpt, ...), for weight averaging; 0 keeps only last.ckpt.
         logger: additional logger: "wandb" (Weights & Biases, offline without an account) or "tensorboard" (files in logs/);
             "none" writes the CSV file only.
         project: name of the Weights & Biases project.
-        matmul_precision: of float32 matrix products, see torch.set_float32_matmul_precision: "highest" (float32, as in the papers'
-            released code), "high" (TF32 on CUDA) or "medium"; null: high on CUDA, highest elsewhere. The value that
-            was used is in finished.json.
+        matmul_precision: precision of float32 matrix products, as in torch.set_float32_matmul_precision: "highest" (float32, as in the
+            authors' code), "high" (TF32 on CUDA) or "medium"; null is high on CUDA and highest elsewhere. finished.json records the
+            precision that was used.
         force_bf16: allow a trainer.precision of bf16 on a CPU without instructions for bfloat16.
-        dataset: variable DATASET of the experiment, recorded for `make ... CONFIG=config.yaml`.
-        method: variable METHOD of the experiment, also recorded.
-        ablation: variable ABLATION of the experiment, also recorded.
-        preset: variable TRAINER of the experiment, also recorded.
+        dataset: variable DATASET of `make`, recorded so that `make ... CONFIG=config.yaml` can repeat the run.
+        method: variable METHOD of `make`, also recorded.
+        ablation: variable ABLATION of `make`, also recorded.
+        preset: variable TRAINER of `make`, also recorded.
     """
 
     out: str
@@ -338,7 +338,7 @@ class TrainingCLI(StageCLI):
 
 
 def compared_options(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the options that decide whether two trainings are the same. The module of a class is left out, since it may change."""
+    """Return the options that decide if two trainings are equal. A class is compared by its name, because its module may change."""
     text = re.sub(r'"diffcap\.[\w.]+\.(\w+)"', r'"\1"', json.dumps(config, default=str))
     options = record.flat(json.loads(text))
     ignored = ("config.", *(f"{group}.{name}." for group, names in _NOT_COMPARED.items() for name in names))
@@ -346,7 +346,7 @@ def compared_options(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def data_files(data: dict[str, Any]) -> list[Path]:
-    """Return the files that identify a training's data: manifests and features of its datasets, and their negatives."""
+    """Return the files that identify a training's data: lists of pairs, features, and negatives (similar captions that are wrong)."""
     files = []
     # `singles` and `labelled` are folders of additional datasets of single images, with captions or with classes.
     for folder in [Path(data[name]) for name in ("folder", "singles", "labelled") if data.get(name)]:
@@ -360,7 +360,7 @@ def data_files(data: dict[str, Any]) -> list[Path]:
 
 
 def _find_changes(out: Path, old_record: dict[str, Any], files: dict[str, Any], options: dict[str, Any]) -> str | None:
-    """Return the differences between this training and the one in a folder; None if there are none."""
+    """Return the differences between this training and the training in a folder; None if they are equal."""
     old_options = compared_options(read_settings(out / CONFIGURATION))
     # Earlier versions had other options, and diffcap 0.1 wrote no id: then only the options that both have are compared.
     is_of_earlier_version = not old_record.get("id") or any(f"model.{name}" in old_options for name in _FORMER_OPTIONS)

@@ -66,7 +66,7 @@ class StageProgressBar(RichProgressBar):
         training_names = [name for name in values if name.startswith("train/")]
         loss_name = "train/loss" if "train/loss" in values else next(iter(training_names), None)
         score_name = getattr(trainer.checkpoint_callback, "monitor", None)
-        names = {name.rpartition("/")[2]: name for name in (loss_name, score_name) if name in values}  # by label
+        names = {name.rpartition("/")[2]: name for name in (loss_name, score_name) if name in values}  # label -> name
         # Both may have the same last part: train/loss and val/loss.
         if loss_name in values and loss_name not in names.values():
             names = {name: name for name in (loss_name, score_name)}
@@ -77,7 +77,7 @@ class StageTrainer(Trainer):
     """Lightning's Trainer. In settings, its two lengths may be in epochs ("12ep"), which `TrainingCLI` converts to steps.
 
     Args:
-        max_steps: length of the training in optimizer steps; -1: no limit.
+        max_steps: length of the training in optimizer steps; -1 for no limit.
         val_check_interval: training batches between two validations.
     """
 
@@ -108,7 +108,7 @@ class StageCLI(LightningCLI):
             super().__init__(*classes, **{**defaults, **options})
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Read the options, of a stage's `Request` or a list of words, and check the seeds, since NumPy accepts only 32 bits."""
+        """Read the options from a stage's `Request` or from words. Check the seeds, because NumPy accepts only 32 bits."""
         words, settings = getattr(args, "words", args), getattr(args, "settings", None)
         if settings:
             # Set on the class, because jsonargparse makes another parser for the arguments of a class.

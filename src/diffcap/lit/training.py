@@ -1,4 +1,4 @@
-"""The base class of the training stages' LightningModules: optimizer, seeds by step, and the metadata of checkpoints."""
+"""The base class of the training stages' LightningModules: optimizer, a seed for each step, and the metadata of checkpoints."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,7 +26,7 @@ class TrainingModule(pl.LightningModule):
     Args:
         captioner: the trained module; the checkpoint's parameters are named "captioner.*".
         lr: learning rate of Adam.
-        weight_decay: of Adam, as an L2 term in the gradient (authors' code).
+        weight_decay: Adam adds it to the gradient as an L2 term (authors' code).
         schedule: shape of the learning rate over the steps, see `schedules.make_lr_lambda`.
         warmup: number of steps, or a fraction of the trainer's `max_steps` if it is below 1.
         milestones: steps (5000), fractions of `max_steps` (0.5) or epochs ("15ep") at which the schedules piecewise and step
@@ -53,7 +53,7 @@ class TrainingModule(pl.LightningModule):
         self.milestones = milestones if milestones is not None else [10_000, 20_000]
         self.train_seconds = 0.0  # of all sessions of the run together
         self._batch_start = 0.0
-        # The latest value of each training loss since the last logged step: a batch does not have every loss.
+        # The latest value of each training loss since the last logged step, because not every batch has every loss.
         self._unlogged_losses: dict[str, Tensor] = {}
         self._validation_sums: dict[str, Tensor] = {}  # of each validation loss: sum and number of values, (2,)
 
@@ -71,7 +71,7 @@ class TrainingModule(pl.LightningModule):
 
     @property
     def changes_gradients(self) -> bool:
-        """True if gradients are clipped or a callback gets them: in mixed precision, Lightning supports neither with fused Adam."""
+        """True if gradients are clipped or passed to a callback. Lightning allows neither with fused Adam in mixed precision."""
         callbacks: list[pl.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
         has_callback = any(is_overridden("on_before_optimizer_step", callback, pl.Callback) for callback in callbacks)
         return has_callback or self.trainer.gradient_clip_val is not None
@@ -90,7 +90,7 @@ class TrainingModule(pl.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def gradient_groups(self) -> Mapping[str, Sequence[nn.Parameter]]:
-        """Return groups of parameters by name; the root mean square of the gradients of each is logged. Subclasses override it."""
+        """Return name -> group of parameters. The root mean square of each group's gradients is logged. Subclasses override this."""
         return {}
 
     def configure_gradient_clipping(self, optimizer: torch.optim.Optimizer, *args: Any, **options: Any) -> None:
@@ -120,7 +120,7 @@ class TrainingModule(pl.LightningModule):
     def log_losses(self, losses: dict[str, Tensor], batch_size: int) -> None:
         """Log training losses as `train/name`: the mean over the ranks, computed only at the steps that the logger stores.
 
-        A loss that the batch of such a step does not have is logged with its value of an earlier step. All ranks have the same
+        If the batch of such a step lacks a loss, the loss's value of an earlier step is logged. All ranks have the same
         losses in a step. `losses` are scalars, and the mean over the ranks is the loss of the global batch. `batch_size` is the number of
         pairs of this rank.
         """
@@ -192,7 +192,7 @@ def adamw(
     weight_decay: float,
     betas: tuple[float, float],
 ) -> torch.optim.AdamW:
-    """Return AdamW of the parameters that are not frozen; `weight_decay` is for those with two or more dimensions."""
+    """Return AdamW for the parameters that are not frozen. Those with fewer than two dimensions get no weight decay."""
     pretrained_ids = {id(parameter) for parameter in pretrained}
     trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
     groups = [
@@ -216,7 +216,7 @@ def root_mean_square(gradients: Iterable[Tensor | None]) -> Tensor | None:
     return norms.norm() / sum(gradient.numel() for gradient in present_gradients) ** 0.5
 
 
-# Hyperparameters that must be equal in both stages; if they differ, the names and shapes of the weights fit all the same.
+# Hyperparameters that must be equal in both stages. The names and shapes of the weights do not show if they differ.
 _SHARED_HYPERPARAMETERS = ("network", "intra_layers", "image_size")
 
 

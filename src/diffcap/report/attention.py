@@ -1,6 +1,6 @@
 """Compute the attention maps of captions, encode them for report.html, and measure how well they localise the change.
 
-The region of a change is the area of its mask, or the box of the changed object.
+The region of a change is the marked area of its mask image, or the box around the changed object.
 """
 
 import base64
@@ -24,29 +24,29 @@ from diffcap.report.heatmaps import Array, scale_attention, strongest_matches
 from diffcap.report.table import ALL_WORDS
 from diffcap.utils.errors import DiffcapError
 
-Localisation = dict[str, Any]  # see `collect_attention`
+Localisation = dict[str, Any]  # scores; `collect_attention` describes the keys
 
-_PAIRS_PER_READ = 16  # features in memory at once
-_PAIRS_PER_END = 20  # pairs with attention maps at the top and at the bottom of each sort order of the page
+_PAIRS_PER_READ = 16  # pairs whose features are in memory at once
+_PAIRS_PER_END = 20  # number of pairs with the lowest scores, and with the highest, whose maps the page shows
 _MAX_LISTED_WORDS = 24
 
 
 class NoAttentionError(DiffcapError):
-    """A run has no attention maps; the message is the reason."""
+    """The error for a run without attention maps. Its message is the reason."""
 
 
 def iter_attention(
     checkpoints: Sequence[Path], dataset_folder: Path, pairs: Sequence[ChangePair], captions: Mapping[str, str]
 ) -> Iterator[tuple[ChangePair, AttentionMaps]]:
-    """Compute the attention maps of a checkpoint, or of an ensemble, for the captions (by id) of pairs.
+    """Yield each pair with the attention maps of its caption. Several checkpoints are an ensemble; `captions` is id -> caption.
 
     Raises:
         NoAttentionError: the run has no attention maps.
     """
     if not checkpoints:
         raise NoAttentionError(
-            "it has no checkpoint: a file with captions, or a vision-language model without training, whose maps `diffcap caption "
-            "--heatmap` draws."
+            "it has no checkpoint, because it is a file with captions or a vision-language model without training; `diffcap caption "
+            "--heatmap` draws the maps of such a model."
         )
     for path in checkpoints:
         if not path.exists():
@@ -56,7 +56,7 @@ def iter_attention(
     except MissingBaseModel as error:
         raise NoAttentionError(str(error)) from None
     for member in members:
-        if type(member.captioner).attention is Captioner.attention:  # that of the base class raises an error
+        if type(member.captioner).attention is Captioner.attention:  # the method does not define it
             raise NoAttentionError(f"{member.metadata['method']} has no attention maps.")
     if len({tuple(member.features["shape"][1:]) for member in members}) > 1:
         raise NoAttentionError("the members of the ensemble have attention maps of different sizes.")
@@ -74,13 +74,13 @@ def iter_attention(
             if len(stores) == 1:
                 before, after = before[0], after[0]
             caption = captions[pair.id]
-            words = caption.split(" ") if caption else []  # not tokenised again, which could split words
+            words = caption.split(" ") if caption else []  # not tokenised: a tokeniser could split a word again
             tokens = model.vocabulary.encode(words, model.max_length)
             yield pair, attention_of(model.captioner, model.vocabulary, before, after, tokens)
 
 
 def extreme_pairs(scores: Mapping[str, Mapping[str, float]], count: int = _PAIRS_PER_END) -> list[str]:
-    """Return ids of the pairs with a system's lowest or highest scores (system -> id -> score), or whose scores differ most by system."""
+    """Return ids of the pairs with the lowest, the highest and, between systems, the most different `scores` (system -> id -> score)."""
     selected_ids: list[str] = []
     for by_id in scores.values():
         sorted_ids = sorted(by_id, key=by_id.__getitem__)
@@ -97,8 +97,8 @@ def encode_attention(maps: AttentionMaps) -> dict[str, Any]:
 
     Returns:
         {"w": T words, "g": [h, w], "b" and "a": maps of the before and the after image, T x h x w bytes in base64, "m": matches}.
-        A byte is a weight scaled to 0 to 255. A match connects two positions: [x_before, y_before, x_after, y_after, weight,
-        has_common_shift], the first five multiplied by 1000. "m" is None for a model without alignment of the images.
+        A byte is a weight scaled to 0 to 255. A match connects two positions: [1000 x_before, 1000 y_before, 1000 x_after, 1000 y_after,
+        1000 weight, 1 if it is shifted like most matches, else 0]. "m" is None if the model does not align the positions of the images.
     """
     height, width = maps.before.shape[1:]
     scaled = [scale_attention(before, after) for before, after in zip(maps.before, maps.after)]
@@ -116,7 +116,7 @@ def encode_attention(maps: AttentionMaps) -> dict[str, Any]:
 
 
 def box_regions(pair: ChangePair, grid: tuple[int, int], sizes: ImageSizes) -> dict[str, Array]:
-    """Return "before" and "after" -> share of each cell (h, w) that the box covers, for images with a box and a size."""
+    """Return side ("before", "after") -> share of each cell (h, w) that the box covers, if the image has a box and a known size."""
     boxes = pair.extra.get("boxes") or {}
     regions = {}
     for side in ("before", "after"):
@@ -127,7 +127,7 @@ def box_regions(pair: ChangePair, grid: tuple[int, int], sizes: ImageSizes) -> d
 
 
 def mask_regions(pair: ChangePair, grid: tuple[int, int], sizes: ImageSizes, masks: Masks) -> dict[str, Array]:
-    """Return "before" and "after" -> share of each cell (h, w) that the mask covers; {} without a mask or for an empty one."""
+    """Return side ("before", "after") -> share of each cell (h, w) that the mask covers; {} if the mask is empty or cannot be used."""
     mask = masks.read(pair, sizes)
     if mask is None or not mask.any():
         return {}
@@ -135,7 +135,7 @@ def mask_regions(pair: ChangePair, grid: tuple[int, int], sizes: ImageSizes, mas
 
 
 def iter_word_attention(maps: AttentionMaps, regions: Mapping[str, Array]) -> Iterator[tuple[str, WordAttention]]:
-    """Yield the kind ("color", "shape", "change", ...) and the attention of each word, for each image with a region."""
+    """Yield the kind ("color", "shape", "change", ...) and the attention of each word, on each image that has a region."""
     for side, region in regions.items():
         for word, kind, word_map in zip(maps.words, word_kinds(maps.words), getattr(maps, side)):
             yield kind, WordAttention(word, word_map, region)
@@ -156,12 +156,12 @@ def collect_attention(
 
     Returns:
         id -> encoded maps; and the localisation {"region": "mask" or "box", "kinds": kind of word -> scores, "words": word -> scores},
-        {} if no pair has a region. "kinds" has `ALL_WORDS` and, in datasets with the attributes of the changed object, `WORD_KINDS`.
-        If there are masks and boxes, the region is "mask", and "boxes" has the "kinds" and "words" for boxes.
+        which is {} if no pair has a region. A key of "kinds" is `ALL_WORDS`; if the dataset records the changed objects, the others are
+        from `WORD_KINDS`. If there are masks and boxes, "region" is "mask", and "boxes" has the "kinds" and "words" for the boxes.
     """
     encoded = {}
     ids_to_measure = set(localisation_ids)
-    # region -> (kind, attention) of each word
+    # region ("mask" or "box") -> (kind, attention) of each word
     words: dict[str, list[tuple[str, WordAttention]]] = {"mask": [], "box": []}
     # One pair at a time: an alignment of 14 x 14 positions alone is 150 kB.
     for pair, maps in iter_attention(checkpoints, dataset_folder, pairs, captions):

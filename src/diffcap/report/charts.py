@@ -1,4 +1,4 @@
-"""Draw the charts of a report with matplotlib: SVG in the page, and PNG files. Read training curves from Lightning's CSV files.
+"""Draw the charts of a report with matplotlib, as SVG for the page and as PNG files. Read the curves from Lightning's CSV files.
 
 matplotlib is imported only where a chart is drawn, because it takes 0.5 s and 74 MB.
 """
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 Curve = list[tuple[float, float]]  # (optimiser step, value)
 JsonObject = Mapping[str, Any]
-VALIDATION_SCORE = "val/CIDEr-D"  # the logged value in curves.png
+VALIDATION_SCORE = "val/CIDEr-D"  # curves.png shows this logged value
 # Colours of systems, by Okabe and Ito: colour-blind readers can distinguish them.
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#111111", "#f0e442")
 BASELINE_COLORS = ("#969696", "#5a5a5a")
@@ -68,10 +68,10 @@ _STYLE: dict[str, Any] = {
     "svg.hashsalt": "diffcap",  # equal charts give equal files
 }
 _PAGE_CHART_SIZE, _PNG_WIDTH = (4.2, 2.36), 9.0  # inches
-_MAX_POINTS = 240  # of a curve; neighbours are averaged in longer ones, since a screen shows no more
+_MAX_POINTS = 240  # longer curves are averaged down to so many points, since a screen shows no more
 _MAX_MARKERS = 24  # a curve of more points is drawn without markers
 _SVG_NAMESPACE = "{http://www.w3.org/2000/svg}"
-# Charts of viewpoint.json (scores by viewpoint IoU, which is 1 for equal camera positions): title -> (key of the score, group of pairs)
+# Charts of scores by viewpoint IoU (1 for equal camera positions), from viewpoint.json: title -> (key of the score, group of pairs)
 _VIEWPOINT_CHARTS = {
     "CIDEr-D x 100, all pairs": ("CIDEr-D", "total"),
     "CIDEr-D x 100, changes": ("CIDEr-D", "semantic"),
@@ -83,7 +83,7 @@ _VIEWPOINT_CHARTS = {
 def read_curves(run_folder: str | Path, stages: Sequence[str] = TRAINING_STAGES) -> dict[str, dict[str, Curve]]:
     """Read every value that a run's stages logged: stage -> name ("val/CIDEr-D") -> curve.
 
-    An interrupted run has a file for each start. If two files have the same step, the later file counts.
+    A run that was interrupted has a CSV file for each start. If two files have a value of the same step, that of the later file counts.
     """
 
     def version_key(path: Path) -> tuple[int, str]:
@@ -115,7 +115,7 @@ def _parse_number(text: str | None) -> float | None:
 
 
 def run_curves(runs: Sequence[Run]) -> list[Curve]:
-    """Return the validation CIDEr-D of the last training of each checkpoint, if it logged at least two values."""
+    """Return the curve of validation CIDEr-D of each checkpoint's last training. Curves with fewer than two points are left out."""
     curves = []
     for run_folder, stages in [training_lineage(path) for run in runs for path in run.checkpoints]:
         curve = read_curves(run_folder, stages[-1:]).get(stages[-1], {}).get(VALIDATION_SCORE, [])
@@ -148,13 +148,13 @@ def system_colors(names: Sequence[str], baselines: Collection[str] = ()) -> dict
 
 
 def is_score(title: str) -> bool:
-    """Return True for a caption score, a fraction that is shown x 100: "val/CIDEr-D"."""
+    """Return True if a logged value ("val/CIDEr-D") is a caption score, which is a fraction and is shown x 100."""
     name = title.rpartition("/")[2]
     return name.startswith(("BLEU", "METEOR", "ROUGE", "CIDEr", "SPICE"))
 
 
 def curve_chart(title: str, curves: Sequence[tuple[str, str, Curve]]) -> Chart:
-    """Draw a logged value by optimiser step; `curves` are (system, its colour, points) of each seed, at least one."""
+    """Draw a chart of a logged value by optimiser step. Each of `curves` is (system, its colour, points), at least one for each seed."""
     with _figure(*_PAGE_CHART_SIZE) as (figure, (axes,)):
         last_values = _draw_curves(axes, title, curves)
         summary = "; ".join(f"{name} ends at {value:.4g}" for name, value in last_values)
@@ -198,7 +198,7 @@ def _draw_curves(axes: "Axes", title: str, curves: Sequence[tuple[str, str, Curv
 
 
 def viewpoint_charts(scores: JsonObject, colors: Mapping[str, str]) -> list[Chart]:
-    """Draw the page's charts of the content of viewpoint.json; a chart needs a number for every bin."""
+    """Draw the content of viewpoint.json for the page. A chart is left out if a bin (pairs of similar viewpoint IoU) lacks its score."""
     charts = []
     for title, (key, group) in _complete_charts(scores).items():
         with _figure(*_PAGE_CHART_SIZE) as (figure, (axes,)):
@@ -209,7 +209,7 @@ def viewpoint_charts(scores: JsonObject, colors: Mapping[str, str]) -> list[Char
 
 
 def write_viewpoint(path: Path, scores: JsonObject, baselines: Collection[str] = ()) -> None:
-    """Write `viewpoint.png`: the charts for all pairs, each with its values below; the baselines are gray."""
+    """Write `viewpoint.png`: the charts of the group "total", with their values below. The lines of the baselines are gray."""
     colors = system_colors(list(scores["systems"]), baselines)
     charts = {title: (key, group) for title, (key, group) in _complete_charts(scores).items() if group == "total"}
     height = len(charts) * (3.2 + 0.2 * len(colors))
@@ -246,7 +246,7 @@ def _add_text(axes: "Axes", text: str, x: float, offset: float, color: str, alig
 
 
 def _complete_charts(scores: JsonObject) -> dict[str, tuple[str, str]]:
-    """Return the entries of `_VIEWPOINT_CHARTS` that every bin of every system has a number for."""
+    """Return the entries of `_VIEWPOINT_CHARTS` for which every bin of every system has a number."""
     all_bins = [one_bin for bin_scores in scores["systems"].values() for one_bin in bin_scores]
     charts = {}
     for title, (key, group) in _VIEWPOINT_CHARTS.items():
@@ -288,7 +288,7 @@ def _draw_viewpoint(
 
 @contextmanager
 def _figure(width: float, height: float, charts: int = 1, **options: Any) -> Iterator[tuple["Figure", list["Axes"]]]:
-    """Make a figure of a size in inches, with `charts` charts. Save it before the context, which sets the style, ends."""
+    """Make a figure of a size in inches, with `charts` charts. Save it inside the `with` block, because the block sets the style."""
     from matplotlib import style
     from matplotlib.figure import Figure
 
@@ -304,7 +304,7 @@ def _figure(width: float, height: float, charts: int = 1, **options: Any) -> Ite
 def _add_line(
     axes: "Axes", name: str, color: str, points: Sequence[tuple[float, float]], tooltips: Sequence[str]
 ) -> None:
-    """Add a line. Its points have markers if they have tooltips, which `_svg` reads from the line's id."""
+    """Add a line. Its points have markers if there are tooltips. The tooltips become the line's id, where `_svg` reads them."""
     marker = "o" if tooltips else ""
     axes.plot(*zip(*points), color=color, marker=marker, label=name, gid=json.dumps(tooltips), clip_on=False)
 
@@ -324,7 +324,7 @@ def _svg(figure: "Figure", summary: str) -> Markup:
             parent.remove(child)  # the CSS would apply to the whole page
     for svg_group in root.iter(f"{_SVG_NAMESPACE}g"):
         id = svg_group.attrib.pop("id", "")
-        tooltips = json.loads(id) if id.startswith("[") else ()  # see `_add_line`
+        tooltips = json.loads(id) if id.startswith("[") else ()  # a line's id, see `_add_line`
         for tooltip, marker in zip(tooltips, svg_group.iter(f"{_SVG_NAMESPACE}use")):
             ElementTree.SubElement(marker, f"{_SVG_NAMESPACE}title").text = tooltip
     for element in root.iter():
@@ -338,6 +338,6 @@ def _svg(figure: "Figure", summary: str) -> Markup:
 
 
 def _theme_color(match: re.Match[str]) -> str:
-    """Replace a colour of the style by the page's variable, and mix a system's colour with white in the dark theme."""
+    """Replace a colour of `_STYLE` by a CSS variable of the page. Let the page's dark theme mix any other colour with white."""
     variables = {_TEXT_COLOR: "var(--muted)", _LINE_COLOR: "var(--line)", _MARKER_EDGE_COLOR: "var(--card)"}
     return variables.get(match[0], f"color-mix(in srgb, {match[0]} var(--color-share), white)")

@@ -1,4 +1,4 @@
-"""`diffcap compare`: compare two evaluated runs, or other systems' captions; and the table of `make accuracy`."""
+"""Compare two evaluated runs or other systems' captions (`diffcap compare`), and write the table of `make accuracy`."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -25,9 +25,9 @@ from diffcap.utils.table import Cell, Table, escape_markdown
 
 JsonObject = Mapping[str, Any]
 _DECODING_KEYS = ("beams", "length_penalty", "ensemble")
-_MAX_SAMPLES = 100_000  # the ends of a 95 % interval then vary by 0.2 % of its width between seeds
-_SCORING_KEYS = ("tokenizer", "metrics", "pairs")  # entries of a protocol that do not change the captions
-_ORIGIN_KEYS = ("method", "seed", "step", "features", "prompt", "sentences", "max_length")  # entries of "provenance"
+_MAX_SAMPLES = 100_000  # with so many, the ends of a 95 % interval differ by only 0.2 % of its width between seeds
+_SCORING_KEYS = ("tokenizer", "metrics", "pairs")  # entries of "protocol" that do not change the captions
+_ORIGIN_KEYS = ("method", "seed", "step", "features", "prompt", "sentences", "max_length")  # in "provenance"
 
 
 def compare(
@@ -45,16 +45,16 @@ def compare(
     """Compare two evaluated runs: paired bootstrap intervals of every metric, wins and losses, and the largest differences.
 
     Args:
-        run_a: Folder of a run, whose eval folder is used, or of an evaluation, such as runs/blocks/scorer/reinforce-eval; or a
-            .json or .jsonl file with another system's captions of the same pairs, as FILE or NAME=FILE (see `score`).
-        run_b: The second run, evaluation or file; differences are B - A.
+        run_a: Folder of a run, such as runs/blocks/scorer, or of one of its evaluations, such as runs/blocks/scorer/reinforce-eval. Or
+            FILE or NAME=FILE, a .json or .jsonl file as for `score` with another system's captions of the same pairs.
+        run_b: The second folder or file; differences are B - A.
         samples: Number of bootstrap samples of the test pairs, at most 100,000.
         seed: Seed of the bootstrap samples, 0 or more.
         level: Confidence level of the intervals; 0.95 is the middle 95 % of the samples.
-        pairs: Number of pairs to show, those with the largest differences.
-        folder: Folder of the dataset; needed for two files, which are compared on its test split, and for the change types of
-            runs that an earlier version evaluated.
-        tokenizer: Tokenizer of the metrics; by default the one that the runs were scored with.
+        pairs: Number of pairs with the largest differences to show.
+        folder: Folder of the dataset. Two files need it, because they are compared on its test split. For runs that an earlier version
+            evaluated, it gives the change types.
+        tokenizer: Tokenizer of the metrics; by default that of the runs' evaluations.
         json: Print the result as JSON.
         out: File to write as well: Markdown if its name ends in .md, JSON otherwise.
     """
@@ -112,7 +112,7 @@ def compare(
 
 @dataclass(frozen=True)
 class ScoredRun:
-    """An evaluation of a run, or the captions of another system with the references and groups of an evaluation."""
+    """An evaluated run. For another system's file, references and groups are those of the run that it is compared with."""
 
     path: Path  # folder of the evaluation, or the other system's file
     metrics: dict[str, Any]  # content of metrics.json
@@ -187,10 +187,10 @@ def check_same_pairs(a: ScoredRun, b: ScoredRun) -> None:
 
 
 def different_settings(a: ScoredRun, b: ScoredRun) -> dict[str, list[Any]]:
-    """Return the settings of metrics.json that differ: name -> [value of a, value of b]; None for a value that is not recorded.
+    """Return the settings in metrics.json that differ, as name -> [value of a, value of b]. A value that is not recorded is None.
 
-    For two runs of one method, the settings of their trainings in config.yaml ("model.lr") are compared, too. The settings of another
-    system's file are unknown.
+    For two runs of one method, the settings of their trainings in config.yaml ("model.lr") are compared, too. If `a` or `b` is another
+    system's file, its settings are unknown, and the result is {}.
     """
     if any("file" in run.metrics["provenance"] for run in (a, b)):
         return {}
@@ -208,7 +208,7 @@ def different_settings(a: ScoredRun, b: ScoredRun) -> dict[str, list[Any]]:
 
 
 def _training_settings(run: ScoredRun) -> dict[str, Any]:
-    """Read the training settings of the (first) evaluated checkpoint, as {"model.lr": 0.001}; {} without its config.yaml."""
+    """Read config.yaml of the training of the first evaluated checkpoint, as {"model.lr": 0.001}; {} if there is no such file."""
     configs = [path.parent / "config.yaml" for path in evaluated_checkpoints(run.path, run.metrics)[:1]]
     content = read_settings(configs[0]) or {} if configs and configs[0].is_file() else {}
     return flat({part: content.get(part) for part in ("trainer", "model", "data")})
@@ -227,7 +227,7 @@ def pairs_of(run: ScoredRun, dataset_folder: str | Path) -> list[ChangePair]:
 def largest_differences(
     scores: Mapping[str, Sequence[float]], a: ScoredRun, b: ScoredRun, groups: Mapping[str, Sequence[str]], count: int
 ) -> list[dict[str, Any]]:
-    """Return entries of the pairs whose `scores` (id -> CIDEr-D of A and B) differ most; "group" is a pair's smallest group."""
+    """Describe the pairs whose `scores` (id -> CIDEr-D of A and B) differ most. The entry "group" is the smallest group of the pair."""
     smallest_groups: dict[str, str] = {}  # id -> group
     for group in sorted(groups, key=lambda group: -len(groups[group])):
         smallest_groups |= dict.fromkeys(groups[group], group)
@@ -242,13 +242,13 @@ def largest_differences(
 
 
 def metric_table(result: JsonObject) -> Table:
-    """Make the table of every metric of every group: scores of A and B, their difference, its interval, share of samples with B ahead."""
+    """Make a table with a line for each metric of each group: A, B, B - A, the interval of B - A, and the share of samples with B ahead."""
     lines = []
     for group, metrics in result["groups"].items():
         for index, (metric, scores) in enumerate(metrics.items()):
             low, high = map(signed_percent, scores["interval"])
             difference = signed_percent(scores["difference"])
-            # A difference that is printed as 0.00 can still exclude 0: BLEU-4 of captions without any match is about 1e-9.
+            # The interval of a difference that is printed as 0.00 can exclude 0: BLEU-4 of captions without any match is about 1e-9.
             is_significant = difference != "0.00" and not scores["interval"][0] <= 0 <= scores["interval"][1]
             texts = []
             for run in "ab":
@@ -293,7 +293,7 @@ def methodology_note(result: JsonObject) -> str:
     return (
         f"{remarks(protocol)}{protocol['pairs']['total']:,} pairs, {protocol['tokenizer']} tokens, scores x 100. In brackets: the middle "
         f"{100 * protocol['level']:g} % of {protocol['samples']:,} draws of the pairs with replacement, the same for both "
-        f"(seed {protocol['seed']}); * if that of the difference excludes 0. CIDEr-D keeps the document frequencies "
+        f"(seed {protocol['seed']}); * marks a difference whose interval excludes 0. CIDEr-D keeps the document frequencies "
         "of the whole group in every draw. Wins are by each pair's CIDEr-D with the document frequencies of all pairs."
         + "".join(f" {note}" for note in score_notes(group_scores, protocol["pairs"]))
         + (f" Settings that differ, A / B: {settings}." if settings else "")
@@ -323,7 +323,7 @@ def comparison_text(result: JsonObject) -> str:
 
 
 def accuracy_table(dataset_folder: str | Path, row_folders: Mapping[str, Sequence[Path]], out: str | Path) -> None:
-    """Print and write a table; each row has the folders of one evaluation per seed. The other rows are compared with the first."""
+    """Print and write a table. `row_folders`: row -> one evaluation's folder for each seed. All rows are compared with the first row."""
     runs = {name: [read_evaluation(path) for path in paths] for name, paths in row_folders.items()}
     first_run = next(iter(runs.values()))[0]
     for seed_runs in runs.values():
@@ -367,7 +367,7 @@ def accuracy_table(dataset_folder: str | Path, row_folders: Mapping[str, Sequenc
 
 
 def gains_over_first(seed_rows: Mapping[str, Sequence[JsonObject]]) -> dict[str, dict[str, Any]]:
-    """Return the gains over the first system, name -> metric -> {"of": one per seed (an ensemble: one, over the mean), "mean", "std"}."""
+    """Return the gains over the first system, as name -> metric -> {"of": the gain of each seed, "mean", "std"}."""
     first, *others = seed_rows
     all_gains: dict[str, dict[str, Any]] = {}
     for name in others:
@@ -375,7 +375,7 @@ def gains_over_first(seed_rows: Mapping[str, Sequence[JsonObject]]) -> dict[str,
         for metric in seed_rows[first][0]["total"]:
             first_scores = [row["total"][metric] for row in seed_rows[first]]
             scores = [row["total"][metric] for row in seed_rows[name]]
-            gains = [scores[0] - statistics.fmean(first_scores)]
+            gains = [scores[0] - statistics.fmean(first_scores)]  # of an ensemble, which has one score
             if len(scores) == len(first_scores):
                 gains = [score - first_score for first_score, score in zip(first_scores, scores)]
             std = statistics.stdev(gains) if len(gains) > 1 else None
@@ -384,7 +384,7 @@ def gains_over_first(seed_rows: Mapping[str, Sequence[JsonObject]]) -> dict[str,
 
 
 def gain_table(gains: Mapping[str, JsonObject]) -> Table:
-    """Make the table of the result of `gains_over_first`."""
+    """Make a table of the gains that `gains_over_first` returns."""
     metrics = list(next(iter(gains.values())))
 
     def cell(gain: JsonObject) -> Cell:

@@ -1,6 +1,6 @@
-"""Images of a report: thumbnails, masks of the change, and sheets such as `pairs.png`.
+"""Draw the images of a report: thumbnails, outlines of the masks that mark the changed area, and sheets such as `pairs.png`.
 
-A sheet is a column of blocks. A block is the two images of a pair and a text. A frame is the size that an image is scaled to fit.
+A sheet is a column of blocks. A block is the two images of a pair and a text. An image is scaled to fit into a frame, which is a size.
 """
 
 import base64
@@ -30,12 +30,12 @@ Pairs = Sequence[ChangePair]
 SystemCaptions = Mapping[str, Mapping[str, str]]  # system -> id -> caption
 
 SHEET_WIDTH, MARGIN, GAP = 900, 16, 8  # pixels; GitHub shows a README 900 pixels wide
-SHEET_FRAME = (256, 192)  # twice the size of the embedded dataset's images
+SHEET_FRAME = (256, 192)  # twice the size of the images of diffcap's own dataset, blocks
 TEXT_COLOR, LABEL_COLOR, LINE_COLOR = (30, 30, 30), (120, 120, 120), (225, 225, 225)
-RIGHT_COLOR, WRONG_COLOR, REGION_COLOR = (20, 125, 55), (190, 40, 40), (255, 0, 200)  # region: of the change
+RIGHT_COLOR, WRONG_COLOR, REGION_COLOR = (20, 125, 55), (190, 40, 40), (255, 0, 200)  # `REGION_COLOR` marks the change
 CAPTION_FONT, LABEL_FONT = (ImageFont.load_default(size) for size in (15, 12))
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
-# Frames of thumbnails of pairs without and with attention maps. Thumbnails are never larger than the image.
+# A thumbnail fits into `LARGE_FRAME` if its pair has attention maps, else into `SMALL_FRAME`. It is never larger than its image.
 SMALL_FRAME, LARGE_FRAME = (144, 108), (320, 240)
 _WEBP_QUALITY = {SMALL_FRAME: 55, LARGE_FRAME: 80}
 _RIGHT_NOTE = "right: the type of change and the words for the changed object (in the box); its position is not checked"
@@ -48,13 +48,13 @@ def line_height(font: Font) -> int:
 
 
 def fitted_size(size: Size, frame: Size) -> Size:
-    """Scale a size to fit a frame."""
+    """Scale a size to fit into a frame."""
     scale = min(frame[0] / size[0], frame[1] / size[1])
     return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
 
 
 def fit_image(image: Image.Image, frame: Size = SHEET_FRAME, box: Sequence[float] | None = None) -> Image.Image:
-    """Scale an image to fit a frame, and draw a box (left, top, right, bottom), in pixels of the original image."""
+    """Scale an image to fit into a frame, and draw a box, which is (left, top, right, bottom) in pixels of the original image."""
     scale = min(frame[0] / image.width, frame[1] / image.height)
     image = image.resize(fitted_size(image.size, frame), Image.Resampling.BICUBIC)
     if box:
@@ -84,7 +84,7 @@ def read_images(pair: ChangePair, root: Path) -> list[Image.Image]:
 
 
 class Thumbnail(NamedTuple):
-    """An image reduced to a frame."""
+    """An image that was reduced to fit into a frame."""
 
     width: int  # of the original image
     height: int
@@ -100,7 +100,7 @@ def _webp(image: Image.Image, **settings: Any) -> str:
 def thumbnails(
     root: Path, frames: Frames, ranges: Mapping[str, ValueRange] | None = None
 ) -> dict[str, Thumbnail | None]:
-    """Compute thumbnails by path; None for a broken image. `ranges`: path -> pixel values that become black and white."""
+    """Return path -> thumbnail; None for a broken image. `ranges`: path -> (pixel value that becomes black, one that becomes white)."""
 
     def thumbnail(path: str) -> Thumbnail | None:
         value_range = (ranges or {}).get(path)
@@ -114,7 +114,7 @@ def thumbnails(
                     size = file.size
                     file.draft("RGB", frame)  # decodes a large JPEG at a lower resolution
                     image = file.convert("RGB")
-        except (DiffcapError, OSError, ValueError, SyntaxError, Image.DecompressionBombError):  # Pillow's, too
+        except (DiffcapError, OSError, ValueError, SyntaxError, Image.DecompressionBombError):  # most are Pillow's
             return None
         image.thumbnail(frame, Image.Resampling.LANCZOS)
         return Thumbnail(*size, _webp(image, quality=_WEBP_QUALITY[frame], method=4))
@@ -131,7 +131,7 @@ class Masks:
         self.problems: dict[str, str] = {}  # path of a mask that cannot be used -> reason
 
     def read(self, pair: ChangePair, sizes: ImageSizes) -> Mask | None:
-        """Read the mask of a pair: (H, W), True where any channel is not 0. Its aspect ratio must be that of the images.
+        """Read the mask of a pair (H, W), which is True where any channel is not 0. The mask must have the images' aspect ratio.
 
         Returns None if the pair has no mask, if the mask cannot be used, or if `sizes` has neither image of the pair.
         """
@@ -142,7 +142,7 @@ class Masks:
         try:
             image = read_image(self.root / path).image
             difference = abs(image.width * size[1] - image.height * size[0])
-            if difference > max(*image.size, *size):  # more than a pixel of rounding
+            if difference > max(*image.size, *size):  # rounding a size changes it by at most a pixel
                 raise DiffcapError(
                     f"{self.root / path}: a mask of {image.width} x {image.height} pixels; save it in the size of its pair's images."
                 )
@@ -158,7 +158,7 @@ def image_size(pair: ChangePair, sizes: ImageSizes) -> Size | None:
 
 
 def draw_outline(mask: Mask, size: Size, width: int = 1) -> Image.Image:
-    """Draw the outline of a mask: mode L, 255 on a line of `width` pixels around the mask, or inside it at an edge of the image."""
+    """Draw a line of 255 on 0 (mode L), `width` pixels wide, around a mask. At an edge of the image, the line is inside the mask."""
     resized = Image.fromarray(mask.astype(np.uint8) * 255).resize(size, Image.Resampling.NEAREST)
     is_off_edge = np.zeros((size[1], size[0]), bool)
     is_off_edge[width:-width, width:-width] = True
@@ -168,14 +168,14 @@ def draw_outline(mask: Mask, size: Size, width: int = 1) -> Image.Image:
 
 
 def colored_outline(mask: Mask, size: Size, width: int = 1) -> Image.Image:
-    """Draw the outline of a mask in `REGION_COLOR`: RGBA, transparent beside the line."""
+    """Draw the outline of a mask in `REGION_COLOR` on a transparent RGBA image."""
     colored = Image.new("RGBA", size, (*REGION_COLOR, 0))
     colored.putalpha(draw_outline(mask, size, width))
     return colored
 
 
 def outline_thumbnails(masks: Masks, pairs: Pairs, sizes: ImageSizes, frames: Frames) -> dict[str, Thumbnail]:
-    """Draw the outlines of the masks that are not empty, in the frames of their pairs' images: path of the mask -> thumbnail."""
+    """Return path of a mask -> thumbnail of its outline, which fits over the thumbnails of its pair. Empty masks are left out."""
 
     def outline_thumbnail(pair: ChangePair) -> Thumbnail | None:
         mask = masks.read(pair, sizes)
@@ -224,12 +224,12 @@ def draw_region(pair: ChangePair, images: Sequence[Image.Image], masks: Masks) -
 
 
 def type_group(pair: ChangePair) -> str | None:
-    """Return the change type ("color"), or "distractor" or "no_change" without change; None if the dataset has no types."""
+    """Return the change type ("color"), or "distractor" or "no_change" for a pair without change; None if the dataset has no types."""
     return pair.group if pair.is_distractor else pair.change_type
 
 
 def choose_pairs(pairs: Pairs, count: int, seed: int = 0) -> list[ChangePair]:
-    """Sample pairs equally from the change types and the pairs without change, sorted by type; without types, uniformly."""
+    """Sample equally many pairs of each `type_group`, and sort them by it. If the dataset has no types, sample from all pairs."""
     random = Random(seed)
     remaining_pairs: dict[str, list[ChangePair]] = {}
     for pair in pairs:
@@ -238,7 +238,7 @@ def choose_pairs(pairs: Pairs, count: int, seed: int = 0) -> list[ChangePair]:
     for group in groups:
         random.shuffle(remaining_pairs[group])
     chosen_pairs: dict[str, list[ChangePair]] = {group: [] for group in groups}
-    open_groups = list(groups)  # those with remaining pairs
+    open_groups = list(groups)  # groups with remaining pairs
     turn = 0
     while open_groups and sum(map(len, chosen_pairs.values())) < count:
         group = open_groups[turn % len(open_groups)]
@@ -251,7 +251,7 @@ def choose_pairs(pairs: Pairs, count: int, seed: int = 0) -> list[ChangePair]:
 
 
 def is_correct(caption: str, pair: ChangePair) -> bool | None:
-    """Check a caption: its type of change, the object's shape and those other attributes that the caption names, and the new value.
+    """Return True if the change type is right and, for a change, also shape and new value, and if no other attribute is wrong.
 
     Returns None if the dataset lacks the attributes of its changed objects.
     """
@@ -276,7 +276,7 @@ class TextLine(NamedTuple):
 
 
 def text_lines(text: str, color: Color = TEXT_COLOR, font: Font = CAPTION_FONT) -> list[TextLine]:
-    """Break a text between words into lines that fit beside a pair; a longer word gets a line of its own."""
+    """Break a text into lines that fit beside a pair. A word that is too long for a line gets its own line."""
     lines: list[str] = []
     for word in text.split():
         longer_line = f"{lines[-1]} {word}" if lines else word
@@ -288,7 +288,7 @@ def text_lines(text: str, color: Color = TEXT_COLOR, font: Font = CAPTION_FONT) 
 
 
 def caption_lines(pair: ChangePair, captions: Mapping[str, str], has_object_labels: bool) -> list[TextLine]:
-    """Return the text beside a pair: change type, reference, and each system's caption, as right or wrong with `has_object_labels`."""
+    """Return the text beside a pair: change type, reference and captions. With `has_object_labels`, it says which captions are right."""
     title = f"{pair.group.replace('_', ' ')}: nothing changed" if pair.is_distractor else pair.change_type
     lines = [TextLine(title, LABEL_COLOR, LABEL_FONT)] if title else []
     if pair.captions:
@@ -333,7 +333,7 @@ def draw_block(
 
 
 def draw_sheet(blocks: Sequence[Image.Image], footer: Image.Image | None = None) -> Image.Image:
-    """Put the blocks of pairs below each other, with headings above the images."""
+    """Put the blocks of pairs below each other, with headings above the images and the footer below."""
     top = MARGIN + line_height(LABEL_FONT) + GAP
     height = top + sum(block.height + 2 * GAP for block in blocks)
     sheet = Image.new("RGB", (SHEET_WIDTH, height + (footer.height if footer else 0)), "white")
@@ -352,7 +352,7 @@ def draw_sheet(blocks: Sequence[Image.Image], footer: Image.Image | None = None)
 
 
 def draw_pairs(pairs: Pairs, captions: SystemCaptions, masks: Masks) -> Image.Image:
-    """Draw a block for each pair with its captions: green if correct, red if wrong, black if unknown."""
+    """Draw a block for each pair. Right captions are green, wrong ones red, and captions that cannot be judged black."""
     has_object_labels = any("changed" in pair.extra for pair in pairs)
     blocks = []
     for pair in pairs:

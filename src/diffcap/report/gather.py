@@ -31,7 +31,7 @@ from diffcap.run_folder import training_lineage
 from diffcap.utils.provenance import provenance
 
 MOST_COMMON, NEAREST = "most common training caption", "nearest neighbour's caption"
-MAX_FEATURE_VALUES = 4096  # per image, for the nearest neighbour; 2048 x 7 x 7 of 60,000 pairs would take 24 GB
+MAX_FEATURE_VALUES = 4096  # of an image, to find neighbours; with all 2048 x 7 x 7, 60,000 pairs would take 24 GB
 
 
 @dataclass(frozen=True)
@@ -39,14 +39,14 @@ class Results:
     """The data from which the files of a report are made. A system (a method or a baseline) has one row in the table."""
 
     dataset: Dataset
-    dataset_folder: Path  # with the features
+    dataset_folder: Path  # contains the features
     pairs: Sequence[ChangePair]  # the scored pairs
-    runs: Mapping[str, Sequence[Run]]  # system -> one run per seed; the page shows the captions and maps of the first
-    captions: Mapping[str, Sequence[Mapping[str, str]]]  # system -> id -> caption, for each seed
+    runs: Mapping[str, Sequence[Run]]  # system -> one run per seed; the page shows captions and maps of the first run
+    captions: Mapping[str, Sequence[Mapping[str, str]]]  # system -> for each seed, id -> caption
     rows: Mapping[str, Row]  # system -> mean over the seeds
-    seed_rows: Mapping[str, Sequence[Row]]  # system without baselines -> row of each seed
+    seed_rows: Mapping[str, Sequence[Row]]  # system -> row of each seed; without baselines
     protocol: Mapping[str, Any]  # how the scores were computed: "dataset", "split", "tokenizer", ...
-    provenance: Mapping[str, Any]  # of the report: versions, commit, the evaluated runs
+    provenance: Mapping[str, Any]  # origin of the report: versions, commit, the evaluated runs
     masks: drawing.Masks  # images that mark the changed area
 
 
@@ -55,7 +55,7 @@ def collect_results(
     split: str,
     run_folders: Mapping[str, Sequence[str]],
     caption_files: Mapping[str, Sequence[str]],
-    store_name: str | None,  # name of the features for the nearest-neighbour baseline; None: without this baseline
+    store_name: str | None,  # name of the features for the nearest-neighbour baseline; None leaves the baseline out
     seed: int,
     remark: str | None,  # sentence below the table
 ) -> Results:
@@ -66,10 +66,10 @@ def collect_results(
         protocol = rows.common_protocol([run for seed_runs in runs.values() for run in seed_runs], dataset, split)
     else:
         protocol = rows.default_protocol(dataset, split)
-    protocol.pop("ensemble", None)  # the number of members differs between systems, see "ensembles" below
+    protocol.pop("ensemble", None)  # it can differ between systems: the entry "ensembles" below has it
     split_pairs = [pair for pair in dataset.pairs if pair.split == split]
     captioned_pairs = [pair for pair in split_pairs[: protocol.get("limit")] if pair.captions]
-    pairs = take_changes(captioned_pairs, protocol.get("changes"))  # the sentences on several changes become captions
+    pairs = take_changes(captioned_pairs, protocol.get("changes"))  # may join a pair's sentences to one
     train_pairs = take_changes([pair for pair in dataset.pairs if pair.split == "train"], protocol.get("changes"))
     references = {pair.id: pair.captions for pair in pairs}
     split_ids = [pair.id for pair in split_pairs]
@@ -79,7 +79,7 @@ def collect_results(
         file_captions[path] = read_other_predictions(path, list(references), split_ids, split_title)
     store = FeatureStore.open(dataset_folder / "features" / store_name) if store_name else None
     baselines = baseline_captions(train_pairs, pairs, store)
-    id_protocol = word_id_protocol(dataset.name, dataset.pairs)  # of scores of word ids, for remote-sensing datasets
+    id_protocol = word_id_protocol(dataset.name, dataset.pairs)  # remote-sensing datasets also have scores of word ids
     id_scoring = word_id_scoring(id_protocol, dataset.pairs) if id_protocol else None
     tokenizer, metrics = protocol["tokenizer"], protocol["metrics"]
     scored = evaluate_systems({**baselines, **file_captions}, pairs, tokenizer, metrics, id_scoring=id_scoring)
@@ -95,7 +95,7 @@ def collect_results(
     no_training = {"seconds": None, "steps": None}
     mean_rows = {name: rows.score_row(scored[name], baselines[name], pairs) | no_training for name in baselines}
     mean_rows |= {name: rows.mean_row(system_rows) for name, system_rows in seed_rows.items()}
-    contents = {name: scored[name] for name in baselines}  # of metrics.json
+    contents = {name: scored[name] for name in baselines}  # system -> content of metrics.json
     contents |= {name: seed_runs[0].metrics for name, seed_runs in runs.items()}
     id_protocols = {name: entry["id_tokens"]["protocol"] for name, entry in contents.items() if "id_tokens" in entry}
     ensembles, notes, zero_shot = _describe_runs(runs, dataset, references)
@@ -125,7 +125,7 @@ def collect_results(
 def _describe_runs(
     runs: Mapping[str, Sequence[Run]], dataset: Dataset, references: Mapping[str, Sequence[str]]
 ) -> tuple[dict[str, int], dict[str, list[str]], dict[str, dict[str, Any]]]:
-    """Return by system: number of members of an ensemble, notes on the captions, and origin of a model without training."""
+    """Return three dicts by system: number of members of ensembles, notes on the captions, origin of models without training."""
     ensembles = {}
     notes = {}
     zero_shot = {}
@@ -154,7 +154,7 @@ def _run_origin(run: Run) -> dict[str, Any]:
 def baseline_captions(
     train_pairs: Sequence[ChangePair], test_pairs: Sequence[ChangePair], store: FeatureStore | None
 ) -> dict[str, dict[str, str]]:
-    """Caption the test pairs: {`MOST_COMMON`: id -> caption} and, with features, {`NEAREST`: id -> caption}."""
+    """Return baseline -> id -> caption, for the test pairs. The baselines are `MOST_COMMON` and, if there is a store, `NEAREST`."""
     captioned_pairs = [pair for pair in train_pairs if pair.captions]
     common = most_common_captions(captioned_pairs, test_pairs)
     if store is None:
@@ -164,10 +164,10 @@ def baseline_captions(
 
 
 def vectors_of_pairs(store: FeatureStore, pairs: Sequence[ChangePair], chunk_size: int = 256) -> Array:
-    """Compute the `pair_vectors` of N pairs from maps (C, H, W), which are pooled to at most about `MAX_FEATURE_VALUES` values each.
+    """Compute the `pair_vectors` of N pairs. Feature maps (C, H, W) are pooled to about `MAX_FEATURE_VALUES` values if they have more.
 
     Returns:
-        (N, 2D) float16, D = C h w after pooling to h x w: 230 MB for 20,000 pairs of the embedded dataset.
+        (N, 2D) float16. D is C h w, where h x w is the size after pooling. 20,000 pairs of diffcap's own dataset blocks take 230 MB.
     """
     side_rows = [store.rows([getattr(pair, side) for pair in pairs]) for side in ("before", "after")]
     channels, height, width = store.shape
@@ -188,9 +188,9 @@ def gather_page(
     """Collect the content of report.html.
 
     Args:
-        viewpoint: result of `viewpoint_scores`.
+        viewpoint: scores by viewpoint, the result of `rows.viewpoint_scores`; None leaves them out.
         num_localisation_pairs: number of pairs on which localisation (is a caption's attention on the change?) is measured. Attention
-            maps are also computed for `extreme_pairs`, those with the best and the worst scores.
+            maps are also computed for the pairs with the best and the worst scores (`extreme_pairs`).
     """
     dataset = results.dataset
     protocol = results.protocol
@@ -237,7 +237,7 @@ def gather_page(
         )
     ptb_scores = {name: [run.ptb_scores or {} for run in seed_runs] for name, seed_runs in results.runs.items()}
     extra_rows = {}
-    if protocol["tokenizer"] != "ptb" and all(map(all, ptb_scores.values())):  # every run has them
+    if protocol["tokenizer"] != "ptb" and all(map(all, ptb_scores.values())):  # every run has these scores
         extra_rows["total, PTB tokens"] = {name: rows.mean_row(seeds) for name, seeds in ptb_scores.items()}
     pair_counts = f"{len(results.pairs):,} scored"
     if len(listed_pairs) < len(results.pairs):

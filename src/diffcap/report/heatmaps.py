@@ -1,6 +1,6 @@
-"""Attention maps as colours over images: `attention.png` of a report, and `--heatmap` of `diffcap caption`.
+"""Draw attention maps as colours over images, for `attention.png` of a report and `diffcap caption --heatmap`.
 
-A strength is an attention weight scaled to 0 to 1. An alignment is the attention from the before to the after image's positions.
+A strength is an attention weight scaled to 0 to 1. An alignment is the attention of each position in the before image to the after image.
 """
 
 import math
@@ -19,11 +19,11 @@ from diffcap.report.drawing import CAPTION_FONT, GAP, LABEL_COLOR, LABEL_FONT, M
 Array = npt.NDArray[np.floating[Any]]
 PairMaps = tuple[ChangePair, AttentionMaps]
 
-# RGB at equal distances from strength 0 to 1; each colour is lighter than the one before, so that gray prints show the order, too.
+# RGB at equal distances from strength 0 to 1; each colour is lighter than the colour before it, so that a gray print shows the order.
 COLORMAP = np.array([(60, 0, 90), (150, 20, 110), (225, 60, 60), (250, 140, 20), (255, 235, 90)], dtype=float)
 MAX_OPACITY = 0.85
 OPACITY_GAIN = 1.5  # opacity is MAX_OPACITY * min(1, OPACITY_GAIN * strength)
-_MIN_PEAK = 4  # times the weight of uniform attention; a lower peak gets a strength below 1
+_MIN_PEAK = 4  # a peak below 4 times the weight of uniform attention gets a strength below 1
 
 NUM_COLUMNS = 7  # words in a line
 WORD_FRAME = ((SHEET_WIDTH - 2 * MARGIN - (NUM_COLUMNS - 1) * GAP) // NUM_COLUMNS, 88)
@@ -48,7 +48,7 @@ class Match(NamedTuple):
 def scale_attention(before: Array, after: Array) -> tuple[Array, Array]:
     """Scale a word's attention weights, (h, w) each, to strengths from 0 to 1, with one scale for both images.
 
-    A strength is 0 up to the weight of uniform attention, and 1 at the highest weight of both maps; without a clear peak it is below 1.
+    Weights up to that of uniform attention become 0. The highest weight of both maps becomes 1, or less if it is not a clear peak.
     """
     uniform = 1 / before.size
     highest = max(before.max(), after.max(), _MIN_PEAK * uniform)
@@ -57,13 +57,13 @@ def scale_attention(before: Array, after: Array) -> tuple[Array, Array]:
 
 
 def colormap(strengths: Array) -> Array:
-    """Return RGB colours, 0 to 255, of strengths: (...) to (..., 3)."""
+    """Convert strengths (...) to RGB colours (..., 3) from 0 to 255."""
     position = np.linspace(0, 1, len(COLORMAP))
     return np.stack([np.interp(strengths, position, COLORMAP[:, channel]) for channel in range(3)], axis=-1)
 
 
 def overlay(size: tuple[int, int], strengths: Array) -> Array:
-    """Return RGBA values (H, W, 4), 0 to 255, of strengths (h, w), enlarged to the size (W, H) by bicubic interpolation."""
+    """Enlarge strengths (h, w) to `size` (W, H) by bicubic interpolation, and convert them to RGBA values (H, W, 4) from 0 to 255."""
     enlarged = Image.fromarray(strengths.astype(np.float32)).resize(size, Image.Resampling.BICUBIC)
     return _rgba(np.clip(np.asarray(enlarged), 0, 1))
 
@@ -74,13 +74,13 @@ def color_table() -> npt.NDArray[np.uint8]:
 
 
 def _rgba(strengths: Array) -> Array:
-    """Return RGBA values, 0 to 255, of strengths: (...) to (..., 4)."""
+    """Convert strengths (...) to RGBA values (..., 4) from 0 to 255."""
     opacity = MAX_OPACITY * np.minimum(1, OPACITY_GAIN * strengths)
     return np.concatenate([colormap(strengths), 255 * opacity[..., None]], -1)
 
 
 def blend(image: Image.Image, strengths: Array) -> Image.Image:
-    """Draw a map (h, w) of strengths over an RGB image."""
+    """Draw strengths (h, w) as colours over an RGB image."""
     colors = overlay(image.size, strengths)
     alpha = colors[..., 3:] / 255
     pixels = (1 - alpha) * np.asarray(image, dtype=float) + alpha * colors[..., :3]
@@ -91,7 +91,7 @@ def strongest_matches(alignment: Array, grid: tuple[int, int], count: int = _MAX
     """Return the strongest matches of an alignment (h w, h w), whose rows are positions of the before image.
 
     Returns:
-        At most one match for each row, strongest first. The weight of each is at least half the highest one, and twice a uniform one.
+        At most one match for each row, strongest first. All weights are at least half the highest and twice the uniform weight.
     """
     weights = alignment.max(1)
     ends = alignment.argmax(1)
@@ -158,7 +158,7 @@ def _draw_maps(
     maps: AttentionMaps,
     word_labels: Sequence[str] = (),
 ) -> Image.Image:
-    """Draw `fitted`, the images in `SHEET_FRAME`, with the matches and the text; below, small images with the map of each word."""
+    """Draw the images `fitted` into `SHEET_FRAME`, the matches and the text. Below them, draw small images with the map of each word."""
     text_height = drawing.line_height(CAPTION_FONT) + bool(word_labels) * drawing.line_height(LABEL_FONT)
     row_height = 2 * WORD_FRAME[1] + _IMAGE_GAP + text_height + GAP
     words_height = math.ceil(len(maps.words) / NUM_COLUMNS) * row_height
@@ -188,7 +188,7 @@ def _draw_maps(
 def _draw_matches(block: Image.Image, matches: Sequence[Match], places: Sequence[drawing.Placement], rows: int) -> None:
     """Draw a line for each match between the images, which are at `places` of the block; an attention map has `rows` rows.
 
-    Straight lines between cells of one row would cover each other, so lines are bent, by less than the height of a row.
+    Straight lines between cells of one row would cover each other, so each line is bent by less than the height of a row.
     """
     width = max(place.corner[0] + place.size[0] for place in places) + GAP  # the rest of the block has no lines
     lines = Image.new("RGBA", (width * _SUPERSAMPLING, SHEET_FRAME[1] * _SUPERSAMPLING))
@@ -236,7 +236,7 @@ def _draw_legend(has_alignment: bool) -> Image.Image:
 
 
 def confidence_lines(caption: Caption) -> list[str]:
-    """Return the probability of a change if the method predicts one, and the sentence's log-probability.
+    """Return lines with the probability of a change, if the method predicts it, and with the sentence's log-probability.
 
     The log-probability does not measure confidence: it is low for a correct caption of many words, or with many synonyms.
     """
@@ -248,7 +248,7 @@ def confidence_lines(caption: Caption) -> list[str]:
 
 
 def percent(probability: float) -> str:
-    """Format a probability: "97 %", "0.3 %"."""
+    """Format a probability as "97 %" or "0.3 %"."""
     value = 100 * min(1.0, probability)
     if value < 0.1:
         return "< 0.1 %"

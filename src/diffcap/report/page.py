@@ -1,7 +1,7 @@
-"""`report.html`: results of runs in one file that needs no network.
+"""Render `report.html`, which shows the results of runs in one file and needs no network.
 
-Tables and charts are HTML and SVG, and need no script. The pairs are JSON: an index of all pairs, then thumbnails and attention maps
-in blocks, which the script parses only when it shows one of their pairs.
+Tables and charts are HTML and SVG, and need no script. The pairs are JSON: an index of all pairs, and blocks of thumbnails and attention
+maps. The script parses a block only when it shows one of the block's pairs.
 """
 
 import base64
@@ -45,12 +45,12 @@ class Page:
     """Content of the page."""
 
     protocol: Mapping[str, Any]  # how the scores were computed: "dataset", "split", "tokenizer", ...
-    rows: table.SystemRows  # the results table, including baselines
-    systems: Mapping[str, System]  # without baselines
-    pairs: Sequence[ChangePair]  # those in the list of the page
+    rows: table.SystemRows  # system -> row of the results table, including baselines
+    systems: Mapping[str, System]  # by name, without baselines
+    pairs: Sequence[ChangePair]  # pairs in the list of the page
     pictures: Mapping[str, Thumbnail | None]  # path -> thumbnail; None for an image that cannot be read
     outlines: Mapping[str, Thumbnail] = field(default_factory=dict)  # path of a mask -> its outline
-    mask_counts: Mapping[str, float] | None = None  # usable, empty and unreadable masks of the localisation
+    mask_counts: Mapping[str, float] | None = None  # numbers of usable, empty and unreadable masks
     viewpoint: Mapping[str, Any] | None = None  # scores by viewpoint IoU (1: equal camera positions)
     extra_rows: Mapping[str, table.SystemRows] = field(default_factory=dict)  # heading -> rows of a further table
     metadata: Sequence[tuple[str, str]] = ()  # (heading, text) for the section "Provenance"
@@ -190,8 +190,8 @@ def page_data(page: Page) -> tuple[dict[str, Any], dict[str, Any]]:
             entry["l"] = len(attention)
             attention.append([system.attention.get(pair.id) for system in systems])
         entries.append(entry)
-    # The pair at the top of the page has a box or a mask if any pair has one. Among these, it has the highest rank: 0 without attention
-    # maps, 1 with them, 2 if also the captions of all systems are right.
+    # The pair at the top of the page is the pair of highest rank among those with a box or a mask, or among all if there are none. The
+    # rank is 0 without attention maps, 1 with them, and 2 if the captions of all systems are right as well.
     marked_indices = [index for index, entry in enumerate(entries) if entry.get("x") or "m" in entry]
     ranks = {index: "l" in entry and 1 + all(entry["o"]) for index, entry in enumerate(entries)}
     images = [*page.pictures.values(), *page.outlines.values()]
@@ -217,8 +217,8 @@ def page_data(page: Page) -> tuple[dict[str, Any], dict[str, Any]]:
 def _choose_judge(page: Page) -> tuple[Callable[[System, ChangePair], int | None], dict[str, Any]]:
     """Return the function that judges a caption (1 right, 0 wrong, None unknown), and the rule that it follows.
 
-    A caption is judged by its words if the dataset has the attributes of the changed objects. In other datasets, a CIDEr-D in the
-    highest third is right, and one in the lowest third is wrong.
+    A caption is judged by its words if the dataset has the attributes of the changed objects. In other datasets, it is right if its
+    CIDEr-D is in the highest third of all scores, and wrong if it is in the lowest third.
     """
 
     def by_words(system: System, pair: ChangePair) -> int | None:

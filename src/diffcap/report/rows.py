@@ -1,4 +1,4 @@
-"""Rows of the results table: scores of each run and each baseline, means over several seeds, and scores by viewpoint."""
+"""Make the rows of the results table: scores of runs and baselines, means over several seeds. Also compute scores by viewpoint."""
 
 import statistics
 from collections import Counter
@@ -26,12 +26,12 @@ from diffcap.run_folder import (
 )
 from diffcap.utils.errors import DiffcapError, wrap_errors
 
-Row = dict[str, Any]  # scores of one system, see `score_row`
+Row = dict[str, Any]  # scores of one system; `score_row` describes the keys
 _ZERO_SHOT_STAGE = "zero-shot"  # "stage" in metrics.json of a vision-language model that was not trained
-_IOU_KEY = "viewpoint_iou"  # of a pair: 1 if both images have one camera position, less if they have different ones
+_IOU_KEY = "viewpoint_iou"  # in `extra` of a pair: 1 if both images have the same camera position, less if not
 _BIN_GROUPS = ("total", "semantic", "distractor")  # all pairs, those with a change, those without
 _SLOT_KEYS = ("type", "object", "to")  # accuracies of the change type, the object and the new value
-# Entries of the protocol that must be equal in all runs. "changes": how captions were made of a pair's several changes.
+# Entries of the protocol that must be equal in all runs. "changes" says how a pair with several changes was captioned.
 _COMMON_KEYS = ("dataset", "split", "limit", "beams", "length_penalty", "tokenizer", "changes", "metrics")
 
 
@@ -43,7 +43,7 @@ class Run:
     metrics: dict[str, Any]  # content of metrics.json
     predictions: dict[str, str]  # id -> caption
     checkpoints: Sequence[Path] = ()  # several for an ensemble, none for another system
-    ptb_scores: dict[str, Any] | None = None  # group -> metric -> score with PTB tokens, if `metrics` has others
+    ptb_scores: dict[str, Any] | None = None  # group -> metric -> score with PTB tokens, if `metrics` has other tokens
 
 
 def read_run(path: str | Path) -> Run:
@@ -62,7 +62,7 @@ def read_run(path: str | Path) -> Run:
 
 
 def zero_shot_origin(run: Run) -> dict[str, Any]:
-    """Return "base", "revision", "prompt" and, unless 1, "sentences" (in a caption) of a model without training; {} for others."""
+    """Return "base", "revision" and "prompt" of a model without training, and "sentences" per caption if not 1; {} for other runs."""
     provenance = run.metrics["provenance"]
     for checkpoint in provenance.get("checkpoints") or []:
         if checkpoint.get("stage") == _ZERO_SHOT_STAGE:
@@ -73,11 +73,11 @@ def zero_shot_origin(run: Run) -> dict[str, Any]:
 
 
 def read_metrics(evaluation_folder: Path, filename: str = METRICS) -> dict[str, Any]:
-    """Read an evaluation's metrics.json, or its scores by another tokenizer."""
+    """Read an evaluation's metrics.json, or its file of scores with another tokenizer."""
     path = evaluation_folder / filename
     metrics = read_json(path, "scores", "give the folder of an evaluated run, or run `make eval`")
     with wrap_errors(path, "not the scores of an evaluation", "run `make eval` again"):
-        itemgetter("dataset", "split", "tokenizer", "metrics", "pairs")(metrics["protocol"])  # or KeyError
+        itemgetter("dataset", "split", "tokenizer", "metrics", "pairs")(metrics["protocol"])  # may raise a KeyError
         itemgetter("groups", "provenance")(metrics)
     for scored_filename, recorded_hash in metrics["provenance"].get("files", {}).items():
         file = evaluation_folder / scored_filename
@@ -87,7 +87,7 @@ def read_metrics(evaluation_folder: Path, filename: str = METRICS) -> dict[str, 
 
 
 def common_protocol(runs: Sequence[Run], dataset: Dataset, split: str) -> dict[str, Any]:
-    """Check that all runs were scored alike, and return their protocol ({"dataset", "split", "tokenizer", ...})."""
+    """Check that all runs were scored alike, and return the protocol, which says how: {"dataset", "split", "tokenizer", ...}."""
     first_protocol = runs[0].metrics["protocol"]
     for run in runs:
         protocol = run.metrics["protocol"]
@@ -153,7 +153,7 @@ def type_accuracy(
 
 
 def run_row(run: Run, pairs: Sequence[ChangePair]) -> Row:
-    """Make the row of a run: `score_row` and `training_cost`."""
+    """Make the row of a run: its scores, and the seconds and steps of its trainings."""
     missing = [pair.id for pair in pairs if pair.id not in run.predictions]
     if missing:
         file = find_evaluation(run.path) / PREDICTIONS
@@ -182,7 +182,7 @@ def mean_row(rows: Sequence[Row]) -> Row:
 
 
 def _reduce(entries: Sequence[Any], statistic: Callable[[list[float]], float]) -> Any:
-    """Compute a statistic of each number in dicts of equal structure; keys that one of them lacks are left out."""
+    """Compute a statistic of each number in dicts of equal structure; keys that are not in all dicts are left out."""
     if isinstance(entries[0], Mapping):
         shared_keys = [key for key in entries[0] if all(key in entry for entry in entries)]
         return {key: _reduce([entry[key] for entry in entries], statistic) for key in shared_keys}
@@ -192,7 +192,7 @@ def _reduce(entries: Sequence[Any], statistic: Callable[[list[float]], float]) -
 def quantile_bins(pairs: Sequence[ChangePair], num_bins: int) -> list[list[ChangePair]]:
     """Divide the pairs by viewpoint IoU into bins of about equal size, from different to similar (Park et al., ICCV 2019).
 
-    Pairs of equal IoU are in one bin, so there may be fewer bins than `num_bins`; there is none if all pairs have the same IoU.
+    Pairs of equal IoU are in one bin, so there may be fewer bins than `num_bins`. The result is [] if all pairs have the same IoU.
     """
     sorted_pairs = [pair for pair in pairs if isinstance(pair.extra.get(_IOU_KEY), int | float)]
     sorted_pairs.sort(key=lambda pair: pair.extra[_IOU_KEY])
@@ -212,7 +212,7 @@ def quantile_bins(pairs: Sequence[ChangePair], num_bins: int) -> list[list[Chang
 def viewpoint_scores(
     systems: Mapping[str, Sequence[Mapping[str, str]]], bins: Sequence[Sequence[ChangePair]], tokenizer: Tokenizer
 ) -> dict[str, Any]:
-    """Score each bin as a corpus with its own document frequencies: the content of `viewpoint.json`.
+    """Compute the content of `viewpoint.json`: each bin is scored as a corpus with its own document frequencies.
 
     Args:
         systems: name -> for each seed, id -> caption.

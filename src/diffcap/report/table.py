@@ -1,7 +1,7 @@
-"""The tables of a report from the rows of `table.json`, and their notes. Files contain fractions; tables show them x 100.
+"""Make the tables of a report from the rows of `table.json`, and their notes. Files contain fractions; tables show them x 100.
 
-A group is a set of pairs that are scored together: "total"; "semantic" or "change", with a change; "distractor" or "no_change", without;
-each change type ("color"). Localisation: is the attention of a word on the change? A word id is the index of a word in a vocabulary.
+A group is a set of pairs that are scored together: "total"; "semantic" or "change" (pairs with a change); "distractor" or "no_change"
+(without); a change type ("color"). Localisation scores say if attention is on the change. A word id is a word's index in a vocabulary.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,15 +40,15 @@ ZERO_SHOT_NOTE = (
     "Without training, a model does not know the style of the references: n-gram scores (BLEU, METEOR, ROUGE-L, CIDEr-D) measure the "
     "style first, and a low score does not show that the captions are wrong."
 )
-ALL_WORDS = "all words"  # the kind of word that contains every word
+ALL_WORDS = "all words"  # the name of the scores over words of all kinds
 GROUPS = ("total", "semantic", "distractor", "change", "no_change")
 # S*m is the mean of BLEU-4, METEOR, ROUGE-L and CIDEr-D.
 METRICS = ("BLEU-4", "METEOR", "ROUGE-L", "CIDEr-D", "SPICE", "S*m", "accuracy")
-_OTHER_ROW_KEYS = ("slots", "type_accuracy", "id_tokens", "seconds", "steps", "std", "runs")  # not groups
+_OTHER_ROW_KEYS = ("slots", "type_accuracy", "id_tokens", "seconds", "steps", "std", "runs")  # other keys than groups
 
 
 def number_at(row: JsonObject, path: Sequence[str]) -> float | None:
-    """Return the number at a path of a row, such as ("total", "CIDEr-D"); None if there is none."""
+    """Return the number at a path of a row, such as ("total", "CIDEr-D"); None if there is no number."""
     value: Any = row
     for key in path:
         value = value.get(key) if isinstance(value, Mapping) else None
@@ -56,7 +56,7 @@ def number_at(row: JsonObject, path: Sequence[str]) -> float | None:
 
 
 def _cell(row: JsonObject, path: Sequence[str], best_score: float = 0.0) -> Cell:
-    """Format a score x 100, or seconds. The `best_score` of the column is the full length of its bars; 0 for no bars."""
+    """Format a score x 100, or seconds. The bar of the column's `best_score` has full length; if it is 0, there are no bars."""
 
     def text(number: float) -> str:
         return f"{number:,.0f}" if path == ("seconds",) else f"{100 * number:.2f}"
@@ -112,7 +112,7 @@ def score_tabs(rows: SystemRows) -> list[Table]:
 
 
 def word_id_tabs(rows: SystemRows) -> list[Table]:
-    """Make the tabs with the metrics of word ids, one for each of `GROUPS`; [] if they were not scored."""
+    """Make the tabs with the metrics of word ids, one for each of `GROUPS`; [] if there are no such metrics."""
     rows_of_ids = word_id_rows(rows)
     return [metric_table(rows_of_ids, group, f"{group.replace('_', ' ')}, word ids") for group in _groups(rows_of_ids)]
 
@@ -122,7 +122,7 @@ def _groups(rows: SystemRows) -> list[str]:
 
 
 def group_table(rows: SystemRows, title: str = "", min_groups: int = 2) -> Table | None:
-    """Make the table of the metrics of all `GROUPS`, as in the papers; None if there are fewer than `min_groups`."""
+    """Make the table of the metrics of all `GROUPS`, as in the papers; None if `rows` have fewer than `min_groups`."""
     groups = _groups(rows)
     if len(groups) < min_groups:
         return None
@@ -162,7 +162,7 @@ def type_table(rows: SystemRows, title: str = "") -> Table | None:
 
 
 def type_tabs(rows: SystemRows) -> list[Table]:
-    """Make a tab by change type for each metric; the shade of a cell is its score relative to the others of the column."""
+    """Make a tab by change type for each metric. The shade of a cell is its score relative to the other scores of its column."""
     type_groups = _type_groups(rows)
     paths = {"CIDEr-D": {group: (group, "CIDEr-D") for group in type_groups}}
     paths["type right"] = {group: ("type_accuracy", group) for group in type_groups}
@@ -191,7 +191,7 @@ def word_id_rows(rows: SystemRows) -> SystemRows:
 
 
 def word_id_note(id_protocols: Mapping[str, JsonObject]) -> str:
-    """Describe the vocabularies of word ids, by system; a protocol has "vocabulary_size" and "vocabulary", the rule for its words."""
+    """Describe each system's vocabulary of word ids by its "vocabulary_size" and "vocabulary", the rule that chose the words."""
     systems: dict[str, list[str]] = {}  # description of a vocabulary -> systems
     for system, protocol in id_protocols.items():
         systems.setdefault(f"{protocol['vocabulary_size']} ids, {protocol['vocabulary']}", []).append(system)
@@ -203,7 +203,7 @@ def word_id_note(id_protocols: Mapping[str, JsonObject]) -> str:
 
 
 def localisation_table(localisation: Mapping[str, JsonObject]) -> Table:
-    """Make the table of the localisation for all words: system -> result of `attention.collect_attention`."""
+    """Make the table of localisation scores over all words. `localisation`: system -> result of `attention.collect_attention`."""
     lines = []
     for system, measured in localisation.items():
         for region, region_scores in ((measured["region"], measured), ("box", measured.get("boxes"))):
@@ -280,7 +280,7 @@ def zero_shot_text(origin: JsonObject) -> str:
 def report_text(
     protocol: JsonObject, rows: SystemRows, run_names: Sequence[str], localisation: Any = None, mask_counts: Any = None
 ) -> str:
-    """Write `table.md`: `run_names` are the systems without the baselines, `localisation` is as in `localisation_table`."""
+    """Return the text of `table.md`. `run_names` are the systems without baselines; `localisation` is as in `localisation_table`."""
     texts = [protocol_text(protocol, rows), *footnotes(protocol, rows)]
     parts = [system_table(rows).markdown(), *map(escape_markdown, texts)]
     if by_group := group_table(rows):
