@@ -99,7 +99,7 @@ def _read_change_types(file: Path) -> dict[str, str]:
 
 
 def _read_extras(file: Path) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
-    """Return "000123.png" -> `ChangePair.extra` of the scene's change and of its distractor; {} if the file does not exist."""
+    """Return "000123.png" -> (`extra` of the scene's change, `extra` of its distractor), or {} if the file does not exist."""
     extras = {}
     for image, scene in (read_object(file, "scenes") if file.is_file() else {}).items():
         change_extra = {key: scene[key] for key in ("boxes", "viewpoint_iou", "changed") if key in scene}
@@ -178,7 +178,7 @@ _CHANGE_VERBS = frozenset(("turned", "became", "changed", "becomes", "turns", "n
 
 
 def read_clevr_dc(folder: Path) -> list[ChangePair]:
-    """CLEVR-DC (Kim et al., ICCV 2021): CLEVR scenes with strong camera movement, with or without a change.
+    """Read CLEVR-DC (Kim et al., ICCV 2021), which has CLEVR scenes with strong camera movement, with or without a change.
 
         captions.json {"123": [sentences]}, split.json {"train": [123, ...], "val", "test"}, images in bef/ and aft/    the authors' format
         change_captions.json {"000123.png": [sentences]}, splits.json (or split.json), images/ and sc_images/          DIRL's format
@@ -243,7 +243,7 @@ def _type_of_sentence(sentence: str) -> str | None:
 
 
 def _find_images(folder: Path, subfolder: str) -> dict[int, str]:
-    """Return the paths of the images in a subfolder, relative to `folder`, under the numbers at the end of their names."""
+    """Return number -> path relative to `folder` of each image in a subfolder. The number is at the end of the image's name."""
     path_of_number: dict[int, str] = {}
     for path in sorted((folder / subfolder).iterdir()) if (folder / subfolder).is_dir() else ():
         number_match = re.fullmatch(r"(?:.*\D)?(\d+)\.(?:png|jpe?g)", path.name, re.IGNORECASE)

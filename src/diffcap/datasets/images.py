@@ -116,7 +116,7 @@ def _check_image(image_file: Path, check: str, cached_stamp: list[Any] | None) -
     stamp = [file_status.st_size, file_status.st_mtime_ns]
     if check == "exists":
         return stamp, ""
-    if cached_stamp and len(cached_stamp) == 3 and cached_stamp[:2] == stamp:  # caches without ranges are older
+    if cached_stamp and len(cached_stamp) == 3 and cached_stamp[:2] == stamp:  # older caches have no ranges
         return cached_stamp, ""
     try:
         file_content = image_file.read_bytes()

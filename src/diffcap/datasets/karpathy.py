@@ -42,7 +42,7 @@ LEVIR_LAYOUT = ImageLayout("images/{folder}/A/{name}", "images/{folder}/B/{name}
 
 
 def read_levir_cc(folder: Path, all_masks: bool = False) -> list[ChangePair]:
-    """LEVIR-CC (Liu et al., TGRS 2022): Google Earth images, 0.5 m per pixel, five captions for each pair.
+    """Read LEVIR-CC (Liu et al., TGRS 2022), which has Google Earth images, 0.5 m per pixel, and five captions for each pair.
 
         LevirCCcaptions.json                  captions; the numbers in the names of the images have gaps
         images/train/A/train_000001.png       before image; the after image is in B; val and test have the same folders
@@ -55,7 +55,7 @@ def read_levir_cc(folder: Path, all_masks: bool = False) -> list[ChangePair]:
 
 
 def read_levir_mci(folder: Path) -> list[ChangePair]:
-    """LEVIR-MCI (Liu et al., TGRS 2024): the files of LEVIR-CC, with a mask of the change for each pair (`extra["mask"]`).
+    """Read LEVIR-MCI (Liu et al., TGRS 2024), which has the files of LEVIR-CC, and a mask of the change for each pair (`extra["mask"]`).
 
         images/train/label/train_000001.png   mask; a changed pixel is 128 for a road or 255 for a building, others are 0
 
@@ -86,7 +86,7 @@ def read_tiles(folder: Path) -> list[ChangePair]:
 
 
 def read_whu_cdc(folder: Path) -> list[ChangePair]:
-    """WHU-CDC: aerial images of Christchurch with the masks of WHU-CD, five captions for each pair.
+    """Read WHU-CDC, which has aerial images of Christchurch, the masks of WHU-CD, and five captions for each pair.
 
     whuCCcaptions.json                    captions; the numbers in the names of the images continue from split to split
     images/train/A/train_000004.png       before image; B has the after image, label the mask; val and test have the same folders
@@ -95,7 +95,7 @@ def read_whu_cdc(folder: Path) -> list[ChangePair]:
 
 
 def read_second_cc(folder: Path, augmented: bool = False) -> list[ChangePair]:
-    """SECOND-CC (Karaca et al., JSTARS 2025): images of 0.3 to 3 m per pixel, five captions for each pair.
+    """Read SECOND-CC (Karaca et al., JSTARS 2025), which has images of 0.3 to 3 m per pixel, and five captions for each pair.
 
         SECOND-CC-AUG.json                    the 6,041 pairs, and augmented pairs, whose names contain `_random_augment`
         train/rgb/A, train/rgb/B              before and after images; val and test have the same folders
@@ -116,7 +116,7 @@ def read_second_cc(folder: Path, augmented: bool = False) -> list[ChangePair]:
 
 
 def read_dubai_cc(folder: Path) -> list[ChangePair]:
-    """Dubai-CC (Hoxha et al., TGRS 2022): Landsat 7 tiles of Dubai from 2000 and 2010, 50 x 50 pixels, five captions for each pair.
+    """Read Dubai-CC (Hoxha et al., TGRS 2022), which has Landsat images of Dubai, 50 x 50 pixels, and five captions for each pair.
 
         description_jsontr_te_val/Train_Dubai_CC.json, Validation_Dubai_CC.json, Test_Dubai_CC.json    or in captions/
         imgs_tiles/RGB/500_2000/<filename>    before image, a .tif file; the after image is in 500_2010

@@ -94,7 +94,7 @@ def read(folder: Path) -> list[ChangePair]:
 
 
 def _lists_images(file: Path) -> bool:
-    """Return True if a JSON file has a list of images in Karpathy's form. Files in COCO's form have "annotations", too."""
+    """Return True if a JSON file lists images in Karpathy's form. COCO's files list images too, but also have "annotations"."""
     try:
         content = read_json(file)
     except DiffcapError:
@@ -159,7 +159,7 @@ def draw_splits(pairs: list[ChangePair], table_file: Path) -> list[ChangePair]:
     Pairs that are connected by common images are one group. All pairs of a group get the same split, so that no test image is seen in
     training. The groups are shuffled with a fixed seed. The kind of a group is the set of the change types of its pairs. If pairs have
     change types, `_spread_kinds` reorders the groups so that each split gets all kinds. Then "val" takes one group after the other, except
-    those with which it has more than a tenth of all pairs. If all are too large, it takes the smallest one. "test" does the same.
+    those with which it would have more than a tenth of all pairs. If all are too large, it takes the smallest one. "test" does the same.
     """
     group_of_image = group_connected_images(pairs)
     groups = sorted(set(group_of_image.values()))

@@ -20,7 +20,7 @@ _EDITING_FILES = {"train": ("train.json",), "val": ("valid.json", "val.json"), "
 
 
 def read_spot_the_diff(folder: Path) -> list[ChangePair]:
-    """Spot-the-Diff (Jhamtani and Berg-Kirkpatrick, EMNLP 2018): frames of surveillance cameras and written sentences.
+    """Read Spot-the-Diff (Jhamtani and Berg-Kirkpatrick, EMNLP 2018), which has frames of surveillance cameras and written sentences.
 
         annotations/train.json, val.json, test.json   [{"img_id": "256", "sentences": ["person with umbrella is gone", ...]}, ...]
         resized_images/256.png, 256_2.png             before and after (256_diff.jpg is not read)
@@ -56,7 +56,7 @@ def spot_the_diff_notes(pairs: list[ChangePair]) -> list[str]:
 
 
 def read_image_editing_request(folder: Path) -> list[ChangePair]:
-    """Image-Editing-Request (Tan et al., ACL 2019): photos before and after an edit, and the request for the edit.
+    """Read Image-Editing-Request (Tan et al., ACL 2019), which has photos before and after an edit, and requests for the edit.
 
         train.json, valid.json, test.json   [{"img0": "a.jpg", "img1": "b.jpg", "sents": ["brighten the sky"], "uid": "Reddit_1052"}, ...]
         images/a.jpg, images/b.jpg
@@ -99,7 +99,7 @@ BirdAnnotation = tuple[str, tuple[str, str], str, list[str], dict[str, Any]]
 
 
 def read_birds2words(folder: Path) -> list[ChangePair]:
-    """Birds-to-Words (Forbes et al., EMNLP 2019): pairs of iNaturalist photos and paragraphs that compare the birds.
+    """Read Birds-to-Words (Forbes et al., EMNLP 2019), which has pairs of iNaturalist photos and paragraphs that compare the birds.
 
         birds-to-words-v1.0.tsv     (or another single *.tsv) 11 columns, one annotation per row, with or without a header
         train.jsonl, val.jsonl (or dev.jsonl), test.jsonl: {"img1", "img2", "description"}, tokenised; IDC-PCL's code names them .json

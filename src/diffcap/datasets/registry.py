@@ -159,5 +159,5 @@ def datasets() -> Mapping[str, DatasetSpec]:
 
 
 def get_dataset(name: str) -> DatasetSpec:
-    """Return the dataset of a name; an unknown name is a user's own dataset."""
+    """Return the `DatasetSpec` of a name. An unknown name is that of a user's own dataset."""
     return datasets().get(name) or DatasetSpec(name, name, OWN_READER, "diffcap.datasets.pairs:notes")

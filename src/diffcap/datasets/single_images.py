@@ -30,7 +30,7 @@ _NUMBER_PATTERN = re.compile(r"\d{1,9}")
 
 
 def read_cub(folder: Path) -> list[ChangePair]:
-    """CUB-200-2011 (Wah et al., 2011) with the captions of Reed et al. (CVPR 2016): ten sentences for each image.
+    """Read CUB-200-2011 (Wah et al., 2011) with the captions of Reed et al. (CVPR 2016), ten sentences for each image.
 
         images.txt                       "1 001.Black_footed_Albatross/Black_Footed_Albatross_0046_18.jpg", one line per image
         images/001.Black_footed_Albatross/Black_Footed_Albatross_0046_18.jpg
@@ -110,7 +110,7 @@ def _read_cub_lines(folder: Path) -> list[ChangePair]:
 
 
 def read_nabirds(folder: Path) -> list[ChangePair]:
-    """NABirds (Van Horn et al., CVPR 2015): images with a class from 0 to 554 (`extra["class"]`), without captions.
+    """Read NABirds (Van Horn et al., CVPR 2015), which has images with a class from 0 to 554 (`extra["class"]`), and no captions.
 
         images.txt               "<image id> 0817/0000139e21dc4d0cbfe14cae3c85c829.jpg"
         images/0817/0000139e21dc4d0cbfe14cae3c85c829.jpg

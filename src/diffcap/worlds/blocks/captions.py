@@ -147,7 +147,7 @@ def write_captions(triples: Triples, seed: int = 0) -> tuple[list[list[str]], li
 def describe(scenes: Scenes, may_be_named: Tensor, indices: Sequence[int], seed: int = 0) -> list[str]:
     """Describe each of B images by one sentence that names up to four of its objects in random order.
 
-    `may_be_named` (B, N) selects at least one object per image. `indices` are numbers of the images, which determine the random choices.
+    `may_be_named` (B, N) is True for the objects to choose from, at least one per image. `indices` number the images and seed the choices.
     """
     sentences = []
     for row, index in enumerate(indices):
@@ -160,7 +160,7 @@ def describe(scenes: Scenes, may_be_named: Tensor, indices: Sequence[int], seed:
 
 
 def true_relations(triples: Triples) -> Tensor:
-    """Return (T, 4, N) bool, True if the changed object has a relation of `RELATION_PHRASES` to slot n in all images that show it."""
+    """Return (T, 4, N) bool: True if the changed object has relation r of `RELATION_PHRASES` to object n in all images that show it."""
     before = _image_relations(triples.before, triples.changed)
     after = _image_relations(triples.after, triples.changed)
     change = triples.change[:, None, None]

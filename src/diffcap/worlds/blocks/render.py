@@ -16,7 +16,7 @@ from diffcap.worlds.blocks import solids
 from diffcap.worlds.blocks.geometry import CUBE, MATERIALS, Scenes, camera_axes, to_camera, view_boxes, view_tangents
 from diffcap.worlds.blocks.solids import OBJECT_COLORS, key_visibility
 
-SUBPIXEL_OFFSETS = ((-0.125, -0.375), (0.375, -0.125), (0.125, 0.375), (-0.375, 0.125))  # a rotated grid
+SUBPIXEL_OFFSETS = ((-0.125, -0.375), (0.375, -0.125), (0.125, 0.375), (-0.375, 0.125))  # x, y from a pixel's centre
 
 
 def render(scenes: Scenes, image_size: tuple[int, int] = (128, 96)) -> tuple[Tensor, Tensor]:
@@ -86,7 +86,7 @@ class _RayBatch:
 
 @dataclass
 class _Rays:
-    """n rays, each of which may hit the object of its pair; sorted by pair."""
+    """n rays, each of which may hit the object of its pair. They are sorted by pair."""
 
     pair: Tensor  # (n,)
     sample: Tensor  # (n,) index of the ray's pixel or subpixel
@@ -96,7 +96,7 @@ class _Rays:
 
 @dataclass
 class _Hits:
-    """n rays that hit the object of their pair before any other; sorted by pair."""
+    """n rays that hit the object of their pair before any other object. They are sorted by pair."""
 
     pair: Tensor
     sample: Tensor
@@ -132,7 +132,7 @@ def _prepare_batch(scenes: Scenes, image_size: tuple[int, int]) -> _RayBatch:
 
 
 def _make_rays(batch: _RayBatch, is_wanted: Tensor | None = None) -> _Rays:
-    """Return rays through the centres of the pixels in the objects' boxes; with `is_wanted`, only of pixels for which it is True."""
+    """Return rays through the centres of the pixels in the objects' boxes. With `is_wanted`, pixels for which it is False have none."""
     pair, column, row, sample = _pixels_of_boxes(batch, view_boxes(batch.scenes)[batch.image, batch.slot])
     if is_wanted is not None:
         wanted = _take(is_wanted, sample).nonzero().flatten()

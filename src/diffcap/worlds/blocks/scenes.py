@@ -51,7 +51,7 @@ class Triples(geometry.TensorFields):
         return Scenes.cat([self.before, self.after, self.distractor])
 
     def viewpoint_iou(self) -> tuple[Tensor, Tensor]:
-        """Measure the similarity of the viewpoints of the pairs (before, after), (T,), and (before, distractor), (T,).
+        """Measure how similar the viewpoints are: (T,) for the pairs (before, after), and (T,) for the pairs (before, distractor).
 
         The measure is the intersection over union of an object's boxes in both images, as the mean over the objects that are in both
         images and did not move. It is 1 for the same camera. Boxes contain whole objects, also parts that another object hides.
@@ -172,7 +172,7 @@ def _sample_candidates(indices: Tensor, key: Tensor, jitter: float) -> tuple[Tri
 
 
 def _sample_views(sampler: _Sampler, jitter: float) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Sample `eye`, `target`, `light`, `light_centers` and `intensity` of `Scenes` for three images, each (A, 3, ...)."""
+    """Sample `eye`, `target`, `light`, `light_centers` and `intensity` of `Scenes` for the three images of each attempt, (A, 3, ...)."""
     default = sampler.uniform_signed(8)[:, None]  # (A, 1, 8)
     variation = jitter * sampler.uniform_signed(3 * 14).view(-1, 3, 14)  # (A, 3, 14)
     azimuth = 0.09 * variation[..., 0]

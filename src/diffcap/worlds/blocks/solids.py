@@ -5,7 +5,7 @@ A warm key light, which casts the shadows, and a cool fill light shine on the sc
 
 All functions take flat float tensors with one value per ray or point. `intersect`, `surface` and the functions of shadows use the solid's
 coordinate system: the origin is its centre (for shadows, the centre of its footprint), z is up, and the sides of a cube are parallel to x
-and y. Only +, -, *, / and square roots are used, which are rounded in one way only, so an image does not depend on others in its batch.
+and y. Only +, -, *, / and square roots are used. Their results do not depend on the size of a tensor, so an image is the same in any batch.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ OBJECT_COLORS = (
     (41, 208, 208),
     (255, 238, 51),
 )
-KEY_COLOR, FILL_COLOR = (1.0, 0.955, 0.885), (0.925, 0.95, 1.0)  # of the two lights
+KEY_COLOR, FILL_COLOR = (1.0, 0.955, 0.885), (0.925, 0.95, 1.0)  # of the key and the fill light
 _GROUND_ALBEDO = 0.60  # the fraction of red, green and blue light that the ground reflects
 
 
@@ -79,7 +79,7 @@ def surface(shape: int, point: Vector, radius: Tensor, half_height: Tensor) -> t
 
 
 def _edge_weight(distance: Tensor, edge: Tensor) -> Tensor:
-    """Return 1 at the edge of a face, and 0 at a greater distance than 0.075 from it. Normals depend on it, so edges look rounded."""
+    """Return 1 at the edge of a face, and 0 more than 0.075 away from it. Normals depend on this weight, so that edges look rounded."""
     return ((distance - edge + 0.075) / 0.075).clamp(0, 1)
 
 
@@ -126,7 +126,7 @@ def _soft_step(distance: Tensor, width: Tensor) -> Tensor:
 
 
 def sky_occlusion(shape: int, x: Tensor, y: Tensor, radius: Tensor, half_height: Tensor) -> Tensor:
-    """Return the fraction of the sky that a solid hides from ground points. It is 0 where the footprint is further than `half_height`."""
+    """Return the fraction of the sky that a solid hides from ground points; 0 for points further than `half_height` from its footprint."""
     if shape == SPHERE:  # it touches the ground in a single point
         closeness = (1 - (x * x + y * y).sqrt() / (radius + half_height)).clamp(min=0)
         return 0.9 * closeness * closeness

@@ -33,7 +33,7 @@ _FINAL_FILES = ("change_captions.json", "no_change_captions.json", "type_mapping
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings that determine the content of all files; stored in `blocks.json`."""
+    """The settings that determine the content of all files. They are stored in `blocks.json`."""
 
     pairs: int
     seed: int

@@ -187,7 +187,7 @@ def describe(scene: Layer, number: int, seed: int = 0, max_things: int = 3) -> s
 
 
 def _with_position(rng: random.Random, thing: str, location: str) -> str:
-    """Return a thing with its location, for example "a pond on the left side"; the thing alone if `location` is ""."""
+    """Return a thing with its location, for example "a pond on the left side". If `location` is "", return the thing alone."""
     return f"{thing} {_choose_position(rng, location).partition(' of the ')[0]}" if location else thing
 
 

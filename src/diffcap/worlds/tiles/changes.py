@@ -29,7 +29,7 @@ Points = npt.NDArray[np.float64]  # (n, 2)
 
 
 class NoRoomError(Exception):
-    """A scene has no free place for a change."""
+    """Raised if a scene has no free place for a change."""
 
 
 @dataclass
@@ -40,8 +40,8 @@ class Change:
     present: Layer  # things that are only in the image with the objects
     covers: set[int]  # what is below the objects, such as `GRASS`
     absent: Layer = field(default_factory=Layer)  # things that are only in the image without the objects
-    count: int = 1  # of houses, or of single trees; 1 for other objects
-    arrangement: str = ""  # of houses: "single", "group", "row" or "block"; "" for other objects
+    count: int = 1  # number of houses or of single trees; 1 for other objects
+    arrangement: str = ""  # how houses stand: "single", "group", "row" or "block"; "" for other objects
     # A road has "paved" or "dirt", also "joins" if it meets another road, and "horizontal" or "vertical" if it crosses the image. A pond
     # has "mud" if it leaves mud, and "only" if there is no other pond. A single house has the color of its roof.
     details: list[str] = field(default_factory=list)
@@ -78,7 +78,7 @@ class Pair:
 
 
 def sample_pair(number: int, seed: int = 0) -> Pair:
-    """Sample a pair by its number, which determines it together with the seed."""
+    """Sample a pair. Its number and the seed determine it."""
     change_type, has_change = CHANGES[number // 2 % len(CHANGES)], number % 2 == 0
     variant = random.Random(f"tiles variant {seed} {number}").random()
     for attempt in range(_MAX_ATTEMPTS):
@@ -234,7 +234,7 @@ def _sample_road(rng: random.Random, plan: Plan, variant: float) -> Change:
 
 
 def _sample_area(rng: random.Random, plan: Plan, low: float, high: float, gap: float) -> tuple[Polygon, set[int]]:
-    """Sample a round area on open ground, with a radius of `low` to `high` and `gap` free pixels around it; return it and its covers."""
+    """Sample a round area of radius `low` to `high` on grass or fields, with `gap` free pixels around it. Return it and what it covers."""
     for _ in range(6):
         center = scenes.sample_place(rng, 30)
         polygon = sample_blob(rng, center, rng.uniform(low, high), rng.uniform(0.55, 1))

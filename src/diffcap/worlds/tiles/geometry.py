@@ -13,7 +13,7 @@ Polygon = tuple[Point, ...]
 
 
 def rectangle(center: Point, angle: float, length: float, width: float) -> Polygon:
-    """Return the corners of a rectangle; its side of the given length has the direction `angle`."""
+    """Return the corners of a rectangle. `length` is its side in the direction `angle`."""
     half_x, half_y = math.cos(angle) / 2, math.sin(angle) / 2
     return tuple(
         (center[0] + a * length * half_x - b * width * half_y, center[1] + a * length * half_y + b * width * half_x)
@@ -83,7 +83,7 @@ def distance_to_line(points: npt.NDArray[np.float64], line: Sequence[Point]) -> 
 
 
 def distance_between(first: npt.NDArray[np.float64], second: npt.NDArray[np.float64]) -> float:
-    """Return the smallest distance between a point of one set and a point of another, (n, 2) and (m, 2)."""
+    """Return the smallest distance between one of the points (n, 2) and one of the other points (m, 2)."""
     difference = first[:, None] - second
     return float(np.sqrt((difference * difference).sum(-1)).min())
 

@@ -52,11 +52,11 @@ _CAR_COLORS = ((226, 226, 226), (40, 42, 48), (150, 152, 156), (168, 46, 44), (5
 
 @dataclass(frozen=True)
 class Date:
-    """Season, light, atmosphere and sensor of one image of a pair; angles are in radians."""
+    """What determines the look of one image of a pair: season, light, atmosphere and sensor. Angles are in radians."""
 
     greenness: float  # color of the vegetation, 0 (dry) to 1 (green)
     azimuth: float  # direction of the shadows
-    elevation: float  # height of the sun
+    elevation: float  # of the sun above the horizon
     gain: float  # brightness
     gamma: float  # contrast
     color_balance: Color  # factors of red, green and blue

@@ -102,7 +102,7 @@ class Layer:
     cars: list[Car] = field(default_factory=list)
 
     def with_change(self, added: "Layer") -> "Layer":
-        """Return this layer with the things of another one. Added roads are drawn below the old ones, which do not change."""
+        """Return a layer with the things of this one and of `added`. Added roads are drawn first, so that they do not cover old ones."""
         zones, ponds, roads = self.zones + added.zones, self.ponds + added.ponds, added.roads + self.roads
         houses, trees = self.houses + added.houses, self.trees + added.trees
         return Layer(zones, self.rivers, ponds, roads, houses, trees, self.cars)
@@ -201,7 +201,7 @@ def sample_house(rng: random.Random, center: Point, angle: float, is_large: bool
 
 
 def sample_landscape(rng: random.Random, theme: str, needs_road: bool, needs_forest: bool) -> Plan:
-    """Sample a scene with fields, water, forests and roads, but no houses or single trees. `needs_road` and `needs_forest` ask for one."""
+    """Sample fields, water, forests and roads, but no houses or single trees. `needs_road` asks for a road, `needs_forest` for a forest."""
     plan = Plan()
     if theme == "village" or (theme == "forest" and rng.random() < 0.4):
         _add_fields(rng, plan)
@@ -260,7 +260,7 @@ def _add_fields(rng: random.Random, plan: Plan) -> None:
 
 
 def sample_crossing(rng: random.Random, sides: tuple[int, int] | None = None, bend: float = 60.0) -> Polygon:
-    """Sample a curve through the image from one side to another: 0 left, 1 upper, 2 right, 3 lower; `bend` limits its bend, in pixels."""
+    """Sample a curve through the image from one side to another: 0 left, 1 upper, 2 right, 3 lower; `bend` is its maximum bend."""
     ends: list[Point] = []
     for side in sides or rng.choice(((0, 2), (1, 3), (0, 2), (1, 3), (0, 1), (1, 2), (2, 3), (3, 0))):
         position = rng.uniform(40, SIZE - 40)
@@ -289,7 +289,7 @@ def _add_roads(rng: random.Random, plan: Plan, num_roads: int, is_paved: bool) -
 
 
 def sample_house_rows(rng: random.Random, plan: Plan, spacing: float, setback: float = 7.0) -> list[list[House]]:
-    """Sample a row of houses for each side of each road, each row in the order along the road. Houses can overlap other things."""
+    """Sample a row of houses for each side of each road. Each row is in the order along the road. Houses can overlap other things."""
     rows = []
     for road in plan.scene.roads:
         for side in (-1, 1):

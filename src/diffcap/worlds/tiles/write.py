@@ -42,7 +42,7 @@ _FINAL_FILES = ("facts.json", "LevirCCcaptions.json")
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings that determine the content of all files; stored in `tiles.json`."""
+    """The settings that determine the content of all files. They are stored in `tiles.json`."""
 
     pairs: int
     seed: int

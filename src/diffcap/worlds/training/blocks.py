@@ -24,7 +24,7 @@ MIN_VISIBLE_PIXELS = 12  # a sentence mentions only objects with at least so man
 
 @dataclass
 class Targets:
-    """Training targets of B images. An image has 4 x 6 cells of `CELL` x `CELL` pixels; an object belongs to the cell of its centre."""
+    """Training targets of B images. An image has 4 x 6 cells; an object belongs to the cell that contains its centre."""
 
     # (B, 100, 4, 6) in 0 ... 1; the channels are groups of classes, such as colors, in the order of `blocks_backbone.GROUP_SIZES`.
     probabilities: Tensor
@@ -34,7 +34,7 @@ class Targets:
 
 
 def make_targets(scenes: Scenes, slot_map: Tensor) -> Targets:
-    """Return the targets of B scenes; `slot_map` (B, 96, 128) has each pixel's slot (index of its object in `scenes`), or -1."""
+    """Return the targets of B scenes. `slot_map` (B, 96, 128) has the index of each pixel's object in `scenes`, or -1 for ground."""
     batch, slot_count = scenes.color.shape
     object_masks = F.one_hot(slot_map + 1, slot_count + 1)[..., 1:].permute(0, 3, 1, 2).float()  # (B, N, 96, 128)
     num_pixels = object_masks.flatten(2).sum(2)  # (B, N)
@@ -90,7 +90,7 @@ class BlocksBackbone(ShippedTraining):
 
     Args:
         lr: AdamW's highest learning rate, reached after a tenth of the steps.
-        steps: number of training steps, for the schedule.
+        steps: number of training steps; the learning rate depends on it.
         dense_weight: weight of the dense task, which predicts the attributes in each block.
     """
 

@@ -26,7 +26,7 @@ ClipBatch = tuple[Tensor, list[str], Any]
 
 
 class ShippedTraining(pl.LightningModule, ABC):
-    """Training of one network, on scenes that are rendered during training."""
+    """Base of the trainings, each of which trains one network on scenes that are rendered during the training."""
 
     weights_file: ClassVar[Path]  # path of the weights in the package
 
@@ -62,7 +62,7 @@ class ClipTraining(ShippedTraining):
 
     Args:
         lr: AdamW's highest learning rate, reached after a tenth of the steps.
-        steps: number of training steps, for the schedule.
+        steps: number of training steps; the learning rate depends on it.
         dense_weight: weight of the dense task.
     """
 
@@ -120,7 +120,7 @@ class ClipTraining(ShippedTraining):
         clamp_logit_scale_(self.clip.logit_scale)
 
     def measure(self, num_scenes: int, seed: int, jitter: float) -> dict[str, float]:
-        """Measure R@1 between sentences and images of held-out scenes, and the accuracy of the dense task."""
+        """Measure recall at 1 (R@1) between sentences and images of held-out scenes, and the accuracy of the dense task."""
         metric = PairRetrieval()
         num_right = num_counted = num_seen = 0
         for images, sentences, targets in self.held_out_batches(num_scenes, seed, jitter):

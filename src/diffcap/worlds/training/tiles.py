@@ -78,7 +78,7 @@ class TilesBackbone(ShippedTraining):
 
     Args:
         lr: AdamW's highest learning rate, reached after a tenth of the steps.
-        steps: number of training steps, for the schedule.
+        steps: number of training steps; the learning rate depends on it.
     """
 
     weights_file = SHIPPED_FILE
@@ -150,7 +150,7 @@ class TilesClip(ClipTraining):
     """`ClipTraining` on `tiles`. The dense task predicts land cover and centres of houses in each 8 x 8 pixels.
 
     Args:
-        steps: number of training steps, for the schedule.
+        steps: number of training steps; the learning rate depends on it.
     """
 
     clip_name = "ViT-tiles-16"
