@@ -41,7 +41,7 @@ def ddp_scaled_sum(values: Tensor) -> Tensor:
 
 
 def first_row(rows: Tensor) -> int:
-    """Return the index of the first row of this rank's `rows` (n, ...) among those of all ranks; n may differ between ranks."""
+    """Return the index of the first row of this rank's `rows` (n, ...) among the rows of all ranks; n may differ between ranks."""
     return sum(_row_counts(rows)[: rank()])
 
 
@@ -69,7 +69,7 @@ class _Sum(torch.autograd.Function):
 def sum_over_ranks(value: Tensor) -> Tensor:
     """Return the sum of a tensor over the ranks, with gradients.
 
-    A loss of such sums is the same on every rank, and DDP's average of the gradients is its gradient.
+    A loss that is computed from such sums is the same on every rank, and its gradient is DDP's average of the gradients.
     """
     return value if world_size() == 1 else _Sum.apply(value)
 
@@ -78,7 +78,7 @@ def gather_rows(rows: Tensor) -> tuple[Tensor, int]:
     """Gather the rows of all ranks in rank order, with gradients to the rank of each row.
 
     Returns:
-        (all n, ...) rows, and the index of this rank's first one. n may differ between ranks.
+        The rows of all ranks, (sum of n, ...), and the index of this rank's first row. n may differ between ranks.
     """
     if world_size() == 1:
         return rows, 0

@@ -15,7 +15,7 @@ def pair_text_similarity(text: Tensor, pair: Tensor, scale: Tensor) -> tuple[Ten
 
     Returns:
         Similarities of texts with all pairs and of pairs with all texts, (B, all B) each, float32, and the index of this rank's
-        first row among those of all ranks.
+        first row among the rows of all ranks.
     """
     text, pair = F.normalize(text.float(), dim=-1), F.normalize(pair.float(), dim=-1)
     all_text, first_row = gather_rows(text)
@@ -25,10 +25,10 @@ def pair_text_similarity(text: Tensor, pair: Tensor, scale: Tensor) -> tuple[Ten
 
 
 def pair_text_contrastive_loss(text: Tensor, pair: Tensor, scale: Tensor) -> Tensor:
-    """Mean of two cross-entropies (B,), in nats: finding a sentence's pair, and a pair's sentence, in the global batch.
+    """Return the mean (B,) of two cross-entropies, in nats: finding a sentence's pair, and a pair's sentence, in the global batch.
 
-    The mean and the scale are those of the authors' code; the paper has the sum and no scale. If the same sentence or pair occurs
-    twice in a batch, the other occurrence is a negative (authors' code). The arguments are those of `pair_text_similarity`.
+    The mean and the scale are those of the authors' code; the paper has the sum and no scale. If a sentence or pair occurs twice in
+    a batch, each occurrence counts as wrong for the other (authors' code). The arguments are those of `pair_text_similarity`.
 
     Example:
         >>> pair_text_contrastive_loss(torch.eye(2), 3 * torch.eye(2), torch.tensor(2.0))

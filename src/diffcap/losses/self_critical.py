@@ -9,7 +9,7 @@ Baseline = Literal["greedy", "mean"]
 
 
 def leave_one_out_mean(rewards: Tensor) -> Tensor:
-    """Baseline for each of the K > 1 sampled captions of B pairs: the mean reward of the K - 1 others, (B, K) to (B, K).
+    """Return a baseline (B, K) for the rewards (B, K) of K > 1 sampled captions per pair: the mean reward of the K - 1 other captions.
 
     Source: Luo, "A better variant of self-critical sequence training", 2020.
 
@@ -23,11 +23,11 @@ def leave_one_out_mean(rewards: Tensor) -> Tensor:
 
 
 def self_critical_loss(logits: Tensor, tokens: Tensor, caption_mask: Tensor, advantage: Tensor) -> Tensor:
-    """Loss (B,) whose gradient is the policy gradient: `-(reward - baseline) * log p(caption)` (Rennie et al., eq. 7 and 9).
+    """Return the loss (B,) `-(reward - baseline) * log p(caption)`, whose gradient is the policy gradient (Rennie et al., eq. 7 and 9).
 
     Args:
         logits: (B, T - 1, V) of the words at positions 1 ... T - 1. tokens: (B, T) sampled captions.
-        caption_mask: (B, T - 1) boolean, which of the tokens after BOS belong to the caption.
+        caption_mask: (B, T - 1) boolean, True for the tokens after BOS that belong to the caption.
         advantage: (B,) reward minus baseline; it gets no gradient.
 
     Example:

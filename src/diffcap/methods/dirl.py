@@ -1,10 +1,10 @@
 """DIRL with CCR (Tu, Li, Su, Yan and Huang, "Distractors-Immune Representation Learning with Cross-modal Contrastive
 Regularization for Change Captioning", ECCV 2024).
 
-Where the paper and the released code differ, the code is the default and the paper's version is an option.
+Where the paper and the authors' code differ, the code's version is the default and the paper's is an option.
 
-Letters: B pairs, b pairs of a group (the change pairs of a batch, or the distractor pairs of the same before images), N visual tokens
-of one image, T text positions, D width, C feature channels, V vocabulary.
+Letters: B pairs, b pairs of a group (the change pairs of a batch, or the distractor pairs of the same before images, in which only
+the viewpoint changed), N visual tokens of one image, T text positions, D width, C feature channels, V vocabulary.
 """
 
 from collections.abc import Mapping
@@ -29,8 +29,8 @@ def cross_correlation(before: Tensor, after: Tensor) -> Tensor:
     """Correlate the channels of both images over the tokens of the global batch (DIRL, eq. 3).
 
     `before` and `after` are this rank's n tokens, (n, D) each; n may differ between ranks. Entry (i, j) of the result, (D, D), is the
-    mean over all tokens of channel i of before times channel j of after. Both are standardised by mean and unbiased standard
-    deviation (authors' code; the paper's eq. 3 does not subtract the mean). A constant channel gives NaN, as in the authors' code.
+    mean over all tokens of channel i of before times channel j of after. All channels are standardised by mean and unbiased
+    standard deviation (authors' code; the paper's eq. 3 does not subtract the mean). A constant channel gives NaN, as in the authors' code.
 
     Example:
         >>> before = torch.tensor([[0.0, 1.0], [1.0, 3.0], [2.0, -1.0]])
@@ -68,7 +68,7 @@ def cross_modal_contrastive_loss(
 
     With `G = text vision^T / temperature` over the global batch, "symmetrised" is the cross-entropy of the rows of
     `(G + G^T) / 2` (authors' code); "two_way" is the mean of the cross-entropies of the rows of G and of G^T (DIRL, eq. 12 to
-    14). The vectors are not normalised. Computed in float32, because the products reach several hundred.
+    14). The vectors are not normalised. The loss is computed in float32, because the products reach several hundred.
 
     Args:
         text, vision: (B, D) of this rank; rows with the same index belong together. temperature: the paper's tau.
@@ -103,16 +103,16 @@ class DIRL(CrossImageCaptioner):
         max_length: positions of a caption (CLEVR-Change: 24, CLEVR-DC: 40). CCR averages over all positions.
         width: D (512). heads: 8. ffn: inner width of the decoder's FFNs (2048). encoder_layers, decoder_layers: 2.
         word_width: channels of the word vectors (300). dropout: 0.1.
-        projector_width: inner width of the projector before the decorrelation loss, which captioning does not use (2048).
+        projector_width: inner width of the projector, an MLP that only the decorrelation loss uses (2048).
         coordinates: append x and y channels to the features (authors' code: on CLEVR-Change).
         decoder_variant: "ln_xavier": layer norms after the word projection and the fusion, Xavier initialisation (authors'
-            code, CLEVR-DC); "plain": neither (authors' code, CLEVR-Change).
+            code, CLEVR-DC); "plain" has neither (authors' code, CLEVR-Change).
         decorrelation_weight: lambda_d (0.5 on CLEVR-Change). diagonal_weight, off_diagonal_weight: weights of the decorrelation
             loss's two terms (1 and 0.003, authors' code; the paper's table 7 removes one at a time).
         ccr_weight: lambda_c (0.3 on CLEVR-Change). ccr_temperature: 0.5.
         ccr_form: "symmetrised": one cross-entropy over the mean of the logits and their transpose (authors' code);
             "two_way": the mean of both directions' cross-entropies (paper, eq. 12 to 14).
-        ccr_mask_padding: average over the words only (authors' code: padding, too).
+        ccr_mask_padding: CCR averages over the words only (authors' code: over padding, too).
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class DIRL(CrossImageCaptioner):
 
     @staticmethod
     def subtract_shared(before: Tensor, after: Tensor, encoded: CrossImageOutput) -> tuple[Tensor, Tensor]:
-        """Subtract from embedded images, (b, N, D) and (B, N, D), what they share with the other, `encoded`: (B, N, D) each (eq. 6)."""
+        """Subtract from both embedded images, (b, N, D) and (B, N, D), what they share (`encoded`): (B, N, D) each (eq. 6)."""
         return add_repeated(-encoded.before, before), after - encoded.after
 
     def fuse(self, before: Tensor, after: Tensor, encoded: CrossImageOutput | None) -> Tensor:
@@ -187,7 +187,7 @@ class DIRL(CrossImageCaptioner):
         return self.fusion[1:](fused)
 
     def average_states(self, output: BlockOutput, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Return CCR's text and visual vectors, (B, D) each: mean states of the last block after self- and after cross-attention."""
+        """Return CCR's text and visual vectors, (B, D): the last block's mean states after self-attention and after cross-attention."""
         text = output.after_self_attention
         vision = output.after_cross_attention
         if not self.ccr_mask_padding:
@@ -197,7 +197,7 @@ class DIRL(CrossImageCaptioner):
         return (text * is_word).sum(1) / num_words, (vision * is_word).sum(1) / num_words
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
-        """`caption + lambda_d decorrelation + lambda_c ccr` over the global batch, each a mean over the groups."""
+        """Compute `caption + lambda_d decorrelation + lambda_c ccr` over the global batch; each is a mean over the groups."""
         before = self.embedding(batch["before"])  # (b, N, D)
         after = self.embedding(batch["after"])  # (B, N, D)
         tokens = batch["tokens"]
@@ -228,7 +228,7 @@ class DIRL(CrossImageCaptioner):
         return {"loss": loss, **{name: value.detach() for name, value in parts.items()}}
 
 
-# Names in official state dicts, as regular expressions, and the names in that of `DIRL`.
+# Regular expressions of parameter names in the authors' checkpoints, and the names in `DIRL`.
 _DECODER_LAYER = r"speaker_state\.core\.layer\.(\d+)\."
 _ENCODER_LAYER = r"change_detector_state\.transformer\.(\d+)\."
 _RULES: tuple[Rule, ...] = (
@@ -248,7 +248,7 @@ _RULES: tuple[Rule, ...] = (
 
 
 def official_sizes(state: State, options: Mapping[str, Any], tables: State) -> Sizes:
-    """Return the hyperparameters of DIRL, from the shapes of an official state dict and from the user's `options`."""
+    """Return the hyperparameters of DIRL, from the shapes in the authors' state dict and from the user's `options`."""
     sizes = rcc_sizes(state, options, tables)
     projector_weight = state.get("change_detector_state.mlp.0.weight")
     if projector_weight is None:

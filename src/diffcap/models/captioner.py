@@ -19,21 +19,24 @@ class AttentionMaps(NamedTuple):
 
     before: Tensor  # (B, T, h, w); entry t is the attention when the word after token t is predicted
     after: Tensor  # as `before`
-    alignment: Tensor | None  # (B, h w, h w), row i: from position i of the before image to the after image
+    alignment: Tensor | None  # (B, h w, h w); row i: attention of position i of before to the after image
 
 
 def patch_attention(before: Tensor, after: Tensor, grid: tuple[int, int]) -> AttentionMaps:
-    """Arrange attention weights (B, T, N) of the N patches of each image as maps. Scale them so that both maps of a word add up to 2.
+    """Arrange attention weights (B, T, N) to the N patches of each image as maps. The sums of the two maps of a word add up to 2.
 
-    The weights are a part of one distribution over the tokens of both images, from which other tokens, such as class tokens, are left
-    out. `grid`: rows and columns of the N patches.
+    The weights are a part of one distribution over all tokens of both images. They do not sum to 1, because other tokens, such as
+    class tokens, are left out. `grid`: rows and columns of the N patches.
     """
     half_sum = (before.sum(2) + after.sum(2))[..., None, None] / 2
     return AttentionMaps(before.unflatten(2, grid) / half_sum, after.unflatten(2, grid) / half_sum, None)
 
 
 def constructor_arguments(constructor_locals: dict[str, Any]) -> dict[str, Any]:
-    """Return a constructor's arguments, from its `locals()`, as JSON values; check those of type Literal. It must call `super()`."""
+    """Return a constructor's arguments as JSON values; raise a ValueError if one is not among the choices of its Literal type.
+
+    `constructor_locals`: the constructor's `locals()`, which have the entry `__class__` because the constructor calls `super()`.
+    """
     arguments = {name: value for name, value in constructor_locals.items() if name not in ("self", "__class__")}
     for name, annotation in get_type_hints(constructor_locals["__class__"].__init__).items():
         choices = get_args(annotation)
@@ -43,25 +46,25 @@ def constructor_arguments(constructor_locals: dict[str, Any]) -> dict[str, Any]:
 
 
 class Captioner(nn.Module, ABC):
-    """A model that describes in a sentence how two images differ; all have the same LightningModule and decoding functions."""
+    """A model that describes in a sentence how two images differ. All captioners share a LightningModule and the decoding functions."""
 
-    # Prefixes of parameter names: those that a pre-training checkpoint lacks, and those that only such a checkpoint has.
+    # Prefixes of the names of parameters that a pre-training checkpoint may lack, and of those that it may have in addition.
     allowed_missing: ClassVar[tuple[str, ...]] = ()
     allowed_unexpected: ClassVar[tuple[str, ...]] = ()
     # True if the state dict has only the weights that were trained on top of a base model, whose own weights are in other files.
     # Such a captioner has the constructor arguments `base` and `base_sha256`, which identify them, and the attribute `vocabulary`.
     on_base_model: ClassVar[bool] = False
-    # Whether fine-tuning uses AdamW if its option `model.pretrained_lr` is set; otherwise it uses Adam.
+    # True: fine-tuning uses AdamW if its option `model.pretrained_lr` is set, else Adam. False: fine-tuning always uses Adam.
     uses_adamw: ClassVar[bool] = True
     hyperparameters: dict[str, Any]  # the constructor's arguments, from which the same model can be built again
     bos_id: int  # id of the token at the beginning of a caption
     eos_id: int  # id of the token at the end of a caption
-    vocabulary_layout: str  # layout of the special tokens' ids: "pcl", "rcc", ...; `Vocabulary.family` must be equal
-    extra_eos_id: int | None = None  # a second id that ends a generated caption (padding, in some of the authors' code)
+    vocabulary_layout: str  # name of the order of special tokens that the data must have, such as "pcl"
+    extra_eos_id: int | None = None  # a second id that ends a caption, such as padding; None: only `eos_id` ends it
 
     @classmethod
     def check_state(cls, arguments: dict[str, Any], weights: dict[str, Tensor]) -> None:
-        """Raise a ValueError if a checkpoint's arguments are wrong, or do not suit its state dict (`on_base_model` only)."""
+        """Raise a ValueError if a checkpoint's constructor arguments are wrong, or do not suit its state dict."""
 
     def is_eos(self, tokens: Tensor) -> Tensor:
         """Return which ids end a caption: boolean, of the shape of `tokens`."""
@@ -69,7 +72,7 @@ class Captioner(nn.Module, ABC):
         return ends_caption if self.extra_eos_id is None else ends_caption | (tokens == self.extra_eos_id)
 
     def caption_mask(self, tokens: Tensor) -> Tensor:
-        """Return which ids after BOS belong to each caption (B, T), boolean (B, T - 1): all up to and including the first end."""
+        """Return a mask (B, T - 1) of the ids after BOS in `tokens` (B, T): True for a caption's words and its first end."""
         ends_caption = self.is_eos(tokens[:, 1:]).long()
         return ends_caption.cumsum(1) == ends_caption
 
@@ -78,15 +81,16 @@ class Captioner(nn.Module, ABC):
         """Compute the training losses.
 
         Args:
-            batch: "before" (b, C, h, w), "after" (B, C, h, w), "tokens" (B, T) beginning with BOS, and what else the method
-                needs. B is b or 2 * b: with 2 * b, pair i < b is a change pair, and pair b + i the distractor pair of its before image.
+            batch: "before" (b, C, h, w), "after" (B, C, h, w), "tokens" (B, T) beginning with BOS, and other entries that the
+                method needs. If B is 2 b, pair i < b is a change pair. Pair b + i has the same before image, but is a distractor pair, in
+                which only the viewpoint changed.
 
         Returns:
-            Scalars to log by name; the one named "loss" is minimised.
+            Scalars by name, which are logged. Training minimises the scalar "loss".
         """
 
     def validation_losses(self, batch: Batch) -> dict[str, Tensor]:
-        """Compute the losses of validation pairs, in nats, by name: one value per word or pair. Their means over the split are logged.
+        """Return vectors of losses by name, in nats, with a value per word or pair. Their means over the validation split are logged.
 
         The batch is as in `loss`, with as many "before" as "after". This function must not call collective operations
         (`torch.distributed`), because some ranks have fewer batches.
@@ -94,16 +98,16 @@ class Captioner(nn.Module, ABC):
         return {}
 
     def check(self, data: Any) -> None:
-        """Raise a DiffcapError if the data of a training, a `FeatureData`, do not suit the method."""
+        """Raise a DiffcapError if the training data, a `FeatureData`, do not suit the captioner."""
         if data.vocabulary.family != self.vocabulary_layout:
             raise DiffcapError(
                 f"data.vocabulary_layout is {data.vocabulary.layout}; {type(self).__name__} needs {self.vocabulary_layout}."
             )
 
     def load_initial(self, weights: str | None, vocabulary: Any) -> None:
-        """Load weights that another program trained. Fine-tuning calls this first if it does not start from a pre-training.
+        """Load weights that another program trained. Fine-tuning calls this first if it does not start from a pre-training checkpoint.
 
-        `weights`: the option `model.initial_weights`, "default", "random", or a file.
+        `weights`: the option `model.initial_weights`: "default", "random", a file, or None if it is not set.
         """
         if weights:
             raise DiffcapError(
@@ -116,7 +120,7 @@ class Captioner(nn.Module, ABC):
 
     @abstractmethod
     def encode(self, before: Tensor, after: Tensor) -> Any:
-        """Encode feature maps (B, C, h, w) once for all steps, as a memory: nested tuples, lists or dicts of tensors with B rows."""
+        """Encode feature maps (B, C, h, w) as the memory, which all steps use: nested tuples, lists or dicts of tensors with B rows."""
 
     @abstractmethod
     def step(self, tokens: Tensor, memory: Any, cache: Any) -> tuple[Tensor, Any]:
@@ -124,20 +128,20 @@ class Captioner(nn.Module, ABC):
 
         Args:
             tokens: (B,) the ids at the current position. memory: from `encode`.
-            cache: None at the first position, then the cache that the previous call returned, nested as the memory.
+            cache: None at the first position, then the cache that the previous call returned: nested tensors, like the memory.
         """
 
     @abstractmethod
     def teacher_forced_logits(self, tokens: Tensor, memory: Any) -> Tensor:
         """Score the words of given captions (B, T), beginning with BOS, in one pass: logits of positions 1 ... T - 1, (B, T - 1, V).
 
-        Up to the end of a caption they equal those of `step`.
+        Up to the end of a caption, the logits equal those of `step`.
         """
 
     def nothing_changed(self, before: Tensor, after: Tensor) -> Tensor | None:
-        """Estimate from maps (B, C, h, w) the probability (B,) that only the viewpoint changed; None if the method cannot."""
+        """Estimate from maps (B, C, h, w) the probability (B,) that only the viewpoint changed; return None if the method cannot."""
         return None
 
     def attention(self, before: Tensor, after: Tensor, tokens: Tensor) -> AttentionMaps:
-        """Compute the attention maps of captions (B, T), beginning with BOS, for figures. Some methods have none."""
+        """Compute the attention maps of captions (B, T), which begin with BOS; some methods raise a NotImplementedError instead."""
         raise NotImplementedError(f"{type(self).__name__} has no attention maps")

@@ -23,14 +23,14 @@ CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)  # of R, G and B in CLIP's train
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 Network = str | dict[str, Any]  # a network's name or its configuration, see `build_clip`
 PairInit = Literal["clip", "difference"]  # initial weights of the attention between two images, see `PairTower`
-Clip = Any  # open_clip.CLIP or open_clip.CustomTextCLIP, whose parts torch's modules do not type
-# Attributes that this module uses; towers of timm, and towers without a class token, lack some of them.
+Clip = Any  # an open_clip.CLIP or open_clip.CustomTextCLIP; torch's Module does not type their parts
+# Attributes of the towers that this file uses. timm's image towers, and those without a class token, lack some and are refused.
 _IMAGE_ATTRIBUTES = ("_embeds", "class_embedding", "grid_size", "ln_post", "proj", "transformer")
 _TEXT_ATTRIBUTES = ("token_embedding", "positional_embedding", "transformer", "ln_final", "text_projection")
 
 
 def build_clip(network: Network, image_size: tuple[int, int] | None = None, vocabulary_size: int | None = None) -> Clip:
-    """Build an open_clip model with random weights; without `image_size` or `vocabulary_size`, those of the network are used.
+    """Build an open_clip model with random weights. If `image_size` or `vocabulary_size` is None, the network's own is used.
 
     `network` is a name of `open_clip.list_models()`, the name of a file in `models/networks/`, or a model's configuration.
     """
@@ -84,13 +84,13 @@ def pretrained_grid(network: Network) -> tuple[int, int]:
 
 
 def networks_folder() -> Path:
-    """Return the folder of the open_clip configurations that this package adds, each with its weights."""
+    """Return the folder of the open_clip configurations and their weights that diffcap contains."""
     return Path(__file__).with_name("networks")
 
 
 @torch.no_grad()
 def clamp_logit_scale_(logit_scale: Tensor) -> None:
-    """Limit the factor of the cosines, `exp(logit_scale)`, to 100, in place (CLIP)."""
+    """Limit `exp(logit_scale)`, which CLIP multiplies with the cosines, to 100, in place."""
     logit_scale.clamp_(max=math.log(100))
 
 
@@ -100,12 +100,12 @@ def text_tower_of(clip: Clip) -> Any:
 
 
 class BlockAttention(nn.MultiheadAttention):
-    """`nn.MultiheadAttention` with the faster `utils.linear`, for the calls in open_clip's blocks: self-attention without dropout."""
+    """`nn.MultiheadAttention` with the faster function `linear`. It does what open_clip's blocks need: self-attention without dropout."""
 
     def forward(  # type: ignore[override]
         self, query: Tensor, key: Tensor, value: Tensor, need_weights: bool = False, attn_mask: Tensor | None = None
     ) -> tuple[Tensor, None]:
-        """Attend within `query` (B, T, W); `key` and `value` are the same tensor. `attn_mask` (T, T) is that of torch."""
+        """Attend within `query` (B, T, W); `key` and `value` are the same tensor. `attn_mask` (T, T): as in torch."""
         projected = linear(query, self.in_proj_weight, self.in_proj_bias)
         qkv = projected.unflatten(2, (3, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4)  # (3, B, H, T, W / H)
         attended = F.scaled_dot_product_attention(qkv[0], qkv[1], qkv[2], attn_mask=attn_mask)
@@ -117,11 +117,11 @@ class PairTower(nn.Module):
 
     Args:
         clip: the open_clip model whose image tower is used.
-        intra_layers: blocks that encode each image separately; None: three quarters of them (9 of ViT-B/32's 12).
-        joint: False encodes the images separately in all blocks (the paper's FT1 and FT2) and adds the image type embeddings at the end.
-        pair_init: "clip": all blocks start from CLIP's weights (paper); "difference": the attention of the first inter block is
-            initialised by `layers.init_difference_attention_` (ours, for little data or few steps).
-        mean, std: of R, G and B on the scale 0 ... 1. checkpointing: compute each block again in the backward pass.
+        intra_layers: number of blocks that encode each image separately. None: three quarters of all blocks (9 of ViT-B/32's 12).
+        joint: False encodes each image separately in all blocks, then adds a vector for before or after (the paper's FT1 and FT2).
+        pair_init: "clip": all blocks start from CLIP's weights (paper). "difference": the attention of the first inter block starts
+            with weights that subtract the images (`init_difference_attention_`; ours, for little data or few steps).
+        mean, std: those of pixels on the scale 0 ... 1. checkpointing: save memory by computing blocks again in the backward pass.
     """
 
     mean: Tensor
@@ -182,7 +182,7 @@ class PairTower(nn.Module):
         return self._run_blocks(intra_blocks, self.visual._embeds(normalized))
 
     def encode_pair(self, before: Tensor, after: Tensor) -> Tensor:
-        """Encode the tokens of both images, (b, 1 + N, W) and (B, 1 + N, W), B a multiple of b, by the inter blocks: (B, 2 + 2 N, E)."""
+        """Encode both images' tokens, (b, 1 + N, W) and (B, 1 + N, W), by the inter blocks: (B, 2 + 2 N, E). B is a multiple of b."""
         before = repeat_batch(before, len(after))
         if not self.joint:
             return torch.cat([self.project(before) + self.before_mark, self.project(after) + self.after_mark], 1)
@@ -191,8 +191,8 @@ class PairTower(nn.Module):
         return self.project(self._run_blocks(inter_blocks, self.ln_mid(x)))
 
     def keeps_initial_value(self, name: str) -> bool:
-        """Return whether `pair_init` has initialised the captioner's parameter `name`, which then does not get CLIP's weights."""
-        prefix = f"images.visual.transformer.resblocks.{self.intra_layers}.attn."  # `images`: the captioner's name of this tower
+        """Return True if `pair_init` has initialised the captioner's parameter `name`, which then does not get CLIP's weights."""
+        prefix = f"images.visual.transformer.resblocks.{self.intra_layers}.attn."  # a captioner's attribute `images` is this tower
         return self.joint and self.pair_init == "difference" and name.startswith(prefix)
 
     def freeze_embeddings(self) -> None:
@@ -211,7 +211,7 @@ class PairTower(nn.Module):
 
 
 class TokenEmbedding(nn.Module):
-    """CLIP's token and position embeddings. An id beyond the vocabulary (padding) gets the vector of END, the last one."""
+    """CLIP's token and position embeddings. Padding, an id beyond the vocabulary, gets the vector of END, the last id."""
 
     def __init__(self, clip: Clip) -> None:
         super().__init__()
@@ -225,7 +225,7 @@ class TokenEmbedding(nn.Module):
         self.positional_embedding.requires_grad_(False)
 
     def forward(self, tokens: Tensor, first_position: int = 0) -> Tensor:
-        """Embed ids (B, T), which begin at `first_position`: (B, T, W)."""
+        """Embed ids (B, T) at the positions from `first_position` on: (B, T, W)."""
         end = first_position + tokens.shape[1]
         num_positions = len(self.positional_embedding)
         if end > num_positions:
@@ -235,7 +235,7 @@ class TokenEmbedding(nn.Module):
 
 
 class TextTower(TokenEmbedding):
-    """CLIP's text tower: encodes a caption as one vector, the output at END."""
+    """CLIP's text tower. It encodes a caption as one vector, the output at the caption's END token."""
 
     attn_mask: Tensor
 
@@ -248,10 +248,10 @@ class TextTower(TokenEmbedding):
         self.register_buffer("attn_mask", text.attn_mask, persistent=False)
 
     def forward(self, tokens: Tensor, first_position: int = 0) -> Tensor:
-        """Encode ids (B, T): (B, E). END is the largest id that is not padding, as in CLIP."""
+        """Encode ids (B, T) as vectors (B, E). END has the largest id except for padding, as in CLIP."""
         length = tokens.shape[1]
         x = self.transformer(super().forward(tokens, first_position), attn_mask=self.attn_mask[:length, :length])
-        end_positions = tokens.clamp(max=self.token_embedding.num_embeddings - 1).argmax(1)  # (B,) of the first END
+        end_positions = tokens.clamp(max=self.token_embedding.num_embeddings - 1).argmax(1)  # (B,), of each first END
         x = self.ln_final(x)[torch.arange(len(x), device=x.device), end_positions]
         projection = self.text_projection
         return projection(x) if isinstance(projection, nn.Module) else linear(x, projection.T)

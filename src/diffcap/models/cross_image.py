@@ -1,7 +1,7 @@
 """The common base of SCORER and DIRL: an encoder in which each image attends to the other, and a decoder of words.
 
-Letters: B pairs, b before images (each has one pair, or a change and a distractor pair, so B is b or 2 b), N visual tokens of one
-image, T text positions, D width, H heads, C feature channels, V vocabulary.
+Letters: B pairs, b before images (each has one pair, or a change pair and a distractor pair, in which only the viewpoint changed, so B
+is b or 2 b), N visual tokens of one image, T text positions, D width, H heads, C feature channels, V vocabulary.
 """
 
 from abc import abstractmethod
@@ -28,7 +28,7 @@ class CrossImageOutput(NamedTuple):
 class CrossImageLayer(nn.Module):
     """One encoder layer, `LayerNorm(x + Attention(x, other image))` for both images with the same weights.
 
-    `dropout` is the rate for the attention weights, `output_dropout` that for its output. `out_proj`: a linear layer merges the heads.
+    `dropout` is the rate for the attention weights, `output_dropout` for the attention's output. `out_proj`: a linear layer follows it.
     """
 
     def __init__(
@@ -76,19 +76,19 @@ class CrossImageCaptioner(Captioner):
         return encoded
 
     def encode(self, before: Tensor, after: Tensor) -> list[KeyValue]:
-        """See `Captioner.encode`: each decoder block's keys and values, (B, H, N, D / H), of the difference representation."""
+        """Compute each decoder block's keys and values of the fused tokens, (B, H, N, D / H) each, see `Captioner.encode`."""
         before, after = self.embedding(before), self.embedding(after)  # (B, N, D) each
         return self.decoder.project_memory(self.fuse(before, after, self.run_encoder(before, after)))
 
     def step(
         self, tokens: Tensor, memory: list[KeyValue], cache: list[KeyValue] | None
     ) -> tuple[Tensor, list[KeyValue]]:
-        """See `Captioner.step`."""
+        """Score the next word, see `Captioner.step`."""
         last_block, cache = self.decoder(tokens[:, None], memory, cache)
         return self._logits_without_unk(last_block.hidden[:, 0]), cache
 
     def teacher_forced_logits(self, tokens: Tensor, memory: list[KeyValue]) -> Tensor:
-        """See `Captioner.teacher_forced_logits`."""
+        """Score the words of given captions in one pass, see `Captioner.teacher_forced_logits`."""
         return self._logits_without_unk(self.decoder(tokens[:, :-1], memory).last_block.hidden)
 
     def _logits_without_unk(self, hidden: Tensor) -> Tensor:
@@ -97,13 +97,13 @@ class CrossImageCaptioner(Captioner):
         return logits.index_fill(-1, torch.tensor([UNK], device=logits.device), float("-inf"))
 
     def validation_losses(self, batch: Batch) -> dict[str, Tensor]:
-        """See `Captioner.validation_losses`: only the losses of the words, because the other losses depend on the batch size."""
+        """Compute the losses of the words of validation pairs; the other losses depend on the batch size and are left out."""
         tokens = batch["tokens"]
         hidden = self.decoder(tokens, self.encode(batch["before"], batch["after"])).last_block.hidden
         return {"caption_loss": next_word_losses(self.decoder.compute_logits(hidden), tokens)}
 
     def attention(self, before: Tensor, after: Tensor, tokens: Tensor) -> AttentionMaps:
-        """See `Captioner.attention`; `roll_out` distributes the attention to fused tokens over the two images."""
+        """Compute the attention of captions (B, T) to both images; `roll_out` derives it from that to the fused tokens."""
         before, after = self.embedding(before), self.embedding(after)
         encoded = self.run_encoder(before, after)
         memory = self.decoder.project_memory(self.fuse(before, after, encoded))
@@ -122,13 +122,13 @@ def roll_out(
 ) -> AttentionMaps:
     """Distribute the attention to fused tokens over the two images (attention rollout, Abnar and Zuidema, ACL 2020).
 
-    A fused token represents one position in both images. In each image, half of its attention goes to that position, and half
-    to the positions from which the last encoder layer's attention took the other image's content.
+    A fused token represents one position in both images. In the map of each image, half of the token's attention goes to this position,
+    and half to the positions to which this position of the other image attends in the last encoder layer.
 
     Args:
         attention: (B, T, N) to fused tokens. grid: rows and columns of the N positions.
         after_to_before: (B, N, N), attention of the after image's tokens (rows) to the before image's (columns).
-        before_to_after: the same in the other direction. None for both: all attention stays at its own position.
+        before_to_after: attention in the other direction. If both are None, each token's attention stays at its own position.
     """
     before = attention if after_to_before is None else (attention + attention @ after_to_before) / 2
     after = attention if before_to_after is None else (attention + attention @ before_to_after) / 2

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from diffcap.models.layers import Attention, BlockMemory, Dropout, KeyValue, Linear, Segments, sinusoidal_positions
 
-NULL, UNK, START, END = range(4)  # token ids (vocabulary layout "rcc"); NULL is padding
+NULL, UNK, START, END = range(4)  # ids of the special tokens, in the order of RobustChangeCaptioning; NULL is padding
 
 
 class BlockOutput(NamedTuple):
@@ -21,7 +21,7 @@ class BlockOutput(NamedTuple):
     after_self_attention: Tensor  # after the residual connection and the norm of the self-attention
     after_cross_attention: Tensor  # after the residual connection and the norm of the cross-attention
     hidden: Tensor  # the block's output
-    new_key_values: KeyValue  # keys and values of its self-attention, for the positions of this call only
+    new_key_values: KeyValue  # keys and values of the self-attention, for the positions of this call only
 
 
 class PostNormBlock(nn.Module):
@@ -36,7 +36,7 @@ class PostNormBlock(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, memory: BlockMemory, mask: Tensor | None, past_segments: Segments) -> BlockOutput:
-        """Run words x (B, T, D), which attend to `memory`, the visual tokens; `mask` and `past_segments` as in `Attention.forward`."""
+        """Run words x (B, T, D). They attend to `memory`, the visual tokens; `mask` and `past_segments` are as in `Attention.forward`."""
         attended, new_key_values = self.self_attention(x, mask, past_segments)
         words = self.norm1(x + self.dropout(attended))
         visual = self.norm2(words + self.dropout(self.cross.attend_memory(words, memory)))
@@ -57,9 +57,9 @@ class WordDecoder(nn.Module):
     Args:
         vocabulary_size: V. max_length: positions of a caption, START and END included.
         width: D. word_width: channels of the word vectors.
-        input_projection: (B, T, word_width) to (B, T, D).
-        blocks: modules with the forward of `PostNormBlock` and an `Attention` named `cross`. A generator builds them
-            after the word vectors, so their random weights are drawn after those of the word vectors.
+        input_projection: maps word vectors (B, T, word_width) to (B, T, D).
+        blocks: modules with the forward of `PostNormBlock` and an `Attention` named `cross`. A generator may build them; it then
+            draws their random weights after those of the word vectors.
         padding_idx: argument of the `nn.Embedding` of the words. output_dropout: rate before the linear layer.
     """
 
@@ -98,9 +98,9 @@ class WordDecoder(nn.Module):
         """Run words through the blocks.
 
         Args:
-            tokens: ids (B, T). memory: from `project_memory`, or the visual tokens (B, N, D) themselves, for a training step.
-            past_key_values: the `cache` of the P positions before these words; T is then 1. None: P is 0.
-            is_key: boolean (B, P + T), True for words that may be attended to. None: all but NULL; all with `past_key_values`.
+            tokens: ids (B, T). memory: the result of `project_memory`, or in training the visual tokens (B, N, D) themselves.
+            past_key_values: the `cache` of the previous call, with P positions; T is then 1. None: no words precede these, P is 0.
+            is_key: (B, P + T), True for words that may be attended to. None: all words with `past_key_values`, else all but NULL.
         """
         first_position = past_key_values[0][0].shape[2] if past_key_values else 0  # P
         end = first_position + tokens.shape[1]
@@ -119,14 +119,14 @@ class WordDecoder(nn.Module):
         return self.logit(self.output_dropout(hidden))
 
     def attention(self, tokens: Tensor, memory: list[KeyValue], is_key: Tensor | None = None) -> Tensor:
-        """Return the last block's attention (B, T, N), mean over heads, when the word after each of `tokens` is predicted."""
+        """Return the last block's attention (B, T, N), the mean over heads; row t is for predicting the word after token t."""
         words = self(tokens, memory, None, is_key).last_block.after_self_attention
         cross = self.blocks[-1].cross
         return cross.mean_weights(cross.project_query(words), memory[-1][0])  # type: ignore[union-attr, operator]
 
 
 def causal_mask(is_key: Tensor) -> Tensor:
-    """Return the mask (B, 1, T, T) with which each position attends to itself and to earlier ones, only where `is_key` (B, T) is true."""
+    """Return a mask (B, 1, T, T): each position attends to itself and to earlier positions, but only to those with `is_key` (B, T)."""
     length = is_key.shape[1]
     return torch.ones(length, length, dtype=torch.bool, device=is_key.device).tril() & is_key[:, None, None]
 
@@ -153,14 +153,14 @@ def run_blocks(
 
 
 def next_word_losses(logits: Tensor, tokens: Tensor) -> Tensor:
-    """Return cross-entropies (n,), in nats, of the n words and ENDs of `tokens` (B, T), from `logits` (B, T, V) one position earlier."""
+    """Return cross-entropies (n,), in nats, of the n words and ENDs in `tokens` (B, T). `logits[:, t]` (B, V) predicts token t + 1."""
     next_ids = tokens[:, 1:]
     is_word = next_ids != NULL
     return F.cross_entropy(logits[:, :-1][is_word], next_ids[is_word], reduction="none")
 
 
 def pair_groups(before: Tensor, after: Tensor) -> list[slice]:
-    """Return the rows of each group of pairs in a batch: its change pairs, then the distractor pairs if there are any.
+    """Return the batch rows of each group: the change pairs, then, if any, the distractor pairs, in which only the viewpoint changed.
 
     Each group has a pair for every before image, so `before` (b, ...) and `after` (B, ...) give B / b slices of b rows.
     """

@@ -2,7 +2,7 @@
 
 Most of them are for the CPU, where torch has no fused kernel. Tests compare values and gradients with the plain forms.
 
-Letters: B pairs, b rows of a repeated batch, H heads, T queries, S keys, E channels of a head, D width, C x h x w feature maps.
+Letters: B pairs, b rows before a batch is repeated, H heads, T queries, S keys, E channels of a head, D width, C x h x w feature maps.
 """
 
 import math
@@ -17,37 +17,37 @@ from torch.autograd.function import once_differentiable
 from diffcap.utils.linear import is_float32_on_cpu, linear
 
 RANDOM_LEVELS = 1 << 16  # dropout compares 16-bit random integers with a threshold
-MIN_DROPOUT_ELEMENTS = 1 << 16  # below which torch's own dropout is as fast
-MIN_PROBABILITIES = 1 << 14  # H x T x S below which the loop over pairs costs more time than it saves
+MIN_DROPOUT_ELEMENTS = 1 << 16  # with fewer elements, torch's own dropout is as fast
+MIN_PROBABILITIES = 1 << 14  # with a smaller H x T x S, torch's own attention is faster than a loop over pairs
 
 
 def add_repeated(x: Tensor, y: Tensor) -> Tensor:
-    """`x + y.repeat(B // b, 1, ...)` for x (B, ...) and y (b, ...), without copies of y. B is a multiple of b."""
+    """Compute `x + y.repeat(B // b, 1, ...)` for x (B, ...) and y (b, ...), without copies of y. B is a multiple of b."""
     if len(x) == len(y):
         return x + y
     return (x.unflatten(0, (-1, len(y))) + y).flatten(0, 1)
 
 
 def linear_of_concatenation(layer: nn.Linear, first: Tensor, second: Tensor) -> Tensor:
-    """`layer(torch.cat([first, second], -1))` without the concatenated tensor, which autograd would keep."""
+    """Compute `layer(torch.cat([first, second], -1))` without the concatenated tensor, which autograd would keep."""
     first_weight, second_weight = layer.weight.split([first.shape[-1], second.shape[-1]], 1)
     return linear(first, first_weight, layer.bias).add_(linear(second, second_weight))
 
 
 def maps_to_tokens(maps: Tensor, weight: Tensor, offset: Tensor) -> Tensor:
-    """`offset + F.linear(maps.flatten(2).transpose(1, 2), weight)`: a linear layer at every position of feature maps.
+    """Compute `offset + F.linear(maps.flatten(2).transpose(1, 2), weight)`: a linear layer at every position of feature maps.
 
-    maps (B, C, h, w), weight (D, C) and offset (h w, D) to (B, h w, D), in reading order. The offset is bias plus position embedding.
+    Maps (B, C, h, w), weight (D, C) and offset (h w, D) give (B, h w, D), in reading order. The offset is bias plus position embedding.
     """
     if is_float32_on_cpu(maps) and is_float32_on_cpu(weight):
         return _MapsToTokens.apply(maps.flatten(2), weight, offset)
     # A 1 x 1 convolution: the maps are not copied to channels-last order, and no such copy is kept for the gradient.
     tokens = F.conv2d(maps, weight[..., None, None])  # (B, D, h, w)
-    return offset + tokens.flatten(2).transpose(1, 2)  # in this order of the sum the result is contiguous
+    return offset + tokens.flatten(2).transpose(1, 2)  # with the offset first, the sum is contiguous
 
 
 class _MapsToTokens(torch.autograd.Function):
-    """`maps_to_tokens` image by image: no pass allocates a tensor as large as all maps, except for their gradient."""
+    """`maps_to_tokens` image by image, so that neither pass allocates a tensor as large as all maps, except for their gradient."""
 
     @staticmethod
     def forward(ctx: Any, maps: Tensor, weight: Tensor, offset: Tensor) -> Tensor:
@@ -72,10 +72,10 @@ class _MapsToTokens(torch.autograd.Function):
 
 
 def dropout(x: Tensor, probability: float) -> Tensor:
-    """`F.dropout(x, probability)`, on the CPU with 16-bit random integers.
+    """Compute `F.dropout(x, probability)`, on the CPU with 16-bit random integers.
 
-    There torch samples one number at a time, in one thread, and keeps a factor of x's type for every element. Here one random
-    integer of 64 bits gives four numbers, and one byte per element is kept. `probability` is rounded to a multiple of 1 / 65536.
+    On the CPU, torch samples one number at a time, in one thread, and keeps a factor of x's type for every element. This function takes
+    four numbers from a random integer of 64 bits and keeps a byte per element. `probability` is rounded to a multiple of 1 / 65536.
     """
     if x.device.type != "cpu" or not 0 < probability < 1 or x.numel() < MIN_DROPOUT_ELEMENTS:
         return F.dropout(x, probability)
@@ -100,15 +100,15 @@ class _Dropout(torch.autograd.Function):
 def attention_over_segments(
     query: Tensor, segments: Sequence[tuple[Tensor, Tensor]], mask: Tensor | None = None
 ) -> Tensor:
-    """`softmax(query key^T / sqrt(E)) value`, where keys and values are the concatenation of several segments.
+    """Compute `softmax(query key^T / sqrt(E)) value`, where keys and values are the concatenation of several segments.
 
-    For decoding steps, which have few queries: concatenating all keys and values would take longer than the attention.
+    It is for decoding steps. They have so few queries that concatenating all keys and values would take longer than the attention.
 
     Args:
         query: (B, H, T, E), the shape of the result. segments: keys and values, (B, H, S_i, E) each; fastest if contiguous.
         mask: boolean, True where a query may attend to a key; broadcast to (B, H, T, sum of S_i).
     """
-    query = (query * query.shape[3] ** -0.5).contiguous()  # once, not for every segment
+    query = (query * query.shape[3] ** -0.5).contiguous()  # contiguous once, not for every segment
     scores = torch.cat([query @ key.transpose(2, 3) for key, _ in segments], 3)
     if mask is not None:
         scores = scores.masked_fill(~mask, float("-inf"))
@@ -118,22 +118,22 @@ def attention_over_segments(
 
 
 def attention_with_dropout(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
-    """`F.dropout(softmax(query key^T / sqrt(E)), dropout) value` on the CPU.
+    """Compute `F.dropout(softmax(query key^T / sqrt(E)), dropout) value` on the CPU.
 
     On the CPU, torch's `scaled_dot_product_attention` with dropout falls back to separate operations over all B x H x T x S
     probabilities and keeps several copies of them for the backward pass. Here one pair is computed at a time, in the
     processor's cache. Only the dropout mask is kept, one byte for each probability; the backward pass computes the
     probabilities again, as the fused kernels of GPUs do. With bfloat16 inputs, scores and probabilities are float32.
 
-    query (B, H, T, E) and key and value (B, H, S, E), float32 or bfloat16, to (B, H, T, E), a view of a contiguous (B, T, H, E).
-    The batch of `query`, or that of `key` and `value`, may have b rows, where B is a multiple of b; it is then repeated as a whole.
+    `query` (B, H, T, E), `key` and `value` (B, H, S, E) are float32 or bfloat16; the result is a view of a contiguous (B, T, H, E).
+    Either `query`, or `key` and `value`, may have b rows instead, where B is a multiple of b; that batch is repeated as a whole.
     `dropout` in [0, 1) is rounded to a multiple of 1 / 65536.
     """
     return _AttentionWithDropout.apply(query, key, value, round(dropout * RANDOM_LEVELS))
 
 
 def attention_with_dropout_is_faster(query: Tensor, key: Tensor) -> bool:
-    """Return whether `attention_with_dropout` supports these queries and keys and is faster than torch's own attention."""
+    """Return True if `attention_with_dropout` supports these queries and keys and is faster than torch's own attention."""
     is_supported = query.device.type == "cpu" and query.dtype in (torch.float32, torch.bfloat16)
     has_pairs = len(query) > 0 and len(key) > 0  # a rank may have no pair
     return is_supported and has_pairs and query.shape[1] * query.shape[2] * key.shape[2] >= MIN_PROBABILITIES
@@ -182,12 +182,12 @@ class _AttentionWithDropout(torch.autograd.Function):
 
 
 def _probabilities(query: Tensor, key: Tensor) -> Tensor:
-    """Attention probabilities of one pair, (H, T, E) and (H, S, E) to (H, T, S), float32."""
+    """Compute attention probabilities (H, T, S) of one pair, float32, from its queries (H, T, E) and keys (H, S, E)."""
     return torch.softmax((query.float() * query.shape[2] ** -0.5) @ key.float().transpose(1, 2), 2)
 
 
 def _keep_mask(x: Tensor, threshold: int) -> Tensor:
-    """Sample which elements of x dropout keeps (1, else 0). `threshold` is the probability of 0 in units of 1 / 65536."""
+    """Sample a mask like x: 1 for elements that dropout keeps, else 0. `threshold` is the probability of 0 times 65536."""
     count = x.numel()
     random_bits = torch.empty(math.ceil(count / 4), dtype=torch.int64).random_(-(2**63), None)
     keep = random_bits.view(torch.int16)[:count] >= threshold - RANDOM_LEVELS // 2
@@ -195,7 +195,7 @@ def _keep_mask(x: Tensor, threshold: int) -> Tensor:
 
 
 def _accumulate(gradient: Tensor, index: int, batch_row: int, contribution: Tensor) -> None:
-    """Add the contribution of a row of the repeated batch to `gradient[index]`; the first one, of row `index`, overwrites it."""
+    """Add the contribution of row `batch_row` of the repeated batch to `gradient[index]`; the first contribution overwrites it."""
     if index == batch_row:
         gradient[index] = contribution
     else:

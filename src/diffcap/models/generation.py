@@ -38,15 +38,15 @@ def greedy(captioner: Captioner, before: Tensor, after: Tensor, max_length: int)
 
 @torch.no_grad()
 def greedy_from(captioner: Captioner, memory: Any, max_length: int) -> Tensor:
-    """`greedy` from the memory of a captioner."""
+    """Do the same as `greedy`, from a memory that `captioner.encode` returned."""
     return _decode(captioner, memory, max_length, lambda logits, _: logits.argmax(-1))
 
 
 @torch.no_grad()
 def sample_from(captioner: Captioner, memory: Any, draws: Tensor) -> Tensor:
-    """Sample every word from its probabilities: (B, at most T) ids in the form of `greedy`.
+    """Sample every word from the captioner's probabilities; return ids (B, at most T) as `greedy` does.
 
-    `draws`: (B, T - 1) random numbers, uniform in [0, 1). Each word is the first whose cumulative probability exceeds its number.
+    `draws`: (B, T - 1) uniform random numbers in [0, 1). A word is the first id whose cumulative probability exceeds the word's draw.
     """
 
     def sample(logits: Tensor, position: int) -> Tensor:
@@ -80,7 +80,7 @@ def _decode(captioner: Captioner, memory: Any, max_length: int, choose_ids: Call
 def beam_search(
     captioner: Captioner, before: Tensor, after: Tensor, max_length: int, beams: int, length_penalty: float = 0.0
 ) -> Tensor:
-    """Beam search: keep the `beams` most likely beginnings of every caption; (B, T) ids of the best, in the form of `greedy`.
+    """Keep the `beams` most likely beginnings of every caption at each step. Return the ids (B, T) of the best, as `greedy` does.
 
     Args:
         before, after: (B, C, h, w). max_length: positions, BOS included. beams: 1 gives `greedy`.
@@ -94,7 +94,7 @@ def beam_search(
 def beam_hypotheses(
     captioner: Captioner, before: Tensor, after: Tensor, max_length: int, beams: int, length_penalty: float = 0.0
 ) -> Tensor:
-    """All final hypotheses of `beam_search`, best first: (B, beams, T) ids. Arguments as `beam_search`."""
+    """Return all captions that `beam_search` keeps until the end, best first, as ids (B, beams, T)."""
     memory = captioner.encode(before, after)
     memory_tensor = tree_leaves(memory)[0]
     num_pairs = len(memory_tensor)
@@ -105,7 +105,7 @@ def beam_hypotheses(
     scores[:, 0] = 0.0  # all beams are equal at first, so only one of them may be continued
     has_ended = torch.zeros(num_pairs, beams, dtype=torch.bool, device=device)
     word_counts = torch.zeros(num_pairs, beams, device=device)
-    first_rows = torch.arange(num_pairs, device=device)[:, None] * beams  # of each pair in `tokens`
+    first_rows = torch.arange(num_pairs, device=device)[:, None] * beams  # first row of each pair in `tokens`
     cache: Any = None
     for _ in range(max_length - 1):
         logits, cache = captioner.step(tokens[:, -1], memory, cache)
@@ -114,7 +114,7 @@ def beam_hypotheses(
         eos_only = torch.full_like(log_probabilities, float("-inf"))
         eos_only[..., captioner.eos_id] = 0.0
         next_scores = scores[..., None] + torch.where(has_ended[..., None], eos_only, log_probabilities)
-        scores, continuations = next_scores.flatten(1).topk(beams, dim=1)  # (B, beams); indices in beams * V
+        scores, continuations = next_scores.flatten(1).topk(beams, dim=1)  # (B, beams) each; indices in beams * V
         parents = continuations // next_scores.shape[-1]  # the beams that are continued
         next_ids = continuations % next_scores.shape[-1]
         parent_rows = (parents + first_rows).flatten()
@@ -137,7 +137,7 @@ def rank_beams(log_probabilities: Tensor, word_counts: Tensor, length_penalty: f
 
 @torch.no_grad()
 def token_log_probabilities(captioner: Captioner, memory: Any, tokens: Tensor) -> Tensor:
-    """Return the natural logarithms of the probabilities of the tokens 1 ... T - 1 of given captions (B, T): (B, T - 1).
+    """Return the natural logarithms (B, T - 1) of the probabilities of the tokens 1 ... T - 1 of given captions (B, T).
 
     They are 0 after the end of the caption, see `Captioner.caption_mask`.
     """
@@ -147,7 +147,7 @@ def token_log_probabilities(captioner: Captioner, memory: Any, tokens: Tensor) -
 
 
 class Ensemble(Captioner):
-    """Several captioners, of any methods, with the same ids for the same words; for decoding only.
+    """Several captioners that decode together. They may have different methods, but have the same ids for the same words.
 
     `before` and `after` are lists with the feature maps (B, C, h, w) for each member.
     """
@@ -169,24 +169,24 @@ class Ensemble(Captioner):
         return [member.encode(*member_maps) for member, *member_maps in zip(self.members, before, after)]
 
     def step(self, tokens: Tensor, memory: list[Any], cache: list[Any] | None) -> tuple[Tensor, list[Any]]:
-        """See `Captioner.step`: the logits are the logarithm of the mean probability of every word."""
+        """Score the next word (see `Captioner.step`): the logits are the logarithms of every word's mean probability."""
         caches = cache or [None] * len(memory)
         outputs = [member.step(tokens, *state) for member, *state in zip(self.members, memory, caches)]
         return _mean_log_probabilities([logits for logits, _ in outputs]), [new_cache for _, new_cache in outputs]
 
     def teacher_forced_logits(self, tokens: Tensor, memory: list[Any]) -> Tensor:
-        """See `Captioner.teacher_forced_logits`."""
+        """Score the words of given captions in one pass, see `Captioner.teacher_forced_logits`."""
         member_memories = zip(self.members, memory)
         return _mean_log_probabilities([member.teacher_forced_logits(tokens, part) for member, part in member_memories])
 
     def nothing_changed(self, before: Any, after: Any) -> Tensor | None:
-        """See `Captioner.nothing_changed`: the mean over the members that estimate it."""
+        """Return the mean probability that only the viewpoint changed, over the members that estimate it; else None."""
         estimates = [member.nothing_changed(*member_maps) for member, *member_maps in zip(self.members, before, after)]
         probabilities = [estimate for estimate in estimates if estimate is not None]
         return torch.stack(probabilities).mean(0) if probabilities else None
 
     def attention(self, before: Any, after: Any, tokens: Tensor) -> AttentionMaps:
-        """See `Captioner.attention`: the mean of the members' maps."""
+        """Return the mean of the members' attention maps, see `Captioner.attention`."""
         attentions = [member.attention(*maps, tokens) for member, *maps in zip(self.members, before, after)]
         if len({attention.before.shape for attention in attentions}) > 1:
             raise NotImplementedError("the attention maps of the members have different sizes")
@@ -199,6 +199,6 @@ class Ensemble(Captioner):
 
 
 def _mean_log_probabilities(member_logits: list[Tensor]) -> Tensor:
-    """Return the logarithm of the mean of several models' probabilities, (..., V) as each element of `member_logits`."""
+    """Return the logarithm (..., V) of the mean of several models' probabilities, from the logits (..., V) of each."""
     log_probabilities = torch.stack([logits.float().log_softmax(-1) for logits in member_logits])
     return log_probabilities.logsumexp(0) - math.log(len(member_logits))

@@ -43,12 +43,12 @@ class Linear(nn.Linear):
     """`nn.Linear` with the function `utils.linear.linear`, which is faster on some CPUs."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., in_features) to (..., out_features)."""
+        """Map x (..., in_features) to (..., out_features)."""
         return linear(x, self.weight, self.bias)
 
 
 def use_fast_linear_(module: nn.Module) -> None:
-    """Make every `nn.Linear` in a module of another package a `Linear`."""
+    """Change the class of every `nn.Linear` in `module`, which another package built, to `Linear`."""
     for part in module.modules():
         if type(part) is nn.Linear:
             part.__class__ = Linear
@@ -75,11 +75,11 @@ class UnbiasedLayerNorm(nn.Module):
 
 
 def attention_to_tokens(attention: "Attention", query: Tensor, tokens: Tensor) -> Tensor:
-    """`attention.attend(query, attention.project_key_value(tokens))` without keys and values, for few queries and many tokens.
+    """Compute `attention.attend(query, attention.project_key_value(tokens))` without keys and values, for few queries and many tokens.
 
     With the key weight W_k and the value weight W_v of a head, `query (tokens W_k^T)^T` is `(query W_k) tokens^T`, and
     `probabilities (tokens W_v^T)` is `(probabilities tokens) W_v^T`. The bias of the keys adds the same number to all scores of a
-    query, so the softmax does not depend on it. Projected query (B, H, T, E) and tokens (B, S, D) to (B, T, D).
+    query, so the softmax does not depend on it. The projected query (B, H, T, E) and the tokens (B, S, D) give (B, T, D).
     """
     batch, heads, length, channels = query.shape
     head_shape = heads, batch * length, -1
@@ -92,14 +92,14 @@ def attention_to_tokens(attention: "Attention", query: Tensor, tokens: Tensor) -
         probabilities = dropout(probabilities, attention.dropout)
     mean_tokens = (probabilities @ tokens).view(batch, heads, length, -1)
     attended = mean_tokens.transpose(0, 1).reshape(head_shape) @ qkv_weight[2].transpose(1, 2)  # (H, B T, E)
-    if qkv_bias is not None:  # times the sum of the probabilities, which is not 1 after dropout
+    if qkv_bias is not None:  # multiplied by the sum of the probabilities, which is not 1 after dropout
         probability_sum = probabilities.sum(2).view(batch, heads, length).transpose(0, 1).reshape(head_shape)
         attended = attended + probability_sum * qkv_bias.view(3, heads, 1, channels)[2]
     return attention.out(attention.merge_heads(attended.view(heads, batch, length, channels).transpose(0, 1)))
 
 
 def attention_to_tokens_is_faster(attention: "Attention", query: Tensor, tokens: Tensor) -> bool:
-    """Return whether `attention_to_tokens` supports these inputs and needs fewer multiplications than `attend`."""
+    """Return True if `attention_to_tokens` supports these inputs and needs fewer multiplications than `attend`."""
     length = query.shape[2]
     num_tokens = tokens.shape[1]
     width = attention.width
@@ -125,12 +125,12 @@ class Attention(nn.Module):
         self.out = Linear(width, width, bias=bias) if out_proj else nn.Identity()
 
     def split_heads(self, x: Tensor) -> Tensor:
-        """(B, T, D) to a view (B, H, T, E)."""
+        """Return a view (B, H, T, E) of x (B, T, D)."""
         return x.unflatten(2, (self.heads, self.width // self.heads)).transpose(1, 2)
 
     @staticmethod
     def merge_heads(heads: Tensor) -> Tensor:
-        """(B, H, T, E) to (B, T, D); the inverse of `split_heads`."""
+        """Return `heads` (B, H, T, E) as (B, T, D); this is the inverse of `split_heads`."""
         return heads.transpose(1, 2).flatten(2)
 
     def _project(self, x: Tensor, start: int, stop: int) -> tuple[Tensor, ...]:
@@ -155,11 +155,11 @@ class Attention(nn.Module):
         return key, value
 
     def attend(self, query: Tensor, key_value: KeyValue, mask: Tensor | None = None) -> Tensor:
-        """`out(softmax(query key^T / sqrt(E)) value)`, (B, T, D), with dropout of the probabilities in training.
+        """Compute `out(softmax(query key^T / sqrt(E)) value)`, (B, T, D), with dropout of the probabilities in training.
 
         Args:
-            query: (B, H, T, E). key_value: (B, H, S, E) each. If their numbers of rows differ, one must be a multiple of the other;
-                the smaller batch is then repeated as a whole, as `repeat_batch` does.
+            query: (B, H, T, E). key_value: (B, H, S, E) each. If the query has more rows than the keys and values, or fewer, the
+                smaller batch is repeated as a whole; its number of rows must divide the larger one.
             mask: boolean, True where a query may attend to a key; broadcast to (B, H, T, S). Every query needs at least one key.
         """
         key, value = key_value
@@ -176,7 +176,7 @@ class Attention(nn.Module):
         return self.out(self.merge_heads(attended))
 
     def attend_memory(self, x: Tensor, memory: BlockMemory) -> Tensor:
-        """Cross-attention of x (B, T, D) to the memory, (B, T, D): keys and values, (B, H, S, E) each, or their tokens (B, S, D)."""
+        """Attend from x (B, T, D) to `memory`, keys and values or the tokens (B, S, D) that give them: (B, T, D)."""
         query = self.project_query(x)
         if not isinstance(memory, Tensor):
             return self.attend(query, memory)
@@ -185,7 +185,7 @@ class Attention(nn.Module):
         return self.attend(query, self.project_key_value(memory))
 
     def mean_weights(self, query: Tensor, key: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return attention weights (B, T, S), averaged over the heads, without dropout; every row sums to 1. Arguments as `attend`."""
+        """Return attention weights (B, T, S), averaged over the heads, without dropout; every row sums to 1. Arguments: as in `attend`."""
         scores = query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5
         if mask is not None:
             scores = scores.masked_fill(~mask, float("-inf"))
@@ -198,16 +198,16 @@ class Attention(nn.Module):
         past_segments: Segments = (),
         query_positions: Positions = ALL_POSITIONS,
     ) -> tuple[Tensor, KeyValue]:
-        """Self-attention of x (B, T, D) over the earlier positions and x.
+        """Attend from x (B, T, D) to the P earlier positions and to x itself.
 
         Args:
-            mask: boolean, True where a query may attend to a key; broadcast to (B, H, Q, P + T). None: everywhere.
-            past_segments: cached keys and values of P earlier positions. The last segment is concatenated with those of x; the
-                other segments are not copied (`attention_over_segments`). With several segments there is no dropout.
+            mask: boolean, True where a query may attend to a key; broadcast to (B, H, Q, P + T). None: to all keys.
+            past_segments: cached keys and values of P earlier positions. The last segment is concatenated with the keys and values
+                of x; the other segments are not copied. With several segments there is no dropout.
             query_positions: the Q positions of x whose output is computed.
 
         Returns:
-            (B, Q, D), and the keys and values of all positions of x, without the cached ones.
+            The output (B, Q, D), and the keys and values of all positions of x, without the cached ones.
         """
         if query_positions is ALL_POSITIONS:
             query, key, value = self.project_qkv(x)
@@ -245,7 +245,7 @@ class PreNormBlock(nn.Module):
         past_segments: Segments = (),
         query_positions: Positions = ALL_POSITIONS,
     ) -> tuple[Tensor, KeyValue]:
-        """Arguments and results are those of `Attention.forward`."""
+        """Run the block on x (B, T, D). The other arguments and the results are as in `Attention.forward`."""
         attended, new_key_values = self.attention(self.attention_norm(x), mask, past_segments, query_positions)
         return self.add_and_run_ffn(take_positions(x, query_positions), attended), new_key_values
 
@@ -270,12 +270,12 @@ class PreNormStack(nn.Module):
         past_key_values: Sequence[Segments] | None = None,
         query_positions: Positions = ALL_POSITIONS,
     ) -> tuple[Tensor, list[KeyValue]]:
-        """Run the blocks on x (B, T, D): (B, Q, D), and each block's keys and values of all positions of x.
+        """Run the blocks on x (B, T, D). Return (B, Q, D), and each block's keys and values of all positions of x.
 
         Args:
             mask: boolean, (..., T, P + T) or (..., 1, P + T), with a row for every position of x or one for all.
             past_key_values: for each block, cached keys and values of P earlier positions, as in `Attention.forward`.
-            query_positions: the Q positions of the result. Only the last block leaves out the others.
+            query_positions: the Q positions of the result. Only the last block leaves out the other positions.
         """
         x = self.norm(x)
         new_key_values = []
@@ -289,9 +289,9 @@ class PreNormStack(nn.Module):
     def forward_repeated(
         self, prefix: Tensor, suffix: Tensor, mask: Tensor | None, query_positions: Positions = ALL_POSITIONS
     ) -> Tensor:
-        """`forward` of `torch.cat([prefix.repeat_interleave(R, 0), suffix], 1)`: (B, Q, D), without keys and values.
+        """Return the result (B, Q, D) of `forward` for `torch.cat([prefix.repeat_interleave(R, 0), suffix], 1)`.
 
-        Row i of `prefix` (b, M, D) precedes R = B / b rows of `suffix` (B, T, D), from i R on; the first block projects it only once.
+        Row i of `prefix` (b, M, D) precedes the R = B / b rows of `suffix` (B, T, D) from row i R on; the first block projects it once.
         """
         repeats = len(suffix) // max(1, len(prefix))  # R; a rank may have an empty batch
         if repeats <= 1 or len(self.layers) < 2:
@@ -317,12 +317,12 @@ def take_positions(x: Tensor, positions: Positions) -> Tensor:
         return x[:, positions]
     if positions.ndim == 1:
         return x.index_select(1, positions)
-    flat_positions = torch.arange(len(x), device=x.device)[:, None] * x.shape[1] + positions  # in (B T, D)
+    flat_positions = torch.arange(len(x), device=x.device)[:, None] * x.shape[1] + positions  # row numbers in (B T, D)
     return x.flatten(0, 1).index_select(0, flat_positions.flatten()).unflatten(0, positions.shape)
 
 
 def take_mask_rows(mask: Tensor | None, positions: Positions) -> Tensor | None:
-    """Select the rows of an attention mask (..., T, S) at these positions; (T, S) for positions (B, Q). A single row is kept."""
+    """Select the rows at `positions` of a mask (..., T, S), or (T, S) for positions (B, Q). A mask with one row is not changed."""
     if mask is None or positions is ALL_POSITIONS or mask.shape[-2] == 1:
         return mask
     mask_rows = mask[..., positions, :]
@@ -379,7 +379,7 @@ def repeat_batch(x: Tensor, num_rows: int) -> Tensor:
 
 
 def init_xavier_(module: nn.Module) -> None:
-    """Initialise every parameter with two or more dimensions Xavier-uniform, also embeddings and convolutions (authors' code)."""
+    """Initialise every parameter with two or more dimensions Xavier-uniform, also embeddings and convolutions (several authors' code)."""
     for parameter in module.parameters():
         if parameter.ndim >= 2:
             nn.init.xavier_uniform_(parameter)

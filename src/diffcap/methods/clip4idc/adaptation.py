@@ -23,14 +23,14 @@ class Adaptation(TrainingModule):
         captioner: the image and text towers; fine-tuning loads their weights by name.
         lr: learning rate of the parameters that are added to CLIP: image type embeddings, joint positions, `ln_mid` (paper: 1e-4).
         clip_lr: learning rate of CLIP's parameters (authors' code: 1e-7 in half precision, which equals about 3e-6 in float32).
-        weight_decay: it shrinks the weights themselves, as in AdamW (authors' code: 0.2).
-        schedule: shape of the learning rate over the steps (authors' code: a cosine, but from the first step, not after the warm-up).
+        weight_decay: factor of AdamW's decoupled weight decay (authors' code: 0.2).
+        schedule: shape of the learning rate over the steps (authors' code: a cosine that begins at the first step, not after the warm-up).
         warmup: number of warm-up steps (authors' code: a tenth of all steps); below 1, a fraction of the trainer's `max_steps`.
-        milestones: steps at which the schedules piecewise and step decrease the rate.
-        initial_weights: weights of CLIP: default (open_clip's, downloaded, or those in diffcap), random, or a file.
+        milestones: steps at which the schedules "piecewise" and "step" decrease the rate.
+        initial_weights: CLIP's weights: "default" (those in diffcap if it has them, else open_clip's download), "random", or a file.
         init_from: checkpoint of an earlier adaptation, instead of `initial_weights`.
-        optimizer: function that makes another optimizer than AdamW, with the parameters of `lit.training.adamw`, such as
-            diffcap.methods.clip4idc.optimizers.bert_adam of the released program.
+        optimizer: function that makes the optimizer, with the parameters of `lit.training.adamw`; null: AdamW. The authors'
+            optimizer is diffcap.methods.clip4idc.optimizers.bert_adam.
     """
 
     stage = "pretrain"
@@ -73,12 +73,12 @@ class Adaptation(TrainingModule):
         return {"method": "clip4idc", "hyperparameters": self.captioner.hyperparameters}
 
     def optimizer(self) -> torch.optim.Optimizer:
-        """Return AdamW or what the option `optimizer` makes; CLIP and the added parameters have separate rates (authors' code)."""
+        """Return the optimizer. CLIP's and the added parameters have separate learning rates (authors' code)."""
         rates = (self.lr, self.clip_lr, self.weight_decay)
         return self.optimizer_function(self.captioner, self.gradient_groups()["clip"], *rates, betas=(0.9, 0.98))
 
     def gradient_groups(self) -> dict[str, list[nn.Parameter]]:
-        """Return CLIP's parameters and the added ones."""
+        """Return CLIP's parameters, and as "added" those that the method adds to CLIP."""
         model = self.captioner
         clip = [*model.images.visual.parameters(), *model.words.parameters(), model.logit_scale]
         clip_ids = {id(parameter) for parameter in clip}

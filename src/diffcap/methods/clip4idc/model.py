@@ -1,6 +1,6 @@
 """CLIP4IDC (Guo, Wang and Laaksonen, "CLIP4IDC: CLIP for Image Difference Captioning", AACL 2022).
 
-Where the paper and the released code differ, the code is the default and the paper's version is an option.
+Where the paper and the authors' code differ, the code's version is the default and the paper's is an option.
 
 Letters: B pairs, N patches of an image, T text positions, D width of the captioner, E width of CLIP's common space, V vocabulary.
 """
@@ -35,7 +35,7 @@ class CLIP4IDCAdaptation(nn.Module):
         freeze_embeddings: freeze all layers before the blocks: patch, class token, position and word embeddings, and the
             first norm (authors' code).
         vocabulary_size: V; null for the network's own. max_length: positions of a caption; CLIP has 77.
-        pair_init: "clip", CLIP's weights, or "difference", initial inter layers that compare the images, see `PairTower`.
+        pair_init: "clip": all layers start from CLIP's weights. "difference": the first inter layer starts by subtracting the images.
 
     Example:
         >>> import torch
@@ -83,7 +83,7 @@ class CLIP4IDCAdaptation(nn.Module):
         return (tokens[:, 0] + tokens[:, tokens.shape[1] // 2]) / 2
 
     def loss(self, batch: Batch) -> Tensor:
-        """Compute the contrastive loss over the global batch, which needs `before`, `after` (B, 3, height, width) and `tokens` (B, T)."""
+        """Compute the contrastive loss over the global batch, from `before`, `after` (B, 3, height, width) and `tokens` (B, T)."""
         text_vectors = self.words(batch["tokens"])
         pair_vectors = self.encode_pairs(batch["before"], batch["after"])
         return global_mean(pair_text_contrastive_loss(text_vectors, pair_vectors, self.logit_scale.exp()))
@@ -100,7 +100,7 @@ class EncoderBlock(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, T, D) to (B, T, D)."""
+        """Run tokens x (B, T, D) through the block: (B, T, D)."""
         x = self.norm1(x + self.dropout(self.attention(x)[0]))
         return self.norm2(x + self.dropout(self.outer(F.gelu(self.inner(x)))))
 
@@ -161,21 +161,21 @@ class CLIP4IDC(Captioner):
     then distractor pairs. Their losses are added (authors' code).
 
     Args:
-        vocabulary_size: V. network, image_size, intra_layers, checkpointing, freeze_embeddings: as `CLIP4IDCAdaptation`.
+        vocabulary_size: V. network, image_size, intra_layers, checkpointing, freeze_embeddings: as in `CLIP4IDCAdaptation`.
         max_length: positions of a caption, START and END included (authors' code: 33, of which 32 are the decoder's input).
         width: D (authors' code: 512; paper: 768, for which linear layers from and to CLIP's width are added, ours).
         heads: 8 (paper: 12). ffn: inner width (2048). encoder_layers, decoder_layers: 3 and 3 (authors' code).
         dropout: 0.1.
-        layerwise_cross_attention: decoder block i attends to encoder block i (authors' code), or all to the last one (paper).
-        images: "together" after the intra layers, or "apart", encoded separately in all layers (the ablations FT1 and FT2).
+        layerwise_cross_attention: True: decoder block i attends to encoder block i (authors' code). False: all to the last one (paper).
+        images: "together": encoded jointly after the intra layers. "apart": separately in all layers (the paper's ablations FT1, FT2).
         decoder: "captioner", or "clip_text": CLIP's text tower with cross-attention inserted (FT1), whose number of blocks and
             widths replace `decoder_layers`, `width` and `heads`.
         train_words: train CLIP's word vectors in spite of `freeze_embeddings` (authors' code: on Spot-the-Diff only).
-        pair_init: as `CLIP4IDCAdaptation`; it has no effect if an adaptation's checkpoint is loaded.
+        pair_init: as in `CLIP4IDCAdaptation`; it has no effect if an adaptation's checkpoint is loaded.
         init_std: standard deviation of the captioner's initial weights (authors' code: 0.02 for a width of 512; a value far
             below 1 / sqrt(width) makes the visual signal too weak to learn from).
-        padding: "own": an id beyond the vocabulary. "released": id 0, CLIP's token "!", as in the authors' code; it is never
-            learned, and a generated one ends the caption.
+        padding: "own": an id beyond the vocabulary. "released": id 0, CLIP's token "!", as in the authors' code. This token is never
+            learned, and ends a caption if it is generated.
 
     Example:
         >>> import torch
@@ -224,7 +224,7 @@ class CLIP4IDC(Captioner):
         clip = build_clip(network, image_size, vocabulary_size)
         self.images = PairTower(clip, intra_layers, images == "together", pair_init, checkpointing=checkpointing)
         self.words = TokenEmbedding(clip)
-        self.bos_id, self.eos_id = vocabulary_size - 2, vocabulary_size - 1  # the last two, as CLIP has them
+        self.bos_id, self.eos_id = vocabulary_size - 2, vocabulary_size - 1  # the last two ids, as in CLIP
         self.pad = 0 if padding == "released" else vocabulary_size
         if padding == "released":
             self.vocabulary_layout = "clip_released"
@@ -303,7 +303,7 @@ class CLIP4IDC(Captioner):
     def decode(
         self, tokens: Tensor, memory: list[KeyValue], past_key_values: list[KeyValue] | None = None
     ) -> DecoderOutput:
-        """Run ids (B, T) through the decoder, at the positions after `past_key_values`; without those, padding is masked."""
+        """Run ids (B, T), which follow the words of `past_key_values`. If it is None, they begin captions, and padding is masked."""
         first_position = past_key_values[0][0].shape[2] if past_key_values else 0
         x = self.dropout(self.words_norm(self.words_in(self.words(tokens, first_position))))
         mask = None if past_key_values else causal_mask(tokens != self.pad)
@@ -316,18 +316,18 @@ class CLIP4IDC(Captioner):
     def step(
         self, tokens: Tensor, memory: list[KeyValue], cache: list[KeyValue] | None
     ) -> tuple[Tensor, list[KeyValue]]:
-        """See `Captioner.step`."""
+        """Score the next word, see `Captioner.step`."""
         last, cache = self.decode(tokens[:, None], memory, cache)
         return self.compute_logits(last.hidden[:, 0]), cache
 
     def teacher_forced_logits(self, tokens: Tensor, memory: list[KeyValue]) -> Tensor:
-        """See `Captioner.teacher_forced_logits`."""
+        """Score the words of given captions in one pass, see `Captioner.teacher_forced_logits`."""
         return self.compute_logits(self.decode(tokens[:, :-1], memory).last_block.hidden)
 
     def attention(self, before: Tensor, after: Tensor, tokens: Tensor) -> AttentionMaps:
-        """See `Captioner.attention`: the decoder's last cross-attention, mean over the heads.
+        """Compute the maps of the decoder's last cross-attention, averaged over the heads, see `Captioner.attention`.
 
-        It is normalised over the patches of both images, without the class tokens. The method does not align the images.
+        The attention is normalised over the patches of both images, without the class tokens. The method does not align the images.
         """
         memory = self.encode(before, after)
         words = self.decode(tokens, memory).last_block.after_self_attention
@@ -337,20 +337,20 @@ class CLIP4IDC(Captioner):
         return patch_attention(before_tokens[..., 1:], after_tokens[..., 1:], self.images.grid)
 
     def word_losses(self, tokens: Tensor, memory: list[KeyValue]) -> Tensor:
-        """Return the cross-entropy of every word and END of captions (B, T) given the words before, in nats, as one vector."""
+        """Return a vector of cross-entropies, in nats: of every word and END of captions (B, T), given the words before it."""
         hidden = self.decode(tokens[:, :-1], memory).last_block.hidden
         next_ids = tokens[:, 1:]
         is_word = next_ids != self.pad
         return F.cross_entropy(self.compute_logits(hidden[is_word]), next_ids[is_word], reduction="none")
 
     def validation_losses(self, batch: Batch) -> dict[str, Tensor]:
-        """See `Captioner.validation_losses`: the word losses."""
+        """Compute the word losses of validation pairs, see `Captioner.validation_losses`."""
         return {"caption_loss": self.word_losses(batch["tokens"], self.encode(batch["before"], batch["after"]))}
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
-        """Compute the mean cross-entropy over the words of each group in the global batch, and add the groups.
+        """Compute the mean cross-entropy over each group's words in the global batch, and add those of the groups.
 
-        Needs `before` (b, 3, height, width), `after` (B, ...) with B = b, or B = 2 b for two groups, and `tokens` (B, T).
+        `batch` has `before` (b, 3, height, width), `after` (B, ...), where B is b, or 2 b for two groups, and `tokens` (B, T).
         """
         before = batch["before"]
         after = batch["after"]
@@ -367,7 +367,7 @@ class CLIP4IDC(Captioner):
     load_initial = load_clip
 
     def pretrained_parameters(self) -> list[nn.Parameter]:
-        """See `Captioner.pretrained_parameters`: CLIP's, and those that the adaptation adds to the image tower."""
+        """Return CLIP's parameters, and those that the adaptation adds to the image tower."""
         pretrained = [*self.images.parameters(), *self.words.parameters()]
         text_blocks = [block for block in self.decoder if isinstance(block, TextBlock)]
         for block in text_blocks:  # all but the cross-attention is CLIP's

@@ -1,6 +1,6 @@
-"""Rename the parameters of official CLIP4IDC checkpoints of both stages.
+"""Rename the parameters of official CLIP4IDC checkpoints (those of the authors' code), of adaptation and captioning.
 
-An official file is a state dict with `clip.*` in half precision and, for stage 2, `decoder.*`. The result is float32.
+An official file is a state dict with parameters `clip.*` in half precision and, for captioning, `decoder.*`. The result is float32.
 """
 
 import math
@@ -12,7 +12,7 @@ from torch import Tensor
 from diffcap.checkpoints.importing import Importer, Rule, Sizes, State, count_layers, pixel_features, rename
 from diffcap.utils.errors import DiffcapError
 
-# Rules to rename parameters: a regular expression of official names, and the name here; None leaves the parameter out.
+# Rules to rename parameters: a regular expression of official names, and diffcap's name; None leaves the parameter out.
 _VISUAL_RULES: tuple[Rule, ...] = (
     (r"clip\.visual\.bef_embedding", "images.before_mark"),
     (r"clip\.visual\.aft_embedding", "images.after_mark"),
@@ -58,9 +58,9 @@ def from_official(state: Mapping[str, Tensor], stage: str) -> dict[str, Tensor]:
 
 
 def official_sizes(state: State, options: Mapping[str, Any], tables: State) -> Sizes:
-    """Return the hyperparameters of CLIP4IDC, for both stages."""
+    """Return both stages' hyperparameters, from shapes in an official state dict and the user's `options`; `tables` is not needed."""
     vision_width, _, patch_side, _ = state["clip.visual.conv1.weight"].shape
-    heads = options["vision_heads"] or max(1, vision_width // 64)  # CLIP's rule
+    heads = options["vision_heads"] or max(1, vision_width // 64)  # as in CLIP
     if vision_width % heads:
         raise DiffcapError(
             f"--vision-heads is {heads}, which does not divide the width {vision_width} of the image tower; give its number of "

@@ -1,8 +1,8 @@
-"""BertAdam, the optimizer of CLIP4IDC's released program, with half-precision weights.
+"""BertAdam, the optimizer of CLIP4IDC's authors, with half-precision weights.
 
 The default optimizer is `lit.training.adamw` with two learning rates. Unlike AdamW, BertAdam has no bias correction, and its weight decay
-also applies to the image type embeddings, to CLIP's layer norms and to `logit_scale`. The released program also clips the gradient of
-each tensor to a norm of 1. This is left out here, because it changes nothing after the clipping of the whole gradient to 1.
+also applies to the image type embeddings, to CLIP's layer norms and to `logit_scale`. The authors' code also clips the gradient of
+each tensor to a norm of 1. This file leaves that out, because it changes nothing after the clipping of the whole gradient to 1.
 """
 
 from collections.abc import Callable, Iterable
@@ -15,9 +15,9 @@ from torch import nn
 class BertAdam(torch.optim.Optimizer):
     """Adam without bias correction and with decoupled weight decay: `p -= lr (m / (sqrt(v) + eps) + decay p)`.
 
-    In groups with `half`, the weights and both moments have the precision of float16, and every operation of the update is
-    rounded to it, as in CLIP4IDC's released program. The parameters themselves stay float32 tensors with such values, so that
-    the forward pass runs in the precision of the trainer. float16 has 11 significant bits: an update below about 1/2048 of a
+    In parameter groups with `half`, the weights and both moments have the precision of float16, and every operation of the update is
+    rounded to float16 (authors' code). The parameters stay float32 tensors, but with rounded values, so that the forward pass runs in
+    the precision of the trainer. float16 has 11 significant bits: an update below about 1/2048 of a
     weight is lost, and squares of gradients below about 2.4e-4 are rounded to 0, so that the step is `m / eps`.
     """
 
@@ -96,7 +96,7 @@ def bert_adam(
 
 
 def half_precision_parameters(modules: Iterable[nn.Module]) -> list[nn.Parameter]:
-    """Return the parameters that OpenAI's CLIP stores in float16, without those of the modules' children."""
+    """Return the parameters of these modules, without those of their children, that OpenAI's CLIP stores in float16."""
     parameters: list[nn.Parameter] = []
     for module in modules:
         if isinstance(module, nn.Linear | nn.Conv2d | nn.MultiheadAttention):

@@ -1,4 +1,4 @@
-"""Evaluate the retrieval of an adaptation's checkpoint, see `diffcap.evaluation.retrieval`."""
+"""Evaluate how well a checkpoint of CLIP4IDC's adaptation retrieves pairs by captions and captions by pairs."""
 
 from pathlib import Path
 from typing import Any, Literal
@@ -65,7 +65,7 @@ def evaluate_retrieval(
 ) -> None:
     """Compute recall and mean rank in both directions, print them, and write them to metrics.json.
 
-    `checkpoint` is best.ckpt of the pre-training; `limit` counts change pairs. The others are those of `evaluate` and `PairRetrieval`.
+    `checkpoint` is best.ckpt of an adaptation. `limit` counts change pairs. The others are as in `evaluate` and `PairRetrieval`.
     """
     check_finished([checkpoint])
     checkpoint_content = read_checkpoint(checkpoint)
@@ -89,7 +89,7 @@ def evaluate_retrieval(
     loader = DataLoader(RetrievalDataset(table), batch_size, collate_fn=identity_collate, **workers)
     with explain_lost_workers():
         trainer.test(module, loader, verbose=False)
-    if not trainer.is_global_zero:  # rank 0 writes
+    if not trainer.is_global_zero:  # only rank 0 writes
         return
     scores = module.scores
     num_captions = sum(len(pair.captions) for pair in pairs)

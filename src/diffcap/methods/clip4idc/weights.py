@@ -31,7 +31,7 @@ def load_clip(module: Any, weights: str | None, vocabulary: AnyVocabulary) -> No
     """Load CLIP's weights into a `CLIP4IDC` or a `CLIP4IDCAdaptation`; parameters that CLIP does not have keep their initial values.
 
     The position embedding of the patches is interpolated to the module's grid (bicubic). Only the vocabulary's rows of the token
-    embedding are used. A file with some of CLIP's tokens lists them in `token_ids`.
+    embedding are used. A file with only some of CLIP's tokens has their ids in the tensor `token_ids`.
     `weights`: "default" (the package's file if it has one for the network, else open_clip's download), "random" or None, or a file.
     """
     if weights is None or weights == "random":
@@ -110,7 +110,7 @@ def _select_tokens(vectors: Tensor, token_ids: Tensor, needed_ids: list[int], in
 
 
 def _check_activation(official: Any, ours: Any, network: str) -> None:
-    """Check the form of GELU: open_clip uses the one of the pretrained weights, even if the network's name has another."""
+    """Raise a DiffcapError if the network `ours` has another form of GELU than its pretrained weights need."""
     trained_with = type(official.transformer.resblocks[0].mlp.gelu).__name__
     built_with = type(ours.transformer.resblocks[0].mlp.gelu).__name__
     if trained_with != built_with:

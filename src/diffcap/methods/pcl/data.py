@@ -21,7 +21,7 @@ from diffcap.records import read_dataset
 from diffcap.utils.errors import DiffcapError
 
 CAPTION_TASKS = ("mlm", "mvcl", "fda")
-SINGLE_PREFIX = "single_"  # of the tasks on the dataset `singles`
+SINGLE_PREFIX = "single_"  # prefix of the tasks on single images, the option `singles`
 FGVC_TASK = "fgvc"
 PAIRS_PER_IMAGE = 4  # per epoch; ours, IDC-PCL only says "half and half by random sampling"
 
@@ -42,10 +42,10 @@ class LabelledPairs:
         class_starts = np.cumsum(class_sizes) - class_sizes  # positions in `_sorted_images`
         self._class_start = class_starts[class_indices]  # (images,)
         self._class_size = class_sizes[class_indices]  # (images,)
-        positions = np.empty_like(self._sorted_images)  # of each image in `_sorted_images`
+        positions = np.empty_like(self._sorted_images)  # each image's index in `_sorted_images`
         positions[self._sorted_images] = np.arange(len(labels))
         self._index_in_class = positions - self._class_start
-        self._partners: dict[int, np.ndarray] = {}  # by epoch, see `_sample_partners`
+        self._partners: dict[int, np.ndarray] = {}  # results of `_sample_partners` by epoch
 
     def take(self, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the indices of the first and the second images of pairs `start` ... `start + count - 1`, (count,) each."""
@@ -66,7 +66,7 @@ class LabelledPairs:
         class_start = self._class_start[:, None]
         class_size = self._class_size[:, None]
         uniform = rng.random((len(self.labels), PAIRS_PER_IMAGE))
-        # Positions in `_sorted_images`, in the image's own class (any but the image itself) and outside of it.
+        # Positions of partners in `_sorted_images`: in the image's own class, without the image itself, and in other classes.
         offset = 1 + (uniform * (class_size - 1)).astype(np.int64)
         same_class = class_start + (self._index_in_class[:, None] + offset) % class_size
         other_class = (uniform * (len(self.labels) - class_size)).astype(np.int64)
@@ -86,7 +86,7 @@ class FdaSamples(NamedTuple):
 class CaptionSource(NamedTuple):
     """A captioned dataset from which the tasks take samples."""
 
-    table: PairTable  # its training pairs, or single images
+    table: PairTable  # the dataset's training pairs, or its single images
     # Samples of "mlm" and "mvcl": captions, pairs, or scenes (a change and a distractor pair with the same before image).
     samples: Samples
     sample_pairs: np.ndarray  # (n,) index of each sample's pair; of scenes (n, 2): the change and the distractor pair
@@ -104,9 +104,9 @@ class PretrainData(FeatureData):
             "single_mvcl" and "single_fda" on `singles`; and of "fgvc" on `labelled` (paper: 9:1:2:3 on the birds).
         without: tasks to remove from `tasks`, without a change of the other shares (the papers' ablations).
         negatives: file of hard negatives, null for `negatives.jsonl` in the dataset's folder; read if fda has a share.
-        samples: of mlm and mvcl: "captions" (authors' code), "pairs" or "scenes", see `CaptionData`; here `batch_size` is always
-            a number of pairs, so there are half as many scenes.
-        singles: folder of a dataset of single images with captions and negatives, for the tasks "single_...", also in `vocabulary_with`.
+        samples: what a sample of mlm and mvcl is: "captions" (authors' code), "pairs" or "scenes" (a change and a distractor pair).
+            `batch_size` always counts pairs, so a batch has half as many scenes.
+        singles: folder of single images with captions and negatives, for the tasks "single_..."; it must be in `vocabulary_with`, too.
         labelled: folder of a dataset of single images with classes (NABirds), for the task "fgvc".
         settings: see `FeatureData`. A batch of fda has `batch_size // (1 + K)` captions with K negatives (authors' code). `trim`,
             which removes padding, changes the results unless the model has `pad_mask`.
@@ -151,7 +151,7 @@ class PretrainData(FeatureData):
                 f"data.singles is {singles}, but data.vocabulary_with does not have this folder; add it, here and in fine-tuning."
             )
         if FGVC_TASK in self.schedule.tasks:
-            # The images of all splits, because nothing is evaluated on them, as in IDC-PCL.
+            # Images of all splits are used, as in IDC-PCL, because nothing is evaluated on them.
             dataset = read_dataset(self.folders["labelled"])
             self.labelled_images = [pair for pair in dataset.pairs if isinstance(pair.extra.get("class"), int)]
             class_ids = {image.extra["class"] for image in self.labelled_images}
@@ -161,7 +161,7 @@ class PretrainData(FeatureData):
 
     @staticmethod
     def _folder_option(task: str) -> str:
-        """Name of the option whose dataset a task reads."""
+        """Return the name of the option with the dataset that a task reads."""
         if task == FGVC_TASK:
             return "labelled"
         return "singles" if task.startswith(SINGLE_PREFIX) else "folder"
@@ -172,7 +172,7 @@ class PretrainData(FeatureData):
         if stage != "fit":
             return
         options = {self._folder_option(task) for task in self.schedule.tasks}
-        self.sources: dict[str, CaptionSource] = {}  # by the option with the dataset's folder
+        self.sources: dict[str, CaptionSource] = {}  # the keys are options with a dataset's folder
         if "folder" in options:
             fda = self._read_fda_samples("fda", self.train_table, self.negatives_file)
             sample_pairs = self._pairs_of_samples(self.samples)
@@ -213,11 +213,11 @@ class PretrainData(FeatureData):
 
     @property
     def samples_per_step(self) -> int:
-        """Number of samples of mlm and mvcl in a step; a step of fda has fewer, so some ranks may get none."""
+        """Return the number of samples in a step of mlm or mvcl. A step of fda has fewer, so some ranks may get none."""
         return self.batch_size // (2 if self.samples == "scenes" else 1)
 
     def _read_fda_samples(self, task: str, table: PairTable, negatives_file: Path) -> FdaSamples | None:
-        """Read the captions of the training pairs and their negatives; None if the task has no share."""
+        """Read the captions of the training pairs and their negatives; None if the task is not trained."""
         if task not in self.schedule.tasks:
             return None
         pair_index_of = {pair_id: index for index, pair_id in enumerate(table.ids)}
@@ -225,7 +225,7 @@ class PretrainData(FeatureData):
         for index, caption in zip(table.caption_pair, table.captions):
             captions_of_pair[index].append(caption)
         pair_indices: list[int] = []
-        unknown_ids: list[str] = []  # of pairs that do not have the file's caption
+        unknown_ids: list[str] = []  # ids of pairs that do not have the file's caption
 
         def read_texts() -> Iterator[str]:  # one line of the file at a time: a list of all texts takes gigabytes
             for line in iter_negatives(negatives_file):
@@ -268,7 +268,7 @@ class PretrainData(FeatureData):
             entries: Batch = {"fda_captions": torch.from_numpy(tokens[..., :length]).long()}
         else:
             sample_indices = epochs.take(task_step * source.samples_per_step, source.samples_per_step)
-            pair_indices = source.sample_pairs[sample_indices].T.reshape(-1)  # of scenes: change, then distractor pairs
+            pair_indices = source.sample_pairs[sample_indices].T.reshape(-1)  # scenes: change, then distractor pairs
             is_caption = source.samples == "captions"
             tokens = table.tokens[sample_indices] if is_caption else table.draw_captions(pair_indices, generator)
             entries = self._text_entries(tokens, generator)

@@ -23,7 +23,7 @@ def masked_visual_nce(predicted: Tensor, target: Tensor, negatives: Tensor, temp
 
     Args:
         predicted: (n, C) predicted features at this rank's masked positions.
-        target: (n, C) original features there.
+        target: (n, C) original features at these positions.
         negatives: (m, C) features at unmasked positions: predicted (authors' code) or original (paper).
         temperature: tau_1 (paper and authors' code: 1).
 
@@ -51,7 +51,7 @@ def mask_patches(
     At least one patch per pair is masked (authors' code).
 
     Args:
-        num_pairs: B. num_patches: N. ratio: paper: 0.15. num_images: of a pair: 2, or 1 for single images.
+        num_pairs: B. num_patches: N. ratio: 0.15 in the paper. num_images: 2 for pairs, 1 for single images.
 
     Returns:
         Boolean (B, num_images * N): the first image's patches, then the second's.
@@ -61,7 +61,7 @@ def mask_patches(
         >>> is_masked.shape, is_masked.sum(1).tolist()
         (torch.Size([4, 18]), [1, 1, 1, 1])
     """
-    is_masked = torch.rand(num_pairs, num_patches, generator=generator) < ratio  # in the random image
+    is_masked = torch.rand(num_pairs, num_patches, generator=generator) < ratio  # patches of the random image
     random_patch = torch.randint(num_patches, (num_pairs, 1), generator=generator)
     is_random_patch = torch.zeros_like(is_masked).scatter_(1, random_patch, True)
     is_masked |= is_random_patch & ~is_masked.any(1, keepdim=True)

@@ -1,7 +1,7 @@
 """IDC-PCL (Yao, Wang and Jin, "Image Difference Captioning with Pre-training and Contrastive Learning", AAAI 2022).
 
 Order of the file: embeddings and encoders (`PCLTrunk`), then the fine-tuned captioner (`PCL`), which predicts each word in the place
-of a [MASK]. Where the paper and the released code differ, the code is the default and the paper's version is an option.
+of a [MASK]. Where the paper and the authors' code differ, the code's version is the default and the paper's is an option.
 
 Letters: B pairs, N patches of an image, M visual tokens of a pair (patches and [CLS]), T text positions, Q positions whose output is
 computed, D width, H heads, C feature channels, V vocabulary.
@@ -48,7 +48,7 @@ class PCLTrunk(nn.Module):
         cross_layers: layers of the cross-modal encoder (paper: 3 for CLEVR-Change, 2 for Birds-to-Words).
         dropout: authors' code: 0.2 everywhere.
         positions: length of the fixed position table (authors' code: 200); at least the numbers of patches and of text positions.
-        image_activation: "sigmoid" after the image projection (authors' code), or "linear": none (paper).
+        image_activation: "sigmoid" after the image projection (authors' code), or "linear", no activation (paper).
         word_std, type_std: standard deviations of the initial word and type vectors (authors' code: 1, PyTorch's default).
             Word vectors are multiplied by sqrt(D), and type vectors added to sigmoids of small numbers. So with 1, both hide positions
             and image content at first. `word_std` 1 / sqrt(D) and `type_std` 0.2 learn several times faster (ours).
@@ -126,7 +126,7 @@ class PCLTrunk(nn.Module):
             )
 
     def _positions(self, first_position: int, length: int) -> Tensor:
-        """Position vectors (length, D)."""
+        """Return the position vectors (length, D) from `first_position` on."""
         self.check_positions(first_position + length)
         return self.position_table[first_position : first_position + length]
 
@@ -169,7 +169,7 @@ class PCLTrunk(nn.Module):
         """Run the cross-modal encoder over visual tokens (B, M, D) and ids (B, T), without a causal mask (pre-training).
 
         Order: visual tokens, the text's [CLS], the text, (B, M + 1 + T, D). Only `query_positions` of them are returned, (B, Q, D).
-        `visual` may have a row for several consecutive texts: a pair's captions. `pad_mask`: mask padding (authors' code: False).
+        A row of `visual` may belong to several consecutive texts, a pair's captions. `pad_mask`: mask padding (authors' code: False).
         """
         text = torch.cat([self.embed_cls(len(tokens), TEXT_CLS), self.embed_text(tokens)], 1)
         mask = None
@@ -191,10 +191,10 @@ class PCL(Captioner):
     """The fine-tuned captioner. Visual tokens attend to each other; a word attends to them and to earlier words.
 
     Args:
-        vocabulary_size, feature_channels, trunk: as `PCLTrunk`.
-        distractor_judging: also learn whether anything but the viewpoint changed (paper: on CLEVR-Change).
-        distractor_weight: factor of that loss in the sum of the losses (authors' code: 1).
-        objective: "masked" masks 15 % of the words and predicts those (authors' code); "all_positions" predicts every word
+        vocabulary_size, feature_channels, trunk: as in `PCLTrunk`.
+        distractor_judging: also learn to tell change pairs from pairs in which only the viewpoint changed (paper: on CLEVR-Change).
+        distractor_weight: factor of the loss of distractor judging in the sum of the losses (authors' code: 1).
+        objective: "masked" masks 15 % of the words and predicts them (authors' code); "all_positions" predicts every word
             from its own [MASK] in one pass, which is exactly what decoding computes (ours).
         text_cls: the text begins with its own [CLS] (paper; the authors' code leaves it out).
 
@@ -237,7 +237,7 @@ class PCL(Captioner):
         self.text_cls = text_cls
 
     def check(self, data: Any) -> None:
-        """See `Captioner.check`; the position table must be as long as the captions, too."""
+        """Raise a DiffcapError if the data do not suit the captioner, or captions are longer than the position table."""
         super().check(data)
         self.trunk.check_max_length(data.max_length)
 
@@ -257,9 +257,9 @@ class PCL(Captioner):
     def step(
         self, tokens: Tensor, memory: list[KeyValue], cache: list[KeyValue] | None
     ) -> tuple[Tensor, list[KeyValue]]:
-        """See `Captioner.step`: append [MASK] to the words so far and predict the word in its place. The cache keeps the words only."""
-        past_key_values = [[visual_key_value] for visual_key_value in memory]  # of each layer
-        position = 0  # of `tokens`
+        """Append [MASK] to the words so far and predict the word in its place. The cache keeps the words only. See `Captioner.step`."""
+        past_key_values = [[visual_key_value] for visual_key_value in memory]  # in each layer, segments
+        position = 0  # position of `tokens`
         if cache is not None:
             position = cache[0][0].shape[2]
             past_key_values = [list(key_values) for key_values in zip(memory, cache)]  # visual tokens, then words
@@ -278,7 +278,7 @@ class PCL(Captioner):
         return self.trunk.output_layer(hidden[:, 0]), new_cache
 
     def masked_logits(self, memory: list[KeyValue], batch: Batch) -> Tensor:
-        """Compute (n, V) logits from the words before the n masked positions of `mlm_tokens` (B, T); `mlm_labels` marks them."""
+        """Compute logits (n, V) of the n masked words of `mlm_tokens` (B, T) from earlier words; `mlm_labels` marks masked positions."""
         tokens = batch["mlm_tokens"]
         attention_mask = _causal_mask(tokens.shape[1], memory[0][0].shape[2], tokens.device)
         query_positions, is_masked = padded_nonzero(batch["mlm_labels"] != IGNORED)  # (B, Q) each; False at padding
@@ -288,7 +288,7 @@ class PCL(Captioner):
         return self.trunk.output_layer(hidden[is_masked])
 
     def teacher_forced_logits(self, tokens: Tensor, memory: list[KeyValue]) -> Tensor:
-        """See `Captioner.teacher_forced_logits`: the word at each position is predicted in the place of its own [MASK], as in `step`."""
+        """Predict each word of given captions in the place of its own [MASK], as in `step`; see `Captioner.teacher_forced_logits`."""
         x, attention_mask = self._append_mask_tokens(tokens[:, :-1], memory[0][0].shape[2])
         past_key_values = [(visual_key_value,) for visual_key_value in memory]
         mask_positions = slice(tokens.shape[1] - 1, None)  # after the words
@@ -299,8 +299,8 @@ class PCL(Captioner):
         """Append to the words (B, T) a [MASK] for the position after each word; `num_visual` is M.
 
         Returns:
-            (B, 2 T, D) embeddings, and their boolean attention mask (2 T, M + 2 T). All attend to the visual tokens. Word i attends to
-            words 0 ... i. The [MASK] for position i + 1 attends to words 0 ... i and to itself.
+            (B, 2 T, D) embeddings, and their boolean attention mask (2 T, M + 2 T). All attend to the visual tokens, and word i attends to
+            words 0 ... i, too. The [MASK] for position i + 1 attends to words 0 ... i and to itself.
         """
         num_words = tokens.shape[1]
         self.trunk.check_positions(num_words + 1)
@@ -313,16 +313,16 @@ class PCL(Captioner):
         return x, torch.cat([to_visual, to_words, to_mask_tokens], 1)
 
     def nothing_changed(self, before: Tensor, after: Tensor) -> Tensor | None:
-        """See `Captioner.nothing_changed`: the output of distractor judging."""
+        """Return distractor judging's probability (B,) that only the viewpoint changed; None if it was not learned."""
         if self.distractor_head is None:
             return None
         image_cls = self.encode_pair(before, after).image_cls
         return self.distractor_head(image_cls.flatten(1)).softmax(-1)[:, 0]
 
     def attention(self, before: Tensor, after: Tensor, tokens: Tensor) -> AttentionMaps:
-        """See `Captioner.attention`: attention of each word's [MASK] to the patches in the last cross-modal layer.
+        """Compute the attention of each word's [MASK] to the patches in the last cross-modal layer, see `Captioner.attention`.
 
-        Mean over the heads, normalised over the patches of both images. The method does not align the images.
+        It is averaged over the heads, and normalised over the patches of both images. The method does not align the images.
         """
         memory = self.encode(before, after)
         num_words = tokens.shape[1]
@@ -341,8 +341,8 @@ class PCL(Captioner):
     def loss(self, batch: Batch) -> dict[str, Tensor]:
         """Return "loss", the sum over the global batch (authors' code), and each loss's mean over words or pairs, for the log.
 
-        Needs `before`, `after` (B, C, h, w); if `before` has only B / 2 rows, row i belongs to pairs i and i + B / 2. Needs `tokens`
-        (B, T), or for the objective "masked" `mlm_tokens` and `mlm_labels`; with distractor judging `is_change` (B,), 1 or 0.
+        Needs `before`, `after` (B, C, h, w); if `before` has only B / 2 rows, row i belongs to pairs i and i + B / 2. `batch` also
+        has `tokens` (B, T), for "masked" `mlm_tokens` and `mlm_labels` instead, and for distractor judging `is_change` (B,), 1 or 0.
         """
         losses = self.validation_losses(batch)
         weights = {"word_loss": 1.0, "distractor_loss": self.distractor_weight}
@@ -351,7 +351,7 @@ class PCL(Captioner):
         return {"loss": torch.stack(weighted_sums).sum(), **means}
 
     def validation_losses(self, batch: Batch) -> dict[str, Tensor]:
-        """See `Captioner.validation_losses`: `word_loss` per word, and with distractor judging `distractor_loss` per pair."""
+        """Compute `word_loss` per word, and with distractor judging `distractor_loss` per pair, see `Captioner.validation_losses`."""
         before = batch["before"]
         after = batch["after"]
         memory, image_cls = self.encode_pair(repeat_batch(before, len(after)), after, self.distractor_head is not None)
@@ -372,5 +372,5 @@ class PCL(Captioner):
 
 
 def _causal_mask(num_queries: int, num_past: int, device: torch.device) -> Tensor:
-    """Boolean (num_queries, num_past + num_queries): query i attends to all past positions and to queries 0 ... i."""
+    """Return a mask (num_queries, num_past + num_queries): query i attends to all past positions and to queries 0 ... i."""
     return torch.ones(num_queries, num_past + num_queries, dtype=torch.bool, device=device).tril(num_past)

@@ -1,4 +1,4 @@
-"""Import official IDC-PCL checkpoints: rename their parameters, and find the sizes of the model.
+"""Import official IDC-PCL checkpoints (those of the authors' code): rename their parameters, and find the sizes of the model.
 
 The official file is a state dict. In a fine-tuning checkpoint, `pooler` is the distractor head. In a pre-training checkpoint, it is
 the image-text matching head, which is left out, because no released configuration uses it.
@@ -11,9 +11,9 @@ from torch import Tensor
 
 from diffcap.checkpoints.importing import Importer, Rule, Sizes, State, count_layers, rename, resnet_features
 
-# Official names of the encoders, and ours.
+# The authors' names of the encoders, and our names.
 _ENCODERS = {"single_img_encoder": "single", "double_img_encoder": "pair", "encoder": "cross"}
-# Rules to rename parameters: a regular expression of official names, and the name here; None leaves the parameter out.
+# Rules to rename parameters: a regular expression of official names, and diffcap's name; None leaves the parameter out.
 _TRUNK_RULES: tuple[Rule, ...] = (
     ("word_embedding", "trunk.word_embedding"),
     (r"img_project\.0", "trunk.image_projection"),

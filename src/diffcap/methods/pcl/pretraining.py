@@ -10,7 +10,7 @@ from diffcap.lit.schedules import Schedule
 from diffcap.lit.training import TrainingModule, init_from
 from diffcap.methods.pcl.pretraining_model import PCLPretraining
 
-# Parts of the model that only a stage with the task "fgvc" (on NABirds) has; a stage without them may follow or precede it.
+# Parts of the model that only a stage with the task "fgvc" (classes of birds) has. `init_from` takes checkpoints with and without.
 FGVC_HEADS = ("classifier", "matcher")
 
 
@@ -20,7 +20,7 @@ class Pretraining(TrainingModule):
     Args:
         captioner: the trunk with its pre-training heads.
         lr: Adam's learning rate before the schedule (paper: 1e-4).
-        weight_decay: L2 in the gradient (paper: 0).
+        weight_decay: this number times the weights is added to the gradient (paper: 0).
         schedule: noam (authors' code), piecewise, cosine or constant.
         warmup: number of warm-up steps (authors' code: 8,000 on CLEVR-Change, 4,000 on the birds).
         milestones: steps at which the piecewise schedule halves; below 1, fractions of the trainer's `max_steps`.
@@ -48,7 +48,7 @@ class Pretraining(TrainingModule):
         self.init_without = init_without or []
 
     def setup(self, stage: str) -> None:
-        """Load the weights of an earlier stage."""
+        """Load the weights of an earlier stage if `init_from` is set."""
         if stage == "fit":
             self.captioner.trunk.check_max_length(self.feature_data.max_length)
             vocabulary_words = self.feature_data.words

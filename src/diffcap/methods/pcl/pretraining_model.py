@@ -30,7 +30,7 @@ class RegressionHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(feature_channels))
 
     def forward(self, hidden: Tensor, projection_weight: Tensor) -> Tensor:
-        """(..., D) to (..., C); `projection_weight` is that of the image projection, (D, C)."""
+        """Map hidden states (..., D) to features (..., C). `projection_weight` (D, C) is the weight of the image projection."""
         return linear(self.inner(hidden), projection_weight.T) + self.bias
 
 
@@ -40,7 +40,7 @@ class PCLPretraining(nn.Module):
     A batch without "after" consists of single images with captions (CUB): the second image has no patches, only its [CLS].
 
     Args:
-        vocabulary_size, feature_channels, trunk: as `PCLTrunk`.
+        vocabulary_size, feature_channels, trunk: as in `PCLTrunk`.
         pad_mask: mask padding in attention (authors' code: False).
         mvcl_negatives: "predictions" at unmasked positions (authors' code) or the original "features" there (paper).
         temperature: tau of MVCL and FDA (paper and code: 1).
@@ -103,7 +103,7 @@ class PCLPretraining(nn.Module):
         return self.trunk.encode_images(*maps)[1]
 
     def mlm_logits(self, batch: Batch) -> Tensor:
-        """Word logits at the n masked positions, caption by caption: (n, V)."""
+        """Compute word logits (n, V) at the n masked positions, caption by caption."""
         visual = self._encode_images(_image_maps(batch))
         masked_positions, is_masked = padded_nonzero(batch["mlm_labels"] != IGNORED)
         query_positions = visual.shape[1] + 1 + masked_positions  # after the visual tokens and the text's [CLS]
@@ -111,14 +111,14 @@ class PCLPretraining(nn.Module):
         return self.trunk.output_layer(hidden[is_masked])
 
     def mlm(self, batch: Batch) -> Tensor:
-        """Masked language modelling: (n,) losses, one per masked word. Needs `mlm_tokens` and `mlm_labels`, (B, T) each."""
+        """Compute the loss (n,) of each masked word (MLM). `batch` has `mlm_tokens` and `mlm_labels`, (B, T) each."""
         labels = batch["mlm_labels"]
         return F.cross_entropy(self.mlm_logits(batch), labels[labels != IGNORED], reduction="none")
 
     def mvcl(self, batch: Batch) -> Tensor:
-        """Masked visual contrastive learning: (n,) losses, one per masked patch.
+        """Compute the loss (n,) of each masked patch (MVCL).
 
-        Needs `tokens` (B, T) and `visual_mask`, boolean (B, 2 N), or (B, N) for single images: which patches are masked.
+        `batch` has `tokens` (B, T) and `visual_mask`, (B, 2 N), or (B, N) for single images, which is True for masked patches.
         """
         maps = _image_maps(batch)
         features = torch.cat([image.flatten(2).transpose(1, 2) for image in maps], 1)  # (B, 2 N, C)
@@ -137,10 +137,10 @@ class PCLPretraining(nn.Module):
         return masked_visual_nce(predicted[is_masked], features[is_masked], negatives, self.temperature)
 
     def fda_similarity(self, batch: Batch) -> Tensor:
-        """Cosine of each pair with its caption and its negatives: (B, 1 + K)."""
+        """Compute the cosines (B, 1 + K) of each pair with its caption and with the caption's K negatives."""
         captions = batch["fda_captions"]  # (B, 1 + K, T)
         visual = self._encode_images(_image_maps(batch))
-        text_cls = visual.shape[1]  # positions of the three [CLS]
+        text_cls = visual.shape[1]  # position of the text's [CLS]
         second_cls = text_cls // 2 if "after" in batch else text_cls - 1
         cls_positions = torch.tensor([0, second_cls, text_cls], device=visual.device)
         hidden = self.trunk.encode_jointly(visual, captions.flatten(0, 1), self.pad_mask, cls_positions)
@@ -148,14 +148,14 @@ class PCLPretraining(nn.Module):
         return torch.cosine_similarity(image_vectors, hidden[:, 2], dim=-1).view(captions.shape[:2])
 
     def fda(self, batch: Batch) -> Tensor:
-        """Fine-grained difference aligning: (B,) losses. Needs `fda_captions` (B, 1 + K, T), each pair's correct caption first."""
+        """Compute the loss (B,) of each pair (FDA). `batch` has `fda_captions` (B, 1 + K, T), each pair's correct caption first."""
         return difference_aligning_loss(self.fda_similarity(batch), self.temperature)
 
     def fgvc(self, batch: Batch) -> dict[str, Tensor]:
-        """Fine-grained visual classification of two images of the same or of different classes, without text.
+        """Compute the losses of pairs of images of the same or of different classes, without text (FGVC).
 
-        Needs `class_before`, `class_after`, (B,) in 0 ... classes - 1. Returns losses per image, "classification" and "contrast" (2 B,),
-        from the [CLS] of the single-image encoder, and per pair, "matching" (B,), from both [CLS] of the pair encoder.
+        `class_before` and `class_after` (B,) are in 0 ... classes - 1. The losses "classification" and "contrast" (2 B,) are per image,
+        from the [CLS] of the single-image encoder. "matching" (B,) is per pair, from both [CLS] of the pair encoder.
         """
         assert self.classifier is not None and self.matcher is not None
         singles, visual = self.trunk.encode_images(batch["before"], batch["after"])

@@ -1,4 +1,4 @@
-"""Callbacks of RSICCformer's trainings, which its settings name in `trainer.callbacks`."""
+"""Callbacks for training RSICCformer; its settings list them in `trainer.callbacks`."""
 
 from typing import Any
 
@@ -11,11 +11,7 @@ from diffcap.utils.errors import DiffcapError
 
 
 class ClipDecoderGradients(pl.Callback):
-    """Limit each value of the gradients of the decoder and of the trained layers of a ResNet (authors' code).
-
-    Args:
-        value: largest absolute value.
-    """
+    """Limit the absolute values of the gradients of the decoder and of a ResNet's trained layers to `value` (authors' code)."""
 
     def __init__(self, value: float) -> None:
         self.value = value
@@ -33,7 +29,7 @@ class DecoderPlateau(PartCallback):
     """Lower the decoder's learning rate on plateaus (authors' code).
 
     After every third validation in a row without a new best score, the rate is multiplied by a factor, from the next step on.
-    The score is that of `run.monitor`; a first best score must exceed 0.
+    The score is the metric that the option `run.monitor` names. The best score is 0 at first.
     """
 
     part = "decoder"
@@ -44,7 +40,7 @@ class DecoderPlateau(PartCallback):
         self.waited = 0  # validations without a new best score
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Check that there is a score."""
+        """Raise a DiffcapError if no score is monitored."""
         if not getattr(trainer.checkpoint_callback, "monitor", None):
             raise DiffcapError(
                 "DecoderPlateau in trainer.callbacks needs run.monitor; set it, for example to val/BLEU-4."
@@ -64,7 +60,7 @@ class DecoderPlateau(PartCallback):
                 scheduler.base_lrs[index] *= self.factor
 
     def state_dict(self) -> dict[str, Any]:
-        """The state that a resumed run needs, besides the rates, which the optimizer and the scheduler keep."""
+        """Return what a resumed run needs. The optimizer and the scheduler keep the rates themselves."""
         return {"best": self.best, "waited": self.waited}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -67,7 +67,7 @@ class OuterResidualBlock(PostNormBlock):
     """A post-norm decoder block, with its input added to its output (authors' code)."""
 
     def forward(self, x: Tensor, memory: BlockMemory, mask: Tensor | None, past_segments: Segments) -> BlockOutput:
-        """See `PostNormBlock.forward`."""
+        """Run words x (B, T, D). They attend to `memory`, the visual tokens; see `PostNormBlock.forward`."""
         output = super().forward(x, memory, mask, past_segments)
         return output._replace(hidden=output.hidden + x)
 
@@ -83,15 +83,15 @@ class Chg2Cap(parts.PixelOrFeatureCaptioner):
         feature_channels, grid: channels, rows and columns of the input: C = 2048 and 8 x 8 for the features of ResNet-101's
             layer4; 3 and the images' height and width with `backbone`.
         max_length: positions of a caption, start and end included (41; 27 on Dubai-CC).
-        table: lengths of the position tables for the grid's rows and columns (16 and 16, of which 8 x 8 positions use 8).
+        table: lengths of the position tables for the grid's rows and columns (16 and 16; a grid of 8 x 8 uses the first 8 of each).
         attention_width: A (2048). ffn: inner width of the encoder's blocks (512). width: D (2048).
-        heads: 8, of all attention layers. encoder_layers: 3. decoder_layers: 1.
+        heads: per attention layer (8). encoder_layers: 3. decoder_layers: 1.
         dropout: 0.1. word_dropout: rate after the positions are added to the word vectors (0.1).
         backbone: name of a torchvision ResNet, for pixels (resnet101); None: precomputed features.
-        trained_layers: trained layers of the backbone (layer2, layer3 and layer4).
+        trained_layers: layers of the backbone that are trained (layer2, layer3 and layer4).
         batch_norm: mode of the backbone's frozen layers, see `ResNetEncoder`. "eval" is ours; the authors' code has "train".
-        normalization: data whose pixel statistics are used: "levir_cc" or "dubai_cc" (authors' code), or "imagenet".
-        resize: height and width of the images for the backbone (256 x 256 on Dubai-CC); None: those of the input.
+        normalization: dataset whose pixel mean and deviation are used: "levir_cc" or "dubai_cc" (authors' code), or "imagenet".
+        resize: height and width to which images are resized for the backbone (256 x 256 on Dubai-CC); None: no resizing.
     """
 
     bos_id = START
@@ -150,9 +150,9 @@ class Chg2Cap(parts.PixelOrFeatureCaptioner):
         )
 
     def encode_images(self, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
-        """Encode two images, (b, C, h, w) and (B, C, h, w), B a multiple of b, as tokens (B, w h, C) each, column by column.
+        """Encode b before and B after images, pixels or feature maps, as tokens (B, w h, C) each, column by column.
 
-        The authors' code exchanges rows and columns before its 3 x 3 convolutions, so the order matters.
+        This order matters, because the authors' code exchanges rows and columns before its 3 x 3 convolutions.
         """
         maps = self.compute_maps(before, after)
         for image in maps:
@@ -170,7 +170,7 @@ class Chg2Cap(parts.PixelOrFeatureCaptioner):
         return before.flatten(1, 2), after.flatten(1, 2)
 
     def encode_tokens(self, before: Tensor, after: Tensor) -> Tensor:
-        """See `PixelOrFeatureCaptioner.encode_tokens`: (B, w h, D), column by column.
+        """Encode b before and B after images, pixels or feature maps, as fused tokens (B, w h, D), column by column.
 
         The cosine similarity of both images at a position is added to all channels there.
         """
@@ -180,7 +180,7 @@ class Chg2Cap(parts.PixelOrFeatureCaptioner):
         return self.residual(fused, self.grid[::-1])
 
     def step(self, tokens: Tensor, memory: list[KeyValue], cache: Cache | None) -> tuple[Tensor, Cache]:
-        """See `Captioner.step`; no word attends to NULL."""
+        """Score the next word, see `Captioner.step`. No word attends to NULL."""
         past_key_values = None
         is_key = tokens[:, None] != NULL
         if cache is not None:
@@ -190,16 +190,16 @@ class Chg2Cap(parts.PixelOrFeatureCaptioner):
         return self.decoder.compute_logits(last.hidden[:, 0]), (key_values, is_key)
 
     def is_key(self, tokens: Tensor) -> Tensor:
-        """See `PixelOrFeatureCaptioner.is_key`: all words except NULL and END (authors' code)."""
+        """Return a mask (B, T) of the words that are attended to: all except NULL and END (authors' code)."""
         return (tokens != NULL) & (tokens != END)
 
     def arrange_maps(self, attention: Tensor) -> Tensor:
-        """See `PixelOrFeatureCaptioner.arrange_maps`."""
+        """Arrange the attention (B, T, w h) to the fused tokens as maps (B, T, h, w)."""
         return attention.unflatten(2, self.grid[::-1]).transpose(2, 3)
 
 
 def _block_rules(number: int, name: str) -> tuple[importing.Rule, ...]:
-    """Return rules for block `number` of every official encoder layer, which is the attribute `name` of `EncoderLayer`."""
+    """Return rules to rename block `number` of every encoder layer in the authors' code to the attribute `name` of `EncoderLayer`."""
     official = rf"encoder_trans_dict\.selftrans\.(\d+)\.{number}\."
     ours = rf"encoder.\1.{name}."
     return (
@@ -225,7 +225,7 @@ _RULES: tuple[importing.Rule, ...] = (
 
 
 def official_sizes(state: importing.State, options: Mapping[str, Any], tables: importing.State) -> importing.Sizes:
-    """Return the hyperparameters of Chg2Cap, with or without the backbone; the option `dataset` determines the normalisation of pixels."""
+    """Return the hyperparameters of Chg2Cap. With the authors' ResNet, the option `dataset` determines how pixels are normalised."""
     attention_width, channels = state["encoder_trans_dict.selftrans.0.0.att.to_k.weight"].shape
     positions = next((table for name, table in tables.items() if name.startswith("decoder_dict.")), None)
     max_length = options["max_length"] or (41 if positions is None else len(positions))

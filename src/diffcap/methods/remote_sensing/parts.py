@@ -1,4 +1,4 @@
-"""Parts that RSICCformer and Chg2Cap share: layers, the base class of the captioners, rules for official checkpoints.
+"""Parts that RSICCformer and Chg2Cap share: layers, the captioners' base class, and rules to rename the authors' parameters.
 
 Letters: B pairs, b before images (B is a multiple of b), N positions of the grid, T text positions, D width, C feature channels.
 """
@@ -98,14 +98,14 @@ class CausalWordDecoder(WordDecoder):
 class PixelOrFeatureCaptioner(Captioner):
     """A captioner of feature maps, or of pixels with a ResNet of its own; the loss is the mean over all words (authors' code)."""
 
-    uses_adamw = False  # authors' code
+    uses_adamw = False  # Adam is used (authors' code)
     images: ResNetEncoder | None  # None if the captioner reads feature maps
     decoder: CausalWordDecoder
 
     def compute_maps(self, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
         """Compute the feature maps, (B, C, h, w) each, of b before and B after images, which are pixels or feature maps.
 
-        The ResNet runs once for each, so batch norm in training mode has separate statistics for them (authors' code).
+        The ResNet runs on before and after images separately, so their statistics for batch norm in training differ (authors' code).
         """
         if self.images is not None:
             before = self.images(before)
@@ -121,26 +121,26 @@ class PixelOrFeatureCaptioner(Captioner):
         """Arrange the attention to the visual tokens, (B, T, N), as maps (B, T, h, w)."""
 
     def is_key(self, tokens: Tensor) -> Tensor:
-        """Return which words of given captions (B, T) are attended to, boolean (B, T): all, even padding (authors' code)."""
+        """Return a mask (B, T) of the words in captions (B, T) that are attended to: all words, even padding (authors' code)."""
         return torch.ones_like(tokens, dtype=torch.bool)
 
     def encode(self, before: Tensor, after: Tensor) -> list[KeyValue]:
-        """See `Captioner.encode`: each decoder block's keys and values of the visual tokens."""
+        """Compute each decoder block's keys and values of the visual tokens, see `Captioner.encode`."""
         return self.decoder.project_memory(self.encode_tokens(before, after))
 
     def step(self, tokens: Tensor, memory: list[KeyValue], cache: Any) -> tuple[Tensor, Any]:
-        """See `Captioner.step`."""
+        """Score the next word, see `Captioner.step`."""
         last_block, cache = self.decoder(tokens[:, None], memory, cache)
         return self.decoder.compute_logits(last_block.hidden[:, 0]), cache
 
     def teacher_forced_logits(self, tokens: Tensor, memory: list[KeyValue]) -> Tensor:
-        """See `Captioner.teacher_forced_logits`."""
+        """Score the words of given captions in one pass, see `Captioner.teacher_forced_logits`."""
         input_tokens = tokens[:, :-1]
         output = self.decoder(input_tokens, memory, None, self.is_key(input_tokens))
         return self.decoder.compute_logits(output.last_block.hidden)
 
     def attention(self, before: Tensor, after: Tensor, tokens: Tensor) -> AttentionMaps:
-        """See `Captioner.attention`: the last cross-attention, mean over heads.
+        """Compute the maps of the last cross-attention, averaged over the heads, see `Captioner.attention`.
 
         A token of the memory belongs to one position in both images, so both maps are equal.
         """
@@ -159,16 +159,16 @@ class PixelOrFeatureCaptioner(Captioner):
         return F.cross_entropy(logits, tokens[:, 1:][is_word], reduction="none")
 
     def validation_losses(self, batch: Batch) -> dict[str, Tensor]:
-        """See `Captioner.validation_losses`: the word losses."""
+        """Compute the word losses of validation pairs, see `Captioner.validation_losses`."""
         return {"caption_loss": self.word_losses(batch)}
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
-        """See `Captioner.loss`: the mean over the words and ends of the global batch (authors' code)."""
+        """Compute the mean loss over the words and ends of the global batch (authors' code), see `Captioner.loss`."""
         loss = global_mean(self.word_losses(batch))
         return {"loss": loss, "caption_loss": loss.detach()}
 
     def check(self, data: Any) -> None:
-        """See `Captioner.check`; the data must be pixels if the captioner has a ResNet, else features."""
+        """Raise a DiffcapError if the data do not suit the captioner. They must be pixels if it has a ResNet, else features."""
         super().check(data)
         backbone = self.hyperparameters["backbone"]
         has_pixels = data.store.meta.get("dtype") == "uint8"
@@ -180,7 +180,7 @@ class PixelOrFeatureCaptioner(Captioner):
             )
 
     def load_initial(self, weights: str | None, vocabulary: Any) -> None:
-        """See `Captioner.load_initial`: the weights of the ResNet."""
+        """Load the weights of the ResNet, see `Captioner.load_initial`."""
         if self.images is None and weights:
             raise DiffcapError(
                 f"model.initial_weights is {weights}, but this {type(self).__name__} has no ResNet; remove the option, or set "
@@ -192,18 +192,18 @@ class PixelOrFeatureCaptioner(Captioner):
             self.images.load(weights)
 
     def pretrained_parameters(self) -> list[nn.Parameter]:
-        """See `Captioner.pretrained_parameters`: the ResNet's."""
+        """Return the parameters of the ResNet, see `Captioner.pretrained_parameters`."""
         return [] if self.images is None else list(self.images.parameters())
 
 
-# Rules to rename official parameters: a regular expression of the official name, and the name here; None leaves the parameter out.
-_STATISTICS = r"(running_mean|running_var|num_batches_tracked)"  # of batch norm
-# Modules of the official word decoder that are stored but not used.
+# Rules to rename parameters: a regular expression of the authors' name, and diffcap's name; None leaves the parameter out.
+_STATISTICS = r"(running_mean|running_var|num_batches_tracked)"  # names in batch norm
+# Modules of the authors' word decoder that are stored but not used.
 _UNUSED_MODULES = (r"transformer\.layers\.\d+\.fc_alpha[123]", r"position_encoding\.(?:embedding_1D|pe)")
 
 
 def decoder_rules(prefix: str, cross_attention: str) -> tuple[Rule, ...]:
-    """Rules for the official word decoder, whose names begin with `prefix` and whose cross-attention is named `cross_attention`."""
+    """Return rules for the authors' word decoder. Its names begin with `prefix`, its cross-attention is named `cross_attention`."""
     layer = rf"{prefix}\.transformer\.layers\.(\d+)\."
     return (
         (rf"{prefix}\.vocab_embedding", "decoder.embedding"),
@@ -220,7 +220,7 @@ def decoder_rules(prefix: str, cross_attention: str) -> tuple[Rule, ...]:
 
 
 def residual_rules(official: str, ours: str) -> tuple[Rule, ...]:
-    """Rules for residual blocks, from the pattern of their official name, which may have groups in brackets, and their name here."""
+    """Return rules for residual blocks. `official` is a pattern of the authors' name, which may have groups; `ours` is our name."""
     layer_group = 1 + re.compile(official).groups  # number of the group that matches the layer's number
     return (
         (rf"{official}\.left\.(\d+)", rf"{ours}.branch.\{layer_group}"),
@@ -229,8 +229,8 @@ def residual_rules(official: str, ours: str) -> tuple[Rule, ...]:
 
 
 def backbone_rules(prefix: str) -> tuple[Rule, ...]:
-    """Rules for the ResNet, whose layers are numbered in the official file; `prefix` is a pattern of the names' beginning."""
-    stem_names = {0: "conv1", 1: "bn1"}  # by number
+    """Return rules for the ResNet, whose layers the authors number; `prefix` is a pattern of the names' beginning."""
+    stem_names = {0: "conv1", 1: "bn1"}  # by the authors' number
     layer_names = {number + 3: f"layer{number}" for number in range(1, 5)}
     return (
         *((rf"{prefix}\.{number}", f"images.network.{name}") for number, name in stem_names.items()),
@@ -240,9 +240,9 @@ def backbone_rules(prefix: str) -> tuple[Rule, ...]:
 
 
 def restore_entries(renamed: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Give the weights of 1 x 1 convolutions four dimensions, and batch norms their counter, which `rename` and the importer removed.
+    """Restore what the import removed: the last two dimensions of 1 x 1 convolutions' weights, and the counters of batch norms.
 
-    The counter, `num_batches_tracked`, is not used, so it is 0.
+    The counter, `num_batches_tracked`, is not used, so it is set to 0.
     """
     state = dict(renamed)
     for name, value in renamed.items():
@@ -255,7 +255,7 @@ def restore_entries(renamed: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 IMAGE_SIZE = (256, 256)  # height and width
-# The keys are the numbers of blocks in the first three layers, and whether a block has three convolutions.
+# A key has the numbers of blocks in the first three layers, and True if a block has three convolutions, False if it has two.
 _RESNET_NAMES: dict[tuple[tuple[int, ...], bool], str] = {
     ((2, 2, 2), False): "resnet18",
     ((3, 4, 6), False): "resnet34",
@@ -266,7 +266,7 @@ _RESNET_NAMES: dict[tuple[tuple[int, ...], bool], str] = {
 
 
 def resnet_name(state: State, prefix: str) -> str | None:
-    """Return torchvision's name of the ResNet whose numbered layers have this prefix; None if the state has no such network."""
+    """Return torchvision's name of the ResNet whose parameters' names begin with `prefix`; None if the state has no ResNet."""
     if not any(re.match(prefix, name) for name in state):
         return None
     block_counts = tuple(count_layers(state, rf"{prefix}\.{number}\.(\d+)\.") for number in (4, 5, 6))

@@ -1,4 +1,4 @@
-"""A ResNet as part of a captioner: pixels to a feature map, with some layers trained and the others frozen.
+"""A ResNet as part of a captioner. It maps pixels to a feature map; some of its layers are trained, the others are frozen.
 
 Letters: B images, C feature channels, h and w rows and columns of the map.
 """
@@ -18,7 +18,7 @@ from diffcap.models.layers import check_shape
 RESNET_LAYERS = ("layer1", "layer2", "layer3", "layer4")
 Normalization = Literal["imagenet", "levir_cc", "dubai_cc"]
 BatchNormMode = Literal["eval", "train"]
-# Mean and standard deviation of R, G and B on the scale 0 ... 255. LEVIR-CC, Dubai-CC: of the training images (Chg2Cap's code).
+# Mean and standard deviation of R, G and B on the scale 0 ... 255; for LEVIR-CC and Dubai-CC those of Chg2Cap's code.
 _NORMALIZATIONS: dict[Normalization, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "imagenet": ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375)),
     "levir_cc": ((100.6790, 99.5023, 84.9932), (50.9820, 48.4838, 44.7057)),
@@ -33,14 +33,14 @@ class GlobalBatchNorm2d(nn.BatchNorm2d):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, h, w) to (B, C, h, w); B may differ between ranks."""
+        """Normalise x (B, C, h, w); B may differ between ranks."""
         if not self.training or world_size() == 1:
             return super().forward(x)
         assert self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None
         # Subtract the running mean, which is equal on all ranks, so that the squares lose few digits if the mean is large.
         shift = self.running_mean.clone()
         centred = x.float() - shift[:, None, None]
-        own_num_values = centred.new_tensor([centred.numel() / centred.shape[1]])  # of this rank, in a channel
+        own_num_values = centred.new_tensor([centred.numel() / centred.shape[1]])  # per channel
         own_sums = centred.sum((0, 2, 3)), centred.square().sum((0, 2, 3))  # (C,) each
         sums = sum_over_ranks(torch.cat([*own_sums, own_num_values]))  # (2 C + 1,)
         num_values = sums[-1].detach()
@@ -61,7 +61,7 @@ class ResNetEncoder(nn.Module):
 
     Args:
         network: torchvision's name ("resnet101"). layer: the last layer ("layer4"), whose output is the map.
-        image_size: height and width of the images in pixels. normalization: data whose pixel mean and deviation are used.
+        image_size: height and width of the images in pixels. normalization: dataset whose pixel mean and deviation are used.
         trained_layers: layers whose weights are trained; conv1, bn1 and the other layers are frozen.
         batch_norm: mode of the frozen part while the captioner is in training mode. "eval": it uses the running statistics, which
             do not change. "train": it uses the statistics of each batch and updates the running ones (authors' code).
@@ -114,7 +114,7 @@ class ResNetEncoder(nn.Module):
         self.train()  # Lightning keeps each module's mode as it is at the beginning
 
     def train(self, mode: bool = True) -> "ResNetEncoder":
-        """Set the mode; the frozen part stays in evaluation mode unless `batch_norm` is "train"."""
+        """Set training or evaluation mode. The frozen part stays in evaluation mode unless `batch_norm` is "train"."""
         super().train(mode)
         if self.batch_norm == "eval":
             for name in self.frozen_parts:

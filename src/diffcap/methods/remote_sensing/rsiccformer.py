@@ -32,7 +32,7 @@ class DifferenceLayer(parts.PostNormLayer):
     attention: Attention
 
     def attend(self, x: Tensor) -> Tensor:
-        """See `PostNormLayer.attend`."""
+        """Attend from tokens x (B, 2 N, d) of both images to their difference: (B, 2 N, d)."""
         before, after = x.chunk(2, 1)
         query = self.attention.project_query(x)
         return self.attention.attend(query, self.attention.project_key_value(after - before))
@@ -46,7 +46,7 @@ class Merge(nn.Module):
         self.residual, self.norm = parts.ResidualBlock(2 * width, width), nn.LayerNorm(2 * width)
 
     def forward(self, merged: Tensor, grid: tuple[int, int]) -> Tensor:
-        """Apply the step to the sum of the merged tokens and the layer output: (B, N, 2 d) to (B, N, 2 d)."""
+        """Apply the step to `merged` (B, N, 2 d), the sum of the merged tokens and the layer output: (B, N, 2 d)."""
         return self.norm(self.residual(merged, grid))
 
 
@@ -61,10 +61,10 @@ class RSICCformer(parts.PixelOrFeatureCaptioner):
         feature_channels, grid: channels, rows and columns of the input: 1024 and 14 x 14 for the features of ResNet-101's
             layer3, pooled; 3 and the images' height and width with `backbone`.
         max_length: positions of a caption, start and end included (52).
-        width: d (512); the decoder has 2 d. heads: 8, of all attention layers. encoder_layers: 3. decoder_layers: 1.
+        width: d (512); the decoder's width is 2 d. heads: per attention layer (8). encoder_layers: 3. decoder_layers: 1.
         dropout: 0.5. word_dropout: rate after the positions are added to the word vectors (0.1).
         backbone: name of a torchvision ResNet, for pixels (resnet101); None: precomputed features.
-        trained_layers: trained layers of the backbone (none; with the authors' flag for fine-tuning layer2 and layer3).
+        trained_layers: layers of the backbone that are trained (none; layer2 and layer3 with the authors' flag for fine-tuning).
         batch_norm: mode of the backbone's frozen layers, see `ResNetEncoder`. "eval" is ours; the authors' code has "train", so
             the running statistics in its checkpoints are not those of ImageNet.
         pool: rows and columns of the backbone's pooled map (14, 14).
@@ -116,20 +116,20 @@ class RSICCformer(parts.PixelOrFeatureCaptioner):
         )
 
     def encode_tokens(self, before: Tensor, after: Tensor) -> Tensor:
-        """See `PixelOrFeatureCaptioner.encode_tokens`: the merged tokens (B, N, 2 d)."""
+        """Encode b before and B after images, pixels or feature maps, as the merged tokens (B, N, 2 d)."""
         maps = self.compute_maps(before, after)
         x = torch.cat([self.embedding(image) for image in maps], 1)
         outputs = []
         for layer in self.encoder:
             x = layer(x)
-            outputs.append(torch.cat(x.chunk(2, 1), 2))  # both images side by side: (B, N, 2 d)
+            outputs.append(torch.cat(x.chunk(2, 1), 2))  # channels of both images: (B, N, 2 d)
         merged = torch.zeros_like(outputs[0])
         for step, output in zip(self.merge, outputs):
             merged = step(merged + output, self.embedding.grid)
         return merged
 
     def arrange_maps(self, attention: Tensor) -> Tensor:
-        """See `PixelOrFeatureCaptioner.arrange_maps`."""
+        """Arrange the attention (B, T, N) to the merged tokens as maps (B, T, rows, columns)."""
         return attention.unflatten(2, self.embedding.grid)
 
 
@@ -153,7 +153,7 @@ _RULES: tuple[importing.Rule, ...] = (
 )
 
 
-# The official checkpoint has pickled modules and optimizers; these are their classes, of torch, torchvision and the authors.
+# Classes of the pickled modules and optimizers in the authors' checkpoint; they are from torch, torchvision and the authors.
 _CLASSES = (
     *("Conv2d", "BatchNorm2d", "ReLU", "MaxPool2d", "AdaptiveAvgPool2d", "Softmax", "Bottleneck", "BasicBlock"),
     *("Linear", "NonDynamicallyQuantizableLinear", "_LinearWithBias", "MultiheadAttention", "LayerNorm", "Dropout"),
@@ -164,7 +164,7 @@ _CLASSES = (
 
 
 def official_sizes(state: importing.State, options: Mapping[str, Any], tables: importing.State) -> importing.Sizes:
-    """Return the hyperparameters of RSICCformer, with or without the backbone."""
+    """Return the hyperparameters of RSICCformer. If the authors' state dict has a ResNet, the model reads pixels."""
     projection_weight = state["encoder_feat.projection.weight"]
     grid = [len(state[f"encoder_feat.{side}_embedding.weight"]) for side in "hw"]
     max_length = options["max_length"] or len(state["decoder.position_encoding.embedding_1D.weight"])

@@ -18,7 +18,7 @@ MAX_BLOCK = 1 << 30  # 4 GB
 
 
 def _block_size(device: torch.device) -> int:
-    """Number of dot products in memory at once: on CUDA a power of two that fits an eighth of the free memory, else the minimum."""
+    """Return the block size: on CUDA a power of two of which the dot products fit an eighth of the free memory, else the minimum."""
     if device.type != "cuda":
         return MIN_BLOCK
     unused_cache = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -34,14 +34,14 @@ def token_matching(query: Tensor, key: Tensor, block_size: int | None = None) ->
     `(mean_l max_m s(l, m) + mean_m max_l s(l, m)) / 2`. Nothing is normalised or scaled.
 
     The A x N x B x M dot products are computed `block_size` at a time and not kept. The gradient needs only the indices of the
-    maxima, so the backward pass does 1 / N of the work that all dot products would need. Of equal maxima, one gets the gradient.
+    maxima, so the backward pass does 1 / N of the work that all dot products would need. Of equal maxima, only one gets the gradient.
 
-    Computed in float32 for all input types. Under bfloat16 autocast, tokens and dot products are rounded to bfloat16 before the
+    All input types are computed in float32. Under bfloat16 autocast, tokens and dot products are rounded to bfloat16 before the
     maxima are taken; the means are float32, and the gradient uses the unrounded tokens.
 
     Args:
         query: (A, N, D). key: (B, M, D). The result is (A, B) float32.
-        block_size: number of dot products in memory at once; None: a number for the device.
+        block_size: number of dot products in memory at once; None: it is chosen for the device.
 
     Example:
         >>> query = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])  # one image with two tokens

@@ -1,10 +1,10 @@
 """SCORER with CBR (Tu, Li, Su, Zha, Yan and Huang, "Self-supervised Cross-view Representation Reconstruction for Change
 Captioning", ICCV 2023).
 
-Where the paper and the released code differ, the code is the default and the paper's version is an option.
+Where the paper and the authors' code differ, the code's version is the default and the paper's is an option.
 
-Letters: B pairs, b pairs of a group (the change pairs of a batch, or the distractor pairs of the same before images), N visual tokens
-of one image, T text positions, D width, H heads, C feature channels, V vocabulary.
+Letters: B pairs, b pairs of a group (the change pairs of a batch, or the distractor pairs of the same before images, in which only
+the viewpoint changed), N visual tokens of one image, T text positions, D width, H heads, C feature channels, V vocabulary.
 """
 
 import math
@@ -31,7 +31,7 @@ EPS = 1e-6  # of the layer norms (authors' code)
 class SCORERBlock(nn.Module):
     """One decoder block (section 3.3): self-attention, cross-attention, and an FFN as wide as the model.
 
-    `ffn_residual`, with g = GELU(W1 x): "gelu" ends the FFN with `LN(W2 g + g)` (authors' code), "input" with `LN(W2 g + x)`.
+    The FFN computes g = GELU(W1 x). If `ffn_residual` is "gelu", it ends with `LN(W2 g + g)` (authors' code), else with `LN(W2 g + x)`.
     """
 
     def __init__(self, width: int, heads: int, dropout: float, ffn_residual: Literal["gelu", "input"]) -> None:
@@ -43,7 +43,7 @@ class SCORERBlock(nn.Module):
         self.dropout, self.ffn_residual = Dropout(dropout), ffn_residual
 
     def forward(self, x: Tensor, memory: BlockMemory, mask: Tensor | None, past_segments: Segments) -> BlockOutput:
-        """Run words x (B, T, D), which attend to `memory`, the visual tokens; `mask` and `past_segments` as in `Attention.forward`."""
+        """Run words x (B, T, D). They attend to `memory`, the visual tokens; `mask` and `past_segments` are as in `Attention.forward`."""
         attended, new_key_values = self.self_attention(x, mask, past_segments)
         words = self.norm1(x + attended)
         visual = self.norm2(words + self.cross.attend_memory(words, memory))
@@ -103,7 +103,7 @@ class SCORER(CrossImageCaptioner):
 
     Args:
         vocabulary_size, feature_channels: V, C. grid: rows and columns of the feature map.
-        max_length: positions of a caption (CLEVR-Change: 24); CBR divides the sum over a sentence by this number.
+        max_length: positions of a caption (CLEVR-Change: 24). CBR's sentence vector is the sum over the words divided by this number.
         width: D (512). heads: 8. encoder_layers: paper: 2 on CLEVR-Change, 1 on CLEVR-DC, 3 on Spot-the-Diff, 2 on Image Editing Request.
         decoder_layers: 2. word_width: channels of the word vectors (300). dropout: rate (authors' code: 0.1).
         coordinates: append x and y channels to the features (authors' code: on CLEVR-Change).
@@ -164,7 +164,7 @@ class SCORER(CrossImageCaptioner):
             [SCORERBlock(width, heads, dropout, decoder_ffn_residual) for _ in range(decoder_layers)],
         )
         for module in self.decoder.modules():
-            if isinstance(module, nn.Linear | nn.Embedding):  # the vector of padding, too, which is never trained
+            if isinstance(module, nn.Linear | nn.Embedding):  # also the vector of padding, which is never trained
                 nn.init.normal_(module.weight, std=decoder_std)
             if isinstance(module, nn.Linear):
                 nn.init.zeros_(module.bias)
@@ -192,16 +192,16 @@ class SCORER(CrossImageCaptioner):
     def cross_view_similarities(
         self, before_query: Tensor, before_key: Tensor, after_query: Tensor, after_key: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Scaled similarities of before with after images, and of after with before images (eq. 2 and 3): (b, all b) each.
+        """Return scaled similarities of before with after images, and of after with before images (eq. 2 and 3): (b, all b) each.
 
-        The arguments are one group's rows of `merge_query_keys`. The rows of a result are this rank's images, its columns all ranks'.
+        The arguments are one group's rows of `merge_query_keys`. A result has rows for this rank's images and columns for all ranks'.
         """
         assert self.logit_scale is not None
         scale = self.logit_scale.exp()
         return scale * self._match(before_query, after_key), scale * self._match(after_query, before_key)
 
     def _match(self, query: Tensor, key: Tensor) -> Tensor:
-        """Multi-head token-wise matching (MTM) of a query and a key, (b, N, D) each: similarities (b, all b) before scaling."""
+        """Match queries and keys, (b, N, D) each, by multi-head token-wise matching (MTM): unscaled similarities (b, all b)."""
         key, _ = gather_rows(key)
         if self.mtm == "collapsed":
             return token_matching(query, key)
@@ -218,11 +218,11 @@ class SCORER(CrossImageCaptioner):
         """
         assert self.cbr is not None
         is_word = (tokens != NULL).to(hidden.dtype)[..., None]  # (B, T, 1)
-        sentences = (hidden * is_word).sum(1) / self.max_length  # (B, D); not by the number of words (authors' code)
+        sentences = (hidden * is_word).sum(1) / self.max_length  # (B, D); authors' code: not the number of words
         return list(zip(self.cbr(before, sentences), self.cbr.key(after).split(len(before))))
 
     def cbr_similarities(self, predicted: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
-        """Scaled similarities of predicted with all real images, and of real with all predicted images: (b, all b) each."""
+        """Return scaled similarities of predicted with all real images, and of real with all predicted images: (b, all b) each."""
         assert self.cbr is not None
         scale = self.cbr.logit_scale.exp()
         similarity = scale * token_matching(predicted, gather_rows(real)[0])
@@ -231,7 +231,7 @@ class SCORER(CrossImageCaptioner):
         return similarity, scale * token_matching(real, gather_rows(predicted)[0])
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
-        """`caption + lambda_v cross_view + lambda_m cbr` over the global batch (section 3.5), each a mean over the groups."""
+        """Compute `caption + lambda_v cross_view + lambda_m cbr` over the global batch (section 3.5); each is a mean over the groups."""
         before = self.embedding(batch["before"])  # (b, N, D)
         after = self.embedding(batch["after"])  # (B, N, D)
         tokens = batch["tokens"]
@@ -245,7 +245,7 @@ class SCORER(CrossImageCaptioner):
             if self.training:
                 with torch.no_grad():
                     self.logit_scale.clamp_(max=math.log(100))
-            # With `split`, because the gradient of slices is a sum of zero-padded tensors.
+            # `split` is faster than slices, whose gradient is a sum of zero-padded tensors.
             group_query_keys = zip(*(part.split(len(before)) for part in self.merge_query_keys(encoded)))
             cross_view_losses = [two_way_nce(*self.cross_view_similarities(*tensors)) for tensors in group_query_keys]
             parts["cross_view_loss"] = torch.stack(cross_view_losses).mean()
@@ -259,12 +259,12 @@ class SCORER(CrossImageCaptioner):
 
 
 def two_way_nce(forward: Tensor, backward: Tensor) -> Tensor:
-    """Mean of the contrastive losses (eq. 4) of both directions, from similarities (b, all b) each: a scalar, for the global batch."""
+    """Return the mean of both directions' contrastive losses (eq. 4) over the global batch, from similarities (b, all b) each."""
     return (global_mean(cross_view_nce(forward)) + global_mean(cross_view_nce(backward))) / 2
 
 
-# Names in official state dicts, as regular expressions, and the names in that of `SCORER`. `qkv:\2` is a part of the joined matrix.
-# The released checkpoints have no CBR; the prefix `cbr.` is our assumption.
+# Regular expressions of parameter names in the authors' checkpoints, and our names. `qkv:\2` is a part of the joined matrix.
+# The authors' checkpoints have no CBR; the prefix `cbr.` is our assumption.
 _DECODER_LAYER = r"speaker_state\.core\.layer\.(\d+)\."
 _RULES: tuple[Rule, ...] = (
     *RCC_RULES,  # of the modules that all methods based on RobustChangeCaptioning (RCC) have
@@ -286,7 +286,7 @@ _RULES: tuple[Rule, ...] = (
 
 
 def from_official(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rename an official state dict to that of `SCORER`, with `cbr_weight=0` if it has no CBR."""
+    """Rename the authors' parameters to those of `SCORER`. Without CBR, they suit a model with `cbr_weight=0`."""
     last_layer = count_layers(state, r"change_detector_state\.scorer\.(\d+)\.") - 1
     scale = r"change_detector_state\.scorer\.{}\.attention\.logit_scale"
     scale_rules = [(scale.format(last_layer), "logit_scale"), (scale.format(r"\d+"), None)]  # None: unused, left out
@@ -294,7 +294,7 @@ def from_official(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def official_sizes(state: State, options: Mapping[str, Any], tables: State) -> Sizes:
-    """Return the hyperparameters of SCORER, from the shapes of an official state dict and from the user's `options`."""
+    """Return the hyperparameters of SCORER, from the shapes in the authors' state dict and from the user's `options`."""
     sizes = rcc_sizes(state, options, tables)
     sizes.model["encoder_layers"] = count_layers(state, r"change_detector_state\.scorer\.(\d+)\.")
     sizes.model["cbr_weight"] = 0.001 if any(name.startswith("cbr.") for name in state) else 0.0

@@ -1,4 +1,4 @@
-"""A vision-language model as a captioner without any training, and a fine-tuned one in the form of transformers."""
+"""Load a vision-language model as a captioner without training it, and export a fine-tuned model for transformers."""
 
 import re
 from pathlib import Path
@@ -14,7 +14,7 @@ from diffcap.methods.vlm.model import PROMPT, VLM
 from diffcap.utils.errors import DiffcapError
 
 MAX_LENGTH = 64  # tokens of an answer
-# Longest side of an image in pixels. Qwen2.5-VL has 567 tokens for 768 x 576; its own limit is 16,384.
+# Longest side of an image in pixels. Qwen2.5-VL makes 567 tokens of 768 x 576 pixels; its own limit is 16,384 tokens.
 LONGEST_SIDE = 768
 
 
@@ -33,7 +33,7 @@ def zero_shot(
         dtype="bfloat16" if torch.cuda.is_available() else "float32",
     )
     features = {
-        "name": None,  # any store of pixels
+        "name": None,  # every feature store with pixels is suitable
         "shape": None,
         "dtype": "uint8",
         "library": "pixels",

@@ -1,6 +1,6 @@
 """Open vision-language models as captioners: Qwen2.5-VL, Qwen3-VL, SmolVLM, Idefics3, InternVL, LLaVA-OneVision and Gemma 3.
 
-A question about two images goes through the model's own processor and chat template; the caption is its answer. `encode` computes
+A question about two images goes through the model's own processor and chat template; the model's answer is the caption. `encode` computes
 the keys and values of the prompt once, and `step` adds one token, as for the other captioners.
 
 Letters: B pairs, L tokens of the prompt with its images, T tokens of a caption, N tokens of an image, V tokens of the vocabulary.
@@ -27,7 +27,7 @@ PROMPT = (
 )
 # Options that cut an image into tiles. They are off by default: with SmolVLM, 64 tokens of an image would become 1,088.
 TILING_OPTIONS = ("do_image_splitting", "crop_to_patches", "do_pan_and_scan")
-# Patterns of layers that are not rounded to 4 bits, because they have few weights and rounding would cost most there.
+# Patterns of layers that are not rounded to 4 bits, because they have few weights, and rounding them would do the most harm.
 KEPT_IN_DTYPE = ["lm_head", r"model\.(visual|vision_model|vision_tower|connector|multi_modal_projector)"]
 MAX_PROMPT_LENGTH = 10_000  # characters of the prompt of a checkpoint
 TOKEN_INPUTS = ("input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids")  # inputs of shape (B, L)
@@ -40,20 +40,20 @@ class VLM(Captioner):
 
     Args:
         base: the model: user/name on the Hugging Face Hub, or a folder; see `base_models.find_base`.
-        revision: its commit on the Hub; None: the current one, which is written to `hyperparameters`.
+        revision: the model's commit on the Hub; None: the current commit, which is written to `hyperparameters`.
         prompt: question that follows the two images.
         train: what is trained: "lora" (matrices added to linear layers), "projector" (the layers between image tower and
             language model), "all", or "nothing" (zero-shot).
-        lora_rank: rank of LoRA's matrices. lora_alpha: their scale is lora_alpha / lora_rank. lora_dropout: dropout of their input.
-        lora_targets: the linear layers of the language model, or of all parts.
+        lora_rank: rank of LoRA's matrices. lora_alpha: their scale is lora_alpha / lora_rank. lora_dropout: rate for their input.
+        lora_targets: LoRA is added to the linear layers of the "language" model, or of "all" parts.
         dtype: type of the base model's frozen weights. Trained weights are float32.
         four_bit: load the base model in 4 bits (QLoRA: nf4 with double quantisation); needs bitsandbytes.
         checkpointing: compute activations a second time in the backward pass instead of storing them.
         image_kwargs: options of the image processor, such as {"do_image_splitting": true} or, for Qwen, with numbers of
             pixels, {"size": {"shortest_edge": 3136, "longest_edge": 200704}}.
-        difference: add to the after image's tokens behind the projector what differs from the before image, see `parts.Difference`.
-        sentences: number of sentences of an answer that are the caption, if nothing is trained.
-        base_sha256: hash of the base model, see `base_models.base_sha256`; another base is refused. None: any.
+        difference: behind the projector, add to the after image's tokens their learned difference from the before image's tokens.
+        sentences: number of sentences that are taken from an answer as the caption, if nothing is trained.
+        base_sha256: hash of the base model (`base_models.base_sha256`). A base with another hash is refused. None accepts every base.
 
     Example:
         >>> vlm = VLM("HuggingFaceTB/SmolVLM-256M-Instruct", train="nothing").eval()  # doctest: +SKIP
@@ -116,7 +116,7 @@ class VLM(Captioner):
         self.template = read_chat_template(self.processor, prompt)  # text and ids around an answer
         self.bos_id = self.template.bos_id
         self.eos_id = self.template.eos_id
-        # Ids of the generation settings that also end an answer (Qwen: <|endoftext|>; Gemma: <eos>).
+        # Other ids that end an answer, from the model's generation settings (Qwen: <|endoftext|>; Gemma: <eos>).
         eos_ids = self.net.generation_config.eos_token_id
         eos_ids = eos_ids if isinstance(eos_ids, list) else [eos_ids]
         self._more_eos_ids = [eos_id for eos_id in eos_ids if eos_id not in (None, self.eos_id)]
@@ -128,7 +128,7 @@ class VLM(Captioner):
         config = self.net.config
         self.image_id: int = getattr(config, "image_token_id", None) or config.image_token_index
         self.net = parts.choose_trained(self.net, train, lora_rank, lora_alpha, lora_dropout, lora_targets)
-        for adapter in getattr(self.net, "peft_config", {}).values():  # an export in PEFT's form has these values
+        for adapter in getattr(self.net, "peft_config", {}).values():  # an export for PEFT contains these values
             adapter.base_model_name_or_path = base_model.name
             adapter.revision = base_model.revision
         self.difference = parts.Difference(config.get_text_config().hidden_size) if difference else None
@@ -136,7 +136,7 @@ class VLM(Captioner):
             self.difference.install(self.core.model)
         if checkpointing:
             self.core.activation_checkpointing_enable({"use_reentrant": False})
-            # Remove the hooks that this adds for gradients of the inputs: a frozen image tower would keep activations for them.
+            # Remove the hooks that give the inputs gradients, because a frozen image tower would keep activations for these gradients.
             self.core.disable_input_require_grads()
         self._frozen = parts.frozen_names(self.net, "net.")
         self.register_state_dict_post_hook(_remove_base)
@@ -149,7 +149,7 @@ class VLM(Captioner):
 
     @classmethod
     def check_state(cls, arguments: dict[str, Any], weights: dict[str, Tensor]) -> None:
-        """See `Captioner.check_state`."""
+        """Raise a ValueError if a checkpoint's arguments are wrong, or it has weights that were not trained."""
         sha256 = arguments.get("base_sha256")
         if not isinstance(sha256, str) or not re.fullmatch("[0-9a-f]{64}", sha256):
             raise ValueError(f"its base_sha256 is {sha256!r:.80}, so the base model cannot be checked")
@@ -163,11 +163,11 @@ class VLM(Captioner):
 
     @property
     def core(self) -> Any:
-        """The model of transformers, without PEFT's wrapper."""
+        """Return the model of transformers, without PEFT's wrapper."""
         return self.net.get_base_model() if hasattr(self.net, "get_base_model") else self.net
 
     def is_eos(self, tokens: Tensor) -> Tensor:
-        """See `Captioner.is_eos`."""
+        """Return a mask of `tokens`, True for ids that end an answer."""
         return torch.isin(tokens, torch.tensor([self.eos_id, *self._more_eos_ids], device=tokens.device))
 
     def prepare_inputs(self, before: Any, after: Any) -> dict[str, Tensor]:
@@ -222,7 +222,7 @@ class VLM(Captioner):
         mask = prompt["attention_mask"]
         bos_position = mask.sum(1, keepdim=True)
         rope_deltas = getattr(self.core.model, "rope_deltas", None)
-        # Qwen's positions count an image by its longer side. `rope_deltas` are relative to the length without padding.
+        # Qwen counts an image as its longer side; `rope_deltas` has the differences from the numbers of tokens without padding.
         if rope_deltas is not None:
             bos_position = bos_position + rope_deltas.view(-1, 1)
         self._forget_positions()
@@ -240,7 +240,7 @@ class VLM(Captioner):
         num_past_words = 0 if cache is None else cache[0][0].shape[-2]
         past_key_values = parts.prompt_cache(memory["key_values"], cache)
         positions = memory["bos_position"] + num_past_words + torch.arange(tokens.shape[1], device=tokens.device)
-        if hasattr(self.core.model, "rope_deltas"):  # Qwen has three per token: time, height and width
+        if hasattr(self.core.model, "rope_deltas"):  # Qwen has three positions per token: time, height and width
             positions = positions.expand(3, -1, -1)
         mask = F.pad(memory["mask"], (0, num_past_words + tokens.shape[1]), value=1)
         options |= {"position_ids": positions, "past_key_values": past_key_values, "use_cache": True}
@@ -249,17 +249,17 @@ class VLM(Captioner):
         return output, [layer.added for layer in past_key_values.layers]
 
     def step(self, tokens: Tensor, memory: Any, cache: Any) -> tuple[Tensor, Any]:
-        """See `Captioner.step`; the cache has the keys and values of the words only."""
+        """Score the next word, see `Captioner.step`. The cache has the keys and values of the words only."""
         output, cache = self._run_words(tokens[:, None], memory, cache)
         return output.logits[:, -1], cache
 
     def teacher_forced_logits(self, tokens: Tensor, memory: Any) -> Tensor:
-        """See `Captioner.teacher_forced_logits`."""
+        """Score the words of given captions in one pass, see `Captioner.teacher_forced_logits`."""
         output, _ = self._run_words(tokens[:, :-1], memory, None)
         return output.logits
 
     def word_losses(self, batch: Batch) -> Tensor:
-        """Return the cross-entropy of every token of the captions given those before, in nats, in one pass without a cache."""
+        """Return the cross-entropy, in nats, of every token of the captions given the tokens before it, without a cache."""
         tokens = batch["tokens"]
         inputs = self._without_bos(self.prepare_inputs(batch["before"], batch["after"]), tokens[:, :-1])
         self._forget_positions()
@@ -273,17 +273,17 @@ class VLM(Captioner):
         return {"loss": loss, "caption_loss": loss.detach()}
 
     def validation_losses(self, batch: Batch) -> dict[str, Tensor]:
-        """See `Captioner.validation_losses`."""
+        """Compute the losses of the tokens of validation pairs, see `Captioner.validation_losses`."""
         return {"caption_loss": self.word_losses(batch)}
 
     def pretrained_parameters(self) -> list[nn.Parameter]:
-        """See `Captioner.pretrained_parameters`: those of the base model that are trained."""
+        """Return the parameters of the base model that are trained, see `Captioner.pretrained_parameters`."""
         parameters = self.net.named_parameters()
         return [parameter for name, parameter in parameters if parameter.requires_grad and "lora_" not in name]
 
     @torch.no_grad()
     def attention(self, before: Any, after: Any, tokens: Tensor) -> AttentionMaps:
-        """See `Captioner.attention`: mean over the heads of the middle half of the layers, over the tokens of both images."""
+        """Compute maps of the attention to image tokens, averaged over the heads of the middle half of the layers."""
         if options := [name for name in TILING_OPTIONS if self.image_kwargs.get(name)]:
             raise NotImplementedError(f"{options[0]} cuts images into tiles, which have no common grid")
         memory = self.encode(before, after)
@@ -341,7 +341,7 @@ def _load_model(folder: Any, dtype: str, four_bit: bool) -> Any:
 
 
 def _check_loaded(folder: Any, model: nn.Module, loaded: dict[str, Any]) -> None:
-    """Check that every weight is from the files, with the information in `loaded`; transformers gives others random values."""
+    """Raise a DiffcapError if `loaded` reports that a weight is not from the files, because transformers gave it random values."""
     missing = set(loaded["missing_keys"])
     named = dict(model.named_parameters(remove_duplicate=False))
     present = {id(value) for name, value in named.items() if name not in missing}
@@ -366,7 +366,7 @@ def _remove_base(module: Any, state: dict[str, Any], prefix: str, _: Any) -> Non
 
 
 def _expect_no_base(module: Any, keys: Any) -> None:
-    """Do not report the base model's weights as missing in a state dict, whose names may have a prefix."""
+    """Remove the base model's weights from `missing_keys`, in which names may have a prefix, so that they are not reported."""
 
     def is_frozen(name: str) -> bool:
         words = name.split(".")

@@ -15,7 +15,7 @@ from diffcap.utils.errors import DiffcapError
 KeyValues = tuple[Tensor, Tensor]  # keys and values of one layer, (B, heads, tokens, channels) each
 Trained = Literal["nothing", "lora", "projector", "all"]  # parts of the model, see `VLM`
 LoraTargets = Literal["language", "all"]  # linear layers with LoRA's matrices
-# Names of the linear layers of the language model in all supported families; the image towers have layers of the same names.
+# Names of the language model's linear layers in all supported families. Image towers have layers that are also named "..._proj".
 LANGUAGE_LAYERS = r".*\.(language_model|text_model)\.layers\..*_proj"
 # Limits of the options of image processors: a side, the pixels of an image (4096 x 4096), and the tiles of an image.
 MAX_SIZE = 4096
@@ -29,7 +29,7 @@ def prompt_cache(prompts: Sequence[KeyValues | None], words: list[KeyValues] | N
     """Return a key-value cache of transformers whose layers keep the prompt and the words apart.
 
     Beam search reorders the words only, because all beams of a pair have the same prompt. While the prompt itself is computed, `prompts`
-    has None for each layer. The attribute `added` of a layer has the keys and values of all tokens after `prompts`, those in `words` first.
+    has None for each layer. The attribute `added` of a layer has the keys and values of all tokens after `prompts`, first of `words`.
     """
     from transformers.cache_utils import Cache, DynamicLayer
 
@@ -71,7 +71,7 @@ def without_checkpointing(model: nn.Module) -> Iterator[None]:
 
 
 def choose_trained(model: Any, trained: Trained, rank: int, alpha: int, dropout: float, targets: LoraTargets) -> Any:
-    """Freeze the parameters of a model of transformers that are not trained. With LoRA, return PEFT's model around it.
+    """Freeze the parameters of a model of transformers that are not trained. Return the model, with LoRA in PEFT's wrapper.
 
     The arguments are those of `VLM`, without the prefix "lora_".
     """
@@ -100,7 +100,7 @@ def choose_trained(model: Any, trained: Trained, rank: int, alpha: int, dropout:
 def check_image_kwargs(options: dict[str, Any], known: Iterable[str], counts_pixels: bool) -> None:
     """Check the options of an image processor. Large values would exhaust the memory.
 
-    `counts_pixels`: whether the options "shortest_edge" and "longest_edge" are numbers of pixels (Qwen) instead of lengths.
+    `counts_pixels`: True if the options "shortest_edge" and "longest_edge" are numbers of pixels (Qwen), False if they are lengths.
     """
     for name, value in options.items():
         if name not in known:
@@ -134,7 +134,7 @@ def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
 
 
 def _train_in_float32(part: nn.Module) -> None:
-    """Train a module in float32, in which small updates are not lost, between modules of another type."""
+    """Make a module trainable in float32, in which small updates are not lost; convert its inputs and its output."""
     part.requires_grad_(True)
     dtype = next(part.parameters()).dtype
     if dtype == torch.float32:
@@ -183,7 +183,7 @@ class Difference(nn.Module):
 
         def with_difference(*args: Any, **kwargs: Any) -> Any:
             output = get_image_features(*args, **kwargs)
-            # A group (N, width) has the tokens of an image, or (SmolVLM, Idefics3) of both images of a pair.
+            # A group has the tokens (N, width) of an image, or (SmolVLM, Idefics3) those of both images of a pair.
             groups = list(output.pooler_output)
             new_groups = []
             if len(groups) == self.num_pairs:
