@@ -1,4 +1,4 @@
-"""The console command `diffcap`: one public function per command; its signature gives the options, its docstring the help."""
+"""The console command `diffcap`. Each command is a public function: its signature gives the options, and its docstring the help."""
 
 import difflib
 import inspect
@@ -26,7 +26,7 @@ FUNCTIONS = {
     "pull": "diffcap.commands.interchange:pull",
     "serve": "diffcap.web.server:serve",
 }
-# What these commands accept in addition to the syntax of jsonargparse.
+# What these commands accept in addition to the syntax of jsonargparse, the library that parses command lines.
 SYNTAX = {
     "caption": Syntax(second="--after", list_options=("--checkpoint", "--out")),
     "score": Syntax(second="--references"),
@@ -48,7 +48,7 @@ class CommandParser(OneLineErrorParser):
 
 
 def _replace_variables(words: list[str]) -> list[str]:
-    """Replace the variables of an experiment (--dataset, --method, ...) by `--checkpoint` and its checkpoint, for `serve`."""
+    """Replace an experiment's variables (--dataset, ...) in the words of `serve` by `--checkpoint` and the experiment's checkpoint."""
     variables, serve_options = parse(words)
     unused = [name for name in variables if name not in RUN_VARIABLES]
     if unused:
@@ -57,13 +57,13 @@ def _replace_variables(words: list[str]) -> list[str]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run `diffcap COMMAND ...`; `arguments` defaults to those of the process."""
+    """Run `diffcap COMMAND ...`; without `arguments`, the process's own arguments are used."""
     words = sys.argv[1:] if arguments is None else arguments
     with plain_errors():
         if words and words[0] in STAGES:
             run_stage(words[0], words[1:])
             return
-        if words[:1] == ["paths"]:  # for the Makefile
+        if words[:1] == ["paths"]:  # only the Makefile uses it, so it is in no list of commands
             print_paths(words[1:])
             return
         if words and not words[0].startswith("-") and words[0] not in FUNCTIONS:
@@ -88,7 +88,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def flag_options(commands: dict[str, Any]) -> list[str]:
-    """Return the options that may be written without a value."""
+    """Return the options that may be written without a value, because their default is False."""
     parameters = [
         parameter for command in commands.values() for parameter in inspect.signature(command).parameters.values()
     ]

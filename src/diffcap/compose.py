@@ -1,14 +1,15 @@
-"""Compose the settings of a training stage from parts: files, and sections of the method's file. A later part overrides earlier ones.
+"""Compose the settings of a training stage from YAML files in configs/. A later part overrides earlier ones.
+
+The method's file is method/<method>.yaml. Words in capitals are variables of make: EXTRA names more datasets to pre-train on. The stage
+reinforce uses the section finetune of the method's file in steps 2 to 4 and 6.
 
 1. trainer/default.yaml
 2. the method's section of the stage
-3. for the dataset, then for each further dataset of EXTRA: dataset/<name>.yaml, then the method's entry in `datasets`
-4. the method's entries in `base_models` (for the base model that VLM or the settings name), `offline` (OFFLINE=yes) and `ablations`
-5. for the stage reinforce: reinforce/base.yaml, reinforce/<dataset>.yaml and the method's section reinforce. For this stage, steps 2 to 4
-   and 6 use the method's section finetune.
-6. if the trainer is not the default: trainer/<trainer>.yaml and the method's entry in `trainers`. For the stage reinforce also
-   reinforce/<trainer>.yaml
-7. trainer/ddp.yaml, for several processes
+3. for the dataset, and then for each dataset of EXTRA that the stage uses: dataset/<name>.yaml and the method's entry in `datasets`
+4. the method's entries in `base_models` (for the base model that VLM or the settings name), `offline` (if OFFLINE=yes) and `ablations`
+5. for the stage reinforce: reinforce/base.yaml, reinforce/<dataset>.yaml and the method's section reinforce
+6. if TRAINER is not default: trainer/<trainer>.yaml, the method's entry in `trainers` and, for reinforce, reinforce/<trainer>.yaml
+7. if several processes train: trainer/ddp.yaml
 """
 
 from functools import reduce
@@ -25,16 +26,16 @@ from diffcap.utils.settings import CONFIGS, Settings, get_config_value, read_set
 if TYPE_CHECKING:
     from diffcap.experiment import Experiment
 
-MIXED = "mixed"  # value of EXTRA: all datasets in the main pre-training
+MIXED = "mixed"  # EXTRA=mixed adds all further datasets to the main pre-training
 
 
 def compose(e: "Experiment", stage: str) -> Settings:
-    """Return the settings of a stage without those of the user: CONFIG, variables and command-line options."""
+    """Return the settings of a stage. Callers merge the user's CONFIG file, variables and command-line options into them."""
     return reduce(merge, (part.settings for part in parts(e, stage)), {})
 
 
 def parts(e: "Experiment", stage: str) -> list[Part]:
-    """Return the parts of the settings, in the order of this module's docstring; for an extraction, the backbone's file."""
+    """Return the parts in the order of this module's docstring. The stage extract has one part: the file backbone/<name>.yaml."""
     if stage == "extract":
         return _file(f"backbone/{e.backbone}")
     method = e.method_spec
@@ -48,11 +49,11 @@ def parts(e: "Experiment", stage: str) -> list[Part]:
     if not method.stage(section):
         raise DiffcapError(f"{method.file}: the section {section} is missing; write it, see docs/adding.md.")
     found = [*_file("trainer/default"), *method.stage(section)]
-    # `e.first_dataset` has a pre-training of its own; the others are added to the main one.
+    # `e.first_dataset` has a pre-training of its own; the other datasets are added to the main pre-training.
     added_datasets = [MIXED] if MIXED in e.extras else [name for name in e.extras if name != e.first_dataset]
     for name in (e.dataset, *{PRETRAIN_EXTRA: [e.first_dataset], PRETRAIN: added_datasets}.get(stage, [])):
         folder = CONFIGS / "dataset"
-        if resource := get_dataset(name).configs:  # "package:folder", for a dataset of another package
+        if resource := get_dataset(name).configs:  # "package:folder", if another package defines the dataset
             package, _, subfolder = resource.partition(":")
             folder = package_folder(package, f"`configs` of the dataset {name}") / subfolder
         found += [*_file(name, folder), *method.named("datasets", name, section)]
@@ -60,7 +61,7 @@ def parts(e: "Experiment", stage: str) -> list[Part]:
     if method.base_model and not e.base_model:
         contents = [*(part.settings for part in found), e.sections.get(section, {})]
         base = get_config_value(contents, "model", "captioner", "init_args", "base")
-        base_name = Path(str(base or "").partition("@")[0]).name  # without user and revision
+        base_name = Path(str(base or "").partition("@")[0]).name  # "user/name@revision" becomes "name"
     found += method.named("base_models", base_name, section)
     if e.uses_offline_settings:
         found += method.offline(section)
@@ -81,7 +82,7 @@ def _file(name: str, folder: Path = CONFIGS) -> list[Part]:
 
 
 def merge(base: Settings, over: Settings, depth: int = 0) -> Settings:
-    """Override settings: groups (model, data, ...) and the arguments of a class are merged, every other value is replaced.
+    """Return `base` overridden by `over`. Groups (model, data, ...) and arguments of a class are merged; other values are replaced.
 
     A dict that is a value, such as `data.tasks`, is replaced as a whole. If `class_path` changes, the earlier `init_args` are dropped.
     """

@@ -1,7 +1,7 @@
-"""One experiment: dataset, method, features and folders, from make's variables, command-line options or a YAML file.
+"""One experiment: its dataset, method, features and folders. Make's variables, command-line options or a YAML file describe it.
 
 Every variable of `make finetune DATASET=birds2words SEED=7` is an option of `diffcap finetune --dataset birds2words --seed 7`
-and a key of a file for `CONFIG=run.yaml` (`dataset: birds2words`).
+and a key of the YAML file that `CONFIG=run.yaml` names (`dataset: birds2words`).
 """
 
 import difflib
@@ -33,7 +33,7 @@ from diffcap.utils.settings import CONFIGS, get_config_value, read_settings
 
 DEFAULT_SEED = "1234"
 CAPTIONS, RETRIEVAL = "captions", "retrieval"  # values of `eval`
-PROBE = "probe"  # value of TRAINER: measure a hundred steps, and estimate the time of the whole training
+PROBE = "probe"  # TRAINER=probe measures a hundred steps and estimates the time of the whole training
 # Sections of a CONFIG file; each holds the options of a stage.
 SECTIONS = ("data", "extract", "negatives", *TRAINING_STAGES, "zeroshot", EVAL, REPORT)
 
@@ -46,28 +46,28 @@ def _option(text: str, default: str = "") -> Any:
 class Experiment:
     """The variables of one experiment. An empty string is replaced by the default.
 
-    Error messages use make's spelling, SEED= for `seed`.
+    Error messages name a variable as make does: SEED= for `seed`.
     """
 
     dataset: str = _option("name of the dataset; blocks are scenes that diffcap renders", "blocks")
     method: str = _option("a file of configs/method, or a method of another package", "pcl")
     vlm: str = _option(
-        "vision-language model that METHOD=vlm starts from: user/name on the Hugging Face Hub, or a folder (default: that of the settings)"
+        "vision-language model that METHOD=vlm starts from: user/name on the Hugging Face Hub, or a folder (default: set by the method)"
     )
     ablation: str = _option("name of an ablation in configs/method/<method>.yaml")
-    data: str = _option("source folder with the dataset's official files (default: they are downloaded)")
+    data: str = _option("folder with the files that the dataset's authors publish (default: they are downloaded)")
     devices: str = _option("number of processes: GPUs, or CPU cores", "1")
     seed: str = _option("seed for rendering, negatives and training", DEFAULT_SEED)
     logger: str = _option("wandb, tensorboard or none", "wandb")
     trainer: str = _option(
-        "training length: default, short, smoke (seconds) or probe (estimates the time and memory of all of it)",
+        "training length: default, short, smoke (seconds) or probe (estimates the time and memory of a whole training)",
         "default",
     )
-    backbone: str = _option("network of features, a file of configs/backbone (default: the method's for the dataset)")
+    backbone: str = _option("network of the features, a file of configs/backbone (default: by method and dataset)")
     features: str = _option("name of the features' folder in FOLDER/features (default: the backbone's name)")
-    features_from: str = _option("folder of features that the authors of a method released, instead of extracting")
+    features_from: str = _option("folder of features that a method's authors published, instead of extracted ones")
     weights: str = _option(
-        "file with the backbone's weights (of a method that adapts CLIP: CLIP's), if it cannot be downloaded"
+        "file with the backbone's weights (for a method that adapts CLIP, CLIP's weights), if they cannot be downloaded"
     )
     offline: str = _option(
         "yes: no downloads; use the small backbone, tagger and CLIP that are included in diffcap (they were trained on rendered "
@@ -76,13 +76,13 @@ class Experiment:
     tagger: str = _option("part-of-speech tagger for the negatives: english, blocks, tiles, or a Stanza model's folder")
     folder: str = _option("folder of the prepared dataset: manifest, features, negatives (default: data/<dataset>)")
     run: str = _option("run folder (default: runs/<dataset>/<method>[-<ablation>][-<extra>][-seed<seed>][-probe])")
-    pretrain: str = _option("yes, or no to fine-tune from scratch (default: what the ablation says, else yes)")
+    pretrain: str = _option("yes, or no to fine-tune from scratch (default: set by the ablation, else yes)")
     pretraining: str = _option("folder of the pre-training that fine-tuning starts from (default: <run>/pretrain)")
     captioner: str = _option("stage whose captioner is evaluated: finetune or reinforce", FINETUNE)
-    eval: str = _option("what eval evaluates: captions, or retrieval by a pre-training that learns it", CAPTIONS)
+    eval: str = _option("what eval evaluates: captions, or retrieval, if the pre-training learns it", CAPTIONS)
     extra: str = _option(
-        "more datasets for the pre-training, separated by commas: each one has a pre-training of its own before the main one, or is added "
-        "to it (about.pretraining.extra in the method's settings file); mixed: all are added to the main one"
+        "more datasets to pre-train on (those in about.pretraining.extra of the method's file), separated by commas: captions "
+        "get a pre-training of their own before the main one, classes are added to the main one; mixed adds all to the main one"
     )
     pairs: str = _option("number of pairs to render (blocks)")
     config: str = _option("YAML file with these variables and a section of options per stage, or a run's config.yaml")
@@ -99,10 +99,10 @@ class Experiment:
         self.dataset_spec, self.method_spec = get_dataset(self.dataset), get_method(self.method)
         self.base_model = self.vlm  # the pre-trained model that the captioner is made from
         self.base_model_name = Path(self.base_model.partition("@")[0]).name  # without user and revision
-        # The datasets of `extra`, and their experiments; `make data DATASET=<name>` prepares each one.
+        # The datasets in `extra`, and an experiment for each. The user prepares each by `make data DATASET=<name>`.
         self.extras = tuple(filter(None, (name.strip() for name in self.extra.split(","))))
         self.extra_experiments: list[Experiment] = []
-        # Names of the datasets in `extra`, by their use; each may be empty.
+        # Names of datasets in `extra`; a name is empty if no dataset has this use.
         self.first_dataset = ""  # has a pre-training of its own, before the main one
         self.single_image_dataset = ""  # its images and captions are in the main pre-training
         self.labelled_dataset = ""  # its images and classes are in the main pre-training
@@ -131,14 +131,14 @@ class Experiment:
         name_parts.append(f"seed{self.seed}" if self.seed != DEFAULT_SEED else "")
         name_parts.append(PROBE if self.trainer == PROBE else "")
         run = self.run or f"runs/{self.dataset}/{'-'.join(filter(None, name_parts))}"
-        is_sweep = not self.run and "WANDB_SWEEP_ID" in os.environ  # set by W&B's agent; its trials are in <run>/sweep
+        is_sweep = not self.run and "WANDB_SWEEP_ID" in os.environ  # W&B's agent sets it for sweeps
         self.run = f"{run}/sweep" if is_sweep else run
         self.pretraining = self.pretraining or f"{run}/{PRETRAIN}"
         self._first_pretraining_folder = Path(run) / f"{PRETRAIN}-{self.first_dataset}"
         # Checkpoint that fine-tuning starts from, if the method has a pre-training.
         pretraining = self.method_spec.pretraining
         self.pretrained_checkpoint = Path(self.pretraining) / (pretraining.checkpoint if pretraining else LAST)
-        # Whether fine-tuning starts from the pre-training of this run, and not from another one (PRETRAINING, or a sweep).
+        # True if fine-tuning starts from this run's pre-training. With PRETRAINING and in a sweep it starts from that of another run.
         is_own_folder = Path(self.pretraining) == self.stage_folder(PRETRAIN)
         self.owns_pretraining = self.has_pretraining and is_own_folder
         self.checkpoint = self.stage_folder(self.captioner) / BEST  # the trained captioner
@@ -146,20 +146,20 @@ class Experiment:
         self.evaluated_checkpoint = self.pretrained_checkpoint if self.eval == RETRIEVAL else self.checkpoint
 
     def _choose_backbone(self) -> None:
-        """Set `backbone`, and `reads_pixels`: whether the captioner reads images instead of features. A method may have both forms."""
+        """Set `backbone`, and set `reads_pixels` to True if the captioner reads images instead of features. Some methods can read both."""
         if self.offline == "yes" and self.weights and not self.backbone:
             raise DiffcapError(
                 f"OFFLINE=yes and WEIGHTS={self.weights}: the networks that are included in diffcap have their own weights; give "
                 "one of the two, or BACKBONE= with both."
             )
         has_two_forms = self.method_spec.pixels_backbone is not None
-        # The method may have settings for the small features of a backbone that is shipped with diffcap.
+        # True if the method's section `offline` is used. Its settings are for the small features of the backbones included in diffcap.
         self.uses_offline_settings = False
         self.reads_pixels = self._has_image_network() if has_two_forms else self.method_spec.reads_pixels
         self._default_backbone = self.dataset_spec.backbone_for(self.method_spec, self.reads_pixels)
         if self.offline == "yes" and self._default_backbone not in SHIPPED_BACKBONES:
             self.uses_offline_settings = True
-            if has_two_forms:  # the offline settings may have the other form
+            if has_two_forms:  # the offline settings may change what the captioner reads
                 self.reads_pixels = self._has_image_network()
             pixels = self.dataset_spec.clip_backbone or "blocks_pixels"
             self._default_backbone = pixels if self.reads_pixels else "blocks"
@@ -171,7 +171,7 @@ class Experiment:
         return get_config_value(settings, "model", "captioner", "init_args", "backbone") is not None
 
     def _check(self) -> None:
-        """Check single values, and those that depend on the method."""
+        """Check the values of the variables, and that they fit the method."""
         if not self.seed.isdecimal() or int(self.seed) >= 2**32:
             fault = "negative" if self.seed.startswith("-") else "not a seed"
             raise DiffcapError(f"SEED={self.seed} is {fault}; give a whole number from 0 to {2**32 - 1}.")
@@ -184,7 +184,7 @@ class Experiment:
             "pretrain": ("", "yes", "no"),
             "offline": ("", "yes", "no"),
         }
-        for name in ("trainer", "backbone"):  # ddp.yaml is for DEVICES, not a choice
+        for name in ("trainer", "backbone"):  # ddp.yaml is not a choice: DEVICES above 1 adds it
             choices[name] = sorted({path.stem for path in (CONFIGS / name).glob("*.yaml")} - {"ddp"})
         for name, values in choices.items():
             if (value := getattr(self, name)) not in values:
@@ -226,7 +226,7 @@ class Experiment:
         values["extract_args"] = "" if self.features_from else self.extract_args
         for name in pretraining.extra if is_mixed else self.extras:
             self.extra_experiments.append(Experiment(dataset=name, **values))
-            if pretraining.extra[name] == "classes":  # of its images; another dataset has captions
+            if pretraining.extra[name] == "classes":  # each image has a class; others have captions
                 self.labelled_dataset = name
             elif is_mixed:
                 self.single_image_dataset = name
@@ -238,7 +238,7 @@ class Experiment:
         return [word for name, value in self.explicit_values.items() for word in (f"--{name}", value)]
 
     def check_inputs(self, stages: set[str]) -> None:
-        """Check, before stages run, that the method reads features of this kind, and that a pre-training of another run is finished."""
+        """Check, before `stages` run, that the method can read the features, and that a pre-training of another run is finished."""
         reads_pretraining = FINETUNE in stages or (self.eval == RETRIEVAL and "eval" in stages)
         is_of_other_run = self.has_pretraining and not self.owns_pretraining
         if reads_pretraining and is_of_other_run and not is_finished(Path(self.pretraining)):
@@ -269,7 +269,7 @@ class Experiment:
         return self._first_pretraining_folder if stage == PRETRAIN_EXTRA else Path(self.run) / stage
 
     def setting(self, stage: str, *keys: str) -> Any:
-        """Return the value of nested keys in the settings of a training stage; None if it has none."""
+        """Return the value of nested keys in the settings of a training stage; None if the keys are missing."""
         return get_config_value([compose(self, stage)], *keys)
 
 
@@ -277,7 +277,7 @@ VARIABLES = tuple(fields(Experiment))
 NAMES = {f.name for f in VARIABLES}
 # The variables that determine the checkpoint of an experiment.
 RUN_VARIABLES = ("dataset", "method", "vlm", "ablation", "seed", "extra", "trainer", "run", "captioner", "config")
-_GOALS = "goals"  # name of a further variable, which make adds: its targets
+_GOALS = "goals"  # make adds the option --goals with its targets, such as "finetune eval"
 
 
 def methods_with(has_property: Callable[[Method], bool]) -> str:
@@ -296,11 +296,11 @@ def _read_config(path: Path, explicit_values: dict[str, str]) -> tuple[dict[str,
     if not isinstance(content, dict):
         raise DiffcapError(f"{path}: not an experiment; write keys and values, such as `dataset: blocks`.")
     owners = [owner for method in methods().values() for owner in (method, method.pretraining) if owner]
-    # class_path of a captioner in the config.yaml of an earlier version -> its class_path now
+    # Import path of a captioner in an earlier version of diffcap, which old config.yaml files contain -> its import path now
     current_paths = {
         owner.formerly.replace(":", "."): owner.captioner.replace(":", ".") for owner in owners if owner.formerly
     }
-    for section in (content, *content.values()):  # a run's config.yaml, or sections of stages
+    for section in (content, *content.values()):  # `content` is a run's config.yaml, or has a section per stage
         captioner = get_config_value([section], "model", "captioner") if isinstance(section, dict) else None
         if isinstance(captioner, dict) and captioner.get("class_path") in current_paths:
             captioner["class_path"] = current_paths[captioner["class_path"]]
@@ -328,7 +328,7 @@ def _read_config(path: Path, explicit_values: dict[str, str]) -> tuple[dict[str,
 
 
 def _values_of_run(path: Path, content: dict[str, Any], explicit_values: dict[str, str]) -> dict[str, str]:
-    """Return the variables in a run's config.yaml. The run's folder is left out if the command gives another seed, or `extra`."""
+    """Return the variables in a run's config.yaml. Another seed or `extra` makes another run, so the run's folder is left out."""
     run, data, model = (content.get(key) or {} for key in ("run", "data", "model"))
     missing = [name for name in ("method", "dataset", "out") if not run.get(name)]
     if missing:

@@ -2,9 +2,9 @@
 
 A command has one of two forms:
 
-* `diffcap finetune --dataset blocks --method scorer --model.lr=1e-4`: the variables of an `Experiment`, and options of the stage.
-  The settings follow from the variables. Stages that are missing run first. The Makefile uses this form.
-* `diffcap eval --checkpoint a.ckpt --out runs/a --folder data/blocks`: options of the stage alone.
+* `diffcap finetune --dataset blocks --method scorer --model.lr=1e-4`: the variables of an experiment, and options of the stage.
+  The variables determine the settings. Stages that it needs run first if their results are missing. The Makefile uses this form.
+* `diffcap eval --checkpoint a.ckpt --out runs/a --folder data/blocks`: options of the stage alone. No other stage runs.
 """
 
 import io
@@ -44,14 +44,14 @@ def run_stage(stage: str, words: Sequence[str]) -> None:
     """Run a stage, unless its record says that it is up to date.
 
     Args:
-        words: arguments of the command. `--needed` means that another stage needs the result. Then the stage runs only if files have
-            changed, even if its settings differ from those of the existing result.
+        words: arguments of the command. They contain `--needed` if another stage needs the result. Then the stage runs again only if its
+            input files have changed. Changed settings are ignored.
     """
     is_only_needed = "--needed" in words
     words = [word for word in words if word != "--needed"]
     variables, stage_options = parse(words)
     if not STAGES[stage].is_parallel and not is_main_process():
-        return  # a launcher has started several processes
+        return  # a launcher such as torchrun has started several processes, of which only the first runs this stage
     if _is_direct(stage, words, variables):
         _run_body(Request(stage, {}, words, sources=own_configs(words)))
         return
@@ -79,12 +79,12 @@ def run_stage(stage: str, words: Sequence[str]) -> None:
         e.check_inputs({stage})
         needs = STAGES[stage].needs(e)
         if missing := [need for need in needs if not is_made(*need)]:
-            check_options(request)  # before hours of other stages
+            check_options(request)  # report a wrong option now, not after hours of other stages
             _run_missing(missing, request, e)
         record_file = record_path(stage, e)
         if record_file.parent.is_dir() and _is_current(request, record_file, is_only_needed):
             if is_main_process() and any(_is_newer(record_path(*need), record_file) for need in needs):
-                record_file.touch()  # so that make does not ask again
+                record_file.touch()  # make compares file times, and would run the stage again
             return
     _run_body(request)
 
@@ -92,8 +92,8 @@ def run_stage(stage: str, words: Sequence[str]) -> None:
 def make_experiment(variables: Mapping[str, str], goals: Sequence[str]) -> Experiment:
     """Return the experiment of a command.
 
-    The goals, which the user asked for, determine which captioner is evaluated. If no training is among them, a captioner that was
-    trained without the pre-training is used as it is.
+    The goals are the stages that the user asked for. If reinforce is a goal, its captioner is evaluated. If no training is a goal, a
+    captioner that was trained without a pre-training is accepted, so the pre-training is not run for it.
     """
     variables = dict(variables)
     if REINFORCE in goals:
@@ -114,7 +114,7 @@ def make_experiment(variables: Mapping[str, str], goals: Sequence[str]) -> Exper
 
 
 def _is_unused(stage: str, e: Experiment) -> bool:
-    """Return whether the method does not need a stage before its fine-tuning, and print this."""
+    """Return True if a stage before fine-tuning is unnecessary for the method, and print how to go on."""
     pretraining = e.method_spec.pretraining
     if stage in (PRETRAIN, PRETRAIN_EXTRA) and not e.has_pretraining:
         ablation = f", {e.ablation}," if e.ablation else ""
@@ -131,7 +131,7 @@ def _is_unused(stage: str, e: Experiment) -> bool:
 
 
 def _make_request(stage: str, e: Experiment, stage_options: list[str]) -> Request:
-    """Combine the settings that follow from the experiment with the section of its CONFIG file and the stage's options."""
+    """Return a stage's request from the experiment's settings, the section of its CONFIG file, and the options of the command line."""
     if stage == "extract" and e.features_from:
         stage = "import_features"
     row = STAGES[stage]
@@ -139,7 +139,7 @@ def _make_request(stage: str, e: Experiment, stage_options: list[str]) -> Reques
     sources = []
     if stage in LIGHTNING:
         initial_checkpoint = (settings.get("model") or {}).get("init_from")
-        # make gives --init_from, too; the settings have it already.
+        # make passes the initial checkpoint as --init_from, too. The option is unnecessary if the settings name the same checkpoint.
         stage_options = [word for word in stage_options if word != f"--init_from={initial_checkpoint}"]
         stage_options = [f"--model.{word[2:]}" if word.startswith("--init_from=") else word for word in stage_options]
         sources = [part.source for part in parts(e, stage)]
@@ -169,7 +169,7 @@ def _run_missing(missing: Sequence[tuple[str, Experiment]], request: Request, e:
                 f"{STAGES[stage].folder(experiment)}: the result of the stage {stage} is missing, and {launch.launcher} cannot "
                 f"start it; first run `diffcap {' '.join(words)}`, without {launch.launcher}."
             )
-        # The pre-training on a dataset of EXTRA has the same options as the main one.
+        # The pre-training on a dataset of EXTRA has the same options as the main pre-training.
         shared_options = ["--", *request.words] if stage == PRETRAIN_EXTRA else []
         run_in_process([*words, "--needed", *shared_options])
 
@@ -196,7 +196,7 @@ def run_in_process(command: Sequence[str]) -> None:
 
 
 def _check_extra(stage: str, other: Experiment, e: Experiment) -> None:
-    """Raise an error if a missing result belongs to `other`, a dataset of EXTRA, and the user must make it first."""
+    """Raise an error if `other`, the experiment of a dataset in EXTRA, has no result of a stage that the user must run first."""
     if other is not e and stage == "data":
         raise DiffcapError(
             f"{other.folder}/manifest.jsonl: EXTRA={e.extra} needs this dataset; make it with `make data DATASET={other.dataset}`, and "
@@ -210,7 +210,7 @@ def _check_extra(stage: str, other: Experiment, e: Experiment) -> None:
 
 
 def _is_current(request: Request, record_file: Path, is_only_needed: bool) -> bool:
-    """Return whether the stage is up to date according to its record; a result of diffcap 0.1 gets a record."""
+    """Return whether the stage is up to date according to its record. If diffcap 0.1 made the result, a record is written first."""
     stage, folder = request.stage, record_file.parent
     old_record = record.read(record_file)
     if not old_record and (is_only_needed or _asked_before(request, folder)):
@@ -221,7 +221,7 @@ def _is_current(request: Request, record_file: Path, is_only_needed: bool) -> bo
         is_lost = find_fault(folder) is not None
     else:
         is_lost = bool(record.lost_products(record_file, old_record, compare=not is_only_needed))
-    # These compare the source files themselves, since the record does not list them.
+    # These stages compare their source files themselves, because their records do not list those files.
     runs_always = stage == "data" or request.settings.get("model", {}).get("from_files")
     if is_lost or (not is_only_needed and (runs_always or old_record["asked"] != request.asked)):
         return False
@@ -234,7 +234,7 @@ def _is_current(request: Request, record_file: Path, is_only_needed: bool) -> bo
 
 
 def _record_earlier_result(request: Request, record_file: Path) -> dict[str, Any]:
-    """Write the record of a complete result of diffcap 0.1; {} if there is none."""
+    """Write and return the record of a complete result of diffcap 0.1; return {} if there is no such result."""
     row, folder = STAGES[request.stage], record_file.parent
     if request.stage in TRAININGS:
         finished = read_object(record_file)
@@ -254,7 +254,7 @@ def _record_earlier_result(request: Request, record_file: Path) -> dict[str, Any
 
 
 def _asked_before(request: Request, folder: Path) -> bool:
-    """Return whether diffcap 0.1 has made a result with the same options. It wrote them beside the result."""
+    """Return whether diffcap 0.1 made the result with the same options, which it wrote into a file beside the result."""
     if request.stage == "extract":
         meta, model = read_object(folder / "meta.json"), request.settings["model"]
         is_same = all(meta.get(key) == model[key] for key in ("library", "network", "stage") if key in model)
@@ -302,7 +302,7 @@ def _run_body(request: Request) -> None:
 
 
 def _is_direct(stage: str, words: Sequence[str], variables: Mapping[str, str]) -> bool:
-    """Return whether a command has options of the stage alone. A method's settings file given as --config is an error."""
+    """Return whether a command has options of the stage alone, without an experiment. A method's settings file as --config is an error."""
     configs = own_configs(words)
     for path in configs:
         # configs/method/<method>.yaml; earlier versions had configs/method/<method>/<stage>.yaml.
@@ -328,7 +328,7 @@ def _is_direct(stage: str, words: Sequence[str], variables: Mapping[str, str]) -
 
 
 def _is_experiment(path: str) -> bool:
-    """Return whether a file is for CONFIG: it names a dataset or a method, or is the config.yaml of a run."""
+    """Return whether a file can be used as CONFIG, because it names a dataset or a method, or is the config.yaml of a run."""
     content = read_settings(path) if Path(path).is_file() else None
     if not isinstance(content, dict):
         return False
@@ -352,7 +352,7 @@ def _print_help(stage: str, stage_options: Sequence[str]) -> None:
 def print_paths(words: Sequence[str]) -> None:
     """Print the names of files and folders that the Makefile needs, one NAME=VALUE per line. A space in a value is printed as |.
 
-    `words` end with the options of stages, one word per stage: `--dataset blocks --goals eval -- "finetune --model.lr=1"`.
+    After `--`, `words` have the options of the stages, one word per stage: `--dataset blocks --goals eval -- "finetune --model.lr=1"`.
     """
     variables, options_of_stages = parse(words)
     goals = variables.pop("goals", "").split()

@@ -1,13 +1,13 @@
-"""The record of a stage's result: the options and the files that it was made from. It decides whether the stage runs again.
+"""The record of a stage's result: the options and the files that the result was made from. If they change, the stage runs again.
 
 ```
 {"format": 1, "asked": "5f0c...", "id": "91ab...",
  "files": {"data/blocks/manifest.jsonl": [31750, 1764076445123, "3dee..."]}, "products": {"metrics.json": [512, ...]}}
 ```
 
-`asked` is the hash of the composed settings and the options of the command line; it is compared without importing torch. `id` is the
-hash of the options, with their defaults, and of the contents of the files. A file has its size, its modification time and the hash of its
-content, which is computed again only if size or time has changed.
+`asked` is the hash of the settings and the options of the command line. It is compared first, since it does not need torch. `id` is the
+hash of all options, also those with default values, and of the contents of the files. A file has its size, its modification time and the
+hash of its content. The hash is computed again only if the size or the time has changed.
 """
 
 import hashlib
@@ -25,10 +25,10 @@ from diffcap.utils.errors import DiffcapError
 from diffcap.utils.files import expand_home
 
 FORMAT = 1
-_LARGE_FILE, _END_PART = 1 << 30, 1 << 20  # bytes; of a larger file, parts of this size at both ends are hashed
+_LARGE_FILE, _END_PART = 1 << 30, 1 << 20  # bytes; of a larger file, only the first and last `_END_PART` are hashed
 _BASE_MODEL_FILES = (".json", ".jinja", ".safetensors", ".model", ".txt")
 
-Entry = list[Any]  # of a file: size in bytes, modification time in ns, and hash of the content
+Entry = list[Any]  # describes a file: size in bytes, modification time in ns, and hash of the content
 
 
 def digest(*values: Any) -> str:
@@ -37,7 +37,7 @@ def digest(*values: Any) -> str:
 
 
 def named_files(value: Any) -> Iterator[Path]:
-    """Yield the existing files that options name, also in lists, dictionaries and comma-separated texts, and the files of base models."""
+    """Yield the existing files that options name, also in lists, dictionaries and comma-separated texts, or in a base model's folder."""
     if isinstance(value, Mapping | list | tuple):
         for item in value.values() if isinstance(value, Mapping) else value:
             yield from named_files(item)
@@ -47,12 +47,12 @@ def named_files(value: Any) -> Iterator[Path]:
             with suppress(OSError):  # the text is longer than the name of a file may be
                 if path.is_file():
                     yield path
-                elif (path / "config.json").is_file():  # the folder of a base model
+                elif (path / "config.json").is_file():  # a base model (pre-trained, such as SmolVLM)
                     yield from (file for file in path.iterdir() if file.suffix in _BASE_MODEL_FILES)
 
 
 def describe(path: Path, old_entry: Entry | None = None) -> Entry:
-    """Return the entry of a file. If its size and time are those of an old entry, this entry is used again.
+    """Return the entry of a file. If size and time are those in `old_entry`, `old_entry` is returned.
 
     Only the weights of a checkpoint are hashed, because the file also contains the training time. If a file has more than 1 GiB,
     such as the weights of a language model, only its first and last MiB are hashed.
@@ -66,7 +66,7 @@ def describe(path: Path, old_entry: Entry | None = None) -> Entry:
             return [*size_and_time, recorded_hash]
         from diffcap.checkpoints.reading import read_checkpoint, weights_hash
 
-        with suppress(DiffcapError):  # the stage that reads the damaged file reports it
+        with suppress(DiffcapError):  # a damaged file; the stage that reads it reports the error
             return [*size_and_time, f"weights {weights_hash(read_checkpoint(path))}"]
     if state.st_size <= _LARGE_FILE:
         return [*size_and_time, file_hash(path)]
@@ -77,13 +77,13 @@ def describe(path: Path, old_entry: Entry | None = None) -> Entry:
 
 
 def describe_files(paths: Iterable[Path], old_record: Mapping[str, Any]) -> dict[str, Entry]:
-    """Return the entry of each file that exists, by path."""
+    """Return the entry of each file that exists, by path. Entries in `old_record` of unchanged files are used again."""
     old_entries = old_record.get("files", {})
     return {str(path): describe(path, old_entries.get(str(path))) for path in sorted(set(paths)) if path.is_file()}
 
 
 def result_id(options: Mapping[str, Any], files: Mapping[str, Entry]) -> str:
-    """Return the hash of options, with their defaults, and of the contents of files, without the paths of the files."""
+    """Return the hash of options and of the contents of files. Paths of files are not hashed, so a moved file does not change it."""
     hashes_or_values = {}
     for name, value in flat(options).items():
         paths = list(map(str, named_files(value))) or [str(value)]
@@ -99,13 +99,13 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def write(path: Path, record: Mapping[str, Any]) -> None:
-    """Write a record, unless the file has it already: for make, a newer file is a new result."""
+    """Write a record, unless the file has it already, because make takes a newer file for a new result."""
     if read_object(path) != record:
         write_json(path, record)
 
 
 def make(asked: str, id: str, files: Mapping[str, Entry], products: Iterable[Path]) -> dict[str, Any]:
-    """Return the record of a result; `asked` and `id` are hashes, see above. Products that do not exist are left out."""
+    """Return the record of a result. The module's docstring explains `asked` and `id`. Products that do not exist are left out."""
     product_entries = {path.name: describe(path) for path in products if path.is_file()}
     return {"format": FORMAT, "asked": asked, "id": id, "files": files, "products": product_entries}
 
@@ -116,7 +116,7 @@ def changed_files(record: Mapping[str, Any]) -> list[str]:
 
 
 def lost_products(path: Path, record: Mapping[str, Any], compare: bool = True) -> list[str]:
-    """Return the products of a stage that are missing beside its record and, if `compare` is true, those that have changed."""
+    """Return the products (result files beside the record in `path`) that are missing and, if `compare` is true, the changed ones."""
     entries = record.get("products", {}).items()
     return [name for name, entry in entries if _has_changed(path.with_name(name), entry, compare)]
 
@@ -126,7 +126,7 @@ def _has_changed(path: Path, old_entry: Entry, compare: bool = True) -> bool:
 
 
 def flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested options as {"model.captioner.init_args.width": 64}."""
+    """Flatten nested options: {"model": {"lr": 0.1}} becomes {"model.lr": 0.1}."""
     flat_options: dict[str, Any] = {}
     for key, value in options.items():
         if isinstance(value, Mapping) and value:

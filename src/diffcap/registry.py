@@ -1,4 +1,4 @@
-"""The registry of methods, with one `Method` each. All other code reads the properties of a method there.
+"""The registry of methods, which has a `Method` for each captioning system. All other code reads the properties of a method there.
 
 A method is described by its settings file, `configs/method/<name>.yaml`:
 
@@ -7,15 +7,15 @@ about: {title: ..., paper: ..., captioner: ..., backbone: ...}   # fields of `Me
 finetune: {model: ..., data: ..., trainer: ..., run: ...}        # the settings of a training stage
 datasets:                                                        # what differs on a dataset, or on several
   levir_cc, levir_mci: {finetune: ...}
-base_models: {SmolVLM-256M-Instruct: {finetune: ...}}            # for VLM=
+base_models: {SmolVLM-256M-Instruct: {finetune: ...}}            # for the variable VLM=
 offline: {finetune: ...}                                         # for OFFLINE=yes
 ablations: {no_ccr: {title: ..., finetune: ...}}                 # for ABLATION=; with fields of `Ablation`
-trainers: {short: {finetune: ...}}                               # for TRAINER=
+trainers: {short: {finetune: ...}}                               # for `make finetune TRAINER=short`
 ```
 
 In an entry, the settings in `both` are for all training stages. `diffcap.compose` combines these parts. Classes are import paths
-("package.module:Name"), so that this module imports no torch. Another package names such a file in its entry point group
-`diffcap.methods`; see docs/adding.md.
+("package.module:Name"), so that this module imports no torch. Another package adds a method by an entry point of the group
+`diffcap.methods` that names such a file; see docs/adding.md.
 """
 
 from collections.abc import Iterable, Mapping
@@ -35,7 +35,7 @@ from diffcap.utils.settings import CONFIGS, Settings, read_settings
 T = TypeVar("T")
 ENTRY_POINT_GROUP = "diffcap.methods"
 BOTH = "both"  # key of settings for all training stages
-ENTRY_SECTIONS = ("datasets", "base_models", "ablations", "trainers")  # of a settings file; each has one entry per name
+ENTRY_SECTIONS = ("datasets", "base_models", "ablations", "trainers")  # keys of a settings file: entries by name
 
 
 class Part(NamedTuple):
@@ -56,18 +56,18 @@ class Pretraining:
     needs_negatives: bool = False  # whether it reads negatives.jsonl
     # The datasets that EXTRA can add, and the annotations of their images: "captions" or "classes"
     extra: Mapping[str, str] = field(default_factory=dict)
-    # Import path of the function for EVAL=retrieval; None if the stage does not learn retrieval
+    # Import path of the function that evaluates retrieval (EVAL=retrieval); None if the stage does not learn retrieval
     retrieval: str | None = None
     formerly: str | None = None  # earlier import path of `captioner`, which old config.yaml files have
 
 
 @dataclass(frozen=True)
 class Ablation:
-    """A row of a paper's ablation table: settings of the method, or the method with EXTRA."""
+    """A row of a paper's ablation table. It changes settings of the method, or pre-trains on more datasets (EXTRA)."""
 
     title: str  # name of the row in the table
     pretrains: bool = False  # whether the row has the method's pre-training stage
-    pretraining_of: str | None = None  # row whose pre-training it starts from, because they differ in fine-tuning only
+    pretraining_of: str | None = None  # row whose pre-training this row uses; only fine-tuning differs
     removes: str | None = None  # argument of the captioner that it switches off, on datasets that have the argument
     extra: str = ""  # value of EXTRA, for a row that pre-trains on more datasets
 
@@ -80,38 +80,38 @@ class Method:
     title: str  # as in tables
     paper: str  # citation, for model cards
     captioner: str  # import path of the `Captioner`
-    backbone: str  # default settings of the features, a file of configs/backbone
+    backbone: str  # file of configs/backbone with the default settings of the features
     reads_pixels: bool = False  # whether the captioner reads images instead of features
-    # For a method with two forms: settings of the features, like `backbone`, for the form that reads images. It is used if the
-    # setting `model.captioner.init_args.backbone` names a network, which is then a part of the captioner.
+    # Only for a method that can read features or images: like `backbone`, but for reading images. The captioner reads images if the
+    # setting `model.captioner.init_args.backbone` names a network. This network is then a part of the captioner.
     pixels_backbone: str | None = None
-    # Module with the functions `zero_shot` and `export`, if the method trains a vision-language model, which VLM= names
+    # Only for a method that trains a vision-language model (variable VLM): module with the functions `zero_shot` and `export`
     base_model: str | None = None
     pretraining: Pretraining | None = None
-    importer: str | None = None  # import path of the `Importer` of the authors' checkpoints
+    importer: str | None = None  # import path of the `Importer`, which converts checkpoints of the method's authors
     network: str | None = None  # import path of the function that builds a backbone from a checkpoint of the method
     formerly: str | None = None  # earlier import path of `captioner`, as the config.yaml of an earlier run has it
-    order: int = 100  # place in lists of all methods
+    order: int = 100  # place in lists of all methods; the smallest comes first
     ablations: Mapping[str, Ablation] = field(default_factory=dict)  # rows of `make ablation`
     file: Path = Path()  # the settings file
-    content: Mapping[str, Any] = field(default_factory=dict, repr=False)  # of `file`
+    content: Mapping[str, Any] = field(default_factory=dict, repr=False)  # the content of `file`
 
     @property
     def ablation_names(self) -> list[str]:
-        """Names for ABLATION=, without the rows with EXTRA, which have no settings."""
+        """Names for ABLATION=. Rows that only add datasets (EXTRA) are left out, because they have no settings."""
         entries = self.content.get("ablations", {}).items()
         return sorted(name for name, entry in entries if {BOTH, *TRAINING_STAGES} & set(entry))
 
     def stage(self, stage: str) -> list[Part]:
-        """The settings of a stage on every dataset."""
+        """Return the settings of a stage that are for every dataset."""
         return self._parts(self.content, stage, stage)
 
     def offline(self, stage: str) -> list[Part]:
-        """The settings of a stage for OFFLINE=yes."""
+        """Return the settings of a stage for OFFLINE=yes."""
         return self._parts(self.content.get("offline", {}), stage, "offline")
 
     def named(self, group: str, name: str, stage: str) -> list[Part]:
-        """Return the settings of a stage in each entry of a group (such as `datasets`) with this name, in the order of the file."""
+        """Return the settings of a stage in the entries `name` of a group such as `datasets`, in the order of the file."""
         entries = self.content.get(group, {}).items()
         parts: list[Part] = []
         for key, entry in entries:
@@ -129,7 +129,7 @@ def split_names(key: str) -> list[str]:
 
 
 def read_method(file: Path) -> Method:
-    """Read a settings file as a method, which has the name of the file."""
+    """Read a method from its settings file. The name of the file is the name of the method."""
     content = read_settings(file)
     _check_keys(file, "", content, ("about", *TRAINING_STAGES, "offline", *ENTRY_SECTIONS))
     for where, entry in _entries(content):
@@ -151,7 +151,7 @@ def read_method(file: Path) -> Method:
 
 
 def _entries(content: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
-    """Yield the entries with settings of stages, each with its place in the file."""
+    """Yield each entry that has settings of stages, after its place in the file, such as "trainers.short"."""
     yield "offline", content.get("offline", {})
     for group in ENTRY_SECTIONS:
         for name, entry in (content.get(group) or {}).items():
@@ -172,7 +172,7 @@ def _read_arguments(file: Path, where: str, entry: Any, kind: type) -> dict[str,
     set_by_reader = ("name", "ablations", "file", "content")
     arguments = [f for f in fields(kind) if f.name not in set_by_reader]
     _check_keys(file, where, entry, [f.name for f in arguments])
-    required = [f.name for f in arguments if f.default is f.default_factory]  # neither was given
+    required = [f.name for f in arguments if f.default is f.default_factory]  # equal only if the field has neither
     missing = [name for name in required if name not in entry]
     if missing:
         raise DiffcapError(f"{file}: {where}: the key {missing[0]!r} is missing; add it.")
@@ -219,7 +219,7 @@ def method_of(captioner: type) -> str:
     path = f"{captioner.__module__}:{captioner.__qualname__}"
     package = path.partition(".")[0]
     names = [name for name, method in methods().items() if method.captioner == path]
-    # A method may name another module of its package, which exports the class.
+    # A method's import path may name another module of its package, which imports the class.
     package_names = [name for name, method in methods().items() if method.captioner.partition(".")[0] == package]
     for name in names or package_names:
         if names or import_object(methods()[name].captioner) is captioner:
@@ -242,12 +242,12 @@ def import_object(path: str) -> Any:
 
 
 def base_model_function(name: str) -> Any:
-    """Return a function of the module `Method.base_model`, which one method has."""
+    """Return a function of the module in `Method.base_model`. Only one method has such a module."""
     return import_object(next(f"{method.base_model}:{name}" for method in methods().values() if method.base_model))
 
 
 def load_plugins(group: str, kind: type[T], built_in: dict[str, T]) -> dict[str, T]:
-    """Return the objects by name: the built-in ones, and those of class `kind` in a group of entry points of other packages."""
+    """Return objects of class `kind` by name: the built-in ones, and those that other packages have as entry points of a group."""
     by_name = dict(built_in)
     for point in entry_points(group=group):
         where = f"entry point {group}: {point.name} = {point.value}"

@@ -2,7 +2,7 @@
 
 ```
 pretrain/ finetune/ reinforce/   one training stage each: config.yaml, logs/, last.ckpt, best.ckpt, and running.json, which
-                                 becomes finished.json
+                                 finished.json replaces at the end
 averaged/best.ckpt               the mean of periodic checkpoints of the fine-tuning
 eval/ reinforce-eval/ ...        one evaluation each: metrics.json, predictions.json, references.json, groups.json
 report/ reinforce-report/        tables and figures
@@ -25,25 +25,25 @@ from diffcap.utils.errors import DiffcapError
 from diffcap.utils.settings import get_config_value
 
 PRETRAIN, FINETUNE, REINFORCE = "pretrain", "finetune", "reinforce"
-PRETRAIN_EXTRA = "pretrain-extra"  # the pre-training on a dataset of EXTRA, before the main one
-TRAINING_STAGES = (PRETRAIN, FINETUNE, REINFORCE)  # each starts from the checkpoint of an earlier one, if there is one
+PRETRAIN_EXTRA = "pretrain-extra"  # a pre-training before the main one, on a dataset of the variable EXTRA
+TRAINING_STAGES = (PRETRAIN, FINETUNE, REINFORCE)  # each starts from an earlier stage's checkpoint, if any
 AVERAGED, EVAL, REPORT = "averaged", "eval", "report"
 BEST, LAST = "best.ckpt", "last.ckpt"
 STEP_CHECKPOINT_GLOB = "step-*.ckpt"
 CONFIGURATION, RUNNING, FINISHED, LOGS = "config.yaml", "running.json", "finished.json", "logs"
-IDENTITY = "identity.json"  # in place of running.json, for trainings of diffcap 0.1
+IDENTITY = "identity.json"  # diffcap 0.1 wrote this file instead of running.json
 METRICS, PREDICTIONS, REFERENCES, GROUPS = "metrics.json", "predictions.json", "references.json", "groups.json"
 INIT_FROM_SHA256 = "init_from_sha256"  # key in finished.json: SHA-256 of the checkpoint in `model.init_from`
 UNSCORED = "predictions-unscored.json"  # captions of the pairs without a reference
 
 
 def metrics_filename(tokenizer: str) -> str:
-    """Return the name of the file with the scores under a tokenizer other than the protocol's."""
+    """Return the name of the file with scores that use another tokenizer than those in metrics.json."""
     return f"metrics-{tokenizer}.json"
 
 
 def result_folder_name(stage: str, result: str) -> str:
-    """Return the name of the folder with a stage's evaluation (`result` "eval") or report: eval, or reinforce-eval."""
+    """Return the folder's name for an evaluation or report (`result`) of a stage: "eval" for finetune, "reinforce-eval" for reinforce."""
     return result if stage == FINETUNE else f"{stage}-{result}"
 
 
@@ -55,14 +55,14 @@ def stage_lock(stage_folder: Path, seed: int) -> Iterator[None]:
     releases it when the process ends, also by SIGKILL, and the forked workers of a data loader do not inherit it.
 
     Args:
-        stage_folder: it does not need to exist. seed: of this training, for the error message of another one.
+        stage_folder: the folder does not need to exist. seed: this training's seed, which the error message of a second training shows.
     """
     path = stage_folder.absolute().with_name(f".{stage_folder.absolute().name}.lock")
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+") as file:
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):  # POSIX allows both
+        except (BlockingIOError, PermissionError):  # POSIX allows both errors for a locked file
             holder = dict.fromkeys(("pid", "host", "seed", "started"), "?") | read_object(path)
             raise DiffcapError(
                 f"{stage_folder}: process {holder['pid']} on {holder['host']} (seed {holder['seed']}, started {holder['started']}) "
@@ -77,7 +77,7 @@ def stage_lock(stage_folder: Path, seed: int) -> Iterator[None]:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Read a JSON object; {} if the file is missing, damaged or not an object."""
+    """Read a JSON object; return {} if the file is missing, damaged or not an object."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
@@ -107,7 +107,7 @@ def stage_of(stage_folder: Path) -> str:
 
 
 def is_main_process() -> bool:
-    """Return whether this is the process of rank 0; works before Lightning sets up its ranks."""
+    """Return whether this is the first process (rank 0) of a training. This works before Lightning sets up its ranks."""
     names = ["LOCAL_RANK", "RANK", "SLURM_PROCID"]
     if "TORCHELASTIC_RUN_ID" in os.environ:  # under `srun torchrun`, rank 0 may not be the first task of srun
         names = ["RANK"]
@@ -117,7 +117,7 @@ def is_main_process() -> bool:
 
 
 def find_fault(stage_folder: Path) -> str | None:
-    """Return why the training in a stage's folder cannot be used or resumed; None if it can."""
+    """Return why the training in a stage's folder cannot be used or resumed; None if there is no fault."""
     if not is_finished(stage_folder):
         if (stage_folder / FINISHED).exists():
             return f"{FINISHED} is damaged"
@@ -160,7 +160,7 @@ def check_finished(checkpoints: Iterable[str | Path]) -> None:
 
 
 class TrainingLineage(NamedTuple):
-    """The trainings that produced a checkpoint: the folder of its run, and the stages of this run up to the checkpoint's, in order."""
+    """The trainings that produced a checkpoint: its run's folder, and the run's stages in order, up to the checkpoint's stage."""
 
     run: Path
     stages: tuple[str, ...]
@@ -206,7 +206,7 @@ def training_lineage(checkpoint: Path) -> TrainingLineage:
 
 
 def initial_stage_folder(checkpoint: Path) -> Path:
-    """Return the stage folder of an initial checkpoint (`model.init_from`); that of averaged/best.ckpt is finetune/."""
+    """Return the folder of the stage that made an initial checkpoint (`model.init_from`); averaged/best.ckpt is from finetune/."""
     folder = checkpoint if (checkpoint / FINISHED).is_file() else checkpoint.parent
     return folder.with_name(FINETUNE) if folder.name == AVERAGED else folder
 
@@ -248,7 +248,7 @@ def evaluated_checkpoints(evaluation_folder: Path, metrics: Mapping[str, Any]) -
 
 
 def find_metrics_files(checkpoint: Path) -> Sequence[Path]:
-    """Return the metrics.json files of a checkpoint's run, its own stage first; in an exported folder only the file in it."""
+    """Return the metrics.json files of a checkpoint's run, first that of its stage. If `checkpoint` is an exported folder: only its own."""
     if checkpoint.is_dir():
         return [path for path in (checkpoint / METRICS,) if path.is_file()]
     run_folder = checkpoint.absolute().parent.parent

@@ -21,7 +21,7 @@ from diffcap.utils.console import run
 from diffcap.utils.cores import available_cores
 from diffcap.utils.errors import DiffcapError, plain_errors
 
-Variables = Mapping[str, str]  # of an experiment, as in `Experiment(**variables)`
+Variables = Mapping[str, str]  # variables of an experiment, such as {"dataset": "blocks", "seed": "7"}
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,10 @@ class Job:
 
     title: str  # name in messages
     variables: Variables
-    finetune: int | None = None  # steps; None is the number in the settings
-    pretrain: int | None = 0  # steps, as for `finetune`; 0 skips the pre-training
+    finetune: int | None = None  # steps of the fine-tuning; with None, the settings determine the number
+    pretrain: int | None = 0  # steps of the pre-training, or None as above; 0 skips the pre-training
     pretraining: Path | None = None  # folder of a finished pre-training to start from, instead of the job's own
-    validations: int = 4  # number of validations of a stage whose steps are given
+    validations: int = 4  # number of validations in a stage whose number of steps is given
 
     @cached_property
     def run(self) -> Path:
@@ -41,7 +41,7 @@ class Job:
         return Path(Experiment(**self.variables).run)
 
 
-# `devices`: CUDA_VISIBLE_DEVICES of the processes that a thread of `in_parallel` starts; None leaves it as it is.
+# Its attribute `devices` is CUDA_VISIBLE_DEVICES of the processes that this thread starts; None leaves the variable unchanged.
 _thread_values = threading.local()
 
 
@@ -57,7 +57,7 @@ def call(command: Sequence[str], title: str) -> None:
 
 
 def make(title: str, goals: str, variables: Variables, *first_options: str, **stage_options: Sequence[str]) -> None:
-    """Run the stages of `make <goals> VARIABLE=...` that are goals or have options; `first_options` are those of the first goal."""
+    """Run the stages of `make <goals> VARIABLE=...` that are goals or have options. `first_options` are for the first goal."""
     experiment, names = Experiment(**variables), goals.split()
     for stage, owner in needed_by(experiment, names):
         section = PRETRAIN if stage == PRETRAIN_EXTRA else stage
@@ -92,7 +92,7 @@ def run_queues(queues: Sequence[Sequence[Job]]) -> None:
 
 
 def in_parallel(tasks: Sequence[Callable[[], None]], devices: int = 1) -> None:
-    """Call functions in parallel, each in a thread with a group of `devices` GPUs; processes that it starts by `call` see only these."""
+    """Call functions in parallel threads. Each thread has a group of `devices` GPUs; processes that it starts by `call` see no others."""
     free_groups: SimpleQueue[str | None] = SimpleQueue()
     for group in (groups := device_groups(devices)):
         free_groups.put(group)
@@ -106,10 +106,10 @@ def in_parallel(tasks: Sequence[Callable[[], None]], devices: int = 1) -> None:
 
 
 def device_groups(devices: int = 1) -> list[str | None]:
-    """Return CUDA_VISIBLE_DEVICES of each of the processes that run in parallel; None leaves it as it is.
+    """Return the value of CUDA_VISIBLE_DEVICES for each process that runs in parallel; None leaves the variable unchanged.
 
-    There are as many processes as groups of `devices` GPUs, and one process if there is only one group. Without a GPU there are as
-    many as available CPU cores, at most 2.
+    There is one process per group of `devices` GPUs. With fewer than two groups, one process uses all GPUs. Without a GPU, there is one
+    process per available CPU core, but at most 2.
     """
     import torch
 
@@ -123,7 +123,7 @@ def device_groups(devices: int = 1) -> list[str | None]:
 
 
 def steps_options(steps: int | None, validations: int = 4) -> tuple[str, ...]:
-    """Return options for a training of `steps` steps with `validations` validations; none for None or 0."""
+    """Return options for a training of `steps` steps with `validations` validations; no options if `steps` is None or 0."""
     if not steps:
         return ()
     return f"--trainer.max_steps={steps}", f"--trainer.val_check_interval={max(1, steps // validations)}"
@@ -146,8 +146,8 @@ def write_report(folder: str, features: str, rows: Mapping[str, Sequence[Job]], 
     """Write the report of evaluated jobs.
 
     Args:
-        folder: of the dataset. features: name of its feature store.
-        rows: name of each row of the table, and its jobs, one per seed.
+        folder: the dataset's folder. features: name of the folder with its features.
+        rows: the jobs of each row of the table by the row's name, one job per seed.
         out: folder of the report. options: more options of `diffcap report`.
     """
     runs = json.dumps({name: [str(job.run) for job in jobs] for name, jobs in rows.items()})
@@ -156,7 +156,7 @@ def write_report(folder: str, features: str, rows: Mapping[str, Sequence[Job]], 
 
 
 def run_command(command: Callable[..., Any]) -> None:
-    """Run a function as a program; the variables of an experiment are options and become its argument `variables`."""
+    """Run a function as a program. Options that are variables of an experiment become its argument `variables`."""
     with plain_errors():
         variables, options = parse(sys.argv[1:])
     run(command, ["--variables", json.dumps(variables), *options])

@@ -1,9 +1,9 @@
-"""The stages of an experiment: `STAGES` has a row for each, with what it runs, needs, reads and writes, and its settings.
+"""The stages of an experiment. `STAGES` has a row for each: its function, its settings, its files, and the stages that it needs.
 
 The record of a stage is a JSON file beside its result. It lists the options and files that the result was made from.
 
-The settings are the options of the stage in one dictionary. Those of a training come from the settings files, the section of a CONFIG
-file, and the variables, in this order.
+The settings are the options of the stage in one dictionary. For a training, the section of the user's CONFIG file
+overrides the settings in configs/, and the variables of the command override both.
 """
 
 from collections.abc import Callable, Iterable
@@ -37,38 +37,38 @@ from diffcap.utils.files import expand_home
 from diffcap.utils.settings import Settings
 
 ZERO_SHOT = "zeroshot"  # the evaluation of a vision-language model without training
-Need = tuple[str, Experiment]  # a stage whose result another one reads; with EXTRA it may be of another experiment
+Need = tuple[str, Experiment]  # a stage whose result another stage reads, and its experiment
 
 
 @dataclass(frozen=True)
 class Request:
-    """The command of a stage."""
+    """A stage to run, and the options for it."""
 
     stage: str  # key of `STAGES`
-    settings: Settings  # options that follow from the variables of an experiment; {} without an experiment
+    settings: Settings  # options that the variables of an experiment determine; {} if the command has no experiment
     words: list[str]  # options of the command line, which override the settings
-    asked: str = ""  # hash of settings and words, for the record
-    inputs: list[Path] = field(default_factory=list)  # files that the result depends on, beside those in the options
-    sources: list[str] = field(default_factory=list)  # the parts that the settings were composed of
+    asked: str = ""  # hash of settings and words; the record stores it to detect changed options
+    inputs: list[Path] = field(default_factory=list)  # files that the result depends on and no option names
+    sources: list[str] = field(default_factory=list)  # where the settings were written, such as "pcl.yaml: finetune"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """A row of the table. It is for an experiment `e`, or for the options of a command."""
+    """A row of `STAGES`. Functions of `e` are for a command with an experiment, and functions of options for any command."""
 
-    # Import path of the function that runs it. Its arguments are the options; for a stage in `LIGHTNING`, it is the `Request`.
+    # Import path of the function that runs the stage. It gets the options as arguments, or the `Request` for a stage in `LIGHTNING`.
     body: str
     settings: Callable[[Experiment], Settings]
     needs: Callable[[Experiment], list[Need]]  # the stages whose results it reads
-    folder: Callable[[Experiment], Path]  # of its record, for an experiment
-    products: tuple[str, ...] = ()  # the files in this folder that it writes; the last one that it writes comes first
-    direct: tuple[str, ...] = ()  # a command with one of these options has no variables of an experiment
-    # Folder of its record, for the options of a command
+    folder: Callable[[Experiment], Path]  # contains the record of the stage
+    products: tuple[str, ...] = ()  # names of the files that it writes into this folder; the first one is written last
+    direct: tuple[str, ...] = ()  # a command with one of these options has no experiment
+    # Folder of its record, found by the options instead of the experiment
     out: Callable[[Settings], str] = lambda options: options["out"]
-    # Files that it reads and no option names, such as the manifest: for the options of a command, and for an experiment
+    # Files that it reads although no option names them, such as the manifest (the list of pairs), found by options or by experiment
     unnamed_inputs: Callable[[Settings], Iterable[Path]] = lambda options: ()
     inputs: Callable[[Experiment], list[Path]] = lambda e: []
-    is_parallel: bool = False  # whether it runs in several processes
+    is_parallel: bool = False  # True if it can run in several processes
 
 
 def _data(e: Experiment) -> Settings:
@@ -82,7 +82,7 @@ def _data(e: Experiment) -> Settings:
 
 
 def _extract(e: Experiment) -> Settings:
-    """Return the settings of the backbone's file, or those of an import of the authors' features."""
+    """Return the settings to extract features, from the backbone's file, or to import features that a method's authors published."""
     if e.features_from:
         return {"folder": e.folder, "source": expand_home(e.features_from), "name": e.features}
     settings = compose(e, "extract")
@@ -103,7 +103,7 @@ def _eval(e: Experiment) -> Settings:
 
 
 def _zeroshot(e: Experiment) -> Settings:
-    """Return the settings of an evaluation of the base model that the method's settings name."""
+    """Return the settings to evaluate, without training, the pre-trained model that VLM or the method's settings name."""
     settings = compose(e, FINETUNE)
     arguments = settings["model"]["captioner"]["init_args"]
     base, revision = arguments.get("base"), arguments.get("revision")
@@ -127,7 +127,7 @@ def _report(e: Experiment) -> Settings:
 
 
 def _training(e: Experiment, stage: str) -> Settings:
-    section = PRETRAIN if stage == PRETRAIN_EXTRA else stage  # of the CONFIG file
+    section = PRETRAIN if stage == PRETRAIN_EXTRA else stage  # of the CONFIG file, with options of this stage
     settings = merge(compose(e, stage), e.sections.get(section, {}))
     data: Settings = {"folder": e.folder, "features": e.features, "seed": int(e.seed)}
     model: Settings = {}
@@ -170,13 +170,13 @@ def _training(e: Experiment, stage: str) -> Settings:
 
 
 def _files_of_runs(options: Settings) -> Iterable[Path]:
-    """Yield the results of the evaluations in a report, and their checkpoints, since the report shows their attention."""
+    """Yield the result files of the evaluations in a report, and their checkpoints, because the report shows the models' attention."""
     for folders in (options.get("runs") or {}).values():
         for folder in [folders] if isinstance(folders, str) else folders:
             try:
                 evaluation_folder = find_evaluation(folder)
                 checkpoints = evaluated_checkpoints(evaluation_folder, read_json(evaluation_folder / METRICS))
-            except DiffcapError:  # the stage itself reports this error
+            except DiffcapError:  # the report reads the same files later and raises this error
                 continue
             yield from (evaluation_folder / METRICS, evaluation_folder / PREDICTIONS, *checkpoints)
 
@@ -293,7 +293,7 @@ RECORDS = {
     **dict.fromkeys(TRAININGS, FINISHED),
     "import_features": "extract.done.json",
 }
-LIGHTNING = ("extract", *TRAININGS)  # stages with Lightning's command line
+LIGHTNING = ("extract", *TRAININGS)  # stages whose options are parsed by Lightning's command line
 
 
 def record_path(stage: str, e: Experiment) -> Path:
@@ -302,7 +302,7 @@ def record_path(stage: str, e: Experiment) -> Path:
 
 
 def is_made(stage: str, e: Experiment) -> bool:
-    """Return whether a stage has a result; those of diffcap 0.1 have no record."""
+    """Return whether a stage has a result: a record or, if diffcap 0.1 made the result, the file that is written last."""
     path = record_path(stage, e)
     return path.is_file() or any(path.with_name(name).is_file() for name in STAGES[stage].products[:1])
 

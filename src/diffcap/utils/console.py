@@ -1,4 +1,4 @@
-"""Command lines made from functions: the signature gives the options, the docstring the help. They accept more than jsonargparse does."""
+"""Command lines made from functions: the signature gives the options, and the docstring the help. The syntax extends jsonargparse's."""
 
 import difflib
 import json
@@ -13,13 +13,12 @@ from jsonargparse import ArgumentParser, auto_cli
 
 from diffcap.utils.errors import CONTROL, plain_errors, printable
 
-# Names that are suggested for a misspelt option, besides the options of the parser: `pipeline.run_stage` adds the variables of an
-# experiment.
+# More names to suggest for a misspelt option: `pipeline.run_stage` adds the variables of an experiment, such as dataset and seed.
 experiment_options: list[str] = []
 
 
 def shorten_error(message: str, known_options: list[str]) -> str:
-    """Shorten an error of jsonargparse, to one line; for a misspelt option, it suggests one of `known_options`."""
+    """Return an error of jsonargparse as one short line. For a misspelt option, the line suggests one of `known_options`."""
     text = " ".join(message.split())
     if extra := re.search(r"[Uu]nrecognized arguments: ([^-\s]\S*)", text):
         return f"unexpected argument {extra[1]}"
@@ -33,7 +32,7 @@ def shorten_error(message: str, known_options: list[str]) -> str:
         text,
     )
     name = ".".join(nested.groups()) if nested else next(filter(None, unknown.groups()), "") if unknown else ""
-    # Of a class's argument, such as --model.init_args.width, the message has only the last part.
+    # If the option is a class's argument, such as --model.init_args.width, the message has only its last part, width.
     given_options = (word[2:].partition("=")[0] for word in sys.argv if word.startswith("--"))
     name = next((option for option in given_options if option.endswith(f".{name}")), name) if name else ""
     if not name:
@@ -45,14 +44,14 @@ def shorten_error(message: str, known_options: list[str]) -> str:
 class Syntax(NamedTuple):
     """What a command accepts in addition to jsonargparse's syntax."""
 
-    second: str = ""  # option of the second positional argument: `caption BEFORE AFTER`, `caption BEFORE --after=AFTER`
+    second: str = ""  # option for the second argument: `caption BEFORE AFTER` becomes `caption BEFORE --after=AFTER`
     variadic: bool = False  # any number of positional arguments form one list, as in `average A B C`
     list_options: tuple[str, ...] = ()  # list options that may be given several times
     several_values: bool = False  # a list option may have several values, as in `serve --checkpoint A B`
 
 
 def normalize_arguments(arguments: Sequence[str], syntax: Mapping[str, Syntax], flags: Sequence[str]) -> list[str]:
-    """Add "true" to `flags`, replace hyphens in option names by underscores, and write lists as JSON; `syntax` is per command."""
+    """Add "=true" to `flags`, replace hyphens in option names by underscores, and write lists as JSON. `syntax` has commands as keys."""
     own_syntax = syntax.get(next((word for word in arguments if not word.startswith("-")), ""), Syntax())
     rest = deque(arguments)
     words = list[str]()
@@ -76,7 +75,7 @@ def normalize_arguments(arguments: Sequence[str], syntax: Mapping[str, Syntax], 
             words += [name + equals + value, *([] if equals or name == "--help" or not rest else [rest.popleft()])]
     if own_syntax.variadic and positionals[1:]:
         words.insert(words.index(positionals[0]) + 1, json.dumps(positionals[1:]))
-    # jsonargparse refuses an option without a value.
+    # An option without a value stays, so that jsonargparse refuses it.
     words += [f"{name}={json.dumps(values)}" if values else name for name, values in lists.items()]
     return words
 
@@ -93,8 +92,8 @@ class OneLineErrorMixin:
     """Parser mixin: an error is printed as one line, without the usage of all options."""
 
     _actions: list[Any]
-    help_option = "--help"  # lists every option
-    sources: Sequence[str] = ()  # of settings that are not words of the command line, as "file: section"
+    help_option = "--help"  # the option that lists all options; error messages name it
+    sources: Sequence[str] = ()  # where settings come from that are not in the command line, as "file: section"
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print the error and exit with status 2."""
@@ -114,21 +113,21 @@ class OneLineErrorParser(OneLineErrorMixin, ArgumentParser):
 
 
 def run(command: Callable[..., Any] | dict[str, Any], arguments: Sequence[str] | None = None, **options: Any) -> None:
-    """Run a function, or the one that a subcommand names, with the process's arguments; errors are one line."""
+    """Run a function, or the function of a subcommand, with `arguments` or those of the process. An error is printed as one line."""
     settings = {"as_positional": False, "allow_abbrev": False, "parser_class": OneLineErrorParser, **options}
     with plain_errors():
         auto_cli(command, args=None if arguments is None else list(arguments), **settings)
 
 
 def echo(*lines: str, err: bool = False) -> None:
-    """Print lines that may contain text from files, with control characters escaped (`printable`); to stderr if `err`."""
+    """Print lines to stdout, or to stderr if `err` is true. Control characters are escaped, because lines may contain text from files."""
     print("\n".join(map(printable, lines)), file=sys.stderr if err else sys.stdout, flush=True)
 
 
 def print_json(value: Any, indent: int | None = 2) -> None:
     """Print JSON without escaping letters.
 
-    Control characters are escaped. If stdout cannot encode a letter (of a file name that is not UTF-8), all letters are escaped.
+    Control characters are escaped. If stdout cannot encode a letter, as in a file name that is not UTF-8, all non-ASCII letters are.
     """
     text = json.dumps(value, indent=indent, ensure_ascii=False)
     text = "\n".join(CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", line) for line in text.split("\n"))

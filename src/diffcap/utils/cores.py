@@ -4,9 +4,9 @@ import os
 
 
 def available_cores() -> int:
-    """Number of CPU cores that this process may use: fewer than the machine has under taskset, a batch system or a container's CPU set.
+    """Return the number of CPU cores that this process may use. The command taskset, batch systems and containers can restrict it.
 
-    On systems without CPU affinity, the number of the machine's cores.
+    On systems that cannot restrict it, such as macOS, it is the number of the machine's cores.
     """
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))

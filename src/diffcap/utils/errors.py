@@ -13,23 +13,23 @@ from diffcap.utils.files import url_of
 
 _BROKEN_PIPE_STATUS = 128 + 13  # the status that shells give a command ended by SIGPIPE
 _INTERRUPTED_MESSAGE = "error: interrupted; run the same command again, what it has written to files is kept."
-# Names of the errors of torch.distributed; those of gloo are RuntimeErrors.
+# Names of the errors of torch.distributed. Its library gloo raises RuntimeErrors, whose text contains /gloo/.
 _DISTRIBUTED_ERRORS = ("DistBackendError", "DistNetworkError", "DistStoreError")
 # Characters that a terminal interprets: control characters except the tab, and those that change the text's direction.
 CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 class DiffcapError(Exception):
-    """Bad input from outside (a file, a key, a checkpoint): the message says what, where, and what to do next."""
+    """Bad input from outside (a file, a key, a checkpoint): the message says where it is, what is wrong, and what to do next."""
 
 
 def printable(text: object) -> str:
-    """Text from a file or a name as one line for a terminal: control characters are escaped as in Python's string literals."""
+    """Return text from a file or a name as one line for a terminal. Control characters are escaped as in Python's string literals."""
     return CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), str(text))
 
 
 def lost_process(reason: str) -> str:
-    """The message of a process that has lost another one of a distributed run."""
+    """Return the message of a process that cannot reach another process of a distributed run."""
     return (
         f"error: another process of this run has ended or cannot be reached ({printable(reason)}); correct the error that it "
         "printed, if there is one, and run the same command again to resume."
@@ -38,7 +38,7 @@ def lost_process(reason: str) -> str:
 
 @contextmanager
 def wrap_errors(where: object, fault: str, remedy: str) -> Iterator[None]:
-    """Turn any error of damaged or foreign content into a `DiffcapError`: <where>: <fault> (<reason>); <remedy>."""
+    """Turn any error of damaged or foreign content into a `DiffcapError` with the message `<where>: <fault> (<reason>); <remedy>.`"""
     try:
         yield
     except DiffcapError:
@@ -52,7 +52,7 @@ def wrap_errors(where: object, fault: str, remedy: str) -> Iterator[None]:
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """Wrap a command: an error that a user can correct, too little memory, a lost process or Ctrl-C prints one line; status 1.
+    """Wrap a command. An error that a user can correct, too little memory, a lost process or Ctrl-C prints one line and exits with 1.
 
     If the reader of the output is closed (`| head`), the command ends silently. Letters that stdout cannot encode, as in a
     file name that is not UTF-8, are escaped.
@@ -61,7 +61,7 @@ def plain_errors() -> Iterator[None]:
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         yield
-        sys.stdout.flush()  # at exit, Python would print a traceback
+        sys.stdout.flush()  # if this failed at Python's exit, Python would print a traceback
     except BrokenPipeError:
         if not _redirect_closed_streams():
             raise
@@ -69,7 +69,7 @@ def plain_errors() -> Iterator[None]:
     except KeyboardInterrupt:
         sys.exit(_INTERRUPTED_MESSAGE)
     except SystemExit as stop:
-        if stop.code == 1 and isinstance(stop.__context__, KeyboardInterrupt):  # raised by Lightning without a message
+        if stop.code == 1 and isinstance(stop.__context__, KeyboardInterrupt):  # Lightning's exit on Ctrl-C
             sys.exit(_INTERRUPTED_MESSAGE)
         raise
     except DiffcapError as error:
@@ -85,7 +85,7 @@ def plain_errors() -> Iterator[None]:
                 sys.exit(
                     f"error: port {port[1]} of this machine is in use; set MASTER_PORT to another port, or end the process that uses it."
                 )
-            reason = re.sub(r"^\[\S+\] ", "", str(error).partition("\n")[0])  # without the line of gloo's source
+            reason = re.sub(r"^\[\S+\] ", "", str(error).partition("\n")[0])  # without the place in gloo's source
             sys.exit(lost_process(reason.partition(". ")[0][:200]))
         if not isinstance(error, MemoryError) and not re.search("out of memory|can't allocate memory", str(error)):
             raise

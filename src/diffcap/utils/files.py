@@ -1,4 +1,4 @@
-"""Files that are written completely or not at all."""
+"""Files that are written completely or not at all, and paths as users write them."""
 
 import errno
 import functools
@@ -12,7 +12,7 @@ from pathlib import Path
 
 @contextmanager
 def atomic_write(path: str | Path, per_process: bool = True) -> Iterator[Path]:
-    """Give a temporary path in the same folder to write to; the file is renamed to `path` when the block ends without error.
+    """Yield a temporary path in the same folder. The file written there is renamed to `path` when the block ends without error.
 
     If the process is killed or the disk is full, an earlier file stays unchanged. The folder is created if it does not exist.
 
@@ -25,7 +25,7 @@ def atomic_write(path: str | Path, per_process: bool = True) -> Iterator[Path]:
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if path.exists() and not path.is_file():
-        raise OSError(errno.EINVAL, "not a regular file", str(path))  # root could replace a device
+        raise OSError(errno.EINVAL, "not a regular file", str(path))  # root could replace a device, such as /dev/null
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp" if per_process else f".{path.name}.tmp")
     try:
         temporary.touch()  # torch would report a missing permission as a RuntimeError
@@ -40,7 +40,7 @@ def atomic_write(path: str | Path, per_process: bool = True) -> Iterator[Path]:
 
 @contextmanager
 def add_filename(path: Path) -> Iterator[None]:
-    """Add the path to errors of an open file, for the message about a full disk."""
+    """Add the path of an open file to its errors, so that the message about a full disk names the file."""
     try:
         yield
     except OSError as error:
@@ -50,18 +50,18 @@ def add_filename(path: Path) -> Iterator[None]:
 
 
 def expand_home(path: str) -> str:
-    """Expand `~` in a path, which make does not do."""
+    """Replace `~` at the start of a path by the home folder, because make does not."""
     return path.replace("~", str(Path.home()), 1) if path == "~" or path.startswith("~/") else path
 
 
 def url_of(path: str | Path) -> str | None:
-    """The URL that was given instead of a path, also after `Path` has removed one of its slashes; None if it is a path."""
+    """Return the URL that a user gave instead of a path, even if `Path` has removed one of its slashes; None if `path` is no URL."""
     found = re.search(r"(?:^|[/=])((?:https?|ftp|s3|gs):)/+(.+)", str(path))
     return f"{found[1]}//{found[2]}" if found else None
 
 
 def existing_path(path: Path) -> Path:
-    """A path with its names as they are on the disk, where they may have another Unicode normal form (files from macOS)."""
+    """Return a path as it is spelled on the disk. Names of files from macOS may have the same letters in another Unicode normal form."""
     if str(path).isascii() or os.path.exists(path):  # noqa: PTH110 (Path.exists raises an error for a long name)
         return path
     found = Path(path.anchor)
@@ -74,5 +74,5 @@ def existing_path(path: Path) -> Path:
 
 @functools.lru_cache(maxsize=32)
 def _names(folder: Path, _changed: int) -> dict[str, str]:
-    """Names in a folder by their composed normal form."""
+    """Return names in a folder by their Unicode normal form NFC. The cache keeps them until `_changed`, the folder's time, differs."""
     return {unicodedata.normalize("NFC", path.name): path.name for path in folder.iterdir()}

@@ -1,4 +1,4 @@
-"""Read any image as RGB: the only place that opens input images, for extraction, captioning and reports."""
+"""Read any image as RGB. Extraction, captioning and reports open input images only by this module."""
 
 import io
 import logging
@@ -22,26 +22,26 @@ ValueRange = tuple[float, float]  # smallest and largest pixel value: two ints f
 MAX_PIXELS = 100_000_000  # about 400 MB with an alpha channel; protects against decompression bombs
 SHRINK_ABOVE = 25_000_000  # pixels; the networks use far fewer
 _NO_VALUE = 1e30  # floats of this size mark pixels without a value in scientific rasters
-_BITS = {255: 8, 4095: 12, 65_535: 16}  # largest value -> number of bits, of files and cameras
+_BITS = {255: 8, 4095: 12, 65_535: 16}  # largest pixel value -> number of bits that files and cameras use for it
 _REMEDY = "save it as PNG or JPEG"
 _SOURCE_TYPES = "a path, the bytes of a file, a PIL image, or a numpy array of shape (H, W), (H, W, 3) or (H, W, 4)"
-# Spread of a pixel: its largest minus its smallest channel; at most 8 of a gray pixel, at least 16 of a colored one.
+# The spread of a pixel is its largest minus its smallest channel. It is at most 8 for a gray pixel, and at least 16 for a colored one.
 _GRAY_SPREAD, _COLOR_SPREAD = 8, 16
 _COLOR_SHARE = 0.03  # share of colored pixels in an image that counts as one in color
 _BITS_PER_SAMPLE, _SAMPLES_PER_PIXEL, _PLANAR, _SAMPLE_FORMAT, _NODATA = 258, 277, 284, 339, 42113  # TIFF tags
 
-warnings.filterwarnings("ignore", module=r"PIL\.")  # about large images (limited here) and broken EXIF data (ignored)
+warnings.filterwarnings("ignore", module=r"PIL\.")  # it warns of large images and broken EXIF data
 for _decoder in ("PIL", "rasterio"):
-    logging.getLogger(_decoder).setLevel(logging.CRITICAL)  # what they cannot decode is reported here
+    logging.getLogger(_decoder).setLevel(logging.CRITICAL)  # this module reports what they cannot decode
 
 
 class InputImage(NamedTuple):
     """An input image."""
 
     image: Image.Image  # mode RGB, upright
-    name: str  # in messages; the path if there is one
+    name: str  # its name in messages: the path, if there is one
     notes: tuple[str, ...] = ()  # what was done to it that the user may not expect, one clause each
-    values: ValueRange | None = None  # range of its values if it has more than 8 bits
+    values: ValueRange | None = None  # range of its pixel values before scaling to 8 bits; None: not scaled
     size: tuple[int, int] = (0, 0)  # width and height before it was shrunk
 
 
@@ -54,7 +54,7 @@ class InputPair(NamedTuple):
 
 
 def read_pair(before: Source, after: Source, names: tuple[str, str] | None = None) -> InputPair:
-    """Read both images of a pair, see `read_image`. If both have more than 8 bits, they are scaled by one range of values."""
+    """Read both images of a pair by `read_image`. If both have more than 8 bits, one common range of values is used to scale them."""
     defaults = (
         None if isinstance(source, str | Path) else f"the image {side}"
         for source, side in ((before, "before"), (after, "after"))
@@ -87,7 +87,7 @@ def read_pair(before: Source, after: Source, names: tuple[str, str] | None = Non
 
 
 def common_values(values: Iterable[ValueRange | None]) -> ValueRange | None:
-    """Return the range of several ranges; None if one is None (an image of 8 bits), or some are of integers and others of floats."""
+    """Return the range that contains all given ranges; None if one of them is None (8-bit image), or if integers and floats are mixed."""
     ranges_or_none = list(values)
     ranges = [value_range for value_range in ranges_or_none if value_range is not None]
     if len(ranges) < len(ranges_or_none) or len({type(low) for low, _ in ranges}) > 1:
@@ -102,7 +102,7 @@ def _value_kind(values: ValueRange | None) -> str:
 
 
 def _color_mode(image: Image.Image) -> str:
-    """Return "gray", "color", or "" if few pixels are colored, of a sample of at most 128 x 128."""
+    """Return "gray", "color", or "" if only few pixels are colored. The image is judged by at most 128 x 128 of its pixels."""
     sample = image.resize((min(128, image.width), min(128, image.height)), Image.Resampling.NEAREST)
     spread = np.ptp(np.asarray(sample), axis=-1)  # uint8
     if spread.max() <= _GRAY_SPREAD:
@@ -113,16 +113,16 @@ def _color_mode(image: Image.Image) -> str:
 def read_image(source: Source, name: str | None = None, values: ValueRange | None = None) -> InputImage:
     """Convert a path, the bytes of a file, a PIL image or an array to RGB with 8 bits per channel.
 
-    The image is turned upright (EXIF), transparent parts become white, animations and multi-page files give their first frame,
-    and more than 25 million pixels are shrunk by an integer factor. In images with more than 8 bits, white is 1.0
-    for floats. For integers it is the largest value of 8, 12 or 16 bits: the first of these that no pixel exceeds. Any other range is
-    stretched from black to white. The fourth band of a TIFF is left out if its values do not look like transparency, but like near
-    infrared. The nodata value of a GeoTIFF is black if it has more than 8 bits.
+    The image is turned upright (EXIF), transparent parts become white, only the first frame of animations and multi-page files is used,
+    and an image of more than 25 million pixels is shrunk by an integer factor. In images with more than 8 bits, white is 1.0 for floats.
+    For integers, white is the smallest of 255, 4095 and 65535 that no pixel exceeds. An image with other values is stretched from black
+    to white. The fourth band of a TIFF is left out if its values look like near infrared and not like transparency. In a GeoTIFF with more
+    than 8 bits, pixels with the nodata value become black.
 
     Args:
         source: an array has shape (H, W), (H, W, 1), (H, W, 3) or (H, W, 4): integers from 0 to 255, uint16, bool, or floats from 0 to 1.
         name: the name in messages, if the source is not a path.
-        values: the range of values by which an image with more than 8 bits is scaled; None: its own.
+        values: the range that is used to scale an image with more than 8 bits. None: the range of the image's own values.
     """
     if isinstance(source, str | Path):
         name = name or str(source)
@@ -161,7 +161,7 @@ def _too_large(name: str, size: str) -> DiffcapError:
 
 def _decode(file: BinaryIO, name: str, values: ValueRange | None) -> InputImage:
     Image.init()
-    formats = [kind for kind in Image.ID if kind != "EPS"]  # its reader runs Ghostscript
+    formats = [kind for kind in Image.ID if kind != "EPS"]  # to read EPS, Pillow runs Ghostscript
     try:
         image = Image.open(file, formats=formats)
         if image.format == "TIFF" and _is_misread(image):
@@ -183,16 +183,16 @@ def _decode(file: BinaryIO, name: str, values: ValueRange | None) -> InputImage:
 def _to_rgb(
     image: Image.Image, notes: list[str], own_range: ValueRange | None, name: str, values: ValueRange | None
 ) -> InputImage:
-    """Return an image as RGB; `own_range` is the range of its values if they were scaled already."""
+    """Return an image as RGB. If its values were scaled to 8 bits already, `own_range` is the range that they had before."""
     width, height = image.size
     if not width * height:
         raise DiffcapError(f"{name}: an image without pixels ({width} x {height}); fetch the file again.")
     if width * height > MAX_PIXELS:
         raise _too_large(name, f"{width:,} x {height:,}")
-    if getattr(image, "is_animated", False) and image.format != "MPO":  # an MPO is a photo with a preview
+    if getattr(image, "is_animated", False) and image.format != "MPO":  # an MPO is one photo with a preview
         notes.append("has several frames, the first was used")
         image.seek(0)
-    image.load()  # before EXIF, so that a truncated file is reported as such
+    image.load()  # before EXIF is read, so that the error says that a file is truncated
     is_tiff = image.format == "TIFF"
     tags = getattr(image, "tag_v2", {})
     # Pillow reads unsigned 32-bit pixels as signed ones.
@@ -212,7 +212,7 @@ def _to_rgb(
     if image.mode in ("RGBA", "LA", "PA", "RGBa") or "transparency" in image.info:
         image = image.convert("RGBA")
         counts = image.getchannel("A").histogram()
-        # GDAL calls any fourth band of RGB transparency. The most frequent value may be the opacity of a layer: it does not count.
+        # The library GDAL marks any fourth band as transparency. The most frequent value is not counted: it may be a layer's opacity.
         if is_tiff and sum(counts[1:255]) - max(counts[1:255]) > counts[0] + counts[255]:
             notes.append("its last band was left out, since its values are not those of transparency")
         elif sum(counts[:255]):
@@ -227,7 +227,7 @@ def _to_rgb(
 
 
 def _is_misread(image: Any) -> bool:
-    """Return whether Pillow reads a TIFF wrongly: the first of several bands as a gray image, or separate bands of more than 8 bits."""
+    """Return whether Pillow reads a TIFF wrongly: it sees only one of several bands, or bands of more than 8 bits are stored separately."""
     tags = image.tag_v2
     is_deep = max(tags.get(_BITS_PER_SAMPLE, (1,))) > 8
     return len(image.getbands()) == 1 < tags.get(_SAMPLES_PER_PIXEL, 1) or (tags.get(_PLANAR) == 2 and is_deep)
@@ -238,10 +238,10 @@ def _to_8_bits(
 ) -> tuple[np.ndarray[Any, Any], list[str], ValueRange]:
     """Scale pixels of more than 8 bits to uint8; `nodata` and values that are not finite become black.
 
-    Also returns a note if their range is a guess, and the range of their values.
+    Also returns a note, if it is a guess which values are black and white, and the range of the values.
     """
     numbers: np.ndarray[Any, Any] = pixels.astype(np.float32)
-    numbers[~(np.abs(numbers) < _NO_VALUE)] = np.nan  # infinite ones, too
+    numbers[~(np.abs(numbers) < _NO_VALUE)] = np.nan  # also infinite values
     numbers[pixels == nodata] = np.nan
     if np.isnan(numbers).all():
         raise DiffcapError(f"{name}: no pixel has a value; export the image again, with 8 or 16 bits per channel.")
@@ -271,7 +271,7 @@ def _range_notes(values: ValueRange, whose: str) -> list[str]:
 def _from_array(
     array: np.ndarray[Any, Any], name: str, values: ValueRange | None
 ) -> tuple[Image.Image, list[str], ValueRange | None]:
-    """Return an array as an image with 8 bits per channel, notes, and the range of its values if it has uint16."""
+    """Return an array as an image with 8 bits per channel, notes, and the range of its values if they are of uint16."""
     shape = array.shape
     if array.ndim == 3 and shape[2] == 1:
         array = array[:, :, 0]
@@ -297,7 +297,7 @@ def _from_array(
 def _from_tiff(
     file: BinaryIO, name: str, values: ValueRange | None
 ) -> tuple[Image.Image, list[str], ValueRange | None]:
-    """Read a TIFF that Pillow cannot decode (most with several bands of 16 bits, float64, rare compressions) with rasterio."""
+    """Read, with rasterio, a TIFF that Pillow cannot decode. Most have several 16-bit bands, float64 or a rare compression."""
     try:
         from rasterio.io import MemoryFile
     except ImportError:
@@ -328,7 +328,7 @@ def _from_tiff(
 
 
 def _describe_fault(start: bytes) -> str:
-    """Return what a file is that Pillow cannot read, and what to do; `start` is its beginning."""
+    """Return what a file is that Pillow cannot read, and what the user should do. `start` has the first bytes of the file."""
     text = start.lstrip(b"\xef\xbb\xbf \t\r\n")
     if not start:
         return "an empty file, not an image; fetch it again"

@@ -1,4 +1,4 @@
-"""Linear layers of float32 on the CPU, by the faster of the two libraries that torch has for them, and a counter of operations."""
+"""Linear layers of float32 on the CPU, computed by the faster of torch's libraries MKL and oneDNN, and a counter of operations."""
 
 import math
 from collections.abc import Sequence
@@ -12,24 +12,24 @@ from torch.autograd.function import once_differentiable
 if TYPE_CHECKING:
     from torch.utils.flop_counter import FlopCounterMode
 
-MIN_PRODUCTS = 1 << 22  # multiplications of a linear layer below which the calls cost more time than they save
-HAS_ONEDNN = hasattr(torch.ops.mkldnn, "_linear_pointwise")  # not where torch was built without it
+MIN_PRODUCTS = 1 << 22  # with fewer multiplications, a call of oneDNN costs more time than it saves
+HAS_ONEDNN = hasattr(torch.ops.mkldnn, "_linear_pointwise")  # False if torch was built without oneDNN
 USE_ONEDNN = HAS_ONEDNN and torch.backends.cpu.get_cpu_capability() == "AVX512"  # for float32 linear layers
 
 
 def is_float32_on_cpu(x: Tensor) -> bool:
-    """Return whether functions for float32 on the CPU may be used with `x`; autocast asks for another type."""
+    """Return whether functions for float32 on the CPU may be used with `x`. Under autocast they may not, as it computes in another type."""
     return x.device.type == "cpu" and x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`F.linear(x, weight, bias)` of x (..., D), weight (O, D) and bias (O,), on processors with AVX-512 by oneDNN.
+    """Return `F.linear(x, weight, bias)` for x (..., D), weight (O, D) and bias (O,). On processors with AVX-512, oneDNN computes it.
 
-    For float32, torch uses MKL. oneDNN takes half the time on an AMD processor with AVX-512 (docs/speed.md). No second derivatives.
+    For float32, torch uses MKL. oneDNN takes half the time on an AMD processor with AVX-512 (docs/speed.md). It has no second derivatives.
     """
     if not linear_is_faster(x, weight):
         return F.linear(x, weight, bias)
-    # Not in `_Linear`: its result must not be a view, or it could not be changed in place.
+    # The shape is changed here and not in `_Linear`, because its result could not be changed in place if it were a view.
     rows = x.reshape(-1, x.shape[-1])
     result = _Linear.apply(rows, weight, bias) if torch.is_grad_enabled() else _onednn_linear(rows, weight, bias)
     return result.view(*x.shape[:-1], len(weight))
@@ -44,7 +44,7 @@ def linear_is_faster(x: Tensor, weight: Tensor) -> bool:
 
 
 def _onednn_linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`F.linear` of a matrix (n, D)."""
+    """Return `F.linear` of a matrix (n, D), computed by oneDNN."""
     return torch.ops.mkldnn._linear_pointwise(_without_gaps(rows), _without_gaps(weight), bias, "none", [], "")
 
 
@@ -69,7 +69,7 @@ class _Linear(torch.autograd.Function):
 
 
 def flop_counter() -> "FlopCounterMode":
-    """Return torch's counter of floating-point operations, two for each multiplication, that also counts `linear`."""
+    """Return torch's counter of floating-point operations, extended to count `linear`. A multiplication with an addition counts as two."""
     from torch.utils.flop_counter import FlopCounterMode
 
     def linear_flops(x_shape: Sequence[int], weight_shape: Sequence[int], *_: Any, **__: Any) -> int:

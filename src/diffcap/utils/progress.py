@@ -1,6 +1,6 @@
-"""Progress on stderr: bars on a terminal, else a line a minute. The functions that the context managers give may be called from any thread.
+"""Progress on stderr: bars on a terminal, else one line per minute. Any thread may call the functions that the context managers yield.
 
-Import this module inside functions: `--help` does not need it.
+Import this module inside functions: its import takes time, and `--help` does not need it.
 """
 
 import time
@@ -38,7 +38,7 @@ class ProgressLog:
 
 
 def duration(seconds: float) -> str:
-    """Write a duration with two digits or more.
+    """Return a duration as text, rounded to seconds or minutes.
 
     Example:
         >>> duration(58.4), duration(1234), duration(45_000)
@@ -52,7 +52,7 @@ def duration(seconds: float) -> str:
 
 @contextmanager
 def progress_bars(of_bytes: bool = False) -> Iterator[Callable[[str], Update]]:
-    """Give a function that adds a bar with the given name, and returns the function that updates it."""
+    """Yield a function that adds a bar with a name, and returns the function that updates the bar."""
     with _progress(DownloadColumn() if of_bytes else MofNCompleteColumn()) as progress:
 
         def add_bar(name: str) -> Update:
@@ -66,7 +66,7 @@ def progress_bars(of_bytes: bool = False) -> Iterator[Callable[[str], Update]]:
 
 @contextmanager
 def progress_bar(title: str, total: int, done: int = 0, hidden: bool = False) -> Iterator[Callable[[int], None]]:
-    """Show one bar; give a function that adds to the count, which starts at `done` and ends at `total`."""
+    """Show one bar, and yield a function that adds to its count. The count starts at `done` and ends at `total`."""
     with _progress(MofNCompleteColumn(), hidden) as progress:
         task = progress.add_task(printable(title), total=total, completed=done)
         log = ProgressLog(title, done)

@@ -1,4 +1,4 @@
-"""The provenance of a result: versions, commit, seed, hash of the manifest; the same for two equal runs."""
+"""The provenance of a result: versions, commit, seed and hash of the manifest (the list of pairs). Equal runs have the same provenance."""
 
 import platform
 import subprocess
@@ -16,7 +16,7 @@ _PACKAGES = (
 
 
 def git_commit() -> str | None:
-    """Commit of the checkout that diffcap runs from, with "+changes" if tracked files differ; None outside a checkout."""
+    """Return the commit of the checkout that diffcap runs from, with "+changes" if tracked files were changed; None outside a checkout."""
 
     def git(*words: str) -> str:
         folder = Path(diffcap.__file__).parent
@@ -29,7 +29,7 @@ def git_commit() -> str | None:
 
 
 def provenance(**entries: Any) -> dict[str, Any]:
-    """Versions and commit, and the caller's entries (seed, manifest hash, checkpoints, ...)."""
+    """Return the versions and the commit, with the caller's entries (seed, manifest hash, checkpoints, ...)."""
     versions = {"diffcap": diffcap.__version__, "python": platform.python_version()}
     for package in _PACKAGES:
         try:

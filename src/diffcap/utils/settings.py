@@ -12,14 +12,14 @@ from diffcap.utils.errors import DiffcapError
 
 Settings = dict[str, Any]
 _HERE = Path(__file__).parents[1]
-# Settings files: those of a checkout, or the copy in an installed wheel (src/diffcap/configs is a link to configs).
+# The folder of the settings files: configs in a checkout, or its copy in an installed wheel (src/diffcap/configs is a link to it).
 CONFIGS = _HERE.parents[1] / "configs"
 if not (CONFIGS / "trainer/default.yaml").is_file():
     CONFIGS = _HERE / "configs"
 
 
 class _UniqueKeyLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """PyYAML's fast safe loader. Repeated keys are an error, and 1e-4 is a number, as for jsonargparse."""
+    """PyYAML's fast safe loader, but repeated keys are an error, and 1e-4 is a number, as jsonargparse reads it."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         keys = [key.value for key, _ in node.value]

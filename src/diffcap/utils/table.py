@@ -1,4 +1,4 @@
-"""One table for the terminal, Markdown and LaTeX; the template of the report's page draws it as HTML."""
+"""A table for the terminal, Markdown and LaTeX. The template of the report's web page draws it as HTML."""
 
 import re
 from collections.abc import Sequence
@@ -36,11 +36,11 @@ def escape_markdown(text: str) -> str:
 
 @dataclass(frozen=True)
 class Cell:
-    """A number as text, "" if there is none."""
+    """A number as text; `text` is "" if the number is missing."""
 
     text: str
     std: str = ""  # standard deviation over runs, in the same unit
-    fraction: float = 0.0  # length of its bar, or its shade, in HTML, from 0 to 1
+    fraction: float = 0.0  # in HTML, the length of its bar or the strength of its shade, from 0 to 1
     best: bool = False  # whether it is the best number of its column
 
     def with_std(self, separator: str) -> str:
@@ -59,7 +59,7 @@ class Table:
     note: str = ""  # below the table in the terminal
 
     def lines(self, separator: str = " ± ") -> list[list[str]]:
-        """The headings, then the lines, as text; `separator` is between a number and its standard deviation."""
+        """Return the headings, then the lines, as text. `separator` is between a number and its standard deviation."""
         body = [[*texts, *(cell.with_std(separator) for cell in cells)] for texts, cells in self.rows]
         return [[*self.corner, *self.columns], *body]
 
@@ -86,7 +86,7 @@ class Table:
         return table
 
     def markdown(self) -> str:
-        """Markdown without a final line break. Texts, which users choose, are escaped."""
+        """Return Markdown without a final line break. Texts, which users choose, are escaped."""
         header, *body = self.lines()
         num_texts = len(self.corner)
         shown = [list(map(escape_markdown, header)), ["---"] * num_texts + ["---:"] * len(self.columns)]
@@ -94,7 +94,7 @@ class Table:
         return "\n".join(f"| {' | '.join(line)} |" for line in shown)
 
     def latex(self) -> str:
-        """A tabular environment with the rules of booktabs; the best numbers are bold. Without a final line break."""
+        """Return a tabular environment for LaTeX's package booktabs, without a final line break. The best numbers are bold."""
 
         def number(cell: Cell) -> str:
             text = cell.with_std(" ± ").translate(_LATEX_CODES)

@@ -24,12 +24,12 @@ _ADVICE = re.compile(r" ?(?:Check the documentation of|Re-running|Please file an
 
 
 def load_arrays(path: str | Path) -> Any:
-    """Read a pickle of plain containers, numbers, text and numpy arrays of these (Python 2's, too)."""
+    """Read a pickle of plain containers, numbers, text, and numpy arrays of numbers or text. Python 2 may have written it."""
     return _load(path, lambda file: _unwrap(_ArrayUnpickler(file, encoding="latin1").load()))
 
 
 def state_of_module(module: Any) -> dict[str, Any] | None:
-    """Return parameters and buffers by name of a torch module whose classes `load_tensors` has replaced; None for something else."""
+    """Return a torch module's parameters and buffers by name, after `load_tensors` has replaced its classes; None if it is not a module."""
     attributes = getattr(module, "__dict__", {})
     if not isinstance(attributes.get("_modules"), dict):
         return None
@@ -44,7 +44,7 @@ def state_of_module(module: Any) -> dict[str, Any] | None:
 def load_tensors(path: str | Path, allowed_classes: Sequence[str] = ()) -> Any:
     """Read plain containers and tensors that `torch.save` wrote, in the zip or the legacy format, to the CPU.
 
-    Classes whose names are in `allowed_classes`, of any module, are replaced by OrderedDict, which keeps their attributes.
+    Classes whose names are in `allowed_classes`, in any module, are replaced by OrderedDict, which keeps their attributes.
     """
     import torch
 
@@ -76,7 +76,7 @@ def _used_names(file: IO[bytes]) -> set[str]:
 
 
 class _Dtype:
-    """Replaces numpy.dtype: types of numbers and text only."""
+    """Replaces numpy.dtype and allows only types of numbers and text."""
 
     def __init__(self, code: str, align: bool = False, copy: bool = False) -> None:
         if not isinstance(code, str) or not _DTYPE_PATTERN.fullmatch(code):
@@ -97,7 +97,7 @@ class _Dtype:
 
 @dataclass(eq=False)
 class _Array:
-    """Replaces numpy.ndarray; `value` is set when the content is known."""
+    """Replaces numpy.ndarray; `__setstate__` sets `value` when the pickle gives the content."""
 
     value: Any = None
 
@@ -116,7 +116,7 @@ def _to_array(content: Any, dtype: Any, shape: Any, order: Any = "C") -> np.ndar
 
 
 class _Call:
-    """A function that a pickle may call; a pickle could set attributes of a plain function."""
+    """A function that a pickle may call. It is wrapped, because a pickle could set attributes of a plain function."""
 
     __slots__ = ("_function",)
 
@@ -140,7 +140,7 @@ def _encode(text: str, encoding: str) -> bytes:
 _REPLACEMENTS: dict[str, Any] = {
     "collections.OrderedDict": OrderedDict,
     "_codecs.encode": _Call(_encode),
-    "numpy.ndarray": "ndarray",  # only passed on to `_reconstruct`
+    "numpy.ndarray": "ndarray",  # pickles only pass it to `_reconstruct`
     "numpy.dtype": _Dtype,
     "numpy.core.multiarray._reconstruct": _Call(lambda *_: _Array()),
     "numpy.core.multiarray.scalar": _Call(lambda dtype, content=b"": _to_array(content, dtype, (1,))[0]),
