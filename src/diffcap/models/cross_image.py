@@ -103,7 +103,7 @@ class CrossImageCaptioner(Captioner):
         return {"caption_loss": next_word_losses(self.decoder.compute_logits(hidden), tokens)}
 
     def attention(self, before: Tensor, after: Tensor, tokens: Tensor) -> AttentionMaps:
-        """Compute the attention of captions (B, T) to both images; `roll_out` derives it from that to the fused tokens."""
+        """Compute the attention of captions (B, T) to both images; `roll_out` derives it from the attention to fused tokens."""
         before, after = self.embedding(before), self.embedding(after)
         encoded = self.run_encoder(before, after)
         memory = self.decoder.project_memory(self.fuse(before, after, encoded))

@@ -92,7 +92,7 @@ def attention_to_tokens(attention: "Attention", query: Tensor, tokens: Tensor) -
         probabilities = dropout(probabilities, attention.dropout)
     mean_tokens = (probabilities @ tokens).view(batch, heads, length, -1)
     attended = mean_tokens.transpose(0, 1).reshape(head_shape) @ qkv_weight[2].transpose(1, 2)  # (H, B T, E)
-    if qkv_bias is not None:  # multiplied by the sum of the probabilities, which is not 1 after dropout
+    if qkv_bias is not None:  # its factor is the sum of the probabilities, which is not 1 after dropout
         probability_sum = probabilities.sum(2).view(batch, heads, length).transpose(0, 1).reshape(head_shape)
         attended = attended + probability_sum * qkv_bias.view(3, heads, 1, channels)[2]
     return attention.out(attention.merge_heads(attended.view(heads, batch, length, channels).transpose(0, 1)))

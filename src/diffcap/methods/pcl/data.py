@@ -217,7 +217,7 @@ class PretrainData(FeatureData):
         return self.batch_size // (2 if self.samples == "scenes" else 1)
 
     def _read_fda_samples(self, task: str, table: PairTable, negatives_file: Path) -> FdaSamples | None:
-        """Read the captions of the training pairs and their negatives; None if the task is not trained."""
+        """Read the captions of the training pairs and their negatives; return None if the task is not trained."""
         if task not in self.schedule.tasks:
             return None
         pair_index_of = {pair_id: index for index, pair_id in enumerate(table.ids)}

@@ -18,7 +18,7 @@ MAX_BLOCK = 1 << 30  # 4 GB
 
 
 def _block_size(device: torch.device) -> int:
-    """Return the block size: on CUDA a power of two of which the dot products fit an eighth of the free memory, else the minimum."""
+    """Return the block size: on CUDA a power of two that fills at most an eighth of the free memory, elsewhere `MIN_BLOCK`."""
     if device.type != "cuda":
         return MIN_BLOCK
     unused_cache = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
