@@ -61,7 +61,7 @@ def unavailable_metrics(metrics: Sequence[str] = ALL_METRICS) -> dict[str, str]:
 
 
 def check_ids(predictions: Mapping[str, str], references: Mapping[str, Sequence[str]], prefix: str = "") -> None:
-    """Raise an error if the ids of captions and references differ; its message begins with `prefix`."""
+    """Raise an error if the ids of captions and references differ. Its message begins with `prefix`."""
     if not references:
         raise DiffcapError(f"{prefix}there are no references; check the split and the references file.")
     missing_ids = [id for id in references if id not in predictions]

@@ -15,8 +15,8 @@ MetricRows = Mapping[str, Mapping[str, float]]  # row name -> metric -> score
 SMALL_GROUP = 30  # with fewer pairs, a score's confidence interval is about as wide as the differences between methods
 WEIGHTLESS_MARK = " †"
 WEIGHTLESS_NOTE = (
-    "† CIDEr-D gives no weight to phrases that occur in the references of all pairs of a group, and captions and references share no "
-    "others here. In a group of one pair, or of pairs with equal references, even perfect captions get 0.00. Compare another metric."
+    "† CIDEr-D gives no weight to phrases that occur in the references of all pairs of a group. Here, captions and references share no "
+    "other phrases. In a group of one pair, or of pairs with equal references, even perfect captions get 0.00. Compare another metric."
 )
 
 

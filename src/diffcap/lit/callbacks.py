@@ -106,7 +106,7 @@ class PeriodicCheckpoint(Callback):
                 copy = self.path.with_name(f"step-{step:06d}.ckpt")
                 with atomic_write(copy, per_process=False) as temporary:
                     shutil.copyfile(self.path, temporary)
-                # Keep the last k. Also delete checkpoints of later steps, which a killed run has left.
+                # Keep the last `keep_last_k` copies. Also delete copies of later steps, which a killed run has left.
                 checkpoints = sorted(self.path.parent.glob(STEP_CHECKPOINT_GLOB))
                 num_until_copy = checkpoints.index(copy) + 1
                 num_too_old = max(num_until_copy - self.keep_last_k, 0)

@@ -117,7 +117,7 @@ def decode(
     """Caption pairs whose features are in a folder; returns None on every rank but the first.
 
     `others` are further members of an ensemble with the same vocabulary, each with the folder of its features. The smallest
-    `max_length` of all members limits the captions. `batch_size` is per rank; one beam is greedy decoding, see `beam_search`.
+    `max_length` of all members limits the captions. `batch_size` is per rank. One beam means greedy decoding, more mean `beam_search`.
     """
     tables = []
     members = [(checkpoint, feature_folder), *others]

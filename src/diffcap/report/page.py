@@ -155,11 +155,11 @@ def _curve_charts(
 def page_data(page: Page) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the index of the pairs, and the blocks of thumbnails and attention maps by the id of their HTML element.
 
-    The index has "systems", "judged" (the rule of the verdicts), "colors" of attention maps, "types", "texts", "pairs", "pictures" and
-    "attention" (entries per block), and "featured" (the index of the pair at the top of the page). A pair has short keys, since there
-    are thousands of pairs: "t" index of its type, "v" viewpoint IoU, "b" and "a" indices of its thumbnails, "r" references and "s"
-    captions as indices of "texts", "c" scores and "o" verdicts (1 right, 0 wrong, null unknown) by system, "x" boxes as fractions of
-    the image, "m" index of the thumbnail with the mask's outline, which replaces the boxes, "l" index among the pairs with maps.
+    The index has "systems", "judged" (the rule that makes captions right or wrong), "colors" (of attention maps), "types", "texts",
+    "pairs", "pictures" and "attention" (numbers of items in a block), and "featured" (index of the pair at the top of the page). There
+    are thousands of pairs, so their keys are short. Indices: "t" of the type, "r" and "s" of the texts of references and captions, "b"
+    and "a" of the thumbnails, "m" of the mask's outline, "l" of the attention maps. Other values: "v" viewpoint IoU, "x" boxes as
+    fractions of the image (left out if there is a mask), "c" scores and "o" verdicts (1 right, 0 wrong, null unknown) by system.
     """
     texts: dict[str, int] = {}  # text -> its index
     picture_indices = {path: index for index, path in enumerate(page.pictures)}
