@@ -35,7 +35,8 @@ $(foreach name,$(filter-out $(KNOWN),$(GIVEN)),$(error $(name)= is not a variabl
 # Variables that none of the goals uses.
 OF_MANY := $(if $(MANY)$(filter test-web shipped,$(MAKECMDGOALS)),,$(if $(filter $(STAGES),$(MAKECMDGOALS)),SEEDS WORLD MINUTES NAME CHROMIUM))
 OF_ONE := $(if $(filter ablation accuracy,$(MANY)),SEED RUN CAPTIONER EVAL LOGGER $(if $(filter ablation,$(MANY)),ABLATION PRETRAIN PRETRAINING))
-UNUSED := $(filter $(OF_MANY) $(if $(filter $(STAGES),$(MAKECMDGOALS)),,$(OF_ONE)) $(if $(filter demo,$(MAKECMDGOALS)),$(filter-out METHOD extract_ARGS,$(VARIABLES))),$(GIVEN))
+OF_NONE := $(if $(filter $(STAGES) serve $(MANY),$(MAKECMDGOALS)),$(if $(filter demo,$(MANY)),$(filter-out METHOD,$(VARIABLES))),$(VARIABLES) SEEDS MINUTES $(STAGES:%=%_ARGS))
+UNUSED := $(filter $(OF_MANY) $(if $(filter $(STAGES),$(MAKECMDGOALS)),,$(OF_ONE)) $(OF_NONE),$(GIVEN))
 $(foreach name,$(UNUSED),$(error make $(MAKECMDGOALS) does not use $(name)=; omit it))
 
 .PHONY: help setup lock $(STAGES) ablation accuracy serve demo test test-all docs test-web lint shipped

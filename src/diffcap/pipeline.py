@@ -363,6 +363,8 @@ def print_paths(words: Sequence[str]) -> None:
     for need in missing:
         _check_extra(*need, e)
     for stage, *stage_options in map(shlex.split, options_of_stages):
+        if set(goals) & set(STAGES) and not {stage} & {*goals, *(need for need, _ in needed)}:
+            raise DiffcapError(f"{stage}_ARGS: {' '.join(goals)} with METHOD={e.method} does not use {stage}; omit it.")
         if (stage, e) in needed and any(need in missing and need != (stage, e) for need in needed_by(e, [stage])):
             check_options(_make_request(stage, e, stage_options))
     pretrains = e.has_pretraining and (PRETRAIN in goals or e.owns_pretraining)

@@ -100,8 +100,15 @@ def test_settings_that_do_not_fit_are_one_sentence(folder: Path, monkeypatch: py
 
 def test_a_training_with_options_of_an_earlier_version_is_compared_by_the_options_of_both(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("model: {lr: 1.0e-4, half_precision_clip: false, decoder_clip_value: 5.0}\n")
-    options = {"model.lr": 1e-4, "trainer.callbacks": [{"class_path": "ClipDecoderGradients"}]}
+    callbacks = [{"class_path": "ClipDecoderGradients", "init_args": {"value": 5.0}}]
+    options = {"model.lr": 1e-4, "trainer.callbacks": callbacks}
     assert _find_changes(tmp_path, {"id": "1"}, {}, options) is None
+    for name, value in {
+        "trainer.callbacks": None,
+        "model.optimizer": "bert_adam",
+        "model.initial_weights": "x.pt",
+    }.items():
+        assert f"{name} [" in str(_find_changes(tmp_path, {"id": "1"}, {}, {**options, name: value}))
     assert "model.lr 0.0001, now 0.1" in str(_find_changes(tmp_path, {"id": "1"}, {}, {**options, "model.lr": 0.1}))
 
 

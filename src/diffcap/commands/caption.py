@@ -76,7 +76,8 @@ def caption(
         align: Whole scenes: warp the second raster to the grid of the first one while it is read.
     """
     for path in filter(None, (before, after)):
-        if path.endswith(".ckpt") or (Path(path) / "config.json").is_file():
+        is_beside_folder = path == before and after and Path(after).is_dir() and not Path(path).exists()
+        if path.endswith(".ckpt") or (Path(path) / "config.json").is_file() or is_beside_folder:
             raise DiffcapError(
                 f"{path}: a checkpoint, not images; give each one as --checkpoint {path}, and the images first."
             )

@@ -367,6 +367,14 @@ def _find_changes(out: Path, old_record: dict[str, Any], files: dict[str, Any], 
     common_names = [name for name in options if name in old_options]
     names = common_names if is_of_earlier_version else list({**options, **old_options})
     values = [(name, old_options.get(name), options.get(name)) for name in names]
+    for new_name in dict.fromkeys(_FORMER_OPTIONS.values() if is_of_earlier_version else ()):
+        former = [old_options.get(f"model.{name}") for name in _FORMER_OPTIONS if _FORMER_OPTIONS[name] == new_name]
+        new = options.get(new_name)
+        if isinstance(new, list):  # callbacks: their arguments were the former options
+            new_values = [argument for callback in new for argument in callback.get("init_args", {}).values()]
+        else:
+            new_values = [True if new_name == "model.optimizer" and new else new]
+        values.append((new_name, list(filter(None, former)), list(filter(None, new_values))))
     differences = [f"{name} {old_value}, now {value}" for name, old_value, value in values if old_value != value]
     old_hashes = {path: entry[2] for path, entry in old_record.get("files", {}).items()}  # [size, time, hash]
     differences += [path for path, entry in files.items() if old_hashes and old_hashes.get(path) != entry[2]]

@@ -29,6 +29,7 @@ def test_held_out_sentences_are_never_trained_on() -> None:
     assert split_held_out(SENTENCES, seed=3)[1] == held_out != split_held_out(SENTENCES, seed=4)[1]
 
 
+@pytest.mark.slow
 def test_blocks_captions_make_a_tagger(tmp_path: Path) -> None:
     done = run("--out", str(tmp_path / "t"), "--scenes=20", "--steps=3", "--width=8")
     assert done.returncode == 0, done.stderr
