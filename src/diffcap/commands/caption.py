@@ -76,11 +76,14 @@ def caption(
         align: Whole scenes: warp the second raster to the grid of the first one while it is read.
     """
     for path in filter(None, (before, after)):
-        is_beside_folder = path == before and after and Path(after).is_dir() and not Path(path).exists()
-        if path.endswith(".ckpt") or (Path(path) / "config.json").is_file() or is_beside_folder:
+        if path.endswith(".ckpt") or (Path(path) / "config.json").is_file():
             raise DiffcapError(
                 f"{path}: a checkpoint, not images; give each one as --checkpoint {path}, and the images first."
             )
+    if after and Path(after).is_dir() and not Path(before).exists():
+        raise DiffcapError(
+            f"{before}: not found; give a folder of images, or --checkpoint {before} if it is a checkpoint."
+        )
     # Otherwise OpenMP's idle threads keep the cores busy. OpenMP reads this variable when torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     if batch_size < 1:
