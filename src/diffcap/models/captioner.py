@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from diffcap.utils.errors import DiffcapError
 
-Batch = dict[str, Any]
+Batch = dict[str, Any]  # see `Captioner.loss`
 
 
 class AttentionMaps(NamedTuple):
@@ -19,7 +19,7 @@ class AttentionMaps(NamedTuple):
 
     before: Tensor  # (B, T, h, w); entry t is the attention when the word after token t is predicted
     after: Tensor  # as `before`
-    alignment: Tensor | None  # (B, h w, h w); row i: attention of position i of before to the after image
+    alignment: Tensor | None  # (B, h w, h w); row i: attention of position i of the before image to the after image
 
 
 def patch_attention(before: Tensor, after: Tensor, grid: tuple[int, int]) -> AttentionMaps:

@@ -211,7 +211,7 @@ class PairTower(nn.Module):
 
 
 class TokenEmbedding(nn.Module):
-    """CLIP's token and position embeddings. Padding, an id beyond the vocabulary, gets the vector of END, the last id."""
+    """CLIP's token and position embeddings. Padding, whose id is beyond the vocabulary, gets the vector of END, the last id."""
 
     def __init__(self, clip: Clip) -> None:
         super().__init__()

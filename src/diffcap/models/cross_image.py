@@ -28,7 +28,7 @@ class CrossImageOutput(NamedTuple):
 class CrossImageLayer(nn.Module):
     """One encoder layer, `LayerNorm(x + Attention(x, other image))` for both images with the same weights.
 
-    `dropout` is the rate for the attention weights, `output_dropout` for the attention's output. `out_proj`: a linear layer follows it.
+    `dropout` is the rate for the attention weights, `output_dropout` for the attention's output. `out_proj`: end it with a linear layer.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class CrossImageCaptioner(Captioner):
     bos_id = START
     eos_id = END
     extra_eos_id = NULL
-    vocabulary_layout = "rcc"
+    vocabulary_layout = "rcc"  # that of RobustChangeCaptioning
     embedding: GridEmbedding
     encoder: nn.ModuleList  # of `CrossImageLayer`s; may be empty
     decoder: WordDecoder

@@ -36,7 +36,7 @@ class PostNormBlock(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, memory: BlockMemory, mask: Tensor | None, past_segments: Segments) -> BlockOutput:
-        """Run words x (B, T, D). They attend to `memory`, the visual tokens; `mask` and `past_segments` are as in `Attention.forward`."""
+        """Run words x (B, T, D). They attend to visual tokens `memory`, earlier words `past_segments` and x; `mask`: see `Attention`."""
         attended, new_key_values = self.self_attention(x, mask, past_segments)
         words = self.norm1(x + self.dropout(attended))
         visual = self.norm2(words + self.dropout(self.cross.attend_memory(words, memory)))
@@ -100,7 +100,7 @@ class WordDecoder(nn.Module):
         Args:
             tokens: ids (B, T). memory: the result of `project_memory`, or in training the visual tokens (B, N, D) themselves.
             past_key_values: the `cache` of the previous call, with P positions; T is then 1. None: no words precede these, P is 0.
-            is_key: (B, P + T), True for words that may be attended to. None: all words with `past_key_values`, else all but NULL.
+            is_key: (B, P + T), True for words that may be attended to. None: all but NULL; with `past_key_values`, all.
         """
         first_position = past_key_values[0][0].shape[2] if past_key_values else 0  # P
         end = first_position + tokens.shape[1]
@@ -141,7 +141,7 @@ def run_blocks(
     """Run x (B, T, D) through decoder blocks; `memories` and `past_key_values` (of earlier positions) have an entry per block."""
     cache = []
     for index, block in enumerate(blocks):
-        past_segments = past_key_values[index : index + 1] if past_key_values else ()
+        past_segments = past_key_values[index : index + 1] if past_key_values else ()  # at most one segment
         output = block(x, memories[index], mask, past_segments)
         key, value = output.new_key_values
         if past_key_values:

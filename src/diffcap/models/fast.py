@@ -105,7 +105,7 @@ def attention_over_segments(
     It is for decoding steps. They have so few queries that concatenating all keys and values would take longer than the attention.
 
     Args:
-        query: (B, H, T, E), the shape of the result. segments: keys and values, (B, H, S_i, E) each; fastest if contiguous.
+        query: (B, H, T, E), the shape of the result. segments: keys and values, (B, H, S_i, E) for segment i; fastest if contiguous.
         mask: boolean, True where a query may attend to a key; broadcast to (B, H, T, sum of S_i).
     """
     query = (query * query.shape[3] ** -0.5).contiguous()  # contiguous once, not for every segment

@@ -224,7 +224,7 @@ def _invert_verb(words: list[str], index: int, word: str) -> list[str] | None:
 
 
 def _invert_position(words: list[str], index: int, word: str) -> list[str] | None:
-    """Turn "in a different position" or "in another place" into "in the same"."""
+    """Turn "in a different position" into "in the same position", and "in another place" into "in the same place"."""
     rest = words[index + 1 :]
     if word not in ("another", "different", "new") or not rest or rest[0] not in FUNCTION_WORDS:
         return None

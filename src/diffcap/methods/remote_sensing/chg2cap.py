@@ -67,7 +67,7 @@ class OuterResidualBlock(PostNormBlock):
     """A post-norm decoder block, with its input added to its output (authors' code)."""
 
     def forward(self, x: Tensor, memory: BlockMemory, mask: Tensor | None, past_segments: Segments) -> BlockOutput:
-        """Run words x (B, T, D). They attend to `memory`, the visual tokens; see `PostNormBlock.forward`."""
+        """Run words x (B, T, D), which attend to `memory` (visual tokens) and `past_segments` (earlier words), as `PostNormBlock`."""
         output = super().forward(x, memory, mask, past_segments)
         return output._replace(hidden=output.hidden + x)
 
@@ -225,7 +225,7 @@ _RULES: tuple[importing.Rule, ...] = (
 
 
 def official_sizes(state: importing.State, options: Mapping[str, Any], tables: importing.State) -> importing.Sizes:
-    """Return the hyperparameters of Chg2Cap. With the authors' ResNet, the option `dataset` determines how pixels are normalised."""
+    """Return Chg2Cap's hyperparameters; `tables`: the authors' positions. With a ResNet, option `dataset` sets the normalisation."""
     attention_width, channels = state["encoder_trans_dict.selftrans.0.0.att.to_k.weight"].shape
     positions = next((table for name, table in tables.items() if name.startswith("decoder_dict.")), None)
     max_length = options["max_length"] or (41 if positions is None else len(positions))
@@ -258,7 +258,7 @@ def official_sizes(state: importing.State, options: Mapping[str, Any], tables: i
 
 IMPORTER = importing.Importer(
     official_sizes,
-    lambda state, stage: parts.restore_entries(importing.rename(state, _RULES, "Chg2Cap")),
+    lambda state, stage: parts.restore_entries(importing.rename(state, _RULES, "Chg2Cap")),  # for every stage
     vocabulary_layout="chg2cap",
     vocabulary_file="vocab.json",
     groups=("encoder_dict", "encoder_trans_dict", "decoder_dict"),  # the state dicts in a checkpoint

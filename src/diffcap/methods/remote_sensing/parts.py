@@ -45,7 +45,7 @@ class ResidualBlock(nn.Module):
 
 
 class PostNormLayer(nn.Module):
-    """An encoder layer: `attention`, then an FFN with ReLU, each with a residual connection and a norm after it; D channels."""
+    """An encoder layer: `attention`, then an FFN with ReLU, each with a residual connection and a norm after it. D: `channels`."""
 
     def __init__(self, attention: nn.Module, channels: int, ffn: int, dropout: float) -> None:
         super().__init__()
@@ -197,7 +197,7 @@ class PixelOrFeatureCaptioner(Captioner):
 
 
 # Rules to rename parameters: a regular expression of the authors' name, and diffcap's name; None leaves the parameter out.
-_STATISTICS = r"(running_mean|running_var|num_batches_tracked)"  # names in batch norm
+_STATISTICS = r"(running_mean|running_var|num_batches_tracked)"  # batch norm's buffers
 # Modules of the authors' word decoder that are stored but not used.
 _UNUSED_MODULES = (r"transformer\.layers\.\d+\.fc_alpha[123]", r"position_encoding\.(?:embedding_1D|pe)")
 
@@ -231,7 +231,7 @@ def residual_rules(official: str, ours: str) -> tuple[Rule, ...]:
 def backbone_rules(prefix: str) -> tuple[Rule, ...]:
     """Return rules for the ResNet, whose layers the authors number; `prefix` is a pattern of the names' beginning."""
     stem_names = {0: "conv1", 1: "bn1"}  # by the authors' number
-    layer_names = {number + 3: f"layer{number}" for number in range(1, 5)}
+    layer_names = {number + 3: f"layer{number}" for number in range(1, 5)}  # 2: ReLU, 3: pooling
     return (
         *((rf"{prefix}\.{number}", f"images.network.{name}") for number, name in stem_names.items()),
         (rf"{prefix}\.1\.{_STATISTICS}", r"images.network.bn1.\1"),

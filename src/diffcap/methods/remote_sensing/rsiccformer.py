@@ -164,7 +164,7 @@ _CLASSES = (
 
 
 def official_sizes(state: importing.State, options: Mapping[str, Any], tables: importing.State) -> importing.Sizes:
-    """Return the hyperparameters of RSICCformer. If the authors' state dict has a ResNet, the model reads pixels."""
+    """Return the hyperparameters of RSICCformer. If the authors' state dict has a ResNet, the model reads pixels. `tables` is not used."""
     projection_weight = state["encoder_feat.projection.weight"]
     grid = [len(state[f"encoder_feat.{side}_embedding.weight"]) for side in "hw"]
     max_length = options["max_length"] or len(state["decoder.position_encoding.embedding_1D.weight"])
@@ -189,7 +189,7 @@ def official_sizes(state: importing.State, options: Mapping[str, Any], tables: i
 
 IMPORTER = importing.Importer(
     official_sizes,
-    lambda state, stage: parts.restore_entries(importing.rename(state, _RULES, "RSICCformer")),
+    lambda state, stage: parts.restore_entries(importing.rename(state, _RULES, "RSICCformer")),  # for every stage
     vocabulary_layout="rsicc",
     vocabulary_file="WORDMAP_*.json",
     groups=("encoder_image", "encoder_feat", "decoder"),  # the modules in a checkpoint

@@ -3,8 +3,8 @@ Captioning", ICCV 2023).
 
 Where the paper and the authors' code differ, the code's version is the default and the paper's is an option.
 
-Letters: B pairs, b pairs of a group (the change pairs of a batch, or the distractor pairs of the same before images, in which only
-the viewpoint changed), N visual tokens of one image, T text positions, D width, H heads, C feature channels, V vocabulary.
+Letters: B pairs of a batch, b pairs of each of its groups (change pairs; if any, distractor pairs: the same before images, but only the
+viewpoint changed), N visual tokens of one image, T text positions, D width, H heads, C feature channels, V vocabulary.
 """
 
 import math
@@ -31,7 +31,7 @@ EPS = 1e-6  # of the layer norms (authors' code)
 class SCORERBlock(nn.Module):
     """One decoder block (section 3.3): self-attention, cross-attention, and an FFN as wide as the model.
 
-    The FFN computes g = GELU(W1 x). If `ffn_residual` is "gelu", it ends with `LN(W2 g + g)` (authors' code), else with `LN(W2 g + x)`.
+    For its input x, the FFN computes g = GELU(W1 x), then `LN(W2 g + g)` if `ffn_residual` is "gelu" (authors' code), else `LN(W2 g + x)`.
     """
 
     def __init__(self, width: int, heads: int, dropout: float, ffn_residual: Literal["gelu", "input"]) -> None:
@@ -43,7 +43,7 @@ class SCORERBlock(nn.Module):
         self.dropout, self.ffn_residual = Dropout(dropout), ffn_residual
 
     def forward(self, x: Tensor, memory: BlockMemory, mask: Tensor | None, past_segments: Segments) -> BlockOutput:
-        """Run words x (B, T, D). They attend to `memory`, the visual tokens; `mask` and `past_segments` are as in `Attention.forward`."""
+        """Run words x (B, T, D). They attend to visual tokens `memory`, earlier words `past_segments` and x; `mask`: see `Attention`."""
         attended, new_key_values = self.self_attention(x, mask, past_segments)
         words = self.norm1(x + attended)
         visual = self.norm2(words + self.cross.attend_memory(words, memory))
@@ -114,8 +114,8 @@ class SCORER(CrossImageCaptioner):
         cbr_trainable: train CBR's own layers; the authors keep their random initial weights.
         decoder_ffn_residual: see `SCORERBlock`.
         decoder_std: standard deviation of the decoder's initial weights (authors' code: 0.02, for a width of 512).
-        position_std: standard deviation of the initial position embedding (authors' code: 1, which dominates features of few
-            channels; DIRL uses Xavier initialisation).
+        position_std: standard deviation of the initial position embedding (authors' code: 1, with which positions dominate
+            features of few channels; the method DIRL has Xavier initialisation instead).
     """
 
     def __init__(
@@ -185,7 +185,7 @@ class SCORER(CrossImageCaptioner):
         return self.fusion[1:](fused)
 
     def merge_query_keys(self, encoded: CrossImageOutput) -> list[Tensor]:
-        """Merge the heads of the before images' queries and keys, then of the after images' queries and keys: (B, N, D) each."""
+        """Merge the heads of the last encoder layer's queries and keys: those of before images, then of after images; (B, N, D) each."""
         merged = [Attention.merge_heads(heads) for heads in (*encoded.before_query_key, *encoded.after_query_key)]
         return [repeat_batch(tokens, len(encoded.after)) for tokens in merged]
 
@@ -194,7 +194,7 @@ class SCORER(CrossImageCaptioner):
     ) -> tuple[Tensor, Tensor]:
         """Return scaled similarities of before with after images, and of after with before images (eq. 2 and 3): (b, all b) each.
 
-        The arguments are one group's rows of `merge_query_keys`. A result has rows for this rank's images and columns for all ranks'.
+        The arguments are one group's rows of `merge_query_keys`. A result has rows for this rank's images, columns for all ranks' images.
         """
         assert self.logit_scale is not None
         scale = self.logit_scale.exp()
@@ -231,7 +231,7 @@ class SCORER(CrossImageCaptioner):
         return similarity, scale * token_matching(real, gather_rows(predicted)[0])
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
-        """Compute `caption + lambda_v cross_view + lambda_m cbr` over the global batch (section 3.5); each is a mean over the groups."""
+        """Compute `caption + lambda_v cross_view + lambda_m cbr` over the global batch (section 3.5), each a mean over the groups."""
         before = self.embedding(batch["before"])  # (b, N, D)
         after = self.embedding(batch["after"])  # (B, N, D)
         tokens = batch["tokens"]
@@ -263,7 +263,7 @@ def two_way_nce(forward: Tensor, backward: Tensor) -> Tensor:
     return (global_mean(cross_view_nce(forward)) + global_mean(cross_view_nce(backward))) / 2
 
 
-# Regular expressions of parameter names in the authors' checkpoints, and our names. `qkv:\2` is a part of the joined matrix.
+# Regular expressions of parameter names in the authors' checkpoints, and our names. `qkv:\2`: rows of `qkv` for \2 (query, key, value).
 # The authors' checkpoints have no CBR; the prefix `cbr.` is our assumption.
 _DECODER_LAYER = r"speaker_state\.core\.layer\.(\d+)\."
 _RULES: tuple[Rule, ...] = (
@@ -286,7 +286,7 @@ _RULES: tuple[Rule, ...] = (
 
 
 def from_official(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rename the authors' parameters to those of `SCORER`. Without CBR, they suit a model with `cbr_weight=0`."""
+    """Rename the authors' parameters to those of `SCORER`. If those of CBR are missing, build the model with `cbr_weight=0`."""
     last_layer = count_layers(state, r"change_detector_state\.scorer\.(\d+)\.") - 1
     scale = r"change_detector_state\.scorer\.{}\.attention\.logit_scale"
     scale_rules = [(scale.format(last_layer), "logit_scale"), (scale.format(r"\d+"), None)]  # None: unused, left out
@@ -294,11 +294,11 @@ def from_official(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def official_sizes(state: State, options: Mapping[str, Any], tables: State) -> Sizes:
-    """Return the hyperparameters of SCORER, from the shapes in the authors' state dict and from the user's `options`."""
+    """Return SCORER's hyperparameters, from the authors' state dict, its tables of positions (`tables`) and the user's `options`."""
     sizes = rcc_sizes(state, options, tables)
     sizes.model["encoder_layers"] = count_layers(state, r"change_detector_state\.scorer\.(\d+)\.")
     sizes.model["cbr_weight"] = 0.001 if any(name.startswith("cbr.") for name in state) else 0.0
     return sizes
 
 
-IMPORTER = rcc_importer(official_sizes, lambda state, stage: from_official(state))
+IMPORTER = rcc_importer(official_sizes, lambda state, stage: from_official(state))  # for every stage

@@ -23,7 +23,7 @@ def zero_shot(
 ) -> Checkpoint:
     """Load the captioner of a base model, from a folder or `user/name@revision` on the Hub.
 
-    The weights are bfloat16 on CUDA, else float32. An answer is cut after `max_length` tokens; its first `sentences` are the caption.
+    Weights are bfloat16 on CUDA, else float32. An answer is cut after `max_length` tokens; the caption is its first `sentences` sentences.
     """
     captioner = VLM(
         str(source),
@@ -33,7 +33,7 @@ def zero_shot(
         dtype="bfloat16" if torch.cuda.is_available() else "float32",
     )
     features = {
-        "name": None,  # every feature store with pixels is suitable
+        "name": None,  # every feature store (a dataset's stored images or features) with pixels is suitable
         "shape": None,
         "dtype": "uint8",
         "library": "pixels",
@@ -62,7 +62,7 @@ def export(
 ) -> None:
     """Write a fine-tuned model for transformers. The form "peft" has LoRA's matrices for `PeftModel.from_pretrained`.
 
-    The form "merged" is a folder that transformers and diffcap load like the base model's, with the prompt in README.md.
+    The form "merged" is a folder that transformers and diffcap load like the base model's; its README.md has the prompt.
     """
     loaded_checkpoint = load(checkpoint, base)
     captioner: Any = loaded_checkpoint.captioner

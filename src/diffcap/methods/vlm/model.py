@@ -105,7 +105,7 @@ class VLM(Captioner):
         self.processor = load_processor(base_model.folder)
         image_processor = self.processor.image_processor
         known_options = type(image_processor).valid_kwargs.__annotations__
-        counts_pixels = hasattr(image_processor, "merge_size")
+        counts_pixels = hasattr(image_processor, "merge_size")  # Qwen: sizes are numbers of pixels, not lengths
         parts.check_image_kwargs(image_kwargs or {}, known_options, counts_pixels)
         self.net: Any = _load_model(base_model.folder, dtype, four_bit)
         self.image_kwargs = {name: False for name in TILING_OPTIONS if name in known_options} | (image_kwargs or {})
@@ -138,7 +138,7 @@ class VLM(Captioner):
             self.core.activation_checkpointing_enable({"use_reentrant": False})
             # Remove the hooks that give the inputs gradients, because a frozen image tower would keep activations for these gradients.
             self.core.disable_input_require_grads()
-        self._frozen = parts.frozen_names(self.net, "net.")
+        self._frozen = parts.frozen_names(self.net, "net.")  # these weights are not saved in checkpoints
         self.register_state_dict_post_hook(_remove_base)
         self.register_load_state_dict_post_hook(_expect_no_base)
         small_images = torch.zeros(1, 3, 64, 64, dtype=torch.uint8)
@@ -173,7 +173,7 @@ class VLM(Captioner):
     def prepare_inputs(self, before: Any, after: Any) -> dict[str, Tensor]:
         """Return the inputs of the model in transformers: each pair's prompt and pixels. Shorter prompts are padded on the left."""
         before, after = _to_bytes(before), _to_bytes(after)
-        if len(before) != len(after):  # scenes: each before image has two after images
+        if len(before) != len(after):  # each before image is in a change pair and in a distractor pair
             before = before.repeat(len(after) // len(before), 1, 1, 1)
         if self.difference is not None:
             self.difference.num_pairs = len(after)
@@ -222,7 +222,7 @@ class VLM(Captioner):
         mask = prompt["attention_mask"]
         bos_position = mask.sum(1, keepdim=True)
         rope_deltas = getattr(self.core.model, "rope_deltas", None)
-        # Qwen counts an image as its longer side; `rope_deltas` has the differences from the numbers of tokens without padding.
+        # In Qwen's positions, an image counts as its longer side; `rope_deltas`: the next position minus the number of unpadded tokens.
         if rope_deltas is not None:
             bos_position = bos_position + rope_deltas.view(-1, 1)
         self._forget_positions()

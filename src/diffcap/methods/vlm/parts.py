@@ -9,13 +9,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from diffcap.models.layers import Linear
+from diffcap.models.layers import Linear  # nn.Linear, faster on some CPUs
 from diffcap.utils.errors import DiffcapError
 
 KeyValues = tuple[Tensor, Tensor]  # keys and values of one layer, (B, heads, tokens, channels) each
 Trained = Literal["nothing", "lora", "projector", "all"]  # parts of the model, see `VLM`
 LoraTargets = Literal["language", "all"]  # linear layers with LoRA's matrices
-# Names of the language model's linear layers in all supported families. Image towers have layers that are also named "..._proj".
+# Names of the language model's linear layers in all supported families; "..._proj" alone would also match image towers.
 LANGUAGE_LAYERS = r".*\.(language_model|text_model)\.layers\..*_proj"
 # Limits of the options of image processors: a side, the pixels of an image (4096 x 4096), and the tiles of an image.
 MAX_SIZE = 4096
@@ -26,10 +26,10 @@ PROJECTORS = re.compile(r"(^|\.)(merger|deepstack_merger_list|connector|multi_mo
 
 
 def prompt_cache(prompts: Sequence[KeyValues | None], words: list[KeyValues] | None = None) -> Any:
-    """Return a key-value cache of transformers whose layers keep the prompt and the words apart.
+    """Return a cache of transformers that keeps each layer's keys and values of the prompt (`prompts`) and of the words (`words`) apart.
 
-    Beam search reorders the words only, because all beams of a pair have the same prompt. While the prompt itself is computed, `prompts`
-    has None for each layer. The attribute `added` of a layer has the keys and values of all tokens after `prompts`, first of `words`.
+    Beam search reorders those of the words only, because all beams of a pair have the same prompt. While the prompt itself is computed,
+    `prompts` has None for each layer. A layer's attribute `added` begins as its entry of `words`; each call of the model appends to it.
     """
     from transformers.cache_utils import Cache, DynamicLayer
 
@@ -71,7 +71,7 @@ def without_checkpointing(model: nn.Module) -> Iterator[None]:
 
 
 def choose_trained(model: Any, trained: Trained, rank: int, alpha: int, dropout: float, targets: LoraTargets) -> Any:
-    """Freeze the parameters of a model of transformers that are not trained. Return the model, with LoRA in PEFT's wrapper.
+    """Freeze the parameters of a model of transformers that are not trained. Return the model; for LoRA, PEFT's wrapper of it.
 
     The arguments are those of `VLM`, without the prefix "lora_".
     """
@@ -149,7 +149,7 @@ def _train_in_float32(part: nn.Module) -> None:
 
 
 def frozen_names(model: nn.Module, prefix: str) -> set[str]:
-    """Return all names of frozen parameters and of buffers, whose values are those of the base model."""
+    """Return the names, each with `prefix` before it, of frozen parameters and of buffers: their values are those of the base model."""
     parameters = model.named_parameters(remove_duplicate=False)
     names = [name for name, parameter in parameters if not parameter.requires_grad]
     names += [name for name, _ in model.named_buffers(remove_duplicate=False)]
