@@ -6,8 +6,8 @@
 ```
 
 `asked` is the hash of the settings and the options of the command line. It is compared first, since it does not need torch. `id` is the
-hash of all options, also those with default values, and of the contents of the files. A file has its size, its modification time and the
-hash of its content. The hash is computed again only if the size or the time has changed.
+hash of all options, also those with default values, and of the contents of `files`. `products` are the files of the result. A file has
+its size, its modification time and the hash of its content, which is computed again only if the size or the time has changed.
 """
 
 import hashlib
@@ -83,8 +83,8 @@ def describe_files(paths: Iterable[Path], old_record: Mapping[str, Any]) -> dict
 
 
 def result_id(options: Mapping[str, Any], files: Mapping[str, Entry]) -> str:
-    """Return the hash of options and of the contents of files. Paths of files are not hashed, so a moved file does not change it."""
-    hashes_or_values = {}
+    """Return the hash of options and of the contents of files. Paths of files are not hashed, so moving a file keeps the hash."""
+    hashes_or_values = {}  # option -> hashes of the files that it names, or its value if it names none
     for name, value in flat(options).items():
         paths = list(map(str, named_files(value))) or [str(value)]
         hashes = sorted(files[path][2] for path in paths if path in files)

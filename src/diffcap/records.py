@@ -115,8 +115,8 @@ def read_manifest(path: str | Path) -> list[ChangePair]:
 def take_changes(pairs: Iterable[ChangePair], changes: Changes | None) -> list[ChangePair]:
     """Return the pairs with captions as `changes` says, for datasets that have one sentence per change (Spot-the-Diff).
 
-    "single" or None: each sentence is a caption and a reference of its pair (SCORER, DIRL, CLIP4IDC).
-    "multi": the sentences are joined with ". ". The first 60 words are the pair's only caption and reference (CARD).
+    "single" or None: each sentence is a caption and a reference of its pair (as in SCORER, DIRL and CLIP4IDC).
+    "multi": the sentences are joined with ". ". The first 60 words are the pair's only caption and reference (as in CARD).
     """
     if changes != "multi":
         return list(pairs)
@@ -284,7 +284,7 @@ def _loads(text: str, decoder: json.JSONDecoder = _DECODER) -> Any:
 def read_json_lines(
     path: str | Path, what: str = "JSON-lines file", remedy: str = "check the path"
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """For every line that is not blank, yield "<path>, line <number>" (for messages) and its JSON object; see `read_json`."""
+    """For every line that is not blank, yield "<path>, line <number>" and its JSON object; `what`, `remedy`: as for `read_json`."""
     path = Path(path)
     if not path.is_file():
         raise DiffcapError(f"{path}: no {what} there; {remedy}.")

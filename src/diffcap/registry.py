@@ -14,8 +14,8 @@ trainers: {short: {finetune: ...}}                               # for `make fin
 ```
 
 In an entry, the settings in `both` are for all training stages. `diffcap.compose` combines these parts. Classes are import paths
-("package.module:Name"), so that this module imports no torch. Another package adds a method by an entry point of the group
-`diffcap.methods` that names such a file; see docs/adding.md.
+("package.module:Name"), so that this module imports no torch. Another package adds a method by naming its settings file in an entry
+point of the group `diffcap.methods`; see docs/adding.md.
 """
 
 from collections.abc import Iterable, Mapping
@@ -54,7 +54,7 @@ class Pretraining:
     data: str  # import path of the LightningDataModule
     checkpoint: str = "last.ckpt"  # file of the stage that fine-tuning starts from
     needs_negatives: bool = False  # whether it reads negatives.jsonl
-    # The datasets that EXTRA can add, and the annotations of their images: "captions" or "classes"
+    # The datasets that EXTRA= of `make pretrain` can add, and the annotations of their images: "captions" or "classes"
     extra: Mapping[str, str] = field(default_factory=dict)
     # Import path of the function that evaluates retrieval (EVAL=retrieval); None if the stage does not learn retrieval
     retrieval: str | None = None
@@ -151,7 +151,7 @@ def read_method(file: Path) -> Method:
 
 
 def _entries(content: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
-    """Yield each entry that has settings of stages, after its place in the file, such as "trainers.short"."""
+    """Yield (place in the file, such as "trainers.short"; entry) for each entry that has settings of stages."""
     yield "offline", content.get("offline", {})
     for group in ENTRY_SECTIONS:
         for name, entry in (content.get(group) or {}).items():

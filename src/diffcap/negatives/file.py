@@ -21,7 +21,7 @@ KINDS = (
     "replace",  # the caption, in which some words are replaced by others of the same part of speech
     "confuse",  # the caption, in which words have changed places or the change is reversed
 )
-# Kind -> those of its strategies that the paper describes. Other strategies are fallbacks for too few negatives.
+# Kind -> its strategies (ways to make a negative) in the paper of IDC-PCL. Other strategies are fallbacks for too few negatives.
 _PAPER_STRATEGIES = {
     "retrieve": ("alike",),
     "replace": ("words replaced",),
@@ -53,7 +53,7 @@ def write_negatives(
 ) -> None:
     """Write the rows to a temporary file, call `before_rename`, delete the earlier `negatives.json`, then rename the file to `path`.
 
-    In this order, a killed process never leaves a `negatives.json` that describes other negatives. The caller then writes a new one.
+    In this order, a killed process never leaves a `negatives.json` of other negatives. The caller then writes a new `negatives.json`.
     """
     with atomic_write(path) as temporary:
         with temporary.open("w", encoding="utf-8") as file:
@@ -73,7 +73,7 @@ def iter_negatives(path: str | Path) -> Iterator[CaptionNegatives]:
     if has_metadata:
         metadata = read_json(path.with_name(METADATA_FILE), "metadata of the negatives", _HOW_TO_BUILD)
         if metadata["sha256"] != file_hash(path):
-            tagger = metadata["settings"].get("tagger")
+            tagger = metadata["settings"].get("tagger")  # finds the parts of speech
             command = f"`make negatives FOLDER='{path.parent}' TAGGER={tagger}`" if tagger else "`make negatives`"
             raise DiffcapError(f"{path}: its SHA-256 is not the one in {METADATA_FILE}; build it again with {command}.")
     remedy = "build the file again with `make negatives DATASET=<name>`" if has_metadata else "fix that line"

@@ -34,7 +34,7 @@ class WordPool:
         return rng.choice(others) if others else None
 
     def sample_matched(self, word: str, tag: str, excluded: frozenset[str], rng: Random) -> str | None:
-        """Sample a word of the same tag, attribute and inflection, whose `synonym_key` is not `excluded`. None if there is none.
+        """Sample a word of the same tag, attribute ("size") and inflection, with a `synonym_key` not in `excluded`. None if there is none.
 
         The probability is proportional to the frequency, so that a model cannot recognise a negative by its grammar or its rare
         words. Words that mostly have another tag are never sampled. Words that occur fewer than five times and less than once per
@@ -81,8 +81,8 @@ def replace_words(
 
     Args:
         idf: inverse document frequency of each `synonym_key`.
-        reference_content: `synonym_key` of each content word of the pair's references. Then a new word has the same tag, attribute and
-            inflection and another meaning, if possible one that no reference has. None: any other word of the tag (paper).
+        reference_content: `synonym_key` of each content word of the pair's references. A new word has the same tag, attribute and
+            inflection, and another meaning, if possible one that no reference has. With None, it is any other word of the tag (paper).
 
     Returns:
         The new text; None if no word can be replaced, or if every new word has a meaning of a reference.
@@ -91,7 +91,7 @@ def replace_words(
     words_and_tags = list(zip(caption.words, caption.tags))
     tags = dict(words_and_tags)
     new_words: dict[tuple[str, str], str] = {}  # (word, tag) -> the word that replaces it
-    is_wrong = False
+    is_wrong = False  # True after a new word with a meaning that no reference has
     for word in most_informative_words(caption, idf):
         tag = tags[word]
         if reference_content is None:

@@ -45,10 +45,10 @@ def tfidf(documents: Sequence[Sequence[str]], idf: Mapping[str, float]) -> sp.cs
 def most_similar(
     queries: sp.csr_matrix, documents: sp.csr_matrix, count: int, progress: Callable[[int, int], None] | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the documents with the largest inner products with each query. Memory does not grow with Q x N, as it works in chunks.
+    """Return the documents with the largest inner products with each query. Scores are computed in chunks, to bound the memory.
 
     Args:
-        queries: (Q, V). documents: (N, V). count: K; at most N are returned.
+        queries, documents: TF-IDF vectors, (Q, V) and (N, V). `count` is K, the number of documents for each query; at most N are returned.
         progress: called with (number of scores computed so far, Q x N).
 
     Returns:

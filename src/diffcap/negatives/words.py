@@ -52,7 +52,7 @@ def synonym_key(word: str) -> str:
 
 
 def is_animal(word: str) -> bool:
-    """Return True for "animal1" and "animal2", the birds of Birds-to-Words, and misspellings. Only `confuse` changes them."""
+    """Return True for "animal1" and "animal2" (birds in Birds-to-Words), also misspelt. Only "confuse" negatives change them."""
     return re.fullmatch(r"\d?animals?\d.*", word) is not None
 
 
@@ -69,7 +69,7 @@ def is_replaceable(word: str, tag: str) -> bool:
 
 
 def inflection(word: str, tag: str) -> str:
-    """Return a word's ending: "est", "er" or "" for the UPOS tag ADJ, "s" or "" for other tags."""
+    """Return a word's ending: "est", "er" or "" for the part of speech "ADJ", "s" or "" for other tags."""
     if tag != "ADJ":
         return "s" if word.endswith("s") and not word.endswith("ss") else ""
     for ending in ("est", "er"):
@@ -140,7 +140,7 @@ def sentence_texts(texts: Iterable[str]) -> Iterable[str]:
 
 
 def make_tagged_caption(text: str, tags: Mapping[str, list[str]]) -> TaggedCaption:
-    """Make the `TaggedCaption` of a tokenised caption from `tags`, the UPOS tags of each of its sentences."""
+    """Make the `TaggedCaption` of a tokenised caption. `tags`: sentence -> part of speech (UPOS) of each word."""
     words = tuple(text.split())
     word_tags = tuple(tag for sentence in split_sentences(words) for tag in tags[" ".join(sentence)])
     content = []

@@ -60,7 +60,7 @@ def iter_attention(
             raise NoAttentionError(f"{member.metadata['method']} has no attention maps.")
     if len({tuple(member.features["shape"][1:]) for member in members}) > 1:
         raise NoAttentionError("the members of the ensemble have attention maps of different sizes.")
-    folder = dataset_folder / "features"
+    folder = dataset_folder / "features"  # `member.features` describes the features that a member reads
     stores = [FeatureStore.open(folder / member.features["name"], member.features) for member in members]
     model = members[0] if len(members) == 1 else as_ensemble(members)
     for start in range(0, len(pairs), _PAIRS_PER_READ):
@@ -156,8 +156,8 @@ def collect_attention(
 
     Returns:
         id -> encoded maps; and the localisation {"region": "mask" or "box", "kinds": kind of word -> scores, "words": word -> scores},
-        which is {} if no pair has a region. A key of "kinds" is `ALL_WORDS`; if the dataset records the changed objects, the others are
-        from `WORD_KINDS`. If there are masks and boxes, "region" is "mask", and "boxes" has the "kinds" and "words" for the boxes.
+        or {} if no pair has a region. "kinds" has the key `ALL_WORDS` and, if the dataset records the changed objects, keys of
+        `WORD_KINDS`. If there are masks and boxes, "region" is "mask", and "boxes" has the "kinds" and "words" for the boxes.
     """
     encoded = {}
     ids_to_measure = set(localisation_ids)

@@ -115,7 +115,7 @@ def _parse_number(text: str | None) -> float | None:
 
 
 def run_curves(runs: Sequence[Run]) -> list[Curve]:
-    """Return the curve of validation CIDEr-D of each checkpoint's last training. Curves with fewer than two points are left out."""
+    """Return the validation CIDEr-D of the stage that made each checkpoint, the last of `stages`. Curves of one point are left out."""
     curves = []
     for run_folder, stages in [training_lineage(path) for run in runs for path in run.checkpoints]:
         curve = read_curves(run_folder, stages[-1:]).get(stages[-1], {}).get(VALIDATION_SCORE, [])
@@ -154,7 +154,7 @@ def is_score(title: str) -> bool:
 
 
 def curve_chart(title: str, curves: Sequence[tuple[str, str, Curve]]) -> Chart:
-    """Draw a chart of a logged value by optimiser step. Each of `curves` is (system, its colour, points), at least one for each seed."""
+    """Draw the logged value `title` by optimiser step. A curve is (system, its colour, points); a system has one or more for each seed."""
     with _figure(*_PAGE_CHART_SIZE) as (figure, (axes,)):
         last_values = _draw_curves(axes, title, curves)
         summary = "; ".join(f"{name} ends at {value:.4g}" for name, value in last_values)
@@ -310,7 +310,7 @@ def _add_line(
 
 
 def _write_png(figure: "Figure", path: Path) -> None:
-    with atomic_write(path, per_process=False) as temporary:
+    with atomic_write(path, per_process=False) as temporary:  # killed processes leave one temporary file at most
         figure.savefig(temporary, format="png", dpi=100)
 
 

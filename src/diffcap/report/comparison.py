@@ -254,7 +254,7 @@ def metric_table(result: JsonObject) -> Table:
             for run in "ab":
                 score, first, last = (f"{100 * value:.2f}" for value in (scores[run], *scores[f"{run}_interval"]))
                 run_scores = {name: metric_scores[run] for name, metric_scores in metrics.items()}
-                mark = WEIGHTLESS_MARK if metric == "CIDEr-D" and is_weightless(run_scores) else ""
+                mark = WEIGHTLESS_MARK if metric == "CIDEr-D" and is_weightless(run_scores) else ""  # CIDEr-D is 0
                 texts.append(f"{score}{mark} [{first}, {last}]")
             texts += [
                 difference + (" *" if is_significant else ""),
@@ -375,7 +375,7 @@ def gains_over_first(seed_rows: Mapping[str, Sequence[JsonObject]]) -> dict[str,
         for metric in seed_rows[first][0]["total"]:
             first_scores = [row["total"][metric] for row in seed_rows[first]]
             scores = [row["total"][metric] for row in seed_rows[name]]
-            gains = [scores[0] - statistics.fmean(first_scores)]  # of an ensemble, which has one score
+            gains = [scores[0] - statistics.fmean(first_scores)]  # an ensemble has one score, so it has one gain
             if len(scores) == len(first_scores):
                 gains = [score - first_score for first_score, score in zip(first_scores, scores)]
             std = statistics.stdev(gains) if len(gains) > 1 else None
@@ -384,7 +384,7 @@ def gains_over_first(seed_rows: Mapping[str, Sequence[JsonObject]]) -> dict[str,
 
 
 def gain_table(gains: Mapping[str, JsonObject]) -> Table:
-    """Make a table of the gains that `gains_over_first` returns."""
+    """Make a table of the gains that `gains_over_first` returns. In `make accuracy`, the first row is greedy decoding."""
     metrics = list(next(iter(gains.values())))
 
     def cell(gain: JsonObject) -> Cell:

@@ -71,7 +71,7 @@ def fit_image(image: Image.Image, frame: Size = SHEET_FRAME, box: Sequence[float
 
 def write_png(path: str | Path, sheet: Image.Image) -> None:
     """Write an image as PNG, atomically."""
-    with atomic_write(path, per_process=False) as temporary:
+    with atomic_write(path, per_process=False) as temporary:  # killed processes leave one temporary file at most
         sheet.save(temporary, format="PNG")  # optimize=True takes six times as long for files 4 % smaller
 
 
@@ -229,7 +229,7 @@ def type_group(pair: ChangePair) -> str | None:
 
 
 def choose_pairs(pairs: Pairs, count: int, seed: int = 0) -> list[ChangePair]:
-    """Sample equally many pairs of each `type_group`, and sort them by it. If the dataset has no types, sample from all pairs."""
+    """Sample equally many pairs of each `type_group`, sorted by this group. If the dataset has no types, sample from all pairs."""
     random = Random(seed)
     remaining_pairs: dict[str, list[ChangePair]] = {}
     for pair in pairs:

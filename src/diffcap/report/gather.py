@@ -79,11 +79,11 @@ def collect_results(
         file_captions[path] = read_other_predictions(path, list(references), split_ids, split_title)
     store = FeatureStore.open(dataset_folder / "features" / store_name) if store_name else None
     baselines = baseline_captions(train_pairs, pairs, store)
-    id_protocol = word_id_protocol(dataset.name, dataset.pairs)  # remote-sensing datasets also have scores of word ids
+    id_protocol = word_id_protocol(dataset.name, dataset.pairs)  # remote sensing also has scores of vocabulary indices
     id_scoring = word_id_scoring(id_protocol, dataset.pairs) if id_protocol else None
     tokenizer, metrics = protocol["tokenizer"], protocol["metrics"]
     scored = evaluate_systems({**baselines, **file_captions}, pairs, tokenizer, metrics, id_scoring=id_scoring)
-    needs_ptb = file_captions and tokenizer != "ptb"
+    needs_ptb = file_captions and tokenizer != "ptb"  # evaluations with other tokens have PTB scores as well
     scored_with_ptb = evaluate_systems(file_captions, pairs, "ptb", metrics) if needs_ptb else {}
     for name, paths in caption_files.items():
         runs[name] = []

@@ -158,7 +158,7 @@ def _draw_maps(
     maps: AttentionMaps,
     word_labels: Sequence[str] = (),
 ) -> Image.Image:
-    """Draw the images `fitted` into `SHEET_FRAME`, the matches and the text. Below them, draw small images with the map of each word."""
+    """Draw the images (`fitted`: scaled to `SHEET_FRAME`), the matches and the text, and below them small images with each word's map."""
     text_height = drawing.line_height(CAPTION_FONT) + bool(word_labels) * drawing.line_height(LABEL_FONT)
     row_height = 2 * WORD_FRAME[1] + _IMAGE_GAP + text_height + GAP
     words_height = math.ceil(len(maps.words) / NUM_COLUMNS) * row_height

@@ -124,7 +124,7 @@ def _score_tiles(page: Page) -> list[dict[str, str]]:
     """Return the texts of up to four boxes at the top of the page: a column of the overview, its best score, and the system."""
     tiles = []
     overview = table.system_table({name: page.rows[name] for name in page.systems})
-    for heading in ("CIDEr-D", "BLEU-4", "METEOR", "S*m", "type right", "object right"):
+    for heading in ("CIDEr-D", "BLEU-4", "METEOR", "S*m", "type right", "object right"):  # S*m: mean of four scores
         if heading in overview.columns:
             column = overview.columns.index(heading)
             scores = [(cells[column], name) for (name,), cells in overview.rows if cells[column].text]
@@ -202,7 +202,7 @@ def page_data(page: Page) -> tuple[dict[str, Any], dict[str, Any]]:
         size = block_sizes[name]
         blocks |= {f"{name}-{start // size}": items[start : start + size] for start in range(0, len(items), size)}
     index = {
-        "systems": [{"name": name, "number": list(page.rows).index(name)} for name in page.systems],
+        "systems": [{"name": name, "number": list(page.rows).index(name)} for name in page.systems],  # of its colour
         "judged": verdict_rule,
         "colors": base64.b64encode(color_table().tobytes()).decode(),
         "types": types,

@@ -175,7 +175,7 @@ def training_cost(checkpoints: Sequence[Path]) -> Row:
 
 
 def mean_row(rows: Sequence[Row]) -> Row:
-    """Merge rows of several seeds: the mean of each number, and under "std" the sample standard deviation. One row stays as it is."""
+    """Average the rows of several seeds, with "std" (sample standard deviations) and "runs" (number of rows). One row stays as it is."""
     if len(rows) == 1:
         return rows[0]
     return {**_reduce(rows, statistics.fmean), "std": _reduce(rows, statistics.stdev), "runs": len(rows)}
@@ -212,14 +212,14 @@ def quantile_bins(pairs: Sequence[ChangePair], num_bins: int) -> list[list[Chang
 def viewpoint_scores(
     systems: Mapping[str, Sequence[Mapping[str, str]]], bins: Sequence[Sequence[ChangePair]], tokenizer: Tokenizer
 ) -> dict[str, Any]:
-    """Compute the content of `viewpoint.json`: each bin is scored as a corpus with its own document frequencies.
+    """Compute the content of `viewpoint.json`: each bin, with IoU from "low" to "high", is a corpus with its own document frequencies.
 
     Args:
         systems: name -> for each seed, id -> caption.
 
     Returns:
-        {"bins": ["low" and "high" IoU, "pairs": group -> number], "systems": name -> for each bin, {"CIDEr-D", "type_accuracy": group ->
-        score}}. The groups are total and, if both occur, semantic and distractor. "type_accuracy" needs the changed objects' attributes.
+        {"bins": for each bin, {"low", "high", "pairs": group -> number}, "systems": name -> for each bin, {"CIDEr-D", "type_accuracy":
+        group -> score}}. The groups are total and, if both occur, semantic and distractor. "type_accuracy" needs `extra["changed"]`.
     """
     references = {pair.id: pair.captions for bin_pairs in bins for pair in bin_pairs}
     has_object_labels = any("changed" in pair.extra for bin_pairs in bins for pair in bin_pairs)
