@@ -17,13 +17,13 @@ END_TOKEN = "<end>"  # never the output of a tokeniser
 class CaptionMetric(Metric):
     """BLEU-1 to BLEU-4, ROUGE-L and CIDEr-D of the captions of a validation epoch.
 
-    `compute` is a collective operation: all ranks must call it, and each gets the scores of the captions of all ranks. If several
-    ranks have a pair, it counts once, because a distributed sampler repeats pairs to fill the last batch.
+    `compute` is a collective operation: all ranks must call it, and each gets the scores of the captions of all ranks. A distributed
+    sampler repeats pairs to fill the last batch, so a pair that several ranks have counts once.
 
     Args:
         references: id -> one or more reference captions. Only the ids of `update` since the last `reset` are scored, and
             CIDEr-D's document frequencies are those of their references.
-        tokenizer: see `tokenize`. The references are tokenised once, in the first `compute`.
+        tokenizer: "ptb" (Penn Treebank) or "raw" (split at white space). The first `compute` tokenises the references, once.
 
     Example:
         >>> metric = CaptionMetric({"1": ["the cube moved"], "2": ["no change"]}, "raw", ["BLEU-1", "ROUGE-L"])
@@ -45,7 +45,7 @@ class CaptionMetric(Metric):
         self.tokenizer: Tokenizer = tokenizer
         self.metrics = tuple(metrics)
         self.captions: dict[str, str] = {}
-        self._tokens: dict[str, list[str]] | None = None
+        self._tokens: dict[str, list[str]] | None = None  # id -> tokenised references; None before the first `compute`
 
     def update(self, ids: Sequence[str], captions: Sequence[str]) -> None:
         """Add the captions of a batch. They replace earlier captions of the same ids."""
@@ -80,8 +80,8 @@ class CaptionReward:
     """CIDEr-D of sampled captions against training references, with the document frequencies of all references.
 
     Args:
-        words: words of the vocabulary; each is tokenised once, separately. Other words of captions are used as they are.
-        end_counts: append an end token to references and to captions that have ended. Without these tokens, models learn to stop early.
+        words: the captioner's vocabulary; each word is tokenised once, separately. Other words of captions are used as they are.
+        end_counts: append `END_TOKEN` to references and to captions that have ended. Without it, captioners learn to stop early.
 
     Example:
         >>> references = {"1": ["the cube moved"], "2": ["nothing changed"]}
@@ -101,7 +101,7 @@ class CaptionReward:
         self.suffix = f" {END_TOKEN}" if end_counts else ""
         self._cider = CiderD({id: [text + self.suffix for text in texts] for id, texts in reference_tokens.items()})
         distinct_words = list(dict.fromkeys(words))
-        self._tokens = dict(zip(distinct_words, tokenize(distinct_words, tokenizer)))
+        self._tokens = dict(zip(distinct_words, tokenize(distinct_words, tokenizer)))  # word -> its tokens
 
     def __call__(
         self, ids: Sequence[str], captions: Sequence[str], ended: Sequence[bool]
@@ -109,7 +109,7 @@ class CaptionReward:
         """Compute the rewards of B sampled captions (words joined with spaces): (B,) float64, from 0 to 10.
 
         Args:
-            ended: (B,) True if the caption has an end token, False if it was cut off at the maximum length.
+            ended: (B,) True if the captioner ended the caption itself, False if it was cut off at the maximum length.
         """
         texts = []
         for caption, has_end in zip(captions, ended):

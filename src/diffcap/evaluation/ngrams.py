@@ -27,8 +27,8 @@ MAX_WORDS = 55_108  # the largest number whose fourth power fits into 63 bits, s
 def bleu_counts(hypotheses: Mapping[str, str], references: Mapping[str, list[str]]) -> Array:
     """Count what BLEU adds up over a corpus, (N, 10) for N hypotheses.
 
-    Columns: words of the hypothesis; words of the reference with the closest length; n-grams of orders 1 to 4; how many of these
-    n-grams occur in a reference, for orders 1 to 4.
+    Columns, all numbers: words of the hypothesis; words of the reference with the closest length; n-grams of the hypothesis (4 columns,
+    orders 1 to 4); those of them that occur in a reference (4 columns).
 
     Example:
         >>> bleu_counts({"1": "the red cube moved"}, {"1": ["the cube moved", "nothing moved"]})
@@ -46,11 +46,11 @@ def bleu_counts(hypotheses: Mapping[str, str], references: Mapping[str, list[str
 
 
 def bleu_of_sums(sums: Array) -> Array:
-    """Compute BLEU-1 to BLEU-4 of sums of `bleu_counts`: (S, 10) to (S, 4), fractions."""
+    """Compute BLEU-1 to BLEU-4 of S corpora, (S, 4), as fractions. `sums` (S, 10) are each corpus's summed rows of `bleu_counts`."""
     words, reference_words = sums[:, 0], sums[:, 1]
     ngrams, matches = sums[:, 2:6], sums[:, 6:10]
     precisions = (matches + _TINY) / (ngrams + _SMALL)
-    geometric_means = np.cumprod(precisions, axis=1) ** (1 / np.arange(1, 5))  # of orders 1 to n
+    geometric_means = np.cumprod(precisions, axis=1) ** (1 / np.arange(1, 5))  # for BLEU-n, of orders 1 to n
     ratio = (words + _TINY) / (reference_words + _SMALL)
     brevity_penalty = np.where(ratio < 1, np.exp(1 - 1 / ratio), 1.0)
     return geometric_means * brevity_penalty[:, None]
@@ -84,7 +84,7 @@ class _OrderVectors(NamedTuple):
     idf: Array  # (K,) log(images / document frequency)
     codes: Array  # (M,) sorted; for each n-gram of a distinct reference: index of the reference * K + index in `keys`
     weights: Array  # (M,) their TF-IDF weights
-    norms: Array  # (U + 1,) norms of the vectors of the U distinct references, then 0 for "no reference"
+    norms: Array  # (U + 1,) norms of the vectors of the U distinct references, then 0 for the padding "no reference"
 
 
 class CiderD:
@@ -125,7 +125,7 @@ class CiderD:
         self._order_vectors = [self._build_vectors(ngrams, images, rows) for ngrams in all_ngrams]
 
     def _look_up_words(self, captions: Sequence[str], ids: dict[str, int]) -> tuple[Array, Array]:
-        """Return the word ids of all captions, concatenated, and the start of each caption; new words are added to `ids`."""
+        """Return the word ids of all captions, concatenated, and the starts of the captions, then the end; adds new words to `ids`."""
         split = [caption.split() for caption in captions]
         word_ids = np.array([ids.setdefault(word, len(ids)) for word in chain.from_iterable(split)], dtype=np.int64)
         if len(ids) > MAX_WORDS:
@@ -136,7 +136,7 @@ class CiderD:
         return word_ids, np.cumsum([0, *map(len, split)])
 
     def _build_vectors(self, ngrams: _NGrams, images: Array, rows: Array) -> _OrderVectors:
-        """Compute TF-IDF vectors of the distinct references; image `images[i]` has the reference `rows[i]`."""
+        """Compute TF-IDF vectors of the distinct references, whose n-grams are `ngrams`; image `images[i]` has the reference `rows[i]`."""
         keys, ngram_index = np.unique(ngrams.key, return_inverse=True)
         num_references = len(self._bigram_counts) - 1
         num_ngrams = np.bincount(ngrams.caption, minlength=num_references)  # distinct n-grams of each caption
@@ -163,7 +163,7 @@ class CiderD:
         inverse = np.array([distinct.setdefault(pair, len(distinct)) for pair in pairs])
         image_indices = np.array([image for image, _ in distinct])
         word_ids, caption_starts = self._look_up_words([text for _, text in distinct], dict(self._words))
-        references = self._reference_rows[image_indices]  # (b, R): b distinct hypotheses, R references of an image
+        references = self._reference_rows[image_indices]  # (b, R): b distinct hypotheses, R references (padded)
         all_ngrams = (_count_ngrams(word_ids, caption_starts, order) for order in range(1, MAX_ORDER + 1))
         by_order = zip(self._order_vectors, all_ngrams)
         cosines = [self._similarities(vectors, ngrams, references) for vectors, ngrams in by_order]
@@ -185,7 +185,7 @@ class CiderD:
         is_known = vectors.keys[ngram_index] == ngrams.key
         weights = ngrams.counts * np.where(is_known, vectors.idf[ngram_index], self._log_images)
         norms = np.sqrt(np.bincount(ngrams.caption, weights**2, minlength=len(references)))
-        # The following arrays (M,) have only the n-grams that occur in a reference.
+        # From here on, the arrays (M,) have only n-grams that occur in a reference. Above, any other n-gram counts as if in one image.
         hypothesis = ngrams.caption[is_known]
         weights = weights[is_known]
         codes = references[hypothesis] * num_keys + ngram_index[is_known][:, None]  # (M, R)

@@ -14,15 +14,15 @@ from diffcap.evaluation.tables import caption_notes
 from diffcap.records import RESERVED_CHANGE_TYPES, ChangePair
 from diffcap.utils.errors import DiffcapError
 
-# The order in the papers' tables; other change types follow in alphabetical order.
+# The change types in the order of the papers' tables; other change types follow in alphabetical order.
 TYPE_ORDER = ("color", "material", "add", "drop", "move")
 
 
 def groups_of(pairs: Sequence[ChangePair]) -> dict[str, list[str]]:
     """Group the pairs of a split: "total"; "semantic" (with a change) and "distractor" (without), if both exist; each change type.
 
-    In datasets with a change flag, "change" and "no_change" replace "semantic" and "distractor". The groups of change types have no
-    distractors, as in the papers' tables.
+    In datasets whose pairs have the key "changeflag", "change" and "no_change" replace "semantic" and "distractor". As in the papers'
+    tables, the group of a change type has only pairs with a change.
     """
     groups = {"total": [pair.id for pair in pairs]}
     semantic_pairs = [pair for pair in pairs if not pair.is_distractor]
@@ -30,7 +30,7 @@ def groups_of(pairs: Sequence[ChangePair]) -> dict[str, list[str]]:
         for group_pairs in (semantic_pairs, [pair for pair in pairs if pair.is_distractor]):
             groups[group_pairs[0].group] = [pair.id for pair in group_pairs]
     types = {pair.change_type for pair in semantic_pairs if pair.change_type is not None}
-    if reserved_types := sorted(types & RESERVED_CHANGE_TYPES):
+    if reserved_types := sorted(types & RESERVED_CHANGE_TYPES):  # such as "total", the name of another group
         raise DiffcapError(
             f"change type {reserved_types[0]!r} is a reserved name; rename it in the dataset and run the data stage again."
         )
@@ -44,7 +44,7 @@ def dataset_protocol(info: Mapping[str, Any]) -> dict[str, str]:
     """Return the entries of a protocol that depend on the dataset; `info` is the content of `dataset.json`.
 
     Returns:
-        "official": "whole" if all pairs that the dataset's authors published are there, else "part"; left out if their number is unknown.
+        "official": "whole" if the dataset has all pairs that its authors published, else "part"; left out if their number is unknown.
         "change_types": how change types were found if the dataset's files do not have them ("derived from the captions").
     """
     entries = {"official": (info.get("official") or {}).get("state"), "change_types": info.get("change_types")}
@@ -78,7 +78,7 @@ def evaluate_systems(
     provenance: Mapping[str, Any] | None = None,
     id_scoring: WordIdScoring | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """Score the captions of a split in all groups, for several systems at once, because every call starts Java programs.
+    """Score the captions of a split in all groups, for several systems (captioners) at once, because every call starts Java programs.
 
     Args:
         systems: name -> id -> caption, exactly the ids of `pairs`.
@@ -92,7 +92,7 @@ def evaluate_systems(
         For each system, the content of `metrics.json`: {"protocol": {..., "tokenizer", "metrics", "pairs": group -> number},
         "groups": group -> metric -> score as a fraction, "provenance": {...}}. "unavailable" in "provenance" lists metrics that
         could not be computed, and how to install them. If the pairs have annotations of the changed object, "slots" has the result
-        of `slots.slot_accuracy`. If `id_scoring` has a vocabulary, "id_tokens" has "protocol" and "groups" for ids instead of words.
+        of `slots.slot_accuracy`. If `id_scoring` has a vocabulary, "id_tokens" has "protocol" and "groups" for word ids, not text.
         "notes" lists problems of the captions, see `tables.caption_notes`.
     """
     groups = groups_of(pairs)

@@ -24,7 +24,7 @@ S_M_METRICS = ("BLEU-4", "METEOR", "ROUGE-L", "CIDEr-D")
 
 @dataclass(frozen=True)
 class WordIdScoring:
-    """The scores to compute in addition to those of the text."""
+    """Which scores to compute in addition to those of the text, and from what."""
 
     no_change_sentences: tuple[str, ...]  # captions that say that nothing has changed
     vocabulary: Vocabulary | None = None  # of the ids; None leaves the metrics of ids out
@@ -35,11 +35,11 @@ class WordIdScoring:
 def word_id_protocol(dataset: str, pairs: Sequence[ChangePair]) -> WordIdProtocol | None:
     """Return the settings of the protocol for a dataset with these pairs; None if the dataset is not scored with the protocol.
 
-    A user's dataset in Karpathy's form (a JSON file of all images with "changeflag") is scored with it. A user's dataset in diffcap's
-    form gets only the accuracy, if it has pairs without change. The captions of these pairs are the no-change sentences.
+    If a user's dataset is in Karpathy's form (a JSON file of all images with "changeflag"), the protocol scores it. If it is in diffcap's
+    form and has pairs without change, only the accuracy is added. The captions of pairs without change are the no-change sentences.
     """
     spec = get_dataset(dataset)
-    if spec.protocol or spec.reader != OWN_READER:
+    if spec.protocol or spec.reader != OWN_READER:  # OWN_READER reads a user's dataset
         return spec.protocol
     has_flag = any("changeflag" in pair.extra for pair in pairs)  # only in Karpathy's form
     distractors = [pair for pair in pairs if pair.is_distractor]
@@ -53,12 +53,12 @@ def word_id_protocol(dataset: str, pairs: Sequence[ChangePair]) -> WordIdProtoco
 def word_id_scoring(
     protocol: WordIdProtocol, pairs: Iterable[ChangePair], captioner_vocabulary: object = None
 ) -> WordIdScoring:
-    """Return the additional scores of a dataset with these pairs.
+    """Return which additional scores to compute for a dataset with these pairs.
 
     Args:
         pairs: the pairs of all splits, because the published evaluators count the words of all splits.
-        captioner_vocabulary: vocabulary of the captioner that wrote the captions. It is used if its layout is one of
-            `RELEASED_LAYOUTS`. Otherwise a vocabulary is built of the words that occur `protocol.min_count` times.
+        captioner_vocabulary: vocabulary of the captioner that wrote the captions. If its layout is one of `RELEASED_LAYOUTS`, it
+            gives the ids. Otherwise a vocabulary is built of the words that occur at least `protocol.min_count` times.
     """
     if protocol.accuracy_only:
         return WordIdScoring(protocol.no_change, accuracy_only=True)
@@ -75,8 +75,8 @@ def word_id_scoring(
 def id_text(caption: str, vocabulary: Vocabulary) -> str:
     """Return the ids of a caption's words, joined by spaces.
 
-    Captions are split as Chg2Cap's code does, which leaves full stops and question marks out. Letter case counts. A special token in
-    a caption is an unknown word.
+    As in Chg2Cap's code, full stops and question marks are left out, and words that differ in letter case have different ids. A special
+    token in a caption is an unknown word.
     """
     specials = {vocabulary.pad, vocabulary.bos, vocabulary.eos}
     words = tokenize_rcc_words(caption)
@@ -90,8 +90,8 @@ def accuracies(
 ) -> dict[str, float]:
     """Return the fraction of right captions in each group that is not empty.
 
-    A caption says "no change" if it is one of `no_change_sentences`, except for letter case and final full stops. It is right if it
-    says so for a pair without change, or does not say so for a pair with a change.
+    A caption says "no change" if it is one of `no_change_sentences`; letter case and final full stops do not matter. A caption is right
+    if it says "no change" for a pair without change, or anything else for a pair with a change.
     """
     sentences = set(map(plain_caption, no_change_sentences))
     is_right = {pair.id: (plain_caption(captions[pair.id]) in sentences) == pair.is_distractor for pair in pairs}
@@ -99,7 +99,7 @@ def accuracies(
 
 
 def add_accuracy_and_mean(scores: Scores, group_accuracies: Mapping[str, float], accuracy_only: bool = False) -> None:
-    """Add to each group "S*m", unless its metrics are missing or `accuracy_only` is set, and "accuracy", if it was computed."""
+    """Add "S*m" to each group that has its four metrics, unless `accuracy_only` is set; add "accuracy" if it was computed."""
     for group, metrics in scores.items():
         if not accuracy_only and metrics.keys() >= set(S_M_METRICS):
             metrics["S*m"] = sum(metrics[name] for name in S_M_METRICS) / len(S_M_METRICS)

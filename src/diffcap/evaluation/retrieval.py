@@ -1,4 +1,4 @@
-"""Retrieval of image pairs by captions and of captions by image pairs: recall and mean rank, as in the README of CLIP4IDC.
+"""Retrieval of image pairs by captions and of captions by image pairs: recall and mean rank, as CLIP4IDC's authors report them.
 
 Letters: P pairs, C captions, E embedding width.
 """
@@ -18,13 +18,13 @@ PairToText = Literal["captions", "pairs"]
 class PairRetrieval(Metric):
     """R@1, R@5, R@10 and mean rank in both directions, by cosine similarity.
 
-    "t2p" (text to pair) ranks each caption's pair among all pairs. Equal similarities get the worst rank, and so does NaN.
+    "t2p" (text to pair) ranks each caption's pair among all pairs: behind pairs of equal similarity, and last if its similarity is NaN.
 
     Args:
         pair_to_text: candidates that "p2t" (pair to text) ranks for each pair.
-            "captions": all captions. The rank is that of the pair's best caption; equal similarities get the worst rank.
-            "pairs": all pairs, each with its best caption. The rank is that of the pair itself; equal similarities get the best
-            rank, because several pairs may share a caption (authors' code of CLIP4IDC).
+            "captions": all captions. The rank is that of the pair's most similar caption, behind others of equal similarity.
+            "pairs": all pairs, each by its most similar caption. The rank is that of the pair itself, before others of equal
+            similarity, because several pairs may share a caption (authors' code of CLIP4IDC).
 
     Example:
         >>> metric = PairRetrieval()
@@ -38,7 +38,7 @@ class PairRetrieval(Metric):
     full_state_update = False
     higher_is_better = None
     pairs: list[Tensor]  # embeddings
-    pair_numbers: list[Tensor]
+    pair_numbers: list[Tensor]  # numbers in the dataset, to recognise repeated pairs
     captions: list[Tensor]  # embeddings
     caption_numbers: list[Tensor]
     own_pair_numbers: list[Tensor]  # number of each caption's pair
@@ -62,7 +62,7 @@ class PairRetrieval(Metric):
     def compute(self) -> dict[str, Tensor]:
         """Return `t2p_R@1`, `t2p_R@5`, `t2p_R@10` (fractions), `t2p_mean_rank` (1 is best), and the same for `p2t`.
 
-        Lightning repeats pairs so that all processes have the same number; each pair and caption counts once.
+        Lightning repeats pairs so that all processes have equally many; here each pair and caption counts once.
         """
         pair_rows, pair_numbers = _first_occurrences(dim_zero_cat(self.pair_numbers))
         caption_rows, _ = _first_occurrences(dim_zero_cat(self.caption_numbers))

@@ -1,4 +1,4 @@
-"""Slot accuracy for captions of `blocks`: are the slots (change type, attributes of the changed object, new value) right?"""
+"""Slot accuracy for captions of `blocks`, rendered scenes: are the slots (change type, changed object, new value) right?"""
 
 import re
 from collections import defaultdict
@@ -39,7 +39,7 @@ class Slots:
 
     # "color", "material", "add", "drop", "move", or "none" for no change; None if the caption has key words of no type or of two types
     change_type: str | None = None
-    # attributes of the first object, in the words of the manifest ("metal" for "shiny")
+    # attributes of the first object in the caption, in the words of the dataset's annotations ("metal" for "shiny")
     size: str | None = None
     color: str | None = None
     material: str | None = None
@@ -89,8 +89,8 @@ WORD_KINDS = (*ATTRIBUTES, "other object", "change", "new value", "other")
 def word_kinds(words: Sequence[str]) -> list[str]:
     """Classify each word of a caption as one of `WORD_KINDS`.
 
-    "size", "color", "material" and "shape" are attributes of the first object. "other object" is an attribute of another object.
-    "change" is a key word of a change type.
+    "size", "color", "material" and "shape" are attributes of the first object, "other object" is an attribute of another one. "change"
+    is a key word of a change type, "new value" is the last word of a caption if this is the changed object's new color or material.
 
     Example:
         >>> word_kinds("the red cube behind the ball moved".split())
@@ -116,16 +116,16 @@ def word_kinds(words: Sequence[str]) -> list[str]:
 
 
 def slot_accuracy(predictions: Mapping[str, str], pairs: Sequence[ChangePair]) -> dict[str, float]:
-    """Compare the slots of captions (by id) with the annotations of the manifest.
+    """Compare the slots of captions (id -> caption) with the annotations of their pairs.
 
     Args:
-        pairs: `change_type` is color, material, add, drop or move (ignored for distractors). For a change, `extra["changed"]`
-            has "size", "color", "material", "shape" (before the change) and, for color and material, the new value as "to".
+        pairs: `change_type` is color, material, add, drop or move (ignored for distractors, the pairs without change). For a change,
+            `extra["changed"]` has "size", "color", "material", "shape" (before) and, for color and material, the new value as "to".
 
     Returns:
         Fractions of pairs; keys without pairs are left out. "type": the change type is right ("none" for distractors).
-        Of the pairs with a change: "object": all four attributes are right; "object_said": all four are in the caption; "size",
-        "color", "material" and "shape": this attribute is right; "size_said", ...: this attribute is in the caption.
+        Of the pairs with a change: "object": all four attributes are right; "object_said": the caption names all four, right or wrong;
+        "size", "color", "material" and "shape": this attribute is right; "size_said", ...: the caption names it, right or wrong.
         Of the pairs with a change of color or material: "to": the new value is right.
 
     Example:

@@ -21,7 +21,7 @@ WEIGHTLESS_NOTE = (
 
 
 def is_weightless(scores: Mapping[str, float]) -> bool:
-    """Return True if CIDEr-D is 0: captions and references share no n-gram that has a weight."""
+    """Return True if CIDEr-D is 0, that is, if captions and references share no n-gram that has a weight."""
     cider = scores.get("CIDEr-D")
     return cider is not None and abs(cider) < 1e-9
 
@@ -66,7 +66,7 @@ def metrics_table(rows: MetricRows, title: str = "", pair_counts: Mapping[str, i
     """Return a table with one row per group (or method) and one column per metric; `score_notes` are its footnotes.
 
     Args:
-        rows: for example "groups" of `metrics.json`. pair_counts: group -> number of pairs.
+        rows: for example "groups" of `metrics.json`, the file of an evaluation's scores. pair_counts: group -> number of pairs.
     """
     columns = list(dict.fromkeys(metric for scores in rows.values() for metric in scores))
     lines = []
@@ -95,7 +95,7 @@ def validation_line(values: Mapping[str, float]) -> str:
 
 
 def print_table(table: Table) -> None:
-    """Print a table, without rich's markup and with control characters escaped; 160 characters wide if the output is not a terminal."""
+    """Print a table, at most 160 characters wide if the output is no terminal. Brackets are no markup, control characters are escaped."""
     from rich.console import Console
     from rich.segment import Segment, Segments
 
@@ -108,7 +108,7 @@ def print_table(table: Table) -> None:
 
 
 def print_scores(result: Mapping[str, Any], title: str) -> None:
-    """Print the content of a `metrics.json`: a table of the scores of each group, and a second table for word ids if they were scored."""
+    """Print `result`, the content of a `metrics.json`: a table of the groups' scores, and one for word ids if they were scored."""
     pair_counts = result["protocol"]["pairs"]
     print_table(metrics_table(result["groups"], f"{title}{result['protocol']['tokenizer']} tokens", pair_counts))
     if "id_tokens" in result:
