@@ -246,7 +246,7 @@ def _add_text(axes: "Axes", text: str, x: float, offset: float, color: str, alig
 
 
 def _complete_charts(scores: JsonObject) -> dict[str, tuple[str, str]]:
-    """Return the entries of `_VIEWPOINT_CHARTS` for which every bin of every system has a number."""
+    """Return the entries of `_VIEWPOINT_CHARTS` whose score every bin of every system has."""
     all_bins = [one_bin for bin_scores in scores["systems"].values() for one_bin in bin_scores]
     charts = {}
     for title, (key, group) in _VIEWPOINT_CHARTS.items():

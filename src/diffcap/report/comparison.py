@@ -24,7 +24,7 @@ from diffcap.utils.settings import read_settings
 from diffcap.utils.table import Cell, Table, escape_markdown
 
 JsonObject = Mapping[str, Any]
-_DECODING_KEYS = ("beams", "length_penalty", "ensemble")
+_DECODING_KEYS = ("beams", "length_penalty", "ensemble")  # entries of "protocol"; may differ between rows
 _MAX_SAMPLES = 100_000  # with so many, the ends of a 95 % interval differ by only 0.2 % of its width between seeds
 _SCORING_KEYS = ("tokenizer", "metrics", "pairs")  # entries of "protocol" that do not change the captions
 _ORIGIN_KEYS = ("method", "seed", "step", "features", "prompt", "sentences", "max_length")  # in "provenance"

@@ -128,7 +128,7 @@ def _score_tiles(page: Page) -> list[dict[str, str]]:
         if heading in overview.columns:
             column = overview.columns.index(heading)
             scores = [(cells[column], name) for (name,), cells in overview.rows if cells[column].text]
-            best, name = max(scores, key=lambda score: score[0].fraction)  # fraction of the column's highest score
+            best, name = max(scores, key=lambda score: score[0].fraction)  # largest for the highest score
             tiles.append({"heading": heading, "text": best.text, "std": best.std, "system": name})
     return tiles[:4]
 
