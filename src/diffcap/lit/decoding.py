@@ -32,7 +32,7 @@ class DecodedSplit(NamedTuple):
 
 
 class EnsembleDataset(Dataset):
-    """Pairs with the features of each member of an ensemble. "before" and "after" of a batch are lists with the maps of each member."""
+    """Pairs with the features of each ensemble member. In a batch, "before" and "after" are lists: the maps (B, ...) of each member."""
 
     def __init__(self, tables: Sequence[PairTable]) -> None:
         self.datasets = [PairDataset(table) for table in tables]
@@ -121,7 +121,7 @@ def decode(
     """
     tables = []
     members = [(checkpoint, feature_folder), *others]
-    for member, folder in members:  # a vision-language model without training reads images of any shape
+    for member, folder in members:  # shape is None: an untrained vision-language model reads any images
         store = FeatureStore.open(folder, member.features if member.features["shape"] else None)
         if store.meta.get("dtype") != member.features["dtype"]:  # uint8 for pixels
             raise DiffcapError(f"{folder}: contains no pixels, which this captioner reads; give pixels as --features.")

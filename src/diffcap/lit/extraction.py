@@ -21,7 +21,7 @@ from diffcap.utils.errors import DiffcapError
 
 
 class Extraction(pl.LightningModule):
-    """A backbone for `trainer.predict`.
+    """A frozen backbone, which `trainer.predict` runs on batches of images.
 
     Args:
         name: folder of the store, under `<data.folder>/features/`.
@@ -85,7 +85,7 @@ class StoreFiller(BasePredictionWriter):
             self.problems.append(str(error))
 
     def on_predict_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Wait for all ranks, then mark the store as complete."""
+        """Wait for all ranks, then mark the store as complete. If an image failed, the first rank raises the error and the others exit."""
         self.writer.flush()
         problems = self.problems
         if world_size() > 1:
@@ -116,7 +116,7 @@ def extract(trainer: pl.Trainer, model: Extraction, data: ImageData) -> tuple[Pa
             f"{data.folder}: the manifest has captions only; add the images and run `make data` again without --captions_only."
         )
     warning = get_dataset(dataset.name).features_note(model.name, model.backbone.describe().get("library"))
-    if warning and trainer.is_global_zero:
+    if warning and trainer.is_global_zero:  # the backbone was made for another dataset
         print(f"warning: {warning}", flush=True)
     paths = unique_images(dataset.pairs)
     root = dataset.root
@@ -125,7 +125,7 @@ def extract(trainer: pl.Trainer, model: Extraction, data: ImageData) -> tuple[Pa
     shape = model.backbone.shape()
     files = [root / path for path in paths]
     ranges = {root / path: values for pair in dataset.pairs for path, values in pair.ranges.items()}
-    stamps = file_stamps(files, ranges)  # size, time and value range of each file: a changed file is extracted again
+    stamps = file_stamps(files, ranges)  # size, time and (above 8 bits) value range: a changed file is extracted again
     if model.from_files:
         return folder, write_file_store(folder, paths, files, stamps, shape, meta)
     writer = StoreWriter(folder, paths, shape, meta, stamps)

@@ -19,7 +19,7 @@ from diffcap.utils.errors import DiffcapError
 
 
 class Captioning(TrainingModule):
-    """Fine-tune a `Captioner`. Validation decodes greedily and computes the dataset's metrics.
+    """Fine-tune a `Captioner`. Validation decodes greedily and computes BLEU, ROUGE-L and CIDEr-D.
 
     Args:
         captioner: the model.
@@ -67,7 +67,7 @@ class Captioning(TrainingModule):
         self.optimizer_function = optimizer or adamw
 
     def optimizer(self) -> torch.optim.Optimizer:
-        """Return AdamW or what the option `optimizer` makes if `pretrained_lr` is set and the captioner `uses_adamw`, else Adam."""
+        """If `pretrained_lr` is set and the captioner has no ResNet (`uses_adamw`), return what `optimizer` makes, else Adam."""
         captioner = self.captioner
         if self.pretrained_lr is None or not captioner.uses_adamw:
             groups = self._adam_groups()
@@ -76,7 +76,7 @@ class Captioning(TrainingModule):
         return self.optimizer_function(captioner, captioner.pretrained_parameters(), *rates, betas=(0.9, 0.999))
 
     def _adam_groups(self) -> list[dict[str, Any]]:
-        """Return Adam's groups: the part of each `PartCallback`, "backbone" if `pretrained_lr` is set, and "captioner" (the rest)."""
+        """Return Adam's groups: parts with a `PartCallback` (own rate), "backbone" if `pretrained_lr` is set, and "captioner": the rest."""
         callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
         part_names = [callback.part for callback in callbacks if isinstance(callback, PartCallback)]
         own_groups: list[dict[str, Any]] = [
@@ -136,12 +136,12 @@ class Captioning(TrainingModule):
         method_of(type(self.captioner))  # raises an error for an unknown class, whose checkpoints could not be saved
         data = self.feature_data
         self.captioner.check(data)
-        if self.tokenizer == "ids" and data.vocabulary.layout not in RELEASED_LAYOUTS:
+        if self.tokenizer == "ids" and data.vocabulary.layout not in RELEASED_LAYOUTS:  # of published evaluators
             raise DiffcapError(
                 f"model.tokenizer is ids, which needs data.vocabulary_layout {' or '.join(RELEASED_LAYOUTS)}, not "
                 f"{data.vocabulary.layout}; set it to ptb or raw."
             )
-        has_backbone_rate = self.pretrained_lr is not None and not self.captioner.uses_adamw
+        has_backbone_rate = self.pretrained_lr is not None and not self.captioner.uses_adamw  # of a ResNet
         if has_backbone_rate and not self._trained_backbone_parameters():
             raise DiffcapError(
                 f"model.pretrained_lr is {self.pretrained_lr}, but this {type(self.captioner).__name__} trains no pretrained parameters; "
@@ -170,7 +170,7 @@ class Captioning(TrainingModule):
         self.metric.update(batch["id"], [self.scored_text(caption) for caption in captions])
 
     def on_validation_epoch_end(self) -> None:
-        """Log the losses, and the scores of the captions of all ranks: `val/CIDEr-D` and the other fast metrics."""
+        """Log the losses, and the scores of the captions of all ranks: `val/CIDEr-D`, `val/ROUGE-L`, and `val/BLEU-1` to `val/BLEU-4`."""
         self.log_validation_losses()
         scores = self.metric.compute()
         self.metric.reset()

@@ -22,7 +22,7 @@ class Probe(Callback):
 
     Args:
         max_steps: steps of the whole training, or epochs ("12ep").
-        val_check_interval: steps between two of its validations, or epochs.
+        val_check_interval: training batches between two of its validations, or epochs.
     """
 
     def __init__(self, max_steps: int | str, val_check_interval: int | float | str) -> None:
@@ -43,7 +43,7 @@ class Probe(Callback):
     def on_validation_start(self, trainer: pl.Trainer, *_: Any) -> None:
         """Stop the clock of the steps, and start that of the validation."""
         now = time_after_steps(trainer)
-        if self.num_steps <= 0:
+        if self.num_steps <= 0:  # no earlier validation has set it
             self.num_steps = trainer.global_step - self.first_step
             self.steps_seconds = now - self.start_time
         self.start_time = now

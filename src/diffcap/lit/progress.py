@@ -17,7 +17,7 @@ MEASURED_STEPS = 20  # steps before the speed is printed
 class LogProgress(Callback):
     """Print the speed of a training after its first 20 steps, and the time that its other steps will take.
 
-    If stderr is not a terminal, also print a line a minute with the number of steps or batches. For a prediction, it begins with `title`.
+    If stderr is not a terminal, also print a line a minute with the step or batch. In a prediction or test, the line starts with `title`.
     """
 
     def __init__(self, title: str = "extraction") -> None:
@@ -49,11 +49,11 @@ class LogProgress(Callback):
             self._train_log.update(step, last_step if last_step > 0 else None)
 
     def on_validation_start(self, *_: Any) -> None:
-        """Start the lines about batches."""
+        """Start the lines about batches of a validation."""
         self._batch_log = ProgressLog("validation, batches")
 
     def on_predict_start(self, *_: Any) -> None:
-        """Start the lines about batches."""
+        """Start the lines about batches of a prediction or test."""
         self._batch_log = ProgressLog(f"{self.title}, batches")
 
     on_test_start = on_predict_start  # type: ignore[assignment]

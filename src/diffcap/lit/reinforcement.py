@@ -48,7 +48,7 @@ class Reinforcement(Captioning):
         if not self.init_from:
             raise DiffcapError("model.init_from is not set; give best.ckpt of the fine-tuning.")
         data = self.feature_data
-        if self.baseline == "mean" and getattr(data, "draws", 0) < 2:
+        if self.baseline == "mean" and getattr(data, "draws", 0) < 2:  # sampled captions per pair
             raise DiffcapError("model.baseline is mean, but data.draws is 1; draw at least 2, or choose greedy.")
         self._check_settings()
         init_from(self.captioner, self.init_from, data.words, (), (), self.init_without)
@@ -56,7 +56,7 @@ class Reinforcement(Captioning):
         self._make_metric()
         table = data.train_table
         captions = (self.scored_text(data.vocabulary.decode(ids)) for ids in np.unique(table.tokens, axis=0).tolist())
-        words = {word for caption in captions for word in caption.split(" ")}
+        words = {word for caption in captions for word in caption.split(" ")}  # to tokenise each only once
         references: dict[str, list[str]] = {pair_id: [] for pair_id in table.ids}
         for pair_index, caption in zip(table.caption_pair, table.captions):
             references[table.ids[pair_index]].append(self.scored_text(caption))

@@ -28,7 +28,7 @@ class StageParser(OneLineErrorMixin, LightningArgumentParser):
     help_option = "--help all"  # the error message tells users to run it
 
     def instantiate(self, namespace: Any, *arguments: Any, **options: Any) -> Any:
-        """Build the objects. If a size of the data has the wrong type for the captioner, the error names the captioner's argument."""
+        """Build the objects. If a size that the data pass to the captioner has the wrong type, the error names the captioner's argument."""
         try:
             return super().instantiate(namespace, *arguments, **options)
         except ValueError as error:
@@ -108,11 +108,11 @@ class StageCLI(LightningCLI):
             super().__init__(*classes, **{**defaults, **options})
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Read the options from a stage's `Request` or from words. Check the seeds, because NumPy accepts only 32 bits."""
+        """Read the options from words, or from a `Request` (words and an experiment's settings). Check the seeds; NumPy's have 32 bits."""
         words, settings = getattr(args, "words", args), getattr(args, "settings", None)
         if settings:
             # Set on the class, because jsonargparse makes another parser for the arguments of a class.
-            StageParser.sources = args.sources
+            StageParser.sources = args.sources  # where the settings were written, for error messages
             self.config = parser.parse_args(words, namespace=parser.parse_object(settings))
         else:
             super().parse_arguments(parser, words)
@@ -133,7 +133,7 @@ class StageCLI(LightningCLI):
             elif config.get("enable_progress_bar") is not False:
                 callbacks.append(StageProgressBar(console_kwargs={"stderr": True}))
         callbacks.append(LogProgress())
-        options = launched_options(config.get("devices", 1))  # of torchrun or srun
+        options = launched_options(config.get("devices", 1))  # set if torchrun or srun started the processes
         if launched_plugins := options.pop("plugins", []):
             kwargs["plugins"] = plugins + launched_plugins
         if config.get("strategy", "auto") != "auto":
@@ -162,7 +162,7 @@ _IGNORED_WARNINGS = (
     "Couldn't infer the batch indices",  # in extraction, each batch contains the row numbers of its images
     "It is recommended to use .self.log",  # values are reduced over the ranks before they are logged
     "LightningCLI's args parameter",  # the stages pass their arguments to LightningCLI instead of using sys.argv
-    "The `srun` command is available",  # find_launch knows whether srun started this process
+    "The `srun` command is available",  # `lit.launch.find_launch` knows whether srun started this process
     "The '\\w+' does not have many workers",  # features are read from a memory map, which is slower with worker processes
 )
 
@@ -179,6 +179,6 @@ def hide_lightning_messages() -> None:
 
 
 def _explain_lost_process(record: logging.LogRecord) -> bool:
-    # Lightning's observer, which kills the main process after another one has failed, has no other messages.
+    # Lightning's observer has one message only: another process has failed, so that the main process is killed, too.
     record.msg = lost_process(record.getMessage().partition(". ")[0])
     return True

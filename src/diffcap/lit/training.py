@@ -120,9 +120,8 @@ class TrainingModule(pl.LightningModule):
     def log_losses(self, losses: dict[str, Tensor], batch_size: int) -> None:
         """Log training losses as `train/name`: the mean over the ranks, computed only at the steps that the logger stores.
 
-        If the batch of such a step lacks a loss, the loss's value of an earlier step is logged. All ranks have the same
-        losses in a step. `losses` are scalars, and the mean over the ranks is the loss of the global batch. `batch_size` is the number of
-        pairs of this rank.
+        If the batch of such a step lacks a loss, the latest value of this loss is logged. All ranks have the same losses in a step.
+        `losses` are scalars, whose mean over the ranks is the loss of the global batch. `batch_size`: number of pairs of this rank.
         """
         self._unlogged_losses |= {f"train/{name}": loss.detach() for name, loss in losses.items()}
         if self.trainer.world_size == 1 or self._is_logged_step:
@@ -216,7 +215,7 @@ def root_mean_square(gradients: Iterable[Tensor | None]) -> Tensor | None:
     return norms.norm() / sum(gradient.numel() for gradient in present_gradients) ** 0.5
 
 
-# Hyperparameters that must be equal in both stages. The names and shapes of the weights do not show if they differ.
+# Hyperparameters that must be equal in this stage and in the checkpoint's. Names and shapes of weights do not show if they differ.
 _SHARED_HYPERPARAMETERS = ("network", "intra_layers", "image_size")
 
 

@@ -182,7 +182,7 @@ class DIRL(CrossImageCaptioner):
 
     def fuse(self, before: Tensor, after: Tensor, encoded: CrossImageOutput | None) -> Tensor:
         """Fuse the differences of both images to (B, N, D): `ReLU(W [difference of before; difference of after])` (eq. 7)."""
-        assert encoded is not None
+        assert encoded is not None  # None: an encoder without layers
         fused = linear_of_concatenation(self.fusion[0], *self.subtract_shared(before, after, encoded))  # type: ignore[arg-type]
         return self.fusion[1:](fused)
 
@@ -248,7 +248,7 @@ _RULES: tuple[Rule, ...] = (
 
 
 def official_sizes(state: State, options: Mapping[str, Any], tables: State) -> Sizes:
-    """Return the hyperparameters of DIRL, from the shapes in the authors' state dict and from the user's `options`."""
+    """Return the hyperparameters of DIRL, from shapes in the authors' state dict, position `tables` and the user's `options`."""
     sizes = rcc_sizes(state, options, tables)
     projector_weight = state.get("change_detector_state.mlp.0.weight")
     if projector_weight is None:

@@ -21,7 +21,7 @@ class Adaptation(TrainingModule):
 
     Args:
         captioner: the image and text towers; fine-tuning loads their weights by name.
-        lr: learning rate of the parameters that are added to CLIP: image type embeddings, joint positions, `ln_mid` (paper: 1e-4).
+        lr: learning rate of what is added to CLIP: image type embeddings, positions in the pair, the norm `ln_mid` (paper: 1e-4).
         clip_lr: learning rate of CLIP's parameters (authors' code: 1e-7 in half precision, which equals about 3e-6 in float32).
         weight_decay: factor of AdamW's decoupled weight decay (authors' code: 0.2).
         schedule: shape of the learning rate over the steps (authors' code: a cosine that begins at the first step, not after the warm-up).
@@ -113,7 +113,7 @@ class Adaptation(TrainingModule):
         add_to_metric(self.metric, self.captioner, batch)
 
     def on_validation_epoch_end(self) -> None:
-        """Log recall and mean rank over the pairs of all ranks: `val/t2p_R@1` and others."""
+        """Log recall and mean rank over the pairs of all ranks: `val/t2p_R@1` (text to pair) and others."""
         scores = self.metric.compute()
         self.metric.reset()
         self.log_dict({f"val/{name}": float(value) for name, value in scores.items()}, rank_zero_only=False)

@@ -58,7 +58,7 @@ def from_official(state: Mapping[str, Tensor], stage: str) -> dict[str, Tensor]:
 
 
 def official_sizes(state: State, options: Mapping[str, Any], tables: State) -> Sizes:
-    """Return both stages' hyperparameters, from shapes in an official state dict and the user's `options`; `tables` is not needed."""
+    """Return the model's hyperparameters, from shapes in an official state dict and from `options`; `tables` (positions) is not needed."""
     vision_width, _, patch_side, _ = state["clip.visual.conv1.weight"].shape
     heads = options["vision_heads"] or max(1, vision_width // 64)  # as in CLIP
     if vision_width % heads:

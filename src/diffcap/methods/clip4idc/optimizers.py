@@ -15,10 +15,9 @@ from torch import nn
 class BertAdam(torch.optim.Optimizer):
     """Adam without bias correction and with decoupled weight decay: `p -= lr (m / (sqrt(v) + eps) + decay p)`.
 
-    In parameter groups with `half`, the weights and both moments have the precision of float16, and every operation of the update is
-    rounded to float16 (authors' code). The parameters stay float32 tensors, but with rounded values, so that the forward pass runs in
-    the precision of the trainer. float16 has 11 significant bits: an update below about 1/2048 of a
-    weight is lost, and squares of gradients below about 2.4e-4 are rounded to 0, so that the step is `m / eps`.
+    In parameter groups with `half`, weights and moments have float16's precision, and each operation is rounded to it (authors'
+    code). Parameters stay float32 tensors with rounded values: the forward pass has the trainer's precision. float16 has 11 significant
+    bits: an update below about 1/2048 of a weight is lost, and if a gradient is below about 2.4e-4, its square is 0, the step `m / eps`.
     """
 
     def __init__(self, groups: list[dict[str, Any]], betas: tuple[float, float], eps: float = 1e-6) -> None:

@@ -26,7 +26,7 @@ DIRECTION_TITLES = {"t2p": "caption to pair", "p2t": "pair to caption"}
 
 
 def add_to_metric(metric: PairRetrieval, model: Any, batch: dict[str, Any]) -> None:
-    """Add the embeddings of a batch's pairs and of all their captions, with their numbers; `model` is a `CLIP4IDCAdaptation`."""
+    """Add the embeddings of a batch's pairs and captions, with the number of each; `model` is a `CLIP4IDCAdaptation`."""
     pairs = model.encode_pairs(batch["before"], batch["after"])
     texts = model.words(batch["texts"])
     metric.update(pairs, batch["number"], texts, batch["text_number"], batch["text_pair_number"])
@@ -65,7 +65,7 @@ def evaluate_retrieval(
 ) -> None:
     """Compute recall and mean rank in both directions, print them, and write them to metrics.json.
 
-    `checkpoint` is best.ckpt of an adaptation. `limit` counts change pairs. The others are as in `evaluate` and `PairRetrieval`.
+    `checkpoint`: best.ckpt of an adaptation. `limit` counts change pairs. `pair_to_text`: see `PairRetrieval`. The others: see `evaluate`.
     """
     check_finished([checkpoint])
     checkpoint_content = read_checkpoint(checkpoint)
@@ -76,7 +76,7 @@ def evaluate_retrieval(
     dataset_folder = Path(folder or f"data/{metadata['dataset']}")
     out_folder = Path(out)
     dataset = read_dataset(dataset_folder)
-    changes = changes or metadata.get("changes") or dataset.info.get("changes")
+    changes = changes or metadata.get("changes") or dataset.info.get("changes")  # for pairs with several changes
     pairs_of_split = take_changes([pair for pair in dataset.pairs if pair.split == split], changes)
     pairs = [pair for pair in pairs_of_split if pair.captions and not pair.is_distractor][:limit]
     if not pairs:

@@ -81,7 +81,7 @@ def load_clip(module: Any, weights: str | None, vocabulary: AnyVocabulary) -> No
 
 
 def _interpolate_positions(positions: Tensor, grid: tuple[int, int], target: tuple[int, int], weights: str) -> Tensor:
-    """Interpolate a position embedding (1 + patches, W) from `grid` to `target` (bicubic); its first row is the class token's.
+    """Interpolate a position embedding (1 + patches, width) from `grid` to `target` (bicubic); its first row is the class token's.
 
     If `grid` has another number of patches, the embedding's grid is taken as square. `weights`: name of the file, for the message.
     """
@@ -150,7 +150,7 @@ class SingleImageEncoder(nn.Module):
         self.tower: Any = tower
 
     def forward(self, images: Tensor) -> Tensor:
-        """Encode pixels from 0 to 255, (B, 3, height, width), as feature maps (B, W, rows, columns)."""
+        """Encode pixels from 0 to 255, (B, 3, height, width), as feature maps (B, channels, rows, columns)."""
         tokens = self.tower.ln_mid(self.tower.encode_single(self.tower.normalize(images)))
         patches = tokens[:, 1:]  # without the class token
         return patches.transpose(1, 2).unflatten(2, self.tower.grid)

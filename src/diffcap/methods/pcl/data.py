@@ -271,7 +271,7 @@ class PretrainData(FeatureData):
             pair_indices = source.sample_pairs[sample_indices].T.reshape(-1)  # scenes: change, then distractor pairs
             is_caption = source.samples == "captions"
             tokens = table.tokens[sample_indices] if is_caption else table.draw_captions(pair_indices, generator)
-            entries = self._text_entries(tokens, generator)
+            entries = self._text_entries(tokens, generator)  # "tokens", "mlm_tokens", "mlm_labels"
             if task_kind == "mvcl":
                 num_patches = self.store.shape[1] * self.store.shape[2]  # of an image
                 num_pairs = len(pair_indices)

@@ -50,7 +50,7 @@ class PCLTrunk(nn.Module):
         positions: length of the fixed position table (authors' code: 200); at least the numbers of patches and of text positions.
         image_activation: "sigmoid" after the image projection (authors' code), or "linear", no activation (paper).
         word_std, type_std: standard deviations of the initial word and type vectors (authors' code: 1, PyTorch's default).
-            Word vectors are multiplied by sqrt(D), and type vectors added to sigmoids of small numbers. So with 1, both hide positions
+            Word vectors are multiplied by sqrt(D); type vectors are added to sigmoids of small numbers. With 1, both hide positions
             and image content at first. `word_std` 1 / sqrt(D) and `type_std` 0.2 learn several times faster (ours).
         pair_init: initial weights of the pair encoder's attention: "random", or "difference", with which it outputs approximately
             the difference of the images before training (`layers.init_difference_attention_`, ours).
@@ -142,7 +142,7 @@ class PCLTrunk(nn.Module):
             torch.cat([self.embed_cls(len(maps), cls_type), self.embed_patches(maps, patch_type)], 1)
             for maps, (cls_type, patch_type) in zip(image_maps, types)
         ]
-        return self.single_encoder(torch.cat(embedded))[0].chunk(len(image_maps))
+        return self.single_encoder(torch.cat(embedded))[0].chunk(len(image_maps))  # [1]: keys and values
 
     def encode_images(self, before: Tensor, after: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
         """Return the output of the single-image encoder for each image, (B, 1 + N, D), and of the pair encoder, (B, M, D), M = 2 + 2 N.

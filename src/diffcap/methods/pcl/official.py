@@ -52,13 +52,13 @@ def from_official(state: Mapping[str, Tensor], stage: str) -> dict[str, Tensor]:
             (layer + r"feed_forward\.w_2", our_layer + "ffn.3"),
         ]
     for theirs, ours in norms.items():
-        rules.append((rf"{theirs}\.a_2", f"{ours}.weight"))
+        rules.append((rf"{theirs}\.a_2", f"{ours}.weight"))  # a_2 and b_2: the authors' names
         rules.append((rf"{theirs}\.b_2", f"{ours}.bias"))
     return rename(state, rules, "IDC-PCL")
 
 
 def official_sizes(state: State, options: Mapping[str, Any], tables: State) -> Sizes:
-    """Return both stages' hyperparameters, from shapes in an official state dict and the user's `options`; `tables` is not needed."""
+    """Return the model's hyperparameters, from shapes in an official state dict and from `options`; `tables` (positions) is not needed."""
     projection_weight = state["img_project.0.weight"]  # (D, C)
     grid = options["grid"] or (7, 7)  # ResNet-101 layer4 at 224 x 224
     max_length = options["max_length"] or 40

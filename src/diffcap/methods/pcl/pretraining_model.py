@@ -141,7 +141,7 @@ class PCLPretraining(nn.Module):
         captions = batch["fda_captions"]  # (B, 1 + K, T)
         visual = self._encode_images(_image_maps(batch))
         text_cls = visual.shape[1]  # position of the text's [CLS]
-        second_cls = text_cls // 2 if "after" in batch else text_cls - 1
+        second_cls = text_cls // 2 if "after" in batch else text_cls - 1  # single image: last
         cls_positions = torch.tensor([0, second_cls, text_cls], device=visual.device)
         hidden = self.trunk.encode_jointly(visual, captions.flatten(0, 1), self.pad_mask, cls_positions)
         image_vectors = (hidden[:, 0] + hidden[:, 1]) / 2  # (B (1 + K), D)
