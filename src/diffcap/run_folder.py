@@ -24,7 +24,7 @@ from diffcap.records import file_hash
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.settings import get_config_value
 
-PRETRAIN, FINETUNE, REINFORCE = "pretrain", "finetune", "reinforce"
+PRETRAIN, FINETUNE, REINFORCE = "pretrain", "finetune", "reinforce"  # reinforce: training by rewards, after finetune
 PRETRAIN_EXTRA = "pretrain-extra"  # a pre-training before the main one, on a dataset of the variable EXTRA
 TRAINING_STAGES = (PRETRAIN, FINETUNE, REINFORCE)  # each starts from an earlier stage's checkpoint, if any
 AVERAGED, EVAL, REPORT = "averaged", "eval", "report"
@@ -102,7 +102,7 @@ def is_finished(stage_folder: Path) -> bool:
 
 
 def stage_of(stage_folder: Path) -> str:
-    """Return the training stage of a folder, from the folder's name."""
+    """Return the training stage with which a folder's name begins; finetune for any other name, such as averaged."""
     return next((stage for stage in TRAINING_STAGES if stage_folder.name.startswith(stage)), FINETUNE)
 
 

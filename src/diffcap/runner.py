@@ -31,7 +31,7 @@ class Job:
     title: str  # name in messages
     variables: Variables
     finetune: int | None = None  # steps of the fine-tuning; with None, the settings determine the number
-    pretrain: int | None = 0  # steps of the pre-training, or None as above; 0 skips the pre-training
+    pretrain: int | None = 0  # steps of the pre-training, or None as for `finetune`; 0 skips the pre-training
     pretraining: Path | None = None  # folder of a finished pre-training to start from, instead of the job's own
     validations: int = 4  # number of validations in a stage whose number of steps is given
 
@@ -41,7 +41,7 @@ class Job:
         return Path(Experiment(**self.variables).run)
 
 
-# Its attribute `devices` is CUDA_VISIBLE_DEVICES of the processes that this thread starts; None leaves the variable unchanged.
+# `_thread_values.devices`: CUDA_VISIBLE_DEVICES of the processes that this thread starts; None leaves the variable unchanged.
 _thread_values = threading.local()
 
 
@@ -57,12 +57,12 @@ def call(command: Sequence[str], title: str) -> None:
 
 
 def make(title: str, goals: str, variables: Variables, *first_options: str, **stage_options: Sequence[str]) -> None:
-    """Run the stages of `make <goals> VARIABLE=...` that are goals or have options. `first_options` are for the first goal."""
+    """Run the stages of `make <goals> VARIABLE=...` that are goals or in `stage_options`. `first_options` are for the first goal."""
     experiment, names = Experiment(**variables), goals.split()
     for stage, owner in needed_by(experiment, names):
         section = PRETRAIN if stage == PRETRAIN_EXTRA else stage
         options = [*stage_options.get(section, ()), *(first_options if stage == names[0] else ())]
-        if owner is experiment and (stage in names or options):
+        if owner is experiment and (stage in names or options):  # stages of other datasets have another owner
             command = [sys.executable, "-m", "diffcap", stage, *experiment.words(), "--goals", goals]
             call([*command, "--", *options] if options else command, f"{title}: {stage}")
 
@@ -156,7 +156,7 @@ def write_report(folder: str, features: str, rows: Mapping[str, Sequence[Job]], 
 
 
 def run_command(command: Callable[..., Any]) -> None:
-    """Run a function as a program. Options that are variables of an experiment become its argument `variables`."""
+    """Run a function as a program. Options that are variables of an experiment become the function's argument `variables`."""
     with plain_errors():
         variables, options = parse(sys.argv[1:])
     run(command, ["--variables", json.dumps(variables), *options])

@@ -2,8 +2,8 @@
 
 The record of a stage is a JSON file beside its result. It lists the options and files that the result was made from.
 
-The settings are the options of the stage in one dictionary. For a training, the section of the user's CONFIG file
-overrides the settings in configs/, and the variables of the command override both.
+An experiment is a set of variables, such as dataset and method. The settings are a stage's options in one dictionary. For a training,
+the section of the user's CONFIG file overrides the settings in configs/, and the variables override both.
 """
 
 from collections.abc import Callable, Iterable
@@ -99,7 +99,7 @@ def _extract(e: Experiment) -> Settings:
 def _eval(e: Experiment) -> Settings:
     checkpoint, out = str(e.evaluated_checkpoint), str(STAGES["eval"].folder(e))
     settings = {"checkpoint": checkpoint, "out": out, "folder": e.folder, "devices": int(e.devices)}
-    return {**settings, "task": RETRIEVAL} if e.eval == RETRIEVAL else settings
+    return {**settings, "task": RETRIEVAL} if e.eval == RETRIEVAL else settings  # of the pre-trained model
 
 
 def _zeroshot(e: Experiment) -> Settings:
@@ -127,7 +127,7 @@ def _report(e: Experiment) -> Settings:
 
 
 def _training(e: Experiment, stage: str) -> Settings:
-    section = PRETRAIN if stage == PRETRAIN_EXTRA else stage  # of the CONFIG file, with options of this stage
+    section = PRETRAIN if stage == PRETRAIN_EXTRA else stage  # its name in the CONFIG file
     settings = merge(compose(e, stage), e.sections.get(section, {}))
     data: Settings = {"folder": e.folder, "features": e.features, "seed": int(e.seed)}
     model: Settings = {}
@@ -152,14 +152,14 @@ def _training(e: Experiment, stage: str) -> Settings:
     if e.base_model:
         model["captioner"] = {"init_args": {"base": expand_home(e.base_model)}}
     folders = {other.dataset: other.folder for other in e.extra_experiments}
-    if stage == PRETRAIN_EXTRA:
+    if stage == PRETRAIN_EXTRA:  # on a dataset of the variable EXTRA, before the main pre-training
         data |= {"folder": folders[e.first_dataset], "vocabulary_with": [e.folder]}
     elif captioned_dataset := e.first_dataset or e.single_image_dataset:
         data["vocabulary_with"] = [folders[captioned_dataset]]
-    if stage == PRETRAIN:
+    if stage == PRETRAIN:  # datasets of EXTRA whose single images have captions or class labels
         data |= {"singles": folders[e.single_image_dataset]} if e.single_image_dataset else {}
         data |= {"labelled": folders[e.labelled_dataset]} if e.labelled_dataset else {}
-    if e.trainer == PROBE:
+    if e.trainer == PROBE:  # a short training that estimates the time of the whole one
         full_training = compose(Experiment(**{**e.explicit_values, "trainer": "default"}), stage)["trainer"]
         lengths = {name: full_training[name] for name in ("max_steps", "val_check_interval")}
         probe = {"class_path": "diffcap.lit.probe.Probe", "init_args": lengths}
@@ -271,7 +271,7 @@ STAGES = {
         needs=lambda e: [("extract", e)],
         folder=lambda e: Path(e.run) / f"zeroshot-{EVAL}",
     ),
-    "eval": _evaluation_stage(
+    "eval": _evaluation_stage(  # the retrieval of a pre-training of another run needs no stage
         settings=_eval,
         needs=lambda e: [(e.evaluated_stage, e)] if e.eval != RETRIEVAL or e.owns_pretraining else [],
         folder=lambda e: Path(e.run) / result_folder_name(e.evaluated_stage, EVAL),
@@ -288,7 +288,7 @@ STAGES = {
 }
 COMMANDS = tuple(name for name in STAGES if name not in (PRETRAIN_EXTRA, "import_features"))
 TRAININGS = (PRETRAIN_EXTRA, PRETRAIN, FINETUNE, REINFORCE)
-RECORDS = {
+RECORDS = {  # stage -> name of the record file
     **{stage: f"{stage}.done.json" for stage in STAGES},
     **dict.fromkeys(TRAININGS, FINISHED),
     "import_features": "extract.done.json",

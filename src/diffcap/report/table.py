@@ -1,7 +1,7 @@
-"""Make the tables of a report from the rows of `table.json`, and their notes. Files contain fractions; tables show them x 100.
+"""Make the tables of a report from the rows of `table.json`, and their footnotes. Rows have fractions, which tables show x 100.
 
-A group is a set of pairs that are scored together: "total"; "semantic" or "change" (pairs with a change); "distractor" or "no_change"
-(without); a change type ("color"). Localisation scores say if attention is on the change. A word id is a word's index in a vocabulary.
+A group is a set of pairs that are scored together: "total" (all); "semantic" (with a change) and "distractor" (without), or
+"change" and "no_change" in datasets with a change flag; a change type ("color"). A word id is a word's index in a vocabulary.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from diffcap.records import NO_CHANGE_GROUPS
 from diffcap.utils.table import Cell, Table, escape_markdown
 
 JsonObject = Mapping[str, Any]
-SystemRows = Mapping[str, JsonObject]  # system -> row: {group: {metric: fraction}, "slots", "std", "runs", ...}
+SystemRows = Mapping[str, JsonObject]  # system -> row, {group: {metric: fraction}, ...}, see `rows.score_row`
 ColumnPaths = Mapping[str, tuple[str, ...]]  # heading -> path of the number in a row
 
 MAIN_COLUMNS: ColumnPaths = {
@@ -28,11 +28,11 @@ MAIN_COLUMNS: ColumnPaths = {
     "CIDEr-D change": ("change", "CIDEr-D"),
     "CIDEr-D no change": ("no_change", "CIDEr-D"),
     "S*m": ("total", "S*m"),
-    "change accuracy": ("change", "accuracy"),
+    "change accuracy": ("change", "accuracy"),  # share of captions that rightly say if anything has changed
     "no-change accuracy": ("no_change", "accuracy"),
     "semantic accuracy": ("semantic", "accuracy"),
     "distractor accuracy": ("distractor", "accuracy"),
-    "type right": ("slots", "type"),
+    "type right": ("slots", "type"),  # "slots": shares of captions with the right change type, object, ...
     "object right": ("slots", "object"),
     "training seconds": ("seconds",),
 }
@@ -44,7 +44,7 @@ ALL_WORDS = "all words"  # the name of the scores over words of all kinds
 GROUPS = ("total", "semantic", "distractor", "change", "no_change")
 # S*m is the mean of BLEU-4, METEOR, ROUGE-L and CIDEr-D.
 METRICS = ("BLEU-4", "METEOR", "ROUGE-L", "CIDEr-D", "SPICE", "S*m", "accuracy")
-_OTHER_ROW_KEYS = ("slots", "type_accuracy", "id_tokens", "seconds", "steps", "std", "runs")  # other keys than groups
+_OTHER_ROW_KEYS = ("slots", "type_accuracy", "id_tokens", "seconds", "steps", "std", "runs")  # keys that are not groups
 
 
 def number_at(row: JsonObject, path: Sequence[str]) -> float | None:
@@ -56,12 +56,12 @@ def number_at(row: JsonObject, path: Sequence[str]) -> float | None:
 
 
 def _cell(row: JsonObject, path: Sequence[str], best_score: float = 0.0) -> Cell:
-    """Format a score x 100, or seconds. The bar of the column's `best_score` has full length; if it is 0, there are no bars."""
+    """Format the number at `path`, a score x 100 or seconds. A cell with the column's `best_score` has a full bar; 0 means no bars."""
 
     def text(number: float) -> str:
         return f"{number:,.0f}" if path == ("seconds",) else f"{100 * number:.2f}"
 
-    value = number_at(row, path)
+    value = number_at(row, path)  # a CIDEr-D of 0 gets a mark, which refers to a footnote
     std = number_at(row.get("std", {}), path)
     if value is None:
         return Cell("")
@@ -72,7 +72,7 @@ def _cell(row: JsonObject, path: Sequence[str], best_score: float = 0.0) -> Cell
 
 
 def with_weightless_note(table: Table) -> Table:
-    """Add the footnote that explains a CIDEr-D of 0 to a table that has its mark."""
+    """If a cell has the mark of a CIDEr-D of 0 (the captions share no phrase that counts with the references), add its footnote."""
     has_mark = any(WEIGHTLESS_MARK in cell.text for _, cells in table.rows for cell in cells)
     return replace(table, note=WEIGHTLESS_NOTE if has_mark else "")
 
@@ -112,7 +112,7 @@ def score_tabs(rows: SystemRows) -> list[Table]:
 
 
 def word_id_tabs(rows: SystemRows) -> list[Table]:
-    """Make the tabs with the metrics of word ids, one for each of `GROUPS`; [] if there are no such metrics."""
+    """Make a tab for each of `GROUPS` with scores that compare word ids instead of words; return [] if there are none."""
     rows_of_ids = word_id_rows(rows)
     return [metric_table(rows_of_ids, group, f"{group.replace('_', ' ')}, word ids") for group in _groups(rows_of_ids)]
 
@@ -122,7 +122,7 @@ def _groups(rows: SystemRows) -> list[str]:
 
 
 def group_table(rows: SystemRows, title: str = "", min_groups: int = 2) -> Table | None:
-    """Make the table of the metrics of all `GROUPS`, as in the papers; None if `rows` have fewer than `min_groups`."""
+    """Make the table of all metrics by group, as in the papers; return None if `rows` have fewer than `min_groups` of the `GROUPS`."""
     groups = _groups(rows)
     if len(groups) < min_groups:
         return None
@@ -162,7 +162,7 @@ def type_table(rows: SystemRows, title: str = "") -> Table | None:
 
 
 def type_tabs(rows: SystemRows) -> list[Table]:
-    """Make a tab by change type for each metric. The shade of a cell is its score relative to the other scores of its column."""
+    """Make a tab per metric, with a column per change type. A cell's shade is 0 for the lowest score of its column, 1 for the highest."""
     type_groups = _type_groups(rows)
     paths = {"CIDEr-D": {group: (group, "CIDEr-D") for group in type_groups}}
     paths["type right"] = {group: ("type_accuracy", group) for group in type_groups}
@@ -191,7 +191,7 @@ def word_id_rows(rows: SystemRows) -> SystemRows:
 
 
 def word_id_note(id_protocols: Mapping[str, JsonObject]) -> str:
-    """Describe each system's vocabulary of word ids by its "vocabulary_size" and "vocabulary", the rule that chose the words."""
+    """Describe each system's vocabulary: its size, and the rule that chose its words. METEOR takes some ids for paraphrases of others."""
     systems: dict[str, list[str]] = {}  # description of a vocabulary -> systems
     for system, protocol in id_protocols.items():
         systems.setdefault(f"{protocol['vocabulary_size']} ids, {protocol['vocabulary']}", []).append(system)
@@ -203,11 +203,11 @@ def word_id_note(id_protocols: Mapping[str, JsonObject]) -> str:
 
 
 def localisation_table(localisation: Mapping[str, JsonObject]) -> Table:
-    """Make the table of localisation scores over all words. `localisation`: system -> result of `attention.collect_attention`."""
+    """Make the table of how much attention is on the change, in a mask or box. `localisation`: system -> scores (`collect_attention`)."""
     lines = []
     for system, measured in localisation.items():
         for region, region_scores in ((measured["region"], measured), ("box", measured.get("boxes"))):
-            if region_scores:
+            if region_scores:  # "boxes" are only there if "region" is "mask" and the dataset has boxes, too
                 word_scores = region_scores["kinds"][ALL_WORDS]
                 scores = (word_scores[key] for key in ("pointing", "pointing_chance", "mass", "mass_chance"))
                 cells = [Cell(f"{word_scores['count']:,}"), *(Cell(f"{100 * score:.1f}") for score in scores)]
@@ -217,7 +217,7 @@ def localisation_table(localisation: Mapping[str, JsonObject]) -> Table:
 
 
 def localisation_note(mask_counts: JsonObject | None) -> str:
-    """Explain the scores of the localisation and count the masks of the change (result of `drawing.mask_counts`)."""
+    """Explain the scores in `localisation_table`. `mask_counts`: numbers of images that mark the change, see `drawing.mask_counts`."""
     text = (
         "Pointing: share of the words' attention maps whose highest cell overlaps the region. Mass: share of the attention inside "
         "the region. Uniform: the value of uniform attention; for the mass it is the share of the image that the region covers."
@@ -241,7 +241,7 @@ def scoring_text(protocol: JsonObject, rows: SystemRows) -> str:
     num_runs = " to ".join(map(str, dict.fromkeys((*run_counts[:1], *run_counts[-1:]))))  # "3", or "2 to 5"
     deviation = f"; mean ± standard deviation over {num_runs} runs" if run_counts else ""
     changes = f"{protocol['changes']} change, " if protocol.get("changes") else ""  # "single" or "multi"
-    remark = f" {protocol['remark']}" if protocol.get("remark") else ""
+    remark = f" {protocol['remark']}" if protocol.get("remark") else ""  # the user's; `remarks` are on the dataset
     return (
         f"{remarks(protocol)}{changes}{protocol['pairs']['total']:,} pairs, {protocol['tokenizer']} tokens, {decoding_text(protocol)}; "
         f"scores x 100{deviation}.{remark}"
@@ -270,7 +270,7 @@ def footnotes(protocol: JsonObject, rows: SystemRows) -> list[str]:
 
 
 def zero_shot_text(origin: JsonObject) -> str:
-    """Name the base model, commit and prompt of a model without training, for a sentence."""
+    """Name the base model of a system without training, its commit and prompt, and how many sentences of its answer are kept."""
     commit = f" at commit {origin['revision']}" if origin.get("revision") else ""
     prompt = f', prompt "{origin["prompt"]}"' if origin.get("prompt") else ""
     sentences = f", {origin['sentences']} sentences of the answer" if origin.get("sentences") else ""
@@ -280,7 +280,7 @@ def zero_shot_text(origin: JsonObject) -> str:
 def report_text(
     protocol: JsonObject, rows: SystemRows, run_names: Sequence[str], localisation: Any = None, mask_counts: Any = None
 ) -> str:
-    """Return the text of `table.md`. `run_names` are the systems without baselines; `localisation` is as in `localisation_table`."""
+    """Return the text of `table.md`. `run_names`: all systems that are not baselines. Other arguments: see the functions above."""
     texts = [protocol_text(protocol, rows), *footnotes(protocol, rows)]
     parts = [system_table(rows).markdown(), *map(escape_markdown, texts)]
     if by_group := group_table(rows):

@@ -1,4 +1,4 @@
-"""Captions of the tiles of a scene (two rasters of one place), and the probability that nothing has changed in a tile."""
+"""Caption the tiles of a scene (two rasters of one place), and compute the probability that nothing has changed in a tile."""
 
 import json
 import math
@@ -21,7 +21,7 @@ from diffcap.utils.errors import DiffcapError
 from diffcap.utils.files import add_filename
 from diffcap.worlds.blocks.captions import NO_CHANGE as BLOCKS_NO_CHANGE
 
-NO_CHANGE_SENTENCES = tuple(dict.fromkeys((*ALL_NO_CHANGE, *BLOCKS_NO_CHANGE)))  # captions in the datasets
+NO_CHANGE_SENTENCES = tuple(dict.fromkeys((*ALL_NO_CHANGE, *BLOCKS_NO_CHANGE)))  # of all datasets
 PARTIAL_SUFFIX = ".partial.jsonl"  # end of the name of a `PartialResults` file
 MAX_UNSAVED_RESULTS = 256  # a batch is saved after this number of results, even if few of its tiles need a caption
 NO_DATA, IDENTICAL = "no data", "identical"  # reasons why a tile is not captioned
@@ -36,7 +36,7 @@ class SceneCaptions(NamedTuple):
 
 
 class PartialResults(AbstractContextManager["PartialResults"]):
-    """The results of an unfinished run as JSON Lines: `header`, the settings that affect the results, then a line per batch of tiles."""
+    """The results of an unfinished run as JSON Lines: first `header`, the settings that affect them, then a line per batch of tiles."""
 
     def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
         self.path = path
@@ -117,14 +117,14 @@ def caption_tiles(
     batch_size: int = 16,
     advance: Callable[[int], None] = lambda _: None,
 ) -> SceneCaptions:
-    """Caption the tiles of a scene that have no result in `partial_results`, and append the results. `advance` counts them.
+    """Caption the tiles of a scene that have no result in `partial_results`, and append the results. `advance` gets their number.
 
     A result is {"tile": number, "caption": ..., "log_probability": ..., "no_change": ...} or {"tile": number, "not_captioned": reason}.
     A batch ends when it has `batch_size` tiles to caption, or `MAX_UNSAVED_RESULTS` results (`batch_size` if that is more). A continued run
     repeats the interrupted batch as a whole, so that its numbers do not depend on the interruption.
     """
     vocabulary = captioner.vocabulary
-    writes_free_text = isinstance(vocabulary, HubVocabulary) and vocabulary.num_sentences is not None
+    writes_free_text = isinstance(vocabulary, HubVocabulary) and vocabulary.num_sentences is not None  # not fine-tuned
     scored_sentences = () if writes_free_text else NO_CHANGE_SENTENCES
     results: list[dict[str, Any]] = []  # of the tiles of a batch
     image_pairs: list[tuple[Image.Image, Image.Image]] = []  # of the tiles to caption

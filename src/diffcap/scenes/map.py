@@ -36,7 +36,7 @@ def write_map(
     """Write the page: both dates with the changes as polygons over them, and a list of the changes.
 
     In the list, the `MAX_DETAILS` most probable changes have pictures. `overview` is the whole scene with fewer pixels, `stretch` has
-    the pixel values that become 0 and 255, and `metadata` has the settings and counts in the member "diffcap" of the GeoJSON file.
+    the pixel values that become 0 and 255, and `metadata` has the settings and counts that `write_geojson` writes.
     """
     before, after = _encode_pictures(overview, stretch, _OVERVIEW_SIDE)
     most_certain = sorted(range(len(changes)), key=lambda index: changes[index].no_change)[:MAX_DETAILS]

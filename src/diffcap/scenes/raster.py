@@ -24,7 +24,7 @@ except ImportError:
     raise DiffcapError("whole scenes need rasterio and shapely; run: pip install 'diffcap[geo]'") from None
 
 _MAX_TILE_SIZE = 4096  # pixels; a batch of larger tiles would need gigabytes
-TILE_SIZE, TILE_OVERLAP = 256, 64  # defaults in pixels: the image size of LEVIR-CC, and a quarter of it
+TILE_SIZE, TILE_OVERLAP = 256, 64  # defaults in pixels: the image size of the dataset LEVIR-CC, and a quarter of it
 _CACHE_MB = 256  # size of GDAL's cache of decoded blocks, for both rasters
 MAX_WINDOW = 2048  # largest width and height in pixels that are read at once
 WGS84 = "EPSG:4326"  # longitude and latitude
@@ -33,7 +33,7 @@ PERCENTILES = (2.0, 98.0)  # default of `fit_stretch` for pixels that do not hav
 Pixels = npt.NDArray[Any]
 ColorRange = tuple[tuple[float, float, float], tuple[float, float, float]]  # red, green, blue: dark, then bright color
 FULL_RANGE: ColorRange = ((0, 0, 0), (255, 255, 255))
-TILES_RANGE: ColorRange = ((61, 75, 53), (197, 191, 149))  # 2nd and 98th percentiles in images of the dataset tiles
+TILES_RANGE: ColorRange = ((61, 75, 53), (197, 191, 149))  # 2nd and 98th percentiles in the rendered dataset "tiles"
 
 
 class Tile(NamedTuple):
@@ -94,7 +94,7 @@ class Sample(NamedTuple):
 
 
 class Scene:
-    """Two open rasters on one grid. Only one thread at a time may call a method."""
+    """Two open rasters on one grid (size, CRS and transform). Only one thread at a time may call a method."""
 
     def __init__(self, before: Any, after: Any, files: tuple[str, str], bands: list[int]) -> None:
         self.width, self.height = before.width, before.height  # in pixels
@@ -143,7 +143,7 @@ def open_scene(
     """Open two rasters of the same place.
 
     Args:
-        bands: number of one band (gray), or of three (red, green, blue), from 1. None means 1, 2, 3, or 1 if a raster has only 1 or 2.
+        bands: numbers of one band (gray) or three (red, green, blue), from 1. None means 1, 2, 3, or 1 if a raster has only 1 or 2.
         align: warp the second raster to the first one's grid while it is read (bilinear).
     """
     with ExitStack() as stack:

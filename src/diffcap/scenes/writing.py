@@ -41,7 +41,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Change:
-    """A change in a scene."""
+    """A change in a scene: adjacent or overlapping tiles with one caption."""
 
     caption: str
     polygon: shapely.Polygon  # union of its tiles, in pixels (x to the right, y down)

@@ -52,7 +52,7 @@ def read_chat_template(processor: Any, question: str) -> ChatTemplate:
 
 
 class HubVocabulary:
-    """The tokens of a vision-language model as ids, with the interface of `Vocabulary`.
+    """The tokens of a vision-language model as ids, with the interface of the word vocabularies (`Vocabulary`).
 
     `num_sentences` is for models that were not fine-tuned: `decode` returns this number of sentences of their answer (`clean_answer`).
     """
@@ -100,7 +100,7 @@ def clean_answer(text: str, num_sentences: int = 1) -> str:
     """Return the first sentences of a model's free answer, without markup, list marks, quotation marks, a label or the final period.
 
     A block <think>...</think>, introductions such as "Sure!" and a sentence "Yes." at the beginning are removed. "No." is removed if the
-    next sentence has a negation; else both count as one sentence. Headings and lines that end with a colon are left out before a text.
+    next sentence has a negation; else both count as one sentence. Headings and lines that end with a colon are left out if a text follows.
 
     Example:
         >>> clean_answer('Here is the change:\\n1. **Answer:** "The red cube is gone." It was on the left.')

@@ -57,7 +57,7 @@ def find_tagger(tagger: str) -> TaggerModel:
         raise DiffcapError(f"{folder}: {len(pt_files)} .pt files instead of one; {_FOLDER_FORMAT}.")
     resources = read_json(folder / "resources.json", "list of Stanza's resources", _FOLDER_FORMAT)
     options: dict[str, Any] = {"lang": next(iter(resources)), "dir": str(folder), "pos_model_path": str(pt_files[0])}
-    # These options name further files, such as pretrained word vectors. The tagger has none.
+    # These options would name further files, such as pretrained word vectors. They are None, because the tagger has no such files.
     options |= dict.fromkeys(("pos_pretrain_path", "pos_forward_charlm_path", "pos_backward_charlm_path"))
     return TaggerModel(tagger, file_hash(pt_files[0]), options)
 

@@ -26,7 +26,7 @@ def clip_tokenizer() -> SimpleTokenizer:
 
 
 class ClipVocabulary:
-    """CLIP's tokens as ids, with the interface of `Vocabulary`.
+    """CLIP's tokens as ids, with the interface of the word vocabularies (`Vocabulary`).
 
     Args:
         words: for "clip_used", the tokens of the vocabulary, in CLIP's order; empty for the other layouts.
@@ -38,7 +38,7 @@ class ClipVocabulary:
 
     def __init__(self, words: Sequence[str] = (), layout: ClipLayout = "clip") -> None:
         self.words, self.layout = list(words), layout
-        self.family = "clip_released" if layout == "clip_released" else "clip"  # a captioner accepts one family only
+        self.family = "clip_released" if layout == "clip_released" else "clip"  # of vocabularies that fit one captioner
         self._ids: dict[int, int] | None = None  # CLIP's id -> id of this vocabulary; None if they are equal
         if layout == "clip_used":
             unknown = [word for word in self.words if word not in clip_tokenizer().encoder]

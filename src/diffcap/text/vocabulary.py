@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 from diffcap.records import json_text, update_text
 
-LayoutName = Literal["pcl", "rcc", "rcc_tokens", "rsicc", "chg2cap"]
+LayoutName = Literal["pcl", "rcc", "rcc_tokens", "rsicc", "chg2cap"]  # named after the methods' code
 DEFAULT_LAYOUT: LayoutName = "pcl"
 
 _TOKEN_PATTERN = re.compile(r"``|[^\W_]+|[^\w\s]|_")

@@ -96,7 +96,7 @@ class OneLineErrorMixin:
     sources: Sequence[str] = ()  # where settings come from that are not in the command line, as "file: section"
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Print the error and exit with status 2."""
+        """Print the error and exit with status 2. If the option is not in the command line, name the file of settings that has it."""
         known_options = [option.removeprefix("--") for action in self._actions for option in action.option_strings]
         text = shorten_error(message, known_options)
         option = re.search(r"(?:unknown option --|[Kk]ey [\"'])(?:\w+\.)*(\w+)", text)
@@ -113,7 +113,7 @@ class OneLineErrorParser(OneLineErrorMixin, ArgumentParser):
 
 
 def run(command: Callable[..., Any] | dict[str, Any], arguments: Sequence[str] | None = None, **options: Any) -> None:
-    """Run a function, or the function of a subcommand, with `arguments` or those of the process. An error is printed as one line."""
+    """Run a function, or a subcommand's function, with `arguments` or the process's. Errors are one line. `options` are for `auto_cli`."""
     settings = {"as_positional": False, "allow_abbrev": False, "parser_class": OneLineErrorParser, **options}
     with plain_errors():
         auto_cli(command, args=None if arguments is None else list(arguments), **settings)

@@ -1,4 +1,4 @@
-"""Bad input ends a command with one clear sentence and a non-zero exit status."""
+"""End a command with one clear sentence and a non-zero exit status if its input is bad."""
 
 import errno
 import io
@@ -52,10 +52,10 @@ def wrap_errors(where: object, fault: str, remedy: str) -> Iterator[None]:
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """Wrap a command. An error that a user can correct, too little memory, a lost process or Ctrl-C prints one line and exits with 1.
+    """Wrap a command. On an error that a user can correct, too little memory, a lost process or Ctrl-C, print one line and exit with 1.
 
-    If the reader of the output is closed (`| head`), the command ends silently. Letters that stdout cannot encode, as in a
-    file name that is not UTF-8, are escaped.
+    If the program that reads the output has ended (`| head`), the command ends silently. Letters that stdout cannot encode, as in
+    a file name that is not UTF-8, are escaped.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")

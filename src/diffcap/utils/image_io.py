@@ -21,7 +21,7 @@ ValueRange = tuple[float, float]  # smallest and largest pixel value: two ints f
 
 MAX_PIXELS = 100_000_000  # about 400 MB with an alpha channel; protects against decompression bombs
 SHRINK_ABOVE = 25_000_000  # pixels; the networks use far fewer
-_NO_VALUE = 1e30  # floats of this size mark pixels without a value in scientific rasters
+_NO_VALUE = 1e30  # floats of at least this size mark pixels without a value in scientific rasters
 _BITS = {255: 8, 4095: 12, 65_535: 16}  # largest pixel value -> number of bits that files and cameras use for it
 _REMEDY = "save it as PNG or JPEG"
 _SOURCE_TYPES = "a path, the bytes of a file, a PIL image, or a numpy array of shape (H, W), (H, W, 3) or (H, W, 4)"
@@ -30,7 +30,7 @@ _GRAY_SPREAD, _COLOR_SPREAD = 8, 16
 _COLOR_SHARE = 0.03  # share of colored pixels in an image that counts as one in color
 _BITS_PER_SAMPLE, _SAMPLES_PER_PIXEL, _PLANAR, _SAMPLE_FORMAT, _NODATA = 258, 277, 284, 339, 42113  # TIFF tags
 
-warnings.filterwarnings("ignore", module=r"PIL\.")  # it warns of large images and broken EXIF data
+warnings.filterwarnings("ignore", module=r"PIL\.")  # Pillow warns of large images and broken EXIF data
 for _decoder in ("PIL", "rasterio"):
     logging.getLogger(_decoder).setLevel(logging.CRITICAL)  # this module reports what they cannot decode
 
@@ -238,7 +238,7 @@ def _to_8_bits(
 ) -> tuple[np.ndarray[Any, Any], list[str], ValueRange]:
     """Scale pixels of more than 8 bits to uint8; `nodata` and values that are not finite become black.
 
-    Also returns a note, if it is a guess which values are black and white, and the range of the values.
+    The result also has a note, if the values of black and white had to be guessed, and the range of the image's own values.
     """
     numbers: np.ndarray[Any, Any] = pixels.astype(np.float32)
     numbers[~(np.abs(numbers) < _NO_VALUE)] = np.nan  # also infinite values
@@ -261,7 +261,7 @@ def _white_value(values: ValueRange) -> int | None:
 
 
 def _range_notes(values: ValueRange, whose: str) -> list[str]:
-    """Return a note if it is a guess which values are black and white; `whose` is "its" or "their"."""
+    """Return a note if the values of black and white were guessed, else []. `whose` is "its" (one image) or "their" (two images)."""
     (low, high), white = values, _white_value(values)
     if white is None:
         return [f"{whose} values, from {low:,g} to {high:,g}, were stretched from black to white"]
@@ -297,7 +297,7 @@ def _from_array(
 def _from_tiff(
     file: BinaryIO, name: str, values: ValueRange | None
 ) -> tuple[Image.Image, list[str], ValueRange | None]:
-    """Read, with rasterio, a TIFF that Pillow cannot decode. Most have several 16-bit bands, float64 or a rare compression."""
+    """Read, with rasterio, a TIFF that Pillow cannot decode. Most such files have several 16-bit bands, float64 or a rare compression."""
     try:
         from rasterio.io import MemoryFile
     except ImportError:
@@ -328,7 +328,7 @@ def _from_tiff(
 
 
 def _describe_fault(start: bytes) -> str:
-    """Return what a file is that Pillow cannot read, and what the user should do. `start` has the first bytes of the file."""
+    """Say what a file that Pillow cannot read is, and what the user should do. `start` has the first bytes of the file."""
     text = start.lstrip(b"\xef\xbb\xbf \t\r\n")
     if not start:
         return "an empty file, not an image; fetch it again"

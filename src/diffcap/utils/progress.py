@@ -66,7 +66,7 @@ def progress_bars(of_bytes: bool = False) -> Iterator[Callable[[str], Update]]:
 
 @contextmanager
 def progress_bar(title: str, total: int, done: int = 0, hidden: bool = False) -> Iterator[Callable[[int], None]]:
-    """Show one bar, and yield a function that adds to its count. The count starts at `done` and ends at `total`."""
+    """Show one bar, unless `hidden`, and yield a function that adds to its count, which starts at `done` and ends at `total`."""
     with _progress(MofNCompleteColumn(), hidden) as progress:
         task = progress.add_task(printable(title), total=total, completed=done)
         log = ProgressLog(title, done)

@@ -29,7 +29,7 @@ def load_arrays(path: str | Path) -> Any:
 
 
 def state_of_module(module: Any) -> dict[str, Any] | None:
-    """Return a torch module's parameters and buffers by name, after `load_tensors` has replaced its classes; None if it is not a module."""
+    """Return the parameters and buffers, by name, of a torch module that `load_tensors` read as an OrderedDict; None for other objects."""
     attributes = getattr(module, "__dict__", {})
     if not isinstance(attributes.get("_modules"), dict):
         return None
@@ -82,11 +82,11 @@ class _Dtype:
         if not isinstance(code, str) or not _DTYPE_PATTERN.fullmatch(code):
             raise pickle.UnpicklingError(f"it uses arrays of {code!r:.40}, which are not allowed")
         self._code = code
-        self._order = "="
+        self._order = "="  # byte order of this machine
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         order = state[1]
-        compound = state[2:5]
+        compound = state[2:5]  # subarray, names and fields, which are None for numbers and text
         if order not in ("<", ">", "=", "|") or any(part is not None for part in compound):
             raise pickle.UnpicklingError("it uses arrays of a compound type, which are not allowed")
         self._order = order

@@ -23,8 +23,8 @@ class Choice(NamedTuple):
 
     label: str  # method, dataset, and the name of the run or file (or "ships with diffcap")
     checkpoint: str | Path | None  # NAME@COMMIT for a vision-language model; None for the shipped captioner of blocks
-    backbone_weights: str | None = None
-    base: str | None = None
+    backbone_weights: str | None = None  # file with the weights of the image network, if they cannot be downloaded
+    base: str | None = None  # base model of a fine-tuned vision-language model, if it is not where the checkpoint says
 
 
 def find_choices(

@@ -97,7 +97,7 @@ class RequestFilter:
             await (self._check_request(scope) or self._app)(scope, body.receive, send_with_headers)
         except RuntimeError as error:
             # For an unknown session, gradio starts the event stream, reports the error in it, and then raises 404. Starlette turns
-            # the 404 into a RuntimeError, because the response has started.
+            # the 404 into a RuntimeError, because the response has started. Here, an empty last part ends the stream.
             if not isinstance(error.__cause__, HTTPException):
                 raise
             await send({"type": "http.response.body"})
