@@ -58,8 +58,8 @@ class WordDecoder(nn.Module):
         vocabulary_size: V. max_length: positions of a caption, START and END included.
         width: D. word_width: channels of the word vectors.
         input_projection: maps word vectors (B, T, word_width) to (B, T, D).
-        blocks: modules with the forward of `PostNormBlock` and an `Attention` named `cross`. A generator may build them; it then
-            draws their random weights after those of the word vectors.
+        blocks: modules with the forward of `PostNormBlock` and an `Attention` named `cross`. If a generator builds them, their
+            random weights are drawn after those of the word vectors.
         padding_idx: argument of the `nn.Embedding` of the words. output_dropout: rate before the linear layer.
     """
 

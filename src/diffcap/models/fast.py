@@ -47,7 +47,7 @@ def maps_to_tokens(maps: Tensor, weight: Tensor, offset: Tensor) -> Tensor:
 
 
 class _MapsToTokens(torch.autograd.Function):
-    """`maps_to_tokens` image by image, so that neither pass allocates a tensor as large as all maps, except for their gradient."""
+    """`maps_to_tokens` image by image, so that forward and backward allocate no tensor as large as all maps except their gradient."""
 
     @staticmethod
     def forward(ctx: Any, maps: Tensor, weight: Tensor, offset: Tensor) -> Tensor:

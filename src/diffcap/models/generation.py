@@ -29,7 +29,7 @@ def check_search(beams: int, length_penalty: float = 0.0, option: str = "beams")
 
 @torch.no_grad()
 def greedy(captioner: Captioner, before: Tensor, after: Tensor, max_length: int) -> Tensor:
-    """Take the most likely word at every position: maps (B, C, h, w) to ids (B, T), T <= max_length, beginning with BOS.
+    """Caption maps (B, C, h, w) with the most likely word at every position: ids (B, T), T <= max_length, beginning with BOS.
 
     After the id that ends a caption (see `Captioner.is_eos`) all ids are `eos_id`. T is the length of the longest caption.
     """

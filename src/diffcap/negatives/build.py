@@ -31,7 +31,7 @@ from diffcap.utils.errors import DiffcapError
 
 NUM_CANDIDATES = 64  # groups of captions with equal content words that are retrieved for each caption
 _REPLACE_ATTEMPTS, _OTHER_CAPTION_ATTEMPTS, _SHUFFLE_ATTEMPTS = 8, 50, 20
-# The last strategies of the kind "confuse". With the replacement "matched", a caption of no change is tried before them.
+# Strategies of `confuse` that are tried after the others and, with the replacement "matched", after a caption of no change.
 _FALLBACK_STRATEGIES = ("turn_comparison", "exchange_words")
 ProgressFunction = Callable[[int, int], None]  # takes the finished and the total number of steps
 

@@ -17,12 +17,12 @@ from diffcap.negatives.words import (
     COMPARISON_ANTONYMS,
     FUNCTION_WORDS,
     TaggedCaption,
-    attribute_of,
+    attribute_of,  # of a word: size, color, material, shape, side or change
     fix_articles,
     inflection,
     is_animal,
     is_replaceable,
-    synonym_key,
+    synonym_key,  # is equal for synonyms
 )
 from diffcap.text.tagging import split_sentences
 

@@ -39,7 +39,7 @@ class DifferenceLayer(parts.PostNormLayer):
 
 
 class Merge(nn.Module):
-    """One step of the merge, `LayerNorm(ResidualBlock(merged + layer output))`, with 2 d channels."""
+    """One step, `LayerNorm(ResidualBlock(merged + layer output))`, of merging the outputs of all encoder layers; 2 d channels."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

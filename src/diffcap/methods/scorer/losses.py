@@ -133,8 +133,8 @@ def cross_view_nce(similarity: Tensor) -> Tensor:
     """Contrast the similarity of a pair's two images with that of images of different pairs, in one direction (SCORER, eq. 4).
 
     Args:
-        similarity: (B, all B) scaled similarities of this rank's images (rows) with every rank's (columns, in rank order). The
-            true pairs are on the diagonal that begins at the column of this rank's first image.
+        similarity: (B, all B), for B pairs of this rank: scaled similarities of its images (rows) with all ranks' images (columns,
+            in rank order). True pairs are on the diagonal that begins at the column of this rank's first image.
 
     Returns:
         (B,) losses in nats: -log of the row's softmax at the true pair. 0 if there is only one column.

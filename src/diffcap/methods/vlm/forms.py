@@ -51,7 +51,7 @@ def zero_shot(
         "licence": captioner.licence,
         "dataset": None,
         "seed": None,
-        "tokenizer": "ptb",
+        "tokenizer": "ptb",  # of evaluation: Penn Treebank
         "step": 0,
     }
     return Checkpoint(captioner.eval(), captioner.vocabulary, max_length, features, metadata)
