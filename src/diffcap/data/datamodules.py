@@ -1,7 +1,7 @@
 """The LightningDataModules of captioning. Their batches have feature maps of image pairs, and captions.
 
-Every random choice of a training step (samples, masked words, swapped images) depends only on the seed and the step. It is made
-for the global batch, which is the batch of all ranks together. Each rank then takes its part of the global batch.
+Every random choice of a training step (samples, masked words, swapped images) depends only on the seed and the step, and is
+made for the global batch, which is the batch of all ranks together. Each rank then takes its part of the global batch.
 """
 
 import math
@@ -41,7 +41,7 @@ class FeatureData(pl.LightningDataModule):
         min_count: minimum number of occurrences of a word in the captions of `vocabulary_splits`.
         max_length: maximum number of ids of a caption, with BOS and EOS; longer captions are cut.
         mask_ratio: probability that a word, or an image patch in a pre-training, is masked (paper: 0.15).
-        swap: with probability 1/2, swap the images of a distractor pair and give its change pair the same new before image (SCORER, DIRL).
+        swap: with probability 1/2, swap a distractor pair's images; its scene's change pair gets the same new before image (SCORER, DIRL).
         trim: remove padding that no caption of the batch needs; the results are the same for models that mask padding.
         val_limit: number of pairs to validate on, the first of the split; null for all.
         num_workers: worker processes of the data loaders, per rank; null: 6 beside a GPU, otherwise 0. The batches do not depend on it.
@@ -50,7 +50,7 @@ class FeatureData(pl.LightningDataModule):
             "clip" for CLIP's tokens, "hub" for the tokens of `base`.
         changes: for datasets with one sentence per change. "single": each sentence is a caption. "multi": all sentences of a pair are
             one caption. null for the dataset's own value.
-        multi: with the changes "multi", whose captions are longer, these values replace `max_length` and `min_count`.
+        multi: values of `max_length` and `min_count` that are used if `changes` is "multi", whose captions are longer.
         vocabulary_with: folders of further datasets whose training captions are counted for the vocabulary (IDC-PCL: CUB and
             Birds-to-Words share a vocabulary). All stages of a model need the same list.
         vocabulary_splits: splits whose captions are counted: "train", or "all" (RSICCformer, Chg2Cap). Equal in all stages of a model.
@@ -58,7 +58,7 @@ class FeatureData(pl.LightningDataModule):
         base_revision: commit of `base`; the training stage sets it.
     """
 
-    takes_single_images: ClassVar[bool] = False
+    takes_single_images: ClassVar[bool] = False  # True in a pre-training that can use single images
     classes = 0  # number of image classes, for a pre-training that classifies images
 
     def __init__(
@@ -159,7 +159,7 @@ class FeatureData(pl.LightningDataModule):
             self.val_table = self.table("val")
 
     def _text_entries(self, tokens: np.ndarray, generator: torch.Generator) -> Batch:
-        """Return a batch's entries for captions (B, T): `tokens`; if the vocabulary has [MASK], also `mlm_tokens` and `mlm_labels`."""
+        """Return a batch's entries for captions (B, T): "tokens". With [MASK], also masked "mlm_tokens" and "mlm_labels" (masked words)."""
         text = torch.from_numpy(tokens.astype(np.int64))
         length = self.val_table.longest_length(tokens) if self.trim else tokens.shape[1]
         if self.vocabulary.mask is None:
@@ -175,14 +175,14 @@ class FeatureData(pl.LightningDataModule):
         return {"tokens": text[:, :length], "mlm_tokens": masked[:, :length], "mlm_labels": labels[:, :length]}
 
     def _rank_part(self, batch: Batch) -> Batch:
-        """Return this rank's part of a global batch."""
+        """Return this rank's part of a global batch. A string, such as the "task" of a pre-training, is the same on all ranks."""
         world_size, rank = (self.trainer.world_size, self.trainer.global_rank) if self.trainer else (1, 0)
         return {key: value if isinstance(value, str) else value[rank::world_size] for key, value in batch.items()}
 
     def _add_images(
         self, batch: Batch, pair_indices: np.ndarray, generator: torch.Generator, table: PairTable | None = None
     ) -> Batch:
-        """Add feature maps to this rank's part of a global batch. `pair_indices` is (B,), or (b, 2) for the samples "scenes"."""
+        """Return this rank's part of a global batch, with the images of its pairs. `pair_indices`: (B,), or (b, 2) for samples "scenes"."""
         is_swapped = torch.zeros(len(pair_indices), dtype=torch.bool)
         if self.swap:
             is_swapped = torch.rand(len(pair_indices), generator=generator) < 0.5
@@ -191,7 +191,7 @@ class FeatureData(pl.LightningDataModule):
         return {**part, **images}
 
     def _pairs_of_samples(self, samples: Samples) -> np.ndarray:
-        """Return the index of each training sample's pair, (n,), or of the two pairs of each scene, (n, 2)."""
+        """Return the index of the pair of each training sample, (n,). For samples "scenes", return those of both pairs, (n, 2)."""
         table = self.train_table
         if samples == "captions":
             return table.caption_pair
@@ -237,7 +237,7 @@ class FeatureData(pl.LightningDataModule):
                 f"data.batch_size is {self.batch_size}, which gives {num_samples} samples per step for {ranks} processes; "
                 "raise it, or lower trainer.devices."
             )
-        first_step = self.trainer.global_step * self.trainer.accumulate_grad_batches
+        first_step = self.trainer.global_step * self.trainer.accumulate_grad_batches  # optimizer steps to batches
         return DataLoader(StepDataset(self.make_batch, first_step), batch_size=None, **self._worker_options())
 
     def val_dataloader(self) -> DataLoader:
@@ -246,7 +246,7 @@ class FeatureData(pl.LightningDataModule):
         return DataLoader(pairs, self.eval_batch_size, collate_fn=identity_collate, **self._worker_options())
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
-        """Convert the feature maps on the device."""
+        """Convert the feature maps to float32 on the device. Pixels stay integers."""
         return maps_as_float(batch)
 
     def _worker_options(self) -> dict[str, Any]:
@@ -288,7 +288,7 @@ class CaptionData(FeatureData):
             self.epochs = ShuffledEpochs(len(self.sample_pairs), self.seed)
 
     def make_batch(self, step: int) -> Batch:
-        """Return this rank's part of training batch `step`. Of scenes, all change pairs come before all distractor pairs."""
+        """Return this rank's part of training batch `step`. With samples "scenes", change pairs come before distractor pairs."""
         generator = step_generator(self.seed, step)
         table = self.train_table
         sample_indices = self.epochs.take(step * self.batch_size, self.batch_size)
@@ -308,7 +308,7 @@ class CaptionData(FeatureData):
 
 
 class AdaptData(FeatureData):
-    """The data of CLIP4IDC's adaptation. The features are pixels. Each caption of each change pair is a sample (authors' code)."""
+    """The data of CLIP4IDC's adaptation, which trains retrieval on pixels. Each caption of a change pair is a sample (authors' code)."""
 
     @property
     def batches_per_epoch(self) -> int:
@@ -355,10 +355,10 @@ class ReinforceData(CaptionData):
         self.draws = draws
 
     def make_batch(self, step: int) -> Batch:
-        """Return this rank's part of a batch. Its `draws` (B, K, T - 1) are random numbers from 0 to 1 for K captions of each pair."""
+        """Return this rank's part of batch `step`. "draws" (B, K, T - 1): random numbers (0 to 1) for the words of K captions per pair."""
         generator = step_generator(self.seed, step)
         sample_indices = self.epochs.take(step * self.batch_size, self.batch_size)
-        pair_indices = self.sample_pairs[sample_indices]  # (B,), or (b, 2) for samples "scenes"
+        pair_indices = self.sample_pairs[sample_indices]  # (B,), or (b, 2) for samples "scenes"; "pair" for the rewards
         numbers = torch.rand(*pair_indices.shape, self.draws, self.max_length - 1, generator=generator)
         batch = self._add_images({"pair": torch.from_numpy(pair_indices), "draws": numbers}, pair_indices, generator)
         if pair_indices.ndim == 2:  # in the order of the images: all change pairs, then all distractor pairs

@@ -104,7 +104,7 @@ class PairTable:
         return np.array([(index, distractors[befores[index]]) for index in changes], dtype=np.int64).reshape(-1, 2)
 
     def draw_captions(self, pair_indices: np.ndarray, generator: torch.Generator) -> np.ndarray:
-        """Return the ids of a random caption of each pair, (..., T), from indices of pairs, (...)."""
+        """Return the ids of one random caption of each pair: (..., T) for `pair_indices` of the shape (...)."""
         fractions = torch.rand(pair_indices.shape, generator=generator, dtype=torch.float64).numpy()
         offsets = (fractions * self.caption_counts[pair_indices]).astype(np.int64)
         return self.tokens[self.first_caption[pair_indices] + offsets]
@@ -115,9 +115,9 @@ class PairTable:
 
 
 class PairDataset(Dataset):
-    """The first `limit` pairs of a split in order. A list of indices returns a whole batch.
+    """The first `limit` pairs of a split in order. Indexing with a list of indices gives a whole batch.
 
-    For validation, `make_text_entries` makes the entries ("tokens", ...) of each pair's first caption from its padded ids.
+    For validation, `make_text_entries` turns the padded ids of each pair's first caption into entries, such as "tokens".
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class PairDataset(Dataset):
 
 
 class RetrievalDataset(Dataset):
-    """The first `limit` change pairs of a split in order, each with all its captions; a list of indices returns a whole batch."""
+    """The first `limit` change pairs of a split in order, each with all its captions. Indexing with a list gives a whole batch."""
 
     def __init__(self, table: PairTable, limit: int | None = None) -> None:
         self.table = table
@@ -167,10 +167,10 @@ class RetrievalDataset(Dataset):
         counts = table.caption_counts[pair_indices]
         caption_indices = np.concatenate([np.arange(start, start + count) for start, count in zip(starts, counts)])
         return {
-            "number": torch.from_numpy(pair_indices),
+            "number": torch.from_numpy(pair_indices),  # index of the pair in the split
             "texts": torch.from_numpy(table.tokens[caption_indices]).long(),
-            "text_number": torch.from_numpy(caption_indices),
-            "text_pair_number": torch.from_numpy(table.caption_pair[caption_indices]),
+            "text_number": torch.from_numpy(caption_indices),  # index of the caption in the split
+            "text_pair_number": torch.from_numpy(table.caption_pair[caption_indices]),  # "number" of its pair
             **table.images(pair_indices),
         }
 

@@ -1,4 +1,4 @@
-"""The samples and the task of each training step, as functions of the seed and the step only.
+"""The samples of each training step, and its task in a pre-training, as functions of the seed and the step only.
 
 Therefore a resumed run, or a run on another number of ranks, trains on the same batches as an uninterrupted run on one process.
 """
@@ -56,7 +56,7 @@ class ShuffledEpochs:
 
 
 class TaskSchedule:
-    """One random task per training step, the same on every rank; `shares` are the relative frequencies, e.g. `{"mlm": 8, "fda": 2}`."""
+    """One random pre-training task per step, the same on every rank. `shares` are relative frequencies, such as {"mlm": 8, "fda": 2}."""
 
     def __init__(self, shares: Mapping[str, int], seed: int) -> None:
         self.tasks = [task for task, share in shares.items() if share > 0]
@@ -79,7 +79,7 @@ class TaskSchedule:
 
 
 class StepDataset(IterableDataset):
-    """The batches of the training steps `first`, `first + 1`, ..., without end."""
+    """The batches of the training steps `first`, `first + 1`, ..., without end. Each of n workers makes every n-th batch."""
 
     def __init__(self, make_batch: Callable[[int], Batch], first: int) -> None:
         self.make_batch = make_batch

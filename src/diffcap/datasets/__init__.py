@@ -49,7 +49,7 @@ def _use_names_on_disk(pair: ChangePair, folder: Path) -> ChangePair:
 
 
 def describe(dataset: str, pairs: list[ChangePair], folder: Path, has_skipped_pairs: bool = False) -> dict[str, Any]:
-    """Return entries of the file `dataset.json`: the official sizes, repeated images and captions, remarks, and `DatasetSpec.info`."""
+    """Return entries of the data stage's `dataset.json`: sizes, repetitions, remarks, `info`. `compare_sizes` needs `has_skipped_pairs`."""
     spec, num_by_key = get_dataset(dataset), Counter(key for pair in pairs for key in pair.extra)
     num_masks = f"{num_by_key['mask']:,}" + (f" of {len(pairs):,}" if num_by_key["mask"] < len(pairs) else "")
     notes = {
@@ -57,7 +57,7 @@ def describe(dataset: str, pairs: list[ChangePair], folder: Path, has_skipped_pa
         "changeflag_derived": f"{num_by_key['changeflag_derived']:,} pairs have no changeflag; it is derived from their captions",
         "mask": f"{num_masks} pairs have a mask of the change",
     }
-    undivided_words_note = missing_blanks(caption for pair in pairs for caption in pair.captions)
+    undivided_words_note = missing_blanks(caption for pair in pairs for caption in pair.captions)  # e.g. Chinese
     return {
         "official": compare_sizes(dataset, pairs, folder, has_skipped_pairs),
         "repetitions": count_repetitions(pairs),

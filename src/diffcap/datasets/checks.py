@@ -39,8 +39,8 @@ def read_entries(file: Path, content: str, remedy: str) -> Iterator[tuple[str, d
 def make_default_ids(image_paths: Sequence[Sequence[str]]) -> list[str]:
     """Make ids for the pairs of a file that has no ids, from the paths (before, after) of their images.
 
-    All ids are made in the same way, the first of these that gives distinct ids: the file name of the before image without suffix; its
-    path without suffix; both file names without suffix, joined by "-"; the number of the pair, with six digits.
+    All ids are made in the first of these ways that gives distinct ids: the file name of the before image without suffix; its path
+    without suffix; both file names without suffix, joined by "-"; the number of the pair, with six digits.
 
     Example:
         >>> make_default_ids([("1.jpg", "2.jpg"), ("1.jpg", "3.jpg")])

@@ -99,11 +99,11 @@ def _read_change_types(file: Path) -> dict[str, str]:
 
 
 def _read_extras(file: Path) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
-    """Return "000123.png" -> (`extra` of the scene's change, `extra` of its distractor), or {} if the file does not exist."""
+    """Return "000123.png" -> (`ChangePair.extra` of the change pair, that of the distractor); {} if the file does not exist."""
     extras = {}
     for image, scene in (read_object(file, "scenes") if file.is_file() else {}).items():
         change_extra = {key: scene[key] for key in ("boxes", "viewpoint_iou", "changed") if key in scene}
-        iou_key = "viewpoint_iou_distractor"
+        iou_key = "viewpoint_iou_distractor"  # overlap of both images' viewpoints, 1 if these are equal
         extras[image] = change_extra, ({"viewpoint_iou": scene[iou_key]} if iou_key in scene else {})
     return extras
 
@@ -181,10 +181,10 @@ def read_clevr_dc(folder: Path) -> list[ChangePair]:
     """Read CLEVR-DC (Kim et al., ICCV 2021), which has CLEVR scenes with strong camera movement, with or without a change.
 
         captions.json {"123": [sentences]}, split.json {"train": [123, ...], "val", "test"}, images in bef/ and aft/    the authors' format
-        change_captions.json {"000123.png": [sentences]}, splits.json (or split.json), images/ and sc_images/          DIRL's format
+        change_captions.json {"000123.png": [sentences]}, splits.json (or split.json), images/ and sc_images/          format of model DIRL
 
-    The authors do not document the names of the image files, so an image is found by the number at the end of its name. If a folder
-    does not exist, the names are assumed to be like `000123.png`, the ids in DIRL's evaluation. Pairs are sorted by split, then by number.
+    The authors do not document the names of the image files, so an image is found by the number at the end of its name. If the image
+    folder does not exist, names like `000123.png` are assumed, the ids in DIRL's evaluation. Pairs are sorted by split, then by number.
 
     The files do not state the change types, nor which pairs have no change (a sixth of them). Both are derived from the captions of a
     pair by majority vote. A pair has no change type if its captions disagree or name no change.

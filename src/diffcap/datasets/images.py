@@ -71,8 +71,8 @@ def check_images(
 def with_ranges(pairs: list[ChangePair], ranges: Mapping[str, tuple[float, float]]) -> list[ChangePair]:
     """Store in each pair the ranges of values by which later stages scale its images with more than 8 bits (`ChangePair.ranges`).
 
-    Images that are connected by pairs get one common range for integers, and one for floats. So an image has the same range in all its
-    pairs. `ranges` has the lowest and the highest value of each single image, from `check_images`.
+    Of the images that pairs connect, those with integers get one common range, and those with floats another one. So an image has the
+    same range in all its pairs. `ranges` has the lowest and the highest value of each single image, from `check_images`.
     """
     if not ranges:
         return pairs
@@ -98,8 +98,8 @@ def image_problem(path: str | Path) -> str:
 def _check_image(image_file: Path, check: str, cached_stamp: list[Any] | None) -> tuple[list[Any] | None, str]:
     """Return the stamp of an image, and what `image_problem` returns.
 
-    The stamp is [size in bytes, modification time in ns, range of the values]. Its range is None for an image of 8 bits, and it has no
-    range if the image is not decoded. If there is a problem, the stamp is None.
+    The stamp is [size in bytes, modification time in ns, range of the values]. The range is None for an image of 8 bits. If the
+    image is not decoded, the stamp has no range. If there is a problem, the stamp is None.
     """
     from PIL import Image, UnidentifiedImageError
 
@@ -120,7 +120,7 @@ def _check_image(image_file: Path, check: str, cached_stamp: list[Any] | None) -
         return cached_stamp, ""
     try:
         file_content = image_file.read_bytes()
-        value_range = read_image(file_content, "image").values  # later stages read images with it too
+        value_range = read_image(file_content, "image").values  # None for 8 bits; later stages use `read_image`
         # `read_image` also reads TIFF files that Pillow cannot open; they are not verified.
         with suppress(UnidentifiedImageError), Image.open(io.BytesIO(file_content)) as image:
             image.verify()  # the checksums and the end of the file, which decoding ignores

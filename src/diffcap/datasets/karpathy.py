@@ -136,7 +136,7 @@ class _PairEntry(NamedTuple):
     """An entry of a file in Karpathy's form."""
 
     place: str  # the file and the number of the entry, for messages
-    folder: str
+    folder: str  # {folder} in an `ImageLayout`
     name: str
     split: str
     captions: list[str]

@@ -1,4 +1,4 @@
-"""Patterns that recognise captions which state that nothing has changed, and such captions of several datasets."""
+"""Patterns that recognise captions which state that nothing has changed, and lists of such captions from several datasets."""
 
 import re
 
@@ -17,7 +17,7 @@ _SUBJECT = (
     r"(?:(?<!\w )|(?<!\bin )(?<!\bof )(?<!\bon )(?<!\bthe )"
     rf"(?=(?:animals?[12]?|both|everything|it|the|these|they|this|two)\b)){_THING_WORDS}"
 )
-# Verbs and adverbs before "the same". Wrong captions, which are made by replacing words, have "disappears to be" for "appears to be".
+# Verbs and adverbs before "the same"; "s" is from "it's". Hard negatives (captions with replaced words) have "disappears to be".
 _ARE = _any_words(
     "about almost (?:dis)?appears? are be been both clearly completely could essentially exactly from has have"
     " in\\s(?:essence|fact|variants) is just largely like look(?:s|ed)? may members might mostly much nearly of possibly practically pretty"

@@ -71,11 +71,11 @@ def compare_sizes(
     num_found = Counter(pair.split for pair in pairs if not (sizes.counts_scenes and pair.is_distractor))
     if has_skipped_pairs and sizes.counts_scenes:
         num_found &= Counter(pair.split for pair in pairs if pair.is_distractor)  # `&` takes the smaller numbers
-    # IDC-PCL's files do not have the official splits of images with classes, so only the sum of the splits is compared.
+    # In IDC-PCL's files, images with classes (NABirds) have other splits than the official ones, so only the sum is compared.
     total_units = sizes.total_units or (sum(sizes.units_by_split.values()) if sizes.num_classes else 0)
     counts = {f"{split} ": (num_found[split], number) for split, number in sizes.units_by_split.items()}
     if total_units:
-        counts = {"": (num_found.total(), total_units)}
+        counts = {"": (num_found.total(), total_units)}  # messages then name no split
     for word, (num_in_folder, num_official) in counts.items():
         if num_in_folder > num_official:
             raise DiffcapError(
@@ -94,7 +94,7 @@ def compare_sizes(
 
 
 def _details(sizes: ReleaseSizes, pairs: Sequence[ChangePair], found: Counter[str]) -> Iterator[tuple[str, int, int]]:
-    """Yield (what else is counted, such as "test distractors"; its number in the folder; the official number) of a whole dataset."""
+    """For a whole dataset, yield (what else is counted, such as "test distractors"; its number in the folder; the official number)."""
     num_by_kind = Counter((pair.split, pair.is_distractor) for pair in pairs)
     num_by_change_type = Counter(pair.change_type for pair in pairs if pair.change_type)
     classes = {pair.extra["class"] for pair in pairs if "class" in pair.extra}

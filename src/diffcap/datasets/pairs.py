@@ -3,8 +3,8 @@
     {"before": "shots/desk_1.jpg", "after": "shots/desk_2.jpg", "captions": ["the red cup is gone"]}
 
 docs/own_dataset.md describes the optional keys, for example "viewpoint_iou", the overlap of both viewpoints. The data stage warns of
-other keys, and copies them to its own list of pairs (the manifest). The list may also be `pairs.csv` or `pairs.tsv`. Its first line names
-the keys, and its column "caption" has one sentence. If no pair has a split, `draw_splits` divides the pairs at random.
+other keys, and copies them to its own list of pairs (the manifest). The list may also be `pairs.csv` or `pairs.tsv`. The first line of
+such a table names the keys, and the column "caption" has one sentence. If no pair has a split, `draw_splits` divides the pairs at random.
 
 The list may also be a JSON file in Karpathy's form, which `diffcap.datasets.karpathy` describes. The before images are then in
 `images/<split>/A`, the after images in `images/<split>/B`, masks in `images/<split>/label`. `images/` and `<split>/` may be left out.
@@ -141,7 +141,7 @@ def _parse_cells(row: dict[str, str]) -> dict[str, Any]:
 
 
 def notes(pairs: Sequence[ChangePair]) -> list[str]:
-    """Return a list with one warning that names all unknown keys, or an empty list. The data stage prints and stores it."""
+    """Return a list with one warning that names all unknown keys, or an empty list. The data stage prints and stores the warning."""
     known_keys = {*KEYS, "changeflag", "changeflag_derived"}  # the last two are keys of Karpathy's form
     remarks = []
     for key, num_pairs in Counter(key for pair in pairs for key in pair.extra if key not in known_keys).items():

@@ -26,9 +26,9 @@ def read_spot_the_diff(folder: Path) -> list[ChangePair]:
         resized_images/256.png, 256_2.png             before and after (256_diff.jpg is not read)
 
     The annotations may also be in `data/annotations/` or in the folder itself. The images may be in `images/` or in the folder
-    itself. A pair has one to three entries, one for each annotator; the sentences of its entries are merged. Its id, such as "256.png", is
-    that of papers. The sentences are not changed. The 66 empty ones are kept, because the authors' vocabularies and the scores of papers
-    include them. The settings of the evaluation decide if each sentence of a pair is a caption, or if all are one caption.
+    itself. A pair has one to three entries, one for each annotator; the sentences of its entries are merged. Ids of pairs, such as
+    "256.png", are those of papers. The sentences are not changed. The 66 empty ones are kept, because the authors' vocabularies and the
+    scores of papers include them. The option `data.changes` decides if each sentence of a pair is a caption, or all form one.
     """
     annotation_folder = checks.find_file(folder, *_SPOT_ANNOTATION_FILES).parent
     subfolder = next((name for name in _SPOT_IMAGE_FOLDERS if (folder / name).is_dir()), _SPOT_IMAGE_FOLDERS[0])

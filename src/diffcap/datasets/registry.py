@@ -23,10 +23,10 @@ class WordIdProtocol:
 
     name: ClassVar[ProtocolName] = "levir_cc"
     no_change: tuple[str, ...] = no_change.LEVIR_CC  # the sentences of pairs without change, without final full stops
-    # A word gets its own id if it occurs at least this often in all splits. The code of RSICCformer, SEN, Change-Agent and RSCaMa has > 5.
+    # A word gets its own id if it occurs at least this often in all splits. RSICCformer, SEN, Change-Agent and RSCaMa require more than 5.
     min_count: int = 6
     layout: Literal["rsicc", "chg2cap"] = "rsicc"  # whose order of word ids is used; METEOR depends on it
-    accuracy_only: bool = False  # True: without metrics of word ids and their mean (S*m)
+    accuracy_only: bool = False  # True: only the accuracy, no metrics of word ids, no S*m (mean of four)
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class DatasetSpec:
     augmented: bool = False  # True if `read` has an option `augmented` that keeps augmented training pairs
     renderer: str | None = None  # import path of the function that renders the dataset; None: it has published files
     pairs: bool = True  # False if it has single images
-    backbone: str | None = None  # replaces the default backbone of methods that read features
+    backbone: str | None = None  # replaces the default backbone (network of the features) of methods that read features
     pixels_backbone: str | None = None  # replaces the default backbone of methods that read pixels
     clip_backbone: str | None = None  # replaces the backbone `pixels` (images of 224 x 224) by one for a small CLIP
     network: str | None = None  # import path of the function that builds the network of `backbone`

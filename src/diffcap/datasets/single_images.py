@@ -37,8 +37,8 @@ def read_cub(folder: Path) -> list[ChangePair]:
         text_c10/001.Black_footed_Albatross/Black_Footed_Albatross_0046_18.txt   ten sentences, one per line
         testclasses.txt                  the 50 held-out classes, "004.Groove_billed_Ani", one per line
 
-    The folder holds the unpacked archives `CUB_200_2011/` (images) and `cvpr2016_cub/` (texts), or their contents. As in L2C and
-    IDC-PCL, images of the held-out classes are in "val". Without `images.txt`, the images that have captions are used, sorted by name.
+    The folder holds the unpacked archives `CUB_200_2011/` (images) and `cvpr2016_cub/` (texts), or their contents. As in the papers
+    L2C and IDC-PCL, images of the held-out classes are in "val". Without `images.txt`, the images with captions are used, sorted by name.
     """
     has_caption_folder = any((folder / name).exists() for name in _CUB_CAPTION_FOLDERS)
     if not has_caption_folder and _find_lines_file(folder, "train"):

@@ -1,7 +1,7 @@
 """The paired bootstrap test: is one system better than another, or is the difference due to the choice of the test pairs?
 
-Koehn, "Statistical significance tests for machine translation evaluation" (EMNLP 2004). A bootstrap sample has as many pairs as the
-test set. They are sampled with replacement, and are the same for both systems. Each sample is scored as a corpus:
+Koehn, "Statistical significance tests for machine translation evaluation" (EMNLP 2004). A bootstrap sample has as many pairs as a
+group of the test set, such as "total". They are drawn with replacement, the same for both systems. Each sample is scored as a corpus:
 
 * BLEU-1 to BLEU-4: the counts of the sampled pairs are added up;
 * METEOR: the counts of its Java program are added up, and the program computes the score of the sum;
@@ -185,7 +185,7 @@ def compare(
         a, b: id -> caption, exactly the ids of `references`.
         groups: name -> ids, not empty.
         references, tokenizer, metrics: as in `captions.score_captions`.
-        level: confidence level of the intervals, a fraction.
+        samples: number of bootstrap samples. level: confidence level of the intervals, a fraction.
 
     Returns:
         "groups": group -> metric -> the result of `compare_scores`.

@@ -24,7 +24,7 @@ Tokenizer = Literal["ptb", "raw"]
 
 Hypotheses = Mapping[str, str]  # id -> tokenised caption
 References = Mapping[str, list[str]]  # id -> tokenised captions
-Groups = Mapping[str, Sequence[str]]  # name -> ids
+Groups = Mapping[str, Sequence[str]]  # name of a group of pairs, such as "total" -> ids
 Scores = dict[str, dict[str, float]]  # group -> metric -> score
 Key = TypeVar("Key")
 

@@ -43,7 +43,7 @@ MAX_WORD_PAIRS = 1_000_000
 _WORDS, _REFERENCE_WORDS, _CHUNKS, _MATCHED, _REFERENCE_MATCHED = 0, 1, 20, 21, 22
 
 CORENLP_JARS = ("stanford-corenlp-3.6.0.jar", "stanford-corenlp-3.6.0-models.jar")  # for SPICE
-FOLDER_VARIABLE = "DIFFCAP_CORENLP"
+FOLDER_VARIABLE = "DIFFCAP_CORENLP"  # environment variable with the folder of these files
 # CoreNLP 3.6.0 and its serialisers access internal classes of these packages, which is forbidden by default since Java 16.
 _JDK_PACKAGES = ("java.lang", "java.util", "java.util.concurrent", "java.text", "java.math", "java.nio", "sun.nio.ch")
 
@@ -85,7 +85,7 @@ def run_java(program_name: str, *arguments: str | Path, text: str = "") -> str:
     """Run a Java program in an empty temporary folder with the standard input `text`, and return its standard output.
 
     Args:
-        program_name: for the message ("the PTB tokeniser"). arguments: of Java; paths must be absolute.
+        program_name: for error messages ("the PTB tokeniser"). arguments: of Java; paths must be absolute.
     """
     with tempfile.TemporaryDirectory(prefix="diffcap-java-") as folder:
         call = subprocess_arguments(*arguments)

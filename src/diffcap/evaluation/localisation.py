@@ -85,7 +85,7 @@ def localisation(attentions: Iterable[WordAttention]) -> dict[str, dict[str, flo
         pointing_chance = (coverage > 0).mean()
         values = [1, pointing_score(map, coverage), pointing_chance, mass_inside(map, coverage), coverage.mean()]
         sums[name] = sums.get(name, 0) + np.array(values)
-    keys = ("pointing", "pointing_chance", "mass", "mass_chance")
+    keys = ("pointing", "pointing_chance", "mass", "mass_chance")  # "mass": energy-based pointing game
     averages: dict[str, dict[str, float]] = {}
     for name, (count, *totals) in sums.items():
         averages[name] = {"count": int(count)}
