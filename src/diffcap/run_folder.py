@@ -147,7 +147,7 @@ def weights_id(checkpoint: Path) -> str | None:
 
 
 def check_finished(checkpoints: Iterable[str | Path]) -> None:
-    """Check that checkpoints of finished trainings are the files that those trainings wrote."""
+    """Check that the checkpoints that finished trainings recorded are unchanged; other checkpoints are not checked."""
     for path in map(Path, checkpoints):
         folder = path.parent
         if path.name not in (BEST, LAST) or not (folder / FINISHED).is_file():
@@ -180,7 +180,7 @@ class TrainingLineage(NamedTuple):
         return [folder / FINISHED for folder in reversed(folders)]
 
     def _find_parent(self, folder: Path) -> Path | None:
-        """Return the stage folder of the checkpoint that a training started from; None if there is none."""
+        """Return the stage folder of the checkpoint that a training started from, or None. Old records lack it: try earlier stages."""
         record = read_object(folder / FINISHED)
         init_from = get_config_value([folder / CONFIGURATION], "model", "init_from")
         candidates: list[Path] = []
