@@ -78,7 +78,7 @@ class Decoding(pl.LightningModule):
         self.unfinished.update(pair_id for pair_id, ended in zip(batch["id"], has_end) if not ended)
 
     def on_predict_epoch_end(self) -> None:
-        """Gather the results of all ranks. The sampler repeats pairs as padding; each pair is kept once."""
+        """Gather the results of all ranks. If the sampler repeated pairs, so that all ranks have as many, each pair is kept once."""
         if world_size() > 1:
             gathered: list[Any] = [None] * world_size()
             dist.all_gather_object(gathered, (self.captions, self.unfinished))

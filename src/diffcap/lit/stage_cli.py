@@ -133,7 +133,7 @@ class StageCLI(LightningCLI):
             elif config.get("enable_progress_bar") is not False:
                 callbacks.append(StageProgressBar(console_kwargs={"stderr": True}))
         callbacks.append(LogProgress())
-        options = launched_options(config.get("devices", 1))  # set if torchrun or srun started the processes
+        options = launched_options(config.get("devices", 1))  # for processes of torchrun or srun
         if launched_plugins := options.pop("plugins", []):
             kwargs["plugins"] = plugins + launched_plugins
         if config.get("strategy", "auto") != "auto":

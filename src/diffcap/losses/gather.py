@@ -36,7 +36,7 @@ def global_mean(values: Tensor) -> Tensor:
 
 
 def ddp_scaled_sum(values: Tensor) -> Tensor:
-    """Return this rank's share of the sum over the values of all ranks, times the number of ranks."""
+    """Return this rank's share of the sum over the values of all ranks, times the number of ranks, by which DDP divides."""
     return values.sum() * world_size()
 
 

@@ -120,7 +120,7 @@ class DecoderBlock(nn.Module):
         return self.cross.project_query(words)
 
     def forward(self, x: Tensor, memory: KeyValue, mask: Tensor | None, past_segments: Segments) -> BlockOutput:
-        """Run words x (B, T, D), which attend to `memory`, the visual tokens; `mask` and `past_segments` as in `Attention.forward`."""
+        """Run words x (B, T, D), which attend to `memory` (visual tokens) and earlier words (`past_segments`), see `Attention.forward`."""
         attended, new_key_values = self.self_attention(x, mask, past_segments)
         words = self.norm1(x + self.dropout(attended))
         visual = self.norm2(words + self.dropout(self.cross.attend(self.cross_query(words), memory)))
@@ -146,7 +146,7 @@ class TextBlock(nn.Module):
         return self.cross.project_query(self.norm_cross(words))
 
     def forward(self, x: Tensor, memory: KeyValue, mask: Tensor | None, past_segments: Segments) -> BlockOutput:
-        """Run words x (B, T, D), which attend to `memory`, the visual tokens; `mask` and `past_segments` as in `Attention.forward`."""
+        """Run words x (B, T, D), which attend to `memory` (visual tokens) and earlier words (`past_segments`), see `Attention.forward`."""
         attended, new_key_values = self.self_attention(self.norm1(x), mask, past_segments)
         words = x + attended
         visual = words + self.cross.attend(self.cross_query(words), memory)

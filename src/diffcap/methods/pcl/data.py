@@ -249,7 +249,7 @@ class PretrainData(FeatureData):
         return FdaSamples(np.array(pair_indices), text_rows.reshape(len(pair_indices), -1), tokens)
 
     def make_batch(self, step: int) -> Batch:
-        """Return "task", "before", "after" (not for single images), and the entries that `PCLPretraining` needs for the task."""
+        """Return this rank's part: "task", "before", "after" (not for single images), and what `PCLPretraining` needs for the task."""
         task, task_step = self.schedule.at(step)  # `task_step`: number of earlier steps with this task
         if task == FGVC_TASK:
             return self._labelled_batch(task_step)
