@@ -90,7 +90,7 @@ class Experiment:
 
     def __post_init__(self) -> None:
         """Read `config`, check the values, fill in the defaults."""
-        # The variables of the command line, without those of `config` and the defaults.
+        # Only the variables of the command line. Those of `config` are `values`; `sections` maps a stage to its options in `config`.
         self.explicit_values = {f.name: getattr(self, f.name) for f in VARIABLES if getattr(self, f.name)}
         values, self.sections = _read_config(Path(self.config), self.explicit_values) if self.config else ({}, {})
         for variable in VARIABLES:
@@ -98,7 +98,7 @@ class Experiment:
             setattr(self, name, self.explicit_values.get(name) or values.get(name) or variable.metadata["default"])
         self.dataset_spec, self.method_spec = get_dataset(self.dataset), get_method(self.method)
         self.base_model = self.vlm  # the pre-trained model that the captioner is made from
-        self.base_model_name = Path(self.base_model.partition("@")[0]).name  # without user and revision
+        self.base_model_name = Path(self.base_model.partition("@")[0]).name  # "user/name@revision" -> "name"
         # The datasets in `extra`, and an experiment for each. The user prepares each by `make data DATASET=<name>`.
         self.extras = tuple(filter(None, (name.strip() for name in self.extra.split(","))))
         self.extra_experiments: list[Experiment] = []
@@ -119,7 +119,7 @@ class Experiment:
         self.features_folder = Path(self.folder) / "features" / self.features
         if self.extra:
             self._prepare_extra()
-        is_run_config = any("run" in section for section in self.sections.values())
+        is_run_config = any("run" in section for section in self.sections.values())  # as in a config.yaml of a run
         names_network = self.features_from or "backbone" in {**values, **self.explicit_values}
         if is_run_config and not names_network and not (self.features_folder / "meta.json").is_file():
             raise DiffcapError(
@@ -138,7 +138,7 @@ class Experiment:
         # Checkpoint that fine-tuning starts from, if the method has a pre-training.
         pretraining = self.method_spec.pretraining
         self.pretrained_checkpoint = Path(self.pretraining) / (pretraining.checkpoint if pretraining else LAST)
-        # True if fine-tuning starts from this run's pre-training. With PRETRAINING and in a sweep it starts from that of another run.
+        # True if fine-tuning starts from this run's pre-training. With PRETRAINING or in a sweep, another run has the pre-training.
         is_own_folder = Path(self.pretraining) == self.stage_folder(PRETRAIN)
         self.owns_pretraining = self.has_pretraining and is_own_folder
         self.checkpoint = self.stage_folder(self.captioner) / BEST  # the trained captioner
@@ -146,14 +146,14 @@ class Experiment:
         self.evaluated_checkpoint = self.pretrained_checkpoint if self.eval == RETRIEVAL else self.checkpoint
 
     def _choose_backbone(self) -> None:
-        """Set `backbone`, and set `reads_pixels` to True if the captioner reads images instead of features. Some methods can read both."""
+        """Set `backbone`, and set `reads_pixels` to True if the captioner reads images, not features. Some methods can read either."""
         if self.offline == "yes" and self.weights and not self.backbone:
             raise DiffcapError(
                 f"OFFLINE=yes and WEIGHTS={self.weights}: the networks that are included in diffcap have their own weights; give "
                 "one of the two, or BACKBONE= with both."
             )
-        has_two_forms = self.method_spec.pixels_backbone is not None
-        # True if the method's section `offline` is used. Its settings are for the small features of the backbones included in diffcap.
+        has_two_forms = self.method_spec.pixels_backbone is not None  # the method can read features or images
+        # True if the section `offline` of the method's file is used. It has settings for the small features of the included backbones.
         self.uses_offline_settings = False
         self.reads_pixels = self._has_image_network() if has_two_forms else self.method_spec.reads_pixels
         self._default_backbone = self.dataset_spec.backbone_for(self.method_spec, self.reads_pixels)
@@ -161,7 +161,7 @@ class Experiment:
             self.uses_offline_settings = True
             if has_two_forms:  # the offline settings may change what the captioner reads
                 self.reads_pixels = self._has_image_network()
-            pixels = self.dataset_spec.clip_backbone or "blocks_pixels"
+            pixels = self.dataset_spec.clip_backbone or "blocks_pixels"  # the backbone that gives images
             self._default_backbone = pixels if self.reads_pixels else "blocks"
         self.backbone = self.backbone or self._default_backbone
 
@@ -234,7 +234,7 @@ class Experiment:
                 self.first_dataset = name
 
     def words(self) -> list[str]:
-        """Return the variables as a command line."""
+        """Return the variables of the command line as words, such as --seed 7; those of `config` and defaults are left out."""
         return [word for name, value in self.explicit_values.items() for word in (f"--{name}", value)]
 
     def check_inputs(self, stages: set[str]) -> None:
@@ -288,7 +288,7 @@ def methods_with(has_property: Callable[[Method], bool]) -> str:
 def _read_config(path: Path, explicit_values: dict[str, str]) -> tuple[dict[str, str], dict[str, Any]]:
     """Read a CONFIG file: an experiment file, or the config.yaml that a training stage wrote.
 
-    Returns its variables, and the options of each stage. `explicit_values` are the variables of the command line.
+    Returns the file's variables, and its options: stage -> options. `explicit_values` are the variables of the command line.
     """
     if not path.is_file():
         raise DiffcapError(f"CONFIG={path}: no such file; give a YAML file, or the config.yaml of a run's stage.")
@@ -328,7 +328,7 @@ def _read_config(path: Path, explicit_values: dict[str, str]) -> tuple[dict[str,
 
 
 def _values_of_run(path: Path, content: dict[str, Any], explicit_values: dict[str, str]) -> dict[str, str]:
-    """Return the variables in a run's config.yaml. Another seed or `extra` makes another run, so the run's folder is left out."""
+    """Return the variables in a run's config.yaml; without the run's folder if the command line makes another run (seed or `extra`)."""
     run, data, model = (content.get(key) or {} for key in ("run", "data", "model"))
     missing = [name for name in ("method", "dataset", "out") if not run.get(name)]
     if missing:
@@ -368,7 +368,7 @@ def _values_of_run(path: Path, content: dict[str, Any], explicit_values: dict[st
 def parse(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """Split a command line into the variables of an experiment and the options of the stage.
 
-    A variable is `--features_from X`, `--features-from=X` or `--FEATURES_FROM X`. Everything after `--` is an option of the stage.
+    A variable is given as `--features_from X`, `--features-from=X` or `--FEATURES_FROM X`; all words after `--` are options of the stage.
     """
     variables: dict[str, str] = {}
     stage_options: list[str] = []

@@ -2,8 +2,8 @@
 
 The authors' folder has one of two formats:
 
-* `.npy` (SCORER, DIRL): one file per image, such as `features/CLEVR_default_000123.png.npy`. The file is in the folder `features`,
-  `sc_features` or `nsc_features`, or in any folder if its name is unique;
+* `.npy` (methods SCORER, DIRL): one file per image, such as `features/CLEVR_default_000123.png.npy`. The file is in the folder
+  `features`, `sc_features` or `nsc_features`, or in any folder if its name is unique;
 * pickles (IDC-PCL): `img.pkl`, `sc_img.pkl` and `nsc_img.pkl` in the authors' folder or in its subfolder `full`, or a single pickle
   with any name (Birds-to-Words). Each is a dict from image name without extension to array. A pickle is read as a whole, without
   executing code: 40,000 maps of 2048 x 7 x 7 in float32 need 16 GB of memory.
@@ -52,7 +52,7 @@ def fill_store(dataset: Dataset, authors_folder: str | Path, store_folder: str |
     first_image, first_map = next(feature_maps)
     shape = first_map.shape
     meta = {"library": "authors", "form": "pickles" if pickles else "npy"}
-    stamps = file_stamps([feature_files[path] for path in image_paths])  # so that changed files are imported again
+    stamps = file_stamps([feature_files[path] for path in image_paths])  # sizes and times, to find changed files
     writer = StoreWriter(store_folder, image_paths, shape, meta, stamps)
     row_of = {path: row for row, path in enumerate(writer.image_paths)}
     missing_rows = set(writer.missing_rows().tolist())
@@ -121,16 +121,16 @@ def _read_feature_maps(feature_files: dict[str, Path], stored_images: set[str]) 
 
 
 def _pickle_keys(image_path: str) -> list[str]:
-    """Return the keys that an image may have in a pickle."""
+    """Return the keys that an image may have in a pickle. For a name that is a number, one of them has six digits ("000007")."""
     path = PurePosixPath(image_path)
-    # CUB, from which the birds come, has a folder per class: "images/001.Albatross/0007.jpg" -> "001.Albatross/0007.jpg".
+    # The dataset CUB has a folder for each class of birds: "images/001.Albatross/0007.jpg" -> "001.Albatross/0007.jpg".
     class_path = path.relative_to(path.parts[0]) if len(path.parts) > 1 else path
     padded = [f"{int(path.stem):06d}"] if path.stem.isdecimal() else []
     return [path.stem, path.name, str(class_path.with_suffix("")), str(class_path), *padded]
 
 
 def _find_npy_files(image_paths: Sequence[str], authors_folder: Path) -> dict[str, Path]:
-    """Return the `.npy` file of each image."""
+    """Return the `.npy` file of each image. If an image's name is a number, the file's name may have six digits ("000007.png.npy")."""
     files_of_name: dict[str, list[Path]] = {}
     for file in sorted(authors_folder.rglob("*.npy")):
         files_of_name.setdefault(file.name, []).append(file)
@@ -156,7 +156,7 @@ def _find_npy_files(image_paths: Sequence[str], authors_folder: Path) -> dict[st
 
 
 def _to_feature_map(array: Any, place: str) -> Array:
-    """Convert an array of one of the three shapes at the top to (C, h, w); messages name the array's `place`."""
+    """Convert an array of one of the shapes at the top of this module to (C, h, w); messages name `place` (file and key)."""
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiu":
         raise DiffcapError(f"{place}: expected numbers, found {type(array).__name__}; fetch the file again.")
     if array.ndim == 4 and len(array) == 1:

@@ -46,7 +46,7 @@ GROUP_SIZES = {
 NUM_PROBABILITIES = sum(GROUP_SIZES.values())
 HEAD_CHANNELS = NUM_PROBABILITIES + 2 * COLORS  # output channels of the last convolution: probabilities and offsets
 NUM_CHANNELS = COLORS * (4 + SHAPES + MATERIALS + SIZES) + SHAPES + MATERIALS + SIZES + GROUP_SIZES["solid"]
-# Normalised values are from about -2 to 2.
+# In `NUM_CHANNELS` (107), the 4 are: probability, two offsets and fraction of pixels. `PREPROCESSING` gives values from -2 to 2.
 PREPROCESSING = ResizeNormalize((HEIGHT, WIDTH), (0.5, 0.5, 0.5), (0.25, 0.25, 0.25), antialias=True)
 
 
@@ -56,9 +56,9 @@ class BlocksNetwork(nn.Module):
     `norm` adds batch norm for training. Before the network ships, `weights.fuse_batch_norms` merges it into the convolutions.
     """
 
-    mean: Tensor
-    scale: Tensor
-    centers: Tensor
+    mean: Tensor  # (107,) mean of each channel over scenes and cells, from the training
+    scale: Tensor  # (107,) standard deviation of each channel
+    centers: Tensor  # (16, 4, 6) the cells' centres: 8 times x, then 8 times y, as in the output of `predict`
 
     def __init__(self, norm: bool = False) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class BlocksNetwork(nn.Module):
             2,
         )  # (B, 8, 8, 4, 6)
         x, y = positions.unflatten(1, (2, COLORS)).unbind(1)  # (B, 8, 4, 6)
-        weights, dx, dy = self._bilinear_weights(x, y)  # (B, 8, 24, 24): for an object in cell i, and cell j
+        weights, dx, dy = self._bilinear_weights(x, y)  # (B, 8, 24, 24): cell of the object, cell that gets a share
         color_values = torch.einsum("bcgi,bcij->bcgj", by_color.flatten(3), weights)
         offsets = [torch.einsum("bci,bcij->bcj", color.flatten(2), weights * distance) for distance in (dx, dy)]
         # The groups without color use the mean position of the cell's objects, weighted by the probabilities of the colors.
@@ -121,7 +121,7 @@ class BlocksNetwork(nn.Module):
         return values.unflatten(2, (ROWS, COLUMNS))
 
     def _bilinear_weights(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the weights of all 24 cells for objects at (x, y), (B, n, 4, 6), and the distances in cells, (B, n, 24, 24) each."""
+        """Return the weights of all 24 cells for objects at x and y, (B, n, 4, 6) each, and dx and dy in cells: (B, n, 24, 24) each."""
         # `centers` has x and then y of each cell, each repeated for the 8 colors.
         center_x, center_y = (self.centers[index].flatten() for index in (0, COLORS))  # (24,) each
         dx = (x.flatten(2)[..., None] - center_x) / (2 * CELL / WIDTH)

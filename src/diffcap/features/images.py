@@ -30,7 +30,7 @@ class ImageBatch:
 
     rows: Tensor  # (B,) int64, number of each image's row in the feature store
     images: Tensor  # (B, 3, H, W), preprocessed
-    problems: list[str]  # error messages about wanted images that are missing in `images`: they cannot be read
+    problems: list[str]  # error messages about images without features that cannot be read; `images` lacks them
 
 
 @dataclass
@@ -41,10 +41,10 @@ class _ImageBatches(Dataset[ImageBatch]):
     """
 
     row_batches: list[RowNumbers]  # one array for each batch: the rows of its images in the feature store
-    wanted_rows: set[int]  # rows without features
+    wanted_rows: set[int]  # rows of the store that have no features yet
     image_files: Sequence[Path]  # one file for each row
     preprocess: Callable[[Image.Image], Tensor]
-    value_ranges: Mapping[Path, ValueRange]  # image file -> value range of its pair, if it has more than 8 bits
+    value_ranges: Mapping[Path, ValueRange]  # for images with more than 8 bits: image file -> value range of its pair
 
     def __len__(self) -> int:
         return len(self.row_batches)
@@ -89,7 +89,7 @@ class ImageData(pl.LightningDataModule):
         preprocess: Callable[[Image.Image], Tensor],
         value_ranges: Mapping[Path, ValueRange] | None = None,
     ) -> None:
-        """Set the wanted rows of the store, the image files of all rows, and the value ranges of images with more than 8 bits."""
+        """Set the wanted rows (without features) of the store, all rows' image files, and the value ranges of images above 8 bits."""
         self._wanted_rows = wanted_rows
         self._image_files = list(image_files)
         self._preprocess = preprocess
@@ -98,8 +98,8 @@ class ImageData(pl.LightningDataModule):
     def row_batches(self) -> list[RowNumbers]:
         """Return the rows of each batch. The whole store is cut into batches; batches without a wanted row are left out.
 
-        So an image is always in a batch with the same other images, for any number of ranks and after an interruption. This
-        matters because the last bits of a convolution can depend on the size of the batch.
+        So each image is always in a batch with the same other images, for any number of ranks and after an interruption. Otherwise
+        its features could change, because the last bits of a convolution can depend on the size of the batch.
         """
         all_rows = np.arange(len(self._image_files), dtype=np.int64)
         batch_numbers = np.unique(self._wanted_rows // self.batch_size)

@@ -4,11 +4,11 @@
 |---|---|
 | `features.f16` | array (images, C, H, W), little-endian float16 without a header; `features.u8` (uint8) if the features are pixels |
 | `index.json` | `{"paths": [...], "stamps": [...]}`: path of each row's image, and its stamp (size and time of the image file) |
-| `sums.u32` | CRC-32 of each row, little-endian; reading a row compares it, and a resumed training compares the whole file |
+| `sums.u32` | CRC-32 of each row, little-endian, compared when the row is read; a resumed training must find this file unchanged |
 | `done.u8` | 1 for each row that is done (on the disk); a byte per row, so that two processes never write the same byte |
 | `meta.json` | format version, shape of a row, backbone, hash of the backbone's weights, preprocessing |
 | `complete` | exists if all rows are done |
-| `verified.json` | sizes and times of the array and of `sums.u32` after the last check of all rows |
+| `verified.json` | sizes and times of the array's file and of `sums.u32` when all rows were last known to match their CRC-32 |
 
 A store of pixels with `"from_files": true` in `meta.json` has no array, because the array of large images would be too large. Each
 read decodes and resizes the image files, which gives the same values. In such a store, `sums.u32` has the CRC-32 of each image file.
@@ -120,7 +120,7 @@ def _shorten_json(value: Any) -> str:
 
 
 def extract_command(folder: Path, meta: Mapping[str, Any]) -> str:
-    """Return the command that computes the missing features of the store in `folder`, for messages."""
+    """Return the command that computes the missing features of the store in `folder` (`meta`: its `meta.json`), for messages."""
     dataset_folder = folder.parent.parent
     name = folder.name
     command = f"make extract FOLDER={shlex.quote(str(dataset_folder))}"
@@ -166,7 +166,7 @@ class FeatureStore(ABC):
 
     @staticmethod
     def open(folder: str | Path, captioner_meta: Mapping[str, Any] | None = None) -> "FeatureStore":
-        """Open a complete store. It must have the kind of features in `captioner_meta`, the `meta` of a captioner's training store."""
+        """Open a complete store. Its features must be of the kind that `captioner_meta` describes, the `meta` of a captioner's training."""
         folder = Path(folder)
         meta = read_meta(folder)
         for key in _COMPATIBILITY_KEYS:

@@ -118,7 +118,8 @@ def find_clip_weights(network: str, from_file: bool = False) -> tuple[str, str, 
     """Return the name of an open_clip model, the tag of its weights, and open_clip's settings of the tag (mean, quick_gelu, url, ...).
 
     `network` is NAME or NAME:TAG, as in `open_clip.list_pretrained(as_str=True)`. Without TAG, the tag is "openai" or else the model's
-    first tag; a model without tags has the tag "" and no settings. With `from_file`, TAG is required if the tags' settings differ.
+    first tag; a model without tags has the tag "" and no settings. If the weights are the user's file (`from_file`) and the tags' settings
+    differ, TAG is required.
     """
     import open_clip
     from open_clip.pretrained import get_pretrained_cfg
@@ -141,7 +142,7 @@ def find_clip_weights(network: str, from_file: bool = False) -> tuple[str, str, 
 
 
 def describe_clip(network: str) -> dict[str, Any]:
-    """Return the name for `meta.json`, the tag if `network` has it, and "quick_gelu" if only the weights' settings have this activation."""
+    """Return entries of `meta.json`: the name, TAG if given, and "quick_gelu" if the tag has this activation and the model has not."""
     import open_clip
 
     name, tag, settings = find_clip_weights(network)

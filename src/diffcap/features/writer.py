@@ -60,7 +60,7 @@ class StoreWriter:
     ) -> None:
         self.folder = Path(folder)
         self.shape = shape
-        # Converted to JSON and back, `self.meta` has lists instead of tuples, like `meta.json`. In `meta` of pixels, "dtype" is "uint8".
+        # Converted to JSON and back, `self.meta` has lists instead of tuples, like `meta.json`. For pixels, `meta` has "dtype": "uint8".
         content = {"version": store.FORMAT_VERSION, "shape": shape, "dtype": "float16", **meta}
         self.meta = json.loads(json.dumps(content))
         self._array_file, self._dtype = store.ARRAY_FILES[self.meta["dtype"]]

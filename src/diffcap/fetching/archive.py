@@ -14,7 +14,7 @@ from diffcap.utils.errors import DiffcapError
 
 _MAX_RATIO = 200  # largest ratio of extracted bytes to the archive's bytes; text has about 20, zeros have 1,000
 _MIN_LIMIT = 1 << 30  # extracted bytes that are allowed at any ratio
-# Errors of the file system that names in an archive cause. Other errors, such as a full disk, are raised unchanged.
+# Errors of the file system that the names in an archive cause. Other OSErrors, such as a full disk, are raised unchanged.
 _NAME_ERRORS = (errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG)
 
 
@@ -28,14 +28,11 @@ def is_archive(path: Path) -> bool:
 
 
 def extract(archive: Path, folder: Path, strip_folder: str = "", size_limit: int | None = None) -> int:
-    """Extract a zip or tar file (also .gz, .bz2, .xz) of any name into a folder; existing files of the same names are replaced.
+    """Extract a zip or tar file (also .gz, .bz2, .xz) of any name into a folder, replacing files; returns the number of extracted files.
 
     Args:
         strip_folder: leading folder to remove from the names of members ("data" turns data/a.png into a.png).
         size_limit: maximum sum of the members' sizes in bytes; by default 200 times the archive's size, but at least 1 GiB.
-
-    Returns:
-        Number of extracted files.
 
     Raises:
         DiffcapError: the archive is damaged or unsafe. No file is extracted.
@@ -50,7 +47,8 @@ def extract(archive: Path, folder: Path, strip_folder: str = "", size_limit: int
         else:
             with zipfile.ZipFile(archive) as zip_file:
                 _check_size(sum(member.file_size for member in zip_file.infolist()), size_limit)
-                zip_file.extractall(temporary_folder)  # below the folder, no links, at most `file_size` bytes each
+                # zipfile writes only into this folder, makes no links, and writes at most `file_size` bytes of each member.
+                zip_file.extractall(temporary_folder)
         return _move_files(temporary_folder, folder, PurePosixPath(strip_folder))
     except Exception as error:  # the standard library raises many kinds of errors for damaged files
         # A damaged archive can also cause an OSError: the errno is None if decompression fails, EINVAL if an offset is wrong.

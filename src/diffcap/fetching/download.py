@@ -174,7 +174,7 @@ def download(urls: tuple[str, ...], target: Target, client: Client) -> str:
 
 
 def _download_from(url: str, target: Target, client: Client) -> None:
-    """Download from one URL. The download fails if it receives no new bytes in `retries` further attempts in a row."""
+    """Download from one URL. Fails if `retries` further attempts in a row bring no new bytes, or a requested pause exceeds `patience`."""
     settings = client.settings
     num_failures = 0
     max_size = target.part_size(url)

@@ -87,7 +87,7 @@ class Checksums:
     def check_existing(self, path: Path, verify: Callable[[Path], str]) -> str:
         """Return what is wrong with an existing file, or "".
 
-        A recorded file must be unchanged. A file without a record (copied by hand, or the process was killed) is verified.
+        A recorded file must be unchanged. A file without a record (copied by hand, or the process was killed) is checked by `verify`.
         """
         record = self._records.get(self.name(path))
         status = path.stat()
@@ -96,7 +96,7 @@ class Checksums:
         if (record.get("size"), record.get("stamp")) != (status.st_size, status.st_mtime_ns):
             if file_hash(path) != record["sha256"]:
                 return f"its content differs from the checksum in {self.path}"
-            record.update(size=status.st_size, stamp=status.st_mtime_ns)  # copied or touched
+            record.update(size=status.st_size, stamp=status.st_mtime_ns)  # the file was only copied or touched
         return ""
 
     def check_download(self, file: Path, path: Path, sha256: str = "", md5: str = "") -> str:
@@ -238,7 +238,7 @@ def _fetch_entry(
 
 
 def _accept_manual_files(entry: Entry, folder: DatasetFolder) -> list[Failure]:
-    """Verify and extract files that a person has put into the dataset's folder; returns a failure for each damaged file."""
+    """Verify and extract the files of an entry that a person must download and has put there; returns a failure for each bad file."""
     failures = []
     for path in sorted(folder.download_folder.glob(entry.file)) if entry.unpack else [folder.path_of(entry)]:
         if not path.is_file() or path.suffix in _UNFINISHED_SUFFIXES:

@@ -24,7 +24,7 @@ from diffcap.utils.files import atomic_write
 
 
 class PartCallback(Callback):
-    """Base class of callbacks that change the learning rate of one part of the captioner. This part is a parameter group of Adam."""
+    """Base class of callbacks that change the learning rate of one part of the captioner. The part is a parameter group of Adam."""
 
     part: str  # name of the part in the captioner, and of the parameter group
 
@@ -79,7 +79,7 @@ class PeriodicCheckpoint(Callback):
         if self._interrupted_at == math.inf:
             self._interrupted_at = time.monotonic()
             os.write(2, self._stop_note.encode())  # print() must not be called while another print() is interrupted
-        elif time.monotonic() > self._interrupted_at + 1:  # make sends its process group the same signal twice
+        elif time.monotonic() > self._interrupted_at + 1:  # make sends the same signal twice within a second
             raise KeyboardInterrupt
 
     def on_train_batch_start(
@@ -91,7 +91,7 @@ class PeriodicCheckpoint(Callback):
             return
         is_interrupted = self._interrupted_at < math.inf
         reduce = trainer.strategy.reduce_boolean_decision
-        must_stop = step % self._stop_every(trainer) == 0 and reduce(is_interrupted, all=False)  # on any rank
+        must_stop = step % self._stop_every(trainer) == 0 and reduce(is_interrupted, all=False)  # if any rank is
         is_periodic = step % self.every_n_steps == 0
         if step and (is_periodic or must_stop):
             loop = trainer.fit_loop.epoch_loop
@@ -136,7 +136,7 @@ class DelayedModelCheckpoint(ModelCheckpoint):
                 f"run.monitor is {self.monitor!r}, but validation logs {logged}; set it to one of these."
             )
         if not trainer.global_step:
-            self._last_global_step_saved = -1  # Lightning treats the initial weights as saved
+            self._last_global_step_saved = -1  # else Lightning would treat the weights of step 0 as saved
         if trainer.global_step >= self.start_step:
             super().on_validation_end(trainer, pl_module)
 
