@@ -60,7 +60,7 @@ def ablation(
     # The stages that all rows share run first, because two rows would write the same files at the same time.
     needs_negatives = base.method_spec.pretraining is not None and base.method_spec.pretraining.needs_negatives
     make("data", "extract negatives" if needs_negatives else "extract", shared_variables)
-    for extra in sorted({ablations[row].extra for row in chosen_rows} - {""}):  # datasets of a further pre-training
+    for extra in sorted({ablations[row].extra for row in chosen_rows} - {""}):  # further pre-training datasets (EXTRA)
         with_extra = Experiment(**{**shared_variables, "extra": extra})
         for stage, needed in needed_by(with_extra, [PRETRAIN]):
             if needed is not with_extra and stage != "data":
@@ -100,7 +100,7 @@ def ablation(
 
 
 def _reason_to_skip(base: Experiment, row: Ablation, variables: dict[str, str]) -> str | None:
-    """Return why a row is not trained; None if it is trained."""
+    """Return why a row is not trained; None if it is trained. `row.removes` names the component that the row leaves out."""
     if row.removes and not base.setting(FINETUNE, "model", "captioner", "init_args", row.removes):
         return f"the method has no such component on {base.dataset}"
     if row.extra and base.dataset_spec.rendered:

@@ -55,7 +55,7 @@ class Plan:
     share: float = 0.5
     tiles_share: float = 0.25  # `share` for WORLD=tiles
     tiles_steps: float = 0.4  # factor of the numbers of steps for WORLD=tiles, whose images have more tokens
-    # Returns the baselines of a method trained alone, from its own row and a factor of the steps. If None, its first ablation is used
+    # Returns the rows to compare with a method that is trained alone, from its own row and a factor of the steps. None: its first ablation
     controls: Callable[[Row, float], dict[str, Row]] | None = None
 
 

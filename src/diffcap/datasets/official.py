@@ -10,9 +10,9 @@ from diffcap.utils.errors import DiffcapError
 
 
 class ReleaseSizes(NamedTuple):
-    """The official sizes of a dataset."""
+    """The official sizes of a dataset. A unit is what its authors count."""
 
-    unit: str  # what is counted: "pairs", "images" or "scenes"
+    unit: str  # plural noun for messages: "pairs", "images" (a record per single image) or "scenes"
     units_by_split: dict[str, int]  # split -> number of units
     counts_scenes: bool = False  # True if a unit is a scene: a pair with a change and one without (distractor)
     num_by_change_type: dict[str, int] = {}  # noqa: RUF012  change type -> number of pairs; empty if unknown
@@ -76,7 +76,7 @@ def compare_sizes(
     counts = {f"{split} ": (num_found[split], number) for split, number in sizes.units_by_split.items()}
     if total_units:
         counts = {"": (num_found.total(), total_units)}  # messages then name no split
-    for word, (num_in_folder, num_official) in counts.items():
+    for word, (num_in_folder, num_official) in counts.items():  # word: "train " and so on, or "" for the sum
         if num_in_folder > num_official:
             raise DiffcapError(
                 f"{folder}: has {num_in_folder:,} {word}{sizes.unit}, the official {dataset} {num_official:,}; take the files from the "

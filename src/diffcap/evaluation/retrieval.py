@@ -84,7 +84,7 @@ class PairRetrieval(Metric):
 
 
 def _rank_of_match(similarity: Tensor, is_match: Tensor) -> Tensor:
-    """Rank the best match of each query (row) among the other candidates (columns); ties and NaN get the worst rank: (rows,)."""
+    """Return the rank of each query's (row's) best match among the candidates (columns) that do not match; ties and NaN rank last."""
     best_match = similarity.masked_fill(~is_match, float("-inf")).amax(1, keepdim=True)
     is_less_similar = similarity < best_match
     return 1 + (~is_less_similar & ~is_match).sum(1)

@@ -70,7 +70,7 @@ def parse_caption(caption: str) -> Slots:
             words = words[:-1]
     turn_words = _KEY_WORDS["turn"].intersection(words)
     if types == ["none", "turn"] and turn_words == {"changed"} and not has_new_value:
-        change_type = "none"  # "nothing has changed"
+        change_type = "none"  # as in "nothing has changed", which has key words of two types
     attributes: dict[str, str] = {}
     for word in words:
         if word in _ATTRIBUTE_WORDS:

@@ -36,7 +36,7 @@ def build_page(captioners: Captioners, upload_folder: Path) -> gr.Blocks:
     examples = render_examples()
 
     def show_example(old_choice: object, event: gr.EventData) -> tuple[Any, ...]:  # gradio needs the type of `event`
-        """Return an example's images, empty messages, and the example's captioner if the old choice ships with diffcap, too."""
+        """Return an example's images, empty messages, and its captioner if the captioner chosen so far ships with diffcap, too."""
         try:
             example = examples[int(event.index) % len(examples)]
         except (AttributeError, OverflowError, TypeError, ValueError):
@@ -86,7 +86,7 @@ def build_page(captioners: Captioners, upload_folder: Path) -> gr.Blocks:
         answer = gr.HTML("", js_on_load=script, apply_default_css=False, elem_id="answer", padding=False)
 
         inputs = [before, after, captioner, beams]
-        for component in inputs:  # otherwise, gradio reads any address and any file of the server that a request names
+        for component in inputs:  # without this, gradio reads any URL and any file of the server that a request names
             setattr(component, "async_move_resource_to_block_cache", partial(_accept_upload, component, upload_folder))  # noqa: B010
         answer_event: dict[str, Any] = {
             "fn": _hide_traceback(partial(_answer, captioners)),
@@ -131,7 +131,7 @@ def _upload_zone(side: str) -> tuple[gr.Image, gr.HTML]:
 
 
 def _check_upload(side: str, path: str | None) -> tuple[Any, str]:
-    """Return what the zone shows (None if the image cannot be read; a PNG if browsers cannot show its format), and messages."""
+    """Return what the zone shows (None if the image cannot be read; the decoded image if browsers cannot show the file), and messages."""
     if path is None:
         return None, ""
     try:
@@ -142,7 +142,7 @@ def _check_upload(side: str, path: str | None) -> tuple[Any, str]:
     except DiffcapError as error:
         return None, render_message(_capitalize(error))
     except (Image.DecompressionBombError, UnidentifiedImageError):
-        image_format = None  # hundreds of megapixels, which `read_image` shrinks, or a TIFF that Pillow cannot decode
+        image_format = None  # Pillow refuses it (hundreds of megapixels, or an unusual TIFF), but `read_image` reads it
     notes = "".join(render_message(f"{_capitalize(note)}.", "note") for note in picture.notes)
     return (gr.skip() if image_format in _BROWSER_FORMATS else picture.image), notes
 
@@ -212,7 +212,7 @@ def _hide_traceback(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 async def _preprocess_data(preprocess_data: Callable[..., Any], *values: Any) -> Any:
-    """Replaces `Blocks.preprocess_data`: values that the page never sends give an error, without a traceback in the log."""
+    """Replace `Blocks.preprocess_data`: values that the page never sends give an error, without a traceback in the log."""
     try:
         return await preprocess_data(*values)
     except Exception as error:
@@ -223,7 +223,7 @@ async def _preprocess_data(preprocess_data: Callable[..., Any], *values: Any) ->
 async def _accept_upload(
     component: gr.components.Component, upload_folder: Path, path: str | Path | None
 ) -> str | None:
-    """Accept only uploaded files; replaces `Block.async_move_resource_to_block_cache`."""
+    """Accept only uploaded files. This function replaces `Block.async_move_resource_to_block_cache`."""
     if path is None:
         return None
     real_path = Path(path).resolve()

@@ -60,7 +60,7 @@ class Example(NamedTuple):
 def render_examples() -> list[Example]:
     """Return the same example pairs in every call: pairs of blocks and tiles with several changes, and an unchanged pair of each."""
     triples = sample_triples(range(_FIRST_SCENE, _FIRST_SCENE + len(CHANGES) + 1), _SEED, _JITTER)
-    rendered_images, *_ = render(triples.scenes(), _BLOCKS_SIZE)  # images before, after, and after without a change
+    rendered_images, *_ = render(triples.scenes(), _BLOCKS_SIZE)  # images before, after, before from another camera
     images = [Image.fromarray(image.permute(1, 2, 0).numpy()) for image in rendered_images]
     num_scenes = len(triples)
     examples = [

@@ -40,7 +40,7 @@ def serve(
     """
     if importlib.util.find_spec("gradio") is None:
         raise DiffcapError("the page needs gradio, which is not installed; run: pip install 'diffcap[web]'")
-    check_connection([*(checkpoint or []), base], shipped=True)  # an error message suggests the shipped captioners, too
+    check_connection([*(checkpoint or []), base], shipped=True)  # if offline, the error suggests shipped captioners
     with listen(host, port) as listener, tempfile.TemporaryDirectory(prefix="diffcap-web-") as folder:
         import uvicorn
 
@@ -69,7 +69,7 @@ def build_app(
 
     Args:
         hosts: names that are accepted in the Host header, besides localhost. None accepts every name, and requests from pages of every
-            site. On a server for this machine only, this prevents DNS rebinding, in which a site's name resolves to this machine.
+            site. On a server for this machine only, a list prevents DNS rebinding, in which a site's name resolves to this machine.
     """
     import gradio
     from fastapi import FastAPI

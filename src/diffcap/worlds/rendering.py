@@ -38,7 +38,7 @@ WriteChunk = Callable[[Path, Any, int], list[dict[str, Any]]]
 def claim_folder(folder: Path, settings: Any, last_files: tuple[str, ...], dataset: str = "blocks") -> bool:
     """Check that a folder can be used. If it is new, write the settings (a dataclass) into it.
 
-    `last_files` are the names of the files that are written after all images. Return True if the dataset in the folder is finished.
+    `last_files` are names of files that are written after all images. Return True if the folder's dataset is already finished.
     """
     wanted = json.loads(json.dumps(asdict(settings)))
     settings_file = folder / f"{dataset}.json"
@@ -117,7 +117,7 @@ def _start_worker() -> None:
         sys.modules["torch"].set_num_threads(1)
     _keep_freed_memory()
     parent = parent_process()
-    if parent is not None:  # if the parent is killed, the worker exits
+    if parent is not None:  # makes the worker exit if the parent is killed
         threading.Thread(target=lambda: (wait([parent.sentinel]), os._exit(1)), daemon=True).start()
 
 

@@ -1,7 +1,7 @@
 """The captions of `blocks`: templates for each change, for no change and for single images, and the UPOS tag of every word.
 
 A caption of a change names the changed object, sometimes with its position relative to another object, and then states the change in
-words that no other change type uses. If its color or material changes, its name has the old value, and the last word is the new value.
+words that no other change type uses. If a color or material changes, the name has the old value, and the last word is the new value.
 """
 
 import random
@@ -32,7 +32,7 @@ RELATION_PHRASES: dict[str, tuple[str, ...]] = {
     "behind": ("behind",),
 }
 
-# Probability that a relative position ("that is behind ...") follows the object. Each verb follows it with a probability of 0.1 to 0.4.
+# Probability that a relative position ("that is behind ...") follows the object's name. Each verb follows the name with 0.1 to 0.4.
 # If "that" were as probable as a verb, greedy decoding would choose it for most objects, and CIDEr-D would measure this choice.
 RELATION_PROBABILITY = 0.08
 
@@ -115,7 +115,7 @@ LEXICON: dict[str, str] = {word: tag for tag, words in _WORDS_OF_TAG.items() for
 
 
 def write_captions(triples: Triples, seed: int = 0) -> tuple[list[list[str]], list[list[str]]]:
-    """Sample 5 to 7 different captions for the pair (before, after) of each triple, and as many for its pair (before, distractor)."""
+    """Sample 5 to 7 different captions for each triple's pair (before, after), and as many for (before, distractor), without change."""
     has_relation, relation_names = true_relations(triples), list(RELATION_PHRASES)
     scenes = [(triples.after if change == ADD else triples.before) for change in triples.change.tolist()]
     change_captions, no_change_captions = [], []
@@ -147,7 +147,7 @@ def write_captions(triples: Triples, seed: int = 0) -> tuple[list[list[str]], li
 def describe(scenes: Scenes, may_be_named: Tensor, indices: Sequence[int], seed: int = 0) -> list[str]:
     """Describe each of B images by one sentence that names up to four of its objects in random order.
 
-    `may_be_named` (B, N) is True for the objects to choose from, at least one per image. `indices` number the images and seed the choices.
+    `may_be_named` (B, N) is True for the objects to choose from, at least one per image. Each image's index seeds its choices.
     """
     sentences = []
     for row, index in enumerate(indices):
@@ -168,7 +168,7 @@ def true_relations(triples: Triples) -> Tensor:
 
 
 def _image_relations(scenes: Scenes, changed: Tensor) -> Tensor:
-    """Return `true_relations` for one image of each triple, from its viewpoint; a relation must be clear in the image."""
+    """Return `true_relations` for one image of each triple, as its camera sees them; a relation must be clear in the image."""
     row_numbers = torch.arange(len(scenes))
     forward, right, _ = camera_axes(scenes)
     away_axis = forward[:, :2] / (forward[:, :2] * forward[:, :2]).sum(1, keepdim=True).sqrt()  # along the ground
@@ -187,7 +187,7 @@ def _image_relations(scenes: Scenes, changed: Tensor) -> Tensor:
 
 
 def _words_of_slots(scenes: Scenes, row: int) -> list[ObjectWords]:
-    """Return the words of the object in each slot of a scene; those of an empty slot have no meaning."""
+    """Return the words of the object in each slot (place for an object) of a scene; an empty slot has words without meaning."""
     attributes = (scenes.size, scenes.color, scenes.material, scenes.shape)
     indices_of_slots = zip(*(attribute[row].tolist() for attribute in attributes))
     return [(SIZES[a], COLORS[b], MATERIALS[c], SHAPES[d]) for a, b, c, d in indices_of_slots]

@@ -43,7 +43,7 @@ class Scenes(TensorFields):
     material: Tensor  # (B, N) int64, index into `MATERIALS`
     shape: Tensor  # (B, N) int64, index into `SHAPES`
     valid: Tensor  # (B, N) bool, False for an empty slot (its other values have no meaning)
-    position: Tensor  # (B, N, 2) centre of the footprint; x to the right, y away from the default camera
+    position: Tensor  # (B, N, 2) centre of the footprint; x to the right, y away from a camera without variation
     yaw: Tensor  # (B, N) rotation of cubes in radians
     eye: Tensor  # (B, 3) position of the camera
     target: Tensor  # (B, 3) point at which the camera is directed

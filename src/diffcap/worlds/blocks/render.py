@@ -1,7 +1,7 @@
 """Render batches of `blocks` scenes by ray casting.
 
 One ray is cast through the centre of each pixel. A pixel at the edge of a face is rendered again with four rays, through its subpixels.
-Solids and shadows are only computed in their bounding rectangles.
+Solids, and the shadows that the key light (the warm light of a scene) casts, are only computed in their bounding rectangles.
 
 In this module, a "pair" is an image and one of its objects, a "slot" is the index of an object in its scene, a "sample" is a pixel or a
 subpixel, and the origin of "local" coordinates is the centre of an object. Letters in shapes: B images, H rows, W columns, P pairs, n rays.
@@ -170,7 +170,7 @@ def _repeat_indices(counts: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _split_edge_rays(batch: _RayBatch, rays: _Rays, is_edge: Tensor) -> tuple[Tensor, _Rays]:
-    """Replace each ray by four. Return the edge pixels, and the rays; sample 4 i + k is subpixel k of edge pixel i."""
+    """Replace each ray by four. Return the indices of the edge pixels, and the rays, whose sample 4 i + k is subpixel k of edge pixel i."""
     edge_pixels = is_edge.nonzero().flatten()
     edge_rank = torch.empty_like(is_edge, dtype=torch.int64)
     edge_rank[edge_pixels] = torch.arange(len(edge_pixels), device=is_edge.device)
@@ -217,7 +217,7 @@ def _ground_colors(batch: _RayBatch) -> list[Tensor]:
     tangent_x, tangent_y = _pixel_tangents(batch.image_size, column, row)
     forward, right, up = batch.axes
     # `right` is horizontal, so all rays of a pixel row hit the ground at the same distance.
-    descent = (-(forward[:, 2, None] + tangent_y * up[:, 2, None])).clamp(min=0.02)
+    descent = (-(forward[:, 2, None] + tangent_y * up[:, 2, None])).clamp(min=0.02)  # height that a ray loses per unit
     distance = scenes.eye[:, 2, None] / descent  # (B, H)
     x, y = (
         (scenes.eye[:, axis, None] + distance * (forward[:, axis, None] + tangent_y * up[:, axis, None]))[..., None]
@@ -292,7 +292,7 @@ def _visible_key_light(batch: _RayBatch, hits: _Hits, height: Tensor) -> Tensor:
     x, y, radius, half_height, *_ = batch.properties
     light = batch.scenes.light[batch.image]
     shadow_length = 2 * half_height / light[:, 2]
-    # Select the pairs "caster" and "receiver" for which the shadow of one object can reach the other.
+    # Select the pairs of two objects for which the shadow of the first (caster) can reach the second (receiver).
     num_pairs = len(x)
     is_other = ~torch.eye(num_pairs, dtype=torch.bool, device=x.device)
     receiver, caster = ((batch.image[:, None] == batch.image) & is_other).nonzero(as_tuple=True)

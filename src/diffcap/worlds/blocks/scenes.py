@@ -72,7 +72,7 @@ def _hash(values: Tensor) -> Tensor:
 
 
 class _Sampler:
-    """Samples random numbers for A attempts, by hashing each attempt's key and the position in the sequence."""
+    """Samples random numbers for A attempts: hashes of an attempt's key (from seed, triple and attempt) and a position in the sequence."""
 
     def __init__(self, key: Tensor) -> None:
         self.key = key
@@ -134,7 +134,7 @@ def _sample_candidates(indices: Tensor, key: Tensor, jitter: float) -> tuple[Tri
     sampler = _Sampler(key)
     row_numbers, slot_numbers = torch.arange(len(key)), torch.arange(OBJECT_COUNTS[1])
     change = indices % len(CHANGES)
-    # For "add" and "drop", one image lacks one of these objects, and must still have the minimum number.
+    # For "add" and "drop", the image that lacks the changed object must still have the minimum number of objects.
     min_objects = OBJECT_COUNTS[0] + ((change == ADD) | (change == DROP)).long()
     num_objects = min_objects + (sampler.uniform(1)[:, 0] * (OBJECT_COUNTS[1] + 1 - min_objects)).long()
     is_present = slot_numbers < num_objects[:, None]
@@ -173,7 +173,7 @@ def _sample_candidates(indices: Tensor, key: Tensor, jitter: float) -> tuple[Tri
 
 def _sample_views(sampler: _Sampler, jitter: float) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Sample `eye`, `target`, `light`, `light_centers` and `intensity` of `Scenes` for the three images of each attempt, (A, 3, ...)."""
-    default = sampler.uniform_signed(8)[:, None]  # (A, 1, 8)
+    default = sampler.uniform_signed(8)[:, None]  # (A, 1, 8), the same in all images
     variation = jitter * sampler.uniform_signed(3 * 14).view(-1, 3, 14)  # (A, 3, 14)
     azimuth = 0.09 * variation[..., 0]
     elevation = 0.56 + 0.05 * default[..., 0] + 0.045 * variation[..., 1]
@@ -198,7 +198,7 @@ def _sample_views(sampler: _Sampler, jitter: float) -> tuple[Tensor, Tensor, Ten
 def _sample_positions(
     sampler: _Sampler, radius: Tensor, is_present: Tensor, changed: Tensor, is_move: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return positions (A, N, 2), the second position (A, 2) of an object that moves, and (A,) bool, True if all have room."""
+    """Return positions (A, N, 2), the second position (A, 2) of an object that moves, and (A,) bool, True if all objects have room."""
     row_numbers, num_slots = torch.arange(len(radius)), radius.shape[1]
     first_positions = torch.zeros(len(radius), num_slots, 2)
     has_room = torch.ones(len(radius), dtype=torch.bool)
@@ -214,7 +214,7 @@ def _sample_positions(
         x, y = difference.unbind(-1)
         distance = (x * x + y * y).sqrt()  # (A, tries, N)
         min_distance = radius + own_radius[:, None] + MIN_GAP
-        if is_second:  # it must also keep a distance from its first position
+        if is_second:  # the second position must also be away from the first one
             is_changed = torch.arange(num_slots) == changed[:, None]
             min_distance = torch.where(is_changed, min_distance.clamp(min=1.5), min_distance)
         is_ignored = ~is_present if is_second else torch.arange(num_slots)[None] >= slot

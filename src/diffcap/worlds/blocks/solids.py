@@ -32,7 +32,7 @@ _GROUND_ALBEDO = 0.60  # the fraction of red, green and blue light that the grou
 
 
 def intersect(shape: int, origin: Vector, ray: Vector, radius: Tensor, half_height: Tensor) -> Tensor:
-    """Return the distance to the solid along each ray, in multiples of the ray's length. It is infinite if the ray misses the solid."""
+    """Return the distance to the solid along each ray, in multiples of the length of `ray`; infinite if the ray misses the solid."""
     (x, y, z), (dx, dy, dz) = origin, ray
     if shape == CUBE:
         enter, leave = _intersect_slab(x, dx, half_height)
@@ -92,7 +92,7 @@ def _normalize(vector: Vector) -> Vector:
 def key_visibility(shape: int, point: Vector, light: Vector, radius: Tensor, half_height: Tensor) -> Tensor:
     """Return the fraction of the key light that a solid does not block, in [0, 1].
 
-    It is computed from the distance between the solid and the line from the point to the light. The shadow's edge is softer if the
+    The fraction depends on the distance between the solid and the line from the point to the light. The shadow's edge is softer if the
     solid is further away, as if the light were large. `light` is the unit vector to the light; z is the height above the ground.
     """
     (x, y, z), (lx, ly, lz) = point, light
@@ -127,7 +127,7 @@ def _soft_step(distance: Tensor, width: Tensor) -> Tensor:
 
 def sky_occlusion(shape: int, x: Tensor, y: Tensor, radius: Tensor, half_height: Tensor) -> Tensor:
     """Return the fraction of the sky that a solid hides from ground points; 0 for points further than `half_height` from its footprint."""
-    if shape == SPHERE:  # it touches the ground in a single point
+    if shape == SPHERE:  # a sphere touches the ground in a single point
         closeness = (1 - (x * x + y * y).sqrt() / (radius + half_height)).clamp(min=0)
         return 0.9 * closeness * closeness
     if shape == CUBE:

@@ -1,7 +1,7 @@
 """Write the dataset `blocks` with the files of CLEVR-Change, which `diffcap.datasets.clevr` describes. Interrupted runs can be resumed.
 
 Scene 123 is rendered as a triple of images: before a change, after it, and a distractor (the first scene with another camera and light).
-There are two more files: `blocks.json` has the settings of the folder, and `scenes.json` has under "000123.png":
+Its pairs are (before, after) and (before, distractor). `blocks.json` has the folder's settings, and `scenes.json` has under "000123.png":
 
     boxes                     {"before": [x0, y0, x1, y1] or null, "after": ...}: box of the visible pixels of the changed
                               object, x1 and y1 exclusive; null if the object is not in the image
@@ -39,7 +39,7 @@ class Settings:
     seed: int
     size: tuple[int, int]
     jitter: float
-    look: int = RENDERER_VERSION  # other versions have images that look different
+    look: int = RENDERER_VERSION  # version of the renderer; others give different images
 
 
 def write_blocks(
@@ -85,7 +85,7 @@ def write_blocks(
 
 def _write_chunk(folder: Path, settings: Settings, start: int) -> list[dict[str, Any]]:
     """Write the images of `CHUNK` triples. Return the metadata of each: change type, captions of both pairs, entry of `scenes.json`."""
-    indices = range(start, start + CHUNK)  # the last chunk can have too many, which are cut off below
+    indices = range(start, start + CHUNK)  # the last chunk can have too many triples, which are cut off below
     triples = sample_triples(indices, settings.seed, settings.jitter)
     images, slot_maps = render(triples.scenes(), settings.size)
     num_triples = min(CHUNK, settings.pairs // 2 - start)

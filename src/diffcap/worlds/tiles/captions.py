@@ -16,7 +16,7 @@ NUMERALS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eigh
 _MIN_AREA_SIDE = 24  # pixels; a description names an area only if its shorter side has at least this length
 _MIN_MANY = 6  # this number of houses, or more, is "many"
 
-# `Change.noun` -> subjects of a sentence; a subject begins with its grammatical number, "s:" for singular or "p:" for plural.
+# `Change.noun` (kind of the changed objects) -> subjects of a sentence, which begin with "s:" if they are singular, "p:" if plural.
 _SUBJECTS = {
     "trees": ("p:some trees", "p:several trees", "s:a group of trees", "p:some trees"),
     "forest": (
@@ -158,7 +158,7 @@ def write_captions(rng: random.Random, change: Change | None) -> list[str]:
 def describe(scene: Layer, number: int, seed: int = 0, max_things: int = 3) -> str:
     """Describe one image by a sentence that names up to `max_things` of its things in random order.
 
-    Houses with the same location (`location_of`) are one thing, such as "two houses on the left".
+    Houses with the same location (`location_of`) are one thing: "two houses on the left". `number` and `seed` determine the choices.
     """
     rng = random.Random(f"tiles description {seed} {number}")
     houses_by_location: dict[str, list[House]] = {}

@@ -1,7 +1,8 @@
 """The pairs of `tiles`: a scene before and after one change, and the facts of the change that captions may state.
 
 Pair k has the change `CHANGES[k // 2 % 8]` if k is even, and no change if k is odd. A pair without change is sampled in the same way, but
-both images show the scene before the change, or both show it after. So one image alone does not show if its pair has a change.
+both images show the scene before the change, or both show it after. So one image alone does not show if its pair has a change. In this
+module, a `Plan` is a scene with a map of what covers each pixel, and a `Layer` has things of a scene.
 """
 
 import itertools
@@ -96,10 +97,9 @@ def sample_pair(number: int, seed: int = 0) -> Pair:
 
 
 def _sample_scene(rng: random.Random, change_type: str, variant: float) -> tuple[Layer, Change]:
-    """Sample a scene with a change.
+    """Sample a scene with a change. `variant`, 0 to 1, selects the form of the change, such as one house or a row.
 
-    `variant`, 0 to 1, selects the form of a change, such as one house or a row. All attempts of a pair use the same variant. Otherwise
-    large forms, for which many scenes have no room, would be rare.
+    All attempts of a pair use the same variant. Otherwise large forms, for which many scenes have no room, would be rare.
     """
     theme = rng.choice(scenes.THEMES)
     is_clearing = change_type == "trees_cleared" and variant < 0.4
@@ -221,7 +221,7 @@ def _sample_road(rng: random.Random, plan: Plan, variant: float) -> Change:
     num_gaps = sum(later - earlier > 8 for earlier, later in itertools.pairwise(crossed_places))
     if any(not covers <= {GRASS, FIELD, FOREST, ROAD} for covers in place_covers):
         raise NoRoomError
-    # The road is too short, runs along an old road, or meets old roads twice.
+    # A road is refused if it is too short, runs along an old road, or meets old roads twice.
     if len(visible_places) * 3 < 100 or len(crossed_places) > 14 or num_gaps:
         raise NoRoomError
     if crossed_places:
@@ -234,7 +234,7 @@ def _sample_road(rng: random.Random, plan: Plan, variant: float) -> Change:
 
 
 def _sample_area(rng: random.Random, plan: Plan, low: float, high: float, gap: float) -> tuple[Polygon, set[int]]:
-    """Sample a round area of radius `low` to `high` on grass or fields, with `gap` free pixels around it. Return it and what it covers."""
+    """Sample a round area of radius `low` to `high` on grass or fields, with `gap` free pixels around. Return it and what is below it."""
     for _ in range(6):
         center = scenes.sample_place(rng, 30)
         polygon = sample_blob(rng, center, rng.uniform(low, high), rng.uniform(0.55, 1))

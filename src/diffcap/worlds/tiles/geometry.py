@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 Point = tuple[float, float]
-Polygon = tuple[Point, ...]
+Polygon = tuple[Point, ...]  # corners of a polygon, or points along a line (a road)
 
 
 def rectangle(center: Point, angle: float, length: float, width: float) -> Polygon:

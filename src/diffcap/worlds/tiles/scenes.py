@@ -1,4 +1,4 @@
-"""Random scenes of `tiles`. A `Plan` is a map of what covers each pixel. Things are only added on free ground, so they do not overlap."""
+"""Random scenes of `tiles`. A `Plan` has the things of a scene, and a map of what covers each pixel, to place things on free ground."""
 
 import itertools
 import math
@@ -13,9 +13,9 @@ from diffcap.worlds.tiles.geometry import Point, Polygon, offset, points_along, 
 
 SIZE = 256  # width and height of an image in pixels
 MARGIN = 16  # pixels around an image that are drawn as well, because the after image is shifted and rotated
-NUM_FIELD_TONES = 20  # colors of fields
+NUM_FIELD_TONES = 20  # number of colors of fields
 ROOF_COLORS = ("red", "brown", "gray", "dark", "blue", "white")
-NUM_TREE_TONES = 3  # colors of trees
+NUM_TREE_TONES = 3  # number of colors of trees
 NUM_CAR_COLORS = 6
 THEMES = ("suburb", "village", "forest")  # kinds of landscape
 
@@ -34,7 +34,7 @@ class Zone:
 class Road:
     """A road or a river: its middle line, and its width in pixels."""
 
-    line: Polygon
+    line: Polygon  # points along the middle line, from one end to the other; not closed
     width: float
     is_paved: bool = True
 
@@ -53,11 +53,11 @@ class House:
 
     @property
     def footprint(self) -> Polygon:
-        """Return its four corners."""
+        """The four corners of its rectangle on the ground."""
         return rectangle(self.center, self.angle, self.length, self.width)
 
     def padded(self, gap: float) -> tuple[Point, float, float, float]:
-        """Return center, angle, length and width of its rectangle, with length and width larger by `gap` pixels."""
+        """Return center, angle, length and width of the footprint, with length and width larger by `gap` pixels."""
         return self.center, self.angle, self.length + gap, self.width + gap
 
 
@@ -102,7 +102,7 @@ class Layer:
     cars: list[Car] = field(default_factory=list)
 
     def with_change(self, added: "Layer") -> "Layer":
-        """Return a layer with the things of this one and of `added`. Added roads are drawn first, so that they do not cover old ones."""
+        """Return a layer with the things of this layer and of `added`. Roads of `added` are drawn below the roads of this layer."""
         zones, ponds, roads = self.zones + added.zones, self.ponds + added.ponds, added.roads + self.roads
         houses, trees = self.houses + added.houses, self.trees + added.trees
         return Layer(zones, self.rivers, ponds, roads, houses, trees, self.cars)
@@ -260,7 +260,7 @@ def _add_fields(rng: random.Random, plan: Plan) -> None:
 
 
 def sample_crossing(rng: random.Random, sides: tuple[int, int] | None = None, bend: float = 60.0) -> Polygon:
-    """Sample a curve through the image from one side to another: 0 left, 1 upper, 2 right, 3 lower; `bend` is its maximum bend."""
+    """Sample a curve between two sides of the image: 0 left, 1 upper, 2 right, 3 lower. `bend`, in pixels, limits how far it is bent."""
     ends: list[Point] = []
     for side in sides or rng.choice(((0, 2), (1, 3), (0, 2), (1, 3), (0, 1), (1, 2), (2, 3), (3, 0))):
         position = rng.uniform(40, SIZE - 40)
@@ -289,7 +289,7 @@ def _add_roads(rng: random.Random, plan: Plan, num_roads: int, is_paved: bool) -
 
 
 def sample_house_rows(rng: random.Random, plan: Plan, spacing: float, setback: float = 7.0) -> list[list[House]]:
-    """Sample a row of houses for each side of each road. Each row is in the order along the road. Houses can overlap other things."""
+    """Sample a row of houses on each side of each road, `setback` pixels from it, in the order along it. They can overlap other things."""
     rows = []
     for road in plan.scene.roads:
         for side in (-1, 1):

@@ -48,7 +48,7 @@ class Settings:
     seed: int
     jitter: float
     form: str = "tiles"  # name of the dataset
-    look: int = RENDERER_VERSION  # other versions have images that look different
+    look: int = RENDERER_VERSION  # version of the renderer; others give different images
 
 
 def write_tiles(
@@ -105,7 +105,7 @@ class RenderedPair:
 
 
 def sample_appearance(number: int, seed: int, jitter: float) -> tuple[tuple[Date, Date], tuple[int, int]]:
-    """Sample the dates (season, light) of both images of a pair, and the `texture_start` of `render.render`."""
+    """Sample the dates (season, light) of both images of a pair, and x and y of the part of the computed textures that they use."""
     rng = random.Random(f"tiles dates {seed} {number}")
     dates = render.sample_dates(rng, jitter)
     return dates, (rng.randrange(render.NUM_TEXTURE_STARTS), rng.randrange(render.NUM_TEXTURE_STARTS))

@@ -41,7 +41,7 @@ def make_targets(scenes: Scenes, slot_map: Tensor) -> Targets:
     is_visible = num_pixels > 0
     center_x = (object_masks.sum(2) * (torch.arange(WIDTH) + 0.5)).sum(2) / num_pixels.clamp(min=1)  # (B, N), pixels
     center_y = (object_masks.sum(3) * (torch.arange(HEIGHT) + 0.5)).sum(2) / num_pixels.clamp(min=1)
-    column, row = ((center_x + backbone.MARGIN) / CELL).long(), (center_y / CELL).long()  # cells begin in the margin
+    column, row = ((center_x + backbone.MARGIN) / CELL).long(), (center_y / CELL).long()  # the grid has a left margin
     ninth_row = ((center_y / CELL % 1) * 3).long()  # third of the cell's height in which the object's centre lies
     ninth_column = (((center_x + backbone.MARGIN) / CELL % 1) * 3).long()
     color, shape, material, size = scenes.color, scenes.shape, scenes.material, scenes.size

@@ -74,7 +74,7 @@ class ClipTraining(ShippedTraining):
     def __init__(self, lr: float = 1e-3, steps: int = 3500, dense_weight: float = 1.0) -> None:
         super().__init__(lr, steps)
         self.dense_weight = dense_weight
-        self.vocabulary = build_clip_vocabulary([" ".join(self.sentence_words)], "clip_used")  # it has only these words
+        self.vocabulary = build_clip_vocabulary([" ".join(self.sentence_words)], "clip_used")  # only these words
         self.clip = build_clip(self.clip_name, vocabulary_size=len(self.vocabulary))
         # The two encoders use the modules of `self.clip`; joint=False encodes each image alone.
         self.images, self.words = PairTower(self.clip, joint=False), TextTower(self.clip)
@@ -102,7 +102,7 @@ class ClipTraining(ShippedTraining):
     def dense_logits(self, tokens: Tensor) -> Tensor:
         """Compute the logits of the dense task, (B, C, rows, columns), from tokens (B, 1 + N, E)."""
         patches = self.dense_head(tokens[:, 1:]).transpose(1, 2)
-        return self.unfold(patches.unflatten(2, self.images.grid))
+        return self.unfold(patches.unflatten(2, self.images.grid))  # grid: rows and columns of patches
 
     def training_step(self, batch: ClipBatch, batch_idx: int) -> Tensor:
         """Return the sum of the contrastive loss and the weighted loss of the dense task."""
@@ -135,7 +135,7 @@ class ClipTraining(ShippedTraining):
         return {name: round(value, 4) for name, value in {**scores, "dense": num_right / max(1, num_counted)}.items()}
 
     def finish(self, num_scenes: int, seed: int, jitter: float) -> tuple[dict[str, Tensor], dict[str, float]]:
-        """Return the weights in float16, with open_clip's names, and the scores from `measure`. "token_ids" has CLIP's id of each word."""
+        """Return the float16 weights, with open_clip's names, and the scores from `measure`. Key "token_ids" has CLIP's id of each word."""
         state = {name: value.half() for name, value in self.clip.state_dict().items()}
         self.clip.load_state_dict({name: value.float() for name, value in state.items()})  # measure the rounded weights
         state["token_ids"] = torch.tensor(self.vocabulary.clip_ids)
@@ -177,7 +177,7 @@ class RenderedScenes(pl.LightningDataModule):
 
 
 def set_scaling_(network: nn.Module, values: list[Tensor]) -> None:
-    """Set the buffers "mean" and "scale" of a backbone to mean and deviation of each channel of unscaled features (B, C, h, w)."""
+    """Set a backbone's buffers "mean" and "scale" to mean and standard deviation of each channel of unscaled features (B, C, h, w)."""
     channels = torch.cat(values).transpose(0, 1).flatten(1).double()
     network.get_buffer("mean").copy_(channels.mean(1))
     network.get_buffer("scale").copy_(channels.std(1).clamp(min=1e-3))

@@ -125,7 +125,7 @@ def split_held_out(sentences: Sequence[TaggedSentence], seed: int) -> tuple[list
 
 
 def measure(folder: str | Path, gold: Sequence[TaggedSentence]) -> dict[str, Any]:
-    """Return the accuracy of the tags, and the accuracy if it only counts whether a tag is in `_REPLACED_TAGS`, on the words of `gold`."""
+    """Return the accuracy of the tags of the words in `gold`, and the accuracy of telling `_REPLACED_TAGS` from other tags."""
     pipeline = load_pipeline(find_tagger(str(folder)))
     predicted_tags = tag_batch(pipeline, [" ".join(word for word, _ in sentence) for sentence in gold])
     true_tags = [tag for sentence in gold for _, tag in sentence]

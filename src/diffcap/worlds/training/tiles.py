@@ -21,11 +21,11 @@ from diffcap.worlds.training import shipped
 from diffcap.worlds.training.shipped import ClipBatch, ClipTraining, ShippedTraining
 
 IGNORED_CLASS = CLASSES  # index after the 17 classes; cars and small things on roofs, which have no class, get it
-HOUSE_WEIGHT = 4.0  # loss weight of 8 x 8 pixels with the centre of a house; others, which are more, have 1
+HOUSE_WEIGHT = 4.0  # loss weight of 8 x 8 pixels with a house's centre; the weight of the more frequent others is 1
 
 
 def _class_of_material() -> np.ndarray:
-    """Return the class of each material id of `render`, (SHADOW_OFFSET,): the land cover, or the color of a roof."""
+    """Return the class (land cover or color of a roof) of each id of a material that `render` paints, (number of ids,)."""
     classes = np.full(paint.SHADOW_OFFSET, IGNORED_CLASS, np.int64)
     covers = {paint.GRASS: "grass", paint.FOREST: "forest", paint.WATER: "water", paint.SHORE: "shore"}
     covers |= {paint.BARE: "bare ground", paint.MUD: "mud", paint.DIRT_ROAD: "dirt road", paint.PARKING: "parking lot"}
@@ -33,7 +33,7 @@ def _class_of_material() -> np.ndarray:
     for material, cover in covers.items():
         classes[material] = COVERS.index(cover)
     classes[paint.FIRST_FIELD : paint.FIRST_ROOF] = COVERS.index("field")
-    num_levels = (paint.FIRST_TREE - paint.FIRST_ROOF) // len(ROOF_COLORS)
+    num_levels = (paint.FIRST_TREE - paint.FIRST_ROOF) // len(ROOF_COLORS)  # brightness levels of each roof color
     roofs = np.arange(paint.FIRST_TREE - paint.FIRST_ROOF)
     classes[paint.FIRST_ROOF : paint.FIRST_TREE] = len(COVERS) + roofs // num_levels
     classes[paint.FIRST_TREE : paint.FIRST_CAR] = COVERS.index("tree")
