@@ -44,7 +44,7 @@ class FeatureData(pl.LightningDataModule):
         swap: with probability 1/2, swap a distractor pair's images; its scene's change pair gets the same new before image (SCORER, DIRL).
         trim: remove padding that no caption of the batch needs; the results are the same for models that mask padding.
         val_limit: number of pairs to validate on, the first of the split; null for all.
-        num_workers: worker processes of the data loaders, per rank; null: 6 beside a GPU, otherwise 0. The batches do not depend on it.
+        num_workers: worker processes of the data loaders, per rank; null: up to 6 beside a GPU, else 0. The batches do not depend on it.
         seed: seed of all random choices.
         vocabulary_layout: name of the special tokens and the order of the ids, such as "pcl" or "rcc" (`diffcap.text.vocabulary`);
             "clip" for CLIP's tokens, "hub" for the tokens of `base`.
@@ -85,7 +85,7 @@ class FeatureData(pl.LightningDataModule):
     ) -> None:
         super().__init__()
         dataset = read_dataset(folder)
-        self.store_name = features
+        self.store_name = features  # checkpoints record it
         self.changes: Changes | None = changes or dataset.info.get("changes")
         if unknown := sorted(set(multi or {}) - {"max_length", "min_count"}):
             raise DiffcapError(f"data.multi has the unknown key {unknown[0]!r}; its keys are max_length and min_count.")

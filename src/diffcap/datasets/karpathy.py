@@ -142,7 +142,7 @@ class _PairEntry(NamedTuple):
     captions: list[str]
     extra: dict[str, Any]
 
-    def path(self, pattern: str) -> str:
+    def path(self, pattern: str) -> str:  # `pattern` is a field of an `ImageLayout`
         return pattern.format(folder=self.folder, name=self.name)
 
 

@@ -3,7 +3,7 @@
 import re
 
 
-def _any_words(words: str) -> str:
+def _any_words(words: str) -> str:  # returns a pattern of one or several of these words
     return rf"(?:(?:{'|'.join(words.split())})\b ?)+"
 
 
@@ -35,7 +35,7 @@ _SAME = (
 _CHANGE = r"(?:(?:apparent|discern[ai]ble|major|notable|noticea?ble|obvious|real|significant|visible|visual) )*(?:changes?|differe?nces?)\b"
 _VERBS = r"(?:added|altered|changed|different|modified|moved|removed|replaced)\b"
 _CHANGED = rf"(?:(?:has|have|is|are|was|were) )?(?:been )?{_VERBS}(?: ?,?(?: (?:and|nor|or))? {_VERBS})*"
-_FOUND = (
+_FOUND = (  # what may follow "no change", such as "has been made", "to mention" or "at all"
     r"(?: (?:(?:are|can|has|have|is|was|were) (?:be(?:en)? )?)?"
     r"(?:detected|exists?|found|made|noted|noticed|observed|occurr?ed|seen|spott?ed|visible)"
     r"| to (?:describe|mention|note|report|see|spot)| (?:that )?i can see| at all)?\b"

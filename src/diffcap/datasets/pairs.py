@@ -183,7 +183,7 @@ def draw_splits(pairs: list[ChangePair], table_file: Path) -> list[ChangePair]:
     for split, num_reserved in (("val", 2), ("test", 1)):  # number of groups that later splits need
         free_groups = _spread_kinds([group for group in groups if split_of_group[group] == "train"], kind_of_group)
         chosen_groups: list[str] = []
-        num_left = num_held_out
+        num_left = num_held_out  # pairs that the split can still take
         for group in free_groups:
             if num_pairs[group] <= num_left and len(chosen_groups) < len(free_groups) - num_reserved:
                 chosen_groups.append(group)

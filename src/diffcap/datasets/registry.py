@@ -26,7 +26,7 @@ class WordIdProtocol:
     # A word gets its own id if it occurs at least this often in all splits. RSICCformer, SEN, Change-Agent and RSCaMa require more than 5.
     min_count: int = 6
     layout: Literal["rsicc", "chg2cap"] = "rsicc"  # whose order of word ids is used; METEOR depends on it
-    accuracy_only: bool = False  # True: only the accuracy, no metrics of word ids, no S*m (mean of four)
+    accuracy_only: bool = False  # True: only the accuracy of change or no change, no metrics of ids, no S*m
 
 
 @dataclass(frozen=True)
