@@ -9,7 +9,7 @@ from diffcap import __version__
 from diffcap.experiment import RUN_VARIABLES, Experiment, parse
 from diffcap.pipeline import print_paths, run_stage
 from diffcap.registry import import_object
-from diffcap.stages import COMMANDS, STAGES
+from diffcap.stages import COMMANDS, STAGES  # COMMANDS: the stages without internal ones
 from diffcap.utils.console import OneLineErrorParser, Syntax, normalize_arguments, run
 from diffcap.utils.errors import DiffcapError, plain_errors
 
@@ -26,7 +26,8 @@ FUNCTIONS = {
     "pull": "diffcap.commands.interchange:pull",
     "serve": "diffcap.web.server:serve",
 }
-# What these commands accept in addition to the syntax of jsonargparse, the library that parses command lines.
+# What these commands accept beyond jsonargparse, the parser of command lines: a second argument, which becomes the option `second`;
+# options that are given several times (`list_options`) or have `several_values`; any number of arguments (`variadic`).
 SYNTAX = {
     "caption": Syntax(second="--after", list_options=("--checkpoint", "--out")),
     "score": Syntax(second="--references"),
@@ -48,9 +49,9 @@ class CommandParser(OneLineErrorParser):
 
 
 def _replace_variables(words: list[str]) -> list[str]:
-    """Replace an experiment's variables (--dataset, ...) in the words of `serve` by `--checkpoint` and the experiment's checkpoint."""
+    """Replace an experiment's variables (--dataset, ...) in the words after `serve` by `--checkpoint` and the experiment's checkpoint."""
     variables, serve_options = parse(words)
-    unused = [name for name in variables if name not in RUN_VARIABLES]
+    unused = [name for name in variables if name not in RUN_VARIABLES]  # these determine the checkpoint
     if unused:
         raise DiffcapError(f"--{unused[0]} has no effect on the page; leave it out.")
     return ["--checkpoint", str(Experiment(**variables).checkpoint), *serve_options] if variables else serve_options

@@ -8,7 +8,8 @@ reinforce uses the section finetune of the method's file in steps 2 to 4 and 6.
 3. for the dataset, and then for each dataset of EXTRA that the stage uses: dataset/<name>.yaml and the method's entry in `datasets`
 4. the method's entries in `base_models` (for the base model that VLM or the settings name), `offline` (if OFFLINE=yes) and `ablations`
 5. for the stage reinforce: reinforce/base.yaml, reinforce/<dataset>.yaml and the method's section reinforce
-6. if TRAINER is not default: trainer/<trainer>.yaml, the method's entry in `trainers` and, for reinforce, reinforce/<trainer>.yaml
+6. if TRAINER is not default: trainer/<trainer>.yaml, and in `trainers` the method's entries <trainer> and <trainer>.<base model>; for
+   reinforce, also reinforce/<trainer>.yaml
 7. if several processes train: trainer/ddp.yaml
 """
 
@@ -58,8 +59,8 @@ def parts(e: "Experiment", stage: str) -> list[Part]:
             folder = package_folder(package, f"`configs` of the dataset {name}") / subfolder
         found += [*_file(name, folder), *method.named("datasets", name, section)]
     base_name = e.base_model_name
-    if method.base_model and not e.base_model:
-        contents = [*(part.settings for part in found), e.sections.get(section, {})]
+    if method.base_model and not e.base_model:  # the variable VLM is not set
+        contents = [*(part.settings for part in found), e.sections.get(section, {})]  # sections: in the CONFIG file
         base = get_config_value(contents, "model", "captioner", "init_args", "base")
         base_name = Path(str(base or "").partition("@")[0]).name  # "user/name@revision" becomes "name"
     found += method.named("base_models", base_name, section)

@@ -21,7 +21,7 @@ from diffcap.utils.errors import DiffcapError, printable, wrap_errors
 MODEL_TYPES = ("qwen2_5_vl", "qwen3_vl", "smolvlm", "idefics3", "internvl", "llava_onevision", "gemma3")
 
 INDEX_FILE = f"{WEIGHTS}.index.json"  # lists the files of weights that are split into several ("shards")
-ZERO_SHOT = "zero-shot"  # stage of a base model without training
+ZERO_SHOT = "zero-shot"  # value of the entry "stage" for a base model that diffcap has not trained
 README_FILE = "README.md"
 ADAPTER = "adapter_config.json"  # of PEFT; transformers applies the adapter that such a file describes
 # Files beside the weights that transformers reads (configurations, tokenizer, chat template), and the licence.
@@ -70,9 +70,8 @@ def names_base_model(source: str | Path) -> bool:
 def find_base(base: str, revision: str | None = None) -> BaseModel:
     """Find a base model; fetch the files that are not in the Hub's cache yet.
 
-    `revision` is a branch, a tag or a commit of a repository on the Hub; for a local folder, it is ignored. config.json is checked before
-    another file is fetched. Weights are fetched one file after the other, so a killed process keeps the complete files. If all files are
-    cached, a commit needs no request, and a branch needs one request. Without a network, the last known commit of a branch is used.
+    `revision` (branch, tag or commit) is ignored for a local folder. config.json is checked first. A killed process keeps complete files.
+    If all files are cached, a commit needs no request and a branch needs one. Without a network, a branch means its last known commit.
     """
     folder = Path(base).expanduser()
     commit = None
@@ -163,13 +162,14 @@ def _fetch_file(name: str, file: str, revision: str | None) -> Path | None:
             return None
 
 
+# Fetch the files that transformers reads to `folder` in the Hub's cache, weights last; neither subfolders nor adapters.
 def _fetch_files(name: str, commit: str, folder: Path) -> None:
     from huggingface_hub import snapshot_download
 
     with hub_errors(name):
         snapshot_download(name, revision=commit, allow_patterns=_SMALL_FILES, ignore_patterns=["*/*", "adapter_*"])
     weights = _weight_files(folder)
-    if not all((folder / file).is_file() for file in weights):  # the user can stop the download because of the licence
+    if not all((folder / file).is_file() for file in weights):  # the user sees the licence before the download
         echo(f"downloading {describe_origin(name, commit, _licence(folder))}", err=True)
     for file in weights:
         _fetch_file(name, file, commit)  # `_check_weights` reports files that the repository lacks
@@ -241,6 +241,6 @@ def _licence(folder: Path) -> str | None:
 
 
 def base_record(checkpoint: Any) -> dict[str, object]:
-    """Return the entry of an untrained vision-language model in metrics.json, where a trained captioner has its checkpoint's entry."""
+    """Return the entry of an untrained vision-language model (a `Checkpoint`) in metrics.json; `checkpoint_record` is for trained ones."""
     entries = {name: checkpoint.metadata[name] for name in ("base", "revision", "licence", "stage", "step")}
     return {**entries, "weights_sha256": checkpoint.captioner.hyperparameters["base_sha256"]}

@@ -37,15 +37,12 @@ def expand_folders(paths: Sequence[str | Path]) -> list[Path]:
 
 
 def average(paths: Sequence[str | Path], out: str | Path) -> list[int]:
-    """Write a checkpoint with the mean of the weights of several checkpoints of one model, and the metadata of the last one.
-
-    A folder among `paths` stands for its checkpoints, see `expand_folders`. Returns the training step of each checkpoint.
-    """
+    """Write the mean of checkpoints of one model, found with `expand_folders`, to the file `out`. Return the training step of each."""
     files = expand_folders(paths)
     contents = [read_checkpoint(file) for file in files]
     first_metadata = contents[0]["diffcap"]
     for file, content in zip(files[1:], contents[1:]):
-        for key in ("method", "stage", "hyperparameters", "vocabulary_layout"):
+        for key in ("method", "stage", "hyperparameters", "vocabulary_layout"):  # layout: special tokens, order of ids
             if content["diffcap"].get(key) != first_metadata.get(key):
                 raise DiffcapError(f"{file}: {key} differs from {files[0]}; average checkpoints of one model.")
         _check_words(files[0], first_metadata["words"], file, content["diffcap"]["words"])
@@ -59,7 +56,7 @@ def average(paths: Sequence[str | Path], out: str | Path) -> list[int]:
             weights[name] = torch.stack(values).mean(0).to(value.dtype)
     steps = [content["global_step"] for content in contents]
     sources = [{"file": file.name, "step": step} for file, step in zip(files, steps)]
-    metadata = {**last_content["diffcap"], "averaged": sources}
+    metadata = {**last_content["diffcap"], "averaged": sources}  # otherwise as in the last checkpoint
     buffer = io.BytesIO()  # torch.save to a file does not raise OSError if the disk is full
     torch.save({"state_dict": weights, "global_step": steps[-1], "diffcap": metadata}, buffer)
     with atomic_write(out, per_process=False) as temporary:  # killed processes leave at most one temporary file
@@ -67,6 +64,7 @@ def average(paths: Sequence[str | Path], out: str | Path) -> list[int]:
     return steps
 
 
+# Compare two vocabularies; if they differ, raise an error that names the first different word.
 def _check_words(first_path: Path, first_words: list[str], path: Path, words: list[str]) -> None:
     for number, (word, expected) in enumerate(itertools.zip_longest(words, first_words, fillvalue=""), 1):
         if word != expected:
@@ -95,7 +93,7 @@ def load_members(
 
 
 def as_ensemble(members: Sequence[Checkpoint]) -> Checkpoint:
-    """Combine checkpoints to one whose captioner takes lists of features and whose `max_length` is the members' smallest."""
+    """Combine checkpoints to one. Its captioner takes a list with each member's features; its `max_length` is the members' smallest."""
     captioner = Ensemble([member.captioner for member in members]).eval()
     metadata = {**members[0].metadata, "ensemble": [member.metadata["method"] for member in members]}
     max_length = min(member.max_length for member in members)

@@ -16,8 +16,8 @@ from diffcap.run_folder import METRICS, REPORT, find_metrics_files, result_folde
 from diffcap.utils.console import echo
 from diffcap.utils.errors import DiffcapError
 
-TASK = "image-to-text"
-METRIC_COLUMNS = ("BLEU-4", "METEOR", "ROUGE-L", "CIDEr-D", "SPICE")
+TASK = "image-to-text"  # as the Hub names the task
+METRIC_COLUMNS = ("BLEU-4", "METEOR", "ROUGE-L", "CIDEr-D", "SPICE")  # of the model card's table
 STAGE_DESCRIPTIONS = {
     "finetune": "fine-tuned on captions",
     "reinforce": "fine-tuned, then self-critical training on CIDEr-D",
@@ -102,7 +102,7 @@ def push(
 ) -> str:
     """Upload a captioner as model.safetensors and config.json, with a model card. Return the URL of the repository.
 
-    metrics.json and the PNG files of an earlier upload are deleted. The arguments are those of `diffcap push`.
+    The metrics.json and PNG files of an earlier upload are deleted from the repository. The arguments are those of `diffcap push`.
     """
     check_repository_name(name)
     checkpoint = Path(checkpoint)
@@ -165,7 +165,7 @@ def _check_images(paths: Sequence[Path]) -> None:
 
 
 def without_folders(content: dict[str, Any]) -> dict[str, Any]:
-    """Return the checkpoint with the name of the base model's local folder instead of its path, which is private."""
+    """If the base model is a local folder, return the checkpoint with the folder's name instead of its path, which is private."""
     metadata = content["diffcap"]
     arguments = metadata.get("hyperparameters") or {}
     if "base" not in arguments or arguments.get("revision"):
@@ -182,10 +182,7 @@ def model_card(
     license: str,
     licence_of_base: str | None = None,
 ) -> str:
-    """Return the README.md of a repository on the Hub: metadata, usage, training, scores and example images.
-
-    `images` are names of PNG files in the same folder.
-    """
+    """Return the README.md of a repository on the Hub; it shows `images`, which are names of PNG files in the same folder."""
     from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
     metadata = content["diffcap"]

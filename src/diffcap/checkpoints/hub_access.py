@@ -18,7 +18,7 @@ from urllib.request import getproxies, proxy_bypass
 
 from diffcap.utils.errors import DiffcapError
 
-CONNECT_SECONDS = 3.0  # the variable HF_HUB_ETAG_TIMEOUT replaces this value
+CONNECT_SECONDS = 3.0  # the environment variable HF_HUB_ETAG_TIMEOUT, if set, replaces this value
 DEFAULT_PORTS = {"http": 80, "https": 443}
 SOCKS_PORT = 1080  # default port of SOCKS proxies
 
@@ -74,7 +74,7 @@ def _connection_failure(url: str) -> str | None:
     deadline = time.monotonic() + seconds
     failure: BaseException | None = None
     try:
-        lookup = _in_thread(socket.getaddrinfo, server.hostname, port, 0, socket.SOCK_STREAM)  # it has no timeout
+        lookup = _in_thread(socket.getaddrinfo, server.hostname, port, 0, socket.SOCK_STREAM)  # without a timeout
         addresses = [address for *_, address in lookup.result(seconds)]
         # All addresses are tried at once, because IPv6 may be broken where IPv4 works.
         attempts = [_in_thread(_connect, address, seconds) for address in addresses]
@@ -116,7 +116,7 @@ def _offline_message(name: str, reason: str) -> str:
 
 @contextmanager
 def without_requests(reason: str | None) -> Iterator[None]:
-    """If there is a reason not to connect, let the Hub's client use only its cache, so that it does not retry for half a minute."""
+    """If there is a reason not to connect, let the Hub's client use only its cache. Otherwise the client retries for half a minute."""
     from huggingface_hub import constants
 
     was_offline = constants.HF_HUB_OFFLINE
@@ -141,7 +141,7 @@ def hub_errors(name: str) -> Iterator[None]:
             yield
     except DiffcapError:
         raise
-    except Exception as error:  # the exceptions depend on the HTTP library of the client's version
+    except Exception as error:  # versions of the client use different HTTP libraries, which have own exceptions
         # For a file that is not in the cache, the client's error has the HTTP error as its cause.
         refusal = error if hasattr(error, "response") else error.__cause__
         status = getattr(getattr(refusal, "response", None), "status_code", None)

@@ -64,10 +64,10 @@ class Importer:
     rename: Callable[[dict[str, Tensor], Stage], dict[str, Tensor]]
     vocabulary_layout: AnyLayout  # name of the special tokens and the order of ids in diffcap's model
     vocabulary_file: str | None  # the authors' file that maps words to ids; None if the method uses CLIP's tokens
-    # Keys of the networks in a file that is a dict of several networks; they become prefixes of the parameters' names. Or empty.
+    # If a file is a dict of several networks: their keys, which become prefixes of the parameters' names. Empty for one network.
     groups: tuple[str, ...] = ()
     pickled_classes: tuple[str, ...] = ()  # names of the classes that the file may use besides those of tensors
-    is_pretraining: Callable[[State], bool] = lambda state: False  # True for the parameters of a pre-trained model
+    is_pretraining: Callable[[State], bool] = lambda state: False  # True for the parameters of a pre-training
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class ImportOptions:
 
     heads: int = 8
     vision_heads: int | None = None
-    max_length: int | None = None  # None: 40 for IDC-PCL, 33 for CLIP4IDC, number of positions or 24 for SCORER, DIRL
+    max_length: int | None = None  # None: 40 (IDC-PCL), 33 (CLIP4IDC), length of the positions or 24 (SCORER, DIRL)
     # True if the model reads two more channels, x and y. None: True if it reads 4 n + 2 channels, such as 1024 + 2.
     coordinates: bool | None = None
     grid: tuple[int, int] | None = None  # rows and columns of the image features
@@ -288,14 +288,14 @@ def resnet_features(
     preprocess: ResizeNormalize | None = None,
     pool: tuple[int, int] | None = None,
 ) -> dict[str, Any]:
-    """Return the metadata of features of torchvision's ResNet-101. "weights_sha256" is None: the authors publish no hash."""
+    """Return the metadata of the output of a `layer` of torchvision's ResNet-101, reduced by average pooling to `pool` (rows, columns)."""
     preprocess = preprocess or ResizeNormalize()
     return {
         "name": f"resnet101_{layer}",
         "library": "torchvision",
         "network": "resnet101",
         "stage": layer,
-        "weights_sha256": None,
+        "weights_sha256": None,  # the authors publish no hash
         "preprocessing": json.loads(json.dumps(preprocess.describe())),
         "pool": None if pool is None else list(pool),
         "shape": list(shape),
@@ -343,5 +343,5 @@ rcc_importer = partial(
     vocabulary_layout="rcc",
     vocabulary_file="vocab.json",
     groups=("change_detector_state", "speaker_state"),  # the two state dicts in a checkpoint
-    pickled_classes=("AttrDict",),  # class of the settings in a checkpoint, which are not used
+    pickled_classes=("AttrDict",),  # class of the settings in a checkpoint; diffcap does not use the settings
 )

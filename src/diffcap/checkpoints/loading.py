@@ -47,7 +47,7 @@ def load(
     if names_base_model(path):
         if base is not None:
             raise DiffcapError(f"{path}: is a base model itself; remove --base.")
-        return base_model_function("zero_shot")(path, prompt, **zero_shot_options)
+        return base_model_function("zero_shot")(path, prompt, **zero_shot_options)  # of the method vlm
     if prompt is not None:
         raise DiffcapError(
             f"{path}: was trained with its own prompt; --prompt is for vision-language models without training."
@@ -98,7 +98,7 @@ def fetch_if_on_hub(source: str | Path) -> str | Path:
 
 
 def retrieval_function(path: str | Path) -> Callable[..., None]:
-    """Return the method's function that evaluates the retrieval of pairs and captions by the checkpoint of a pre-training."""
+    """For the checkpoint of a pre-training, return its method's function that evaluates retrieval: captions for pairs and vice versa."""
     metadata = read_checkpoint(path, mapped=True)["diffcap"]
     method = methods().get(str(metadata.get("method")))
     pretraining = method.pretraining if method else None
@@ -124,14 +124,14 @@ def build_captioner(
 ) -> tuple[Captioner, AnyVocabulary]:
     """Build a captioner and its vocabulary from a checkpoint's content, as `read_checkpoint` returns it.
 
-    If the parts do not fit together, this can raise any error. `path` is for messages, and `base` is that of `load`.
+    If the parts do not fit together, this can raise any error. `path` is for messages, and `base` is as in `load`.
     """
     metadata = content["diffcap"]
     captioner_class: type[Captioner] = import_object(methods()[metadata["method"]].captioner)
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(captioner_class)
-    arguments = parser.parse_object(metadata["hyperparameters"]).as_dict()
-    if captioner_class.on_base_model:
+    arguments = parser.parse_object(metadata["hyperparameters"]).as_dict()  # with types checked
+    if captioner_class.on_base_model:  # only weights added to a vision-language model are stored
         captioner_class.check_state(arguments, weights_of(content))  # before the base model is loaded
         arguments |= _base_replacement(path, arguments, base)
     elif base is not None:

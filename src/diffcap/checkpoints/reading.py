@@ -21,12 +21,12 @@ from diffcap.utils.files import atomic_write, url_of
 from diffcap.utils.unpickling import error_reason
 
 CAPTIONING_STAGES = ("finetune", "reinforce")  # stages whose checkpoints contain a captioner
-FORMAT = 1  # version of the "diffcap" entry
+FORMAT = 1  # version of the structure of the entry "diffcap"
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 SHA256 = "safetensors_sha256"  # entry of config.json; folders of diffcap 0.1.0 may lack it
 
-# Entries in the metadata of every checkpoint, and further entries in those of captioners.
+# Entries that the metadata of every checkpoint must have, and those that the metadata of a captioner must have in addition.
 _REQUIRED_ENTRIES = ("version", "stage", "dataset", "seed", "words", "max_length", "features")
 _REQUIRED_OF_CAPTIONERS = ("method", "hyperparameters", "tokenizer")
 
@@ -51,7 +51,7 @@ def read_checkpoint(path: str | Path, mapped: bool = False) -> dict[str, Any]:
         )
     try:
         if not mapped and zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as archive:  # it has a CRC-32 of every entry, which torch does not check
+            with zipfile.ZipFile(path) as archive:  # ZIP has a CRC-32 of every entry, which torch does not check
                 if damaged := archive.testzip():
                     raise ValueError(f"the checksum of {damaged} is wrong")
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
@@ -64,12 +64,13 @@ def remedy(path: Path) -> str:
     """Return advice for the user of a damaged checkpoint."""
     if path.is_dir() or path.name in (CONFIG, WEIGHTS):
         return "copy or download the folder again, or write it again with `diffcap export` or `diffcap import`"
-    if any((path.parent / name).is_file() for name in (RUNNING, FINISHED, IDENTITY)):  # the folder of a training
+    if any((path.parent / name).is_file() for name in (RUNNING, FINISHED, IDENTITY)):  # files of a training
         command = f"`make {path.parent.name}` command" if path.parent.name in TRAINING_STAGES else "command"
         return f"restore it from a copy, or move {path.parent} away and train it again with the same {command}"
     return "copy or download it again, or write it again with the same command"
 
 
+# Check the content of a checkpoint and, unless `mapped`, that its weights are finite. Return it with tuples as lists.
 def _check_content(content: Any, path: Path, mapped: bool) -> dict[str, Any]:
     metadata = content.get("diffcap") if isinstance(content, dict) else None
     if not isinstance(metadata, dict) or not {"format", "version"} <= metadata.keys():

@@ -34,9 +34,9 @@ class Finding(NamedTuple):
 
 
 def audit(dataset: str | None = None, folder: Path | None = None) -> None:
-    """List the pairs of a dataset whose change flag, captions, mask and images contradict each other.
+    """List the pairs of a dataset whose change flag, captions, mask and images contradict each other, also in audit.jsonl.
 
-    The flag is the `changeflag` in the manifest; a pair without it has a change unless it is a distractor. audit.jsonl gets the list, too.
+    The flag is the `changeflag` in the manifest; a pair without it has a change unless the manifest marks it as a distractor (no change).
 
     Args:
         dataset: Name of the dataset; the data stage must have prepared it.
@@ -54,7 +54,7 @@ def audit(dataset: str | None = None, folder: Path | None = None) -> None:
         raise DiffcapError(f"{folder}: holds {prepared_dataset.name}, not {dataset}; give the folder of {dataset}.")
     findings, unchecked = find_contradictions(pairs, prepared_dataset.root)
     origin = prepared_dataset.info.get("change_types")  # how the data stage found types and flags that no file states
-    if origin and not any("changeflag_derived" in pair.extra for pair in pairs):
+    if origin and not any("changeflag_derived" in pair.extra for pair in pairs):  # no flag comes from captions
         unchecked.append(f"the flags: they are {origin}, so that only captions that disagree are found")
     rows = []
     for pair, reasons, captions in findings:

@@ -111,7 +111,7 @@ def caption(
     elif set_options:
         if unused := [name for name, value in (("--heatmap", heatmap), ("--json", json)) if value]:
             raise DiffcapError(f"{unused[0]} is for pairs of images; remove it for a whole scene ({set_options[0]}).")
-        load = partial(load_model, DEFAULT_CAPTIONER, model_options)
+        load = partial(load_model, DEFAULT_CAPTIONER, model_options)  # by default `tiles`, for overhead images
         caption_scene(before, after, out, model_options, load, **scene_options, **decoding_options)
         return
     caption_pairs(before, after, out, heatmap, json, model_options, **decoding_options)
@@ -128,7 +128,7 @@ def caption_pairs(
     length_penalty: float,
     batch_size: int,
 ) -> None:
-    """Caption pairs, print or write the captions, and draw heat maps. `model_options` are for `load_captioner`; else as `caption`."""
+    """Caption pairs with the arguments of `caption`, and print or write the captions. `model_options` are arguments of `load_captioner`."""
     pairs, notes = find_pairs(before, after)
     for note in notes:
         echo(f"note: {note}", err=True)
@@ -164,7 +164,7 @@ def caption_pairs(
             caption_file = stack.enter_context(CaptionFile(out_path, pairs, settings, batch_size, ids_without_map))
             pending_pairs = caption_file.pending_pairs
         images = ((pair.before, pair.after) for pair in pending_pairs)
-        on_error: Literal["raise", "return"] = "raise" if is_single_pair else "return"
+        on_error: Literal["raise", "return"] = "raise" if is_single_pair else "return"  # "return" yields errors
         captions = captioner.batch(images, beam, length_penalty, batch_size, on_error)
         num_earlier = len(pairs) - len(pending_pairs)
         advance = stack.enter_context(progress_bar("captioning", len(pairs), num_earlier, hidden=len(pairs) == 1))
@@ -228,7 +228,7 @@ def _validate_out(out: Sequence[str] | None, as_json: bool) -> Path | None:
 
 
 def _check_images(pairs: Sequence[ImagePair]) -> None:
-    """Raise an error if no pair has both images, before a model is loaded, which may need a download."""
+    """If no pair has both images, raise an error. This is called before a model is loaded, which may need a download."""
     from diffcap.utils.image_io import read_image
 
     if any(os.path.isfile(pair.before) and os.path.isfile(pair.after) for pair in pairs):  # noqa: PTH113 - takes any name
@@ -238,7 +238,7 @@ def _check_images(pairs: Sequence[ImagePair]) -> None:
 
 
 def _file_names(ids: Sequence[str]) -> dict[str, str]:
-    """Return a file name for each id, unique even on case-insensitive file systems."""
+    """Return the name of a heat map's file for each id. Names are unique even on case-insensitive file systems."""
     names: dict[str, str] = {}
     taken_names: set[str] = set()
     for id in ids:
@@ -271,7 +271,7 @@ def _print_result(pair: ImagePair, caption: Any, as_json: bool, is_single_pair: 
     elif as_json:
         print_json({**pair.as_dict(), **caption.as_dict()}, None)
     elif is_single_pair:
-        echo(caption.text, *confidence_lines(caption))
+        echo(caption.text, *confidence_lines(caption))  # log-probability, probability of a change
         for alternative in caption.alternatives:
             echo(f"or (log-probability {alternative.log_probability:.3f}): {alternative.text}")
     else:

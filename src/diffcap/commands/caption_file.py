@@ -76,7 +76,7 @@ class CaptionFile(AbstractContextManager["CaptionFile"]):
         ]
         self.pending_pairs = [pairs[index] for index in sorted(pending_indices, key=lambda index: index < batch_start)]
         self._write_all()
-        with add_filename(path):
+        with add_filename(path):  # errors, such as that of a full disk, then name the file
             self._file = path.open("ab")
 
     def _check_settings(self, settings: dict[str, Any]) -> None:
@@ -116,14 +116,14 @@ class CaptionFile(AbstractContextManager["CaptionFile"]):
         return rows
 
     def _write_all(self) -> None:
-        """Write the complete rows in the order of the pairs."""
+        """Replace the file by the rows in `_rows`, in the order of the pairs."""
         rows = [self._rows[key].line for key in sorted(self._rows, key=self._index_by_key.__getitem__)]
         header = [",".join(CSV_COLUMNS).encode()] if self._is_csv else []
         with atomic_write(self.path) as temporary:
             temporary.write_bytes(b"".join(line + b"\n" for line in [*header, *rows]))
 
     def append(self, pair: ImagePair, values: Mapping[str, Any]) -> None:
-        """Add the row of a pair, unless it has one without an error; `values` has the caption as "text", or an "error"."""
+        """If the pair has no row, or had only one with an error, add a row; `values` has the caption as "text", or an "error"."""
         if _key(pair.id) in self._rows:
             return
         row = {**pair.as_dict(), **values}
@@ -151,5 +151,5 @@ class CaptionFile(AbstractContextManager["CaptionFile"]):
 
 
 def _key(id: str) -> str:
-    """Return an id as CSV stores it."""
+    """Return an id as the CSV file stores it: control characters and what UTF-8 cannot encode are escaped."""
     return printable(id).encode(errors="backslashreplace").decode()

@@ -16,7 +16,7 @@ from diffcap.utils.console import echo
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.settings import CONFIGS
 
-SOURCES_FOLDER = CONFIGS / "sources"
+SOURCES_FOLDER = CONFIGS / "sources"  # a YAML file for each dataset that can be downloaded
 DEFAULT_FETCH = FetchSettings()
 MIN_SPLIT_PAIRS = 10  # the scores of a val or test split of fewer pairs are not reliable
 
@@ -76,14 +76,14 @@ def prepare(
             root = Path(source)
         try:
             records = read_pairs(dataset, root, augmented)
-            describe(dataset, records, root)  # raises an error for wrong files before the images are checked
+            describe(dataset, records, root)  # only to raise an error for wrong files before images are checked
         except DiffcapError as error:
             if not is_rendered:
                 raise
             fault = str(error).partition(";")[0]
             raise DiffcapError(f"{fault}; delete {root}, and run the same command again to render it again.") from None
         skipped = {"pairs": 0, "images": 0}
-        ranges = dict[str, Any]()  # path -> range of pixel values, filled by `_check_images`
+        ranges = dict[str, Any]()  # image of more than 8 bits -> range of its values, from `_check_images`
         if captions_only:
             (folder / "problems.txt").unlink(missing_ok=True)
         else:
@@ -95,7 +95,7 @@ def prepare(
                     f'{root}: has train pairs and no val pairs with captions, which select a checkpoint; give some pairs the split "val".'
                 )
         settings = {"missing": missing, "check": check, **({"augmented": True} if augmented else {}), **render_settings}
-        notes = {
+        notes = {  # entries of dataset.json
             "captions_only": captions_only,
             "skipped": skipped,
             "settings": settings,
@@ -216,6 +216,7 @@ def _check_images(
     return usable_pairs, {"pairs": num_unusable, "images": len(problems)}
 
 
+# Print a table with the counts of each split, and below it the totals and remarks.
 def _print_counts(dataset: Dataset, folder: Path) -> None:
     from diffcap.evaluation.tables import print_table
     from diffcap.utils.table import Cell, Table
@@ -240,7 +241,7 @@ def _print_counts(dataset: Dataset, folder: Path) -> None:
 
 
 def _remarks(info: dict[str, Any]) -> list[str]:
-    """Compare the counts in `info`, the content of dataset.json, with the official ones. Add duplicates and the reader's notes."""
+    """Return lines on `info`, the content of dataset.json: its counts compared with the official ones, duplicates, notes and warnings."""
     lines = []
     official = info["official"]  # "state" (whole or part), "splits" (split -> (number, official number)), ...; or None
     repetitions = info["repetitions"]  # numbers of repeated image pairs and captions

@@ -36,8 +36,8 @@ def evaluate(
     Otherwise, predictions-unscored.json has the captions of the pairs without references, which are not scored.
 
     If the protocol's tokens are raw (IDC-PCL on Birds-to-Words), metrics-ptb.json has the scores with PTB tokens. For the datasets of
-    remote-sensing change captioning, "id_tokens" in metrics.json has the scores of word ids that the released evaluators print (protocol
-    levir_cc). "unfinished" in metrics.json is the number of captions that reached the maximum length without an end token.
+    remote-sensing change captioning, "id_tokens" in metrics.json has the scores that the released evaluators print (protocol levir_cc):
+    they compare ids of words, not texts. "unfinished" there is the number of captions of maximum length without an end token.
 
     Args:
         checkpoint: best.ckpt of the finetune or reinforce stage; or folder or user/name of a vision-language model.
@@ -112,7 +112,7 @@ def evaluate(
         )
     member_paths = [source if names_base_model(source) else fetch_if_on_hub(source) for source in sources]
     run_folder.check_finished(member_paths)
-    answer_options = {"sentences": sentences, **({"max_length": max_length} if max_length else {})}
+    answer_options = {"sentences": sentences, **({"max_length": max_length} if max_length else {})}  # if zero-shot
     first_member, *other_members = load_members(member_paths, base, prompt, **answer_options)
     if first_member.metadata["dataset"] is None and (folder is None or features is None):
         raise DiffcapError(
@@ -122,7 +122,7 @@ def evaluate(
     dataset = read_dataset(dataset_folder)
     changes = changes or first_member.metadata.get("changes") or dataset.info.get("changes")
     split_pairs = [pair for pair in dataset.pairs if pair.split == split]
-    pairs = take_changes(split_pairs[:limit], changes)
+    pairs = take_changes(split_pairs[:limit], changes)  # multi: joins the captions of a pair to one
     if not pairs:
         raise DiffcapError(f"{dataset.name} has no {split} pairs; choose another --split.")
     main_tokenizer = tokenizer or first_member.metadata["tokenizer"]

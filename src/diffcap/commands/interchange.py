@@ -93,7 +93,7 @@ def export(
         if scores.metrics is None:
             note = f"without scores: {scores.missing_reason}"
     else:
-        base_model_function("export")(checkpoint, folder, form, base)
+        base_model_function("export")(checkpoint, folder, form, base)  # of the method vlm
         note = "an adapter for PEFT" if form == "peft" else "a model for transformers"
     size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
     echo(f"{folder}: {size / 1e6:.1f} MB, {note}")

@@ -72,7 +72,7 @@ def make_negatives(
         info = read_json(info_file, "dataset", "write it again with `make data`") if info_file.is_file() else {}
         settings_file = DATASET_SETTINGS / f"{info.get('name')}.yaml"
         changes = get_config_value([settings_file], "data", "changes") or info.get("changes")
-    pairs = with_words(take_changes(split_pairs, changes))
+    pairs = with_words(take_changes(split_pairs, changes))  # without blank captions
     if not pairs:
         raise DiffcapError(f"{manifest_file}: no pair of the {split} split has a caption; check the manifest.")
     authors_rows = list(authors_negatives(Path(authors), pairs)) if authors else []
@@ -84,7 +84,7 @@ def make_negatives(
         if changes:
             settings["changes"] = changes
         settings["tagger"] = tagger
-        settings["tagger_identity"] = find_tagger(tagger).identity
+        settings["tagger_identity"] = find_tagger(tagger).identity  # hash of its weights
     settings["manifest_sha256"] = file_hash(manifest_file)
     with suppress(DiffcapError):  # negatives.json is missing or damaged
         metadata = {} if force else read_json(metadata_file)
@@ -93,13 +93,14 @@ def make_negatives(
             print(f"{negatives_file}: exists already with these settings")
             return
     if authors:
+        # Before `write_negatives` gives the complete file its name, it calls the function that is its last argument.
         write_negatives(negatives_file, authors_rows, lambda: report_file.unlink(missing_ok=True))
         metadata = {"settings": settings, "captions": len(authors_rows), "sha256": file_hash(negatives_file)}
         write_json(metadata_file, metadata)
         num_captions = sum(len(pair.captions) for pair in pairs)
         print(f"{negatives_file}: the negatives of {authors} for {len(authors_rows):,} of {num_captions:,} captions")
         return
-    texts = {normalize_caption(caption) for pair in pairs for caption in pair.captions}
+    texts = {normalize_caption(caption) for pair in pairs for caption in pair.captions}  # tokens joined with spaces
     tag_file = dataset_folder / "tags.jsonl"
     with progress_bars() as bar:  # bar(title) adds a progress bar and returns the function that updates it
         tags = tag_sentences(sentence_texts(texts), tagger, tag_file, workers, bar("tagging sentences"))
@@ -108,7 +109,7 @@ def make_negatives(
         rows = _build_rows(builder, pairs, report, bar("writing negatives"))
         write_negatives(negatives_file, rows, lambda: report.write(report_file, settings, builder.counts))
     strategy_counts = {f"{kind}: {strategy}": count for (kind, strategy), count in sorted(builder.counts.items())}
-    metadata = {"settings": settings, "captions": report.num_rows, "ways": strategy_counts}
+    metadata = {"settings": settings, "captions": report.num_rows, "ways": strategy_counts}  # ways to build negatives
     write_json(metadata_file, {**metadata, "sha256": file_hash(negatives_file)})
     print(f"{negatives_file}: negatives for {report.num_rows:,} captions; read {report_file}")
 

@@ -14,8 +14,8 @@ from diffcap.utils.files import existing_path, url_of
 
 _TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl")
 _ARCHIVE_SUFFIXES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar")
-_FOLDER_NAMES = (("before", "after"), ("bef", "aft"), ("images", "sc_images"), ("A", "B"))
-_NAME_ENDINGS = (("_before", "_after"), ("-before", "-after"), ("_1", "_2"), ("", "_2"))  # Spot-the-Diff has the last
+_FOLDER_NAMES = (("before", "after"), ("bef", "aft"), ("images", "sc_images"), ("A", "B"))  # tried in this order
+_NAME_ENDINGS = (("_before", "_after"), ("-before", "-after"), ("_1", "_2"), ("", "_2"))  # "", "_2": Spot-the-Diff
 _IMAGE_TYPES = ("bmp", "gif", "jpg", "jpeg", "png", "tif", "tiff", "webp", "avif", "jp2", "ppm", "pgm", "tga")
 _MAX_LISTED_IMAGES = 3  # in the note on unpaired images
 
@@ -100,7 +100,7 @@ def _natural_key(path: Path) -> tuple[list[tuple[int, str]], str]:
 def _make_pairs(
     matches: Iterable[tuple[str, Sequence[Path], Sequence[Path]]], all_files: Iterable[Sequence[Path]]
 ) -> tuple[list[ImagePair], list[str]]:
-    """Make a pair of each (id, before files, after files), which must be one file each. Also return a note on unpaired files."""
+    """Make a pair of each match (id, before files, after files); both lists must have one file. Also return a note on unpaired files."""
     pairs = []
     for id, before_files, after_files in matches:
         for files in (before_files, after_files):

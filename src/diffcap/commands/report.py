@@ -83,7 +83,7 @@ def report(
         for run, row in zip(seed_runs, results.seed_rows[name]):
             run_seed = run.metrics["provenance"].get("seed")
             label = {"run": str(run.path), **({} if run_seed is None else {"seed": run_seed})}
-            run_entries[name].append({**label, **zero_shot_origin(run), **row})
+            run_entries[name].append({**label, **zero_shot_origin(run), **row})  # base model, prompt
     content: dict[str, Any] = {"protocol": protocol, "rows": rows, "runs": run_entries, "provenance": provenance}
     write_json(report_folder / "table.json", content)
     write_text(report_folder / "table.tex", table.system_table(rows).latex() + "\n")
@@ -121,7 +121,7 @@ def report(
         written_files.append("report.html")
     markdown = table.report_text(protocol, rows, list(results.runs), localisation, mask_counts)
     write_text(report_folder / "table.md", markdown)
-    if problems := results.masks.problems:
+    if problems := results.masks.problems:  # path of a mask that cannot be used -> reason
         masks_are = "masks are" if len(problems) > 1 else "mask is"
         echo(f"{len(problems):,} {masks_are} left out; the first: {next(iter(problems.values()))}")
     _print_results(results, localisation, mask_counts)

@@ -1,4 +1,4 @@
-"""`diffcap caption BEFORE AFTER --out changes.geojson`: the changes of a whole scene."""
+"""`diffcap caption BEFORE AFTER --out changes.geojson`: the changes of a whole scene, two rasters that are captioned tile by tile."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -93,7 +93,7 @@ def caption_scene(
         header = {"format": 1, "before": _file_identity(before), "after": _file_identity(after), **settings}
         partial_file = out_files[0].with_name(out_files[0].name + PARTIAL_SUFFIX)  # kept if the command is interrupted
         partial = stack.enter_context(PartialResults(partial_file, header))
-        num_done = sum(map(len, partial.batches))
+        num_done = sum(map(len, partial.batches))  # batches of tiles that an interrupted command captioned
         if scene.crs is None:
             echo("note: the rasters have no georeference; coordinates are pixels.", err=True)
         if num_done:

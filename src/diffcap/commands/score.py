@@ -106,7 +106,7 @@ def _score_split(
     protocol_entries |= dataset_protocol(dataset.info)
     provenance = {**_provenance(predictions=predictions), "manifest_sha256": dataset.info["manifest_sha256"]}
     id_scoring = None
-    if id_protocol and protocol == "text":  # without the metrics of word ids
+    if id_protocol and protocol == "text":  # without the metrics that compare ids of words
         id_scoring = WordIdScoring(id_protocol.no_change, accuracy_only=id_protocol.accuracy_only)
     elif id_protocol:
         id_scoring = word_id_scoring(id_protocol, dataset.pairs)
