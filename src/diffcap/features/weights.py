@@ -15,7 +15,7 @@ from diffcap.checkpoints.hub_access import offline_reason, without_requests
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.unpickling import error_reason
 
-# Parts of messages, written for `make extract WEIGHTS=FILE`. For `diffcap caption`, `backbones.rebuild_backbone` replaces them.
+# Parts of messages for `make extract WEIGHTS=FILE`. `diffcap caption` has other options, so `backbones.rebuild_backbone` replaces them.
 WEIGHTS_VARIABLE = "WEIGHTS"
 OFFLINE_HINT = ", or use OFFLINE=yes to try diffcap with the small networks that ship with it"
 
@@ -26,7 +26,7 @@ Network = TypeVar("Network", bound=nn.Module)
 def read_state_dict(path: str | Path, option: str | None = None) -> dict[str, Tensor]:
     """Read a state dict from a `.safetensors` file, or from a `.pth`, `.pt` or `.bin` file (without executing code).
 
-    `option` is the name of the user's option for the path, which messages name; by default WEIGHTS, a variable of `make`.
+    Messages name `option`, with which the user gave the path; by default this is WEIGHTS, a variable of `make`.
     """
     path = Path(path)
     if not path.is_file():

@@ -104,7 +104,7 @@ class StoreWriter:
         return stale_rows
 
     def _unmark_lost_rows(self, stale_rows: list[int], is_new: bool) -> None:
-        """Mark these rows as not done: `stale_rows`, damaged rows, and rows beyond the end of the array or the checksum file."""
+        """Mark rows as not done: `stale_rows` (changed images), damaged rows, and rows beyond the end of the array or checksum file."""
         was_done = store.read_done_rows(self.folder, len(self.image_paths))
         is_done = was_done.copy()
         is_done[stale_rows] = False

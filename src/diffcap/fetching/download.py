@@ -26,7 +26,7 @@ from diffcap.utils.errors import DiffcapError
 
 _CHUNK_BYTES = 1 << 16  # bytes that are read at once
 _MAX_BACKOFF = 30.0  # longest pause before another attempt in seconds, unless the server requests one
-_MAX_HOST_FAILURES = 4  # a host is skipped after this number of files in a row that failed with all retries
+_MAX_HOST_FAILURES = 4  # a host is skipped after the downloads of so many files in a row failed, each with all retries
 _GONE_CODES = (404, 410, 451)  # HTTP status codes: the server does not have the file (any more)
 _TRANSIENT_CODES = (408, 425, 429, *range(500, 600))  # HTTP status codes: another attempt may succeed
 
@@ -36,7 +36,7 @@ class Cancelled(Exception):
 
 
 class TransientError(Exception):
-    """The download may succeed later; `retry_after` is the pause in seconds that the server requests."""
+    """The download may succeed later; `retry_after` is the pause in seconds that the server requests, None if it requests none."""
 
     def __init__(self, reason: str, retry_after: float | None = None):
         super().__init__(reason)

@@ -255,7 +255,7 @@ def _accept_manual_files(entry: Entry, folder: DatasetFolder) -> list[Failure]:
 
 
 def _make_verifier(entry: Entry, path: Path, folder: DatasetFolder) -> Callable[[Path], str]:
-    """Return a function that checks a file for `path` and returns what is wrong with it, or ""."""
+    """Return a function that checks a file which will be moved to `path`, or is there, and returns what is wrong with it, or ""."""
 
     def verify(file: Path) -> str:
         if entry.size not in (None, size := file.stat().st_size):

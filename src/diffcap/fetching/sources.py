@@ -1,4 +1,4 @@
-"""The options of fetching, and the reader of `configs/sources/<dataset>.yaml`, which lists the files of a dataset.
+"""The options for fetching a dataset, and the reader of `configs/sources/<dataset>.yaml`, which lists the dataset's files.
 
     name: CLEVR-Change
     page: https://...                  the dataset's own page

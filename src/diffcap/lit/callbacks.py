@@ -49,7 +49,7 @@ class PeriodicCheckpoint(Callback):
         self._interrupted_at = math.inf  # time.monotonic() of the first signal
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Compare the first step of all processes, before they wait for each other in different steps."""
+        """Raise an error if processes would start from different steps, because they would wait for each other in different steps."""
         if trainer.world_size > 1:
             steps = [0] * trainer.world_size
             dist.all_gather_object(steps, self.saved_step)
@@ -85,7 +85,7 @@ class PeriodicCheckpoint(Callback):
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Save every `every_n_steps` steps and after a signal, before the first batch of a step."""
+        """Save before the first batch of a step, every `every_n_steps` steps and after a signal; after a signal, also stop."""
         step = trainer.global_step
         if batch_idx % trainer.accumulate_grad_batches:
             return
@@ -129,7 +129,7 @@ class DelayedModelCheckpoint(ModelCheckpoint):
         return super().state_key.replace(type(self).__qualname__, "SelectAfter", 1)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Compare the score and save if the training has reached `start_step`."""
+        """If the training has reached `start_step`, compare the score with the best one, and save if it is better."""
         if self.monitor not in trainer.callback_metrics and not trainer.sanity_checking:
             logged = ", ".join(sorted(name for name in trainer.callback_metrics if name.startswith("val/")))
             raise DiffcapError(
@@ -149,12 +149,12 @@ class StopEarly(EarlyStopping):
         self.start_step = start_step
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Compare the score if the training has reached `start_step`."""
+        """If the training has reached `start_step`, compare the score with the best one, and stop if the patience is reached."""
         if trainer.global_step >= self.start_step:
             super().on_validation_end(trainer, pl_module)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Stop before the first step if the patience is reached."""
+        """Stop before the first step if the resumed checkpoint has reached the patience."""
         trainer.should_stop = trainer.should_stop or self.wait_count >= self.patience
 
 
