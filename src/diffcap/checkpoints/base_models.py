@@ -48,7 +48,7 @@ def describe_origin(name: str, revision: str | None, licence: str | None) -> str
 def names_base_model(source: str | Path) -> bool:
     """Return True if a source, which is a folder or a name on the Hub, is a base model and not a captioner of diffcap.
 
-    For a name on the Hub, only config.json is fetched. If it has the key "format", the source is a captioner of diffcap.
+    For a name on the Hub, only config.json is fetched. If this file has the key "format", diffcap wrote it for a captioner.
     """
     path = Path(source).expanduser()
     if path.exists():

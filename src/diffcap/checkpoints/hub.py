@@ -122,7 +122,7 @@ def push(
     _check_images(card_images)
     from huggingface_hub import HfApi
 
-    arguments = content["diffcap"].get("hyperparameters") or {}
+    arguments = content["diffcap"].get("hyperparameters") or {}  # of the captioner's constructor
     licence_of_base = base_licence(arguments["base"], arguments.get("revision")) if "base" in arguments else None
     content = without_folders(content)
     with tempfile.TemporaryDirectory() as temporary:

@@ -86,7 +86,7 @@ class ImportOptions:
 
 def get_importer(method: str) -> Importer:
     """Return the importer of a method's official checkpoints."""
-    path = get_method(method, "method").importer
+    path = get_method(method, "method").importer  # "module:object"; errors call the argument "method"
     if path is None:
         importable = ", ".join(name for name, other in methods().items() if other.importer)
         raise DiffcapError(f"{method}: its official checkpoints cannot be imported; methods that can be: {importable}.")

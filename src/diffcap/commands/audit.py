@@ -115,7 +115,7 @@ def find_contradictions(pairs: Sequence[ChangePair], root: Path) -> tuple[list[F
             num_without["captions"] += not pair.captions
             num_without["a mask" if "mask" not in pair.extra else "a readable mask"] += is_mask_empty is None
             num_without["both images"] += has_equal_images is None
-            num_without[released_flag] += "changeflag_derived" in pair.extra
+            num_without[released_flag] += "changeflag_derived" in pair.extra  # by the dataset's reader, from captions
             if is_mask_empty is not None and is_mask_empty != pair.is_distractor:
                 reasons.append(EMPTY_MASK if is_mask_empty else FILLED_MASK)
             if has_equal_images and not pair.is_distractor:

@@ -62,7 +62,7 @@ class CaptionFile(AbstractContextManager["CaptionFile"]):
     ) -> None:
         self.path, self._is_csv = path, path.suffix.lower() == ".csv"
         self._index_by_key = {_key(pair.id): index for index, pair in enumerate(pairs)}
-        pair_list = json.dumps([[pair.id, *map(os.path.realpath, pair[1:])] for pair in pairs])
+        pair_list = json.dumps([[pair.id, *map(os.path.realpath, pair[1:])] for pair in pairs])  # pair[1:]: paths
         self._check_settings({"pairs": hashlib.sha256(pair_list.encode()).hexdigest(), **settings})
         rows = self._read_rows()
         first_missing = next((index for key, index in self._index_by_key.items() if key not in rows), len(pairs))

@@ -90,7 +90,7 @@ def report(
     if not results.dataset.info.get("captions_only"):
         written_files += _draw_sheets(results, report_folder, pictures, attention, seed)
     binned_scores = None
-    if bins and (binned_pairs := quantile_bins(results.pairs, bins)):
+    if bins and (binned_pairs := quantile_bins(results.pairs, bins)):  # by viewpoint IoU (overlap of the views)
         binned_scores = viewpoint_scores(results.captions, binned_pairs, protocol["tokenizer"])
         content = {"protocol": {**protocol, "metrics": ["CIDEr-D"]}, **binned_scores, "provenance": provenance}
         write_json(report_folder / "viewpoint.json", content)

@@ -96,7 +96,7 @@ def _score_split(
         )
     changes = dataset.info.get("changes")
     split_pairs = [pair for pair in dataset.pairs if pair.split == split]
-    scored_pairs = take_changes([pair for pair in split_pairs if pair.captions], changes)
+    scored_pairs = take_changes([pair for pair in split_pairs if pair.captions], changes)  # multi: joins captions
     if not scored_pairs:
         raise DiffcapError(f"{dataset.name} has no {split} pair with a reference caption; choose another --split.")
     scored_ids, split_ids = [pair.id for pair in scored_pairs], [pair.id for pair in split_pairs]
@@ -105,7 +105,7 @@ def _score_split(
     protocol_entries = {"dataset": dataset.name, "split": split, **({"changes": changes} if changes else {})}
     protocol_entries |= dataset_protocol(dataset.info)
     provenance = {**_provenance(predictions=predictions), "manifest_sha256": dataset.info["manifest_sha256"]}
-    id_scoring = None
+    id_scoring = None  # further scores: accuracies, S*m (a mean of four metrics), metrics of word ids
     if id_protocol and protocol == "text":  # without the metrics that compare ids of words
         id_scoring = WordIdScoring(id_protocol.no_change, accuracy_only=id_protocol.accuracy_only)
     elif id_protocol:
