@@ -33,7 +33,7 @@ class Row(NamedTuple):
     share: float = 1.0  # fraction of a core's time
 
     def job(self, name: str, folder: Path, seed: int, shared: dict[str, str]) -> Job:
-        """Return the training of the row with a seed. `folder` is that of all runs, `shared` holds the variables of all rows."""
+        """Return the training of the row with a seed. `folder` holds the runs of all rows, `shared` the variables of all rows."""
         variables = {**shared, "method": self.method, "seed": str(seed), "run": str(folder / f"{self.folder}-{seed}")}
         if self.ablation:
             variables["ablation"] = self.ablation

@@ -166,7 +166,7 @@ def _answer(
     images = pair.before.image, pair.after.image
     try:
         index = int(choice)
-        with captioners.use(index) as captioner:
+        with captioners.use(index) as captioner:  # locks it, and loads it if necessary
             caption = captioner(*images, int(beams))
             # A captioner that was trained on rendered images only, or not trained, has a note about its reliability.
             notes = [_capitalize(captioner.domain_note)] if captioner.domain_note else []

@@ -126,7 +126,7 @@ def write_captions(triples: Triples, seed: int = 0) -> tuple[list[list[str]], li
         related_objects = [(relation_names[relation], objects[slot]) for relation, slot in related_slots]
         change, changed = int(triples.change[row]), objects[int(triples.changed[row])]
         color_and_shape = [words[1::2] for words, is_valid in zip(objects, scenes[row].valid[row].tolist()) if is_valid]
-        is_unique = color_and_shape.count(changed[1::2]) == 1
+        is_unique = color_and_shape.count(changed[1::2]) == 1  # no other object has its color and shape
         value = {COLOR: COLORS, MATERIAL: MATERIALS}.get(change, ("",))[max(int(triples.new_value[row]), 0)]
         captions = []
         for template in rng.sample(TEMPLATES[CHANGES[change]], rng.randint(5, 7)):

@@ -142,7 +142,7 @@ LEXICON: dict[str, str] = {word: tag for tag, words in _WORDS_OF_TAG.items() for
 
 
 def write_captions(rng: random.Random, change: Change | None) -> list[str]:
-    """Write five captions of a pair; two of them are rarely equal. A pair without change has the sentences of `NO_CHANGE`."""
+    """Write five captions of a pair; two of them are rarely equal. If `change` is None (no change), return the sentences of `NO_CHANGE`."""
     if change is None:
         return list(NO_CHANGE)
     captions: list[str] = []

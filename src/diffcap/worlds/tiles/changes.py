@@ -218,7 +218,7 @@ def _sample_road(rng: random.Random, plan: Plan, variant: float) -> Change:
     visible_places = [place for place in points_along(line, 3) if all(0 <= value <= SIZE for value in place[0])]
     place_covers = [plan.covers_in(point, angle, 3, width + 2) for point, angle in visible_places]
     crossed_places = [index for index, covers in enumerate(place_covers) if ROAD in covers]
-    num_gaps = sum(later - earlier > 8 for earlier, later in itertools.pairwise(crossed_places))
+    num_gaps = sum(later - earlier > 8 for earlier, later in itertools.pairwise(crossed_places))  # between crossings
     if any(not covers <= {GRASS, FIELD, FOREST, ROAD} for covers in place_covers):
         raise NoRoomError
     # A road is refused if it is too short, runs along an old road, or meets old roads twice.

@@ -37,7 +37,7 @@ from diffcap.worlds.tiles.scenes import SIZE
 RENDERER_VERSION = 1  # version of the images and captions: increase it if a code change alters them for the same seed
 # Pair k has the kind k % 16. Each type of change has two kinds: pairs with the change, and pairs that are sampled like them, without it.
 NUM_PAIR_KINDS = 2 * len(CHANGES)
-_FINAL_FILES = ("facts.json", "LevirCCcaptions.json")
+_FINAL_FILES = ("facts.json", "LevirCCcaptions.json")  # written after all images
 
 
 @dataclass(frozen=True)
