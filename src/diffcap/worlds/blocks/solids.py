@@ -5,7 +5,7 @@ A warm key light, which casts the shadows, and a cool fill light shine on the sc
 
 All functions take flat float tensors with one value per ray or point. `intersect`, `surface` and the functions of shadows use the solid's
 coordinate system: the origin is its centre (for shadows, the centre of its footprint), z is up, and the sides of a cube are parallel to x
-and y. Only +, -, *, / and roots are used, whose results do not depend on the size of a tensor. So an image is the same in any batch.
+and y. Only +, -, *, / and square roots are used. As their results do not depend on a tensor's size, an image is the same in any batch.
 """
 
 from collections.abc import Sequence

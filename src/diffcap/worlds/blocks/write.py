@@ -53,7 +53,7 @@ def write_blocks(
     """Render a dataset. If an earlier run was interrupted, render only what is missing.
 
     The files depend only on the settings. Triple k of a seed is the same in datasets of any size. The splits (train 85 %, val 5 %,
-    test 10 %) are random; each has equally many pairs of every change type. A triple is two of `pairs`.
+    test 10 %) are random; each has equally many pairs of every change type. A triple counts as two `pairs`.
 
     `size` is (width, height), at least 64 x 48. `jitter`, 0 to 3, is the strength of the variation of camera and light within a triple;
     CLEVR-Change has about 1. `workers` is the number of processes, by default one per core, or fewer for a small dataset.
