@@ -321,6 +321,7 @@ def test_the_page_offers_the_captioner_of_a_method_that_is_named(monkeypatch: py
         # Before the stages that are missing, which may take hours.
         (["eval", "--folder=none", "--run=none", "--ensembel=x"], "unknown option --ensembel, did you mean --ensemble"),
         (["finetune", "--folder=none", "--methd=scorer"], "unknown option --methd, did you mean --method"),
+        (["pretrain", "--method=scorer", "--model.lr=1"], "--model.lr=1 has no effect: METHOD=scorer needs no"),
         (["finetune", "--folder=none", "--model.lrr=1"], "unknown option --model.lrr, did you mean --model.lr"),
     ],
 )
@@ -339,6 +340,7 @@ def test_a_wrong_word_stops_make_before_anything_runs(project: Path) -> None:
         (["finetune", "SEED=-1"], "SEED=-1 is negative; give a whole number from 0"),
         (["finetune", "finetune_ARGS=--model.lrr=1"], "*** see above"),
         (["data", "finetune_ARGS=--model.lr=1"], "finetune_ARGS: data with METHOD=pcl does not use finetune; omit it"),
+        (["pretrain", "METHOD=scorer", "ARGS=--model.lr=1"], "pretrain_ARGS: pretrain with METHOD=scorer does not use"),
         (["finetune", "METHOD=scorer", "negatives_ARGS=--scope=pair"], "with METHOD=scorer does not use negatives"),
         (["demo", "extract_ARGS=--x=1"], "make demo does not use extract_ARGS=; omit it"),
         (["test", "DATASET=tiles"], "make test does not use DATASET=; omit it"),

@@ -64,8 +64,11 @@ def run_stage(stage: str, words: Sequence[str]) -> None:
     if {"--help", "-h"} & set(stage_options):
         _print_help(stage, stage_options)
         return
-    e = make_experiment(variables, variables.pop("goals", stage).split())
+    goals = variables.pop("goals", stage).split()
+    e = make_experiment(variables, goals)
     if stage in (PRETRAIN, PRETRAIN_EXTRA, "negatives") and _is_unused(stage, e):
+        if stage_options and goals == [stage]:
+            raise DiffcapError(f"{stage_options[0]} has no effect: METHOD={e.method} needs no {stage}; omit it.")
         return
     request = _make_request(stage, e, stage_options)
     if "--print_config" in stage_options:
@@ -363,7 +366,8 @@ def print_paths(words: Sequence[str]) -> None:
     for need in missing:
         _check_extra(*need, e)
     for stage, *stage_options in map(shlex.split, options_of_stages):
-        if set(goals) & set(STAGES) and not {stage} & {*goals, *(need for need, _ in needed)}:
+        used = {*(goals if len(goals) > 1 else ()), *(need for need, _ in needed)}
+        if set(goals) & set(STAGES) and stage not in used:
             raise DiffcapError(f"{stage}_ARGS: {' '.join(goals)} with METHOD={e.method} does not use {stage}; omit it.")
         if (stage, e) in needed and any(need in missing and need != (stage, e) for need in needed_by(e, [stage])):
             check_options(_make_request(stage, e, stage_options))

@@ -77,9 +77,7 @@ def caption(
     """
     for path in filter(None, (before, after)):
         if path.endswith(".ckpt") or (Path(path) / "config.json").is_file():
-            raise DiffcapError(
-                f"{path}: a checkpoint, not images; give each one as --checkpoint {path}, and the images first."
-            )
+            raise DiffcapError(f"{path}: a checkpoint, not images; give each one as --checkpoint {path}, images first.")
     if after and Path(after).is_dir() and not Path(before).exists():
         raise DiffcapError(
             f"{before}: not found; give a folder of images, or --checkpoint {before} if it is a checkpoint."
