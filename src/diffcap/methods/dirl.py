@@ -209,9 +209,9 @@ class DIRL(CrossImageCaptioner):
         loss = torch.stack([global_mean(losses) for losses in word_losses]).mean()
         parts = {"caption_loss": loss}
         if self.projector is not None:
-            projected_before = self.projector(before).flatten(0, 1)  # (b N, D)
-            terms = [
-                decorrelation_terms(cross_correlation(projected_before, projected_after.flatten(0, 1)))
+            projected_before = self.projector(before)
+            terms = [  # two tensors (b N, D) for each group
+                decorrelation_terms(cross_correlation(projected_before.flatten(0, 1), projected_after.flatten(0, 1)))
                 for projected_after in self.projector(after).split(len(before))
             ]
             parts["diagonal_loss"] = torch.stack([diagonal for diagonal, _ in terms]).mean()
