@@ -273,7 +273,7 @@ def test_zero_shot_is_a_row_of_a_report(trained: Path, base: Path, pixels: Path,
         text = html.unescape((tmp_path / "report" / file).read_text())
         assert f'zero-shot, without training: {base}, prompt "{PROMPT}".' in text and ZERO_SHOT_NOTE in text
     page = html.unescape((tmp_path / "report/report.html").read_text())
-    assert f", without training: {base}, prompt" in page and "whose maps `diffcap caption --heatmap` draws" in page
+    assert f", without training: {base}, prompt" in page and "`diffcap caption --heatmap` draws the maps" in page
 
 
 def test_the_page_offers_both_kinds(
