@@ -103,6 +103,12 @@ def test_a_training_with_options_of_an_earlier_version_is_compared_by_the_option
     callbacks = [{"class_path": "ClipDecoderGradients", "init_args": {"value": 5.0}}]
     options = {"model.lr": 1e-4, "trainer.callbacks": callbacks}
     assert _find_changes(tmp_path, {"id": "1"}, {}, options) is None
+    own_callbacks = tmp_path / "own"  # the user's callbacks, in a run of an earlier version
+    own_callbacks.mkdir()
+    (own_callbacks / "config.yaml").write_text(
+        f"model: {{half_precision_clip: false}}\ntrainer: {{callbacks: {callbacks}}}\n"
+    )
+    assert _find_changes(own_callbacks, {"id": "1"}, {}, options) is None
     for name, value in {
         "trainer.callbacks": None,
         "model.optimizer": "bert_adam",

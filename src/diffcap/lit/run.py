@@ -367,11 +367,11 @@ def _find_changes(out: Path, old_record: dict[str, Any], files: dict[str, Any], 
     common_names = [name for name in options if name in old_options]
     names = common_names if is_of_earlier_version else list({**options, **old_options})
     values = [(name, old_options.get(name), options.get(name)) for name in names]
-    for new_name in dict.fromkeys(_FORMER_OPTIONS.values() if is_of_earlier_version else ()):
+    for new_name in sorted({*_FORMER_OPTIONS.values()} - {*old_options}) if is_of_earlier_version else ():
         former = [old_options.get(f"model.{name}") for name in _FORMER_OPTIONS if _FORMER_OPTIONS[name] == new_name]
         new = options.get(new_name)
         if isinstance(new, list):  # callbacks: their arguments were the former options
-            new_values = [argument for callback in new for argument in callback.get("init_args", {}).values()]
+            new_values = [argument for callback in new for argument in (callback.get("init_args") or {}).values()]
         else:
             new_values = [True if new_name == "model.optimizer" and new else new]
         values.append((new_name, list(filter(None, former)), list(filter(None, new_values))))
