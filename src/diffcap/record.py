@@ -84,7 +84,7 @@ def describe_files(paths: Iterable[Path], old_record: Mapping[str, Any]) -> dict
 
 def result_id(options: Mapping[str, Any], files: Mapping[str, Entry]) -> str:
     """Return the hash of options and of the contents of files. Paths of files are not hashed, so moving a file keeps the hash."""
-    hashes_or_values = {}  # option -> hashes of the files that it names, or its value if it names none
+    hashes_or_values = {}  # option -> hashes of its files; for an option without files, its value
     for name, value in flat(options).items():
         paths = list(map(str, named_files(value))) or [str(value)]
         hashes = sorted(files[path][2] for path in paths if path in files)

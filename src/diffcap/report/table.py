@@ -48,7 +48,7 @@ _OTHER_ROW_KEYS = ("slots", "type_accuracy", "id_tokens", "seconds", "steps", "s
 
 
 def number_at(row: JsonObject, path: Sequence[str]) -> float | None:
-    """Return the number at a path of a row, such as ("total", "CIDEr-D"); None if there is no number."""
+    """Return the number at a path of keys in a row, such as ("total", "CIDEr-D"); None if a key is missing."""
     value: Any = row
     for key in path:
         value = value.get(key) if isinstance(value, Mapping) else None

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from diffcap.utils.errors import DiffcapError, wrap_errors
 
-_ANSWER_MARK = "ANSWER"  # stands for the answer in a rendered chat template
+_ANSWER_MARK = "ANSWER"  # placeholder of the answer in a chat template
 _NOT_AFTER_ABBREVIATION = r"(?<!\bMr\.)(?<!\bMs\.)(?<!\bDr\.)(?<!\bSt\.)(?<!\bvs\.)(?<!\bMrs\.)"
 _NEGATIONS = r"\b(?:no|not|nothing|none|same|identical|unchanged)\b"
 _INTRODUCTIONS = r"(?:sure|certainly|of course|okay|ok)"

@@ -60,7 +60,7 @@ class ClipVocabulary:
 
     @property
     def clip_ids(self) -> list[int]:
-        """The CLIP id that each id of this vocabulary stands for."""
+        """Return the CLIP id of each token of this vocabulary, in the order of the tokens' ids."""
         token_ids = self._used_clip_ids if self._ids is not None else list(range(self._size - 2))
         return [*token_ids, self.clip_size - 2, self.clip_size - 1]
 

@@ -29,7 +29,7 @@ _SUBJECTS = {
     "clearing": ("s:a part of the forest", "p:some trees of the forest", "s:a piece of the forest", "p:many trees"),
     "ground": ("s:a bare area", "s:an area of bare ground", "s:bare land", "s:bare ground", "s:a patch of bare soil"),
 }
-# Type of the change -> verb phrases; {has} and so on stand for the forms in `_VERB_FORMS`.
+# Type of the change -> verb phrases; words in braces are replaced by forms from `_VERB_FORMS`.
 _VERB_PHRASES: dict[str, tuple[str, ...]] = {
     "houses_built": (
         "{has} been built",
