@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from diffcap.records import file_hash, write_json
-from diffcap.run_folder import read_object, weights_id
+from diffcap.run_folder import read_object, recorded_weights
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.files import expand_home
 
@@ -62,7 +62,7 @@ def describe(path: Path, old_entry: Entry | None = None) -> Entry:
     if old_entry and old_entry[:2] == size_and_time:
         return old_entry
     if path.suffix == ".ckpt" and zipfile.is_zipfile(path):
-        if recorded_hash := weights_id(path):
+        if recorded_hash := recorded_weights(path):
             return [*size_and_time, recorded_hash]
         from diffcap.checkpoints.reading import read_checkpoint, weights_hash
 

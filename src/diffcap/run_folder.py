@@ -128,10 +128,10 @@ def find_fault(stage_folder: Path) -> str | None:
     checkpoint = stage_folder / read_object(stage_folder / FINISHED)["checkpoint"]
     if not checkpoint.is_file():
         return f"{checkpoint.name} of the finished training is missing"
-    return None if weights_id(checkpoint) else f"{checkpoint.name} is not the file that the finished training wrote"
+    return None if recorded_weights(checkpoint) else f"{checkpoint.name} is not the file that the finished training wrote"
 
 
-def weights_id(checkpoint: Path) -> str | None:
+def recorded_weights(checkpoint: Path) -> str | None:
     """Return the recorded hash of the weights of a checkpoint that a finished training wrote; None for any other file.
 
     The file is hashed only if its time is not the recorded one, because hashing takes seconds per gigabyte.

@@ -189,7 +189,7 @@ def test_the_nodata_value_of_a_geotiff_does_not_count(tmp_path: Path, kind: str,
     pixels[0, 3, 3] = nodata  # in one band only
     pixels[:, 9, 9] = 3000
     found = read_image(write(tmp_path / "a.tif", pixels, nodata=nodata))
-    assert found.values is not None and found.values[0] >= 0 and found.values[1] == 3000
+    assert found.value_range is not None and found.value_range[0] >= 0 and found.value_range[1] == 3000
     assert not np.asarray(found.image)[:3].any() and np.asarray(found.image)[5].all()
 
 

@@ -115,7 +115,7 @@ def _offline_message(name: str, reason: str) -> str:
 
 
 @contextmanager
-def without_requests(reason: str | None) -> Iterator[None]:
+def use_only_hub_cache(reason: str | None) -> Iterator[None]:
     """If there is a reason not to connect, let the Hub's client use only its cache. Otherwise the client retries for half a minute."""
     from huggingface_hub import constants
 
@@ -137,7 +137,7 @@ def hub_errors(name: str) -> Iterator[None]:
         disable_progress_bars()
     reason = offline_reason()
     try:
-        with without_requests(reason):
+        with use_only_hub_cache(reason):
             yield
     except DiffcapError:
         raise

@@ -120,7 +120,7 @@ def _check_image(image_file: Path, check: str, cached_stamp: list[Any] | None) -
         return cached_stamp, ""
     try:
         file_content = image_file.read_bytes()
-        value_range = read_image(file_content, "image").values  # None for 8 bits; later stages use `read_image`
+        value_range = read_image(file_content, "image").value_range  # None for 8 bits; later stages use `read_image`
         # `read_image` also reads TIFF files that Pillow cannot open; they are not verified.
         with suppress(UnidentifiedImageError), Image.open(io.BytesIO(file_content)) as image:
             image.verify()  # the checksums and the end of the file, which decoding ignores

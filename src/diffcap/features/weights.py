@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from diffcap.checkpoints.hub_access import offline_reason, without_requests
+from diffcap.checkpoints.hub_access import offline_reason, use_only_hub_cache
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.unpickling import error_reason
 
@@ -146,8 +146,8 @@ def describe_clip(network: str) -> dict[str, Any]:
     import open_clip
 
     name, tag, settings = find_clip_weights(network)
-    is_added = settings.get("quick_gelu") and not open_clip.get_model_config(name).get("quick_gelu")
-    return {"network": name, **({"tag": tag} if ":" in network else {}), **({"quick_gelu": True} if is_added else {})}
+    adds_quick_gelu = settings.get("quick_gelu") and not open_clip.get_model_config(name).get("quick_gelu")
+    return {"network": name, **({"tag": tag} if ":" in network else {}), **({"quick_gelu": True} if adds_quick_gelu else {})}
 
 
 def load_pretrained_clip(network: str) -> Any:
@@ -170,7 +170,7 @@ def load_pretrained_clip(network: str) -> Any:
 def download(network: str, url: str, fetch: Callable[[], Result]) -> Result:
     """Return the result of `fetch`, a library's download function. If it fails, the message names the `network` and its file's `url`."""
     try:
-        with without_requests(reason := offline_reason()):  # offline, `fetch` finds only files in its cache
+        with use_only_hub_cache(reason := offline_reason()):  # offline, `fetch` finds only files in its cache
             if reason:
                 logging.disable(logging.ERROR)  # open_clip would log the failure as well
             return fetch()

@@ -15,7 +15,7 @@ from diffcap.checkpoints.loading import Checkpoint
 from diffcap.data.pair_table import PairDataset, PairTable, identity_collate, maps_as_float
 from diffcap.data.workers import explain_lost_workers, worker_options
 from diffcap.features.store import FeatureStore
-from diffcap.lit.launch import launched_options
+from diffcap.lit.launch import launcher_options
 from diffcap.lit.progress import LogProgress
 from diffcap.lit.stage_cli import wrap_invalid_settings
 from diffcap.losses.gather import world_size
@@ -88,7 +88,7 @@ class Decoding(pl.LightningModule):
 
 def evaluation_trainer(devices: int, accelerator: str) -> pl.Trainer:
     """Return a trainer without logs and checkpoints. It shows a progress bar on a terminal, else a line a minute."""
-    options = {"devices": devices, "strategy": "ddp" if devices > 1 else "auto", **launched_options(devices)}
+    options = {"devices": devices, "strategy": "ddp" if devices > 1 else "auto", **launcher_options(devices)}
     with wrap_invalid_settings(TypeError):
         return pl.Trainer(
             **options,

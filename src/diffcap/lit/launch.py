@@ -40,7 +40,7 @@ def find_launch() -> Launch | None:
     return None
 
 
-def launched_options(devices: Any) -> dict[str, Any]:
+def launcher_options(devices: Any) -> dict[str, Any]:
     """Return options of a Lightning trainer for the processes that a launcher started; `devices` is the number that the user gave, or 1."""
     from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEnvironment
 

@@ -14,7 +14,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from rich.progress import BarColumn
 
-from diffcap.lit.launch import launched_options
+from diffcap.lit.launch import launcher_options
 from diffcap.lit.progress import LogProgress
 from diffcap.utils.console import OneLineErrorMixin
 from diffcap.utils.errors import DiffcapError, lost_process
@@ -133,7 +133,7 @@ class StageCLI(LightningCLI):
             elif config.get("enable_progress_bar") is not False:
                 callbacks.append(StageProgressBar(console_kwargs={"stderr": True}))
         callbacks.append(LogProgress())
-        options = launched_options(config.get("devices", 1))  # for processes of torchrun or srun
+        options = launcher_options(config.get("devices", 1))  # for processes of torchrun or srun
         if launched_plugins := options.pop("plugins", []):
             kwargs["plugins"] = plugins + launched_plugins
         if config.get("strategy", "auto") != "auto":
@@ -173,12 +173,12 @@ def hide_lightning_messages() -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
     for message in _IGNORED_WARNINGS:
         warnings.filterwarnings("ignore", message=message)
-    observer = logging.getLogger("lightning.fabric.strategies.launchers.subprocess_script")
-    observer.setLevel(logging.INFO)
-    observer.addFilter(_explain_lost_process)
+    launcher_logger = logging.getLogger("lightning.fabric.strategies.launchers.subprocess_script")
+    launcher_logger.setLevel(logging.INFO)
+    launcher_logger.addFilter(_explain_lost_process)
 
 
 def _explain_lost_process(record: logging.LogRecord) -> bool:
-    # Lightning's observer has one message only: another process has failed, so that the main process is killed, too.
+    # This logger of Lightning has one message only: another process has failed, so that the main process is killed, too.
     record.msg = lost_process(record.getMessage().partition(". ")[0])
     return True

@@ -78,7 +78,7 @@ def write_png(path: str | Path, sheet: Image.Image) -> None:
 def read_images(pair: ChangePair, root: Path) -> list[Image.Image]:
     """Read both images of a pair, whose paths are relative to `root`."""
     try:
-        return [read_image(root / path, values=pair.ranges.get(path)).image for path in pair.images]
+        return [read_image(root / path, value_range=pair.ranges.get(path)).image for path in pair.images]
     except DiffcapError as error:
         raise DiffcapError(f"{str(error).rstrip('.')}, or report with --pictures 0 --attention 0.") from None
 
@@ -107,7 +107,7 @@ def thumbnails(
         frame = frames[path]
         try:
             if value_range:
-                image = read_image(root / path, values=value_range).image
+                image = read_image(root / path, value_range=value_range).image
                 size = image.size
             else:
                 with Image.open(root / path) as file:

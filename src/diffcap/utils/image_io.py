@@ -41,7 +41,7 @@ class InputImage(NamedTuple):
     image: Image.Image  # mode RGB, upright
     name: str  # its name in messages: the path, if there is one
     notes: tuple[str, ...] = ()  # what was done to it that the user may not expect, one clause each
-    values: ValueRange | None = None  # range of its pixel values before scaling to 8 bits; None: not scaled
+    value_range: ValueRange | None = None  # range of its pixel values before scaling to 8 bits; None: not scaled
     size: tuple[int, int] = (0, 0)  # width and height before it was shrunk
 
 
@@ -62,12 +62,12 @@ def read_pair(before: Source, after: Source, names: tuple[str, str] | None = Non
     sides = list(zip((before, after), names or defaults))
     first, second = (read_image(source, name) for source, name in sides)
     notes = []
-    common_range = common_values([first.values, second.values])
+    common_range = join_ranges([first.value_range, second.value_range])
     if common_range is not None:
         first, second = (read_image(source, name, common_range) for source, name in sides)
         notes += _range_notes(common_range, "their")
-    elif first.values or second.values:
-        kinds = " and ".join(_value_kind(side.values) for side in (first, second))
+    elif first.value_range or second.value_range:
+        kinds = " and ".join(_value_kind(side.value_range) for side in (first, second))
         notes.append(f"their pixels are {kinds}, so each is scaled by its own range of values")
     (width, height), (other_width, other_height) = first.size, second.size
     if (width, height) != (other_width, other_height):
@@ -86,19 +86,19 @@ def read_pair(before: Source, after: Source, names: tuple[str, str] | None = Non
     return InputPair(first, second, (*own_notes, *(f"{first.name} and {second.name}: {note}" for note in notes)))
 
 
-def common_values(values: Iterable[ValueRange | None]) -> ValueRange | None:
+def join_ranges(ranges_or_none: Iterable[ValueRange | None]) -> ValueRange | None:
     """Return the range that contains all given ranges; None if one of them is None (8-bit image), or if integers and floats are mixed."""
-    ranges_or_none = list(values)
+    ranges_or_none = list(ranges_or_none)
     ranges = [value_range for value_range in ranges_or_none if value_range is not None]
     if len(ranges) < len(ranges_or_none) or len({type(low) for low, _ in ranges}) > 1:
         return None
     return min(low for low, _ in ranges), max(high for _, high in ranges)
 
 
-def _value_kind(values: ValueRange | None) -> str:
-    if values is None:
+def _value_kind(value_range: ValueRange | None) -> str:
+    if value_range is None:
         return "8-bit integers"
-    return "floats" if isinstance(values[0], float) else "integers of more than 8 bits"
+    return "floats" if isinstance(value_range[0], float) else "integers of more than 8 bits"
 
 
 def _color_mode(image: Image.Image) -> str:
@@ -110,7 +110,7 @@ def _color_mode(image: Image.Image) -> str:
     return "color" if (spread >= _COLOR_SPREAD).mean() > _COLOR_SHARE else ""
 
 
-def read_image(source: Source, name: str | None = None, values: ValueRange | None = None) -> InputImage:
+def read_image(source: Source, name: str | None = None, value_range: ValueRange | None = None) -> InputImage:
     """Convert a path, the bytes of a file, a PIL image or an array to RGB with 8 bits per channel.
 
     The image is turned upright (EXIF), transparent parts become white, only the first frame of animations and multi-page files is used,
@@ -122,7 +122,7 @@ def read_image(source: Source, name: str | None = None, values: ValueRange | Non
     Args:
         source: an array has shape (H, W), (H, W, 1), (H, W, 3) or (H, W, 4): integers from 0 to 255, uint16, bool, or floats from 0 to 1.
         name: the name in messages, if the source is not a path.
-        values: the range that is used to scale an image with more than 8 bits. None: the range of the image's own values.
+        value_range: the range that is used to scale an image with more than 8 bits. None: the range of the image's own values.
     """
     if isinstance(source, str | Path):
         name = name or str(source)
@@ -130,9 +130,9 @@ def read_image(source: Source, name: str | None = None, values: ValueRange | Non
     name = name or "the image"
     try:
         if isinstance(source, np.ndarray):
-            return _to_rgb(*_from_array(source, name, values), name, values)
+            return _to_rgb(*_from_array(source, name, value_range), name, value_range)
         if isinstance(source, Image.Image):
-            return _to_rgb(source, [], None, name, values)
+            return _to_rgb(source, [], None, name, value_range)
         if not isinstance(source, Path | bytes | bytearray | memoryview):
             raise DiffcapError(f"{name}: an object of type {type(source).__name__}; give {_SOURCE_TYPES}.")
         if isinstance(source, Path) and not source.is_file():
@@ -141,7 +141,7 @@ def read_image(source: Source, name: str | None = None, values: ValueRange | Non
             fault = "a folder, not an image" if source.is_dir() else "file not found"
             raise DiffcapError(f"{name}: {fault}; give the path of an image file.")
         with source.open("rb") if isinstance(source, Path) else io.BytesIO(source) as file:
-            return _decode(file, name, values)
+            return _decode(file, name, value_range)
     except DiffcapError:
         raise
     except Exception as error:  # decoders raise many kinds of errors on damaged files
@@ -159,14 +159,14 @@ def _too_large(name: str, size: str) -> DiffcapError:
     return DiffcapError(f"{name}: {size} pixels are more than the limit of {MAX_PIXELS:,}; shrink the image first.")
 
 
-def _decode(file: BinaryIO, name: str, values: ValueRange | None) -> InputImage:
+def _decode(file: BinaryIO, name: str, value_range: ValueRange | None) -> InputImage:
     Image.init()
     formats = [kind for kind in Image.ID if kind != "EPS"]  # to read EPS, Pillow runs Ghostscript
     try:
         image = Image.open(file, formats=formats)
         if image.format == "TIFF" and _is_misread(image):
             raise ValueError("Pillow would decode other pixels")
-        return _to_rgb(image, [], None, name, values)
+        return _to_rgb(image, [], None, name, value_range)
     except Image.DecompressionBombError as error:
         size = re.search(r"\d+", str(error))
         raise _too_large(name, f"{int(size[0]):,}" if size else "its") from None
@@ -174,14 +174,14 @@ def _decode(file: BinaryIO, name: str, values: ValueRange | None) -> InputImage:
         file.seek(0)
         start = file.read(2048)
         if start.startswith((b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")):  # a TIFF
-            return _to_rgb(*_from_tiff(file, name, values), name, values)
+            return _to_rgb(*_from_tiff(file, name, value_range), name, value_range)
         if isinstance(error, ValueError):
             raise
         raise DiffcapError(f"{name}: {_describe_fault(start)}.") from None
 
 
 def _to_rgb(
-    image: Image.Image, notes: list[str], own_range: ValueRange | None, name: str, values: ValueRange | None
+    image: Image.Image, notes: list[str], own_range: ValueRange | None, name: str, value_range: ValueRange | None
 ) -> InputImage:
     """Return an image as RGB. If its values were scaled to 8 bits already, `own_range` is the range that they had before."""
     width, height = image.size
@@ -206,7 +206,7 @@ def _to_rgb(
     if image.mode.startswith("I") or image.mode == "F":  # convert() would clip at 255
         deep_pixels = np.asarray(image)
         deep_pixels = deep_pixels.view(np.uint32) if is_uint32 else deep_pixels
-        pixels, more_notes, own_range = _to_8_bits(deep_pixels, name, values, float(nodata))
+        pixels, more_notes, own_range = _to_8_bits(deep_pixels, name, value_range, float(nodata))
         image = Image.fromarray(pixels)
         notes = notes + more_notes
     if image.mode in ("RGBA", "LA", "PA", "RGBa") or "transparency" in image.info:
@@ -234,7 +234,7 @@ def _is_misread(image: Any) -> bool:
 
 
 def _to_8_bits(
-    pixels: np.ndarray[Any, Any], name: str, values: ValueRange | None, nodata: float = math.nan
+    pixels: np.ndarray[Any, Any], name: str, value_range: ValueRange | None, nodata: float = math.nan
 ) -> tuple[np.ndarray[Any, Any], list[str], ValueRange]:
     """Scale pixels of more than 8 bits to uint8; `nodata` and values that are not finite become black.
 
@@ -247,29 +247,29 @@ def _to_8_bits(
         raise DiffcapError(f"{name}: no pixel has a value; export the image again, with 8 or 16 bits per channel.")
     number_type = float if pixels.dtype.kind == "f" else int
     own_range = number_type(np.nanmin(numbers)), number_type(np.nanmax(numbers))
-    low, high = values or own_range
-    white = _white_value(values or own_range)
+    low, high = value_range or own_range
+    white = _white_value(value_range or own_range)
     numbers = (numbers - low) / ((high - low) or 1) if white is None else numbers / white
     numbers = np.nan_to_num(numbers, copy=False).clip(0, 1)
-    return (numbers * 255).round().astype(np.uint8), [] if values else _range_notes(own_range, "its"), own_range
+    return (numbers * 255).round().astype(np.uint8), [] if value_range else _range_notes(own_range, "its"), own_range
 
 
-def _white_value(values: ValueRange) -> int | None:
+def _white_value(value_range: ValueRange) -> int | None:
     """Return the value of white; None if the range is stretched from black to white."""
-    low, high = values
+    low, high = value_range
     return next((white for white in ((1,) if isinstance(low, float) else _BITS) if low >= 0 and high <= white), None)
 
 
-def _range_notes(values: ValueRange, whose: str) -> list[str]:
+def _range_notes(value_range: ValueRange, whose: str) -> list[str]:
     """Return a note if the values of black and white were guessed, else []. `whose` is "its" (one image) or "their" (two images)."""
-    (low, high), white = values, _white_value(values)
+    (low, high), white = value_range, _white_value(value_range)
     if white is None:
         return [f"{whose} values, from {low:,g} to {high:,g}, were stretched from black to white"]
     return [f"{whose} values, at most {high:,g}, were taken for {_BITS[white]} bits"] if white in (255, 4095) else []
 
 
 def _from_array(
-    array: np.ndarray[Any, Any], name: str, values: ValueRange | None
+    array: np.ndarray[Any, Any], name: str, value_range: ValueRange | None
 ) -> tuple[Image.Image, list[str], ValueRange | None]:
     """Return an array as an image with 8 bits per channel, notes, and the range of its values if they are of uint16."""
     shape = array.shape
@@ -282,7 +282,7 @@ def _from_array(
     notes = list[str]()
     own_range = None
     if array.dtype == np.uint16:
-        array, notes, own_range = _to_8_bits(array, name, values)
+        array, notes, own_range = _to_8_bits(array, name, value_range)
     elif array.dtype.kind == "f":
         if not np.isfinite(array).all() or array.min() < 0 or array.max() > 1:
             raise DiffcapError(f"{name}: floats of an image must be from 0 to 1; scale them, or give uint8.")
@@ -295,7 +295,7 @@ def _from_array(
 
 
 def _from_tiff(
-    file: BinaryIO, name: str, values: ValueRange | None
+    file: BinaryIO, name: str, value_range: ValueRange | None
 ) -> tuple[Image.Image, list[str], ValueRange | None]:
     """Read, with rasterio, a TIFF that Pillow cannot decode. Most such files have several 16-bit bands, float64 or a rare compression."""
     try:
@@ -320,9 +320,9 @@ def _from_tiff(
             pixels = np.moveaxis(raster.read([1, 2, 3] if bands > 2 else [1]), 0, -1)
             nodata = math.nan if raster.nodata is None else raster.nodata
     if pixels.dtype.itemsize == 1:
-        image, notes, own_range = _from_array(pixels, name, values)
+        image, notes, own_range = _from_array(pixels, name, value_range)
     else:
-        pixels, notes, own_range = _to_8_bits(pixels, name, values, nodata)
+        pixels, notes, own_range = _to_8_bits(pixels, name, value_range, nodata)
         image = _from_array(pixels, name, None)[0]
     return image, [*notes, *(["its last band was left out"] if bands in (2, 4) else [])], own_range
 
