@@ -4,7 +4,7 @@ A method is described by its settings file, `configs/method/<name>.yaml`:
 
 ```yaml
 about: {title: ..., paper: ..., captioner: ..., backbone: ...}   # fields of `Method`
-finetune: {model: ..., data: ..., trainer: ..., run: ...}        # the settings of a training stage
+finetune: {model: ..., data: ..., trainer: ..., run: ...}        # a training stage; run: when to save and select checkpoints
 datasets:                                                        # what differs on a dataset, or on several
   levir_cc, levir_mci: {finetune: ...}
 base_models: {SmolVLM-256M-Instruct: {finetune: ...}}            # for the variable VLM=
@@ -68,7 +68,7 @@ class Ablation:
     title: str  # name of the row in the table
     pretrains: bool = False  # whether the row has the method's pre-training stage
     pretraining_of: str | None = None  # row whose pre-training this row uses; only fine-tuning differs
-    removes: str | None = None  # captioner's argument that the row switches off; skipped on datasets without it
+    removes: str | None = None  # captioner's argument that the row switches off; where it is off already, the row is skipped
     extra: str = ""  # value of EXTRA, for a row that pre-trains on more datasets
 
 
@@ -81,8 +81,8 @@ class Method:
     paper: str  # citation, for model cards
     captioner: str  # import path of the `Captioner`
     backbone: str  # file of configs/backbone with the default settings of the features
-    reads_pixels: bool = False  # whether the captioner reads images instead of features
-    # Only for a method that can read features or images: like `backbone`, but for reading images. The captioner reads images if the
+    reads_pixels: bool = False  # whether the captioner can only read images, not features
+    # Only for a method that can read features or images: the file that replaces `backbone` when it reads images. It reads images if the
     # setting `model.captioner.init_args.backbone` names a network. This network is then a part of the captioner.
     pixels_backbone: str | None = None
     # Only for a method that trains a vision-language model (variable VLM): module with the functions `zero_shot` and `export`

@@ -60,7 +60,7 @@ def test_the_log_of_a_training(clock: Clock, capsys: pytest.CaptureFixture[str])
     )  # fmt: skip
     trainer.fit(Slow(clock), loader(1000), loader(3))
     output = capsys.readouterr()
-    assert output.out == "step 20: 0.5 steps per second, about 3 min to step 100 without validations\n"
+    assert output.out == "step 20: 0.5 steps per second, about 3 min to step 100, plus validations\n"
     lines = [line for line in output.err.splitlines() if line.startswith("training")]
     assert lines == [
         "training, steps: 1 of 100, about 2 h 45 min left",

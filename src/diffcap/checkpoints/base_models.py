@@ -70,7 +70,8 @@ def names_base_model(source: str | Path) -> bool:
 def find_base(base: str, revision: str | None = None) -> BaseModel:
     """Find a base model; fetch the files that are not in the Hub's cache yet.
 
-    `revision` (branch, tag or commit) is ignored for a local folder. config.json is checked first. A killed process keeps complete files.
+    `revision` (branch, tag or commit) is ignored for a local folder. config.json is checked first. Complete files of an interrupted
+    download are not fetched again.
     If all files are cached, a commit needs no request and a branch needs one. Without a network, a branch means its last known commit.
     """
     folder = Path(base).expanduser()
@@ -241,6 +242,6 @@ def _licence(folder: Path) -> str | None:
 
 
 def base_record(checkpoint: Any) -> dict[str, object]:
-    """Return the entry of an untrained vision-language model (a `Checkpoint`) in metrics.json; `checkpoint_record` is for trained ones."""
+    """Return the entry in metrics.json of a vision-language model that diffcap has not trained; `checkpoint_record` is for trained ones."""
     entries = {name: checkpoint.metadata[name] for name in ("base", "revision", "licence", "stage", "step")}
     return {**entries, "weights_sha256": checkpoint.captioner.hyperparameters["base_sha256"]}

@@ -48,8 +48,8 @@ def report(
         bins: Number of bins of viewpoint IoU in viewpoint.png, if the pairs have it; 0 for no file.
         curves: Whether to write curves.json and curves.png, if the runs have logs.
         page: Maximal number of pairs in report.html, chosen at random, about 2 kB each; 0 for no page.
-        localisation_pairs: Number of pairs with attention maps in report.html, evenly chosen over the change types; the best and the
-            worst pairs are added. The report also measures whether the attention is on the changed object. 0 for none.
+        localisation_pairs: Number of pairs with attention maps in report.html, evenly chosen over the change types; the pairs
+            with the best and the worst scores are added. Pairs with a mask show whether the attention is on the changed object. 0: none.
         seed: Seed of the random choice of the shown pairs.
         remark: Sentence to add below the table.
     """
@@ -72,7 +72,7 @@ def report(
     if not all(caption_files.values()):
         raise DiffcapError("--predictions has a name without a file; give --predictions.NAME=FILE.")
     if shared := [name for name in caption_files if name in run_folders]:
-        raise DiffcapError(f"--predictions: {shared[0]!r} is also the name of a run; give the file another name.")
+        raise DiffcapError(f"--predictions: {shared[0]!r} is also the name of a run; give another NAME in --predictions.NAME=FILE.")
     results = collect_results(Path(folder), split, run_folders, caption_files, features, seed, remark)
     rows, protocol, provenance = results.rows, results.protocol, results.provenance
     report_folder = Path(out)
@@ -105,8 +105,8 @@ def report(
         write_json(report_folder / "curves.json", content)
         charts.write_curves(report_folder / "curves.png", curves_by_system)
         written_files += ["curves.json", "curves.png"]
-    # System -> scores of the attention on the changed area, and numbers of the masks of this area that are used and left out.
-    localisation, mask_counts = {}, None
+    localisation = {}  # system -> scores of the attention on the changed area
+    mask_counts = None  # how many masks of this area were used and left out
     if page:
         page_content = gather_page(results, binned_scores, page, localisation_pairs, seed)
         write_text(report_folder / "report.html", render(page_content))

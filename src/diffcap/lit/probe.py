@@ -8,7 +8,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from diffcap.lit.progress import time_after_steps
+from diffcap.lit.progress import synchronized_time
 from diffcap.lit.schedules import in_steps
 from diffcap.records import write_json
 from diffcap.run_folder import BEST
@@ -22,7 +22,7 @@ class Probe(Callback):
 
     Args:
         max_steps: steps of the whole training, or epochs ("12ep").
-        val_check_interval: training batches between two of its validations, or epochs.
+        val_check_interval: training batches between two validations of the whole training, or epochs.
     """
 
     def __init__(self, max_steps: int | str, val_check_interval: int | float | str) -> None:
@@ -37,12 +37,12 @@ class Probe(Callback):
     def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
         """Start the clock after the warm-up steps."""
         if not self.start_time and trainer.global_step >= min(WARM_UP_STEPS, trainer.max_steps // 2):
-            self.start_time = time_after_steps(trainer)
+            self.start_time = synchronized_time(trainer)
             self.first_step = trainer.global_step
 
     def on_validation_start(self, trainer: pl.Trainer, *_: Any) -> None:
         """Stop the clock of the steps, and start that of the validation."""
-        now = time_after_steps(trainer)
+        now = synchronized_time(trainer)
         if self.num_steps <= 0:  # no earlier validation has set it
             self.num_steps = trainer.global_step - self.first_step
             self.steps_seconds = now - self.start_time
@@ -59,7 +59,7 @@ class Probe(Callback):
 
     def on_validation_end(self, trainer: pl.Trainer, *_: Any) -> None:
         """Add the time of the validation, which includes its metrics."""
-        self.validation_seconds += time_after_steps(trainer) - self.start_time
+        self.validation_seconds += synchronized_time(trainer) - self.start_time
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Print and write the result."""

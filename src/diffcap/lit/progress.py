@@ -35,14 +35,14 @@ class LogProgress(Callback):
         last_step = trainer.max_steps
         num_measured = step - self._first_step - 1  # the first step does not count
         if num_measured == 0 and self._start_time is None:
-            self._start_time = time_after_steps(trainer)
+            self._start_time = synchronized_time(trainer)
         if num_measured == MEASURED_STEPS - 1 and self._start_time is not None:
-            rate = num_measured / (time_after_steps(trainer) - self._start_time)
+            rate = num_measured / (synchronized_time(trainer) - self._start_time)
             self._start_time = None
             if trainer.is_global_zero and step < last_step:
                 left = duration((last_step - step) / rate)
                 print(
-                    f"step {step}: {rate:.3g} steps per second, about {left} to step {last_step:,} without validations",
+                    f"step {step}: {rate:.3g} steps per second, about {left} to step {last_step:,}, plus validations",
                     flush=True,
                 )
         if self._prints_lines(trainer):
@@ -80,7 +80,7 @@ class LogProgress(Callback):
         return trainer.is_global_zero and not sys.stderr.isatty()
 
 
-def time_after_steps(trainer: pl.Trainer) -> float:
+def synchronized_time(trainer: pl.Trainer) -> float:
     """Wait until the GPU has ended all steps, and return the time."""
     if trainer.strategy.root_device.type == "cuda":
         torch.cuda.synchronize()

@@ -34,7 +34,7 @@ class WordPool:
         return rng.choice(others) if others else None
 
     def sample_matched(self, word: str, tag: str, excluded: frozenset[str], rng: Random) -> str | None:
-        """Sample a word of the same tag, attribute ("size") and inflection, with a `synonym_key` not in `excluded`. None if there is none.
+        """Sample a word with the same `_pool_key` and a `synonym_key` not in `excluded`. None if there is none.
 
         The probability is proportional to the frequency, so that a model cannot recognise a negative by its grammar or its rare
         words. Words that mostly have another tag are never sampled. Words that occur fewer than five times and less than once per
@@ -52,7 +52,7 @@ class WordPool:
         return words[rng.choices(indices, counts)[0]]
 
 
-_PoolKey = tuple[str, str | None, str]  # tag ("NOUN"), attribute ("size"), inflection (the ending "s")
+_PoolKey = tuple[str, str | None, str]  # tag ("NOUN"), kind of attribute ("size") or, without one, inflection (the ending "s")
 
 
 def _pool_key(word: str, tag: str) -> _PoolKey:
@@ -81,8 +81,8 @@ def replace_words(
 
     Args:
         idf: inverse document frequency of each `synonym_key`.
-        reference_content: `synonym_key` of each content word of the pair's references. A new word has the same tag, attribute and
-            inflection, and another meaning, if possible one that no reference has. With None, it is any other word of the tag (paper).
+        reference_content: `synonym_key` of each content word of the pair's references. A new word has the same tag and
+            form, and a meaning that the caption has not; if possible, no reference has it either. None: any other word of the tag (paper).
 
     Returns:
         The new text; None if no word can be replaced, or if every new word has a meaning of a reference.

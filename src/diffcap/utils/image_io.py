@@ -115,9 +115,9 @@ def read_image(source: Source, name: str | None = None, value_range: ValueRange 
 
     The image is turned upright (EXIF), transparent parts become white, only the first frame of animations and multi-page files is used,
     and an image of more than 25 million pixels is shrunk by an integer factor. In images with more than 8 bits, white is 1.0 for floats.
-    For integers, white is the smallest of 255, 4095 and 65535 that no pixel exceeds. An image with other values is stretched from black
-    to white. The fourth band of a TIFF is left out if its values look like near infrared and not like transparency. In a GeoTIFF with more
-    than 8 bits, pixels with the nodata value become black.
+    For integers, white is the smallest of 255, 4095 and 65535 that no pixel exceeds. With negative or larger values, the smallest value of
+    the image is black and its largest is white. The fourth band of a TIFF is left out if its values look like near infrared and not like
+    transparency. In a GeoTIFF with more than 8 bits, pixels with the nodata value become black.
 
     Args:
         source: an array has shape (H, W), (H, W, 1), (H, W, 3) or (H, W, 4): integers from 0 to 255, uint16, bool, or floats from 0 to 1.
@@ -212,7 +212,7 @@ def _to_rgb(
     if image.mode in ("RGBA", "LA", "PA", "RGBa") or "transparency" in image.info:
         image = image.convert("RGBA")
         counts = image.getchannel("A").histogram()
-        # The library GDAL marks any fourth band as transparency. The most frequent value is not counted: it may be a layer's opacity.
+        # GDAL marks any fourth band as transparency. True transparency has few values between 0 and 255, except for one constant opacity.
         if is_tiff and sum(counts[1:255]) - max(counts[1:255]) > counts[0] + counts[255]:
             notes.append("its last band was left out, since its values are not those of transparency")
         elif sum(counts[:255]):

@@ -64,7 +64,7 @@ class ResNetEncoder(nn.Module):
         image_size: height and width of the images in pixels. normalization: dataset whose pixel mean and deviation are used.
         trained_layers: layers whose weights are trained; conv1, bn1 and the other layers are frozen.
         batch_norm: mode of the frozen part while the captioner is in training mode. "eval": it uses the running statistics, which
-            do not change. "train": it uses the statistics of each batch and updates the running ones (authors' code).
+            do not change. "train": it uses the statistics of each batch and updates the running ones (code of RSICCformer's authors).
         pool: rows and columns of an adaptive average pooling of the map; None: no pooling.
         resize: height and width to which normalised images are resized, bilinear with aligned corners (Chg2Cap's code enlarges
             Dubai-CC's 50 x 50 pixels to 256 x 256); None: no resizing.

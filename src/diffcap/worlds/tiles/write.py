@@ -1,8 +1,8 @@
-"""Write the dataset `tiles` with the files of LEVIR-MCI, which `diffcap.datasets.karpathy` describes. Interrupted runs can be resumed.
+"""Write the dataset `tiles` in the file format of LEVIR-MCI, see `diffcap.datasets.karpathy`. Interrupted runs can be resumed.
 
     LevirCCcaptions.json              the captions of all pairs
     images/train/A/train_000001.png   before image; the after image is in B
-    images/train/label/...            mask with one channel: 255 where the before image changes, else 0
+    images/train/label/...            mask with one channel: 255 where an object was added or removed (without camera shift)
     facts.json                        "train_000001" -> the entry described below
     tiles.json                        the settings of the folder
 
@@ -99,13 +99,13 @@ class RenderedPair:
 
     pair: Pair
     images: tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]  # before and after, (SIZE, SIZE, 3)
-    mask: npt.NDArray[np.uint8]  # (SIZE, SIZE), 255 where the before image changes, else 0
+    mask: npt.NDArray[np.uint8]  # (SIZE, SIZE), 255 where an object was added or removed, in the scene without camera shift, else 0
     boxes: dict[str, list[int] | None]  # "boxes" of an entry of `facts.json`
     captions: list[str]
 
 
 def sample_appearance(number: int, seed: int, jitter: float) -> tuple[tuple[Date, Date], tuple[int, int]]:
-    """Sample the dates (season, light) of both images of a pair, and x and y of the part of the computed textures that they use."""
+    """Sample the dates of both images (season, light, haze, camera shift), and the x and y in the precomputed textures that both share."""
     rng = random.Random(f"tiles dates {seed} {number}")
     dates = render.sample_dates(rng, jitter)
     return dates, (rng.randrange(render.NUM_TEXTURE_STARTS), rng.randrange(render.NUM_TEXTURE_STARTS))
