@@ -152,7 +152,9 @@ def _make_request(stage: str, e: Experiment, stage_options: list[str]) -> Reques
         sources.append(f"{e.config}: {stage}")
         if stage not in TRAININGS:  # the settings of a training contain the section
             settings = merge(settings, section) if stage in LIGHTNING else settings | section
-    asked = record.digest(__version__, settings, os.environ.get("DIFFCAP_CORENLP"), stage_options)
+    # The jobs of all shards have one record.
+    asked_options = [word for word in stage_options if not word.startswith("--data.shard=")]
+    asked = record.digest(__version__, settings, os.environ.get("DIFFCAP_CORENLP"), asked_options)
     return Request(stage, settings, stage_options, asked, row.inputs(e), sources)
 
 

@@ -33,12 +33,14 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(folder: Path, pool: tuple[int, int] | None = None, batch_size: int = 2, **options: Any) -> Path:
+def run(
+    folder: Path, pool: tuple[int, int] | None = None, batch_size: int = 2, shard: str | None = None, **options: Any
+) -> Path:
     network = {"name": "small", "library": "torchvision", "network": "resnet18", "stage": "layer1", "weights": "random"}
     model = Extraction(**{**network, "pool": pool, **options})
     quiet = {"logger": False, "enable_checkpointing": False, "use_distributed_sampler": False, "accelerator": "cpu"}
     trainer = pl.Trainer(**quiet, enable_progress_bar=False, enable_model_summary=False)
-    return extract(trainer, model, ImageData(str(folder), batch_size=batch_size, num_workers=0))[0]
+    return extract(trainer, model, ImageData(str(folder), batch_size, num_workers=0, shard=shard))[0]
 
 
 def test_the_store_holds_what_the_backbone_gives(folder: Path) -> None:
@@ -70,6 +72,32 @@ def test_nothing_is_computed_twice(folder: Path, monkeypatch: pytest.MonkeyPatch
     run(folder)
     monkeypatch.setattr(Extraction, "predict_step", lambda *_: pytest.fail("an image was extracted again"))
     run(folder)
+
+
+def test_shards_fill_one_store_as_one_job_does(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, store = run(folder, name="one"), run(folder, shard="1/2")  # batches (a, b), (c, d), (e): the second
+    assert capsys.readouterr().out == f"{store}: 2 images extracted, 3 are left to the other shards.\n"
+    with pytest.raises(DiffcapError, match=r"extraction is not complete \(2 of 5 images done\)"):
+        FeatureStore.open(store)
+    run(folder, shard="1/2")
+    assert capsys.readouterr().out.splitlines() == [
+        f"{store}: comparing the features of 2 images with their checksums",
+        f"{store}: 0 images extracted, 3 are left to the other shards.",
+    ]
+    whole = (store / "features.f16").read_bytes()
+    (store / "features.f16").write_bytes(bytes(len(whole)))
+    run(folder, shard="0/2")
+    assert capsys.readouterr().out == "" and (store / "complete").is_file()  # rows of others are not compared
+    run(folder, shard="1/2")
+    assert "the features of 2 images are damaged" in capsys.readouterr().out
+    for name in ("features.f16", "sums.u32", "done.u8", "index.json", "meta.json", "complete"):
+        assert (store / name).read_bytes() == (one / name).read_bytes(), name
+
+
+@pytest.mark.parametrize("shard", ["16/16", "a/b", "0/0", "1", "-1/2", ""])
+def test_a_wrong_shard_is_refused(folder: Path, shard: str) -> None:
+    with pytest.raises(DiffcapError, match=f"data.shard={shard} is not a part of the batches; give one of N parts as"):
+        run(folder, shard=shard)
 
 
 def test_the_same_name_for_something_else_is_refused(folder: Path) -> None:

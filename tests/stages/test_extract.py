@@ -14,8 +14,11 @@ import pytest
 import torch
 import torchvision
 from PIL import Image
+from tests.commands import in_process
 
+from diffcap.experiment import Experiment
 from diffcap.records import ChangePair, write_dataset
+from diffcap.stages import is_made, record_path
 
 ROOT = Path(__file__).parents[2]
 IMAGES = 41  # in batches of two the last one is alone
@@ -87,6 +90,44 @@ def test_killed_and_run_again_gives_the_same_bytes(dataset: Path, undisturbed: d
     assert run(dataset).returncode == 0
     assert {name: (store / name).read_bytes() for name in FILES} == undisturbed
     shutil.rmtree(dataset / "features")
+
+
+@pytest.mark.thorough
+def test_three_jobs_with_a_third_each_and_one_of_them_killed_give_the_same_bytes(
+    dataset: Path, undisturbed: dict[str, bytes]
+) -> None:
+    store, pipe = dataset / "features" / "small", subprocess.PIPE
+    shards = [command(dataset, "--data.num_workers=0", f"--data.shard={number}/3") for number in range(3)]
+    jobs = [subprocess.Popen(words, env=ENVIRONMENT, stdout=pipe, stderr=pipe, text=True) for words in shards]
+    while not (store / "done.u8").exists():
+        time.sleep(0.01)
+    jobs[1].kill()
+    outputs = [job.communicate(timeout=300) for job in jobs]
+    assert [job.returncode for job in jobs] == [0, -signal.SIGKILL, 0], outputs
+    assert not (store / "complete").exists() and not (store / "extract.done.json").exists()
+    assert "are left to the other shards." in outputs[0][0] and "are left to the other shards." in outputs[2][0]
+    last = subprocess.run(shards[1], capture_output=True, text=True, env=ENVIRONMENT, timeout=300)
+    assert last.returncode == 0 and last.stdout.endswith("images extracted.\n"), last
+    assert {name: (store / name).read_bytes() for name in FILES} == undisturbed
+    shutil.rmtree(dataset / "features")
+
+
+def test_the_record_is_written_when_no_shard_is_missing(
+    blocks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(blocks, tmp_path / "data", ignore=shutil.ignore_patterns("features"))
+    variables = {"dataset": "blocks", "method": "scorer", "folder": str(tmp_path / "data")}
+    words = [sys.executable, "-m", "diffcap", "extract", *(f"--{name}={value}" for name, value in variables.items())]
+    experiment = Experiment(**variables)
+    for shard, complete in (("1/2", False), ("1/2", False), ("0/2", True)):
+        assert in_process([*words, "--data.num_workers=0", "--data.batch_size=8", f"--data.shard={shard}"]) is None
+        assert is_made("extract", experiment) == record_path("extract", experiment).is_file() == complete
+    for more in ([], ["--data.shard=1/2"]):
+        capsys.readouterr()
+        assert in_process([*words, "--data.num_workers=0", "--data.batch_size=8", *more]) is None
+        assert "nothing to do, extract is complete" in capsys.readouterr().out
+    message = in_process([*words, "--backbone", "files", "--model.image_size=[48,64]", "--data.shard=0/2"])
+    assert message == "error: --data.shard=0/2: BACKBONE=files stores no features; leave out the shard."
 
 
 @pytest.mark.thorough

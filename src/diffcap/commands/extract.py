@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 
 def extract_features(request: "Request") -> None:
-    """Extract the missing features, write the record of this stage (`extract.done.json`), and print the store's path."""
+    """Extract the missing features. If the store is then complete, write the record of this stage (`extract.done.json`)."""
     from diffcap import record
     from diffcap.features.images import ImageData
     from diffcap.lit.extraction import Extraction, extract
@@ -23,7 +23,7 @@ def extract_features(request: "Request") -> None:
         args=request,  # type: ignore[arg-type]
     )
     store, num_images = extract(cli.trainer, cli.model, cli.datamodule)
-    if not cli.trainer.is_global_zero:
+    if not cli.trainer.is_global_zero or not (store / "complete").is_file():  # other shards are missing
         return
     unit = "image files read" if cli.model.from_files else "images extracted"
     print(f"{store}: {f'complete, {num_images:,} {unit}' if num_images else 'already complete'}.")

@@ -1,5 +1,6 @@
 """Lightning's data module for feature extraction: it decodes and preprocesses each distinct image of a dataset."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,12 +74,23 @@ class ImageData(pl.LightningDataModule):
         batch_size: images per batch and device.
         num_workers: number of processes per device that decode images. With 0, the main process decodes them; null means one
             per CPU core, at most 4, and 0 on a single core. The features do not depend on this number.
+        shard: "3/16" extracts the fourth of 16 parts of the batches; the first is "0/16". Jobs with the other parts fill the same store,
+            also at the same time. All jobs need the same `batch_size`.
     """
 
-    def __init__(self, folder: str, batch_size: int = 64, num_workers: int | None = None) -> None:
+    def __init__(
+        self, folder: str, batch_size: int = 64, num_workers: int | None = None, shard: str | None = None
+    ) -> None:
         super().__init__()
         self.folder = Path(folder)
         self.batch_size = batch_size
+        self.shard = shard
+        numbers = re.fullmatch(r"([0-9]+)/([0-9]+)", "0/1" if shard is None else shard)
+        if not numbers or int(numbers[1]) >= int(numbers[2]):
+            raise DiffcapError(
+                f"--data.shard={shard} is not a part of the batches; give one of N parts as 0/N to N-1/N, such as 15/16."
+            )
+        self._shard_number, self._num_shards = int(numbers[1]), int(numbers[2])
         cores = available_cores()
         self.num_workers = (min(4, cores) if cores > 1 else 0) if num_workers is None else num_workers
 
@@ -94,6 +106,10 @@ class ImageData(pl.LightningDataModule):
         self._image_files = list(image_files)
         self._preprocess = preprocess
         self._value_ranges = value_ranges or {}
+
+    def own_rows(self, rows: RowNumbers) -> RowNumbers:
+        """Return those of the rows (n,) that are in this shard. Batch k of the whole store is in shard k modulo the number of shards."""
+        return rows[rows // self.batch_size % self._num_shards == self._shard_number]
 
     def row_batches(self) -> list[RowNumbers]:
         """Return the rows of each batch. The whole store is cut into batches; batches without a wanted row are left out.

@@ -6,7 +6,7 @@ import os
 import time
 import warnings
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -48,6 +48,8 @@ class StoreWriter:
         meta: JSON values that identify the backbone, see `Backbone.describe`.
         stamps: size and time of each image file, in the order of `image_paths`, to detect changed files. A missing file has the stamp
             "", and its image keeps its features. With None, changes are not detected.
+        own_rows: if several jobs share the store, a function that returns those of some rows (n,) that this job writes. Only these are
+            compared with their checksums, so `verified.json` is not written.
     """
 
     def __init__(
@@ -57,7 +59,10 @@ class StoreWriter:
         shape: tuple[int, int, int],
         meta: Mapping[str, Any],
         stamps: Sequence[str] | None = None,
+        own_rows: Callable[[store.RowNumbers], store.RowNumbers] | None = None,
     ) -> None:
+        self._is_shared = own_rows is not None
+        self._own_rows = own_rows or (lambda rows: rows)
         self.folder = Path(folder)
         self.shape = shape
         # Converted to JSON and back, `self.meta` has lists instead of tuples, like `meta.json`. For pixels, `meta` has "dtype": "uint8".
@@ -77,7 +82,8 @@ class StoreWriter:
                         file.truncate(len(self.image_paths) * row_size)
             write_json(self.folder / "index.json", {"paths": self.image_paths, "stamps": self._stamps})
             write_json(self.folder / "meta.json", self.meta)
-            update_text(self.folder / store.VERIFIED_FILE, self._sizes_and_times())  # written only if changed
+            if not self._is_shared:
+                update_text(self.folder / store.VERIFIED_FILE, self._sizes_and_times())  # written only if changed
         self._array_fd = os.open(self.folder / self._array_file, os.O_RDWR)
         self._checksum_fd = os.open(self.folder / store.CHECKSUM_FILE, os.O_RDWR)
         self._unmarked_rows: list[int] = []  # rows that are written, but not yet marked as done
@@ -114,8 +120,9 @@ class StoreWriter:
             is_done[store.file_size(self.folder / name) // row_size :] = False
         verified_file = self.folder / store.VERIFIED_FILE
         verified_state = verified_file.read_text(encoding="utf-8") if verified_file.is_file() else ""
-        if is_done.any() and verified_state != self._sizes_and_times():
-            self._check_rows(is_done)
+        rows = self._own_rows(np.flatnonzero(is_done))
+        if len(rows) and verified_state != self._sizes_and_times():
+            self._check_rows(rows, is_done)
         if not is_done[self._wanted_rows].all():
             (self.folder / store.COMPLETE_FILE).unlink(missing_ok=True)
         lost_rows = np.flatnonzero(was_done & ~is_done)
@@ -126,11 +133,10 @@ class StoreWriter:
         stats = {name: (self.folder / name).stat() for name in (self._array_file, store.CHECKSUM_FILE)}
         return json.dumps({name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()})
 
-    def _check_rows(self, is_done: store.Array) -> None:
-        """Compare all done rows with their checksums, and set `is_done` (n,) to False for rows that differ."""
+    def _check_rows(self, rows: store.RowNumbers, is_done: store.Array) -> None:
+        """Compare rows with their checksums, and set `is_done` (n,) to False for rows that differ."""
         from diffcap.utils.progress import progress_bar
 
-        rows = np.flatnonzero(is_done)
         print(f"{self.folder}: comparing the features of {len(rows):,} images with their checksums", flush=True)
         array = np.memmap(self.folder / self._array_file, np.uint8, "r", shape=(int(rows[-1]) + 1, self._row_bytes))
         checksums = np.fromfile(self.folder / store.CHECKSUM_FILE, "<u4")
@@ -185,17 +191,22 @@ class StoreWriter:
         self._unmarked_rows.clear()
         self._synced_at = time.monotonic()
 
-    def finish(self) -> None:
-        """Mark the store as complete. Call it once, after all processes have flushed."""
+    def finish(self) -> int:
+        """Mark the store as complete, or return how many rows of other jobs are missing. Call it once, after all processes have flushed."""
         self.flush()
-        missing_rows = self.missing_rows()
-        if len(missing_rows):
-            raise DiffcapError(
-                f"{self.folder}: {len(missing_rows)} of {len(self._wanted_rows)} images are still missing, the first is "
-                f"{self.image_paths[int(missing_rows[0])]}; run the same command again."
-            )
-        write_text(self.folder / store.COMPLETE_FILE, f"{len(self._wanted_rows)} images\n")
-        update_text(self.folder / store.VERIFIED_FILE, self._sizes_and_times())
+        with _lock_folder(self.folder):
+            missing_rows = self.missing_rows()
+            own_rows = self._own_rows(missing_rows)
+            if len(own_rows):
+                raise DiffcapError(
+                    f"{self.folder}: {len(own_rows)} of {len(self._wanted_rows)} images are still missing, the first is "
+                    f"{self.image_paths[int(own_rows[0])]}; run the same command again."
+                )
+            if not len(missing_rows):
+                write_text(self.folder / store.COMPLETE_FILE, f"{len(self._wanted_rows)} images\n")
+                if not self._is_shared:
+                    update_text(self.folder / store.VERIFIED_FILE, self._sizes_and_times())
+        return len(missing_rows)
 
 
 def _write_at(file_descriptor: int, data: bytes, offset: int) -> None:

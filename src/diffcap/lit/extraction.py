@@ -100,12 +100,14 @@ class StoreFiller(BasePredictionWriter):
                 f"{problems[0].removesuffix('.')} ({count} of {self.writer.folder} could not be extracted, the others are stored; "
                 "`make data` lists all missing and broken images, and renders them again if diffcap renders this dataset)."
             )
-        if trainer.is_global_zero:
-            self.writer.finish()
+        if trainer.is_global_zero and (num_left := self.writer.finish()):
+            print(
+                f"{self.writer.folder}: {len(self.missing):,} images extracted, {num_left:,} are left to the other shards."
+            )
 
 
 def extract(trainer: pl.Trainer, model: Extraction, data: ImageData) -> tuple[Path, int]:
-    """Extract the features that are missing or damaged in the store of a dataset.
+    """Extract the features that are missing or damaged in the store of a dataset, or those of them that are in the shard.
 
     Returns the store's folder and the number of extracted images; with `from_files`, the number of files that were read.
     """
@@ -126,13 +128,18 @@ def extract(trainer: pl.Trainer, model: Extraction, data: ImageData) -> tuple[Pa
     files = [root / path for path in paths]
     ranges = {root / path: values for pair in dataset.pairs for path, values in pair.ranges.items()}
     stamps = file_stamps(files, ranges)  # size, time and (above 8 bits) value range: a changed file is extracted again
+    if model.from_files and data.shard:
+        raise DiffcapError(f"--data.shard={data.shard}: BACKBONE=files stores no features; leave out the shard.")
     if model.from_files:
         return folder, write_file_store(folder, paths, files, stamps, shape, meta)
-    writer = StoreWriter(folder, paths, shape, meta, stamps)
-    missing = writer.missing_rows()
-    if not len(missing) and (folder / "complete").is_file():
+    writer = StoreWriter(folder, paths, shape, meta, stamps, data.own_rows if data.shard else None)
+    missing = data.own_rows(writer.missing_rows())
+    filler = StoreFiller(writer, missing)
+    if not len(missing):
+        if not (folder / "complete").is_file():
+            filler.on_predict_end(trainer, model)
         return folder, 0
     data.assign(missing, [root / path for path in writer.image_paths], model.backbone.preprocess, ranges)
-    trainer.callbacks.append(StoreFiller(writer, missing))  # type: ignore[attr-defined]
+    trainer.callbacks.append(filler)  # type: ignore[attr-defined]
     trainer.predict(model, datamodule=data, return_predictions=False)
     return folder, len(missing)
