@@ -2,6 +2,7 @@
 
 import difflib
 import inspect
+import json
 import sys
 from typing import Any
 
@@ -25,6 +26,7 @@ FUNCTIONS = {
     "push": "diffcap.commands.interchange:push",
     "pull": "diffcap.commands.interchange:pull",
     "serve": "diffcap.web.server:serve",
+    "sweep": "diffcap.commands.sweep:sweep",
 }
 # What these commands accept beyond jsonargparse, the parser of command lines: a second argument, which becomes the option `second`;
 # options that are given several times (`list_options`) or have `several_values`; any number of arguments (`variadic`).
@@ -75,6 +77,9 @@ def main(arguments: list[str] | None = None) -> None:
             )
         if words[:1] == ["serve"]:
             words = ["serve", *_replace_variables(words[1:])]
+        if words[:1] == ["sweep"] and "--" in words:
+            end = words.index("--")
+            words = [*words[:end], f"--options={json.dumps(words[end + 1 :])}"]
         names = words[:1] if words and words[0] in FUNCTIONS else list(FUNCTIONS)
         commands: dict[str, Any] = {name: import_object(FUNCTIONS[name]) for name in names}
     run(

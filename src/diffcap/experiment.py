@@ -25,8 +25,10 @@ from diffcap.run_folder import (
     REINFORCE,
     REPORT,
     TRAINING_STAGES,
+    TRIAL_VARIABLE,
     is_finished,
     stage_of,
+    trial_name,
 )
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.settings import CONFIGS, get_config_value, read_settings
@@ -131,7 +133,7 @@ class Experiment:
         name_parts.append(f"seed{self.seed}" if self.seed != DEFAULT_SEED else "")
         name_parts.append(PROBE if self.trainer == PROBE else "")
         run = self.run or f"runs/{self.dataset}/{'-'.join(filter(None, name_parts))}"
-        is_sweep = not self.run and "WANDB_SWEEP_ID" in os.environ  # W&B's agent sets it for sweeps
+        is_sweep = TRIAL_VARIABLE in os.environ or (trial_name() and not self.run)  # W&B's agent may set another folder
         self.run = f"{run}/sweep" if is_sweep else run
         self.pretraining = self.pretraining or f"{run}/{PRETRAIN}"
         self._first_pretraining_folder = Path(run) / f"{PRETRAIN}-{self.first_dataset}"

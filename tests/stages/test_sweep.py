@@ -2,14 +2,20 @@
 
 import json
 import math
+import os
 import random
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 import yaml
-from tests.commands import ROOT, command, in_process, part, run
+from optuna.storages.journal import JournalFileBackend, JournalStorage
+from tests.commands import ROOT, command, environment, in_process, part, run
 from tests.tiny_vlms import build
 from wandb.sdk.launch.sweeps import utils as agent
 
@@ -70,6 +76,7 @@ def test_the_experiment_comes_first_and_the_sampled_values_last(name: str) -> No
     assert sweep["command"] == ["${env}", "python", script, *experiment, "${args}"] and sweep["program"] == script
     header = (ROOT / "configs" / "sweep" / f"{name}.yaml").read_text().partition("\nproject:")[0]
     assert f"# Command: wandb sweep configs/sweep/{name}.yaml" in header
+    assert f"diffcap sweep configs/sweep/{name}.yaml --trials 40" in header
 
 
 @pytest.mark.parametrize("name", SWEEPS)
@@ -138,3 +145,38 @@ def test_the_command_of_a_sweep_trains_with_sampled_values(project: Path, name: 
     logged = list((out / "wandb").glob("offline-run-*-abc123"))
     assert len(logged) == 1
     assert {path.name for path in project.iterdir()} == {"configs", "stages", "data", "runs", "bin", "tiny"}
+
+
+def test_a_killed_sweep_goes_on_in_two_commands_and_the_next_stage_reads_the_best(blocks: Path, tmp_path: Path) -> None:
+    rate = {"distribution": "log_uniform_values", "min": 1e-4, "max": 3e-2}
+    (tmp_path / "sweep.yaml").write_text(json.dumps({**read("scorer"), "parameters": {"model.lr": rate}}))
+    lengths = "--trainer.max_steps=30", "--trainer.val_check_interval=10", "--run.checkpoint_every=2"
+    options = "--folder", str(blocks), "--trainer", "smoke", *lengths
+    words = [sys.executable, "-m", "diffcap", "sweep", "sweep.yaml", "--trials", "2", "--", *options]
+
+    def start() -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            words, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, process_group=0, text=True
+        )
+
+    folder, first = tmp_path / "runs/blocks/scorer/sweep/finetune", start()
+    while not list(folder.glob("*/last.ckpt")):
+        assert first.poll() is None
+        time.sleep(0.01)
+    os.killpg(first.pid, signal.SIGKILL)
+    first.communicate()
+    both = [start(), start()]
+    outputs = [process.communicate(timeout=300)[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0], outputs
+    assert "trial 0 was interrupted" in "".join(outputs)
+    storage = JournalStorage(JournalFileBackend(str(folder / "study.log")))
+    killed, repeated, other = optuna.load_study(study_name="scorer finetune", storage=storage).trials
+    assert [trial.state.name for trial in (killed, repeated, other)] == ["FAIL", "COMPLETE", "COMPLETE"]
+    assert killed.params == repeated.params != other.params
+    (rows,) = (tmp_path / repeated.user_attrs["folder"]).glob("logs/version_1/metrics.csv")
+    assert rows.is_file() and not list((tmp_path / other.user_attrs["folder"]).glob("logs/version_1"))
+    best = max(repeated, other, key=lambda trial: trial.value)
+    words = [sys.executable, "-m", "diffcap", "finetune", "--config", str(folder / "best.yaml"), "--print_config"]
+    settings = yaml.safe_load(run(words, tmp_path).stdout)
+    assert settings["model"]["lr"] == best.params["model.lr"] and settings["trainer"]["max_steps"] == 30
+    assert settings["run"]["out"] == "runs/blocks/scorer/finetune"

@@ -50,6 +50,7 @@ from diffcap.run_folder import (
     read_object,
     stage_lock,
     stage_of,
+    trial_name,
 )
 from diffcap.stages import Request
 from diffcap.utils.errors import DiffcapError
@@ -201,8 +202,8 @@ class TrainingCLI(StageCLI):
             self.config.run.keep_last_k = keep
         self._replace_former_options()
         self.settings = RunSettings(**self.config.run.as_dict())
-        if "WANDB_SWEEP_ID" in os.environ:  # each run of a sweep has its own folder
-            self.settings.out = str(Path(self.settings.out) / os.environ.get("WANDB_RUN_ID", "run"))
+        if trial := trial_name():  # each trial of a sweep has its own folder
+            self.settings.out = str(Path(self.settings.out) / trial)
         self.out = Path(self.settings.out)
         if self.config.get("model.captioner.init_args.base") is not None:
             _pin_base_model(self.config, self.out)

@@ -1,0 +1,299 @@
+"""`diffcap sweep`: search the settings of a training stage with Optuna, from the YAML file that `wandb sweep` takes.
+
+A trial is a process `diffcap <stage>` in the folder `runs/<dataset>/<method>/sweep/<stage>/<hash of its settings>`. Optuna appends all
+trials to `study.log` beside these folders. Several commands on machines with a common folder may work on one study.
+
+A command holds a lock for the trial that it runs. The kernel releases the lock if the command is killed. If a trial is running according
+to `study.log` but its lock is free, the next command tries its values again: the same folder, so the training resumes.
+"""
+
+import csv
+import fcntl
+import itertools
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import reduce
+from pathlib import Path
+from signal import SIGTERM, default_int_handler, signal
+from typing import Any
+
+import yaml
+
+from diffcap import record
+from diffcap.compose import merge
+from diffcap.experiment import Experiment, parse
+from diffcap.lit.launch import find_launch
+from diffcap.pipeline import run_in_process
+from diffcap.records import write_text
+from diffcap.run_folder import FINETUNE, LOGS, PRETRAIN, TRIAL_VARIABLE, stage_lock
+from diffcap.stages import STAGES, is_made
+from diffcap.utils.console import echo
+from diffcap.utils.errors import DiffcapError, wrap_errors
+from diffcap.utils.settings import Settings, read_settings
+
+with suppress(ModuleNotFoundError):  # the help of all commands works without it
+    import optuna
+    from optuna.storages.journal import JournalFileBackend, JournalStorage
+    from optuna.trial import TrialState
+
+_MAX_FAILURES = 3  # failed trials in a row that end the command
+
+
+def sweep(file: Path, trials: int = 20, study: Path | None = None, options: list[str] | None = None) -> None:
+    """Search the settings of a training stage with Optuna, from a file of configs/sweep, without an account.
+
+    The same command may run several times at once, such as once per GPU; interrupted, it goes on where it stopped. It writes the best
+    settings into best.yaml beside the trials, for `make finetune eval CONFIG=.../best.yaml`.
+
+    Args:
+        file: YAML file of a sweep, in the form of Weights & Biases.
+        trials: Number of trials of all commands together, without failed ones; `method: grid` has no more than its combinations.
+        study: File of the trials, if it is not study.log in their folder. The best settings are written beside it.
+        options: Variables of the experiment and options of the stage for every trial, written after two hyphens: -- --trainer short
+    """
+    if "optuna" not in sys.modules:
+        raise DiffcapError("sweeps need optuna, which is not installed; run: pip install 'diffcap[sweep]'")
+    if launch := find_launch():
+        raise DiffcapError(
+            f"{launch.launcher} started this command; start it without, with `-- --devices N` for N processes per trial."
+        )
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+    signal(SIGTERM, default_int_handler)  # ends the command and its training, as Ctrl-C does
+    search = Search(file, options or [], study)
+    failures = 0
+    while failures < _MAX_FAILURES:
+        with ExitStack() as lock:
+            trial = search.start_trial(trials, lock)
+            if trial is None:
+                break
+            failures = 0 if search.run_trial(trial) else failures + 1
+    search.write_best()
+    if failures:
+        raise DiffcapError(
+            f"{file}: the last {failures} trials failed, see above; correct the cause, and run the command again."
+        )
+
+
+class Search:
+    """The study of a sweep.
+
+    Args:
+        file: YAML file of the sweep. words: variables and options of every trial; they override those of the file's `command`.
+        path: file of the study (default: study.log in the folder of the trials).
+    """
+
+    def __init__(self, file: Path, words: Sequence[str], path: Path | None) -> None:
+        content = read_settings(file)
+        with wrap_errors(file, "not the file of a sweep", "write it as in the files of configs/sweep"):
+            parameters, method = content["parameters"], content["method"]
+            stage, metric, goal = Path(content["program"]).stem, content["metric"]["name"], content["metric"]["goal"]
+            # The command is `${env} python stages/finetune.py --dataset=blocks ... ${args}`.
+            command = [word for word in content.get("command", []) if not word.startswith("$")]
+            own_variables, own_options = parse(list(itertools.dropwhile(lambda word: word[:2] != "--", command)))
+            self.space = {name: _distribution(f"{file}: {name}", values) for name, values in parameters.items()}
+            pruner = _pruner(file, content.get("early_terminate"))
+        for key, value, choices in (
+            ("program", stage, (PRETRAIN, FINETUNE)),
+            ("method", method, ("bayes", "random", "grid")),
+            ("metric.goal", goal, ("maximize", "minimize")),
+        ):
+            if value not in choices:
+                raise DiffcapError(f"{file}: {key} is {value}; give {' or '.join(choices)}.")
+        variables, options = parse(words)
+        self.file, self.stage, self.metric, self.is_grid = file, stage, metric, method == "grid"
+        self.variables = {**own_variables, "logger": "none", **variables}
+        self.options = [*own_options, *options]
+        e = Experiment(**self.variables)
+        self.run, self.folder = e.run, Path(e.run) / "sweep" / stage
+        self.path = path or self.folder / "study.log"
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        # What all commands of a study must have in common. The other variables do not change a score.
+        compared = {name: value for name, value in self.variables.items() if name not in ("devices", "logger")}
+        self.identity = json.dumps([stage, content["metric"], parameters, compared, self.options], sort_keys=True)
+        sampler = optuna.samplers.TPESampler(multivariate=True, constant_liar=True)
+        with self._exclusive():
+            for need, owner in STAGES[stage].needs(e):
+                if not is_made(need, owner):
+                    run_in_process([need, *owner.words(), "--needed"])
+            with wrap_errors(self.path, "not the file of a study", "give another --study"):
+                self.study = optuna.create_study(
+                    study_name=content.get("name"),
+                    storage=JournalStorage(JournalFileBackend(str(self.path))),
+                    sampler=sampler if method == "bayes" else optuna.samplers.RandomSampler(),
+                    pruner=pruner,
+                    direction=goal,
+                    load_if_exists=True,
+                )
+            if self.study.user_attrs.get("identity", self.identity) != self.identity:
+                raise DiffcapError(
+                    f"{self.path}: the study has another metric, other parameters or other options than {file} and this command "
+                    "line; restore them, or give another file as --study."
+                )
+            if self.is_grid and not self.study.user_attrs:
+                self._enqueue_grid()
+            self.study.set_user_attr("identity", self.identity)
+
+    def _enqueue_grid(self) -> None:
+        """Enqueue all combinations of the values."""
+        choices = {name: getattr(distribution, "choices", ()) for name, distribution in self.space.items()}
+        for name, values in choices.items():
+            if not values:
+                raise DiffcapError(f"{self.file}: method is grid, and {name} has a range; give `values`.")
+        for values in itertools.product(*choices.values()):
+            self.study.enqueue_trial(dict(zip(choices, values, strict=True)))
+
+    def start_trial(self, count: int, lock: ExitStack) -> "optuna.Trial | None":
+        """Return a new trial and enter its lock. None: `count` trials are complete, pruned or running, or no values are left."""
+        with self._exclusive():
+            self._repeat_interrupted()
+            states = Counter(trial.state for trial in self.study.get_trials(deepcopy=False))
+            num_trials = states[TrialState.COMPLETE] + states[TrialState.PRUNED] + states[TrialState.RUNNING]
+            if num_trials >= count or (self.is_grid and not states[TrialState.WAITING]):
+                return None
+            for _ in range(_MAX_FAILURES):
+                trial = self.study.ask(self.space)
+                folder = self.folder / record.digest(self.identity, trial.params)[:8]
+                trial.set_user_attr("folder", str(folder))
+                with suppress(DiffcapError):  # another command trains with the same values
+                    lock.enter_context(stage_lock(self.path.with_name(f"{folder.name}-trial"), 0))
+                    return trial
+                self.study.tell(trial, state=TrialState.FAIL)
+        return None
+
+    def _repeat_interrupted(self) -> None:
+        """Enqueue the values of trials whose command was killed."""
+        for trial in self.study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
+            with ExitStack() as locks, suppress(DiffcapError):  # a lock is held: the trial is running
+                if "folder" in trial.user_attrs:
+                    folder = Path(trial.user_attrs["folder"])
+                    locks.enter_context(stage_lock(self.path.with_name(f"{folder.name}-trial"), 0))
+                    locks.enter_context(
+                        stage_lock(folder, 0)
+                    )  # of a training that goes on after its command was killed
+                self.study.tell(trial.number, state=TrialState.FAIL)
+                # A command that was killed while it chose values has not copied all of those that were enqueued.
+                self.study.enqueue_trial({**trial.system_attrs.get("fixed_params", {}), **trial.params})
+                echo(f"trial {trial.number} was interrupted; its values are tried again")
+
+    def run_trial(self, trial: "optuna.Trial") -> bool:
+        """Train with the values of a trial, report each validation, and tell the study the result. Returns False if it failed."""
+        folder, values, num_reported = Path(trial.user_attrs["folder"]), list[float](), 0
+        echo(f"trial {trial.number}: {trial.params}, {folder}")
+        command = [sys.executable, "-m", "diffcap", self.stage, f"--run={self.run}", *self._words(trial.params)]
+        is_running, is_pruned = True, False
+        with subprocess.Popen(command, env={**os.environ, TRIAL_VARIABLE: folder.name}) as process:
+            try:
+                while is_running and not is_pruned:
+                    time.sleep(0.5)
+                    is_running = process.poll() is None
+                    values = self._validations(folder)
+                    for value in values[num_reported:]:
+                        num_reported += 1
+                        trial.report(value, num_reported)
+                        is_pruned |= (
+                            trial.should_prune() and is_running
+                        )  # the pruner compares later trials with this one
+            finally:
+                process.terminate()
+        state = TrialState.PRUNED if is_pruned else TrialState.FAIL
+        if process.returncode == 0 and values and not is_pruned:
+            state = TrialState.COMPLETE
+        choose = max if self.study.direction.name == "MAXIMIZE" else min
+        self.study.tell(trial, choose(values) if state == TrialState.COMPLETE else None, state)
+        score = f"{self.metric} {choose(values):.4f}" if values else f"no finite {self.metric}"
+        echo(f"trial {trial.number}: {state.name.lower()} after {num_reported} validations, {score}")
+        return state != TrialState.FAIL
+
+    def _validations(self, folder: Path) -> list[float]:
+        """Return the finite values of the metric that a training has logged, in the order of the steps."""
+        values: dict[int, float] = {}
+        columns: set[str] = set()
+        for path in sorted(folder.glob(f"{LOGS}/version_*/metrics.csv"), key=lambda path: path.stat().st_mtime):
+            lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+            rows = csv.DictReader(line for line in lines if line.endswith("\n"))  # the last one may be incomplete
+            columns |= set(rows.fieldnames or ())
+            values |= {int(row["step"]): float(row[self.metric]) for row in rows if row.get(self.metric)}
+        logged = sorted(name for name in columns if name.startswith("val/"))
+        if logged and self.metric not in columns:
+            raise DiffcapError(
+                f"{self.file}: metric.name is {self.metric}, but validation logs {', '.join(logged)}; give one of these, and "
+                f"remove {self.path}."
+            )
+        return [values[step] for step in sorted(values) if math.isfinite(values[step])]
+
+    def write_best(self) -> None:
+        """Write the settings of the best complete trial as a CONFIG file."""
+        with self._exclusive():
+            trials = self.study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
+            if not trials:
+                return
+            best = self.study.best_trial
+            variables, options = parse(self._words(best.params))
+            del variables["logger"]
+            config = variables.pop("config", None)
+            section: Settings = {}
+            words = iter(options)
+            for word in words:
+                name, equals, value = word.removeprefix("--").partition("=")
+                *groups, last = name.split(".")
+                group = reduce(lambda group, key: group.setdefault(key, {}), groups, section)
+                group[last] = yaml.safe_load(value if equals else next(words, ""))
+            content = {**variables, self.stage: section}
+            header = (
+                f"# Trial {best.number} of {self.path}: {self.metric} {best.value:.4f}, {best.user_attrs['folder']}\n"
+            )
+            path = self.path.with_name("best.yaml" if self.path.name == "study.log" else f"{self.path.stem}-best.yaml")
+            text = yaml.safe_dump(merge(read_settings(config), content) if config else content, sort_keys=False)
+            write_text(path, header + text)
+        echo(f"best of {len(trials)} complete trials: trial {best.number}, {self.metric} {best.value:.4f}, {path}")
+
+    def _words(self, values: Mapping[str, Any]) -> list[str]:
+        """Return the words of a training's command line; `values` are those of a trial."""
+        variables = [f"--{name}={value}" for name, value in self.variables.items()]
+        texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in values.items()}
+        return [*variables, *self.options, *(f"--{name}={text}" for name, text in texts.items())]
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        """Wait until no other command chooses a trial or writes the best settings."""
+        with self.path.with_name(f".{self.path.name}.lock").open("w") as file:
+            fcntl.lockf(file, fcntl.LOCK_EX)  # until the file is closed
+            yield
+
+
+def _distribution(where: str, values: Mapping[str, Any]) -> "optuna.distributions.BaseDistribution":
+    """Return Optuna's distribution of a parameter. As for Weights & Biases, limits that are whole numbers mean whole numbers."""
+    choices = values.get("values", [values["value"]] if "value" in values else None)
+    low: Any = values.get("min")
+    high: Any = values.get("max")
+    default = "int_uniform" if isinstance(low, int) and isinstance(high, int) else "uniform"
+    kind = values.get("distribution", "categorical" if choices else default)
+    with wrap_errors(where, "not the values of a parameter", "give `values`, or `min` below `max`"):
+        if kind in ("categorical", "constant") and choices:  # Optuna stores no lists
+            texts = [json.dumps(choice) if isinstance(choice, list | dict) else choice for choice in choices]
+            return optuna.distributions.CategoricalDistribution(texts)
+        if kind == "int_uniform":
+            return optuna.distributions.IntDistribution(low, high)
+        if kind in ("uniform", "log_uniform_values"):
+            return optuna.distributions.FloatDistribution(float(low), float(high), log=kind != "uniform")
+    raise DiffcapError(
+        f"{where}: the distribution {kind} is unknown; give values, uniform, log_uniform_values or int_uniform."
+    )
+
+
+def _pruner(file: Path, settings: Mapping[str, Any] | None) -> "optuna.pruners.BasePruner":
+    """Return the pruner of the file's `early_terminate`. Without it, no trial is pruned."""
+    if not settings:
+        return optuna.pruners.NopPruner()
+    if settings.get("type") != "hyperband" or "min_iter" not in settings:
+        raise DiffcapError(f"{file}: early_terminate needs `type: hyperband` and `min_iter`; it has {dict(settings)}.")
+    return optuna.pruners.SuccessiveHalvingPruner(settings["min_iter"], settings.get("eta", 3))
