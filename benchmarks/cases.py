@@ -161,17 +161,18 @@ def timed_steps(model: torch.nn.Module, loss_of: Callable[[], Tensor], timed: "T
 
     def backward() -> float:
         loss = loss_of()
-        optimizer.zero_grad()
         loss.backward()
         return loss.item()
 
     def step() -> None:
         backward()
         optimizer.step()
+        optimizer.zero_grad()
 
     model.eval()
     loss = backward()
     norms = [weight.grad.norm() for weight in model.parameters() if weight.grad is not None]
+    optimizer.zero_grad()
     model.train()
     return [loss, torch.linalg.vector_norm(torch.stack(norms)).item()], timed(step)
 

@@ -27,6 +27,7 @@ from diffcap.models.captioner import Captioner
 from diffcap.models.generation import beam_hypotheses, check_search, greedy_from, rank_beams, token_log_probabilities
 from diffcap.text.vocabularies import AnyVocabulary
 from diffcap.utils.errors import DiffcapError
+from diffcap.utils.host_copy import HostCopy
 from diffcap.utils.image_io import Source, read_pair
 
 # Name of a dataset that diffcap renders -> folder of the captioner that was trained on it and ships with the package.
@@ -188,6 +189,7 @@ class PairCaptioner:
             ValueError: an element of `pairs` is not a pair.
         """
         check_search(beams, length_penalty)
+        sentence_ids = [self._encode_sentence(sentence) for sentence in sentences]
         for chunk in _chunks(pairs, max(1, batch_size)):
             inputs: list[_ModelInput | DiffcapError] = []
             for before, after in chunk:
@@ -198,7 +200,7 @@ class PairCaptioner:
                         raise
                     inputs.append(error)
             valid = [model_input for model_input in inputs if isinstance(model_input, _ModelInput)]
-            captions = iter(self._generate(valid, beams, length_penalty, sentences) if valid else [])
+            captions = iter(self._generate(valid, beams, length_penalty, sentence_ids) if valid else [])
             for model_input in inputs:
                 yield model_input if isinstance(model_input, DiffcapError) else next(captions)
 
@@ -251,11 +253,12 @@ class PairCaptioner:
 
     @torch.no_grad()
     def _generate(
-        self, inputs: list[_ModelInput], beams: int, length_penalty: float, sentences: Sequence[str] = ()
+        self, inputs: list[_ModelInput], beams: int, length_penalty: float, sentence_ids: Sequence[Tensor | None] = ()
     ) -> list[Caption]:
+        """Caption pairs. `sentence_ids` are from `_encode_sentence`. Except in the decoding, the host waits once for the device."""
         before, after = self._compute_features(inputs)
         memory = self._captioner.encode(before, after)
-        sentence_scores = [self._score_sentence(sentence, memory, len(inputs)) for sentence in sentences]
+        sentence_scores = [self._score_sentence(ids, memory, len(inputs)) for ids in sentence_ids]  # (B,) each
         hypotheses = greedy_from(self._captioner, memory, self.max_length)[:, None]
         if beams > 1:  # beam search can miss the greedy caption even if that caption has a higher score
             beam_ids = beam_hypotheses(self._captioner, before, after, self.max_length, beams, length_penalty)
@@ -266,21 +269,24 @@ class PairCaptioner:
         memory = tree_map(lambda leaf: leaf.repeat_interleave(hypotheses.shape[1], 0).contiguous(), memory)
         tokens = hypotheses.flatten(0, 1)
         scores = token_log_probabilities(self._captioner, memory, tokens).unflatten(0, hypotheses.shape[:2])
-        if scores.isnan().any():
-            raise DiffcapError(
-                "the captioner's probabilities are NaN: its weights diverged in training or are damaged; use another checkpoint."
-            )
         no_change_probabilities = self._captioner.nothing_changed(before, after)
         token_counts = self._captioner.caption_mask(tokens).sum(1).view(hypotheses.shape[:2])  # with EOS, without BOS
         order = rank_beams(scores.sum(2), token_counts, length_penalty)
         hypotheses = hypotheses.take_along_dim(order[..., None], 1)
-        scores = scores.take_along_dim(order[..., None], 1).cpu()
-        lengths = (1 + token_counts.take_along_dim(order, 1)).tolist()  # with BOS
+        scores = scores.take_along_dim(order[..., None], 1)
+        lengths = 1 + token_counts.take_along_dim(order, 1)  # with BOS
+        estimates = [] if no_change_probabilities is None else [no_change_probabilities]
+        copied = HostCopy(scores, hypotheses, lengths, *sentence_scores, *estimates).wait()
+        if copied[0].isnan().any():
+            raise DiffcapError(
+                "the captioner's probabilities are NaN: its weights diverged in training or are damaged; use another checkpoint."
+            )
+        all_scores, all_ids, all_lengths, *per_pair = [part.tolist() for part in copied]
         captions = []
         for row, model_input in enumerate(inputs):
-            sequences = [ids[:length] for ids, length in zip(hypotheses[row].tolist(), lengths[row])]
+            sequences = [ids[:length] for ids, length in zip(all_ids[row], all_lengths[row])]
             texts = [self.vocabulary.decode(ids) for ids in sequences]
-            best_scores, *other_scores = scores[row].tolist()  # of each token
+            best_scores, *other_scores = all_scores[row]  # of each token
             alternatives: dict[str, float] = {}  # several sequences may decode to one text; the best comes first
             for text, token_scores in zip(texts[1:], other_scores):
                 if text != texts[0]:
@@ -292,22 +298,25 @@ class PairCaptioner:
                     texts[0],
                     sum(best_scores),
                     tuple(words),
-                    None if no_change_probabilities is None else float(no_change_probabilities[row]),
+                    per_pair[-1][row] if estimates else None,
                     tuple(Alternative(text, score) for text, score in alternatives.items()),
                     model_input.notes,
                     tuple(sequences[0]),
-                    tuple(pair_scores[row] for pair_scores in sentence_scores),
+                    tuple(pair_scores[row] for pair_scores in per_pair[: len(sentence_scores)]),
                 )
             )
         return captions
 
-    def _score_sentence(self, sentence: str, memory: Any, num_pairs: int) -> list[float]:
-        """Return the natural logarithm of a sentence's probability for each of the pairs that are encoded as `memory`."""
+    def _encode_sentence(self, sentence: str) -> Tensor | None:
+        """Return a sentence's ids (T,) on the device; None if a word is not in the vocabulary."""
         ids = self.vocabulary.encode(sentence, self.max_length)
-        if self.vocabulary.unk in ids:
-            return [-math.inf] * num_pairs
-        tokens = torch.tensor([ids] * num_pairs, device=self.device)
-        return token_log_probabilities(self._captioner, memory, tokens).sum(1).tolist()
+        return None if self.vocabulary.unk in ids else torch.tensor(ids, device=self.device)
+
+    def _score_sentence(self, ids: Tensor | None, memory: Any, num_pairs: int) -> Tensor:
+        """Return the natural logarithm (B,) of a sentence's probability for each of the pairs that are encoded as `memory`."""
+        if ids is None:
+            return torch.full((num_pairs,), -math.inf, device=self.device)
+        return token_log_probabilities(self._captioner, memory, ids.expand(num_pairs, -1)).sum(1)
 
     def weights_sha256(self) -> str:
         """Return the SHA-256 of the weights in hexadecimal; for a vision-language model, "-" and the base model's hash follow."""
@@ -328,15 +337,16 @@ def attention_of(
     maps = captioner.attention(before, after, torch.tensor([list(tokens[:-1])], device=device))
     spans = _word_spans(vocabulary, tokens)
     words = [word for word, _ in spans]
-    alignment = None if maps.alignment is None else maps.alignment[0].cpu().numpy()
-    return AttentionMaps(words, _word_maps(maps.before[0], spans), _word_maps(maps.after[0], spans), alignment)
+    before_maps, after_maps, *alignment = HostCopy(*(part[0] for part in maps if part is not None)).wait()
+    word_maps = _word_maps(before_maps, spans), _word_maps(after_maps, spans)
+    return AttentionMaps(words, *word_maps, alignment[0].numpy() if alignment else None)
 
 
 def _word_maps(token_maps: Tensor, spans: Sequence[tuple[str, list[int]]]) -> MapArray:
     """Return for each word the mean of its tokens' maps, (W, h, w). Of the maps (T, h, w), map 0 is of the first token after BOS."""
     if not spans:
         return np.zeros((0, *token_maps.shape[1:]))
-    return np.stack([token_maps[indices].mean(0).cpu().numpy() for _, indices in spans])
+    return np.stack([token_maps[indices].mean(0).numpy() for _, indices in spans])
 
 
 def _word_spans(vocabulary: AnyVocabulary, tokens: Sequence[int]) -> list[tuple[str, list[int]]]:

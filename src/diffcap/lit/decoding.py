@@ -73,7 +73,8 @@ class Decoding(pl.LightningModule):
             tokens = greedy(self.captioner, *maps, self.max_length)
         else:
             tokens = beam_search(self.captioner, *maps, self.max_length, self.beams, self.length_penalty)
-        self.captions.update(zip(batch["id"], (self.vocabulary.decode(row) for row in tokens)))
+        tokens = tokens.cpu()  # the only wait for the device, except those of the decoding itself
+        self.captions.update(zip(batch["id"], map(self.vocabulary.decode, tokens.tolist())))
         has_end = self.captioner.is_eos(tokens[:, 1:]).any(1).tolist()
         self.unfinished.update(pair_id for pair_id, ended in zip(batch["id"], has_end) if not ended)
 

@@ -18,6 +18,7 @@ from diffcap.lit.precision import refuse_slow_bf16
 from diffcap.losses.gather import world_size
 from diffcap.records import read_dataset
 from diffcap.utils.errors import DiffcapError
+from diffcap.utils.host_copy import HostCopy
 
 
 class Extraction(pl.LightningModule):
@@ -62,30 +63,41 @@ class Extraction(pl.LightningModule):
 
 
 class StoreFiller(BasePredictionWriter):
-    """Write the `missing` rows of a store, from all ranks. The first rank marks the store as complete after all have finished."""
+    """Write the `missing` rows of a store, from all ranks. The first rank marks the store as complete after all have finished.
+
+    The features of a batch are written after the next batch has been given to the device, so that it computes meanwhile.
+    """
 
     def __init__(self, writer: StoreWriter, missing: RowNumbers) -> None:
         super().__init__("batch")
         self.writer = writer
         self.missing = missing
         self.problems: list[str] = []
+        self._unwritten: tuple[RowNumbers, HostCopy] | None = None  # rows of the last batch and their features
 
     def write_on_batch_end(
         self, trainer: Any, pl_module: Any, prediction: Any, batch_indices: Any, batch: ImageBatch, *_: Any
     ) -> None:
-        """Write the missing rows of a batch; collect the messages about images that cannot be read or written."""
+        """Write the missing rows of the batch before this one; collect the messages about images that cannot be read or written."""
         self.problems += batch.problems
-        rows = batch.rows.numpy()
-        is_missing = np.isin(rows, self.missing)
-        if not is_missing.any():
+        copy = (batch.rows.numpy(), HostCopy(prediction)) if len(batch.rows) else None
+        self._write_last_batch()
+        self._unwritten = copy
+
+    def _write_last_batch(self) -> None:
+        if self._unwritten is None:
             return
+        rows, copy = self._unwritten
+        self._unwritten = None
+        is_missing = np.isin(rows, self.missing)
         try:
-            self.writer.write(rows[is_missing], prediction.float().cpu().numpy()[is_missing])
+            self.writer.write(rows[is_missing], copy.wait()[0].float().numpy()[is_missing])
         except DiffcapError as error:
             self.problems.append(str(error))
 
     def on_predict_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Wait for all ranks, then mark the store as complete. If an image failed, the first rank raises the error and the others exit."""
+        self._write_last_batch()
         self.writer.flush()
         problems = self.problems
         if world_size() > 1:
@@ -141,5 +153,10 @@ def extract(trainer: pl.Trainer, model: Extraction, data: ImageData) -> tuple[Pa
         return folder, 0
     data.assign(missing, [root / path for path in writer.image_paths], model.backbone.preprocess, ranges)
     trainer.callbacks.append(filler)  # type: ignore[attr-defined]
-    trainer.predict(model, datamodule=data, return_predictions=False)
+    searches_kernels = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True  # all batches except the last one have the same shape
+    try:
+        trainer.predict(model, datamodule=data, return_predictions=False)
+    finally:
+        torch.backends.cudnn.benchmark = searches_kernels
     return folder, len(missing)

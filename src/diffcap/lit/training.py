@@ -89,6 +89,11 @@ class TrainingModule(pl.LightningModule):
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lr_lambda)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+        """Update the weights, then free the gradients, so that the next forward pass does not need memory beside them."""
+        super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+        optimizer.zero_grad()
+
     def gradient_groups(self) -> Mapping[str, Sequence[nn.Parameter]]:
         """Return name -> group of parameters. The root mean square of each group's gradients is logged. Subclasses override this."""
         return {}

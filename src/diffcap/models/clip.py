@@ -55,6 +55,9 @@ def build_clip(network: Network, image_size: tuple[int, int] | None = None, voca
         if side % patch:
             raise ValueError(f"patches of {patch} pixels do not divide an image side of {side}; choose another size")
     use_fast_linear_(model)
+    for part in model.modules():
+        if isinstance(part, open_clip.transformer.QuickGELU):
+            part.__class__ = QuickGELU
     for block in [*model.visual.transformer.resblocks, *text_tower_of(model).transformer.resblocks]:
         if type(block.attn) is nn.MultiheadAttention and block.attn.batch_first:
             block.attn.__class__ = BlockAttention
@@ -97,6 +100,14 @@ def clamp_logit_scale_(logit_scale: Tensor) -> None:
 def text_tower_of(clip: Clip) -> Any:
     """Return the module with the text tower: the attribute `text` if the open_clip model has one, else the model itself."""
     return getattr(clip, "text", clip)
+
+
+class QuickGELU(nn.Module):
+    """CLIP's activation `x sigmoid(1.702 x)` as `silu(1.702 x) / 1.702`. For the gradient, torch keeps one tensor of it instead of two."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the function to each element of x (...)."""
+        return F.silu(1.702 * x).div_(1.702)
 
 
 class BlockAttention(nn.MultiheadAttention):

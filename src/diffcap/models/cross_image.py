@@ -7,7 +7,6 @@ is b or 2 b), N visual tokens of one image, T text positions, D width, H heads, 
 from abc import abstractmethod
 from typing import NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from diffcap.models.captioner import AttentionMaps, Batch, Captioner
@@ -94,7 +93,8 @@ class CrossImageCaptioner(Captioner):
     def _logits_without_unk(self, hidden: Tensor) -> Tensor:
         """Return the logits (..., V) of hidden states (..., D), -inf for UNK, which is never generated (authors' code)."""
         logits = self.decoder.compute_logits(hidden)
-        return logits.index_fill(-1, torch.tensor([UNK], device=logits.device), float("-inf"))
+        logits.select(-1, UNK).fill_(float("-inf"))  # in place, because `index_fill` needs a tensor from the host
+        return logits
 
     def validation_losses(self, batch: Batch) -> dict[str, Tensor]:
         """Compute the losses of the words of validation pairs; the other losses depend on the batch size and are left out."""

@@ -31,7 +31,7 @@ class PostNormBlock(nn.Module):
         super().__init__()
         self.self_attention = Attention(width, heads, dropout)
         self.cross = Attention(width, heads, dropout)
-        self.ffn = nn.Sequential(Linear(width, ffn), nn.ReLU(), Dropout(dropout), Linear(ffn, width))
+        self.ffn = nn.Sequential(Linear(width, ffn), Dropout(dropout), nn.ReLU(inplace=True), Linear(ffn, width))
         self.norm1, self.norm2, self.norm3 = (nn.LayerNorm(width) for _ in range(3))
         self.dropout = Dropout(dropout)
 

@@ -17,6 +17,9 @@ from diffcap.utils.errors import DiffcapError
 # Beam search over B pairs decodes B x beams captions at once. Captions get worse long before this number of beams (Koehn and
 # Knowles, "Six challenges for neural machine translation", 2017, section 3.6).
 MAX_BEAMS = 100
+# The host asks the device only after this many words whether all captions have ended, because a GPU has no work while the host waits for
+# the answer. The positions after the last end, up to 7, are computed and then cut off.
+WORDS_PER_WAIT = 8
 
 
 def check_search(beams: int, length_penalty: float = 0.0, option: str = "beams") -> None:
@@ -65,15 +68,28 @@ def _decode(captioner: Captioner, memory: Any, max_length: int, choose_ids: Call
     num_pairs = len(memory_tensor)
     tokens = torch.full((num_pairs, 1), captioner.bos_id, device=memory_tensor.device)
     has_ended = torch.zeros(num_pairs, dtype=torch.bool, device=memory_tensor.device)
+    unfinished = torch.zeros((), dtype=torch.int64, device=memory_tensor.device)  # see `_find_end`
     cache = None
-    for position in range(max_length - 1):
+    for num_words in range(1, max_length):
         logits, cache = captioner.step(tokens[:, -1], memory, cache)
-        next_ids = choose_ids(logits, position).masked_fill(has_ended, captioner.eos_id)
+        next_ids = choose_ids(logits, num_words - 1).masked_fill(has_ended, captioner.eos_id)
         tokens = torch.cat([tokens, next_ids[:, None]], 1)
         has_ended = has_ended | captioner.is_eos(next_ids)
-        if has_ended.all():
-            break
+        unfinished = unfinished + ~has_ended.all()
+        if end := _find_end(unfinished, num_words, max_length - 1):
+            return tokens[:, : 1 + end]
     return tokens
+
+
+def _find_end(unfinished: Tensor, num_words: int, max_words: int) -> int | None:
+    """Return the number of words of the longest caption; None if it has not ended, or the host does not wait for the device yet.
+
+    `unfinished`: the number, so far, of words after which a caption had not ended.
+    """
+    if num_words % WORDS_PER_WAIT and num_words < max_words:
+        return None
+    count = int(unfinished)
+    return count + 1 if count < num_words else None
 
 
 @torch.no_grad()
@@ -102,19 +118,23 @@ def beam_hypotheses(
     memory = tree_map(lambda tensor: tensor.repeat_interleave(beams, 0), memory)
     tokens = torch.full((num_pairs * beams, 1), captioner.bos_id, device=device)
     scores = torch.full((num_pairs, beams), float("-inf"), device=device)  # log-probabilities of the captions so far
-    scores[:, 0] = 0.0  # all beams are equal at first, so only one of them may be continued
+    scores.select(1, 0).fill_(0.0)  # all beams are equal at first, so only one of them may be continued
     has_ended = torch.zeros(num_pairs, beams, dtype=torch.bool, device=device)
     word_counts = torch.zeros(num_pairs, beams, device=device)
     first_rows = torch.arange(num_pairs, device=device)[:, None] * beams  # first row of each pair in `tokens`
+    unfinished = torch.zeros((), dtype=torch.int64, device=device)  # see `_find_end`
     cache: Any = None
-    for _ in range(max_length - 1):
+    for num_words in range(1, max_length):
         logits, cache = captioner.step(tokens[:, -1], memory, cache)
         log_probabilities = logits.float().log_softmax(-1).view(num_pairs, beams, -1)  # (B, beams, V)
         # An ended caption is continued with `eos_id` only, with log-probability 0.
         eos_only = torch.full_like(log_probabilities, float("-inf"))
-        eos_only[..., captioner.eos_id] = 0.0
+        eos_only.select(2, captioner.eos_id).fill_(0.0)
         next_scores = scores[..., None] + torch.where(has_ended[..., None], eos_only, log_probabilities)
         scores, continuations = next_scores.flatten(1).topk(beams, dim=1)  # (B, beams) each; indices in beams * V
+        own_ends = torch.arange(beams, device=device) * next_scores.shape[-1] + captioner.eos_id
+        # After the last end, beams with equal scores keep their order, which is that of the beams returned.
+        continuations = torch.where(has_ended.all(), own_ends, continuations)
         parents = continuations // next_scores.shape[-1]  # the beams that are continued
         next_ids = continuations % next_scores.shape[-1]
         parent_rows = (parents + first_rows).flatten()
@@ -123,7 +143,9 @@ def beam_hypotheses(
         has_ended = has_ended.gather(1, parents)
         word_counts = word_counts.gather(1, parents) + (~has_ended).float()
         has_ended = has_ended | captioner.is_eos(next_ids)
-        if has_ended.all():
+        unfinished = unfinished + ~has_ended.all()
+        if end := _find_end(unfinished, num_words, max_length - 1):
+            tokens = tokens[:, : 1 + end]
             break
     order = rank_beams(scores, word_counts, length_penalty)
     return tokens.view(num_pairs, beams, -1)[torch.arange(num_pairs, device=device)[:, None], order]
@@ -143,7 +165,7 @@ def token_log_probabilities(captioner: Captioner, memory: Any, tokens: Tensor) -
     """
     logits = captioner.teacher_forced_logits(tokens, memory)
     token_scores = logits.float().log_softmax(-1).gather(2, tokens[:, 1:, None])[..., 0]
-    return torch.where(captioner.caption_mask(tokens), token_scores, 0.0)
+    return token_scores.masked_fill(~captioner.caption_mask(tokens), 0.0)
 
 
 class Ensemble(Captioner):

@@ -235,7 +235,9 @@ class PreNormBlock(nn.Module):
         self.attention_norm = UnbiasedLayerNorm(width)
         self.attention = Attention(width, heads, dropout)
         self.ffn_norm = UnbiasedLayerNorm(width)
-        self.ffn = nn.Sequential(Linear(width, ffn_width), nn.ReLU(), Dropout(dropout), Linear(ffn_width, width))
+        self.ffn = nn.Sequential(
+            Linear(width, ffn_width), Dropout(dropout), nn.ReLU(inplace=True), Linear(ffn_width, width)
+        )
         self.dropout = Dropout(dropout)
 
     def forward(

@@ -51,7 +51,7 @@ class PostNormLayer(nn.Module):
         super().__init__()
         self.attention = attention
         self.norm1, self.norm2 = nn.LayerNorm(channels), nn.LayerNorm(channels)
-        self.ffn = nn.Sequential(Linear(channels, ffn), nn.ReLU(), Dropout(dropout), Linear(ffn, channels))
+        self.ffn = nn.Sequential(Linear(channels, ffn), Dropout(dropout), nn.ReLU(inplace=True), Linear(ffn, channels))
         self.dropout = Dropout(dropout)
 
     def attend(self, x: Tensor) -> Tensor:

@@ -126,6 +126,8 @@ class VLM(Captioner):
         )
         self.vocabulary_layout = self.vocabulary.family
         config = self.net.config
+        # Whether some layers attend to the last tokens only, for which transformers has to make the mask.
+        self._has_window = "sliding_attention" in (getattr(config.get_text_config(), "layer_types", None) or ())
         self.image_id: int = getattr(config, "image_token_id", None) or config.image_token_index
         self.net = parts.choose_trained(self.net, train, lora_rank, lora_alpha, lora_dropout, lora_targets)
         for adapter in getattr(self.net, "peft_config", {}).values():  # an export for PEFT contains these values
@@ -168,7 +170,7 @@ class VLM(Captioner):
 
     def is_eos(self, tokens: Tensor) -> Tensor:
         """Return a mask of `tokens`, True for ids that end an answer."""
-        return torch.isin(tokens, torch.tensor([self.eos_id, *self._more_eos_ids], device=tokens.device))
+        return torch.stack([tokens == eos_id for eos_id in (self.eos_id, *self._more_eos_ids)]).any(0)
 
     def prepare_inputs(self, before: Any, after: Any) -> dict[str, Tensor]:
         """Return the inputs of the model in transformers: each pair's prompt and pixels. Shorter prompts are padded on the left."""
@@ -211,8 +213,8 @@ class VLM(Captioner):
         """Compute the keys and values of the prompt without its last id, which is BOS.
 
         Returns:
-            "key_values" of each layer, (B, heads, L, channels) each; "mask" (B, L), 0 at padding; "bos_position" (B, 1); "is_image"
-            (B, L), True at the tokens of both images.
+            "key_values" of each layer, (B, heads, L, channels) each; "mask" (B, L), 0 at padding, if a prompt is padded;
+            "bos_position" (B, 1); "is_image" (B, L), True at the tokens of both images.
         """
         prompt = self._without_bos(self.prepare_inputs(before, after))
         cache = parts.prompt_cache([None] * self.core.config.get_text_config().num_hidden_layers)
@@ -228,7 +230,8 @@ class VLM(Captioner):
         self._forget_positions()
         return {
             "key_values": [layer.added for layer in cache.layers],
-            "mask": mask,
+            # Without a mask, transformers does not read on the host, for every word, whether the mask has a 0.
+            **({} if mask.all() else {"mask": mask}),
             "bos_position": bos_position.expand(len(mask), 1),
             "is_image": prompt["input_ids"] == self.image_id,
         }
@@ -242,7 +245,11 @@ class VLM(Captioner):
         positions = memory["bos_position"] + num_past_words + torch.arange(tokens.shape[1], device=tokens.device)
         if hasattr(self.core.model, "rope_deltas"):  # Qwen has three positions per token: time, height and width
             positions = positions.expand(3, -1, -1)
-        mask = F.pad(memory["mask"], (0, num_past_words + tokens.shape[1]), value=1)
+        mask = None
+        if "mask" in memory:
+            mask = F.pad(memory["mask"], (0, num_past_words + tokens.shape[1]), value=1)
+            if tokens.shape[1] == 1 and not options and not self._has_window:
+                mask = mask[:, None, None].bool()  # as transformers makes it, which would read the mask on the host
         options |= {"position_ids": positions, "past_key_values": past_key_values, "use_cache": True}
         with parts.without_checkpointing(self.core):
             output = self.core(input_ids=tokens, attention_mask=mask, **options)
