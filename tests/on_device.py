@@ -20,6 +20,8 @@ FROM_HOST = {"tensor", "as_tensor", "from_numpy"}
 class OnDevice(Tensor):
     """A tensor that counts as being on a GPU; so does everything that is computed from it."""
 
+    is_cpu = False
+
 
 def on_device(tensor: Tensor) -> Tensor:
     return tensor.as_subclass(OnDevice)

@@ -4,6 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
 import torch
 from tests.toy import SHAPE, write_toy
@@ -132,3 +133,26 @@ def test_too_few_positions_for_the_captions_are_one_sentence(
     ):
         build(data.vocabulary_size, SHAPE[0], positions=19, **sizes).setup("fit")
     build(data.vocabulary_size, SHAPE[0], positions=20, **sizes).setup("fit")
+
+
+@pytest.mark.slow
+def test_the_gradients_are_freed_after_the_step_and_kept_between_accumulated_batches(folder: Path) -> None:
+    has_gradients: list[bool] = []
+
+    class Watch(pl.Callback):
+        def on_train_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:
+            has_gradients.append(any(parameter.grad is not None for parameter in module.parameters()))
+
+    data = CaptionData(str(folder), "toy", batch_size=4, max_length=20, vocabulary_layout="rcc", num_workers=0)
+    data.setup("fit")
+    captioner = SCORER(data.vocabulary_size, SHAPE[0], grid=SHAPE[1:], width=8, heads=2, max_length=20, word_width=8)
+    quiet = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    length = {"max_steps": 2, "accumulate_grad_batches": 2, "limit_val_batches": 0}
+    trainer = pl.Trainer(accelerator="cpu", callbacks=[Watch()], **length, **quiet)  # type: ignore[arg-type]
+    trainer.fit(Captioning(captioner), data)
+    assert has_gradients == [True, False, True, False]

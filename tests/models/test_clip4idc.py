@@ -9,7 +9,7 @@ from tests.models import tiny
 from torch import Tensor
 
 from diffcap.methods.clip4idc.model import CLIP4IDC, CLIP4IDCAdaptation
-from diffcap.models.clip import PairTower, TextTower, build_clip, clamp_logit_scale_
+from diffcap.models.clip import PairTower, QuickGELU, TextTower, build_clip, clamp_logit_scale_
 
 WORDS = 23
 NETWORK: dict[str, Any] = {
@@ -223,3 +223,21 @@ def test_networks_that_do_not_fit_are_refused() -> None:
         build(encoder_layers=3)
     with pytest.raises(ValueError, match="15 text positions are needed, CLIP has 14: lower max_length"):
         build().words(torch.zeros(1, 15, dtype=torch.long))
+
+
+def test_quick_gelu_is_that_of_open_clip_and_keeps_one_tensor() -> None:
+    x = torch.linspace(-8, 8, 101, requires_grad=True)
+    kept: list[Tensor] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        y = QuickGELU()(x)
+    expected = x * torch.sigmoid(1.702 * x)
+    torch.testing.assert_close(y, expected, atol=1e-6, rtol=1e-6)
+    gradients = [torch.autograd.grad(value.sum(), x)[0] for value in (y, expected)]
+    torch.testing.assert_close(*gradients, atol=1e-6, rtol=1e-6)
+    assert len(kept) == 1
+    assert sum(type(part) is QuickGELU for part in build_clip(NETWORK).modules()) == 4 + 2

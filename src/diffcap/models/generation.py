@@ -17,8 +17,8 @@ from diffcap.utils.errors import DiffcapError
 # Beam search over B pairs decodes B x beams captions at once. Captions get worse long before this number of beams (Koehn and
 # Knowles, "Six challenges for neural machine translation", 2017, section 3.6).
 MAX_BEAMS = 100
-# The host asks the device only after this many words whether all captions have ended, because a GPU has no work while the host waits for
-# the answer. The positions after the last end, up to 7, are computed and then cut off.
+# The host asks a GPU only after this many words whether all captions have ended, because the GPU has no work while the host waits for
+# the answer. The positions after the last end, up to 7, are computed and then cut off. On the CPU, the host asks after every word.
 WORDS_PER_WAIT = 8
 
 
@@ -86,9 +86,9 @@ def _find_end(unfinished: Tensor, num_words: int, max_words: int) -> int | None:
 
     `unfinished`: the number, so far, of words after which a caption had not ended.
     """
-    if num_words % WORDS_PER_WAIT and num_words < max_words:
+    if not unfinished.is_cpu and num_words % WORDS_PER_WAIT and num_words < max_words:
         return None
-    count = int(unfinished)
+    [count] = unfinished.view(1).tolist()
     return count + 1 if count < num_words else None
 
 
