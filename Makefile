@@ -34,7 +34,7 @@ $(foreach name,$(filter-out $(KNOWN),$(GIVEN)),$(error $(name)= is not a variabl
 
 # Variables that none of the goals uses.
 OF_MANY := $(if $(MANY)$(filter test-web shipped,$(MAKECMDGOALS)),,$(if $(filter $(STAGES),$(MAKECMDGOALS)),SEEDS WORLD MINUTES NAME CHROMIUM))
-OF_ONE := $(if $(filter ablation accuracy,$(MANY)),SEED RUN CAPTIONER EVAL LOGGER $(if $(filter ablation,$(MANY)),ABLATION PRETRAIN PRETRAINING))
+OF_ONE := $(if $(filter ablation accuracy,$(MANY)),SEED RUN CAPTIONER EVAL LOGGER $(if $(filter ablation,$(MANY)),PRETRAIN PRETRAINING))
 OF_NONE := $(if $(filter $(STAGES) serve $(MANY),$(MAKECMDGOALS)),$(if $(filter demo,$(MANY)),$(filter-out METHOD,$(VARIABLES))),$(VARIABLES) SEEDS MINUTES $(STAGES:%=%_ARGS))
 UNUSED := $(filter $(OF_MANY) $(if $(filter $(STAGES),$(MAKECMDGOALS)),,$(OF_ONE)) $(OF_NONE),$(GIVEN))
 $(foreach name,$(UNUSED),$(error make $(MAKECMDGOALS) does not use $(name)=; omit it))
@@ -116,7 +116,7 @@ demo: setup  ## the systems on an embedded dataset: every stage, one table, pict
 	$(VENV)/python stages/demo.py $(METHOD:%=--method %) $(WORLD:%=--world %) $(MINUTES:%=--minutes %) $(SEEDS:%=--seeds %) $(ARGS)
 
 ablation: setup $(if $(data_ARGS),data)  ## a method beside its papers' ablations: METHOD=scorer DATASET=blocks SEEDS=1,2,3 ARGS="--steps=2000"
-	$(VENV)/python stages/ablation.py $(OPTIONS) $(SEEDS:%=--seeds %) $(ARGS)
+	$(DIFFCAP) benchmark configs/benchmark/ablation.yaml $(OPTIONS) $(SEEDS:%=--seeds %) $(ARGS)
 
 accuracy: setup $(if $(data_ARGS),data)  ## beams, averaged weights, ensemble, self-critical training beside greedy decoding: METHOD=scorer SEEDS=1,2,3
 	$(VENV)/python stages/accuracy.py $(OPTIONS) $(SEEDS:%=--seeds %) $(ARGS)

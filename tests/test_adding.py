@@ -78,10 +78,10 @@ def test_its_captioner_is_exported_and_captions(trained: Path, site: Path) -> No
 
 @pytest.mark.thorough
 def test_its_ablation_has_a_row_for_each_of_its_own(trained: Path, site: Path) -> None:
-    words = [sys.executable, str(ROOT / "stages/ablation.py"), *VARIABLES, "--steps=2", "--out", "ablation"]
-    done = run(words, trained, timeout=400, PYTHONPATH=str(site))
+    words = ["benchmark", str(ROOT / "configs/benchmark/ablation.yaml"), *VARIABLES, "--steps=2"]
+    done = run([*DIFFCAP, *words], trained, timeout=400, PYTHONPATH=str(site))
     assert done.returncode == 0, done.stderr
-    table = (trained / "ablation/report/table.md").read_text()
+    table = (trained / "runs/shapes/benchmark/gru-ablation/table.md").read_text()
     assert "the second image alone" in table and "the difference" in table
 
 

@@ -347,7 +347,7 @@ def test_a_wrong_word_stops_make_before_anything_runs(project: Path) -> None:
         (["finetune", "CONFIG=none.yaml"], "CONFIG=none.yaml: no such file"),
         (["report", "METHOD=clip4idc", "EVAL=retrieval"], "EVAL=retrieval has no report"),
         (["ablation", "METHOD=card"], "METHOD=card is unknown"),
-        (["ablation", "METHOD=scorer", "ARGS=--rows=rrr"], "scorer has no ablation 'rrr'"),
+        (["ablation", "METHOD=scorer", "ABLATION=rrr"], "ABLATION=rrr is unknown; scorer has: rr, rr_cbr"),
         (["ablation", "METHOD=scorer", "SEEDS=1,-1"], "--seeds 1,-1: -1 is negative"),
         (["accuracy", "METHOD=scorer", "SEEDS=1,1"], "--seeds 1,1: a seed is duplicated"),
         (["accuracy", "METHOD=scorer", "SEEDS=1,x"], "--seeds 1,x: not whole numbers separated by commas"),

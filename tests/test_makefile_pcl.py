@@ -82,41 +82,47 @@ def test_an_unknown_extra_dataset_stops_before_anything_runs(project: Path) -> N
 def test_the_ablations_of_pcl_share_what_is_the_same(project: Path) -> None:
     prepare(project, "cub", "nabirds")
     desk = "DATASET=desk", "DATA=/x"
-    steps = "ARGS=--steps=8 --pretrain_steps=4 --validations=2"
+    steps = "ARGS=--steps=8 --pretrain_steps=4"
     runs = logged(project, "ablation", "SEEDS=1,2", steps, *desk)
     rows = ["no_pretraining", "mlm", "mlm_mvcl", "pcl", "no_difference_encoder", "no_distractor_judging"]
     rows += ["random_pair_init", "cub", "nabirds", "cub_nabirds"]
-    place = "runs/desk/pcl-ablation"
+    places = {row: f"runs/desk/pcl-{row.replace('_', '-') if 'nabirds' in row else row}-seed2" for row in rows}
     counts = {
         "data": 1,
         "extract": 3,
         "negatives": 2,
-        "pretrain": 2 * 8,
-        "pretrain-extra": 4,  # two rows share its folder; the second finds it finished
+        "pretrain": 2 * 9,  # two rows share a folder; the second finds it finished
+        "pretrain-extra": 4,  # likewise
         "finetune": 20,
         "eval": 20,
         "report": 1,
     }
     assert {stage: len(found) for stage, found in runs.items()} == counts
-    assert (project / place / "pretrain-extra-1/finished.json").is_file()
-    tuned = {
-        row: next(found for found in runs["finetune"] if f"--run.out {place}/{row}-2/finetune " in found)
+    links = {
+        (row, path.name): path.resolve()
         for row in rows
+        for path in (project / places[row]).iterdir()
+        if path.is_symlink()
+    }
+    assert links == {
+        ("no_distractor_judging", "pretrain"): project / places["pcl"] / "pretrain",
+        ("cub_nabirds", "pretrain-cub"): project / places["cub"] / "pretrain-cub",
+    }
+    tuned = {
+        row: next(found for found in runs["finetune"] if f"--run.out {places[row]}/finetune " in found) for row in rows
     }
     begun = {row: re.findall(r"init_from (\S+)", options) for row, options in tuned.items()}
-    own = {row: [f"{place}/{row}-2/pretrain/last.ckpt"] for row in rows}
-    assert begun == {**own, "no_pretraining": ["None"], "no_distractor_judging": own["pcl"]}
+    assert begun == {**{row: [f"{places[row]}/pretrain/last.ckpt"] for row in rows}, "no_pretraining": ["None"]}
     trained = {options_of(found)["run.out"]: options_of(found) for found in runs["pretrain"]}
-    assert trained[f"{place}/cub-1/pretrain"]["model.init_from"] == f"{place}/cub-1/pretrain-cub/last.ckpt"
-    assert all("--trainer.max_steps=4 --trainer.val_check_interval=2" in found for found in runs["pretrain"])
+    assert trained[f"{places['cub']}/pretrain"]["model.init_from"] == f"{places['cub']}/pretrain-cub/last.ckpt"
+    assert all("--trainer.max_steps=4 --trainer.val_check_interval=1" in found for found in runs["pretrain"])
 
 
 def test_a_row_that_removes_nothing_is_skipped_with_a_remark(project: Path) -> None:
-    words = "DATASET=spot_the_diff", "ARGS=--rows=pcl,no_distractor_judging,cub"
-    runs = logged(project, "ablation", *words)
+    runs = logged(project, "ablation", "DATASET=spot_the_diff", "ABLATION=pcl,no_distractor_judging,cub")
     assert len(runs["finetune"]) == 1 and "no_distractor_judging" not in str(runs)
     remark = "Skipped: all, without distractor judging, because the method has no such component on spot_the_diff."
     skipped = f"{remark} Skipped: all, +CUB, because data/cub is not there."
     assert options_of(runs["report"][0])["remark"] == skipped
-    stopped = make(project, "ablation", "DATASET=spot_the_diff", "ARGS=--rows=no_distractor_judging")
-    assert f"--rows no_distractor_judging: no row is left. {remark}" in stopped.stderr
+    stopped = make(project, "ablation", "DATASET=spot_the_diff", "ABLATION=no_distractor_judging")
+    assert f"no row is left. {remark}" in stopped.stderr

@@ -17,6 +17,7 @@ from diffcap.utils.errors import DiffcapError, plain_errors
 DESCRIPTION = f"Image difference captioning. The stages of an experiment are also commands: {', '.join(COMMANDS)}."
 FUNCTIONS = {
     "caption": "diffcap.commands.caption:caption",
+    "benchmark": "diffcap.commands.benchmark:benchmark",
     "score": "diffcap.commands.score:score",
     "compare": "diffcap.report.comparison:compare",
     "audit": "diffcap.commands.audit:audit",
@@ -80,6 +81,9 @@ def main(arguments: list[str] | None = None) -> None:
         if words[:1] == ["sweep"] and "--" in words:
             end = words.index("--")
             words = [*words[:end], f"--options={json.dumps(words[end + 1 :])}"]
+        if words[:1] == ["benchmark"]:
+            variables, options = parse(words[1:])  # the variables of an experiment are one argument of the command
+            words = ["benchmark", *options, *([f"--variables={json.dumps(variables)}"] if variables else [])]
         names = words[:1] if words and words[0] in FUNCTIONS else list(FUNCTIONS)
         commands: dict[str, Any] = {name: import_object(FUNCTIONS[name]) for name in names}
     run(

@@ -6,7 +6,7 @@ and a key of the YAML file that `CONFIG=run.yaml` names (`dataset: birds2words`)
 
 import difflib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,8 @@ CAPTIONS, RETRIEVAL = "captions", "retrieval"  # values of `eval`
 PROBE = "probe"  # TRAINER=probe measures a hundred steps and estimates the time of the whole training
 # Sections of a CONFIG file; each holds the options of a stage.
 SECTIONS = ("data", "extract", "negatives", *TRAINING_STAGES, "zeroshot", EVAL, REPORT)
+# Keys of a grid of experiments, with the variable of each
+AXES = {"datasets": "dataset", "methods": "method", "seeds": "seed"}
 
 
 def _option(text: str, default: str = "") -> Any:
@@ -309,6 +311,11 @@ def _read_config(path: Path, explicit_values: dict[str, str]) -> tuple[dict[str,
     if isinstance(content.get("run"), dict):
         values = _values_of_run(path, content, explicit_values)
         return values, {stage_of(Path(content["run"]["out"])): content}
+    return read_variables(path, content)
+
+
+def read_variables(where: object, content: Mapping[Any, Any]) -> tuple[dict[str, str], dict[str, Any]]:
+    """Return the variables in a part of a YAML file, and its sections: stage -> options. `where` is the place, for messages."""
     variables: dict[str, str] = {}
     sections: dict[str, Any] = {}
     for key, value in content.items():
@@ -319,13 +326,15 @@ def _read_config(path: Path, explicit_values: dict[str, str]) -> tuple[dict[str,
             text = {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
             variables[name] = "" if value is None else text
         elif name in NAMES:
-            raise DiffcapError(f"{path}: {key} must be a single value, found {value!r:.60}; write it as in `{key}: x`.")
+            raise DiffcapError(
+                f"{where}: {key} must be a single value, found {value!r:.60}; write it as in `{key}: x`."
+            )
         elif name in SECTIONS:
-            raise DiffcapError(f"{path}: {key} must be a section of options, found {value!r:.60}; indent its options.")
-        else:
+            raise DiffcapError(f"{where}: {key} must be a section of options, found {value!r:.60}; indent its options.")
+        elif name not in AXES:
             near = difflib.get_close_matches(name, [*NAMES, *SECTIONS], n=1)
             similar = f", did you mean {near[0]}" if near else ""
-            raise DiffcapError(f"{path}: the key {key!r} is unknown{similar}; see docs/train.md for the keys.")
+            raise DiffcapError(f"{where}: the key {key!r} is unknown{similar}; see docs/train.md for the keys.")
     return variables, sections
 
 

@@ -167,7 +167,7 @@ def _run_missing(missing: Sequence[tuple[str, Experiment]], request: Request, e:
     for stage, experiment in missing:
         if is_made(stage, experiment):  # by one of the previous stages
             continue
-        _check_extra(stage, experiment, e)
+        check_extra(stage, experiment, e)
         words = [stage, *experiment.words()]
         # With the launcher's environment variables, a new process would wait for the launcher's other processes.
         if launch:
@@ -201,7 +201,7 @@ def run_in_process(command: Sequence[str]) -> None:
         )
 
 
-def _check_extra(stage: str, other: Experiment, e: Experiment) -> None:
+def check_extra(stage: str, other: Experiment, e: Experiment) -> None:
     """Raise an error if `other`, the experiment of a dataset in EXTRA, has no result of a stage that the user must run first."""
     if other is not e and stage == "data":
         raise DiffcapError(
@@ -367,7 +367,7 @@ def print_paths(words: Sequence[str]) -> None:
     e.check_inputs({stage for stage, _ in needed})
     missing = [need for need in needed if not is_made(*need)]
     for need in missing:
-        _check_extra(*need, e)
+        check_extra(*need, e)
     for stage, *stage_options in map(shlex.split, options_of_stages):
         used = {*(goals if len(goals) > 1 else ()), *(need for need, _ in needed)}
         if set(goals) & set(STAGES) and stage not in used:

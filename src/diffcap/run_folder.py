@@ -58,7 +58,8 @@ def stage_lock(stage_folder: Path, seed: int) -> Iterator[None]:
     Args:
         stage_folder: the folder does not need to exist. seed: this training's seed, which the error message of a second training shows.
     """
-    path = stage_folder.absolute().with_name(f".{stage_folder.absolute().name}.lock")
+    folder = stage_folder.resolve()  # several experiments may have links to the folder of one pre-training
+    path = folder.with_name(f".{folder.name}.lock")
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+") as file:
         try:

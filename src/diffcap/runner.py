@@ -1,7 +1,8 @@
-"""Run several experiments on one machine, for `make demo`, `make ablation` and `make accuracy`."""
+"""Run several experiments on one machine, for `make demo`, `make accuracy` and `diffcap benchmark`."""
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import threading
@@ -32,13 +33,16 @@ class Job:
     variables: Variables
     finetune: int | None = None  # steps of the fine-tuning; with None, the settings determine the number
     pretrain: int | None = 0  # steps of the pre-training, or None as for `finetune`; 0 skips the pre-training
-    pretraining: Path | None = None  # folder of a finished pre-training to start from, instead of the job's own
-    validations: int = 4  # number of validations in a stage whose number of steps is given
 
     @cached_property
+    def experiment(self) -> Experiment:
+        """The experiment of the variables."""
+        return Experiment(**self.variables)
+
+    @property
     def run(self) -> Path:
         """Folder of the run."""
-        return Path(Experiment(**self.variables).run)
+        return Path(self.experiment.run)
 
 
 # `_thread_values.devices`: CUDA_VISIBLE_DEVICES of the processes that this thread starts; None leaves the variable unchanged.
@@ -52,7 +56,9 @@ def call(command: Sequence[str], title: str) -> None:
     print(f"== {title}" + (f" (GPU {devices})" if devices else ""), flush=True)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **({"CUDA_VISIBLE_DEVICES": devices} if devices else {})}
     if subprocess.run(command, env=environment, check=False).returncode:
-        raise DiffcapError(f"{title} failed, see above; fix it and run the same command again, which continues there.")
+        raise DiffcapError(
+            f"{title} failed, see above: `{shlex.join(command)}`; fix it and run the same command again, which continues there."
+        )
     print(f"== {title}: done after {time.perf_counter() - start:.0f} s", flush=True)
 
 
@@ -70,13 +76,9 @@ def make(title: str, goals: str, variables: Variables, *first_options: str, **st
 def run_job(job: Job, **stage_options: Sequence[str]) -> None:
     """Pre-train (unless `job.pretrain` is 0), fine-tune and evaluate."""
     variables = {**job.variables, "run": str(job.run), "pretrain": "no" if job.pretrain == 0 else "yes"}
-    goals = "finetune eval"
-    if job.pretraining:
-        variables["pretraining"] = str(job.pretraining)
-    elif job.pretrain != 0:
-        goals = "pretrain finetune eval"
+    goals = "finetune eval" if job.pretrain == 0 else "pretrain finetune eval"
     steps = {PRETRAIN: job.pretrain, FINETUNE: job.finetune}
-    options = {stage: steps_options(number, job.validations) for stage, number in steps.items()}
+    options = {stage: steps_options(number) for stage, number in steps.items()}
     make(job.title, goals, variables, **{**options, **stage_options})
 
 
@@ -122,11 +124,11 @@ def device_groups(devices: int = 1) -> list[str | None]:
     return groups if len(groups) > 1 else [None]
 
 
-def steps_options(steps: int | None, validations: int = 4) -> tuple[str, ...]:
-    """Return options for a training of `steps` steps with `validations` validations; no options if `steps` is None or 0."""
+def steps_options(steps: int | None) -> tuple[str, ...]:
+    """Return options for a training of `steps` steps with four validations; no options if `steps` is None or 0."""
     if not steps:
         return ()
-    return f"--trainer.max_steps={steps}", f"--trainer.val_check_interval={max(1, steps // validations)}"
+    return f"--trainer.max_steps={steps}", f"--trainer.val_check_interval={max(1, steps // 4)}"
 
 
 def parse_seeds(text: str) -> list[int]:

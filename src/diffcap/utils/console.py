@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from jsonargparse import ArgumentParser, auto_cli
 
-from diffcap.utils.errors import CONTROL, plain_errors, printable
+from diffcap.utils.errors import CONTROL, DiffcapError, plain_errors, printable
 
 # More names to suggest for a misspelt option: `pipeline.run_stage` adds the variables of an experiment, such as dataset and seed.
 experiment_options: list[str] = []
@@ -86,6 +86,14 @@ def _take_values(rest: deque[str], several: bool) -> list[str]:
     while rest and not rest[0].startswith("--") and (several or not values):
         values.append(rest.popleft())
     return values
+
+
+def parse_shard(option: str, text: str) -> tuple[int, int]:
+    """Return the number of a job and the number of jobs in the value of an option: 3/16 is (3, 16)."""
+    numbers = re.fullmatch(r"(\d+)/(\d+)", text)
+    if not numbers or int(numbers[1]) >= int(numbers[2]):
+        raise DiffcapError(f"{option} {text} is no part; give I/N with I from 0 to N - 1, for example 0/16 to 15/16.")
+    return int(numbers[1]), int(numbers[2])
 
 
 class OneLineErrorMixin:
