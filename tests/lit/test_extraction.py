@@ -96,7 +96,7 @@ def test_shards_fill_one_store_as_one_job_does(folder: Path, capsys: pytest.Capt
 
 @pytest.mark.parametrize("shard", ["16/16", "a/b", "0/0", "1", "-1/2", ""])
 def test_a_wrong_shard_is_refused(folder: Path, shard: str) -> None:
-    with pytest.raises(DiffcapError, match=f"data.shard={shard} is not a part of the batches; give one of N parts as"):
+    with pytest.raises(DiffcapError, match=f"data.shard={shard} is not a part; give one of N parts as"):
         run(folder, shard=shard)
 
 

@@ -1,6 +1,5 @@
 """Lightning's data module for feature extraction: it decodes and preprocesses each distinct image of a dataset."""
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 from diffcap.features.preprocessing import load_image
 from diffcap.features.store import RowNumbers
 from diffcap.records import ChangePair
+from diffcap.utils.console import parse_shard
 from diffcap.utils.cores import available_cores
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.image_io import ValueRange
@@ -85,12 +85,7 @@ class ImageData(pl.LightningDataModule):
         self.folder = Path(folder)
         self.batch_size = batch_size
         self.shard = shard
-        numbers = re.fullmatch(r"([0-9]+)/([0-9]+)", "0/1" if shard is None else shard)
-        if not numbers or int(numbers[1]) >= int(numbers[2]):
-            raise DiffcapError(
-                f"--data.shard={shard} is not a part of the batches; give one of N parts as 0/N to N-1/N, such as 15/16."
-            )
-        self._shard_number, self._num_shards = int(numbers[1]), int(numbers[2])
+        self._shard_number, self._num_shards = parse_shard("--data.shard", "0/1" if shard is None else shard)
         cores = available_cores()
         self.num_workers = (min(4, cores) if cores > 1 else 0) if num_workers is None else num_workers
 

@@ -89,10 +89,10 @@ def _take_values(rest: deque[str], several: bool) -> list[str]:
 
 
 def parse_shard(option: str, text: str) -> tuple[int, int]:
-    """Return the number of a job and the number of jobs in the value of an option: 3/16 is (3, 16)."""
-    numbers = re.fullmatch(r"(\d+)/(\d+)", text)
+    """Return the number of a part and the number of parts in the value of an option: 3/16 is (3, 16)."""
+    numbers = re.fullmatch("([0-9]+)/([0-9]+)", text)
     if not numbers or int(numbers[1]) >= int(numbers[2]):
-        raise DiffcapError(f"{option} {text} is no part; give I/N with I from 0 to N - 1, for example 0/16 to 15/16.")
+        raise DiffcapError(f"{option}={text} is not a part; give one of N parts as 0/N to N-1/N, such as 15/16.")
     return int(numbers[1]), int(numbers[2])
 
 
