@@ -72,6 +72,7 @@ def test_every_file_of_weights_and_biases_is_read(here: Path, file: Path) -> Non
         ({"metric": {"goal": "maximize"}}, "'name' is missing"),
         ({"parameters": {"model.lr": {"distribution": "normal", "mu": 0}}}, "model.lr: the distribution normal"),
         ({"parameters": {"model.lr": {**RANGE, "min": 1}}}, "model.lr: not the values of a parameter"),
+        ({"parameters": {"model.lr": {"max": 1}}}, "model.lr: not the values of a parameter"),
         ({"parameters": {"model.lr": RANGE}}, "method is grid, and model.lr has a range"),
         ({"early_terminate": {"type": "hyperband", "max_iter": 9}}, "early_terminate needs"),
     ],

@@ -26,9 +26,9 @@ from diffcap.run_folder import (
     REPORT,
     TRAINING_STAGES,
     TRIAL_VARIABLE,
+    WANDB_SWEEP,
     is_finished,
     stage_of,
-    trial_name,
 )
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.settings import CONFIGS, get_config_value, read_settings
@@ -135,7 +135,7 @@ class Experiment:
         name_parts.append(f"seed{self.seed}" if self.seed != DEFAULT_SEED else "")
         name_parts.append(PROBE if self.trainer == PROBE else "")
         run = self.run or f"runs/{self.dataset}/{'-'.join(filter(None, name_parts))}"
-        is_sweep = TRIAL_VARIABLE in os.environ or (trial_name() and not self.run)  # W&B's agent may set another folder
+        is_sweep = TRIAL_VARIABLE in os.environ or (not self.run and WANDB_SWEEP in os.environ)
         self.run = f"{run}/sweep" if is_sweep else run
         self.pretraining = self.pretraining or f"{run}/{PRETRAIN}"
         self._first_pretraining_folder = Path(run) / f"{PRETRAIN}-{self.first_dataset}"

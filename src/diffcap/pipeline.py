@@ -29,11 +29,12 @@ from diffcap.run_folder import (
     PRETRAIN,
     PRETRAIN_EXTRA,
     REINFORCE,
+    TRIAL_VARIABLE,
+    WANDB_SWEEP,
     find_fault,
     is_finished,
     is_main_process,
     read_object,
-    trial_name,
 )
 from diffcap.stages import LIGHTNING, RECORDS, STAGES, TRAININGS, ZERO_SHOT, Request, is_made, needed_by, record_path
 from diffcap.utils.console import OneLineErrorParser, experiment_options
@@ -74,7 +75,9 @@ def run_stage(stage: str, words: Sequence[str]) -> None:
     request = _make_request(stage, e, stage_options)
     if "--print_config" in stage_options:
         print("".join(f"# settings: {source}\n" for source in request.sources), end="", flush=True)
-    elif not trial_name():  # a trial of a sweep does not run the stages that it needs
+    elif not {TRIAL_VARIABLE, WANDB_SWEEP} & set(
+        os.environ
+    ):  # a trial of a sweep does not run the stages that it needs
         needs_download = stage == "data" and not e.data and not e.dataset_spec.rendered
         if needs_download and e.offline == "yes" and not (is_only_needed and is_made(stage, e)):
             raise DiffcapError(

@@ -33,7 +33,8 @@ STEP_CHECKPOINT_GLOB = "step-*.ckpt"
 CONFIGURATION, RUNNING, FINISHED, LOGS = "config.yaml", "running.json", "finished.json", "logs"
 IDENTITY = "identity.json"  # diffcap 0.1 wrote this file instead of running.json
 METRICS, PREDICTIONS, REFERENCES, GROUPS = "metrics.json", "predictions.json", "references.json", "groups.json"
-TRIAL_VARIABLE = "DIFFCAP_TRIAL"  # environment variable with the name of the folder of a trial of `diffcap sweep`
+# Environment variables of a trial: `diffcap sweep` sets the first, to the name of the trial's folder, and the agent of W&B the second.
+TRIAL_VARIABLE, WANDB_SWEEP = "DIFFCAP_TRIAL", "WANDB_SWEEP_ID"
 INIT_FROM_SHA256 = "init_from_sha256"  # key in finished.json: SHA-256 of the checkpoint in `model.init_from`
 UNSCORED = "predictions-unscored.json"  # captions of the pairs without a reference
 
@@ -101,12 +102,6 @@ def checkpoint_metadata(checkpoint: Path) -> dict[str, Any]:
 def is_finished(stage_folder: Path) -> bool:
     """Return whether a stage's folder has a readable finished.json; `find_fault` checks its checkpoint."""
     return read_object(stage_folder / FINISHED).get("checkpoint") in (BEST, LAST)
-
-
-def trial_name() -> str | None:
-    """Return the name of the folder of a trial of `diffcap sweep` or of a sweep of Weights & Biases; None without a sweep."""
-    wandb_name = os.environ.get("WANDB_RUN_ID", "run") if "WANDB_SWEEP_ID" in os.environ else None
-    return os.environ.get(TRIAL_VARIABLE, wandb_name)
 
 
 def stage_of(stage_folder: Path) -> str:

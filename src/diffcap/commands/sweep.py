@@ -71,12 +71,12 @@ def sweep(file: Path, trials: int = 20, study: Path | None = None, options: list
     search = Search(file, options or [], study)
     failures = 0
     while failures < _MAX_FAILURES:
+        search.write_best()
         with ExitStack() as lock:
             trial = search.start_trial(trials, lock)
             if trial is None:
                 break
             failures = 0 if search.run_trial(trial) else failures + 1
-    search.write_best()
     if failures:
         raise DiffcapError(
             f"{file}: the last {failures} trials failed, see above; correct the cause, and run the command again."
@@ -126,7 +126,7 @@ class Search:
                     run_in_process([need, *owner.words(), "--needed"])
             with wrap_errors(self.path, "not the file of a study", "give another --study"):
                 self.study = optuna.create_study(
-                    study_name=content.get("name"),
+                    study_name=content.get("name", file.stem),
                     storage=JournalStorage(JournalFileBackend(str(self.path))),
                     sampler=sampler if method == "bayes" else optuna.samplers.RandomSampler(),
                     pruner=pruner,
@@ -176,9 +176,7 @@ class Search:
                 if "folder" in trial.user_attrs:
                     folder = Path(trial.user_attrs["folder"])
                     locks.enter_context(stage_lock(self.path.with_name(f"{folder.name}-trial"), 0))
-                    locks.enter_context(
-                        stage_lock(folder, 0)
-                    )  # of a training that goes on after its command was killed
+                    locks.enter_context(stage_lock(folder, 0))  # a training may outlive its command
                 self.study.tell(trial.number, state=TrialState.FAIL)
                 # A command that was killed while it chose values has not copied all of those that were enqueued.
                 self.study.enqueue_trial({**trial.system_attrs.get("fixed_params", {}), **trial.params})
@@ -199,9 +197,8 @@ class Search:
                     for value in values[num_reported:]:
                         num_reported += 1
                         trial.report(value, num_reported)
-                        is_pruned |= (
-                            trial.should_prune() and is_running
-                        )  # the pruner compares later trials with this one
+                        # Asked at the end too, because the pruner stores the value to compare later trials with it.
+                        is_pruned |= trial.should_prune() and is_running
             finally:
                 process.terminate()
         state = TrialState.PRUNED if is_pruned else TrialState.FAIL
@@ -248,13 +245,11 @@ class Search:
                 group = reduce(lambda group, key: group.setdefault(key, {}), groups, section)
                 group[last] = yaml.safe_load(value if equals else next(words, ""))
             content = {**variables, self.stage: section}
-            header = (
-                f"# Trial {best.number} of {self.path}: {self.metric} {best.value:.4f}, {best.user_attrs['folder']}\n"
-            )
+            header = f"# Trial {best.number}: {self.metric} {best.value:.4f}, {best.user_attrs['folder']}\n"
             path = self.path.with_name("best.yaml" if self.path.name == "study.log" else f"{self.path.stem}-best.yaml")
             text = yaml.safe_dump(merge(read_settings(config), content) if config else content, sort_keys=False)
             write_text(path, header + text)
-        echo(f"best of {len(trials)} complete trials: trial {best.number}, {self.metric} {best.value:.4f}, {path}")
+        echo(f"best of {len(trials)} complete trials: {best.number}, {self.metric} {best.value:.4f}, {path}")
 
     def _words(self, values: Mapping[str, Any]) -> list[str]:
         """Return the words of a training's command line; `values` are those of a trial."""
@@ -273,8 +268,8 @@ class Search:
 def _distribution(where: str, values: Mapping[str, Any]) -> "optuna.distributions.BaseDistribution":
     """Return Optuna's distribution of a parameter. As for Weights & Biases, limits that are whole numbers mean whole numbers."""
     choices = values.get("values", [values["value"]] if "value" in values else None)
-    low: Any = values.get("min")
-    high: Any = values.get("max")
+    limits: dict[str, Any] = {"min": None, "max": None, **values}
+    low, high = limits["min"], limits["max"]
     default = "int_uniform" if isinstance(low, int) and isinstance(high, int) else "uniform"
     kind = values.get("distribution", "categorical" if choices else default)
     with wrap_errors(where, "not the values of a parameter", "give `values`, or `min` below `max`"):

@@ -42,6 +42,8 @@ from diffcap.run_folder import (
     PRETRAIN,
     REINFORCE,
     RUNNING,
+    TRIAL_VARIABLE,
+    WANDB_SWEEP,
     checkpoint_metadata,
     find_fault,
     initial_stage_folder,
@@ -50,7 +52,6 @@ from diffcap.run_folder import (
     read_object,
     stage_lock,
     stage_of,
-    trial_name,
 )
 from diffcap.stages import Request
 from diffcap.utils.errors import DiffcapError
@@ -202,8 +203,9 @@ class TrainingCLI(StageCLI):
             self.config.run.keep_last_k = keep
         self._replace_former_options()
         self.settings = RunSettings(**self.config.run.as_dict())
-        if trial := trial_name():  # each trial of a sweep has its own folder
-            self.settings.out = str(Path(self.settings.out) / trial)
+        if {TRIAL_VARIABLE, WANDB_SWEEP} & set(os.environ):  # each trial of a sweep has its own folder
+            name = os.environ.get(TRIAL_VARIABLE) or os.environ.get("WANDB_RUN_ID", "run")
+            self.settings.out = str(Path(self.settings.out) / name)
         self.out = Path(self.settings.out)
         if self.config.get("model.captioner.init_args.base") is not None:
             _pin_base_model(self.config, self.out)
