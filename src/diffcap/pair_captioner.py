@@ -8,7 +8,9 @@ print(caption.text, caption.log_probability)
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -26,6 +28,7 @@ from diffcap.checkpoints.reading import weights_hash
 from diffcap.models.captioner import Captioner
 from diffcap.models.generation import beam_hypotheses, check_search, greedy_from, rank_beams, token_log_probabilities
 from diffcap.text.vocabularies import AnyVocabulary
+from diffcap.utils.cores import map_ahead
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.host_copy import HostCopy
 from diffcap.utils.image_io import Source, read_pair
@@ -176,6 +179,7 @@ class PairCaptioner:
         batch_size: int = 16,
         errors: Literal["raise", "return"] = "raise",
         sentences: Sequence[str] = (),
+        threads: int = 0,
     ) -> Iterator[Caption | DiffcapError]:
         """Caption many pairs in batches, in their order.
 
@@ -183,6 +187,7 @@ class PairCaptioner:
             pairs: images of each pair, which are read batch by batch. beams, length_penalty: see `__call__`.
             errors: "return" yields the error in place of the caption if a pair cannot be read, and continues.
             sentences: sentences whose probabilities are computed for each pair, for `Caption.scored`.
+            threads: threads that read the images of a batch while the batch before is captioned; 0: they are read before each batch.
 
         Raises:
             DiffcapError: an image cannot be read and `errors` is "raise", or the decoding arguments are out of range.
@@ -190,19 +195,24 @@ class PairCaptioner:
         """
         check_search(beams, length_penalty)
         sentence_ids = [self._encode_sentence(sentence) for sentence in sentences]
-        for chunk in _chunks(pairs, max(1, batch_size)):
-            inputs: list[_ModelInput | DiffcapError] = []
-            for before, after in chunk:
-                try:
-                    inputs.append(self._preprocess(before, after))
-                except DiffcapError as error:
-                    if errors == "raise":
-                        raise
-                    inputs.append(error)
-            valid = [model_input for model_input in inputs if isinstance(model_input, _ModelInput)]
-            captions = iter(self._generate(valid, beams, length_penalty, sentence_ids) if valid else [])
-            for model_input in inputs:
-                yield model_input if isinstance(model_input, DiffcapError) else next(captions)
+
+        def preprocess(pair: tuple[Source, Source]) -> _ModelInput | DiffcapError:
+            try:
+                return self._preprocess(*pair)
+            except DiffcapError as error:
+                if errors == "raise":
+                    raise
+                return error
+
+        batch_size = max(1, batch_size)
+        valid_pairs = _check_pairs(pairs)
+        with ThreadPoolExecutor(max(1, threads)) as pool:
+            inputs = map_ahead(pool, preprocess, valid_pairs, batch_size) if threads else map(preprocess, valid_pairs)
+            while chunk := list(islice(inputs, batch_size)):
+                valid = [model_input for model_input in chunk if isinstance(model_input, _ModelInput)]
+                captions = iter(self._generate(valid, beams, length_penalty, sentence_ids) if valid else [])
+                for model_input in chunk:
+                    yield model_input if isinstance(model_input, DiffcapError) else next(captions)
 
     def attention(self, before: Source, after: Source, caption: Caption) -> AttentionMaps:
         """Return attention maps for each word of a caption that this captioner generated.
@@ -431,16 +441,10 @@ def _choose_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def _chunks(pairs: Iterable[tuple[Source, Source]], size: int) -> Iterator[list[tuple[Source, Source]]]:
-    chunk: list[tuple[Source, Source]] = []
+def _check_pairs(pairs: Iterable[tuple[Source, Source]]) -> Iterator[tuple[Source, Source]]:
     for index, pair in enumerate(pairs):
         length = len(pair) if hasattr(pair, "__len__") else None
         if length != 2 or isinstance(pair, str | bytes | Mapping | Set):
             found = type(pair).__name__ + ("" if length is None else f" of length {length}")
             raise ValueError(f"pairs[{index}] must be a pair (before, after) of images, found {found}")
-        chunk.append(pair)
-        if len(chunk) == size:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk
+        yield pair

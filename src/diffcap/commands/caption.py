@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from diffcap.checkpoints.hub_access import check_connection
 from diffcap.commands.caption_file import CAPTION_FILE_SUFFIXES, CaptionFile, exclusive_lock
-from diffcap.commands.pairs import ImagePair, find_pairs, is_collection, table_paths
+from diffcap.commands.pairs import ImagePair, find_pairs, is_collection, is_parquet, parquet_advice, table_paths
 from diffcap.commands.scene import DEFAULT_CAPTIONER, caption_scene
 from diffcap.utils.console import echo, print_json
 from diffcap.utils.errors import DiffcapError
@@ -41,6 +41,9 @@ def caption(
     stretch: str | None = None,
     threshold: float | None = None,
     align: bool = False,
+    engine: Literal["ray"] | None = None,
+    shard: str | None = None,
+    part: int | None = None,
 ) -> None:
     """Describe the change between two images (diffcap caption BEFORE AFTER), of many pairs, or in a whole scene (--out).
 
@@ -49,7 +52,7 @@ def caption(
     Args:
         before: The image before the change, in any format that Pillow reads; or a folder with pairs.csv, with the folders
             before and after (or A and B), or with images X_before and X_after; or a .csv, .tsv or .jsonl file with the columns
-            before, after and, optionally, id.
+            before, after and, optionally, id; or a .parquet file, or a folder or URL (s3://...) of such files, for millions of pairs.
         after: The image after the change; also accepted as the second argument. Two folders: images with the same name are pairs.
         checkpoint: best.ckpt of a captioner, a folder of `diffcap export` or `diffcap import`, or user/name on the Hugging
             Face Hub; also a vision-language model, such as HuggingFaceTB/SmolVLM-500M-Instruct, or its folder. By default the
@@ -66,7 +69,7 @@ def caption(
         prompt: Question to a vision-language model that was not fine-tuned.
         out: For many pairs, a .jsonl or .csv file that gets a row for each pair. For a whole scene (two rasters), a file for the
             changes: .geojson, .csv or .html (a map); may be given several times; the rasters are read and captioned in tiles. The
-            same command continues an interrupted one where it stopped.
+            same command continues an interrupted one where it stopped. For a Parquet table, a folder or URL for Parquet files.
         tile: Whole scenes: side of a tile in pixels; 256 by default.
         overlap: Whole scenes: pixels that neighbouring tiles have in common; 64 by default, at most a quarter of a tile.
         bands: Whole scenes: the bands for red, green and blue, such as 4,3,2, or one band; 1,2,3 by default.
@@ -74,6 +77,9 @@ def caption(
             it, the captioner that ships gets the contrast of its training images.
         threshold: Whole scenes: tiles whose probability of no change is at least this are left out; 0.5 by default.
         align: Whole scenes: warp the second raster to the grid of the first one while it is read.
+        engine: Parquet tables: `ray` captions on all GPUs, or CPU cores, of the Ray cluster of RAY_ADDRESS or of this machine.
+        shard: Parquet tables: 3/16 captions the parts of job 3 (from 0) of 16 jobs.
+        part: Parquet tables: number of pairs in a file of captions; by default 1,000, or more so that there are at most 10,000 files.
     """
     for path in filter(None, (before, after)):
         if path.endswith(".ckpt") or (Path(path) / "config.json").is_file():
@@ -102,6 +108,20 @@ def caption(
         "threshold": threshold,
         "align": align or None,
     }
+    table_options = {"engine": engine, "shard": shard, "part": part}
+    if after is None and is_parquet(before):
+        for name, value in {"heatmap": heatmap, "json": json or None, **scene_options}.items():
+            if value is not None:
+                raise DiffcapError(f"--{name} has no effect on a Parquet table; remove it.")
+        try:
+            from diffcap.commands.caption_table import caption_table
+        except ModuleNotFoundError as error:
+            raise DiffcapError(f"{before}: needs {error.name}; run: pip install 'diffcap[table]'.") from None
+        load = partial(load_model, "blocks")
+        caption_table(before, out, engine, shard, part, load, model_options, **decoding_options)
+        return
+    if given := [f"--{name}" for name, value in table_options.items() if value is not None]:
+        raise DiffcapError(f"{given[0]} is for a Parquet table of pairs, not for {before}; {parquet_advice(before)}.")
     set_options = [f"--{name}" for name, value in {"out": out, **scene_options}.items() if value is not None]
     if is_collection(before, after):
         if unused := [name for name in set_options if name != "--out"]:
@@ -137,6 +157,10 @@ def caption_pairs(
     if heatmap_path and not is_single_pair and heatmap_path.is_file():
         raise DiffcapError(
             f"--heatmap {heatmap}: is a file; for many pairs give a folder, which gets a PNG file per pair."
+        )
+    if out and not Path(out[0]).suffix and Path(before).is_file():
+        raise DiffcapError(
+            f"--out {out[0]}: only a Parquet table is captioned into a folder; {parquet_advice(before)}."
         )
     out_path = _validate_out(out, as_json)
     if out_path and after is None and os.path.realpath(out_path) in map(os.path.realpath, table_paths(Path(before))):

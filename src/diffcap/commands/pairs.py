@@ -3,7 +3,7 @@
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from diffcap.datasets.checks import make_default_ids
@@ -35,6 +35,24 @@ class ImagePair(NamedTuple):
 def is_collection(before: str, after: str | None) -> bool:
     """Return True for a folder, two folders or a table of pairs, and False for two images."""
     return Path(before).is_dir() or (after is None and Path(before).suffix.lower() in _TABLE_SUFFIXES)
+
+
+def is_parquet(path: str) -> bool:
+    """Return whether a path or URL is a Parquet table: a .parquet file, a folder with such files, or a URL without a suffix."""
+    suffix = PurePosixPath(path).suffix.lower()
+    is_folder = Path(path).is_dir() and any(Path(path).glob("*.parquet"))
+    return suffix == ".parquet" or is_folder or ("://" in path and not suffix)
+
+
+def parquet_advice(table: str) -> str:
+    """Return how to make a Parquet table of a table in another form."""
+    path = Path(table)
+    reader = {".csv": "csv.read_csv", ".jsonl": "json.read_json"}.get(path.suffix.lower())
+    if reader is None:
+        return "give a .parquet file with the columns before and after"
+    modules = f"import pyarrow.{reader.partition('.')[0]}, pyarrow.parquet"
+    written = f"pyarrow.parquet.write_table(pyarrow.{reader}({table!r}), {str(path.with_suffix('.parquet'))!r})"
+    return f'make one: python -c "{modules}; {written}"'
 
 
 def table_paths(path: Path) -> list[Path]:

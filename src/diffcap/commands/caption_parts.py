@@ -1,0 +1,233 @@
+"""Parts of a Parquet table of image pairs. Each part is captioned independently, so any program can distribute the parts."""
+
+import io
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from diffcap.utils.cores import map_ahead
+from diffcap.utils.errors import DiffcapError, wrap_errors
+from diffcap.utils.files import atomic_write, existing_path
+
+if TYPE_CHECKING:
+    from diffcap.pair_captioner import PairCaptioner
+
+SIDES = ("before", "after")
+ACCESS = "cannot be accessed", "check the path or URL, and that you have access to it"  # arguments of wrap_errors
+MAX_REQUESTS = 64  # images that are requested at the same time
+RETRY_SECONDS = [1.0, 4.0]  # before the second and the third request for an image
+SENTENCES = pa.list_(pa.struct({"text": pa.string(), "log_probability": pa.float64()}))
+PAIR = {"row": pa.int64(), "id": pa.string(), "before": pa.string(), "after": pa.string()}
+SCORES = {"caption": pa.string(), "log_probability": pa.float64(), "nothing_changed": pa.float64()}
+DETAILS = {"notes": pa.list_(pa.string()), "words": SENTENCES, "alternatives": SENTENCES}
+
+
+class TableFile(NamedTuple):
+    """A Parquet file of a table."""
+
+    path: str  # absolute, or a URL
+    size: int  # bytes
+    rows: int
+
+
+class Part(NamedTuple):
+    """Consecutive rows of one file of a table."""
+
+    number: int
+    file: str
+    start: int  # the first row's number in the file
+    size: int  # number of rows
+    row: int  # the first row's number in the table
+
+    @property
+    def name(self) -> str:
+        """Name of the part's files."""
+        return f"part-{self.number:08d}.parquet"
+
+
+@dataclass(frozen=True)
+class Job:
+    """Where the captions of a table are written (`out`, a folder or URL), the options of `diffcap caption`, and decoding threads."""
+
+    out: str
+    beam: int = 1
+    length_penalty: float = 0.0
+    batch_size: int = 16
+    threads: int = 1
+
+
+def list_files(table: str) -> list[TableFile]:
+    """Return the Parquet files of a table, which is one file or a folder of them. Only their footers are read.
+
+    Raises:
+        DiffcapError: a file cannot be read or has other columns, or there is no row.
+    """
+    remedy = "give a table with the columns before and after, which hold paths or URLs as strings"
+
+    def read_footer(path: str) -> TableFile:
+        location = system.unstrip_protocol(path).removeprefix("file://")
+        with wrap_errors(location, "not a table of pairs", remedy), system.open(path) as stream:
+            footer = pq.ParquetFile(stream)
+            for side in SIDES:
+                if side not in footer.schema_arrow.names:
+                    raise DiffcapError(f'{location}: has no column "{side}"; {remedy}.')
+                if "string" not in (kind := str(footer.schema_arrow.field(side).type)):
+                    raise DiffcapError(f'{location}: the column "{side}" holds {kind:.60}; {remedy}.')
+            return TableFile(location, system.size(path), footer.metadata.num_rows)
+
+    with wrap_errors(table, *ACCESS), ThreadPoolExecutor(16) as pool:
+        system, path = fsspec.url_to_fs(table)
+        if not system.exists(path):
+            raise DiffcapError(f"{table}: not found; give a .parquet file or a folder of them.")
+        names = [path] if system.isfile(path) else sorted(system.ls(path, detail=False))
+        files = list(pool.map(read_footer, (name for name in names if name == path or name.endswith(".parquet"))))
+    if not any(file.rows for file in files):
+        raise DiffcapError(
+            f"{table}: it contains no pair; give a .parquet file, or a folder of them, with a row per pair."
+        )
+    return files
+
+
+def split(files: Sequence[TableFile], part_size: int) -> list[Part]:
+    """Return the parts of a table. Each has `part_size` rows, except for the last one of a file."""
+    parts: list[Part] = []
+    first_row = 0
+    for file in files:
+        for start in range(0, file.rows, part_size):
+            count = min(part_size, file.rows - start)
+            parts.append(Part(len(parts), file.path, start, count, first_row + start))
+        first_row += file.rows
+    return parts
+
+
+def read_rows(part: Part) -> list[dict[str, Any]]:
+    """Return the rows of a part: "row", "id", "before" and "after". Only the row groups that hold them are read.
+
+    Relative paths of images are relative to the table's folder; they become absolute.
+    """
+    rows: list[dict[str, Any]] = []
+    with wrap_errors(part.file, *ACCESS), fsspec.open(part.file) as stream:
+        file = pq.ParquetFile(stream)
+        columns = [name for name in ("id", *SIDES) if name in file.schema_arrow.names]
+        group_start = 0
+        for group in range(file.num_row_groups):
+            num_rows = file.metadata.row_group(group).num_rows
+            begin = max(part.start - group_start, 0)
+            end = min(part.start + part.size - group_start, num_rows)
+            if begin < end:
+                rows += file.read_row_group(group, columns).slice(begin, end - begin).to_pylist()
+            group_start += num_rows
+    folder = part.file.rpartition("/")[0]
+    for number, row in enumerate(rows, part.row):
+        for side in SIDES:
+            name = row[side] or ""
+            is_relative = name and "://" not in name and not name.startswith("/")
+            row[side] = f"{folder}/{name}" if is_relative else name
+        id = row.get("id")
+        row |= {"row": number, "id": str(number if id is None else id)}
+    return rows
+
+
+def fetch(location: str) -> Path | bytes | DiffcapError:
+    """Return the path of a local image, the content of an image at a URL, or an error.
+
+    After errors of the network and of the server (HTTP status 429, or 500 and more), the image is requested up to two more times.
+
+    Raises:
+        DiffcapError: a package is missing that can open such a URL.
+    """
+    if not location:
+        return DiffcapError("the path of an image is missing; every row needs before and after.")
+    if "://" not in location:
+        return existing_path(Path(location))
+    fault = ""
+    for pause in (0.0, *RETRY_SECONDS):
+        time.sleep(pause)
+        try:
+            system, name = fsspec.url_to_fs(location)
+            content: bytes = system.cat_file(name)
+            return content
+        except ImportError as error:
+            raise DiffcapError(f"{location}: {error}; install the package that opens such URLs.") from None
+        except (FileNotFoundError, PermissionError, IsADirectoryError, ValueError) as error:
+            fault = "not found" if isinstance(error, FileNotFoundError) else str(error)
+            break
+        except Exception as error:  # each file system has errors of its own
+            fault = str(error) or type(error).__name__
+            status = getattr(error, "status", 500)
+            if status < 500 and status != 429:
+                break
+    return DiffcapError(f"{location}: cannot be fetched ({' '.join(fault.split())[:200]}); check the URL.")
+
+
+def caption_part(captioner: "PairCaptioner", job: Job, part: Part) -> tuple[int, int]:
+    """Caption a part and write its files: pairs that cannot be captioned to OUT/failed, the others to OUT.
+
+    The file in OUT is written last, because it marks the part as complete. Both depend only on the part, the captioner and the job.
+
+    Returns:
+        The number of pairs that were captioned, and of those that were not.
+    """
+    torch.set_num_threads(1)  # with several, the last digits of a probability can depend on their number
+    rows = read_rows(part)
+    faults: dict[int, DiffcapError] = {}  # by the number of the row
+    captioned: list[dict[str, Any]] = []
+    failed: list[dict[str, Any]] = []
+
+    def images(pool: ThreadPoolExecutor) -> Iterator[tuple[Any, Any]]:
+        sources = map_ahead(pool, fetch, (row[side] for row in rows for side in SIDES), 2 * job.batch_size)
+        for row, before, after in zip(rows, sources, sources):
+            if errors := [source for source in (before, after) if isinstance(source, DiffcapError)]:
+                faults[row["row"]] = errors[0]
+                before = after = b""  # the pair keeps its place, so that its batch has the same other pairs
+            yield before, after
+
+    with ThreadPoolExecutor(min(MAX_REQUESTS, 2 * job.batch_size)) as pool:
+        options = job.beam, job.length_penalty, job.batch_size
+        captions = captioner.batch(images(pool), *options, errors="return", threads=job.threads)
+        for row, caption in zip(rows, captions, strict=True):
+            if isinstance(caption, DiffcapError):
+                failed.append({**row, "error": str(faults.get(row["row"], caption))})
+            else:
+                captioned.append({**row, "caption": caption.text, **caption.as_dict()})
+    failed_file = f"{job.out}/failed/{part.name}"
+    if failed:
+        _write_table(failed_file, failed, {**PAIR, "error": pa.string()})
+    elif part.name in list_names(f"{job.out}/failed"):  # from a command that was interrupted
+        system, name = fsspec.url_to_fs(failed_file)
+        system.rm_file(name)
+    _write_table(f"{job.out}/{part.name}", captioned, {**PAIR, **SCORES, **DETAILS})
+    return len(captioned), len(failed)
+
+
+def _write_table(location: str, rows: list[dict[str, Any]], columns: dict[str, Any]) -> None:
+    content = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows, pa.schema(columns)), content, compression="zstd")
+    write_file(location, content.getvalue())
+
+
+def list_names(folder: str) -> set[str]:
+    """Return the names of the files in a folder or at a URL; none if it does not exist."""
+    with wrap_errors(folder, *ACCESS):
+        system, path = fsspec.url_to_fs(folder)
+        system.invalidate_cache()
+        return {PurePosixPath(name).name for name in system.ls(path, detail=False)} if system.exists(path) else set()
+
+
+def write_file(location: str, content: bytes) -> None:
+    """Write a file completely or not at all: by renaming, or as one object of a store."""
+    if "://" not in location:
+        with atomic_write(location) as temporary:
+            temporary.write_bytes(content)
+        return
+    with wrap_errors(location, *ACCESS):
+        system, name = fsspec.url_to_fs(location)
+        system.pipe_file(name, content)

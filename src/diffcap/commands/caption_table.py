@@ -1,0 +1,204 @@
+"""`diffcap caption pairs.parquet --out captions/`: a Parquet table of pairs, captioned by one process, several jobs or a Ray cluster."""
+
+import json
+import logging
+import os
+import re
+import socket
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import fsspec
+
+from diffcap.commands.caption_parts import (
+    Job,
+    Part,
+    caption_part,
+    list_files,
+    list_names,
+    split,
+    write_file,
+)
+from diffcap.models.generation import check_search
+from diffcap.utils.console import echo, parse_shard
+from diffcap.utils.cores import available_cores
+from diffcap.utils.errors import DiffcapError, wrap_errors
+from diffcap.utils.progress import progress_bar
+
+MIN_PART_SIZE, MAX_PARTS = 1_000, 10_000
+MAX_THREADS = 16  # that decode images for one GPU
+# The number of a part, its pairs that were captioned and that failed, and why the part is missing, or "".
+Result = tuple[int, int, int, str]
+
+
+def caption_table(
+    table: str,
+    out: Sequence[str] | None,
+    engine: str | None,
+    shard: str | None,
+    part_size: int | None,
+    load: Callable[[Mapping[str, Any]], Any],
+    model_options: Mapping[str, Any],
+    beam: int,
+    length_penalty: float,
+    batch_size: int,
+) -> None:
+    """Caption the pairs of a table with the arguments of `caption`; `load` loads a captioner with `model_options`."""
+    check_search(beam, length_penalty, "--beam")
+    folder, shard_index, num_shards = _check_options(table, out, shard or "0/1", part_size)
+    job = Job(folder, beam, length_penalty, batch_size)
+    files = list_files(table)
+    part_size = part_size or max(MIN_PART_SIZE, -(-sum(file.rows for file in files) // MAX_PARTS))
+    parts = split(files, part_size)[shard_index::num_shards]
+    # The workers of Ray load the captioner themselves, and use the GPUs. This process needs the hash of the weights.
+    captioner = load({**model_options, "device": "cpu"} if engine else model_options)
+    settings = {
+        "checkpoint": captioner.weights_sha256(),
+        "prompt": model_options["prompt"],
+        "beam": beam,
+        "length_penalty": length_penalty,
+        "batch_size": batch_size,
+        "part": part_size,
+        "files": [[PurePosixPath(file.path).name, file.size, file.rows] for file in files],
+    }
+    existing_names = _begin(job.out, settings)
+    pending = {part.number: part for part in parts if part.name not in existing_names}
+    num_pairs, num_pending = (sum(part.size for part in some) for some in (parts, pending.values()))
+    todo = list(pending.values())
+    results: Iterator[Result]
+    if engine and todo:
+        results = _run_on_ray(job, todo, model_options, settings["checkpoint"])
+    else:
+        job = replace(job, threads=min(MAX_THREADS, available_cores()))
+        results = ((part.number, *caption_part(captioner, job, part), "") for part in todo)
+    num_captioned, num_failed, reason = 0, 0, "their workers were lost"
+    with progress_bar("captioning", num_pairs, num_pairs - num_pending) as advance:
+        for number, captioned, failed, error in results:
+            advance(captioned + failed)
+            num_captioned, num_failed = num_captioned + captioned, num_failed + failed
+            if error:
+                reason = error.rstrip(". ")
+            elif number in pending:
+                del pending[number]
+    earlier = f", {num_pairs - num_pending:,} pairs were done earlier" if num_pairs > num_pending else ""
+    echo(f"{num_captioned:,} pairs are captioned{earlier}; written to {job.out}")
+    if pending:
+        numbers = ", ".join(map(str, list(pending)[:10])) + (", ..." if len(pending) > 10 else "")
+        raise DiffcapError(f"{len(pending):,} parts are missing ({numbers}): {reason}; run the same command again.")
+    if failed_names := {part.name for part in parts} & list_names(f"{job.out}/failed"):
+        raise DiffcapError(
+            f"{num_failed:,} pairs could not be captioned now; {job.out}/failed has such pairs of {len(failed_names):,} parts, with "
+            f"their errors. To try them again: diffcap caption {job.out}/failed --out FOLDER."
+        )
+
+
+def _check_options(table: str, out: Sequence[str] | None, shard: str, part_size: int | None) -> tuple[str, int, int]:
+    """Return the folder of the results as an absolute path or a URL, the number of this job, and the number of jobs."""
+    if not out or len(out) > 1 or PurePosixPath(out[0]).suffix or Path(out[0]).is_file():
+        given = " ".join(f"--out {name}" for name in out) if out else "--out is missing"
+        raise DiffcapError(f"{given}: a Parquet table is captioned into a folder; give one, such as --out captions.")
+    folder, source = (path if "://" in path else os.path.realpath(path) for path in (out[0].rstrip("/"), table))
+    if f"{folder}/".startswith(f"{source.rstrip('/')}/"):
+        raise DiffcapError(f"--out {out[0]}: is in the folder of the table, {table}; give a folder outside it.")
+    if part_size is not None and part_size < 1:
+        raise DiffcapError(f"--part is {part_size}; it must be at least 1.")
+    return folder, *parse_shard("--shard", shard)
+
+
+def _begin(out: str, settings: Mapping[str, Any]) -> set[str]:
+    """Return the names of the files in a folder of results. job.json gets the settings; a folder with other settings is refused."""
+    names = list_names(out)
+    if "job.json" not in names:
+        if any(name.startswith("part-") for name in names):
+            raise DiffcapError(f"{out}: has no job.json, so its parts are not of this command; give another --out.")
+        write_file(f"{out}/job.json", json.dumps(settings, indent=1).encode())
+        return names
+    with wrap_errors(f"{out}/job.json", "cannot be read", "give another --out"), fsspec.open(f"{out}/job.json") as file:
+        earlier = json.load(file)
+    for name, value in settings.items():
+        if earlier.get(name) != value:
+            values = f"{name} {earlier.get(name)}, now {value}"
+            values = "another table, or its files have changed" if name == "files" else values
+            raise DiffcapError(f"{out}: was begun with {values}; give another --out.")
+    return names
+
+
+class RayWorker:
+    """A process of Ray, which loads the captioner once and captions a part per call.
+
+    Args:
+        parts: all parts; a call gets an index of this list, so that Ray stores only numbers.
+        weights: hash of the weights that the command has found.
+    """
+
+    def __init__(self, job: Job, parts: Sequence[Part], model_options: Mapping[str, Any], weights: str) -> None:
+        from diffcap.pair_captioner import load_captioner
+
+        self.job, self.parts = job, parts
+        options = dict(model_options)
+        self.captioner = load_captioner(options.pop("checkpoint"), **options)
+        if self.captioner.weights_sha256() != weights:
+            raise DiffcapError("the checkpoint differs from that of the command; copy the same file to every host.")
+
+    def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[Any]]:
+        """Caption a part. An error is a part of the result, because the other parts are captioned nevertheless."""
+        part = self.parts[int(batch["id"][0])]
+        captioned, failed, reason = 0, 0, ""
+        try:
+            captioned, failed = caption_part(self.captioner, self.job, part)
+        except Exception as error:
+            reason = f"{socket.gethostname()}: {error or type(error).__name__}"
+        return {"number": [part.number], "captioned": [captioned], "failed": [failed], "error": [reason]}
+
+
+def _absolute(value: Any) -> Any:
+    """Return paths that exist as absolute paths, because the workers of Ray may run in another folder; other values stay."""
+    if isinstance(value, list):
+        return [_absolute(path) for path in value]
+    return str(Path(value).absolute()) if value and Path(value).exists() else value
+
+
+def _run_on_ray(job: Job, parts: Sequence[Part], model_options: Mapping[str, Any], weights: str) -> Iterator[Result]:
+    """Caption parts on the Ray cluster of RAY_ADDRESS, else on this machine. A part whose process ends three times has no result."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # otherwise Ray reports its use on the internet
+    os.environ.setdefault("RAY_worker_niceness", "0")  # with Ray's 15, workers get no time on a machine that others use
+    try:
+        import ray.data
+    except ModuleNotFoundError:
+        raise DiffcapError("--engine ray: Ray is not installed; run: pip install 'diffcap[ray]'.") from None
+    warnings.filterwarnings("ignore", category=ray.util.annotations.RayDeprecationWarning)
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)
+    paths = {name: _absolute(model_options[name]) for name in ("checkpoint", "base", "backbone_weights")}
+    with wrap_errors("--engine ray", "Ray cannot be started or reached", "check RAY_ADDRESS"):
+        session = ray.init(log_to_driver=False, logging_level=logging.ERROR)
+    with session:
+        context = ray.data.DataContext.get_current()
+        context.enable_progress_bars = False
+        context.max_errored_blocks = -1  # the other parts are captioned nevertheless
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        gpu_nodes = [node for node in nodes if node.get("GPU") and model_options["device"] != "cpu"]
+        num_workers = int(sum(node["GPU"] for node in gpu_nodes) or sum(node.get("CPU", 0) for node in nodes))
+        cores = min((int(node["CPU"] // node["GPU"]) for node in gpu_nodes), default=1)  # of each worker
+        job = replace(job, threads=max(1, min(MAX_THREADS, cores)))
+        rows = ray.data.range(len(parts), override_num_blocks=len(parts)).map_batches(
+            RayWorker,
+            batch_size=1,
+            fn_constructor_args=(job, parts, {**model_options, **paths}, weights),
+            compute=ray.data.ActorPoolStrategy(
+                min_size=1, max_size=max(1, num_workers), max_tasks_in_flight_per_actor=2
+            ),
+            num_cpus=max(1, cores),
+            num_gpus=1 if gpu_nodes else 0,
+            # By default a part whose worker is lost is repeated without end.
+            ray_remote_args_fn=lambda: {"max_task_retries": 2},
+        )
+        try:
+            for row in rows.iter_rows():
+                yield row["number"], row["captioned"], row["failed"], row["error"]
+        except ray.exceptions.RayError as error:
+            host = re.search(r"ip=([\w.:]+)", str(error))
+            reason = str(error).strip().splitlines()[-1].rpartition(f"{DiffcapError.__name__}: ")[2]
+            raise DiffcapError(f"a worker of Ray on {host[1] if host else 'a host'} has ended: {reason}") from None

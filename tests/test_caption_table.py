@@ -1,0 +1,249 @@
+"""`diffcap caption pairs.parquet --out captions/`: parts, shards, Ray, failures and continued commands."""
+
+import json
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tests.commands import environment
+from tests.test_caption_command import caption
+from tests.test_pair_captioner import make, noise, reweighted
+
+from diffcap.commands import caption_parts
+from diffcap.commands.caption_parts import fetch, list_files, read_rows, split
+from diffcap.utils.errors import DiffcapError
+
+FAILED = {1: "missing.png", 4: "", 9: "text.png"}  # row -> what its image after is
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(make(tmp_path_factory.mktemp("trained") / "best.ckpt", "scorer"))
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A table of 11 pairs in row groups of 4, three of them without an image after."""
+    folder = tmp_path_factory.mktemp("table")
+    for number in range(4):
+        noise(number).save(folder / f"{number}.png")
+    (folder / "text.png").write_text("not a picture")
+    rows = [{"before": f"{n % 4}.png", "after": FAILED.get(n, f"{n % 3}.png"), "id": f"é{n}"} for n in range(11)]
+    pq.write_table(pa.Table.from_pylist(rows), folder / "pairs.parquet", row_group_size=4)
+    return folder / "pairs.parquet"
+
+
+@pytest.fixture(scope="module")
+def whole(table: Path, checkpoint: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The captions of one process in parts of 3 pairs."""
+    out = tmp_path_factory.mktemp("whole") / "captions"
+    message = str(caption(*words(table, out, checkpoint)))
+    assert (
+        message.startswith("error: 3 pairs could not be captioned now; ") and f"diffcap caption {out}/failed" in message
+    )
+    return out
+
+
+def words(table: Path | str, out: Path | str, checkpoint: str, *options: str) -> list[str]:
+    size = ("--part", "3", "--batch_size", "2")
+    return [str(table), "--out", str(out), "--checkpoint", checkpoint, *size, *options]
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_each_pair_has_a_caption_or_an_error(whole: Path, table: Path, checkpoint: str, tmp_path: Path) -> None:
+    assert sorted(path.name for path in whole.iterdir()) == [
+        *("failed", "job.json"),
+        *(f"part-{number:08d}.parquet" for number in range(4)),
+    ]
+    captioned = pq.read_table(whole, ignore_prefixes=["job", "failed"]).to_pylist()
+    failed = pq.read_table(whole / "failed").to_pylist()
+    assert [row["row"] for row in failed] == list(FAILED) and len(captioned) == 8
+    for row, reason in zip(failed, ("file not found", "the path of an image is missing", "a text file"), strict=True):
+        assert reason in row["error"]
+    assert all(row["id"] == f"é{row['row']}" and row["caption"] and row["words"] for row in captioned)
+    noise(9).save(tmp_path / "new.png")
+    rows = [{**row, "after": str(tmp_path / "new.png")} for row in failed]
+    (tmp_path / "again").mkdir()
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "again/part-0.parquet")
+    assert caption(*words(tmp_path / "again", tmp_path / "out", checkpoint)) is None  # a folder of failed pairs
+    assert len(pq.read_table(tmp_path / "out/part-00000000.parquet")) == 3 and not (tmp_path / "out/failed").exists()
+
+
+def test_parts_do_not_depend_on_files_and_row_groups(tmp_path: Path) -> None:
+    sizes = {"a": (7, 3), "b": (0, 1), "c": (5, 2)}  # rows of a file, and of its row groups
+    for name, (count, group) in sizes.items():
+        columns = {side: [f"{name}{n}.png" for n in range(count)] for side in ("before", "after")}
+        schema = pa.schema(dict.fromkeys(columns, pa.large_string()))
+        pq.write_table(pa.table(columns, schema), tmp_path / f"{name}.parquet", row_group_size=group)
+    names = [f"{name}{n}.png" for name, (count, _) in sizes.items() for n in range(count)]
+    for size in (1, 2, 4, 100):
+        rows = [row for part in split(list_files(str(tmp_path)), size) for row in read_rows(part)]
+        assert [Path(row["after"]).name for row in rows] == names
+        assert [(row["row"], row["id"]) for row in rows] == [(n, str(n)) for n in range(12)]
+    assert rows[0]["before"] == str(tmp_path / "a0.png")
+
+
+class Flaky(fsspec.AbstractFileSystem):
+    """A server whose file "ok" arrives at the third request, and which forbids "no"."""
+
+    protocol = "flaky"
+    cachable = False
+    asked: ClassVar[list[str]] = []
+
+    def cat_file(self, path: str, *_: Any, **__: Any) -> bytes:
+        self.asked.append(path)
+        error = ConnectionError(path)
+        if path == "no":
+            error.status = 403  # type: ignore[attr-defined]
+        if len(self.asked) < 3:
+            raise error
+        return b"content"
+
+
+def test_images_are_fetched_from_any_file_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(caption_parts, "RETRY_SECONDS", [0, 0])
+    fsspec.register_implementation("flaky", Flaky, clobber=True)
+    fsspec.filesystem("memory").pipe_file("/a [1].png", b"image")
+    assert fetch("memory://a [1].png") == b"image" and fetch("/x/a.png") == Path("/x/a.png")
+    assert "memory://b.png: cannot be fetched (not found)" in str(fetch("memory://b.png"))
+    assert fetch("flaky://ok") == b"content" and len(Flaky.asked) == 3
+    Flaky.asked.clear()
+    assert isinstance(fetch("flaky://no"), DiffcapError) and Flaky.asked == ["no"]
+    assert isinstance(fetch("unknown://a.png"), DiffcapError)
+
+
+def test_table_images_and_captions_may_be_at_urls(whole: Path, table: Path, checkpoint: str) -> None:
+    memory = fsspec.filesystem("memory")
+    memory.put(str(table.parent), "/table", recursive=True)
+    found = words("memory://table/pairs.parquet", "memory://out", checkpoint)
+    assert str(caption(*found)).startswith("error: 3 pairs could not be captioned now; memory://out/failed has")
+    for name in (path.name for path in whole.glob("*.parquet")):
+        with memory.open(f"/out/{name}") as file:
+            paths = "before", "after"
+            assert pq.read_table(file).drop_columns(paths).equals(pq.read_table(whole / name).drop_columns(paths))
+    assert str(caption(*found)).startswith("error: 0 pairs could not be captioned now")
+    with memory.open("/out/failed/part-00000000.parquet") as file:
+        assert "/table/missing.png: cannot be fetched (not found)" in pq.read_table(file).to_pylist()[0]["error"]
+
+
+def test_shards_write_the_files_of_one_process(whole: Path, table: Path, checkpoint: str, tmp_path: Path) -> None:
+    for shard in ("1/2", "0/2"):
+        assert "could not be captioned" in str(caption(*words(table, tmp_path / "out", checkpoint, "--shard", shard)))
+    assert content(tmp_path / "out") == content(whole)
+
+
+def test_a_stale_file_of_failed_pairs_is_removed(table: Path, whole: Path, checkpoint: str, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path / "out")
+    (tmp_path / "out/part-00000002.parquet").rename(tmp_path / "out/failed/part-00000002.parquet")
+    assert caption(*words(table, tmp_path / "out", checkpoint)) and content(tmp_path / "out") == content(whole)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--beam", "3"], "was begun with beam 1, now 3; give another --out."),
+        (["--part", "4"], "was begun with part 3, now 4; give another --out."),
+        (["--checkpoint", "{other}"], "was begun with checkpoint "),
+        (["--tile", "64"], "error: --tile has no effect on a Parquet table; remove it."),
+        (["--json"], "error: --json has no effect on a Parquet table"),
+        (["--heatmap", "x"], "error: --heatmap has no effect on a Parquet table"),
+        (["--shard", "2/2"], "error: --shard=2/2 is not a part; give one of N parts as 0/N"),
+        (["--part", "0"], "error: --part is 0; it must be at least 1."),
+        (["--out", "x.csv"], "a Parquet table is captioned into a folder; give one, such as --out captions."),
+    ],
+)
+def test_other_settings_are_refused(
+    whole: Path, table: Path, checkpoint: str, tmp_path: Path, options: list[str], sentence: str
+) -> None:
+    shutil.copytree(whole, tmp_path / "out")
+    if "{other}" in options:
+        checkpoint = str(reweighted(Path(checkpoint), tmp_path / "other.ckpt"))
+        options = []
+    given = words(table, tmp_path / "out", checkpoint)
+    assert sentence in str(caption(*given, *options)) and content(tmp_path / "out") == content(whole)
+
+
+def test_bad_tables_are_one_sentence(checkpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, columns in {
+        "odd": {"a": [1]},
+        "numbers": {"before": [1], "after": [2]},
+        "empty": {"before": [], "after": []},
+    }.items():
+        kind = pa.schema(dict.fromkeys(columns, pa.int64() if name != "empty" else pa.string()))
+        pq.write_table(pa.table(columns, kind), f"{name}.parquet")
+    Path("text.parquet").write_text("text")
+    Path("folder").mkdir()
+    shutil.copy("odd.parquet", "folder")
+    Path("pairs.csv").write_text("before,after\na.png,b.png\n")
+    for source, out, sentence in (
+        ("odd.parquet", "out", 'odd.parquet: has no column "before"; give a table with the columns before and after'),
+        ("numbers.parquet", "out", 'the column "before" holds int64'),
+        ("empty.parquet", "out", "empty.parquet: it contains no pair"),
+        ("text.parquet", "out", "text.parquet: not a table of pairs ("),
+        ("none.parquet", "out", "error: none.parquet: not found; give a .parquet file or a folder of them."),
+        (
+            "unknown://x/a.parquet",
+            "out",
+            "error: unknown://x/a.parquet: cannot be accessed (Protocol not known: unknown)",
+        ),
+        (
+            "folder",
+            "folder/out",
+            "error: --out folder/out: is in the folder of the table, folder; give a folder outside",
+        ),
+        ("pairs.csv", "out", "only a Parquet table is captioned into a folder; make one: python -c "),
+    ):
+        assert sentence in str(caption(*words(source, out, checkpoint)[:5])) and not Path("out").exists(), source
+    message = str(caption("pairs.csv", "--engine", "ray"))
+    subprocess.run(
+        [sys.executable, *json.loads(f'["-c", {message[message.index(chr(34)) :].rstrip(".")}]')], check=True
+    )
+    assert pq.read_table("pairs.parquet").to_pylist() == [{"before": "a.png", "after": "b.png"}]
+
+
+KILLED = """
+import os, signal
+from diffcap.cli import main
+from diffcap.commands import caption_parts
+
+write = caption_parts.write_file
+def write_or_stop(location, content):
+    if location.endswith("out/part-00000003.parquet"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    write(location, content)
+
+caption_parts.write_file = write_or_stop
+main()
+"""
+
+
+@pytest.mark.slow
+def test_a_full_disk_and_a_killed_process_change_nothing(
+    whole: Path, table: Path, checkpoint: str, tmp_path: Path
+) -> None:
+    given = ["caption", *words(table, tmp_path / "out", checkpoint)]
+    sizes = [path.stat().st_size for path in whole.glob("*.parquet")]
+    limit = min(sizes) - 1
+    for program, limits, ending in (
+        (["-m", "diffcap"], (limit, limit), "part-00000000.parquet: File too large; "),
+        (["-c", KILLED], None, ""),
+    ):
+        size = partial(resource.setrlimit, resource.RLIMIT_FSIZE, limits) if limits else None
+        command = [sys.executable, *program, *given]
+        done = subprocess.run(command, env=environment(), capture_output=True, text=True, preexec_fn=size, check=False)
+        assert done.returncode == (1 if limits else -signal.SIGKILL) and ending in done.stderr, done.stderr
+    assert set(content(whole)) - set(content(tmp_path / "out")) == {"part-00000003.parquet"}
+    assert "could not be captioned" in str(caption(*given[1:])) and content(tmp_path / "out") == content(whole)
