@@ -147,7 +147,11 @@ def describe_clip(network: str) -> dict[str, Any]:
 
     name, tag, settings = find_clip_weights(network)
     adds_quick_gelu = settings.get("quick_gelu") and not open_clip.get_model_config(name).get("quick_gelu")
-    return {"network": name, **({"tag": tag} if ":" in network else {}), **({"quick_gelu": True} if adds_quick_gelu else {})}
+    return {
+        "network": name,
+        **({"tag": tag} if ":" in network else {}),
+        **({"quick_gelu": True} if adds_quick_gelu else {}),
+    }
 
 
 def load_pretrained_clip(network: str) -> Any:
