@@ -5,6 +5,7 @@ made for the global batch, which is the batch of all ranks together. Each rank t
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -124,6 +125,8 @@ class FeatureData(pl.LightningDataModule):
                     f"{self.dataset.name}: {len(uncaptioned):,} {split} pairs (first {uncaptioned[0]}) have no caption and are "
                     "left out"
                 )
+        # Adds a model's entries to a training batch, see `Captioner.host_entries`; `TrainingModule` sets it.
+        self.host_entries: Callable[[Batch], Batch] = lambda batch: {}
         self.val_references = {pair.id: pair.captions for pair in self._captioned_pairs("val")[:val_limit]}
 
     def _captioned_pairs(self, split: str) -> list[ChangePair]:
@@ -238,7 +241,12 @@ class FeatureData(pl.LightningDataModule):
                 "raise it, or lower trainer.devices."
             )
         first_step = self.trainer.global_step * self.trainer.accumulate_grad_batches  # optimizer steps to batches
-        return DataLoader(StepDataset(self.make_batch, first_step), batch_size=None, **self._worker_options())
+
+        def make_batch(step: int) -> Batch:
+            batch = self.make_batch(step)
+            return {**batch, **self.host_entries(batch)}
+
+        return DataLoader(StepDataset(make_batch, first_step), batch_size=None, **self._worker_options())
 
     def val_dataloader(self) -> DataLoader:
         """The validation pairs in order."""

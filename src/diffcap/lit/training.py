@@ -112,6 +112,10 @@ class TrainingModule(pl.LightningModule):
         log_interval = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
         return bool(log_interval) and (self.trainer.global_step + 1) % log_interval == 0
 
+    def on_fit_start(self) -> None:
+        """Let the data loader compute the captioner's `host_entries`."""
+        self.feature_data.host_entries = getattr(self.captioner, "host_entries", self.feature_data.host_entries)
+
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Seed dropout by batch and rank, so that a resumed run has the same dropout as an uninterrupted one."""
         # A different seed for each of 1,000,003 batches and 4,099 ranks. `batch_idx` counts all batches of a run.
@@ -129,8 +133,11 @@ class TrainingModule(pl.LightningModule):
         `losses` are scalars, whose mean over the ranks is the loss of the global batch. `batch_size`: number of pairs of this rank.
         """
         self._unlogged_losses |= {f"train/{name}": loss.detach() for name, loss in losses.items()}
-        if self.trainer.world_size == 1 or self._is_logged_step:
-            self.log_dict(self._unlogged_losses, prog_bar=True, batch_size=batch_size, sync_dist=True)
+        if self._is_logged_step:
+            # `prog_bar=True` would read the values again in every step, and each time the host would wait for the GPU.
+            self.log_dict(self._unlogged_losses, batch_size=batch_size, sync_dist=True)
+            means = self.trainer.callback_metrics
+            self.trainer.progress_bar_metrics.update({name: float(means[name]) for name in self._unlogged_losses})
             self._unlogged_losses = {}
 
     def add_validation_losses(self, batch: dict[str, Any], compute_losses: Callable[[Any], dict[str, Tensor]]) -> None:

@@ -31,7 +31,7 @@ def detached_sum_over_ranks(value: Tensor) -> Tensor:
 
 def global_mean(values: Tensor) -> Tensor:
     """Return this rank's share of the mean over the values (n,) of all ranks, times the number of ranks; n may differ, or be 0."""
-    count = detached_sum_over_ranks(torch.tensor(float(values.numel()), device=values.device))
+    count = detached_sum_over_ranks(values.new_full((), values.numel(), dtype=torch.float32))
     return values.sum() * world_size() / count.clamp(min=1)
 
 

@@ -39,7 +39,7 @@ def cross_correlation(before: Tensor, after: Tensor) -> Tensor:
                 [-0.3333,  0.6667]])
     """
     before, after = before.float(), after.float()
-    num_tokens = sum_over_ranks(torch.tensor(float(len(before)), device=before.device))
+    num_tokens = sum_over_ranks(before.new_full((), len(before)))
     means = sum_over_ranks(torch.stack([before.sum(0), after.sum(0)])) / num_tokens  # (2, D)
     centred_before = before - means[0]
     centred_after = after - means[1]
@@ -205,7 +205,7 @@ class DIRL(CrossImageCaptioner):
         encoded = self.run_encoder(before, after)
         output = self.decoder(tokens, self.fuse(before, after, encoded)).last_block
         logits = self.decoder.compute_logits(output.hidden)
-        word_losses = [next_word_losses(logits[rows], tokens[rows]) for rows in groups]
+        word_losses = [next_word_losses(logits, tokens, words) for words in self.find_words(batch)]
         loss = torch.stack([global_mean(losses) for losses in word_losses]).mean()
         parts = {"caption_loss": loss}
         if self.projector is not None:

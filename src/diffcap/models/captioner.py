@@ -5,6 +5,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, get_args, get_origin, get
 
 from torch import Tensor, nn
 
+from diffcap.models.decoder import flat_indices, pair_groups
 from diffcap.utils.errors import DiffcapError
 
 Batch = dict[str, Any]  # see `Captioner.loss`
@@ -75,6 +76,25 @@ class Captioner(nn.Module, ABC):
         """Return a mask (B, T - 1) of the ids after BOS in `tokens` (B, T): True for a caption's words and its first end."""
         ends_caption = self.is_eos(tokens[:, 1:]).long()
         return ends_caption.cumsum(1) == ends_caption
+
+    def word_mask(self, tokens: Tensor) -> Tensor:
+        """Return a mask (B, T - 1) of the ids after BOS in `tokens` (B, T) that the training predicts."""
+        return self.caption_mask(tokens)
+
+    def find_words(self, batch: Batch) -> list[Tensor]:
+        """Return for each of the batch's `pair_groups` the indices (n,) of its predicted words in the flattened (B, T - 1) `word_mask`."""
+        if "words" in batch:
+            return batch["words"]
+        mask = self.word_mask(batch["tokens"])
+        groups = pair_groups(batch["before"], batch["after"])
+        return [flat_indices(mask[rows]) + rows.start * mask.shape[1] for rows in groups]
+
+    def host_entries(self, batch: Batch) -> Batch:
+        """Return more entries of a training batch, which the data loader computes on the CPU: indices, whose number depends on values.
+
+        Computed from a GPU's tensors, they would make the host wait for the GPU. `loss` computes them if the batch lacks them.
+        """
+        return {"words": self.find_words(batch)} if "tokens" in batch else {}
 
     @abstractmethod
     def loss(self, batch: Batch) -> dict[str, Tensor]:

@@ -96,6 +96,10 @@ class CrossImageCaptioner(Captioner):
         logits.select(-1, UNK).fill_(float("-inf"))  # in place, because `index_fill` needs a tensor from the host
         return logits
 
+    def word_mask(self, tokens: Tensor) -> Tensor:
+        """Return a mask (B, T - 1) of the words and ENDs, see `Captioner.word_mask`."""
+        return tokens[:, 1:] != NULL
+
     def validation_losses(self, batch: Batch) -> dict[str, Tensor]:
         """Compute the losses of the words of validation pairs; the other losses depend on the batch size and are left out."""
         tokens = batch["tokens"]

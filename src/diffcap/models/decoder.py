@@ -152,11 +152,21 @@ def run_blocks(
     return DecoderOutput(output, cache)
 
 
-def next_word_losses(logits: Tensor, tokens: Tensor) -> Tensor:
-    """Return cross-entropies (n,), in nats, of the n words and ENDs in `tokens` (B, T). `logits[:, t]` (B, V) predicts token t + 1."""
-    next_ids = tokens[:, 1:]
-    is_word = next_ids != NULL
-    return F.cross_entropy(logits[:, :-1][is_word], next_ids[is_word], reduction="none")
+def next_word_losses(logits: Tensor, tokens: Tensor, words: Tensor | None = None) -> Tensor:
+    """Return cross-entropies (n,), in nats, of the n words and ENDs in `tokens` (B, T). `logits[:, t]` (B, V) predicts token t + 1.
+
+    `words` (n,): their indices in the flattened `tokens[:, 1:]`; None: of all ids that are not NULL.
+    """
+    if words is None:
+        words = flat_indices(tokens[:, 1:] != NULL)
+    rows = words + words // (tokens.shape[1] - 1)  # of the flattened logits, which have one position more
+    next_ids = tokens.flatten().index_select(0, rows + 1)
+    return F.cross_entropy(logits.flatten(0, 1).index_select(0, rows), next_ids, reduction="none")
+
+
+def flat_indices(mask: Tensor) -> Tensor:
+    """Return the indices (n,) of the true entries of the flattened mask. On a GPU, the host waits for their number."""
+    return mask.flatten().nonzero().flatten()
 
 
 def pair_groups(before: Tensor, after: Tensor) -> list[slice]:

@@ -332,10 +332,13 @@ def take_mask_rows(mask: Tensor | None, positions: Positions) -> Tensor | None:
 
 
 def padded_nonzero(is_selected: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the indices of the true entries in each row of a boolean (B, T), padded to (B, Q), and a mask (B, Q), false at padding."""
+    """Return the indices of the true entries in each row of a boolean (B, T), padded to (B, Q).
+
+    Also return the indices (n,) of the n entries that are not padding in the flattened (B, Q). On a GPU, the host waits for Q and n.
+    """
     max_count = int(is_selected.sum(1).max()) if len(is_selected) else 0
     indices = is_selected.int().argsort(dim=1, descending=True, stable=True)[:, :max_count]
-    return indices, is_selected.gather(1, indices)
+    return indices, is_selected.gather(1, indices).flatten().nonzero().flatten()
 
 
 @torch.no_grad()

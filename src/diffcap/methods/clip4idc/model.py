@@ -16,7 +16,7 @@ from diffcap.losses.pair_text import pair_text_contrastive_loss
 from diffcap.methods.clip4idc.weights import load_clip
 from diffcap.models.captioner import AttentionMaps, Batch, Captioner, constructor_arguments, patch_attention
 from diffcap.models.clip import Network, PairInit, PairTower, TextTower, TokenEmbedding, build_clip, text_tower_of
-from diffcap.models.decoder import BlockOutput, DecoderOutput, causal_mask, pair_groups, run_blocks
+from diffcap.models.decoder import BlockOutput, DecoderOutput, causal_mask, flat_indices, pair_groups, run_blocks
 from diffcap.models.layers import Attention, Dropout, KeyValue, Linear, Segments
 from diffcap.utils.linear import linear
 
@@ -337,12 +337,20 @@ class CLIP4IDC(Captioner):
         before_tokens, after_tokens = attention.chunk(2, 2)
         return patch_attention(before_tokens[..., 1:], after_tokens[..., 1:], self.images.grid)
 
-    def word_losses(self, tokens: Tensor, memory: list[KeyValue]) -> Tensor:
-        """Return a vector of cross-entropies, in nats: of every word and END of captions (B, T), given the words before it."""
-        hidden = self.decode(tokens[:, :-1], memory).last_block.hidden
-        next_ids = tokens[:, 1:]
-        is_word = next_ids != self.pad
-        return F.cross_entropy(self.compute_logits(hidden[is_word]), next_ids[is_word], reduction="none")
+    def word_mask(self, tokens: Tensor) -> Tensor:
+        """Return a mask (B, T - 1) of the words and ENDs, see `Captioner.word_mask`."""
+        return tokens[:, 1:] != self.pad
+
+    def word_losses(self, tokens: Tensor, memory: list[KeyValue], words: Tensor | None = None) -> Tensor:
+        """Return cross-entropies (n,), in nats, of every word and END of captions (B, T), given the words before it.
+
+        `words` (n,): their indices in the flattened `word_mask`; None: they are computed.
+        """
+        words = flat_indices(self.word_mask(tokens)) if words is None else words
+        hidden = self.decode(tokens[:, :-1], memory).last_block.hidden.flatten(0, 1).index_select(0, words)
+        return F.cross_entropy(
+            self.compute_logits(hidden), tokens[:, 1:].flatten().index_select(0, words), reduction="none"
+        )
 
     def validation_losses(self, batch: Batch) -> dict[str, Tensor]:
         """Compute the word losses of validation pairs, see `Captioner.validation_losses`."""
@@ -358,9 +366,10 @@ class CLIP4IDC(Captioner):
         tokens = batch["tokens"]
         memory = self.encode(before, after)
         losses = []
-        for rows in pair_groups(before, after):
+        for rows, words in zip(pair_groups(before, after), self.find_words(batch)):
             group_memory = [(key[rows], value[rows]) for key, value in memory]
-            losses.append(global_mean(self.word_losses(tokens[rows], group_memory)))
+            group_words = words - rows.start * (tokens.shape[1] - 1)
+            losses.append(global_mean(self.word_losses(tokens[rows], group_memory, group_words)))
         names = ("caption_loss", "distractor_caption_loss")
         logged = {name: group_loss.detach() for name, group_loss in zip(names, losses)}
         return {"loss": torch.stack(losses).sum(), **logged}

@@ -180,6 +180,23 @@ class PCLTrunk(nn.Module):
         return self.cross_encoder.forward_repeated(visual, text, mask, query_positions)
 
 
+class MaskedWords(NamedTuple):
+    """The n masked words of a batch, caption by caption."""
+
+    positions: Tensor  # (B, Q) positions of each caption's masked words, padded
+    rows: Tensor  # (n,) indices of those that are not padding, in the flattened `positions`
+    ids: Tensor  # (n,) the original words
+
+
+def find_masked_words(batch: Batch) -> MaskedWords:
+    """Return the entry "masked_words" of a batch; if it is missing, compute it from `mlm_labels` (B, T), IGNORED at other positions."""
+    if "masked_words" in batch:
+        return batch["masked_words"]
+    labels = batch["mlm_labels"]
+    positions, rows = padded_nonzero(labels != IGNORED)
+    return MaskedWords(positions, rows, labels.gather(1, positions).flatten().index_select(0, rows))
+
+
 class EncodedPair(NamedTuple):
     """A pair after all encoders."""
 
@@ -277,15 +294,25 @@ class PCL(Captioner):
             ]
         return self.trunk.output_layer(hidden[:, 0]), new_cache
 
+    def word_mask(self, tokens: Tensor) -> Tensor:
+        """Return a mask (B, T - 1) of the words and EOS, see `Captioner.word_mask`."""
+        return tokens[:, 1:] != PAD
+
+    def host_entries(self, batch: Batch) -> Batch:
+        """Return the indices of the words that are predicted, see `Captioner.host_entries`."""
+        if self.objective == "masked" and "mlm_labels" in batch:
+            return {"masked_words": find_masked_words(batch)}
+        return super().host_entries(batch)
+
     def masked_logits(self, memory: list[KeyValue], batch: Batch) -> Tensor:
         """Compute logits (n, V) of the n masked words of `mlm_tokens` (B, T) from earlier words; `mlm_labels` marks masked positions."""
         tokens = batch["mlm_tokens"]
         attention_mask = _causal_mask(tokens.shape[1], memory[0][0].shape[2], tokens.device)
-        query_positions, is_masked = padded_nonzero(batch["mlm_labels"] != IGNORED)  # (B, Q) each; False at padding
+        masked_words = find_masked_words(batch)
         past_key_values = [(visual_key_value,) for visual_key_value in memory]
         x = self.trunk.embed_text(tokens)
-        hidden, _ = self.trunk.cross_encoder(x, attention_mask, past_key_values, query_positions)
-        return self.trunk.output_layer(hidden[is_masked])
+        hidden, _ = self.trunk.cross_encoder(x, attention_mask, past_key_values, masked_words.positions)
+        return self.trunk.output_layer(hidden.flatten(0, 1).index_select(0, masked_words.rows))
 
     def teacher_forced_logits(self, tokens: Tensor, memory: list[KeyValue]) -> Tensor:
         """Predict each word of given captions in the place of its own [MASK], as in `step`; see `Captioner.teacher_forced_logits`."""
@@ -356,14 +383,12 @@ class PCL(Captioner):
         after = batch["after"]
         memory, image_cls = self.encode_pair(repeat_batch(before, len(after)), after, self.distractor_head is not None)
         if self.objective == "masked":
-            labels = batch["mlm_labels"]  # the original word at masked positions, IGNORED elsewhere
             word_logits = self.masked_logits(memory, batch)
-            words = labels[labels != IGNORED]
+            words = find_masked_words(batch).ids
         else:
-            next_ids = batch["tokens"][:, 1:]
-            is_word = next_ids != PAD
-            word_logits = self.teacher_forced_logits(batch["tokens"], memory)[is_word]
-            words = next_ids[is_word]
+            indices = torch.cat(self.find_words(batch))
+            word_logits = self.teacher_forced_logits(batch["tokens"], memory).flatten(0, 1).index_select(0, indices)
+            words = batch["tokens"][:, 1:].flatten().index_select(0, indices)
         losses = {"word_loss": F.cross_entropy(word_logits, words, reduction="none")}
         if self.distractor_head is not None:
             change_logits = self.distractor_head(image_cls.flatten(1))  # (B, 2): nothing changed, something changed

@@ -5,9 +5,9 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from diffcap.data.masking import IGNORED
 from diffcap.lit.schedules import Schedule
 from diffcap.lit.training import TrainingModule, init_from
+from diffcap.methods.pcl.model import find_masked_words
 from diffcap.methods.pcl.pretraining_model import PCLPretraining
 
 # Parts of the model that only a stage with the task "fgvc" (classes of birds) has. `init_from` takes checkpoints with and without.
@@ -68,7 +68,7 @@ class Pretraining(TrainingModule):
 
         def mlm_losses(batch: dict[str, Any]) -> dict[str, Tensor]:
             logits = self.captioner.mlm_logits(batch)
-            words = batch["mlm_labels"][batch["mlm_labels"] != IGNORED]
+            words = find_masked_words(batch).ids
             losses = F.cross_entropy(logits, words, reduction="none")
             return {"mlm": losses, "mlm_accuracy": (logits.argmax(-1) == words).float()}
 

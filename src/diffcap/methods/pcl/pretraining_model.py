@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from diffcap.data.masking import IGNORED
 from diffcap.losses.gather import global_mean
 from diffcap.methods.pcl.losses import class_contrastive_loss, difference_aligning_loss, masked_visual_nce
-from diffcap.methods.pcl.model import EMBEDDING_EPS, PCLTrunk
+from diffcap.methods.pcl.model import EMBEDDING_EPS, PCLTrunk, find_masked_words
 from diffcap.models.captioner import Batch, constructor_arguments
-from diffcap.models.layers import Linear, UnbiasedLayerNorm, padded_nonzero
+from diffcap.models.decoder import flat_indices
+from diffcap.models.layers import Linear, UnbiasedLayerNorm
 from diffcap.utils.linear import linear
 
 
@@ -53,7 +53,7 @@ class PCLPretraining(nn.Module):
     Example:
         >>> model = PCLPretraining(10, 8, width=16, heads=2, ffn=24, cross_layers=1).eval()
         >>> maps = {"before": torch.randn(3, 8, 2, 2), "after": torch.randn(3, 8, 2, 2)}
-        >>> labels = torch.tensor([[IGNORED, 6, IGNORED]] * 3)  # the second word is masked
+        >>> labels = torch.tensor([[-1, 6, -1]] * 3)  # the second word is masked
         >>> text = {"mlm_tokens": torch.tensor([[1, 4, 2]] * 3), "mlm_labels": labels}
         >>> model.mlm({**maps, **text}).shape  # a loss for each masked word
         torch.Size([3])
@@ -96,6 +96,12 @@ class PCLPretraining(nn.Module):
         loss = torch.stack([parts[name] for name in self.fgvc_losses or parts]).sum()
         return {"loss": loss, **{name: part.detach() for name, part in parts.items()}}
 
+    def host_entries(self, batch: Batch) -> Batch:
+        """Return the indices of masked words or patches, see `Captioner.host_entries`."""
+        if "mlm_labels" in batch:
+            return {"masked_words": find_masked_words(batch)}
+        return {"patches": _find_patches(batch)} if "visual_mask" in batch else {}
+
     def _encode_images(self, maps: list[Tensor]) -> Tensor:
         """Encode one or two feature maps (B, C, h, w) without text: (B, 2 + N, D) or (B, 2 + 2 N, D)."""
         if len(maps) == 1:
@@ -105,15 +111,14 @@ class PCLPretraining(nn.Module):
     def mlm_logits(self, batch: Batch) -> Tensor:
         """Compute word logits (n, V) at the n masked positions, caption by caption."""
         visual = self._encode_images(_image_maps(batch))
-        masked_positions, is_masked = padded_nonzero(batch["mlm_labels"] != IGNORED)
-        query_positions = visual.shape[1] + 1 + masked_positions  # after the visual tokens and the text's [CLS]
+        masked_words = find_masked_words(batch)
+        query_positions = visual.shape[1] + 1 + masked_words.positions  # after the visual tokens and the text's [CLS]
         hidden = self.trunk.encode_jointly(visual, batch["mlm_tokens"], self.pad_mask, query_positions)
-        return self.trunk.output_layer(hidden[is_masked])
+        return self.trunk.output_layer(hidden.flatten(0, 1).index_select(0, masked_words.rows))
 
     def mlm(self, batch: Batch) -> Tensor:
         """Compute the loss (n,) of each masked word (MLM). `batch` has `mlm_tokens` and `mlm_labels`, (B, T) each."""
-        labels = batch["mlm_labels"]
-        return F.cross_entropy(self.mlm_logits(batch), labels[labels != IGNORED], reduction="none")
+        return F.cross_entropy(self.mlm_logits(batch), find_masked_words(batch).ids, reduction="none")
 
     def mvcl(self, batch: Batch) -> Tensor:
         """Compute the loss (n,) of each masked patch (MVCL).
@@ -133,8 +138,11 @@ class PCLPretraining(nn.Module):
         query_positions = patches + 1 + patches // patches_per_image  # each image's patches follow its [CLS]
         hidden = self.trunk.encode_jointly(visual, batch["tokens"], self.pad_mask, query_positions)
         predicted = self.regress(hidden, self.trunk.image_projection.weight)  # (B, 2 N, C)
-        negatives = predicted[~is_masked] if self.mvcl_negatives == "predictions" else features[~is_masked]
-        return masked_visual_nce(predicted[is_masked], features[is_masked], negatives, self.temperature)
+        predicted, features = predicted.flatten(0, 1), features.flatten(0, 1)
+        masked, others = _find_patches(batch)
+        negatives = (predicted if self.mvcl_negatives == "predictions" else features).index_select(0, others)
+        masked_vectors = predicted.index_select(0, masked), features.index_select(0, masked)
+        return masked_visual_nce(*masked_vectors, negatives, self.temperature)
 
     def fda_similarity(self, batch: Batch) -> Tensor:
         """Compute the cosines (B, 1 + K) of each pair with its caption and with the caption's K negatives."""
@@ -142,7 +150,8 @@ class PCLPretraining(nn.Module):
         visual = self._encode_images(_image_maps(batch))
         text_cls = visual.shape[1]  # position of the text's [CLS]
         second_cls = text_cls // 2 if "after" in batch else text_cls - 1  # single image: last
-        cls_positions = torch.tensor([0, second_cls, text_cls], device=visual.device)
+        places = torch.arange(text_cls + 1, device=visual.device)
+        cls_positions = torch.cat([places[:1], places[second_cls : second_cls + 1], places[text_cls:]])
         hidden = self.trunk.encode_jointly(visual, captions.flatten(0, 1), self.pad_mask, cls_positions)
         image_vectors = (hidden[:, 0] + hidden[:, 1]) / 2  # (B (1 + K), D)
         return torch.cosine_similarity(image_vectors, hidden[:, 2], dim=-1).view(captions.shape[:2])
@@ -168,6 +177,13 @@ class PCLPretraining(nn.Module):
             "matching": F.cross_entropy(self.matcher(pair_cls), is_same_class, reduction="none"),
             "contrast": class_contrastive_loss(image_cls, classes),
         }
+
+
+def _find_patches(batch: Batch) -> tuple[Tensor, Tensor]:
+    """Return the indices (n,) of the masked patches in the flattened `visual_mask`, and those (m,) of the other patches."""
+    if "patches" in batch:
+        return batch["patches"]
+    return flat_indices(batch["visual_mask"]), flat_indices(~batch["visual_mask"])
 
 
 def _image_maps(batch: Batch) -> list[Tensor]:

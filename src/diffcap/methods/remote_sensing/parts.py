@@ -154,9 +154,9 @@ class PixelOrFeatureCaptioner(Captioner):
         input_tokens = tokens[:, :-1]
         memory = self.encode(batch["before"], batch["after"])
         output = self.decoder(input_tokens, memory, None, self.is_key(input_tokens))
-        is_word = self.caption_mask(tokens)
-        logits = self.decoder.compute_logits(output.last_block.hidden[is_word])
-        return F.cross_entropy(logits, tokens[:, 1:][is_word], reduction="none")
+        words = torch.cat(self.find_words(batch))
+        logits = self.decoder.compute_logits(output.last_block.hidden.flatten(0, 1).index_select(0, words))
+        return F.cross_entropy(logits, tokens[:, 1:].flatten().index_select(0, words), reduction="none")
 
     def validation_losses(self, batch: Batch) -> dict[str, Tensor]:
         """Compute the word losses of validation pairs, see `Captioner.validation_losses`."""

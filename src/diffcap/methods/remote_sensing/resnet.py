@@ -40,7 +40,7 @@ class GlobalBatchNorm2d(nn.BatchNorm2d):
         # Subtract the running mean, which is equal on all ranks, so that the squares lose few digits if the mean is large.
         shift = self.running_mean.clone()
         centred = x.float() - shift[:, None, None]
-        own_num_values = centred.new_tensor([centred.numel() / centred.shape[1]])  # per channel
+        own_num_values = centred.new_full((1,), centred.numel() / centred.shape[1])  # per channel
         own_sums = centred.sum((0, 2, 3)), centred.square().sum((0, 2, 3))  # (C,) each
         sums = sum_over_ranks(torch.cat([*own_sums, own_num_values]))  # (2 C + 1,)
         num_values = sums[-1].detach()

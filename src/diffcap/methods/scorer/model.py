@@ -20,7 +20,7 @@ from diffcap.losses.gather import gather_rows, global_mean, world_size
 from diffcap.methods.scorer.losses import cross_view_nce, token_matching
 from diffcap.models.captioner import Batch, constructor_arguments
 from diffcap.models.cross_image import CrossImageCaptioner, CrossImageLayer, CrossImageOutput
-from diffcap.models.decoder import NULL, BlockOutput, WordDecoder, next_word_losses, pair_groups
+from diffcap.models.decoder import NULL, BlockOutput, WordDecoder, next_word_losses
 from diffcap.models.fast import add_repeated, linear_of_concatenation
 from diffcap.models.layers import Attention, BlockMemory, Dropout, GridEmbedding, Linear, Segments, repeat_batch
 from diffcap.utils.linear import linear
@@ -238,7 +238,7 @@ class SCORER(CrossImageCaptioner):
         encoded = self.run_encoder(before, after)
         hidden = self.decoder(tokens, self.fuse(before, after, encoded)).last_block.hidden  # (B, T, D)
         logits = self.decoder.compute_logits(hidden)
-        word_losses = [next_word_losses(logits[rows], tokens[rows]) for rows in pair_groups(before, after)]
+        word_losses = [next_word_losses(logits, tokens, words) for words in self.find_words(batch)]
         loss = torch.stack([global_mean(losses) for losses in word_losses]).mean()
         parts = {"caption_loss": loss}
         if self.logit_scale is not None and encoded is not None:

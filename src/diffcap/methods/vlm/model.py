@@ -271,8 +271,9 @@ class VLM(Captioner):
         inputs = self._without_bos(self.prepare_inputs(batch["before"], batch["after"]), tokens[:, :-1])
         self._forget_positions()
         logits = self.core(**inputs, use_cache=False, logits_to_keep=tokens.shape[1] - 1).logits
-        is_word = self.caption_mask(tokens)
-        return F.cross_entropy(logits[is_word].float(), tokens[:, 1:][is_word], reduction="none")
+        words = torch.cat(self.find_words(batch))
+        word_logits = logits.flatten(0, 1).index_select(0, words).float()
+        return F.cross_entropy(word_logits, tokens[:, 1:].flatten().index_select(0, words), reduction="none")
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
         """Return the mean cross-entropy of the captions' tokens over the global batch."""
