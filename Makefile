@@ -39,7 +39,7 @@ OF_NONE := $(if $(filter $(STAGES) serve $(MANY),$(MAKECMDGOALS)),$(if $(filter 
 UNUSED := $(filter $(OF_MANY) $(if $(filter $(STAGES),$(MAKECMDGOALS)),,$(OF_ONE)) $(OF_NONE),$(GIVEN))
 $(foreach name,$(UNUSED),$(error make $(MAKECMDGOALS) does not use $(name)=; omit it))
 
-.PHONY: help setup lock $(STAGES) ablation accuracy serve demo test test-all docs test-web lint shipped
+.PHONY: help setup lock $(STAGES) ablation accuracy serve demo test test-all docs test-web test-slurm lint shipped
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -136,6 +136,9 @@ docs: setup  ## the documentation as a site in site/
 
 test-web: setup  ## the page and the report in a real browser: Debian's chromium and chromium-driver, or CHROMIUM=/usr/bin/chromium
 	$(VENV)/pytest -q -n 0 tests/web/test_browser.py tests/report/test_browser.py --chromium $(or $(CHROMIUM),chromium) $(ARGS)
+
+test-slurm: setup  ## the stages on a SLURM cluster of two nodes that it starts on this machine: Debian, root, about 10 minutes
+	tests/slurm/run
 
 lint: setup  ## ruff and mypy
 	$(VENV)/ruff check . && $(VENV)/ruff format --check . && $(VENV)/mypy
