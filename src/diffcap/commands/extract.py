@@ -22,8 +22,11 @@ def extract_features(request: "Request") -> None:
         trainer_defaults={"logger": False, "enable_checkpointing": False, "use_distributed_sampler": False},
         args=request,  # type: ignore[arg-type]
     )
-    store, num_images = extract(cli.trainer, cli.model, cli.datamodule)
-    if not cli.trainer.is_global_zero or not (store / "complete").is_file():  # other shards are missing
+    store, num_images, num_left = extract(cli.trainer, cli.model, cli.datamodule)
+    if not cli.trainer.is_global_zero:
+        return
+    if num_left:
+        print(f"{store}: {num_images:,} images extracted, {num_left:,} are left to the other shards.")
         return
     unit = "image files read" if cli.model.from_files else "images extracted"
     print(f"{store}: {f'complete, {num_images:,} {unit}' if num_images else 'already complete'}.")

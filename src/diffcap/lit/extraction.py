@@ -73,6 +73,7 @@ class StoreFiller(BasePredictionWriter):
         self.writer = writer
         self.missing = missing
         self.problems: list[str] = []
+        self.num_left = 0  # missing images that belong to other shards, on the first rank after all have finished
         self._unwritten: tuple[RowNumbers, HostCopy] | None = None  # rows of the last batch and their features
 
     def write_on_batch_end(
@@ -112,16 +113,15 @@ class StoreFiller(BasePredictionWriter):
                 f"{problems[0].removesuffix('.')} ({count} of {self.writer.folder} could not be extracted, the others are stored; "
                 "`make data` lists all missing and broken images, and renders them again if diffcap renders this dataset)."
             )
-        if trainer.is_global_zero and (num_left := self.writer.finish()):
-            print(
-                f"{self.writer.folder}: {len(self.missing):,} images extracted, {num_left:,} are left to the other shards."
-            )
+        if trainer.is_global_zero:
+            self.num_left = self.writer.finish()
 
 
-def extract(trainer: pl.Trainer, model: Extraction, data: ImageData) -> tuple[Path, int]:
+def extract(trainer: pl.Trainer, model: Extraction, data: ImageData) -> tuple[Path, int, int]:
     """Extract the features that are missing or damaged in the store of a dataset, or those of them that are in the shard.
 
-    Returns the store's folder and the number of extracted images; with `from_files`, the number of files that were read.
+    Returns the store's folder, the number of extracted images (with `from_files`, of files that were read), and the number of images
+    that are left to other shards.
     """
     refuse_slow_bf16(trainer)
     dataset = read_dataset(data.folder)
@@ -143,14 +143,14 @@ def extract(trainer: pl.Trainer, model: Extraction, data: ImageData) -> tuple[Pa
     if model.from_files and data.shard:
         raise DiffcapError(f"--data.shard={data.shard}: BACKBONE=files stores no features; leave out the shard.")
     if model.from_files:
-        return folder, write_file_store(folder, paths, files, stamps, shape, meta)
+        return folder, write_file_store(folder, paths, files, stamps, shape, meta), 0
     writer = StoreWriter(folder, paths, shape, meta, stamps, data.own_rows if data.shard else None)
     missing = data.own_rows(writer.missing_rows())
     filler = StoreFiller(writer, missing)
     if not len(missing):
         if not (folder / "complete").is_file():
             filler.on_predict_end(trainer, model)
-        return folder, 0
+        return folder, 0, filler.num_left
     data.assign(missing, [root / path for path in writer.image_paths], model.backbone.preprocess, ranges)
     trainer.callbacks.append(filler)  # type: ignore[attr-defined]
     searches_kernels = torch.backends.cudnn.benchmark
@@ -159,4 +159,4 @@ def extract(trainer: pl.Trainer, model: Extraction, data: ImageData) -> tuple[Pa
         trainer.predict(model, datamodule=data, return_predictions=False)
     finally:
         torch.backends.cudnn.benchmark = searches_kernels
-    return folder, len(missing)
+    return folder, len(missing), filler.num_left
