@@ -67,9 +67,7 @@ class Ablation:
 
     title: str  # name of the row in the table
     pretrains: bool = False  # whether the row has the method's pre-training stage
-    removes: str | None = (
-        None  # captioner's argument that the row switches off; where it is off already, the row is skipped
-    )
+    removes: str | None = None  # captioner's argument that the row switches off; if it is off, the row is skipped
     extra: str = ""  # value of EXTRA, for a row that pre-trains on more datasets
 
 

@@ -131,9 +131,7 @@ def find_fault(stage_folder: Path) -> str | None:
     checkpoint = stage_folder / read_object(stage_folder / FINISHED)["checkpoint"]
     if not checkpoint.is_file():
         return f"{checkpoint.name} of the finished training is missing"
-    return (
-        None if recorded_weights(checkpoint) else f"{checkpoint.name} is not the file that the finished training wrote"
-    )
+    return None if recorded_weights(checkpoint) else f"{checkpoint.name} is not what the finished training wrote"
 
 
 def recorded_weights(checkpoint: Path) -> str | None:

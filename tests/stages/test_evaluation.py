@@ -69,7 +69,7 @@ def test_a_file_that_the_training_did_not_write_is_not_evaluated(
     runs = tmp_path / "runs"
     shutil.copytree(undisturbed / "finetune", runs / "finetune")
     shutil.copyfile(runs / "finetune/last.ckpt", runs / "finetune/best.ckpt")
-    output = f"{runs / 'finetune'}: best.ckpt is not the file that the finished training wrote; run `make finetune`"
+    output = f"{runs / 'finetune'}: best.ckpt is not what the finished training wrote; run `make finetune`"
     assert output in str(in_process(evaluation(blocks, runs)))
     (runs / "finetune/finished.json").write_text("")
     assert "finished.json is damaged" in str(in_process(evaluation(blocks, runs)))

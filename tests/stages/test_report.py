@@ -251,7 +251,7 @@ def test_captions_of_other_systems_are_rows(tmp_path: Path) -> None:
         (
             "PCL",
             "--predictions.PCL=0.json",
-            "--predictions: 'PCL' is also the name of a run; give another NAME in --predictions.NAME=FILE.",
+            "--predictions.PCL: a run also has this name; give the file another one.",
         ),
         ("PCL", '--predictions={"A": []}', "--predictions has a name without a file; give --predictions.NAME=FILE."),
         (

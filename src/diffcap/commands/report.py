@@ -72,9 +72,7 @@ def report(
     if not all(caption_files.values()):
         raise DiffcapError("--predictions has a name without a file; give --predictions.NAME=FILE.")
     if shared := [name for name in caption_files if name in run_folders]:
-        raise DiffcapError(
-            f"--predictions: {shared[0]!r} is also the name of a run; give another NAME in --predictions.NAME=FILE."
-        )
+        raise DiffcapError(f"--predictions.{shared[0]}: a run also has this name; give the file another one.")
     results = collect_results(Path(folder), split, run_folders, caption_files, features, seed, remark)
     rows, protocol, provenance = results.rows, results.protocol, results.provenance
     report_folder = Path(out)

@@ -146,12 +146,9 @@ def describe_clip(network: str) -> dict[str, Any]:
     import open_clip
 
     name, tag, settings = find_clip_weights(network)
-    adds_quick_gelu = settings.get("quick_gelu") and not open_clip.get_model_config(name).get("quick_gelu")
-    return {
-        "network": name,
-        **({"tag": tag} if ":" in network else {}),
-        **({"quick_gelu": True} if adds_quick_gelu else {}),
-    }
+    needs_quick_gelu = settings.get("quick_gelu") and not open_clip.get_model_config(name).get("quick_gelu")
+    entries = {"network": name, **({"tag": tag} if ":" in network else {})}
+    return {**entries, "quick_gelu": True} if needs_quick_gelu else entries
 
 
 def load_pretrained_clip(network: str) -> Any:

@@ -52,9 +52,7 @@ class WordPool:
         return words[rng.choices(indices, counts)[0]]
 
 
-_PoolKey = tuple[
-    str, str | None, str
-]  # tag ("NOUN"), kind of attribute ("size") or, without one, inflection (the ending "s")
+_PoolKey = tuple[str, str | None, str]  # tag ("NOUN"), attribute ("size") or, without one, inflection (ending "s")
 
 
 def _pool_key(word: str, tag: str) -> _PoolKey:

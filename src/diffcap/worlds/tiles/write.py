@@ -99,9 +99,7 @@ class RenderedPair:
 
     pair: Pair
     images: tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]  # before and after, (SIZE, SIZE, 3)
-    mask: npt.NDArray[
-        np.uint8
-    ]  # (SIZE, SIZE), 255 where an object was added or removed, in the scene without camera shift, else 0
+    mask: npt.NDArray[np.uint8]  # (SIZE, SIZE), 255 where an object was added or removed (without camera shift)
     boxes: dict[str, list[int] | None]  # "boxes" of an entry of `facts.json`
     captions: list[str]
 
