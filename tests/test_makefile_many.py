@@ -2,6 +2,7 @@
 
 # ruff: noqa: F811  the fixture of the tests of Make itself
 
+import itertools
 import shlex
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
@@ -22,23 +23,14 @@ finetune: {trainer: {max_steps: 7}}
 
 
 def test_the_rows_of_an_ablation_take_equal_steps_and_only_they_do(project: Path) -> None:
-    words = (
-        "SEEDS=1,2",
-        "ARGS=--steps=8",
-        "ABLATION=subtraction,scorer_cbr",
-        "FOLDER=data/x",
-        "PAIRS=60",
-        "TRAINER=smoke",
-    )
-    runs = logged(project, "ablation", "METHOD=scorer", "DATA=/x", *words)
+    words = "METHOD=scorer SEEDS=1,2 ABLATION=subtraction,scorer_cbr FOLDER=data/x DATA=/x PAIRS=60 TRAINER=smoke"
+    runs = logged(project, "ablation", "ARGS=--steps=8", *words.split())
     counts = {stage: len(found) for stage, found in runs.items()}
     assert counts == {"data": 1, "extract": 1, "finetune": 4, "eval": 4, "report": 1}
     assert runs["data"][0].endswith("--pairs 60 --seed 1234") and "--steps" not in str(runs)
-    places = {
-        f"runs/blocks/scorer-{row}-seed{seed}": (row, seed) for row in ("scorer_cbr", "subtraction") for seed in "12"
-    }
-    for place, (row, seed) in places.items():
-        (found,) = [options for options in runs["finetune"] if f"--run.out {place}/finetune " in options]
+    for row, seed in itertools.product(TITLES.values(), "12"):
+        place = f"--run.out runs/blocks/scorer-{row}-seed{seed}/finetune "
+        (found,) = [options for options in runs["finetune"] if place in options]
         assert f"--run.ablation {row} " in found and "--run.preset smoke" in found
         assert f"--seed_everything {seed} " in found and f"--data.seed {seed} " in found
         assert found.endswith("--trainer.max_steps=8 --trainer.val_check_interval=2")

@@ -17,7 +17,6 @@ from diffcap.utils.errors import DiffcapError, plain_errors
 DESCRIPTION = f"Image difference captioning. The stages of an experiment are also commands: {', '.join(COMMANDS)}."
 FUNCTIONS = {
     "caption": "diffcap.commands.caption:caption",
-    "benchmark": "diffcap.commands.benchmark:benchmark",
     "score": "diffcap.commands.score:score",
     "compare": "diffcap.report.comparison:compare",
     "audit": "diffcap.commands.audit:audit",
@@ -28,6 +27,7 @@ FUNCTIONS = {
     "pull": "diffcap.commands.interchange:pull",
     "serve": "diffcap.web.server:serve",
     "sweep": "diffcap.commands.sweep:sweep",
+    "benchmark": "diffcap.commands.benchmark:benchmark",
 }
 # What these commands accept beyond jsonargparse, the parser of command lines: a second argument, which becomes the option `second`;
 # options that are given several times (`list_options`) or have `several_values`; any number of arguments (`variadic`).
