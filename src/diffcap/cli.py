@@ -51,15 +51,6 @@ class CommandParser(OneLineErrorParser):
         return super().format_help(*formatter)
 
 
-def _replace_variables(words: list[str]) -> list[str]:
-    """Replace an experiment's variables (--dataset, ...) in the words after `serve` by `--checkpoint` and the experiment's checkpoint."""
-    variables, serve_options = parse(words)
-    unused = [name for name in variables if name not in RUN_VARIABLES]  # these determine the checkpoint
-    if unused:
-        raise DiffcapError(f"--{unused[0]} has no effect on the page; leave it out.")
-    return ["--checkpoint", str(Experiment(**variables).checkpoint), *serve_options] if variables else serve_options
-
-
 def main(arguments: list[str] | None = None) -> None:
     """Run `diffcap COMMAND ...`; without `arguments`, the process's own arguments are used."""
     words = sys.argv[1:] if arguments is None else arguments
@@ -77,7 +68,12 @@ def main(arguments: list[str] | None = None) -> None:
                 f"and the stages {', '.join(COMMANDS)}."
             )
         if words[:1] == ["serve"]:
-            words = ["serve", *_replace_variables(words[1:])]
+            # The variables of an experiment (--dataset, ...) are replaced by `--checkpoint` and the experiment's checkpoint.
+            variables, options = parse(words[1:])
+            if unused := [name for name in variables if name not in RUN_VARIABLES]:  # these determine the checkpoint
+                raise DiffcapError(f"--{unused[0]} has no effect on the page; leave it out.")
+            checkpoint = ["--checkpoint", str(Experiment(**variables).checkpoint)] if variables else []
+            words = ["serve", *checkpoint, *options]
         if words[:1] == ["sweep"] and "--" in words:
             end = words.index("--")
             words = [*words[:end], f"--options={json.dumps(words[end + 1 :])}"]

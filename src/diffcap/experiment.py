@@ -48,10 +48,7 @@ def _option(text: str, default: str = "") -> Any:
 
 @dataclass(kw_only=True)
 class Experiment:
-    """The variables of one experiment. An empty string is replaced by the default.
-
-    Error messages name a variable as make does: SEED= for `seed`.
-    """
+    """The variables of one experiment; an empty string is replaced by the default. Messages name them as make does: SEED= for `seed`."""
 
     dataset: str = _option("name of the dataset; blocks are scenes that diffcap renders", "blocks")
     method: str = _option("a file of configs/method, or a method of another package", "pcl")
@@ -290,10 +287,7 @@ def methods_with(has_property: Callable[[Method], bool]) -> str:
 
 
 def _read_config(path: Path, explicit_values: dict[str, str]) -> tuple[dict[str, str], dict[str, Any]]:
-    """Read a CONFIG file: an experiment file, or the config.yaml that a training stage wrote.
-
-    Returns the file's variables, and its options: stage -> options. `explicit_values` are the variables of the command line.
-    """
+    """Return the variables of an experiment file or a stage's config.yaml, and stage -> options. `explicit_values`: the command line's."""
     if not path.is_file():
         raise DiffcapError(f"CONFIG={path}: no such file; give a YAML file, or the config.yaml of a run's stage.")
     content = read_settings(path)

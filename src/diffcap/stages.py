@@ -71,16 +71,6 @@ class Stage:
     is_parallel: bool = False  # True if it can run in several processes
 
 
-def _data(e: Experiment) -> Settings:
-    return {
-        "dataset": e.dataset,
-        "out": e.folder,
-        "source": expand_home(e.data) or None,
-        "seed": int(e.seed) if e.dataset_spec.rendered else None,
-        "pairs": int(e.pairs) if e.pairs and e.dataset_spec.pairs else None,
-    }
-
-
 def _extract(e: Experiment) -> Settings:
     """Return the settings to extract features, from the backbone's file, or to import features that a method's authors published."""
     if e.features_from:
@@ -227,7 +217,13 @@ _evaluation_stage = partial(
 STAGES = {
     "data": Stage(
         body="diffcap.commands.data:prepare",
-        settings=_data,
+        settings=lambda e: {
+            "dataset": e.dataset,
+            "out": e.folder,
+            "source": expand_home(e.data) or None,
+            "seed": int(e.seed) if e.dataset_spec.rendered else None,
+            "pairs": int(e.pairs) if e.pairs and e.dataset_spec.pairs else None,
+        },
         needs=lambda e: [],
         folder=lambda e: Path(e.folder),
         products=("manifest.jsonl", "dataset.json"),

@@ -100,10 +100,7 @@ def push(
     license: str = "other",
     private: bool = False,
 ) -> str:
-    """Upload a captioner as model.safetensors and config.json, with a model card. Return the URL of the repository.
-
-    The metrics.json and PNG files of an earlier upload are deleted from the repository. The arguments are those of `diffcap push`.
-    """
+    """Upload a captioner with a model card, delete metrics.json and PNG files of an earlier upload, and return the repository's URL."""
     check_repository_name(name)
     checkpoint = Path(checkpoint)
     content = read_checkpoint(checkpoint)
@@ -193,7 +190,11 @@ def model_card(
     base_on_hub = hyperparameters.get("base") if hyperparameters.get("revision") else None  # None for a local folder
     backbone = ", ".join(str(features[key]) for key in ("library", "network", "stage") if features.get(key))
     protocol = (scores.metrics or {}).get("protocol") or {}
-    groups = _percentages(scores.metrics["groups"]) if scores.metrics else {}
+    groups = {  # group of pairs ("total", ...) -> scores of `METRIC_COLUMNS` times 100, without values that are not numbers
+        group: {name: round(100 * row[name], 2) for name in METRIC_COLUMNS if isinstance(row.get(name), int | float)}
+        for group, row in (scores.metrics["groups"] if scores.metrics else {}).items()
+        if isinstance(row, dict)
+    }
     results = [
         EvalResult(
             task_type=TASK,
@@ -237,12 +238,3 @@ def model_card(
         images=images,
     )
     return f"{card}\n"
-
-
-def _percentages(groups: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """Return the scores of `METRIC_COLUMNS` times 100 for each group of pairs ("total", ...), without values that are not numbers."""
-    return {
-        group: {name: round(100 * row[name], 2) for name in METRIC_COLUMNS if isinstance(row.get(name), int | float)}
-        for group, row in groups.items()
-        if isinstance(row, dict)
-    }

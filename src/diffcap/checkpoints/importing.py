@@ -1,7 +1,4 @@
-"""Import official checkpoints, which are those that the authors of a method released, without running pickled code.
-
-Each method has an `Importer`. Most hyperparameters follow from the shapes of the weights; `ImportOptions` has the others.
-"""
+"""Import official checkpoints, those of a method's authors, without running code. What weights do not tell is in `ImportOptions`."""
 
 import json
 import re
@@ -183,7 +180,11 @@ def import_official(
     with wrap_errors(path, f"its weights do not fit {method}", "check the options, or download it again"):
         renamed = importer.rename(state, stage)
         if official_ids is not None and official_ids != list(range(len(official_ids))):
-            renamed = _reorder_words(renamed, official_ids)
+            # In each parameter with one row per word, the new row i is the official row `official_ids[i]`.
+            layers = "word_embedding.weight", "output_layer.weight", "output_layer.bias"
+            endings = (*layers, "decoder.embedding.weight", "decoder.logit.weight", "decoder.logit.bias")
+            rows = torch.tensor(official_ids)
+            renamed = {name: value[rows] if name.endswith(endings) else value for name, value in renamed.items()}
         checkpoint = {
             "diffcap": {
                 "format": FORMAT,
@@ -225,14 +226,6 @@ def _read_vocabulary(
             f"{path}: a checkpoint of {method} contains no words; give its {importer.vocabulary_file} as --vocabulary FILE."
         )
     return read_word_ids(vocabulary, cast(LayoutName, importer.vocabulary_layout))
-
-
-def _reorder_words(state: dict[str, Tensor], official_ids: Sequence[int]) -> dict[str, Tensor]:
-    """In each parameter with one row per word, reorder the rows: the new row i is the official row `official_ids[i]`."""
-    rows = torch.tensor(official_ids)
-    layers = "word_embedding.weight", "output_layer.weight", "output_layer.bias"
-    endings = (*layers, "decoder.embedding.weight", "decoder.logit.weight", "decoder.logit.bias")
-    return {name: value[rows] if name.endswith(endings) else value for name, value in state.items()}
 
 
 def rename(state: Mapping[str, Tensor], rules: Sequence[Rule], system: str) -> dict[str, Tensor]:

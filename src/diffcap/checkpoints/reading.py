@@ -154,10 +154,7 @@ def write_folder(folder: str | Path, content: dict[str, Any]) -> None:
 
 
 def weights_hash(content: dict[str, Any]) -> str:
-    """Return the SHA-256 (hexadecimal) of the captioner's weights, which is the same for a file and its exported form.
-
-    The files of two equal trainings differ, because they contain the training time; their weights are equal.
-    """
+    """Return the SHA-256 (hexadecimal) of the captioner's weights: equal for a file and its exported form, and for equal trainings."""
     digest = hashlib.sha256()
     for name, value in sorted(weights_of(content).items()):
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())

@@ -39,10 +39,7 @@ def caption_scene(
     length_penalty: float,
     batch_size: int,
 ) -> None:
-    """Caption the tiles of a scene and write the changes; arguments as in `diffcap caption`.
-
-    `model_options` are the arguments of `load_captioner`; `load` returns the captioner.
-    """
+    """Caption the tiles of a scene and write the changes; arguments as in `diffcap caption`. `load` returns the captioner."""
     out_files = _check_outputs(out)
     chosen_bands = _parse_numbers(bands, "--bands", "one band or three, such as 4,3,2", (1, 3), int)
     percentiles = _parse_numbers(stretch, "--stretch", "two percentiles, such as 2,98", (2,), float)
@@ -58,7 +55,8 @@ def caption_scene(
     from diffcap.models.generation import check_search
     from diffcap.scenes import raster
     from diffcap.scenes.captioning import IDENTICAL, NO_DATA, PARTIAL_SUFFIX, PartialResults, caption_tiles
-    from diffcap.scenes.writing import check_georeference, merge_tiles
+    from diffcap.scenes.map import write_map
+    from diffcap.scenes.writing import check_georeference, merge_tiles, write_csv, write_geojson
     from diffcap.utils.progress import progress_bar
 
     check_search(beam, length_penalty, "--beam")
@@ -122,7 +120,12 @@ def caption_scene(
             "note": captioner.domain_note,  # warning about images unlike those of the training
         }
         for path in out_files:
-            _write(path, changes, scene, overview, band_range, metadata)
+            if path.suffix.lower() == ".geojson":
+                write_geojson(path, changes, scene, metadata)
+            elif path.suffix.lower() == ".csv":
+                write_csv(path, changes, scene, metadata["note"])
+            else:
+                write_map(path, changes, scene, overview, band_range, metadata)
     partial_file.unlink()
     left_out = ", ".join(f"{counts[key]:,} {text}" for key, text in _UNREPORTED_TILES.items())
     num_changes = f"{len(changes):,} change{'' if len(changes) == 1 else 's'}"
@@ -161,16 +164,3 @@ def _file_identity(path: str) -> list[Any]:
     """Return the name, the size and the time of a file, by which a replaced file is detected."""
     status = Path(path).stat()
     return [Path(path).name, status.st_size, status.st_mtime_ns]
-
-
-def _write(path: Path, changes: Any, scene: Any, overview: Any, band_range: Any, metadata: dict[str, Any]) -> None:
-    from diffcap.scenes.map import write_map
-    from diffcap.scenes.writing import write_csv, write_geojson
-
-    suffix = path.suffix.lower()
-    if suffix == ".geojson":
-        write_geojson(path, changes, scene, metadata)
-    elif suffix == ".csv":
-        write_csv(path, changes, scene, metadata["note"])
-    else:
-        write_map(path, changes, scene, overview, band_range, metadata)

@@ -42,7 +42,13 @@ class PairTable:
         self.first_caption = np.cumsum(self.caption_counts) - self.caption_counts  # (pairs,) index in `captions`
         distinct_tokens, caption_rows = self.encode_distinct(self.captions)
         self.tokens = distinct_tokens[caption_rows]  # (captions, T) padded ids
-        self.swapped_store_rows = self._swap_images(pairs)
+        # `store_rows` with the default and the nonsemantic image swapped in the scenes that have both (SCORER, DIRL)
+        self.swapped_store_rows = self.store_rows.copy()
+        nonsemantic_rows = {pair.before: row for pair, row in zip(pairs, self.store_rows[:, -1]) if pair.is_distractor}
+        for index, pair in enumerate(pairs):
+            if pair.before in nonsemantic_rows:
+                other_row = self.store_rows[index, 0 if pair.is_distractor else 1]
+                self.swapped_store_rows[index] = (nonsemantic_rows[pair.before], other_row)
 
     def encode_distinct(self, captions: Iterable[str]) -> tuple[np.ndarray, np.ndarray]:
         """Return the padded ids of the distinct captions, (d, max_length), and the row of each caption in them, (captions,)."""
@@ -68,15 +74,6 @@ class PairTable:
                 length = next(length for length in lengths if self.vocabulary.encode(caption, length) == whole_ids)
                 needed_length = max(needed_length, length)
         return num_cut, needed_length
-
-    def _swap_images(self, pairs: Sequence[ChangePair]) -> np.ndarray:
-        """Return `store_rows` with the default and the nonsemantic image swapped in the scenes that have both (SCORER, DIRL)."""
-        nonsemantic_rows = {pair.before: row for pair, row in zip(pairs, self.store_rows[:, -1]) if pair.is_distractor}
-        swapped = self.store_rows.copy()
-        for index, pair in enumerate(pairs):
-            if pair.before in nonsemantic_rows:
-                swapped[index] = (nonsemantic_rows[pair.before], self.store_rows[index, 0 if pair.is_distractor else 1])
-        return swapped
 
     def images(self, pair_indices: np.ndarray, is_swapped: np.ndarray | None = None) -> Batch:
         """Return the feature maps of some pairs, {"before", "after"}: (B, C, h, w) each, in the store's type (float16 or uint8).

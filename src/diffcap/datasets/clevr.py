@@ -1,7 +1,4 @@
-"""Readers of CLEVR-Change and CLEVR-DC. The rendered dataset `blocks` has the same files as CLEVR-Change.
-
-A distractor is a pair without a change; its after image shows the same scene from another viewpoint.
-"""
+"""Readers of CLEVR-Change (also for the rendered `blocks`) and CLEVR-DC. A distractor is a pair without change, from another viewpoint."""
 
 import re
 from collections import Counter
@@ -222,10 +219,7 @@ def read_clevr_dc(folder: Path) -> list[ChangePair]:
 
 
 def vote_change_type(captions: Sequence[str]) -> str | None:
-    """Return the change type that most captions name, or None if two types are named equally often or no type is named.
-
-    The types are "color", "material", "add", "drop", "move", and "none" for no change.
-    """
+    """Return the change type ("color", "material", "add", "drop", "move", "none") that most captions name; None for a tie or no type."""
     num_votes = Counter(sentence_type for sentence_type in map(_type_of_sentence, captions) if sentence_type)
     ranked = num_votes.most_common(2)
     return ranked[0][0] if ranked and (len(ranked) == 1 or ranked[0][1] > ranked[1][1]) else None

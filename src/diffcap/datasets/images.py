@@ -46,7 +46,11 @@ def check_images(
     from diffcap.utils.progress import progress_bar
 
     root, cache_file = Path(root), Path(cache_file) if cache_file and check == "decode" else None
-    cached_stamps = _read_stamps(cache_file, root) if cache_file else {}
+    cached_stamps: dict[str, list[Any]] = {}  # empty if the file is missing or has other content: check all images
+    if cache_file:
+        with suppress(DiffcapError, KeyError, TypeError, ValueError):
+            content = read_json(cache_file)
+            cached_stamps = dict(content["images"]) if content["root"] == str(root.absolute()) else {}
     stamps: dict[str, list[Any]] = {}
     problems: list[Problem] = []
     # Threads use all cores, because reading and decoding release the interpreter lock.
@@ -133,11 +137,3 @@ def _check_image(image_file: Path, check: str, cached_stamp: list[Any] | None) -
 
 def _describe_error(error: Exception) -> str:
     return f"broken: {' '.join(str(error).split()) or type(error).__name__}"
-
-
-def _read_stamps(cache_file: Path, root: Path) -> dict[str, list[Any]]:
-    try:
-        content = read_json(cache_file)
-        return dict(content["images"]) if content["root"] == str(root.absolute()) else {}
-    except (DiffcapError, KeyError, TypeError, ValueError):
-        return {}  # the file is missing or has other content: check all images

@@ -51,10 +51,7 @@ PREPROCESSING = ResizeNormalize((HEIGHT, WIDTH), (0.5, 0.5, 0.5), (0.25, 0.25, 0
 
 
 class BlocksNetwork(nn.Module):
-    """Turns images (B, 3, 96, 128) into features (B, 107, 4, 6).
-
-    `norm` adds batch norm for training. Before the network ships, `weights.fuse_batch_norms` merges it into the convolutions.
-    """
+    """Turns images (B, 3, 96, 128) into features (B, 107, 4, 6). `norm` adds batch norm for training; `fuse_batch_norms` merges it."""
 
     mean: Tensor  # (107,) mean of each channel over scenes and cells, from the training
     scale: Tensor  # (107,) standard deviation of each channel

@@ -33,10 +33,7 @@ PREPROCESSING = ResizeNormalize((IMAGE_SIZE, IMAGE_SIZE), (0.5, 0.5, 0.5), (0.25
 
 
 class TilesNetwork(nn.Module):
-    """Turns images (B, 3, 256, 256) into features (B, 72, 8, 8).
-
-    `norm` adds batch norm for training. Before the network ships, `weights.fuse_batch_norms` merges it into the convolutions.
-    """
+    """Turns images (B, 3, 256, 256) into features (B, 72, 8, 8). `norm` adds batch norm for training; `fuse_batch_norms` merges it."""
 
     mean: Tensor
     scale: Tensor

@@ -24,10 +24,7 @@ Network = TypeVar("Network", bound=nn.Module)
 
 
 def read_state_dict(path: str | Path, option: str | None = None) -> dict[str, Tensor]:
-    """Read a state dict from a `.safetensors` file, or from a `.pth`, `.pt` or `.bin` file (without executing code).
-
-    Messages name `option`, with which the user gave the path; by default this is WEIGHTS, a variable of `make`.
-    """
+    """Read a state dict from a `.safetensors`, `.pth`, `.pt` or `.bin` file without executing code; messages name its `option`."""
     path = Path(path)
     if not path.is_file():
         raise DiffcapError(f"{path}: no weights file there; check the path given as {option or WEIGHTS_VARIABLE}.")

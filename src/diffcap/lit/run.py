@@ -201,7 +201,14 @@ class TrainingCLI(StageCLI):
         keep = self.config.run.pop("keep", None)
         if keep is not None:
             self.config.run.keep_last_k = keep
-        self._replace_former_options()
+        for former, name in _FORMER_OPTIONS.items():  # options of earlier versions; some keep their value
+            value = self.config.model.pop(former, None)
+            if value and name == "model.initial_weights" and name in self.config:
+                self.config[name] = value
+            elif value:
+                raise DiffcapError(
+                    f"model.{former} is {value}, but that option was replaced by {name}; see `{former}` in CHANGELOG.md."
+                )
         self.settings = RunSettings(**self.config.run.as_dict())
         if {TRIAL_VARIABLE, WANDB_SWEEP} & set(os.environ):  # each trial of a sweep has its own folder
             name = os.environ.get(TRIAL_VARIABLE) or os.environ.get("WANDB_RUN_ID", "run")
@@ -244,17 +251,6 @@ class TrainingCLI(StageCLI):
                 command = shlex.join([sys.executable, *words])
                 raise DiffcapError(
                     f"{parent}: {fault}; train that stage with `{command}`, then run this command again."
-                )
-
-    def _replace_former_options(self) -> None:
-        """Rename options of earlier versions where the value stays the same; raise an error for the others."""
-        for former, name in _FORMER_OPTIONS.items():
-            value = self.config.model.pop(former, None)
-            if value and name == "model.initial_weights" and name in self.config:
-                self.config[name] = value
-            elif value:
-                raise DiffcapError(
-                    f"model.{former} is {value}, but that option was replaced by {name}; see `{former}` in CHANGELOG.md."
                 )
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:

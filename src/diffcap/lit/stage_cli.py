@@ -88,10 +88,7 @@ class StageTrainer(Trainer):
 
 
 class StageCLI(LightningCLI):
-    """LightningCLI for one stage, with its classes fixed: `--model.lr=1e-4 --data.batch_size=64 --trainer.devices=2`.
-
-    If stderr is a terminal, a progress bar is shown there, unless `--trainer.enable_progress_bar=false`.
-    """
+    """LightningCLI for one stage, with its classes fixed: `--model.lr=1e-4 --trainer.devices=2`. A terminal shows a progress bar."""
 
     def __init__(self, *classes: Any, **options: Any) -> None:
         defaults: dict[str, Any] = {

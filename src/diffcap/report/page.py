@@ -57,10 +57,7 @@ class Page:
 
 
 def render(page: Page) -> str:
-    """Render the page as one HTML document.
-
-    Text from data (captions, ids, names) is escaped. A content security policy allows only the page's own script and no requests.
-    """
+    """Render the page as one HTML document. Text from data is escaped; a security policy allows only its own script and no requests."""
     script = "\n".join(read_resource(name) for name in _SCRIPT_NAMES)
     index, blocks = page_data(page)
     encoded_maps = [maps for system in page.systems.values() for maps in system.attention.values()]

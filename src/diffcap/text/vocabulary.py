@@ -25,10 +25,7 @@ _UNDIVIDED_WORDS = re.compile(f"[{_EAST_ASIAN}]{{4,}}|[{_SOUTH_EAST_ASIAN}]{{16,
 
 
 def tokenize(text: str) -> list[str]:
-    """Split a sentence into lower-case words and single punctuation marks; "animal 1" becomes "animal1".
-
-    The tokens stay the same if they are joined with spaces and split again.
-    """
+    """Split a sentence into lower-case words and single punctuation marks; "animal 1" becomes "animal1". Tokens stay as they are."""
     return _TOKEN_PATTERN.findall(_ANIMAL_PATTERN.sub(r"animal\1", " ".join(_TOKEN_PATTERN.findall(text.lower()))))
 
 
@@ -121,10 +118,7 @@ class Vocabulary:
         return len(self.tokens)
 
     def encode(self, caption: str | Sequence[str], max_length: int) -> list[int]:
-        """Turn a caption (a sentence or a list of tokens) into ids: bos, the words, eos, without padding.
-
-        Words that do not fit into a padded sequence of `max_length` ids are cut off.
-        """
+        """Turn a caption (a sentence or a list of tokens) into at most `max_length` ids: bos, the words, eos, without padding."""
         max_words = max_length - 2 - self._rules.num_reserved
         if max_words < 1:
             least = 3 + self._rules.num_reserved

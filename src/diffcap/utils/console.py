@@ -133,10 +133,7 @@ def echo(*lines: str, err: bool = False) -> None:
 
 
 def print_json(value: Any, indent: int | None = 2) -> None:
-    """Print JSON without escaping letters.
-
-    Control characters are escaped. If stdout cannot encode a letter, as in a file name that is not UTF-8, all non-ASCII letters are.
-    """
+    """Print JSON; escape control characters, and all non-ASCII letters if stdout cannot encode one (a file name that is not UTF-8)."""
     text = json.dumps(value, indent=indent, ensure_ascii=False)
     text = "\n".join(CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", line) for line in text.split("\n"))
     try:

@@ -44,7 +44,13 @@ def load_clip(module: Any, weights: str | None, vocabulary: AnyVocabulary) -> No
         if not isinstance(network, str):
             raise DiffcapError("model.initial_weights is default, but the network has no name; give a file, or random.")
         official = load_pretrained_clip(network)
-        _check_activation(official.visual, module.images.visual, network)
+        visuals = official.visual, module.images.visual
+        trained_with, built_with = (type(visual.transformer.resblocks[0].mlp.gelu).__name__ for visual in visuals)
+        if trained_with != built_with:
+            raise DiffcapError(
+                f"the weights of {network} were trained with {trained_with}, and the network is built with {built_with}; set "
+                f"model.captioner.init_args.network to {network}-quickgelu in both stages."
+            )
         state = dict(official.state_dict())
     else:
         state = read_state_dict(weights)
@@ -107,17 +113,6 @@ def _select_tokens(vectors: Tensor, token_ids: Tensor, needed_ids: list[int], in
     selected = initial.clone()
     selected[is_known] = vectors[torch.tensor(known_rows, dtype=torch.int64)]
     return selected
-
-
-def _check_activation(official: Any, ours: Any, network: str) -> None:
-    """Raise a DiffcapError if the network `ours` has another form of GELU than its pretrained weights need."""
-    trained_with = type(official.transformer.resblocks[0].mlp.gelu).__name__
-    built_with = type(ours.transformer.resblocks[0].mlp.gelu).__name__
-    if trained_with != built_with:
-        raise DiffcapError(
-            f"the weights of {network} were trained with {trained_with}, and the network is built with {built_with}; set "
-            f"model.captioner.init_args.network to {network}-quickgelu in both stages."
-        )
 
 
 def _rename(state: dict[str, Tensor], module: Any) -> dict[str, Tensor]:

@@ -240,10 +240,7 @@ def backbone_rules(prefix: str) -> tuple[Rule, ...]:
 
 
 def restore_entries(renamed: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Restore what the import removed: the last two dimensions of 1 x 1 convolutions' weights, and the counters of batch norms.
-
-    The counter, `num_batches_tracked`, is not used, so it is set to 0.
-    """
+    """Restore what the import removed: 1 x 1 dimensions of convolutions' weights, and the unused counters of batch norms, here 0."""
     state = dict(renamed)
     for name, value in renamed.items():
         is_convolution = name.startswith("images.network.") or ".branch." in name

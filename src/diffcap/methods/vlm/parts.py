@@ -71,10 +71,7 @@ def without_checkpointing(model: nn.Module) -> Iterator[None]:
 
 
 def choose_trained(model: Any, trained: Trained, rank: int, alpha: int, dropout: float, targets: LoraTargets) -> Any:
-    """Freeze the parameters of a model of transformers that are not trained. Return the model; for LoRA, PEFT's wrapper of it.
-
-    The arguments are those of `VLM`, without the prefix "lora_".
-    """
+    """Freeze the parameters that are not trained; arguments as in `VLM`, without "lora_". Return the model, or PEFT's wrapper of it."""
     if trained == "all":
         return model
     model.requires_grad_(False)
