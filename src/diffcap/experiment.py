@@ -371,10 +371,7 @@ def _values_of_run(path: Path, content: dict[str, Any], explicit_values: dict[st
 
 
 def parse(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Split a command line into the variables of an experiment and the options of the stage.
-
-    A variable is given as `--features_from X`, `--features-from=X` or `--FEATURES_FROM X`; all words after `--` are options of the stage.
-    """
+    """Split words into variables (`--features_from X`, `--features-from=X`, `--FEATURES_FROM X`) and options (also all after `--`)."""
     variables: dict[str, str] = {}
     stage_options: list[str] = []
     remaining = list(words)

@@ -1,7 +1,4 @@
-"""Read and write the records of image pairs and their captions, and also JSON and small text files.
-
-A prepared dataset has the files `manifest.jsonl`, with one `ChangePair` per line, and `dataset.json`, with counts and settings.
-"""
+"""Read and write JSON, small text files and prepared datasets: `manifest.jsonl` (a `ChangePair` per line) and `dataset.json` (counts)."""
 
 import hashlib
 import json

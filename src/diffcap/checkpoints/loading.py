@@ -122,10 +122,7 @@ def build_pretraining(content: dict[str, Any]) -> Any:
 def build_captioner(
     content: dict[str, Any], path: str | Path, base: str | Path | None = None
 ) -> tuple[Captioner, AnyVocabulary]:
-    """Build a captioner and its vocabulary from a checkpoint's content, as `read_checkpoint` returns it.
-
-    If the parts do not fit together, this can raise any error. `path` is for messages, and `base` is as in `load`.
-    """
+    """Build a captioner and its vocabulary from the content of `read_checkpoint`; parts that do not fit can raise any error."""
     metadata = content["diffcap"]
     captioner_class: type[Captioner] = import_object(methods()[metadata["method"]].captioner)
     parser = ArgumentParser(exit_on_error=False)
@@ -133,7 +130,13 @@ def build_captioner(
     arguments = parser.parse_object(metadata["hyperparameters"]).as_dict()  # with types checked
     if captioner_class.on_base_model:  # only weights added to a vision-language model are stored
         captioner_class.check_state(arguments, weights_of(content))  # before the base model is loaded
-        arguments |= _base_replacement(path, arguments, base)
+        if base is not None:
+            arguments |= {"base": str(base), "revision": None if Path(base).is_dir() else arguments["revision"]}
+        elif not Path(arguments["base"]).is_dir() and not is_repository_name(arguments["base"]):
+            raise MissingBaseModel(
+                f"{path}: its base model {arguments['base']} is not on this machine; give its folder as --base FOLDER to diffcap caption, "
+                "eval, export or serve."
+            )
     elif base is not None:
         raise DiffcapError(f"{path}: its captioner has no base model; remove --base.")
     else:
@@ -150,19 +153,6 @@ def build_captioner(
         raise ValueError(f"its vocabulary_layout is {vocabulary.layout}, not {captioner.vocabulary_layout}")
     _check_sizes(captioner, metadata["max_length"], metadata["features"]["shape"])
     return captioner, vocabulary
-
-
-def _base_replacement(path: str | Path, arguments: dict[str, Any], base: str | Path | None) -> dict[str, Any]:
-    """Return the arguments of a captioner that change because of `base`; without `base`, check that the base model is still there."""
-    if base is not None:
-        return {"base": str(base), "revision": None if Path(base).is_dir() else arguments["revision"]}
-    base_in_training = arguments["base"]
-    if not Path(base_in_training).is_dir() and not is_repository_name(base_in_training):
-        raise MissingBaseModel(
-            f"{path}: its base model {base_in_training} is not on this machine; give its folder as --base FOLDER to diffcap caption, eval, "
-            "export or serve."
-        )
-    return {}
 
 
 def _check_sizes(captioner: Any, max_length: int, shape: list[int]) -> None:

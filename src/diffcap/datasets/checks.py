@@ -1,7 +1,4 @@
-"""Functions with which several readers of datasets read and check files.
-
-A `place`, such as "train.json, line 3", states in which line or entry of which file a value is. Error messages begin with it.
-"""
+"""Functions with which readers of datasets read and check files. A `place`, such as "train.json, line 3", begins error messages."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath

@@ -4,7 +4,6 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from diffcap.datasets.checks import check_sentences, check_unique, find_file, read_object
 from diffcap.records import SPLITS, ChangePair, read_json_lines
@@ -36,7 +35,12 @@ def read_clevr_change(folder: Path) -> list[ChangePair]:
         content = read_object(path, "captions", _REMEDY)
         captions_by_file[name] = {key: check_sentences(value, str(path), key) for key, value in content.items()}
     splits = _read_splits(folder / "splits.json")
-    extras = _read_extras(folder / "scenes.json")
+    scenes_file = folder / "scenes.json"
+    extras = {}  # "000123.png" -> (`ChangePair.extra` of the change pair, that of the distractor)
+    for image, scene in (read_object(scenes_file, "scenes") if scenes_file.is_file() else {}).items():
+        change_extra = {key: scene[key] for key in ("boxes", "viewpoint_iou", "changed") if key in scene}
+        iou_key = "viewpoint_iou_distractor"  # overlap of both images' viewpoints, 1 if these are equal
+        extras[image] = change_extra, ({"viewpoint_iou": scene[iou_key]} if iou_key in scene else {})
     image_names = [f"CLEVR_default_{number:06d}.png" for numbers in splits.values() for number in numbers]
     for captions_name, captions_of_image in captions_by_file.items():
         uncaptioned = [name for name in image_names if name not in captions_of_image]
@@ -93,16 +97,6 @@ def _read_change_types(file: Path) -> dict[str, str]:
                     f"{file}: {image!r} is listed under {first_type!r} and under {change_type!r}; keep one."
                 )
     return change_types
-
-
-def _read_extras(file: Path) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
-    """Return "000123.png" -> (`ChangePair.extra` of the change pair, that of the distractor); {} if the file does not exist."""
-    extras = {}
-    for image, scene in (read_object(file, "scenes") if file.is_file() else {}).items():
-        change_extra = {key: scene[key] for key in ("boxes", "viewpoint_iou", "changed") if key in scene}
-        iou_key = "viewpoint_iou_distractor"  # overlap of both images' viewpoints, 1 if these are equal
-        extras[image] = change_extra, ({"viewpoint_iou": scene[iou_key]} if iou_key in scene else {})
-    return extras
 
 
 _IMAGE_NAME = re.compile(r"CLEVR_(default|semantic|nonsemantic)_(\d{1,9})(?:\.png)?")

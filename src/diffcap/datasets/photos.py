@@ -1,7 +1,4 @@
-"""Readers of Spot-the-Diff, Image-Editing-Request and Birds-to-Words, which consist of photos and sentences that people wrote.
-
-Pairs are sorted by split, then by their place in the file. A `place`, such as "train.json, entry 3", begins an error message about a row.
-"""
+"""Readers of Spot-the-Diff, Image-Editing-Request and Birds-to-Words. Pairs are sorted by split, then by their place in the file."""
 
 import re
 from collections.abc import Iterator

@@ -1,7 +1,4 @@
-"""Groups of pairs that are scored together ("total", "distractor", "color", ...), and the content of `metrics.json`.
-
-The protocol of a score is a dict that says how it was computed: dataset, split, tokenizer, metrics, number of pairs, and so on.
-"""
+"""Groups of pairs that are scored together ("total", "color", ...), and `metrics.json`, whose protocol says how it was computed."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,4 @@
-"""Retrieval of image pairs by captions and of captions by image pairs: recall and mean rank, as CLIP4IDC's authors report them.
-
-Letters: P pairs, C captions, E embedding width.
-"""
+"""Retrieval of image pairs by captions and the reverse, as in CLIP4IDC. Letters: P pairs, C captions, E embedding width."""
 
 from typing import Any, Literal
 

@@ -1,7 +1,4 @@
-"""A transformer decoder of words that attend to visual tokens, its blocks and its loss.
-
-Letters: B pairs, T text positions, P earlier positions, N visual tokens, D width, V vocabulary.
-"""
+"""A transformer decoder. Letters: B pairs, T text positions, P earlier positions, N visual tokens, D width, V vocabulary."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple

@@ -1,7 +1,4 @@
-"""Compute the attention maps of captions, encode them for report.html, and measure how well they localise the change.
-
-The region of a change is the marked area of its mask image, or the box around the changed object.
-"""
+"""Compute attention maps of captions, encode them for report.html, and measure how well they localise the change (mask or box)."""
 
 import base64
 from collections.abc import Iterator, Mapping, Sequence

@@ -63,8 +63,15 @@ def plain_errors() -> Iterator[None]:
         yield
         sys.stdout.flush()  # if this failed at Python's exit, Python would print a traceback
     except BrokenPipeError:
-        if not _redirect_closed_streams():
+        poll = select.poll()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError):  # not a file of the operating system
+                poll.register(stream.fileno(), 0)
+        closed = [number for number, event in poll.poll(0) if event & (select.POLLERR | select.POLLHUP)]
+        if not closed:
             raise
+        for number in closed:  # the stream has lost its reader
+            os.dup2(os.open(os.devnull, os.O_WRONLY), number)
         sys.exit(_BROKEN_PIPE_STATUS)
     except KeyboardInterrupt:
         sys.exit(_INTERRUPTED_MESSAGE)
@@ -101,15 +108,3 @@ def plain_errors() -> Iterator[None]:
         if error.filename is None:
             raise
         sys.exit(f"error: {printable(error.filename)}: {error.strerror}; check the path and its permissions.")
-
-
-def _redirect_closed_streams() -> bool:
-    """Return whether stdout or stderr has lost its reader, and redirect such a stream to /dev/null."""
-    poll = select.poll()
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError):  # not a file of the operating system
-            poll.register(stream.fileno(), 0)
-    closed = [number for number, event in poll.poll(0) if event & (select.POLLERR | select.POLLHUP)]
-    for number in closed:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), number)
-    return bool(closed)

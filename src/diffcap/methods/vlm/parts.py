@@ -95,10 +95,7 @@ def choose_trained(model: Any, trained: Trained, rank: int, alpha: int, dropout:
 
 
 def check_image_kwargs(options: dict[str, Any], known: Iterable[str], counts_pixels: bool) -> None:
-    """Check the options of an image processor. Large values would exhaust the memory.
-
-    `counts_pixels`: True if the options "shortest_edge" and "longest_edge" are numbers of pixels (Qwen), False if they are lengths.
-    """
+    """Check an image processor's options, because large values exhaust the memory. `counts_pixels`: edges are numbers of pixels (Qwen)."""
     for name, value in options.items():
         if name not in known:
             raise DiffcapError(
