@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -47,9 +48,7 @@ def whole(table: Path, checkpoint: str, tmp_path_factory: pytest.TempPathFactory
     """The captions of one process in parts of 3 pairs."""
     out = tmp_path_factory.mktemp("whole") / "captions"
     message = str(caption(*words(table, out, checkpoint)))
-    assert (
-        message.startswith("error: 3 pairs could not be captioned now; ") and f"diffcap caption {out}/failed" in message
-    )
+    assert message.startswith("error: 3 pairs could not be captioned; ") and f"diffcap caption {out}/failed" in message
     return out
 
 
@@ -128,12 +127,12 @@ def test_table_images_and_captions_may_be_at_urls(whole: Path, table: Path, chec
     memory = fsspec.filesystem("memory")
     memory.put(str(table.parent), "/table", recursive=True)
     found = words("memory://table/pairs.parquet", "memory://out", checkpoint)
-    assert str(caption(*found)).startswith("error: 3 pairs could not be captioned now; memory://out/failed has")
+    assert str(caption(*found)).startswith("error: 3 pairs could not be captioned; memory://out/failed has")
     for name in (path.name for path in whole.glob("*.parquet")):
         with memory.open(f"/out/{name}") as file:
             paths = "before", "after"
             assert pq.read_table(file).drop_columns(paths).equals(pq.read_table(whole / name).drop_columns(paths))
-    assert str(caption(*found)).startswith("error: 0 pairs could not be captioned now")
+    assert str(caption(*found)).startswith("error: 3 pairs could not be captioned; memory://out/failed has")
     with memory.open("/out/failed/part-00000000.parquet") as file:
         assert "/table/missing.png: cannot be fetched (not found)" in pq.read_table(file).to_pylist()[0]["error"]
 
@@ -247,3 +246,47 @@ def test_a_full_disk_and_a_killed_process_change_nothing(
         assert done.returncode == (1 if limits else -signal.SIGKILL) and ending in done.stderr, done.stderr
     assert set(content(whole)) - set(content(tmp_path / "out")) == {"part-00000003.parquet"}
     assert "could not be captioned" in str(caption(*given[1:])) and content(tmp_path / "out") == content(whole)
+
+
+@pytest.mark.slow
+def test_ray_goes_on_without_a_killed_worker_and_a_lost_node(
+    table: Path, checkpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster_utils = pytest.importorskip("ray.cluster_utils")
+    monkeypatch.setenv("RAY_worker_niceness", "0")
+    rows = [{"before": f"{n % 4}.png", "after": FAILED.get(n, f"{n % 3}.png")} for n in range(150)]
+    many = table.with_name("many.parquet")
+    pq.write_table(pa.Table.from_pylist(rows), many)
+    caption(*words(many, tmp_path / "one", checkpoint))
+    store = {"object_store_memory": 100 << 20}
+    cluster = cluster_utils.Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **store}
+    )
+    try:
+        first, second = (cluster.add_node(num_cpus=1, **store) for _ in range(2))
+        command = [sys.executable, "-m", "diffcap", "caption", *words(many, tmp_path / "out", checkpoint)]
+        environ = environment(RAY_ADDRESS=cluster.address)
+        process = subprocess.Popen([*command, "--engine", "ray"], env=environ, stderr=subprocess.PIPE, text=True)
+        wait_for_parts(tmp_path / "out", 4, process)
+        next(worker for node in (first, second) for worker in workers(node)).kill()
+        wait_for_parts(tmp_path / "out", 12, process)
+        cluster.remove_node(second, allow_graceful=False)
+        assert process.poll() is None
+        _, errors = process.communicate(timeout=400)
+    finally:
+        cluster.shutdown()
+    assert "3 pairs could not be captioned" in errors and process.returncode == 1
+    assert content(tmp_path / "out") == content(tmp_path / "one")
+
+
+def workers(node: Any) -> list[Any]:
+    """The processes of a node that caption."""
+    import psutil
+
+    raylet = psutil.Process(next(iter(node.all_processes["raylet"])).process.pid)
+    return [process for process in raylet.children(recursive=True) if "MapWorker" in " ".join(process.cmdline())]
+
+
+def wait_for_parts(out: Path, count: int, process: subprocess.Popen[str]) -> None:
+    while len(list(out.glob("part-*.parquet"))) < count and process.poll() is None:
+        time.sleep(0.05)

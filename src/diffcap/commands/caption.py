@@ -13,6 +13,7 @@ from diffcap.commands.caption_file import CAPTION_FILE_SUFFIXES, CaptionFile, ex
 from diffcap.commands.pairs import ImagePair, find_pairs, is_collection, is_parquet, parquet_advice, table_paths
 from diffcap.commands.scene import DEFAULT_CAPTIONER, caption_scene
 from diffcap.utils.console import echo, print_json
+from diffcap.utils.cores import MAX_THREADS, available_cores
 from diffcap.utils.errors import DiffcapError
 
 if TYPE_CHECKING:
@@ -187,7 +188,8 @@ def caption_pairs(
             pending_pairs = caption_file.pending_pairs
         images = ((pair.before, pair.after) for pair in pending_pairs)
         on_error: Literal["raise", "return"] = "raise" if is_single_pair else "return"  # "return" yields errors
-        captions = captioner.batch(images, beam, length_penalty, batch_size, on_error)
+        threads = 0 if is_single_pair else min(MAX_THREADS, available_cores())
+        captions = captioner.batch(images, beam, length_penalty, batch_size, on_error, threads=threads)
         num_earlier = len(pairs) - len(pending_pairs)
         advance = stack.enter_context(progress_bar("captioning", len(pairs), num_earlier, hidden=len(pairs) == 1))
         try:

@@ -24,14 +24,13 @@ from diffcap.commands.caption_parts import (
 )
 from diffcap.models.generation import check_search
 from diffcap.utils.console import echo, parse_shard
-from diffcap.utils.cores import available_cores
+from diffcap.utils.cores import MAX_THREADS, available_cores
 from diffcap.utils.errors import DiffcapError, wrap_errors
 from diffcap.utils.progress import progress_bar
 
 MIN_PART_SIZE, MAX_PARTS = 1_000, 10_000
-MAX_THREADS = 16  # that decode images for one GPU
-# The number of a part, its pairs that were captioned and that failed, and why the part is missing, or "".
-Result = tuple[int, int, int, str]
+MAX_TRIES = 3  # of a part whose worker is lost
+Result = tuple[int, str]  # number of pairs in a part that is done, or 0 and why the part is missing
 
 
 def caption_table(
@@ -64,34 +63,35 @@ def caption_table(
         "part": part_size,
         "files": [[PurePosixPath(file.path).name, file.size, file.rows] for file in files],
     }
-    existing_names = _begin(job.out, settings)
-    pending = {part.number: part for part in parts if part.name not in existing_names}
-    num_pairs, num_pending = (sum(part.size for part in some) for some in (parts, pending.values()))
-    todo = list(pending.values())
+    names = _begin(job.out, settings)
+    pending = [part for part in parts if part.name not in names]
+    num_pairs, num_pending = (sum(part.size for part in some) for some in (parts, pending))
     results: Iterator[Result]
-    if engine and todo:
-        results = _run_on_ray(job, todo, model_options, settings["checkpoint"])
+    if engine and pending:
+        results = _run_on_ray(job, pending, model_options, settings["checkpoint"])
     else:
         job = replace(job, threads=min(MAX_THREADS, available_cores()))
-        results = ((part.number, *caption_part(captioner, job, part), "") for part in todo)
-    num_captioned, num_failed, reason = 0, 0, "their workers were lost"
+        results = ((sum(caption_part(captioner, job, part)), "") for part in pending)
+    reason = "the processes that captioned them have ended"
     with progress_bar("captioning", num_pairs, num_pairs - num_pending) as advance:
-        for number, captioned, failed, error in results:
-            advance(captioned + failed)
-            num_captioned, num_failed = num_captioned + captioned, num_failed + failed
-            if error:
-                reason = error.rstrip(". ")
-            elif number in pending:
-                del pending[number]
-    earlier = f", {num_pairs - num_pending:,} pairs were done earlier" if num_pairs > num_pending else ""
-    echo(f"{num_captioned:,} pairs are captioned{earlier}; written to {job.out}")
-    if pending:
-        numbers = ", ".join(map(str, list(pending)[:10])) + (", ..." if len(pending) > 10 else "")
-        raise DiffcapError(f"{len(pending):,} parts are missing ({numbers}): {reason}; run the same command again.")
-    if failed_names := {part.name for part in parts} & list_names(f"{job.out}/failed"):
+        for size, error in results:
+            advance(size)
+            reason = error.rstrip(". ") or reason
+    names = list_names(job.out)
+    earlier = f", {num_pairs - num_pending:,} of them earlier" if num_pairs > num_pending else ""
+    num_done = sum(part.size for part in parts if part.name in names)
+    echo(f"{num_done:,} of {num_pairs:,} pairs are done{earlier}; written to {job.out}")
+    if missing := [str(part.number) for part in parts if part.name not in names]:
+        numbers = ", ".join(missing[:10]) + (", ..." if len(missing) > 10 else "")
+        raise DiffcapError(f"{len(missing):,} parts are missing ({numbers}): {reason}; run the same command again.")
+    failed_folder = f"{job.out}/failed"
+    if failed_names := {part.name for part in parts} & list_names(failed_folder):
+        num_failed = sum(
+            file.rows for file in list_files(failed_folder) if PurePosixPath(file.path).name in failed_names
+        )
         raise DiffcapError(
-            f"{num_failed:,} pairs could not be captioned now; {job.out}/failed has such pairs of {len(failed_names):,} parts, with "
-            f"their errors. To try them again: diffcap caption {job.out}/failed --out FOLDER."
+            f"{num_failed:,} pairs could not be captioned; {failed_folder} has their errors, and the others are captioned. To try them "
+            f"again: diffcap caption {failed_folder} --out FOLDER."
         )
 
 
@@ -146,12 +146,10 @@ class RayWorker:
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[Any]]:
         """Caption a part. An error is a part of the result, because the other parts are captioned nevertheless."""
         part = self.parts[int(batch["id"][0])]
-        captioned, failed, reason = 0, 0, ""
         try:
-            captioned, failed = caption_part(self.captioner, self.job, part)
+            return {"size": [sum(caption_part(self.captioner, self.job, part))], "error": [""]}
         except Exception as error:
-            reason = f"{socket.gethostname()}: {error or type(error).__name__}"
-        return {"number": [part.number], "captioned": [captioned], "failed": [failed], "error": [reason]}
+            return {"size": [0], "error": [f"{socket.gethostname()}: {str(error) or type(error).__name__}"]}
 
 
 def _absolute(value: Any) -> Any:
@@ -162,7 +160,7 @@ def _absolute(value: Any) -> Any:
 
 
 def _run_on_ray(job: Job, parts: Sequence[Part], model_options: Mapping[str, Any], weights: str) -> Iterator[Result]:
-    """Caption parts on the Ray cluster of RAY_ADDRESS, else on this machine. A part whose process ends three times has no result."""
+    """Caption parts on the Ray cluster of RAY_ADDRESS, else on this machine. A part whose process ends three times is left out."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # otherwise Ray reports its use on the internet
     os.environ.setdefault("RAY_worker_niceness", "0")  # with Ray's 15, workers get no time on a machine that others use
     try:
@@ -183,22 +181,32 @@ def _run_on_ray(job: Job, parts: Sequence[Part], model_options: Mapping[str, Any
         num_workers = int(sum(node["GPU"] for node in gpu_nodes) or sum(node.get("CPU", 0) for node in nodes))
         cores = min((int(node["CPU"] // node["GPU"]) for node in gpu_nodes), default=1)  # of each worker
         job = replace(job, threads=max(1, min(MAX_THREADS, cores)))
-        rows = ray.data.range(len(parts), override_num_blocks=len(parts)).map_batches(
-            RayWorker,
-            batch_size=1,
-            fn_constructor_args=(job, parts, {**model_options, **paths}, weights),
-            compute=ray.data.ActorPoolStrategy(
-                min_size=1, max_size=max(1, num_workers), max_tasks_in_flight_per_actor=2
-            ),
-            num_cpus=max(1, cores),
-            num_gpus=1 if gpu_nodes else 0,
-            # By default a part whose worker is lost is repeated without end.
-            ray_remote_args_fn=lambda: {"max_task_retries": 2},
-        )
-        try:
-            for row in rows.iter_rows():
-                yield row["number"], row["captioned"], row["failed"], row["error"]
-        except ray.exceptions.RayError as error:
-            host = re.search(r"ip=([\w.:]+)", str(error))
-            reason = str(error).strip().splitlines()[-1].rpartition(f"{DiffcapError.__name__}: ")[2]
-            raise DiffcapError(f"a worker of Ray on {host[1] if host else 'a host'} has ended: {reason}") from None
+        # Ray's own retries are used up within a second after the loss of a host, before Ray knows of it.
+        for _ in range(MAX_TRIES):
+            names = list_names(job.out)
+            if not (missing := [part for part in parts if part.name not in names]):
+                return
+            # Not `ray.data.range`: it computes its rows in tasks, which wait for ever if the workers have all cores.
+            indices = ray.data.from_items(
+                [{"id": index} for index in range(len(missing))], override_num_blocks=len(missing)
+            )
+            rows = indices.map_batches(
+                RayWorker,
+                batch_size=1,
+                fn_constructor_args=(job, missing, {**model_options, **paths}, weights),
+                # A worker gets one part at a time, so that a part that ends its process takes no other part with it.
+                compute=ray.data.ActorPoolStrategy(
+                    min_size=1, max_size=max(1, num_workers), max_tasks_in_flight_per_actor=1
+                ),
+                num_cpus=max(1, cores),
+                num_gpus=1 if gpu_nodes else 0,
+                ray_remote_args_fn=lambda: {"max_task_retries": 0},
+            )
+            try:
+                for row in rows.iter_rows():
+                    yield row["size"], row["error"]
+            except ray.exceptions.RayError as error:
+                _, is_sentence, sentence = str(error).rpartition(f"{DiffcapError.__name__}: ")
+                if is_sentence:  # the worker cannot load the captioner
+                    host = re.search(r"ip=([\w.:]+)", str(error))
+                    raise DiffcapError(f"{host[1] if host else 'a worker of Ray'}: {sentence.strip()}") from None

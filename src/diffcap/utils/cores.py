@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future
 from typing import TypeVar
 
+MAX_THREADS = 16  # that decode images for one device
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
