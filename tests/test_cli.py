@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.commands import one_sentence
 
 REFERENCES = {
     "annotations": [{"image_id": i, "id": i, "caption": c} for i, c in enumerate(["The cube moved.", "No change."])]
@@ -50,13 +51,6 @@ def test_score_prints_json(files: tuple[Path, Path]) -> None:
     assert scores["METEOR"] == pytest.approx(1, abs=0.01)
     assert result["protocol"] == {"tokenizer": "ptb", "metrics": list(scores), "pairs": {"total": 2}}
     assert set(result["provenance"]["predictions"]) == {"file", "sha256"}
-
-
-def one_sentence(done: subprocess.CompletedProcess[str]) -> str:
-    assert done.returncode != 0
-    lines = [line for line in done.stderr.splitlines() if line]
-    assert len(lines) == 1 and lines[0].startswith("error: ")
-    return lines[0]
 
 
 def test_bad_files_give_one_sentence_and_a_failure(files: tuple[Path, Path], tmp_path: Path) -> None:

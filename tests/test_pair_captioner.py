@@ -152,9 +152,8 @@ def test_beams_are_ranked_and_the_first_is_no_worse_than_greedy(captioner: PairC
     assert wide.alternatives and scores == sorted(scores, reverse=True)
     assert len({wide.text, *(other.text for other in wide.alternatives)}) == len(scores)
     assert wide.log_probability >= narrow.log_probability - 1e-4
-    for beams in (0, 10**9):
-        with pytest.raises(DiffcapError, match=rf"^beams is {beams}; give 1 to 100\.$"):
-            captioner(noise(5), noise(6), beams=beams)
+    with pytest.raises(DiffcapError, match=r"^beams is 0; give 1 to 100\.$"):
+        captioner(noise(5), noise(6), beams=0)
 
 
 def test_the_greedy_caption_that_beam_search_misses_is_offered() -> None:
@@ -241,14 +240,6 @@ def test_a_backbone_that_cannot_be_downloaded_names_the_option(monkeypatch: pyte
     wanted = {"library": "torchvision", "network": "resnet101", "stage": "layer3", "weights_sha256": None}
     with pytest.raises(DiffcapError, match=r"cannot be downloaded.*--backbone-weights=PATH\."):
         rebuild_backbone({**wanted, "preprocessing": {}, "pool": None})
-
-
-def test_what_is_no_captioner_is_one_sentence(tmp_path: Path) -> None:
-    for source, reason in ((tmp_path / "x.ckpt", "no checkpoint there"), (tmp_path, r"config\.json is missing")):
-        with pytest.raises(DiffcapError, match=reason):
-            load_captioner(source)
-    with pytest.raises(DiffcapError, match="this machine has no such device; choose one of auto, cpu"):
-        load_captioner(make(tmp_path / "best.ckpt", "scorer"), device="quantum")
 
 
 def test_importing_the_package_is_quick() -> None:

@@ -48,14 +48,6 @@ def test_the_loaded_captioner_writes_what_the_saved_one_writes(tmp_path: Path) -
     )
 
 
-@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.99])
-def test_a_truncated_file(tmp_path: Path, share: float) -> None:
-    path = write_checkpoint(tmp_path / "best.ckpt", model(), "finetune")
-    whole = path.read_bytes()
-    path.write_bytes(whole[: int(len(whole) * share)])
-    assert "not a readable checkpoint" in sentence(path)
-
-
 class Unsafe:
     """Runs a command when it is unpickled."""
 

@@ -138,10 +138,6 @@ def test_the_loss_is_the_mean_over_real_words_added_over_streams(name: str) -> N
         expected.append(sum(losses) / len(losses))
     assert parts["loss"].item() == pytest.approx(sum(expected), rel=1e-4)
     assert parts["distractor_caption_loss"].item() == pytest.approx(expected[1], rel=1e-4)
-    parts["loss"].backward()
-    idle = {name for name, part in model.named_parameters() if part.requires_grad and part.grad is None}
-    assert not idle  # DDP would wait for them
-    assert sum(part.grad.abs().sum().item() == 0 for part in model.parameters() if part.grad is not None) == 0
 
 
 def test_recomputing_blocks_changes_neither_loss_nor_gradient() -> None:

@@ -4,17 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.models.test_decoder import (
-    CLOSE,
-    LENGTH,
-    SIZES,
-    batch_of,
-    build,
-    captions,
-    gradients,
-    maps,
-)
-from torch import Tensor
+from tests.models.test_decoder import CLOSE, LENGTH, SIZES, batch_of, build, captions, gradients, maps
+from tests.models.test_remote_sensing import is_torchs, is_xavier
 
 from diffcap.methods.dirl import DIRL
 from diffcap.models.decoder import NULL
@@ -25,12 +16,6 @@ WEIGHTS = {"decorrelation_weight": 0.03, "ccr_weight": 0.2}
 
 def dirl(**options: Any) -> DIRL:
     return build(DIRL, **options)
-
-
-def is_xavier(weight: Tensor) -> bool:
-    """Fills the interval of Xavier's uniform, and no more."""
-    bound = (6 / sum(weight.shape)) ** 0.5
-    return 0.97 * bound < weight.abs().max().item() <= bound * (1 + 1e-6)
 
 
 @pytest.mark.parametrize("variant", ["plain", "ln_xavier"])
@@ -50,21 +35,13 @@ def test_how_it_begins(variant: Any) -> None:
         assert (attention.qkv.bias == 0).all() and (attention.out.bias == 0).all()
     assert model.projector[0].bias.abs().max() > 0.05 and model.embedding.projection.bias.abs().max() > 0.05
     block, table = model.decoder.blocks[0], model.decoder.embedding.weight
-    of_decoder = [
-        model.fusion[0],
-        model.decoder.lift[0],
-        model.decoder.logit,
-        block.ffn[0],
-        block.ffn[3],
-        block.cross.out,
-    ]
+    of_decoder = [model.fusion[0], model.decoder.lift[0], model.decoder.logit]
+    of_decoder += [block.ffn[0], block.ffn[3], block.cross.out]
     if variant == "ln_xavier":
         assert all(is_xavier(layer.weight) for layer in of_decoder)
         assert is_xavier(table) and table[NULL].abs().max() > 0.1  # drawn, never trained
     else:
-        for layer in of_decoder:
-            bound = layer.weight.shape[1] ** -0.5
-            assert 0.95 * bound < layer.weight.abs().max().item() <= bound * (1 + 1e-6)
+        assert all(is_torchs(layer.weight) for layer in of_decoder)
         assert (table[NULL] == 0).all() and table[1:].std().item() == pytest.approx(1, rel=0.05)
 
 

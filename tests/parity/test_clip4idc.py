@@ -46,27 +46,19 @@ def sizes(official: Fixture) -> dict[str, Any]:
     }
 
 
-def loaded(model: Any, official: Fixture, group: str, stage: str, half: bool = False) -> Any:
-    state = official.weights(group)
-    if half:  # as the official files have CLIP's own
-        state = {name: value.half() if name.startswith("clip.") else value for name, value in state.items()}
-    model.load_state_dict(from_official(state, stage))
+def loaded(model: Any, official: Fixture, group: str, stage: str) -> Any:
+    model.load_state_dict(from_official(official.weights(group), stage))
     model.images.mean.zero_()
     model.images.std.fill_(1 / 255)
     return model.eval()
 
 
-def adaptation(official: Fixture, **options: Any) -> CLIP4IDCAdaptation:
-    return loaded(
-        CLIP4IDCAdaptation(**sizes(official), max_length=official.hyperparameters["context"]),
-        official,
-        "retrieval",
-        "pretrain",
-        **options,
-    )
+def adaptation(official: Fixture) -> CLIP4IDCAdaptation:
+    model = CLIP4IDCAdaptation(**sizes(official), max_length=official.hyperparameters["context"])
+    return loaded(model, official, "retrieval", "pretrain")
 
 
-def captioner(official: Fixture, half: bool = False, **options: Any) -> CLIP4IDC:
+def captioner(official: Fixture) -> CLIP4IDC:
     metadata = official.hyperparameters
     model = CLIP4IDC(
         vocabulary_size=metadata["vocabulary"],
@@ -78,9 +70,8 @@ def captioner(official: Fixture, half: bool = False, **options: Any) -> CLIP4IDC
         encoder_layers=metadata["captioner_layers"],
         decoder_layers=metadata["captioner_layers"],
         padding="released",
-        **options,
     )
-    return loaded(model, official, "caption", "finetune", half)
+    return loaded(model, official, "caption", "finetune")
 
 
 @torch.no_grad()
@@ -121,13 +112,3 @@ def test_words(official: Fixture) -> None:
     assert torch.equal(tokens[:, :-1][shown != model.pad], shown[shown != model.pad])
     losses = model.word_losses(tokens, memory)
     torch.testing.assert_close(losses.mean(), arrays["caption_loss"], **TOLERANCE)
-
-
-@torch.no_grad()
-def test_half_precision_files(official: Fixture) -> None:
-    model, arrays = adaptation(official, half=True), official.arrays
-    assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
-    similar = pair_text_similarity(
-        model.words(arrays["tokens"]), model.encode_pairs(arrays["before"], arrays["after"]), model.logit_scale.exp()
-    )
-    torch.testing.assert_close(similar[0], arrays["similarity"], atol=0.02, rtol=0)

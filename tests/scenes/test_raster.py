@@ -148,14 +148,6 @@ def test_tiles_cover_every_pixel_and_stay_inside(width: int, height: int, size: 
     assert all(second - first <= size - overlap for first, second in pairwise(columns))
 
 
-@pytest.mark.parametrize(
-    "size, overlap, option", [(4, 0, "--tile"), (5000, 0, "--tile"), (64, 64, "--overlap"), (64, -1, "--overlap")]
-)
-def test_sizes_that_make_no_sense(size: int, overlap: int, option: str) -> None:
-    with pytest.raises(DiffcapError, match=f"^{option} is "):
-        Tiling(600, 600, size, overlap)
-
-
 def sample(dtype: str = "uint16", bands: int = 3) -> Sample:
     before, after = (RANDOM.integers(0, 60_000, (bands, 30, 40)).astype(dtype) for _ in range(2))
     return Sample(before, after, RANDOM.random((30, 40)) < 0.9, RANDOM.random((30, 40)) < 0.7)

@@ -76,23 +76,6 @@ def undisturbed(dataset: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.thorough
-def test_killed_and_run_again_gives_the_same_bytes(dataset: Path, undisturbed: dict[str, bytes]) -> None:
-    store = dataset / "features" / "small"
-    process = subprocess.Popen(
-        command(dataset, "--data.num_workers=0"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=ENVIRONMENT
-    )
-    while not (store / "done.u8").exists() or not any((store / "done.u8").read_bytes()):
-        assert process.poll() is None
-        time.sleep(0.01)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    assert 0 < sum((store / "done.u8").read_bytes()) < IMAGES and not (store / "complete").exists()
-    assert run(dataset).returncode == 0
-    assert {name: (store / name).read_bytes() for name in FILES} == undisturbed
-    shutil.rmtree(dataset / "features")
-
-
-@pytest.mark.thorough
 def test_three_jobs_with_a_third_each_and_one_of_them_killed_give_the_same_bytes(
     dataset: Path, undisturbed: dict[str, bytes]
 ) -> None:

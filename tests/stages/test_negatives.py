@@ -1,4 +1,4 @@
-"""`stages/negatives.py` by its real command: its files, kills, broken input."""
+"""`stages/negatives.py` by its real command: its files, its workers, broken input."""
 
 import json
 import os
@@ -82,28 +82,6 @@ def test_the_files_of_the_training_split(tmp_path: Path) -> None:
     fewer = run(folder, "--seed=1", "--retrieve=1", "--replace=1", "--confuse=1", "--scope=pair")
     assert fewer.returncode == 0, fewer.stderr
     assert {len(row.negatives) for row in iter_negatives(folder / "negatives.jsonl")} == {3}
-
-
-@pytest.mark.thorough
-def test_a_killed_run_is_finished_by_the_next(tmp_path: Path) -> None:
-    whole, killed = write_scenes(tmp_path / "whole", 420), write_scenes(tmp_path / "killed", 420)
-    assert run(whole, "--workers=1").returncode == 0
-    process = subprocess.Popen(command(killed, "--workers=1"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    tags = killed / "tags.jsonl"
-    for _ in range(3000):
-        if tags.exists() and tags.read_bytes().count(b"\n") > 900:
-            break
-        time.sleep(0.01)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    assert not (killed / "negatives.jsonl").exists()
-    written = tags.read_bytes()
-    assert 900 < written.count(b"\n") < (whole / "tags.jsonl").read_bytes().count(b"\n")
-    tags.write_bytes(written[:-9])  # as if the kill had come in the middle of a line
-    done = run(killed, "--workers=2")
-    assert done.returncode == 0, done.stderr
-    for name in FILES:
-        assert (killed / name).read_bytes() == (whole / name).read_bytes(), name
 
 
 def test_workers_go_when_the_stage_is_killed(tmp_path: Path) -> None:

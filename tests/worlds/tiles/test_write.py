@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from diffcap.commands.data import prepare
 from diffcap.datasets import describe, read_pairs
 from diffcap.datasets.registry import get_dataset
 from diffcap.utils.errors import DiffcapError
@@ -86,17 +85,3 @@ def test_images_are_the_rendered_ones(folder):
         for kind, pixels in zip(("A", "B", "label"), (*wanted.images, wanted.mask)):
             path = folder / "images" / entry["split"] / kind / entry["filename"]
             assert np.array_equal(np.array(Image.open(path)), pixels)
-
-
-@pytest.mark.slow
-def test_the_data_stage_renders_a_lost_mask_again(tmp_path):
-    prepare("tiles", out=str(tmp_path), pairs=48)
-    lost = tmp_path / "official/images/test/label/test_000001.png"
-    content = lost.read_bytes()
-    lost.unlink()
-    with pytest.raises(
-        DiffcapError, match=r"1 missing \(first images/test/label/test_000001.png\).* renders those images again"
-    ):
-        prepare("tiles", out=str(tmp_path), pairs=48)
-    prepare("tiles", out=str(tmp_path), pairs=48)
-    assert lost.read_bytes() == content
