@@ -187,29 +187,21 @@ def test_bad_tables_are_one_sentence(checkpoint: str, tmp_path: Path, monkeypatc
     Path("folder").mkdir()
     shutil.copy("odd.parquet", "folder")
     Path("pairs.csv").write_text("before,after\na.png,b.png\n")
-    for source, out, sentence in (
-        ("odd.parquet", "out", 'odd.parquet: has no column "before"; give a table with the columns before and after'),
-        ("numbers.parquet", "out", 'the column "before" holds int64'),
-        ("empty.parquet", "out", "empty.parquet: it contains no pair"),
-        ("text.parquet", "out", "text.parquet: not a table of pairs ("),
-        ("none.parquet", "out", "error: none.parquet: not found; give a .parquet file or a folder of them."),
-        (
-            "unknown://x/a.parquet",
-            "out",
-            "error: unknown://x/a.parquet: cannot be accessed (Protocol not known: unknown)",
-        ),
-        (
-            "folder",
-            "folder/out",
-            "error: --out folder/out: is in the folder of the table, folder; give a folder outside",
-        ),
-        ("pairs.csv", "out", "only a Parquet table is captioned into a folder; make one: python -c "),
-    ):
+    for source, sentence in {
+        "odd.parquet": 'odd.parquet: has no column "before"; give a table with the columns before and after',
+        "numbers.parquet": 'the column "before" holds int64',
+        "empty.parquet": "empty.parquet: it contains no pair",
+        "text.parquet": "text.parquet: not a table of pairs (",
+        "none.parquet": "error: none.parquet: not found; give a .parquet file or a folder of them.",
+        "unknown://x/a.parquet": "unknown://x/a.parquet: cannot be accessed (Protocol not known: unknown)",
+        "folder": "error: --out folder/out: is in the folder of the table, folder; give a folder outside",
+        "pairs.csv": "only a Parquet table is captioned into a folder; make one: python -c ",
+    }.items():
+        out = "folder/out" if source == "folder" else "out"
         assert sentence in str(caption(*words(source, out, checkpoint)[:5])) and not Path("out").exists(), source
     message = str(caption("pairs.csv", "--engine", "ray"))
-    subprocess.run(
-        [sys.executable, *json.loads(f'["-c", {message[message.index(chr(34)) :].rstrip(".")}]')], check=True
-    )
+    program = json.loads(message[message.index('"') :].rstrip("."))
+    subprocess.run([sys.executable, "-c", program], check=True)
     assert pq.read_table("pairs.parquet").to_pylist() == [{"before": "a.png", "after": "b.png"}]
 
 

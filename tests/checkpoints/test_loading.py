@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.checkpoints.test_importing import Hostile
 from tests.models.tiny import captioner, maps, pretraining
 from tests.toy_checkpoints import WORDS, write_checkpoint
 
@@ -48,16 +49,6 @@ def test_the_loaded_captioner_writes_what_the_saved_one_writes(tmp_path: Path) -
     )
 
 
-class Unsafe:
-    """Runs a command when it is unpickled."""
-
-    def __init__(self, mark: Path) -> None:
-        self.mark = mark
-
-    def __reduce__(self):
-        return Path.touch, (self.mark,)
-
-
 @pytest.mark.parametrize("kind", ["text", "zeros", "cut", "zip", "archive", "newer"])
 def test_foreign_files(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "foreign.ckpt"
@@ -66,7 +57,7 @@ def test_foreign_files(tmp_path: Path, kind: str) -> None:
         with zipfile.ZipFile(path, "w") as archive:
             archive.writestr("readme.txt", "hello")
     elif kind in ("archive", "newer"):
-        torch.save({"mark": Unsafe(tmp_path / "ran")}, path, pickle_protocol=4 if kind == "newer" else 2)
+        torch.save({"mark": Hostile(tmp_path / "ran")}, path, pickle_protocol=4 if kind == "newer" else 2)
     output = sentence(path)
     assert "not a readable checkpoint" in output and "torch.load" not in output  # torch's advice to read it unsafely
     assert ("it uses " in output) == (kind == "archive")

@@ -5,14 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 from tests.commands import command, in_process, weights
+from tests.stages.small_runs import TINY
 from tests.toy import write_toy, write_toy_labelled, write_toy_singles
 
 SMALL = (
-    *(
-        "--model.captioner.init_args.width=16",
-        "--model.captioner.init_args.heads=2",
-        "--model.captioner.init_args.ffn=24",
-    ),
+    *TINY,
     *("--model.captioner.init_args.dropout=0", "--data.batch_size=7", "--data.max_length=20", "--data.features=toy"),
     *("--model.lr=1e-3", "--trainer.max_steps=14", "--trainer.val_check_interval=7", "--trainer.accelerator=cpu"),
     "--trainer.log_every_n_steps=1",

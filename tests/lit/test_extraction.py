@@ -62,9 +62,7 @@ def test_photographs_get_a_warning_of_the_network_for_rendered_scenes(
     folder: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     write_dataset(folder, name, folder, read_dataset(folder).pairs, {})
-    quiet = {"logger": False, "enable_checkpointing": False, "use_distributed_sampler": False, "accelerator": "cpu"}
-    trainer = pl.Trainer(**quiet, enable_progress_bar=False, enable_model_summary=False)
-    extract(trainer, Extraction("small", "blocks"), ImageData(str(folder), num_workers=0))
+    run(folder, library="blocks", network=None, stage=None, weights="default")
     warning = "warning: the features of desk are of blocks, a small network that was trained on rendered scenes; they are poor"
     advice, output = "without OFFLINE=yes and BACKBONE, the network of the method is used", capsys.readouterr().out
     assert (f"{warning} for other images" in output) == (advice in output) == (name == "desk")

@@ -15,7 +15,6 @@ WEIGHTS: dict[Any, dict[str, Any]] = {
     DIRL: {"decorrelation_weight": 0.03, "ccr_weight": 0.2},
 }
 WORDS, CORRELATION = {"caption_loss", "ccr_loss"}, {"diagonal_loss", "off_diagonal_loss"}
-VIEWS = {"caption_loss", "cross_view_loss", "cbr_loss"}
 PAPER = {"decoder_variant": "ln_xavier", "ccr_form": "two_way", "ccr_mask_padding": True}
 
 

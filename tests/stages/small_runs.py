@@ -14,13 +14,10 @@ import torch
 from tests.commands import ROOT, command, environment, part
 
 SMOKE = ROOT / "configs/trainer/smoke.yaml"
+TINY = tuple(f"--model.captioner.init_args.{size}" for size in ("width=16", "heads=2", "ffn=24"))
 # Small enough for seconds; dropout and swapping on, because their draws are what a resumed run could get wrong.
 SMALL = (
-    *(
-        "--model.captioner.init_args.width=16",
-        "--model.captioner.init_args.heads=2",
-        "--model.captioner.init_args.ffn=24",
-    ),
+    *TINY,
     *("--model.captioner.init_args.dropout=0.2", "--data.batch_size=14", "--data.swap=true", "--data.features=blocks"),
     *("--model.lr=3e-3", "--trainer.accelerator=cpu", "--trainer.max_steps=90", "--trainer.val_check_interval=15"),
     *("--run.checkpoint_every=4", "--run.patience=null", "--run.select_after=0", "--trainer.limit_val_batches=1"),

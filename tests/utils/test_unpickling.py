@@ -1,8 +1,6 @@
 """Pickles of others: what is plain comes in, anything else is named and never run."""
 
 import pickle
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -10,20 +8,6 @@ import torch
 
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.unpickling import load_arrays, load_tensors
-
-
-class AttrDict(dict):
-    """As the configuration of some released checkpoints."""
-
-
-class Hostile:
-    """Calls something with some arguments when it is unpickled."""
-
-    def __init__(self, call: Callable[..., Any], *arguments: Any) -> None:
-        self.reduced = call, arguments
-
-    def __reduce__(self):
-        return self.reduced
 
 
 @pytest.mark.parametrize("protocol", [0, 2, 4])
