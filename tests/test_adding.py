@@ -122,11 +122,7 @@ def test_a_broken_entry_point_is_one_sentence(tmp_path: Path, site: Path, value:
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        (
-            "        width: 32",
-            "        widht: 32",
-            "unknown option --widht, did you mean --width (in {file})",
-        ),
+        ("        width: 32", "        widht: 32", "unknown option --widht, did you mean --width (in {file})"),
         ("captioner: diffcap_toy.gru:GRU", "captioner: diffcap_toy.gru:Gru", "correct the import path in {file}"),
     ],
 )

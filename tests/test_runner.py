@@ -67,8 +67,7 @@ def test_processes_see_the_gpu_of_their_queue(gpus: Any, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("count", "devices", "expected"),
-    [(2, "1", {"0", "1"}), (4, "2", {"0,1", "2,3"}), (1, "1", {"-"}), (0, "1", {"-"})],
+    ("count", "devices", "expected"), [(2, "1", {"0", "1"}), (4, "2", {"0,1", "2,3"}), (1, "1", {"-"}), (0, "1", {"-"})]
 )
 def test_the_queues_of_experiments_share_no_gpu(
     gpus: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, count: int, devices: str, expected: set[str]

@@ -46,11 +46,7 @@ def test_another_checkout_is_compared_by_its_results_too(
 
     def measured(case: dict[str, Any], checkout: Path | None = None) -> dict[str, Any]:
         numbers = {"items_per_s": 2.0, "seconds": [1.0], "peak_mb": 9.0, "libraries_mb": 3.0, "threads": 1}
-        return {
-            **numbers,
-            "gflop": 1.0,
-            "check": [7.0, 5.0 * (factor if checkout else 1.0)],
-        }
+        return {**numbers, "gflop": 1.0, "check": [7.0, 5.0 * (factor if checkout else 1.0)]}
 
     monkeypatch.setitem(BENCHMARK["methods"].__globals__, "measured", measured)
     out, against = tmp_path / "out.json", str(tmp_path / "before")

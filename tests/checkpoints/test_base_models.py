@@ -12,13 +12,7 @@ import torch
 from safetensors.torch import save
 from tests.hub_server import TOKEN, Hub
 
-from diffcap.checkpoints.base_models import (
-    MODEL_TYPES,
-    base_licence,
-    base_sha256,
-    find_base,
-    names_base_model,
-)
+from diffcap.checkpoints.base_models import MODEL_TYPES, base_licence, base_sha256, find_base, names_base_model
 from diffcap.checkpoints.hub_access import check_connection
 from diffcap.utils.errors import DiffcapError
 from diffcap.web.captioners import find_choices

@@ -86,10 +86,7 @@ def test_members_of_an_ensemble_number_their_words_alike(tmp_path: Path) -> None
     one, other = of_words(tmp_path / "scorer.ckpt", SCORER), of_words(tmp_path / "dirl.ckpt", DIRL)
     assert [member.metadata["method"] for member in load_members([one, other])] == ["scorer", "dirl"]
     for bad, output in (
-        (
-            of_words(tmp_path / "a.ckpt", DIRL, ["cube", "moved", "ruby", "the"]),
-            "word 3 is 'ruby', not 'red'",
-        ),
+        (of_words(tmp_path / "a.ckpt", DIRL, ["cube", "moved", "ruby", "the"]), "word 3 is 'ruby', not 'red'"),
         (of_words(tmp_path / "b.ckpt", DIRL, [*WORDS, "zebra"]), "word 5 is 'zebra', not missing"),
         (pcl(tmp_path / "c.ckpt", 1), "its vocabulary layout is pcl, that of .* is rcc"),
     ):

@@ -236,7 +236,7 @@ def test_the_csv_table_of_the_command_caption_is_read(tmp_path: Path) -> None:
         "id,Before,after,caption,split,is_distractor,viewpoint_iou,boxes,room\n"
         'one,a/1.jpg,b/1.jpg,"the cup, it is gone",train,,0.5,"{""before"": [0, 1, 2, 3]}",hall\n'
         "two,a/2.jpg,b/2.jpg,nothing has changed,val,True,,,\n"
-        "three,a/3.jpg,b/3.jpg,,test,0,,,\n",
+        "three,a/3.jpg,b/3.jpg,,test,0,,,\n"
     )
     extra = {"viewpoint_iou": 0.5, "boxes": {"before": [0, 1, 2, 3]}, "room": "hall"}
     assert read_pairs("desk", tmp_path) == [

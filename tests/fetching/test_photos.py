@@ -115,12 +115,7 @@ def test_a_forbidden_photo_needs_a_clear_no_of_the_mirror_too(birds: Folder, sta
 
 @pytest.mark.parametrize(
     ("url", "name"),
-    [
-        ("ftp://127.0.0.1/photos/6", "6"),
-        ("http://[half/photos/6", "6"),
-        ("http://[half/x.jpg", "x"),
-        ("photos/6", "6"),
-    ],
+    [("ftp://127.0.0.1/photos/6", "6"), ("http://[half/photos/6", "6"), ("http://[half/x.jpg", "x"), ("photos/6", "6")],
 )
 def test_an_address_in_the_table_that_is_none(birds: Folder, url: str, name: str) -> None:
     page = birds.site.pages["/birds.tsv"]

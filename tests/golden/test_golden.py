@@ -78,10 +78,7 @@ RUNS = {
     "pcl/pretrain": Run("pretrain", (part("pcl", "pretrain"),), TRUNK, _PCL),
     "pcl/pretrain-mixed": Run("pretrain", (part("pcl", "pretrain"), part("pcl", "pretrain", "mixed")), TRUNK, _MIXED),
     "pcl/pretrain-cub": Run(
-        "pretrain",
-        (part("pcl", "pretrain"), part("pcl", "pretrain", "cub")),
-        TRUNK,
-        (*_PCL, "--data.folder={singles}"),
+        "pretrain", (part("pcl", "pretrain"), part("pcl", "pretrain", "cub")), TRUNK, (*_PCL, "--data.folder={singles}")
     ),
     "pcl/finetune": Run("finetune", (part("pcl", "finetune"),), TRUNK, _PCL, "pcl/pretrain/last.ckpt"),
     "pcl/reinforce": reinforced("pcl", TRUNK, _PCL),

@@ -7,13 +7,7 @@ import pytest
 import torch
 
 from diffcap.models import fast
-from diffcap.models.layers import (
-    Attention,
-    GridEmbedding,
-    PreNormStack,
-    UnbiasedLayerNorm,
-    sinusoidal_positions,
-)
+from diffcap.models.layers import Attention, GridEmbedding, PreNormStack, UnbiasedLayerNorm, sinusoidal_positions
 
 
 @pytest.mark.parametrize("eps", [1e-6, 1e-12])

@@ -106,7 +106,7 @@ OTHERS = {
         ("moved the red cube is", "disappeared the red cube is"),
         ("different places are there a", "the same places are there a"),
         ("same color as the", "different color as the"),
-    ],
+    ]
 }
 
 

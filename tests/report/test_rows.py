@@ -16,14 +16,7 @@ from diffcap.features.store import FeatureStore
 from diffcap.features.writer import StoreWriter
 from diffcap.records import ChangePair, Dataset, read_json, write_json
 from diffcap.report.gather import MOST_COMMON, NEAREST, baseline_captions, vectors_of_pairs
-from diffcap.report.rows import (
-    common_protocol,
-    mean_row,
-    quantile_bins,
-    read_run,
-    run_row,
-    viewpoint_scores,
-)
+from diffcap.report.rows import common_protocol, mean_row, quantile_bins, read_run, run_row, viewpoint_scores
 from diffcap.run_folder import training_lineage
 from diffcap.utils.errors import DiffcapError
 

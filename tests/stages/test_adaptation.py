@@ -172,10 +172,7 @@ def test_two_processes_retrieve_as_one(pixels: Path, adapted: Path, retrieved: d
 
 
 def test_what_cannot_retrieve_is_one_sentence(pixels: Path, adapted: Path, tmp_path: Path) -> None:
-    for options, message in (
-        (["--beams=3"], "--beams has no effect on retrieval"),
-        (["--limit=0"], "--limit is 0"),
-    ):
+    for options, message in ((["--beams=3"], "--beams has no effect on retrieval"), (["--limit=0"], "--limit is 0")):
         assert message in str(in_process(retrieval(pixels, adapted / "best.ckpt", tmp_path, *options)))
     finetuned = tmp_path / "finetune"
     assert (

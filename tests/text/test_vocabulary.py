@@ -3,14 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from diffcap.text.vocabulary import (
-    LayoutName,
-    Vocabulary,
-    build_vocabulary,
-    tokenize,
-    tokenize_rcc,
-    write_vocabulary,
-)
+from diffcap.text.vocabulary import LayoutName, Vocabulary, build_vocabulary, tokenize, tokenize_rcc, write_vocabulary
 
 VOCABULARY = Vocabulary(["a", "ball", "red", "the"])
 

@@ -4,13 +4,7 @@ import re
 import pytest
 
 from diffcap.worlds.blocks import captions as grammar
-from diffcap.worlds.blocks.captions import (
-    LEXICON,
-    RELATION_PHRASES,
-    RELATION_PROBABILITY,
-    SYNONYMS,
-    write_captions,
-)
+from diffcap.worlds.blocks.captions import LEXICON, RELATION_PHRASES, RELATION_PROBABILITY, SYNONYMS, write_captions
 from diffcap.worlds.blocks.geometry import COLORS, MATERIALS, SHAPES, SIZES
 from diffcap.worlds.blocks.scenes import CHANGES, sample_triples
 
