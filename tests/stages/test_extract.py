@@ -1,5 +1,6 @@
-"""`stages/extract.py` by its real command: jobs with parts, one of which is killed."""
+"""`stages/extract.py` by its real command: jobs with parts, one of them killed; two processes, broken input."""
 
+import json
 import os
 import shutil
 import signal
@@ -110,3 +111,22 @@ def test_the_record_is_written_when_no_shard_is_missing(
         assert "nothing to do, extract is complete" in capsys.readouterr().out
     message = in_process([*words, "--backbone", "files", "--model.image_size=[48,64]", "--data.shard=0/2"])
     assert message == "error: --data.shard=0/2: BACKBONE=files stores no features; leave out the shard."
+
+
+@pytest.mark.thorough
+def test_two_processes_fill_one_store_and_name_a_broken_image(dataset: Path, undisturbed: dict[str, bytes]) -> None:
+    store, broken = dataset / "features" / "small", dataset / f"{IMAGES - 2}.png"
+    assert json.loads(undisturbed["index.json"])["paths"][-1] == broken.name  # alone in its batch
+    whole, times = broken.read_bytes(), broken.stat()
+    broken.write_bytes(whole[:-500])
+    done = run(dataset, "--trainer.devices=2", "--trainer.strategy=ddp")
+    assert done.returncode != 0 and "Traceback" not in done.stderr
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1 and f"error: {broken}: truncated or broken image" in errors[0]
+    assert sum((store / "done.u8").read_bytes()) == IMAGES - 1
+    broken.write_bytes(whole)
+    os.utime(broken, ns=(times.st_atime_ns, times.st_mtime_ns))
+    done = run(dataset)
+    assert done.returncode == 0, done.stderr
+    assert {name: (store / name).read_bytes() for name in FILES} == undisturbed
+    shutil.rmtree(dataset / "features")

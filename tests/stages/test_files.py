@@ -61,9 +61,7 @@ def test_a_changed_image_is_refused_and_makes_another_training(folder: Path, tmp
     assert "it holds a run with other settings (" in done.stdout, done.stderr
 
 
-def test_another_size_under_the_same_name_is_refused(folder: Path) -> None:
-    message = one_sentence(run(extract(folder, "--model.image_size=[48,64]"), folder))
-    assert "holds features of another kind (preprocessing there is" in message and "choose another name" in message
+def test_only_pixels_are_read_from_files(folder: Path) -> None:
     other = {"library": "blocks", "image_size": "null"}
     message = one_sentence(run(extract(folder, *(f"--model.{name}={value}" for name, value in other.items())), folder))
     assert "--model.from_files is only for pixels; remove the option for blocks" in message

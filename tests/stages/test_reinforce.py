@@ -18,9 +18,7 @@ from diffcap.evaluation.metric import CaptionMetric
 
 BASE = ROOT / "configs/reinforce/base.yaml"
 FILES = [ROOT / "configs/trainer/smoke.yaml"]
-SMALL = (
-    *("width=16", "heads=2", "word_width=12", "dropout=0.0", "decoder_std=0.3", "position_std=0.3"),
-)  # fmt: skip
+SMALL = "width=16", "heads=2", "word_width=12", "dropout=0.0", "decoder_std=0.3", "position_std=0.3"
 TRAINING = ("--data.features=toy", "--data.max_length=16", "--data.samples=scenes", "--trainer.accelerator=cpu")
 
 
@@ -51,14 +49,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A toy dataset, a SCORER trained on it for some steps, and its self-critical training that nobody killed."""
     out = tmp_path_factory.mktemp("reinforce")
     folder = write_toy(out / "data")
-    learnt = (
-        "--trainer.max_steps=50",
-        "--trainer.val_check_interval=25",
-        "--model.lr=5e-3",
-        "--model.schedule=constant",
-        "--run.keep_last_k=2",
-        "--run.checkpoint_every=15",
-    )
+    learnt = "--trainer.max_steps=50", "--trainer.val_check_interval=25", "--model.lr=5e-3", "--model.schedule=constant"
+    learnt += "--run.keep_last_k=2", "--run.checkpoint_every=15"
     assert in_process(finetuning(folder, out, "scorer", *learnt)) is None
     assert in_process(reinforcing(folder, out, "scorer", *LONG)) is None
     return out
