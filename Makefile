@@ -137,7 +137,7 @@ docs: setup  ## the documentation as a site in site/
 test-web: setup  ## the page and the report in a real browser: Debian's chromium and chromium-driver, or CHROMIUM=/usr/bin/chromium
 	$(VENV)/pytest -q -n 0 tests/web/test_browser.py tests/report/test_browser.py --chromium $(or $(CHROMIUM),chromium) $(ARGS)
 
-test-slurm: setup  ## the stages on a SLURM cluster of two nodes that it starts on this machine: Debian, root, about 10 minutes
+test-slurm: setup  ## the stages on a SLURM cluster of two nodes that it starts on this machine: Debian, root, about 20 minutes
 	tests/slurm/run
 
 lint: setup  ## ruff and mypy
