@@ -19,13 +19,13 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from functools import reduce
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from signal import SIGTERM, default_int_handler, signal
 from typing import Any
 
 import yaml
+from jsonargparse import Namespace
 
 from diffcap import record
 from diffcap.compose import merge
@@ -37,7 +37,7 @@ from diffcap.run_folder import FINETUNE, LOGS, PRETRAIN, TRIAL_VARIABLE, stage_l
 from diffcap.stages import STAGES, is_made
 from diffcap.utils.console import echo
 from diffcap.utils.errors import DiffcapError, wrap_errors
-from diffcap.utils.settings import Settings, read_settings
+from diffcap.utils.settings import read_settings
 
 with suppress(ModuleNotFoundError):  # the help of all commands works without it
     import optuna
@@ -94,13 +94,13 @@ class Search:
     def __init__(self, file: Path, words: Sequence[str], path: Path | None) -> None:
         content = read_settings(file)
         with wrap_errors(file, "not the file of a sweep", "write it as in the files of configs/sweep"):
-            parameters, method = content["parameters"], content["method"]
-            stage, metric, goal = Path(content["program"]).stem, content["metric"]["name"], content["metric"]["goal"]
+            stage, method, metric = Path(content["program"]).stem, content["method"], content["metric"]
+            self.metric, goal = metric["name"], metric["goal"]
             # The command is `${env} python stages/finetune.py --dataset=blocks ... ${args}`.
-            command = [word for word in content.get("command", []) if not word.startswith("$")]
-            own_variables, own_options = parse(list(itertools.dropwhile(lambda word: word[:2] != "--", command)))
+            own_words = [word for word in content.get("command", []) if not word.startswith("$")]
+            own_words = list(itertools.dropwhile(lambda word: not word.startswith("--"), own_words))
+            parameters = content["parameters"]
             self.space = {name: _distribution(f"{file}: {name}", values) for name, values in parameters.items()}
-            pruner = _pruner(file, content.get("early_terminate"))
         for key, value, choices in (
             ("program", stage, (PRETRAIN, FINETUNE)),
             ("method", method, ("bayes", "random", "grid")),
@@ -108,17 +108,20 @@ class Search:
         ):
             if value not in choices:
                 raise DiffcapError(f"{file}: {key} is {value}; give {' or '.join(choices)}.")
-        variables, options = parse(words)
-        self.file, self.stage, self.metric, self.is_grid = file, stage, metric, method == "grid"
-        self.variables = {**own_variables, "logger": "none", **variables}
-        self.options = [*own_options, *options]
+        pruner: optuna.pruners.BasePruner = optuna.pruners.NopPruner()
+        if early := content.get("early_terminate"):
+            if early.get("type") != "hyperband" or "min_iter" not in early:
+                raise DiffcapError(f"{file}: early_terminate needs `type: hyperband` and `min_iter`; it has {early}.")
+            pruner = optuna.pruners.SuccessiveHalvingPruner(early["min_iter"], early.get("eta", 3))
+        self.file, self.stage, self.is_grid = file, stage, method == "grid"
+        self.variables, self.options = parse([*own_words, "--logger=none", *words])
         e = Experiment(**self.variables)
         self.run, self.folder = e.run, Path(e.run) / "sweep" / stage
         self.path = path or self.folder / "study.log"
         self.path.parent.mkdir(parents=True, exist_ok=True)
         # What all commands of a study must have in common. The other variables do not change a score.
         compared = {name: value for name, value in self.variables.items() if name not in ("devices", "logger")}
-        self.identity = json.dumps([stage, content["metric"], parameters, compared, self.options], sort_keys=True)
+        self.identity = json.dumps([stage, metric, parameters, compared, self.options], sort_keys=True)
         sampler = optuna.samplers.TPESampler(multivariate=True, constant_liar=True)
         with self._exclusive():
             for need, owner in STAGES[stage].needs(e):
@@ -139,17 +142,12 @@ class Search:
                     "line; restore them, or give another file as --study."
                 )
             if self.is_grid and not self.study.user_attrs:
-                self._enqueue_grid()
+                choices_of = {name: getattr(distribution, "choices", ()) for name, distribution in self.space.items()}
+                if ranges := [name for name, choices in choices_of.items() if not choices]:
+                    raise DiffcapError(f"{file}: method is grid, and {ranges[0]} has a range; give `values`.")
+                for values in itertools.product(*choices_of.values()):
+                    self.study.enqueue_trial(dict(zip(choices_of, values, strict=True)))
             self.study.set_user_attr("identity", self.identity)
-
-    def _enqueue_grid(self) -> None:
-        """Enqueue all combinations of the values."""
-        choices = {name: getattr(distribution, "choices", ()) for name, distribution in self.space.items()}
-        for name, values in choices.items():
-            if not values:
-                raise DiffcapError(f"{self.file}: method is grid, and {name} has a range; give `values`.")
-        for values in itertools.product(*choices.values()):
-            self.study.enqueue_trial(dict(zip(choices, values, strict=True)))
 
     def start_trial(self, count: int, lock: ExitStack) -> "optuna.Trial | None":
         """Return a new trial and enter its lock. None: `count` trials are complete, pruned or running, or no values are left."""
@@ -161,10 +159,8 @@ class Search:
                 return None
             for _ in range(_MAX_FAILURES):
                 trial = self.study.ask(self.space)
-                folder = self.folder / record.digest(self.identity, trial.params)[:8]
-                trial.set_user_attr("folder", str(folder))
                 with suppress(DiffcapError):  # another command trains with the same values
-                    lock.enter_context(stage_lock(self.path.with_name(f"{folder.name}-trial"), 0))
+                    lock.enter_context(self._lock(trial))
                     return trial
                 self.study.tell(trial, state=TrialState.FAIL)
         return None
@@ -172,19 +168,23 @@ class Search:
     def _repeat_interrupted(self) -> None:
         """Enqueue the values of trials whose command was killed."""
         for trial in self.study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
-            with ExitStack() as locks, suppress(DiffcapError):  # a lock is held: the trial is running
-                if "folder" in trial.user_attrs:
-                    folder = Path(trial.user_attrs["folder"])
-                    locks.enter_context(stage_lock(self.path.with_name(f"{folder.name}-trial"), 0))
-                    locks.enter_context(stage_lock(folder, 0))  # a training may outlive its command
+            # If a lock is held, the trial is running. A training may outlive its command.
+            with suppress(DiffcapError), self._lock(trial), stage_lock(self._folder(trial), 0):
                 self.study.tell(trial.number, state=TrialState.FAIL)
                 # A command that was killed while it chose values has not copied all of those that were enqueued.
                 self.study.enqueue_trial({**trial.system_attrs.get("fixed_params", {}), **trial.params})
                 echo(f"trial {trial.number} was interrupted; its values are tried again")
 
+    def _folder(self, trial: "optuna.Trial | optuna.trial.FrozenTrial") -> Path:
+        return self.folder / record.digest(self.identity, trial.params)[:8]
+
+    def _lock(self, trial: "optuna.Trial | optuna.trial.FrozenTrial") -> AbstractContextManager[None]:
+        """Return the lock of the command that runs a trial."""
+        return stage_lock(self.folder / f"{self._folder(trial).name}-trial", 0)
+
     def run_trial(self, trial: "optuna.Trial") -> bool:
         """Train with the values of a trial, report each validation, and tell the study the result. Returns False if it failed."""
-        folder, values, num_reported = Path(trial.user_attrs["folder"]), list[float](), 0
+        folder, values, num_reported = self._folder(trial), list[float](), 0
         echo(f"trial {trial.number}: {trial.params}, {folder}")
         command = [sys.executable, "-m", "diffcap", self.stage, f"--run={self.run}", *self._words(trial.params)]
         is_running, is_pruned = True, False
@@ -194,16 +194,14 @@ class Search:
                     time.sleep(0.5)
                     is_running = process.poll() is None
                     values = self._validations(folder)
-                    for value in values[num_reported:]:
-                        num_reported += 1
+                    for num_reported, value in enumerate(values[num_reported:], num_reported + 1):
                         trial.report(value, num_reported)
                         # Asked at the end too, because the pruner stores the value to compare later trials with it.
                         is_pruned |= trial.should_prune() and is_running
             finally:
                 process.terminate()
-        state = TrialState.PRUNED if is_pruned else TrialState.FAIL
-        if process.returncode == 0 and values and not is_pruned:
-            state = TrialState.COMPLETE
+        ended = TrialState.COMPLETE if values and process.returncode == 0 else TrialState.FAIL
+        state = TrialState.PRUNED if is_pruned else ended
         choose = max if self.study.direction.name == "MAXIMIZE" else min
         self.study.tell(trial, choose(values) if state == TrialState.COMPLETE else None, state)
         score = f"{self.metric} {choose(values):.4f}" if values else f"no finite {self.metric}"
@@ -213,16 +211,15 @@ class Search:
     def _validations(self, folder: Path) -> list[float]:
         """Return the finite values of the metric that a training has logged, in the order of the steps."""
         values: dict[int, float] = {}
-        columns: set[str] = set()
+        logged: set[str] = set()
         for path in sorted(folder.glob(f"{LOGS}/version_*/metrics.csv"), key=lambda path: path.stat().st_mtime):
             lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
             rows = csv.DictReader(line for line in lines if line.endswith("\n"))  # the last one may be incomplete
-            columns |= set(rows.fieldnames or ())
+            logged |= {name for name in rows.fieldnames or () if name.startswith("val/")}
             values |= {int(row["step"]): float(row[self.metric]) for row in rows if row.get(self.metric)}
-        logged = sorted(name for name in columns if name.startswith("val/"))
-        if logged and self.metric not in columns:
+        if logged and self.metric not in logged:
             raise DiffcapError(
-                f"{self.file}: metric.name is {self.metric}, but validation logs {', '.join(logged)}; give one of these, and "
+                f"{self.file}: metric.name is {self.metric}, but validation logs {', '.join(sorted(logged))}; give one of these, and "
                 f"remove {self.path}."
             )
         return [values[step] for step in sorted(values) if math.isfinite(values[step])]
@@ -237,15 +234,12 @@ class Search:
             variables, options = parse(self._words(best.params))
             del variables["logger"]
             config = variables.pop("config", None)
-            section: Settings = {}
-            words = iter(options)
-            for word in words:
+            section, remaining = Namespace(), iter(options)
+            for word in remaining:
                 name, equals, value = word.removeprefix("--").partition("=")
-                *groups, last = name.split(".")
-                group = reduce(lambda group, key: group.setdefault(key, {}), groups, section)
-                group[last] = yaml.safe_load(value if equals else next(words, ""))
-            content = {**variables, self.stage: section}
-            header = f"# Trial {best.number}: {self.metric} {best.value:.4f}, {best.user_attrs['folder']}\n"
+                section[name] = yaml.safe_load(value if equals else next(remaining, ""))
+            content = {**variables, self.stage: section.as_dict()}
+            header = f"# Trial {best.number}: {self.metric} {best.value:.4f}, {self._folder(best)}\n"
             path = self.path.with_name("best.yaml" if self.path.name == "study.log" else f"{self.path.stem}-best.yaml")
             text = yaml.safe_dump(merge(read_settings(config), content) if config else content, sort_keys=False)
             write_text(path, header + text)
@@ -266,29 +260,14 @@ class Search:
 
 
 def _distribution(where: str, values: Mapping[str, Any]) -> "optuna.distributions.BaseDistribution":
-    """Return Optuna's distribution of a parameter. As for Weights & Biases, limits that are whole numbers mean whole numbers."""
-    choices = values.get("values", [values["value"]] if "value" in values else None)
-    limits: dict[str, Any] = {"min": None, "max": None, **values}
-    low, high = limits["min"], limits["max"]
-    default = "int_uniform" if isinstance(low, int) and isinstance(high, int) else "uniform"
-    kind = values.get("distribution", "categorical" if choices else default)
-    with wrap_errors(where, "not the values of a parameter", "give `values`, or `min` below `max`"):
-        if kind in ("categorical", "constant") and choices:  # Optuna stores no lists
-            texts = [json.dumps(choice) if isinstance(choice, list | dict) else choice for choice in choices]
-            return optuna.distributions.CategoricalDistribution(texts)
+    """Return Optuna's distribution of a parameter of the file."""
+    remedy = "give `values`, or `min` below `max` and the distribution uniform, log_uniform_values or int_uniform"
+    with wrap_errors(where, "not the values of a parameter", remedy):
+        if "values" in values:
+            return optuna.distributions.CategoricalDistribution(values["values"])
+        kind = values["distribution"]
+        if kind not in ("uniform", "log_uniform_values", "int_uniform"):
+            raise ValueError(f"the distribution is {kind}")
         if kind == "int_uniform":
-            return optuna.distributions.IntDistribution(low, high)
-        if kind in ("uniform", "log_uniform_values"):
-            return optuna.distributions.FloatDistribution(float(low), float(high), log=kind != "uniform")
-    raise DiffcapError(
-        f"{where}: the distribution {kind} is unknown; give values, uniform, log_uniform_values or int_uniform."
-    )
-
-
-def _pruner(file: Path, settings: Mapping[str, Any] | None) -> "optuna.pruners.BasePruner":
-    """Return the pruner of the file's `early_terminate`. Without it, no trial is pruned."""
-    if not settings:
-        return optuna.pruners.NopPruner()
-    if settings.get("type") != "hyperband" or "min_iter" not in settings:
-        raise DiffcapError(f"{file}: early_terminate needs `type: hyperband` and `min_iter`; it has {dict(settings)}.")
-    return optuna.pruners.SuccessiveHalvingPruner(settings["min_iter"], settings.get("eta", 3))
+            return optuna.distributions.IntDistribution(values["min"], values["max"])
+        return optuna.distributions.FloatDistribution(values["min"], values["max"], log=kind != "uniform")
