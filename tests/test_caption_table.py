@@ -188,8 +188,8 @@ def test_bad_tables_are_one_sentence(checkpoint: str, tmp_path: Path, monkeypatc
     shutil.copy("odd.parquet", "folder")
     Path("pairs.csv").write_text("before,after\na.png,b.png\n")
     for source, sentence in {
-        "odd.parquet": 'odd.parquet: has no column "before"; give a table with the columns before and after',
-        "numbers.parquet": 'the column "before" holds int64',
+        "odd.parquet": 'odd.parquet: has no column "before" of strings; give a table with the columns before and after',
+        "numbers.parquet": 'has no column "before" of strings',
         "empty.parquet": "empty.parquet: it contains no pair",
         "text.parquet": "text.parquet: not a table of pairs (",
         "none.parquet": "error: none.parquet: not found; give a .parquet file or a folder of them.",

@@ -1,10 +1,13 @@
 """Parts of a Parquet table of image pairs. Each part is captioned independently, so any program can distribute the parts."""
 
 import io
+import posixpath
 import time
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -76,11 +79,9 @@ def list_files(table: str) -> list[TableFile]:
         location = system.unstrip_protocol(path).removeprefix("file://")
         with wrap_errors(location, "not a table of pairs", remedy), system.open(path) as stream:
             footer = pq.ParquetFile(stream)
-            for side in SIDES:
-                if side not in footer.schema_arrow.names:
-                    raise DiffcapError(f'{location}: has no column "{side}"; {remedy}.')
-                if "string" not in (kind := str(footer.schema_arrow.field(side).type)):
-                    raise DiffcapError(f'{location}: the column "{side}" holds {kind:.60}; {remedy}.')
+            strings = {field.name for field in footer.schema_arrow if "string" in str(field.type)}
+            if missing := [side for side in SIDES if side not in strings]:
+                raise DiffcapError(f'{location}: has no column "{missing[0]}" of strings; {remedy}.')
             return TableFile(location, system.size(path), footer.metadata.num_rows)
 
     with wrap_errors(table, *ACCESS), ThreadPoolExecutor(16) as pool:
@@ -113,26 +114,20 @@ def read_rows(part: Part) -> list[dict[str, Any]]:
 
     Relative paths of images are relative to the table's folder; they become absolute.
     """
-    rows: list[dict[str, Any]] = []
     with wrap_errors(part.file, *ACCESS), fsspec.open(part.file) as stream:
         file = pq.ParquetFile(stream)
         columns = [name for name in ("id", *SIDES) if name in file.schema_arrow.names]
-        group_start = 0
-        for group in range(file.num_row_groups):
-            num_rows = file.metadata.row_group(group).num_rows
-            begin = max(part.start - group_start, 0)
-            end = min(part.start + part.size - group_start, num_rows)
-            if begin < end:
-                rows += file.read_row_group(group, columns).slice(begin, end - begin).to_pylist()
-            group_start += num_rows
+        row_groups = range(file.num_row_groups)
+        starts = [0, *accumulate(file.metadata.row_group(group).num_rows for group in row_groups)]
+        first, end = bisect_right(starts, part.start) - 1, bisect_left(starts, part.start + part.size)
+        groups = file.read_row_groups([*row_groups[first:end]], columns)
+        rows: list[dict[str, Any]] = groups.slice(part.start - starts[first], part.size).to_pylist()
     folder = part.file.rpartition("/")[0]
     for number, row in enumerate(rows, part.row):
         for side in SIDES:
             name = row[side] or ""
-            is_relative = name and "://" not in name and not name.startswith("/")
-            row[side] = f"{folder}/{name}" if is_relative else name
-        id = row.get("id")
-        row |= {"row": number, "id": str(number if id is None else id)}
+            row[side] = name if not name or "://" in name else posixpath.join(folder, name)
+        row |= {"row": number, "id": str(number if row.get("id") is None else row["id"])}
     return rows
 
 
@@ -157,13 +152,11 @@ def fetch(location: str) -> Path | bytes | DiffcapError:
             return content
         except ImportError as error:
             raise DiffcapError(f"{location}: {error}; install the package that opens such URLs.") from None
-        except (FileNotFoundError, PermissionError, IsADirectoryError, ValueError) as error:
-            fault = "not found" if isinstance(error, FileNotFoundError) else str(error)
-            break
         except Exception as error:  # each file system has errors of its own
-            fault = str(error) or type(error).__name__
+            fault = "not found" if isinstance(error, FileNotFoundError) else str(error) or type(error).__name__
             status = getattr(error, "status", 500)
-            if status < 500 and status != 429:
+            is_final = isinstance(error, (FileNotFoundError, PermissionError, IsADirectoryError, ValueError))
+            if is_final or (status < 500 and status != 429):
                 break
     return DiffcapError(f"{location}: cannot be fetched ({' '.join(fault.split())[:200]}); check the URL.")
 

@@ -194,7 +194,8 @@ class Search:
                     time.sleep(0.5)
                     is_running = process.poll() is None
                     values = self._validations(folder)
-                    for num_reported, value in enumerate(values[num_reported:], num_reported + 1):
+                    for value in values[num_reported:]:
+                        num_reported += 1
                         trial.report(value, num_reported)
                         # Asked at the end too, because the pruner stores the value to compare later trials with it.
                         is_pruned |= trial.should_prune() and is_running
