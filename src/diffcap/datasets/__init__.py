@@ -35,17 +35,15 @@ def read_pairs(dataset: str, folder: str | Path, augmented: bool = False) -> lis
         raise DiffcapError(f"--augmented is for second_cc, and {dataset} has no augmented views; omit the option.")
     pairs: list[ChangePair] = import_object(spec.reader)(folder, **({"augmented": True} if augmented else {}))
     _check_pairs(pairs, folder, spec.blank_captions)
-    return [_use_names_on_disk(pair, folder) for pair in pairs]
 
-
-def _use_names_on_disk(pair: ChangePair, folder: Path) -> ChangePair:
-    """Replace the paths of a pair by those on the disk, where "é" may be stored as two Unicode characters instead of one."""
-
-    def name_on_disk(path: str) -> str:
+    def on_disk(path: str) -> str:  # "é" may be stored as two Unicode characters instead of one
         return path if path.isascii() else existing_path(folder / path).relative_to(folder).as_posix()
 
-    extra = {**pair.extra, "mask": name_on_disk(pair.extra["mask"])} if "mask" in pair.extra else pair.extra
-    return replace(pair, before=name_on_disk(pair.before), after=pair.after and name_on_disk(pair.after), extra=extra)
+    for index, pair in enumerate(pairs):
+        extra = {**pair.extra, "mask": on_disk(pair.extra["mask"])} if "mask" in pair.extra else pair.extra
+        after = pair.after and on_disk(pair.after)
+        pairs[index] = replace(pair, before=on_disk(pair.before), after=after, extra=extra)
+    return pairs
 
 
 def describe(dataset: str, pairs: list[ChangePair], folder: Path, has_skipped_pairs: bool = False) -> dict[str, Any]:

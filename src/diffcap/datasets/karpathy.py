@@ -203,7 +203,19 @@ def _read_entry(row: Any, place: str, split: str, unchanged_if: Callable[[Iterab
     sentences = row.get("sentences")
     if not isinstance(sentences, list):
         raise DiffcapError(f'{place}: "sentences" must be a list, found {sentences!r:.60}; {_FORM_HINT}.')
-    captions = [_read_caption(sentence, f"{place}, sentence {number}") for number, sentence in enumerate(sentences, 1)]
+    captions = []
+    for number, sentence in enumerate(sentences, 1):
+        tokens, raw = (sentence.get(key) if isinstance(sentence, dict) else None for key in ("tokens", "raw"))
+        if isinstance(tokens, list) and tokens and all(isinstance(token, str) for token in tokens):
+            captions.append(" ".join(tokens))
+        elif tokens is None and isinstance(raw, str):
+            captions.append(raw.strip().removesuffix(".").rstrip())
+        else:
+            raise DiffcapError(
+                f'{place}, sentence {number}: needs "tokens" (words) or "raw" (text), found {sentence!r:.60}; fix it.'
+            )
+        if is_blank(captions[-1]):
+            raise DiffcapError(f"{place}, sentence {number}: is blank; fill it or delete it.")
     change_flag = row.get("changeflag")
     if change_flag is None:
         is_unchanged = bool(captions) and unchanged_if(map(is_no_change, captions))
@@ -213,16 +225,3 @@ def _read_entry(row: Any, place: str, split: str, unchanged_if: Callable[[Iterab
     else:
         raise DiffcapError(f'{place}: "changeflag" must be 0 or 1, found {change_flag!r:.60}; fix it.')
     return _PairEntry(place, folder, file_name, split, captions, extra)
-
-
-def _read_caption(sentence: Any, place: str) -> str:
-    tokens, raw = (sentence.get(key) if isinstance(sentence, dict) else None for key in ("tokens", "raw"))
-    if isinstance(tokens, list) and tokens and all(isinstance(token, str) for token in tokens):
-        text = " ".join(tokens)
-    elif tokens is None and isinstance(raw, str):
-        text = raw.strip().removesuffix(".").rstrip()
-    else:
-        raise DiffcapError(f'{place}: needs "tokens" (words) or "raw" (text), found {sentence!r:.60}; fix it.')
-    if is_blank(text):
-        raise DiffcapError(f"{place}: is blank; fill it or delete it.")
-    return text

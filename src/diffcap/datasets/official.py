@@ -1,7 +1,7 @@
 """The official sizes of datasets, which their authors have published, and the comparison of a user's files with them."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -83,7 +83,19 @@ def compare_sizes(
                 "authors' release."
             )
     is_whole = all(num_in_folder == num_official for num_in_folder, num_official in counts.values())
-    for noun, num_in_folder, num_official in _details(sizes, pairs, num_found) if is_whole else ():
+    details: list[tuple[str, int, int]] = []  # (what is counted, its number in the folder, its official number)
+    if is_whole:
+        num_by_kind = Counter((pair.split, pair.is_distractor) for pair in pairs)
+        num_by_change_type = Counter(pair.change_type for pair in pairs if pair.change_type)
+        classes = {pair.extra["class"] for pair in pairs if "class" in pair.extra}
+        for split in SPLITS if sizes.counts_scenes else ():
+            details.append((f"{split} distractors", num_by_kind[split, True], num_found[split]))
+        for split, number in sizes.num_changed.items():
+            details.append((f"{split} pairs with a change", num_by_kind[split, False], number))
+        for change_type, number in sizes.num_by_change_type.items() if num_by_change_type else ():
+            details.append((f"changes of type {change_type}", num_by_change_type[change_type], number))
+        details.append(("missing or unknown classes", len(classes ^ set(range(sizes.num_classes))), 0))
+    for noun, num_in_folder, num_official in details:
         if num_in_folder != num_official:
             raise DiffcapError(
                 f"{folder}: has {num_in_folder:,} {noun}, the whole {dataset} {num_official:,}; take the files from the authors' release."
@@ -91,20 +103,6 @@ def compare_sizes(
     result: dict[str, Any] = {"state": "whole" if is_whole else "part", "unit": sizes.unit}
     result["splits"] = {split: [num_found[split], number] for split, number in sizes.units_by_split.items()}
     return {**result, "total": [num_found.total(), total_units]} if sizes.total_units else result
-
-
-def _details(sizes: ReleaseSizes, pairs: Sequence[ChangePair], found: Counter[str]) -> Iterator[tuple[str, int, int]]:
-    """For a whole dataset, yield (what else is counted, such as "test distractors"; its number in the folder; the official number)."""
-    num_by_kind = Counter((pair.split, pair.is_distractor) for pair in pairs)
-    num_by_change_type = Counter(pair.change_type for pair in pairs if pair.change_type)
-    classes = {pair.extra["class"] for pair in pairs if "class" in pair.extra}
-    for split in SPLITS if sizes.counts_scenes else ():
-        yield f"{split} distractors", num_by_kind[split, True], found[split]
-    for split, num_official in sizes.num_changed.items():
-        yield f"{split} pairs with a change", num_by_kind[split, False], num_official
-    for change_type, num_official in sizes.num_by_change_type.items() if num_by_change_type else ():
-        yield f"changes of type {change_type}", num_by_change_type[change_type], num_official
-    yield "missing or unknown classes", len(classes ^ set(range(sizes.num_classes))), 0
 
 
 def count_repetitions(pairs: Sequence[ChangePair]) -> dict[str, Any]:

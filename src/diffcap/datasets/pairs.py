@@ -70,7 +70,12 @@ _REFUSED_KEYS = {  # key -> why it is refused
 
 def read(folder: Path) -> list[ChangePair]:
     """Read the pairs of a user's own folder, in the order of the file."""
-    json_files = [file for file in sorted(folder.glob("*.json")) if _lists_images(file)]
+    json_files = []  # those that list images in Karpathy's form; COCO's files list images too, but also have "annotations"
+    for file in sorted(folder.glob("*.json")):
+        with suppress(DiffcapError):
+            content = read_json(file)
+            if isinstance(content, dict) and isinstance(content.get("images"), list) and "annotations" not in content:
+                json_files.append(file)
     remedy = 'write pairs.jsonl, one JSON object per line: {"before": "a.png", "after": "b.png", "captions": ["..."]}'
     file_names = ", ".join(file.name for file in json_files)
     table_file = next((folder / name for name in TABLE_NAMES if (folder / name).is_file()), None)
@@ -91,15 +96,6 @@ def read(folder: Path) -> list[ChangePair]:
     if isinstance(read_json(json_file), list):
         raise DiffcapError(f"{json_file}: a JSON list, which is not read; {remedy}.")
     return read_files(folder, {json_file: ""}, *IMAGE_LAYOUTS)
-
-
-def _lists_images(file: Path) -> bool:
-    """Return True if a JSON file lists images in Karpathy's form. COCO's files list images too, but also have "annotations"."""
-    try:
-        content = read_json(file)
-    except DiffcapError:
-        return False
-    return isinstance(content, dict) and isinstance(content.get("images"), list) and "annotations" not in content
 
 
 def _read_table(table_file: Path) -> list[ChangePair]:

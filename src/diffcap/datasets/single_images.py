@@ -49,7 +49,16 @@ def read_cub(folder: Path) -> list[ChangePair]:
     held_out_classes = {line for _, line in read_numbered_lines(class_list_file)}
     records, empty_files, classes = [], [], set()
     if (images_parent / "images.txt").is_file():
-        image_names = _read_image_list(images_parent / "images.txt")
+        image_names = []
+        for place, line in read_numbered_lines(images_parent / "images.txt"):
+            image_number, _, name = line.partition(" ")
+            species, _, image = name.partition("/")
+            if not image_number.isdigit() or not image.endswith(".jpg") or not species:
+                raise DiffcapError(
+                    f'{place}: expected "<number> <class>/<image>.jpg", found {line!r:.80}; fix that line.'
+                )
+            check_relative_path(name, place)  # because the file of its captions is opened
+            image_names.append(name)
     else:
         caption_files = caption_folder.glob("*/*.txt")
         image_names = sorted(file.relative_to(caption_folder).with_suffix(".jpg").as_posix() for file in caption_files)
@@ -76,19 +85,6 @@ def read_cub(folder: Path) -> list[ChangePair]:
             "fetch this file and the list of images again."
         )
     return sorted(records, key=lambda record: record.split)
-
-
-def _read_image_list(list_file: Path) -> list[str]:
-    """Return the name of the image, "<class>/<image>.jpg", in each line of a file."""
-    image_names = []
-    for place, line in read_numbered_lines(list_file):
-        image_number, _, name = line.partition(" ")
-        species, _, image = name.partition("/")
-        if not image_number.isdigit() or not image.endswith(".jpg") or not species:
-            raise DiffcapError(f'{place}: expected "<number> <class>/<image>.jpg", found {line!r:.80}; fix that line.')
-        check_relative_path(name, place)  # because `read_cub` opens the file of its captions
-        image_names.append(name)
-    return image_names
 
 
 def _find_first(folder: Path, names: tuple[str, ...], noun: str) -> Path:

@@ -49,7 +49,17 @@ def extract(archive: Path, folder: Path, strip_folder: str = "", size_limit: int
                 _check_size(sum(member.file_size for member in zip_file.infolist()), size_limit)
                 # zipfile writes only into this folder, makes no links, and writes at most `file_size` bytes of each member.
                 zip_file.extractall(temporary_folder)
-        return _move_files(temporary_folder, folder, PurePosixPath(strip_folder))
+        files = [path for path in temporary_folder.rglob("*") if path.is_file()]
+        if not files:
+            raise _Refused("it contains no file")
+        for file in files:
+            name = PurePosixPath(file.relative_to(temporary_folder))
+            target_file = folder / (
+                name.relative_to(strip_folder) if PurePosixPath(strip_folder) in name.parents else name
+            )
+            target_file.parent.mkdir(parents=True, exist_ok=True)
+            file.replace(target_file)
+        return len(files)
     except Exception as error:  # the standard library raises many kinds of errors for damaged files
         # A damaged archive can also cause an OSError: the errno is None if decompression fails, EINVAL if an offset is wrong.
         if isinstance(error, OSError) and error.errno not in (*_NAME_ERRORS, None, errno.EINVAL):
@@ -90,16 +100,3 @@ def _extract_tar(archive: Path, folder: Path, size_limit: int) -> None:
 def _check_size(size: int, size_limit: int) -> None:
     if size > size_limit:
         raise _Refused(f"its files have more than {size_limit:,} bytes, too many for an archive of its size")
-
-
-def _move_files(source_folder: Path, target_folder: Path, strip_folder: PurePosixPath) -> int:
-    """Move all files from one folder into another; returns their number."""
-    files = [path for path in source_folder.rglob("*") if path.is_file()]
-    if not files:
-        raise _Refused("it contains no file")
-    for file in files:
-        name = PurePosixPath(file.relative_to(source_folder))
-        target_file = target_folder / (name.relative_to(strip_folder) if strip_folder in name.parents else name)
-        target_file.parent.mkdir(parents=True, exist_ok=True)
-        file.replace(target_file)
-    return len(files)

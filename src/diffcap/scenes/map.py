@@ -40,9 +40,28 @@ def write_map(
     """
     before, after = _encode_pictures(overview, stretch, _OVERVIEW_SIDE)
     most_certain = sorted(range(len(changes)), key=lambda index: changes[index].no_change)[:MAX_DETAILS]
-    entries = [_describe_change(change, scene) for change in changes]
+    entries: list[dict[str, Any]] = []  # for `map.js`; "path" is an SVG path, and "position" a point inside the change
+    for change in changes:
+        rings = shapely.geometry.mapping(change.polygon)["coordinates"]
+        svg_path = "".join("M" + "L".join(f"{round(x)},{round(y)}" for x, y in ring[:-1]) + "Z" for ring in rings)
+        lon_lat_inside = find_position(change, scene, digits=6)
+        entry = {
+            "caption": change.caption,
+            "path": svg_path,
+            "window": change.window,
+            "tiles": change.num_tiles,
+            "changed": round(1 - change.no_change, 4),
+            **({"position": lon_lat_inside} if lon_lat_inside else {}),
+        }
+        entries.append(entry)
     for index in most_certain:
-        sample = _read_change(changes[index], scene, overview)
+        x, y, width, height = changes[index].window
+        if max(width, height) <= MAX_WINDOW:
+            sample = scene.read(Tile(x, y, width, height))
+        else:  # too large to be read at once: its part of the overview
+            step = scene.width / overview.before.shape[2]  # pixels of the scene per pixel of the overview
+            top, bottom, left, right = (int(edge / step) for edge in (y, y + height, x, x + width))
+            sample = Sample(*(array[..., top : bottom + 1, left : right + 1] for array in overview))
         entries[index]["pictures"] = _encode_pictures(sample, stretch, _DETAIL_SIDE)
     script = "\n".join([read_resource("shared.js"), read_resource("map.js", _PACKAGE)])
     environment = jinja2.Environment(
@@ -62,16 +81,6 @@ def write_map(
     write_text(path, page)
 
 
-def _read_change(change: Change, scene: Scene, overview: Sample) -> Sample:
-    """Return the pixels of a change, or its part of the overview if the change is too large to be read at once."""
-    x, y, width, height = change.window
-    if max(width, height) <= MAX_WINDOW:
-        return scene.read(Tile(x, y, width, height))
-    step = scene.width / overview.before.shape[2]  # pixels of the scene per pixel of the overview
-    top, bottom, left, right = (int(edge / step) for edge in (y, y + height, x, x + width))
-    return Sample(*(array[..., top : bottom + 1, left : right + 1] for array in overview))
-
-
 def _encode_pictures(sample: Sample, stretch: Stretch | None, max_side: int) -> list[str]:
     """Return both dates as JPEG in base64, at most `max_side` pixels wide and high; parts without data are gray."""
     is_shown = sample.before_valid & sample.after_valid
@@ -86,21 +95,6 @@ def _encode_pictures(sample: Sample, stretch: Stretch | None, max_side: int) -> 
                 break
         pictures.append(base64.b64encode(content.getvalue()).decode())
     return pictures
-
-
-def _describe_change(change: Change, scene: Scene) -> dict[str, Any]:
-    """Return a change for `map.js`: caption, SVG path and bounding box in pixels, numbers, and a point inside the change."""
-    rings = shapely.geometry.mapping(change.polygon)["coordinates"]
-    svg_path = "".join("M" + "L".join(f"{round(x)},{round(y)}" for x, y in ring[:-1]) + "Z" for ring in rings)
-    lon_lat_inside = find_position(change, scene, digits=6)
-    return {
-        "caption": change.caption,
-        "path": svg_path,
-        "window": change.window,
-        "tiles": change.num_tiles,
-        "changed": round(1 - change.no_change, 4),
-        **({"position": lon_lat_inside} if lon_lat_inside else {}),
-    }
 
 
 def _pixel_width(scene: Scene) -> float | None:
