@@ -146,7 +146,16 @@ class PairCaptioner:
         self.max_length = first.max_length
         self.metadata = first.metadata
         self.domain_note = _domain_note(members)
-        self.device = _choose_device(device)
+        names = ["auto", "cpu"]  # of this machine's devices
+        accelerator = torch.accelerator.current_accelerator(check_available=True)
+        if accelerator is not None:
+            kind = accelerator.type
+            names += [kind, *(f"{kind}:{index}" for index in range(torch.accelerator.device_count()))]
+        if device not in (*names, "cpu:0"):
+            raise DiffcapError(f"--device {device}: this machine has no such device; choose one of {', '.join(names)}.")
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.device = torch.device(device)
         self._feature_metadata: list[dict[str, Any]] = []  # of each distinct backbone
         for member in members:
             if member.features not in self._feature_metadata:
@@ -426,19 +435,6 @@ def load_captioner(
             is_path = Path(name_or_path).exists()
             checkpoints.append(name_or_path if is_path else SHIPPED_CAPTIONERS.get(str(name_or_path), name_or_path))
     return PairCaptioner(load_members(checkpoints, base, prompt), device, backbone_weights)
-
-
-def _choose_device(name: str) -> torch.device:
-    names = ["auto", "cpu"]
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    if accelerator is not None:
-        kind = accelerator.type
-        names += [kind, *(f"{kind}:{index}" for index in range(torch.accelerator.device_count()))]
-    if name not in (*names, "cpu:0"):
-        raise DiffcapError(f"--device {name}: this machine has no such device; choose one of {', '.join(names)}.")
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name)
 
 
 def _check_pairs(pairs: Iterable[tuple[Source, Source]]) -> Iterator[tuple[Source, Source]]:

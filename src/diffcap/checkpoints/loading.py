@@ -151,13 +151,9 @@ def build_captioner(
         return captioner, captioner.vocabulary
     if vocabulary.family != captioner.vocabulary_layout:  # layouts of one family have the same special tokens
         raise ValueError(f"its vocabulary_layout is {vocabulary.layout}, not {captioner.vocabulary_layout}")
-    _check_sizes(captioner, metadata["max_length"], metadata["features"]["shape"])
-    return captioner, vocabulary
-
-
-def _check_sizes(captioner: Any, max_length: int, shape: list[int]) -> None:
-    """Check that a captioner reads features of a shape (C, h, w) and has positions for captions of `max_length` tokens."""
-    hyperparameters = captioner.hyperparameters
+    # The captioner must read features of the shape (C, h, w) and have positions for captions of `max_length` tokens.
+    hyperparameters, max_length = captioner.hyperparameters, metadata["max_length"]
+    shape = metadata["features"]["shape"]
     limit = hyperparameters.get("max_length", hyperparameters.get("positions", max_length))
     if not 2 <= max_length <= limit:
         raise ValueError(f"its max_length is {max_length}; it must be from 2 to {limit}")
@@ -168,3 +164,4 @@ def _check_sizes(captioner: Any, max_length: int, shape: list[int]) -> None:
         expected = [hyperparameters.get("feature_channels", shape[0]), *hyperparameters.get("grid", shape[1:])]
     if shape != expected:
         raise ValueError(f"its features have shape {shape}, but the captioner reads {expected}")
+    return captioner, vocabulary

@@ -271,7 +271,19 @@ class TrainingCLI(StageCLI):
                 callbacks.append(StopEarly(settings.select_after, **criterion))
         loggers: list[Logger] = [CSVLogger(self.out, name=LOGS)]
         if settings.logger == "wandb":
-            loggers.append(self._wandb_logger())
+            netrc = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
+            has_key = os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_MODE")
+            has_account = has_key or (netrc.is_file() and "wandb" in netrc.read_text(encoding="utf-8", errors="ignore"))
+            wandb_logger = WandbLogger(
+                name=None if "WANDB_SWEEP_ID" in os.environ else "/".join(self.out.parts[-3:]),
+                id=os.environ.get("WANDB_RUN_ID", self.config_hash),  # a resumed run continues its curves
+                resume="allow",
+                project=settings.project,
+                save_dir=str(self.out),
+                offline=not has_account,
+                log_model=False,
+            )
+            loggers.append(wandb_logger)
         if settings.logger == "tensorboard":
             loggers.append(TensorBoardLogger(self.out, name=LOGS, version="tensorboard"))
         callbacks.append(LearningRateMonitor("step"))
@@ -292,21 +304,6 @@ class TrainingCLI(StageCLI):
         set_precision(trainer, settings.matmul_precision, settings.force_bf16)
         trainer.strategy.checkpoint_io = AtomicCheckpointIO()
         return trainer
-
-    def _wandb_logger(self) -> WandbLogger:
-        """Return the logger of Weights & Biases, offline without an account."""
-        netrc = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
-        has_key = os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_MODE")
-        has_account = has_key or (netrc.is_file() and "wandb" in netrc.read_text(encoding="utf-8", errors="ignore"))
-        return WandbLogger(
-            name=None if "WANDB_SWEEP_ID" in os.environ else "/".join(self.out.parts[-3:]),
-            id=os.environ.get("WANDB_RUN_ID", self.config_hash),  # a resumed run continues its curves
-            resume="allow",
-            project=self.settings.project,
-            save_dir=str(self.out),
-            offline=not has_account,
-            log_model=False,
-        )
 
     def write_result(self, stage: str) -> None:
         """Write finished.json after the training. best.ckpt is a copy of last.ckpt if no validation has selected one."""

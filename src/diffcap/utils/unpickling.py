@@ -46,30 +46,24 @@ def load_tensors(path: str | Path, allowed_classes: Sequence[str] = ()) -> Any:
     import torch
 
     def load(file: IO[bytes]) -> Any:
+        try:  # list the names "module.Name" that the file uses, without importing them
+            names = set(torch.serialization.get_unsafe_globals_in_checkpoint(file))
+        except ValueError:  # torch cannot list a legacy file: search its bytes for such names
+            file.seek(0)
+            matches = re.findall(rb"c([\w.]+)\n([A-Za-z_]\w*)\n", file.read())
+            names = {f"{module.decode()}.{name.decode()}" for module, name in matches}
+        finally:
+            file.seek(0)
         substitutes: list[Any] = [
             # defaultdict is called with a class, which OrderedDict does not accept
             ((lambda *_: OrderedDict()) if name == "collections.defaultdict" else OrderedDict, name)
-            for name in _used_names(file)
+            for name in names
             if name.rsplit(".", 1)[-1] in allowed_classes
         ]
         with torch.serialization.safe_globals(substitutes):
             return torch.load(file, map_location="cpu", weights_only=True)
 
     return _load(path, load)
-
-
-def _used_names(file: IO[bytes]) -> set[str]:
-    """Return the names "module.Name" that a file uses; nothing is imported."""
-    import torch
-
-    try:
-        return set(torch.serialization.get_unsafe_globals_in_checkpoint(file))
-    except ValueError:  # torch cannot list a legacy file: search its bytes for such names
-        file.seek(0)
-        matches = re.findall(rb"c([\w.]+)\n([A-Za-z_]\w*)\n", file.read())
-        return {f"{module.decode()}.{name.decode()}" for module, name in matches}
-    finally:
-        file.seek(0)
 
 
 class _Dtype:

@@ -191,7 +191,16 @@ def _with_position(rng: random.Random, thing: str, location: str) -> str:
 def _write_sentence(rng: random.Random, change: Change) -> str:
     subject, verbs = _choose_subject(rng, change)
     is_plural, subject = subject.startswith("p:"), subject[2:]
-    places = _choose_places(rng, change)
+    phrases = _ROAD_RELATION_PHRASES if change.noun == "road" else _RELATION_PHRASES
+    relations = [relation for relation in (*change.relations, *change.details) if relation in phrases]
+    relations = [relation for relation in relations if not (change.noun == "clearing" and relation == "forest inside")]
+    places = []  # none to two phrases: first the place relative to other things, then the place in the image
+    if relations and rng.random() < 0.6:
+        relation = rng.choice(relations)
+        is_row_along_road = change.arrangement == "row" and relation == "road"
+        places.append(rng.choice(_ROW_RELATION_PHRASES if is_row_along_road else phrases[relation]))
+    if change.location and rng.random() < (0.4 if places else 0.75):
+        places.append(_choose_position(rng, change.location))
     clause = next((place for place in places if place.startswith("that ")), None)
     if clause:
         places.remove(clause)
@@ -248,21 +257,6 @@ def _choose_house_subject(rng: random.Random, change: Change) -> str:
     if change.arrangement == "block" and rng.random() < 0.5:
         return rng.choice((f"s:a block of {new}{noun}", f"s:a group of {new}{noun}", f"p:rows of {new}{noun}"))
     return f"p:{rng.choice(number_words)} {new}{noun}"
-
-
-def _choose_places(rng: random.Random, change: Change) -> list[str]:
-    """Choose none to two phrases of place: first the place relative to other things, then the place in the image."""
-    phrases = _ROAD_RELATION_PHRASES if change.noun == "road" else _RELATION_PHRASES
-    relations = [relation for relation in (*change.relations, *change.details) if relation in phrases]
-    relations = [relation for relation in relations if not (change.noun == "clearing" and relation == "forest inside")]
-    places = []
-    if relations and rng.random() < 0.6:
-        relation = rng.choice(relations)
-        is_row_along_road = change.arrangement == "row" and relation == "road"
-        places.append(rng.choice(_ROW_RELATION_PHRASES if is_row_along_road else phrases[relation]))
-    if change.location and rng.random() < (0.4 if places else 0.75):
-        places.append(_choose_position(rng, change.location))
-    return places
 
 
 def _choose_position(rng: random.Random, location: str) -> str:
