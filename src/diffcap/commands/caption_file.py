@@ -63,7 +63,20 @@ class CaptionFile(AbstractContextManager["CaptionFile"]):
         self.path, self._is_csv = path, path.suffix.lower() == ".csv"
         self._index_by_key = {_key(pair.id): index for index, pair in enumerate(pairs)}
         pair_list = json.dumps([[pair.id, *map(os.path.realpath, pair[1:])] for pair in pairs])  # pair[1:]: paths
-        self._check_settings({"pairs": hashlib.sha256(pair_list.encode()).hexdigest(), **settings})
+        settings = {"pairs": hashlib.sha256(pair_list.encode()).hexdigest(), **settings}
+        settings_file = path.with_name(f"{path.name}.settings.json")
+        if path.exists() and (not path.is_file() or path.stat().st_size):
+            if not settings_file.is_file():
+                raise DiffcapError(
+                    f"--out {path}: exists, and {settings_file.name} does not, so it is not a file of this command; give another name."
+                )
+            old_settings = read_json(settings_file, "settings", f"delete {path} to start again")
+            if changed_keys := [key for key, value in settings.items() if old_settings.get(key) != value]:
+                names = ", ".join("list of pairs" if key == "pairs" else f"--{key}" for key in changed_keys)
+                raise DiffcapError(
+                    f"--out {path}: its captions were made with another {names}; give another name, or delete the file to start again."
+                )
+        write_json(settings_file, settings)
         rows = self._read_rows()
         first_missing = next((index for key, index in self._index_by_key.items() if key not in rows), len(pairs))
         # The index of the first pair of an incomplete last batch.
@@ -78,21 +91,6 @@ class CaptionFile(AbstractContextManager["CaptionFile"]):
         self._write_all()
         with add_filename(path):  # errors, such as that of a full disk, then name the file
             self._file = path.open("ab")
-
-    def _check_settings(self, settings: dict[str, Any]) -> None:
-        settings_file = self.path.with_name(f"{self.path.name}.settings.json")
-        if self.path.exists() and (not self.path.is_file() or self.path.stat().st_size):
-            if not settings_file.is_file():
-                raise DiffcapError(
-                    f"--out {self.path}: exists, and {settings_file.name} does not, so it is not a file of this command; give another name."
-                )
-            old_settings = read_json(settings_file, "settings", f"delete {self.path} to start again")
-            if changed_keys := [key for key, value in settings.items() if old_settings.get(key) != value]:
-                names = ", ".join("list of pairs" if key == "pairs" else f"--{key}" for key in changed_keys)
-                raise DiffcapError(
-                    f"--out {self.path}: its captions were made with another {names}; give another name, or delete the file to start again."
-                )
-        write_json(settings_file, settings)
 
     def _read_rows(self) -> dict[str, _Row]:
         """Return the rows by the key of their pair. The last line is left out if it is incomplete (killed process, full disk)."""

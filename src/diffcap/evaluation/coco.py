@@ -49,21 +49,6 @@ def _id_and_caption(place: str, entry: Mapping[str, Any], id_key: str = "image_i
     return str(id), caption
 
 
-def _prediction_entries(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield each entry of a predictions file, in any format of `read_predictions`, after the text that names its place in messages."""
-    title, remedy = "predictions file", "give a .json file, or a .jsonl file with an object per line"
-    if path.suffix.lower() == ".jsonl":
-        yield from read_json_lines(path, title, remedy)
-        return
-    # JSON objects are read as tuples of (key, value), so that a repeated id is found.
-    content = read_json(path, title, remedy, object_type=tuple)
-    if isinstance(content, tuple):  # an object {id: caption}
-        content = [{"id": id, "caption": caption} for id, caption in content]
-    elif isinstance(content, list):
-        content = [dict(entry) if isinstance(entry, tuple) else entry for entry in content]
-    yield from _check_entries(path, content, "the predictions")
-
-
 def read_predictions(path: str | Path) -> dict[str, str]:
     """Read captions: id -> caption. Ids are converted to strings.
 
@@ -74,8 +59,19 @@ def read_predictions(path: str | Path) -> dict[str, str]:
 
     Both kinds of file can use "id" or "image_id".
     """
+    title, remedy = "predictions file", "give a .json file, or a .jsonl file with an object per line"
+    if Path(path).suffix.lower() == ".jsonl":
+        entries = read_json_lines(Path(path), title, remedy)
+    else:
+        # JSON objects are read as tuples of (key, value), so that a repeated id is found.
+        content = read_json(Path(path), title, remedy, object_type=tuple)
+        if isinstance(content, tuple):  # an object {id: caption}
+            content = [{"id": id, "caption": caption} for id, caption in content]
+        elif isinstance(content, list):
+            content = [dict(entry) if isinstance(entry, tuple) else entry for entry in content]
+        entries = _check_entries(Path(path), content, "the predictions")
     predictions: list[tuple[str, str]] = []
-    for place, entry in _prediction_entries(Path(path)):
+    for place, entry in entries:
         id_key = "id" if "id" in entry and "image_id" not in entry else "image_id"
         predictions.append(_id_and_caption(place, entry, id_key))
     counts = Counter(id for id, _ in predictions)

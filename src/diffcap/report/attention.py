@@ -168,7 +168,15 @@ def collect_attention(
             words["mask"] += iter_word_attention(maps, mask_regions(pair, grid, sizes, masks))
             words["box"] += iter_word_attention(maps, box_regions(pair, grid, sizes))
     has_kinds = any("changed" in pair.extra for pair in pairs)
-    scores = {region: _score_words(region_words, has_kinds) for region, region_words in words.items() if region_words}
+    scores: dict[str, Localisation] = {}
+    for region, region_words in words.items():
+        if region_words:
+            by_word = localisation(attention for _, attention in region_words)
+            kinds = localisation(attention._replace(name=kind) for kind, attention in region_words) if has_kinds else {}
+            total = localisation(attention._replace(name=ALL_WORDS) for _, attention in region_words)
+            common_words = sorted(by_word, key=lambda word: (-by_word[word]["count"], word))[:_MAX_LISTED_WORDS]
+            by_kind = {**total, **{kind: kinds[kind] for kind in WORD_KINDS if kind in kinds}}
+            scores[region] = {"kinds": by_kind, "words": {word: by_word[word] for word in common_words}}
     if not scores:
         return encoded, {}
     main_region = next(iter(scores))
@@ -176,13 +184,3 @@ def collect_attention(
     if len(scores) > 1:
         measured["boxes"] = scores["box"]
     return encoded, measured
-
-
-def _score_words(words: Sequence[tuple[str, WordAttention]], has_kinds: bool) -> Localisation:
-    """Average the scores of words, given as (kind, attention): {"kinds": kind -> scores, "words": common word -> scores}."""
-    by_word = localisation(attention for _, attention in words)
-    by_kind = localisation(attention._replace(name=kind) for kind, attention in words) if has_kinds else {}
-    total = localisation(attention._replace(name=ALL_WORDS) for _, attention in words)
-    common_words = sorted(by_word, key=lambda word: (-by_word[word]["count"], word))[:_MAX_LISTED_WORDS]
-    kinds = {kind: by_kind[kind] for kind in WORD_KINDS if kind in by_kind}
-    return {"kinds": {**total, **kinds}, "words": {word: by_word[word] for word in common_words}}

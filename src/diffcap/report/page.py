@@ -67,6 +67,14 @@ def render(page: Page) -> str:
     notes = table.footnotes(page.protocol, page.rows)
     if "id_tokens" in page.protocol:  # there are scores of word ids, the indices of words in a vocabulary
         notes.append(table.word_id_note(page.protocol["id_tokens"]))
+    tiles = []  # up to four boxes at the top of the page: a column of the overview, its best score, and the system
+    overview = table.system_table({name: page.rows[name] for name in page.systems})
+    for heading in ("CIDEr-D", "BLEU-4", "METEOR", "S*m", "type right", "object right"):  # S*m: mean of four scores
+        if heading in overview.columns:
+            column = overview.columns.index(heading)
+            scores = [(cells[column], name) for (name,), cells in overview.rows if cells[column].text]
+            best, name = max(scores, key=lambda score: score[0].fraction)  # largest for the highest score
+            tiles.append({"heading": heading, "text": best.text, "std": best.std, "system": name})
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -74,7 +82,7 @@ def render(page: Page) -> str:
         page=page,
         scoring_text=table.scoring_text(page.protocol, page.rows),
         notes=notes,
-        tiles=_score_tiles(page),
+        tiles=tiles[:4],
         colors=colors,
         baselines=baselines,
         scores=[*table.score_tabs(page.rows), *extra_tables, *table.word_id_tabs(page.rows)],
@@ -115,19 +123,6 @@ def as_json(value: Any) -> Markup:
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return Markup(text)
-
-
-def _score_tiles(page: Page) -> list[dict[str, str]]:
-    """Return the texts of up to four boxes at the top of the page: a column of the overview, its best score, and the system."""
-    tiles = []
-    overview = table.system_table({name: page.rows[name] for name in page.systems})
-    for heading in ("CIDEr-D", "BLEU-4", "METEOR", "S*m", "type right", "object right"):  # S*m: mean of four scores
-        if heading in overview.columns:
-            column = overview.columns.index(heading)
-            scores = [(cells[column], name) for (name,), cells in overview.rows if cells[column].text]
-            best, name = max(scores, key=lambda score: score[0].fraction)  # largest for the highest score
-            tiles.append({"heading": heading, "text": best.text, "std": best.std, "system": name})
-    return tiles[:4]
 
 
 def _curve_charts(

@@ -69,28 +69,24 @@ def find_choices(
                 choices_with_paths.append((path.resolve(), Choice(_label_of(metadata), path)))
         except DiffcapError as error:
             echo(f"note: left out: {error}", err=True)
-    choices = _add_paths_to_labels(choices_with_paths)
-    return [*choices[: len(checkpoints)], *shipped_choices, *choices[len(checkpoints) :]]
-
-
-def _label_of(metadata: dict[str, object]) -> str:
-    return f"{methods()[str(metadata['method'])].title} · {metadata.get('dataset', 'unknown dataset')}"
-
-
-def _add_paths_to_labels(choices_with_paths: Sequence[tuple[Path, Choice]]) -> list[Choice]:
-    """Add to each label the last part of the choice's path, or more parts if other choices would have the same label."""
     keys = []  # label and shown path of each choice
     for path, choice in choices_with_paths:
         # RUN/finetune/best.ckpt is shown as RUN, and RUN/reinforce/best.ckpt as RUN/reinforce.
         stage_path = path.parent if path.name == "best.ckpt" else path
         keys.append((choice.label, stage_path.parent if stage_path.name == "finetune" else stage_path))
+    # Labels get the last part of the choice's path, or more parts if other choices would have the same label.
     labels = {(label, path): f"{label} · {path.name}" for label, path in keys}
     for num_parts in range(2, max((len(path.parts) for _, path in keys), default=0)):
         counts = Counter(labels.values())
         for (label, path), old_label in labels.items():
             if counts[old_label] > 1:
                 labels[label, path] = f"{label} · {'/'.join(path.parts[-num_parts:])}"
-    return [choice._replace(label=labels[key]) for (_, choice), key in zip(choices_with_paths, keys)]
+    choices = [choice._replace(label=labels[key]) for (_, choice), key in zip(choices_with_paths, keys)]
+    return [*choices[: len(checkpoints)], *shipped_choices, *choices[len(checkpoints) :]]
+
+
+def _label_of(metadata: dict[str, object]) -> str:
+    return f"{methods()[str(metadata['method'])].title} · {metadata.get('dataset', 'unknown dataset')}"
 
 
 class Captioners:
