@@ -275,7 +275,7 @@ def test_a_finished_stage_whose_files_are_damaged_is_trained_again(
     other[len(other) // 2] ^= 1
     damages = {
         "best.ckpt of the finished training is missing": lambda: (out / "best.ckpt").unlink(),
-        "best.ckpt is not the file": lambda: (out / "best.ckpt").write_bytes(other),
+        "best.ckpt is not what": lambda: (out / "best.ckpt").write_bytes(other),
         "finished.json is damaged": lambda: (out / "finished.json").write_text(""),
         "running.json is missing or damaged": lambda: (out / "finished.json").unlink(),
     }
@@ -287,7 +287,7 @@ def test_a_finished_stage_whose_files_are_damaged_is_trained_again(
         assert "already finished" in again()
 
     (out / "best.ckpt").write_bytes((out / "best.ckpt").read_bytes()[:-3000])
-    assert "best.ckpt is not the file" in again()
+    assert "best.ckpt is not what" in again()
 
 
 def test_a_damaged_earlier_stage_is_trained_again_by_the_command_in_the_message(blocks: Path, tmp_path: Path) -> None:
@@ -297,7 +297,7 @@ def test_a_damaged_earlier_stage_is_trained_again_by_the_command_in_the_message(
     assert in_process(before) is None
     last = weights(start / "last.ckpt")
     damages = {
-        "last.ckpt is not the file": lambda: (start / "last.ckpt").write_bytes(b"cut"),
+        "last.ckpt is not what": lambda: (start / "last.ckpt").write_bytes(b"cut"),
         "last.ckpt of the finished training is missing": lambda: (start / "last.ckpt").unlink(),
         "finished.json is damaged": lambda: (start / "finished.json").write_text(""),
         "its training is not finished": lambda: (start / "finished.json").rename(start / "running.json"),

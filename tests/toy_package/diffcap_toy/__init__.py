@@ -3,5 +3,9 @@
 from diffcap.datasets.registry import DatasetSpec
 
 DATASET = DatasetSpec(
-    name="shapes", title="Shapes", reader="diffcap_toy.shapes:read", backbone="blocks", configs="diffcap_toy:."
+    name="shapes",
+    title="Shapes",
+    reader="diffcap_toy.shapes:read",
+    backbone="blocks",
+    configs="diffcap_toy:.",
 )
