@@ -58,6 +58,7 @@ def test_the_grids_that_ship_are_valid(path: Path, capsys: pytest.CaptureFixture
         ("trainer:", "trainr:", [], "grid.yaml: the key 'trainr' is unknown, did you mean trainer"),
         ("pairs:", "pair:", [], "grid.yaml: datasets: the key 'pair' is unknown, did you mean pairs"),
         ("pairs: 60", "finetune: {model: {lr: 1}}", [], "datasets: finetune is a section of options; move it to"),
+        ("trainer:", "finetune: {model: {lr: 1}}\ntrainer:", ["--config=x.yaml"], "so config cannot name another file"),
         ("[1, 2]", "[1, 1]", [], "have the same run folder, runs/blocks/scorer-seed1; leave out one of them"),
         ("", "", ["--shard=2/2"], "--shard=2/2 is not a part; give one of N parts as 0/N to N-1/N"),
         ("", "", ["--steps=9"], "--list prints no steps; write them in"),

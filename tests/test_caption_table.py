@@ -179,9 +179,11 @@ def test_bad_tables_are_one_sentence(checkpoint: str, tmp_path: Path, monkeypatc
     for name, columns in {
         "odd": {"a": [1]},
         "numbers": {"before": [1], "after": [2]},
+        "lists": {"before": [["a"]], "after": [["b"]]},
         "empty": {"before": [], "after": []},
     }.items():
-        kind = pa.schema(dict.fromkeys(columns, pa.int64() if name != "empty" else pa.string()))
+        kinds = {"empty": pa.string(), "lists": pa.list_(pa.string())}
+        kind = pa.schema(dict.fromkeys(columns, kinds.get(name, pa.int64())))
         pq.write_table(pa.table(columns, kind), f"{name}.parquet")
     Path("text.parquet").write_text("text")
     Path("folder").mkdir()
@@ -190,6 +192,7 @@ def test_bad_tables_are_one_sentence(checkpoint: str, tmp_path: Path, monkeypatc
     for source, sentence in {
         "odd.parquet": 'odd.parquet: has no column "before" of strings; give a table with the columns before and after',
         "numbers.parquet": 'has no column "before" of strings',
+        "lists.parquet": 'has no column "before" of strings',
         "empty.parquet": "empty.parquet: it contains no pair",
         "text.parquet": "text.parquet: not a table of pairs (",
         "none.parquet": "error: none.parquet: not found; give a .parquet file or a folder of them.",

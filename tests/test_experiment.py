@@ -74,6 +74,8 @@ def test_a_file_describes_a_run_and_the_command_line_has_priority(tmp_path: Path
     ("text", "output"),
     [
         ("metod: scorer", "the key 'metod' is unknown, did you mean method"),
+        ("seeds: [7]", "the key 'seeds' is unknown"),
+        ("{datasets: [blocks], methods: [pcl], seeds: [7]}", "is a grid of experiments; run `diffcap benchmark"),
         ("- a", "not an experiment"),
         ("a: [", "not YAML"),
         ("run: {out: x}", "`run.method` is missing"),

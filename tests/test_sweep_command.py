@@ -109,5 +109,7 @@ def test_failed_trainings_end_the_command_and_so_does_a_metric_that_is_not_logge
     with pytest.raises(DiffcapError, match="the last 3 trials failed"):
         sweep(write(here, "exit 1", parameters={"model.lr": {"values": [1, 2, 3, 4]}}))
     assert states() == ["FAIL"] * 3 + ["WAITING"]
+    sweep(write(here, parameters={"model.lr": {"values": [1, 2, 3, 4]}}))  # the cause is corrected
+    assert states() == ["FAIL"] * 3 + ["COMPLETE"] * 4
     with pytest.raises(DiffcapError, match=r"metric.name is val/CIDEr, but validation logs val/CIDEr-D"):
         sweep(write(here, metric={"name": "val/CIDEr", "goal": "maximize"}), study=here / "other.log")

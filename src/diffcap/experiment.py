@@ -305,6 +305,10 @@ def _read_config(path: Path, explicit_values: dict[str, str]) -> tuple[dict[str,
     if isinstance(content.get("run"), dict):
         values = _values_of_run(path, content, explicit_values)
         return values, {stage_of(Path(content["run"]["out"])): content}
+    if all(isinstance(content.get(axis), list) for axis in AXES):  # a grid, which is the CONFIG of its experiments
+        if not explicit_values.keys() >= {*AXES.values()}:
+            raise DiffcapError(f"CONFIG={path}: is a grid of experiments; run `diffcap benchmark {path}`.")
+        content = {key: value for key, value in content.items() if key not in AXES}
     return read_variables(path, content)
 
 
@@ -325,7 +329,7 @@ def read_variables(where: object, content: Mapping[Any, Any]) -> tuple[dict[str,
             )
         elif name in SECTIONS:
             raise DiffcapError(f"{where}: {key} must be a section of options, found {value!r:.60}; indent its options.")
-        elif name not in AXES:
+        else:
             near = difflib.get_close_matches(name, [*NAMES, *SECTIONS], n=1)
             similar = f", did you mean {near[0]}" if near else ""
             raise DiffcapError(f"{where}: the key {key!r} is unknown{similar}; see docs/train.md for the keys.")

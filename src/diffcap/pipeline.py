@@ -157,7 +157,8 @@ def _make_request(stage: str, e: Experiment, stage_options: list[str]) -> Reques
         if stage not in TRAININGS:  # the settings of a training contain the section
             settings = merge(settings, section) if stage in LIGHTNING else settings | section
     # The jobs of all shards have one record.
-    asked_options = [word for word in stage_options if not word.startswith("--data.shard=")]
+    words = zip(["", *stage_options], stage_options)  # each with the one before it: an option may be two words
+    asked_options = [word for last, word in words if last != "--data.shard" and not word.startswith("--data.shard")]
     asked = record.digest(__version__, settings, os.environ.get("DIFFCAP_CORENLP"), asked_options)
     return Request(stage, settings, stage_options, asked, row.inputs(e), sources)
 

@@ -113,8 +113,12 @@ def read_grid(
                     "another file, and give its path as the variable config."
                 )
             entries[-1].append(values)
-    shared, sections = read_variables(path, axes)
+    shared, sections = read_variables(path, {key: value for key, value in axes.items() if key not in AXES})
     if sections:
+        if any("config" in values for values in (shared, variables, *itertools.chain(*entries))):
+            raise DiffcapError(
+                f"{path}: has the section {next(iter(sections))}, so config cannot name another file; write all sections in such files."
+            )
         shared["config"] = str(path)  # each experiment reads the sections
     rows: dict[tuple[str, str], list[Job]] = {}
     remarks: dict[str, dict[str, None]] = {}

@@ -80,7 +80,7 @@ def caption(
         align: Whole scenes: warp the second raster to the grid of the first one while it is read.
         engine: Parquet tables: `ray` captions on all GPUs, or CPU cores, of the Ray cluster of RAY_ADDRESS or of this machine.
         shard: Parquet tables: 3/16 captions the parts of job 3 (from 0) of 16 jobs.
-        part: Parquet tables: number of pairs in a file of captions; by default 1,000, or more so that there are at most 10,000 files.
+        part: Parquet tables: number of pairs in a file of captions; by default 1,000, or more so that there are about 10,000 files.
     """
     for path in filter(None, (before, after)):
         if path.endswith(".ckpt") or (Path(path) / "config.json").is_file():

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 SIDES = ("before", "after")
 ACCESS = "cannot be accessed", "check the path or URL, and that you have access to it"  # arguments of wrap_errors
+STRING_TYPES = "string", "large_string", "dictionary<values=string"
 MAX_REQUESTS = 64  # images that are requested at the same time
 RETRY_SECONDS = [1.0, 4.0]  # before the second and the third request for an image
 SENTENCES = pa.list_(pa.struct({"text": pa.string(), "log_probability": pa.float64()}))
@@ -79,7 +80,8 @@ def list_files(table: str) -> list[TableFile]:
         location = system.unstrip_protocol(path).removeprefix("file://")
         with wrap_errors(location, "not a table of pairs", remedy), system.open(path) as stream:
             footer = pq.ParquetFile(stream)
-            strings = {field.name for field in footer.schema_arrow if "string" in str(field.type)}
+            types = {field.name: str(field.type) for field in footer.schema_arrow}
+            strings = {name for name, kind in types.items() if kind.startswith(STRING_TYPES)}
             if missing := [side for side in SIDES if side not in strings]:
                 raise DiffcapError(f'{location}: has no column "{missing[0]}" of strings; {remedy}.')
             return TableFile(location, system.size(path), footer.metadata.num_rows)

@@ -97,7 +97,7 @@ def caption_table(
 
 def _check_options(table: str, out: Sequence[str] | None, shard: str, part_size: int | None) -> tuple[str, int, int]:
     """Return the folder of the results as an absolute path or a URL, the number of this job, and the number of jobs."""
-    if not out or len(out) > 1 or PurePosixPath(out[0]).suffix or Path(out[0]).is_file():
+    if not out or len(out) > 1 or out[0].endswith((".csv", ".jsonl", ".parquet")) or Path(out[0]).is_file():
         given = " ".join(f"--out {name}" for name in out) if out else "--out is missing"
         raise DiffcapError(f"{given}: a Parquet table is captioned into a folder; give one, such as --out captions.")
     folder, source = (path if "://" in path else os.path.realpath(path) for path in (out[0].rstrip("/"), table))
@@ -179,7 +179,7 @@ def _run_on_ray(job: Job, parts: Sequence[Part], model_options: Mapping[str, Any
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         gpu_nodes = [node for node in nodes if node.get("GPU") and model_options["device"] != "cpu"]
         num_workers = int(sum(node["GPU"] for node in gpu_nodes) or sum(node.get("CPU", 0) for node in nodes))
-        cores = min((int(node["CPU"] // node["GPU"]) for node in gpu_nodes), default=1)  # of each worker
+        cores = min((int(node.get("CPU", 0) // node["GPU"]) for node in gpu_nodes), default=1)  # of each worker
         job = replace(job, threads=max(1, min(MAX_THREADS, cores)))
         # Ray's own retries are used up within a second after the loss of a host, before Ray knows of it.
         for _ in range(MAX_TRIES):

@@ -40,7 +40,8 @@ def is_collection(before: str, after: str | None) -> bool:
 def is_parquet(path: str) -> bool:
     """Return whether a path or URL is a Parquet table: a .parquet file, a folder with such files, or a URL without a suffix."""
     suffix = PurePosixPath(path).suffix.lower()
-    is_folder = Path(path).is_dir() and any(Path(path).glob("*.parquet"))
+    has_table = any(table.is_file() for table in table_paths(Path(path)))
+    is_folder = Path(path).is_dir() and any(Path(path).glob("*.parquet")) and not has_table
     return suffix == ".parquet" or is_folder or ("://" in path and not suffix)
 
 

@@ -147,6 +147,14 @@ class Search:
                     raise DiffcapError(f"{file}: method is grid, and {ranges[0]} has a range; give `values`.")
                 for values in itertools.product(*choices_of.values()):
                     self.study.enqueue_trial(dict(zip(choices_of, values, strict=True)))
+            elif self.is_grid:  # the values of failed trials are tried again
+                trials = self.study.get_trials(deepcopy=False)
+                kept = [{**trial.system_attrs.get("fixed_params", {}), **trial.params} for trial in trials]
+                kept = [params for trial, params in zip(trials, kept) if trial.state != TrialState.FAIL]
+                for trial in trials:
+                    if trial.state == TrialState.FAIL and trial.params not in kept:
+                        self.study.enqueue_trial(trial.params)
+                        kept.append(trial.params)
             self.study.set_user_attr("identity", self.identity)
 
     def start_trial(self, count: int, lock: ExitStack) -> "optuna.Trial | None":
@@ -163,6 +171,7 @@ class Search:
                     lock.enter_context(self._lock(trial))
                     return trial
                 self.study.tell(trial, state=TrialState.FAIL)
+        echo("other commands train with all values that were chosen; run this command again for more trials")
         return None
 
     def _repeat_interrupted(self) -> None:
