@@ -171,7 +171,10 @@ def table(method: Method, scale: float) -> dict[str, Row]:
 
 
 def queues(rows: dict[str, Row]) -> list[list[str]]:
-    """Distribute rows over cores as queues of names with shares of at most 1 in all; a row comes after one whose features it reads."""
+    """Distribute the rows over the cores: each queue lists the names of rows that one core trains in this order.
+
+    The shares of a queue add up to at most 1. A row that reads the features of another row comes after it in the same queue.
+    """
     result: list[list[str]] = []
     for name, row in rows.items():
         queues_with_features = [

@@ -22,7 +22,7 @@ SWEEP = {
     "command": ["${env}", "python", "stages/finetune.py", "--dataset=blocks", "--method=scorer", "${args}"],
 }
 FOLDER = Path("runs/blocks/scorer/sweep/finetune")
-# Stands for a training: the score of its validation is the sampled value, which is its last word.
+# A shell script that replaces the training. It logs the sampled value, its last argument, as the score of a validation.
 TRAINING = """#!/bin/sh
 for word; do value=${word#*=}; done
 logs=${4#*=}/sweep/finetune/$DIFFCAP_TRIAL/logs/version_0; mkdir -p $logs; echo "$*" >> words

@@ -287,7 +287,10 @@ def methods_with(has_property: Callable[[Method], bool]) -> str:
 
 
 def _read_config(path: Path, explicit_values: dict[str, str]) -> tuple[dict[str, str], dict[str, Any]]:
-    """Return the variables of an experiment file or a stage's config.yaml, and stage -> options. `explicit_values`: the command line's."""
+    """Read a CONFIG file: an experiment file, or the config.yaml that a training stage wrote.
+
+    Returns the file's variables, and its options: stage -> options. `explicit_values` are the variables of the command line.
+    """
     if not path.is_file():
         raise DiffcapError(f"CONFIG={path}: no such file; give a YAML file, or the config.yaml of a run's stage.")
     content = read_settings(path)
@@ -375,7 +378,10 @@ def _values_of_run(path: Path, content: dict[str, Any], explicit_values: dict[st
 
 
 def parse(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Split words into variables (`--features_from X`, `--features-from=X`, `--FEATURES_FROM X`) and options (also all after `--`)."""
+    """Split a command line into the variables of an experiment and the options of the stage.
+
+    A variable is given as `--features_from X`, `--features-from=X` or `--FEATURES_FROM X`; all words after `--` are options of the stage.
+    """
     variables: dict[str, str] = {}
     stage_options: list[str] = []
     remaining = list(words)

@@ -1,4 +1,7 @@
-"""Read and write JSON, small text files and prepared datasets: `manifest.jsonl` (a `ChangePair` per line) and `dataset.json` (counts)."""
+"""Read and write the records of image pairs and their captions, and also JSON and small text files.
+
+A prepared dataset has the files `manifest.jsonl`, with one `ChangePair` per line, and `dataset.json`, with counts and settings.
+"""
 
 import hashlib
 import json

@@ -135,7 +135,10 @@ def find_fault(stage_folder: Path) -> str | None:
 
 
 def recorded_weights(checkpoint: Path) -> str | None:
-    """Return the recorded hash of a finished training's weights, else None; only a file of another time is hashed, which is slow."""
+    """Return the recorded hash of the weights of a checkpoint that a finished training wrote; None for any other file.
+
+    The file is hashed only if its time is not the recorded one, because hashing takes seconds per gigabyte.
+    """
     record = read_object(checkpoint.with_name(FINISHED))
     if record.get("checkpoint") != checkpoint.name:
         return None

@@ -46,7 +46,10 @@ def describe_origin(name: str, revision: str | None, licence: str | None) -> str
 
 
 def names_base_model(source: str | Path) -> bool:
-    """Return True if a folder or name on the Hub is a base model, not a captioner of diffcap, whose config.json has the key "format"."""
+    """Return True if a source, which is a folder or a name on the Hub, is a base model and not a captioner of diffcap.
+
+    For a name on the Hub, only config.json is fetched. If this file has the key "format", diffcap wrote it for a captioner.
+    """
     path = Path(source).expanduser()
     if path.exists():
         try:
@@ -174,7 +177,10 @@ def _fetch_files(name: str, commit: str, folder: Path) -> None:
 
 
 def _check_type(base: str, config: Any) -> None:
-    """Check that the type of a base model is in `MODEL_TYPES`; transformers then uses its own class, also if "auto_map" names code."""
+    """Check that the type of a base model is in `MODEL_TYPES`.
+
+    If the configuration of a supported type names code of the repository ("auto_map"), transformers uses its own class instead.
+    """
     if not isinstance(config, dict) or "format" in config or "model_type" not in config:
         raise DiffcapError(f"{base}: not a base model, its {CONFIG} has no model_type; check the name or the folder.")
     model_type = config["model_type"]

@@ -100,7 +100,10 @@ def push(
     license: str = "other",
     private: bool = False,
 ) -> str:
-    """Upload a captioner with a model card, delete metrics.json and PNG files of an earlier upload, and return the repository's URL."""
+    """Upload a captioner as model.safetensors and config.json, with a model card. Return the URL of the repository.
+
+    The metrics.json and PNG files of an earlier upload are deleted from the repository. The arguments are those of `diffcap push`.
+    """
     check_repository_name(name)
     checkpoint = Path(checkpoint)
     content = read_checkpoint(checkpoint)

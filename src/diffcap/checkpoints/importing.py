@@ -1,4 +1,7 @@
-"""Import official checkpoints, those of a method's authors, without running code. What weights do not tell is in `ImportOptions`."""
+"""Import official checkpoints, which are those that the authors of a method released, without running pickled code.
+
+Each method has an `Importer`. Most hyperparameters follow from the shapes of the weights; `ImportOptions` has the others.
+"""
 
 import json
 import re

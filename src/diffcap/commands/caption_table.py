@@ -144,7 +144,7 @@ class RayWorker:
             raise DiffcapError("the checkpoint differs from that of the command; copy the same file to every host.")
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[Any]]:
-        """Caption a part. An error is a part of the result, because the other parts are captioned nevertheless."""
+        """Caption a part. An error is returned and not raised, so that the other parts are captioned."""
         part = self.parts[int(batch["id"][0])]
         try:
             return {"size": [sum(caption_part(self.captioner, self.job, part))], "error": [""]}
@@ -175,7 +175,7 @@ def _run_on_ray(job: Job, parts: Sequence[Part], model_options: Mapping[str, Any
     with session:
         context = ray.data.DataContext.get_current()
         context.enable_progress_bars = False
-        context.max_errored_blocks = -1  # the other parts are captioned nevertheless
+        context.max_errored_blocks = -1  # an error in one part does not stop the others
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         gpu_nodes = [node for node in nodes if node.get("GPU") and model_options["device"] != "cpu"]
         num_workers = int(sum(node["GPU"] for node in gpu_nodes) or sum(node.get("CPU", 0) for node in nodes))
@@ -186,7 +186,7 @@ def _run_on_ray(job: Job, parts: Sequence[Part], model_options: Mapping[str, Any
             names = list_names(job.out)
             if not (missing := [part for part in parts if part.name not in names]):
                 return
-            # Not `ray.data.range`: it computes its rows in tasks, which wait for ever if the workers have all cores.
+            # Not `ray.data.range`: it computes its rows in tasks, which never start if the workers have all cores.
             indices = ray.data.from_items(
                 [{"id": index} for index in range(len(missing))], override_num_blocks=len(missing)
             )

@@ -175,7 +175,10 @@ def _check_images(
     is_rendered: bool,
     ranges: dict[str, Any],
 ) -> tuple[list[ChangePair], dict[str, int]]:
-    """Return the pairs whose images and masks are all readable, and numbers of skipped pairs and files; fill `ranges` (`check_images`)."""
+    """Check the images and the masks; return the pairs whose files are all readable, and the numbers of skipped pairs and files.
+
+    It fills the dict `ranges`: path of an image of more than 8 bits -> range of its pixel values.
+    """
     from diffcap.datasets.images import MISSING, check_images, image_paths
 
     masks = {pair.id: pair.extra["mask"] for pair in pairs if "mask" in pair.extra}

@@ -1,7 +1,7 @@
 """`diffcap sweep`: search the settings of a training stage with Optuna, from the YAML file that `wandb sweep` takes.
 
 A trial is a process `diffcap <stage>` in the folder `runs/<dataset>/<method>/sweep/<stage>/<hash of its settings>`. Optuna appends all
-trials to `study.log` beside these folders. Several commands on machines with a common folder may work on one study.
+trials to `study.log` in the folder of these folders. Several commands on machines with a common folder may work on one study.
 
 A command holds a lock for the trial that it runs. The kernel releases the lock if the command is killed. If a trial is running according
 to `study.log` but its lock is free, the next command tries its values again: the same folder, so the training resumes.
@@ -50,13 +50,13 @@ _MAX_FAILURES = 3  # failed trials in a row that end the command
 def sweep(file: Path, trials: int = 20, study: Path | None = None, options: list[str] | None = None) -> None:
     """Search the settings of a training stage with Optuna, from a file of configs/sweep, without an account.
 
-    The same command may run several times at once, such as once per GPU; interrupted, it goes on where it stopped. It writes the best
-    settings into best.yaml beside the trials, for `make finetune eval CONFIG=.../best.yaml`.
+    The same command may run several times at once, such as once per GPU. After an interruption, it resumes. It writes the best
+    settings into best.yaml, in the folder of the trials, for `make finetune eval CONFIG=.../best.yaml`.
 
     Args:
         file: YAML file of a sweep, in the form of Weights & Biases.
         trials: Number of trials of all commands together, without failed ones; `method: grid` has no more than its combinations.
-        study: File of the trials, if it is not study.log in their folder. The best settings are written beside it.
+        study: File of the trials, if it is not study.log in their folder. The best settings are written into its folder.
         options: Variables of the experiment and options of the stage for every trial, written after two hyphens: -- --trainer short
     """
     if "optuna" not in sys.modules:

@@ -112,7 +112,10 @@ class PairTable:
 
 
 class PairDataset(Dataset):
-    """The first `limit` pairs of a split; a list of indices gives a batch. `make_text_entries` makes entries of padded ids (validation)."""
+    """The first `limit` pairs of a split in order. Indexing with a list of indices gives a whole batch.
+
+    For validation, `make_text_entries` turns the padded ids of each pair's first caption into entries, such as "tokens".
+    """
 
     def __init__(
         self,
@@ -170,7 +173,10 @@ class RetrievalDataset(Dataset):
 
 
 def maps_as_float(batch: Batch) -> Batch:
-    """Convert float16 maps (lists for an ensemble) to float32 on the device, to which half the bytes are copied; uint8 pixels stay."""
+    """Convert a batch's feature maps from float16 to float32 on the device, so that only half the bytes are copied to it.
+
+    "before" and "after" are tensors, or lists of tensors for an ensemble of captioners. Pixels, uint8, are not converted.
+    """
 
     def to_float(maps: Any) -> Any:
         if isinstance(maps, list):

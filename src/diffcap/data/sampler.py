@@ -1,4 +1,7 @@
-"""The samples and the task of each training step, from seed and step only: the same for a resumed run and any number of ranks."""
+"""The samples of each training step, and its task in a pre-training, as functions of the seed and the step only.
+
+Therefore a resumed run, or a run on another number of ranks, trains on the same batches as an uninterrupted run on one process.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any

@@ -20,7 +20,10 @@ MAX_WORKERS = 6  # per rank beside a GPU; docs/speed.md has the calculation
 
 
 def worker_options(num_workers: int | None, trainer: Any) -> dict[str, Any]:
-    """Return arguments of a `DataLoader`. `num_workers` None is 0 without a GPU, else the rank's share of the CPU cores, at most 6."""
+    """Return arguments of a `DataLoader`: worker processes, and pinned memory beside a GPU.
+
+    `num_workers` is per rank. None means 0 without a GPU. With a GPU, it means the rank's share of the CPU cores, at most 6.
+    """
     is_on_cuda = isinstance(getattr(trainer, "accelerator", None), CUDAAccelerator)
     if num_workers is None:
         cores = available_cores() // getattr(trainer, "num_devices", 1)

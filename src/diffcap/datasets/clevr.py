@@ -1,4 +1,7 @@
-"""Readers of CLEVR-Change (also for the rendered `blocks`) and CLEVR-DC. A distractor is a pair without change, from another viewpoint."""
+"""Readers of CLEVR-Change and CLEVR-DC. The rendered dataset `blocks` has the same files as CLEVR-Change.
+
+A distractor is a pair without a change; its after image shows the same scene from another viewpoint.
+"""
 
 import re
 from collections import Counter

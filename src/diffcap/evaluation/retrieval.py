@@ -57,8 +57,10 @@ class PairRetrieval(Metric):
         self.own_pair_numbers.append(own_pair_numbers)
 
     def compute(self) -> dict[str, Tensor]:
-        """Return `t2p_R@1`, `t2p_R@5`, `t2p_R@10` (fractions), `t2p_mean_rank` (1 is best), and the same for `p2t`."""
-        # Lightning repeats pairs so that all processes have equally many; here each pair and caption counts once.
+        """Return `t2p_R@1`, `t2p_R@5`, `t2p_R@10` (fractions), `t2p_mean_rank` (1 is best), and the same for `p2t`.
+
+        Lightning repeats pairs so that all processes have equally many; here each pair and caption counts once.
+        """
         pair_rows, pair_numbers = _first_occurrences(dim_zero_cat(self.pair_numbers))
         caption_rows, _ = _first_occurrences(dim_zero_cat(self.caption_numbers))
         pairs = dim_zero_cat(self.pairs)[pair_rows]

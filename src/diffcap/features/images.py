@@ -36,7 +36,10 @@ class ImageBatch:
 
 @dataclass
 class _ImageBatches(Dataset[ImageBatch]):
-    """Batches of images. An unreadable one gives a message, because an exception would stop the process, and other ranks would wait."""
+    """Batches of images. An unreadable image gives an error message instead of an exception.
+
+    An exception would stop the process that decodes the images: the other images would not be read, and the other ranks would wait.
+    """
 
     row_batches: list[RowNumbers]  # one array for each batch: the rows of its images in the feature store
     wanted_rows: set[int]  # rows of the store that have no features yet

@@ -196,7 +196,10 @@ class FeatureStore(ABC):
             ) from None
 
     def read(self, rows: RowNumbers, out: Array | None = None) -> Array:
-        """Copy rows (n,) to `out` or a new (n, C, H, W) of `dtype`; a wrong checksum marks the store as incomplete and raises an error."""
+        """Copy rows (n,) of the store into `out` or a new array, (n, C, H, W) of `dtype`, and compare them with their checksums.
+
+        If a row differs, the store is marked as incomplete, so that the next extraction computes the row again, and an error is raised.
+        """
         out = np.empty((len(rows), *self.shape), dtype=self.dtype) if out is None else out
         self._read_into(out, np.asarray(rows, dtype=np.int64))
         return out

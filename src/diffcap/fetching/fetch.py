@@ -85,7 +85,10 @@ class Checksums:
             write_json(self.path, dict(sorted(self._records.copy().items())))
 
     def check_existing(self, path: Path, verify: Callable[[Path], str]) -> str:
-        """Return what is wrong with an existing file, or "". A recorded file must be unchanged; `verify` checks any other."""
+        """Return what is wrong with an existing file, or "".
+
+        A recorded file must be unchanged. A file without a record (copied by hand, or the process was killed) is checked by `verify`.
+        """
         record = self._records.get(self.name(path))
         status = path.stat()
         if record is None:

@@ -16,7 +16,10 @@ class Launch(NamedTuple):
 
 
 def find_launch() -> Launch | None:
-    """Return the launcher of this process, or None: then diffcap starts the processes, as in a SLURM batch script or one-task step."""
+    """Return the launcher of this process; None if it was started without one.
+
+    The batch script of a SLURM job has no launcher, nor has a step of one task. There, diffcap itself starts a process for each device.
+    """
     env = os.environ
     if "TORCHELASTIC_RUN_ID" in env:
         total, hosts, processes = (int(env[name]) for name in ("WORLD_SIZE", "GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE"))

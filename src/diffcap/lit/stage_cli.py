@@ -88,7 +88,10 @@ class StageTrainer(Trainer):
 
 
 class StageCLI(LightningCLI):
-    """LightningCLI for one stage, with its classes fixed: `--model.lr=1e-4 --trainer.devices=2`. A terminal shows a progress bar."""
+    """LightningCLI for one stage, with its classes fixed: `--model.lr=1e-4 --data.batch_size=64 --trainer.devices=2`.
+
+    If stderr is a terminal, a progress bar is shown there, unless `--trainer.enable_progress_bar=false`.
+    """
 
     def __init__(self, *classes: Any, **options: Any) -> None:
         defaults: dict[str, Any] = {

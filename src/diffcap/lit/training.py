@@ -90,7 +90,7 @@ class TrainingModule(pl.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
-        """Update the weights, then free the gradients, so that the next forward pass does not need memory beside them."""
+        """Update the weights, then free the gradients, so that they take no memory during the next forward pass."""
         super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
         optimizer.zero_grad()
 

@@ -153,7 +153,10 @@ class Captioner(nn.Module, ABC):
 
     @abstractmethod
     def teacher_forced_logits(self, tokens: Tensor, memory: Any) -> Tensor:
-        """Return logits (B, T - 1, V) of captions (B, T) that begin with BOS, in one pass; until the end they equal those of `step`."""
+        """Score the words of given captions (B, T), beginning with BOS, in one pass: logits of positions 1 ... T - 1, (B, T - 1, V).
+
+        Up to the end of a caption, the logits equal those of `step`.
+        """
 
     def nothing_changed(self, before: Tensor, after: Tensor) -> Tensor | None:
         """Estimate from maps (B, C, h, w) the probability (B,) that only the viewpoint changed; return None if the method cannot."""

@@ -30,7 +30,10 @@ _TEXT_ATTRIBUTES = ("token_embedding", "positional_embedding", "transformer", "l
 
 
 def build_clip(network: Network, image_size: tuple[int, int] | None = None, vocabulary_size: int | None = None) -> Clip:
-    """Build an open_clip model with random weights from a name, a file in `models/networks/` or a configuration. None: its own size."""
+    """Build an open_clip model with random weights. If `image_size` or `vocabulary_size` is None, the network's own is used.
+
+    `network` is a name of `open_clip.list_models()`, the name of a file in `models/networks/`, or a model's configuration.
+    """
     import open_clip  # imports timm and torchvision, too slow for a stage's --help
 
     config = _read_configuration(network)

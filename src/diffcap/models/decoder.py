@@ -1,4 +1,7 @@
-"""A transformer decoder. Letters: B pairs, T text positions, P earlier positions, N visual tokens, D width, V vocabulary."""
+"""A transformer decoder of words that attend to visual tokens, its blocks and its loss.
+
+Letters: B pairs, T text positions, P earlier positions, N visual tokens, D width, V vocabulary.
+"""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -157,13 +160,17 @@ def next_word_losses(logits: Tensor, tokens: Tensor, words: Tensor | None = None
     if words is None:
         words = flat_indices(tokens[:, 1:] != NULL)
     rows = words + words // (tokens.shape[1] - 1)  # of the flattened logits, which have one position more
-    next_ids = tokens.flatten().index_select(0, rows + 1)
-    return F.cross_entropy(logits.flatten(0, 1).index_select(0, rows), next_ids, reduction="none")
+    return F.cross_entropy(take_flat(logits, rows), take_flat(tokens, rows + 1), reduction="none")
 
 
 def flat_indices(mask: Tensor) -> Tensor:
     """Return the indices (n,) of the true entries of the flattened mask. On a GPU, the host waits for their number."""
     return mask.flatten().nonzero().flatten()
+
+
+def take_flat(values: Tensor, indices: Tensor) -> Tensor:
+    """Return the entries (n, ...) of `values` (B, T, ...) at `indices` (n,) of the flattened first two dimensions."""
+    return values.flatten(0, 1).index_select(0, indices)
 
 
 def pair_groups(before: Tensor, after: Tensor) -> list[slice]:

@@ -109,7 +109,10 @@ def attention_to_tokens_is_faster(attention: "Attention", query: Tensor, tokens:
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention (`forward`) and cross-attention. `dropout`: of the attention weights. `out_proj`: add a linear layer."""
+    """Multi-head attention: `forward` is self-attention, `attend_memory` is cross-attention.
+
+    `dropout` is the rate for the attention weights; `out_proj` applies a linear layer to the merged heads.
+    """
 
     def __init__(self, width: int, heads: int, dropout: float = 0.0, out_proj: bool = True, bias: bool = True) -> None:
         super().__init__()

@@ -1,4 +1,7 @@
-"""Compute attention maps of captions, encode them for report.html, and measure how well they localise the change (mask or box)."""
+"""Compute the attention maps of captions, encode them for report.html, and measure how well they localise the change.
+
+The region of a change is the marked area of its mask image, or the box around the changed object.
+"""
 
 import base64
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,4 +1,7 @@
-"""Draw the charts of a report as SVG and PNG. matplotlib is imported only where a chart is drawn: it takes 0.5 s and 74 MB."""
+"""Draw the charts of a report with matplotlib, as SVG for the page and as PNG files. Read the curves from Lightning's CSV files.
+
+matplotlib is imported only where a chart is drawn, because it takes 0.5 s and 74 MB.
+"""
 
 import csv
 import io

@@ -131,7 +131,10 @@ class Masks:
         self.problems: dict[str, str] = {}  # path of a mask that cannot be used -> reason
 
     def read(self, pair: ChangePair, sizes: ImageSizes) -> Mask | None:
-        """Read the mask of a pair (H, W), True where a channel is not 0; None without a mask that fits the images in `sizes`."""
+        """Read the mask of a pair (H, W), which is True where any channel is not 0. The mask must have the images' aspect ratio.
+
+        Returns None if the pair has no mask, if the mask cannot be used, or if `sizes` has neither image of the pair.
+        """
         path = pair.extra.get("mask")
         size = image_size(pair, sizes)
         if not isinstance(path, str) or size is None:
@@ -248,7 +251,10 @@ def choose_pairs(pairs: Pairs, count: int, seed: int = 0) -> list[ChangePair]:
 
 
 def is_correct(caption: str, pair: ChangePair) -> bool | None:
-    """Return whether change type, shape, new value and other named attributes are right; None if the dataset has no attributes."""
+    """Return True if the change type is right and, for a change, also shape and new value, and if no other attribute is wrong.
+
+    Returns None if the dataset lacks the attributes of its changed objects.
+    """
     parsed = parse_caption(caption)
     if pair.is_distractor:
         return parsed.change_type == "none"

@@ -121,7 +121,10 @@ class Scene:
         return Sample(*pixels_of_dates, *valid_of_dates)
 
     def overview(self, longest_side: int) -> Sample:
-        """Read every n-th pixel and row, at most `longest_side` per side, in large windows: GDAL would decode a block for each row."""
+        """Read every n-th pixel of every n-th row, with the smallest n that gives at most `longest_side` pixels per side.
+
+        All pixels are read in large windows, and most are dropped. GDAL's own reduced read would decode a block again for each row.
+        """
         step = math.ceil(max(self.width, self.height) / longest_side)
         window_side = max(1, MAX_WINDOW // step) * step
         sample_rows: list[list[Sample]] = []  # the samples of each row of windows

@@ -25,7 +25,10 @@ _UNDIVIDED_WORDS = re.compile(f"[{_EAST_ASIAN}]{{4,}}|[{_SOUTH_EAST_ASIAN}]{{16,
 
 
 def tokenize(text: str) -> list[str]:
-    """Split a sentence into lower-case words and single punctuation marks; "animal 1" becomes "animal1". Tokens stay as they are."""
+    """Split a sentence into lower-case words and single punctuation marks; "animal 1" becomes "animal1".
+
+    The tokens stay the same if they are joined with spaces and split again.
+    """
     return _TOKEN_PATTERN.findall(_ANIMAL_PATTERN.sub(r"animal\1", " ".join(_TOKEN_PATTERN.findall(text.lower()))))
 
 

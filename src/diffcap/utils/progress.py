@@ -1,4 +1,7 @@
-"""Progress on stderr, for any thread: bars on a terminal, else one line per minute. Import it in functions, because that takes time."""
+"""Progress on stderr: bars on a terminal, else one line per minute. Any thread may call the functions that the context managers yield.
+
+Import this module inside functions: its import takes time, and `--help` does not need it.
+"""
 
 import time
 from collections.abc import Callable, Iterator

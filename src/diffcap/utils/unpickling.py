@@ -42,7 +42,10 @@ def state_of_module(module: Any) -> dict[str, Any] | None:
 
 
 def load_tensors(path: str | Path, allowed_classes: Sequence[str] = ()) -> Any:
-    """Read containers and tensors of `torch.save`, zip or legacy, to the CPU; `allowed_classes` become OrderedDicts with attributes."""
+    """Read plain containers and tensors that `torch.save` wrote, in the zip or the legacy format, to the CPU.
+
+    Classes whose names are in `allowed_classes`, in any module, are replaced by OrderedDict, which keeps their attributes.
+    """
     import torch
 
     def load(file: IO[bytes]) -> Any:

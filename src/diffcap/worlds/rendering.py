@@ -36,7 +36,10 @@ WriteChunk = Callable[[Path, Any, int], list[dict[str, Any]]]
 
 
 def claim_folder(folder: Path, settings: Any, last_files: tuple[str, ...], dataset: str = "blocks") -> bool:
-    """Check that a folder can be used; write the settings into a new one. Return True if its dataset is finished (`last_files` exist)."""
+    """Check that a folder can be used. If it is new, write the settings (a dataclass) into it.
+
+    `last_files` are names of files that are written after all images. Return True if the folder's dataset is already finished.
+    """
     wanted = json.loads(json.dumps(asdict(settings)))
     settings_file = folder / f"{dataset}.json"
     if settings_file.is_file():

@@ -16,7 +16,15 @@ from diffcap.losses.pair_text import pair_text_contrastive_loss
 from diffcap.methods.clip4idc.weights import load_clip
 from diffcap.models.captioner import AttentionMaps, Batch, Captioner, constructor_arguments, patch_attention
 from diffcap.models.clip import Network, PairInit, PairTower, TextTower, TokenEmbedding, build_clip, text_tower_of
-from diffcap.models.decoder import BlockOutput, DecoderOutput, causal_mask, flat_indices, pair_groups, run_blocks
+from diffcap.models.decoder import (
+    BlockOutput,
+    DecoderOutput,
+    causal_mask,
+    flat_indices,
+    pair_groups,
+    run_blocks,
+    take_flat,
+)
 from diffcap.models.layers import Attention, Dropout, KeyValue, Linear, Segments
 from diffcap.utils.linear import linear
 
@@ -347,10 +355,8 @@ class CLIP4IDC(Captioner):
         `words` (n,): their indices in the flattened `word_mask`; None: they are computed.
         """
         words = flat_indices(self.word_mask(tokens)) if words is None else words
-        hidden = self.decode(tokens[:, :-1], memory).last_block.hidden.flatten(0, 1).index_select(0, words)
-        return F.cross_entropy(
-            self.compute_logits(hidden), tokens[:, 1:].flatten().index_select(0, words), reduction="none"
-        )
+        hidden = take_flat(self.decode(tokens[:, :-1], memory).last_block.hidden, words)
+        return F.cross_entropy(self.compute_logits(hidden), take_flat(tokens[:, 1:], words), reduction="none")
 
     def validation_losses(self, batch: Batch) -> dict[str, Tensor]:
         """Compute the word losses of validation pairs, see `Captioner.validation_losses`."""

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from diffcap.data.masking import IGNORED
 from diffcap.losses.gather import ddp_scaled_sum, global_mean
 from diffcap.models.captioner import AttentionMaps, Batch, Captioner, constructor_arguments, patch_attention
+from diffcap.models.decoder import take_flat
 from diffcap.models.layers import (
     ALL_POSITIONS,
     Dropout,
@@ -194,7 +195,7 @@ def find_masked_words(batch: Batch) -> MaskedWords:
         return batch["masked_words"]
     labels = batch["mlm_labels"]
     positions, rows = padded_nonzero(labels != IGNORED)
-    return MaskedWords(positions, rows, labels.gather(1, positions).flatten().index_select(0, rows))
+    return MaskedWords(positions, rows, take_flat(labels.gather(1, positions), rows))
 
 
 class EncodedPair(NamedTuple):
@@ -312,7 +313,7 @@ class PCL(Captioner):
         past_key_values = [(visual_key_value,) for visual_key_value in memory]
         x = self.trunk.embed_text(tokens)
         hidden, _ = self.trunk.cross_encoder(x, attention_mask, past_key_values, masked_words.positions)
-        return self.trunk.output_layer(hidden.flatten(0, 1).index_select(0, masked_words.rows))
+        return self.trunk.output_layer(take_flat(hidden, masked_words.rows))
 
     def teacher_forced_logits(self, tokens: Tensor, memory: list[KeyValue]) -> Tensor:
         """Predict each word of given captions in the place of its own [MASK], as in `step`; see `Captioner.teacher_forced_logits`."""
@@ -387,8 +388,8 @@ class PCL(Captioner):
             words = find_masked_words(batch).ids
         else:
             indices = torch.cat(self.find_words(batch))
-            word_logits = self.teacher_forced_logits(batch["tokens"], memory).flatten(0, 1).index_select(0, indices)
-            words = batch["tokens"][:, 1:].flatten().index_select(0, indices)
+            word_logits = take_flat(self.teacher_forced_logits(batch["tokens"], memory), indices)
+            words = take_flat(batch["tokens"][:, 1:], indices)
         losses = {"word_loss": F.cross_entropy(word_logits, words, reduction="none")}
         if self.distractor_head is not None:
             change_logits = self.distractor_head(image_cls.flatten(1))  # (B, 2): nothing changed, something changed

@@ -16,7 +16,7 @@ from diffcap.losses.gather import global_mean
 from diffcap.methods.pcl.losses import class_contrastive_loss, difference_aligning_loss, masked_visual_nce
 from diffcap.methods.pcl.model import EMBEDDING_EPS, PCLTrunk, find_masked_words
 from diffcap.models.captioner import Batch, constructor_arguments
-from diffcap.models.decoder import flat_indices
+from diffcap.models.decoder import flat_indices, take_flat
 from diffcap.models.layers import Linear, UnbiasedLayerNorm
 from diffcap.utils.linear import linear
 
@@ -114,7 +114,7 @@ class PCLPretraining(nn.Module):
         masked_words = find_masked_words(batch)
         query_positions = visual.shape[1] + 1 + masked_words.positions  # after the visual tokens and the text's [CLS]
         hidden = self.trunk.encode_jointly(visual, batch["mlm_tokens"], self.pad_mask, query_positions)
-        return self.trunk.output_layer(hidden.flatten(0, 1).index_select(0, masked_words.rows))
+        return self.trunk.output_layer(take_flat(hidden, masked_words.rows))
 
     def mlm(self, batch: Batch) -> Tensor:
         """Compute the loss (n,) of each masked word (MLM). `batch` has `mlm_tokens` and `mlm_labels`, (B, T) each."""
@@ -138,10 +138,9 @@ class PCLPretraining(nn.Module):
         query_positions = patches + 1 + patches // patches_per_image  # each image's patches follow its [CLS]
         hidden = self.trunk.encode_jointly(visual, batch["tokens"], self.pad_mask, query_positions)
         predicted = self.regress(hidden, self.trunk.image_projection.weight)  # (B, 2 N, C)
-        predicted, features = predicted.flatten(0, 1), features.flatten(0, 1)
         masked, others = _find_patches(batch)
-        negatives = (predicted if self.mvcl_negatives == "predictions" else features).index_select(0, others)
-        masked_vectors = predicted.index_select(0, masked), features.index_select(0, masked)
+        negatives = take_flat(predicted if self.mvcl_negatives == "predictions" else features, others)
+        masked_vectors = take_flat(predicted, masked), take_flat(features, masked)
         return masked_visual_nce(*masked_vectors, negatives, self.temperature)
 
     def fda_similarity(self, batch: Batch) -> Tensor:

@@ -17,7 +17,7 @@ from diffcap.checkpoints.importing import Rule, State, count_layers
 from diffcap.losses.gather import global_mean
 from diffcap.methods.remote_sensing.resnet import GlobalBatchNorm2d, ResNetEncoder
 from diffcap.models.captioner import AttentionMaps, Batch, Captioner
-from diffcap.models.decoder import WordDecoder
+from diffcap.models.decoder import WordDecoder, take_flat
 from diffcap.models.layers import Dropout, KeyValue, Linear, init_attention_, repeat_batch
 from diffcap.utils.errors import DiffcapError
 
@@ -155,8 +155,8 @@ class PixelOrFeatureCaptioner(Captioner):
         memory = self.encode(batch["before"], batch["after"])
         output = self.decoder(input_tokens, memory, None, self.is_key(input_tokens))
         words = torch.cat(self.find_words(batch))
-        logits = self.decoder.compute_logits(output.last_block.hidden.flatten(0, 1).index_select(0, words))
-        return F.cross_entropy(logits, tokens[:, 1:].flatten().index_select(0, words), reduction="none")
+        logits = self.decoder.compute_logits(take_flat(output.last_block.hidden, words))
+        return F.cross_entropy(logits, take_flat(tokens[:, 1:], words), reduction="none")
 
     def validation_losses(self, batch: Batch) -> dict[str, Tensor]:
         """Compute the word losses of validation pairs, see `Captioner.validation_losses`."""
@@ -240,7 +240,10 @@ def backbone_rules(prefix: str) -> tuple[Rule, ...]:
 
 
 def restore_entries(renamed: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Restore what the import removed: 1 x 1 dimensions of convolutions' weights, and the unused counters of batch norms, here 0."""
+    """Restore what the import removed: the last two dimensions of 1 x 1 convolutions' weights, and the counters of batch norms.
+
+    The counter, `num_batches_tracked`, is not used, so it is set to 0.
+    """
     state = dict(renamed)
     for name, value in renamed.items():
         is_convolution = name.startswith("images.network.") or ".branch." in name

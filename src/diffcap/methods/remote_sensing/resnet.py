@@ -1,4 +1,7 @@
-"""A ResNet in a captioner, from pixels to a feature map; some layers are frozen. B images, C channels, h and w of the map."""
+"""A ResNet as part of a captioner. It maps pixels to a feature map; some of its layers are trained, the others are frozen.
+
+Letters: B images, C feature channels, h and w rows and columns of the map.
+"""
 
 import math
 from collections.abc import Sequence
@@ -24,7 +27,10 @@ _NORMALIZATIONS: dict[Normalization, tuple[tuple[float, ...], tuple[float, ...]]
 
 
 class GlobalBatchNorm2d(nn.BatchNorm2d):
-    """`nn.BatchNorm2d` over the images of all ranks in training, like torch's SyncBatchNorm, which only works on accelerators."""
+    """`nn.BatchNorm2d` that in training computes its statistics over the images of all ranks.
+
+    The result of a training then does not depend on the number of processes. torch's SyncBatchNorm does the same, but only on accelerators.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise x (B, C, h, w); B may differ between ranks."""

@@ -17,6 +17,7 @@ from diffcap.checkpoints import base_models
 from diffcap.losses.gather import global_mean
 from diffcap.methods.vlm import parts
 from diffcap.models.captioner import AttentionMaps, Batch, Captioner, constructor_arguments, patch_attention
+from diffcap.models.decoder import take_flat
 from diffcap.models.layers import use_fast_linear_
 from diffcap.text.hub import HubVocabulary, import_transformers, load_processor, read_chat_template
 from diffcap.utils.errors import DiffcapError, wrap_errors
@@ -272,8 +273,7 @@ class VLM(Captioner):
         self._forget_positions()
         logits = self.core(**inputs, use_cache=False, logits_to_keep=tokens.shape[1] - 1).logits
         words = torch.cat(self.find_words(batch))
-        word_logits = logits.flatten(0, 1).index_select(0, words).float()
-        return F.cross_entropy(word_logits, tokens[:, 1:].flatten().index_select(0, words), reduction="none")
+        return F.cross_entropy(take_flat(logits, words).float(), take_flat(tokens[:, 1:], words), reduction="none")
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
         """Return the mean cross-entropy of the captions' tokens over the global batch."""

@@ -71,7 +71,10 @@ def without_checkpointing(model: nn.Module) -> Iterator[None]:
 
 
 def choose_trained(model: Any, trained: Trained, rank: int, alpha: int, dropout: float, targets: LoraTargets) -> Any:
-    """Freeze the parameters that are not trained; arguments as in `VLM`, without "lora_". Return the model, or PEFT's wrapper of it."""
+    """Freeze the parameters of a model of transformers that are not trained. Return the model; for LoRA, PEFT's wrapper of it.
+
+    The arguments are those of `VLM`, without the prefix "lora_".
+    """
     if trained == "all":
         return model
     model.requires_grad_(False)
@@ -95,7 +98,10 @@ def choose_trained(model: Any, trained: Trained, rank: int, alpha: int, dropout:
 
 
 def check_image_kwargs(options: dict[str, Any], known: Iterable[str], counts_pixels: bool) -> None:
-    """Check an image processor's options, because large values exhaust the memory. `counts_pixels`: edges are numbers of pixels (Qwen)."""
+    """Check the options of an image processor. Large values would exhaust the memory.
+
+    `counts_pixels`: True if the options "shortest_edge" and "longest_edge" are numbers of pixels (Qwen), False if they are lengths.
+    """
     for name, value in options.items():
         if name not in known:
             raise DiffcapError(

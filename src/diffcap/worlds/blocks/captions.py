@@ -145,7 +145,10 @@ def write_captions(triples: Triples, seed: int = 0) -> tuple[list[list[str]], li
 
 
 def describe(scenes: Scenes, may_be_named: Tensor, indices: Sequence[int], seed: int = 0) -> list[str]:
-    """Describe each of B images by a sentence that names up to four objects with `may_be_named` (B, N), drawn by the image's index."""
+    """Describe each of B images by one sentence that names up to four of its objects in random order.
+
+    `may_be_named` (B, N) is True for the objects to choose from, at least one per image. Each image's index seeds its choices.
+    """
     sentences = []
     for row, index in enumerate(indices):
         rng = random.Random(f"blocks description {seed} {index}")

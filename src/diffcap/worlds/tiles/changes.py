@@ -97,7 +97,10 @@ def sample_pair(number: int, seed: int = 0) -> Pair:
 
 
 def _sample_scene(rng: random.Random, change_type: str, variant: float) -> tuple[Layer, Change]:
-    """Sample a scene with a change of the form `variant`, 0 to 1. All attempts of a pair use the same, or large forms would be rare."""
+    """Sample a scene with a change. `variant`, 0 to 1, selects the form of the change, such as one house or a row.
+
+    All attempts of a pair use the same variant. Otherwise large forms, for which many scenes have no room, would be rare.
+    """
     theme = rng.choice(scenes.THEMES)
     is_clearing = change_type == "trees_cleared" and variant < 0.4
     plan = scenes.sample_landscape(rng, theme, needs_road=change_type.startswith("houses"), needs_forest=is_clearing)
