@@ -275,7 +275,7 @@ class TrainingCLI(StageCLI):
             has_key = os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_MODE")
             has_account = has_key or (netrc.is_file() and "wandb" in netrc.read_text(encoding="utf-8", errors="ignore"))
             wandb_logger = WandbLogger(
-                name=None if "WANDB_SWEEP_ID" in os.environ else "/".join(self.out.parts[-3:]),
+                name=None if WANDB_SWEEP in os.environ else "/".join(self.out.parts[-3:]),
                 id=os.environ.get("WANDB_RUN_ID", self.config_hash),  # a resumed run continues its curves
                 resume="allow",
                 project=settings.project,
