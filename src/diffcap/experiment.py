@@ -309,7 +309,7 @@ def _read_config(path: Path, explicit_values: dict[str, str]) -> tuple[dict[str,
         values = _values_of_run(path, content, explicit_values)
         return values, {stage_of(Path(content["run"]["out"])): content}
     if all(isinstance(content.get(axis), list) for axis in AXES):  # a grid, which is the CONFIG of its experiments
-        if not explicit_values.keys() >= {*AXES.values()}:
+        if not explicit_values.keys() >= {"dataset", "method"}:  # `benchmark` makes the data without a seed
             raise DiffcapError(f"CONFIG={path}: is a grid of experiments; run `diffcap benchmark {path}`.")
         content = {key: value for key, value in content.items() if key not in AXES}
     return read_variables(path, content)
