@@ -93,7 +93,7 @@ def test_pairs_are_known_by_uid_and_images_may_be_shared(tmp_path: Path) -> None
         ("spot_the_diff", [{"img_id": 7, "sentences": ["x"]}], "test.json, entry 1: "),
         ("spot_the_diff", [{"img_id": "8", "sentences": [3]}], "test.json, entry 1: "),
         ("spot_the_diff", [{"img_id": "9", "sentences": ["x"]}, 4], "test.json, entry 2: "),
-        ("image_editing_request", [{"uid": "Z_1"}], "entry 1: the uid 'Z_1' is already used in"),
+        ("image_editing_request", [{"uid": "Z_1"}], "id 'Z_1' is duplicated (in train and test)"),
         ("image_editing_request", [{"uid": ""}], "test.json, entry 1: "),
         ("image_editing_request", [{"img1": None}], "test.json, entry 1: "),
         ("image_editing_request", [{"sents": "x"}], "test.json, entry 1: "),

@@ -121,12 +121,14 @@ def test_a_link_in_a_zip_file_becomes_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["zip", "tar.gz"])
-def test_a_bomb_is_stopped_early(tmp_path: Path, form: str) -> None:
+def test_a_bomb_is_stopped_early(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "bomb").write_bytes(FORMATS[form]({f"{n}": bytes(300_000) for n in range(4)}))
+    monkeypatch.setattr("diffcap.fetching.archive._MIN_LIMIT", 800_000)
     with pytest.raises(DiffcapError, match="its files have more than 800,000 bytes"):
-        extract(tmp_path / "bomb", tmp_path / "out", size_limit=800_000)
+        extract(tmp_path / "bomb", tmp_path / "out")
     assert tree(tmp_path / "out") == {}
-    assert extract(tmp_path / "bomb", tmp_path / "out", size_limit=1_200_000) == 4
+    monkeypatch.setattr("diffcap.fetching.archive._MIN_LIMIT", 1_200_000)
+    assert extract(tmp_path / "bomb", tmp_path / "out") == 4
 
 
 @pytest.mark.parametrize("form", FORMATS)

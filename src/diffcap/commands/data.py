@@ -179,10 +179,10 @@ def _check_images(
 
     It fills the dict `ranges`: path of an image of more than 8 bits -> range of its pixel values.
     """
-    from diffcap.datasets.images import MISSING, check_images, image_paths
+    from diffcap.datasets.images import MISSING, check_images
 
     masks = {pair.id: pair.extra["mask"] for pair in pairs if "mask" in pair.extra}
-    paths = sorted({*image_paths(pairs), *masks.values()})
+    paths = sorted({*(path for pair in pairs for path in pair.images), *masks.values()})
     problems_file = folder / "problems.txt"
     # path of a missing or broken file -> reason
     problems = dict(check_images(root, paths, check, cache_file=folder / "checked.json", ranges=ranges))

@@ -42,10 +42,11 @@ class FeatureData(pl.LightningDataModule):
         min_count: minimum number of occurrences of a word in the captions of `vocabulary_splits`.
         max_length: maximum number of ids of a caption, with BOS and EOS; longer captions are cut.
         mask_ratio: probability that a word, or an image patch in a pre-training, is masked (paper: 0.15).
-        swap: with probability 1/2, swap a distractor pair's images; its scene's change pair gets the same new before image (SCORER, DIRL).
+        swap: for each sample, with probability 1/2, exchange the before image and the after image of the distractor pair, which show the
+            same scene. The change pair of this scene gets the same new before image (SCORER, DIRL).
         trim: remove padding that no caption of the batch needs; the results are the same for models that mask padding.
         val_limit: number of pairs to validate on, the first of the split; null for all.
-        num_workers: worker processes of the data loaders, per rank; null: up to 6 beside a GPU, else 0. The batches do not depend on it.
+        num_workers: worker processes of the data loaders, per rank; null: up to 6 with a GPU, else 0. The batches do not depend on it.
         seed: seed of all random choices.
         vocabulary_layout: name of the special tokens and the order of the ids, such as "pcl" or "rcc" (`diffcap.text.vocabulary`);
             "clip" for CLIP's tokens, "hub" for the tokens of `base`.
@@ -125,7 +126,7 @@ class FeatureData(pl.LightningDataModule):
                     f"{self.dataset.name}: {len(uncaptioned):,} {split} pairs (first {uncaptioned[0]}) have no caption and are "
                     "left out"
                 )
-        # Adds a model's entries to a training batch, see `Captioner.host_entries`; `TrainingModule` sets it.
+        # Computes entries that a model adds to a training batch, on the CPU. `TrainingModule` sets it to `Captioner.host_entries`.
         self.host_entries: Callable[[Batch], Batch] = lambda batch: {}
         self.val_references = {pair.id: pair.captions for pair in self._captioned_pairs("val")[:val_limit]}
 
@@ -162,7 +163,10 @@ class FeatureData(pl.LightningDataModule):
             self.val_table = self.table("val")
 
     def _text_entries(self, tokens: np.ndarray, generator: torch.Generator) -> Batch:
-        """Return a batch's entries for captions (B, T): "tokens". With [MASK], also masked "mlm_tokens" and "mlm_labels" (masked words)."""
+        """Return the entry "tokens" for captions (B, T), and with [MASK] in the vocabulary also "mlm_tokens" and "mlm_labels".
+
+        "mlm_tokens" (B, T) has masked words, and "mlm_labels" (B, T) has the original ids of these words.
+        """
         text = torch.from_numpy(tokens.astype(np.int64))
         length = self.val_table.longest_length(tokens) if self.trim else tokens.shape[1]
         if self.vocabulary.mask is None:

@@ -16,11 +16,11 @@ from diffcap.features.store import FeatureStore
 from diffcap.utils.cores import available_cores
 from diffcap.utils.errors import DiffcapError
 
-MAX_WORKERS = 6  # per rank beside a GPU; docs/speed.md has the calculation
+MAX_WORKERS = 6  # per rank with a GPU; docs/speed.md has the calculation
 
 
 def worker_options(num_workers: int | None, trainer: Any) -> dict[str, Any]:
-    """Return arguments of a `DataLoader`: worker processes, and pinned memory beside a GPU.
+    """Return arguments of a `DataLoader`: worker processes, and pinned memory with a GPU.
 
     `num_workers` is per rank. None means 0 without a GPU. With a GPU, it means the rank's share of the CPU cores, at most 6.
     """

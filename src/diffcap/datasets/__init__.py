@@ -1,8 +1,8 @@
 """Readers of the datasets.
 
 A reader is a function `read(folder) -> list[ChangePair]`. It returns every pair of the dataset in an order that depends only on the content
-of the files. Its image paths are relative to `folder`. A new dataset needs a reader and an entry in `registry.BUILT_IN`. If its authors
-publish the sizes of its splits, it also needs an entry in `official.OFFICIAL`.
+of the files. The image paths of the pairs are relative to `folder`. A new dataset needs a reader and an entry in `registry.BUILT_IN`. If
+the authors of the dataset publish the sizes of the splits, it also needs an entry in `official.OFFICIAL`.
 """
 
 from collections import Counter
@@ -47,7 +47,10 @@ def read_pairs(dataset: str, folder: str | Path, augmented: bool = False) -> lis
 
 
 def describe(dataset: str, pairs: list[ChangePair], folder: Path, has_skipped_pairs: bool = False) -> dict[str, Any]:
-    """Return entries of the data stage's `dataset.json`: sizes, repetitions, remarks, `info`. `compare_sizes` needs `has_skipped_pairs`."""
+    """Return entries of `dataset.json`, a file of the data stage: sizes, repetitions, remarks, and `DatasetSpec.info`.
+
+    `has_skipped_pairs` is True if pairs with missing images were removed from `pairs`.
+    """
     spec, num_by_key = get_dataset(dataset), Counter(key for pair in pairs for key in pair.extra)
     num_masks = f"{num_by_key['mask']:,}" + (f" of {len(pairs):,}" if num_by_key["mask"] < len(pairs) else "")
     notes = {
@@ -70,7 +73,7 @@ def describe(dataset: str, pairs: list[ChangePair], folder: Path, has_skipped_pa
 
 def _check_pairs(pairs: list[ChangePair], folder: Path, allows_blank_captions: bool) -> None:
     if not pairs:
-        raise DiffcapError(f"{folder}: the files there name no pair; check that they are whole.")
+        raise DiffcapError(f"{folder}: the files there name no pair; check that they are complete.")
     split_of_id: dict[str, str] = {}
     for pair in pairs:
         if pair.id in split_of_id:
@@ -81,6 +84,6 @@ def _check_pairs(pairs: list[ChangePair], folder: Path, allows_blank_captions: b
         for path in (*pair.images, *([pair.extra["mask"]] if "mask" in pair.extra else [])):
             check_relative_path(path, f"{folder}, the pair {pair.id!r:.60}")
         if pair.split == "train" and not pair.captions and "class" not in pair.extra:
-            raise DiffcapError(f"{folder}: the training pair {pair.id!r} has no caption; give it one or take it out.")
+            raise DiffcapError(f"{folder}: the training pair {pair.id!r} has no caption; add one or remove the pair.")
         if not allows_blank_captions and any(map(is_blank, pair.captions)):
-            raise DiffcapError(f"{folder}: the pair {pair.id!r} has a blank caption; fill it or take it out.")
+            raise DiffcapError(f"{folder}: the pair {pair.id!r} has a blank caption; write its text or remove it.")

@@ -1,11 +1,11 @@
-"""Functions with which readers of datasets read and check files. A `place`, such as "train.json, line 3", begins error messages."""
+"""Functions with which readers of datasets read and check files. An argument `place`, such as "train.json, line 3", is for messages."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from diffcap.records import ChangePair, is_blank, read_json
-from diffcap.utils.errors import DiffcapError
+from diffcap.utils.errors import DiffcapError, wrap_errors
 from diffcap.utils.files import url_of
 
 
@@ -92,7 +92,7 @@ def check_unique(places: dict[str, str], name: str, place: str, noun: str, remed
 
 
 def check_split(pair: ChangePair, split: str, place: str) -> None:
-    """Raise an error if a pair (or a single image) was read before in another split than `split`."""
+    """Raise an error if `split`, of a later entry about the same pair (or single image), is not the pair's split."""
     if pair.split != split:
         raise DiffcapError(f"{place}: {pair.id} is in {split} here and in {pair.split} before; keep one.")
 
@@ -113,8 +113,6 @@ def read_numbered_lines(file: Path, remedy: str = "fetch it again") -> list[tupl
     """Return ("<path>, line <number>", stripped text) of every line that is not blank."""
     if not file.is_file():
         raise DiffcapError(f"{file}: no such list; {remedy}.")
-    try:
+    with wrap_errors(file, "not UTF-8 text", "fetch it again"):
         lines = file.read_text(encoding="utf-8-sig").splitlines()
-    except UnicodeDecodeError as error:
-        raise DiffcapError(f"{file}: not UTF-8 text (byte {error.start}); fetch it again.") from None
     return [(f"{file}, line {number}", line.strip()) for number, line in enumerate(lines, 1) if line.strip()]

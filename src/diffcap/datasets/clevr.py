@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from diffcap.datasets.checks import check_sentences, check_unique, find_file, read_object
+from diffcap.datasets.checks import check_sentences, find_file, read_object
 from diffcap.records import SPLITS, ChangePair, read_json_lines
 from diffcap.utils.errors import DiffcapError
 
@@ -26,33 +26,31 @@ def read_clevr_change(folder: Path) -> list[ChangePair]:
         type_mapping.json                     {"color": ["000123.png", ...], ...}, optional
         scenes.json                           optional, only in a rendered dataset: boxes, viewpoints and changed objects
 
-    All files of a scene have its number; the authors' dataset has 39,803 of the numbers up to 40,000. Each scene gives two pairs: the
-    change "000123.png" and the distractor "000123.png_n". Pairs are sorted by split, then by number.
+    All files of a scene have the number of the scene. The authors' dataset has 39,803 scenes; some numbers below 40,000 are not used. Each
+    scene gives two pairs: the change "000123.png" and the distractor "000123.png_n". Pairs are sorted by split, then by number.
     """
     change_types = _read_change_types(folder / "type_mapping.json")
     if (folder / "train.json").is_file() and not (folder / "change_captions.json").is_file():
         return _read_json_lines(folder, change_types)
-    captions_by_file: dict[str, dict[str, list[str]]] = {}
-    for name in ("change_captions.json", "no_change_captions.json"):
-        path = folder / name
-        content = read_object(path, "captions", _REMEDY)
-        captions_by_file[name] = {key: check_sentences(value, str(path), key) for key, value in content.items()}
     splits = _read_splits(folder / "splits.json")
-    scenes_file = folder / "scenes.json"
-    extras = {}  # "000123.png" -> (`ChangePair.extra` of the change pair, that of the distractor)
-    for image, scene in (read_object(scenes_file, "scenes") if scenes_file.is_file() else {}).items():
-        change_extra = {key: scene[key] for key in ("boxes", "viewpoint_iou", "changed") if key in scene}
-        iou_key = "viewpoint_iou_distractor"  # overlap of both images' viewpoints, 1 if these are equal
-        extras[image] = change_extra, ({"viewpoint_iou": scene[iou_key]} if iou_key in scene else {})
     image_names = [f"CLEVR_default_{number:06d}.png" for numbers in splits.values() for number in numbers]
-    for captions_name, captions_of_image in captions_by_file.items():
-        uncaptioned = [name for name in image_names if name not in captions_of_image]
+    captions_of_files: list[dict[str, list[str]]] = []
+    for path in (folder / "change_captions.json", folder / "no_change_captions.json"):
+        content = read_object(path, "captions", _REMEDY)
+        uncaptioned = [name for name in image_names if name not in content]
         if uncaptioned:
             raise DiffcapError(
-                f"{folder / captions_name}: no captions for {len(uncaptioned)} of the {len(image_names)} numbers in splits.json (first "
+                f"{path}: no captions for {len(uncaptioned)} of the {len(image_names)} numbers in splits.json (first "
                 f"{', '.join(uncaptioned[:3])}); fetch both files from the same release."
             )
-    change_captions, no_change_captions = captions_by_file.values()
+        captions_of_files.append({key: check_sentences(value, str(path), key) for key, value in content.items()})
+    change_captions, no_change_captions = captions_of_files
+    scenes_file = folder / "scenes.json"
+    extras = {}  # "000123.png" -> (`ChangePair.extra` of the change pair, `ChangePair.extra` of the distractor)
+    for image, scene in (read_object(scenes_file, "scenes") if scenes_file.is_file() else {}).items():
+        change_extra = {key: scene[key] for key in ("boxes", "viewpoint_iou", "changed") if key in scene}
+        iou_key = "viewpoint_iou_distractor"  # overlap of the viewpoints of both images, 1 if the viewpoints are equal
+        extras[image] = change_extra, ({"viewpoint_iou": scene[iou_key]} if iou_key in scene else {})
     pairs = []
     for split, numbers in splits.items():
         for number in sorted(numbers):
@@ -72,18 +70,12 @@ def read_clevr_change(folder: Path) -> list[ChangePair]:
 def _read_splits(file: Path) -> dict[str, list[int]]:
     """Return the numbers of each split's images, in the order of the file: {"train": [123, ...], "val": [...], "test": [...]}."""
     splits = read_object(file, "splits", _REMEDY)
-    split_of_number: dict[int, str] = {}
     for split in SPLITS:
-        if not isinstance(splits.get(split), list):
-            raise DiffcapError(f'{file}: "{split}" must be a list of numbers; fix or fetch the file again.')
-        for number in splits[split]:
-            if type(number) is not int or number < 0:
-                raise DiffcapError(f'{file}: "{split}" holds {number!r:.60}, not the number of an image; fix it.')
-            if number in split_of_number:
-                raise DiffcapError(
-                    f"{file}: {number} is duplicated (in {split_of_number[number]} and {split}); keep it in one split."
-                )
-            split_of_number[number] = split
+        numbers = splits.get(split)
+        if not isinstance(numbers, list) or not all(type(number) is int for number in numbers):
+            raise DiffcapError(
+                f'{file}: "{split}" must be a list of image numbers, found {numbers!r:.60}; fetch the file again.'
+            )
     return {split: splits[split] for split in SPLITS}
 
 
@@ -92,17 +84,12 @@ def _read_change_types(file: Path) -> dict[str, str]:
     change_types: dict[str, str] = {}
     for change_type, images in (read_object(file, "change types") if file.is_file() else {}).items():
         if not isinstance(images, list) or not all(isinstance(image, str) for image in images):
-            raise DiffcapError(f'{file}: "{change_type}" must be a list of file names; fix or fetch the file again.')
-        for image in images:
-            first_type = change_types.setdefault(image, change_type)
-            if first_type != change_type:
-                raise DiffcapError(
-                    f"{file}: {image!r} is listed under {first_type!r} and under {change_type!r}; keep one."
-                )
+            raise DiffcapError(f'{file}: "{change_type}" must be a list of file names; fetch the file again.')
+        change_types |= dict.fromkeys(images, change_type)
     return change_types
 
 
-_IMAGE_NAME = re.compile(r"CLEVR_(default|semantic|nonsemantic)_(\d{1,9})(?:\.png)?")
+_IMAGE_NAMES = re.compile(r"CLEVR_default_(\d{1,9})(?:\.png)? CLEVR_(semantic|nonsemantic)_\1(?:\.png)?")
 _FOLDER_OF_KIND = {"semantic": "sc_images", "nonsemantic": "nsc_images"}
 
 
@@ -116,22 +103,19 @@ def _read_json_lines(folder: Path, change_types: dict[str, str]) -> list[ChangeP
     ("nonsemantic"). Ids and image paths become those of the first format, so that features and captions can be used for both.
     """
     pairs: list[ChangePair] = []
-    place_of_id: dict[str, str] = {}
     for split in SPLITS:
         lines_file = folder / f"{split}.json"
         for place, row in read_json_lines(lines_file, "annotations", "put train.json, val.json and test.json here"):
-            before_match, after_match = (_IMAGE_NAME.fullmatch(str(row.get(key))) for key in ("img1", "img2"))
-            is_pair = before_match and after_match and before_match[1] == "default" != after_match[1]
-            if not before_match or not after_match or not is_pair or int(before_match[2]) != int(after_match[2]):
+            names_match = _IMAGE_NAMES.fullmatch(f"{row.get('img1')} {row.get('img2')}")  # (number, kind)
+            if names_match is None:
                 raise DiffcapError(
                     f'{place}: "img1" and "img2" must be CLEVR_default_N and CLEVR_semantic_N or CLEVR_nonsemantic_N, found '
                     f"{row.get('img1')!r:.40} and {row.get('img2')!r:.40}; fix that line."
                 )
             captions = check_sentences(row.get("sentences"), place, "sentences")
-            file, kind = f"{int(before_match[2]):06d}.png", after_match[1]
+            file, kind = f"{int(names_match[1]):06d}.png", names_match[2]
             is_distractor = kind == "nonsemantic"
             pair_id = f"{file}_n" if is_distractor else file
-            check_unique(place_of_id, pair_id, place, "the pair")
             before, after = f"images/CLEVR_default_{file}", f"{_FOLDER_OF_KIND[kind]}/CLEVR_{kind}_{file}"
             change_type = None if is_distractor else change_types.get(file)
             pairs.append(ChangePair(pair_id, before, after, captions, split, change_type, is_distractor))
@@ -147,8 +131,8 @@ _MATERIALS = frozenset(("rubber", "matte", "metal", "metallic", "shiny", "materi
 # Phrases such as "the same size" compare two objects of one image, and do not describe a change.
 _SAME_ATTRIBUTE = re.compile(r"\b(?:the )?same (?:size|shape|colou?r|material|texture)\b")
 _POSITION_NOUN = "(?:position|location|place|spot)"
-# (change type, pattern). The first pattern that matches a caption gives its type. So the order matters: "moved to a new position" is
-# not "add", "no longer in its place" is not "drop", "no longer" is not "none".
+# (change type, pattern). The first pattern that matches a caption gives the type of the caption. So the order matters: "moved to a new
+# position" is "move" and not "add", "no longer in its place" is "move" and not "drop", "no longer" is "drop" and not "none".
 _TYPE_PATTERNS = (
     ("none", r"^(?!.*\b(?:except|but|other than|apart from)\b).*\b(?:nothing|nobody|no one|identical|unchanged)\b"),
     (
@@ -183,11 +167,7 @@ def read_clevr_dc(folder: Path) -> list[ChangePair]:
     The files do not state the change types, nor which pairs have no change (a sixth of them). Both are derived from the captions of a
     pair by majority vote. A pair has no change type if its captions disagree or name no change.
     """
-    caption_files = [name for name in _DC_FOLDERS if (folder / name).is_file()]
-    if len(caption_files) != 1:
-        fault = "has both captions.json and change_captions.json" if caption_files else "no captions.json there"
-        raise DiffcapError(f"{folder}: {fault}; {_DC_REMEDY}.")
-    captions_file, image_folders = folder / caption_files[0], _DC_FOLDERS[caption_files[0]]
+    captions_file = find_file(folder, *_DC_FOLDERS)
     captions_of_number: dict[int, list[str]] = {}
     for key, value in read_object(captions_file, "captions", _DC_REMEDY).items():
         number_match = re.fullmatch(r"(\d{1,9})(?:\.png)?", key)
@@ -197,6 +177,7 @@ def read_clevr_dc(folder: Path) -> list[ChangePair]:
             )
         captions_of_number[int(number_match[1])] = check_sentences(value, str(captions_file), key)
     splits_file = find_file(folder, "split.json", "splits.json")
+    image_folders = _DC_FOLDERS[captions_file.name]
     before_images, after_images = (_find_images(folder, name) for name in image_folders)
     pairs = []
     for split, numbers in _read_splits(splits_file).items():
@@ -237,14 +218,8 @@ def _find_images(folder: Path, subfolder: str) -> dict[int, str]:
     """Return number -> path relative to `folder` of each image in a subfolder. The number is at the end of the image's name."""
     path_of_number: dict[int, str] = {}
     for path in sorted((folder / subfolder).iterdir()) if (folder / subfolder).is_dir() else ():
-        number_match = re.fullmatch(r"(?:.*\D)?(\d+)\.(?:png|jpe?g)", path.name, re.IGNORECASE)
-        if number_match is None:
-            continue
-        first_path = path_of_number.setdefault(int(number_match.group(1)), f"{subfolder}/{path.name}")
-        if first_path != f"{subfolder}/{path.name}":
-            raise DiffcapError(
-                f"{folder / first_path}: {path.name} in the same folder has the same number; keep one of the two."
-            )
+        if number_match := re.fullmatch(r"(?:.*\D)?(\d+)\.(?:png|jpe?g)", path.name, re.IGNORECASE):
+            path_of_number[int(number_match[1])] = f"{subfolder}/{path.name}"
     return path_of_number
 
 

@@ -7,7 +7,7 @@ again only if the size or the time of its file has changed.
 import io
 import json
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -22,11 +22,6 @@ MISSING = "missing"
 # (path relative to the dataset's folder, "missing" or "broken: <why the file cannot be decoded>").
 Problem = tuple[str, str]
 BATCH_SIZE = 5000  # images; the cache is written after every batch, so that a killed check can be resumed
-
-
-def image_paths(pairs: Iterable[ChangePair]) -> list[str]:
-    """Return the distinct image paths of the pairs, sorted."""
-    return sorted({path for pair in pairs for path in pair.images})
 
 
 def check_images(
@@ -75,8 +70,9 @@ def check_images(
 def with_ranges(pairs: list[ChangePair], ranges: Mapping[str, tuple[float, float]]) -> list[ChangePair]:
     """Store in each pair the ranges of values by which later stages scale its images with more than 8 bits (`ChangePair.ranges`).
 
-    Of the images that pairs connect, those with integers get one common range, and those with floats another one. So an image has the
-    same range in all its pairs. `ranges` has the lowest and the highest value of each single image, from `check_images`.
+    Images that pairs connect with each other form a group. The images of integers in a group get one common range, and its images of
+    floats get another. So an image has the same range in all its pairs. `ranges` has the lowest and the highest value of each single
+    image, from `check_images`.
     """
     if not ranges:
         return pairs

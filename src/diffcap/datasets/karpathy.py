@@ -88,8 +88,10 @@ def read_tiles(folder: Path) -> list[ChangePair]:
 def read_whu_cdc(folder: Path) -> list[ChangePair]:
     """Read WHU-CDC, which has aerial images of Christchurch, the masks of WHU-CD, and five captions for each pair.
 
-    whuCCcaptions.json                    captions; the numbers in the names of the images continue from split to split
-    images/train/A/train_000004.png       before image; B has the after image, label the mask; val and test have the same folders
+        whuCCcaptions.json                    captions; the numbers in the names of the images continue from split to split
+        images/train/A/train_000004.png       before image; B has the after image, label the mask
+
+    The folders `images/val` and `images/test` have the same subfolders.
     """
     return read_files(folder, {folder / "whuCCcaptions.json": ""}, LEVIR_LAYOUT)
 

@@ -7,7 +7,8 @@ def _any_words(words: str) -> str:  # returns a pattern of one or several of the
     return rf"(?:(?:{'|'.join(words.split())})\b ?)+"
 
 
-# The next patterns match parts of such statements. This one matches what is compared: any number of these words, in any order.
+# The next patterns match parts of a statement that nothing has changed. This one matches the things that are compared: any number of
+# these words, in any order.
 _THING_WORDS = r"\b" + _any_words(
     "[12ab] above after all and animals?[12]? area before birds? both either everything exposed given images? individuals it of parts re"
     r" photo(?:graph)?s? pictures? s scenes? shots? the these they this two visible (?:left|right|second)(?=\s(?:and|image|p|scene|shot))"

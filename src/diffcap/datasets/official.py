@@ -10,9 +10,9 @@ from diffcap.utils.errors import DiffcapError
 
 
 class ReleaseSizes(NamedTuple):
-    """The official sizes of a dataset. A unit is what its authors count."""
+    """The official sizes of a dataset in units: its authors count pairs, single images, or scenes."""
 
-    unit: str  # plural noun for messages: "pairs", "images" (a record per single image) or "scenes"
+    unit: str  # plural noun for messages: "pairs", "images" or "scenes"
     units_by_split: dict[str, int]  # split -> number of units
     counts_scenes: bool = False  # True if a unit is a scene: a pair with a change and one without (distractor)
     num_by_change_type: dict[str, int] = {}  # noqa: RUF012  change type -> number of pairs; empty if unknown

@@ -4,7 +4,7 @@
 
 docs/own_dataset.md describes the optional keys, for example "viewpoint_iou", the overlap of both viewpoints. The data stage warns of
 other keys, and copies them to its own list of pairs (the manifest). The list may also be `pairs.csv` or `pairs.tsv`. The first line of
-such a table names the keys, and the column "caption" has one sentence. If no pair has a split, `draw_splits` divides the pairs at random.
+these tables names the keys, and the column "caption" has one sentence. If no pair has a split, `draw_splits` divides the pairs at random.
 
 The list may also be a JSON file in Karpathy's form, which `diffcap.datasets.karpathy` describes. The before images are then in
 `images/<split>/A`, the after images in `images/<split>/B`, masks in `images/<split>/label`. `images/` and `<split>/` may be left out.
@@ -28,7 +28,7 @@ from diffcap.datasets.checks import check_relative_path, check_sentences, check_
 from diffcap.datasets.karpathy import LEVIR_LAYOUT, ImageLayout, read_files
 from diffcap.datasets.registry import datasets
 from diffcap.records import RANGES, RESERVED_CHANGE_TYPES, SPLITS, ChangePair, is_blank, read_json, read_json_lines
-from diffcap.utils.errors import DiffcapError
+from diffcap.utils.errors import DiffcapError, wrap_errors
 
 TABLE_NAMES = ("pairs.jsonl", "pairs.csv", "pairs.tsv")
 IMAGE_LAYOUTS = (
@@ -128,7 +128,7 @@ def _parse_cells(row: dict[str, str]) -> dict[str, Any]:
     """Convert the cells of a CSV row to values as in a line of `pairs.jsonl`. Empty cells are left out."""
     values: dict[str, Any] = {key: text.strip() for key, text in row.items() if not is_blank(text)}
     for key in {"is_distractor", "viewpoint_iou", "boxes"} & values.keys():
-        with suppress(ValueError):  # `_make_pair` refuses such a cell
+        with suppress(ValueError):  # `_make_pair` refuses a cell that is not JSON
             values[key] = json.loads(values[key].lower())
     if values.get("is_distractor") in (0, 1):
         values["is_distractor"] = bool(values["is_distractor"])
@@ -191,7 +191,7 @@ def draw_splits(pairs: list[ChangePair], table_file: Path) -> list[ChangePair]:
 def _spread_kinds(groups: list[str], kind_of_group: Mapping[str, frozenset[str]]) -> list[str]:
     """Reorder groups so that their first tenth has about a tenth of each kind, and at least one group of a kind that has three or more.
 
-    Groups of one kind keep their order. `kind_of_group` also has groups that already have a split, and so are not in `groups`.
+    Groups of one kind keep their order. `kind_of_group` also has the groups that already have a split, which are not in `groups`.
     """
     num_of_kind = Counter(kind_of_group.values())
     num_in_groups, num_placed = Counter(kind_of_group[group] for group in groups), Counter[frozenset[str]]()
@@ -258,23 +258,17 @@ def read_rows(table_file: Path) -> Iterable[tuple[str, dict[str, Any]]]:
         return
     if not table_file.is_file():
         raise DiffcapError(f"{table_file}: file not found; check the path.")
-    try:
+    with wrap_errors(table_file, "not a table of UTF-8 text", "save it as UTF-8"):
         text = table_file.read_text(encoding="utf-8-sig")
         if "\0" in text:
             raise ValueError("it contains a NUL character")
-    except (ValueError, OSError) as error:
-        raise DiffcapError(
-            f"{table_file}: not a table of UTF-8 text ({' '.join(str(error).split())[:80]}); save it as UTF-8."
-        ) from None
-    try:
+    with wrap_errors(table_file, "not a CSV table", "separate columns with commas"):
         if table_file.suffix.lower() == ".tsv":
             dialect: type[csv.Dialect] | csv.Dialect = csv.excel_tab
         else:
             dialect = csv.excel if "," in text.partition("\n")[0] else csv.Sniffer().sniff(text[:4096], ",;\t")
         reader = csv.reader(io.StringIO(text), dialect, strict=True)
         numbered_cells = [(reader.line_num, cells) for cells in reader]
-    except csv.Error as error:
-        raise DiffcapError(f"{table_file}: not a CSV table ({error}); separate columns with commas.") from None
     first_cells = [cell.strip() for cell in numbered_cells[0][1]] if numbered_cells else []
     columns = [name.lower() for name in first_cells]
     if "before" in columns and "after" in columns:

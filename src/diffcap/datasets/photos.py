@@ -8,7 +8,7 @@ from typing import Any
 from diffcap.datasets import checks
 from diffcap.records import SPLITS, ChangePair, read_json_lines
 from diffcap.text.vocabulary import tokenize
-from diffcap.utils.errors import DiffcapError
+from diffcap.utils.errors import DiffcapError, wrap_errors
 
 _SPOT_ANNOTATION_FILES = ("annotations/train.json", "data/annotations/train.json", "train.json")
 _SPOT_REMEDY = "put train.json, val.json and test.json into annotations/"
@@ -23,9 +23,10 @@ def read_spot_the_diff(folder: Path) -> list[ChangePair]:
         resized_images/256.png, 256_2.png             before and after (256_diff.jpg is not read)
 
     The annotations may also be in `data/annotations/` or in the folder itself. The images may be in `images/` or in the folder
-    itself. A pair has one to three entries, one for each annotator; the sentences of its entries are merged. Ids of pairs, such as
-    "256.png", are those of papers. The sentences are not changed. The 66 empty ones are kept, because the authors' vocabularies and the
-    scores of papers include them. The option `data.changes` decides if each sentence of a pair is a caption, or all form one.
+    itself. A pair has one to three entries, one for each annotator; the sentences of its entries are merged. The ids of pairs,
+    such as "256.png", are those that papers use. The sentences are not changed. The 66 empty sentences are kept, because the authors'
+    vocabularies and the scores of papers include them. The option `data.changes` decides if each sentence of a pair is a caption, or
+    all of them together are one caption.
     """
     annotation_folder = checks.find_file(folder, *_SPOT_ANNOTATION_FILES).parent
     subfolder = next((name for name in _SPOT_IMAGE_FOLDERS if (folder / name).is_dir()), _SPOT_IMAGE_FOLDERS[0])
@@ -64,29 +65,18 @@ def read_image_editing_request(folder: Path) -> list[ChangePair]:
     """
     image_prefix = "images/" if (folder / "images").is_dir() or not any(folder.glob("*.jp*g")) else ""
     pairs: list[ChangePair] = []
-    place_of_id: dict[str, str] = {}
     remedy = "put train.json, valid.json and test.json into this folder"
     for split, file_names in _EDITING_FILES.items():
         for place, row in checks.read_entries(checks.find_file(folder, *file_names), "annotations", remedy):
             pair_id, before, after = (checks.get_text(row, key, place) for key in ("uid", "img0", "img1"))
-            checks.check_unique(place_of_id, pair_id, place, "the uid")
             captions = checks.check_sentences(row.get("sents"), place, "sents")
             pairs.append(ChangePair(pair_id, image_prefix + before, image_prefix + after, captions, split))
     return pairs
 
 
 BIRDS_COLUMNS = (
-    "img1ObservationURL",
-    "img1ImgURL",
-    "img1Species",
-    "img1Selection",
-    "img2ObservationURL",
-    "img2ImgURL",
-    "img2Species",
-    "img2Selection",
-    "split",
-    "annN",
-    "description",
+    *(f"img{number}{name}" for number in (1, 2) for name in ("ObservationURL", "ImgURL", "Species", "Selection")),
+    *("split", "annN", "description"),
 )
 # Name of a split in the files -> split.
 SPLIT_OF_NAME = {**{split: split for split in SPLITS}, "dev": "val"}
@@ -181,10 +171,8 @@ def _photo_ids(row: dict[str, str]) -> tuple[str, str]:
 
 def _table_rows(table_file: Path) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield ("<path>, line <number>", column -> text) for each line of the TSV."""
-    try:
+    with wrap_errors(table_file, "not UTF-8 text", "fetch the file again"):
         lines = table_file.read_text(encoding="utf-8-sig").split("\n")
-    except UnicodeDecodeError as error:
-        raise DiffcapError(f"{table_file}: not UTF-8 text (byte {error.start}); fetch the file again.") from None
     columns: tuple[str, ...] = BIRDS_COLUMNS
     for line_number, line in enumerate(lines, 1):
         if not line.strip():

@@ -45,7 +45,7 @@ class DatasetSpec:
     pairs: bool = True  # False if it has single images
     backbone: str | None = None  # replaces the default backbone (network of the features) of methods that read features
     pixels_backbone: str | None = None  # replaces the default backbone of methods that read pixels
-    clip_backbone: str | None = None  # replaces the backbone `pixels` (images of 224 x 224) by one for a small CLIP
+    clip_backbone: str | None = None  # replaces the backbone `pixels` (224 x 224) where a small CLIP reads the images
     network: str | None = None  # import path of the function that builds the network of `backbone`
     tokenizer: Literal["ptb", "raw"] = "ptb"  # of the metrics for imported checkpoints; "raw" splits at spaces
     tagger: str = "english"  # name of the part-of-speech tagger that hard negatives (wrong captions) need

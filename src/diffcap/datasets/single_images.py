@@ -5,11 +5,11 @@ IDC-PCL's authors have a file of JSON lines for each split; its extension may al
     CUB      train.json   {"img": "...", "description": ["a", "bird", ...]}, one caption (or a list of captions) per line
     NABirds  train.json   {"img1": "...", "img2": "...", "class_id1": 0, "class_id2": 554, "label": 0}, one pair of images per line
 
-Only the images and classes of NABirds are read, because pre-training samples its own pairs. The authors document neither where the image
-files are nor if label 1 means the same class. This module assumes `images/<name>`, with ".jpg" if the name has no extension.
+Only the images and classes of NABirds are read, because pre-training samples pairs of images itself. The authors do not document where
+the image files are. This module assumes `images/<name>`, with ".jpg" if the name has no extension.
 
-The readers return a "record" for each image, which is a `ChangePair` whose `after` is None. Records are sorted by split, then by their
-order in the files. A `place`, such as "train.json, line 3", begins an error message about a row.
+The readers return a record for each image, which is a `ChangePair` whose `after` is None. Records are sorted by split, then by their
+order in the files. An argument `place`, such as "train.json, line 3", tells error messages where a value is.
 """
 
 import re
@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from diffcap.datasets.checks import check_relative_path, check_split, get_text, join_tokens, read_numbered_lines
+from diffcap.datasets import checks
 from diffcap.datasets.official import OFFICIAL
 from diffcap.records import SPLITS, ChangePair, read_json_lines
 from diffcap.utils.errors import DiffcapError
@@ -26,7 +26,6 @@ _CUB_CAPTION_FOLDERS = ("text_c10", "cvpr2016_cub/text_c10", "CUB_200_2011/text_
 _CUB_HELD_OUT_FILES = ("testclasses.txt", "cvpr2016_cub/testclasses.txt", "CUB_200_2011/testclasses.txt")
 _CUB_REMEDY = "unpack the captions of Reed et al. (cvpr2016_cub) into this folder"
 _IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png")
-_NUMBER_PATTERN = re.compile(r"\d{1,9}")
 
 
 def read_cub(folder: Path) -> list[ChangePair]:
@@ -40,31 +39,26 @@ def read_cub(folder: Path) -> list[ChangePair]:
     The folder holds the unpacked archives `CUB_200_2011/` (images) and `cvpr2016_cub/` (texts), or their contents. As in the papers
     L2C and IDC-PCL, images of the held-out classes are in "val". Without `images.txt`, the images with captions are used, sorted by name.
     """
-    has_caption_folder = any((folder / name).exists() for name in _CUB_CAPTION_FOLDERS)
-    if not has_caption_folder and _find_lines_file(folder, "train"):
-        return _read_cub_lines(folder)
+    caption_folder = next((folder / name for name in _CUB_CAPTION_FOLDERS if (folder / name).exists()), None)
+    if caption_folder is None:
+        if _find_lines_file(folder, "train"):
+            return _read_cub_lines(folder)
+        raise DiffcapError(f"{folder}: no captions there ({_CUB_CAPTION_FOLDERS[0]}); {_CUB_REMEDY}.")
     images_parent = folder / "CUB_200_2011" if (folder / "CUB_200_2011/images.txt").is_file() else folder
-    caption_folder = _find_first(folder, _CUB_CAPTION_FOLDERS, "captions")
-    class_list_file = _find_first(folder, _CUB_HELD_OUT_FILES, "list of held-out classes")
-    held_out_classes = {line for _, line in read_numbered_lines(class_list_file)}
-    records, empty_files, classes = [], [], set()
+    class_list = checks.read_numbered_lines(checks.find_file(folder, *_CUB_HELD_OUT_FILES), _CUB_REMEDY)
+    held_out_classes = {line for _, line in class_list}
+    records, empty_files = [], []
     if (images_parent / "images.txt").is_file():
         image_names = []
-        for place, line in read_numbered_lines(images_parent / "images.txt"):
-            image_number, _, name = line.partition(" ")
-            species, _, image = name.partition("/")
-            if not image_number.isdigit() or not image.endswith(".jpg") or not species:
-                raise DiffcapError(
-                    f'{place}: expected "<number> <class>/<image>.jpg", found {line!r:.80}; fix that line.'
-                )
-            check_relative_path(name, place)  # because the file of its captions is opened
+        for place, line in checks.read_numbered_lines(images_parent / "images.txt"):
+            name = line.partition(" ")[2]
+            checks.check_relative_path(name, place)  # because the file of its captions is opened
             image_names.append(name)
     else:
         caption_files = caption_folder.glob("*/*.txt")
         image_names = sorted(file.relative_to(caption_folder).with_suffix(".jpg").as_posix() for file in caption_files)
     for name in image_names:
         species = name.partition("/")[0]
-        classes.add(species)
         image = (images_parent / "images" / name).relative_to(folder).as_posix()
         caption_file = (caption_folder / name).with_suffix(".txt")
         text = caption_file.read_text(encoding="utf-8", errors="replace") if caption_file.is_file() else ""
@@ -79,28 +73,16 @@ def read_cub(folder: Path) -> list[ChangePair]:
             f"{empty_files[0]}: the file is missing or empty ({len(empty_files)} of {len(records)} images have no sentences); "
             f"{_CUB_REMEDY} again."
         )
-    if records and not classes & held_out_classes:
-        raise DiffcapError(
-            f"{class_list_file}: no image has one of these classes, so there is no validation split; "
-            "fetch this file and the list of images again."
-        )
     return sorted(records, key=lambda record: record.split)
-
-
-def _find_first(folder: Path, names: tuple[str, ...], noun: str) -> Path:
-    first_path = next((folder / name for name in names if (folder / name).exists()), None)
-    if first_path is None:
-        raise DiffcapError(f"{folder}: no {noun} there ({names[0]}); {_CUB_REMEDY}.")
-    return first_path
 
 
 def _read_cub_lines(folder: Path) -> list[ChangePair]:
     record_of_image: dict[str, ChangePair] = {}
     for split, place, row in _read_rows(folder):
         image_id = _image_id(row, "img", place)
-        captions = join_tokens(row.get("description"), place, "description")
+        captions = checks.join_tokens(row.get("description"), place, "description")
         record = record_of_image.setdefault(image_id, ChangePair(image_id, _image_path(row["img"]), None, [], split))
-        check_split(record, split, place)
+        checks.check_split(record, split, place)
         record.captions.extend(captions)
     return list(record_of_image.values())
 
@@ -133,8 +115,9 @@ def read_nabirds(folder: Path) -> list[ChangePair]:
         "classes.txt": [
             image
             for image in path_of_image
-            if (label := label_of_image.get(image, "")) not in name_of_label or not _NUMBER_PATTERN.fullmatch(label)
+            if (label := label_of_image.get(image, "")) not in name_of_label or not re.fullmatch(r"\d{1,9}", label)
         ],
+        "sizes.txt": [image for image, size in size_of_image.items() if not re.fullmatch(r"\d{1,9}\s+\d{1,9}", size)],
     }
     for name, images in invalid_images.items():
         if images:
@@ -149,12 +132,7 @@ def read_nabirds(folder: Path) -> list[ChangePair]:
         label = label_of_image[image]
         extra: dict[str, Any] = {"class": class_of_label[label], "species": name_of_label[label]}
         if image in size_of_image:
-            numbers = size_of_image[image].split()
-            if len(numbers) != 2 or not all(map(_NUMBER_PATTERN.fullmatch, numbers)):
-                raise DiffcapError(
-                    f"{home / 'sizes.txt'}: {image} must have a width and a height, found {size_of_image[image]!r:.60}; fetch it again."
-                )
-            extra["size"] = list(map(int, numbers))
+            extra["size"] = list(map(int, size_of_image[image].split()))
         split = "train" if split_flag_of_image[image] == "1" else "test"
         records.append(ChangePair(image, f"{image_folder}/{path}", None, [], split, extra=extra))
     return sorted(records, key=lambda record: record.split, reverse=True)
@@ -163,7 +141,7 @@ def read_nabirds(folder: Path) -> list[ChangePair]:
 def _read_table(table_file: Path) -> dict[str, str]:
     """Return a dictionary from the first word of each line of a file to the rest of the line."""
     table: dict[str, str] = {}
-    for place, line in read_numbered_lines(table_file, "unpack nabirds.tar.gz into this folder"):
+    for place, line in checks.read_numbered_lines(table_file, "unpack nabirds.tar.gz into this folder"):
         key, _, value = line.partition(" ")
         if not value or key in table:
             fault = "is duplicated" if key in table else "has no value"
@@ -173,27 +151,18 @@ def _read_table(table_file: Path) -> dict[str, str]:
 
 
 def _read_nabirds_lines(folder: Path) -> list[ChangePair]:
-    """Return one record per image, in the order of their first lines. An image has the split of its first line."""
+    """Return one record per image, in the order of their first lines. An image has the split and the class of its first line."""
     record_of_image: dict[str, ChangePair] = {}
-    first_meaning = ""  # what label 1 means according to the first line
+    num_classes = OFFICIAL["nabirds"].num_classes
     for split, place, row in _read_rows(folder):
-        classes = [_get_int(row, key, place, OFFICIAL["nabirds"].num_classes) for key in ("class_id1", "class_id2")]
-        label = _get_int(row, "label", place, 2)
-        meaning = "the same class" if (label == 1) is (classes[0] == classes[1]) else "different classes"
-        first_meaning = first_meaning or meaning
-        if meaning != first_meaning:
-            raise DiffcapError(
-                f"{place}: the label {label} of the classes {classes[0]} and {classes[1]} contradicts earlier lines, in which "
-                f"label 1 means {first_meaning}; download the file again."
-            )
-        for key, class_id in zip(("img1", "img2"), classes):
-            image_id = _image_id(row, key, place)
-            new_record = ChangePair(image_id, _image_path(row[key]), None, [], split, extra={"class": class_id})
-            record = record_of_image.setdefault(image_id, new_record)
-            if record.extra["class"] != class_id:
+        for key, class_key in (("img1", "class_id1"), ("img2", "class_id2")):
+            image_id, class_id = _image_id(row, key, place), row.get(class_key)
+            if type(class_id) is not int or not 0 <= class_id < num_classes:
                 raise DiffcapError(
-                    f"{place}: {image_id} has class {class_id} here and class {record.extra['class']} before; download the file again."
+                    f'{place}: "{class_key}" must be a whole number from 0 to {num_classes - 1}, found {class_id!r:.60}; fix that line.'
                 )
+            record = ChangePair(image_id, _image_path(row[key]), None, [], split, extra={"class": class_id})
+            record_of_image.setdefault(image_id, record)
     return list(record_of_image.values())
 
 
@@ -211,19 +180,10 @@ def _find_lines_file(folder: Path, split: str) -> Path | None:
 
 def _image_id(row: dict[str, Any], key: str, place: str) -> str:
     """Return the id of an image: its name without extension."""
-    value = get_text(row, key, place)
-    check_relative_path(value, place)
+    value = checks.get_text(row, key, place)
+    checks.check_relative_path(value, place)
     return next((value[: -len(end)] for end in _IMAGE_EXTENSIONS if value.lower().endswith(end)), value)
 
 
 def _image_path(name: str) -> str:
     return f"images/{name}" if name.lower().endswith(_IMAGE_EXTENSIONS) else f"images/{name}.jpg"
-
-
-def _get_int(row: dict[str, Any], key: str, place: str, limit: int) -> int:
-    value = row.get(key)
-    if type(value) is not int or not 0 <= value < limit:
-        raise DiffcapError(
-            f'{place}: "{key}" must be a whole number from 0 to {limit - 1}, found {value!r:.60}; fix that line.'
-        )
-    return value

@@ -348,16 +348,15 @@ def rebuild_backbone(meta: Mapping[str, Any], weights: str | None = None) -> Bac
         return Backbone(nn.Identity(), preprocess, {"library": library})
     size = meta["preprocessing"].get("size") if library in ("pixels", "torchvision") else None
     std = meta["preprocessing"].get("std") if library == "torchvision" else None
-    pool = meta.get("pool")
     try:
         backbone = build_backbone(
             library,
             _open_clip_network(meta) if library == "open_clip" and (weights or "tag" in meta) else meta.get("network"),
             meta.get("stage"),
             weights if weights is not None and library != "pixels" else "default",
-            (pool[0], pool[1]) if pool else None,
-            (size[0], size[1]) if size else None,
-            (std[0], std[1], std[2]) if std else None,
+            meta.get("pool"),
+            size,
+            std,
         )
     except DiffcapError as error:  # its message names the variables of `make extract`
         raise DiffcapError(str(error).replace(OFFLINE_HINT, "").replace(WEIGHTS_VARIABLE, _WEIGHTS_OPTION)) from None
@@ -375,7 +374,7 @@ def rebuild_backbone(meta: Mapping[str, Any], weights: str | None = None) -> Bac
 
 
 def _open_clip_network(meta: Mapping[str, Any]) -> str:
-    """Return a store's open_clip network as NAME:TAG. If the store has no tag, TAG is one with its activation and preprocessing."""
+    """Return a store's open_clip network as NAME:TAG. If it has no tag, find a tag with the same activation and preprocessing."""
     import open_clip
 
     name = meta["network"]
@@ -389,7 +388,7 @@ def _open_clip_network(meta: Mapping[str, Any]) -> str:
 
 @torch.no_grad()
 def compute_features(backbone: Backbone, images: Tensor, meta: Mapping[str, Any]) -> Tensor:
-    """Compute features of preprocessed images (B, 3, H, W), with the values and the type that a store with `meta` returns.
+    """Compute features of preprocessed images (B, 3, H, W), equal to those that a store with the `meta.json` `meta` returns.
 
     Returns:
         (B, C, h, w) uint8 for pixels, else float32 that is rounded to float16.

@@ -46,7 +46,8 @@ GROUP_SIZES = {
 NUM_PROBABILITIES = sum(GROUP_SIZES.values())
 HEAD_CHANNELS = NUM_PROBABILITIES + 2 * COLORS  # output channels of the last convolution: probabilities and offsets
 NUM_CHANNELS = COLORS * (4 + SHAPES + MATERIALS + SIZES) + SHAPES + MATERIALS + SIZES + GROUP_SIZES["solid"]
-# In `NUM_CHANNELS` (107), the 4 are: probability, two offsets and fraction of pixels. `PREPROCESSING` gives values from -2 to 2.
+# The 4 in `NUM_CHANNELS` (107) counts four values of each color: a probability, two offsets and a fraction of pixels.
+# Normalised values are from -2 to 2.
 PREPROCESSING = ResizeNormalize((HEIGHT, WIDTH), (0.5, 0.5, 0.5), (0.25, 0.25, 0.25), antialias=True)
 
 

@@ -96,7 +96,7 @@ class ImageData(pl.LightningDataModule):
         preprocess: Callable[[Image.Image], Tensor],
         value_ranges: Mapping[Path, ValueRange] | None = None,
     ) -> None:
-        """Set the wanted rows (without features) of the store, all rows' image files, and the value ranges of images above 8 bits."""
+        """Set the rows of the store without features, the image file of every row, and the value ranges of images above 8 bits."""
         self._wanted_rows = wanted_rows
         self._image_files = list(image_files)
         self._preprocess = preprocess

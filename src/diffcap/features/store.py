@@ -166,7 +166,11 @@ class FeatureStore(ABC):
 
     @staticmethod
     def open(folder: str | Path, captioner_meta: Mapping[str, Any] | None = None) -> "FeatureStore":
-        """Open a complete store. Its features must be of the kind that `captioner_meta` describes, the `meta` of a captioner's training."""
+        """Open a complete store.
+
+        If a captioner reads the store, `captioner_meta` is the `meta.json` of the store that the captioner was trained on. Both stores must
+        have features of the same kind.
+        """
         folder = Path(folder)
         meta = read_meta(folder)
         for key in _COMPATIBILITY_KEYS:
@@ -186,7 +190,7 @@ class FeatureStore(ABC):
         return len(self._row_of)
 
     def rows(self, paths: Sequence[str]) -> RowNumbers:
-        """Return the row numbers, (n,) int64, of n image paths, which are written as in the dataset's manifest."""
+        """Return the row numbers, (n,) int64, of n image paths, which are written as in `manifest.jsonl`, the dataset's list of pairs."""
         try:
             return np.fromiter((self._row_of[path] for path in paths), dtype=np.int64, count=len(paths))
         except KeyError as error:

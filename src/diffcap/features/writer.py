@@ -36,20 +36,21 @@ def _lock_folder(folder: Path) -> Iterator[None]:
 
 
 class StoreWriter:
-    """Creates or extends a store whose features are in an array file; several processes can write into its folder at the same time.
+    """Creates or extends a store with an array file of features. Several processes can write into the store's folder at the same time.
 
     A row is synchronised with the disk before it is marked as done, so a process can be killed at any time. The missing rows are rows
     of new images, rows of images whose file has changed, and damaged rows. To find damaged rows, all rows are compared with their
     checksums, unless the sizes and times of the array and the checksum file are still those in `verified.json`.
 
     Args:
-        image_paths: paths of the distinct images whose features are wanted, as in the dataset's manifest. Rows of other images are kept.
+        image_paths: distinct paths of the images whose features are wanted, written as in `manifest.jsonl`, the dataset's list of pairs.
+            Rows of other images are kept.
         shape: (C, H, W) of one image's features.
         meta: JSON values that identify the backbone, see `Backbone.describe`.
         stamps: size and time of each image file, in the order of `image_paths`, to detect changed files. A missing file has the stamp
             "", and its image keeps its features. With None, changes are not detected.
-        own_rows: if several jobs share the store, a function that returns those of some rows (n,) that this job writes. Only these are
-            compared with their checksums, so `verified.json` is not written.
+        own_rows: if several jobs fill the store together, a function that returns which of the rows (n,) this job writes. Only these
+            rows are compared with their checksums, so `verified.json` is not written.
     """
 
     def __init__(
@@ -229,7 +230,8 @@ def write_file_store(
     Checksums of unchanged files are kept. The files are not decoded, because `make data` has checked that they can be decoded.
 
     Args:
-        image_paths, image_files, stamps: one for each distinct image; paths as in the dataset's manifest, stamps by `file_stamps`.
+        image_paths, image_files, stamps: one for each distinct image. Paths are written as in `manifest.jsonl`, the dataset's list of
+            pairs. `file_stamps` makes the stamps, the sizes and times of the files.
         shape: (3, H, W) of the resized images.
         meta: JSON values of the backbone, see `Backbone.describe`.
     """

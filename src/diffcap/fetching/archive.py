@@ -27,17 +27,16 @@ def is_archive(path: Path) -> bool:
     return tarfile.is_tarfile(path) or zipfile.is_zipfile(path)
 
 
-def extract(archive: Path, folder: Path, strip_folder: str = "", size_limit: int | None = None) -> int:
+def extract(archive: Path, folder: Path, strip_folder: str = "") -> int:
     """Extract a zip or tar file (also .gz, .bz2, .xz) of any name into a folder, replacing files; returns the number of extracted files.
 
     Args:
         strip_folder: leading folder to remove from the names of members ("data" turns data/a.png into a.png).
-        size_limit: maximum sum of the members' sizes in bytes; by default 200 times the archive's size, but at least 1 GiB.
 
     Raises:
         DiffcapError: the archive is damaged or unsafe. No file is extracted.
     """
-    size_limit = max(_MIN_LIMIT, _MAX_RATIO * archive.stat().st_size) if size_limit is None else size_limit
+    size_limit = max(_MIN_LIMIT, _MAX_RATIO * archive.stat().st_size)
     temporary_folder = folder / f".{archive.name}.unpacking"  # on the same disk, so that files can be moved by renaming
     shutil.rmtree(temporary_folder, ignore_errors=True)
     temporary_folder.mkdir(parents=True)

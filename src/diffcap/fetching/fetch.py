@@ -341,8 +341,9 @@ def _report_failures(
 def _fetch_photos(mirrors: tuple[str, ...], folder: DatasetFolder, settings: FetchSettings) -> list[Failure]:
     """Download every missing photo from the URLs that the dataset's `photo_urls` returns, or from mirrors; returns the failures.
 
-    A photo is gone if its server says so, for example with status 404. It is also gone if every URL refuses it, the first URL with
-    status 403, and this URL's host still delivers another photo. (A host that has blocked the client would deliver no photo.)
+    A photo counts as gone if its server says so, for example with status 404. It also counts as gone if all its URLs refuse it, the
+    first URL with status 403, and the host of the first URL still delivers another photo. (A host that has blocked the client would
+    deliver no photo.)
     """
     photos = []  # path and URLs of each photo
     for path, urls in import_object(get_dataset(folder.dataset).photo_urls or "")(folder.official_folder).items():

@@ -8,7 +8,8 @@ in the references, because such captions could be true. If the strategies of the
 
 * "replace": other captions of the same pair with replaced words.
 * "confuse" for a change pair: captions with an inverted comparison, two swapped words, or replaced words. With `Recipe.replacement`
-  "matched", captions of no change come first. If they were never negatives, a model could accept them without looking at the images.
+  "matched", captions of no change come first. Without such negatives, a model could accept every caption of no change without looking
+  at the images.
 * "confuse" for a distractor pair: captions of the change pair with the same before image.
 * All kinds: random captions of other change pairs, and at last the words of the caption in random order.
 """

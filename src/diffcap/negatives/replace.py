@@ -82,7 +82,8 @@ def replace_words(
     Args:
         idf: inverse document frequency of each `synonym_key`.
         reference_content: `synonym_key` of each content word of the pair's references. A new word has the same tag and
-            form, and a meaning that the caption has not; if possible, no reference has it either. None: any other word of the tag (paper).
+            form, and a meaning that no word of the caption has. If possible, no word of the references has this meaning either. None: any
+            other word of the tag (paper).
 
     Returns:
         The new text; None if no word can be replaced, or if every new word has a meaning of a reference.
