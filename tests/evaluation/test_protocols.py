@@ -5,7 +5,6 @@ import pytest
 from diffcap.evaluation.captions import FAST_METRICS, score_captions
 from diffcap.evaluation.protocols import evaluate, groups_of
 from diffcap.records import ChangePair
-from diffcap.utils.errors import DiffcapError
 
 QUICK = (*FAST_METRICS, "SPICE")
 
@@ -40,8 +39,6 @@ def test_groups_of_few_pairs() -> None:
     assert groups_of([pair("a"), pair("b")]) == {"total": ["a", "b"]}
     assert list(groups_of([pair("a", None, True)])) == ["total"]
     assert groups_of([pair("a", "color"), pair("b", "distractor", True)])["distractor"] == ["b"]
-    with pytest.raises(DiffcapError, match="change type 'total' is a reserved name"):
-        groups_of([pair("a", "total"), pair("b", "color")])
 
 
 def test_metrics_json_holds_groups_scored_alone() -> None:

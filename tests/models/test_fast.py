@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from diffcap.models import fast, layers
 from diffcap.models.fast import (
-    add_repeated,
     attention_over_segments,
     attention_with_dropout,
     dropout,
@@ -106,12 +105,6 @@ def test_the_smaller_batch_serves_every_part_of_the_larger_with_and_without_drop
         torch.testing.assert_close(out, expected)
         for ours, theirs in zip(torch.autograd.grad(out, (query, key, value), upstream), gradients):
             torch.testing.assert_close(ours, theirs)
-
-
-@pytest.mark.parametrize("copies", [1, 3])
-def test_a_repeated_batch_is_added(copies: int) -> None:
-    x, y = torch.randn(2 * copies, 3, 4, requires_grad=True), torch.randn(2, 3, 4, requires_grad=True)
-    same_values_and_gradients(add_repeated(x, y), x + y.repeat(copies, 1, 1), [x, y])
 
 
 def test_linear_layer_of_a_concatenation() -> None:

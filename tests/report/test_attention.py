@@ -12,7 +12,7 @@ from tests.report.layouts import captions_of, make_dataset, make_scorer, make_st
 from tests.test_pair_captioner import make
 
 from diffcap.checkpoints.loading import load
-from diffcap.evaluation.localisation import box_coverage, mass_inside, pointing_score, relative_box
+from diffcap.evaluation.localisation import WordAttention, box_coverage, localisation
 from diffcap.features.writer import StoreWriter
 from diffcap.methods.pcl.model import PCL
 from diffcap.models.captioner import Captioner
@@ -172,8 +172,9 @@ def test_localisation_is_measured_on_the_drawn_pairs_alone(trained: tuple[Datase
     for side, maps in (("before", one.before), ("after", one.after)):
         box = pair.extra["boxes"].get(side)
         for word, attended in zip(one.words, maps if box else []):
-            place = box_coverage((2, 3), relative_box(box, (64, 48)))
-            expected.setdefault(word, []).append((pointing_score(attended, place), mass_inside(attended, place)))
+            place = box_coverage((2, 3), box, (64, 48))
+            row = localisation([WordAttention(word, attended, place)])[word]
+            expected.setdefault(word, []).append((row["pointing"], row["mass"]))
     assert scores["words"].keys() == expected.keys()
     for word, pairs in expected.items():
         row = scores["words"][word]

@@ -197,7 +197,9 @@ def test_the_tables_mark_the_best_and_the_charts_have_labels() -> None:
     best = {text.strip() for _, text in page.named("b")}
     assert {"150.00", "75.00"} <= best and "125.00" not in best
     rows = [attributes.get("class") for attributes, _ in page.named("tr")]
-    assert rows.count("baseline") == html.count('scope="row"><i class="dot" style="--c:#969696"></i>baseline')
+    assert rows.count("baseline") == html.count(
+        '<tr class="baseline" style="--c:#969696">\n<th scope="row"><i class="dot"></i>baseline'
+    )
     labels = [attributes["aria-label"] for attributes, _ in page.named("svg") if attributes.get("role") == "img"]
     assert "val/CIDEr-D by step: one ends at 150" in labels
     assert any("from different to similar viewpoints: baseline from 50.0 to 75.0" in str(label) for label in labels)

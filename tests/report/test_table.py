@@ -14,6 +14,7 @@ from diffcap.report.table import (
     group_table,
     localisation_note,
     localisation_table,
+    localisation_tabs,
     protocol_text,
     report_text,
     score_tabs,
@@ -105,6 +106,19 @@ def test_localisation_is_a_table_with_its_chance() -> None:
     assert localisation_note({"pairs": 0, "empty": 0, "unreadable": 2}).endswith(
         "0 pairs. Left out: 2 unreadable masks."
     )
+    tabs = localisation_tabs(found)
+    assert {tab: list(tables) for tab, tables in tabs.items()} == {
+        "by kind of word": ["a", "b"],
+        "by word": ["a", "b"],
+        "boxes, by kind of word": ["a"],
+        "boxes, by word": ["a"],
+    }
+    assert [tables["a"].columns[2] for tables in tabs.values()] == 2 * ["mass in the mask, %"] + 2 * [
+        "mass in the box, %"
+    ]
+    by_kind = tabs["by kind of word"]["b"]
+    assert by_kind.lines()[1:] == [["all words", "1,200", "50.0", "12.5"], ["color", "1,200", "50.0", "12.5"]]
+    assert '<td style="--v:0.5;--w:0.25">50.0<small> 25.0</small></td>' in by_kind.html("where", {})
     text = report_text(PROTOCOL, ROWS, ["ours"], found, None)
     assert text.startswith(report_text(PROTOCOL, ROWS, ["ours"]).rstrip()) and "| a | mask | 1,200 |" in text
 
@@ -171,7 +185,7 @@ TABLE = Table(
 )
 
 
-def test_one_table_in_three_forms() -> None:
+def test_one_table_in_four_forms() -> None:
     assert TABLE.markdown().splitlines() == [
         "|  | BLEU-4 | 50 %\\_x |",
         "| --- | ---: | ---: |",
@@ -188,6 +202,16 @@ def test_one_table_in_three_forms() -> None:
         "\\bottomrule",
         "\\end{tabular}",
     ]
+    html = TABLE.html("bars", {"a & <b>": "red"}, muted=["base"])
+    rows = re.findall(r"<tr.*?</tr>", html.replace("\n", ""))
+    assert re.findall(r"<th.*?>(.*?)</th>", rows[0])[1:] == ["BLEU-4", "50 %_x"]
+    assert rows[1].startswith('<tr style="--c:red"><th scope="row"><i class="dot"></i>a &amp; &lt;b&gt;</th>')
+    assert re.findall("<td.*?</td>", rows[1]) == [
+        '<td style="--v:0.0"><b>25.00</b></td>',
+        '<td style="--v:1.0"><b>50.00 †</b><small> ± 1.23</small></td>',
+    ]
+    assert rows[2] == '<tr class="baseline"><th scope="row">base</th><td>\u2013</td><td style="--v:0.5">25.00</td></tr>'
+    assert 'aria-label="&lt;t&gt;"' in html and '<table class="bars">' in html
     console = Console(width=80, record=True)
     console.print(TABLE.rich())
     assert [line.split() for line in console.export_text().splitlines()[-4:-1]] == [

@@ -44,12 +44,12 @@ def pair_vectors(before: Array, after: Array) -> Array:
 
 
 def nearest_rows(train_vectors: Array, test_vectors: Array, chunk_size: int = 1024) -> Array:
-    """Find the row of `train_vectors` with the highest cosine similarity to each row of `test_vectors`; of equally similar ones, the first.
+    """Find, for each row of `test_vectors`, the row of `train_vectors` with the highest cosine similarity; the first of equal ones.
 
     Args:
         train_vectors: (N, D), N > 0; can be a memory-mapped array, because it is read in chunks.
         test_vectors: (M, D).
-        chunk_size: rows of each array that are compared at once; about chunk_size x (2 D + chunk_size) values are in memory.
+        chunk_size: rows of each array that are compared at once; about chunk_size x (2 D + chunk_size) float32 values are in memory.
 
     Returns:
         (M,) int64.
@@ -77,14 +77,8 @@ def nearest_captions(
     """Return the first caption of the nearest of the N training pairs for each of the M test pairs.
 
     Args:
-        train_pairs: pairs without a caption are skipped.
+        train_pairs: each has at least one caption.
         train_vectors, test_vectors: (N, D) and (M, D), see `pair_vectors`.
     """
-    rows_with_caption = [row for row, pair in enumerate(train_pairs) if pair.captions]
-    if not rows_with_caption:
-        raise DiffcapError("no training pair has a caption; check the manifest.")
-    if len(rows_with_caption) < len(train_pairs):  # else a memory-mapped array would be copied
-        train_vectors = train_vectors[rows_with_caption]
-    captions = [train_pairs[row].captions[0] for row in rows_with_caption]
     nearest = nearest_rows(train_vectors, test_vectors)
-    return {pair.id: captions[index] for pair, index in zip(test_pairs, nearest)}
+    return {pair.id: train_pairs[row].captions[0] for pair, row in zip(test_pairs, nearest)}

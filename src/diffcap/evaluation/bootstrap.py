@@ -95,7 +95,7 @@ def bootstrap_sums(rows: Array, num_samples: int, generator: np.random.Generator
     for start in range(0, num_samples, SAMPLES_PER_CHUNK):
         size = min(SAMPLES_PER_CHUNK, num_samples - start)
         row_indices = generator.integers(num_rows, size=(size, num_rows))
-        row_indices += num_rows * np.arange(size)[:, None]  # own indices per sample: one `bincount` counts all
+        row_indices += num_rows * np.arange(size)[:, None]  # distinct in each sample: one `bincount` counts all
         repeats = np.bincount(row_indices.ravel(), minlength=size * num_rows).reshape(size, num_rows)
         parts.append(repeats.astype(float) @ rows)
     return np.concatenate(parts)
@@ -212,11 +212,7 @@ def compare(
         additive = [additive_metrics(texts, reference_tokens, groups, available, meteor_process) for texts in systems]
         scores_a, scores_b = bootstrap_scores(additive, groups, samples, seed)
     comparisons = {
-        group: {
-            metric: compare_scores(scores_a[group][metric], scores_b[group][metric], level)
-            for metric in available
-            if metric in scores_a[group]
-        }
+        group: {metric: compare_scores(scores_a[group][metric], scores_b[group][metric], level) for metric in available}
         for group in groups
     }
     cider = CiderD(reference_tokens)

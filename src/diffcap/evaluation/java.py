@@ -4,7 +4,6 @@ The programs read pipes or files in a temporary folder. pycocoevalcap's own wrap
 """
 
 import contextlib
-import importlib.util
 import json
 import math
 import os
@@ -66,12 +65,9 @@ def find_java() -> str:
 
 def find_jar(name: str) -> Path:
     """Return the path of a file in pycocoevalcap: `find_jar("meteor/meteor-1.5.jar")`."""
-    spec = importlib.util.find_spec("pycocoevalcap")
-    folders = spec.submodule_search_locations if spec else None
-    for folder in folders or []:
-        if (path := Path(folder) / name).is_file():
-            return path
-    raise DiffcapError(f"pycocoevalcap's {name} is not installed; run `pip install --force-reinstall pycocoevalcap`.")
+    import pycocoevalcap
+
+    return Path(pycocoevalcap.__path__[0]) / name
 
 
 def subprocess_arguments(*arguments: str | Path) -> dict[str, Any]:
@@ -84,8 +80,7 @@ def subprocess_arguments(*arguments: str | Path) -> dict[str, Any]:
 def run_java(program_name: str, *arguments: str | Path, text: str = "") -> str:
     """Run a Java program in an empty temporary folder with the standard input `text`, and return its standard output.
 
-    Args:
-        program_name: for error messages ("the PTB tokeniser"). arguments: of Java; paths must be absolute.
+    `program_name` is for error messages ("the PTB tokeniser"). `arguments` are those of Java; paths must be absolute.
     """
     with tempfile.TemporaryDirectory(prefix="diffcap-java-") as folder:
         call = subprocess_arguments(*arguments)
@@ -138,14 +133,7 @@ def _send(stream: IO[bytes], lines: Iterable[str]) -> None:
 
 
 class MeteorProcess(NamedTuple):
-    """A running METEOR program, which reads one request per line and answers in one line.
-
-    Example:
-        >>> with running_meteor() as process:  # needs Java # doctest: +SKIP
-        ...     counts = process.counts({"1": "the cube moved"}, {"1": ["the red cube moved"]})
-        ...     process.scores([counts["1"]])  # of each pair, and of the corpus
-        ([0.3274499237462559], 0.3274499237462559)
-    """
+    """A running METEOR program, which reads one request per line and answers in one line."""
 
     process: "subprocess.Popen[bytes]"  # its stdin and stdout are pipes
     stderr: IO[bytes]
@@ -277,8 +265,6 @@ def spice(hypotheses: Mapping[str, str], references: Mapping[str, list[str]]) ->
         in_file.write_text(json.dumps(entries), encoding="utf-8")
         # `-cache` is left out: its database has native code for one processor type, and each caption is scored only once anyway.
         run_java("SPICE", *options, "edu.anu.spice.SpiceScorer", in_file, "-out", out_file, "-silent")
-        if not out_file.is_file():
-            raise DiffcapError(f"SPICE wrote no result; check the jars in {folder}.")
         results = json.loads(out_file.read_text(encoding="utf-8"))
     scores = {str(result["image_id"]): result["scores"]["All"]["f"] for result in results}
     return {id: math.nan if scores.get(id) is None else float(scores[id]) for id in hypotheses}

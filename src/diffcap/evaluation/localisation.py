@@ -3,7 +3,8 @@
 Two scores compare an attention map with a region, which is a mask or a box:
 
 * the pointing game (Zhang et al., "Top-Down Neural Attention by Excitation Backprop", ECCV 2016): is the maximum of the map in
-  the region? The score is 1 if the region overlaps the cell of the maximum. This replaces the paper's tolerance of 15 pixels.
+  the region? The score is 1 if the region overlaps the cell of the maximum, else 0, and the mean if several cells are maxima. The
+  overlap replaces the paper's tolerance of 15 pixels.
 * the energy-based pointing game (Wang et al., "Score-CAM", CVPR Workshops 2020): which fraction of the map's sum is in the region?
   The value of a cell is distributed evenly over its area.
 
@@ -12,7 +13,6 @@ the energy-based pointing game, it is the fraction of the image that the region 
 """
 
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +20,6 @@ import numpy.typing as npt
 
 Array = npt.NDArray[np.floating[Any]]
 Mask = npt.NDArray[np.bool_]
-Box = tuple[float, float, float, float]
 
 
 class WordAttention(NamedTuple):
@@ -31,13 +30,6 @@ class WordAttention(NamedTuple):
     coverage: Array  # (h, w), fraction of each cell's area in the region, see `box_coverage` and `mask_coverage`
 
 
-def relative_box(box: Sequence[float], size: tuple[int, int]) -> Box:
-    """Convert a box from pixels to fractions of the image's (width, height), clipped at the edges."""
-    fractions = np.array(box) / np.array([*size, *size])
-    left, top, right, bottom = fractions.clip(0.0, 1.0).tolist()
-    return left, top, right, bottom
-
-
 def _overlaps(num_cells: int, edges: Array) -> Array:
     """Divide 0 to 1 into equal cells. Return the fraction of each cell between two neighbouring `edges`: (num_cells, len(edges) - 1)."""
     ends = np.arange(num_cells + 1)[:, None] / num_cells
@@ -46,15 +38,17 @@ def _overlaps(num_cells: int, edges: Array) -> Array:
     return np.clip(upper - lower, 0, None) * num_cells
 
 
-@lru_cache(maxsize=1024)  # the maps of all words of a pair have one grid and one box
-def box_coverage(grid: tuple[int, int], box: Box) -> Array:
-    """Return the fraction of each cell's area that is in the box, given in fractions of the image's size: (h, w), read-only."""
-    left, top, right, bottom = box
+def box_coverage(grid: tuple[int, int], box: Sequence[float], size: tuple[int, int]) -> Array:
+    """Return the fraction of each cell's area (h, w) that is in a box, clipped at the image's edges.
+
+    Args:
+        grid: h and w, rows and columns of the cells.
+        box: left, top, right, bottom in pixels of an image of `size` (width, height).
+    """
+    left, top, right, bottom = (np.array(box) / np.array([*size, *size])).clip(0.0, 1.0)
     rows = _overlaps(grid[0], np.array([top, bottom]))  # (h, 1)
     columns = _overlaps(grid[1], np.array([left, right]))  # (w, 1)
-    coverage = rows @ columns.T
-    coverage.setflags(write=False)
-    return coverage
+    return np.asarray(rows @ columns.T)
 
 
 def mask_coverage(grid: tuple[int, int], mask: Mask) -> Array:
@@ -65,29 +59,22 @@ def mask_coverage(grid: tuple[int, int], mask: Mask) -> Array:
     return np.asarray(rows @ mask @ columns.T)
 
 
-def pointing_score(map: Array, coverage: Array) -> float:
-    """Return 1 if the region overlaps the cell of the maximum, else 0. If several cells are maxima, return the mean over them."""
-    return float((coverage > 0)[map == map.max()].mean())
-
-
-def mass_inside(map: Array, coverage: Array) -> float:
-    """Return the fraction of the map's sum that is in the region; NaN if the sum is 0."""
-    total = float(map.sum())
-    return float((map * coverage).sum()) / total if total > 0 else float("nan")
-
-
 def localisation(attentions: Iterable[WordAttention]) -> dict[str, dict[str, float]]:
-    """Average both scores, and those of a uniform map, over all maps with the same name; maps with sum 0 are skipped."""
+    """Average both scores, and those of a uniform map, over all maps with the same name; maps with sum 0 are skipped.
+
+    Returns:
+        name -> {"count": number of maps, "pointing", "pointing_chance", "mass" (energy-based pointing game), "mass_chance"}.
+    """
     sums: dict[str, Array] = {}
     for name, map, coverage in attentions:
-        if not map.sum() > 0:
-            continue
-        pointing_chance = (coverage > 0).mean()
-        values = [1, pointing_score(map, coverage), pointing_chance, mass_inside(map, coverage), coverage.mean()]
-        sums[name] = sums.get(name, 0) + np.array(values)
-    keys = ("pointing", "pointing_chance", "mass", "mass_chance")  # "mass": energy-based pointing game
+        total = map.sum()
+        if total > 0:
+            overlaps = coverage > 0
+            pointing, mass = overlaps[map == map.max()].mean(), (map * coverage).sum() / total
+            values = [1, pointing, overlaps.mean(), mass, coverage.mean()]
+            sums[name] = sums.get(name, 0) + np.array(values)
+    keys = ("pointing", "pointing_chance", "mass", "mass_chance")
     averages: dict[str, dict[str, float]] = {}
     for name, (count, *totals) in sums.items():
-        averages[name] = {"count": int(count)}
-        averages[name].update({key: float(total / count) for key, total in zip(keys, totals)})
+        averages[name] = {"count": int(count), **{key: float(total / count) for key, total in zip(keys, totals)}}
     return averages

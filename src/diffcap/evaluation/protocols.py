@@ -5,11 +5,10 @@ from typing import Any
 
 from diffcap.datasets.registry import WordIdProtocol
 from diffcap.evaluation.captions import ALL_METRICS, Tokenizer, score_together, tokenize_together, unavailable_metrics
-from diffcap.evaluation.remote_sensing import WordIdScoring, accuracies, add_accuracy_and_mean, id_text
+from diffcap.evaluation.remote_sensing import S_M_METRICS, WordIdScoring, accuracies, id_text
 from diffcap.evaluation.slots import slot_accuracy
 from diffcap.evaluation.tables import caption_notes
-from diffcap.records import RESERVED_CHANGE_TYPES, ChangePair
-from diffcap.utils.errors import DiffcapError
+from diffcap.records import ChangePair
 
 # The change types in the order of the papers' tables; other change types follow in alphabetical order.
 TYPE_ORDER = ("color", "material", "add", "drop", "move")
@@ -27,10 +26,6 @@ def groups_of(pairs: Sequence[ChangePair]) -> dict[str, list[str]]:
         for group_pairs in (semantic_pairs, [pair for pair in pairs if pair.is_distractor]):
             groups[group_pairs[0].group] = [pair.id for pair in group_pairs]
     types = {pair.change_type for pair in semantic_pairs if pair.change_type is not None}
-    if reserved_types := sorted(types & RESERVED_CHANGE_TYPES):  # such as "total", the name of another group
-        raise DiffcapError(
-            f"change type {reserved_types[0]!r} is a reserved name; rename it in the dataset and run the data stage again."
-        )
     other_types = sorted(types - set(TYPE_ORDER))
     for name in [*(name for name in TYPE_ORDER if name in types), *other_types]:
         groups[name] = [pair.id for pair in semantic_pairs if pair.change_type == name]
@@ -122,7 +117,11 @@ def evaluate_systems(
             which = "no" if pairs[0].is_distractor else "every"
             accuracy_notes.append(f"The accuracy is left out: {which} pair has a change.")
         for (name, _), group_scores in scores.items():
-            add_accuracy_and_mean(group_scores, accuracy[name], id_scoring.accuracy_only)
+            for group, by_metric in group_scores.items():
+                if not id_scoring.accuracy_only and by_metric.keys() >= set(S_M_METRICS):
+                    by_metric["S*m"] = sum(by_metric[metric] for metric in S_M_METRICS) / len(S_M_METRICS)
+                if accuracy[name]:
+                    by_metric["accuracy"] = accuracy[name][group]
     unavailable = unavailable_metrics(metrics)
     computed = [metric for metric in ALL_METRICS if metric in metrics and metric not in unavailable]
     counts = {group: len(ids) for group, ids in groups.items()}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from diffcap.datasets.no_change import plain_caption
 from diffcap.datasets.registry import OWN_READER, WordIdProtocol, get_dataset
-from diffcap.evaluation.captions import Groups, Scores
+from diffcap.evaluation.captions import Groups
 from diffcap.records import ChangePair
 from diffcap.text.vocabulary import LAYOUTS, Vocabulary, build_vocabulary, tokenize_rcc_words
 
@@ -96,12 +96,3 @@ def accuracies(
     sentences = set(map(plain_caption, no_change_sentences))
     is_right = {pair.id: (plain_caption(captions[pair.id]) in sentences) == pair.is_distractor for pair in pairs}
     return {group: sum(is_right[id] for id in ids) / len(ids) for group, ids in groups.items() if ids}
-
-
-def add_accuracy_and_mean(scores: Scores, group_accuracies: Mapping[str, float], accuracy_only: bool = False) -> None:
-    """Add "S*m" to each group that has its four metrics, unless `accuracy_only` is set; add "accuracy" if it was computed."""
-    for group, metrics in scores.items():
-        if not accuracy_only and metrics.keys() >= set(S_M_METRICS):
-            metrics["S*m"] = sum(metrics[name] for name in S_M_METRICS) / len(S_M_METRICS)
-        if group_accuracies:
-            metrics["accuracy"] = group_accuracies[group]

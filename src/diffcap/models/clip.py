@@ -7,7 +7,6 @@ Letters: B pairs, b before images, N patches of an image, T text positions, W wi
 """
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -132,7 +131,7 @@ class PairTower(nn.Module):
         joint: False encodes each image separately in all blocks, then adds a vector for before or after (the paper's FT1 and FT2).
         pair_init: "clip": all blocks start from CLIP's weights (paper). "difference": the attention of the first inter block starts
             with weights that subtract the images (`init_difference_attention_`; ours, for little data or few steps).
-        mean, std: those of pixels on the scale 0 ... 1. checkpointing: save memory by computing blocks again in the backward pass.
+        checkpointing: compute the blocks again in the backward pass, which takes less memory and more time.
     """
 
     mean: Tensor
@@ -144,8 +143,6 @@ class PairTower(nn.Module):
         intra_layers: int | None = None,
         joint: bool = True,
         pair_init: PairInit = "clip",
-        mean: Sequence[float] = CLIP_MEAN,
-        std: Sequence[float] = CLIP_STD,
         checkpointing: bool = False,
     ) -> None:
         super().__init__()
@@ -172,8 +169,8 @@ class PairTower(nn.Module):
             if pair_init == "difference":
                 attention = self.visual.transformer.resblocks[self.intra_layers].attn
                 init_difference_attention_(attention.in_proj_weight, attention.out_proj.weight)
-        self.register_buffer("mean", torch.tensor(mean).view(3, 1, 1), persistent=False)
-        self.register_buffer("std", torch.tensor(std).view(3, 1, 1), persistent=False)
+        self.register_buffer("mean", torch.tensor(CLIP_MEAN).view(3, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(CLIP_STD).view(3, 1, 1), persistent=False)
 
     def normalize(self, images: Tensor) -> Tensor:
         """Subtract the mean from pixels 0 ... 255 (B, 3, height, width) and divide by the standard deviation: (B, 3, height, width)."""

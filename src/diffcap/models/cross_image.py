@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from diffcap.models.captioner import AttentionMaps, Batch, Captioner
 from diffcap.models.decoder import END, NULL, START, UNK, WordDecoder, next_word_losses
-from diffcap.models.fast import add_repeated
-from diffcap.models.layers import Attention, Dropout, GridEmbedding, KeyValue
+from diffcap.models.layers import Attention, Dropout, GridEmbedding, KeyValue, repeat_batch
 
 
 class CrossImageOutput(NamedTuple):
@@ -43,7 +42,7 @@ class CrossImageLayer(nn.Module):
         before_query, before_key, before_value = attention.project_qkv(before)
         after_query, after_key, after_value = attention.project_qkv(after)
         attended_after = self.dropout(attention.attend(before_query, (after_key, after_value)))  # (B, N, D)
-        new_before = self.norm(add_repeated(attended_after, before))
+        new_before = self.norm(attended_after + repeat_batch(before, len(after)))
         attended_before = self.dropout(attention.attend(after_query, (before_key, before_value)))  # (B, N, D)
         new_after = self.norm(after + attended_before)
         return CrossImageOutput(new_before, new_after, (before_query, before_key), (after_query, after_key))

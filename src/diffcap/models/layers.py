@@ -98,16 +98,6 @@ def attention_to_tokens(attention: "Attention", query: Tensor, tokens: Tensor) -
     return attention.out(attention.merge_heads(attended.view(heads, batch, length, channels).transpose(0, 1)))
 
 
-def attention_to_tokens_is_faster(attention: "Attention", query: Tensor, tokens: Tensor) -> bool:
-    """Return True if `attention_to_tokens` supports these inputs and needs fewer multiplications than `attend`."""
-    length = query.shape[2]
-    num_tokens = tokens.shape[1]
-    width = attention.width
-    cost_with_keys = num_tokens * (width + length)  # multiplications of `attend` for one pair, divided by 2 D
-    cost_without_keys = length * (width + attention.heads * num_tokens)
-    return is_float32_on_cpu(query) and len(query) == len(tokens) > 0 and cost_without_keys < cost_with_keys
-
-
 class Attention(nn.Module):
     """Multi-head attention: `forward` is self-attention, `attend_memory` is cross-attention.
 
@@ -180,7 +170,12 @@ class Attention(nn.Module):
         query = self.project_query(x)
         if not isinstance(memory, Tensor):
             return self.attend(query, memory)
-        if attention_to_tokens_is_faster(self, query, memory):
+        # The numbers of multiplications of `attend` and of `attention_to_tokens` for one pair, divided by 2 D
+        length, num_tokens = query.shape[2], memory.shape[1]
+        cost_with_keys = num_tokens * (self.width + length)
+        cost_without_keys = length * (self.width + self.heads * num_tokens)
+        is_supported = is_float32_on_cpu(query) and len(query) == len(memory) > 0
+        if is_supported and cost_without_keys < cost_with_keys:
             return attention_to_tokens(self, query, memory)
         return self.attend(query, self.project_key_value(memory))
 

@@ -13,7 +13,7 @@ import torch
 
 from diffcap.checkpoints.combining import as_ensemble, load_members
 from diffcap.checkpoints.loading import MissingBaseModel
-from diffcap.evaluation.localisation import WordAttention, box_coverage, localisation, mask_coverage, relative_box
+from diffcap.evaluation.localisation import WordAttention, box_coverage, localisation, mask_coverage
 from diffcap.evaluation.slots import WORD_KINDS, word_kinds
 from diffcap.features.store import FeatureStore
 from diffcap.models.captioner import Captioner
@@ -38,10 +38,9 @@ class NoAttentionError(DiffcapError):
 def iter_attention(
     checkpoints: Sequence[Path], dataset_folder: Path, pairs: Sequence[ChangePair], captions: Mapping[str, str]
 ) -> Iterator[tuple[ChangePair, AttentionMaps]]:
-    """Yield each pair with the attention maps of its caption. Several checkpoints are an ensemble; `captions` is id -> caption.
+    """Yield each pair with the attention maps of its caption, or raise a `NoAttentionError` if the run has none.
 
-    Raises:
-        NoAttentionError: the run has no attention maps.
+    `checkpoints`: those of the run, several for an ensemble. `captions`: id -> caption.
     """
     if not checkpoints:
         raise NoAttentionError(
@@ -122,7 +121,7 @@ def box_regions(pair: ChangePair, grid: tuple[int, int], sizes: ImageSizes) -> d
     for side in ("before", "after"):
         path = getattr(pair, side)
         if boxes.get(side) and path in sizes:
-            regions[side] = box_coverage(grid, relative_box(boxes[side], sizes[path]))
+            regions[side] = box_coverage(grid, boxes[side], sizes[path])
     return regions
 
 

@@ -70,6 +70,8 @@ _STYLE: dict[str, Any] = {
 _PAGE_CHART_SIZE, _PNG_WIDTH = (4.2, 2.36), 9.0  # inches
 _MAX_POINTS = 240  # longer curves are averaged down to so many points, since a screen shows no more
 _MAX_MARKERS = 24  # a curve of more points is drawn without markers
+# Colours of `_STYLE` -> CSS variables of the page
+_THEME_COLORS = {_TEXT_COLOR: "var(--muted)", _LINE_COLOR: "var(--line)", _MARKER_EDGE_COLOR: "var(--card)"}
 _SVG_NAMESPACE = "{http://www.w3.org/2000/svg}"
 # Charts of scores by viewpoint IoU (1 for equal camera positions), from viewpoint.json: title -> (key of the score, group of pairs)
 _VIEWPOINT_CHARTS = {
@@ -86,14 +88,11 @@ def read_curves(run_folder: str | Path, stages: Sequence[str] = TRAINING_STAGES)
     A run that was interrupted has a CSV file for each start. If two files have a value of the same step, that of the later file counts.
     """
 
-    def version_key(path: Path) -> tuple[int, str]:
-        number = path.parent.name.removeprefix("version_")
-        return int(number) if number.isdecimal() else -1, path.parent.name
-
     stage_curves = {}
     for stage in stages:
         values: dict[str, dict[float, float]] = {}
-        for path in sorted(Path(run_folder).glob(f"{stage}/{LOGS}/version_*/metrics.csv"), key=version_key):
+        paths = Path(run_folder).glob(f"{stage}/{LOGS}/version_*/metrics.csv")
+        for path in sorted(paths, key=lambda path: (len(path.parent.name), path.parent.name)):  # version_2, version_10
             with path.open(encoding="utf-8", errors="replace", newline="") as file:
                 for line in csv.DictReader(file):
                     step = _parse_number(line.get("step"))
@@ -327,17 +326,15 @@ def _svg(figure: "Figure", summary: str) -> Markup:
         tooltips = json.loads(id) if id.startswith("[") else ()  # a line's id, see `_add_line`
         for tooltip, marker in zip(tooltips, svg_group.iter(f"{_SVG_NAMESPACE}use")):
             ElementTree.SubElement(marker, f"{_SVG_NAMESPACE}title").text = tooltip
+
+    def theme_color(match: re.Match[str]) -> str:  # the dark theme of the page mixes other colours with white
+        return _THEME_COLORS.get(match[0], f"color-mix(in srgb, {match[0]} var(--color-share), white)")
+
     for element in root.iter():
         for attribute in [name for name in element.attrib if name.endswith("}href")]:
             element.set("href", element.attrib.pop(attribute))
         if "style" in element.attrib:
-            element.set("style", re.sub(r"#[0-9a-f]{6}", _theme_color, element.attrib["style"]))
+            element.set("style", re.sub(r"#[0-9a-f]{6}", theme_color, element.attrib["style"]))
     root.attrib |= {"role": "img", "aria-label": summary}
     ElementTree.register_namespace("", _SVG_NAMESPACE.strip("{}"))
     return Markup(ElementTree.tostring(root, encoding="unicode"))
-
-
-def _theme_color(match: re.Match[str]) -> str:
-    """Replace a colour of `_STYLE` by a CSS variable of the page. Let the page's dark theme mix any other colour with white."""
-    variables = {_TEXT_COLOR: "var(--muted)", _LINE_COLOR: "var(--line)", _MARKER_EDGE_COLOR: "var(--card)"}
-    return variables.get(match[0], f"color-mix(in srgb, {match[0]} var(--color-share), white)")

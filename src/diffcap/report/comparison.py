@@ -24,7 +24,11 @@ from diffcap.utils.settings import read_settings
 from diffcap.utils.table import Cell, Table, escape_markdown
 
 JsonObject = Mapping[str, Any]
-_DECODING_KEYS = ("beams", "length_penalty", "ensemble")  # entries of "protocol"; may differ between rows
+_DECODING_KEYS = (
+    "beams",
+    "length_penalty",
+    "ensemble",
+)  # entries of a run's "protocol" that may differ between the rows
 _MAX_SAMPLES = 100_000  # with so many, the ends of a 95 % interval differ by only 0.2 % of its width between seeds
 _SCORING_KEYS = ("tokenizer", "metrics", "pairs")  # entries of "protocol" that do not change the captions
 _ORIGIN_KEYS = ("method", "seed", "step", "features", "prompt", "sentences", "max_length")  # in "provenance"
@@ -66,21 +70,17 @@ def compare(
         if number < 0:
             raise DiffcapError(f"--{option} is {number}; it must be at least 0.")
     a, b = read_both(run_a, run_b, folder)
-    check_same_pairs(a, b)
-    tokenizers = [tokenizer or run.metrics["protocol"]["tokenizer"] for run in (a, b)]
-    if len(set(tokenizers)) > 1:
-        raise DiffcapError(
-            f"{run_a} was scored with the tokenizer {tokenizers[0]}, {run_b} with {tokenizers[1]}; give --tokenizer."
-        )
+    check_same_scoring(a, b, any_tokenizer=tokenizer is not None)
+    tokenizer = tokenizer or a.metrics["protocol"]["tokenizer"]
     groups = a.groups if folder is None else groups_of(pairs_of(a, folder))
     metrics = [name for name in a.metrics["protocol"]["metrics"] if name in b.metrics["protocol"]["metrics"]]
     if not metrics:
         raise DiffcapError(f"{run_a} and {run_b} have no metric in common; evaluate both with the same --metrics.")
     unavailable = unavailable_metrics(metrics)
-    scores = bootstrap(a.predictions, b.predictions, a.references, groups, tokenizers[0], metrics, samples, seed, level)
+    scores = bootstrap(a.predictions, b.predictions, a.references, groups, tokenizer, metrics, samples, seed, level)
     protocol = {
         **{key: value for key, value in b.metrics["protocol"].items() if key in ("official", "change_types")},
-        "tokenizer": tokenizers[0],
+        "tokenizer": tokenizer,
         "metrics": [name for name in metrics if name not in unavailable],
         "pairs": {name: len(ids) for name, ids in groups.items()},
         "samples": samples,
@@ -124,7 +124,12 @@ class ScoredRun:
 
 def read_both(run_a: str, run_b: str, dataset_folder: str | Path | None) -> tuple[ScoredRun, ScoredRun]:
     """Read two runs, or files of captions (FILE or NAME=FILE). Two files must have captions of the test split in `dataset_folder`."""
-    caption_files = {argument: file for argument in (run_a, run_b) if (file := _named_file(argument))}  # (name, path)
+    caption_files: dict[str, tuple[str, Path]] = {}  # argument -> name and path
+    for argument in (run_a, run_b):
+        path = Path(argument)
+        if path.is_file() or path.suffix.lower() in PREDICTION_SUFFIXES:
+            name, equals_sign, file = argument.partition("=")
+            caption_files[argument] = (name, Path(file)) if equals_sign and not path.is_file() else ("", path)
     runs = {argument: read_evaluation(argument) for argument in (run_a, run_b) if argument not in caption_files}
     if runs:
         reference_run = next(iter(runs.values()))
@@ -150,15 +155,6 @@ def read_both(run_a: str, run_b: str, dataset_folder: str | Path | None) -> tupl
     return runs[run_a], runs[run_b]
 
 
-def _named_file(argument: str) -> tuple[str, Path] | None:
-    """Split FILE or NAME=FILE into name and path; None for the folder of a run."""
-    path = Path(argument)
-    if not path.is_file() and path.suffix.lower() not in PREDICTION_SUFFIXES:
-        return None
-    name, equals_sign, file = argument.partition("=")
-    return (name, Path(file)) if equals_sign and not path.is_file() else ("", path)
-
-
 def read_evaluation(path: str | Path) -> ScoredRun:
     """Read a run from its folder, or from the folder of one of its evaluations."""
     evaluation_folder = find_evaluation(path)
@@ -169,8 +165,8 @@ def read_evaluation(path: str | Path) -> ScoredRun:
     return ScoredRun(evaluation_folder, metrics, predictions, references, groups, str(evaluation_folder))
 
 
-def check_same_pairs(a: ScoredRun, b: ScoredRun) -> None:
-    """Check that two runs were scored on the same pairs with the same references."""
+def check_same_scoring(a: ScoredRun, b: ScoredRun, any_tokenizer: bool = False) -> None:
+    """Check that two runs were scored on the same pairs with the same references and, unless `any_tokenizer`, the same tokenizer."""
     for run, other in ((a, b), (b, a)):
         missing_ids = [id for id in run.references if id not in other.references]
         if missing_ids:
@@ -184,6 +180,12 @@ def check_same_pairs(a: ScoredRun, b: ScoredRun) -> None:
             raise DiffcapError(
                 f"{runs} have different references (first at {id!r}); evaluate both on the same manifest."
             )
+    tokenizers = [run.metrics["protocol"]["tokenizer"] for run in (a, b)]
+    if not any_tokenizer and tokenizers[0] != tokenizers[1]:
+        raise DiffcapError(
+            f"{a.path} was scored with the tokenizer {tokenizers[0]}, {b.path} with {tokenizers[1]}; evaluate both with the same "
+            "--tokenizer, or compare them with --tokenizer."
+        )
 
 
 def different_settings(a: ScoredRun, b: ScoredRun) -> dict[str, list[Any]]:
@@ -328,13 +330,7 @@ def accuracy_table(dataset_folder: str | Path, row_folders: Mapping[str, Sequenc
     first_run = next(iter(runs.values()))[0]
     for seed_runs in runs.values():
         for run in seed_runs:
-            check_same_pairs(first_run, run)
-            tokenizers = [one.metrics["protocol"]["tokenizer"] for one in (first_run, run)]
-            if tokenizers[0] != tokenizers[1]:
-                raise DiffcapError(
-                    f"{first_run.path} was scored with the tokenizer {tokenizers[0]}, {run.path} with {tokenizers[1]}; "
-                    "evaluate both again with the same --tokenizer."
-                )
+            check_same_scoring(first_run, run)
     pairs = pairs_of(first_run, dataset_folder)
     seed_rows: dict[str, list[Row]] = {name: [] for name in runs}
     for name, seed_runs in runs.items():

@@ -26,6 +26,7 @@ Color = tuple[int, int, int]
 Size = tuple[int, int]  # (width, height) in pixels
 ImageSizes = Mapping[str, Size]  # path of an image -> its size
 Frames = Mapping[str, Size]  # path of an image -> `SMALL_FRAME` or `LARGE_FRAME`
+Place = tuple[int, int, int, int]  # of an image in a block: left, top, width, height in pixels
 Pairs = Sequence[ChangePair]
 SystemCaptions = Mapping[str, Mapping[str, str]]  # system -> id -> caption
 
@@ -100,7 +101,7 @@ def _webp(image: Image.Image, **settings: Any) -> str:
 def thumbnails(
     root: Path, frames: Frames, ranges: Mapping[str, ValueRange] | None = None
 ) -> dict[str, Thumbnail | None]:
-    """Return path -> thumbnail; None for a broken image. `ranges`: path -> (pixel value that becomes black, one that becomes white)."""
+    """Return path -> thumbnail; None for a broken image. `ranges`: path -> (pixel value of black, pixel value of white)."""
 
     def thumbnail(path: str) -> Thumbnail | None:
         value_range = (ranges or {}).get(path)
@@ -229,7 +230,7 @@ def type_group(pair: ChangePair) -> str | None:
 
 
 def choose_pairs(pairs: Pairs, count: int, seed: int = 0) -> list[ChangePair]:
-    """Sample equally many pairs of each `type_group`, sorted by this group. If the dataset has no types, sample from all pairs."""
+    """Sample `count` pairs, equally many of each `type_group`, sorted by group. If the dataset has no types, sample from all pairs."""
     random = Random(seed)
     remaining_pairs: dict[str, list[ChangePair]] = {}
     for pair in pairs:
@@ -305,31 +306,24 @@ def caption_lines(pair: ChangePair, captions: Mapping[str, str], has_object_labe
     return lines
 
 
-class Placement(NamedTuple):
-    """The place of an image in a block."""
-
-    corner: tuple[int, int]  # (x, y), left and top
-    size: Size
-
-
 def draw_block(
     images: Sequence[Image.Image], texts: Sequence[TextLine], space_below: int = 0
-) -> tuple[Image.Image, list[Placement]]:
+) -> tuple[Image.Image, list[Place]]:
     """Draw two images, which fit into `SHEET_FRAME`, and their text side by side; return the block and the places of the images."""
     height = max(SHEET_FRAME[1], sum(line.space_above + line_height(line.font) for line in texts))
     block = Image.new("RGB", (SHEET_WIDTH, height + space_below), "white")
-    placements = []
+    places = []
     for index, image in enumerate(images):
-        corner = MARGIN + index * (SHEET_FRAME[0] + GAP) + (SHEET_FRAME[0] - image.width) // 2, 0
-        block.paste(image, corner)
-        placements.append(Placement(corner, image.size))
+        left = MARGIN + index * (SHEET_FRAME[0] + GAP) + (SHEET_FRAME[0] - image.width) // 2
+        block.paste(image, (left, 0))
+        places.append((left, 0, image.width, image.height))
     draw = ImageDraw.Draw(block)
     y = 0
     for line in texts:
         y += line.space_above
         draw.text((_TEXT_X, y), line.text, line.color, line.font)
         y += line_height(line.font)
-    return block, placements
+    return block, places
 
 
 def draw_sheet(blocks: Sequence[Image.Image], footer: Image.Image | None = None) -> Image.Image:

@@ -154,7 +154,7 @@ def _run_origin(run: Run) -> dict[str, Any]:
 def baseline_captions(
     train_pairs: Sequence[ChangePair], test_pairs: Sequence[ChangePair], store: FeatureStore | None
 ) -> dict[str, dict[str, str]]:
-    """Return baseline -> id -> caption, for the test pairs. The baselines are `MOST_COMMON` and, if there is a store, `NEAREST`."""
+    """Return baseline -> id -> caption of the test pairs. The baselines are `MOST_COMMON` and, with a `store` of features, `NEAREST`."""
     captioned_pairs = [pair for pair in train_pairs if pair.captions]
     common = most_common_captions(captioned_pairs, test_pairs)
     if store is None:

@@ -162,10 +162,10 @@ def _draw_maps(
     text_height = drawing.line_height(CAPTION_FONT) + bool(word_labels) * drawing.line_height(LABEL_FONT)
     row_height = 2 * WORD_FRAME[1] + _IMAGE_GAP + text_height + GAP
     words_height = math.ceil(len(maps.words) / NUM_COLUMNS) * row_height
-    block, placements = drawing.draw_block(fitted, texts, 2 * GAP + words_height)
+    block, places = drawing.draw_block(fitted, texts, 2 * GAP + words_height)
     if maps.alignment is not None:
         grid = maps.before.shape[1], maps.before.shape[2]
-        _draw_matches(block, strongest_matches(maps.alignment, grid), placements, grid[0])
+        _draw_matches(block, strongest_matches(maps.alignment, grid), places, grid[0])
     draw = ImageDraw.Draw(block)
     small_images = [drawing.fit_image(image, WORD_FRAME) for image in images]
     for index, word in enumerate(maps.words):
@@ -185,21 +185,21 @@ def _draw_maps(
     return block
 
 
-def _draw_matches(block: Image.Image, matches: Sequence[Match], places: Sequence[drawing.Placement], rows: int) -> None:
+def _draw_matches(block: Image.Image, matches: Sequence[Match], places: Sequence[drawing.Place], rows: int) -> None:
     """Draw a line for each match between the images, which are at `places` of the block; an attention map has `rows` rows.
 
     Straight lines between cells of one row would cover each other, so each line is bent by less than the height of a row.
     """
-    width = max(place.corner[0] + place.size[0] for place in places) + GAP  # the rest of the block has no lines
+    width = max(left + width for left, _, width, _ in places) + GAP  # the rest of the block has no lines
     lines = Image.new("RGBA", (width * _SUPERSAMPLING, SHEET_FRAME[1] * _SUPERSAMPLING))
     draw = ImageDraw.Draw(lines)
     progress = np.linspace(0, 1, _NUM_LINE_POINTS)[:, None]
     for match in sorted(matches, key=lambda match: match.weight):
         start, end = (
-            np.array([place.corner[axis] + position[axis] * place.size[axis] for axis in (0, 1)])
+            np.array([place[axis] + position[axis] * place[2 + axis] for axis in (0, 1)])
             for position, place in zip((match.start, match.end), places)
         )
-        bend = (match.start[0] - 0.5) * places[0].size[1] / rows
+        bend = (match.start[0] - 0.5) * places[0][3] / rows
         path = (start + progress * (end - start) + np.sin(np.pi * progress) * (0, bend)) * _SUPERSAMPLING
         color: drawing.Color = _COMMON_SHIFT_COLOR if match.has_common_shift else _OTHER_SHIFT_COLOR
         points = [tuple(point) for point in path.tolist()]

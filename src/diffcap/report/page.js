@@ -1,4 +1,4 @@
-// Filters, sorting and the list of pairs, of which a few are shown at a time.
+// Filters, sorting and the list of pairs. The page first shows PAIRS_PER_STEP pairs.
 
 const INDEX = JSON.parse(document.getElementById("index").textContent);
 const COLORS = [];
@@ -120,7 +120,7 @@ function fillFilters() {
   field("filters").hidden = false;
 }
 
-// Tables of which one is shown.
+// Groups of tables: each table gets a button that shows it and hides the others.
 function tabs() {
   for (const group of document.querySelectorAll(".tabs")) {
     const sections = [...group.querySelectorAll(":scope > .tab")];

@@ -64,6 +64,7 @@ def render(page: Page) -> str:
     baselines = [name for name in page.rows if name not in page.systems]
     colors = system_colors(list(page.rows), baselines)
     extra_tables = [table.metric_table(rows, "total", heading) for heading, rows in page.extra_rows.items()]
+    localisation = {name: system.localisation for name, system in page.systems.items() if system.localisation}
     notes = table.footnotes(page.protocol, page.rows)
     if "id_tokens" in page.protocol:  # there are scores of word ids, the indices of words in a vocabulary
         notes.append(table.word_id_note(page.protocol["id_tokens"]))
@@ -89,9 +90,8 @@ def render(page: Page) -> str:
         by_type=table.type_tabs(page.rows),
         viewpoint=viewpoint_charts(page.viewpoint, colors) if page.viewpoint else [],
         curves=_curve_charts(page.systems, colors),
-        localisation={name: system.localisation for name, system in page.systems.items() if system.localisation},
+        localisation=table.localisation_tabs(localisation),
         localisation_note=table.localisation_note(page.mask_counts),
-        has_box_scores=any("boxes" in (system.localisation or {}) for system in page.systems.values()),
         verdict_rule=index["judged"],
         has_drawn_boxes=any(entry.get("x") for entry in index["pairs"]),
         has_attention=bool(encoded_maps),
@@ -213,22 +213,21 @@ def _choose_judge(page: Page) -> tuple[Callable[[System, ChangePair], int | None
     CIDEr-D is in the highest third of all scores, and wrong if it is in the lowest third.
     """
 
-    def by_words(system: System, pair: ChangePair) -> int | None:
-        correct = is_correct(system.captions[pair.id], pair)
-        return None if correct is None else int(correct)
-
-    if any("changed" in pair.extra for pair in page.pairs):
-        return by_words, {"by": "words"}
+    has_object_labels = any("changed" in pair.extra for pair in page.pairs)
     scores = sorted(system.scores[pair.id] for system in page.systems.values() for pair in page.pairs)
     low, high = (scores[len(scores) * third // 3] if scores else 0.0 for third in (1, 2))
 
-    def by_score(system: System, pair: ChangePair) -> int | None:
+    def judge(system: System, pair: ChangePair) -> int | None:
+        if has_object_labels:
+            correct = is_correct(system.captions[pair.id], pair)
+            return None if correct is None else int(correct)
         score = system.scores[pair.id]
         if low == high:
             return None
         return 1 if score >= high else 0 if score <= low else None
 
-    return by_score, {"by": "score", "low": round(100 * low, 1), "high": round(100 * high, 1)}
+    by_score = {"by": "score", "low": round(100 * low, 1), "high": round(100 * high, 1)}
+    return judge, {"by": "words"} if has_object_labels else by_score
 
 
 def _boxes(pair: ChangePair, pictures: Mapping[str, Thumbnail | None]) -> dict[str, list[float]]:

@@ -51,23 +51,23 @@ def number_at(row: JsonObject, path: Sequence[str]) -> float | None:
     """Return the number at a path of keys in a row, such as ("total", "CIDEr-D"); None if a key is missing."""
     value: Any = row
     for key in path:
-        value = value.get(key) if isinstance(value, Mapping) else None
+        value = (value or {}).get(key)
     return value
 
 
-def _cell(row: JsonObject, path: Sequence[str], best_score: float = 0.0) -> Cell:
-    """Format the number at `path`, a score x 100 or seconds. A cell with the column's `best_score` has a full bar; 0 means no bars."""
+def _cell(row: JsonObject, path: Sequence[str], best: float = 0.0, lowest: float = 0.0) -> Cell:
+    """Format the number at `path`, a score x 100 or seconds. Its fraction is 0 for `lowest` and 1 for `best`, or 0 if they are equal."""
 
     def text(number: float) -> str:
         return f"{number:,.0f}" if path == ("seconds",) else f"{100 * number:.2f}"
 
-    value = number_at(row, path)  # a CIDEr-D of 0 gets a mark, which refers to a footnote
+    value = number_at(row, path)
     std = number_at(row.get("std", {}), path)
     if value is None:
         return Cell("")
     mark = WEIGHTLESS_MARK if path[-1] == "CIDEr-D" and is_weightless(row[path[0]]) else ""  # CIDEr-D is 0
-    fraction = max(0.0, value / best_score) if best_score > 0 else 0.0
-    is_best = best_score > 0 and text(value) == text(best_score)
+    fraction = max(0.0, (value - lowest) / (best - lowest)) if best > lowest else 0.0
+    is_best = best > 0 and text(value) == text(best)
     return Cell(text(value) + mark, "" if std is None else text(std), fraction, is_best)
 
 
@@ -77,20 +77,24 @@ def with_weightless_note(table: Table) -> Table:
     return replace(table, note=WEIGHTLESS_NOTE if has_mark else "")
 
 
-def score_table(rows: SystemRows, paths: ColumnPaths, title: str) -> Table:
-    """Make a line for each system with the numbers at `paths`. Leave out columns without any number."""
-    best_scores: dict[str, float] = {}  # heading -> the highest number of the column
+def score_table(rows: SystemRows, paths: ColumnPaths, title: str, has_shades: bool = False) -> Table:
+    """Make a line for each system with the numbers at `paths`. Leave out columns without any number.
+
+    The fraction of a cell is 0 for a score of 0 or, with `has_shades`, for the lowest score of its column; it is 1 for the highest.
+    """
+    ranges: dict[str, tuple[float, float]] = {}  # heading -> highest number of the column, and the number of fraction 0
     for heading, path in paths.items():
         values = [value for row in rows.values() if (value := number_at(row, path)) is not None]
         if values:
-            best_scores[heading] = max(values) if path != ("seconds",) else 0.0
+            is_score = path != ("seconds",)  # seconds have neither bars nor a best
+            ranges[heading] = (max(values) if is_score else 0.0, min(values) if has_shades else 0.0)
     lines = []
     for system, row in rows.items():
-        cells = [_cell(row, paths[heading], best_score) for heading, best_score in best_scores.items()]
+        cells = [_cell(row, paths[heading], *column_range) for heading, column_range in ranges.items()]
         if len(rows) == 1:  # a single row has no best scores
             cells = [replace(cell, best=False) for cell in cells]
         lines.append(([system], cells))
-    return with_weightless_note(Table(list(best_scores), lines, title=title))
+    return with_weightless_note(Table(list(ranges), lines, title=title))
 
 
 def system_table(rows: SystemRows, title: str = "overview") -> Table:
@@ -167,18 +171,8 @@ def type_tabs(rows: SystemRows) -> list[Table]:
     paths = {"CIDEr-D": {group: (group, "CIDEr-D") for group in type_groups}}
     paths["type right"] = {group: ("type_accuracy", group) for group in type_groups}
     paths |= {metric: {group: (group, metric) for group in type_groups} for metric in METRICS if metric != "CIDEr-D"}
-    tables = []
-    for metric, metric_paths in paths.items():
-        table = score_table(rows, metric_paths, metric)
-        columns = []
-        for column in zip(*(cells for _, cells in table.rows)):
-            fractions = [cell.fraction for cell in column if cell.text]
-            low, span = min(fractions), max(fractions) - min(fractions)
-            shades = [(cell.fraction - low) / span if cell.text and span else 0.0 for cell in column]
-            columns.append([replace(cell, fraction=shade) for cell, shade in zip(column, shades)])
-        lines = [(texts, cells) for (texts, _), cells in zip(table.rows, zip(*columns))]
-        tables += [replace(table, rows=lines)] if table.columns else []
-    return tables
+    tables = [score_table(rows, metric_paths, metric, has_shades=True) for metric, metric_paths in paths.items()]
+    return [table for table in tables if table.columns]
 
 
 def word_id_rows(rows: SystemRows) -> SystemRows:
@@ -214,6 +208,25 @@ def localisation_table(localisation: Mapping[str, JsonObject]) -> Table:
                 lines.append(([system, region], cells))
     columns = ["maps", "pointing, %", "uniform", "mass, %", "uniform"]
     return Table(columns, lines, ["", "inside the"], "localisation")
+
+
+def localisation_tabs(localisation: Mapping[str, JsonObject]) -> dict[str, dict[str, Table]]:
+    """Make the tabs of the page: title of the tab -> system -> table by kind of word or by word. Input: as in `localisation_table`."""
+    tabs: dict[str, dict[str, Table]] = {}
+    for system, measured in localisation.items():
+        regions = [("", measured["region"], measured)]
+        regions += [("boxes, ", "box", measured["boxes"])] if "boxes" in measured else []
+        for prefix, region, region_scores in regions:
+            columns = ["maps", "pointing, %", f"mass in the {region}, %"]
+            for key, heading, title in (("kinds", "kind", "by kind of word"), ("words", "word", "by word")):
+                lines = []
+                for name, scores in region_scores[key].items():
+                    gauges = [(scores[score], scores[f"{score}_chance"]) for score in ("pointing", "mass")]
+                    cells = [Cell(f"{100 * value:.1f}", fraction=value, tick=chance) for value, chance in gauges]
+                    lines.append(([name], [Cell(f"{scores['count']:,}"), *cells]))
+                table = Table(columns, lines, [heading], f"{system}, {prefix}{title}")
+                tabs.setdefault(prefix + title, {})[system] = table
+    return tabs
 
 
 def localisation_note(mask_counts: JsonObject | None) -> str:

@@ -1,12 +1,14 @@
-"""A table for the terminal, Markdown and LaTeX. The template of the report's web page draws it as HTML."""
+"""A table for the terminal, Markdown, HTML and LaTeX."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import rich.table
+    from markupsafe import Markup
 
 # Characters that Markdown reads as markup; `*` and `_` between letters, as in no_change, are text.
 _MARKUP_PATTERN = re.compile(r"[\\`<>\[\]|~]|&(?=#?\w+;)|(?<![^\W_])[*_]|[*_](?![^\W_])")
@@ -42,6 +44,7 @@ class Cell:
     std: str = ""  # standard deviation over runs, in the same unit
     fraction: float = 0.0  # in HTML, the length of its bar or the strength of its shade, from 0 to 1
     best: bool = False  # whether it is the best number of its column
+    tick: float | None = None  # in HTML, a value from 0 to 1 to compare with: a tick on the bar, and as text x 100
 
     def with_std(self, separator: str) -> str:
         """Return the number, `separator` and the standard deviation as one text. A missing number is "-"."""
@@ -50,7 +53,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """A table whose lines begin with texts and go on with numbers."""
+    """A table. Each line has texts, then numbers."""
 
     columns: Sequence[str]  # headings of the numbers
     rows: Sequence[tuple[Sequence[str], Sequence[Cell]]]  # texts and numbers of each line
@@ -92,6 +95,22 @@ class Table:
         shown = [list(map(escape_markdown, header)), ["---"] * num_texts + ["---:"] * len(self.columns)]
         shown += [[*map(escape_markdown, line[:num_texts]), *line[num_texts:]] for line in body]
         return "\n".join(f"| {' | '.join(line)} |" for line in shown)
+
+    def html(self, kind: str, colors: Mapping[str, str], muted: Collection[str] = ()) -> "Markup":
+        """Return HTML for the style sheet of the report, `page.css`. The table is in a box that scrolls. All texts are escaped.
+
+        Args:
+            kind: CSS class: "bars" (a bar below each number), "heat" (a shade behind each number), "where" (bars with ticks).
+            colors: first text of a line -> CSS colour of its bars and of a dot before it. Other lines have no dot, and their bars have
+                the colour `--c` of an element around the table.
+            muted: first texts of the lines in gray.
+        """
+        import jinja2  # only the report needs it
+        from markupsafe import Markup
+
+        source = files("diffcap.utils").joinpath("table.html.j2").read_text(encoding="utf-8")
+        template = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(source)
+        return Markup(template.render(table=self, kind=kind, colors=colors, muted=muted))
 
     def latex(self) -> str:
         """Return a tabular environment for LaTeX's package booktabs, without a final line break. The best numbers are bold."""
