@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from rasterio.features import rasterize
+from scipy import ndimage
 from tests.scenes.rasters import example, write
 
 from diffcap.pair_captioner import Caption, load_captioner
@@ -22,10 +23,9 @@ from diffcap.scenes.captioning import (
     NO_DATA,
     PartialResults,
     caption_tiles,
-    iterate_in_background,
     no_change_probability,
 )
-from diffcap.scenes.raster import TileCaption, Tiling, open_scene
+from diffcap.scenes.raster import Scene, TileCaption, Tiling, open_scene
 from diffcap.scenes.writing import merge_tiles
 from diffcap.text.hub import ChatTemplate, HubVocabulary
 from diffcap.utils.errors import DiffcapError
@@ -144,62 +144,69 @@ def test_the_shipped_captioners_probability_is_that_of_its_sentences() -> None:
     assert sum(score > -math.inf for score in changed.scored) >= 9
 
 
-def test_errors_of_the_reading_thread_reach_the_caller() -> None:
-    def items() -> Iterator[int]:
-        yield 1
-        raise ValueError("broken")
+def test_an_error_of_the_reading_thread_reaches_the_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise DiffcapError("cannot read the pixels")
 
-    found = iterate_in_background(items(), 3)
-    assert next(found) == 1
-    with pytest.raises(ValueError, match="broken"):
-        next(found)
+    monkeypatch.setattr(Scene, "read", fail)
+    with pytest.raises(DiffcapError, match="cannot read the pixels"):
+        captions(tmp_path, *np.zeros((2, 3, 16, 16), np.uint8), size=8)
 
 
 HEADER = {"tile": 256, "before": ["a.tif", 10]}
+BATCHES = [[{"tile": 0}], [{"tile": 1, "caption": "é"}, {"tile": 2}]]
 
 
-def test_batches_come_back_without_the_line_that_was_cut(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "x.partial.jsonl"
+def write_batches(path: Path) -> None:
+    path.write_text('{"tile": 256, "bef')  # a run that was killed in its first line
     with PartialResults(path, HEADER) as partial:
         assert partial.batches == []
-        for batch in ([{"tile": 0}], [{"tile": 1, "caption": "é"}]):
+        for batch in BATCHES:
             partial.append(batch)
+
+
+@pytest.mark.parametrize(
+    "end", ['[{"tile": 3', '[{"tile": 3\n', '[{"tile": 3}]', '[{"tile": 4}]\n', "\0\0\0", "5\n", "[7]\n"]
+)
+def test_batches_come_back_without_the_last_line_if_it_is_damaged(end: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.partial.jsonl"
+    write_batches(path)
     with path.open("a") as file:
-        file.write('[{"tile": 2')
+        file.write(end)
     for _ in range(2):
         with PartialResults(path, HEADER) as partial:
-            assert partial.batches == [[{"tile": 0}], [{"tile": 1, "caption": "é"}]]
+            assert partial.batches == BATCHES
     with PartialResults(path, HEADER) as partial:
         partial.append([])
-    whole = [HEADER, [{"tile": 0}], [{"tile": 1, "caption": "é"}], []]
-    assert list(map(json.loads, path.read_text().splitlines())) == whole
+    assert list(map(json.loads, path.read_text().splitlines())) == [HEADER, *BATCHES, []]
+
+
+@pytest.mark.parametrize("line", [1, 2])
+@pytest.mark.parametrize("garbage", [b'{"tile": 256, "befo', b"\xff\0", b"5", b"[{}]", b""])
+def test_a_damaged_line_before_whole_ones_is_one_sentence(line: int, garbage: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "x.partial.jsonl"
+    write_batches(path)
+    lines = path.read_bytes().splitlines()
+    lines[line - 1] = garbage
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    content = path.read_bytes()
+    with pytest.raises(DiffcapError, match=rf"x\.partial\.jsonl, line {line}: it is damaged; delete this line and all"):
+        PartialResults(path, HEADER)
+    assert path.read_bytes() == content
 
 
 def test_results_of_another_run_are_kept(tmp_path: Path) -> None:
-    path = tmp_path / "x.partial.jsonl"
-    PartialResults(path, HEADER).append([1])
+    path = tmp_path / "new" / "x.partial.jsonl"
+    PartialResults(path, HEADER).append([{"tile": 0}])
     content = path.read_bytes()
     with pytest.raises(DiffcapError, match="another value of tile; repeat that command, or delete"):
         PartialResults(path, {**HEADER, "tile": 128})
     assert path.read_bytes() == content
 
 
-def flood(mask: np.ndarray) -> list[frozenset[tuple[int, int]]]:
-    """The connected regions of a mask, pixels that share an edge."""
-    left, regions = set(zip(*np.nonzero(mask))), []
-    while left:
-        region, edge = set(), {left.pop()}
-        while edge:
-            region |= edge
-            edge = {(y + dy, x + dx) for y, x in edge for dy, dx in ((0, 1), (1, 0), (0, -1), (-1, 0))} & left
-            left -= edge
-        regions.append(frozenset((int(y), int(x)) for y, x in region))
-    return regions
-
-
 @pytest.mark.parametrize("overlap", [0, 4])
 @pytest.mark.parametrize("seed", range(4))
-def test_changes_are_the_regions_of_a_flood_fill(overlap: int, seed: int) -> None:
+def test_changes_are_the_connected_regions_of_pixels(overlap: int, seed: int) -> None:
     rng, tiling = random.Random(seed), Tiling(70, 50, 16, overlap)
     sentences = ["a road is built", "the trees are gone", None]
     captions = [
@@ -219,9 +226,10 @@ def test_changes_are_the_regions_of_a_flood_fill(overlap: int, seed: int) -> Non
         for change in changes:
             if change.caption == sentence:
                 area = rasterize([change.polygon], (50, 70)).astype(bool)
-                found.append(frozenset((int(y), int(x)) for y, x in zip(*np.nonzero(area))))
+                found.append(np.argwhere(area).tolist())
                 inside = [each for each in captions if each.caption == sentence and area[each.tile.y, each.tile.x]]
                 assert change.num_tiles == len(inside)
                 assert change.no_change == min(each.no_change for each in inside)
                 assert change.log_probability == max(each.log_probability for each in inside)
-        assert sorted(map(sorted, found)) == sorted(map(sorted, flood(mask)))
+        labels, count = ndimage.label(mask)  # pixels that share an edge are connected
+        assert sorted(found) == sorted(np.argwhere(labels == label).tolist() for label in range(1, count + 1))

@@ -201,7 +201,7 @@ def test_a_fault_of_the_program_is_a_sentence_for_visitors_and_a_traceback_for_t
         with pytest.raises(RuntimeError, match=r"Something went wrong on the server") as error:
             visitor.caption(fine, fine)
         assert "secret" not in str(error.value)
-        with pytest.raises(RuntimeError, match=r"No memory left"):
+        with pytest.raises(RuntimeError, match=r"Not enough memory"):
             visitor.caption(fine, fine, "1")
         assert sentence(visitor.caption(fine, fine, "2")) == "the checkpoint is gone."
     logged = capfd.readouterr().err

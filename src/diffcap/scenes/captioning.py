@@ -2,13 +2,12 @@
 
 import json
 import math
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -17,6 +16,7 @@ from diffcap.datasets.no_change import ALL_NO_CHANGE, is_no_change
 from diffcap.pair_captioner import Caption, PairCaptioner
 from diffcap.scenes.raster import Scene, Stretch, Tile, TileCaption, Tiling, to_rgb
 from diffcap.text.hub import HubVocabulary
+from diffcap.utils.cores import map_ahead
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.files import add_filename
 from diffcap.worlds.blocks.captions import NO_CHANGE as BLOCKS_NO_CHANGE
@@ -25,7 +25,6 @@ NO_CHANGE_SENTENCES = tuple(dict.fromkeys((*ALL_NO_CHANGE, *BLOCKS_NO_CHANGE))) 
 PARTIAL_SUFFIX = ".partial.jsonl"  # end of the name of a `PartialResults` file
 MAX_UNSAVED_RESULTS = 256  # a batch is saved after this number of results, even if few of its tiles need a caption
 NO_DATA, IDENTICAL = "no data", "identical"  # reasons why a tile is not captioned
-Item = TypeVar("Item")
 
 
 class SceneCaptions(NamedTuple):
@@ -41,9 +40,8 @@ class PartialResults(AbstractContextManager["PartialResults"]):
     def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        content = path.read_bytes() if path.is_file() else b""
-        complete_lines, newline, _ = content.rpartition(b"\n")
-        old_header, *batches = [json.loads(line) for line in complete_lines.splitlines()] or [None]
+        values, num_bytes = _read_whole_lines(path)
+        old_header, *batches = values or [None]
         if old_header not in (None, header):
             names = ", ".join(key for key in header if old_header.get(key) != header[key]) or "an option"
             raise DiffcapError(
@@ -52,8 +50,7 @@ class PartialResults(AbstractContextManager["PartialResults"]):
             )
         self.batches: list[list[dict[str, Any]]] = batches  # the result of each tile, see `caption_tiles`
         self._file = path.open("ab")
-        # A kill or a full disk may have cut the last line.
-        self._file.truncate(len(complete_lines) + len(newline))
+        self._file.truncate(num_bytes)
         if old_header is None:
             self._write_line(dict(header))
 
@@ -70,6 +67,35 @@ class PartialResults(AbstractContextManager["PartialResults"]):
     def __exit__(self, *_: object) -> None:
         with add_filename(self.path):
             self._file.close()
+
+
+def _read_whole_lines(path: Path) -> tuple[list[Any], int]:
+    """Return the header and the batches of a `PartialResults` file, and the number of bytes of their lines. A new file has neither.
+
+    A damaged last line is left out, because a kill or a full disk may have cut it; its batch is captioned again.
+    """
+    lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
+    values: list[Any] = []
+    num_bytes = num_tiles = 0  # of the lines so far
+    for number, line in enumerate(lines, 1):
+        try:
+            value = json.loads(line)
+            if number == 1:
+                is_whole = isinstance(value, dict)
+            else:  # the tiles of a batch follow those of the last one
+                is_whole = [result["tile"] for result in value] == [*range(num_tiles, num_tiles + len(value))]
+                num_tiles += len(value)
+        except (ValueError, TypeError, KeyError):  # not JSON, or not a list of results
+            is_whole = False
+        if is_whole and line.endswith(b"\n"):
+            values.append(value)
+            num_bytes += len(line)
+        elif number < len(lines):
+            raise DiffcapError(
+                f"{path}, line {number}: it is damaged; delete this line and all lines after it to keep the results before it, or "
+                "delete the file to start from the first tile."
+            )
+    return values, num_bytes
 
 
 def no_change_probability(caption: Caption) -> float:
@@ -117,11 +143,12 @@ def caption_tiles(
     batch_size: int = 16,
     advance: Callable[[int], None] = lambda _: None,
 ) -> SceneCaptions:
-    """Caption the tiles of a scene that have no result in `partial_results`, and append the results. `advance` gets their number.
+    """Caption the tiles of a scene that have no result in `partial_results`, and append the results to it.
 
     A result is {"tile": number, "caption": ..., "log_probability": ..., "no_change": ...} or {"tile": number, "not_captioned": reason}.
     A batch ends when it has `batch_size` tiles to caption, or `MAX_UNSAVED_RESULTS` results (`batch_size` if that is more). A continued run
-    repeats the interrupted batch as a whole, so that its numbers do not depend on the interruption.
+    repeats the interrupted batch as a whole, so that its numbers do not depend on the interruption. `advance` is called with the number of
+    tiles that were finished since its last call.
     """
     vocabulary = captioner.vocabulary
     writes_free_text = isinstance(vocabulary, HubVocabulary) and vocabulary.num_sentences is not None  # not fine-tuned
@@ -144,17 +171,19 @@ def caption_tiles(
             batch_list.clear()
 
     num_done = sum(map(len, partial_results.batches))
-    tiles = (read_tile(scene, tiling[number], tiling.size, stretch) for number in range(num_done, len(tiling)))
-    for number, images_or_reason in enumerate(iterate_in_background(tiles, 2 * batch_size), num_done):
-        if isinstance(images_or_reason, str):
-            results.append({"tile": number, "not_captioned": images_or_reason})
-            advance(1)
-        else:
-            results.append({"tile": number})
-            image_pairs.append(images_or_reason)
-            open_results.append(results[-1])
-        if len(image_pairs) == batch_size or len(results) >= max(MAX_UNSAVED_RESULTS, batch_size):
-            finish_batch()
+    with ThreadPoolExecutor(1) as thread:  # reads tiles while others are captioned
+        tiles = (tiling[number] for number in range(num_done, len(tiling)))
+        reads = map_ahead(thread, lambda tile: read_tile(scene, tile, tiling.size, stretch), tiles, 2 * batch_size)
+        for number, images_or_reason in enumerate(reads, num_done):
+            if isinstance(images_or_reason, str):
+                results.append({"tile": number, "not_captioned": images_or_reason})
+                advance(1)
+            else:
+                results.append({"tile": number})
+                image_pairs.append(images_or_reason)
+                open_results.append(results[-1])
+            if len(image_pairs) == batch_size or len(results) >= max(MAX_UNSAVED_RESULTS, batch_size):
+                finish_batch()
     if results:
         finish_batch()
     scene_captions = SceneCaptions([], {NO_DATA: 0, IDENTICAL: 0})
@@ -165,17 +194,3 @@ def caption_tiles(
             values = (result[key] for key in ("caption", "log_probability", "no_change"))
             scene_captions.captions.append(TileCaption(tiling[result["tile"]], *values))
     return scene_captions
-
-
-def iterate_in_background(items: Iterator[Item], max_ahead: int) -> Iterator[Item]:
-    """Yield the items, which a thread computes, at most `max_ahead` of them in advance."""
-    end = object()
-    with ThreadPoolExecutor(1) as thread:
-        futures = deque(thread.submit(next, items, end) for _ in range(max_ahead))
-        try:
-            while (item := futures.popleft().result()) is not end:
-                futures.append(thread.submit(next, items, end))
-                yield item  # type: ignore[misc]
-        finally:
-            for future in futures:
-                future.cancel()

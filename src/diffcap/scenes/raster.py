@@ -160,16 +160,11 @@ def open_scene(
             )
         difference = _describe_grid_difference(before, after)
         has_crs = before.crs is not None and after.crs is not None
-        if difference and not align:
+        if difference and not (align and has_crs):
             remedy = "warp the second one to the grid of the first one with --align"
             if not has_crs:
-                remedy = "export both from one grid; --align needs files with a CRS"
+                remedy = "export both from one grid; --align needs a CRS in both (`rio edit-info --crs` assigns one)"
             raise DiffcapError(f"{before_file} and {after_file}: {difference}; {remedy}.")
-        if difference and not has_crs:
-            raise DiffcapError(
-                f"{before_file if before.crs is None else after_file}: it has no CRS, which --align needs; assign one, for "
-                "example with `rio edit-info --crs`."
-            )
         if difference:
             grid = {"crs": before.crs, "transform": before.transform, "width": before.width, "height": before.height}
             has_mask = after.nodata is not None or ColorInterp.alpha in after.colorinterp
@@ -252,7 +247,7 @@ def fit_stretch(
 
 
 def to_rgb(pixels: Pixels, is_shown: npt.NDArray[np.bool_], stretch: Stretch | None) -> npt.NDArray[np.uint8]:
-    """Turn pixels (1 or 3, h, w) into RGB (h, w, 3), black where `is_shown` (h, w) is False. Without a stretch, they must have 8 bits."""
+    """Turn pixels (1 or 3, h, w), of 8 bits if there is no stretch, into RGB (h, w, 3). It is black where `is_shown` (h, w) is False."""
     if stretch is not None:
         low, high = (value.astype(np.float32)[:, None, None] for value in stretch)
         scaled = (np.where(is_shown, pixels, 0).astype(np.float32) - low) * (255 / (high - low))

@@ -116,8 +116,6 @@ def _find_english_tagger() -> TaggerModel:
 
 def read_conllu(path: str | Path) -> list[TaggedSentence]:
     """Read the words and UPOS tags of a CoNLL-U file; multi-word tokens and empty nodes are skipped."""
-    if not Path(path).is_file():
-        raise DiffcapError(f"{path}: no CoNLL-U file there; check the path.")
     sentences: list[TaggedSentence] = [[]]
     try:
         lines = Path(path).read_text(encoding="utf-8").split("\n")
@@ -130,8 +128,6 @@ def read_conllu(path: str | Path) -> list[TaggedSentence]:
             columns = line.rstrip("\r").split("\t")
             if len(columns) != 10:
                 raise DiffcapError(f"{path}, line {number}: {len(columns)} columns instead of 10; fix that line.")
-            if not columns[1]:
-                raise DiffcapError(f"{path}, line {number}: the word (column 2) is empty; fix that line.")
             if not columns[0].isdigit():
                 continue  # "3-4", a multi-word token, or "5.1", an empty node
             if columns[3] not in _UPOS_TAGS.split():

@@ -2,17 +2,14 @@
 
 import contextlib
 import json
-import multiprocessing
 import os
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from diffcap.records import write_text
 from diffcap.text.stanza_tagger import TaggerModel, find_tagger, load_pipeline, tag_batch
-from diffcap.utils.cores import available_cores
+from diffcap.utils.cores import available_cores, map_on_processes
 
 CHUNK_SIZE = 1000  # sentences that are tagged and written together; a chunk takes less than a second
 _SENTENCE_ENDS = frozenset((".", "!", "?", ";"))
@@ -32,8 +29,8 @@ def split_sentences(tokens: Sequence[str]) -> list[list[str]]:
 class TagCache:
     """UPOS tags of sentences, in memory (`tags`) and in a file, `tags.jsonl`, to which one process at a time appends lines.
 
-    The first line of the file has the name of the tagger and the hash of its weights (`{"tagger", "identity"}`). Every other line is
-    `{"sentence", "tags"}`: words joined with spaces, and one tag per word, joined likewise. A file of another tagger is emptied.
+    The first line of the file has the name of the tagger and the hash of its weights (`{"tagger", "identity"}`). Every other line,
+    `{"sentence", "tags"}`, has the words of a sentence and one tag per word, both joined with spaces. A file of another tagger is emptied.
     """
 
     def __init__(self, path: Path | None, model: TaggerModel) -> None:
@@ -78,7 +75,8 @@ def tag_sentences(
 
     Args:
         sentences: words joined with single spaces; duplicates are tagged once, empty sentences are skipped.
-        tagger: "english", "blocks", "tiles" or a folder. cache_file: a `tags.jsonl` to read and extend, see `TagCache`.
+        tagger: "english", "blocks", "tiles" or a folder.
+        cache_file: a `tags.jsonl` to read and extend, see `TagCache`.
         workers: number of processes; 0 means one per core, or only one if there is a GPU. The tags do not depend on it.
         progress: called with (tagged sentences, all sentences) after each chunk.
     """
@@ -95,52 +93,24 @@ def tag_sentences(
     if progress:
         progress(num_done, num_sentences)
     workers = workers or (1 if torch.cuda.is_available() else available_cores())
-    for chunk, tags in zip(untagged_chunks, _tag_chunks(model, untagged_chunks, workers)):
+    if len(untagged_chunks) <= 3:  # starting processes takes as long as tagging thousands of sentences
+        workers = 1
+    arguments = [(model, chunk) for chunk in untagged_chunks]
+    for chunk, tags in zip(untagged_chunks, map_on_processes(_tag_chunk, arguments, min(workers, len(arguments)))):
         tagged_sentences = zip(chunk, tags)
         tag_cache.add([(sentence, upos) for sentence, upos in tagged_sentences if sentence not in tag_cache.tags])
         num_done += len(chunk)
         if progress:
             progress(num_done, num_sentences)
+    _pipelines.clear()  # frees their memory
     return {sentence: tag_cache.tags[sentence] for sentence in distinct_sentences}
 
 
-def _tag_chunks(model: TaggerModel, chunks: list[list[str]], workers: int) -> Iterator[list[list[str]]]:
-    import torch
-
-    if workers > 1 and len(chunks) > 3:  # starting processes takes as long as tagging thousands of sentences
-        context = multiprocessing.get_context("spawn")  # torch cannot be used after a fork of a process with threads
-        with ProcessPoolExecutor(min(workers, len(chunks)), context, _start_worker) as pool:
-            yield from pool.map(_tag_in_worker, [model] * len(chunks), chunks)
-        return
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as in the workers, so that the tags are equal
-    try:
-        pipeline = load_pipeline(model) if chunks else None
-        for chunk in chunks:
-            yield tag_batch(pipeline, chunk)
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _start_worker() -> None:
-    import torch
-
-    torch.set_num_threads(1)
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def exit_after_parent() -> None:  # if the parent is killed, the worker would wait for ever
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=exit_after_parent, daemon=True).start()
-
-
-# Identity -> pipeline of this worker. It is loaded for the first chunk, because an error in `_start_worker` would not reach the parent.
+# Identity -> pipeline. A worker loads it for its first chunk, because an error at the worker's start would not reach the parent.
 _pipelines: dict[str, Any] = {}
 
 
-def _tag_in_worker(model: TaggerModel, chunk: list[str]) -> list[list[str]]:
+def _tag_chunk(model: TaggerModel, chunk: list[str]) -> list[list[str]]:
     if model.identity not in _pipelines:
         _pipelines[model.identity] = load_pipeline(model)
     return tag_batch(_pipelines[model.identity], chunk)

@@ -39,18 +39,18 @@ class ClipVocabulary:
     def __init__(self, words: Sequence[str] = (), layout: ClipLayout = "clip") -> None:
         self.words, self.layout = list(words), layout
         self.family = "clip_released" if layout == "clip_released" else "clip"  # of vocabularies that fit one captioner
-        self._ids: dict[int, int] | None = None  # CLIP's id -> id of this vocabulary; None if they are equal
+        self._clip_ids = list(range(clip_tokenizer().vocab_size - 2))  # of the tokens of this vocabulary
         if layout == "clip_used":
             unknown = [word for word in self.words if word not in clip_tokenizer().encoder]
             if unknown or len(set(self.words)) != len(self.words):
                 fault = f"{unknown[0]!r} is not a token of CLIP" if unknown else "a token is duplicated"
                 raise ValueError(f"invalid vocabulary: {fault}")
-            self._used_clip_ids = [clip_tokenizer().encoder[word] for word in self.words]
-            self._ids = {clip_id: token_id for token_id, clip_id in enumerate(self._used_clip_ids)}
+            self._clip_ids = [clip_tokenizer().encoder[word] for word in self.words]
         elif self.words:
             raise ValueError(f"layout {layout} takes no words (it has all tokens of CLIP), got {len(self.words)}")
+        self._ids = {clip_id: token_id for token_id, clip_id in enumerate(self._clip_ids)}
         # The last two ids are the start and the end of a caption.
-        self._size = (len(self.words) if layout == "clip_used" else clip_tokenizer().vocab_size - 2) + 2
+        self._size = len(self._clip_ids) + 2
         self.bos, self.eos = self._size - 2, self._size - 1
         self.pad = 0 if layout == "clip_released" else self._size
         self.unk, self.mask = None, None  # CLIP can encode every text
@@ -61,8 +61,7 @@ class ClipVocabulary:
     @property
     def clip_ids(self) -> list[int]:
         """Return the CLIP id of each token of this vocabulary, in the order of the tokens' ids."""
-        token_ids = self._used_clip_ids if self._ids is not None else list(range(self._size - 2))
-        return [*token_ids, self.clip_size - 2, self.clip_size - 1]
+        return [*self._clip_ids, self.clip_size - 2, self.clip_size - 1]
 
     @property
     def clip_size(self) -> int:
@@ -74,7 +73,7 @@ class ClipVocabulary:
         if max_length < 3:
             raise ValueError(f"max_length must be at least 3 (bos, a token, eos), got {max_length}")
         clip_ids = clip_tokenizer().encode(caption if isinstance(caption, str) else " ".join(caption))
-        ids = clip_ids if self._ids is None else [self._ids[clip_id] for clip_id in clip_ids if clip_id in self._ids]
+        ids = [self._ids[clip_id] for clip_id in clip_ids if clip_id in self._ids]
         return [self.bos, *ids[: max_length - 2], self.eos]
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -86,7 +85,7 @@ class ClipVocabulary:
             if not 0 <= token_id < self._size:
                 raise ValueError(f"id {token_id} is outside the vocabulary of {self._size} tokens")
             if token_id != self.bos:
-                clip_ids.append(token_id if self._ids is None else self._used_clip_ids[token_id])
+                clip_ids.append(self._clip_ids[token_id])
         return " ".join(clip_tokenizer().decode(clip_ids).split())
 
     decode_plain = decode  # both methods differ only for a vision-language model, see `HubVocabulary.decode_plain`

@@ -35,7 +35,7 @@ def tokenize(text: str) -> list[str]:
 def missing_blanks(captions: Iterable[str]) -> str:
     """Return a warning if over 5 % of the captions use a script without blanks, and most of those are not divided into words; else ""."""
     texts = list(captions)
-    without_blanks = [  # captions with most of their letters in such a script
+    without_blanks = [  # captions that mostly have letters of a script without blanks
         text
         for text in texts
         if not text.isascii() and 2 * len(_LETTER_WITHOUT_BLANKS.findall(text)) > sum(map(str.isalpha, text))
@@ -56,11 +56,7 @@ def tokenize_rcc(text: str) -> list[str]:
     Commas and semicolons become tokens, full stops and question marks are removed, and the case is kept. The text is split
     at every single space: two consecutive spaces give an empty token, which is in the authors' vocabularies.
     """
-    for mark in ";,":
-        text = text.replace(mark, f" {mark}")
-    for mark in "?.":
-        text = text.replace(mark, "")
-    return text.split(" ")
+    return text.translate(str.maketrans({",": " ,", ";": " ;", ".": "", "?": ""})).split(" ")
 
 
 def tokenize_rcc_words(text: str) -> list[str]:

@@ -1,9 +1,10 @@
 """The captioners that the web page offers; only a few of them are in memory at a time."""
 
 import threading
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,7 +47,7 @@ def find_choices(
             title = next(method.title for method in methods().values() if method.base_model)
             choices_with_paths.append((shown_path, Choice(f"{title} · without training", model_at_commit)))
         else:
-            metadata = load_captioner(name, "cpu", backbone_weights, base).metadata  # loads it to raise errors now, too
+            metadata = load_captioner(name, "cpu", backbone_weights, base).metadata  # also raises errors now
             choices_with_paths.append((Path(name).resolve(), Choice(_label_of(metadata), name, backbone_weights, base)))
     shipped_choices = [
         Choice(f"{_label_of(read_json(folder / CONFIG, 'configuration'))} · ships with diffcap", name)
@@ -94,23 +95,17 @@ class Captioners:
 
     def __init__(self, choices: Sequence[Choice], device: str = "auto", max_loaded: int = _MAX_LOADED) -> None:
         self.choices = list(choices)
-        self._device, self._max_loaded = device, max_loaded
         self._locks = [threading.Lock() for _ in self.choices]
-        self._loaded: OrderedDict[int, PairCaptioner] = OrderedDict()  # by index in `choices`, the last used at the end
-        self._loaded_lock = threading.Lock()
+
+        @lru_cache(max_loaded)
+        def load(index: int) -> PairCaptioner:
+            choice = self.choices[index]
+            return load_captioner(choice.checkpoint, device, choice.backbone_weights, choice.base)
+
+        self._load = load
 
     @contextmanager
     def use(self, index: int) -> Iterator[PairCaptioner]:
         """Lock and return the captioner with this index in `choices`."""
         with self._locks[index]:
-            with self._loaded_lock:
-                captioner = self._loaded.get(index)
-            if captioner is None:
-                choice = self.choices[index]
-                captioner = load_captioner(choice.checkpoint, self._device, choice.backbone_weights, choice.base)
-            with self._loaded_lock:
-                self._loaded[index] = captioner
-                self._loaded.move_to_end(index)
-                while len(self._loaded) > self._max_loaded:
-                    self._loaded.popitem(last=False)
-            yield captioner
+            yield self._load(index)

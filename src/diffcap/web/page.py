@@ -131,7 +131,7 @@ def _upload_zone(side: str) -> tuple[gr.Image, gr.HTML]:
 
 
 def _check_upload(side: str, path: str | None) -> tuple[Any, str]:
-    """Return what the zone shows (None if the image cannot be read; the decoded image if browsers cannot show the file), and messages."""
+    """Return the zone's image and messages. The image is None if it cannot be read, and decoded if browsers cannot show its file."""
     if path is None:
         return None, ""
     try:
@@ -201,10 +201,10 @@ def _hide_traceback(function: Callable[..., Any]) -> Callable[..., Any]:
             raise
         except Exception as error:
             if "out of memory" in str(error).lower() or isinstance(error, MemoryError):
-                raise gr.Error("No memory left for this one; try again later.", print_exception=False) from None
+                raise gr.Error("Not enough memory; try again later.", print_exception=False) from None
             traceback.print_exc(file=sys.stderr)
             raise gr.Error(
-                "Something went wrong on the server, which is no fault of your pictures; its log says what.",
+                "Something went wrong on the server; your pictures are not the cause. The server's log has the error.",
                 print_exception=False,
             ) from None
 

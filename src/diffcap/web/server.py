@@ -83,9 +83,7 @@ def build_app(
     folder = folder.resolve()
     allowed_hosts = None if hosts is None else [*_LOCAL_HOSTS, *hosts]
     app = FastAPI(
-        docs_url=None,
-        redoc_url=None,
-        openapi_url=None,
+        openapi_url=None,  # no pages of documentation
         middleware=[
             Middleware(TrustedHostMiddleware, allowed_hosts=allowed_hosts, www_redirect=False),
             Middleware(RequestFilter, folder, max_bytes, same_origin=hosts is not None),

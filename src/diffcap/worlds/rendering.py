@@ -8,15 +8,10 @@ import os
 import random
 import shutil
 import struct
-import sys
-import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict
-from multiprocessing import get_context, parent_process
-from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from diffcap.records import SPLITS, read_json, write_json, write_text
-from diffcap.utils.cores import available_cores
+from diffcap.utils.cores import available_cores, map_on_processes
 from diffcap.utils.errors import DiffcapError
 
 CHUNK = 16  # scenes; if a worker is killed, only its last chunk is lost
@@ -35,7 +30,7 @@ _MIN_SCENES_PER_WORKER = 160  # for fewer scenes, starting another process takes
 WriteChunk = Callable[[Path, Any, int], list[dict[str, Any]]]
 
 
-def claim_folder(folder: Path, settings: Any, last_files: tuple[str, ...], dataset: str = "blocks") -> bool:
+def claim_folder(folder: Path, settings: Any, last_files: tuple[str, ...], dataset: str) -> bool:
     """Check that a folder can be used. If it is new, write the settings (a dataclass) into it.
 
     `last_files` are names of files that are written after all images. Return True if the folder's dataset is already finished.
@@ -65,9 +60,7 @@ def render_chunks(
     from diffcap.utils.progress import progress_bar
 
     parts_folder = folder / PARTS_FOLDER
-    parts_folder.mkdir(exist_ok=True)
-    for temporary_file in parts_folder.glob("*.tmp"):
-        temporary_file.unlink(missing_ok=True)
+    parts_folder.mkdir(exist_ok=True)  # temporary files of a killed run are deleted with this folder
     chunk_files = {start: parts_folder / f"{start:06d}.json" for start in range(0, num_scenes, CHUNK)}
     missing = [(start, file) for start, file in chunk_files.items() if not file.is_file()]
     pending = [(write_chunk, folder, settings, start, file) for start, file in missing]
@@ -75,55 +68,16 @@ def render_chunks(
         num_workers = min(available_cores(), 1 + len(pending) * CHUNK // _MIN_SCENES_PER_WORKER)
     num_finished = len(chunk_files) - len(pending)
     with progress_bar(f"rendering {unit}", num_scenes, num_finished * CHUNK) as advance:
-        for _ in _write_pending(pending, num_workers):
+        for _ in map_on_processes(_write_chunk_file, pending, min(num_workers, len(pending))):
             advance(CHUNK)
     yield [metadata for chunk_file in chunk_files.values() for metadata in read_json(chunk_file)]
     shutil.rmtree(parts_folder, ignore_errors=True)
 
 
-def _write_pending(pending: list[tuple[WriteChunk, Path, Any, int, Path]], num_workers: int) -> Iterator[None]:
-    """Call `_write_chunk_file` with each tuple of its arguments in `pending`, and yield after each call."""
-    if num_workers <= 1 or len(pending) <= 1:
-        _keep_freed_memory()
-        torch = sys.modules.get("torch")
-        num_threads = torch.get_num_threads() if torch else 1
-        try:
-            if torch:
-                torch.set_num_threads(1)
-            for arguments in pending:
-                _write_chunk_file(*arguments)
-                yield
-        finally:
-            if torch:
-                torch.set_num_threads(num_threads)
-        return
-    # Processes are spawned, not forked, because threads that torch has started do not exist in a forked process.
-    pool = ProcessPoolExecutor(num_workers, get_context("spawn"), _start_worker)
-    try:
-        for future in as_completed([pool.submit(_write_chunk_file, *arguments) for arguments in pending]):
-            yield future.result()
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
 def _write_chunk_file(write_chunk: WriteChunk, folder: Path, settings: Any, start: int, chunk_file: Path) -> None:
+    # After this array, glibc keeps freed blocks of up to 30 MB. Without it, allocations take a quarter of the rendering time.
+    np.empty(30 * 2**20, np.uint8)
     write_text(chunk_file, json.dumps(write_chunk(folder, settings, start)))
-
-
-def _start_worker() -> None:
-    # torch reads this variable when it is imported, and some datasets import it only after this call.
-    os.environ["OMP_NUM_THREADS"] = "1"
-    if "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(1)
-    _keep_freed_memory()
-    parent = parent_process()
-    if parent is not None:  # makes the worker exit if the parent is killed
-        threading.Thread(target=lambda: (wait([parent.sentinel]), os._exit(1)), daemon=True).start()
-
-
-def _keep_freed_memory() -> None:
-    """Let the C library keep freed memory for later arrays. Without this, allocations take a quarter of the rendering time."""
-    np.empty(30 * 2**20, np.uint8)  # after this, glibc keeps freed blocks of up to 30 MB
 
 
 def delete_images(folder: Path, images: Iterable[str]) -> None:

@@ -15,7 +15,7 @@ from diffcap.worlds.blocks.scenes import ADD, CHANGES, COLOR, DROP, MATERIAL, Tr
 
 ObjectWords = tuple[str, str, str, str]  # size, color, material and shape of an object
 
-# Attribute value -> words for it. The first word is used with a probability of 0.5. A value without an entry is its own word.
+# Attribute value -> words for it. The first word is used with a probability of 0.5. A value without an entry is used as a word.
 SYNONYMS: dict[str, tuple[str, ...]] = {
     "large": ("large", "big"),
     "small": ("small", "tiny"),

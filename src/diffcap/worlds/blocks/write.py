@@ -66,7 +66,7 @@ def write_blocks(
         raise DiffcapError(f"blocks: jitter must lie in 0 to 3, not {jitter:g}; fix it.")
     settings = Settings(pairs, seed, (size[0], size[1]), float(jitter))
     folder = Path(folder)
-    if claim_folder(folder, settings, _FINAL_FILES):
+    if claim_folder(folder, settings, _FINAL_FILES, "blocks"):
         return
     for folder_name, _ in IMAGE_FOLDERS:
         (folder / folder_name).mkdir(exist_ok=True)

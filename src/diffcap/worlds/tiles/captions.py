@@ -29,18 +29,18 @@ _SUBJECTS = {
     "clearing": ("s:a part of the forest", "p:some trees of the forest", "s:a piece of the forest", "p:many trees"),
     "ground": ("s:a bare area", "s:an area of bare ground", "s:bare land", "s:bare ground", "s:a patch of bare soil"),
 }
+_BUILT_VERB_PHRASES = (
+    "{has} been built",
+    "{has} been built",  # twice, to choose it more often
+    "{is} built",
+    "{was} built",
+    "{has} appeared",
+    "{appear}",
+    "{has} been constructed",
+)
 # Type of the change -> verb phrases; words in braces are replaced by forms from `_VERB_FORMS`.
 _VERB_PHRASES: dict[str, tuple[str, ...]] = {
-    "houses_built": (
-        "{has} been built",
-        "{has} been built",
-        "{is} built",
-        "{was} built",
-        "{has} appeared",
-        "{appear}",
-        "{has} been constructed",
-        "{is} constructed",
-    ),
+    "houses_built": (*_BUILT_VERB_PHRASES, "{is} constructed"),
     "houses_removed": (
         "{has} been demolished",
         "{has} been removed",
@@ -51,15 +51,7 @@ _VERB_PHRASES: dict[str, tuple[str, ...]] = {
         "{has} been torn down",
         "{is} gone",
     ),
-    "road_built": (
-        "{has} been built",
-        "{has} been built",
-        "{is} built",
-        "{was} built",
-        "{has} appeared",
-        "{appear}",
-        "{has} been constructed",
-    ),
+    "road_built": _BUILT_VERB_PHRASES,
     "trees_cleared": (
         "{has} been cleared",
         "{has} been cut down",

@@ -48,7 +48,7 @@ class Change:
     details: list[str] = field(default_factory=list)
     change_type: str = ""  # one of `CHANGES`
     location: str = ""  # where in the image, from `location_of`; "" if no phrase fits
-    # What is near all changed objects: keys of `MAX_GAPS`. What is below all of them: "fields", "grass" or "forest inside".
+    # Things that are near all changed objects (keys of `MAX_GAPS`), and the ground below them: "fields", "grass" or "forest inside".
     relations: list[str] = field(default_factory=list)
 
     @property
@@ -234,7 +234,7 @@ def _sample_road(rng: random.Random, plan: Plan, variant: float) -> Change:
 
 
 def _sample_area(rng: random.Random, plan: Plan, low: float, high: float, gap: float) -> tuple[Polygon, set[int]]:
-    """Sample a round area of radius `low` to `high` on grass or fields, with `gap` free pixels around. Return it and what is below it."""
+    """Sample a round area of radius `low` to `high` on grass or fields, with `gap` free pixels around it. Return it and its covers."""
     for _ in range(6):
         center = scenes.sample_place(rng, 30)
         polygon = sample_blob(rng, center, rng.uniform(low, high), rng.uniform(0.55, 1))

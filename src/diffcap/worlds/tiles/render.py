@@ -52,7 +52,7 @@ _CAR_COLORS = ((226, 226, 226), (40, 42, 48), (150, 152, 156), (168, 46, 44), (5
 
 @dataclass(frozen=True)
 class Date:
-    """What determines the look of one image of a pair: season, light, atmosphere and sensor. Angles are in radians."""
+    """The season, light, atmosphere and sensor of one image of a pair, which determine how a scene looks. Angles are in radians."""
 
     greenness: float  # color of the vegetation, 0 (dry) to 1 (green)
     azimuth: float  # direction of the shadows

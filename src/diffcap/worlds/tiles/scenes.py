@@ -131,10 +131,8 @@ class Plan:
         points = [(x + MARGIN, y + MARGIN) for x, y in line]
         self._draw.line(points, fill=cover, width=math.ceil(width), joint="curve")
 
-    def _grid_points(
-        self, center: Point, angle: float, length: float, width: float
-    ) -> tuple[list[Point], list[Point], bool]:
-        """Return points of a rectangle every three pixels, its corners, and True if all of them are on the map."""
+    def covers_in(self, center: Point, angle: float, length: float, width: float) -> set[int]:
+        """Return the covers in a rectangle, read every three pixels; `RESERVED` is one of them if a part is outside of the map."""
         num_columns, num_rows = max(2, math.ceil(length / 3) + 1), max(2, math.ceil(width / 3) + 1)
         cosine, sine = math.cos(angle), math.sin(angle)
         distances = ((row / (num_rows - 1) - 0.5) * width for row in range(num_rows))  # from the middle of a column
@@ -144,26 +142,14 @@ class Plan:
             distance = (column / (num_columns - 1) - 0.5) * length
             x0, y0 = center[0] + distance * cosine + MARGIN, center[1] + distance * sine + MARGIN
             points += [(x0 - dx, y0 + dy) for dx, dy in steps]
-        corners = [points[k] for k in (0, num_rows - 1, -num_rows, -1)]
-        xs, ys = zip(*corners)
-        return points, corners, min(*xs, *ys) >= 0 and max(*xs, *ys) < SIZE + 2 * MARGIN
-
-    def _covers_at(self, points: list[Point]) -> set[int]:
-        map_pixels = self._map_pixels
-        return {map_pixels[point] for point in points}  # type: ignore[index, misc]  # load() of an "L" image gives integers
-
-    def covers_in(self, center: Point, angle: float, length: float, width: float) -> set[int]:
-        """Return the covers in a rectangle, read every three pixels."""
-        points, _, is_inside = self._grid_points(center, angle, length, width)
-        if is_inside:
-            return self._covers_at(points)
-        map_size = SIZE + 2 * MARGIN
-        return {RESERVED} | self._covers_at([(x, y) for x, y in points if 0 <= x < map_size and 0 <= y < map_size])
+        map_size, map_pixels = SIZE + 2 * MARGIN, self._map_pixels
+        points_on_map = [(x, y) for x, y in points if 0 <= x < map_size and 0 <= y < map_size]
+        covers = {map_pixels[point] for point in points_on_map}  # type: ignore[index, misc]  # an "L" image has integers
+        return covers if len(points_on_map) == len(points) else covers | {RESERVED}
 
     def is_free(self, center: Point, angle: float, length: float, width: float, allowed: frozenset[int] = OPEN) -> bool:
         """Return True if a rectangle is on the map and has only allowed covers."""
-        points, corners, is_inside = self._grid_points(center, angle, length, width)
-        return is_inside and self._covers_at(corners) <= allowed and self._covers_at(points) <= allowed
+        return self.covers_in(center, angle, length, width) <= allowed
 
     def covers_in_polygon(self, polygon: Polygon) -> set[int]:
         """Return the covers in the part of a polygon that is on the map."""
@@ -201,7 +187,10 @@ def sample_house(rng: random.Random, center: Point, angle: float, is_large: bool
 
 
 def sample_landscape(rng: random.Random, theme: str, needs_road: bool, needs_forest: bool) -> Plan:
-    """Sample fields, water, forests and roads, but no houses or single trees. `needs_road` asks for a road, `needs_forest` for a forest."""
+    """Sample fields, water, forests and roads, but no houses or single trees.
+
+    With `needs_road`, there is a road. With `needs_forest`, there is a forest, unless a river is in its place.
+    """
     plan = Plan()
     if theme == "village" or (theme == "forest" and rng.random() < 0.4):
         _add_fields(rng, plan)

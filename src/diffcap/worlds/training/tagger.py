@@ -23,14 +23,13 @@ _REPLACED_TAGS = ("NOUN", "ADJ")  # hard negatives (wrong captions) replace word
 def train_tagger(
     out: Path = Path("runs/tagger"),
     conllu: str | None = None,
-    held_out: str | None = None,
     dataset: Literal["blocks", "tiles"] = "blocks",
     scenes: int = 500,
     steps: int = 400,
     width: int = 32,
     seed: int = 0,
 ) -> None:
-    """Train a part-of-speech tagger without pretrained word vectors, and print its accuracy on held-out sentences.
+    """Train a part-of-speech tagger without pretrained word vectors, and print its accuracy on a tenth of the distinct sentences.
 
     The negatives stage reads the output folder (--tagger). The taggers that ship with the package were trained with the
     defaults, and with `--dataset tiles --scenes 1500`.
@@ -38,7 +37,6 @@ def train_tagger(
     Args:
         out: Output folder for tagger.pt, resources.json and metrics.json.
         conllu: CoNLL-U file with training sentences; by default captions of a rendered dataset with known tags.
-        held_out: CoNLL-U file with test sentences; by default a tenth of the distinct sentences is held out.
         dataset: Rendered dataset whose captions are used without a CoNLL-U file.
         scenes: Number of scenes of that dataset; their images are not rendered.
         steps: Optimiser steps.
@@ -46,11 +44,8 @@ def train_tagger(
         seed: Seed of the scenes, the split and the training.
     """
     sentences = read_conllu(conllu) if conllu is not None else tagged_captions(dataset, scenes, seed)
-    if held_out is not None:
-        train, test = sentences, read_conllu(held_out)
-    else:
-        train, test = split_held_out(sentences, seed)
-    if not train or not test:
+    train, test = split_held_out(sentences, seed)
+    if not train:
         raise DiffcapError(f"{len(train)} training sentences and {len(test)} held-out ones; give more sentences.")
     print(f"training on {len(train):,} sentences, measuring on {len(test):,}")
     work = out / ".training"  # a folder; its results are moved to `out` at the end
@@ -72,14 +67,13 @@ def train_tagger(
         "char_emb_dim": 8,
         "num_layers": 1,
         "word_cutoff": 2,
-        **dict.fromkeys(("rec_dropout", "char_rec_dropout"), 0),
         "dropout": 0.2,
         "lr": 0.01,
         "batch_size": 64,
         "max_steps": steps,
         "eval_interval": max(1, min(100, steps)),
     }
-    command = [sys.executable, "-m", "stanza.models.tagger", "--mode", "train", "--no_pretrain", "--cpu"]
+    command = [sys.executable, "-m", "stanza.models.tagger", "--no_pretrain", "--cpu"]
     command += ["--fix_eval_interval", "--augment_nopunct", "0"]
     command += [part for key, value in trainer_options.items() for part in (f"--{key}", str(value))]
     log = work / "log.txt"

@@ -37,7 +37,6 @@ def _class_of_material() -> np.ndarray:
     roofs = np.arange(paint.FIRST_TREE - paint.FIRST_ROOF)
     classes[paint.FIRST_ROOF : paint.FIRST_TREE] = len(COVERS) + roofs // num_levels
     classes[paint.FIRST_TREE : paint.FIRST_CAR] = COVERS.index("tree")
-    classes[[paint.FIXTURE, paint.CHIMNEY]] = IGNORED_CLASS
     return classes
 
 
