@@ -56,7 +56,7 @@ def tokenize_rcc(text: str) -> list[str]:
     Commas and semicolons become tokens, full stops and question marks are removed, and the case is kept. The text is split
     at every single space: two consecutive spaces give an empty token, which is in the authors' vocabularies.
     """
-    return text.translate(str.maketrans({",": " ,", ";": " ;", ".": "", "?": ""})).split(" ")
+    return re.sub("[.?]", "", re.sub("([,;])", r" \1", text)).split(" ")
 
 
 def tokenize_rcc_words(text: str) -> list[str]:

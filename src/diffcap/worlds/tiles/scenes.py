@@ -144,7 +144,7 @@ class Plan:
             points += [(x0 - dx, y0 + dy) for dx, dy in steps]
         map_size, map_pixels = SIZE + 2 * MARGIN, self._map_pixels
         points_on_map = [(x, y) for x, y in points if 0 <= x < map_size and 0 <= y < map_size]
-        covers = {map_pixels[point] for point in points_on_map}  # type: ignore[index, misc]  # an "L" image has integers
+        covers: set[int] = {map_pixels[point] for point in points_on_map}  # type: ignore[index, misc]  # of an "L" image
         return covers if len(points_on_map) == len(points) else covers | {RESERVED}
 
     def is_free(self, center: Point, angle: float, length: float, width: float, allowed: frozenset[int] = OPEN) -> bool:
