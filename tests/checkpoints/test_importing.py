@@ -122,13 +122,22 @@ def test_pre_training_checkpoints_are_what_captioning_begins_with(tmp_path: Path
     assert torch.equal(captioner.trunk.output_layer.weight, expected)
 
 
+def test_an_option_of_one_method(tmp_path: Path) -> None:
+    torch.save(pcl().weights("finetune"), tmp_path / "x.pt")
+    vocabulary = words(tmp_path / "v.json", 20, PCL_WORDS)
+    options = "--vocabulary", str(vocabulary), "--heads=4", "--options.grid=[3, 5]"
+    main(["import", "pcl", str(tmp_path / "x.pt"), "--out", str(tmp_path / "ours"), *options])
+    assert read_checkpoint(tmp_path / "ours")["diffcap"]["features"]["shape"][1:] == [3, 5]
+
+
 def test_the_adaptation_of_clip4idc(tmp_path: Path) -> None:
     official = load(FIXTURES / "clip4idc.json")
     torch.save({"state_dict": official.weights("retrieval")}, tmp_path / "x.pt")
-    state = import_official(tmp_path / "x.pt", "clip4idc", options=ImportOptions(vision_heads=2))
+    state = import_official(tmp_path / "x.pt", "clip4idc")
     assert state["diffcap"]["stage"] == "pretrain" and state["diffcap"]["vocabulary_layout"] == "clip_released"
     write_folder(tmp_path / "ours", state)
     sizes = state["diffcap"]["hyperparameters"]
+    assert sizes["intra_layers"] == 3  # as a number, so that fine-tuning with the same number starts from it
     model = CLIP4IDC(
         **{**sizes, "max_length": 13},
         width=64,
@@ -189,18 +198,19 @@ def test_odd_names_are_one_sentence(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("method", "options", "expectation"),
     [
-        ("pcl", {"max_length": 2}, "max_length is 2, but must be at least 3"),
+        ("pcl", {"max_length": 1}, "max_length is 1; it must be from 2 to 200"),
         ("pcl", {"max_length": 1000}, "its max_length is 1000; it must be from 2 to 200"),
         ("pcl", {"heads": 7}, "width 64 is not a multiple of heads 7"),
         (
-            "clip4idc",
-            {"vision_heads": 4000},
-            "--vision-heads is 4000, which does not divide the width 128 of the image",
+            "pcl",
+            {"of_method": {"intra_layers": 4}},
+            "--options: not valid for pcl (Option 'intra_layers' is not accepted); its options are: grid.",
         ),
-        ("clip4idc", {"vision_heads": 2, "max_length": 4000}, "max_length 4000 needs 3999 text positions"),
+        ("pcl", {"of_method": {"grid": 14}}, "--options: not valid for pcl ("),
+        ("clip4idc", {"max_length": 4000}, "max_length 4000 needs 3999 text positions"),
         (
             "clip4idc",
-            {"vision_heads": 2, "intra_layers": 4},
+            {"of_method": {"intra_layers": 4}},
             "intra_layers is 4; the network has 4 blocks: give 1 to 3",
         ),
     ],

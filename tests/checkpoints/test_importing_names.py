@@ -9,6 +9,7 @@ import torch
 from tests.parity.loading import FIXTURES, load, with_statistics
 from torch import Tensor
 
+from diffcap.checkpoints.importing import ImportOptions
 from diffcap.methods import dirl
 from diffcap.methods.clip4idc import official as clip4idc
 from diffcap.methods.pcl import official as pcl
@@ -96,3 +97,22 @@ def test_a_missing_part_of_scorers_attention_is_named(part: str) -> None:
 def test_the_scale_of_scorers_last_encoder_layer_is_the_one() -> None:
     scales = {f"change_detector_state.scorer.{n}.attention.logit_scale": torch.tensor(float(n)) for n in range(11)}
     assert scorer.from_official(scales) == {"logit_scale": torch.tensor(10.0)}
+
+
+def test_the_authors_network_of_clip4idc_has_its_name() -> None:
+    """Fine-tuning compares the names of the networks and the numbers of intra layers of its settings and of a checkpoint."""
+    shapes = {
+        "visual.conv1.weight": (768, 3, 32, 32),
+        "visual.positional_embedding": (50, 768),
+        "visual.proj": (768, 512),
+        "positional_embedding": (77, 512),
+        "token_embedding.weight": (49408, 512),
+        **{
+            f"{tower}.resblocks.{n}.ln_1.bias": (1,)
+            for tower in ("visual.transformer", "transformer")
+            for n in range(12)
+        },
+    }
+    state = {f"clip.{name}": torch.empty(shape, device="meta") for name, shape in shapes.items()}
+    model = clip4idc.official_sizes(state, ImportOptions()).model
+    assert model["network"] == "ViT-B-32-quickgelu" and model["intra_layers"] == 9

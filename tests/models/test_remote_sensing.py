@@ -173,12 +173,10 @@ def test_attention_maps_are_the_last_cross_attention_in_the_images_frame(name: s
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("rsiccformer", {"width": 9, "heads": 3}, "width is 9; it must be even"),
         ("rsiccformer", {"heads": 3}, "not a multiple of heads 3"),
         ("chg2cap", {"table": (4, 2)}, r"table is \(4, 2\), smaller than the grid \(2, 3\)"),
         ("chg2cap", {"table": (1, 1), "feature_channels": 3}, "the features hold pixels, so set backbone"),
         ("chg2cap", {"attention_width": 9}, "attention_width 9 is not a multiple of heads 2"),
-        ("chg2cap", {"width": 9}, "width 9 must be even"),
         ("rsiccformer", {"backbone": "resnet18", "trained_layers": ("layer4",)}, "has 'layer4'; choose from layer1,"),
         ("rsiccformer", {"backbone": "vgg11"}, "vgg11 is not a ResNet"),
     ],

@@ -32,6 +32,7 @@ def with_statistics(official: Fixture) -> dict[str, Tensor]:
         layer, _, last = name.rpartition(".")
         if last == "weight" and layer.rpartition(".")[0].endswith(".left") and value.ndim == 1:
             state |= {f"{layer}.running_mean": torch.zeros_like(value), f"{layer}.running_var": torch.ones_like(value)}
+            state[f"{layer}.num_batches_tracked"] = torch.tensor(0)
     return state
 
 

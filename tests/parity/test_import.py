@@ -87,7 +87,9 @@ def views(official: Fixture, method: str, folder: Path, expectation: bool) -> No
     if not expectation and (metadata["feature_channels"] % 4 or metadata["heads"] != 8):
         pytest.skip("a fixture of sizes that no released file has must be told")
     options = (
-        (f"--heads={metadata['heads']}", f"--coordinates={str(metadata['coordinates']).lower()}") if expectation else ()
+        (f"--heads={metadata['heads']}", f"--options.coordinates={str(metadata['coordinates']).lower()}")
+        if expectation
+        else ()
     )
     trained = imported(folder, method, grouped(official), *options, words=vocabulary(metadata["vocabulary"], RCC))
     assert trained.max_length == metadata["max_length"]  # by the table beside the weights
@@ -155,8 +157,8 @@ def test_clip4idc(clip4idc_fixture: Path, tmp_path: Path, half: bool) -> None:
     state = official.weights("caption")
     if half:
         state = {name: value.half() if name.startswith("clip.") else value for name, value in state.items()}
-    heads = f"--heads={metadata['captioner_heads']}", f"--vision-heads={metadata['vision_heads']}"
-    trained = imported(tmp_path, "clip4idc", state, *heads, f"--intra-layers={metadata['intra_layers']}")
+    options = f"--heads={metadata['captioner_heads']}", f"--options.intra_layers={metadata['intra_layers']}"
+    trained = imported(tmp_path, "clip4idc", state, *options)
     model = trained.captioner
     assert isinstance(model, CLIP4IDC) and trained.features["shape"] == [3, *[metadata["image_size"]] * 2]
     model.images.mean.zero_()  # the fixture's pixels are normalised

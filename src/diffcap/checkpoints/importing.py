@@ -6,19 +6,19 @@ Each method has an `Importer`. Most hyperparameters follow from the shapes of th
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
 import torch
+from jsonargparse import ArgumentParser
 from torch import Tensor
 
 import diffcap
 from diffcap.checkpoints.loading import build_captioner, build_pretraining
 from diffcap.checkpoints.reading import FORMAT, is_finite
 from diffcap.datasets.registry import RELEASED_CHECKPOINTS_DATASET, get_dataset
-from diffcap.features.preprocessing import RCC_STD, ResizeNormalize, ResizeOnly
+from diffcap.features.preprocessing import ResizeNormalize, ResizeOnly
 from diffcap.records import read_json
 from diffcap.registry import get_method, import_object, methods
 from diffcap.text.vocabularies import AnyLayout
@@ -29,21 +29,8 @@ from diffcap.utils.unpickling import load_tensors, state_of_module
 State = Mapping[str, Tensor]  # name of a parameter -> its value
 Stage = Literal["pretrain", "finetune"]
 Rule = tuple[str, str | None]  # (regular expression for official names, new name); None drops the parameter
-MIN_LENGTH = 3  # tokens of a caption: start token, one word, end token
 # Names of values that are not learned: computed tables, such as position encodings ("pe"), and numbers, such as the image size.
-_COMPUTED_NAME = re.compile(
-    r"(?:.*\.)?(?:pe|position_ids|attn_mask|num_batches_tracked|input_resolution|context_length|vocab_size)"
-)
-# SCORER and DIRL extend the code of RobustChangeCaptioning (RCC). These rules rename RCC's image embedding and word layers.
-RCC_RULES: tuple[Rule, ...] = (
-    (r"change_detector_state\.img\.0", "embedding.projection"),
-    (r"change_detector_state\.w_embedding", "embedding.columns"),
-    (r"change_detector_state\.h_embedding", "embedding.rows"),
-    (r"speaker_state\.core\.embed", "decoder.embedding"),
-    (r"speaker_state\.core\.fc\.(\d+)", r"decoder.lift.\1"),
-    (r"speaker_state\.core\.layer\.(\d+)\.(norm\d)", r"decoder.blocks.\1.\2"),
-    (r"speaker_state\.logit", "decoder.logit"),
-)
+_COMPUTED_NAME = re.compile(r"(?:.*\.)?(?:pe|position_ids|attn_mask|input_resolution|context_length|vocab_size)")
 
 
 class Sizes(NamedTuple):
@@ -58,11 +45,11 @@ class Sizes(NamedTuple):
 class Importer:
     """How to read the official checkpoints of a method."""
 
-    # Takes the official parameters, the values of `ImportOptions`, and the computed tables of positions.
-    sizes: Callable[[State, Mapping[str, Any], State], Sizes]
+    # Takes the official parameters and buffers, `ImportOptions`, and as keyword arguments the options that only this method has.
+    sizes: Callable[..., Sizes]
     # Takes the official parameters and the stage, and returns the state dict of diffcap's model.
     rename: Callable[[dict[str, Tensor], Stage], dict[str, Tensor]]
-    vocabulary_layout: AnyLayout  # name of the special tokens and the order of ids in diffcap's model
+    vocabulary_layout: AnyLayout  # name of the special tokens and of the order of ids in diffcap's model, such as "rcc"
     vocabulary_file: str | None  # the authors' file that maps words to ids; None if the method uses CLIP's tokens
     # If a file is a dict of several networks: their keys, which become prefixes of the parameters' names. Empty for one network.
     groups: tuple[str, ...] = ()
@@ -74,14 +61,10 @@ class Importer:
 class ImportOptions:
     """Hyperparameters that do not follow from the shapes of the weights. None means the value that the authors used."""
 
-    heads: int = 8
-    vision_heads: int | None = None
-    max_length: int | None = None  # None: 40 (IDC-PCL), 33 (CLIP4IDC), length of the positions or 24 (SCORER, DIRL)
-    # True if the model reads two more channels, x and y. None: True if it reads 4 n + 2 channels, such as 1024 + 2.
-    coordinates: bool | None = None
-    grid: tuple[int, int] | None = None  # rows and columns of the image features
-    intra_layers: int | None = None  # layers of the image tower that encode each image separately (CLIP4IDC)
+    heads: int = 8  # of every attention layer, except those of a pretrained image tower
+    max_length: int | None = None  # maximal number of tokens of a caption
     dataset: str = RELEASED_CHECKPOINTS_DATASET  # name of the dataset that the checkpoint was trained on
+    of_method: Mapping[str, Any] = field(default_factory=dict)  # keyword arguments of the method's `Importer.sizes`
 
 
 def get_importer(method: str) -> Importer:
@@ -104,26 +87,24 @@ def read_official(path: str | Path, method: str) -> dict[str, Tensor]:
     else:
         content = load_tensors(path, importer.pickled_classes)
     if isinstance(content, dict) and not importer.groups:
-        for wrapper in ("state_dict", "model_state_dict", "model"):
-            if isinstance(content.get(wrapper), dict):
-                content = content[wrapper]
-                break
+        wrappers = ("state_dict", "model_state_dict", "model")
+        content = next((content[name] for name in wrappers if isinstance(content.get(name), dict)), content)
     if not isinstance(content, dict):
         raise DiffcapError(
             f"{path}: contains a {type(content).__name__}, not a dict of weights; give the authors' checkpoint."
         )
-    networks = {group: content[group] for group in importer.groups if isinstance(content.get(group), dict)}
-    # `state_of_module` raises a RecursionError if a module contains itself.
-    with wrap_errors(path, f"not a checkpoint of {method}", "download it again"):
-        states = {group: state_of_module(network) or network for group, network in networks.items()}
-    if states:
-        if missing := [group for group in importer.groups if group not in states]:
-            raise DiffcapError(f"{path}: {missing[0]!r} is missing; download the authors' checkpoint again.")
-        content = {
-            f"{group}.{str(name).removeprefix('module.')}": value
-            for group, network_state in states.items()
-            for name, value in network_state.items()
-        }
+    if missing := [group for group in importer.groups if not isinstance(content.get(group), dict)]:
+        raise DiffcapError(
+            f"{path}: not a checkpoint of {method} ({missing[0]!r} is missing); give the authors' checkpoint."
+        )
+    if importer.groups:
+        # `state_of_module` raises a RecursionError if a module contains itself.
+        with wrap_errors(path, f"not a checkpoint of {method}", "download it again"):
+            content = {
+                f"{group}.{str(name).removeprefix('module.')}": value
+                for group in importer.groups
+                for name, value in (state_of_module(content[group]) or content[group]).items()
+            }
     state = {str(name).removeprefix("module."): value for name, value in content.items()}  # DataParallel adds "module."
     non_tensor = next((name for name, value in state.items() if not isinstance(value, Tensor)), None)
     if non_tensor is not None or not state:
@@ -164,16 +145,22 @@ def import_official(
     The stage is "pretrain" (IDC-PCL's pre-training, CLIP4IDC's adaptation) or "finetune". `vocabulary` is a file for `read_word_ids`.
     """
     options = options or ImportOptions()
-    state = read_official(path, method)
-    tables = {name: value for name, value in state.items() if name.endswith("pe") and _COMPUTED_NAME.fullmatch(name)}
-    state = {name: value for name, value in state.items() if not _COMPUTED_NAME.fullmatch(name)}
     importer = get_importer(method)
-    words, official_ids = _read_vocabulary(path, method, importer, vocabulary)
+    parser = ArgumentParser(exit_on_error=False)
+    known_options = parser.add_function_arguments(importer.sizes, skip={2})  # without the weights and `ImportOptions`
+    with wrap_errors("--options", f"not valid for {method}", f"its options are: {', '.join(known_options) or 'none'}"):
+        own_options = parser.parse_object(dict(options.of_method)).as_dict()
+    state = read_official(path, method)
+    if (vocabulary is None) != (importer.vocabulary_file is None):
+        advice = f"contains no words; give its {importer.vocabulary_file} as --vocabulary FILE"
+        if vocabulary is not None:
+            advice = "has CLIP's tokens; omit the option --vocabulary"
+        raise DiffcapError(f"{path}: a checkpoint of {method} {advice}.")
+    layout = cast(LayoutName, importer.vocabulary_layout)
+    words, official_ids = ([], None) if vocabulary is None else read_word_ids(vocabulary, layout)
     stage: Stage = "pretrain" if importer.is_pretraining(state) else "finetune"
     with wrap_errors(path, f"not a complete checkpoint of {method}", "download it again"):
-        sizes = importer.sizes(state, options.__dict__, tables)
-        if sizes.max_length < MIN_LENGTH:
-            raise ValueError(f"max_length is {sizes.max_length}, but must be at least {MIN_LENGTH}")
+        sizes = importer.sizes(state, options, **own_options)
     model = sizes.model
     if official_ids is not None and len(official_ids) != model["vocabulary_size"]:
         raise DiffcapError(
@@ -181,7 +168,8 @@ def import_official(
             "of this checkpoint."
         )
     with wrap_errors(path, f"its weights do not fit {method}", "check the options, or download it again"):
-        renamed = importer.rename(state, stage)
+        learned = {name: value for name, value in state.items() if not _COMPUTED_NAME.fullmatch(name)}
+        renamed = importer.rename(learned, stage)
         if official_ids is not None and official_ids != list(range(len(official_ids))):
             # In each parameter with one row per word, the new row i is the official row `official_ids[i]`.
             layers = "word_embedding.weight", "output_layer.weight", "output_layer.bias"
@@ -214,21 +202,6 @@ def import_official(
         else:
             build_pretraining(checkpoint)
     return checkpoint
-
-
-def _read_vocabulary(
-    path: str | Path, method: str, importer: Importer, vocabulary: str | Path | None
-) -> tuple[list[str], list[int] | None]:
-    """Read the vocabulary file with `read_word_ids`; for CLIP's tokens, which need no file, return no words and None."""
-    if importer.vocabulary_file is None:
-        if vocabulary is not None:
-            raise DiffcapError(f"--vocabulary: {get_method(method).title} uses CLIP's tokens; omit the option.")
-        return [], None
-    if vocabulary is None:
-        raise DiffcapError(
-            f"{path}: a checkpoint of {method} contains no words; give its {importer.vocabulary_file} as --vocabulary FILE."
-        )
-    return read_word_ids(vocabulary, cast(LayoutName, importer.vocabulary_layout))
 
 
 def rename(state: Mapping[str, Tensor], rules: Sequence[Rule], system: str) -> dict[str, Tensor]:
@@ -304,40 +277,3 @@ def pixel_features(size: tuple[int, int]) -> dict[str, Any]:
     pixels = {"name": "pixels", "library": "pixels", "network": None, "stage": None, "dtype": "uint8"}
     preprocessing = json.loads(json.dumps(ResizeOnly(size).describe()))
     return {**resnet_features("", (3, *size)), **pixels, "preprocessing": preprocessing}
-
-
-def rcc_sizes(state: State, options: Mapping[str, Any], tables: State) -> Sizes:
-    """Return the hyperparameters of a method that extends the code of RobustChangeCaptioning, such as SCORER and DIRL."""
-    projection = state["change_detector_state.img.0.weight"]
-    word_vectors = state["speaker_state.core.embed.weight"]
-    width, channels = projection.shape[:2]
-    coordinates = options["coordinates"]
-    if coordinates is None:
-        coordinates = channels % 4 == 2
-    grid = [len(state[f"change_detector_state.{side}_embedding.weight"]) for side in "hw"]
-    positions = next((value for name, value in tables.items() if name.startswith("speaker_state.")), None)
-    max_length = options["max_length"] or (24 if positions is None else positions.shape[-2])
-    feature_channels = channels - 2 * coordinates
-    model = {
-        "vocabulary_size": len(word_vectors),
-        "feature_channels": feature_channels,
-        "grid": grid,
-        "max_length": max_length,
-        "width": width,
-        "heads": options["heads"],
-        "word_width": word_vectors.shape[1],
-        "coordinates": coordinates,
-        "decoder_layers": count_layers(state, r"speaker_state\.core\.layer\.(\d+)\."),
-    }
-    features = resnet_features("layer3", (feature_channels, grid[0], grid[1]), ResizeNormalize(std=RCC_STD))
-    return Sizes(model, max_length, features)
-
-
-# `rcc_importer(sizes, rename)` returns the `Importer` of a method that extends the code of RobustChangeCaptioning.
-rcc_importer = partial(
-    Importer,
-    vocabulary_layout="rcc",
-    vocabulary_file="vocab.json",
-    groups=("change_detector_state", "speaker_state"),  # the two state dicts in a checkpoint
-    pickled_classes=("AttrDict",),  # class of the settings in a checkpoint; diffcap does not use the settings
-)

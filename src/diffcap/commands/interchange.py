@@ -1,7 +1,7 @@
 """The commands `diffcap average`, `import`, `export`, `push` and `pull`."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from diffcap.datasets.registry import RELEASED_CHECKPOINTS_DATASET
 from diffcap.utils.console import echo
@@ -28,11 +28,8 @@ def import_(
     out: Path | None = None,
     dataset: str = RELEASED_CHECKPOINTS_DATASET,
     heads: int = 8,
-    vision_heads: int | None = None,
     max_length: int | None = None,
-    coordinates: bool | None = None,
-    grid: tuple[int, int] | None = None,
-    intra_layers: int | None = None,
+    options: dict[str, Any] | None = None,
 ) -> None:
     """Convert a checkpoint that the authors of a method released, without running pickled code.
 
@@ -45,17 +42,13 @@ def import_(
         out: Folder to write; by default the file's name and -diffcap.
         dataset: Training dataset; birds2words is evaluated with raw tokens.
         heads: Number of heads of every attention layer except CLIP's.
-        vision_heads: Number of heads of CLIP's image tower; by default each head has 64 channels.
         max_length: Maximal number of tokens of a caption; by default the authors' value for CLEVR-Change.
-        coordinates: Whether x and y are appended to SCORER's or DIRL's features; by default derived from the number of channels.
-        grid: Rows and columns of IDC-PCL's features; 7 and 7 by default.
-        intra_layers: Layers of CLIP4IDC's image tower that encode each image separately; three quarters by default.
+        options: Options that only this method has, such as --options.grid=[14,14] for pcl; an error lists them.
     """
     from diffcap.checkpoints.importing import ImportOptions, import_official
     from diffcap.checkpoints.reading import CAPTIONING_STAGES, write_folder
 
-    options = ImportOptions(heads, vision_heads, max_length, coordinates, grid, intra_layers, dataset)
-    content = import_official(file, method, vocabulary, options)
+    content = import_official(file, method, vocabulary, ImportOptions(heads, max_length, dataset, options or {}))
     folder = out or file.with_name(f"{file.name.split('.')[0]}-diffcap")
     _check_target(folder)
     write_folder(folder, content)

@@ -7,15 +7,15 @@ Letters: B pairs, b pairs of a group (the change pairs of a batch, or the distra
 the viewpoint changed), N visual tokens of one image, T text positions, D width, C feature channels, V vocabulary.
 """
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from diffcap.checkpoints.importing import RCC_RULES, Rule, Sizes, State, count_layers, rcc_importer, rcc_sizes, rename
+from diffcap.checkpoints.importing import ImportOptions, Rule, Sizes, State, count_layers, rename
 from diffcap.losses.gather import gather_rows, global_mean, sum_over_ranks
+from diffcap.methods import rcc
 from diffcap.models.captioner import Batch, constructor_arguments
 from diffcap.models.cross_image import CrossImageCaptioner, CrossImageLayer, CrossImageOutput
 from diffcap.models.decoder import NULL, BlockOutput, PostNormBlock, WordDecoder, next_word_losses, pair_groups
@@ -232,7 +232,7 @@ class DIRL(CrossImageCaptioner):
 _DECODER_LAYER = r"speaker_state\.core\.layer\.(\d+)\."
 _ENCODER_LAYER = r"change_detector_state\.transformer\.(\d+)\."
 _RULES: tuple[Rule, ...] = (
-    *RCC_RULES,  # of the modules that all methods based on RobustChangeCaptioning (RCC) have
+    *rcc.RULES,  # of the modules that SCORER's and DIRL's code have in common
     (r"change_detector_state\.mlp\.(\d+)", r"projector.\1"),
     (_ENCODER_LAYER + r"attention\.in_proj_(weight|bias)", r"encoder.\1.attention.qkv.\2"),
     (_ENCODER_LAYER + r"attention\.out_proj", r"encoder.\1.attention.out"),
@@ -247,9 +247,9 @@ _RULES: tuple[Rule, ...] = (
 )
 
 
-def official_sizes(state: State, options: Mapping[str, Any], tables: State) -> Sizes:
-    """Return the hyperparameters of DIRL, from shapes in the authors' state dict, position `tables` and the user's `options`."""
-    sizes = rcc_sizes(state, options, tables)
+def official_sizes(state: State, options: ImportOptions, coordinates: bool | None = None) -> Sizes:
+    """Return DIRL's hyperparameters, from the authors' state dict and the user's options; `coordinates`: see `rcc.common_sizes`."""
+    sizes = rcc.common_sizes(state, options, coordinates)
     projector_weight = state.get("change_detector_state.mlp.0.weight")
     if projector_weight is None:
         sizes.model["decorrelation_weight"] = 0.0
@@ -261,4 +261,4 @@ def official_sizes(state: State, options: Mapping[str, Any], tables: State) -> S
     return sizes
 
 
-IMPORTER = rcc_importer(official_sizes, lambda state, stage: rename(state, _RULES, "DIRL"))
+IMPORTER = rcc.importer(official_sizes, lambda state, stage: rename(state, _RULES, "DIRL"))

@@ -9,8 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from diffcap.checkpoints.importing import Importer, Rule, Sizes, State, count_layers, pixel_features, rename
-from diffcap.utils.errors import DiffcapError
+from diffcap.checkpoints.importing import Importer, ImportOptions, Rule, Sizes, count_layers, pixel_features, rename
 
 # Rules to rename parameters: a regular expression of official names, and diffcap's name; None leaves the parameter out.
 _VISUAL_RULES: tuple[Rule, ...] = (
@@ -19,12 +18,10 @@ _VISUAL_RULES: tuple[Rule, ...] = (
     (r"clip\.visual\.joint_positional_embedding", "images.joint_positions"),
     (r"clip\.visual\.ln_mid", "images.ln_mid"),
     (r"clip\.visual\.([\w.]+)", r"images.visual.\1"),
-    (r"clip\.token_embedding", "words.token_embedding"),
-    (r"clip\.positional_embedding", "words.positional_embedding"),
+    (r"clip\.(token_embedding|positional_embedding)", r"words.\1"),
 )
 _TEXT_RULES: tuple[Rule, ...] = (
-    (r"clip\.(transformer\.[\w.]+)", r"words.\1"),
-    (r"clip\.(ln_final|text_projection)", r"words.\1"),
+    (r"clip\.(transformer\.[\w.]+|ln_final|text_projection)", r"words.\1"),
     (r"clip\.logit_scale", "logit_scale"),
 )
 _NO_TEXT_RULES: tuple[Rule, ...] = tuple((pattern, None) for pattern, _ in _TEXT_RULES)
@@ -57,15 +54,15 @@ def from_official(state: Mapping[str, Tensor], stage: str) -> dict[str, Tensor]:
     return {name: value.float() for name, value in rename(state, rules, "CLIP4IDC").items()}
 
 
-def official_sizes(state: State, options: Mapping[str, Any], tables: State) -> Sizes:
-    """Return the model's hyperparameters, from shapes in an official state dict and from `options`; `tables` (positions) is not needed."""
+def official_sizes(state: Mapping[str, Tensor], options: ImportOptions, intra_layers: int | None = None) -> Sizes:
+    """Return the model's hyperparameters, from the authors' state dict and the user's options.
+
+    `intra_layers`: layers of the image tower that encode each image separately. None: three quarters of them (authors' code: 9 of 12).
+    """
+    import open_clip  # imports timm and torchvision, too slow for --help
+
     vision_width, _, patch_side, _ = state["clip.visual.conv1.weight"].shape
-    heads = options["vision_heads"] or max(1, vision_width // 64)  # as in CLIP
-    if vision_width % heads:
-        raise DiffcapError(
-            f"--vision-heads is {heads}, which does not divide the width {vision_width} of the image tower; give its number of "
-            "heads."
-        )
+    vision_layers = count_layers(state, r"clip\.visual\.transformer\.resblocks\.(\d+)\.")
     grid_side = math.isqrt(len(state["clip.visual.positional_embedding"]) - 1)
     context_length, text_width = state["clip.positional_embedding"].shape
     vocabulary_size = len(state["clip.token_embedding.weight"])
@@ -76,48 +73,39 @@ def official_sizes(state: State, options: Mapping[str, Any], tables: State) -> S
         "vision_cfg": {
             "image_size": patch_side * grid_side,
             "patch_size": patch_side,
-            "width": vision_width,
-            "head_width": vision_width // heads,
-            "layers": count_layers(state, r"clip\.visual\.transformer\.resblocks\.(\d+)\."),
+            "width": vision_width,  # heads have 64 channels in both towers, as in CLIP
+            "layers": vision_layers,
         },
         "text_cfg": {
             "context_length": context_length,
             "vocab_size": vocabulary_size,
             "width": text_width,
-            "heads": max(1, text_width // 64),
+            "heads": text_width // 64,
             "layers": max(1, text_layers),
         },
     }
-    if network == _VIT_B_32:
-        network = "ViT-B-32-quickgelu"
+    if network == open_clip.get_model_config("ViT-B-32-quickgelu"):
+        network = "ViT-B-32-quickgelu"  # as the method's settings name it
     ffn_weight = state.get("decoder.decoder.layer.0.intermediate.dense.weight")  # None in stage 1
     # Authors' code: 32 text positions. In stage 2, a caption has one more token, because its END is not an input of the decoder.
     default_length = min(32, context_length) if ffn_weight is None else min(33, context_length + 1)
-    max_length = options["max_length"] or default_length
+    max_length = options.max_length or default_length
     model: dict[str, Any] = {
         "vocabulary_size": vocabulary_size,
         "network": network,
-        "intra_layers": options["intra_layers"],
+        "intra_layers": intra_layers or vision_layers * 3 // 4,
         "max_length": max_length,
     }
     if ffn_weight is not None:
         model |= {
             "width": ffn_weight.shape[1],
-            "heads": options["heads"],
+            "heads": options.heads,
             "ffn": len(ffn_weight),
             "encoder_layers": count_layers(state, r"decoder\.encoder\.layer\.(\d+)\."),
             "decoder_layers": count_layers(state, r"decoder\.decoder\.layer\.(\d+)\."),
             "padding": "released",
         }
     return Sizes(model, max_length, pixel_features((patch_side * grid_side, patch_side * grid_side)))
-
-
-_VIT_B_32 = {
-    "embed_dim": 512,
-    "quick_gelu": True,
-    "vision_cfg": {"image_size": 224, "patch_size": 32, "width": 768, "head_width": 64, "layers": 12},
-    "text_cfg": {"context_length": 77, "vocab_size": 49408, "width": 512, "heads": 8, "layers": 12},
-}
 
 
 IMPORTER = Importer(

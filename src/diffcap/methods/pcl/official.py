@@ -5,11 +5,10 @@ the image-text matching head, which is left out, because no released configurati
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 from torch import Tensor
 
-from diffcap.checkpoints.importing import Importer, Rule, Sizes, State, count_layers, rename, resnet_features
+from diffcap.checkpoints.importing import Importer, ImportOptions, Rule, Sizes, count_layers, rename, resnet_features
 
 # The authors' names of the encoders, and our names.
 _ENCODERS = {"single_img_encoder": "single", "double_img_encoder": "pair", "encoder": "cross"}
@@ -57,16 +56,18 @@ def from_official(state: Mapping[str, Tensor], stage: str) -> dict[str, Tensor]:
     return rename(state, rules, "IDC-PCL")
 
 
-def official_sizes(state: State, options: Mapping[str, Any], tables: State) -> Sizes:
-    """Return the model's hyperparameters, from shapes in an official state dict and from `options`; `tables` (positions) is not needed."""
+def official_sizes(state: Mapping[str, Tensor], options: ImportOptions, grid: tuple[int, int] = (7, 7)) -> Sizes:
+    """Return the model's hyperparameters, from the authors' state dict and the user's options.
+
+    `grid`: rows and columns of the features; 7 x 7 are those of ResNet-101's layer4 for images of 224 x 224 pixels.
+    """
     projection_weight = state["img_project.0.weight"]  # (D, C)
-    grid = options["grid"] or (7, 7)  # ResNet-101 layer4 at 224 x 224
-    max_length = options["max_length"] or 40
+    max_length = options.max_length or 40
     model = {
         "vocabulary_size": len(state["word_embedding.weight"]),
         "feature_channels": projection_weight.shape[1],
         "width": len(projection_weight),
-        "heads": options["heads"],
+        "heads": options.heads,
         "ffn": len(state["encoder.layers.0.feed_forward.w_1.weight"]),
     }
     for encoder, our_name in _ENCODERS.items():
@@ -76,7 +77,7 @@ def official_sizes(state: State, options: Mapping[str, Any], tables: State) -> S
     return Sizes(model, max_length, resnet_features("layer4", (projection_weight.shape[1], *grid)))
 
 
-def _is_pretraining(state: State) -> bool:
+def _is_pretraining(state: Mapping[str, Tensor]) -> bool:
     return any(name.startswith("feat_regress.") for name in state)
 
 

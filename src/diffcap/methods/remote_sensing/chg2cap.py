@@ -4,7 +4,7 @@ Letters: B pairs, N positions of the grid, T text positions, C feature channels,
 the decoder, V vocabulary.
 """
 
-from collections.abc import Mapping
+import re
 from typing import Any
 
 import torch
@@ -67,7 +67,7 @@ class OuterResidualBlock(PostNormBlock):
     """A post-norm decoder block, with its input added to its output (authors' code)."""
 
     def forward(self, x: Tensor, memory: BlockMemory, mask: Tensor | None, past_segments: Segments) -> BlockOutput:
-        """Run words x (B, T, D), which attend to `memory` (visual tokens) and `past_segments` (earlier words), as `PostNormBlock`."""
+        """Run words x (B, T, D). They attend to visual tokens `memory`, and where `mask` is True to earlier words `past_segments` and x."""
         output = super().forward(x, memory, mask, past_segments)
         return output._replace(hidden=output.hidden + x)
 
@@ -130,8 +130,6 @@ class Chg2Cap(parts.PixelOrFeatureCaptioner):
         if table[0] < grid[0] or table[1] < grid[1]:
             remedy = "the features hold pixels, so set backbone" if feature_channels == 3 else "enlarge it"
             raise ValueError(f"table is {tuple(table)}, smaller than the grid {tuple(grid)} of the features; {remedy}")
-        if width % 2:
-            raise ValueError(f"width {width} must be even")
         self.channels = feature_channels
         self.grid = (grid[0], grid[1])
         row_channels = feature_channels // 2  # the other channels of a position's vector are for its column
@@ -218,18 +216,22 @@ _RULES: tuple[importing.Rule, ...] = (
     *_block_rules(0, "single"),
     *_block_rules(1, "pair"),
     (r"decoder_dict\.Conv1", "fusion"),
-    *parts.residual_rules(r"decoder_dict\.LN", "residual"),
+    parts.residual_rule(r"decoder_dict\.LN", "residual"),
     *parts.decoder_rules("decoder_dict", "multihead_attn"),
     *parts.backbone_rules(r"encoder_dict\.cnn"),
 )
 
 
-def official_sizes(state: importing.State, options: Mapping[str, Any], tables: importing.State) -> importing.Sizes:
-    """Return Chg2Cap's hyperparameters; `tables`: the authors' positions. With a ResNet, option `dataset` sets the normalisation."""
+def official_sizes(
+    state: importing.State, options: importing.ImportOptions, grid: tuple[int, int] = (8, 8)
+) -> importing.Sizes:
+    """Return Chg2Cap's hyperparameters, from the authors' state dict and the user's options.
+
+    If the state dict has a ResNet, `options.dataset` determines the normalisation of the pixels. `grid`: rows and columns of the features.
+    """
     attention_width, channels = state["encoder_trans_dict.selftrans.0.0.att.to_k.weight"].shape
-    positions = next((table for name, table in tables.items() if name.startswith("decoder_dict.")), None)
-    max_length = options["max_length"] or (41 if positions is None else len(positions))
-    grid = options["grid"] or (8, 8)
+    positions = [value for name, value in state.items() if re.fullmatch(r"decoder_dict\.(.*\.)?pe", name)]
+    max_length = options.max_length or (len(positions[0]) if positions else 41)
     model: dict[str, Any] = {
         "vocabulary_size": len(state["decoder_dict.vocab_embedding.weight"]),
         "feature_channels": channels,
@@ -239,7 +241,7 @@ def official_sizes(state: importing.State, options: Mapping[str, Any], tables: i
         "attention_width": attention_width,
         "ffn": len(state["encoder_trans_dict.selftrans.0.0.feedforward.net.0.weight"]),
         "width": len(state["decoder_dict.Conv1.weight"]),
-        "heads": options["heads"],
+        "heads": options.heads,
         "encoder_layers": importing.count_layers(state, r"encoder_trans_dict\.selftrans\.(\d+)\."),
         "decoder_layers": importing.count_layers(state, r"decoder_dict\.transformer\.layers\.(\d+)\."),
     }
@@ -248,7 +250,7 @@ def official_sizes(state: importing.State, options: Mapping[str, Any], tables: i
         shape = (channels, grid[0], grid[1])
         features = importing.resnet_features("layer4", shape, ResizeNormalize(parts.IMAGE_SIZE))
         return importing.Sizes(model, max_length, features)
-    is_dubai = options["dataset"] == "dubai_cc"
+    is_dubai = options.dataset == "dubai_cc"
     image_size = (50, 50) if is_dubai else parts.IMAGE_SIZE
     model |= {"backbone": network, "feature_channels": 3, "grid": list(image_size)}
     if is_dubai:
@@ -258,7 +260,7 @@ def official_sizes(state: importing.State, options: Mapping[str, Any], tables: i
 
 IMPORTER = importing.Importer(
     official_sizes,
-    lambda state, stage: parts.restore_entries(importing.rename(state, _RULES, "Chg2Cap")),  # for every stage
+    lambda state, stage: parts.restore_convolutions(importing.rename(state, _RULES, "Chg2Cap")),  # for every stage
     vocabulary_layout="chg2cap",
     vocabulary_file="vocab.json",
     groups=("encoder_dict", "encoder_trans_dict", "decoder_dict"),  # the state dicts in a checkpoint

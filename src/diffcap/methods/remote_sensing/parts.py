@@ -197,11 +197,6 @@ class PixelOrFeatureCaptioner(Captioner):
 
 
 # Rules to rename parameters: a regular expression of the authors' name, and diffcap's name; None leaves the parameter out.
-_STATISTICS = r"(running_mean|running_var|num_batches_tracked)"  # batch norm's buffers
-# Modules of the authors' word decoder that are stored but not used.
-_UNUSED_MODULES = (r"transformer\.layers\.\d+\.fc_alpha[123]", r"position_encoding\.(?:embedding_1D|pe)")
-
-
 def decoder_rules(prefix: str, cross_attention: str) -> tuple[Rule, ...]:
     """Return rules for the authors' word decoder. Its names begin with `prefix`, its cross-attention is named `cross_attention`."""
     layer = rf"{prefix}\.transformer\.layers\.(\d+)\."
@@ -215,43 +210,31 @@ def decoder_rules(prefix: str, cross_attention: str) -> tuple[Rule, ...]:
         (layer + "linear2", r"decoder.blocks.\1.ffn.3"),
         (layer + "norm([123])", r"decoder.blocks.\1.norm\2"),
         (rf"{prefix}\.wdc", "decoder.logit"),
-        *((rf"{prefix}\.{name}", None) for name in _UNUSED_MODULES),
+        # Modules that are stored but not used.
+        (layer + "fc_alpha[123]", None),
+        (rf"{prefix}\.position_encoding\.(?:embedding_1D|pe)", None),
     )
 
 
-def residual_rules(official: str, ours: str) -> tuple[Rule, ...]:
-    """Return rules for residual blocks. `official` is a pattern of the authors' name, which may have groups; `ours` is our name."""
-    layer_group = 1 + re.compile(official).groups  # number of the group that matches the layer's number
-    return (
-        (rf"{official}\.left\.(\d+)", rf"{ours}.branch.\{layer_group}"),
-        (rf"{official}\.left\.(\d+)\.{_STATISTICS}", rf"{ours}.branch.\{layer_group}.\{layer_group + 1}"),
-    )
+def residual_rule(official: str, ours: str) -> Rule:
+    """Return the rule for residual blocks. `official` is a pattern of the authors' name, which may have groups; `ours` is our name."""
+    last_group = 1 + re.compile(official).groups  # number of the group that matches a name in the branch
+    return rf"{official}\.left\.([\w.]+)", rf"{ours}.branch.\{last_group}"
 
 
-def backbone_rules(prefix: str) -> tuple[Rule, ...]:
+def backbone_rules(prefix: str) -> list[Rule]:
     """Return rules for the ResNet, whose layers the authors number; `prefix` is a pattern of the names' beginning."""
-    stem_names = {0: "conv1", 1: "bn1"}  # by the authors' number
-    layer_names = {number + 3: f"layer{number}" for number in range(1, 5)}  # 2: ReLU, 3: pooling
-    return (
-        *((rf"{prefix}\.{number}", f"images.network.{name}") for number, name in stem_names.items()),
-        (rf"{prefix}\.1\.{_STATISTICS}", r"images.network.bn1.\1"),
-        *((rf"{prefix}\.{number}\.([\w.]+)", rf"images.network.{name}.\1") for number, name in layer_names.items()),
-    )
+    names = {0: "conv1", 1: "bn1", 4: "layer1", 5: "layer2", 6: "layer3", 7: "layer4"}  # 2: ReLU, 3: pooling
+    return [(rf"{prefix}\.{number}\.([\w.]+)", rf"images.network.{name}.\1") for number, name in names.items()]
 
 
-def restore_entries(renamed: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Restore what the import removed: the last two dimensions of 1 x 1 convolutions' weights, and the counters of batch norms.
-
-    The counter, `num_batches_tracked`, is not used, so it is set to 0.
-    """
-    state = dict(renamed)
-    for name, value in renamed.items():
-        is_convolution = name.startswith("images.network.") or ".branch." in name
-        if value.ndim == 2 and is_convolution:
-            state[name] = value[..., None, None]
-        if name.endswith("running_mean"):
-            state.setdefault(name.replace("running_mean", "num_batches_tracked"), torch.zeros((), dtype=torch.long))
-    return state
+def restore_convolutions(renamed: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Restore the last two dimensions of the weights of 1 x 1 convolutions, which `importing.rename` removes for linear layers."""
+    convolutions = re.compile(r"images\.network\.|.*\.branch\.")
+    return {
+        name: value[..., None, None] if value.ndim == 2 and convolutions.match(name) else value
+        for name, value in renamed.items()
+    }
 
 
 IMAGE_SIZE = (256, 256)  # height and width

@@ -4,7 +4,6 @@ Method and a Large Scale Dataset", IEEE TGRS 2022).
 Letters: B pairs, N positions of the grid, T text positions, d width of the encoder, C feature channels, V vocabulary.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -19,7 +18,6 @@ from diffcap.models.decoder import PostNormBlock
 from diffcap.models.layers import Attention, GridEmbedding, init_attention_, init_xavier_
 
 FFN_RATIO = 4  # inner width of every FFN, relative to its input (authors' code)
-SPECIALS_AT_END = 3  # the last ids: unknown word, start, end
 
 
 class DifferenceLayer(parts.PostNormLayer):
@@ -91,10 +89,6 @@ class RSICCformer(parts.PixelOrFeatureCaptioner):
     ) -> None:
         super().__init__()
         self.hyperparameters = constructor_arguments(locals())
-        if vocabulary_size < SPECIALS_AT_END + 2:
-            raise ValueError(f"vocabulary_size is {vocabulary_size}; padding, a word and three special tokens need 5")
-        if width % 2:
-            raise ValueError(f"width is {width}; it must be even, half of a position's embedding is for its row")
         self.bos_id, self.eos_id = vocabulary_size - 2, vocabulary_size - 1
         self.images = None
         if backbone is not None:
@@ -143,7 +137,7 @@ _RULES: tuple[importing.Rule, ...] = (
     (_LAYER + "norm([12])", r"encoder.\1.norm\2"),
     (_LAYER + "linear1", r"encoder.\1.ffn.0"),
     (_LAYER + "linear2", r"encoder.\1.ffn.3"),
-    *parts.residual_rules(r"encoder_feat\.resblock\.(\d+)", r"merge.\1.residual"),
+    parts.residual_rule(r"encoder_feat\.resblock\.(\d+)", r"merge.\1.residual"),
     (r"encoder_feat\.LN\.(\d+)", r"merge.\1.norm"),
     *parts.decoder_rules("decoder", "multihead_attn2"),
     *parts.backbone_rules(r"encoder_image\.net"),
@@ -163,18 +157,18 @@ _CLASSES = (
 )
 
 
-def official_sizes(state: importing.State, options: Mapping[str, Any], tables: importing.State) -> importing.Sizes:
-    """Return the hyperparameters of RSICCformer. If the authors' state dict has a ResNet, the model reads pixels. `tables` is not used."""
+def official_sizes(state: importing.State, options: importing.ImportOptions) -> importing.Sizes:
+    """Return the hyperparameters of RSICCformer. If the authors' state dict has a ResNet, the model reads pixels."""
     projection_weight = state["encoder_feat.projection.weight"]
     grid = [len(state[f"encoder_feat.{side}_embedding.weight"]) for side in "hw"]
-    max_length = options["max_length"] or len(state["decoder.position_encoding.embedding_1D.weight"])
+    max_length = options.max_length or len(state["decoder.position_encoding.embedding_1D.weight"])
     model: dict[str, Any] = {
         "vocabulary_size": len(state["decoder.vocab_embedding.weight"]),
         "feature_channels": projection_weight.shape[1],
         "grid": grid,
         "max_length": max_length,
         "width": len(projection_weight),
-        "heads": options["heads"],
+        "heads": options.heads,
         "encoder_layers": importing.count_layers(state, r"encoder_feat\.transformer\.(\d+)\."),
         "decoder_layers": importing.count_layers(state, r"decoder\.transformer\.layers\.(\d+)\."),
     }
@@ -189,7 +183,7 @@ def official_sizes(state: importing.State, options: Mapping[str, Any], tables: i
 
 IMPORTER = importing.Importer(
     official_sizes,
-    lambda state, stage: parts.restore_entries(importing.rename(state, _RULES, "RSICCformer")),  # for every stage
+    lambda state, stage: parts.restore_convolutions(importing.rename(state, _RULES, "RSICCformer")),  # for every stage
     vocabulary_layout="rsicc",
     vocabulary_file="WORDMAP_*.json",
     groups=("encoder_image", "encoder_feat", "decoder"),  # the modules in a checkpoint

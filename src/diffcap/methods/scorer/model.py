@@ -15,8 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from diffcap.checkpoints.importing import RCC_RULES, Rule, Sizes, State, count_layers, rcc_importer, rcc_sizes, rename
+from diffcap.checkpoints.importing import ImportOptions, Rule, Sizes, State, count_layers, rename
 from diffcap.losses.gather import gather_rows, global_mean, world_size
+from diffcap.methods import rcc
 from diffcap.methods.scorer.losses import cross_view_nce, token_matching
 from diffcap.models.captioner import Batch, constructor_arguments
 from diffcap.models.cross_image import CrossImageCaptioner, CrossImageLayer, CrossImageOutput
@@ -43,7 +44,7 @@ class SCORERBlock(nn.Module):
         self.dropout, self.ffn_residual = Dropout(dropout), ffn_residual
 
     def forward(self, x: Tensor, memory: BlockMemory, mask: Tensor | None, past_segments: Segments) -> BlockOutput:
-        """Run words x (B, T, D). They attend to visual tokens `memory`, earlier words `past_segments` and x; `mask`: see `Attention`."""
+        """Run words x (B, T, D). They attend to visual tokens `memory`, and where `mask` is True to earlier words `past_segments` and x."""
         attended, new_key_values = self.self_attention(x, mask, past_segments)
         words = self.norm1(x + attended)
         visual = self.norm2(words + self.cross.attend_memory(words, memory))
@@ -267,7 +268,7 @@ def two_way_nce(forward: Tensor, backward: Tensor) -> Tensor:
 # The authors' checkpoints have no CBR; the prefix `cbr.` is our assumption.
 _DECODER_LAYER = r"speaker_state\.core\.layer\.(\d+)\."
 _RULES: tuple[Rule, ...] = (
-    *RCC_RULES,  # of the modules that all methods based on RobustChangeCaptioning (RCC) have
+    *rcc.RULES,  # of the modules that SCORER's and DIRL's code have in common
     (r"change_detector_state\.scorer\.(\d+)\.attention\.(query|key|value)", r"encoder.\1.attention.qkv:\2"),
     (r"change_detector_state\.scorer\.(\d+)\.attention\.layer_norm", r"encoder.\1.norm"),
     (r"change_detector_state\.embed_fc\.0", "fusion.0"),
@@ -293,12 +294,12 @@ def from_official(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return rename(state, [*scale_rules, *_RULES], "SCORER")
 
 
-def official_sizes(state: State, options: Mapping[str, Any], tables: State) -> Sizes:
-    """Return SCORER's hyperparameters, from the authors' state dict, its tables of positions (`tables`) and the user's `options`."""
-    sizes = rcc_sizes(state, options, tables)
+def official_sizes(state: State, options: ImportOptions, coordinates: bool | None = None) -> Sizes:
+    """Return SCORER's hyperparameters, from the authors' state dict and the user's options; `coordinates`: see `rcc.common_sizes`."""
+    sizes = rcc.common_sizes(state, options, coordinates)
     sizes.model["encoder_layers"] = count_layers(state, r"change_detector_state\.scorer\.(\d+)\.")
-    sizes.model["cbr_weight"] = 0.001 if any(name.startswith("cbr.") for name in state) else 0.0
+    sizes.model["cbr_weight"] = 0.0  # the authors' checkpoints have no CBR
     return sizes
 
 
-IMPORTER = rcc_importer(official_sizes, lambda state, stage: from_official(state))  # for every stage
+IMPORTER = rcc.importer(official_sizes, lambda state, stage: from_official(state))  # for every stage
