@@ -129,7 +129,7 @@ def test_too_few_positions_for_the_captions_are_one_sentence(
     monkeypatch.setattr(TrainingModule, "feature_data", property(lambda self: data))
     sizes: dict[str, Any] = {"width": 8, "heads": 2, "ffn": 8}
     with pytest.raises(
-        DiffcapError, match=r"data\.max_length is 20, but model\..*\.positions is 19; raise the positions"
+        DiffcapError, match=r"needs 20 positions, but model\..*\.positions is 19; raise it, or lower data\.max_length"
     ):
         build(data.vocabulary_size, SHAPE[0], positions=19, **sizes).setup("fit")
     build(data.vocabulary_size, SHAPE[0], positions=20, **sizes).setup("fit")

@@ -14,6 +14,7 @@ from diffcap.methods.dirl import DIRL
 from diffcap.methods.pcl.losses import masked_visual_nce
 from diffcap.methods.pcl.model import BOS, MASK, PAD, PCL, TEXT_CLS
 from diffcap.methods.scorer.model import SCORER
+from diffcap.utils.errors import DiffcapError
 
 CLOSE: dict[str, Any] = {"atol": 1e-5, "rtol": 1e-5}
 
@@ -203,10 +204,12 @@ def test_options_of_pre_training_change_their_losses(options: dict[str, Any], ch
 
 
 def test_too_many_positions_say_which_option_to_raise() -> None:
-    with pytest.raises(ValueError, match="raise `positions`"):
+    with pytest.raises(
+        DiffcapError, match=r"needs 42 positions, but model\.captioner\.init_args\.positions is .*; raise it"
+    ):
         captioner().encode(*maps(1, 7, 6))
     batch = {**dict(zip(("before", "after"), maps(1))), "tokens": captions([7], 9), "is_change": torch.ones(1)}
-    with pytest.raises(ValueError, match="9 positions, the table has 8: raise `positions`"):
+    with pytest.raises(DiffcapError, match=r"needs 9 positions, but model\.captioner\.init_args\.positions is 8"):
         captioner(objective="all_positions", positions=8).loss(batch)
     assert captioner(objective="all_positions", positions=9).loss(batch)["loss"].isfinite()
 

@@ -127,7 +127,7 @@ def test_finetuning(official: Fixture) -> None:
 @torch.no_grad()
 def test_distractor_judging(official: Fixture) -> None:
     model, batch = captioner(official), batch_of(official)
-    logits = model.distractor_head(model.encode_pair(batch["before"], batch["after"]).image_cls.flatten(1))
+    logits = model.distractor_head(model.encode_pair(batch["before"], batch["after"])[1].flatten(1))
     torch.testing.assert_close(logits, official.arrays["distractor_logits"], **TOLERANCE)
     losses = F.cross_entropy(logits, official.arrays["distractor_labels"][:, 0], reduction="none")
     torch.testing.assert_close(losses, official.arrays["distractor_loss"], **TOLERANCE)

@@ -98,7 +98,7 @@ def fetch_if_on_hub(source: str | Path) -> str | Path:
 
 
 def retrieval_function(path: str | Path) -> Callable[..., None]:
-    """For the checkpoint of a pre-training, return its method's function that evaluates retrieval: captions for pairs and vice versa."""
+    """Return the function that evaluates retrieval (captions for pairs, and pairs for captions) with a pre-training's checkpoint."""
     metadata = read_checkpoint(path, mapped=True)["diffcap"]
     method = methods().get(str(metadata.get("method")))
     pretraining = method.pretraining if method else None

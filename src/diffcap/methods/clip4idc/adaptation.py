@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 
 from diffcap.evaluation.retrieval import PairRetrieval
-from diffcap.evaluation.tables import validation_line
 from diffcap.lit.schedules import Schedule
 from diffcap.lit.training import OptimizerFunction, TrainingModule, adamw, init_from
 from diffcap.methods.clip4idc.model import CLIP4IDCAdaptation
@@ -83,19 +82,6 @@ class Adaptation(TrainingModule):
         clip = [*model.images.visual.parameters(), *model.words.parameters(), model.logit_scale]
         clip_ids = {id(parameter) for parameter in clip}
         return {"clip": clip, "added": [p for p in model.parameters() if id(p) not in clip_ids]}
-
-    def on_train_start(self) -> None:
-        """Print the scores before the first training step."""
-        if self.global_step or not self.trainer.is_global_zero:
-            return
-        metric = PairRetrieval(sync_on_compute=False).to(self.device)
-        self.captioner.eval()
-        with torch.no_grad():
-            for batch in self.feature_data.val_dataloader():
-                add_to_metric(metric, self.captioner, self.transfer_batch_to_device(batch, self.device, 0))
-        self.captioner.train()
-        scores = {name: float(value) for name, value in metric.compute().items()}
-        print(f"step 0 of {self.trainer.max_steps}  val: {validation_line(scores)}", flush=True)
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         """Compute and log the contrastive loss over the global batch."""

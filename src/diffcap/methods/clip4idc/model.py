@@ -5,7 +5,7 @@ Where the paper and the authors' code differ, the code's version is the default 
 Letters: B pairs, N patches of an image, T text positions, D width of the captioner, E width of CLIP's common space, V vocabulary.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -46,8 +46,6 @@ class CLIP4IDCAdaptation(nn.Module):
         pair_init: "clip": all layers start from CLIP's weights. "difference": the first inter layer starts by subtracting the images.
 
     Example:
-        >>> import torch
-        >>> _ = torch.manual_seed(0)
         >>> vision = {"image_size": 16, "patch_size": 8, "layers": 4, "width": 16, "head_width": 8}
         >>> text = {"context_length": 8, "vocab_size": 10, "layers": 1, "width": 12, "heads": 2}
         >>> network = {"embed_dim": 12, "vision_cfg": vision, "text_cfg": text}
@@ -120,18 +118,15 @@ class DecoderBlock(nn.Module):
         super().__init__()
         self.self_attention, self.cross = Attention(width, heads, dropout), Attention(width, heads, dropout)
         self.norm1, self.norm2, self.norm3 = (nn.LayerNorm(width, NORM_EPS) for _ in range(3))
+        self.norm_cross = nn.Identity()  # of the cross-attention's input; only a `TextBlock` has this norm
         self.inner, self.outer = Linear(width, ffn), Linear(ffn, width)
         self.dropout = Dropout(dropout)
 
-    def cross_query(self, words: Tensor) -> Tensor:
-        """Compute the queries of the cross-attention from hidden states (B, T, D) after self-attention: (B, H, T, D / H)."""
-        return self.cross.project_query(words)
-
     def forward(self, x: Tensor, memory: KeyValue, mask: Tensor | None, past_segments: Segments) -> BlockOutput:
-        """Run words x (B, T, D), which attend to `memory` (visual tokens) and earlier words (`past_segments`), see `Attention.forward`."""
+        """Run words x (B, T, D). They attend to visual tokens `memory`, and where `mask` is True to earlier words `past_segments` and x."""
         attended, new_key_values = self.self_attention(x, mask, past_segments)
         words = self.norm1(x + self.dropout(attended))
-        visual = self.norm2(words + self.dropout(self.cross.attend(self.cross_query(words), memory)))
+        visual = self.norm2(words + self.dropout(self.cross.attend_memory(words, memory)))
         hidden = self.norm3(visual + self.dropout(self.outer(F.gelu(self.inner(visual)))))
         return BlockOutput(words, visual, hidden, new_key_values)
 
@@ -149,15 +144,11 @@ class TextBlock(nn.Module):
         self.inner, self.outer = Linear(width, ffn), Linear(ffn, width)
         self.activation = activation
 
-    def cross_query(self, words: Tensor) -> Tensor:
-        """Compute the queries of the cross-attention from hidden states (B, T, D) after self-attention: (B, H, T, D / H)."""
-        return self.cross.project_query(self.norm_cross(words))
-
     def forward(self, x: Tensor, memory: KeyValue, mask: Tensor | None, past_segments: Segments) -> BlockOutput:
-        """Run words x (B, T, D), which attend to `memory` (visual tokens) and earlier words (`past_segments`), see `Attention.forward`."""
+        """Run words x (B, T, D). They attend to visual tokens `memory`, and where `mask` is True to earlier words `past_segments` and x."""
         attended, new_key_values = self.self_attention(self.norm1(x), mask, past_segments)
         words = x + attended
-        visual = words + self.cross.attend(self.cross_query(words), memory)
+        visual = words + self.cross.attend_memory(self.norm_cross(words), memory)
         hidden = visual + self.outer(self.activation(self.inner(self.norm2(visual))))
         return BlockOutput(words, visual, hidden, new_key_values)
 
@@ -186,8 +177,6 @@ class CLIP4IDC(Captioner):
             learned, and ends a caption if it is generated.
 
     Example:
-        >>> import torch
-        >>> _ = torch.manual_seed(0)
         >>> vision = {"image_size": 16, "patch_size": 8, "layers": 4, "width": 16, "head_width": 8}
         >>> text = {"context_length": 8, "vocab_size": 10, "layers": 1, "width": 12, "heads": 2}
         >>> network = {"embed_dim": 12, "vision_cfg": vision, "text_cfg": text}
@@ -340,8 +329,9 @@ class CLIP4IDC(Captioner):
         """
         memory = self.encode(before, after)
         words = self.decode(tokens, memory).last_block.after_self_attention
-        last = self.decoder[-1]
-        attention = last.cross.mean_weights(last.cross_query(words), memory[-1][0])  # type: ignore[union-attr, operator]
+        last: Any = self.decoder[-1]
+        query = last.cross.project_query(last.norm_cross(words))
+        attention = last.cross.mean_weights(query, memory[-1][0])
         before_tokens, after_tokens = attention.chunk(2, 2)
         return patch_attention(before_tokens[..., 1:], after_tokens[..., 1:], self.images.grid)
 
@@ -387,8 +377,8 @@ class CLIP4IDC(Captioner):
         pretrained = [*self.images.parameters(), *self.words.parameters()]
         text_blocks = [block for block in self.decoder if isinstance(block, TextBlock)]
         for block in text_blocks:  # all but the cross-attention is CLIP's
-            new_ids = {id(parameter) for part in (block.cross, block.norm_cross) for parameter in part.parameters()}
-            pretrained += [parameter for parameter in block.parameters() if id(parameter) not in new_ids]
+            named = block.named_parameters()
+            pretrained += [parameter for name, parameter in named if not name.startswith(("cross.", "norm_cross."))]
         if text_blocks:
             pretrained += self.head_norm.parameters()
         return pretrained

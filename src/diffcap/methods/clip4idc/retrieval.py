@@ -65,7 +65,8 @@ def evaluate_retrieval(
 ) -> None:
     """Compute recall and mean rank in both directions, print them, and write them to metrics.json.
 
-    `checkpoint`: best.ckpt of an adaptation. `limit` counts change pairs. `pair_to_text`: see `PairRetrieval`. The others: see `evaluate`.
+    `checkpoint`: best.ckpt of an adaptation. `limit`: number of change pairs. `pair_to_text`: what is ranked for a pair, all "captions",
+    or all "pairs", each by its most similar caption. The other arguments are options of `diffcap eval`.
     """
     check_finished([checkpoint])
     checkpoint_content = read_checkpoint(checkpoint)

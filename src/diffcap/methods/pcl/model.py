@@ -108,33 +108,22 @@ class PCLTrunk(nn.Module):
         """Embed the patches of feature maps (B, C, h, w): (B, N, D), in reading order."""
         features = maps.flatten(2).transpose(1, 2)  # (B, N, C)
         projected = self.image_activation(self.image_projection(features))
-        return self._finish_embedding(projected + self._positions(0, features.shape[1]), type_id)
+        return self._finish_embedding(projected + self.position_vectors(0, features.shape[1]), type_id)
 
-    def embed_text(self, tokens: Tensor, first_position: int = 0, position_ids: Tensor | None = None) -> Tensor:
-        """Embed ids (B, T) at consecutive positions from `first_position` on, or at `position_ids` (T,): (B, T, D)."""
-        if position_ids is None:
-            positions = self._positions(first_position, tokens.shape[1])
-        else:
-            positions = self.position_table[position_ids]
-        return self._finish_embedding(self.word_embedding(tokens) * self.width**0.5 + positions, TEXT)
+    def embed_text(self, tokens: Tensor, position_vectors: Tensor | None = None) -> Tensor:
+        """Embed ids (B, T) with `position_vectors` (T, D), or, if these are None, at positions 0 ... T - 1: (B, T, D)."""
+        if position_vectors is None:
+            position_vectors = self.position_vectors(0, tokens.shape[1])
+        return self._finish_embedding(self.word_embedding(tokens) * self.width**0.5 + position_vectors, TEXT)
 
-    def check_max_length(self, max_length: int) -> None:
-        """Raise a `DiffcapError` if captions of a training are longer than the position table."""
-        if max_length > len(self.position_table):
+    def position_vectors(self, start: int, end: int) -> Tensor:
+        """Return the vectors (end - start, D) of positions `start` ... `end - 1`; raise a DiffcapError if the table is too short."""
+        if end > len(self.position_table):
             raise DiffcapError(
-                f"data.max_length is {max_length}, but model.captioner.init_args.positions is {len(self.position_table)}; raise "
-                "the positions, or lower max_length."
+                f"an image or a caption needs {end} positions, but model.captioner.init_args.positions is {len(self.position_table)}; "
+                "raise it, or lower data.max_length."
             )
-
-    def _positions(self, first_position: int, length: int) -> Tensor:
-        """Return the position vectors (length, D) from `first_position` on."""
-        self.check_positions(first_position + length)
-        return self.position_table[first_position : first_position + length]
-
-    def check_positions(self, num_positions: int) -> None:
-        """Raise a `ValueError` if the position table is too short."""
-        if num_positions > len(self.position_table):
-            raise ValueError(f"{num_positions} positions, the table has {len(self.position_table)}: raise `positions`")
+        return self.position_table[start:end]
 
     def _encode_singles(self, image_maps: list[Tensor]) -> tuple[Tensor, ...]:
         """Encode the feature maps (B, C, h, w) of one or two images, each on its own: (B, 1 + N, D) each, [CLS] first."""
@@ -198,13 +187,6 @@ def find_masked_words(batch: Batch) -> MaskedWords:
     return MaskedWords(positions, rows, take_flat(labels.gather(1, positions), rows))
 
 
-class EncodedPair(NamedTuple):
-    """A pair after all encoders."""
-
-    key_values: list[KeyValue]  # of the visual tokens in each cross-modal layer, (B, H, M, D / H) each
-    image_cls: Tensor  # (B, 2, D), final states of both images' [CLS]; (B, 0, D) if they are not needed
-
-
 class PCL(Captioner):
     """The fine-tuned captioner. Visual tokens attend to each other; a word attends to them and to earlier words.
 
@@ -257,20 +239,25 @@ class PCL(Captioner):
     def check(self, data: Any) -> None:
         """Raise a DiffcapError if the data do not suit the captioner, or captions are longer than the position table."""
         super().check(data)
-        self.trunk.check_max_length(data.max_length)
+        self.trunk.position_vectors(0, data.max_length)  # an error if there are fewer
 
-    def encode_pair(self, before: Tensor, after: Tensor, with_cls: bool = True) -> EncodedPair:
-        """Run two feature maps (B, C, h, w) through all encoders, without text. `with_cls`: compute `image_cls`, too."""
+    def encode_pair(self, before: Tensor, after: Tensor, with_cls: bool = True) -> tuple[list[KeyValue], Tensor]:
+        """Run two feature maps (B, C, h, w) through all encoders, without text.
+
+        Returns:
+            The keys and values of the visual tokens in each cross-modal layer, (B, H, M, D / H) each, and the final states (B, 2, D) of
+            both images' [CLS]. Without `with_cls`, these states are not computed: (B, 0, D).
+        """
         visual = self.trunk.encode_images(before, after)[1]
         cls_positions = slice(0, visual.shape[1], visual.shape[1] // 2) if with_cls else slice(0)  # (0, 1 + N), or none
         if self.text_cls:
             visual = torch.cat([visual, self.trunk.embed_cls(len(visual), TEXT_CLS)], 1)
         image_cls, key_values = self.trunk.cross_encoder(visual, query_positions=cls_positions)
-        return EncodedPair(key_values, image_cls)
+        return key_values, image_cls
 
     def encode(self, before: Tensor, after: Tensor) -> list[KeyValue]:
         """Encode two feature maps (B, C, h, w) as the visual tokens' keys and values in each cross-modal layer."""
-        return self.encode_pair(repeat_batch(before, len(after)), after, with_cls=False).key_values
+        return self.encode_pair(repeat_batch(before, len(after)), after, with_cls=False)[0]
 
     def step(
         self, tokens: Tensor, memory: list[KeyValue], cache: list[KeyValue] | None
@@ -282,7 +269,7 @@ class PCL(Captioner):
             position = cache[0][0].shape[2]
             past_key_values = [list(key_values) for key_values in zip(memory, cache)]  # visual tokens, then words
         word_and_mask = torch.stack([tokens, torch.full_like(tokens, MASK)], 1)  # (B, 2)
-        x = self.trunk.embed_text(word_and_mask, first_position=position)
+        x = self.trunk.embed_text(word_and_mask, self.trunk.position_vectors(position, position + 2))
         attention_mask = _causal_mask(2, memory[0][0].shape[2] + position, tokens.device)
         hidden, new_key_values = self.trunk.cross_encoder(
             x, attention_mask, past_key_values, query_positions=slice(1, 2)
@@ -331,10 +318,10 @@ class PCL(Captioner):
             words 0 ... i, too. The [MASK] for position i + 1 attends to words 0 ... i and to itself.
         """
         num_words = tokens.shape[1]
-        self.trunk.check_positions(num_words + 1)
-        positions = torch.arange(num_words, device=tokens.device)
+        vectors = self.trunk.position_vectors(0, num_words + 1)
         ids = torch.cat([tokens, torch.full_like(tokens, MASK)], 1)
-        x = self.trunk.embed_text(ids, position_ids=torch.cat([positions, positions + 1]))
+        x = self.trunk.embed_text(ids, torch.cat([vectors[:-1], vectors[1:]]))
+        positions = torch.arange(num_words, device=tokens.device)
         to_visual = torch.ones(2 * num_words, num_visual, dtype=torch.bool, device=tokens.device)
         to_words = (positions[:, None] >= positions).repeat(2, 1)
         to_mask_tokens = (positions + num_words)[None] == torch.arange(2 * num_words, device=tokens.device)[:, None]
@@ -344,7 +331,7 @@ class PCL(Captioner):
         """Return distractor judging's probability (B,) that only the viewpoint changed; None if it was not learned."""
         if self.distractor_head is None:
             return None
-        image_cls = self.encode_pair(before, after).image_cls
+        image_cls = self.encode_pair(before, after)[1]
         return self.distractor_head(image_cls.flatten(1)).softmax(-1)[:, 0]
 
     def attention(self, before: Tensor, after: Tensor, tokens: Tensor) -> AttentionMaps:

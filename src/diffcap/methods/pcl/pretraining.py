@@ -50,7 +50,7 @@ class Pretraining(TrainingModule):
     def setup(self, stage: str) -> None:
         """Load the weights of an earlier stage if `init_from` is set."""
         if stage == "fit":
-            self.captioner.trunk.check_max_length(self.feature_data.max_length)
+            self.captioner.trunk.position_vectors(0, self.feature_data.max_length)  # an error if there are fewer
             vocabulary_words = self.feature_data.words
             init_from(self.captioner, self.init_from, vocabulary_words, FGVC_HEADS, FGVC_HEADS, self.init_without)
 
