@@ -208,11 +208,7 @@ def test_odd_names_are_one_sentence(tmp_path: Path) -> None:
         ),
         ("pcl", {"of_method": {"grid": 14}}, "--options: not valid for pcl ("),
         ("clip4idc", {"max_length": 4000}, "max_length 4000 needs 3999 text positions"),
-        (
-            "clip4idc",
-            {"of_method": {"intra_layers": 4}},
-            "intra_layers is 4; the network has 4 blocks: give 1 to 3",
-        ),
+        ("clip4idc", {"of_method": {"intra_layers": 4}}, "intra_layers is 4; the network has 4 blocks: give 1 to 3"),
     ],
 )
 def test_odd_options_are_one_sentence(tmp_path: Path, method: str, options: dict[str, Any], expectation: str) -> None:

@@ -64,7 +64,7 @@ class ImportOptions:
     heads: int = 8  # of every attention layer, except those of a pretrained image tower
     max_length: int | None = None  # maximal number of tokens of a caption
     dataset: str = RELEASED_CHECKPOINTS_DATASET  # name of the dataset that the checkpoint was trained on
-    of_method: Mapping[str, Any] = field(default_factory=dict)  # keyword arguments of the method's `Importer.sizes`
+    of_method: Mapping[str, Any] = field(default_factory=dict)  # options of one method, see `Importer.sizes`
 
 
 def get_importer(method: str) -> Importer:

@@ -22,7 +22,7 @@ def common_sizes(state: State, options: ImportOptions, coordinates: bool | None)
     """Return the hyperparameters that `SCORER` and `DIRL` both have.
 
     Args:
-        state: the authors' parameters. options: without `max_length`, it is the length of the authors' positions, or 24.
+        state: the authors' parameters. options: if `max_length` is None, captions have as many tokens as the authors' positions, or 24.
         coordinates: whether x and y are two more channels of the features. None: if there are 4 n + 2 channels, such as 1024 + 2.
     """
     projection = state["change_detector_state.img.0.weight"]

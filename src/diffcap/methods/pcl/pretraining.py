@@ -10,7 +10,7 @@ from diffcap.lit.training import TrainingModule, init_from
 from diffcap.methods.pcl.model import find_masked_words
 from diffcap.methods.pcl.pretraining_model import PCLPretraining
 
-# Parts of the model that only a stage with the task "fgvc" (classes of birds) has. `init_from` takes checkpoints with and without.
+# Parts of the model that only a stage with the task "fgvc" (classes of birds) has. A checkpoint for `init_from` may have or lack them.
 FGVC_HEADS = ("classifier", "matcher")
 
 

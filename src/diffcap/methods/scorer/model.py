@@ -264,7 +264,7 @@ def two_way_nce(forward: Tensor, backward: Tensor) -> Tensor:
     return (global_mean(cross_view_nce(forward)) + global_mean(cross_view_nce(backward))) / 2
 
 
-# Regular expressions of parameter names in the authors' checkpoints, and our names. `qkv:\2`: rows of `qkv` for \2 (query, key, value).
+# Regular expressions of parameter names in the authors' checkpoints, and our names. A query, key or value (`qkv:\2`) becomes rows of `qkv`.
 # The authors' checkpoints have no CBR; the prefix `cbr.` is our assumption.
 _DECODER_LAYER = r"speaker_state\.core\.layer\.(\d+)\."
 _RULES: tuple[Rule, ...] = (
