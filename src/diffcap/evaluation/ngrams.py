@@ -27,8 +27,8 @@ MAX_WORDS = 55_108  # the largest number whose fourth power fits into 63 bits, s
 def bleu_counts(hypotheses: Mapping[str, str], references: Mapping[str, list[str]]) -> Array:
     """Count what BLEU adds up over a corpus, (N, 10) for N hypotheses.
 
-    Columns, all numbers: words of the hypothesis; words of the reference with the closest length; n-grams of the hypothesis (4 columns,
-    orders 1 to 4); those of them that occur in a reference (4 columns).
+    Columns: number of words of the hypothesis; number of words of the reference with the closest length; numbers of n-grams of the
+    hypothesis (4 columns, orders 1 to 4); numbers of those n-grams that occur in a reference (4 columns, orders 1 to 4).
 
     Example:
         >>> bleu_counts({"1": "the red cube moved"}, {"1": ["the cube moved", "nothing moved"]})

@@ -15,10 +15,10 @@ TYPE_ORDER = ("color", "material", "add", "drop", "move")
 
 
 def groups_of(pairs: Sequence[ChangePair]) -> dict[str, list[str]]:
-    """Group the pairs of a split: "total"; "semantic" (with a change) and "distractor" (without), if both exist; each change type.
+    """Return the ids of the pairs in each group: "total" (all pairs), "semantic" (with a change), "distractor" (without), change types.
 
-    In datasets whose pairs have the key "changeflag", "change" and "no_change" replace "semantic" and "distractor". As in the papers'
-    tables, the group of a change type has only pairs with a change.
+    "semantic" and "distractor" are left out unless both have pairs. In datasets whose pairs have the key "changeflag", they are named
+    "change" and "no_change". As in the papers' tables, the group of a change type has only pairs with a change.
     """
     groups = {"total": [pair.id for pair in pairs]}
     semantic_pairs = [pair for pair in pairs if not pair.is_distractor]

@@ -22,7 +22,7 @@ _ATTRIBUTE_WORDS = {
     "cylinder": ("shape", "cylinder"),
 }
 
-# Key words of the change types; each belongs to one type. "turn" is a change of color or material; the caption's last word tells which.
+# Change type -> its key words. "turn" is a change of color or of material: the last word of the caption tells which one.
 _KEY_WORDS = {
     "add": {"added", "appeared", "new", "introduced"},
     "drop": {"removed", "disappeared", "missing", "gone", "vanished"},

@@ -17,8 +17,8 @@ from diffcap.utils.errors import DiffcapError
 # Beam search over B pairs decodes B x beams captions at once. Captions get worse long before this number of beams (Koehn and
 # Knowles, "Six challenges for neural machine translation", 2017, section 3.6).
 MAX_BEAMS = 100
-# The host asks a GPU only after this many words whether all captions have ended, because the GPU has no work while the host waits for
-# the answer. The positions after the last end, up to 7, are computed and then cut off. On the CPU, the host asks after every word.
+# On a GPU, the host checks only after this number of words whether all captions have ended, because the GPU has no work while the host
+# waits for the result. Up to 7 positions after the last end are computed and then cut off. On the CPU, it checks after every word.
 WORDS_PER_WAIT = 8
 
 

@@ -22,7 +22,7 @@ from diffcap.models.fast import (
 from diffcap.utils.linear import is_float32_on_cpu, linear
 
 KeyValue = tuple[Tensor, Tensor]  # keys and values, (B, H, positions, E) each
-# What a cross-attention attends to: keys and values, or the tokens (B, S, D) from which it computes them.
+# Input of a cross-attention: keys and values, or the tokens (B, S, D) from which they are computed.
 BlockMemory = KeyValue | Tensor
 # Cached keys and values of one layer: a list of segments, for example that of the image tokens, then that of the words.
 Segments = Sequence[KeyValue]

@@ -49,7 +49,7 @@ def iter_attention(
         )
     for path in checkpoints:
         if not path.exists():
-            raise NoAttentionError(f"{path} is not there (any more).")
+            raise NoAttentionError(f"{path} is not there.")
     try:
         members = load_members(checkpoints)
     except MissingBaseModel as error:

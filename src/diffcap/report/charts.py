@@ -68,7 +68,7 @@ _STYLE: dict[str, Any] = {
     "svg.hashsalt": "diffcap",  # equal charts give equal files
 }
 _PAGE_CHART_SIZE, _PNG_WIDTH = (4.2, 2.36), 9.0  # inches
-_MAX_POINTS = 240  # longer curves are averaged down to so many points, since a screen shows no more
+_MAX_POINTS = 240  # longer curves are averaged to this number of points, because a screen shows no more
 _MAX_MARKERS = 24  # a curve of more points is drawn without markers
 # Colours of `_STYLE` -> CSS variables of the page
 _THEME_COLORS = {_TEXT_COLOR: "var(--muted)", _LINE_COLOR: "var(--line)", _MARKER_EDGE_COLOR: "var(--card)"}

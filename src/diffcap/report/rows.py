@@ -212,10 +212,11 @@ def quantile_bins(pairs: Sequence[ChangePair], num_bins: int) -> list[list[Chang
 def viewpoint_scores(
     systems: Mapping[str, Sequence[Mapping[str, str]]], bins: Sequence[Sequence[ChangePair]], tokenizer: Tokenizer
 ) -> dict[str, Any]:
-    """Compute the content of `viewpoint.json`: each bin, with IoU from "low" to "high", is a corpus with its own document frequencies.
+    """Compute the content of `viewpoint.json`. Each bin, with IoU from "low" to "high", is a corpus with separate document frequencies.
 
     Args:
         systems: name -> for each seed, id -> caption.
+        bins: for each bin, pairs of similar viewpoint IoU, sorted by IoU, see `quantile_bins`.
 
     Returns:
         {"bins": for each bin, {"low", "high", "pairs": group -> number}, "systems": name -> for each bin, {"CIDEr-D", "type_accuracy":
