@@ -50,12 +50,12 @@ setup: .venv/ready  ## a virtual environment in .venv with the tested versions; 
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: diffcap needs Python 3.11 or newer; make PYTHON=/path/to/python3.11 ...")'
 	$(PYTHON) -m venv .venv
 	sed -nE '/^(pip|setuptools)==/,/[^\\]$$/p' requirements.lock | $(INSTALL) -r /dev/stdin
-	$(INSTALL) --no-build-isolation -r requirements.lock
+	$(INSTALL) --no-deps --no-build-isolation -r requirements.lock
 	$(INSTALL) --no-deps --no-build-isolation -e .
 	@touch $@
 
 lock: setup  ## write requirements.lock for pyproject.toml; ARGS=--upgrade or ARGS="--upgrade-package timm" takes newer versions
-	$(VENV)/uv pip compile pyproject.toml --quiet --universal --python-version 3.11 --generate-hashes --group setup --extra dev \
+	$(VENV)/uv pip compile pyproject.toml --quiet --universal --python-version 3.11 --generate-hashes --group setup --group weights --extra dev \
 		--extra docs --extra browser --extra tiff --custom-compile-command 'make lock' --output-file requirements.lock $(ARGS)
 
 # The names that depend on the experiment: folder, store, negatives, ..., report, and in `lost` the records whose files have been deleted.

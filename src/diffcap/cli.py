@@ -19,6 +19,7 @@ FUNCTIONS = {
     "caption": "diffcap.commands.caption:caption",
     "score": "diffcap.commands.score:score",
     "compare": "diffcap.report.comparison:compare",
+    "check": "diffcap.commands.check:check",
     "audit": "diffcap.commands.audit:audit",
     "average": "diffcap.commands.interchange:average",
     "import": "diffcap.commands.interchange:import_",
@@ -34,6 +35,7 @@ FUNCTIONS = {
 SYNTAX = {
     "caption": Syntax(second="--after", list_options=("--checkpoint", "--out")),
     "score": Syntax(second="--references"),
+    "check": Syntax(list_options=("--checkpoint",)),
     "average": Syntax(variadic=True),
     "push": Syntax(list_options=("--pictures",), several_values=True),
     "serve": Syntax(list_options=("--checkpoint",), several_values=True),

@@ -16,7 +16,7 @@ _TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl")
 _ARCHIVE_SUFFIXES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar")
 _FOLDER_NAMES = (("before", "after"), ("bef", "aft"), ("images", "sc_images"), ("A", "B"))  # tried in this order
 _NAME_ENDINGS = (("_before", "_after"), ("-before", "-after"), ("_1", "_2"), ("", "_2"))  # "", "_2": Spot-the-Diff
-_IMAGE_TYPES = ("bmp", "gif", "jpg", "jpeg", "png", "tif", "tiff", "webp", "avif", "jp2", "ppm", "pgm", "tga")
+IMAGE_TYPES = ("bmp", "gif", "jpg", "jpeg", "png", "tif", "tiff", "webp", "avif", "jp2", "ppm", "pgm", "tga")
 _MAX_LISTED_IMAGES = 3  # in the note on unpaired images
 
 
@@ -104,7 +104,7 @@ def _image_files(folder: Path) -> dict[str, list[Path]]:
     """Return the image files of a folder by name without suffix, 2.png before 10.png. Names are in composed Unicode form (NFC)."""
     files: dict[str, list[Path]] = {}
     for path in sorted(folder.iterdir(), key=_natural_key):
-        if path.suffix.lower().removeprefix(".") in _IMAGE_TYPES and path.is_file():
+        if path.suffix.lower().removeprefix(".") in IMAGE_TYPES and path.is_file():
             files.setdefault(unicodedata.normalize("NFC", path.stem), []).append(path)
     return files
 

@@ -92,7 +92,8 @@ class Thumbnail(NamedTuple):
     data: str  # WebP in base64
 
 
-def _webp(image: Image.Image, **settings: Any) -> str:
+def encode_webp(image: Image.Image, **settings: Any) -> str:
+    """Return an image as WebP in base64. `settings` are Pillow's for this format."""
     content = io.BytesIO()
     image.save(content, "WEBP", **settings)
     return base64.b64encode(content.getvalue()).decode()
@@ -118,7 +119,7 @@ def thumbnails(
         except (DiffcapError, OSError, ValueError, SyntaxError, Image.DecompressionBombError):  # most are Pillow's
             return None
         image.thumbnail(frame, Image.Resampling.LANCZOS)
-        return Thumbnail(*size, _webp(image, quality=_WEBP_QUALITY[frame], method=4))
+        return Thumbnail(*size, encode_webp(image, quality=_WEBP_QUALITY[frame], method=4))
 
     with ThreadPoolExecutor() as pool:
         return dict(zip(frames, pool.map(thumbnail, frames)))
@@ -185,7 +186,9 @@ def outline_thumbnails(masks: Masks, pairs: Pairs, sizes: ImageSizes, frames: Fr
             return None
         frame = frames[pair.before]
         reduced = fitted_size(size, (min(frame[0], size[0]), min(frame[1], size[1])))
-        return Thumbnail(*size, _webp(colored_outline(mask, reduced, 2 if frame == LARGE_FRAME else 1), lossless=True))
+        return Thumbnail(
+            *size, encode_webp(colored_outline(mask, reduced, 2 if frame == LARGE_FRAME else 1), lossless=True)
+        )
 
     with ThreadPoolExecutor() as pool:
         outlines = pool.map(outline_thumbnail, pairs)
