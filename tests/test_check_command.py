@@ -129,7 +129,7 @@ def test_the_page_has_captions_and_a_box(folders: Path, check: Check) -> None:
         (("a", "nothere"), "nothere: not found; give two folders"),
         (("a", "empty"), "empty: no image in this folder"),
         (("a", "a/home.png"), "one is a folder and one is not"),
-        (("a", "b", "--ignore", "nothere.json"), "nothere.json: No such file"),
+        (("a", "b", "--ignore", "nothere.json"), "nothere.json: no list of regions there"),
         (("a", "b", "--ignore", "bad.json"), 'bad.json: region 1 is {"x": 1}'),
         (("a", "b", "--colour_threshold", "2"), "--colour_threshold is 2.0; it must be between 0 and 1"),
         (("a", "b", "--max_pixels=-1"), "--max_pixels is -1"),

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from xml.etree import ElementTree
 
 from diffcap.commands.pairs import IMAGE_TYPES
+from diffcap.records import read_json
 from diffcap.utils.console import echo, print_json
 from diffcap.utils.errors import DiffcapError, plain_errors, printable
 from diffcap.utils.files import atomic_write
@@ -21,13 +22,17 @@ from diffcap.utils.files import atomic_write
 if TYPE_CHECKING:
     from diffcap.utils.pixels import Box
 
-SAME, CHANGED, ERROR = "same", "changed", "error"  # status of a pair
-STATUS = {SAME: 0, CHANGED: 1, ERROR: 2}  # exit status of the command: the largest one of its pairs
-_REGION_KEYS = ("x", "y", "width", "height")
+STATUS = {
+    "same": 0,
+    "changed": 1,
+    "error": 2,
+}  # of a pair -> exit status; that of the command is the largest one of its pairs
 
 
-@dataclass(frozen=True)
-class Region:
+ImagesByName = dict[str, tuple[Path | None, Path | None]]  # name -> image before and after; None: it does not exist
+
+
+class Region(NamedTuple):
     """A rectangle, in pixels, that is not compared in the images whose names match the pattern `image`."""
 
     x: int
@@ -113,11 +118,11 @@ def check(
     except SystemExit as stop:  # `plain_errors` has made a sentence of an error
         if isinstance(stop.code, str):
             print(stop.code, file=sys.stderr)
-            sys.exit(STATUS[ERROR])
+            sys.exit(STATUS["error"])
         raise
     except Exception:  # Python's own status would be 1, which says that a pair has changed
         traceback.print_exc()
-        sys.exit(STATUS[ERROR])
+        sys.exit(STATUS["error"])
     sys.exit(max(STATUS[result.status] for result in results))
 
 
@@ -125,27 +130,23 @@ def _read_regions(path: str | None) -> list[Region]:
     """Read the file of `--ignore`."""
     if path is None:
         return []
-    try:
-        entries = json_module.loads(Path(path).read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise DiffcapError(f"{path}: not a JSON file ({error}); write a list of regions.") from None
-    if not isinstance(entries, list):
-        raise DiffcapError(f"{path}: must be a list of regions, not {type(entries).__name__}.")
+    example = (
+        'write a list of regions such as {"x": 0, "y": 0, "width": 200, "height": 80, "image": "clock.png"} in pixels'
+    )
+    entries = read_json(path, "list of regions", example)
     regions = []
-    for number, entry in enumerate(entries, 1):
-        sizes = [entry.get(key) for key in _REGION_KEYS] if isinstance(entry, dict) else []
-        is_number = [isinstance(value, int) and not isinstance(value, bool) and value >= 0 for value in sizes]
-        known = isinstance(entry, dict) and entry.keys() <= {*_REGION_KEYS, "image"}
-        if not known or not all(is_number) or not isinstance(entry.get("image", ""), str):
-            raise DiffcapError(
-                f'{path}: region {number} is {printable(json_module.dumps(entry))[:100]}; write {{"x": 0, "y": 0, "width": 200, '
-                '"height": 80} in whole pixels, and optionally "image": a name or pattern.'
-            )
-        regions.append(Region(**entry))
+    for number, entry in enumerate(entries if isinstance(entries, list) else [entries], 1):
+        try:
+            regions.append(Region(**entry))
+            is_valid = all(isinstance(value, int) and value >= 0 for value in regions[-1][:4])
+        except TypeError:  # no object, or an unknown or missing key
+            is_valid = False
+        if not is_valid or not isinstance(regions[-1].image, str):
+            raise DiffcapError(f"{path}: region {number} is {json_module.dumps(entry)[:100]}; {example}.")
     return regions
 
 
-def _find_pairs(before: Path, after: Path) -> dict[str, tuple[Path | None, Path | None]]:
+def _find_pairs(before: Path, after: Path) -> ImagesByName:
     """Return name -> image before and after; None if the image is in one folder only. Names are paths relative to the folders."""
     for path in (before, after):
         if not path.exists():
@@ -181,14 +182,14 @@ def _compare(
 
     start = time.monotonic()
     if before is None or after is None:
-        return Comparison(name, CHANGED, f"only in the folder {'after' if before is None else 'before'}")
+        return Comparison(name, "changed", f"only in the folder {'after' if before is None else 'before'}")
     try:
         images = read_pair(before, after)
     except DiffcapError as error:
-        return Comparison(name, ERROR, str(error))
+        return Comparison(name, "error", str(error))
     sizes = [f"{side.size[0]} x {side.size[1]}" for side in (images.before, images.after)]
     if images.before.size != images.after.size:
-        return Comparison(name, CHANGED, f"the sizes differ: {sizes[0]} and {sizes[1]} pixels")
+        return Comparison(name, "changed", f"the sizes differ: {sizes[0]} and {sizes[1]} pixels")
     first, second = (np.asarray(side.image) for side in (images.before, images.after))
     ignored = np.zeros(first.shape[:2], bool)
     for region in regions:
@@ -197,41 +198,40 @@ def _compare(
     mask = differing_pixels(first, second, threshold, ignored)
     pixels, box = int(mask.sum()), box_of(mask)
     message = f"{pixels:,} pixel{'s differ' if pixels > 1 else ' differs'} in the box {box}" if box else ""
-    status = CHANGED if pixels > max_pixels else SAME
+    status = "changed" if pixels > max_pixels else "same"
     return Comparison(name, status, message, pixels, box, seconds=time.monotonic() - start)
 
 
 def _add_captions(
-    results: Sequence[Comparison], pairs: dict[str, tuple[Path | None, Path | None]], model_options: dict[str, Any]
+    results: Sequence[Comparison], pairs: ImagesByName, model_options: dict[str, Any]
 ) -> list[Comparison]:
     """Caption the pairs that have changed and have both images. A pair that cannot be captioned becomes an error."""
     from diffcap.commands.caption import load_model
 
-    changed = [result for result in results if result.status == CHANGED and None not in pairs[result.name]]
-    if not changed:
-        return list(results)
-    captioner = load_model("blocks", {**model_options, "backbone_weights": None})
-    captions = {}
-    for result, caption in zip(changed, captioner.batch((pairs[result.name] for result in changed), errors="return")):  # type: ignore[misc]
-        failed = isinstance(caption, DiffcapError)
-        captions[result.name] = (
-            replace(result, status=ERROR, message=str(caption)) if failed else replace(result, caption=caption.text)
+    changed = [result for result in results if result.status == "changed" and None not in pairs[result.name]]
+    captioner = load_model("blocks", {**model_options, "backbone_weights": None}) if changed else None
+    images: Any = [pairs[result.name] for result in changed]
+    captioned = {}
+    for result, caption in zip(changed, captioner.batch(images, errors="return") if captioner else []):
+        failure = {"status": "error", "message": str(caption)}
+        captioned[result.name] = replace(
+            result, **failure if isinstance(caption, DiffcapError) else {"caption": caption.text}
         )
-    return [captions.get(result.name, result) for result in results]
+    return [captioned.get(result.name, result) for result in results]
 
 
 def _write_junit(path: Path, results: Sequence[Comparison]) -> None:
     """Write the results in the form of JUnit: a pair that has changed is a failure."""
     suite = ElementTree.Element("testsuite", name="diffcap check", tests=str(len(results)))
-    for kind, status in (("failures", CHANGED), ("errors", ERROR)):
+    for kind, status in (("failures", "changed"), ("errors", "error")):
         suite.set(kind, str(sum(result.status == status for result in results)))
     for result in results:
         name = printable(os.fsencode(result.name).decode("utf-8", "replace"))
         case = ElementTree.SubElement(
             suite, "testcase", classname="diffcap.check", name=name, time=f"{result.seconds:.3f}"
         )
-        if result.status != SAME:
+        if result.status != "same":
             text = printable("; ".join(filter(None, (result.message, result.caption))))
-            ElementTree.SubElement(case, "failure" if result.status == CHANGED else "error", message=text)
+            ElementTree.SubElement(case, "failure" if result.status == "changed" else "error", message=text)
     with atomic_write(path) as temporary:
         ElementTree.ElementTree(suite).write(temporary, encoding="utf-8", xml_declaration=True)
