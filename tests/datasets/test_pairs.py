@@ -112,9 +112,6 @@ def test_three_pairs_are_enough_and_two_are_not(tmp_path: Path) -> None:
     assert "line 1: this pair has no caption" in refusal("desk", tmp_path)
     write_lines(tmp_path / "pairs.jsonl", [])
     assert "name no pair" in refusal("desk", tmp_path)
-    (tmp_path / "pairs.jsonl").unlink()
-    write_json(tmp_path / "pairs.json", [row(1)])
-    assert "pairs.json: a JSON list, which is not read; write pairs.jsonl, one JSON" in refusal("desk", tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -63,17 +63,22 @@ def import_(
 
 
 def export(
-    checkpoint: Path, out: Path | None = None, form: Literal["peft", "merged"] | None = None, base: str | None = None
+    checkpoint: Path,
+    out: Path | None = None,
+    form: Literal["peft", "merged", "messages"] | None = None,
+    base: str | None = None,
 ) -> None:
     """Write a checkpoint as model.safetensors and config.json, with the metrics.json of its weights if there is one.
 
     Args:
-        checkpoint: best.ckpt of any stage, or an exported folder.
+        checkpoint: best.ckpt of any stage, or an exported folder; with --form messages, a dataset's folder, such as data/desk.
         out: Folder to write; by default best-exported for best.ckpt, in the same folder.
-        form: For the method vlm, a form for other programs instead: peft (LoRA's adapter) or merged (a whole model for transformers).
+        form: A form for other programs instead. For the method vlm: peft (LoRA's adapter) or merged (a whole model for transformers).
+            For a dataset: messages, the training data of LLaMA-Factory and ms-swift.
         base: Folder of the vision-language model of the method vlm, if it is not where the checkpoint says; only with --form.
     """
     from diffcap.checkpoints.hub import export as write_export
+    from diffcap.records import read_root
     from diffcap.registry import base_model_function
 
     folder = out or checkpoint.with_name(f"{checkpoint.name.removesuffix('.ckpt')}-{form or 'exported'}")
@@ -85,6 +90,9 @@ def export(
         note = f"with the scores of {scores.file}"
         if scores.metrics is None:
             note = f"without scores: {scores.missing_reason}"
+    elif form == "messages":
+        base_model_function("export_messages")(checkpoint, folder)
+        note = f"messages; give media_dir (LLaMA-Factory) or ROOT_IMAGE_DIR (ms-swift) as {read_root(checkpoint).resolve()}"
     else:
         base_model_function("export")(checkpoint, folder, form, base)  # of the method vlm
         note = "an adapter for PEFT" if form == "peft" else "a model for transformers"

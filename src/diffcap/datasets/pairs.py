@@ -6,6 +6,8 @@ docs/own_dataset.md describes the optional keys, for example "viewpoint_iou", th
 other keys, and copies them to its own list of pairs (the manifest). The list may also be `pairs.csv` or `pairs.tsv`. The first line of
 these tables names the keys, and the column "caption" has one sentence. If no pair has a split, `draw_splits` divides the pairs at random.
 
+`diffcap.datasets.forms` reads lists of other programs: a JSON list, metadata.jsonl of Hugging Face, messages of LLaMA-Factory and ms-swift.
+
 The list may also be a JSON file in Karpathy's form, which `diffcap.datasets.karpathy` describes. The before images are then in
 `images/<split>/A`, the after images in `images/<split>/B`, masks in `images/<split>/label`. `images/` and `<split>/` may be left out.
 """
@@ -25,6 +27,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from diffcap.datasets.checks import check_relative_path, check_sentences, check_unique, make_default_ids
+from diffcap.datasets.forms import find_lists, read_lists
 from diffcap.datasets.karpathy import LEVIR_LAYOUT, ImageLayout, read_files
 from diffcap.datasets.registry import datasets
 from diffcap.records import RANGES, RESERVED_CHANGE_TYPES, SPLITS, ChangePair, is_blank, read_json, read_json_lines
@@ -79,10 +82,16 @@ def read(folder: Path) -> list[ChangePair]:
     remedy = 'write pairs.jsonl, one JSON object per line: {"before": "a.png", "after": "b.png", "captions": ["..."]}'
     file_names = ", ".join(file.name for file in json_files)
     table_file = next((folder / name for name in TABLE_NAMES if (folder / name).is_file()), None)
+    lists = [] if table_file else find_lists(folder)  # in the forms of other programs
+    if (first_list := table_file or next(iter(lists), None)) and json_files:
+        raise DiffcapError(f"{folder}: has both {first_list.name} and {file_names}; keep one of the two formats.")
     if table_file:
-        if json_files:
-            raise DiffcapError(f"{folder}: has both {table_file.name} and {file_names}; keep one of the two formats.")
-        return _read_table(table_file)
+        rows = list(read_rows(table_file))
+        if table_file.suffix != ".jsonl":
+            rows = [(place, _parse_cells(row)) for place, row in rows]
+        return _make_pairs(rows, table_file)
+    if lists:
+        return _make_pairs(read_lists(folder, lists), lists[0])
     if len(json_files) > 1:
         raise DiffcapError(f"{folder}: has several JSON files with images ({file_names}); keep one of them.")
     # If no JSON file lists images, but there is only one, read it: the error message then states what is wrong in it.
@@ -93,18 +102,14 @@ def read(folder: Path) -> list[ChangePair]:
             f"{remedy}, or choose a dataset that has a reader ({', '.join(sorted(datasets()))})."
         )
     (json_file,) = json_files
-    if isinstance(read_json(json_file), list):
-        raise DiffcapError(f"{json_file}: a JSON list, which is not read; {remedy}.")
     return read_files(folder, {json_file: ""}, *IMAGE_LAYOUTS)
 
 
-def _read_table(table_file: Path) -> list[ChangePair]:
+def _make_pairs(rows: Sequence[tuple[str, dict[str, Any]]], table_file: Path) -> list[ChangePair]:
+    """Make the pairs of the rows of `table_file`, which are (place, values); draw the splits if no row has one."""
     pairs: list[ChangePair] = []
     place_of_id: dict[str, str] = {}  # a place is "<file>, line <number>", for messages
     unsplit_line = ""  # place of the first line without a split
-    rows = list(read_rows(table_file))
-    if table_file.suffix != ".jsonl":
-        rows = [(place, _parse_cells(row)) for place, row in rows]
     image_paths = [[_check_image_path(row.get(key), key, place) for key in ("before", "after")] for place, row in rows]
     for (place, row), (before, after), default_id in zip(rows, image_paths, make_default_ids(image_paths)):
         pair = _make_pair(row, place, before, after, default_id)

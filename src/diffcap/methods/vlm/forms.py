@@ -11,6 +11,7 @@ from diffcap.checkpoints.base_models import ZERO_SHOT
 from diffcap.checkpoints.loading import Checkpoint, load
 from diffcap.checkpoints.reading import FORMAT
 from diffcap.methods.vlm.model import PROMPT, VLM
+from diffcap.records import SPLITS, read_dataset, write_json
 from diffcap.utils.errors import DiffcapError
 
 MAX_LENGTH = 64  # tokens of an answer
@@ -88,6 +89,35 @@ def export(
     model.save_pretrained(folder)
     captioner.processor.save_pretrained(folder)
     (folder / "README.md").write_text(_merged_card(captioner, loaded_checkpoint.metadata), encoding="utf-8")
+
+
+def export_messages(dataset_folder: str | Path, folder: Path) -> None:
+    """Write the captions of a dataset as messages for LLaMA-Factory and ms-swift: a JSON list for each split, and dataset_info.json.
+
+    Paths of images are relative to the dataset's images. `dataset_folder` has the manifest of the data stage.
+    """
+    dataset = read_dataset(dataset_folder)
+    entries = {}
+    for split in SPLITS:
+        rows = [
+            {
+                "messages": [
+                    {"role": "user", "content": f"<image><image>{PROMPT}"},
+                    {"role": "assistant", "content": caption},
+                ],
+                "images": list(pair.images),
+            }
+            for pair in dataset.pairs
+            if pair.split == split
+            for caption in pair.captions
+        ]
+        if rows:
+            write_json(folder / f"{split}.json", rows)
+            columns = {"messages": "messages", "images": "images"}
+            tags = {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"}
+            entry = {"file_name": f"{split}.json", "formatting": "sharegpt", "columns": columns, "tags": tags}
+            entries[f"{dataset.name}_{split}"] = entry
+    write_json(folder / "dataset_info.json", entries)
 
 
 def _merged_card(captioner: Any, metadata: dict[str, Any]) -> str:

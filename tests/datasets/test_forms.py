@@ -1,0 +1,133 @@
+"""Lists of pairs in the forms of other programs: JSON lists, Hugging Face's metadata.jsonl, messages of LLaMA-Factory and ms-swift."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.datasets.layouts import refusal, write_image, write_json, write_lines
+
+from diffcap.cli import main
+from diffcap.commands.data import prepare
+from diffcap.datasets import read_pairs
+from diffcap.records import ChangePair, read_dataset
+
+QUESTION = "<image><image>What changed?"
+
+
+def messages(number: int, caption: str, **changes: Any) -> dict[str, Any]:
+    turns = [
+        {"role": "system", "content": "Be short."},
+        {"role": "user", "content": QUESTION},
+        {"role": "assistant", "content": caption},
+    ]
+    return {"messages": turns, "images": [f"a/{number}.png", f"b/{number}.png"], **changes}
+
+
+def conversations(number: int, caption: str) -> dict[str, Any]:
+    turns = [{"from": "human", "value": QUESTION}, {"from": "gpt", "value": caption}]
+    return {"conversations": turns, "images": [{"path": f"a/{number}.png"}, {"path": f"b/{number}.png"}]}
+
+
+def parts(number: int, caption: str) -> dict[str, Any]:
+    images = [{"type": "image", "image": f"{side}/{number}.png"} for side in "ab"]
+    question = {"role": "user", "content": [*images, {"type": "text", "text": "What changed?"}]}
+    return {"messages": [question, {"role": "assistant", "content": caption}]}
+
+
+def rows(form: Any) -> list[dict[str, Any]]:
+    return [form(number, caption) for number in range(40) for caption in (f"cup {number} is gone", f"no cup {number}")]
+
+
+@pytest.mark.parametrize("form", [messages, conversations, parts])
+@pytest.mark.parametrize("suffix", [".json", ".jsonl"])
+def test_messages_with_equal_images_are_one_pair(tmp_path: Path, form: Any, suffix: str) -> None:
+    (write_json if suffix == ".json" else write_lines)(tmp_path / f"changes{suffix}", rows(form))
+    write_json(tmp_path / "dataset_info.json", {"changes": {"file_name": "changes.json"}})
+    pairs = read_pairs("desk", tmp_path)
+    assert len(pairs) == 40
+    assert {pair.split for pair in pairs} == {"train", "val", "test"}
+    assert (pairs[3].id, *pairs[3].images) == ("3", "a/3.png", "b/3.png")
+    assert pairs[3].captions == ["cup 3 is gone", "no cup 3"]
+
+
+def test_a_list_for_each_split(tmp_path: Path) -> None:
+    for number, name in enumerate(("train", "val", "test")):
+        write_json(tmp_path / f"{name}.json", [messages(number, "the cup is gone")])
+    assert [(pair.id, pair.split) for pair in read_pairs("desk", tmp_path)] == [
+        ("2", "test"),
+        ("0", "train"),
+        ("1", "val"),
+    ]
+
+
+def test_a_json_list_of_pairs(tmp_path: Path) -> None:
+    written = [
+        {"before": f"a/{n}.png", "after": f"b/{n}.png", "caption": f"cup {n} is gone", "split": "test"}
+        for n in range(2)
+    ]
+    write_json(tmp_path / "pairs.json", written)
+    assert read_pairs("desk", tmp_path)[1] == ChangePair("1", "a/1.png", "b/1.png", ["cup 1 is gone"], "test")
+
+
+def test_metadata_of_hugging_face(tmp_path: Path) -> None:
+    for number, split in enumerate(("train", "validation", "test")):
+        row = {
+            "before_file_name": f"images/a{number}.png",
+            "after_file_name": f"images/b{number}.png",
+            "captions": ["the cup is gone"],
+        }
+        write_lines(tmp_path / split / "metadata.jsonl", [row])
+    found = {pair.split: pair for pair in read_pairs("desk", tmp_path)}
+    assert [*found["val"].images] == ["validation/images/a1.png", "validation/images/b1.png"]
+    write_lines(tmp_path / "test" / "metadata.jsonl", [{**row, "before_file_name": "../a.png"}])
+    assert "line 1: \"before_file_name\" is '../a.png'" in refusal("desk", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (messages(1, "x", images=["a.png"]), "found 1 images and 2 marks"),
+        (
+            messages(1, "x", messages=[{"role": "user", "content": "<image>?"}, {"role": "assistant", "content": "x"}]),
+            "and 1 marks",
+        ),
+        (
+            messages(1, "x", messages=[{"role": "user", "content": QUESTION}] * 3),
+            "one question of the user and one answer, found 3 turns",
+        ),
+        (messages(1, "x", messages="What?"), '"messages" must be a list of objects with "role" and "content"'),
+        (messages(1, "x", images=["/a.png", "b.png"]), "leads out of the dataset's folder"),
+        (messages(1, " "), "has a blank sentence"),
+    ],
+)
+def test_one_sentence_for_a_wrong_row(tmp_path: Path, row: dict[str, Any], message: str) -> None:
+    write_lines(tmp_path / "changes.jsonl", [messages(0, "the cup is gone"), row])
+    refused = refusal("desk", tmp_path)
+    assert "changes.jsonl, line 2" in refused
+    assert message in refused
+
+
+def test_several_lists_are_refused(tmp_path: Path) -> None:
+    for name in ("a.json", "b.jsonl"):
+        write_lines(tmp_path / name, [])
+    write_json(tmp_path / "a.json", [])
+    assert "several lists of pairs (a.json, b.jsonl)" in refusal("desk", tmp_path)
+
+
+def test_exported_messages_are_read_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tmp_path / "source"
+    for number in range(40):
+        for side in "ab":
+            write_image(source / side / f"{number}.png", number)
+    write_lines(source / "changes.jsonl", rows(messages))
+    prepare("desk", str(source), out=str(tmp_path / "desk"))
+    main(["export", str(tmp_path / "desk"), "--form", "messages", "--out", str(tmp_path / "messages")])
+    assert str(source) in capsys.readouterr().out
+    info = json.loads((tmp_path / "messages" / "dataset_info.json").read_text())
+    assert info["desk_train"]["file_name"] == "train.json"
+    (source / "changes.jsonl").unlink()
+    for entry in info.values():
+        (source / entry["file_name"]).write_bytes((tmp_path / "messages" / entry["file_name"]).read_bytes())
+    by_id = {pair.id: pair for pair in read_pairs("desk", source)}
+    assert by_id == {pair.id: pair for pair in read_dataset(tmp_path / "desk").pairs}
