@@ -230,6 +230,41 @@ def test_an_interrupted_file_is_completed(
     assert (table / name).read_bytes() == complete
 
 
+@pytest.mark.parametrize("name", ["captions.jsonl", "captions.csv"])
+def test_the_pairs_that_changed_are_printed_first(
+    table: Path, checkpoint: str, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    words = "pairs.csv", "--checkpoint", str(make(table / "pcl.ckpt", "pcl"))
+    assert caption(*words, "--json") is None
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert all(row["changed"] == round(1 - row["nothing_changed"], 4) for row in rows)
+    assert len({row["changed"] for row in rows}) > 2
+    ordered = sorted(rows, key=lambda row: -row["changed"])
+    least = ordered[2]["changed"]
+    selected = [row for row in ordered if row["changed"] >= least]
+    lines = [f"{row['changed']:.4f}\t{row['id']}\t{row['text']}" for row in selected]
+    options = "--sort", "changed", "--min_changed", str(least)
+    assert caption(*words, *options) is None and capsys.readouterr().out.splitlines() == lines
+    assert caption(*words, *options, "--json") is None
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == selected
+    for earlier in ("", ", 5 of them earlier"):  # the file has all pairs, so the same command goes on
+        assert caption(*words, *options, "--out", name) is None
+        written = f"5 of 5 pairs are captioned{earlier}; written to {name}"
+        assert capsys.readouterr().out.splitlines() == [*lines, written]
+    assert [row["id"] for row in rows_of(table / name)] == [row["id"] for row in rows]
+    assert [float(row["changed"]) for row in rows_of(table / name)] == [row["changed"] for row in rows]
+
+
+def test_rows_of_an_older_version_get_the_probability_of_a_change(table: Path, checkpoint: str) -> None:
+    words = "pairs.csv", "--checkpoint", checkpoint, "--out", "a.jsonl"
+    assert caption(*words) is None
+    rows = rows_of(table / "a.jsonl")
+    assert all(0 < float(row["changed"]) <= 1 for row in rows)  # from the probabilities of sentences
+    old = [{key: value for key, value in row.items() if key != "changed"} for row in rows]
+    (table / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in old))
+    assert caption(*words) is None and rows_of(table / "a.jsonl") == rows
+
+
 def test_a_file_of_other_settings_is_left_alone(table: Path, checkpoint: str, tmp_path: Path) -> None:
     def outcome(*options: str, source: str = "pairs.csv", name: str = "a.csv") -> str:
         words = ("--checkpoint", checkpoint, "--out", name)
@@ -264,7 +299,8 @@ def test_a_file_of_other_settings_is_left_alone(table: Path, checkpoint: str, tm
         (["before", "after", "--out", "a.csv", "--out", "b.csv"], "for many pairs give one file"),
         (["pairs.csv", "--out", "a.csv", "--json"], "--json has no effect with --out a.csv; remove it"),
         (["before/1.png", "after/1.png", "--out", "a.jsonl"], "give a name that ends in .geojson, .csv or .html; .jsonl is for a f"),
-        (["pairs.csv", "--threshold", "0.3"], "--threshold is for a whole scene, two rasters; remove it for the pairs of pairs.csv."),
+        (["pairs.csv", "--align"], "--align is for a whole scene, two rasters; remove it for the pairs of pairs.csv."),
+        (["before/1.png", "after/1.png", "--sort", "changed"], "--sort and --min_changed are for many pairs"),
         (["pairs.csv", "--out", "../{here}/pairs.csv"], "pairs.csv: the pairs of pairs.csv are read from this file; give another"),
         ([".", "--out", "pairs.jsonl"], "--out pairs.jsonl: the pairs of . are read from this file; give another name."),
     ],

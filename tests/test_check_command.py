@@ -114,8 +114,10 @@ def test_the_page_has_captions_and_a_box(folders: Path, check: Check) -> None:
         "--json",
     )
     status, output, _ = check(*words)
-    captions = {row["name"]: row["caption"] for row in map(json.loads, output.splitlines())}
+    rows = {row["name"]: row for row in map(json.loads, output.splitlines())}
+    captions = {name: row["caption"] for name, row in rows.items()}
     assert status == 1
+    assert 0 <= rows["clock.png"]["changed"] <= 1 and rows["home.png"]["changed"] is None
     assert captions["home.png"] is None
     assert captions["clock.png"]
     html = (folders / "out.html").read_text()

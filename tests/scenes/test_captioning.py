@@ -16,14 +16,13 @@ from rasterio.features import rasterize
 from scipy import ndimage
 from tests.scenes.rasters import example, write
 
+from diffcap.change import NO_CHANGE_SENTENCES, no_change_probability
 from diffcap.pair_captioner import Caption, load_captioner
 from diffcap.scenes.captioning import (
     IDENTICAL,
-    NO_CHANGE_SENTENCES,
     NO_DATA,
     PartialResults,
     caption_tiles,
-    no_change_probability,
 )
 from diffcap.scenes.raster import Scene, TileCaption, Tiling, open_scene
 from diffcap.scenes.writing import merge_tiles

@@ -61,7 +61,7 @@ def change_at(found: list[Any], x: int, y: int) -> Any:
 
 
 @pytest.mark.slow
-def test_the_changes_are_found_where_they_are(scene: Path) -> None:
+def test_the_changes_are_found_where_they_are(scene: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert {path.suffix for path in scene.iterdir()} == {".tif", ".csv", ".geojson", ".html"}
     content = json.loads((scene / "changes.geojson").read_text(encoding="utf-8"))
     assert content["type"] == "FeatureCollection"
@@ -71,10 +71,14 @@ def test_the_changes_are_found_where_they_are(scene: Path) -> None:
     for corner in ((0, 0), (344, 344)):
         found = change_at(content["features"], *corner)
         assert found["caption"].endswith("has appeared") and found["no_change"] < 0.1
-    lowest = min(one["properties"]["no_change"] for one in content["features"])
+    highest = max(1 - one["properties"]["no_change"] for one in content["features"])
     strict = str(scene.parent / "strict.geojson")
-    assert run(str(scene / "before.tif"), str(scene / "after.tif"), "--out", strict, "--threshold", str(lowest)) is None
-    assert features(Path(strict)) == []  # a tile at the threshold is left out
+    words = str(scene / "before.tif"), str(scene / "after.tif"), "--out", strict, "--min_changed"
+    assert run(*words, f"{highest:.4f}") is None
+    assert features(Path(strict))  # a tile with just this probability is reported
+    assert run(*words, "1") is None
+    note = f"note: {9 - counts['identical']} of 9 tiles differ, and no caption is a change with --min_changed 1.0."
+    assert features(Path(strict)) == [] and note in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -186,7 +190,12 @@ def test_pixels_are_the_coordinates_without_georeference(tmp_path: Path, capfd: 
         (["--out", "x.csv", "--bands", "red"], "--bands is red"),
         (["--out", "x.csv", "--bands", "9,2,1"], "it has no band 9; choose from 1 to 3"),
         (["--out", "x.csv", "--stretch", "98,2"], "--stretch is 98,2; give two percentiles"),
-        (["--out", "x.csv", "--threshold", "0"], "--threshold is 0.0; give a probability"),
+        (
+            ["--out", "x.csv", "--threshold", "0.3"],
+            "--threshold is now --min_changed, the probability of a change; give 0.7.",
+        ),
+        (["--out", "x.csv", "--min_changed", "0"], "--min_changed is 0.0; give a probability"),
+        (["--out", "x.csv", "--sort", "changed"], "--sort is for pairs of images; remove it for a whole scene"),
         (["--out", "x.csv", "--tile", "0"], "--tile is 0; give 8 to"),
         (["--out", "x.csv", "--overlap", "256"], "--overlap is 256; give 0 to 255"),
         (["--out", "x.csv", "--batch_size", "0"], "--batch_size is 0"),

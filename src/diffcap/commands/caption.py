@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from diffcap.checkpoints.hub_access import check_connection
 from diffcap.commands.caption_file import CAPTION_FILE_SUFFIXES, CaptionFile, exclusive_lock
 from diffcap.commands.pairs import ImagePair, find_pairs, is_collection, is_parquet, parquet_advice, table_paths
-from diffcap.commands.scene import DEFAULT_CAPTIONER, caption_scene
+from diffcap.commands.scene import DEFAULT_CAPTIONER, DEFAULT_MIN_CHANGED, caption_scene
 from diffcap.utils.console import echo, print_json
 from diffcap.utils.cores import MAX_THREADS, available_cores
 from diffcap.utils.errors import DiffcapError
@@ -40,6 +40,8 @@ def caption(
     overlap: int | None = None,
     bands: str | None = None,
     stretch: str | None = None,
+    sort: Literal["changed"] | None = None,
+    min_changed: float | None = None,
     threshold: float | None = None,
     align: bool = False,
     engine: Literal["ray"] | None = None,
@@ -76,7 +78,10 @@ def caption(
         bands: Whole scenes: the bands for red, green and blue, such as 4,3,2, or one band; 1,2,3 by default.
         stretch: Whole scenes: percentiles of both dates that become black and white; 2,98 by default, but not for 8-bit pixels. Without
             it, the captioner that ships gets the contrast of its training images.
-        threshold: Whole scenes: tiles whose probability of no change is at least this are left out; 0.5 by default.
+        sort: Many pairs: `changed` prints the pairs with the highest probability of a change first, when all are captioned.
+        min_changed: Many pairs: print only pairs whose probability of a change is at least this; a file of --out has all pairs.
+            Whole scenes: leave out other tiles; 0.5 by default.
+        threshold: Replaced by --min_changed.
         align: Whole scenes: warp the second raster to the grid of the first one while it is read.
         engine: Parquet tables: `ray` captions on all GPUs, or CPU cores, of the Ray cluster of RAY_ADDRESS or of this machine.
         shard: Parquet tables: 3/16 captions the parts of job 3 (from 0) of 16 jobs.
@@ -93,6 +98,10 @@ def caption(
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     if batch_size < 1:
         raise DiffcapError(f"--batch_size is {batch_size}; it must be at least 1.")
+    if threshold is not None:
+        raise DiffcapError(f"--threshold is now --min_changed, the probability of a change; give {1 - threshold:g}.")
+    if min_changed is not None and not 0 < min_changed <= 1:
+        raise DiffcapError(f"--min_changed is {min_changed}; give a probability above 0, at most 1.")
     model_options: dict[str, Any] = {
         "checkpoint": checkpoint,
         "device": device,
@@ -106,12 +115,12 @@ def caption(
         "overlap": overlap,
         "bands": bands,
         "stretch": stretch,
-        "threshold": threshold,
         "align": align or None,
     }
+    selection: dict[str, Any] = {"sort": sort, "min_changed": min_changed}
     table_options = {"engine": engine, "shard": shard, "part": part}
     if after is None and is_parquet(before):
-        for name, value in {"heatmap": heatmap, "json": json or None, **scene_options}.items():
+        for name, value in {"heatmap": heatmap, "json": json or None, **scene_options, **selection}.items():
             if value is not None:
                 raise DiffcapError(f"--{name} has no effect on a Parquet table; remove it.")
         try:
@@ -128,12 +137,17 @@ def caption(
         if unused := [name for name in set_options if name != "--out"]:
             raise DiffcapError(f"{unused[0]} is for a whole scene, two rasters; remove it for the pairs of {before}.")
     elif set_options:
-        if unused := [name for name, value in (("--heatmap", heatmap), ("--json", json)) if value]:
+        if unused := [name for name, value in (("--heatmap", heatmap), ("--json", json), ("--sort", sort)) if value]:
             raise DiffcapError(f"{unused[0]} is for pairs of images; remove it for a whole scene ({set_options[0]}).")
         load = partial(load_model, DEFAULT_CAPTIONER, model_options)  # by default `tiles`, for overhead images
+        scene_options["min_changed"] = min_changed or DEFAULT_MIN_CHANGED
         caption_scene(before, after, out, model_options, load, **scene_options, **decoding_options)
         return
-    caption_pairs(before, after, out, heatmap, json, model_options, **decoding_options)
+    elif sort or min_changed:
+        raise DiffcapError(
+            "--sort and --min_changed are for many pairs, and --min_changed also for a scene with --out."
+        )
+    caption_pairs(before, after, out, heatmap, json, model_options, **selection, **decoding_options)
 
 
 def caption_pairs(
@@ -143,6 +157,8 @@ def caption_pairs(
     heatmap: str | None,
     as_json: bool,
     model_options: Mapping[str, Any],
+    sort: str | None,
+    min_changed: float | None,
     beam: int,
     length_penalty: float,
     batch_size: int,
@@ -169,11 +185,13 @@ def caption_pairs(
     _check_images(pairs)
     # With `shipped`, the error suggests the captioners that ship with diffcap.
     check_connection([*(model_options["checkpoint"] or []), model_options["base"]], shipped=True)
+    from diffcap.change import change_probability, scored_sentences
     from diffcap.models.generation import check_search
     from diffcap.utils.progress import progress_bar
 
     check_search(beam, length_penalty, "--beam")
     captioner = load_model("blocks", model_options)
+    rows: list[dict[str, Any]] = []  # of --sort and --min_changed, which are printed at the end
     num_failed, num_undrawn, file_names = 0, 0, _file_names([pair.id for pair in pairs])
     with ExitStack() as stack:
         caption_file, pending_pairs = None, pairs
@@ -189,12 +207,16 @@ def caption_pairs(
         images = ((pair.before, pair.after) for pair in pending_pairs)
         on_error: Literal["raise", "return"] = "raise" if is_single_pair else "return"  # "return" yields errors
         threads = 0 if is_single_pair else min(MAX_THREADS, available_cores())
-        captions = captioner.batch(images, beam, length_penalty, batch_size, on_error, threads=threads)
+        sentences = scored_sentences(captioner)
+        captions = captioner.batch(images, beam, length_penalty, batch_size, on_error, sentences, threads)
         num_earlier = len(pairs) - len(pending_pairs)
         advance = stack.enter_context(progress_bar("captioning", len(pairs), num_earlier, hidden=len(pairs) == 1))
         try:
             for pair, caption in zip(pending_pairs, captions):
                 is_error = isinstance(caption, DiffcapError)
+                values: dict[str, Any] = {"error": str(caption)}
+                if not isinstance(caption, DiffcapError):
+                    values = {**caption.as_dict(), "changed": change_probability(caption)}
                 num_failed += is_error
                 if heatmap_path and not is_single_pair and not is_error:
                     try:  # before the row is written, because a pair that has a row is not captioned again
@@ -202,7 +224,10 @@ def caption_pairs(
                     except DiffcapError as error:
                         echo(f"note: {pair.id}: not drawn: {error}", err=True)
                         num_undrawn += 1
-                _print_result(pair, caption, as_json, is_single_pair, caption_file)
+                if caption_file or is_error or not (sort or min_changed):
+                    _print_result(pair, caption, values, as_json, is_single_pair, caption_file)
+                else:
+                    rows.append({**pair.as_dict(), **values})
                 if heatmap_path and is_single_pair:
                     _draw(captioner, pair, caption, heatmap_path)
                 advance(1)
@@ -213,6 +238,8 @@ def caption_pairs(
             if caption_file:
                 advice = f"what is done is in {caption_file.path}, and the same command goes on there"
             raise DiffcapError(f"interrupted; {advice}.") from None
+    if sort or min_changed:
+        _print_selection(caption_file.rows() if caption_file else rows, sort, min_changed, as_json)
     if caption_file:
         earlier = f", {num_earlier:,} of them earlier" if num_earlier else ""
         num_captioned = len(pairs) - num_failed
@@ -275,8 +302,22 @@ def _file_names(ids: Sequence[str]) -> dict[str, str]:
     return names
 
 
-def _print_result(pair: ImagePair, caption: Any, as_json: bool, is_single_pair: bool, file: CaptionFile | None) -> None:
-    """Write the caption of a pair, or its error, to the file; without a file, print it."""
+def _print_selection(
+    rows: Sequence[dict[str, Any]], sort: str | None, min_changed: float | None, as_json: bool
+) -> None:
+    """Print the rows whose probability of a change is at least `min_changed`; with `sort`, the highest probability first."""
+    selected = [row for row in rows if float(row["changed"]) >= (min_changed or 0)]
+    for row in sorted(selected, key=lambda row: -float(row["changed"])) if sort else selected:
+        if as_json:
+            print_json(row, None)
+        else:
+            echo(f"{float(row['changed']):.4f}\t{row['id']}\t{row.get('caption', row.get('text'))}")
+
+
+def _print_result(
+    pair: ImagePair, caption: Any, values: dict[str, Any], as_json: bool, is_single_pair: bool, file: CaptionFile | None
+) -> None:
+    """Write the `values` of a pair's caption, or its error, to the file; without a file, print them."""
     from diffcap.report.heatmaps import confidence_lines
 
     is_error = isinstance(caption, DiffcapError)
@@ -285,15 +326,13 @@ def _print_result(pair: ImagePair, caption: Any, as_json: bool, is_single_pair: 
     for note in () if is_error else caption.notes:
         echo(f"note: {note}.", err=True)
     if file is not None:
-        file.append(pair, {"error": str(caption)} if is_error else caption.as_dict())
-    elif is_error and as_json:
-        print_json({**pair.as_dict(), "error": str(caption)}, None)
+        file.append(pair, values)
+    elif as_json and is_single_pair:
+        print_json(values, 2)
+    elif as_json:
+        print_json({**pair.as_dict(), **values}, None)
     elif is_error:
         return
-    elif as_json and is_single_pair:
-        print_json(caption.as_dict(), 2)
-    elif as_json:
-        print_json({**pair.as_dict(), **caption.as_dict()}, None)
     elif is_single_pair:
         echo(caption.text, *confidence_lines(caption))  # log-probability, probability of a change
         for alternative in caption.alternatives:

@@ -17,12 +17,12 @@ from diffcap.utils.errors import DiffcapError, printable
 from diffcap.utils.files import add_filename, atomic_write
 
 CAPTION_FILE_SUFFIXES = (".jsonl", ".csv")
-CSV_COLUMNS = ("id", "before", "after", "caption", "log_probability", "nothing_changed", "notes", "error")
+CSV_COLUMNS = ("id", "before", "after", "caption", "log_probability", "nothing_changed", "changed", "notes", "error")
 
 
 class _Row(NamedTuple):
     line: bytes  # as in the file, without the line break
-    is_error: bool  # it has an error in place of a caption
+    is_error: bool  # it has an error in place of a caption, or no probability of a change (older versions)
 
 
 @contextmanager
@@ -98,15 +98,11 @@ class CaptionFile(AbstractContextManager["CaptionFile"]):
         rows: dict[str, _Row] = {}
         for number, line in enumerate(lines, 1):
             try:
-                if self._is_csv:
-                    (cells,) = csv.reader([line.decode()], strict=True)
-                    values = dict(zip(CSV_COLUMNS, cells, strict=True))
-                else:
-                    values = json.loads(line)
+                values = self._parse(line)
                 if not (self._is_csv and number == 1):
                     key = _key(values["id"])
                     self._index_by_key[key]  # raises a KeyError for other ids
-                    rows[key] = _Row(line, bool(values.get("error")))
+                    rows[key] = _Row(line, bool(values.get("error")) or "changed" not in values)
             except (ValueError, KeyError, TypeError, AttributeError, csv.Error):
                 raise DiffcapError(
                     f"{self.path}, line {number}: not a row of this command; delete that line, or the file to start again."
@@ -139,6 +135,17 @@ class CaptionFile(AbstractContextManager["CaptionFile"]):
             self._file.write(encoded + b"\n")
             self._file.flush()
         self._rows[_key(pair.id)] = _Row(encoded, "error" in row)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the rows with a caption, in the order of the pairs. Values of a CSV file are strings."""
+        keys = sorted(self._rows, key=self._index_by_key.__getitem__)
+        return [self._parse(self._rows[key].line) for key in keys if not self._rows[key].is_error]
+
+    def _parse(self, line: bytes) -> dict[str, Any]:
+        if not self._is_csv:
+            return dict(json.loads(line))
+        (cells,) = csv.reader([line.decode()], strict=True)
+        return dict(zip(CSV_COLUMNS, cells, strict=True))
 
     def __exit__(self, *_: object) -> None:
         """Close the file; if all pairs have a row, put the rows in the order of the pairs."""

@@ -52,6 +52,7 @@ class Comparison:
     pixels: int | None = None  # number of pixels that differ
     box: "Box | None" = None  # (left, top, right, bottom) around them
     caption: str | None = None
+    changed: float | None = None  # the captioner's probability of a change
     seconds: float = 0.0
 
 
@@ -206,17 +207,19 @@ def _add_captions(
     results: Sequence[Comparison], pairs: ImagesByName, model_options: dict[str, Any]
 ) -> list[Comparison]:
     """Caption the pairs that have changed and have both images. A pair that cannot be captioned becomes an error."""
+    from diffcap.change import change_probability, scored_sentences
     from diffcap.commands.caption import load_model
 
     changed = [result for result in results if result.status == "changed" and None not in pairs[result.name]]
     captioner = load_model("blocks", {**model_options, "backbone_weights": None}) if changed else None
     images: Any = [pairs[result.name] for result in changed]
+    captions = captioner.batch(images, errors="return", sentences=scored_sentences(captioner)) if captioner else []
     captioned = {}
-    for result, caption in zip(changed, captioner.batch(images, errors="return") if captioner else []):
-        failure = {"status": "error", "message": str(caption)}
-        captioned[result.name] = replace(
-            result, **failure if isinstance(caption, DiffcapError) else {"caption": caption.text}
-        )
+    for result, caption in zip(changed, captions):
+        if isinstance(caption, DiffcapError):
+            captioned[result.name] = replace(result, status="error", message=str(caption))
+        else:
+            captioned[result.name] = replace(result, caption=caption.text, changed=change_probability(caption))
     return [captioned.get(result.name, result) for result in results]
 
 

@@ -9,7 +9,7 @@ from diffcap.utils.console import echo
 from diffcap.utils.errors import DiffcapError
 
 SCENE_SUFFIXES = (".geojson", ".csv", ".html")
-DEFAULT_THRESHOLD = 0.5
+DEFAULT_MIN_CHANGED = 0.5
 _UNREPORTED_TILES = {"unchanged": "unchanged", "identical": "identical", "no_data": "without data"}  # kind -> its text
 DEFAULT_CAPTIONER = "tiles"  # ships with diffcap, for overhead images
 _SCALED_CONTRAST_NOTE = (
@@ -33,7 +33,7 @@ def caption_scene(
     overlap: int | None,
     bands: str | None,
     stretch: str | None,
-    threshold: float | None,
+    min_changed: float,
     align: bool | None,
     beam: int,
     length_penalty: float,
@@ -45,9 +45,6 @@ def caption_scene(
     percentiles = _parse_numbers(stretch, "--stretch", "two percentiles, such as 2,98", (2,), float)
     if percentiles and not 0 <= percentiles[0] < percentiles[1] <= 100:
         raise DiffcapError(f"--stretch is {stretch}; give two percentiles from 0 to 100, such as 2,98.")
-    threshold = DEFAULT_THRESHOLD if threshold is None else threshold
-    if not 0 < threshold <= 1:
-        raise DiffcapError(f"--threshold is {threshold}; give a probability above 0, at most 1.")
     if after is None:
         raise DiffcapError(
             f"{before}: the raster after the change is missing; give both: diffcap caption BEFORE AFTER --out {out_files[0]}."
@@ -100,7 +97,7 @@ def caption_scene(
             echo(f"note: {_SCALED_CONTRAST_NOTE if percentiles is None else _STRETCHED_CONTRAST_NOTE}", err=True)
         advance = stack.enter_context(progress_bar("captioning tiles", len(tiling), num_done))
         result = caption_tiles(scene, tiling, band_range, captioner, partial, beam, length_penalty, batch_size, advance)
-        changed = [caption for caption in result.captions if caption.no_change < threshold]  # no_change: a probability
+        changed = [caption for caption in result.captions if round(1 - caption.no_change, 4) >= min_changed]
         changes = merge_tiles(changed)
         counts = {
             "all": len(tiling),
@@ -113,7 +110,7 @@ def caption_scene(
             **settings,
             "before": Path(before).name,
             "after": Path(after).name,
-            "threshold": threshold,
+            "min_changed": min_changed,
             "size": [scene.width, scene.height],
             "source_crs": scene.crs,
             "tiles": counts,
@@ -130,6 +127,9 @@ def caption_scene(
     left_out = ", ".join(f"{counts[key]:,} {text}" for key, text in _UNREPORTED_TILES.items())
     num_changes = f"{len(changes):,} change{'' if len(changes) == 1 else 's'}"
     written_files = ", ".join(map(str, out_files))
+    if result.captions and not changes:
+        num_tiles = f"{len(result.captions):,} of {len(tiling):,} tiles"
+        echo(f"note: {num_tiles} differ, and no caption is a change with --min_changed {min_changed}.", err=True)
     echo(f"{num_changes} in {counts['changed']:,} of {counts['all']:,} tiles ({left_out}); written to {written_files}")
 
 

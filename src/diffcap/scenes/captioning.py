@@ -1,7 +1,6 @@
-"""Caption the tiles of a scene (two rasters of one place), and compute the probability that nothing has changed in a tile."""
+"""Caption the tiles of a scene (two rasters of one place)."""
 
 import json
-import math
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -12,16 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from diffcap.datasets.no_change import ALL_NO_CHANGE, is_no_change
+from diffcap.change import no_change_probability, scored_sentences
 from diffcap.pair_captioner import Caption, PairCaptioner
 from diffcap.scenes.raster import Scene, Stretch, Tile, TileCaption, Tiling, to_rgb
-from diffcap.text.hub import HubVocabulary
 from diffcap.utils.cores import map_ahead
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.files import add_filename
-from diffcap.worlds.blocks.captions import NO_CHANGE as BLOCKS_NO_CHANGE
 
-NO_CHANGE_SENTENCES = tuple(dict.fromkeys((*ALL_NO_CHANGE, *BLOCKS_NO_CHANGE)))  # of all datasets
 PARTIAL_SUFFIX = ".partial.jsonl"  # end of the name of a `PartialResults` file
 MAX_UNSAVED_RESULTS = 256  # a batch is saved after this number of results, even if few of its tiles need a caption
 NO_DATA, IDENTICAL = "no data", "identical"  # reasons why a tile is not captioned
@@ -98,21 +94,6 @@ def _read_whole_lines(path: Path) -> tuple[list[Any], int]:
     return values, num_bytes
 
 
-def no_change_probability(caption: Caption) -> float:
-    """Return the captioner's probability that nothing has changed in a pair.
-
-    * 1 if the caption says so (`is_no_change`);
-    * else the method's own estimate, if it has one (in IDC-PCL, "distractor judging" estimates it);
-    * else the sum of the probabilities of `NO_CHANGE_SENTENCES`, which is the probability that a sampled caption is one of these
-      sentences. `caption.scored` has the logarithms of the probabilities; it is empty for models that write free text.
-    """
-    if is_no_change(caption.text):
-        return 1.0
-    if caption.nothing_changed is not None:
-        return caption.nothing_changed
-    return min(1.0, math.fsum(map(math.exp, caption.scored)))
-
-
 def read_tile(scene: Scene, tile: Tile, size: int, stretch: Stretch | None) -> str | tuple[Image.Image, Image.Image]:
     """Read a tile of both dates as RGB images of `size` x `size` pixels, or return the reason why it needs no caption.
 
@@ -150,16 +131,14 @@ def caption_tiles(
     repeats the interrupted batch as a whole, so that its numbers do not depend on the interruption. `advance` is called with the number of
     tiles that were finished since its last call.
     """
-    vocabulary = captioner.vocabulary
-    writes_free_text = isinstance(vocabulary, HubVocabulary) and vocabulary.num_sentences is not None  # not fine-tuned
-    scored_sentences = () if writes_free_text else NO_CHANGE_SENTENCES
+    sentences = scored_sentences(captioner)
     results: list[dict[str, Any]] = []  # of the tiles of a batch
     image_pairs: list[tuple[Image.Image, Image.Image]] = []  # of the tiles to caption
     open_results: list[dict[str, Any]] = []  # the dicts in `results` that need a caption, in the order of `image_pairs`
 
     def finish_batch() -> None:
         if image_pairs:
-            captions = captioner.batch(image_pairs, beams, length_penalty, batch_size, sentences=scored_sentences)
+            captions = captioner.batch(image_pairs, beams, length_penalty, batch_size, sentences=sentences)
             for result, caption in zip(open_results, captions):
                 assert isinstance(caption, Caption)
                 result["caption"] = caption.text

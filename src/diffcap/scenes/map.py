@@ -117,7 +117,7 @@ def _list_facts(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("tiles", f"{tiles['all']:,} of {metadata['tile']} pixels, overlap {metadata['overlap']}"),
         (
             "tiles left out",
-            f"{tiles['unchanged']:,} unchanged (probability of no change at least {metadata['threshold']}), {tiles['identical']:,} with "
+            f"{tiles['unchanged']:,} unchanged (probability of a change below {metadata['min_changed']}), {tiles['identical']:,} with "
             f"identical pixels, {tiles['no_data']:,} without data",
         ),
         ("bands", ", ".join(map(str, metadata["bands"]))),
