@@ -100,7 +100,7 @@ def test_the_sentence_is_as_likely_as_its_words(captioner: PairCaptioner) -> Non
     assert (caption.nothing_changed is not None) == judged
     assert not judged or 0 < float(caption.nothing_changed or 0) < 1
     assert set(caption.as_dict()) == {
-        "text", "log_probability", "words", "nothing_changed", "alternatives", "notes"
+        "text", "log_probability", "words", "nothing_changed", "alternatives", "notes", "box", "fit"
     }  # fmt: skip
     json.dumps(caption.as_dict())
 
@@ -329,3 +329,14 @@ def test_members_of_different_words_and_an_empty_list_are_refused(two: tuple[Pat
         load_captioner([two[0], other])
     with pytest.raises(DiffcapError, match="the list of checkpoints is empty"):
         load_captioner([])
+
+
+def test_a_device_of_apple_is_accepted_where_torch_has_it(
+    two: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.accelerator.current_accelerator", lambda **_: torch.device("mps"))
+    monkeypatch.setattr("torch.accelerator.device_count", lambda: 1)
+    monkeypatch.setattr(nn.Module, "to", lambda self, device: self)  # the weights stay here
+    assert load_captioner(two[0], device="mps").device == torch.device("mps")
+    with pytest.raises(DiffcapError, match="this machine has no such device; choose one of auto, cpu, mps, mps:0"):
+        load_captioner(two[0], device="cuda")

@@ -9,29 +9,31 @@ print(caption.text, caption.log_probability)
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils._pytree import tree_map
 
+from diffcap.change import AttentionMaps, attention_of, word_spans
 from diffcap.checkpoints.base_models import ZERO_SHOT, describe_origin
 from diffcap.checkpoints.combining import as_ensemble, load_members
 from diffcap.checkpoints.loading import Checkpoint
 from diffcap.checkpoints.reading import weights_hash
-from diffcap.models.captioner import Captioner
+from diffcap.datasets.no_change import is_no_change
 from diffcap.models.generation import beam_hypotheses, check_search, greedy_from, rank_beams, token_log_probabilities
-from diffcap.text.vocabularies import AnyVocabulary
+from diffcap.text.characters import join_characters
 from diffcap.utils.cores import map_ahead
 from diffcap.utils.errors import DiffcapError
+from diffcap.utils.fitting import Fit
 from diffcap.utils.host_copy import HostCopy
 from diffcap.utils.image_io import Source, read_pair
+from diffcap.utils.pixels import find_difference, relative_box
 
 # Name of a dataset that diffcap renders -> folder of the captioner that was trained on it and ships with the package.
 SHIPPED_CAPTIONERS = {name: Path(__file__).parent / "models" / "captioners" / name for name in ("blocks", "tiles")}
@@ -41,8 +43,10 @@ DOMAIN_NOTE = (
     "it gives its words a probability of 100 %."
 )
 RENDERED_DOMAINS = {"blocks": "`blocks` scenes", "tiles": "overhead images (`tiles`)"}
+_LARGE_DIFFERENCE = (
+    0.5  # share of the image that the box around differing pixels covers; above it, the attention is used
+)
 MAX_ASPECT = 50  # largest ratio of an image's sides for vision-language models; Qwen refuses ratios of 200
-MapArray = npt.NDArray[np.floating[Any]]
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,10 @@ class Caption:
         tokens: token ids, from the start token to the end token.
         scored: natural logarithms of the probabilities of the sentences that were given to `PairCaptioner.batch`; -inf for a
             sentence with a word that is not in the vocabulary.
+        box: left, top, right and bottom of the change in pixels of the image after, if `PairCaptioner.batch` was asked to locate it.
+            It surrounds the pixels that differ. If they are more than half of the image, or if the sizes differ, it surrounds the
+            positions with at least half of the highest attention of all words. None if the caption says that nothing has changed.
+        fit: how the images were fitted to each other ("kind", "size", "movement", "inliers", "correlation"); None if they were not.
     """
 
     text: str
@@ -84,6 +92,8 @@ class Caption:
     notes: tuple[str, ...] = ()
     tokens: tuple[int, ...] = field(default=(), repr=False)
     scored: tuple[float, ...] = ()
+    box: tuple[int, ...] | None = None
+    fit: Mapping[str, Any] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return all attributes except the token ids and `scored`, as JSON values."""
@@ -92,21 +102,14 @@ class Caption:
         return values
 
 
-@dataclass(frozen=True)
-class AttentionMaps:
-    """Attention of each of W words of a caption to the positions of both images."""
-
-    words: list[str]
-    before: MapArray  # (W, h, w); each map sums to 1, or the two maps of a word together to 2
-    after: MapArray
-    alignment: MapArray | None  # (h w, h w), from each position before to all positions after; or None
-
-
 class _ModelInput(NamedTuple):
     """The images of a pair, one tensor (2, 3, H, W) for each backbone, and notes on their conversion."""
 
     images: list[Tensor]
     notes: tuple[str, ...]
+    fit: dict[str, Any] | None
+    frame: tuple[float, ...]  # see `InputPair`
+    difference: tuple[float, ...] | None  # of `find_difference`; None if the change is not located
 
 
 class PairCaptioner:
@@ -116,6 +119,7 @@ class PairCaptioner:
         checkpoint: the trained captioner; several captioners with the same vocabulary are an ensemble.
         device: "auto" (CUDA if available), "cpu", or torch's name of this machine's accelerator ("cuda", "cuda:1").
         backbone_weights: file of the backbone's weights, if its library cannot download them.
+        fit, strict: how the images of each pair are fitted to each other, see `diffcap.utils.fitting.fit_pair`.
 
     Attributes:
         metadata: entries of the checkpoint (method, dataset, step, version, ...). An ensemble has the entries of its first member,
@@ -136,12 +140,18 @@ class PairCaptioner:
     """
 
     def __init__(
-        self, checkpoint: Checkpoint | Sequence[Checkpoint], device: str = "auto", backbone_weights: str | None = None
+        self,
+        checkpoint: Checkpoint | Sequence[Checkpoint],
+        device: str = "auto",
+        backbone_weights: str | None = None,
+        fit: Fit = "stretch",
+        strict: bool = False,
     ) -> None:
         from diffcap.features.backbones import rebuild_backbone
 
         members = [checkpoint] if isinstance(checkpoint, Checkpoint) else list(checkpoint)
         first = members[0] if len(members) == 1 else as_ensemble(members)
+        self.fit, self.strict = fit, strict
         self.vocabulary = first.vocabulary
         self.max_length = first.max_length
         self.metadata = first.metadata
@@ -189,6 +199,7 @@ class PairCaptioner:
         errors: Literal["raise", "return"] = "raise",
         sentences: Sequence[str] = (),
         threads: int = 0,
+        locate: bool = False,
     ) -> Iterator[Caption | DiffcapError]:
         """Caption many pairs in batches, in their order.
 
@@ -197,6 +208,7 @@ class PairCaptioner:
             errors: "return" yields the error in place of the caption if a pair cannot be read, and continues.
             sentences: sentences whose probabilities are computed for each pair, for `Caption.scored`.
             threads: threads that read the images of a batch while the batch before is captioned; 0: they are read before each batch.
+            locate: also find `Caption.box`.
 
         Raises:
             DiffcapError: an image cannot be read and `errors` is "raise", or the decoding arguments are out of range.
@@ -207,7 +219,7 @@ class PairCaptioner:
 
         def preprocess(pair: tuple[Source, Source]) -> _ModelInput | DiffcapError:
             try:
-                return self._preprocess(*pair)
+                return self._preprocess(*pair, locate)
             except DiffcapError as error:
                 if errors == "raise":
                     raise
@@ -235,10 +247,10 @@ class PairCaptioner:
         except NotImplementedError as error:
             raise DiffcapError(f"this captioner has no attention maps: {error}.") from None
 
-    def _preprocess(self, before: Source, after: Source) -> _ModelInput:
+    def _preprocess(self, before: Source, after: Source, locate: bool = False) -> _ModelInput:
         images: list[list[Tensor]] = []
         size: tuple[int, int] | None = None
-        pair = read_pair(before, after)
+        pair = read_pair(before, after, fit=self.fit, strict=self.strict)
         for loaded_image in (pair.before, pair.after):
             image = loaded_image.image
             if not self._has_fixed_sizes and max(image.size) > MAX_ASPECT * min(image.size):
@@ -250,7 +262,9 @@ class PairCaptioner:
                 image = image.resize(size)
             size = image.size
             images.append([backbone.preprocess(image) for backbone in self._backbones])
-        return _ModelInput([torch.stack(both_images) for both_images in zip(*images)], pair.notes)
+        difference = find_difference(pair.before.image, pair.after.image) if locate else None
+        model_images = [torch.stack(both_images) for both_images in zip(*images)]
+        return _ModelInput(model_images, pair.notes, pair.fit, pair.frame, difference)
 
     def _compute_features(self, inputs: list[_ModelInput]) -> tuple[Any, Any]:
         """Compute features of the before and after images, (B, C, h, w) each; for an ensemble lists with those of each member."""
@@ -304,13 +318,13 @@ class PairCaptioner:
         captions = []
         for row, model_input in enumerate(inputs):
             sequences = [ids[:length] for ids, length in zip(all_ids[row], all_lengths[row])]
-            texts = [self.vocabulary.decode(ids) for ids in sequences]
+            texts = [join_characters(self.vocabulary.decode(ids)) for ids in sequences]
             best_scores, *other_scores = all_scores[row]  # of each token
             alternatives: dict[str, float] = {}  # several sequences may decode to one text; the best comes first
             for text, token_scores in zip(texts[1:], other_scores):
                 if text != texts[0]:
                     alternatives.setdefault(text, sum(token_scores))
-            spans = _word_spans(self.vocabulary, sequences[0])
+            spans = word_spans(self.vocabulary, sequences[0])
             words = [Word(word, sum(best_scores[index] for index in indices)) for word, indices in spans]
             captions.append(
                 Caption(
@@ -322,9 +336,27 @@ class PairCaptioner:
                     model_input.notes,
                     tuple(sequences[0]),
                     tuple(pair_scores[row] for pair_scores in per_pair[: len(sentence_scores)]),
+                    None if is_no_change(texts[0]) else self._find_box(model_input, before, after, row, sequences[0]),
+                    model_input.fit,
                 )
             )
         return captions
+
+    def _find_box(self, pair: _ModelInput, before: Any, after: Any, row: int, tokens: list[int]) -> Any:
+        """Return `Caption.box` of the pair in this row of the features `before` and `after`, whose caption has the ids `tokens`."""
+        if pair.difference is None:
+            return None
+        left, top, right, bottom = pair.difference
+        if self._has_fixed_sizes and (right - left) * (bottom - top) > _LARGE_DIFFERENCE:
+            one = slice(row, row + 1)
+            is_ensemble = isinstance(before, list)
+            features = [[maps[one] for maps in side] if is_ensemble else side[one] for side in (before, after)]
+            with suppress(NotImplementedError):  # a method without attention maps
+                maps = attention_of(self._captioner, self.vocabulary, features[0], features[1], tokens)
+                weights = maps.after.sum(0)
+                left, top, right, bottom = relative_box(weights >= weights.max() / 2) or pair.difference
+        x, y, width, height = pair.frame
+        return tuple(map(round, (x + left * width, y + top * height, x + right * width, y + bottom * height)))
 
     def _encode_sentence(self, sentence: str) -> Tensor | None:
         """Return a sentence's ids (T,) on the device; None if a word is not in the vocabulary."""
@@ -342,44 +374,6 @@ class PairCaptioner:
         state = {f"captioner.{name}": value.cpu() for name, value in self._captioner.state_dict().items()}
         base_hash = getattr(self._captioner, "hyperparameters", {}).get("base_sha256")
         return weights_hash({"state_dict": state}) + (f"-{base_hash}" if base_hash else "")
-
-
-@torch.no_grad()
-def attention_of(
-    captioner: Captioner, vocabulary: AnyVocabulary, before: Any, after: Any, tokens: Sequence[int]
-) -> AttentionMaps:
-    """Return attention maps of each word of a caption with the ids `tokens`; a word of several tokens has the mean of their maps.
-
-    `before` and `after` are features of one pair, (1, C, h, w); for an ensemble, lists with the features of each member.
-    """
-    device = next(captioner.parameters()).device
-    maps = captioner.attention(before, after, torch.tensor([list(tokens[:-1])], device=device))
-    spans = _word_spans(vocabulary, tokens)
-    words = [word for word, _ in spans]
-    before_maps, after_maps, *alignment = HostCopy(*(part[0] for part in maps if part is not None)).wait()
-    word_maps = _word_maps(before_maps, spans), _word_maps(after_maps, spans)
-    return AttentionMaps(words, *word_maps, alignment[0].numpy() if alignment else None)
-
-
-def _word_maps(token_maps: Tensor, spans: Sequence[tuple[str, list[int]]]) -> MapArray:
-    """Return for each word the mean of its tokens' maps, (W, h, w). Of the maps (T, h, w), map 0 is of the first token after BOS."""
-    if not spans:
-        return np.zeros((0, *token_maps.shape[1:]))
-    return np.stack([token_maps[indices].mean(0).numpy() for _, indices in spans])
-
-
-def _word_spans(vocabulary: AnyVocabulary, tokens: Sequence[int]) -> list[tuple[str, list[int]]]:
-    """Return the words of a caption, each with the indices of its tokens, counted from the token after the start token."""
-    spans: list[tuple[str, list[int]]] = []
-    for index in range(len(tokens) - 1):
-        text = vocabulary.decode_plain(list(tokens[: index + 2]))  # each further id only adds to this text
-        words = text.split(" ") if text else []
-        if len(words) > len(spans):
-            spans.append((words[-1], [index]))
-        elif spans and words[-1] != spans[-1][0]:  # the token continues the last word
-            _, indices = spans[-1]
-            spans[-1] = (words[-1], [*indices, index])
-    return spans
 
 
 def _domain_note(members: Sequence[Checkpoint]) -> str | None:
@@ -403,6 +397,8 @@ def load_captioner(
     backbone_weights: str | None = None,
     base: str | Path | None = None,
     prompt: str | None = None,
+    fit: Fit = "stretch",
+    strict: bool = False,
 ) -> PairCaptioner:
     """Load a captioner.
 
@@ -411,7 +407,7 @@ def load_captioner(
             the folder or name of a vision-language model, which is used without training (`Qwen/Qwen2.5-VL-3B-Instruct`). "blocks" or
             None is the small captioner of rendered `blocks` scenes that ships with the package. "tiles" is that of rendered overhead
             images. A list is an ensemble, which uses the mean of its members' probabilities; all members need the same token ids.
-        device, backbone_weights: see `PairCaptioner`.
+        device, backbone_weights, fit, strict: see `PairCaptioner`.
         base: folder or name of a fine-tuned vision-language model's base model, if it is not where the checkpoint says.
         prompt: question to a vision-language model that was not trained; None for `diffcap.methods.vlm.model.PROMPT`.
 
@@ -434,7 +430,7 @@ def load_captioner(
         else:  # a path that exists is preferred to the name of a shipped captioner
             is_path = Path(name_or_path).exists()
             checkpoints.append(name_or_path if is_path else SHIPPED_CAPTIONERS.get(str(name_or_path), name_or_path))
-    return PairCaptioner(load_members(checkpoints, base, prompt), device, backbone_weights)
+    return PairCaptioner(load_members(checkpoints, base, prompt), device, backbone_weights, fit, strict)
 
 
 def _check_pairs(pairs: Iterable[tuple[Source, Source]]) -> Iterator[tuple[Source, Source]]:

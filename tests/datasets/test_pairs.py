@@ -9,7 +9,6 @@ from diffcap.commands.data import prepare
 from diffcap.commands.pairs import find_pairs
 from diffcap.datasets import describe, read_pairs
 from diffcap.records import ChangePair
-from diffcap.text.vocabulary import missing_blanks
 from diffcap.utils.errors import DiffcapError
 
 
@@ -194,20 +193,6 @@ def test_small_and_missing_splits_are_named(
     prepare("desk", str(tmp_path), str(tmp_path / "out"), captions_only=True)
     output = capsys.readouterr().out
     assert output.count("warning") == bool(warning) and warning in output
-
-
-@pytest.mark.parametrize(
-    ("captions", "warning"),
-    [
-        (["the box of 红色方块公司 is gone"] + ["the cup is gone"] * 999, ""),
-        (["the box of 红色方块公司 is gone"] * 20, ""),  # most letters are Latin
-        (["绿色的方块被移走了"] + ["the cup is gone"] * 30, ""),
-        (["绿色的方块被移走了"] + ["the cup is gone"] * 10, "1 caption is in a script"),
-        (["把红色的 cup 移走了"] * 9, "9 captions are in a script"),
-    ],
-)
-def test_a_name_in_another_script_gives_no_warning(captions: list[str], warning: str) -> None:
-    assert warning in missing_blanks(captions) and bool(missing_blanks(captions)) == bool(warning)
 
 
 @pytest.mark.parametrize("form", ["pairs.jsonl", "captions.json"])

@@ -11,12 +11,12 @@ from PIL import Image
 from tests.report.layouts import captions_of, make_dataset, make_scorer, make_store, write_checkpoint
 from tests.test_pair_captioner import make
 
+from diffcap.change import AttentionMaps, attention_of
 from diffcap.checkpoints.loading import load
 from diffcap.evaluation.localisation import WordAttention, box_coverage, localisation
 from diffcap.features.writer import StoreWriter
 from diffcap.methods.pcl.model import PCL
 from diffcap.models.captioner import Captioner
-from diffcap.pair_captioner import AttentionMaps, attention_of
 from diffcap.records import ChangePair, Dataset
 from diffcap.report.attention import (
     NoAttentionError,

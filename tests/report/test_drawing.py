@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from diffcap.pair_captioner import AttentionMaps
+from diffcap.change import AttentionMaps
 from diffcap.records import ChangePair
 from diffcap.report.drawing import (
     GAP,

@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pillow_heif
 import pytest
 import torch
 from PIL import Image, ImageOps
 from tests.odd_images import encoded, png_header, scene, tiff, write_all
 from tests.scenes.rasters import write
 
+from diffcap.commands.pairs import find_pairs
+from diffcap.datasets.images import image_problem
 from diffcap.utils import image_io
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.image_io import read_image, read_pair
@@ -64,6 +67,25 @@ def test_the_message_says_what_the_file_is(tmp_path_factory: pytest.TempPathFact
         folder.mkdir()
         write_all(folder)
     assert reason in refused(folder / name)
+
+
+def test_a_photo_in_heic_is_read_with_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 8, 3), dtype=np.uint8).repeat(16, 0).repeat(16, 1)
+    pillow_heif.from_pillow(Image.fromarray(pixels)).save(tmp_path / "a.heic", quality=95)
+    monkeypatch.delitem(Image.OPEN, "HEIF", raising=False)  # as in a new process
+    monkeypatch.setattr(Image, "ID", [kind for kind in Image.ID if kind != "HEIF"])
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "pillow_heif", None)
+        assert "a HEIC photo, which cannot be decoded; run: pip install 'diffcap[heic]', or" in refused(
+            tmp_path / "a.heic"
+        )
+    read = np.asarray(read_image(tmp_path / "a.heic").image)
+    assert np.abs(read.astype(int) - pixels).mean() < 8 and image_problem(tmp_path / "a.heic") == ""
+    (tmp_path / "b.heic").write_bytes((tmp_path / "a.heic").read_bytes()[:600])
+    assert "b.heic" in refused(tmp_path / "b.heic")
+    (tmp_path / "b.heic").rename(tmp_path / "x_before.heic")
+    (tmp_path / "a.heic").rename(tmp_path / "x_after.HEIC")
+    assert [pair.id for pair in find_pairs(str(tmp_path))[0]] == ["x"]
 
 
 def test_an_image_of_too_many_pixels_is_refused_before_it_takes_memory(tmp_path: Path) -> None:

@@ -35,6 +35,8 @@ def caption(
     backbone_weights: str | None = None,
     base: str | None = None,
     prompt: str | None = None,
+    fit: Literal["stretch", "pad", "crop", "register"] = "stretch",
+    strict: bool = False,
     out: list[str] | None = None,
     tile: int | None = None,
     overlap: int | None = None,
@@ -66,10 +68,13 @@ def caption(
         heatmap: PNG file to write with both images and the attention of each word; a folder for many pairs.
         json: Print JSON; for many pairs one line per pair.
         batch_size: Number of pairs that are captioned at once.
-        device: cpu, cuda or auto.
+        device: cpu, cuda, mps (Apple) or auto, which is cuda if there is one, else cpu.
         backbone_weights: File of the backbone's weights, if they cannot be downloaded.
         base: Folder of the vision-language model that a checkpoint was trained on, if it is not where the checkpoint says.
         prompt: Question to a vision-language model that was not fine-tuned.
+        fit: What to do with images that do not fit each other: `stretch` resizes each of them; `pad` puts both on a gray canvas, `crop`
+            cuts their middle out, if their sizes differ; `register` undoes a movement of the camera, and needs diffcap[register].
+        strict: With --fit register: refuse images that cannot be registered. Otherwise they are used as they are, with a note.
         out: For many pairs, a .jsonl or .csv file that gets a row for each pair. For a whole scene (two rasters), a file for the
             changes: .geojson, .csv or .html (a map); may be given several times; the rasters are read and captioned in tiles. The
             same command continues an interrupted one where it stopped. For a Parquet table, a folder or URL for Parquet files.
@@ -110,6 +115,13 @@ def caption(
         "prompt": prompt,
     }
     decoding_options: dict[str, Any] = {"beam": beam, "length_penalty": length_penalty, "batch_size": batch_size}
+    if strict and fit != "register":
+        raise DiffcapError("--strict is for --fit register; add it, or remove --strict.")
+    fit_options: dict[str, Any] = {} if fit == "stretch" else {"fit": fit, "strict": strict}
+    if fit == "register":
+        from diffcap.utils.fitting import load_opencv
+
+        load_opencv()  # raises the error before images are read
     scene_options: dict[str, Any] = {
         "tile": tile,
         "overlap": overlap,
@@ -120,7 +132,13 @@ def caption(
     selection: dict[str, Any] = {"sort": sort, "min_changed": min_changed}
     table_options = {"engine": engine, "shard": shard, "part": part}
     if after is None and is_parquet(before):
-        for name, value in {"heatmap": heatmap, "json": json or None, **scene_options, **selection}.items():
+        for name, value in {
+            "heatmap": heatmap,
+            "json": json or None,
+            **scene_options,
+            **selection,
+            **fit_options,
+        }.items():
             if value is not None:
                 raise DiffcapError(f"--{name} has no effect on a Parquet table; remove it.")
         try:
@@ -137,7 +155,11 @@ def caption(
         if unused := [name for name in set_options if name != "--out"]:
             raise DiffcapError(f"{unused[0]} is for a whole scene, two rasters; remove it for the pairs of {before}.")
     elif set_options:
-        if unused := [name for name, value in (("--heatmap", heatmap), ("--json", json), ("--sort", sort)) if value]:
+        if unused := [
+            name
+            for name, value in (("--heatmap", heatmap), ("--json", json), ("--sort", sort), ("--fit", fit_options))
+            if value
+        ]:
             raise DiffcapError(f"{unused[0]} is for pairs of images; remove it for a whole scene ({set_options[0]}).")
         load = partial(load_model, DEFAULT_CAPTIONER, model_options)  # by default `tiles`, for overhead images
         scene_options["min_changed"] = min_changed or DEFAULT_MIN_CHANGED
@@ -147,6 +169,7 @@ def caption(
         raise DiffcapError(
             "--sort and --min_changed are for many pairs, and --min_changed also for a scene with --out."
         )
+    model_options |= fit_options
     caption_pairs(before, after, out, heatmap, json, model_options, **selection, **decoding_options)
 
 
@@ -197,7 +220,7 @@ def caption_pairs(
         caption_file, pending_pairs = None, pairs
         if out_path:
             settings = {"checkpoint": captioner.weights_sha256(), "beam": beam, "length_penalty": length_penalty}
-            settings["prompt"] = model_options["prompt"]
+            settings |= {"prompt": model_options["prompt"], "fit": model_options.get("fit")}
             stack.enter_context(exclusive_lock(out_path))
             ids_without_map = {
                 id for id, name in file_names.items() if heatmap_path and not (heatmap_path / name).is_file()
@@ -208,7 +231,8 @@ def caption_pairs(
         on_error: Literal["raise", "return"] = "raise" if is_single_pair else "return"  # "return" yields errors
         threads = 0 if is_single_pair else min(MAX_THREADS, available_cores())
         sentences = scored_sentences(captioner)
-        captions = captioner.batch(images, beam, length_penalty, batch_size, on_error, sentences, threads)
+        locate = as_json or (out_path is not None and out_path.suffix.lower() == ".jsonl")
+        captions = captioner.batch(images, beam, length_penalty, batch_size, on_error, sentences, threads, locate)
         num_earlier = len(pairs) - len(pending_pairs)
         advance = stack.enter_context(progress_bar("captioning", len(pairs), num_earlier, hidden=len(pairs) == 1))
         try:
@@ -347,5 +371,5 @@ def _draw(captioner: Any, pair: ImagePair, caption: Any, path: Path) -> None:
     from diffcap.utils.image_io import read_pair
 
     attention = captioner.attention(pair.before, pair.after, caption)
-    images = read_pair(pair.before, pair.after)
+    images = read_pair(pair.before, pair.after, fit=captioner.fit, strict=captioner.strict)
     write_png(path, draw_caption(images.before.image, images.after.image, caption, attention))

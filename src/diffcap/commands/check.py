@@ -85,7 +85,7 @@ def check(
         checkpoint: A captioner, as for `diffcap caption`: the pairs that have changed get a caption. By default there are no captions.
         prompt: Question to a vision-language model that was not fine-tuned.
         base: Folder of the vision-language model that a checkpoint was trained on.
-        device: cpu, cuda or auto.
+        device: cpu, cuda, mps (Apple) or auto, which is cuda if there is one, else cpu.
         junit: XML file for the results in the form of JUnit, which servers for continuous integration show.
         html: File for a page with the pairs that have changed and a box around the pixels that differ.
         json: Print a JSON object for each pair.

@@ -32,6 +32,8 @@ def prepare(
     seed: int | None = None,
     jitter: float | None = None,
     augmented: bool = False,
+    fit: Literal["stretch", "pad", "crop", "register"] = "stretch",
+    strict: bool = False,
     fetch: FetchSettings = DEFAULT_FETCH,
 ) -> None:
     """Write the manifest of a dataset, and dataset.json with its counts.
@@ -49,10 +51,12 @@ def prepare(
         seed: Rendered datasets only: seed of scenes, captions and splits; 0 by default.
         jitter: Rendered datasets only: variation of camera and light; 0 is none, 1 (default) is about that of CLEVR-Change.
         augmented: second_cc only: keep the augmented views of the training pairs, to train as its authors do.
+        fit: Your own pairs only: write both images of each pair, fitted to each other as by `diffcap caption --fit`, to the output folder.
+        strict: With --fit register: refuse images that cannot be registered. Otherwise they are used as they are.
         fetch: Options of the download.
     """
     from diffcap.datasets import describe, read_pairs
-    from diffcap.datasets.images import with_ranges
+    from diffcap.datasets.images import with_ranges, write_fitted
     from diffcap.text.vocabulary import build_vocabulary, write_vocabulary
 
     folder = Path(out or f"data/{dataset}")
@@ -61,6 +65,8 @@ def prepare(
         render_settings = {key: value for key, value in render_options.items() if value is not None}
         gone_images: frozenset[str] = frozenset()  # paths of images that no longer exist on the web
         is_rendered = get_dataset(dataset).rendered
+        if fit != "stretch" and get_dataset(dataset).reader != OWN_READER:
+            raise DiffcapError(f"--fit {fit} is for your own pairs; the images of {dataset} are used as published.")
         if is_rendered:
             if source is not None:
                 raise DiffcapError(f"{dataset} is rendered and has no source files; omit --source (DATA=).")
@@ -94,7 +100,19 @@ def prepare(
                 raise DiffcapError(
                     f'{root}: has train pairs and no val pairs with captions, which select a checkpoint; give some pairs the split "val".'
                 )
-        settings = {"missing": missing, "check": check, **({"augmented": True} if augmented else {}), **render_settings}
+            if fit != "stretch":
+                root, records, ranges = (
+                    folder / "fitted",
+                    write_fitted(records, root, folder / "fitted", fit, strict),
+                    {},
+                )
+        settings: dict[str, Any] = {
+            "missing": missing,
+            "check": check,
+            **({"augmented": True} if augmented else {}),
+            **render_settings,
+        }
+        settings |= {} if fit == "stretch" else {"fit": fit, "strict": strict}
         notes = {  # entries of dataset.json
             "captions_only": captions_only,
             "skipped": skipped,

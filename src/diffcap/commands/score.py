@@ -1,7 +1,5 @@
 """Score a file of captions against a file of references, or against a split of a dataset."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -71,7 +69,6 @@ def _score_files(predictions: Path, references: Path, tokenizer: Tokenizer) -> d
 
     captions, reference_captions = read_predictions(predictions), read_references(references)
     check_ids(captions, reference_captions, prefix=f"{predictions} against {references}: ")
-    _warn_of_missing_blanks(captions, reference_captions.values())
     pairs = [ChangePair(id, "", "", texts, "test") for id, texts in reference_captions.items()]
     return evaluate(captions, pairs, tokenizer, provenance=_provenance(predictions=predictions, references=references))
 
@@ -101,7 +98,6 @@ def _score_split(
         raise DiffcapError(f"{dataset.name} has no {split} pair with a reference caption; choose another --split.")
     scored_ids, split_ids = [pair.id for pair in scored_pairs], [pair.id for pair in split_pairs]
     captions = read_other_predictions(predictions, scored_ids, split_ids, f"the {split} split of {dataset.name}")
-    _warn_of_missing_blanks(captions, (pair.captions for pair in scored_pairs))
     protocol_entries = {"dataset": dataset.name, "split": split, **({"changes": changes} if changes else {})}
     protocol_entries |= dataset_protocol(dataset.info)
     provenance = {**_provenance(predictions=predictions), "manifest_sha256": dataset.info["manifest_sha256"]}
@@ -112,14 +108,6 @@ def _score_split(
         id_scoring = word_id_scoring(id_protocol, dataset.pairs)
     options: dict[str, Any] = {"protocol": protocol_entries, "provenance": provenance, "id_scoring": id_scoring}
     return evaluate(captions, scored_pairs, tokenizer, **options)
-
-
-def _warn_of_missing_blanks(captions: Mapping[str, str], references: Iterable[Sequence[str]]) -> None:
-    """Print a warning if captions in a script without blanks, such as Chinese, are not divided into words."""
-    from diffcap.text.vocabulary import missing_blanks
-
-    if warning := missing_blanks([*captions.values(), *chain.from_iterable(references)]):
-        echo(f"{warning}.", err=True)
 
 
 def _provenance(**files: Path) -> dict[str, Any]:

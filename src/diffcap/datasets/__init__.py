@@ -15,16 +15,22 @@ from diffcap.datasets.official import compare_sizes, count_repetitions
 from diffcap.datasets.registry import get_dataset
 from diffcap.records import ChangePair, is_blank
 from diffcap.registry import import_object
-from diffcap.text.vocabulary import missing_blanks
+from diffcap.text.characters import split_characters, uses_characters
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.files import existing_path
+
+CHARACTERS_NOTE = (
+    "the words of the captions are single characters, because their script, such as Chinese, has no blanks between words; published "
+    "scores count words"
+)
 
 
 def read_pairs(dataset: str, folder: str | Path, augmented: bool = False) -> list[ChangePair]:
     """Read the files of `dataset` in `folder`, and check what every dataset must fulfil, such as distinct ids.
 
     `dataset` is a name in `registry.datasets()`. Any other name is a user's own dataset, which `diffcap.datasets.pairs` reads. Training
-    pairs that the authors made by augmentation are left out, unless `augmented` is True.
+    pairs that the authors made by augmentation are left out, unless `augmented` is True. Captions in a script without blanks between
+    words are split into characters.
     """
     folder, spec = Path(folder), get_dataset(dataset)
     if folder.is_file():
@@ -35,6 +41,9 @@ def read_pairs(dataset: str, folder: str | Path, augmented: bool = False) -> lis
         raise DiffcapError(f"--augmented is for second_cc, and {dataset} has no augmented views; omit the option.")
     pairs: list[ChangePair] = import_object(spec.reader)(folder, **({"augmented": True} if augmented else {}))
     _check_pairs(pairs, folder, spec.blank_captions)
+
+    if uses_characters(caption for pair in pairs for caption in pair.captions):
+        pairs = [replace(pair, captions=list(map(split_characters, pair.captions))) for pair in pairs]
 
     def on_disk(path: str) -> str:  # "é" may be stored as two Unicode characters instead of one
         return path if path.isascii() else existing_path(folder / path).relative_to(folder).as_posix()
@@ -58,14 +67,14 @@ def describe(dataset: str, pairs: list[ChangePair], folder: Path, has_skipped_pa
         "changeflag_derived": f"{num_by_key['changeflag_derived']:,} pairs have no changeflag; it is derived from their captions",
         "mask": f"{num_masks} pairs have a mask of the change",
     }
-    undivided_words_note = missing_blanks(caption for pair in pairs for caption in pair.captions)  # e.g. Chinese
+    captions = [caption for pair in pairs for caption in pair.captions]
     return {
         "official": compare_sizes(dataset, pairs, folder, has_skipped_pairs),
         "repetitions": count_repetitions(pairs),
         "notes": [
             *(note for key, note in notes.items() if num_by_key[key]),
             *(import_object(spec.notes)(pairs) if spec.notes else []),
-            *([undivided_words_note] if undivided_words_note else []),
+            *([CHARACTERS_NOTE] if uses_characters(captions) else []),
         ],
         **spec.info,
     }

@@ -4,6 +4,7 @@ A cache file stores a stamp for each decoded image: size and time of its file, a
 again only if the size or the time of its file has changed.
 """
 
+import hashlib
 import io
 import json
 import stat
@@ -17,6 +18,8 @@ from typing import Any, Literal
 from diffcap.datasets.pairs import group_connected_images
 from diffcap.records import RANGES, ChangePair, read_json, write_text
 from diffcap.utils.errors import DiffcapError
+from diffcap.utils.files import atomic_write
+from diffcap.utils.fitting import Fit
 
 MISSING = "missing"
 # (path relative to the dataset's folder, "missing" or "broken: <why the file cannot be decoded>").
@@ -88,6 +91,46 @@ def with_ranges(pairs: list[ChangePair], ranges: Mapping[str, tuple[float, float
         own = {path: common_ranges[group_of[path], type(ranges[path][0])] for path in pair.images if path in ranges}
         pairs_with_ranges.append(replace(pair, extra={**pair.extra, RANGES: own}) if own else pair)
     return pairs_with_ranges
+
+
+def write_fitted(pairs: Sequence[ChangePair], root: Path, folder: Path, fit: Fit, strict: bool) -> list[ChangePair]:
+    """Write both images of each pair, fitted to each other, as PNG files to `folder`. Return the pairs with these files and the key "fit".
+
+    Files that were written from the same images before are used again.
+    """
+    from PIL import Image, PngImagePlugin
+
+    from diffcap.utils.image_io import read_pair
+    from diffcap.utils.progress import progress_bar
+
+    if key := next((key for pair in pairs for key in ("mask", "boxes") if key in pair.extra), None):
+        raise DiffcapError(
+            f'--fit {fit}: pairs have "{key}", which does not fit the new images; omit the option, or "{key}".'
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def fit_images(pair: ChangePair) -> ChangePair:
+        files = [root / path for path in pair.images]
+        stamps = [[str(file.absolute()), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
+        digest = hashlib.sha256(json.dumps([*stamps, fit, strict]).encode()).hexdigest()[:16]
+        names = [f"{file.stem[:40]}-{digest}-{side}.png" for file, side in zip(files, ("before", "after"))]
+        if not (folder / names[1]).is_file():  # it is written last, and has the record
+            images = read_pair(files[0], files[1], fit=fit, strict=strict)
+            record = PngImagePlugin.PngInfo()
+            record.add_text("fit", json.dumps(images.fit))
+            for name, side in zip(names, (images.before, images.after)):
+                with atomic_write(folder / name) as temporary:
+                    side.image.save(temporary, "PNG", pnginfo=record)
+        with Image.open(folder / names[1]) as written:
+            values = json.loads(written.info["fit"])
+        return replace(pair, before=names[0], after=names[1], extra={**pair.extra, "fit": values})
+
+    with ThreadPoolExecutor() as pool, progress_bar("fitting images", len(pairs)) as advance:
+        fitted = []
+        for pair in pool.map(fit_images, pairs):
+            fitted.append(pair)
+            advance(1)
+    return fitted
 
 
 def image_problem(path: str | Path) -> str:

@@ -1,6 +1,7 @@
 """Groups of pairs that are scored together ("total", "color", ...), and `metrics.json`, whose protocol says how it was computed."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from diffcap.datasets.registry import WordIdProtocol
@@ -9,7 +10,12 @@ from diffcap.evaluation.remote_sensing import S_M_METRICS, WordIdScoring, accura
 from diffcap.evaluation.slots import slot_accuracy
 from diffcap.evaluation.tables import caption_notes
 from diffcap.records import ChangePair
+from diffcap.text.characters import split_characters, uses_characters
 
+CHARACTERS_NOTE = (
+    "The captions are compared by characters, because their script has no blanks between words; published scores count words. METEOR and "
+    "SPICE are left out, because they know English words only."
+)
 # The change types in the order of the papers' tables; other change types follow in alphabetical order.
 TYPE_ORDER = ("color", "material", "add", "drop", "move")
 
@@ -88,6 +94,12 @@ def evaluate_systems(
         "notes" lists problems of the captions, see `tables.caption_notes`.
     """
     groups = groups_of(pairs)
+    notes = []
+    if uses_characters(caption for pair in pairs for caption in pair.captions):
+        notes.append(CHARACTERS_NOTE)
+        pairs = [replace(pair, captions=list(map(split_characters, pair.captions))) for pair in pairs]
+        systems = {name: {id: split_characters(captions[id]) for id in captions} for name, captions in systems.items()}
+        metrics = [metric for metric in metrics if metric not in ("METEOR", "SPICE")]
     references = {pair.id: pair.captions for pair in pairs}
     hypotheses, reference_tokens = tokenize_together(systems, references, tokenizer)
     texts = {(name, "text"): (system_texts, reference_tokens) for name, system_texts in hypotheses.items()}
@@ -107,7 +119,6 @@ def evaluate_systems(
                     scores[key][group].update(spice)
     else:
         scores = score_together(texts, groups, metrics)
-    accuracy_notes = []
     if id_scoring:
         accuracy: dict[str, dict[str, float]] = {name: {} for name in systems}
         if len({pair.is_distractor for pair in pairs}) == 2:
@@ -115,7 +126,7 @@ def evaluate_systems(
                 accuracy[name] = accuracies(captions, pairs, groups, id_scoring.no_change_sentences)
         else:  # if all pairs have a change, even nonsense would count as right
             which = "no" if pairs[0].is_distractor else "every"
-            accuracy_notes.append(f"The accuracy is left out: {which} pair has a change.")
+            notes.append(f"The accuracy is left out: {which} pair has a change.")
         for (name, _), group_scores in scores.items():
             for group, by_metric in group_scores.items():
                 if not id_scoring.accuracy_only and by_metric.keys() >= set(S_M_METRICS):
@@ -144,7 +155,7 @@ def evaluate_systems(
         result["provenance"] = {**(provenance or {}), **({"unavailable": unavailable} if unavailable else {})}
         if has_object_labels:
             result["slots"] = slot_accuracy(captions, pairs)
-        if notes := accuracy_notes + caption_notes(captions, references):
-            result["notes"] = notes
+        if all_notes := notes + caption_notes(captions, references):
+            result["notes"] = all_notes
         results[name] = result
     return results

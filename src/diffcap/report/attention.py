@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from diffcap.change import AttentionMaps, attention_of
 from diffcap.checkpoints.combining import as_ensemble, load_members
 from diffcap.checkpoints.loading import MissingBaseModel
 from diffcap.evaluation.localisation import WordAttention, box_coverage, localisation, mask_coverage
 from diffcap.evaluation.slots import WORD_KINDS, word_kinds
 from diffcap.features.store import FeatureStore
 from diffcap.models.captioner import Captioner
-from diffcap.pair_captioner import AttentionMaps, attention_of
 from diffcap.records import ChangePair
 from diffcap.report.drawing import ImageSizes, Masks
 from diffcap.report.heatmaps import Array, scale_attention, strongest_matches

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from diffcap.text.characters import join_characters
 from diffcap.utils.errors import DiffcapError, wrap_errors
 
 _ANSWER_MARK = "ANSWER"  # placeholder of the answer in a chat template
@@ -76,7 +77,7 @@ class HubVocabulary:
 
     def encode(self, caption: str | Sequence[str], max_length: int) -> list[int]:
         """Turn a caption into at most `max_length` ids: bos, tokens, eos. Further tokens are cut off, and no padding is added."""
-        text = caption if isinstance(caption, str) else " ".join(caption)
+        text = join_characters(caption if isinstance(caption, str) else " ".join(caption))
         ids = self.tokenizer(self.template.lead + text, add_special_tokens=False)["input_ids"]
         return [self.bos, *ids[: max_length - 2], self.eos]
 

@@ -17,11 +17,6 @@ DEFAULT_LAYOUT: LayoutName = "pcl"
 
 _TOKEN_PATTERN = re.compile(r"``|[^\W_]+|[^\w\s]|_")
 _ANIMAL_PATTERN = re.compile(r"\banimal\s+([12])\b")  # "Animal 1" of the Birds-to-Words annotators
-# Letters of scripts without blanks between words: Chinese and Japanese; Thai, Lao, Tibetan, Burmese and Khmer.
-_EAST_ASIAN = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
-_SOUTH_EAST_ASIAN = "\u0e00-\u109f\u1780-\u17ff"
-_LETTER_WITHOUT_BLANKS = re.compile(f"[{_EAST_ASIAN}{_SOUTH_EAST_ASIAN}]")
-_UNDIVIDED_WORDS = re.compile(f"[{_EAST_ASIAN}]{{4,}}|[{_SOUTH_EAST_ASIAN}]{{16,}}")  # letters of several words
 
 
 def tokenize(text: str) -> list[str]:
@@ -30,24 +25,6 @@ def tokenize(text: str) -> list[str]:
     The tokens stay the same if they are joined with spaces and split again.
     """
     return _TOKEN_PATTERN.findall(_ANIMAL_PATTERN.sub(r"animal\1", " ".join(_TOKEN_PATTERN.findall(text.lower()))))
-
-
-def missing_blanks(captions: Iterable[str]) -> str:
-    """Return a warning if over 5 % of the captions use a script without blanks, and most of those are not divided into words; else ""."""
-    texts = list(captions)
-    without_blanks = [  # captions that mostly have letters of a script without blanks
-        text
-        for text in texts
-        if not text.isascii() and 2 * len(_LETTER_WITHOUT_BLANKS.findall(text)) > sum(map(str.isalpha, text))
-    ]
-    num_undivided = sum(_UNDIVIDED_WORDS.search(text) is not None for text in without_blanks)
-    if 2 * num_undivided <= len(without_blanks) or 20 * len(without_blanks) <= len(texts):
-        return ""
-    subject = f"{num_undivided:,} {'caption is' if num_undivided == 1 else 'captions are'}"
-    return (
-        f"warning: {subject} in a script without blanks between words, such as Chinese, so that the metrics and most vocabularies take "
-        "a whole sentence as one word; put blanks between the words"
-    )
 
 
 def tokenize_rcc(text: str) -> list[str]:

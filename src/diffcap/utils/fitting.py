@@ -12,22 +12,22 @@ GRAY = (128, 128, 128)  # of the canvas for `pad`
 # The camera's movement is found in images whose longer side has this number of pixels. The limits below were tried at this size.
 _SIDE = 640
 _MIN_INLIERS, _MIN_INLIER_SHARE = 25, 0.25  # points that agree with the movement, and their share of all matched points
-_MIN_CORRELATION = {
-    "SIFT": 0.3,
-    "ECC": 0.8,
-}  # of the brightness in the common area; ECC also converges for unrelated images
+# Smallest correlation of the brightness in the common area. ECC also converges for unrelated images, so it needs a high one.
+_MIN_CORRELATION = {"SIFT": 0.3, "ECC": 0.8}
 _MIN_OVERLAP = 0.4  # share of the image after the change that the moved image before covers
 _AREAS = 0.25, 4.0  # area of the moved image relative to the image
+_FITS = "the images fit already"
 _MIN_MOVEMENT = 0.5  # pixels; the images fit already if they differ by less
 
 
 class FittedPair(NamedTuple):
-    """Both images after fitting; a remark, or ""; and what was measured: "movement" in pixels, "inliers", "correlation"."""
+    """Two RGB images after fitting."""
 
     before: Image.Image
     after: Image.Image
-    note: str = ""
-    measured: dict[str, float] | None = None
+    note: str = ""  # what was done, or why nothing was done
+    measured: dict[str, float] | None = None  # "movement" in pixels, "inliers", "correlation"
+    origin: tuple[int, int] = (0, 0)  # where the upper left corner of both lies in the image after
 
 
 def fit_pair(before: Image.Image, after: Image.Image, fit: Fit, strict: bool = False) -> FittedPair:
@@ -38,63 +38,66 @@ def fit_pair(before: Image.Image, after: Image.Image, fit: Fit, strict: bool = F
             left; "crop" cuts the middle out of both; "register" moves the image before like the camera, and cuts the common area out.
         strict: raise an error if images cannot be registered. Otherwise they stay as they are, with a note.
     """
-    if fit == "pad" and before.size != after.size:
-        size = max(before.width, after.width), max(before.height, after.height)
-        canvases = [Image.new("RGB", size, GRAY), Image.new("RGB", size, GRAY)]
-        for canvas, image in zip(canvases, (before, after)):
-            canvas.paste(image, (0, 0))
-        return FittedPair(*canvases)
-    if fit == "crop" and before.size != after.size:
-        width, height = min(before.width, after.width), min(before.height, after.height)
-        corners = [((image.width - width) // 2, (image.height - height) // 2) for image in (before, after)]
-        cropped = [image.crop((x, y, x + width, y + height)) for image, (x, y) in zip((before, after), corners)]
-        return FittedPair(*cropped)
-    return _register(before, after, strict) if fit == "register" else FittedPair(before, after)
+    if fit == "register":
+        return _register(before, after, strict)
+    if fit == "stretch" or before.size == after.size:
+        return FittedPair(before, after)
+    choose = max if fit == "pad" else min
+    width, height = choose(before.width, after.width), choose(before.height, after.height)
+    fitted, corners = [], []
+    for image in (before, after):
+        corners.append((max(image.width - width, 0) // 2, max(image.height - height, 0) // 2))
+        fitted.append(Image.new("RGB", (width, height), GRAY))
+        fitted[-1].paste(image, (-corners[-1][0], -corners[-1][1]))
+    note = f"both are {'padded' if fit == 'pad' else 'cropped'} to {width:,} x {height:,} pixels"
+    return FittedPair(fitted[0], fitted[1], note, origin=corners[1])
 
 
-def _register(before: Image.Image, after: Image.Image, strict: bool) -> FittedPair:
+def load_opencv() -> Any:
+    """Import opencv, which "register" needs."""
     try:
         import cv2
     except ImportError:
         raise DiffcapError("--fit register needs opencv; run: pip install 'diffcap[register]'.") from None
     cv2.setNumThreads(1)  # pairs are read in several threads
-    small = [
-        np.asarray(image.convert("L").resize(_small_size(image.size), Image.Resampling.BOX))
-        for image in (before, after)
-    ]
-    method, movement, inliers, share = "SIFT", *_match_points(cv2, *small)
-    if (inliers < _MIN_INLIERS or share < _MIN_INLIER_SHARE) and small[0].shape == small[1].shape:
-        method, movement = "ECC", _maximize_correlation(cv2, *small)
-        inliers, share = 0, 1.0
-    fault, measured, covered = "too few points agree", {"inliers": float(inliers)}, None
-    if movement is not None and (method == "ECC" or (inliers >= _MIN_INLIERS and share >= _MIN_INLIER_SHARE)):
-        fault, measured, covered = _judge(cv2, *small, movement, method)
-        measured["inliers"] = float(inliers)
-    # From pixels of the small images to those of the images: a pixel's center is at 0.5.
-    scales = [
-        np.diag([image.width / part.shape[1], image.height / part.shape[0], 1.0])
-        for image, part in zip((before, after), small)
-    ]
-    if "movement" in measured:
-        measured["movement"] *= float(scales[1][0, 0])
-    if fault or covered is None or movement is None:
-        if strict and fault != "fit":
+    return cv2
+
+
+def _register(before: Image.Image, after: Image.Image, strict: bool) -> FittedPair:
+    cv2 = load_opencv()
+    small_images = [image.convert("L") for image in (before, after)]
+    for image in small_images:
+        image.thumbnail((_SIDE, _SIDE), Image.Resampling.BOX)
+    small_before, small_after = map(np.asarray, small_images)
+    method, (movement, inliers, share) = "SIFT", _match_points(cv2, small_before, small_after)
+    if inliers < _MIN_INLIERS or share < _MIN_INLIER_SHARE:
+        method, movement = "ECC", None
+        if small_before.shape == small_after.shape:
+            movement = _maximize_correlation(cv2, small_before, small_after)
+    fault, measured, covered = "too few points agree", dict[str, float](), None
+    if movement is not None:
+        fault, measured, covered = _judge(cv2, small_before, small_after, movement, method)
+        measured["movement"] *= after.width / small_after.shape[1]
+    measured["inliers"] = float(inliers)
+    if fault:
+        if strict and fault != _FITS:
             raise DiffcapError(f"the images cannot be registered: {fault}; give another image, or leave out --strict.")
         return FittedPair(
-            before, after, "" if fault == "fit" else f"not registered, {fault}; they are used as they are", measured
+            before, after, "" if fault == _FITS else f"not registered, {fault}; they are used as they are", measured
         )
-    full = scales[1] @ movement @ np.linalg.inv(scales[0])
+    # The scales from pixels of the small images to those of the images. The center of the first pixel of both is at 0.
+    scales = [
+        np.divide(image.size, small.shape[::-1]) for image, small in ((before, small_before), (after, small_after))
+    ]
+    enlarge_before, enlarge_after = (np.array([[x, 0, (x - 1) / 2], [0, y, (y - 1) / 2], [0, 0, 1]]) for x, y in scales)
+    full = enlarge_after @ movement @ np.linalg.inv(enlarge_before)
     moved = cv2.warpPerspective(np.asarray(before), full, after.size, flags=cv2.INTER_AREA)
     left, top, right, bottom = _inner_box(covered)
-    x, y = scales[1][0, 0], scales[1][1, 1]
+    x, y = scales[1]
     box = (int(np.ceil(left * x)), int(np.ceil(top * y)), int(right * x), int(bottom * y))
-    note = f"registered by {method}: moved by {measured['movement']:.1f} pixels, cut to {box[2] - box[0]} x {box[3] - box[1]}"
-    return FittedPair(Image.fromarray(moved).crop(box), after.crop(box), note, measured)
-
-
-def _small_size(size: tuple[int, int]) -> tuple[int, int]:
-    scale = min(1.0, _SIDE / max(size))
-    return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
+    size = f"{box[2] - box[0]:,} x {box[3] - box[1]:,}"
+    note = f"registered by {method}: moved by {measured['movement']:.1f} pixels, both are cut to {size} pixels"
+    return FittedPair(Image.fromarray(moved).crop(box), after.crop(box), note, measured, (box[0], box[1]))
 
 
 def _match_points(cv2: Any, before: Any, after: Any) -> tuple[Any, int, float]:
@@ -109,8 +112,8 @@ def _match_points(cv2: Any, before: Any, after: Any) -> tuple[Any, int, float]:
     good = [first for first, second in matches if first.distance < 0.8 * second.distance]  # Lowe's ratio test
     if len(good) < 8:
         return None, 0, 0.0
-    sources = np.float32([points[match.queryIdx].pt for match in good])
-    targets = np.float32([other_points[match.trainIdx].pt for match in good])
+    sources = np.array([points[match.queryIdx].pt for match in good], np.float32)
+    targets = np.array([other_points[match.trainIdx].pt for match in good], np.float32)
     movement, mask = cv2.findHomography(sources, targets, cv2.RANSAC, 3.0)
     return (None, 0, 0.0) if movement is None else (movement, int(mask.sum()), float(mask.mean()))
 
@@ -128,9 +131,9 @@ def _maximize_correlation(cv2: Any, before: Any, after: Any) -> Any:
 
 
 def _judge(cv2: Any, before: Any, after: Any, movement: Any, method: str) -> tuple[str, dict[str, float], Any]:
-    """Return why a movement is refused ("fit": the images fit already; "": accepted), what was measured, and the covered pixels."""
+    """Return why a movement is refused ("": it is accepted), what was measured, and the covered pixels."""
     height, width = before.shape
-    corners = np.float32([[0, 0], [width, 0], [width, height], [0, height]])[:, None]
+    corners = np.array([[0, 0], [width, 0], [width, height], [0, height]], np.float32)[:, None]
     moved_corners = cv2.perspectiveTransform(corners.astype(float), movement)[:, 0].astype(np.float32)
     area = cv2.contourArea(moved_corners) / (height * width)
     size = after.shape[1], after.shape[0]
@@ -146,7 +149,7 @@ def _judge(cv2: Any, before: Any, after: Any, movement: Any, method: str) -> tup
         return "the common area does not agree", measured, covered
     is_same_size = before.shape == after.shape
     if is_same_size and (measured["movement"] < _MIN_MOVEMENT or measured["correlation"] < _correlation(before, after)):
-        return "fit", measured, covered
+        return _FITS, measured, covered
     return "", measured, covered
 
 

@@ -15,6 +15,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.files import url_of
+from diffcap.utils.fitting import Fit, fit_pair
 
 Source = str | Path | bytes | Image.Image | np.ndarray
 ValueRange = tuple[float, float]  # smallest and largest pixel value: two ints for integers, two floats for floats
@@ -24,6 +25,7 @@ SHRINK_ABOVE = 25_000_000  # pixels; the networks use far fewer
 _NO_VALUE = 1e30  # floats of at least this size mark pixels without a value in scientific rasters
 _BITS = {255: 8, 4095: 12, 65_535: 16}  # largest pixel value -> number of bits that files and cameras use for it
 _REMEDY = "save it as PNG or JPEG"
+_HEIF = "HEIF"  # name of the format of HEIC photos in Pillow, after pillow-heif has added it
 _SOURCE_TYPES = "a path, the bytes of a file, a PIL image, or a numpy array of shape (H, W), (H, W, 3) or (H, W, 4)"
 # The spread of a pixel is its largest minus its smallest channel. It is at most 8 for a gray pixel, and at least 16 for a colored one.
 _GRAY_SPREAD, _COLOR_SPREAD = 8, 16
@@ -46,44 +48,67 @@ class InputImage(NamedTuple):
 
 
 class InputPair(NamedTuple):
-    """Both images of a pair, and notes on them, one clause each."""
+    """Both images of a pair, fitted to each other, and notes on them, one clause each."""
 
     before: InputImage
     after: InputImage
     notes: tuple[str, ...]
+    fit: dict[str, Any] | None = None  # "kind", "size" and what was measured; None if they were not fitted
+    frame: tuple[
+        float, ...
+    ] = ()  # x, y, width and height of the fitted images in the image after, in pixels of its file
 
 
-def read_pair(before: Source, after: Source, names: tuple[str, str] | None = None) -> InputPair:
-    """Read both images of a pair by `read_image`. If both have more than 8 bits, one common range of values is used to scale them."""
+def read_pair(
+    before: Source, after: Source, names: tuple[str, str] | None = None, fit: Fit = "stretch", strict: bool = False
+) -> InputPair:
+    """Read both images of a pair by `read_image`, and fit them to each other by `fit_pair`.
+
+    If both have more than 8 bits, one common range of values is used to scale them.
+    """
     defaults = (
         None if isinstance(source, str | Path) else f"the image {side}"
         for source, side in ((before, "before"), (after, "after"))
     )
-    sides = list(zip((before, after), names or defaults))
-    first, second = (read_image(source, name) for source, name in sides)
+    sources = list(zip((before, after), names or defaults))
+    first, second = (read_image(source, name) for source, name in sources)
     notes = []
     common_range = join_ranges([first.value_range, second.value_range])
     if common_range is not None:
-        first, second = (read_image(source, name, common_range) for source, name in sides)
+        first, second = (read_image(source, name, common_range) for source, name in sources)
         notes += _range_notes(common_range, "their")
     elif first.value_range or second.value_range:
         kinds = " and ".join(_value_kind(side.value_range) for side in (first, second))
         notes.append(f"their pixels are {kinds}, so each is scaled by its own range of values")
+    try:
+        fitted = fit_pair(first.image, second.image, fit, strict)
+    except DiffcapError as error:
+        raise DiffcapError(f"{first.name} and {second.name}: {error}") from None
     (width, height), (other_width, other_height) = first.size, second.size
     if (width, height) != (other_width, other_height):
         has_same_ratio = abs(width * other_height - other_width * height) <= max(*first.size, *second.size)
         sizes = f"({width:,} x {height:,} and {other_width:,} x {other_height:,} pixels)"
-        if has_same_ratio:
+        if fitted.note:
+            notes.append(f"their sizes differ {sizes}; {fitted.note}")
+        elif has_same_ratio:
             notes.append(f"their sizes differ {sizes}, so both are resized to one size")
         else:
             notes.append(f"their aspect ratios differ {sizes}, so both are stretched and do not match exactly")
+    elif fitted.note:
+        notes.append(fitted.note)
     modes = [_color_mode(side.image) for side in (first, second)]
     if sorted(modes) == ["color", "gray"]:
         notes.append(
             f"the first is in {modes[0]} and the second in {modes[1]}, which the caption may take for a change"
         )
     own_notes = (f"{side.name}: {note}" for side in (first, second) for note in side.notes)
-    return InputPair(first, second, (*own_notes, *(f"{first.name} and {second.name}: {note}" for note in notes)))
+    all_notes = (*own_notes, *(f"{first.name} and {second.name}: {note}" for note in notes))
+    measured = {name: round(value, 3) for name, value in (fitted.measured or {}).items()}
+    values = None if fit == "stretch" else {"kind": fit, "size": list(fitted.after.size), **measured}
+    scale = second.size[0] / second.image.width  # above 1 for an image that was shrunk
+    frame = tuple(scale * value for value in (*fitted.origin, *fitted.after.size))
+    sides = first._replace(image=fitted.before), second._replace(image=fitted.after)
+    return InputPair(*sides, all_notes, values, frame)
 
 
 def join_ranges(ranges_or_none: Iterable[ValueRange | None]) -> ValueRange | None:
@@ -175,6 +200,13 @@ def _decode(file: BinaryIO, name: str, value_range: ValueRange | None) -> InputI
         start = file.read(2048)
         if start.startswith((b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")):  # a TIFF
             return _to_rgb(*_from_tiff(file, name, value_range), name, value_range)
+        if start[4:8] == b"ftyp" and _HEIF not in Image.OPEN:
+            with suppress(ImportError):
+                from pillow_heif import register_heif_opener
+
+                register_heif_opener()
+                file.seek(0)
+                return _decode(file, name, value_range)
         if isinstance(error, ValueError):
             raise
         raise DiffcapError(f"{name}: {_describe_fault(start)}.") from None
@@ -339,7 +371,8 @@ def _describe_fault(start: bytes) -> str:
     if start.startswith((b"PK\x03\x04", b"\x1f\x8b", b"7z\xbc\xaf")):
         return "an archive, not an image; extract it"
     if start[4:8] == b"ftyp":
-        return f"a video or a HEIC photo, which Pillow cannot decode; {_REMEDY}"
+        hint = "" if _HEIF in Image.OPEN else "run: pip install 'diffcap[heic]', or "
+        return f"a video or a HEIC photo, which cannot be decoded; {hint}{_REMEDY}"
     with suppress(UnicodeDecodeError):
         start.decode("utf-8", "strict" if len(start) < 2048 else "ignore")
         if b"\0" not in start:

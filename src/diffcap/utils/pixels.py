@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image
 
 from diffcap.utils.errors import DiffcapError
 
@@ -11,6 +12,7 @@ Pixels = npt.NDArray[np.uint8]  # (H, W, 3)
 Mask = npt.NDArray[np.bool_]  # (H, W)
 Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels; right and bottom are outside
 
+_SMALL_SIDE = 512  # longer side of the images that `find_difference` compares
 _BAND = 128  # rows that are compared at once; it limits the memory
 _REACH = 3  # pixels around a pixel that decide whether it differs
 # From RGB to brightness and two color differences (YIQ), with the digits of pixelmatch.
@@ -70,6 +72,26 @@ def box_of(mask: Mask) -> Box | None:
     """Return the smallest box around the pixels that are True; None if there are none."""
     rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
     return (int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1) if len(rows) else None
+
+
+def find_difference(before: Image.Image, after: Image.Image) -> tuple[float, ...] | None:
+    """Return the box around the pixels that differ in two RGB images: left, top, right, bottom as fractions of the width and height.
+
+    Large images are compared at a reduced size, to save time. If the sizes differ, the box is the whole image. None: no pixel differs.
+    """
+    if before.size != after.size:
+        return 0.0, 0.0, 1.0, 1.0
+    small = []
+    for image in (before, after):
+        small.append(image.copy())
+        small[-1].thumbnail((_SMALL_SIDE, _SMALL_SIDE), Image.Resampling.BOX)
+    return relative_box(differing_pixels(np.asarray(small[0]), np.asarray(small[1])))
+
+
+def relative_box(mask: Mask) -> tuple[float, ...] | None:
+    """Return `box_of` a mask as fractions of its width and height."""
+    box = box_of(mask)
+    return tuple(np.divide(box, 2 * mask.shape[::-1]).tolist()) if box else None
 
 
 def _packed(pixels: Pixels) -> npt.NDArray[np.int32]:

@@ -17,8 +17,9 @@ import numpy as np
 from markupsafe import Markup
 from PIL import Image
 
+from diffcap.change import AttentionMaps
 from diffcap.evaluation.localisation import Mask
-from diffcap.pair_captioner import AttentionMaps, Caption
+from diffcap.pair_captioner import Caption
 from diffcap.report.drawing import REGION_COLOR, colored_outline, fitted_size
 from diffcap.report.heatmaps import Array, colormap, overlay, percent, scale_attention
 from diffcap.report.page import read_resource

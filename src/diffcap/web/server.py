@@ -34,7 +34,7 @@ def serve(
         host: Address to listen on; the default allows connections from this machine only, 0.0.0.0 from all machines.
         port: Port to listen on; 0 chooses a free one.
         runs: Folder of training runs. Their captioners are listed after the captioners that ship with diffcap.
-        device: cpu, cuda or auto.
+        device: cpu, cuda, mps (Apple) or auto, which is cuda if there is one, else cpu.
         backbone_weights: File of the backbone's weights for the captioners of --checkpoint, if they cannot be downloaded.
         base: Folder of the vision-language model that was fine-tuned for a --checkpoint, if it is not where the checkpoint says.
     """
