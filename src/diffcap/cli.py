@@ -8,6 +8,7 @@ from typing import Any
 
 from diffcap import __version__
 from diffcap.experiment import RUN_VARIABLES, Experiment, parse
+from diffcap.lit.launch import end_together
 from diffcap.pipeline import print_paths, run_stage
 from diffcap.registry import import_object
 from diffcap.stages import COMMANDS, STAGES  # COMMANDS: the stages without internal ones
@@ -56,7 +57,8 @@ def main(arguments: list[str] | None = None) -> None:
     words = sys.argv[1:] if arguments is None else arguments
     with plain_errors():
         if words and words[0] in STAGES:
-            run_stage(words[0], words[1:])
+            with end_together(STAGES[words[0]].is_parallel):
+                run_stage(words[0], words[1:])
             return
         if words[:1] == ["paths"]:  # only the Makefile uses it, so it is in no list of commands
             print_paths(words[1:])

@@ -22,6 +22,7 @@ from typing import Any
 from diffcap import __version__, record
 from diffcap.compose import merge, parts
 from diffcap.experiment import NAMES, RETRIEVAL, VARIABLES, Experiment, parse
+from diffcap.lit.launch import end_together, find_launch
 from diffcap.registry import import_object, methods
 from diffcap.run_folder import (
     FINETUNE,
@@ -165,8 +166,6 @@ def _make_request(stage: str, e: Experiment, stage_options: list[str]) -> Reques
 
 def _run_missing(missing: Sequence[tuple[str, Experiment]], request: Request, e: Experiment) -> None:
     """Run the stages whose results are missing. If a launcher has started several processes, a missing result is an error."""
-    from diffcap.lit.launch import find_launch
-
     launch = find_launch()
     for stage, experiment in missing:
         if is_made(stage, experiment):  # by one of the previous stages
@@ -408,5 +407,5 @@ def print_paths(words: Sequence[str]) -> None:
 
 def main(stage: str, words: Sequence[str] | None = None) -> None:
     """Run a stage as a program; `words` defaults to the arguments of the process. An error is printed as one line."""
-    with plain_errors():
+    with plain_errors(), end_together(STAGES[stage].is_parallel):
         run_stage(stage, sys.argv[1:] if words is None else words)

@@ -12,7 +12,6 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-import torch.distributed as dist
 from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -32,8 +31,8 @@ class PartCallback(Callback):
 class PeriodicCheckpoint(Callback):
     """Save `last.ckpt` between two steps, after the validation of the previous step. On SIGINT or SIGTERM, save it and stop.
 
-    A single process stops at the end of the step, several stop at the next multiple of `trainer.log_every_n_steps`. A second signal
-    stops the training at once. In a SLURM job, this callback leaves the signals to Lightning, which requeues the job.
+    One process stops at the end of the step. Several processes stop at the next multiple of `trainer.log_every_n_steps`. A second
+    signal stops the training at once. In a SLURM job, Lightning handles the signals and stops without saving.
 
     Args:
         path: path of `last.ckpt`. every_n_steps: number of steps between two saves. keep_last_k: number of copies to keep in
@@ -48,17 +47,6 @@ class PeriodicCheckpoint(Callback):
         self._stop_note = ""
         self._interrupted_at = math.inf  # time.monotonic() of the first signal
 
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Raise an error if processes would start from different steps, because they would wait for each other in different steps."""
-        if trainer.world_size > 1:
-            steps = [0] * trainer.world_size
-            dist.all_gather_object(steps, self.saved_step)
-            if len(set(steps)) > 1:
-                raise DiffcapError(
-                    f"{self.path.parent}: the processes would start from the steps {', '.join(map(str, steps))}, because they "
-                    "see different run folders; set RUN to a folder on a disk that all hosts share."
-                )
-
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Set the signal handlers, which Lightning resets after the training."""
         stop_every = self._stop_every(trainer)
@@ -71,7 +59,7 @@ class PeriodicCheckpoint(Callback):
                     signal.signal(signal_number, self._on_signal)
 
     def _stop_every(self, trainer: pl.Trainer) -> int:
-        """Return N if the training can stop at each N-th step. To save time, several processes compare signals only at such steps."""
+        """Return N: the training can stop at each N-th step. Several processes compare signals only at these steps, to save time."""
         every = trainer.log_every_n_steps or self.every_n_steps  # type: ignore[attr-defined]
         return 1 if trainer.world_size == 1 else int(every)
 
@@ -125,7 +113,7 @@ class DelayedModelCheckpoint(ModelCheckpoint):
 
     @property
     def state_key(self) -> str:
-        """Return the key of this callback's state in a checkpoint. It has an earlier name of the class, as in old checkpoints."""
+        """Return the key of this callback's state in a checkpoint. The key has the earlier name of the class, as in old checkpoints."""
         return super().state_key.replace(type(self).__qualname__, "SelectAfter", 1)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

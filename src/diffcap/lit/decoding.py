@@ -15,7 +15,7 @@ from diffcap.checkpoints.loading import Checkpoint
 from diffcap.data.pair_table import PairDataset, PairTable, identity_collate, maps_as_float
 from diffcap.data.workers import explain_lost_workers, worker_options
 from diffcap.features.store import FeatureStore
-from diffcap.lit.launch import launcher_options
+from diffcap.lit.launch import compare_processes, launcher_options
 from diffcap.lit.progress import LogProgress
 from diffcap.lit.stage_cli import wrap_invalid_settings
 from diffcap.losses.gather import world_size
@@ -79,7 +79,7 @@ class Decoding(pl.LightningModule):
         self.unfinished.update(pair_id for pair_id, ended in zip(batch["id"], has_end) if not ended)
 
     def on_predict_epoch_end(self) -> None:
-        """Gather the results of all ranks. If the sampler repeated pairs, so that all ranks have as many, each pair is kept once."""
+        """Gather the results of all ranks. The sampler repeats pairs until all ranks have the same number; each pair is kept once."""
         if world_size() > 1:
             gathered: list[Any] = [None] * world_size()
             dist.all_gather_object(gathered, (self.captions, self.unfinished))
@@ -122,7 +122,8 @@ def decode(
     """
     tables = []
     members = [(checkpoint, feature_folder), *others]
-    for member, folder in members:  # shape is None: an untrained vision-language model reads any images
+    for member, folder in members:
+        # Without a shape, the member is an untrained vision-language model, which reads images of any size.
         store = FeatureStore.open(folder, member.features if member.features["shape"] else None)
         if store.meta.get("dtype") != member.features["dtype"]:  # uint8 for pixels
             raise DiffcapError(f"{folder}: contains no pixels, which this captioner reads; give pixels as --features.")
@@ -131,6 +132,7 @@ def decode(
     if others:
         checkpoint = as_ensemble([member for member, _ in members])
     trainer = evaluation_trainer(devices, accelerator)
+    compare_processes("decodes")
     module = Decoding(checkpoint, beams, length_penalty)
     workers = worker_options(None, trainer)
     # Every rank needs a pair, so a few pairs may be repeated; the captions of a repeated pair are equal.

@@ -14,6 +14,7 @@ from diffcap.features.backbones import build_backbone
 from diffcap.features.images import ImageBatch, ImageData, file_stamps, unique_images
 from diffcap.features.store import RowNumbers
 from diffcap.features.writer import StoreWriter, write_file_store
+from diffcap.lit.launch import compare_processes
 from diffcap.lit.precision import refuse_slow_bf16
 from diffcap.losses.gather import world_size
 from diffcap.records import read_dataset
@@ -63,9 +64,9 @@ class Extraction(pl.LightningModule):
 
 
 class StoreFiller(BasePredictionWriter):
-    """Write the `missing` rows of a store, from all ranks. The first rank marks the store as complete after all have finished.
+    """Write the `missing` rows of a feature store (one row per image), from all ranks. At the end, the first rank marks it as complete.
 
-    The features of a batch are written after the next batch has been given to the device, so that it computes meanwhile.
+    The features of a batch are written after the next batch has been given to the device, so that the device computes meanwhile.
     """
 
     def __init__(self, writer: StoreWriter, missing: RowNumbers) -> None:
@@ -118,10 +119,10 @@ class StoreFiller(BasePredictionWriter):
 
 
 def extract(trainer: pl.Trainer, model: Extraction, data: ImageData) -> tuple[Path, int, int]:
-    """Extract the features that are missing or damaged in the store of a dataset, or those of them that are in the shard.
+    """Extract the features that are missing or damaged in the feature store of a dataset; with `data.shard`, one part of them.
 
-    Returns the store's folder, the number of extracted images (with `from_files`, of files that were read), and the number of images
-    that are left to other shards.
+    Returns the store's folder, the number of extracted images (with `from_files`, of files that were read), and the number of missing
+    images that belong to other shards.
     """
     refuse_slow_bf16(trainer)
     dataset = read_dataset(data.folder)
@@ -146,6 +147,7 @@ def extract(trainer: pl.Trainer, model: Extraction, data: ImageData) -> tuple[Pa
         return folder, write_file_store(folder, paths, files, stamps, shape, meta), 0
     writer = StoreWriter(folder, paths, shape, meta, stamps, data.own_rows if data.shard else None)
     missing = data.own_rows(writer.missing_rows())
+    compare_processes("extracts images" if len(missing) else "has no image to extract")
     filler = StoreFiller(writer, missing)
     if not len(missing):
         if not (folder / "complete").is_file():
@@ -153,10 +155,8 @@ def extract(trainer: pl.Trainer, model: Extraction, data: ImageData) -> tuple[Pa
         return folder, 0, filler.num_left
     data.assign(missing, [root / path for path in writer.image_paths], model.backbone.preprocess, ranges)
     trainer.callbacks.append(filler)  # type: ignore[attr-defined]
-    searches_kernels = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = True  # all batches except the last one have the same shape
-    try:
-        trainer.predict(model, datamodule=data, return_predictions=False)
-    finally:
-        torch.backends.cudnn.benchmark = searches_kernels
+    torch.backends.cudnn.benchmark = (
+        True  # search for the fastest kernels: all batches except the last one have the same shape
+    )
+    trainer.predict(model, datamodule=data, return_predictions=False)
     return folder, len(missing), filler.num_left

@@ -1,10 +1,18 @@
-"""Find out how many processes a launcher (torchrun, or srun of SLURM) has started, from its environment variables."""
+"""Processes that a launcher (torchrun, or srun of SLURM) has started: how many there are, and that all of them start the same."""
 
 import os
 import re
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from diffcap.utils.errors import DiffcapError
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+# The store in which the processes exchange their states. The first process of srun serves it, so it is kept until the end.
+_stores: list["Store"] = []
 
 
 class Launch(NamedTuple):
@@ -18,7 +26,7 @@ class Launch(NamedTuple):
 def find_launch() -> Launch | None:
     """Return the launcher of this process; None if it was started without one.
 
-    The batch script of a SLURM job has no launcher, nor has a step of one task. There, diffcap itself starts a process for each device.
+    The batch script of a SLURM job and a step of one task have no launcher. There, diffcap itself starts a process for each device.
     """
     env = os.environ
     if "TORCHELASTIC_RUN_ID" in env:
@@ -55,3 +63,52 @@ def launcher_options(devices: Any) -> dict[str, Any]:
     # On a signal to requeue the job, Lightning would save a checkpoint in the middle of a step.
     plugins = [SLURMEnvironment(auto_requeue=False)] if launch.launcher == "srun" else []
     return {"devices": launch.processes, "num_nodes": launch.hosts, "strategy": "ddp", "plugins": plugins}
+
+
+def compare_processes(state: str) -> None:
+    """Raise an error if the processes of a launcher have different states; they would wait for each other without end.
+
+    `state` is a clause about this process, such as "starts from step 0". Only the first call of a process compares. It waits for the
+    first call of all other processes.
+    """
+    launch = find_launch()
+    if launch is None or _stores:
+        return
+    from lightning.pytorch.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
+    from torch.distributed import rendezvous
+    from torch.distributed.elastic.utils.store import get_all
+
+    environment = TorchElasticEnvironment() if launch.launcher == "torchrun" else SLURMEnvironment(auto_requeue=False)
+    os.environ |= {"MASTER_ADDR": environment.main_address, "MASTER_PORT": str(environment.main_port)}
+    store, rank, count = next(rendezvous("env://", environment.global_rank(), environment.world_size()))
+    _stores.append(store)
+    store.set(f"diffcap/{rank}", state)
+    states = [data.decode() for data in get_all(store, rank, "diffcap/", count)]  # waits for all
+    if len(set(states)) > 1:
+        examples = "; ".join(f"process {states.index(each)} {each}" for each in dict.fromkeys(states))
+        raise DiffcapError(
+            f"the processes of {launch.launcher} differ: {examples}. All hosts must see the same data, features and runs; put "
+            "their folders on a disk that all hosts share, and run the command again on all hosts."
+        )
+
+
+@contextmanager
+def end_together(is_parallel: bool) -> Iterator[None]:
+    """Wrap a stage that may run in several processes. If one of a launcher's processes cannot start it, all of them end with an error.
+
+    `is_parallel` is False for a stage of one process, which is not compared with other processes.
+    """
+    if not is_parallel or find_launch() is None:
+        yield
+        return
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        if getattr(error, "code", 1):  # a SystemExit with the code 0 is no error
+            with suppress(Exception):  # this process ends with its own error
+                compare_processes(f"ended with an error ({str(error).rstrip('.')})")
+        else:
+            compare_processes("has nothing to do")
+        raise
+    else:
+        compare_processes("has nothing to do")

@@ -24,7 +24,7 @@ from diffcap.checkpoints.reading import read_checkpoint, weights_hash
 from diffcap.data.workers import explain_lost_workers
 from diffcap.features.store import CHECKSUM_FILE
 from diffcap.lit.callbacks import AtomicCheckpointIO, DelayedModelCheckpoint, PeriodicCheckpoint, PrintScores, StopEarly
-from diffcap.lit.launch import find_launch
+from diffcap.lit.launch import compare_processes, find_launch
 from diffcap.lit.precision import MatmulPrecision, set_precision
 from diffcap.lit.schedules import in_steps
 from diffcap.lit.stage_cli import StageCLI
@@ -87,6 +87,7 @@ def train(request: Request) -> None:
     module, data = (pretraining.module, pretraining.data) if pretraining else _MODULES[stage]
     with ExitStack() as lock:
         cli = TrainingCLI(module, data, request, lock)
+        compare_processes(f"starts from step {cli.resume_step}")
         trainer, out, fault, backup = cli.trainer, cli.out, cli.fault, None
         if is_main_process():
             if fault:
@@ -183,7 +184,7 @@ class TrainingCLI(StageCLI):
 
     def __init__(self, module: str, data: str, request: Request, lock: ExitStack) -> None:
         self.lock, self.request = lock, request
-        super().__init__(import_object(module), import_object(data), save_config_callback=None, args=request)
+        super().__init__(import_object(module), import_object(data), args=request)
 
     def add_arguments_to_parser(self, parser: Any) -> None:
         """Add `--run.*`, and link the captioner's sizes to the data."""
@@ -215,7 +216,16 @@ class TrainingCLI(StageCLI):
             self.settings.out = str(Path(self.settings.out) / name)
         self.out = Path(self.settings.out)
         if self.config.get("model.captioner.init_args.base") is not None:
-            _pin_base_model(self.config, self.out)
+            # Fetch the base model of a vision-language captioner, and write its name and commit into the settings.
+            arguments = self.config.model.captioner.init_args
+            recorded = get_config_value([self.out / CONFIGURATION], "model", "captioner", "init_args") or {}
+            if arguments.get("revision") is None and recorded.get("base") == arguments.base:  # a resumed training
+                arguments.revision = recorded.get("revision")
+            found = find_base(arguments.base, arguments.get("revision"))
+            arguments.revision = self.config.data.base_revision = found.revision
+            arguments.base = self.config.data.base = found.name
+            if is_main_process():
+                print(f"base model {describe_origin(found.name, found.revision, found.licence)}")
         config = json.loads(self.parser.dump(self.config, format="json", skip_validation=True))
         if is_main_process():
             self.lock.enter_context(stage_lock(self.out, self.config.data.seed))
@@ -226,7 +236,7 @@ class TrainingCLI(StageCLI):
         if init_from in old_record.get("files", {}):  # a finished training does not need this checkpoint any more
             files.setdefault(init_from, old_record["files"][init_from])
         self.config_hash = record.result_id(options, files)
-        # `asked` is the hash of the command's options.
+        # finished.json will have this record: the hashes of the command's options (`asked`), of the resolved options, and of the files.
         self.record = record.make(self.request.asked, self.config_hash, files, [])
         fault = find_fault(self.out)
         if not fault and old_record.get("id") != self.config_hash and (self.out / CONFIGURATION).is_file():
@@ -375,20 +385,6 @@ def _find_changes(out: Path, old_record: dict[str, Any], files: dict[str, Any], 
     old_hashes = {path: entry[2] for path, entry in old_record.get("files", {}).items()}  # [size, time, hash]
     differences += [path for path, entry in files.items() if old_hashes and old_hashes.get(path) != entry[2]]
     return f"it holds a run with other settings ({'; '.join(differences[:3])})" if differences else None
-
-
-def _pin_base_model(config: Any, out: Path) -> None:
-    """Fetch the base model of a vision-language captioner, and write its name and commit into the settings."""
-    arguments = config.model.captioner.init_args
-    base, revision = arguments.base, arguments.get("revision")
-    recorded = get_config_value([out / CONFIGURATION], "model", "captioner", "init_args") or {}
-    if revision is None and recorded.get("base") == base:  # a resumed training has the same base model
-        revision = recorded.get("revision")
-    found = find_base(base, revision)
-    arguments.revision = config.data.base_revision = found.revision
-    arguments.base = config.data.base = found.name
-    if is_main_process():
-        print(f"base model {describe_origin(found.name, found.revision, found.licence)}")
 
 
 def _check_resumable(last: Path) -> int:
