@@ -11,6 +11,7 @@ from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import diffcap
+from diffcap.lit.training import TrainingModule
 
 SOURCES = str(Path(diffcap.__file__).parent)
 # They return a number, or a tensor whose shape depends on values; `lift_fresh` copies a value of the host (`torch.tensor`).
@@ -50,9 +51,14 @@ class HostWaits(TorchDispatchMode):
 
 @contextmanager
 def counted_steps() -> Iterator[list[Step]]:
-    """Collect the waits of each training step of Lightning's loop in this process."""
+    """Collect the waits of each training step of Lightning's loop in this process, and of the losses of each "validation" batch."""
     steps: list[Step] = []
-    advance = _TrainingEpochLoop.advance
+    advance, add_validation_losses = _TrainingEpochLoop.advance, TrainingModule.add_validation_losses
+
+    def counted_validation(*arguments: Any) -> None:
+        with HostWaits() as waits:
+            add_validation_losses(*arguments)
+        steps.append(("validation", waits.found))
 
     def counted(loop: Any, data_fetcher: Any) -> None:
         connector, waits, tasks = loop.trainer._logger_connector, HostWaits(), []
@@ -66,5 +72,6 @@ def counted_steps() -> Iterator[list[Step]]:
             advance(loop, data_fetcher)
         steps.append((tasks[0], waits.found))
 
-    with mock.patch.object(_TrainingEpochLoop, "advance", counted):
+    validation = mock.patch.object(TrainingModule, "add_validation_losses", counted_validation)
+    with mock.patch.object(_TrainingEpochLoop, "advance", counted), validation:
         yield steps

@@ -126,7 +126,7 @@ class FeatureData(pl.LightningDataModule):
                     f"{self.dataset.name}: {len(uncaptioned):,} {split} pairs (first {uncaptioned[0]}) have no caption and are "
                     "left out"
                 )
-        # Computes entries that a model adds to a training batch, on the CPU. `TrainingModule` sets it to `Captioner.host_entries`.
+        # Computes entries that a model adds to a batch, on the CPU. `TrainingModule` sets it to `Captioner.host_entries`.
         self.host_entries: Callable[[Batch], Batch] = lambda batch: {}
         self.val_references = {pair.id: pair.captions for pair in self._captioned_pairs("val")[:val_limit]}
 
@@ -246,16 +246,16 @@ class FeatureData(pl.LightningDataModule):
             )
         first_step = self.trainer.global_step * self.trainer.accumulate_grad_batches  # optimizer steps to batches
 
-        def make_batch(step: int) -> Batch:
-            batch = self.make_batch(step)
-            return {**batch, **self.host_entries(batch)}
-
-        return DataLoader(StepDataset(make_batch, first_step), batch_size=None, **self._worker_options())
+        batches = StepDataset(self.make_batch, first_step)
+        return DataLoader(batches, batch_size=None, collate_fn=self._add_host_entries, **self._worker_options())
 
     def val_dataloader(self) -> DataLoader:
         """The validation pairs in order."""
         pairs = PairDataset(self.val_table, self._text_entries, self.val_limit)
-        return DataLoader(pairs, self.eval_batch_size, collate_fn=identity_collate, **self._worker_options())
+        return DataLoader(pairs, self.eval_batch_size, collate_fn=self._add_host_entries, **self._worker_options())
+
+    def _add_host_entries(self, batch: Any) -> Batch:
+        return {**batch, **self.host_entries(batch)}
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         """Convert the feature maps to float32 on the device. Pixels stay integers."""

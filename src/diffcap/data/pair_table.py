@@ -140,7 +140,7 @@ class PairDataset(Dataset):
         pair_indices = np.array(indices)
         return {
             "id": [self.table.ids[index] for index in indices],
-            "number": torch.from_numpy(pair_indices),  # index of the pair in the split
+            "number": indices,  # of the pairs in the split; a list, so that no value has to be read from a GPU
             "is_change": torch.from_numpy(self.table.is_change[pair_indices]).long(),
             **self.table.images(pair_indices),
             **{key: value[pair_indices] for key, value in self._text_entries.items()},

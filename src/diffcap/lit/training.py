@@ -8,6 +8,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
 
 import diffcap
 from diffcap.checkpoints.reading import FORMAT, read_checkpoint, weights_of
@@ -141,19 +142,22 @@ class TrainingModule(pl.LightningModule):
             self._unlogged_losses = {}
 
     def add_validation_losses(self, batch: dict[str, Any], compute_losses: Callable[[Any], dict[str, Tensor]]) -> None:
-        """Add the losses of a validation batch to the sums whose means `log_validation_losses` logs.
+        """Add the losses of a validation batch to the sums whose means `log_validation_losses` logs. The host does not wait for a GPU.
 
-        Lightning's distributed sampler gives pair `n` to rank `n % world_size` and then repeats the first pairs until all
+        Lightning's distributed sampler gives pair `n` to rank `n % world_size`. At the end, it repeats the first pairs until all
         ranks have the same number. `compute_losses` gets the batch without the repeated pairs, and returns values (n,) of each loss.
         """
-        is_new = batch["number"] % self.trainer.world_size == self.global_rank  # (B,), False for repeated pairs
-        has_new = bool(is_new.any())
-        # If all pairs are repeated, the losses are computed only for their names, and no value is added.
-        selected = is_new if has_new and not is_new.all() else slice(None)
-        losses = compute_losses({key: value[selected] for key, value in batch.items() if isinstance(value, Tensor)})
-        for name, values in losses.items():
-            values = values.float() if has_new else values[:0].float()
-            sum_and_count = torch.stack([values.sum(), values.new_tensor(len(values))])
+        world_size, rank = self.trainer.world_size, self.global_rank
+        num_pairs = len(batch["number"])
+        num_new = sum(number % world_size == rank for number in batch["number"])  # the repeated pairs are the last ones
+        if (
+            0 < num_new < num_pairs
+        ):  # entries that are not tensors, such as the indices of words, are of the whole batch
+            batch = {key: value[:num_new] for key, value in batch.items() if isinstance(value, Tensor)}
+        for name, values in compute_losses(batch).items():
+            # If all pairs are repeated, the losses are computed only for their names, and no value is added.
+            values = values.float() if num_new else values[:0].float()
+            sum_and_count = torch.stack([values.sum(), values.new_full((), len(values))])
             self._validation_sums[name] = self._validation_sums.get(name, 0) + sum_and_count
 
     def log_validation_losses(self) -> None:
@@ -223,8 +227,7 @@ def root_mean_square(gradients: Iterable[Tensor | None]) -> Tensor | None:
     present_gradients = [gradient.float() for gradient in gradients if gradient is not None]
     if not present_gradients:
         return None
-    norms = torch.stack(list(torch._foreach_norm(present_gradients)))
-    return norms.norm() / sum(gradient.numel() for gradient in present_gradients) ** 0.5
+    return get_total_norm(present_gradients) / sum(gradient.numel() for gradient in present_gradients) ** 0.5
 
 
 # Hyperparameters that must be equal in this stage and in the checkpoint's. Names and shapes of weights do not show if they differ.
