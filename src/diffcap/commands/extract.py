@@ -18,7 +18,6 @@ def extract_features(request: "Request") -> None:
     cli = StageCLI(
         Extraction,
         ImageData,
-        save_config_callback=None,  # the store's meta.json has the settings
         trainer_defaults={"logger": False, "enable_checkpointing": False, "use_distributed_sampler": False},
         args=request,  # type: ignore[arg-type]
     )

@@ -67,7 +67,7 @@ class Captioning(TrainingModule):
         self.optimizer_function = optimizer or adamw
 
     def optimizer(self) -> torch.optim.Optimizer:
-        """If `pretrained_lr` is set and the captioner has no ResNet (`uses_adamw`), return what `optimizer` makes, else Adam."""
+        """Return the optimizer of the option `optimizer` if `pretrained_lr` is set and the captioner has no ResNet, else Adam."""
         captioner = self.captioner
         if self.pretrained_lr is None or not captioner.uses_adamw:
             groups = self._adam_groups()
@@ -136,7 +136,9 @@ class Captioning(TrainingModule):
         method_of(type(self.captioner))  # raises an error for an unknown class, whose checkpoints could not be saved
         data = self.feature_data
         self.captioner.check(data)
-        if self.tokenizer == "ids" and data.vocabulary.layout not in RELEASED_LAYOUTS:  # of published evaluators
+        if (
+            self.tokenizer == "ids" and data.vocabulary.layout not in RELEASED_LAYOUTS
+        ):  # orders of ids of the published evaluators
             raise DiffcapError(
                 f"model.tokenizer is ids, which needs data.vocabulary_layout {' or '.join(RELEASED_LAYOUTS)}, not "
                 f"{data.vocabulary.layout}; set it to ptb or raw."
@@ -174,5 +176,5 @@ class Captioning(TrainingModule):
         self.log_validation_losses()
         scores = self.metric.compute()
         self.metric.reset()
-        # They are not in the progress bar, because the line that is printed after each validation has them, x 100.
+        # The scores are not in the progress bar, because the line that is printed after each validation has them, x 100.
         self.log_dict({f"val/{name}": float(value) for name, value in scores.items()}, rank_zero_only=False)

@@ -7,6 +7,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Callback
+from torch.utils._pytree import tree_leaves
 
 from diffcap.lit.progress import synchronized_time
 from diffcap.lit.schedules import in_steps
@@ -31,7 +32,6 @@ class Probe(Callback):
         self.steps_seconds = 0.0
         self.start_time = 0.0  # of the measured steps, then of the validation
         self.num_validated_pairs = 0
-        self.num_pairs = 0  # of the validation split
         self.validation_seconds = 0.0
 
     def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
@@ -53,9 +53,6 @@ class Probe(Callback):
     ) -> None:
         """Count the validated pairs of all ranks."""
         self.num_validated_pairs += len(batch["number"]) * trainer.world_size
-        table = trainer.datamodule.val_table  # type: ignore[attr-defined]
-        is_retrieval = "is_change" not in batch  # a training for retrieval validates on the change pairs only
-        self.num_pairs = int(table.is_change.sum()) if is_retrieval else len(table.ids)
 
     def on_validation_end(self, trainer: pl.Trainer, *_: Any) -> None:
         """Add the time of the validation, which includes its metrics."""
@@ -71,16 +68,17 @@ class Probe(Callback):
             for name, length in self.full_lengths.items()
         )
         step_seconds = self.steps_seconds / self.num_steps
-        validation_seconds = self.validation_seconds / max(1, self.num_validated_pairs) * self.num_pairs
+        num_pairs = len(trainer.val_dataloaders.dataset)  # type: ignore[union-attr]
+        validation_seconds = self.validation_seconds / max(1, self.num_validated_pairs) * num_pairs
         num_validations = num_steps * trainer.accumulate_grad_batches // max(1, interval)
         is_gpu = trainer.strategy.root_device.type == "cuda"
         memory_bytes = (
             torch.cuda.max_memory_allocated() if is_gpu else 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         )
         folder = Path(trainer.default_root_dir)
-        optimizer_states = [optimizer.state_dict() for optimizer in trainer.optimizers]
-        # Of last.ckpt, and of best.ckpt if there is one.
-        disk_bytes = _count_bytes([pl_module.state_dict(), optimizer_states]) * (1 + (folder / BEST).is_file())
+        state = tree_leaves([pl_module.state_dict(), [optimizer.state_dict() for optimizer in trainer.optimizers]])
+        checkpoint_bytes = sum(leaf.nbytes for leaf in state if isinstance(leaf, torch.Tensor))
+        disk_bytes = checkpoint_bytes * (1 + (folder / BEST).is_file())  # last.ckpt, and best.ckpt if there is one
         result = {
             "seconds_per_step": step_seconds,
             "seconds_per_validation": validation_seconds,
@@ -93,16 +91,8 @@ class Probe(Callback):
         }
         write_json(folder / PROBE_FILE, result)
         print(
-            f"probe: {step_seconds:.3g} s per step, {validation_seconds:.3g} s per validation of {self.num_pairs:,} pairs. All "
+            f"probe: {step_seconds:.3g} s per step, {validation_seconds:.3g} s per validation of {num_pairs:,} pairs. All "
             f"{num_steps:,} steps and {num_validations:,} validations take {result['hours']:.3g} hours here, "
             f"{memory_bytes / 1e9:.2f} GB of {'GPU ' if is_gpu else ''}memory and {disk_bytes / 1e9:.2f} GB of disk space.",
             flush=True,
         )
-
-
-def _count_bytes(state: Any) -> int:
-    """Return the size of the tensors in nested dictionaries and lists."""
-    if isinstance(state, torch.Tensor):
-        return state.numel() * state.element_size()
-    values = state.values() if isinstance(state, dict) else state if isinstance(state, list) else []
-    return sum(map(_count_bytes, values))

@@ -2,7 +2,6 @@
 
 import sys
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import lightning.pytorch as pl
@@ -60,20 +59,15 @@ class LogProgress(Callback):
 
     def on_predict_batch_end(self, trainer: pl.Trainer, *arguments: Any) -> None:
         """Print a line once a minute."""
-        self._log_batch(trainer, trainer.num_predict_batches, arguments[3])
-
-    def on_test_batch_end(self, trainer: pl.Trainer, *arguments: Any) -> None:
-        """Print a line once a minute."""
-        self._log_batch(trainer, trainer.num_test_batches, arguments[3])
-
-    def on_validation_batch_end(self, trainer: pl.Trainer, *arguments: Any) -> None:
-        """Print a line once a minute."""
-        self._log_batch(trainer, trainer.num_val_batches, arguments[3])
-
-    def _log_batch(self, trainer: pl.Trainer, batch_counts: Sequence[int | float], batch_index: int) -> None:
         if self._prints_lines(trainer):
-            count = batch_counts[0] if batch_counts and isinstance(batch_counts[0], int) else None
-            self._batch_log.update(batch_index + 1, count)
+            kind = "predict" if trainer.predicting else "test" if trainer.testing else "val"
+            count = getattr(trainer, f"num_{kind}_batches")[
+                0
+            ]  # of the first data loader; infinite if its length is unknown
+            self._batch_log.update(arguments[3] + 1, count if isinstance(count, int) else None)
+
+    on_test_batch_end = on_predict_batch_end  # type: ignore[assignment]
+    on_validation_batch_end = on_predict_batch_end  # type: ignore[assignment]
 
     @staticmethod
     def _prints_lines(trainer: pl.Trainer) -> bool:

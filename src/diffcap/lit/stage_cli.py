@@ -59,18 +59,13 @@ class StageProgressBar(RichProgressBar):
         return "training"
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
-        """Return the logged values shown beside the bar; in a narrow terminal only the loss and the score that selects `best.ckpt`."""
+        """Return the logged values shown beside the bar; in a narrow terminal only the total loss, or the first one."""
         values = {name: value for name, value in super().get_metrics(trainer, pl_module).items() if name != "v_num"}
         if not self._is_narrow:
             return values
         training_names = [name for name in values if name.startswith("train/")]
-        loss_name = "train/loss" if "train/loss" in values else next(iter(training_names), None)
-        score_name = getattr(trainer.checkpoint_callback, "monitor", None)
-        names = {name.rpartition("/")[2]: name for name in (loss_name, score_name) if name in values}  # label -> name
-        # Both may have the same last part: train/loss and val/loss.
-        if loss_name in values and loss_name not in names.values():
-            names = {name: name for name in (loss_name, score_name)}
-        return {label: values[name] for label, name in names.items()}
+        shown = [name for name in training_names if name == "train/loss"] or training_names[:1]
+        return {name.removeprefix("train/"): values[name] for name in shown}
 
 
 class StageTrainer(Trainer):
@@ -100,7 +95,7 @@ class StageCLI(LightningCLI):
             "parser_kwargs": {"allow_abbrev": False},
             "trainer_class": StageTrainer,
             "seed_everything_default": 1234,
-            "save_config_kwargs": {"overwrite": True},
+            "save_config_callback": None,  # the stages write their settings themselves
             "auto_configure_optimizers": False,
         }
         hide_lightning_messages()

@@ -25,7 +25,8 @@ def is_float32_on_cpu(x: Tensor) -> bool:
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return `F.linear(x, weight, bias)` for x (..., D), weight (O, D) and bias (O,). On processors with AVX-512, oneDNN computes it.
 
-    For float32, torch uses MKL. oneDNN takes half the time on an AMD processor with AVX-512 (docs/speed.md). It has no second derivatives.
+    For float32, torch uses MKL. oneDNN takes half the time on an AMD processor with AVX-512 (docs/speed.md), and gives no second
+    derivatives.
     """
     if not linear_is_faster(x, weight):
         return F.linear(x, weight, bias)
