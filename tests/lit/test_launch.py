@@ -131,7 +131,6 @@ def test_a_stage_of_one_process_runs_on_the_first_host_alone(
 
 def states(variables: pytest.MonkeyPatch, *others: str) -> None:
     """Torchrun has also started processes with these states."""
-
     store = torch.distributed.HashStore()
     for number, state in enumerate(others):
         store.set(f"diffcap/{number}", state)

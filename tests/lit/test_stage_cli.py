@@ -13,7 +13,7 @@ from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, RichProgressBar
 from torch.utils.data import DataLoader
 
-from diffcap.lit.stage_cli import StageCLI, StageParser, StageProgressBar
+from diffcap.lit.stage_cli import StageCLI, StageProgressBar
 from diffcap.models.captioner import Captioner
 from diffcap.utils.console import OneLineErrorParser, shorten_error
 
@@ -52,14 +52,6 @@ class Data(LightningDataModule):
     def __init__(self, batch_size: int = 4) -> None:
         super().__init__()
         self.batch_size = batch_size
-        self.grid = [4, 6]
-
-
-class SquareCaptioner:
-    """A captioner whose grid has the wrong type."""
-
-    def __init__(self, grid: int = 3) -> None:
-        pass
 
 
 def cli(monkeypatch: pytest.MonkeyPatch, *args: str) -> StageCLI:
@@ -91,16 +83,6 @@ def test_bad_options_are_one_line_and_status_2(monkeypatch, capsys, option: str,
         cli(monkeypatch, option)
     error = capsys.readouterr().err
     assert stop.value.code == 2 and sentence in error and error.startswith("error: ") and error.count("\n") == 1
-
-
-def test_a_size_of_the_wrong_type_names_the_argument() -> None:
-    parser = StageParser(exit_on_error=False)
-    parser.add_class_arguments(Data, "data")
-    parser.add_argument("--captioner", type=SquareCaptioner)
-    parser.link_arguments("data.grid", "captioner.init_args.grid", apply_on="instantiate")
-    config = parser.parse_args([f"--captioner={__name__}.SquareCaptioner"])
-    with pytest.raises(ValueError, match=r"^grid: Expected a <class 'int'>. Got value: \[4, 6\]$"):
-        parser.instantiate(config)
 
 
 def test_the_missing_functions_of_a_captioner_are_named(capsys) -> None:

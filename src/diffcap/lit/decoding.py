@@ -90,17 +90,17 @@ class Decoding(pl.LightningModule):
 def evaluation_trainer(devices: int, accelerator: str) -> pl.Trainer:
     """Return a trainer without logs and checkpoints. It shows a progress bar on a terminal, else a line a minute."""
     options = {"devices": devices, "strategy": "ddp" if devices > 1 else "auto", **launcher_options(devices)}
+    has_terminal = sys.stderr.isatty()
+    progress = RichProgressBar(console_kwargs={"stderr": True}) if has_terminal else LogProgress("decoding")
     with wrap_invalid_settings(TypeError):
         return pl.Trainer(
             **options,
             accelerator=accelerator,
             logger=False,
             enable_checkpointing=False,
-            enable_progress_bar=sys.stderr.isatty(),
+            enable_progress_bar=has_terminal,
             enable_model_summary=False,
-            callbacks=[
-                RichProgressBar(console_kwargs={"stderr": True}) if sys.stderr.isatty() else LogProgress("decoding")
-            ],
+            callbacks=[progress],
         )
 
 

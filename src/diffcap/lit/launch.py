@@ -4,15 +4,12 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from diffcap.utils.errors import DiffcapError
 
-if TYPE_CHECKING:
-    from torch.distributed import Store
-
-# The store in which the processes exchange their states. The first process of srun serves it, so it is kept until the end.
-_stores: list["Store"] = []
+# torch's store in which the processes exchange their states. The first process of srun serves it, so it is kept until the end.
+_stores: list[Any] = []
 
 
 class Launch(NamedTuple):

@@ -27,16 +27,6 @@ class StageParser(OneLineErrorMixin, LightningArgumentParser):
 
     help_option = "--help all"  # the error message tells users to run it
 
-    def instantiate(self, namespace: Any, *arguments: Any, **options: Any) -> Any:
-        """Build the objects. If a size that the data pass to the captioner has the wrong type, the error names the captioner's argument."""
-        try:
-            return super().instantiate(namespace, *arguments, **options)
-        except ValueError as error:
-            names = [name for name, value in vars(namespace).items() if str(error).endswith(f" Got value: {value}")]
-            if not names:
-                raise
-            raise ValueError(f"{names[0]}: {error}") from error
-
 
 class StageProgressBar(RichProgressBar):
     """Lightning's bar without the epoch number, since training is counted in steps, and without the number of the log folder."""
