@@ -133,7 +133,14 @@ def _send(stream: IO[bytes], lines: Iterable[str]) -> None:
 
 
 class MeteorProcess(NamedTuple):
-    """A running METEOR program, which reads one request per line and answers in one line."""
+    """A running METEOR program, which reads one request per line and answers in one line.
+
+    Example:
+        >>> with running_meteor() as process:  # needs Java # doctest: +SKIP
+        ...     counts = process.counts({"1": "the cube moved"}, {"1": ["the red cube moved"]})
+        ...     process.scores([counts["1"]])  # of each pair, and of the corpus
+        ([0.3274499237462559], 0.3274499237462559)
+    """
 
     process: "subprocess.Popen[bytes]"  # its stdin and stdout are pipes
     stderr: IO[bytes]
