@@ -16,6 +16,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from tests.preloaded import write_program
 
 from diffcap.cli import main
 from diffcap.experiment import Experiment
@@ -28,13 +29,12 @@ ROOT = Path(__file__).parents[1]
 VARIABLES = {f.name.upper() for f in fields(Experiment)} | {"ARGS"}
 ALL = ["data", "extract", "negatives", "pretrain", "finetune", "eval"]
 
-ACTOR = """#!{python}
-import functools, os, pathlib, runpy, shlex, sys
+ACTOR = """
+import functools, pathlib, runpy, shlex, sys
 
 ROOT = "{root}"
-sys.path.insert(0, ROOT + "/src")
 words = sys.argv[1:]
-sys.executable = os.path.abspath(sys.argv[0])  # the stages that a command starts play, too
+sys.executable = "{python}"  # the stages that a command starts play, too
 if words and words[0].startswith("stages/"):  # these only run stages, so they are the real ones
     sys.argv = words
     sys.path.insert(0, ROOT)
@@ -129,10 +129,10 @@ def project(tmp_path: Path) -> Path:
 
 def play(project: Path, more: str = "") -> None:
     """Write the programs that play; `more`: what a stage does at its end."""
+    actor, programs = project / ".venv/actor.py", project / ".venv/bin"
+    actor.write_text(ACTOR.format(python=programs / "python", root=ROOT, more=more))
     for name in ("python", "diffcap"):
-        path = project / ".venv" / "bin" / name
-        path.write_text(ACTOR.format(python=sys.executable, root=ROOT, more=more))
-        path.chmod(0o755)
+        write_program(programs / name, [sys.executable, str(actor)])
 
 
 def make(project: Path, *words: str) -> subprocess.CompletedProcess[str]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from tests.preloaded import write_program
 
 from diffcap import pipeline, stages
 from diffcap.experiment import Experiment
@@ -119,9 +120,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("Makefile", "configs", "stages", "pyproject.toml", "requirements.lock"):
         (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / ".venv/bin").mkdir(parents=True)
-    program = tmp_path / ".venv/bin/diffcap"
-    program.write_text(f'#!/bin/sh\nexec env PYTHONPATH={ROOT}/src {sys.executable} -m diffcap "$@"\n')
-    program.chmod(0o755)
+    write_program(tmp_path / ".venv/bin/diffcap", [sys.executable, "-m", "diffcap"])
     for name, text in FOUND.items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -69,22 +69,6 @@ def test_options_reach_the_constructors_and_later_ones_win(monkeypatch, tmp_path
     assert not any(isinstance(callback, RichProgressBar) for callback in stage.trainer.callbacks)
 
 
-@pytest.mark.parametrize(
-    ("option", "sentence"),
-    [
-        ("--model.lrr=1", "unknown option --model.lrr, did you mean --model.lr; `--help all`"),
-        ("--modle.lr=1", "unknown option --modle.lr, did you mean --model.lr;"),
-        ("--model.lr=high", "model.lr"),
-        ("--config=nowhere.yaml", "nowhere.yaml"),
-    ],
-)
-def test_bad_options_are_one_line_and_status_2(monkeypatch, capsys, option: str, sentence: str) -> None:
-    with pytest.raises(SystemExit) as stop:
-        cli(monkeypatch, option)
-    error = capsys.readouterr().err
-    assert stop.value.code == 2 and sentence in error and error.startswith("error: ") and error.count("\n") == 1
-
-
 def test_the_missing_functions_of_a_captioner_are_named(capsys) -> None:
     parser = OneLineErrorParser()
     parser.add_subclass_arguments(Captioner, "captioner")

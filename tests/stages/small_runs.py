@@ -44,11 +44,17 @@ def evaluation(folder: Path, runs: Path, *options: str) -> list[str]:
     return [sys.executable, str(ROOT / "stages/evaluate.py"), *files, *quick, *options]
 
 
+def start_process(words: list[str], cwd: Path | None = None) -> subprocess.Popen[str]:
+    """Start a command in a process group of its own, as in a terminal; it gives only its errors."""
+    quiet, pipe = subprocess.DEVNULL, subprocess.PIPE
+    return subprocess.Popen(
+        words, cwd=cwd, env=environment(), stdout=quiet, stderr=pipe, text=True, start_new_session=True
+    )
+
+
 def kill_when(words: list[str], sign: Path, cwd: Path) -> None:
     """Start a command, and SIGKILL it and its children at a random moment after `sign` is there."""
-    process = subprocess.Popen(
-        words, cwd=cwd, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-    )
+    process = start_process(words, cwd)
     while not sign.exists():
         assert process.poll() is None, "ended before it could be killed"
         time.sleep(0.002)
