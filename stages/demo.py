@@ -149,10 +149,9 @@ def _share(method: Method, world: str) -> float:
     return plan_of(method).tiles_share if world == "tiles" else plan_of(method).share
 
 
-def own_row(method: Method, scale: float, share: float | None = None) -> Row:
+def own_row(method: Method, scale: float, share: float) -> Row:
     """Return the row of a method itself; `scale` is a factor of the steps in `PLANS`, `share` the fraction of a core."""
     plan = plan_of(method)
-    share = plan.share if share is None else share
     pretrain = round(plan.pretrain * scale * share) if method.pretraining else 0
     return Row(method.name, method.name, round(plan.finetune * scale * share), pretrain, share=share)
 

@@ -1,6 +1,7 @@
 """`diffcap caption pairs.parquet --out captions/`: parts, shards, Ray, failures and continued commands."""
 
 import json
+import re
 import resource
 import shutil
 import signal
@@ -272,6 +273,29 @@ def test_ray_goes_on_without_a_killed_worker_and_a_lost_node(
         cluster.shutdown()
     assert "3 pairs could not be captioned" in errors and process.returncode == 1
     assert content(tmp_path / "out") == content(tmp_path / "one")
+
+
+FAILING = """
+from diffcap.cli import main
+from diffcap.commands import caption_table
+
+class Worker(caption_table.RayWorker):
+    def __init__(self, *_):
+        raise RuntimeError("CUDA error: out of memory")
+
+caption_table.RayWorker = Worker
+main()
+"""
+
+
+@pytest.mark.slow
+def test_the_error_of_a_worker_of_ray_is_named(table: Path, checkpoint: str, tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    given = ["caption", *words(table, tmp_path / "out", checkpoint), "--engine", "ray"]
+    command = [sys.executable, "-c", FAILING, *given]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    sentence = r"error: 4 parts are missing \(0, 1, 2, 3\): [\d.]+: RuntimeError: CUDA error: out of memory; run the same command again\.\n"
+    assert done.returncode == 1 and re.search(sentence, done.stderr), done.stderr
 
 
 def workers(node: Any) -> list[Any]:

@@ -240,6 +240,38 @@ def test_the_features_of_a_run_must_be_there_or_their_network_named(tmp_path: Pa
     assert Experiment(config=str(path)).features == "mine"
 
 
+def test_a_section_run_is_not_the_config_of_a_run(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("dataset: desk\nmethod: scorer\nfinetune: {run: {keep_last_k: 3}}\n")
+    e = Experiment(config=str(path))
+    assert (e.dataset, e.backbone) == ("desk", "resnet101_layer3")
+    assert STAGES["finetune"].settings(e)["run"]["keep_last_k"] == 3
+
+
+@pytest.mark.slow
+def test_a_replaced_option_is_refused_before_the_missing_stages_run(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("finetune: {model: {half_precision_clip: true}}")
+    words = ["--method", "scorer", "--folder", str(tmp_path)]
+    message = "model.half_precision_clip is True, but that option was replaced by model.optimizer"
+    for command in (
+        partial(print_paths, [*words, "--goals", "eval", "--", "finetune --model.half_precision_clip=true"]),
+        partial(print_paths, [*words, "--goals", "eval", "--config", str(path)]),
+        partial(run_stage, "eval", [*words, "--config", str(path)]),
+    ):
+        with pytest.raises(DiffcapError, match=message):
+            command()
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_variables_of_a_file_may_be_for_other_stages(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("method: scorer\ntagger: english\ncaptioner: reinforce\npretraining: other\n")
+    print_paths(["--goals", "finetune", "--config", str(path)])
+    with pytest.raises(DiffcapError, match="TAGGER=english: finetune with METHOD=scorer does not use TAGGER; omit it"):
+        print_paths(["--goals", "finetune", "--config", str(path), "--tagger", "english"])
+
+
 def test_a_long_section_of_a_config_is_not_taken_for_a_path(tmp_path: Path) -> None:
     """A text of 256 to 999 characters is longer than the name of a file may be."""
     long = {"text": "x" * 300, "list": ["y" * 900, str(tmp_path / "file")]}

@@ -30,8 +30,9 @@ FUNCTIONS = {
     "sweep": "diffcap.commands.sweep:sweep",
     "benchmark": "diffcap.commands.benchmark:benchmark",
 }
-# What these commands accept beyond jsonargparse, the parser of command lines: a second argument, which becomes the option `second`;
-# options that are given several times (`list_options`) or have `several_values`; any number of arguments (`variadic`).
+# Forms of arguments that jsonargparse, the parser of command lines, does not accept. `second`: the option that a second argument
+# becomes. `list_options`: options that may be given several times, and with `several_values` also have several values at once.
+# `variadic`: any number of arguments.
 SYNTAX = {
     "caption": Syntax(second="--after", list_options=("--checkpoint", "--out")),
     "score": Syntax(second="--references"),
@@ -76,7 +77,7 @@ def main(arguments: list[str] | None = None) -> None:
                 raise DiffcapError(f"--{unused[0]} has no effect on the page; leave it out.")
             checkpoint = ["--checkpoint", str(Experiment(**variables).checkpoint)] if variables else []
             words = ["serve", *checkpoint, *options]
-        if words[:1] == ["sweep"] and "--" in words:
+        if words[:1] == ["sweep"] and "--" in words:  # the words after the hyphens become the option `options`
             end = words.index("--")
             words = [*words[:end], f"--options={json.dumps(words[end + 1 :])}"]
         if words[:1] == ["benchmark"]:

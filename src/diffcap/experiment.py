@@ -31,14 +31,15 @@ from diffcap.run_folder import (
     stage_of,
 )
 from diffcap.utils.errors import DiffcapError
+from diffcap.utils.files import expand_home
 from diffcap.utils.settings import CONFIGS, get_config_value, read_settings
 
 DEFAULT_SEED = "1234"
 CAPTIONS, RETRIEVAL = "captions", "retrieval"  # values of `eval`
 PROBE = "probe"  # TRAINER=probe measures a hundred steps and estimates the time of the whole training
-# Sections of a CONFIG file; each holds the options of a stage.
+# Sections of a CONFIG file; each has the options of a stage.
 SECTIONS = ("data", "extract", "negatives", *TRAINING_STAGES, "zeroshot", EVAL, REPORT)
-# Keys of a grid of experiments, with the variable of each
+# Lists in the file of a grid (`diffcap benchmark`), and the variable that the entries of each list set.
 AXES = {"datasets": "dataset", "methods": "method", "seeds": "seed"}
 
 
@@ -120,9 +121,9 @@ class Experiment:
         self.features_folder = Path(self.folder) / "features" / self.features
         if self.extra:
             self._prepare_extra()
-        is_run_config = any("run" in section for section in self.sections.values())  # as in a config.yaml of a run
         names_network = self.features_from or "backbone" in {**values, **self.explicit_values}
-        if is_run_config and not names_network and not (self.features_folder / "meta.json").is_file():
+        is_of_run = any(is_run_config(section) for section in self.sections.values())
+        if is_of_run and not names_network and not (self.features_folder / "meta.json").is_file():
             raise DiffcapError(
                 f"{self.features_folder}: the features of {self.config} are not there, and the file does not say which network "
                 "they are from; give BACKBONE= or FEATURES_FROM= as in the first run."
@@ -239,7 +240,11 @@ class Experiment:
         return [word for name, value in self.explicit_values.items() for word in (f"--{name}", value)]
 
     def check_inputs(self, stages: set[str]) -> None:
-        """Check, before `stages` run, that the method can read the features, and that a pre-training of another run is finished."""
+        """Check before `stages` run: WEIGHTS exists, PRETRAINING is finished, and the method can read the features."""
+        weights_readers = set(TRAINING_STAGES) if self.reads_pixels else {"extract"}
+        is_missing = not Path(expand_home(self.weights)).is_file()
+        if stages & weights_readers and self.weights not in ("", "default", "random") and is_missing:
+            raise DiffcapError(f"{self.weights}: no weights file there; check the path given as WEIGHTS.")
         reads_pretraining = FINETUNE in stages or (self.eval == RETRIEVAL and "eval" in stages)
         is_of_other_run = self.has_pretraining and not self.owns_pretraining
         if reads_pretraining and is_of_other_run and not is_finished(Path(self.pretraining)):
@@ -279,6 +284,12 @@ NAMES = {f.name for f in VARIABLES}
 # The variables that determine the checkpoint of an experiment.
 RUN_VARIABLES = ("dataset", "method", "vlm", "ablation", "seed", "extra", "trainer", "run", "captioner", "config")
 _GOALS = "goals"  # make adds the option --goals with its targets, such as "finetune eval"
+
+
+def is_run_config(settings: Any) -> bool:
+    """Return whether settings are those of the config.yaml of a run, which names the run's method, dataset and folder."""
+    run = settings.get("run") if isinstance(settings, dict) else None
+    return isinstance(run, dict) and all(run.get(name) for name in ("method", "dataset", "out"))
 
 
 def methods_with(has_property: Callable[[Method], bool]) -> str:
@@ -340,7 +351,7 @@ def read_variables(where: object, content: Mapping[Any, Any]) -> tuple[dict[str,
 
 
 def _values_of_run(path: Path, content: dict[str, Any], explicit_values: dict[str, str]) -> dict[str, str]:
-    """Return the variables in a run's config.yaml; without the run's folder if the command line makes another run (seed or `extra`)."""
+    """Return the variables in a run's config.yaml. With another seed or EXTRA in the command line, the run's folder is left out."""
     run, data, model = (content.get(key) or {} for key in ("run", "data", "model"))
     missing = [name for name in ("method", "dataset", "out") if not run.get(name)]
     if missing:

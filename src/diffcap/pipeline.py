@@ -7,21 +7,19 @@ A command has one of two forms:
 * `diffcap eval --checkpoint a.ckpt --out runs/a --folder data/blocks`: options of the stage alone. No other stage runs.
 """
 
-import io
 import itertools
 import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import redirect_stdout
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from diffcap import __version__, record
 from diffcap.compose import merge, parts
-from diffcap.experiment import NAMES, RETRIEVAL, VARIABLES, Experiment, parse
+from diffcap.experiment import NAMES, RETRIEVAL, VARIABLES, Experiment, is_run_config, parse
 from diffcap.lit.launch import end_together, find_launch
 from diffcap.registry import import_object, methods
 from diffcap.run_folder import (
@@ -67,8 +65,10 @@ def run_stage(stage: str, words: Sequence[str]) -> None:
     if {"--help", "-h"} & set(stage_options):
         _print_help(stage, stage_options)
         return
+    # make and `runner.make` give all variables and the goals to every stage. `print_paths` has checked the variables for make.
+    is_step = is_only_needed or "goals" in variables
     goals = variables.pop("goals", stage).split()
-    e = make_experiment(variables, goals)
+    e = make_experiment(variables, goals, is_step)
     if stage in (PRETRAIN, PRETRAIN_EXTRA, "negatives") and _is_unused(stage, e):
         if stage_options and goals == [stage]:
             raise DiffcapError(f"{stage_options[0]} has no effect: METHOD={e.method} needs no {stage}; omit it.")
@@ -76,19 +76,15 @@ def run_stage(stage: str, words: Sequence[str]) -> None:
     request = _make_request(stage, e, stage_options)
     if "--print_config" in stage_options:
         print("".join(f"# settings: {source}\n" for source in request.sources), end="", flush=True)
-    elif not {TRIAL_VARIABLE, WANDB_SWEEP} & set(
-        os.environ
-    ):  # a trial of a sweep does not run the stages that it needs
+    elif not {TRIAL_VARIABLE, WANDB_SWEEP} & {*os.environ}:  # a trial of a sweep does not run the stages that it needs
         needs_download = stage == "data" and not e.data and not e.dataset_spec.rendered
         if needs_download and e.offline == "yes" and not (is_only_needed and is_made(stage, e)):
             raise DiffcapError(
                 f"OFFLINE=yes: the files of DATASET={e.dataset} would be downloaded; give DATA=<folder with its files>, or omit OFFLINE."
             )
-        e.check_inputs({stage})
+        _check_stages(e, needed_by(e, [stage]), {stage: stage_options})
         needs = STAGES[stage].needs(e)
-        if missing := [need for need in needs if not is_made(*need)]:
-            check_options(request)  # report a wrong option now, not after hours of other stages
-            _run_missing(missing, request, e)
+        _run_missing([need for need in needs if not is_made(*need)], request, e)
         record_file = record_path(stage, e)
         if record_file.parent.is_dir() and _is_current(request, record_file, is_only_needed):
             if is_main_process() and any(_is_newer(record_path(*need), record_file) for need in needs):
@@ -97,19 +93,25 @@ def run_stage(stage: str, words: Sequence[str]) -> None:
     _run_body(request)
 
 
-def make_experiment(variables: Mapping[str, str], goals: Sequence[str]) -> Experiment:
+def make_experiment(given: Mapping[str, str], goals: Sequence[str], is_step: bool) -> Experiment:
     """Return the experiment of a command.
 
-    The goals are the stages that the user asked for. If reinforce is a goal, its captioner is evaluated. If no training is a goal, a
-    captioner that was trained without a pre-training is accepted, so the pre-training is not run for it.
+    If reinforce is a goal, its captioner is evaluated. If no training is a goal, a captioner that was trained without a pre-training is
+    accepted, so the pre-training is not run for it.
+
+    Args:
+        given: variables of the command line. goals: the stages that the user named.
+        is_step: True for one stage of a larger command, whose variables may be for other stages.
     """
-    variables = dict(variables)
+    variables = dict(given)
     if REINFORCE in goals:
         variables.setdefault("captioner", REINFORCE)
     if ZERO_SHOT in goals:
         zero_shot_methods = [name for name, method in methods().items() if method.base_model]
         variables.setdefault("method", zero_shot_methods[0])
     e = Experiment(**variables)
+    if not is_step and set(goals) & set(STAGES):
+        check_used(given, goals, [e])
     is_only_finetuned = is_finished(e.stage_folder(FINETUNE)) and not (Path(e.pretraining) / FINISHED).is_file()
     if e.has_pretraining and is_only_finetuned and not {PRETRAIN, PRETRAIN_EXTRA, FINETUNE} & set(goals):
         e = Experiment(**{**variables, "pretrain": "no"})
@@ -121,19 +123,47 @@ def make_experiment(variables: Mapping[str, str], goals: Sequence[str]) -> Exper
     return e
 
 
+def check_used(given: Mapping[str, str], goals: Sequence[str], experiments: Iterable[Experiment]) -> None:
+    """Raise an error if the command line has a variable that none of the experiments uses in the stages that the goals need."""
+    used = NAMES - {"tagger", "pretraining", "captioner", "eval"}
+    for e in experiments:
+        stages = {stage for stage, _ in needed_by(e, goals)}
+        pretraining = e.method_spec.pretraining
+        is_retrieval = e.eval == RETRIEVAL
+        if "negatives" in stages and pretraining and pretraining.needs_negatives:
+            used.add("tagger")
+        if e.has_pretraining and (FINETUNE in stages or is_retrieval):
+            used.add("pretraining")
+        if "eval" in stages:
+            used |= {"eval"} if is_retrieval else {"eval", "captioner"}
+    if unused := [name for name in given if name not in used]:
+        name, value = unused[0].upper(), given[unused[0]]
+        raise DiffcapError(f"{name}={value}: {' '.join(goals)} with METHOD={e.method} does not use {name}; omit it.")
+
+
+def _check_stages(e: Experiment, needed: Sequence[tuple[str, Experiment]], options: Mapping[str, list[str]]) -> None:
+    """Check the files and options (`options`: by stage) of all stages of a command before the first one runs, which may take hours."""
+    e.check_inputs({stage for stage, _ in needed})
+    missing = [need for need in needed if not is_made(*need)]
+    for need in missing:
+        check_extra(*need, e)
+    for stage, owner in needed:
+        has_options = stage in options or stage in e.sections
+        if has_options and owner is e and any(need in missing for need in needed_by(e, [stage])[:-1]):
+            check_options(_make_request(stage, e, options.get(stage, [])))
+
+
 def _is_unused(stage: str, e: Experiment) -> bool:
-    """Return True if a stage before fine-tuning is unnecessary for the method, and print how to go on."""
+    """Return True if a stage before fine-tuning is unnecessary for the method, and print the command to continue with."""
     pretraining = e.method_spec.pretraining
     if stage in (PRETRAIN, PRETRAIN_EXTRA) and not e.has_pretraining:
         ablation = f", {e.ablation}," if e.ablation else ""
         condition = f" with PRETRAIN={e.pretrain or 'no'}" if pretraining else ""
         command = f"make finetune METHOD={e.method} DATASET={e.dataset}"
-        print(f"{e.method}{ablation} has no pre-training stage{condition}; go on with: {command}")
+        print(f"{e.method}{ablation} has no pre-training stage{condition}; continue with: {command}")
         return True
-    if stage == PRETRAIN_EXTRA and not e.first_dataset:
-        raise DiffcapError(f"EXTRA={e.extra}: no dataset has a pre-training of its own; give one that has.")
     if stage == "negatives" and not (pretraining and pretraining.needs_negatives):
-        print(f"{e.method} needs no hard negatives; go on with: make finetune METHOD={e.method}")
+        print(f"{e.method} needs no hard negatives; continue with: make finetune METHOD={e.method}")
         return True
     return False
 
@@ -157,7 +187,7 @@ def _make_request(stage: str, e: Experiment, stage_options: list[str]) -> Reques
         sources.append(f"{e.config}: {stage}")
         if stage not in TRAININGS:  # the settings of a training contain the section
             settings = merge(settings, section) if stage in LIGHTNING else settings | section
-    # The jobs of all shards have one record.
+    # The jobs of all shards have one record, so `--data.shard` is not hashed.
     words = zip(["", *stage_options], stage_options)  # each with the one before it: an option may be two words
     asked_options = [word for last, word in words if last != "--data.shard" and not word.startswith("--data.shard")]
     asked = record.digest(__version__, settings, os.environ.get("DIFFCAP_CORENLP"), asked_options)
@@ -170,7 +200,6 @@ def _run_missing(missing: Sequence[tuple[str, Experiment]], request: Request, e:
     for stage, experiment in missing:
         if is_made(stage, experiment):  # by one of the previous stages
             continue
-        check_extra(stage, experiment, e)
         words = [stage, *experiment.words()]
         # With the launcher's environment variables, a new process would wait for the launcher's other processes.
         if launch:
@@ -189,8 +218,7 @@ def check_options(request: Request) -> None:
         _parse(request)
         return
     try:
-        with redirect_stdout(io.StringIO()):  # with this option, a stage ends after it has read its options
-            _run_body(replace(request, words=[*request.words, "--print_config"]))
+        _run_body(replace(request, is_check=True))
     except SystemExit as end:
         if end.code:
             raise
@@ -315,9 +343,8 @@ def _is_direct(stage: str, words: Sequence[str], variables: Mapping[str, str]) -
     configs = own_configs(words)
     for path in configs:
         # configs/method/<method>.yaml; earlier versions had configs/method/<method>/<stage>.yaml.
-        first_part, _, stage_file = path.partition("configs/method/")[2].partition("/")
-        method = first_part.removesuffix(".yaml")
-        if (stage_file or first_part != method) and method in methods():
+        method = path.partition("configs/method/")[2].partition("/")[0].removesuffix(".yaml")
+        if method in methods():
             raise DiffcapError(
                 f"--config {path}: a method's settings are used by name; give --dataset NAME --method {method}, as in "
                 f"`diffcap {stage} --dataset blocks --method {method}`."
@@ -333,17 +360,10 @@ def _is_direct(stage: str, words: Sequence[str], variables: Mapping[str, str]) -
         return bool(set(direct_options) & names) and not (stage == "negatives" and has_experiment)
     if has_experiment or not configs:
         return not has_experiment and bool({"data.folder", "run.out"} & names)
-    return not any(_is_experiment(path) for path in configs)
-
-
-def _is_experiment(path: str) -> bool:
-    """Return whether a file can be used as CONFIG, because it names a dataset or a method, or is the config.yaml of a run."""
-    content = read_settings(path) if Path(path).is_file() else None
-    if not isinstance(content, dict):
-        return False
-    run = content.get("run")
-    is_run = isinstance(run, dict) and bool(run.get("method") and run.get("dataset") and run.get("out"))
-    return is_run or bool({"dataset", "method", "DATASET", "METHOD"} & set(content))
+    # A file that names a dataset or a method, or is the config.yaml of a run, is used as CONFIG.
+    contents = [read_settings(path) for path in configs if Path(path).is_file()]
+    keys = {key for content in contents if isinstance(content, dict) for key in content}
+    return not keys & {"dataset", "method", "DATASET", "METHOD"} and not any(map(is_run_config, contents))
 
 
 def _print_help(stage: str, stage_options: Sequence[str]) -> None:
@@ -365,18 +385,15 @@ def print_paths(words: Sequence[str]) -> None:
     """
     variables, options_of_stages = parse(words)
     goals = variables.pop("goals", "").split()
-    e = make_experiment(variables, goals)
+    e = make_experiment(variables, goals, is_step=False)
     needed = needed_by(e, goals)
-    e.check_inputs({stage for stage, _ in needed})
-    missing = [need for need in needed if not is_made(*need)]
-    for need in missing:
-        check_extra(*need, e)
-    for stage, *stage_options in map(shlex.split, options_of_stages):
-        used = {*(goals if len(goals) > 1 else ()), *(need for need, _ in needed)}
-        if set(goals) & set(STAGES) and stage not in used:
-            raise DiffcapError(f"{stage}_ARGS: {' '.join(goals)} with METHOD={e.method} does not use {stage}; omit it.")
-        if (stage, e) in needed and any(need in missing and need != (stage, e) for need in needed_by(e, [stage])):
-            check_options(_make_request(stage, e, stage_options))
+    options = {stage: stage_options for stage, *stage_options in map(shlex.split, options_of_stages)}
+    used = {*(goals if len(goals) > 1 else ()), *(stage for stage, _ in needed)}
+    if unused := [stage for stage in options if set(goals) & set(STAGES) and stage not in used]:
+        raise DiffcapError(
+            f"{unused[0]}_ARGS: {' '.join(goals)} with METHOD={e.method} does not use {unused[0]}; omit it."
+        )
+    _check_stages(e, needed, options)
     pretrains = e.has_pretraining and (PRETRAIN in goals or e.owns_pretraining)
     needs_negatives = ("negatives", e) in STAGES[PRETRAIN].needs(e)
     records = [record_path(*need) for need in needed]

@@ -217,11 +217,10 @@ def method_of(captioner: type) -> str:
     """Return the name of the method that has this class as its captioner."""
     path = f"{captioner.__module__}:{captioner.__qualname__}"
     package = path.partition(".")[0]
-    names = [name for name, method in methods().items() if method.captioner == path]
-    # A method's import path may name another module of its package, which imports the class.
-    package_names = [name for name, method in methods().items() if method.captioner.partition(".")[0] == package]
-    for name in names or package_names:
-        if names or import_object(methods()[name].captioner) is captioner:
+    # First the method with this import path. A method's path may also name another module of its package, which imports the class.
+    for name, method in sorted(methods().items(), key=lambda item: item[1].captioner != path):
+        is_in_package = method.captioner.partition(".")[0] == package
+        if method.captioner == path or (is_in_package and import_object(method.captioner) is captioner):
             return name
     raise DiffcapError(
         f"{path} is the captioner of no registered method, so its checkpoints could not be loaded; name it in a settings file, "

@@ -50,6 +50,7 @@ class Request:
     asked: str = ""  # hash of settings and words; the record stores it to detect changed options
     inputs: list[Path] = field(default_factory=list)  # files that the result depends on and no option names
     sources: list[str] = field(default_factory=list)  # where the settings were written, such as "pcl.yaml: finetune"
+    is_check: bool = False  # True to end the stage with `SystemExit` after it has read its options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,11 +110,6 @@ def _zeroshot(e: Experiment) -> Settings:
         "tokenizer": settings["model"].get("tokenizer") or "ptb",
         "batch_size": 8,
     }
-
-
-def _report(e: Experiment) -> Settings:
-    evaluations, out = {e.method: str(STAGES["eval"].folder(e))}, str(STAGES["report"].folder(e))
-    return {"folder": e.folder, "features": e.features, "runs": evaluations, "out": out}
 
 
 def _training(e: Experiment, stage: str) -> Settings:
@@ -214,7 +210,7 @@ _evaluation_stage = partial(
     inputs=lambda e: [e.features_folder / "sums.u32"],
     is_parallel=True,
 )
-STAGES = {
+STAGES: dict[str, Stage] = {
     "data": Stage(
         body="diffcap.commands.data:prepare",
         settings=lambda e: {
@@ -274,7 +270,12 @@ STAGES = {
     ),
     "report": Stage(
         body="diffcap.commands.report:report",
-        settings=_report,
+        settings=lambda e: {
+            "folder": e.folder,
+            "features": e.features,
+            "runs": {e.method: str(STAGES["eval"].folder(e))},
+            "out": str(STAGES["report"].folder(e)),
+        },
         needs=lambda e: [("eval", e)],
         folder=lambda e: Path(e.run) / result_folder_name(e.captioner, REPORT),
         products=("table.json", "table.md", "report.html"),

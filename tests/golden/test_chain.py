@@ -30,6 +30,7 @@ FOUND = {
     "runs/blocks/other/pretrain/finished.json": json.dumps({"checkpoint": "last.ckpt", "stage": "pretrain"}),
     "runs/alone/finetune/finished.json": json.dumps({"checkpoint": "best.ckpt", "stage": "finetune"}),
     **{f"data/{name}/manifest.jsonl": "{}" for name in ("cub", "nabirds")},
+    **dict.fromkeys(("weights/clip.pt", "weights/resnet.pth"), ""),
     "run.yaml": "dataset: blocks\nmethod: scorer\nseed: 5\nfinetune: {model: {lr: 1.0e-4}}\n",
 }
 

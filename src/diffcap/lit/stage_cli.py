@@ -95,6 +95,7 @@ class StageCLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Read the options from words, or from a `Request` (words and an experiment's settings). Check the seeds; NumPy's have 32 bits."""
         words, settings = getattr(args, "words", args), getattr(args, "settings", None)
+        self.is_check = getattr(args, "is_check", False)
         if settings:
             # Set on the class, because jsonargparse makes another parser for the arguments of a class.
             StageParser.sources = args.sources  # where the settings were written, for error messages
@@ -105,6 +106,11 @@ class StageCLI(LightningCLI):
             seed = self.config.get(name)
             if seed is not None and not 0 <= int(seed) < 2**32:
                 raise DiffcapError(f"--{name} is {seed}; give a seed from 0 to {2**32 - 1} (with make: SEED=1234).")
+
+    def before_instantiate_classes(self) -> None:
+        """End the command if it only checks its options (`Request.is_check`)."""
+        if self.is_check:
+            sys.exit(0)
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Build the trainer with lines about the progress, and with a progress bar if stderr is a terminal and the settings allow it."""
