@@ -361,8 +361,6 @@ def test_a_wrong_word_stops_make_before_anything_runs(project: Path) -> None:
         (["eval", "WEIGHTS=none.pth"], "none.pth: no weights file there; check the path given as WEIGHTS"),
         (["eval", "CONFIG=wrong.yaml"], "*** see above"),
         (["eval", "METHOD=scorer", "TAGGER=english"], "TAGGER=english: eval with METHOD=scorer does not use TAGGER"),
-        (["data", "TAGGER=english"], "TAGGER=english: data with METHOD=pcl does not use TAGGER; omit it"),
-        (["eval", "METHOD=dirl", "PRETRAINING=x"], "PRETRAINING=x: eval with METHOD=dirl does not use PRETRAINING"),
         (["pretrain", "PRETRAINING=x"], "PRETRAINING=x: pretrain with METHOD=pcl does not use PRETRAINING"),
         (["reinforce", "CAPTIONER=reinforce"], "CAPTIONER=reinforce: reinforce with METHOD=pcl does not use CAPTIONER"),
         (["ablation", "METHOD=scorer", "TAGGER=english"], "TAGGER=english: eval with METHOD=scorer does not use"),

@@ -108,7 +108,24 @@ class Experiment:
         self.first_dataset = ""  # has a pre-training of its own, before the main one
         self.single_image_dataset = ""  # its images and captions are in the main pre-training
         self.labelled_dataset = ""  # its images and classes are in the main pre-training
-        self._choose_backbone()
+        if self.offline == "yes" and self.weights and not self.backbone:
+            raise DiffcapError(
+                f"OFFLINE=yes and WEIGHTS={self.weights}: the networks that are included in diffcap have their own weights; give "
+                "one of the two, or BACKBONE= with both."
+            )
+        has_two_forms = self.method_spec.pixels_backbone is not None  # the method can read features or images
+        # True if the section `offline` of the method's file is used. It has settings for the small features of the included backbones.
+        self.uses_offline_settings = False
+        # True if the captioner reads images, not features
+        self.reads_pixels = self._has_image_network() if has_two_forms else self.method_spec.reads_pixels
+        self._default_backbone = self.dataset_spec.backbone_for(self.method_spec, self.reads_pixels)
+        if self.offline == "yes" and self._default_backbone not in SHIPPED_BACKBONES:
+            self.uses_offline_settings = True
+            if has_two_forms:  # the offline settings may change what the captioner reads
+                self.reads_pixels = self._has_image_network()
+            pixels = self.dataset_spec.clip_backbone or "blocks_pixels"  # the backbone that gives images
+            self._default_backbone = pixels if self.reads_pixels else "blocks"
+        self.backbone = self.backbone or self._default_backbone
         self.features = self.features or ("authors" if self.features_from else self.backbone)
         has_downloaded_tagger = self.dataset_spec.tagger == "english"
         default_tagger = "blocks" if self.offline == "yes" and has_downloaded_tagger else self.dataset_spec.tagger
@@ -146,26 +163,6 @@ class Experiment:
         self.checkpoint = self.stage_folder(self.captioner) / BEST  # the trained captioner
         self.evaluated_stage = PRETRAIN if self.eval == RETRIEVAL else self.captioner
         self.evaluated_checkpoint = self.pretrained_checkpoint if self.eval == RETRIEVAL else self.checkpoint
-
-    def _choose_backbone(self) -> None:
-        """Set `backbone`, and set `reads_pixels` to True if the captioner reads images, not features. Some methods can read either."""
-        if self.offline == "yes" and self.weights and not self.backbone:
-            raise DiffcapError(
-                f"OFFLINE=yes and WEIGHTS={self.weights}: the networks that are included in diffcap have their own weights; give "
-                "one of the two, or BACKBONE= with both."
-            )
-        has_two_forms = self.method_spec.pixels_backbone is not None  # the method can read features or images
-        # True if the section `offline` of the method's file is used. It has settings for the small features of the included backbones.
-        self.uses_offline_settings = False
-        self.reads_pixels = self._has_image_network() if has_two_forms else self.method_spec.reads_pixels
-        self._default_backbone = self.dataset_spec.backbone_for(self.method_spec, self.reads_pixels)
-        if self.offline == "yes" and self._default_backbone not in SHIPPED_BACKBONES:
-            self.uses_offline_settings = True
-            if has_two_forms:  # the offline settings may change what the captioner reads
-                self.reads_pixels = self._has_image_network()
-            pixels = self.dataset_spec.clip_backbone or "blocks_pixels"  # the backbone that gives images
-            self._default_backbone = pixels if self.reads_pixels else "blocks"
-        self.backbone = self.backbone or self._default_backbone
 
     def _has_image_network(self) -> bool:
         """Return whether the settings of the captioner name a network for images."""

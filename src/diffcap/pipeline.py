@@ -82,9 +82,11 @@ def run_stage(stage: str, words: Sequence[str]) -> None:
             raise DiffcapError(
                 f"OFFLINE=yes: the files of DATASET={e.dataset} would be downloaded; give DATA=<folder with its files>, or omit OFFLINE."
             )
-        _check_stages(e, needed_by(e, [stage]), {stage: stage_options})
+        e.check_inputs({stage})
         needs = STAGES[stage].needs(e)
-        _run_missing([need for need in needs if not is_made(*need)], request, e)
+        if missing := [need for need in needs if not is_made(*need)]:
+            _check_stages(e, needed_by(e, [stage]), {stage: stage_options})
+            _run_missing(missing, request, e)
         record_file = record_path(stage, e)
         if record_file.parent.is_dir() and _is_current(request, record_file, is_only_needed):
             if is_main_process() and any(_is_newer(record_path(*need), record_file) for need in needs):

@@ -306,14 +306,10 @@ def is_made(stage: str, e: Experiment) -> bool:
 
 def needed_by(e: Experiment, goals: Iterable[str]) -> list[Need]:
     """Return the goals and all stages that they depend on. Each stage comes after those that it needs."""
-    needs: dict[tuple[str, Path], Need] = {}
-
-    def visit(stage: str, experiment: Experiment) -> None:
-        for need in STAGES[stage].needs(experiment):
-            visit(*need)
-        needs.setdefault((stage, record_path(stage, experiment)), (stage, experiment))
-
+    found: dict[tuple[str, Path], Need] = {}
     for goal in goals:
         if goal in STAGES and (goal != PRETRAIN or e.has_pretraining):
-            visit(goal, e)
-    return list(needs.values())
+            earlier = [need for stage, owner in STAGES[goal].needs(e) for need in needed_by(owner, [stage])]
+            for need in [*earlier, (goal, e)]:
+                found.setdefault((need[0], record_path(*need)), need)
+    return list(found.values())

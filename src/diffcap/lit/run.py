@@ -210,7 +210,8 @@ class TrainingCLI(StageCLI):
                 raise DiffcapError(
                     f"model.{former} is {value}, but that option was replaced by {name}; see `{former}` in CHANGELOG.md."
                 )
-        super().before_instantiate_classes()
+        if self.is_check:
+            sys.exit(0)
         self.settings = RunSettings(**self.config.run.as_dict())
         if {TRIAL_VARIABLE, WANDB_SWEEP} & set(os.environ):  # each trial of a sweep has its own folder
             name = os.environ.get(TRIAL_VARIABLE) or os.environ.get("WANDB_RUN_ID", "run")
