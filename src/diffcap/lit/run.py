@@ -233,7 +233,18 @@ class TrainingCLI(StageCLI):
             self.lock.enter_context(stage_lock(self.out, self.config.data.seed))
         old_record = record.read(self.out / FINISHED) or record.read(self.out / RUNNING)
         options = compared_options(config)
-        files = record.describe_files([*data_files(config["data"]), *record.named_files(options)], old_record)
+        # Files that identify the data: lists of pairs, features, and negatives (similar captions that are wrong). `singles` and
+        # `labelled` are folders of additional datasets of single images, with captions or with classes.
+        data, paths = config["data"], list[Path]()
+        for folder in [Path(data[name]) for name in ("folder", "singles", "labelled") if data.get(name)]:
+            feature_folder = folder / "features" / data["features"]
+            paths += [folder / "manifest.jsonl", feature_folder / "meta.json", feature_folder / CHECKSUM_FILE]
+        if "tasks" in data:  # a pre-training with hard negatives
+            paths.append(Path(data.get("negatives") or Path(data["folder"]) / "negatives.jsonl"))
+        if data.get("singles"):
+            paths.append(Path(data["singles"]) / "negatives.jsonl")
+        paths += [Path(other) / "manifest.jsonl" for other in data.get("vocabulary_with") or []]
+        files = record.describe_files([*paths, *record.named_files(options)], old_record)
         init_from = config["model"].get("init_from")
         if init_from in old_record.get("files", {}):  # a finished training does not need this checkpoint any more
             files.setdefault(init_from, old_record["files"][init_from])
@@ -351,20 +362,6 @@ def compared_options(config: dict[str, Any]) -> dict[str, Any]:
     options = record.flat(json.loads(text))
     ignored = ("config.", *(f"{group}.{name}." for group, names in _NOT_COMPARED.items() for name in names))
     return {name: value for name, value in options.items() if not f"{name}.".startswith(ignored)}
-
-
-def data_files(data: dict[str, Any]) -> list[Path]:
-    """Return the files that identify a training's data: lists of pairs, features, and negatives (similar captions that are wrong)."""
-    files = []
-    # `singles` and `labelled` are folders of additional datasets of single images, with captions or with classes.
-    for folder in [Path(data[name]) for name in ("folder", "singles", "labelled") if data.get(name)]:
-        feature_folder = folder / "features" / data["features"]
-        files += [folder / "manifest.jsonl", feature_folder / "meta.json", feature_folder / CHECKSUM_FILE]
-    if "tasks" in data:  # a pre-training with hard negatives
-        files.append(Path(data.get("negatives") or Path(data["folder"]) / "negatives.jsonl"))
-    if data.get("singles"):
-        files.append(Path(data["singles"]) / "negatives.jsonl")
-    return files + [Path(other) / "manifest.jsonl" for other in data.get("vocabulary_with") or []]
 
 
 def _find_changes(out: Path, old_record: dict[str, Any], files: dict[str, Any], options: dict[str, Any]) -> str | None:
