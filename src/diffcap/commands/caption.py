@@ -215,7 +215,7 @@ def caption_pairs(
         except KeyboardInterrupt:
             if is_single_pair:
                 raise
-            advice = "the captions are not saved; with --out captions.jsonl, they are, and the same command continues"
+            advice = "the captions are not saved; --out captions.jsonl saves them, and the same command then continues"
             if caption_file:
                 advice = f"the captions so far are in {caption_file.path}; run the same command again to continue"
             raise DiffcapError(f"interrupted; {advice}.") from None
