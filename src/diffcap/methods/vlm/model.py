@@ -274,8 +274,11 @@ class VLM(Captioner):
         return output.logits
 
     def host_entries(self, batch: Batch) -> Batch:
-        """Return more entries of a training batch, see `Captioner.host_entries`: "inputs", the prepared images and prompts."""
-        return {**super().host_entries(batch), "inputs": self._loss_inputs(batch)} if "tokens" in batch else {}
+        """Return more entries of a batch, see `Captioner.host_entries`. "inputs", in training: the prepared images and prompts."""
+        entries = super().host_entries(batch)
+        if entries and "id" not in batch:  # in validation, whose batches are larger, they would take much memory
+            entries["inputs"] = self._loss_inputs(batch)
+        return entries
 
     def _loss_inputs(self, batch: Batch) -> dict[str, Any]:
         """Return pixels, prompts and captions of a batch, and what transformers would otherwise compute from values on the host.
