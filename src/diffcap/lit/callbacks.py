@@ -29,7 +29,7 @@ class PartCallback(Callback):
 
 
 class PeriodicCheckpoint(Callback):
-    """Save `last.ckpt` between two steps, after the validation of the previous step. On SIGINT or SIGTERM, save it and stop.
+    """Save `last.ckpt` right before a step, so that the validation of the previous step is done. On SIGINT or SIGTERM, save it and stop.
 
     One process stops at the end of the step. Several processes stop at the next multiple of `trainer.log_every_n_steps`. A second
     signal stops the training at once. In a SLURM job, Lightning handles the signals and stops without saving.
@@ -79,12 +79,12 @@ class PeriodicCheckpoint(Callback):
             return
         is_interrupted = self._interrupted_at < math.inf
         reduce = trainer.strategy.reduce_boolean_decision
-        must_stop = step % self._stop_every(trainer) == 0 and reduce(is_interrupted, all=False)  # if any rank is
+        must_stop = step % self._stop_every(trainer) == 0 and reduce(is_interrupted, all=False)  # any rank
         is_periodic = step % self.every_n_steps == 0
         if step and (is_periodic or must_stop):
             loop = trainer.fit_loop.epoch_loop
-            # `_batches_that_stepped` is the step of the logs. Lightning saves its own checkpoints before it raises this counter, so it
-            # adds 1 when it loads a checkpoint whose next batch ends a step. Here the counter is already raised: save it without the 1.
+            # `_batches_that_stepped` is the step number in the logs. Lightning saves checkpoints before it increments this counter. So it
+            # adds 1 when it loads a checkpoint whose next batch ends a step. This callback saves after the increment: subtract the 1.
             added_at_load = int(not loop._should_accumulate())
             loop._batches_that_stepped -= added_at_load
             trainer.save_checkpoint(self.path)
@@ -94,7 +94,7 @@ class PeriodicCheckpoint(Callback):
                 copy = self.path.with_name(f"step-{step:06d}.ckpt")
                 with atomic_write(copy, per_process=False) as temporary:
                     shutil.copyfile(self.path, temporary)
-                # Keep the last `keep_last_k` copies. Also delete copies of later steps, which a killed run has left.
+                # Keep the last `keep_last_k` copies. Also delete copies of later steps, which a killed session has left.
                 checkpoints = sorted(self.path.parent.glob(STEP_CHECKPOINT_GLOB))
                 num_until_copy = checkpoints.index(copy) + 1
                 num_too_old = max(num_until_copy - self.keep_last_k, 0)
@@ -113,7 +113,7 @@ class DelayedModelCheckpoint(ModelCheckpoint):
 
     @property
     def state_key(self) -> str:
-        """Return the key of this callback's state in a checkpoint. The key has the earlier name of the class, as in old checkpoints."""
+        """Return the key of this callback's state in a checkpoint. It has the former class name, so that old checkpoints can be resumed."""
         return super().state_key.replace(type(self).__qualname__, "SelectAfter", 1)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -147,11 +147,11 @@ class StopEarly(EarlyStopping):
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Write each checkpoint to a temporary file in its folder, then rename it. Until then, the previous checkpoint stays intact."""
+    """Write each checkpoint to a temporary file in its folder, then rename it. Until the renaming, the old checkpoint stays intact."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         """Write one checkpoint file."""
-        content = io.BytesIO()  # in memory first: torch.save to a full disk raises only "unexpected position"
+        content = io.BytesIO()  # torch.save would report a full disk only as "unexpected position"
         torch.save(checkpoint, content)
         with atomic_write(path, per_process=False) as temporary:
             temporary.write_bytes(content.getbuffer())
@@ -161,7 +161,7 @@ class PrintScores(Callback):
     """Print one line per validation, for logs without a progress bar."""
 
     def on_validation_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        """Print the step and the validation metrics."""
+        """Print the step and the validation metrics, without "val/" before their names."""
         if trainer.is_global_zero and not trainer.sanity_checking:
             logged = trainer.callback_metrics.items()
             values = {name[4:]: float(value) for name, value in logged if name.startswith("val/")}

@@ -1,4 +1,4 @@
-"""Processes that a launcher (torchrun, or srun of SLURM) has started: how many there are, and that all of them start the same."""
+"""Find the number of processes that a launcher (torchrun, or SLURM's srun) has started, and check that all of them do the same."""
 
 import os
 import re
@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from diffcap.utils.errors import DiffcapError
 
-# torch's store in which the processes exchange their states. The first process of srun serves it, so it is kept until the end.
+# The store of torch.distributed in which the processes exchange their states. With srun, the first process is the store's server, so
+# it keeps the store until it ends.
 _stores: list[Any] = []
 
 
@@ -23,7 +24,7 @@ class Launch(NamedTuple):
 def find_launch() -> Launch | None:
     """Return the launcher of this process; None if it was started without one.
 
-    The batch script of a SLURM job and a step of one task have no launcher. There, diffcap itself starts a process for each device.
+    A process of a SLURM job's batch script, or of a job step with one task, has no launcher: it starts a process for each device itself.
     """
     env = os.environ
     if "TORCHELASTIC_RUN_ID" in env:
@@ -50,23 +51,23 @@ def launcher_options(devices: Any) -> dict[str, Any]:
     from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEnvironment
 
     launch = find_launch()
-    if launch is None:  # Lightning would take a batch script of SLURM for a process of srun
+    if launch is None:  # else Lightning would treat a SLURM batch script as a process of srun
         return {"plugins": [LightningEnvironment()]} if "SLURM_NTASKS" in os.environ else {}
     if str(devices) not in ("1", "auto", str(launch.processes)):
         raise DiffcapError(
             f"DEVICES={devices}, but {launch.launcher} started {launch.processes} on each host; leave out DEVICES, since the "
             "number of processes comes from the launcher."
         )
-    # On a signal to requeue the job, Lightning would save a checkpoint in the middle of a step.
+    # With `auto_requeue`, Lightning would save a checkpoint in the middle of a step when SLURM signals that it requeues the job.
     plugins = [SLURMEnvironment(auto_requeue=False)] if launch.launcher == "srun" else []
     return {"devices": launch.processes, "num_nodes": launch.hosts, "strategy": "ddp", "plugins": plugins}
 
 
 def compare_processes(state: str) -> None:
-    """Raise an error if the processes of a launcher have different states; they would wait for each other without end.
+    """Raise an error if the processes of a launcher have different states, because they would then wait for each other forever.
 
-    `state` is a clause about this process, such as "starts from step 0". Only the first call of a process compares. It waits for the
-    first call of all other processes.
+    `state` is a clause about this process, such as "starts from step 0". Each process compares in its first call only. This call waits
+    until all other processes have made their first call.
     """
     launch = find_launch()
     if launch is None or _stores:
@@ -91,7 +92,7 @@ def compare_processes(state: str) -> None:
 
 @contextmanager
 def end_together(is_parallel: bool) -> Iterator[None]:
-    """Wrap a stage that may run in several processes. If one of a launcher's processes cannot start it, all of them end with an error.
+    """Wrap a stage that may run in several processes. If one process of a launcher cannot start the stage, all end with an error.
 
     `is_parallel` is False for a stage of one process, which is not compared with other processes.
     """
@@ -102,7 +103,7 @@ def end_together(is_parallel: bool) -> Iterator[None]:
         yield
     except (Exception, SystemExit) as error:
         if getattr(error, "code", 1):  # a SystemExit with the code 0 is no error
-            with suppress(Exception):  # this process ends with its own error
+            with suppress(Exception):  # this process raises `error` below, not that of the comparison
                 compare_processes(f"ended with an error ({str(error).rstrip('.')})")
         else:
             compare_processes("has nothing to do")

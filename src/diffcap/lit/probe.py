@@ -28,9 +28,9 @@ class Probe(Callback):
 
     def __init__(self, max_steps: int | str, val_check_interval: int | float | str) -> None:
         self.full_lengths = {"max_steps": max_steps, "val_check_interval": val_check_interval}
-        self.first_step = self.num_steps = 0  # of the measured steps
+        self.first_step = self.num_steps = 0  # the first measured step, and the number of measured steps
         self.steps_seconds = 0.0
-        self.start_time = 0.0  # of the measured steps, then of the validation
+        self.start_time = 0.0  # when the measured steps began; later, when the validation began
         self.num_validated_pairs = 0
         self.validation_seconds = 0.0
 
@@ -43,7 +43,7 @@ class Probe(Callback):
     def on_validation_start(self, trainer: pl.Trainer, *_: Any) -> None:
         """Stop the clock of the steps, and start that of the validation."""
         now = synchronized_time(trainer)
-        if self.num_steps <= 0:  # no earlier validation has set it
+        if self.num_steps <= 0:  # this is the first validation
             self.num_steps = trainer.global_step - self.first_step
             self.steps_seconds = now - self.start_time
         self.start_time = now
@@ -59,7 +59,7 @@ class Probe(Callback):
         self.validation_seconds += synchronized_time(trainer) - self.start_time
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Print and write the result."""
+        """Estimate the needs of the whole training, print them, and write them to probe.json."""
         if not trainer.is_global_zero or not self.num_steps:
             return
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
@@ -72,6 +72,7 @@ class Probe(Callback):
         validation_seconds = self.validation_seconds / max(1, self.num_validated_pairs) * num_pairs
         num_validations = num_steps * trainer.accumulate_grad_batches // max(1, interval)
         is_gpu = trainer.strategy.root_device.type == "cuda"
+        # `ru_maxrss` is in units of 1024 bytes.
         memory_bytes = (
             torch.cuda.max_memory_allocated() if is_gpu else 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         )

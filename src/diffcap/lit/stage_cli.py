@@ -19,13 +19,13 @@ from diffcap.lit.progress import LogProgress
 from diffcap.utils.console import OneLineErrorMixin
 from diffcap.utils.errors import DiffcapError, lost_process
 
-_WIDE_COLUMNS = 160  # of a terminal; enough for all logged values beside the progress bar
+_WIDE_COLUMNS = 160  # a terminal with at least so many columns shows all logged values beside the progress bar
 
 
 class StageParser(OneLineErrorMixin, LightningArgumentParser):
     """Lightning's parser; errors are printed as one line, and abbreviated option names are errors."""
 
-    help_option = "--help all"  # the error message tells users to run it
+    help_option = "--help all"  # an error message tells users to run the command with this option
 
 
 class StageProgressBar(RichProgressBar):
@@ -49,7 +49,7 @@ class StageProgressBar(RichProgressBar):
         return "training"
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
-        """Return the logged values shown beside the bar; in a narrow terminal only the total loss, or the first one."""
+        """Return the logged values shown beside the bar; in a narrow terminal only one: the total loss or the first loss."""
         values = {name: value for name, value in super().get_metrics(trainer, pl_module).items() if name != "v_num"}
         if not self._is_narrow:
             return values
@@ -59,7 +59,7 @@ class StageProgressBar(RichProgressBar):
 
 
 class StageTrainer(Trainer):
-    """Lightning's Trainer. In settings, its two lengths may be in epochs ("12ep"), which `TrainingCLI` converts to steps.
+    """Lightning's Trainer. Settings may give the two lengths below in epochs ("12ep"); `TrainingCLI` converts them.
 
     Args:
         max_steps: length of the training in optimizer steps; -1 for no limit.
@@ -73,7 +73,7 @@ class StageTrainer(Trainer):
 
 
 class StageCLI(LightningCLI):
-    """LightningCLI for one stage, with its classes fixed: `--model.lr=1e-4 --data.batch_size=64 --trainer.devices=2`.
+    """LightningCLI for one stage, whose model and data classes are fixed: `--model.lr=1e-4 --data.batch_size=64 --trainer.devices=2`.
 
     If stderr is a terminal, a progress bar is shown there, unless `--trainer.enable_progress_bar=false`.
     """
@@ -93,11 +93,11 @@ class StageCLI(LightningCLI):
             super().__init__(*classes, **{**defaults, **options})
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Read the options from words, or from a `Request` (words and an experiment's settings). Check the seeds; NumPy's have 32 bits."""
+        """Read the options from words, or from a `Request` (words and an experiment's settings). Check that seeds have 32 bits."""
         words, settings = getattr(args, "words", args), getattr(args, "settings", None)
         self.is_check = getattr(args, "is_check", False)
         if settings:
-            # Set on the class, because jsonargparse makes another parser for the arguments of a class.
+            # `sources` is set on the parser class, because jsonargparse makes another parser for the arguments of a class.
             StageParser.sources = args.sources  # where the settings were written, for error messages
             self.config = parser.parse_args(words, namespace=parser.parse_object(settings))
         else:
@@ -136,7 +136,7 @@ class StageCLI(LightningCLI):
 
 @contextmanager
 def wrap_invalid_settings(*more_types: type[Exception]) -> Iterator[None]:
-    """Turn a ValueError, Lightning's MisconfigurationException or an error of further types into a `DiffcapError`."""
+    """Turn a ValueError, Lightning's MisconfigurationException or an error of one of `more_types` into a `DiffcapError`."""
     error_types: tuple[type[Exception], ...] = (ValueError, MisconfigurationException, *more_types)
     try:
         yield
@@ -147,14 +147,14 @@ def wrap_invalid_settings(*more_types: type[Exception]) -> Iterator[None]:
 
 # Patterns of warnings about Lightning's internals, or about what the stages do on purpose.
 _IGNORED_WARNINGS = (
-    ".*LeafSpec",
+    ".*LeafSpec",  # a deprecated class of PyTorch that Lightning uses
     "predict returned None",  # captions are kept in the module, features are written to the feature store
     "Checkpoint directory .* exists",  # the config is written into the run's folder before the first checkpoint
     "Couldn't infer the batch indices",  # in extraction, each batch contains the row numbers of its images
     "It is recommended to use .self.log",  # values are reduced over the ranks before they are logged
     "LightningCLI's args parameter",  # the stages pass their arguments to LightningCLI instead of using sys.argv
     "The `srun` command is available",  # `lit.launch.find_launch` knows whether srun started this process
-    "The '\\w+' does not have many workers",  # features are read from a memory map, which is slower with worker processes
+    "The '\\w+' does not have many workers",  # worker processes would read features from a memory map more slowly
 )
 
 
