@@ -29,7 +29,7 @@ def _normalise_rows(rows: Array) -> Array:
 def pair_vectors(before: Array, after: Array) -> Array:
     """Concatenate the normalised features of the "before" image and the normalised difference of the features of both images.
 
-    The cosine similarity of two such vectors is the mean of the cosine similarities of their halves.
+    The cosine similarity of two of these vectors is the mean of the cosine similarities of their halves.
 
     Args:
         before, after: (N, ...) features, flattened to (N, D).

@@ -1,4 +1,4 @@
-"""Groups of pairs that are scored together ("total", "color", ...), and `metrics.json`, whose protocol says how it was computed."""
+"""Groups of pairs that are scored together ("total", "color", ...), and `metrics.json`. Its entry "protocol" says how it was made."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

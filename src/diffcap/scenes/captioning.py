@@ -23,7 +23,7 @@ from diffcap.worlds.blocks.captions import NO_CHANGE as BLOCKS_NO_CHANGE
 
 NO_CHANGE_SENTENCES = tuple(dict.fromkeys((*ALL_NO_CHANGE, *BLOCKS_NO_CHANGE)))  # of all datasets
 PARTIAL_SUFFIX = ".partial.jsonl"  # end of the name of a `PartialResults` file
-MAX_UNSAVED_RESULTS = 256  # a batch is saved after this number of results, even if few of its tiles need a caption
+MAX_UNSAVED_RESULTS = 256  # results after which a batch is saved, even if few of its tiles need a caption
 NO_DATA, IDENTICAL = "no data", "identical"  # reasons why a tile is not captioned
 
 
@@ -35,7 +35,7 @@ class SceneCaptions(NamedTuple):
 
 
 class PartialResults(AbstractContextManager["PartialResults"]):
-    """The results of an unfinished run as JSON Lines: first `header`, the settings that affect them, then a line per batch of tiles."""
+    """The results of an unfinished run as JSON Lines: first `header` (the settings that affect them), then a line per batch of tiles."""
 
     def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
         self.path = path
@@ -147,8 +147,8 @@ def caption_tiles(
 
     A result is {"tile": number, "caption": ..., "log_probability": ..., "no_change": ...} or {"tile": number, "not_captioned": reason}.
     A batch ends when it has `batch_size` tiles to caption, or `MAX_UNSAVED_RESULTS` results (`batch_size` if that is more). A continued run
-    repeats the interrupted batch as a whole, so that its numbers do not depend on the interruption. `advance` is called with the number of
-    tiles that were finished since its last call.
+    repeats the whole interrupted batch, so that the numbers in its results do not depend on the interruption. `advance` is
+    called with the number of tiles that were finished since its last call.
     """
     vocabulary = captioner.vocabulary
     writes_free_text = isinstance(vocabulary, HubVocabulary) and vocabulary.num_sentences is not None  # not fine-tuned

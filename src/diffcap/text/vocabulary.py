@@ -21,7 +21,7 @@ _ANIMAL_PATTERN = re.compile(r"\banimal\s+([12])\b")  # "Animal 1" of the Birds-
 _EAST_ASIAN = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 _SOUTH_EAST_ASIAN = "\u0e00-\u109f\u1780-\u17ff"
 _LETTER_WITHOUT_BLANKS = re.compile(f"[{_EAST_ASIAN}{_SOUTH_EAST_ASIAN}]")
-_UNDIVIDED_WORDS = re.compile(f"[{_EAST_ASIAN}]{{4,}}|[{_SOUTH_EAST_ASIAN}]{{16,}}")  # letters of several words
+_UNDIVIDED_WORDS = re.compile(f"[{_EAST_ASIAN}]{{4,}}|[{_SOUTH_EAST_ASIAN}]{{16,}}")  # several words
 
 
 def tokenize(text: str) -> list[str]:
@@ -33,7 +33,7 @@ def tokenize(text: str) -> list[str]:
 
 
 def missing_blanks(captions: Iterable[str]) -> str:
-    """Return a warning if over 5 % of the captions use a script without blanks, and most of those are not divided into words; else ""."""
+    """Return a warning if over 5 % of the captions use a script without blanks, and most of these have undivided words; else ""."""
     texts = list(captions)
     without_blanks = [  # captions that mostly have letters of a script without blanks
         text
@@ -67,7 +67,7 @@ def tokenize_rcc_words(text: str) -> list[str]:
 class Layout(NamedTuple):
     """The rules of a vocabulary, see the top of the file."""
 
-    family: str  # layouts of one family have the same special tokens, so one model can use each of them
+    family: str  # layouts of one family have the same special tokens, so a model can use any of these layouts
     specials: tuple[str, ...]  # the special tokens with the ids 0, 1, ...; the first one is padding
     bos: str  # the special token at the beginning of a caption
     eos: str  # the special token at the end of a caption
@@ -83,7 +83,7 @@ class Layout(NamedTuple):
 _RCC_SPECIALS = ("<NULL>", "<UNK>", "<START>", "<END>")
 _RCC = Layout("rcc", _RCC_SPECIALS, "<START>", "<END>", "<UNK>", tokenize_rcc, padding_is_eos=True)
 _PCL_SPECIALS = ("<PAD>", "<BOS>", "<EOS>", "<UNK>", "<CLS>", "<MASK>")
-# RSICCformer's code takes the tokens from its dataset's file. Here, they are joined with spaces, so `str.split` restores them.
+# RSICCformer's code takes the tokens from its dataset's file. diffcap's captions of this dataset are these tokens, joined with spaces.
 _RSICC_LAST = ("<unk>", "<start>", "<end>")
 _RSICC = Layout("rsicc", ("<pad>",), "<start>", "<end>", "<unk>", str.split, last_specials=_RSICC_LAST)
 LAYOUTS: dict[LayoutName, Layout] = {
@@ -138,7 +138,7 @@ class Vocabulary:
                 words.append(self.tokens[token_id])
         return " ".join(words)
 
-    decode_plain = decode  # both methods differ only for a vision-language model, see `HubVocabulary.decode_plain`
+    decode_plain = decode  # the two differ only in the vocabulary of a vision-language model, `HubVocabulary`
 
 
 def build_vocabulary(
