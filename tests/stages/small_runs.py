@@ -19,7 +19,7 @@ TINY = tuple(f"--model.captioner.init_args.{size}" for size in ("width=16", "hea
 SMALL = (
     *TINY,
     *("--model.captioner.init_args.dropout=0.2", "--data.batch_size=14", "--data.swap=true", "--data.features=blocks"),
-    *("--model.lr=3e-3", "--trainer.accelerator=cpu", "--trainer.max_steps=90", "--trainer.val_check_interval=15"),
+    *("--model.lr=3e-3", "--trainer.accelerator=cpu", "--trainer.max_steps=60", "--trainer.val_check_interval=15"),
     *("--run.checkpoint_every=4", "--run.patience=null", "--run.select_after=0", "--trainer.limit_val_batches=1"),
 )
 SETTINGS = {"pretrain": ("--model.warmup=10",), "finetune": ("--model.tokenizer=raw", "--model.schedule=cosine")}

@@ -56,7 +56,7 @@ def test_killed_stages_run_again_end_as_undisturbed_ones(blocks: Path, undisturb
     for name in ("predictions.json", "references.json", "metrics.json"):
         assert (tmp_path / "eval" / name).read_bytes() == (undisturbed / "eval" / name).read_bytes(), name
     finished = json.loads((tmp_path / "finetune/finished.json").read_text())
-    assert finished["steps"] == 90 and finished["checkpoint"] == "best.ckpt" and finished["monitor"] == "val/CIDEr-D"
+    assert finished["steps"] == 60 and finished["checkpoint"] == "best.ckpt" and finished["monitor"] == "val/CIDEr-D"
 
 
 def _send(monkeypatch: pytest.MonkeyPatch, at: int, numbers: Sequence[signal.Signals], pause: float = 0) -> None:
@@ -193,7 +193,7 @@ def test_a_run_killed_in_its_last_moment_does_not_train_on(blocks: Path, tmp_pat
         )
         assert in_process(words) is None
         steps = json.loads((out / "finished.json").read_text())["steps"]
-        assert steps == 30 < 90
+        assert steps == 30 < 60
         before = {name: weights(out / name) for name in ("last.ckpt", "best.ckpt")}
         (out / "finished.json").rename(out / "running.json")
         assert in_process(words) is None

@@ -16,6 +16,7 @@ import pytest
 import yaml
 from optuna.storages.journal import JournalFileBackend, JournalStorage
 from tests.commands import ROOT, command, environment, in_process, part, run
+from tests.preloaded import write_program
 from tests.tiny_vlms import build
 from wandb.sdk.launch.sweeps import utils as agent
 
@@ -93,8 +94,7 @@ def project(pixels: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert in_process(command("pretrain", [part("pcl", "pretrain", "blocks")], *files, *SMOKE)) is None
     build("smolvlm", folder / "tiny")
     (folder / "bin").mkdir()
-    (folder / "bin/python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
-    (folder / "bin/python").chmod(0o755)
+    write_program(folder / "bin/python", [sys.executable])
     return folder
 
 

@@ -25,13 +25,13 @@ from diffcap.records import read_dataset
 
 def test_early_stopping_ignores_the_validations_before_select_after(blocks: Path, tmp_path: Path) -> None:
     """With lr 0, no validation after the first one that counts is better."""
-    options = "--model.lr=0", "--run.patience=2", "--run.select_after=50", "--trainer.val_check_interval=10"
+    options = "--model.lr=0", "--run.patience=2", "--run.select_after=30", "--trainer.val_check_interval=10"
     words = command(
         "finetune", [], *SMALL, *SETTINGS["finetune"], f"--data.folder={blocks}", f"--run.out={tmp_path}", *options
     )
     assert in_process(words) is None
-    assert json.loads((tmp_path / "finished.json").read_text())["steps"] == 70  # 50 is the first that counts
-    assert read_checkpoint(tmp_path / "best.ckpt")["global_step"] == 50
+    assert json.loads((tmp_path / "finished.json").read_text())["steps"] == 50  # 30 is the first that counts
+    assert read_checkpoint(tmp_path / "best.ckpt")["global_step"] == 30
 
 
 def test_lengths_and_milestones_in_epochs(blocks: Path, tmp_path: Path) -> None:
