@@ -58,7 +58,6 @@ def accuracy(
     check_search(beams, length_penalty, "--beams")
     base = Experiment(**variables)
     check_used(variables, [FINETUNE], [base])
-    dataset_folder = base.folder
     out_folder = Path(out or f"runs/{base.dataset}/{base.method}-accuracy")
     shared_variables = {**variables, "logger": "none"}
     # The stages that all seeds share run first, because two seeds would write the same files at the same time.
@@ -70,7 +69,7 @@ def accuracy(
     averaged_eval, reinforced_eval = result_folder_name(AVERAGED, EVAL), result_folder_name(REINFORCE, EVAL)
 
     def evaluate(title: str, checkpoint: Path, out: Path, *options: str) -> None:
-        words = ["--checkpoint", str(checkpoint), "--out", str(out), "--folder", dataset_folder, *options]
+        words = ["--checkpoint", str(checkpoint), "--out", str(out), "--folder", base.folder, *options]
         call([sys.executable, "-m", "diffcap", "eval", *words], title)
 
     def run_seed(number: int) -> None:
@@ -111,7 +110,7 @@ def accuracy(
         rows[f"ensemble of {len(seed_numbers)} seeds"] = [ensemble]
     from diffcap.report.comparison import accuracy_table
 
-    accuracy_table(dataset_folder, rows, out_folder / REPORT)
+    accuracy_table(base.folder, rows, out_folder / REPORT)
 
 
 def average(title: str, training_folder: Path, keep: int, out: Path) -> None:

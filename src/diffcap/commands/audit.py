@@ -62,9 +62,8 @@ def audit(dataset: str | None = None, folder: Path | None = None) -> None:
         flag = {"id": pair.id, "split": pair.split, "changeflag": int(not pair.is_distractor)}
         paths = {"before": pair.before, "after": pair.after, "mask": pair.extra.get("mask")}
         rows.append({**flag, "reasons": reasons, "captions": captions, **paths})
-    write_text(folder / AUDIT_FILENAME, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-    for pair, reasons, _ in findings:
         echo(f"{pair.split} {pair.id}: {'; '.join(reasons)}")
+    write_text(folder / AUDIT_FILENAME, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     has_masks = any("mask" in pair.extra for pair in pairs)
     counts = Counter((finding.pair.split, reason) for finding in findings for reason in finding.reasons)
     lines = []
