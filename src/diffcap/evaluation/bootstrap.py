@@ -54,7 +54,7 @@ def additive_metrics(
     metrics: Sequence[str],
     meteor_process: MeteorProcess | None = None,
 ) -> list[AdditiveMetric]:
-    """Compute the summands (what is added up over the pairs) of all metrics for one system's captions.
+    """Compute the summands (rows that are added up over the pairs) of all metrics for one system's captions.
 
     Args:
         meteor_process: from `running_meteor`; needed if METEOR is one of `metrics`.
@@ -90,7 +90,7 @@ def additive_metrics(
 
 
 def bootstrap_sums(rows: Array, num_samples: int, generator: np.random.Generator) -> Array:
-    """Add up all rows (n, D), then the rows of each bootstrap sample (n rows, with replacement): (1 + num_samples, D)."""
+    """Return sums (1 + num_samples, D): of all rows (n, D), then of each bootstrap sample (n rows, drawn with replacement)."""
     parts = [rows.sum(0, keepdims=True)]
     num_rows = len(rows)
     for start in range(0, num_samples, SAMPLES_PER_CHUNK):

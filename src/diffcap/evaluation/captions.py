@@ -119,7 +119,7 @@ def _score_metric(metric: str, hypotheses: Hypotheses, references: References, g
     else:
         pair_scores = rouge_l(hypotheses, references) if metric == "ROUGE-L" else spice(hypotheses, references)
         for group, ids in groups.items():
-            # SPICE compares objects, attributes and relations. It is NaN if no text has any; such pairs are left out of the mean.
+            # SPICE compares objects, attributes and relations. It is NaN if the texts of a pair have none; leave out these pairs.
             defined_scores = [pair_scores[id] for id in ids if not math.isnan(pair_scores[id])]
             scores[group] = {metric: math.fsum(defined_scores) / max(1, len(defined_scores))}
     return scores
@@ -131,7 +131,7 @@ def score_tokens(
     """Score groups of pairs with tokenised captions.
 
     Args:
-        groups: name -> ids; each is scored as a separate corpus, empty groups are skipped.
+        groups: name -> ids; each group is scored as a separate corpus, and empty groups are skipped.
         metrics: names from `ALL_METRICS`; METEOR and SPICE need Java.
 
     Returns:

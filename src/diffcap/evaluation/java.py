@@ -189,7 +189,7 @@ class MeteorProcess(NamedTuple):
 
 @contextlib.contextmanager
 def running_meteor() -> Iterator[MeteorProcess]:
-    """Start METEOR for the block of a `with` statement; the start takes seconds, since it reads a table of paraphrases."""
+    """Start METEOR for the block of a `with` statement; the start takes seconds, because METEOR reads a table of paraphrases."""
     program, paraphrases = find_jar("meteor/meteor-1.5.jar"), find_jar("meteor/data/paraphrase-en.gz")
     # `-a` is needed because the program does not find its own table of paraphrases if the path has a space or an umlaut.
     options = ("-", "-", "-stdio", "-l", "en", "-norm", "-a", paraphrases)

@@ -25,7 +25,7 @@ Mask = npt.NDArray[np.bool_]
 class WordAttention(NamedTuple):
     """The attention of one word on one image with a region."""
 
-    name: str  # the word, or its kind; scores are averaged by name
+    name: str  # the word, or its kind such as "color"; scores are averaged by name
     map: Array  # (h, w), values of at least 0
     coverage: Array  # (h, w), fraction of each cell's area in the region, see `box_coverage` and `mask_coverage`
 

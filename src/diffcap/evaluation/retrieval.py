@@ -59,7 +59,7 @@ class PairRetrieval(Metric):
     def compute(self) -> dict[str, Tensor]:
         """Return `t2p_R@1`, `t2p_R@5`, `t2p_R@10` (fractions), `t2p_mean_rank` (1 is best), and the same for `p2t`.
 
-        Lightning repeats pairs so that all processes have equally many; here each pair and caption counts once.
+        Lightning repeats pairs so that all processes have the same number of pairs. Here, each pair and each caption counts once.
         """
         pair_rows, pair_numbers = _first_occurrences(dim_zero_cat(self.pair_numbers))
         caption_rows, _ = _first_occurrences(dim_zero_cat(self.caption_numbers))

@@ -22,7 +22,7 @@ _ATTRIBUTE_WORDS = {
     "cylinder": ("shape", "cylinder"),
 }
 
-# Change type -> its key words. "turn" is a change of color or of material: the last word of the caption tells which one.
+# Change type -> its key words. "turn" is a change of color or of material: the last word of the caption tells which.
 _KEY_WORDS = {
     "add": {"added", "appeared", "new", "introduced"},
     "drop": {"removed", "disappeared", "missing", "gone", "vanished"},

@@ -117,7 +117,7 @@ class DelayedModelCheckpoint(ModelCheckpoint):
         return super().state_key.replace(type(self).__qualname__, "SelectAfter", 1)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """If the training has reached `start_step`, compare the score with the best one, and save if it is better."""
+        """If the training has reached `start_step`, compare the score with the best score, and save if it is better."""
         if self.monitor not in trainer.callback_metrics and not trainer.sanity_checking:
             logged = ", ".join(sorted(name for name in trainer.callback_metrics if name.startswith("val/")))
             raise DiffcapError(
@@ -137,7 +137,7 @@ class StopEarly(EarlyStopping):
         self.start_step = start_step
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """If the training has reached `start_step`, compare the score with the best one, and stop if the patience is reached."""
+        """If the training has reached `start_step`, compare the score with the best score, and stop if the patience is reached."""
         if trainer.global_step >= self.start_step:
             super().on_validation_end(trainer, pl_module)
 

@@ -77,13 +77,13 @@ class Decoding(pl.LightningModule):
             tokens = greedy(self.captioner, *maps, self.max_length)
         else:
             tokens = beam_search(self.captioner, *maps, self.max_length, self.beams, self.length_penalty)
-        tokens = tokens.cpu()  # here the host waits for the device, which it otherwise does only in the decoding
+        tokens = tokens.cpu()  # waits for the device; except in the decoding, nothing else waits
         self.captions.update(zip(batch["id"], map(self.vocabulary.decode, tokens.tolist())))
         has_end = self.captioner.is_eos(tokens[:, 1:]).any(1).tolist()
         self.unfinished.update(pair_id for pair_id, ended in zip(batch["id"], has_end) if not ended)
 
     def on_predict_epoch_end(self) -> None:
-        """Gather the results of all ranks. The sampler repeats pairs until all ranks have the same number; the result has each once."""
+        """Gather the results of all ranks. The sampler repeats pairs until all ranks have the same number; each pair is kept once."""
         if world_size() > 1:
             gathered: list[Any] = [None] * world_size()
             dist.all_gather_object(gathered, (self.captions, self.unfinished))

@@ -32,11 +32,11 @@ class Extraction(pl.LightningModule):
         network: the network's name in that library, for example resnet101.
         stage: the layer whose output is used: the name of a node in torchvision (layer3, layer4), the number of a block in
             open_clip or timm (null for the last).
-        weights: "default" for the library's own download, "random", or the path of a .safetensors or .pth file.
+        weights: "default" for the weights that the library downloads, "random", or the path of a .safetensors or .pth file.
         pool: rows and columns to which the feature map is averaged; null for no pooling.
         image_size: height and width that images are resized to, for pixels and torchvision; null for 224 x 224.
         image_std: standard deviations of R, G, B for a torchvision network; null for ImageNet's.
-        from_files: only for the library pixels: store nothing; the image files are decoded and resized each time they are read.
+        from_files: store nothing, but decode and resize an image file each time it is read; only for the library pixels.
     """
 
     def __init__(

@@ -89,7 +89,7 @@ class Captioning(TrainingModule):
         if self.pretrained_lr is not None:
             backbone = self._trained_backbone_parameters()
             own_groups.append({"params": backbone, "name": "backbone", "lr": self.pretrained_lr})
-        if not own_groups:  # one group without a name
+        if not own_groups:  # Adam has one group, without a name
             return [{"params": list(self.parameters())}]
         grouped_ids = {id(parameter) for group in own_groups for parameter in group["params"]}
         others = [parameter for parameter in self.parameters() if id(parameter) not in grouped_ids]
@@ -99,7 +99,7 @@ class Captioning(TrainingModule):
         return [parameter for parameter in self.captioner.pretrained_parameters() if parameter.requires_grad]
 
     def gradient_groups(self) -> dict[str, list[nn.Parameter]]:
-        """Return the pretrained parameters and the others, to log the gradients of each; {} without pretrained parameters."""
+        """Return the pretrained and the other parameters, whose gradients are logged separately; {} without pretrained parameters."""
         pretrained = self.captioner.pretrained_parameters()
         pretrained_ids = {id(parameter) for parameter in pretrained}
         others = [parameter for parameter in self.captioner.parameters() if id(parameter) not in pretrained_ids]

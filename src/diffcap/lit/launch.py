@@ -1,4 +1,4 @@
-"""Find the number of processes that a launcher (torchrun, or SLURM's srun) has started, and check that all of them do the same."""
+"""Find the number of processes that a launcher (torchrun, or SLURM's srun) has started, and check that their states are equal."""
 
 import os
 import re
@@ -24,7 +24,7 @@ class Launch(NamedTuple):
 def find_launch() -> Launch | None:
     """Return the launcher of this process; None if it was started without one.
 
-    A process of a SLURM job's batch script, or of a job step with one task, has no launcher: it starts a process for each device itself.
+    The process of a SLURM batch script, or of a job step with one task, has no launcher. It starts a process for each device itself.
     """
     env = os.environ
     if "TORCHELASTIC_RUN_ID" in env:

@@ -41,7 +41,7 @@ class Probe(Callback):
             self.first_step = trainer.global_step
 
     def on_validation_start(self, trainer: pl.Trainer, *_: Any) -> None:
-        """Stop the clock of the steps, and start that of the validation."""
+        """Stop the clock of the steps, and start the clock of the validation."""
         now = synchronized_time(trainer)
         if self.num_steps <= 0:  # this is the first validation
             self.num_steps = trainer.global_step - self.first_step

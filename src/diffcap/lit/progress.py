@@ -21,7 +21,7 @@ class LogProgress(Callback):
 
     def __init__(self, title: str = "extraction") -> None:
         self.title = title
-        self._start_time: float | None = None  # end of the first step; None before it and after the print
+        self._start_time: float | None = None  # end of the first step; None outside of the measured steps
 
     def on_train_start(self, trainer: pl.Trainer, *_: Any) -> None:
         """Store the first step, which is not 0 if the run is resumed."""

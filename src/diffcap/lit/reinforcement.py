@@ -1,4 +1,4 @@
-"""The reinforcement stage, which trains a fine-tuned captioner with the CIDEr-D of captions that it samples as the reward."""
+"""The reinforcement stage, which trains a fine-tuned captioner. The reward is the CIDEr-D of captions that the captioner samples."""
 
 from typing import Any
 

@@ -248,7 +248,7 @@ class TrainingCLI(StageCLI):
         paths += [Path(other) / "manifest.jsonl" for other in data.get("vocabulary_with") or []]
         files = record.describe_files([*paths, *record.named_files(options)], old_record)
         init_from = config["model"].get("init_from")
-        if init_from in old_record.get("files", {}):  # it may be deleted after the training: use its recorded hash
+        if init_from in old_record.get("files", {}):  # the file may be deleted after a training: use its recorded hash
             files.setdefault(init_from, old_record["files"][init_from])
         self.config_hash = record.result_id(options, files)
         # finished.json will have this record: the hashes of the command's options (`asked`), of the resolved options, and of the files.
@@ -265,7 +265,7 @@ class TrainingCLI(StageCLI):
         last = self.out / LAST
         self.resume_from = str(last) if not fault and last.is_file() else None
         self.resume_step = _check_resumable(last) if self.resume_from else 0
-        # If this training starts from the checkpoint of another training, that one must be finished. The model checks the checkpoint file.
+        # If this training starts from another training's checkpoint, that training must be finished. The model checks the checkpoint file.
         initial_checkpoint = Path(init_from or "")
         parent = initial_checkpoint.parent
         is_stage_folder = any((parent / name).exists() for name in (RUNNING, FINISHED, IDENTITY))
@@ -369,7 +369,7 @@ def compared_options(config: dict[str, Any]) -> dict[str, Any]:
 def _find_changes(out: Path, old_record: dict[str, Any], files: dict[str, Any], options: dict[str, Any]) -> str | None:
     """Return a sentence about the differences between this training and the training in a folder; None if they are equal."""
     old_options = compared_options(read_settings(out / CONFIGURATION))
-    # Earlier versions had other options, and diffcap 0.1 wrote no id: then only the options that both have are compared.
+    # Earlier versions had other options, and diffcap 0.1 wrote no id. For these, compare only options that both trainings have.
     is_of_earlier_version = not old_record.get("id") or any(f"model.{name}" in old_options for name in _FORMER_OPTIONS)
     common_names = [name for name in options if name in old_options]
     names = common_names if is_of_earlier_version else list({**options, **old_options})

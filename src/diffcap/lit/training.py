@@ -119,7 +119,7 @@ class TrainingModule(pl.LightningModule):
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Seed dropout by batch and rank, so that a resumed run has the same dropout as an uninterrupted one."""
-        # A different seed for each of 1,000,003 batches and 4,099 ranks. `batch_idx` counts all batches of a run.
+        # The seeds of up to 1,000,003 batches and 4,099 ranks are different. `batch_idx` counts all batches of a run.
         torch.manual_seed((self.feature_data.seed * 1_000_003 + batch_idx) * 4099 + self.global_rank)
         self._batch_start = time.perf_counter()
 
@@ -130,7 +130,7 @@ class TrainingModule(pl.LightningModule):
     def log_losses(self, losses: dict[str, Tensor], batch_size: int) -> None:
         """Log training losses as `train/name`: the mean over the ranks, computed only at the steps that the logger stores.
 
-        If the batch of a logged step lacks a loss, the latest value of this loss is logged. In each step, all ranks have the same names.
+        If the batch of a logged step lacks a loss, the latest value of this loss is logged. All ranks must log the same names in a step.
         `losses` are scalars, whose mean over the ranks is the loss of the global batch. `batch_size`: number of pairs of this rank.
         """
         self._unlogged_losses |= {f"train/{name}": loss.detach() for name, loss in losses.items()}

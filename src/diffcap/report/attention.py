@@ -40,7 +40,7 @@ def iter_attention(
 ) -> Iterator[tuple[ChangePair, AttentionMaps]]:
     """Yield each pair with the attention maps of its caption, or raise a `NoAttentionError` if the run has none.
 
-    `checkpoints`: those of the run, several for an ensemble. `captions`: id -> caption.
+    `checkpoints`: the files of the run, several for an ensemble. `captions`: id -> caption.
     """
     if not checkpoints:
         raise NoAttentionError(
@@ -135,7 +135,7 @@ def mask_regions(pair: ChangePair, grid: tuple[int, int], sizes: ImageSizes, mas
 
 
 def iter_word_attention(maps: AttentionMaps, regions: Mapping[str, Array]) -> Iterator[tuple[str, WordAttention]]:
-    """Yield the kind ("color", "shape", "change", ...) and the attention of each word, on each image that has a region."""
+    """Yield the kind ("color", "shape", "change", ...) and the attention of each word, for each image that has a region."""
     for side, region in regions.items():
         for word, kind, word_map in zip(maps.words, word_kinds(maps.words), getattr(maps, side)):
             yield kind, WordAttention(word, word_map, region)

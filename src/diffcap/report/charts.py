@@ -224,7 +224,7 @@ def write_viewpoint(path: Path, scores: JsonObject, baselines: Collection[str] =
                     _, _, text = _mean_and_std(one_bin, key, group)
                     _add_text(axes, text, column, offset, colors[name], "center")
         explanation = (
-            "by the viewpoint IoU of the pairs, from different to similar; each bin is scored as a corpus of its own"
+            "by the viewpoint IoU of the pairs, from different to similar; each bin is scored as a separate corpus"
         )
         figure.supxlabel(explanation, fontsize="medium")
         _write_png(figure, path)
@@ -309,7 +309,7 @@ def _add_line(
 
 
 def _write_png(figure: "Figure", path: Path) -> None:
-    with atomic_write(path, per_process=False) as temporary:  # killed processes leave one temporary file at most
+    with atomic_write(path, per_process=False) as temporary:  # with one name, so killed processes leave one file
         figure.savefig(temporary, format="png", dpi=100)
 
 

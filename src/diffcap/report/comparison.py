@@ -53,10 +53,10 @@ def compare(
         level: Confidence level of the intervals; 0.95 is the middle 95 % of the samples.
         pairs: Number of pairs with the largest differences to show.
         folder: Folder of the dataset. Two files need it, because they are compared on its test split. For runs that an earlier version
-            evaluated, the change types are read from it.
-        tokenizer: Tokenizer of the metrics; by default that of the runs' evaluations.
+            evaluated, the change types are read from this folder.
+        tokenizer: Tokenizer of the metrics; by default the tokenizer of the runs' evaluations.
         json: Print the result as JSON.
-        out: File to write as well: Markdown if its name ends in .md, JSON otherwise.
+        out: File to which the result is written, too: as Markdown if its name ends in .md, else as JSON.
     """
     if not 1 <= samples <= _MAX_SAMPLES:
         raise DiffcapError(f"--samples is {samples}; give 1 to {_MAX_SAMPLES:,}.")
@@ -108,7 +108,7 @@ def compare(
 
 @dataclass(frozen=True)
 class ScoredRun:
-    """An evaluated run. For another system's file, references and groups are those of the run that it is compared with."""
+    """An evaluated run. The captions of another system have the references and groups of the run in the comparison."""
 
     path: Path  # folder of the evaluation, or the other system's file
     metrics: dict[str, Any]  # content of metrics.json
@@ -206,7 +206,7 @@ def different_settings(a: ScoredRun, b: ScoredRun) -> dict[str, list[Any]]:
 
 
 def _training_settings(run: ScoredRun) -> dict[str, Any]:
-    """Read config.yaml of the training of the first evaluated checkpoint, as {"model.lr": 0.001}; {} if there is no such file."""
+    """Read config.yaml of the training of the first evaluated checkpoint, as {"model.lr": 0.001}; {} if the file is missing."""
     configs = [path.parent / "config.yaml" for path in evaluated_checkpoints(run.path, run.metrics)[:1]]
     content = read_settings(configs[0]) or {} if configs and configs[0].is_file() else {}
     return flat({part: content.get(part) for part in ("trainer", "model", "data")})

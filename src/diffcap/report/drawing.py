@@ -72,7 +72,7 @@ def fit_image(image: Image.Image, frame: Size = SHEET_FRAME, box: Sequence[float
 
 def write_png(path: str | Path, sheet: Image.Image) -> None:
     """Write an image as PNG, atomically."""
-    with atomic_write(path, per_process=False) as temporary:  # a killed process leaves only this temporary file
+    with atomic_write(path, per_process=False) as temporary:  # with one name, so killed processes leave one file
         sheet.save(temporary, format="PNG")  # with optimize=True, files are 4 % smaller, but take six times as long
 
 
@@ -125,10 +125,10 @@ def thumbnails(
 
 
 class Masks:
-    """Reads masks, images that mark the changed area, and records those that cannot be used."""
+    """Reads masks, images that mark the changed area, and records the masks that cannot be used."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root  # the paths of the images and masks are relative to it
+        self.root = root  # folder to which the paths of images and masks are relative
         self.problems: dict[str, str] = {}  # path of a mask that cannot be used -> reason
 
     def read(self, pair: ChangePair, sizes: ImageSizes) -> Mask | None:
@@ -230,7 +230,7 @@ def type_group(pair: ChangePair) -> str | None:
 
 
 def choose_pairs(pairs: Pairs, count: int, seed: int = 0) -> list[ChangePair]:
-    """Sample `count` pairs, equally many of each `type_group`, sorted by group. If the dataset has no types, sample from all pairs."""
+    """Sample `count` pairs, equally many of each `type_group`, sorted by group. Without change types, sample from all pairs."""
     random = Random(seed)
     remaining_pairs: dict[str, list[ChangePair]] = {}
     for pair in pairs:
@@ -346,7 +346,7 @@ def draw_sheet(blocks: Sequence[Image.Image], footer: Image.Image | None = None)
 
 
 def draw_pairs(pairs: Pairs, captions: SystemCaptions, masks: Masks) -> Image.Image:
-    """Draw a block for each pair. Right captions are green, wrong ones red, and captions that cannot be judged black."""
+    """Draw a block for each pair. Right captions are green, wrong captions red, and captions that cannot be judged black."""
     has_object_labels = any("changed" in pair.extra for pair in pairs)
     blocks = []
     for pair in pairs:

@@ -83,7 +83,7 @@ def collect_results(
     id_scoring = word_id_scoring(id_protocol, dataset.pairs) if id_protocol else None
     tokenizer, metrics = protocol["tokenizer"], protocol["metrics"]
     scored = evaluate_systems({**baselines, **file_captions}, pairs, tokenizer, metrics, id_scoring=id_scoring)
-    needs_ptb = file_captions and tokenizer != "ptb"  # runs with other tokens have PTB scores as well
+    needs_ptb = file_captions and tokenizer != "ptb"  # runs with other tokens also have PTB scores
     scored_with_ptb = evaluate_systems(file_captions, pairs, "ptb", metrics) if needs_ptb else {}
     for name, paths in caption_files.items():
         runs[name] = []

@@ -25,7 +25,7 @@ MAX_OPACITY = 0.85
 OPACITY_GAIN = 1.5  # opacity is MAX_OPACITY * min(1, OPACITY_GAIN * strength)
 _MIN_PEAK = 4  # a peak below 4 times the weight of uniform attention gets a strength below 1
 
-NUM_COLUMNS = 7  # words in a row, each with its maps
+NUM_COLUMNS = 7  # number of words in a row of the sheet
 WORD_FRAME = ((SHEET_WIDTH - 2 * MARGIN - (NUM_COLUMNS - 1) * GAP) // NUM_COLUMNS, 88)
 _IMAGE_GAP = 2  # pixels between the two images of a word
 _COMMON_SHIFT_COLOR = (0, 160, 230)
@@ -37,7 +37,7 @@ _NUM_LINE_POINTS = 33  # a bent line is drawn as a polyline
 
 
 class Match(NamedTuple):
-    """A position in the before image and the position in the after image that it is aligned with."""
+    """A position in the before image and the position in the after image to which it is aligned."""
 
     start: tuple[float, float]  # (x, y) in the before image, as fractions of its size
     end: tuple[float, float]  # in the after image
@@ -92,7 +92,7 @@ def strongest_matches(alignment: Array, grid: tuple[int, int], count: int = _MAX
     """Return the strongest matches of an alignment (h w, h w), whose rows are positions of the before image.
 
     Returns:
-        At most one match for each row, strongest first. All weights are at least half the highest and twice the uniform weight.
+        At most one match for each row, strongest first. Each weight is at least half the highest weight and twice the uniform weight.
     """
     weights = alignment.max(1)
     ends = alignment.argmax(1)

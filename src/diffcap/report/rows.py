@@ -29,7 +29,7 @@ from diffcap.utils.errors import DiffcapError, wrap_errors
 Row = dict[str, Any]  # scores of one system; `score_row` describes the keys
 _ZERO_SHOT_STAGE = "zero-shot"  # "stage" in metrics.json of a vision-language model that was not trained
 _IOU_KEY = "viewpoint_iou"  # in `extra` of a pair: 1 if both images have the same camera position, less if not
-_BIN_GROUPS = ("total", "semantic", "distractor")  # all pairs, those with a change, those without
+_BIN_GROUPS = ("total", "semantic", "distractor")  # all pairs, pairs with a change, pairs without
 _SLOT_KEYS = ("type", "object", "to")  # accuracies of the change type, the object and the new value
 # Entries of the protocol that must be equal in all runs. "changes" says how a pair with several changes was captioned.
 _COMMON_KEYS = ("dataset", "split", "limit", "beams", "length_penalty", "tokenizer", "changes", "metrics")
@@ -47,7 +47,7 @@ class Run:
 
 
 def read_run(path: str | Path) -> Run:
-    """Read an evaluation from its own folder, or from the folder of its run."""
+    """Read an evaluation from the folder of the evaluation, or from the folder of its run."""
     evaluation_folder = find_evaluation(path)
     metrics = read_metrics(evaluation_folder)
     ptb_filename = metrics_filename("ptb")

@@ -80,7 +80,8 @@ def with_weightless_note(table: Table) -> Table:
 def score_table(rows: SystemRows, paths: ColumnPaths, title: str, has_shades: bool = False) -> Table:
     """Make a line for each system with the numbers at `paths`. Leave out columns without any number.
 
-    The fraction of a cell is 0 for a score of 0 or, with `has_shades`, for the lowest score of its column; it is 1 for the highest.
+    The fraction of a cell is the length of its bar or the strength of its shade. It is 0 for a score of 0 or, with `has_shades`, for the
+    lowest score of the column, and 1 for the highest score of the column.
     """
     ranges: dict[str, tuple[float, float]] = {}  # heading -> highest number of the column, and the number of fraction 0
     for heading, path in paths.items():

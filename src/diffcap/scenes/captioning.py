@@ -82,7 +82,7 @@ def _read_whole_lines(path: Path) -> tuple[list[Any], int]:
             value = json.loads(line)
             if number == 1:
                 is_whole = isinstance(value, dict)
-            else:  # the tiles of a batch follow those of the last one
+            else:  # the tiles of a batch follow the tiles of the last batch
                 is_whole = [result["tile"] for result in value] == [*range(num_tiles, num_tiles + len(value))]
                 num_tiles += len(value)
         except (ValueError, TypeError, KeyError):  # not JSON, or not a list of results

@@ -123,7 +123,7 @@ class Scene:
     def overview(self, longest_side: int) -> Sample:
         """Read every n-th pixel of every n-th row, with the smallest n that gives at most `longest_side` pixels per side.
 
-        All pixels are read in large windows, and most are dropped. GDAL's own reduced read would decode a block again for each row.
+        All pixels are read in large windows, and most are dropped. GDAL's read at a reduced size would decode a block again for each row.
         """
         step = math.ceil(max(self.width, self.height) / longest_side)
         window_side = max(1, MAX_WINDOW // step) * step
@@ -143,7 +143,7 @@ def open_scene(
     """Open two rasters of the same place.
 
     Args:
-        bands: numbers of one band (gray) or three (red, green, blue), from 1. None means 1, 2, 3, or 1 if a raster has only 1 or 2.
+        bands: numbers of one band (gray) or three (red, green, blue), from 1. None means 1, 2, 3, or 1 if a raster has fewer bands.
         align: warp the second raster to the first one's grid while it is read (bilinear).
     """
     with ExitStack() as stack:

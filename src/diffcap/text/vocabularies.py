@@ -77,7 +77,7 @@ class ClipVocabulary:
         return [self.bos, *ids[: max_length - 2], self.eos]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Turn ids into a sentence; it ends before the first eos or padding."""
+        """Turn ids into a sentence, which ends before the first eos or padding."""
         clip_ids = []
         for token_id in map(int, ids):
             if token_id in (self.eos, self.pad):

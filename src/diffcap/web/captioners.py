@@ -47,7 +47,7 @@ def find_choices(
             title = next(method.title for method in methods().values() if method.base_model)
             choices_with_paths.append((shown_path, Choice(f"{title} · without training", model_at_commit)))
         else:
-            metadata = load_captioner(name, "cpu", backbone_weights, base).metadata  # an error is raised now, too
+            metadata = load_captioner(name, "cpu", backbone_weights, base).metadata  # errors are raised now
             choices_with_paths.append((Path(name).resolve(), Choice(_label_of(metadata), name, backbone_weights, base)))
     shipped_choices = [
         Choice(f"{_label_of(read_json(folder / CONFIG, 'configuration'))} · ships with diffcap", name)

@@ -25,7 +25,7 @@ _MAX_CONCURRENT, _MAX_QUEUE = 2, 200  # number of captions computed at a time, a
 _UPLOAD_SECONDS = 1800  # how long an uploaded file is kept
 _BROWSER_FORMATS = {"PNG", "JPEG", "GIF", "WEBP", "BMP", "AVIF", "ICO"}  # Pillow's names of what browsers can show
 
-# Decoding the largest images takes hundreds of megabytes, so only one is decoded at a time.
+# Decoding the largest images takes hundreds of megabytes, so only one image is decoded at a time.
 _decoding_lock = threading.Lock()
 
 
@@ -131,7 +131,7 @@ def _upload_zone(side: str) -> tuple[gr.Image, gr.HTML]:
 
 
 def _check_upload(side: str, path: str | None) -> tuple[Any, str]:
-    """Return the zone's image and messages. The image is None if it cannot be read, and decoded if browsers cannot show its file."""
+    """Return the zone's image (None if it cannot be read) and messages. If browsers cannot show the file, return the decoded image."""
     if path is None:
         return None, ""
     try:

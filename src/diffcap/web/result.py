@@ -107,7 +107,7 @@ def render_result(
     for example in render_examples():
         if np.array_equal(before, np.asarray(example.before)) and np.array_equal(after, np.asarray(example.after)):
             mask = example.mask
-    word_maps: list[tuple[Array, Array]] = []  # of each word: strengths in both images
+    word_maps: list[tuple[Array, Array]] = []  # of each word: strengths from 0 to 1 in both images
     if attention is not None:
         word_maps = [scale_attention(*maps) for maps in zip(attention.before, attention.after)]
     # The page first shows the overlay of the content word (of any word if there is none) with the highest attention.
