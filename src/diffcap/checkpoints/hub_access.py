@@ -116,7 +116,7 @@ def _offline_message(name: str, reason: str) -> str:
 
 @contextmanager
 def use_only_hub_cache(reason: str | None) -> Iterator[None]:
-    """If there is a reason not to connect, let the Hub's client use only its cache. Otherwise the client retries for half a minute."""
+    """If `reason` says why the Hub cannot be used, let its client use only the cache, as it would retry for half a minute."""
     from huggingface_hub import constants
 
     was_offline = constants.HF_HUB_OFFLINE
@@ -141,7 +141,7 @@ def hub_errors(name: str) -> Iterator[None]:
             yield
     except DiffcapError:
         raise
-    except Exception as error:  # versions of the client use different HTTP libraries, which have own exceptions
+    except Exception as error:  # versions of the client use different HTTP libraries, each with its own exceptions
         # For a file that is not in the cache, the client's error has the HTTP error as its cause.
         refusal = error if hasattr(error, "response") else error.__cause__
         status = getattr(getattr(refusal, "response", None), "status_code", None)

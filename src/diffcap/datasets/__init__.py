@@ -21,22 +21,22 @@ from diffcap.utils.files import existing_path
 
 
 def read_pairs(dataset: str, folder: str | Path, augmented: bool = False) -> list[ChangePair]:
-    """Read the files of `dataset` in `folder`, and check what every dataset must fulfil, such as distinct ids.
+    """Read the pairs of `dataset` from its files in `folder`, and check the rules that hold for every dataset, such as distinct ids.
 
-    `dataset` is a name in `registry.datasets()`. Any other name is a user's own dataset, which `diffcap.datasets.pairs` reads. Training
-    pairs that the authors made by augmentation are left out, unless `augmented` is True.
+    If `registry.datasets()` has no entry with the name `dataset`, this is a user's own dataset, which `diffcap.datasets.pairs` reads.
+    Training pairs that the authors made by augmentation are left out, unless `augmented` is True.
     """
     folder, spec = Path(folder), get_dataset(dataset)
     if folder.is_file():
-        raise DiffcapError(f"{folder}: a file, not a folder; extract it if it is an archive, and give its folder.")
+        raise DiffcapError(f"{folder}: a file, not a folder; extract it if it is an archive, and give the folder.")
     if not folder.is_dir():
-        raise DiffcapError(f"{folder}: no such folder; give the one that holds the files of {dataset}.")
+        raise DiffcapError(f"{folder}: no such folder; give the folder that holds the files of {dataset}.")
     if augmented and not spec.augmented:
         raise DiffcapError(f"--augmented is for second_cc, and {dataset} has no augmented views; omit the option.")
     pairs: list[ChangePair] = import_object(spec.reader)(folder, **({"augmented": True} if augmented else {}))
     _check_pairs(pairs, folder, spec.blank_captions)
 
-    def on_disk(path: str) -> str:  # "é" may be stored as two Unicode characters instead of one
+    def on_disk(path: str) -> str:  # the disk may have "é" as two Unicode characters
         return path if path.isascii() else existing_path(folder / path).relative_to(folder).as_posix()
 
     for index, pair in enumerate(pairs):
@@ -47,7 +47,7 @@ def read_pairs(dataset: str, folder: str | Path, augmented: bool = False) -> lis
 
 
 def describe(dataset: str, pairs: list[ChangePair], folder: Path, has_skipped_pairs: bool = False) -> dict[str, Any]:
-    """Return entries of `dataset.json`, a file of the data stage: sizes, repetitions, remarks, and `DatasetSpec.info`.
+    """Return entries of `dataset.json`, which the data stage writes: sizes, repetitions, remarks, and `DatasetSpec.info`.
 
     `has_skipped_pairs` is True if pairs with missing images were removed from `pairs`.
     """
@@ -58,7 +58,7 @@ def describe(dataset: str, pairs: list[ChangePair], folder: Path, has_skipped_pa
         "changeflag_derived": f"{num_by_key['changeflag_derived']:,} pairs have no changeflag; it is derived from their captions",
         "mask": f"{num_masks} pairs have a mask of the change",
     }
-    undivided_words_note = missing_blanks(caption for pair in pairs for caption in pair.captions)  # e.g. Chinese
+    undivided_words_note = missing_blanks(caption for pair in pairs for caption in pair.captions)  # as in Chinese
     return {
         "official": compare_sizes(dataset, pairs, folder, has_skipped_pairs),
         "repetitions": count_repetitions(pairs),

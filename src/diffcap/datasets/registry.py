@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 from diffcap.datasets import no_change
 from diffcap.registry import Method, load_plugins
 
-RELEASED_CHECKPOINTS_DATASET = "clevr_change"  # most methods' authors released checkpoints of this dataset
+RELEASED_CHECKPOINTS_DATASET = "clevr_change"  # most methods' authors released checkpoints for this dataset
 ProtocolName = Literal["text", "levir_cc"]  # how captions are scored: as texts, or as ids of words
 
 
@@ -25,8 +25,8 @@ class WordIdProtocol:
     no_change: tuple[str, ...] = no_change.LEVIR_CC  # the sentences of pairs without change, without final full stops
     # A word gets its own id if it occurs at least this often in all splits. RSICCformer, SEN, Change-Agent and RSCaMa require more than 5.
     min_count: int = 6
-    layout: Literal["rsicc", "chg2cap"] = "rsicc"  # whose order of word ids is used; METEOR depends on it
-    accuracy_only: bool = False  # True: only the accuracy of change or no change, no metrics of ids, no S*m
+    layout: Literal["rsicc", "chg2cap"] = "rsicc"  # method that defines the order of word ids; METEOR depends on it
+    accuracy_only: bool = False  # True: only the accuracy of change or no change; no word-id metrics and no S*m
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,13 @@ class DatasetSpec:
     info: Mapping[str, str] = field(default_factory=dict)  # further entries of `dataset.json`, a file of the data stage
     blank_captions: bool = False  # True if the authors' files have empty captions, which papers score, too
     augmented: bool = False  # True if `read` has an option `augmented` that keeps augmented training pairs
-    renderer: str | None = None  # import path of the function that renders the dataset; None: it has published files
-    pairs: bool = True  # False if it has single images
+    renderer: str | None = None  # import path of the function that renders the dataset; None for a published dataset
+    pairs: bool = True  # False for a dataset of single images
     backbone: str | None = None  # replaces the default backbone (network of the features) of methods that read features
     pixels_backbone: str | None = None  # replaces the default backbone of methods that read pixels
-    clip_backbone: str | None = None  # replaces the backbone `pixels` (224 x 224) where a small CLIP reads the images
+    clip_backbone: str | None = None  # replaces the backbone `pixels` (224 x 224) by smaller images, for a small CLIP
     network: str | None = None  # import path of the function that builds the network of `backbone`
-    tokenizer: Literal["ptb", "raw"] = "ptb"  # of the metrics for imported checkpoints; "raw" splits at spaces
+    tokenizer: Literal["ptb", "raw"] = "ptb"  # for the scores of imported checkpoints; "raw" splits at spaces
     tagger: str = "english"  # name of the part-of-speech tagger that hard negatives (wrong captions) need
     # "package:folder" in which <name>.yaml has settings for all training stages. None: the folder configs/dataset of diffcap.
     configs: str | None = None

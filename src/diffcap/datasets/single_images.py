@@ -52,7 +52,7 @@ def read_cub(folder: Path) -> list[ChangePair]:
         image_names = []
         for place, line in checks.read_numbered_lines(images_parent / "images.txt"):
             name = line.partition(" ")[2]
-            checks.check_relative_path(name, place)  # because the file of its captions is opened
+            checks.check_relative_path(name, place)  # because the path of the caption file is made from this name
             image_names.append(name)
     else:
         caption_files = caption_folder.glob("*/*.txt")

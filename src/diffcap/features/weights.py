@@ -24,7 +24,7 @@ Network = TypeVar("Network", bound=nn.Module)
 
 
 def read_state_dict(path: str | Path, option: str | None = None) -> dict[str, Tensor]:
-    """Read a state dict from a `.safetensors`, `.pth`, `.pt` or `.bin` file without executing code; messages name its `option`."""
+    """Read a state dict from a `.safetensors`, `.pth`, `.pt` or `.bin` file without executing code. Errors name the `option`."""
     path = Path(path)
     if not path.is_file():
         raise DiffcapError(f"{path}: no weights file there; check the path given as {option or WEIGHTS_VARIABLE}.")
@@ -139,7 +139,7 @@ def find_clip_weights(network: str, from_file: bool = False) -> tuple[str, str, 
 
 
 def describe_clip(network: str) -> dict[str, Any]:
-    """Return entries of `meta.json`: the name, TAG if given, and "quick_gelu" if the tag has this activation and the model has not."""
+    """Return entries of `meta.json`: the name, TAG if given, and "quick_gelu" if the weights need it and the model lacks it."""
     import open_clip
 
     name, tag, settings = find_clip_weights(network)
@@ -166,7 +166,7 @@ def load_pretrained_clip(network: str) -> Any:
 
 
 def download(network: str, url: str, fetch: Callable[[], Result]) -> Result:
-    """Return the result of `fetch`, a library's download function. If it fails, the message names the `network` and its file's `url`."""
+    """Return the result of `fetch`, a library's download function. If it fails, the error names the `network` and the file's `url`."""
     try:
         with use_only_hub_cache(reason := offline_reason()):  # offline, `fetch` finds only files in its cache
             if reason:
