@@ -111,8 +111,11 @@ class Method:
 
     def named(self, group: str, name: str, stage: str) -> list[Part]:
         """Return the settings of a stage in the entries `name` of a group such as `datasets`, in the order of the file."""
-        entries = [entry for key, entry in self.content.get(group, {}).items() if name in split_names(key)]
-        return [part for entry in entries for part in self._parts(entry, stage, f"{group}.{name}")]
+        parts: list[Part] = []
+        for key, entry in self.content.get(group, {}).items():
+            if name in split_names(key):
+                parts += self._parts(entry, stage, f"{group}.{name}")
+        return parts
 
     def _parts(self, entry: Mapping[str, Any], stage: str, where: str) -> list[Part]:
         return [Part(f"{self.file}: {where}", entry[key]) for key in (BOTH, stage) if key in entry]

@@ -179,11 +179,6 @@ def _before_pretraining(e: Experiment) -> list[Need]:
     return [*needs, (PRETRAIN_EXTRA, e)] if e.first_dataset else needs
 
 
-def _before_first_pretraining(e: Experiment) -> list[Need]:
-    other = next(other for other in e.extra_experiments if other.dataset == e.first_dataset)
-    return [("data", e), ("data", other), ("extract", other), ("negatives", other)]
-
-
 def _training_stage(stage: str, needs: Callable[[Experiment], list[Need]]) -> Stage:
     return Stage(
         body="diffcap.lit.run:train",
@@ -254,7 +249,10 @@ STAGES: dict[str, Stage] = {
         out=lambda options: options["folder"],
         unnamed_inputs=_manifest,
     ),
-    PRETRAIN_EXTRA: _training_stage(PRETRAIN_EXTRA, _before_first_pretraining),
+    PRETRAIN_EXTRA: _training_stage(
+        PRETRAIN_EXTRA,
+        lambda e: [("data", e), *(need for need in _before_pretraining(e) if need[1].dataset == e.first_dataset)],
+    ),
     PRETRAIN: _training_stage(PRETRAIN, _before_pretraining),
     FINETUNE: _training_stage(FINETUNE, lambda e: [("extract", e), *([(PRETRAIN, e)] if e.owns_pretraining else [])]),
     REINFORCE: _training_stage(REINFORCE, lambda e: [(FINETUNE, e)]),

@@ -221,7 +221,8 @@ def caption_pairs(
             raise DiffcapError(f"interrupted; {advice}.") from None
     if caption_file:
         earlier = f", {num_earlier:,} of them earlier" if num_earlier else ""
-        echo(f"{len(pairs) - num_failed:,} of {len(pairs):,} pairs are captioned{earlier}; written to {caption_file.path}")
+        num_captioned = len(pairs) - num_failed
+        echo(f"{num_captioned:,} of {len(pairs):,} pairs are captioned{earlier}; written to {caption_file.path}")
     if num_failed or num_undrawn:
         counts = {"captioned": num_failed, "drawn": num_undrawn}
         failures = [f"{count} of {len(pairs)} pairs could not be {verb}" for verb, count in counts.items() if count]

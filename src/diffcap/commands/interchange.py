@@ -83,9 +83,8 @@ def export(
     _check_target(folder)
     if form is None:
         scores = write_export(checkpoint, folder)
-        note = f"with the scores of {scores.file}"
-        if scores.metrics is None:
-            note = f"without scores: {scores.missing_reason}"
+        has_scores = scores.metrics is not None
+        note = f"with the scores of {scores.file}" if has_scores else f"without scores: {scores.missing_reason}"
     else:
         base_model_function("export")(checkpoint, folder, form, base)  # of the method vlm
         note = "an adapter for PEFT" if form == "peft" else "a model for transformers"
