@@ -83,17 +83,17 @@ class Captioning(TrainingModule):
         """
         callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
         part_names = [callback.part for callback in callbacks if isinstance(callback, PartCallback)]
-        own_groups: list[dict[str, Any]] = [
+        part_groups: list[dict[str, Any]] = [
             {"params": list(self.captioner.get_submodule(name).parameters()), "name": name} for name in part_names
         ]
         if self.pretrained_lr is not None:
             backbone = self._trained_backbone_parameters()
-            own_groups.append({"params": backbone, "name": "backbone", "lr": self.pretrained_lr})
-        if not own_groups:  # Adam has one group, without a name
+            part_groups.append({"params": backbone, "name": "backbone", "lr": self.pretrained_lr})
+        if not part_groups:  # Adam has one group, without a name
             return [{"params": list(self.parameters())}]
-        grouped_ids = {id(parameter) for group in own_groups for parameter in group["params"]}
+        grouped_ids = {id(parameter) for group in part_groups for parameter in group["params"]}
         others = [parameter for parameter in self.parameters() if id(parameter) not in grouped_ids]
-        return [{"params": others, "name": "captioner"}, *own_groups]
+        return [{"params": others, "name": "captioner"}, *part_groups]
 
     def _trained_backbone_parameters(self) -> list[nn.Parameter]:
         return [parameter for parameter in self.captioner.pretrained_parameters() if parameter.requires_grad]
@@ -150,7 +150,7 @@ class Captioning(TrainingModule):
         if has_backbone_rate and not self._trained_backbone_parameters():
             raise DiffcapError(
                 f"model.pretrained_lr is {self.pretrained_lr}, but this {type(self.captioner).__name__} trains no pretrained parameters; "
-                "remove the option, or set model.captioner.init_args so that it does."
+                "remove the option, or set model.captioner.init_args to train some."
             )
 
     def metadata(self) -> dict[str, Any]:

@@ -31,7 +31,7 @@ def find_launch() -> Launch | None:
         total, hosts, processes = (int(env[name]) for name in ("WORLD_SIZE", "GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE"))
         if total != hosts * processes:
             raise DiffcapError(
-                f"torchrun started {total} processes on {hosts} hosts, {processes} of them on this one; give each host the "
+                f"torchrun started {total} processes on {hosts} hosts, {processes} of them on this host; give each host the "
                 "same --nproc-per-node."
             )
         return Launch("torchrun", hosts, processes)

@@ -50,7 +50,7 @@ def make_lr_lambda(
     if total_steps <= 0 and (has_fractions or schedule in ("cosine", "linear")):
         raise DiffcapError(
             f"model.schedule {schedule} with warmup {warmup} and milestones {list(milestones)} depends on trainer.max_steps, which is not "
-            "set; set it, or give absolute steps to another schedule."
+            "set; set trainer.max_steps, or use another schedule with absolute steps."
         )
     warmup = round(warmup * total_steps) if warmup < 1 else int(warmup)
     milestone_steps = [milestone * total_steps if milestone < 1 else milestone for milestone in milestones]

@@ -252,7 +252,7 @@ def init_from(
     """
     if without and not checkpoint_file:
         raise DiffcapError(
-            f"model.init_without is {list(without)}, but model.init_from is not set, so no weights are loaded; remove it."
+            f"model.init_without is {list(without)}, but model.init_from is not set, so no weights are loaded; remove model.init_without."
         )
     if not checkpoint_file:
         return
@@ -270,8 +270,8 @@ def init_from(
         different = ", ".join(sorted(set(checkpoint_words) ^ set(words))[:3]) or "none, their order differs"
         raise DiffcapError(
             f"{checkpoint_file}: its vocabulary has {len(checkpoint_words)} words, this stage's {len(words)} (words in only one of them: "
-            f"{different}); use the dataset, manifest, data.min_count, data.vocabulary_splits and data.vocabulary_with that it was "
-            "trained with."
+            f"{different}); use the dataset, manifest, data.min_count, data.vocabulary_splits and data.vocabulary_with of the "
+            "checkpoint's training."
         )
     initial = module.state_dict()
     kept_prefixes = tuple(f"{part}." for part in without)  # of the names of parameters that keep their initial weights

@@ -55,7 +55,7 @@ def iter_attention(
     except MissingBaseModel as error:
         raise NoAttentionError(str(error)) from None
     for member in members:
-        if type(member.captioner).attention is Captioner.attention:  # the base class, which has no maps
+        if type(member.captioner).attention is Captioner.attention:  # inherited from the base class, which has no maps
             raise NoAttentionError(f"{member.metadata['method']} has no attention maps.")
     if len({tuple(member.features["shape"][1:]) for member in members}) > 1:
         raise NoAttentionError("the members of the ensemble have attention maps of different sizes.")

@@ -44,7 +44,7 @@ def read_chat_template(processor: Any, question: str) -> ChatTemplate:
     lead, separator, tail = dialogue.removeprefix(prompt).partition(_ANSWER_MARK)
     if not dialogue.startswith(prompt) or not separator:
         raise DiffcapError(
-            f"{model_name}: its chat template adds text to an answer, such as a thinking block; use the variant of the model without it."
+            f"{model_name}: its chat template adds text to an answer, such as a thinking block; use a variant of the model that adds none."
         )
     prompt_ids = processor.tokenizer(prompt, add_special_tokens=False)["input_ids"]
     tail_ids = processor.tokenizer(tail, add_special_tokens=False)["input_ids"]

@@ -49,7 +49,7 @@ def serve(
         captioners = Captioners(find_choices(checkpoint or [], runs, backbone_weights, base), device)
         address, port = listener.getsockname()[:2]
         is_local = ipaddress.ip_address(address).is_loopback
-        with captioners.use(0):  # loads the first captioner now, so that no visitor waits
+        with captioners.use(0):  # loads the first captioner before the first visitor comes
             app = build_app(captioners, Path(folder), (host,) if is_local else None)
         settings = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=3)
         url_host = f"[{address}]" if ":" in address else address
