@@ -244,7 +244,7 @@ def _licence(folder: Path) -> str | None:
     return printable(licence)[:100] if licence else None
 
 
-def base_record(checkpoint: Any) -> dict[str, object]:
-    """Return the entry of metrics.json for a base model that diffcap has not trained; `checkpoint` is what `loading.load` returned."""
-    entries = {name: checkpoint.metadata[name] for name in ("base", "revision", "licence", "stage", "step")}
-    return {**entries, "weights_sha256": checkpoint.captioner.hyperparameters["base_sha256"]}
+def base_record(loaded: Any) -> dict[str, object]:
+    """Return the entry of metrics.json for a base model that diffcap has not trained. `loaded` is what `loading.load` returned."""
+    entries = {name: loaded.metadata[name] for name in ("base", "revision", "licence", "stage", "step")}
+    return {**entries, "weights_sha256": loaded.captioner.hyperparameters["base_sha256"]}

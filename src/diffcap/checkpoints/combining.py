@@ -59,7 +59,7 @@ def average(paths: Sequence[str | Path], out: str | Path) -> list[int]:
     metadata = {**last_content["diffcap"], "averaged": sources}  # the other entries are from the last checkpoint
     buffer = io.BytesIO()  # torch.save to a file does not raise OSError if the disk is full
     torch.save({"state_dict": weights, "global_step": steps[-1], "diffcap": metadata}, buffer)
-    with atomic_write(out, per_process=False) as temporary:  # a fixed name: killed processes leave at most one
+    with atomic_write(out, per_process=False) as temporary:  # one fixed name, so that killed processes leave one file
         temporary.write_bytes(buffer.getbuffer())
     return steps
 

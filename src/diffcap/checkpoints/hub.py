@@ -167,7 +167,7 @@ def _check_images(paths: Sequence[Path]) -> None:
 
 
 def without_folders(content: dict[str, Any]) -> dict[str, Any]:
-    """Return the content of a checkpoint. If its base model is a local folder, keep only the folder's name, because paths are private."""
+    """Return the content of a checkpoint. If its base model is a local folder, keep only the folder's name, because its path is private."""
     metadata = content["diffcap"]
     arguments = metadata.get("hyperparameters") or {}
     if "base" not in arguments or arguments.get("revision"):
@@ -184,7 +184,7 @@ def model_card(
     license: str,
     licence_of_base: str | None = None,
 ) -> str:
-    """Return the README.md of a repository on the Hub; it shows `images`, which are names of PNG files in the same folder."""
+    """Return the README.md of a repository on the Hub. The page shows `images`, which are names of PNG files in the same folder."""
     from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
     metadata = content["diffcap"]

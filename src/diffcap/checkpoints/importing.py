@@ -61,7 +61,7 @@ class Importer:
 class ImportOptions:
     """Hyperparameters that do not follow from the shapes of the weights. None means the value that the authors used."""
 
-    heads: int = 8  # of every attention layer, except those of a pretrained image tower
+    heads: int = 8  # number of heads of every attention layer, except the layers of a pretrained image tower
     max_length: int | None = None  # maximal number of tokens of a caption
     dataset: str = RELEASED_CHECKPOINTS_DATASET  # name of the dataset that the checkpoint was trained on
     of_method: Mapping[str, Any] = field(default_factory=dict)  # options that only one method has, for `Importer.sizes`

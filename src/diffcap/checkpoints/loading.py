@@ -24,7 +24,7 @@ class Checkpoint(NamedTuple):
 
     captioner: Captioner  # in eval mode, on the CPU
     vocabulary: AnyVocabulary
-    max_length: int  # tokens of a caption, special ones included
+    max_length: int  # maximal number of tokens of a caption, special tokens included
     features: dict[str, Any]  # metadata of the features that the captioner reads (backbone, weights, name, ...)
     metadata: dict[str, Any]  # the other entries of the checkpoint (method, dataset, seed, version, ...), and "step"
 
@@ -78,7 +78,7 @@ def load(
 
 
 def pull(name: str, folder: str | Path | None = None) -> Path:
-    """Download a captioner from the Hub to `folder`, or to the Hub's cache if it is None. Return the folder."""
+    """Download a captioner from the Hub to `folder`, or to the Hub's cache if `folder` is None. Return the folder with the files."""
     check_repository_name(name)
     from huggingface_hub import snapshot_download
 

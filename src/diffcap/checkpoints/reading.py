@@ -70,7 +70,7 @@ def remedy(path: Path) -> str:
     return "copy or download it again, or write it again with the same command"
 
 
-# Check the content of a checkpoint and, unless `mapped`, that its weights are finite. Return it with lists for tuples.
+# Check the content of a checkpoint and, unless `mapped`, that its weights are finite. Return the content with lists for tuples.
 def _check_content(content: Any, path: Path, mapped: bool) -> dict[str, Any]:
     metadata = content.get("diffcap") if isinstance(content, dict) else None
     if not isinstance(metadata, dict) or not {"format", "version"} <= metadata.keys():
@@ -137,7 +137,7 @@ def _read_folder(folder: Path, mapped: bool) -> dict[str, Any]:
 
 
 def write_folder(folder: str | Path, content: dict[str, Any]) -> None:
-    """Write a checkpoint as an exported folder. config.json is written last, so a folder without it is incomplete."""
+    """Write a checkpoint as an exported folder. config.json is written last, so a folder without config.json is incomplete."""
     from safetensors.torch import save_file
 
     folder = Path(folder)

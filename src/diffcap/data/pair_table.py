@@ -51,7 +51,7 @@ class PairTable:
                 self.swapped_store_rows[index] = (nonsemantic_rows[pair.before], other_row)
 
     def encode_distinct(self, captions: Iterable[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the padded ids of the distinct captions, (d, max_length), and the row of each caption in them, (captions,)."""
+        """Return the padded ids of the distinct captions, (d, max_length), and the row of each caption's ids in it, (captions,)."""
         row_of: dict[str, int] = {}  # caption -> its row; many captions are repeated
         caption_rows = np.fromiter((row_of.setdefault(caption, len(row_of)) for caption in captions), np.int32)
         id_type = np.int16 if len(self.vocabulary) < 2**15 else np.int32

@@ -21,7 +21,7 @@ from diffcap.utils.errors import DiffcapError
 MISSING = "missing"
 # (path relative to the dataset's folder, "missing" or "broken: <why the file cannot be decoded>").
 Problem = tuple[str, str]
-BATCH_SIZE = 5000  # images; the cache is written after every batch, so that a killed check can be resumed
+BATCH_SIZE = 5000  # images; the cache is written after every batch, so that a check can be resumed after a kill
 
 
 def check_images(

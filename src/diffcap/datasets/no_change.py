@@ -44,7 +44,7 @@ _FOUND = (  # what may follow "no change", such as "has been made", "to mention"
 )
 _WHERE = rf"(?: here| (?:about|between|from|in|of|to|within) {_THING_WORDS}| from the (?:left|right)\b){{0,2}}"
 
-# The statements that nothing has changed.
+# Pattern that matches a whole statement that nothing has changed. Each element is one alternative.
 _STATEMENTS = "|".join(
     (
         rf"(?:(?:there |{_THING_WORDS})?{_ARE}(?:absolutely )?|i (?:can )?see )?\bno (?:{_CHANGE}|differents?\b){_FOUND}{_WHERE}",

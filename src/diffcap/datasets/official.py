@@ -14,7 +14,7 @@ class ReleaseSizes(NamedTuple):
 
     unit: str  # plural noun for messages: "pairs", "images" or "scenes"
     units_by_split: dict[str, int]  # split -> number of units
-    counts_scenes: bool = False  # True if a unit is a scene: a pair with a change and one without (distractor)
+    counts_scenes: bool = False  # True if a unit is a scene: a pair with a change and a pair without (distractor)
     num_by_change_type: dict[str, int] = {}  # noqa: RUF012  change type -> number of pairs; empty if unknown
     num_classes: int = 0  # number of classes of the images; 0 if the images have no classes
     total_units: int = 0  # sum of all splits, if only this sum is published; else 0
@@ -53,7 +53,7 @@ OFFICIAL = {
 def compare_sizes(
     dataset: str, pairs: Sequence[ChangePair], folder: Path, has_skipped_pairs: bool = False
 ) -> dict[str, Any] | None:
-    """Compare the sizes of a dataset's splits with the official ones. Return None if no official sizes are known.
+    """Compare the sizes of a dataset's splits with the official sizes. Return None if no official sizes are known.
 
     A folder is "whole" if every split has its official size, and a "part" if a split is smaller and none is larger. In a whole dataset, the
     numbers of pairs with a change and of each change type must equal the official numbers, if these are known. Any other difference raises
@@ -71,7 +71,7 @@ def compare_sizes(
     num_found = Counter(pair.split for pair in pairs if not (sizes.counts_scenes and pair.is_distractor))
     if has_skipped_pairs and sizes.counts_scenes:
         num_found &= Counter(pair.split for pair in pairs if pair.is_distractor)  # `&` takes the smaller numbers
-    # In IDC-PCL's files, images with classes (NABirds) have other splits than the official ones, so only the sum is compared.
+    # In IDC-PCL's files, images with classes (NABirds) have other splits than in the official dataset, so only the sum is compared.
     total_units = sizes.total_units or (sum(sizes.units_by_split.values()) if sizes.num_classes else 0)
     counts = {f"{split} ": (num_found[split], number) for split, number in sizes.units_by_split.items()}
     if total_units:

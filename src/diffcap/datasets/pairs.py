@@ -72,7 +72,7 @@ _REFUSED_KEYS = {  # key -> why it is refused
 
 def read(folder: Path) -> list[ChangePair]:
     """Read the pairs of a user's own folder, in the order of the file."""
-    json_files = []  # those that list images in Karpathy's form; COCO's files list images too, but also have "annotations"
+    json_files = []  # files that list images in Karpathy's form; COCO's files also list images, but have the key "annotations"
     for file in sorted(folder.glob("*.json")):
         with suppress(DiffcapError):
             content = read_json(file)
@@ -179,7 +179,7 @@ def draw_splits(pairs: list[ChangePair], table_file: Path) -> list[ChangePair]:
     num_pairs = Counter(group_of_image[pair.before] for pair in pairs)
     split_of_group = dict.fromkeys(groups, "train")
     num_held_out = max(1, round(HELD_OUT_FRACTION * len(pairs)))
-    for split, num_reserved in (("val", 2), ("test", 1)):  # number of groups that later splits need
+    for split, num_reserved in (("val", 2), ("test", 1)):  # num_reserved: groups that later splits need
         free_groups = _spread_kinds([group for group in groups if split_of_group[group] == "train"], kind_of_group)
         chosen_groups: list[str] = []
         num_left = num_held_out  # pairs that the split can still take

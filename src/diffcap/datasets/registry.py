@@ -33,8 +33,8 @@ class WordIdProtocol:
 class DatasetSpec:
     """A dataset and its defaults."""
 
-    name: str  # in commands and configurations, such as "clevr_change"
-    title: str  # in tables, such as "CLEVR-Change"
+    name: str  # name in commands and configurations, such as "clevr_change"
+    title: str  # name in tables, such as "CLEVR-Change"
     reader: str  # import path of `read(folder)`, which returns all pairs
     notes: str | None = None  # import path of `notes(pairs)`: remarks that the data stage prints and stores
     photo_urls: str | None = None  # import path of `photo_urls(folder)`: image path -> URLs of the image
@@ -55,12 +55,12 @@ class DatasetSpec:
 
     @property
     def rendered(self) -> bool:
-        """True if `make data` renders the dataset, and False if it reads files that the user has."""
+        """True if `make data` renders the dataset, and False if `make data` reads files that the user has."""
         return self.renderer is not None
 
     @property
     def backbones(self) -> frozenset[str | None]:
-        """The backbones that replace a method's default one on this dataset."""
+        """The backbones that replace a method's default backbone on this dataset."""
         return frozenset((self.backbone, self.pixels_backbone, self.clip_backbone))
 
     def features_note(self, *names: str | None) -> str:
@@ -93,7 +93,7 @@ BUILT_IN = (
     DatasetSpec(
         "blocks",
         "blocks",
-        "diffcap.datasets.clevr:read_clevr_change",  # it has the files of CLEVR-Change
+        "diffcap.datasets.clevr:read_clevr_change",  # blocks has the files of CLEVR-Change
         renderer="diffcap.worlds.blocks.write:write_blocks",
         backbone="blocks",
         pixels_backbone="blocks_pixels",
@@ -138,7 +138,7 @@ BUILT_IN = (
     DatasetSpec(
         "tiles",
         "tiles",
-        "diffcap.datasets.karpathy:read_tiles",  # it has the files of LEVIR-MCI
+        "diffcap.datasets.karpathy:read_tiles",  # tiles has the files of LEVIR-MCI
         renderer="diffcap.worlds.tiles.write:write_tiles",
         backbone="tiles",
         clip_backbone="tiles_pixels",
@@ -154,10 +154,10 @@ OWN_READER = "diffcap.datasets.pairs:read"  # reads a user's own dataset
 
 @cache
 def datasets() -> Mapping[str, DatasetSpec]:
-    """Return all datasets by name: the built-in ones, then those of other packages."""
+    """Return all datasets by name: the built-in datasets, then the datasets of other packages."""
     return MappingProxyType(load_plugins("diffcap.datasets", DatasetSpec, {spec.name: spec for spec in BUILT_IN}))
 
 
 def get_dataset(name: str) -> DatasetSpec:
-    """Return the `DatasetSpec` of a name. An unknown name is that of a user's own dataset."""
+    """Return the `DatasetSpec` of a name. An unknown name is the name of a user's own dataset."""
     return datasets().get(name) or DatasetSpec(name, name, OWN_READER, "diffcap.datasets.pairs:notes")

@@ -1,4 +1,4 @@
-"""Readers of CUB and NABirds, single images for pre-training, from the datasets' own files or as IDC-PCL's authors preprocessed them.
+"""Readers of CUB and NABirds, which have single images for pre-training, in their official form or as preprocessed for IDC-PCL.
 
 IDC-PCL's authors have a file of JSON lines for each split; its extension may also be `.jsonl`:
 

@@ -49,7 +49,7 @@ _WEIGHTS_OPTION = "--backbone-weights"  # option of the commands that caption im
 
 @cache
 def own_builders() -> dict[str, str]:
-    """Return the datasets and methods with a network of their own: name -> import path of the function that builds the network."""
+    """Return the datasets and methods that bring their own network: name -> import path of the function that builds the network."""
     builders = {name: dataset.network for name, dataset in datasets().items()}
     builders |= {name: method.network for name, method in methods().items()}
     return {name: import_path for name, import_path in builders.items() if import_path}
@@ -358,7 +358,7 @@ def rebuild_backbone(meta: Mapping[str, Any], weights: str | None = None) -> Bac
             size,
             std,
         )
-    except DiffcapError as error:  # its message names the variables of `make extract`
+    except DiffcapError as error:  # the error names variables of `make extract`
         raise DiffcapError(str(error).replace(OFFLINE_HINT, "").replace(WEIGHTS_VARIABLE, _WEIGHTS_OPTION)) from None
     description = json.loads(json.dumps(backbone.describe()))
     for key in ("preprocessing", "pool", "quick_gelu", "weights_sha256"):

@@ -1,4 +1,4 @@
-"""The backbone that ships for the dataset blocks. It detects objects and their attributes in the cells of a coarse grid.
+"""The backbone for the dataset blocks, which ships with diffcap. It detects objects and their attributes in the cells of a coarse grid.
 
 The features of an image 128 pixels wide and 96 high are 107 channels on a grid of 4 rows and 6 columns of cells. A cell has 24 x 24
 pixels; the outer columns extend 8 pixels beyond the image. The channels are probabilities, not embeddings: they hardly depend on
@@ -107,7 +107,7 @@ class BlocksNetwork(nn.Module):
             2,
         )  # (B, 8, 8, 4, 6)
         x, y = positions.unflatten(1, (2, COLORS)).unbind(1)  # (B, 8, 4, 6)
-        weights, dx, dy = self._bilinear_weights(x, y)  # (B, 8, 24, 24): cell of the object, cell that gets a share
+        weights, dx, dy = self._bilinear_weights(x, y)  # (B, 8, 24, 24): from the object's cell to each cell
         color_values = torch.einsum("bcgi,bcij->bcgj", by_color.flatten(3), weights)
         offsets = [torch.einsum("bci,bcij->bcj", color.flatten(2), weights * distance) for distance in (dx, dy)]
         # The groups without color use the mean position of the cell's objects, weighted by the probabilities of the colors.

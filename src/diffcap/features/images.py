@@ -31,7 +31,7 @@ class ImageBatch:
 
     rows: Tensor  # (B,) int64, number of each image's row in the feature store
     images: Tensor  # (B, 3, H, W), preprocessed
-    problems: list[str]  # error messages about images without features that cannot be read; `images` lacks them
+    problems: list[str]  # error messages about unreadable images that need features; these images are not in `images`
 
 
 @dataclass

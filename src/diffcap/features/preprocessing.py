@@ -20,9 +20,9 @@ RCC_STD = (0.229, 0.224, 0.224)
 
 
 def load_image(source: Source, name: str | None = None, value_range: ValueRange | None = None) -> Image.Image:
-    """Decode an image to RGB. If it has more than 8 bits, `value_range` must be the lowest and highest value of both images of its pair."""
+    """Decode an image to RGB. If it has more than 8 bits, `value_range` must be the (lowest, highest) value in both images of its pair."""
     loaded = read_image(source, name, value_range)
-    if loaded.value_range and not value_range:  # an image with more than 8 bits has `value_range`, its own range
+    if loaded.value_range and not value_range:  # `loaded.value_range` is None for images of 8 bits
         raise DiffcapError(
             f"{loaded.name}: has more than 8 bits, and the manifest has no range of values for both images of its pair; run `make data` "
             "again, without --check exists, and then `make extract`."

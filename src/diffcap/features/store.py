@@ -160,7 +160,7 @@ class FeatureStore(ABC):
         self.meta = meta  # content of `meta.json`
         self._paths = paths
         channels, height, width = meta["shape"]
-        self.shape = channels, height, width  # of one image
+        self.shape = channels, height, width  # shape of one image's features
         self.dtype = ARRAY_FILES[meta["dtype"]][1]  # float16, or uint8 for pixels
         self._row_of = {path: row for row, path in enumerate(paths)}
 

@@ -1,4 +1,4 @@
-"""The backbone that ships for the dataset tiles. It predicts the land cover of an overhead image and where its houses are.
+"""The backbone for the dataset tiles, which ships with diffcap. It predicts the land cover of an overhead image and finds its houses.
 
 The features of a 256 x 256 image are 72 channels on a grid of 8 x 8 cells of 32 x 32 pixels: 18 values for each quarter of a cell
 (16 x 16 pixels, upper left, upper right, lower left, lower right). These are the fractions of the 17 classes of land cover and the

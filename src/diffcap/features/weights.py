@@ -46,7 +46,7 @@ def read_state_dict(path: str | Path, option: str | None = None) -> dict[str, Te
             break
     if not isinstance(state, dict) or not state or not all(isinstance(value, Tensor) for value in state.values()):
         raise DiffcapError(f"{path}: not a state dict of tensors; save it with `torch.save(model.state_dict(), ...)`.")
-    # `torch.nn.DataParallel` adds this prefix.
+    # `torch.nn.DataParallel` adds the prefix "module.".
     return {name.removeprefix("module."): value for name, value in state.items()}
 
 
@@ -67,7 +67,7 @@ def load_weights(network: nn.Module, state: dict[str, Tensor], file: str) -> Non
 
 
 def state_hash(network: nn.Module) -> str:
-    """Return the SHA-256 of names, shapes and values of all parameters and buffers; it does not depend on the file format."""
+    """Return the SHA-256 of names, shapes and values of all parameters and buffers. The hash does not depend on the file format."""
     digest = hashlib.sha256()
     for name, value in sorted(network.state_dict().items()):
         if name.endswith("num_batches_tracked"):

@@ -1,4 +1,4 @@
-"""Extract an untrusted archive safely: only regular files, and only into one folder.
+"""Extract an untrusted archive safely: only regular files are written, and only into one folder.
 
 Links, devices, paths outside of the folder, and archives of implausible size are refused. The files are extracted into a temporary
 folder first, so that a damaged or refused archive leaves no file behind.

@@ -94,7 +94,7 @@ class Client:
 
     def __init__(self, settings: FetchSettings):
         self.settings = settings
-        self.cancelled = threading.Event()  # set it to end all downloads
+        self.cancelled = threading.Event()  # setting this event ends all downloads
         self.num_failures: Counter[str] = Counter()  # host -> number of files in a row whose download failed
         self._session = requests.Session()
         agent = f"diffcap/{diffcap.__version__} (fetches datasets)"

@@ -65,7 +65,7 @@ class Checksums:
         return str(self._records.get(self.name(path), {}).get("sha256", ""))
 
     def url(self, path: Path) -> str:
-        """Return the URL that a file was downloaded from; "" if it was not downloaded."""
+        """Return the URL from which a file was downloaded; "" if the file was not downloaded."""
         return str(self._records.get(self.name(path), {}).get("url", ""))
 
     def record(self, path: Path, url: str) -> None:

@@ -85,7 +85,7 @@ class Sources:
 
 
 def read_sources(path: Path) -> Sources:
-    """Read and check `configs/sources/<dataset>.yaml` or a file like it."""
+    """Read and check `configs/sources/<dataset>.yaml`, or another file of this form."""
     if not path.is_file():
         raise DiffcapError(f"{path}: file not found; it must list the dataset's files.")
     with wrap_errors(path, "not a list of sources as those in configs/sources", "fix it"):

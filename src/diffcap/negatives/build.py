@@ -33,7 +33,7 @@ from diffcap.utils.errors import DiffcapError
 
 NUM_CANDIDATES = 64  # groups of captions with equal content words that are retrieved for each caption
 _REPLACE_ATTEMPTS, _OTHER_CAPTION_ATTEMPTS, _SHUFFLE_ATTEMPTS = 8, 50, 20  # number of random texts
-# Strategies of `confuse` that are tried after the others and, with the replacement "matched", after a caption of no change.
+# Strategies of `confuse` that are tried last: after the others and, with replacement "matched", after a caption that states no change.
 _FALLBACK_STRATEGIES = ("turn_comparison", "exchange_words")
 ProgressFunction = Callable[[int, int], None]  # takes the finished and the total number of steps
 
@@ -50,7 +50,7 @@ class Recipe:
     scope: Literal["pair", "caption"] = "pair"
     seed: int = 0  # of all random choices
     # How new words are drawn. "uniform": from all words of the same part of speech, each with the same probability (paper). "matched",
-    # not in the paper: from words of the same inflection by frequency, but not those with a meaning that a reference has.
+    # not in the paper: from words of the same inflection by frequency, but not words with a meaning that a reference has.
     replacement: Literal["uniform", "matched"] = "uniform"
 
     def __post_init__(self) -> None:

@@ -68,7 +68,7 @@ def write_negatives(
 
 
 def iter_negatives(path: str | Path) -> Iterator[CaptionNegatives]:
-    """Read a `negatives.jsonl`, or a file of the same form that the user wrote, which has no `negatives.json`."""
+    """Read a `negatives.jsonl`, or a file of the same form that the user wrote without a `negatives.json`."""
     path = Path(path)
     has_metadata = path.name == NEGATIVES_FILE and path.is_file() and path.with_name(METADATA_FILE).is_file()
     if has_metadata:

@@ -1,4 +1,4 @@
-"""Find captions for negatives of the kind "retrieve", those with the most similar TF-IDF vectors (IDC-PCL, section 3.2)."""
+"""Find captions for negatives of the kind "retrieve": the captions with the most similar TF-IDF vectors (IDC-PCL, section 3.2)."""
 
 import math
 from collections import Counter
