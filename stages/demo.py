@@ -116,7 +116,7 @@ def demo(
         for name, known in methods().items()
     }
     chosen = [get_method(method)] if method != "all" else [methods()[name] for name in shares if shares[name]]
-    if any(known.base_model for known in chosen):
+    if any(known.base_model_module for known in chosen):
         raise DiffcapError(
             f"METHOD={method} has no demo, because it trains a downloaded model; use make finetune eval METHOD={method} VLM=..., or "
             "make zeroshot."

@@ -1,9 +1,9 @@
-"""Run the command of a stage: read its options, run the missing stages that it needs, then run it unless it is up to date.
+"""Run the command of a stage. First run the stages whose results it needs and lacks, then the stage, unless its result is up to date.
 
 A command has one of two forms:
 
 * `diffcap finetune --dataset blocks --method scorer --model.lr=1e-4`: the variables of an experiment, and options of the stage.
-  The variables determine the settings. Stages that it needs run first if their results are missing. The Makefile uses this form.
+  The variables determine the settings. The stages that it needs run first if their results are missing. The Makefile uses this form.
 * `diffcap eval --checkpoint a.ckpt --out runs/a --folder data/blocks`: options of the stage alone. No other stage runs.
 """
 
@@ -45,8 +45,8 @@ def run_stage(stage: str, words: Sequence[str]) -> None:
     """Run a stage, unless its record says that it is up to date.
 
     Args:
-        words: arguments of the command. They contain `--needed` if another stage needs the result. Then the stage runs again only if its
-            input files have changed. Changed settings are ignored.
+        words: arguments of the command. They contain `--needed` if another stage needs the result. An existing result is then made again
+            only if its input files have changed. Changed settings are ignored.
     """
     is_only_needed = "--needed" in words
     words = [word for word in words if word != "--needed"]
@@ -98,8 +98,8 @@ def run_stage(stage: str, words: Sequence[str]) -> None:
 def make_experiment(given: Mapping[str, str], goals: Sequence[str], is_step: bool) -> Experiment:
     """Return the experiment of a command.
 
-    If reinforce is a goal, its captioner is evaluated. If no training is a goal, a captioner that was trained without a pre-training is
-    accepted, so the pre-training is not run for it.
+    If reinforce is a goal, the captioner of reinforce is evaluated. If no training is a goal, and the captioner was fine-tuned without a
+    pre-training, this captioner is used, and no pre-training runs.
 
     Args:
         given: variables of the command line. goals: the stages that the user named.
@@ -109,7 +109,7 @@ def make_experiment(given: Mapping[str, str], goals: Sequence[str], is_step: boo
     if REINFORCE in goals:
         variables.setdefault("captioner", REINFORCE)
     if ZERO_SHOT in goals:
-        zero_shot_methods = [name for name, method in methods().items() if method.base_model]
+        zero_shot_methods = [name for name, method in methods().items() if method.base_model_module]
         variables.setdefault("method", zero_shot_methods[0])
     e = Experiment(**variables)
     if not is_step and set(goals) & set(STAGES):
@@ -117,7 +117,7 @@ def make_experiment(given: Mapping[str, str], goals: Sequence[str], is_step: boo
     is_only_finetuned = is_finished(e.stage_folder(FINETUNE)) and not (Path(e.pretraining) / FINISHED).is_file()
     if e.has_pretraining and is_only_finetuned and not {PRETRAIN, PRETRAIN_EXTRA, FINETUNE} & set(goals):
         e = Experiment(**{**variables, "pretrain": "no"})
-    if ZERO_SHOT in goals and not e.method_spec.base_model:
+    if ZERO_SHOT in goals and not e.method_spec.base_model_module:
         names = " or ".join(zero_shot_methods)
         raise DiffcapError(f"zeroshot is for METHOD={names}, and METHOD={e.method} needs training; leave out METHOD.")
     if e.eval == RETRIEVAL and "report" in goals:
@@ -126,7 +126,7 @@ def make_experiment(given: Mapping[str, str], goals: Sequence[str], is_step: boo
 
 
 def check_used(given: Mapping[str, str], goals: Sequence[str], experiments: Iterable[Experiment]) -> None:
-    """Raise an error if the command line has a variable that none of the experiments uses in the stages that the goals need."""
+    """Raise an error if a variable in `given` has no effect on any of the experiments, in the stages that the goals need."""
     used = NAMES - {"tagger", "pretraining", "captioner", "eval"}
     for e in experiments:
         stages = {stage for stage, _ in needed_by(e, goals)}
@@ -144,7 +144,7 @@ def check_used(given: Mapping[str, str], goals: Sequence[str], experiments: Iter
 
 
 def _check_stages(e: Experiment, needed: Sequence[tuple[str, Experiment]], options: Mapping[str, list[str]]) -> None:
-    """Check the files and options (`options`: by stage) of all stages of a command before the first one runs, which may take hours."""
+    """Check the files of all stages of a command, and their `options` (by stage), before the first stage runs, which may take hours."""
     e.check_inputs({stage for stage, _ in needed})
     missing = [need for need in needed if not is_made(*need)]
     for need in missing:
@@ -171,7 +171,7 @@ def _is_unused(stage: str, e: Experiment) -> bool:
 
 
 def _make_request(stage: str, e: Experiment, stage_options: list[str]) -> Request:
-    """Return a stage's request from the experiment's settings, the section of its CONFIG file, and the options of the command line."""
+    """Return the request for a stage, from the experiment's settings, the stage's section in the CONFIG file and the command line."""
     if stage == "extract" and e.features_from:
         stage = "import_features"
     row = STAGES[stage]
@@ -179,7 +179,7 @@ def _make_request(stage: str, e: Experiment, stage_options: list[str]) -> Reques
     sources = []
     if stage in LIGHTNING:
         initial_checkpoint = (settings.get("model") or {}).get("init_from")
-        # make passes the initial checkpoint as --init_from, too. The option is unnecessary if the settings name the same checkpoint.
+        # make gives the initial checkpoint as --init_from. This option is unnecessary if the settings name the same checkpoint.
         stage_options = [word for word in stage_options if word != f"--init_from={initial_checkpoint}"]
         stage_options = [f"--model.{word[2:]}" if word.startswith("--init_from=") else word for word in stage_options]
         sources = [part.source for part in parts(e, stage)]
@@ -187,10 +187,10 @@ def _make_request(stage: str, e: Experiment, stage_options: list[str]) -> Reques
         stage_options = [*shlex.split(e.extract_args), *stage_options]
     if section := e.sections.get(PRETRAIN if stage == PRETRAIN_EXTRA else stage):
         sources.append(f"{e.config}: {stage}")
-        if stage not in TRAININGS:  # the settings of a training contain the section
+        if stage not in TRAININGS:  # the settings of a training contain the section already
             settings = merge(settings, section) if stage in LIGHTNING else settings | section
-    # The jobs of all shards have one record, so `--data.shard` is not hashed.
-    words = zip(["", *stage_options], stage_options)  # each with the one before it: an option may be two words
+    # Several jobs may each extract a part of the features (`--data.shard=3/16`). They write one record, so this option is not hashed.
+    words = zip(["", *stage_options], stage_options)  # each after its predecessor, because an option may be two words
     asked_options = [word for last, word in words if last != "--data.shard" and not word.startswith("--data.shard")]
     asked = record.digest(__version__, settings, os.environ.get("DIFFCAP_CORENLP"), asked_options)
     return Request(stage, settings, stage_options, asked, row.inputs(e), sources)
@@ -215,7 +215,7 @@ def _run_missing(missing: Sequence[tuple[str, Experiment]], request: Request, e:
 
 
 def check_options(request: Request) -> None:
-    """Exit with an error if the command line of a stage has a misspelt option or a wrong value."""
+    """End the process with an error message if the request's options have a misspelt name or a wrong value. The stage does not run."""
     if request.stage not in LIGHTNING:
         _parse(request)
         return
@@ -235,7 +235,7 @@ def run_in_process(command: Sequence[str]) -> None:
 
 
 def check_extra(stage: str, other: Experiment, e: Experiment) -> None:
-    """Raise an error if `other`, the experiment of a dataset in EXTRA, has no result of a stage that the user must run first."""
+    """Raise an error if the user must first run a stage, whose result is missing, for `other`, the experiment of a dataset in EXTRA."""
     if other is not e and stage == "data":
         raise DiffcapError(
             f"{other.folder}/manifest.jsonl: EXTRA={e.extra} needs this dataset; make it with `make data DATASET={other.dataset}`, and "
@@ -249,7 +249,7 @@ def check_extra(stage: str, other: Experiment, e: Experiment) -> None:
 
 
 def _is_current(request: Request, record_file: Path, is_only_needed: bool) -> bool:
-    """Return whether the stage is up to date according to its record. If diffcap 0.1 made the result, a record is written first."""
+    """Return whether a stage's result is up to date according to its record. First write a record for a result of diffcap 0.1."""
     stage, folder = request.stage, record_file.parent
     old_record = record.read(record_file)
     if not old_record and (is_only_needed or _asked_before(request, folder)):
@@ -293,7 +293,7 @@ def _record_earlier_result(request: Request, record_file: Path) -> dict[str, Any
 
 
 def _asked_before(request: Request, folder: Path) -> bool:
-    """Return whether diffcap 0.1 made the result with the same options, which it wrote into a file beside the result."""
+    """Return whether diffcap 0.1 made the result with the request's options. That version wrote the options into a file in `folder`."""
     if request.stage == "extract":
         meta, model = read_object(folder / "meta.json"), request.settings["model"]
         is_same = all(meta.get(key) == model[key] for key in ("library", "network", "stage") if key in model)
@@ -316,7 +316,7 @@ def _parse(request: Request) -> tuple[OneLineErrorParser, Any]:
 
 
 def _run_body(request: Request) -> None:
-    """Run the function of a stage, unless its record has the same options and files. A stage with Lightning checks this itself."""
+    """Run the function of a stage, unless its record has the same options and files. Functions of stages in `LIGHTNING` check this."""
     stage, row = request.stage, STAGES[request.stage]
     body = import_object(row.body)
     if stage in LIGHTNING:
@@ -341,7 +341,7 @@ def _run_body(request: Request) -> None:
 
 
 def _is_direct(stage: str, words: Sequence[str], variables: Mapping[str, str]) -> bool:
-    """Return whether a command has options of the stage alone, without an experiment. A method's settings file as --config is an error."""
+    """Return whether a command has only options of the stage, no experiment. Raise an error if --config is a method's settings file."""
     configs = own_configs(words)
     for path in configs:
         # configs/method/<method>.yaml; earlier versions had configs/method/<method>/<stage>.yaml.
@@ -404,7 +404,7 @@ def print_paths(words: Sequence[str]) -> None:
         "folder": [e.folder],
         "store": [e.features_folder],
         "negatives": [record_path("negatives", e)] if needs_negatives else [],
-        "first": [e.stage_folder(PRETRAIN_EXTRA)] if e.has_pretraining and e.first_dataset else [],
+        "first": [e.stage_folder(PRETRAIN_EXTRA)] if e.has_pretraining and e.first_pretraining_dataset else [],
         "pretraining": [e.stage_folder(PRETRAIN)] if pretrains else [],
         "start": [e.pretrained_checkpoint] if e.has_pretraining else [],
         "run": [e.run],

@@ -85,7 +85,7 @@ def experiments() -> Iterator[tuple[str, dict[str, str]]]:
         if methods()[method].pretraining:
             for offline in ("no", "yes"):
                 yield "negatives", common | {"offline": offline}
-        if methods()[method].base_model:
+        if methods()[method].base_model_module:
             for vlm in VLMS:
                 yield "zeroshot", common | {"vlm": vlm}
                 for stage, trainer in itertools.product(stages, TRAINERS):

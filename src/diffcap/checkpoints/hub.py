@@ -229,7 +229,7 @@ def model_card(
         model_name=model_name,
         metadata=metadata,
         title=method.title if method else metadata["method"],
-        paper=method.paper if method and not method.base_model else "",
+        paper=method.paper if method and not method.base_model_module else "",
         base=hyperparameters if "base" in hyperparameters else None,
         trained=TRAINED_PARTS.get(str(hyperparameters.get("train")), "").format(**hyperparameters),
         licence_of_base=licence_of_base,

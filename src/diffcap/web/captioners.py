@@ -44,7 +44,7 @@ def find_choices(
             # All visitors get this commit, even if the repository has a newer one when the model is loaded.
             model_at_commit = f"{model.name}@{model.revision}" if model.revision else model.name
             shown_path = Path(f"{model.name}@{model.revision[:7]}" if model.revision else model.name)
-            title = next(method.title for method in methods().values() if method.base_model)
+            title = next(method.title for method in methods().values() if method.base_model_module)
             choices_with_paths.append((shown_path, Choice(f"{title} · without training", model_at_commit)))
         else:
             metadata = load_captioner(name, "cpu", backbone_weights, base).metadata  # errors are raised now
