@@ -99,9 +99,7 @@ class Experiment:
             name = variable.name
             setattr(self, name, self.explicit_values.get(name) or values.get(name) or variable.metadata["default"])
         self.dataset_spec, self.method_spec = get_dataset(self.dataset), get_method(self.method)
-        self.base_model = (
-            self.vlm
-        )  # pre-trained model that the captioner is made from; "": the settings name it, if any
+        self.base_model = self.vlm  # pre-trained model from which the captioner is made; "": see the settings
         self.base_model_name = Path(self.base_model.partition("@")[0]).name  # "user/name@revision" -> "name"
         # The names in `extra`, and an experiment for each dataset. The user prepares each dataset by `make data DATASET=<name>`.
         self.extras = tuple(filter(None, (name.strip() for name in self.extra.split(","))))

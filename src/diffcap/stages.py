@@ -251,7 +251,10 @@ STAGES: dict[str, Stage] = {
     ),
     PRETRAIN_EXTRA: _training_stage(
         PRETRAIN_EXTRA,
-        lambda e: [("data", e), *(need for need in _before_pretraining(e) if need[1].dataset == e.first_dataset)],
+        lambda e: [
+            ("data", e),
+            *(need for need in _before_pretraining(e) if need[1].dataset == e.first_pretraining_dataset),
+        ],
     ),
     PRETRAIN: _training_stage(PRETRAIN, _before_pretraining),
     FINETUNE: _training_stage(FINETUNE, lambda e: [("extract", e), *([(PRETRAIN, e)] if e.owns_pretraining else [])]),
