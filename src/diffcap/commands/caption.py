@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from diffcap.checkpoints.hub_access import check_connection
 from diffcap.commands.caption_file import CAPTION_FILE_SUFFIXES, CaptionFile, exclusive_lock
@@ -14,9 +14,6 @@ from diffcap.commands.scene import caption_scene
 from diffcap.utils.console import echo, print_json
 from diffcap.utils.cores import MAX_THREADS, available_cores
 from diffcap.utils.errors import DiffcapError
-
-if TYPE_CHECKING:
-    from diffcap.pair_captioner import PairCaptioner
 
 _MAX_NAME_LENGTH = 60  # characters of a file name, which take up to 4 bytes each; file systems allow 255 bytes
 
@@ -169,6 +166,7 @@ def caption_pairs(
         raise DiffcapError(f"--json has no effect with --out {out_path}; remove it. A .jsonl file has the same lines.")
     if out_path and after is None and os.path.realpath(out_path) in map(os.path.realpath, table_paths(Path(before))):
         raise DiffcapError(f"--out {out_path}: the pairs of {before} are read from this file; give another name.")
+    from diffcap.commands.model import load_model
     from diffcap.models.generation import check_search
     from diffcap.utils.image_io import read_pair
     from diffcap.utils.progress import progress_bar
@@ -228,19 +226,6 @@ def caption_pairs(
         failures = [f"{count} of {len(pairs)} pairs could not be {verb}" for verb, count in counts.items() if count]
         rest = "" if num_failed + num_undrawn == len(pairs) else "; the others are done"
         raise DiffcapError(f"{' and '.join(failures)}, see above{rest}.")
-
-
-def load_model(default_name: str, model_options: Mapping[str, Any]) -> "PairCaptioner":
-    """Load the captioner of --checkpoint, by default a shipped one, and print notes about it. `model_options`: as in `caption_pairs`."""
-    from diffcap.pair_captioner import SHIPPED_CAPTIONERS, load_captioner
-
-    options = {name: value for name, value in model_options.items() if name != "checkpoint"}
-    captioner = load_captioner(model_options["checkpoint"] or SHIPPED_CAPTIONERS[default_name], **options)
-    if model_options["checkpoint"] is None:
-        echo(f"note: no --checkpoint: the captioner `{default_name}`, which ships with diffcap, is used.", err=True)
-    if captioner.domain_note is not None:  # warning about images unlike those of the training
-        echo(f"note: {captioner.domain_note}", err=True)
-    return captioner
 
 
 def _file_names(ids: Sequence[str]) -> dict[str, str]:

@@ -13,8 +13,8 @@ from typing import Any
 
 import fsspec
 
-from diffcap.commands.caption import load_model
 from diffcap.commands.caption_parts import Job, Part, caption_part, list_files, list_names, split, write_file
+from diffcap.commands.model import load_model
 from diffcap.models.generation import check_search
 from diffcap.utils.console import echo, parse_shard
 from diffcap.utils.cores import MAX_THREADS, available_cores

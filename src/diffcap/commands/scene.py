@@ -64,7 +64,7 @@ def caption_scene(
         raise DiffcapError(
             f"{before}: the raster after the change is missing; give both: diffcap caption BEFORE AFTER --out {out_files[0]}."
         )
-    from diffcap.commands.caption import load_model
+    from diffcap.commands.model import load_model
     from diffcap.models.generation import check_search
     from diffcap.scenes import raster
     from diffcap.scenes.captioning import IDENTICAL, NO_DATA, PARTIAL_SUFFIX, PartialResults, caption_tiles
