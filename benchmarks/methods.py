@@ -43,7 +43,7 @@ def methods(
     """
     from diffcap.utils.errors import DiffcapError
 
-    trained_from_scratch = [name for name, method in registered().items() if not method.base_model]
+    trained_from_scratch = [name for name, method in registered().items() if not method.base_model_module]
     chosen = [get_method(name).name for name in methods or trained_from_scratch]
     batch, large_batch, repeats = (2, 2, 1) if small else (batch, large_batch, repeats)
     settings: dict[str, Any] = {"repeats": repeats, "threads": threads, "small": small}

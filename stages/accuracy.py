@@ -1,11 +1,13 @@
 """Compare decoding and training variants: beam search, averaged weights, an ensemble of the seeds, self-critical training."""
 
+import json
 import sys
 from functools import partial
 from pathlib import Path
 
 from diffcap import record
-from diffcap.experiment import Experiment
+from diffcap.experiment import Experiment, parse
+from diffcap.pipeline import check_used
 from diffcap.run_folder import (
     AVERAGED,
     BEST,
@@ -17,8 +19,9 @@ from diffcap.run_folder import (
     STEP_CHECKPOINT_GLOB,
     result_folder_name,
 )
-from diffcap.runner import call, in_parallel, make, parse_seeds, run_command, steps_options
-from diffcap.utils.errors import DiffcapError
+from diffcap.runner import call, in_parallel, make, parse_seeds, steps_options
+from diffcap.utils.console import run
+from diffcap.utils.errors import DiffcapError, plain_errors
 
 
 def accuracy(
@@ -54,7 +57,7 @@ def accuracy(
         raise DiffcapError(f"--keep is {keep}; it must be at least 1.")
     check_search(beams, length_penalty, "--beams")
     base = Experiment(**variables)
-    dataset_folder = base.folder
+    check_used(variables, [FINETUNE], [base])
     out_folder = Path(out or f"runs/{base.dataset}/{base.method}-accuracy")
     shared_variables = {**variables, "logger": "none"}
     # The stages that all seeds share run first, because two seeds would write the same files at the same time.
@@ -66,7 +69,7 @@ def accuracy(
     averaged_eval, reinforced_eval = result_folder_name(AVERAGED, EVAL), result_folder_name(REINFORCE, EVAL)
 
     def evaluate(title: str, checkpoint: Path, out: Path, *options: str) -> None:
-        words = ["--checkpoint", str(checkpoint), "--out", str(out), "--folder", dataset_folder, *options]
+        words = ["--checkpoint", str(checkpoint), "--out", str(out), "--folder", base.folder, *options]
         call([sys.executable, "-m", "diffcap", "eval", *words], title)
 
     def run_seed(number: int) -> None:
@@ -107,7 +110,7 @@ def accuracy(
         rows[f"ensemble of {len(seed_numbers)} seeds"] = [ensemble]
     from diffcap.report.comparison import accuracy_table
 
-    accuracy_table(dataset_folder, rows, out_folder / REPORT)
+    accuracy_table(base.folder, rows, out_folder / REPORT)
 
 
 def average(title: str, training_folder: Path, keep: int, out: Path) -> None:
@@ -123,4 +126,6 @@ def average(title: str, training_folder: Path, keep: int, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    run_command(accuracy)
+    with plain_errors():
+        given, options = parse(sys.argv[1:])  # `given` are variables of an experiment
+    run(accuracy, ["--variables", json.dumps(given), *options])

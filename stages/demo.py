@@ -111,10 +111,12 @@ def demo(
     """
     if minutes < OTHER_MINUTES + 1:
         raise DiffcapError(f"{minutes:g} minutes are too few for training; give at least {OTHER_MINUTES + 1:g}.")
-    chosen = (
-        [get_method(method)] if method != "all" else [known for known in methods().values() if _share(known, world)]
-    )
-    if any(known.base_model for known in chosen):
+    shares = {  # fraction of a core for each method when all methods are trained
+        name: plan_of(known).tiles_share if world == "tiles" else plan_of(known).share
+        for name, known in methods().items()
+    }
+    chosen = [get_method(method)] if method != "all" else [methods()[name] for name in shares if shares[name]]
+    if any(known.base_model_module for known in chosen):
         raise DiffcapError(
             f"METHOD={method} has no demo, because it trains a downloaded model; use make finetune eval METHOD={method} VLM=..., or "
             "make zeroshot."
@@ -134,7 +136,7 @@ def demo(
     time_factor = (minutes - OTHER_MINUTES) / (MINUTES - OTHER_MINUTES)
     scales = [time_factor * (plan_of(known).tiles_steps if world == "tiles" else 1) for known in chosen]
     if method == "all":
-        rows = {known.title: own_row(known, scale, _share(known, world)) for known, scale in zip(chosen, scales)}
+        rows = {known.title: own_row(known, scale, shares[known.name]) for known, scale in zip(chosen, scales)}
     else:
         rows = table(chosen[0], scales[0])
     seed_numbers = parse_seeds(seeds)
@@ -144,15 +146,9 @@ def demo(
     print(f"\n{(time.perf_counter() - start) / 60:.1f} minutes; figures and table.md are in {out_folder}/report")
 
 
-def _share(method: Method, world: str) -> float:
-    """Return the fraction of a core for a method when all methods are trained."""
-    return plan_of(method).tiles_share if world == "tiles" else plan_of(method).share
-
-
-def own_row(method: Method, scale: float, share: float | None = None) -> Row:
+def own_row(method: Method, scale: float, share: float) -> Row:
     """Return the row of a method itself; `scale` is a factor of the steps in `PLANS`, `share` the fraction of a core."""
     plan = plan_of(method)
-    share = plan.share if share is None else share
     pretrain = round(plan.pretrain * scale * share) if method.pretraining else 0
     return Row(method.name, method.name, round(plan.finetune * scale * share), pretrain, share=share)
 

@@ -67,60 +67,10 @@ def part_settings(method: str, stage: str, dataset: str = "", ablation: str = ""
 
 
 def run(words: Sequence[str], cwd: Path, timeout: float = 180, **more: str) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end: one of Python and diffcap in a fork of `tests.preloaded`, where the imports are done already."""
-    if _can_fork(words, more):
-        return _run_in_fork(words, cwd, timeout, environment(**more))
+    """Run a command to its end."""
     return subprocess.run(
         words, cwd=cwd, env=environment(**more), capture_output=True, text=True, timeout=timeout, check=False
     )
-
-
-def _can_fork(words: Sequence[str], more: dict[str, str]) -> bool:
-    script = len(words) > 1 and (list(words[1:3]) == ["-m", "diffcap"] or words[1].endswith(".py"))
-    read_at_start = {"PYTHONPATH", "OMP_NUM_THREADS", "PYTHONIOENCODING", "LANG", "LC_ALL", "COLUMNS"}
-    return bool(script and words[0] == sys.executable and not any(name in read_at_start for name in more))
-
-
-@cache
-def _preloaded(packages: str = "") -> subprocess.Popen[str]:
-    command = [sys.executable, str(ROOT / "tests/preloaded.py")]
-    more = {"PYTHONPATH": packages} if packages else {}
-    server = subprocess.Popen(
-        command, env=environment(**more), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    atexit.register(server.kill)
-    return server
-
-
-def run_with_packages(folder: Path, words: Sequence[str], cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Like `run` of several commands with PYTHONPATH=folder, with one start of the interpreter for all of them."""
-    return _run_in_fork(words, cwd, 180, environment(PYTHONPATH=str(folder)), str(folder))
-
-
-def _run_in_fork(
-    words: Sequence[str], cwd: Path, timeout: float, environment: dict[str, str], packages: str = ""
-) -> subprocess.CompletedProcess[str]:
-    server = _preloaded(packages)
-    assert server.stdin is not None and server.stdout is not None
-    with tempfile.TemporaryDirectory() as folder:
-        stdout, stderr = Path(folder) / "stdout", Path(folder) / "stderr"
-        stdout.touch()
-        stderr.touch()
-        command = {
-            "words": [str(word) for word in words],
-            "cwd": str(cwd),
-            "environment": environment,
-            "timeout": timeout,
-            "stdout": str(stdout),
-            "stderr": str(stderr),
-        }
-        server.stdin.write(f"{json.dumps(command)}\n")
-        server.stdin.flush()
-        status = json.loads(server.stdout.readline())
-        output = [path.read_text(encoding="utf-8", errors="surrogateescape") for path in (stdout, stderr)]
-    if status is None:
-        raise subprocess.TimeoutExpired(words, timeout, *output)
-    return subprocess.CompletedProcess(words, status, *output)
 
 
 def logged(out: Path) -> dict[tuple[str, str], float]:

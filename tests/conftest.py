@@ -4,9 +4,11 @@ import os
 from pathlib import Path
 
 import pytest
+from tests import preloaded
 
 # Every core has a worker: with torch's own choice of threads they would wait for each other. Before any test imports torch.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+preloaded.install()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -362,7 +362,7 @@ def test_ctrl_c_says_what_is_kept(table: Path, checkpoint: str, monkeypatch: pyt
     assert str(caption(*words)).startswith(
         "error: interrupted; the captions are not saved; --out captions.jsonl saves them"
     )
-    assert "what is done is in a.jsonl, and the same command goes on" in str(caption(*words, "--out", "a.jsonl"))
+    assert "the captions so far are in a.jsonl; run the same command again" in str(caption(*words, "--out", "a.jsonl"))
     assert len(rows_of(table / "a.jsonl")) == 2
     monkeypatch.setattr(PairCaptioner, "batch", batch)
     assert caption(*words, "--out", "a.jsonl") is None

@@ -1,6 +1,7 @@
 """`diffcap caption pairs.parquet --out captions/`: parts, shards, Ray, failures and continued commands."""
 
 import json
+import re
 import resource
 import shutil
 import signal
@@ -19,7 +20,7 @@ from tests.commands import environment
 from tests.test_caption_command import caption
 from tests.test_pair_captioner import make, noise, reweighted
 
-from diffcap.commands import caption_parts
+from diffcap.commands import caption_parts, caption_table
 from diffcap.commands.caption_parts import fetch, list_files, read_rows, split
 from diffcap.utils.errors import DiffcapError
 
@@ -211,7 +212,7 @@ def test_bad_tables_are_one_sentence(checkpoint: str, tmp_path: Path, monkeypatc
 KILLED = """
 import os, signal
 from diffcap.cli import main
-from diffcap.commands import caption_parts
+from diffcap.commands import caption_parts, caption_table
 
 write = caption_parts.write_file
 def write_or_stop(location, content):
@@ -272,6 +273,21 @@ def test_ray_goes_on_without_a_killed_worker_and_a_lost_node(
         cluster.shutdown()
     assert "3 pairs could not be captioned" in errors and process.returncode == 1
     assert content(tmp_path / "out") == content(tmp_path / "one")
+
+
+@pytest.mark.slow
+def test_the_error_of_a_worker_of_ray_is_named(
+    table: Path, checkpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ray")
+
+    class Worker(caption_table.RayWorker):
+        def __init__(self, *_: Any) -> None:
+            raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(caption_table, "RayWorker", Worker)
+    message = str(caption(*words(table, tmp_path / "out", checkpoint, "--engine=ray")))
+    assert re.search(r"4 parts are missing .*: [\d.]+: RuntimeError: CUDA error: out of memory; run the same", message)
 
 
 def workers(node: Any) -> list[Any]:

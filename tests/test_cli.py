@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -28,10 +27,8 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
     return predictions, references
 
 
-def test_help_is_quick_and_names_the_arguments() -> None:
-    start = time.monotonic()
+def test_help_names_the_arguments() -> None:
     general, one = diffcap("--help"), diffcap("score", "--help")
-    assert time.monotonic() - start < 8  # two runs, on a machine that may be busy
     assert general.returncode == one.returncode == 0
     assert "score" in general.stdout
     assert "--tokenizer {ptb,raw}" in one.stdout and "COCO results file" in one.stdout

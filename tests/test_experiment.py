@@ -146,13 +146,15 @@ def test_features_that_are_there_decide_what_they_hold(tmp_path: Path) -> None:
         Experiment(method="dirl", folder=str(tmp_path), features="mine").check_inputs({"finetune"})
 
 
+WORDS = ["--pairs", "60", "--method", "scorer", "--trainer", "smoke", "--logger", "none", "--ablation", "rr"]
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run that `diffcap finetune` has trained."""
     folder = tmp_path_factory.mktemp("experiment")
-    words = ["--pairs", "60", "--method", "scorer", "--trainer", "smoke", "--logger", "none", "--ablation", "rr"]
     for stage in ("data", "extract", "finetune"):
-        done = run([sys.executable, "-m", "diffcap", stage, *words], folder)
+        done = run([sys.executable, "-m", "diffcap", stage, *WORDS], folder)
         assert done.returncode == 0, done.stderr
     return folder
 
@@ -173,16 +175,15 @@ def test_a_training_is_repeated_from_the_config_of_its_run(trained: Path) -> Non
 
 @pytest.mark.slow
 def test_a_finished_stage_is_found_without_torch_and_a_changed_one_runs(trained: Path) -> None:
-    words = ["--pairs", "60", "--method", "scorer", "--trainer", "smoke", "--logger", "none", "--ablation", "rr"]
     code = (
         "import sys; from diffcap.pipeline import run_stage; run_stage('finetune', sys.argv[1:]);"
         "assert 'torch' not in sys.modules"
     )
-    run([sys.executable, "-m", "diffcap", "finetune", *words], trained)  # another test may have asked in other words
-    done = run([sys.executable, "-c", code, *words], trained)
+    run([sys.executable, "-m", "diffcap", "finetune", *WORDS], trained)  # another test may have asked in other words
+    done = run([sys.executable, "-c", code, *WORDS], trained)
     assert done.returncode == 0 and "nothing to do" in done.stdout, done.stderr
     (trained / "runs/blocks/scorer-rr/finetune/best.ckpt").unlink()
-    done = run([sys.executable, "-m", "diffcap", "finetune", *words], trained)
+    done = run([sys.executable, "-m", "diffcap", "finetune", *WORDS], trained)
     assert done.returncode == 0 and "best.ckpt of the finished training is missing" in done.stdout, done.stderr
     assert (trained / "runs/blocks/scorer-rr/finetune/best.ckpt").is_file()
 
@@ -210,8 +211,7 @@ def test_a_class_that_has_moved_is_the_same_training(trained: Path) -> None:
         (out / name).write_text(text.replace("diffcap.methods.scorer.model.SCORER", "diffcap.elsewhere.SCORER"))
     finished = json.loads((out / "finished.json").read_text())
     (out / "finished.json").write_text(json.dumps({**finished, "asked": "", "id": "of other paths"}))
-    words = ["--pairs", "60", "--method", "scorer", "--trainer", "smoke", "--logger", "none", "--ablation", "rr"]
-    done = run([sys.executable, "-m", "diffcap", "finetune", *words], trained)
+    done = run([sys.executable, "-m", "diffcap", "finetune", *WORDS], trained)
     assert done.returncode == 0 and "already finished with these settings" in done.stdout, done.stderr
 
 
@@ -238,6 +238,38 @@ def test_the_features_of_a_run_must_be_there_or_their_network_named(tmp_path: Pa
     (tmp_path / "features/mine").mkdir(parents=True)
     (tmp_path / "features/mine/meta.json").write_text("{}")
     assert Experiment(config=str(path)).features == "mine"
+
+
+def test_a_section_run_is_not_the_config_of_a_run(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("dataset: desk\nmethod: scorer\nfinetune: {run: {keep_last_k: 3}}\n")
+    e = Experiment(config=str(path))
+    assert (e.dataset, e.backbone) == ("desk", "resnet101_layer3")
+    assert STAGES["finetune"].settings(e)["run"]["keep_last_k"] == 3
+
+
+@pytest.mark.slow
+def test_a_replaced_option_is_refused_before_the_missing_stages_run(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("finetune: {model: {half_precision_clip: true}}")
+    words = ["--method", "scorer", "--folder", str(tmp_path)]
+    message = "model.half_precision_clip is True, but that option was replaced by model.optimizer"
+    for command in (
+        partial(print_paths, [*words, "--goals", "eval", "--", "finetune --model.half_precision_clip=true"]),
+        partial(print_paths, [*words, "--goals", "eval", "--config", str(path)]),
+        partial(run_stage, "eval", [*words, "--config", str(path)]),
+    ):
+        with pytest.raises(DiffcapError, match=message):
+            command()
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_variables_of_a_file_may_be_for_other_stages(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("method: scorer\ntagger: english\ncaptioner: reinforce\npretraining: other\n")
+    print_paths(["--goals", "finetune", "--config", str(path)])
+    with pytest.raises(DiffcapError, match="TAGGER=english: finetune with METHOD=scorer does not use TAGGER; omit it"):
+        print_paths(["--goals", "finetune", "--config", str(path), "--tagger", "english"])
 
 
 def test_a_long_section_of_a_config_is_not_taken_for_a_path(tmp_path: Path) -> None:

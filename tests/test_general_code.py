@@ -4,6 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from diffcap.datasets.registry import datasets
 from diffcap.registry import methods
 
 SOURCE = Path(diffcap.__file__).parent
+CONTRIBUTING = Path(__file__).parents[1] / "CONTRIBUTING.md"
 # What still names a method: the default of METHOD and examples; names of vocabulary layouts, which users type and checkpoints contain;
 # VLM= and the extra "vlm" of the package; modules of other packages with the word "scorer".
 NAMED = {
@@ -62,6 +64,61 @@ def test_general_code_names_no_method(method: str) -> None:
 @pytest.mark.parametrize("dataset", sorted(set(datasets()) - {"blocks", "tiles"}))
 def test_general_code_names_no_dataset(dataset: str) -> None:
     assert _naming(dataset, {"methods", "datasets", "worlds"}) == set()
+
+
+def _imports(path: Path) -> Iterator[str]:
+    """The names that a module imports when it is imported itself: not in functions, and not for type checkers only."""
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    later = [
+        node
+        for node in nodes
+        if isinstance(node, ast.FunctionDef) or (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test))
+    ]
+    ignored = {id(node) for parent in later for node in ast.walk(parent)}
+    for node in nodes:
+        if isinstance(node, ast.Import | ast.ImportFrom) and id(node) not in ignored:
+            module = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+            yield from (f"{module}{alias.name}" for alias in node.names)
+
+
+@cache
+def imported_modules() -> dict[str, set[str]]:
+    """The modules of diffcap that each module imports, such as "lit.run"; with those of other packages, their __init__.py as "lit"."""
+    paths = {
+        path.relative_to(SOURCE).with_suffix("").as_posix().replace("/", "."): path for path in SOURCE.rglob("*.py")
+    }
+    modules = {name.removesuffix("__init__").rstrip("."): path for name, path in paths.items()}
+    found = {}
+    for module, path in modules.items():
+        names = [name.removeprefix("diffcap.") for name in _imports(path) if name.startswith("diffcap.")]
+        imported = {name if name in modules else name.rpartition(".")[0] for name in names} - {""}
+        packages = {name.rpartition(".")[0] for name in imported}
+        found[module] = imported | {name for name in packages if name and not module.startswith(name)}
+    return found
+
+
+def test_imports_form_no_circle() -> None:
+    imported = imported_modules()
+    with pytest.raises(CycleError):  # as if an imported module imported the importing one
+        TopologicalSorter({**imported, "utils.errors": {"cli"}}).prepare()
+    TopologicalSorter(imported).prepare()  # raises an error that names the modules of a circle
+
+
+def test_a_package_imports_only_those_before_it() -> None:
+    text = CONTRIBUTING.read_text(encoding="utf-8")
+    (order,) = re.findall(r"^```\n(utils .*?)```", text, re.MULTILINE | re.DOTALL)
+    places = {name: number for number, name in enumerate(order.split())}
+    imported = {name: others for name, others in imported_modules().items() if name not in ("", "__main__")}
+    assert {name.partition(".")[0] for name in imported} == places.keys()
+    upwards = {
+        (name, other)
+        for name, others in imported.items()
+        for other in others
+        if places[other.partition(".")[0]] > places[name.partition(".")[0]]
+    }
+    assert {names for names in upwards if names[1] != "features"} == {
+        ("checkpoints.importing", "features.preprocessing")
+    }
 
 
 def test_only_the_registry_knows_where_a_method_is() -> None:

@@ -16,6 +16,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from tests.preloaded import write_program
 
 from diffcap.cli import main
 from diffcap.experiment import Experiment
@@ -28,13 +29,12 @@ ROOT = Path(__file__).parents[1]
 VARIABLES = {f.name.upper() for f in fields(Experiment)} | {"ARGS"}
 ALL = ["data", "extract", "negatives", "pretrain", "finetune", "eval"]
 
-ACTOR = """#!{python}
-import functools, os, pathlib, runpy, shlex, sys
+ACTOR = """
+import functools, pathlib, runpy, shlex, sys
 
 ROOT = "{root}"
-sys.path.insert(0, ROOT + "/src")
 words = sys.argv[1:]
-sys.executable = os.path.abspath(sys.argv[0])  # the stages that a command starts play, too
+sys.executable = "{python}"  # the stages that a command starts play, too
 if words and words[0].startswith("stages/"):  # these only run stages, so they are the real ones
     sys.argv = words
     sys.path.insert(0, ROOT)
@@ -64,8 +64,8 @@ def as_words(options):
     return [word for name, value in options.items() for word in (f"--{{name}}", value)]
 
 def train(request):
-    if "--print_config" in request.words:
-        sys.exit("--model.lrr=1" in request.words)
+    if request.is_check:
+        sys.exit("--model.lrr=1" in request.words or request.settings["model"].get("lrr"))
     settings = request.settings
     folder = pathlib.Path(settings["run"]["out"])
     data = pathlib.Path(settings["data"]["folder"])
@@ -78,7 +78,7 @@ def train(request):
     record.write(folder / "finished.json", {{**done, **record.make(request.asked, "", files, [])}})
 
 def extract(request):
-    if "--print_config" in request.words:
+    if request.is_check:
         sys.exit()
     settings = request.settings
     folder = pathlib.Path(settings["data"]["folder"], "features", settings["model"]["name"])
@@ -129,10 +129,10 @@ def project(tmp_path: Path) -> Path:
 
 def play(project: Path, more: str = "") -> None:
     """Write the programs that play; `more`: what a stage does at its end."""
+    actor, programs = project / ".venv/actor.py", project / ".venv/bin"
+    actor.write_text(ACTOR.format(python=programs / "python", root=ROOT, more=more))
     for name in ("python", "diffcap"):
-        path = project / ".venv" / "bin" / name
-        path.write_text(ACTOR.format(python=sys.executable, root=ROOT, more=more))
-        path.chmod(0o755)
+        write_program(programs / name, [sys.executable, str(actor)])
 
 
 def make(project: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -251,6 +251,7 @@ def test_what_is_only_needed_stays_with_its_settings_until_its_files_change(proj
 
 def test_options_of_a_stage_that_is_only_needed_are_used_although_it_is_complete(project: Path) -> None:
     played(project, "report")
+    (project / "w.pth").touch()
     for word, stage in {
         "data_ARGS=--jitter=0.5": "data",
         "PAIRS=30": "data",
@@ -334,6 +335,7 @@ def test_a_command_refuses_words_that_it_does_not_use(
 
 
 def test_a_wrong_word_stops_make_before_anything_runs(project: Path) -> None:
+    (project / "wrong.yaml").write_text("finetune: {model: {lrr: 1}}")
     for words, output in (
         (["eval", "METOD=scorer"], "METOD= is not a variable of this Makefile; known are"),
         (["finetune", "SEED=-1"], "SEED=-1 is negative; give a whole number from 0"),
@@ -356,6 +358,13 @@ def test_a_wrong_word_stops_make_before_anything_runs(project: Path) -> None:
         (["finetune", "SEEDS=1,2"], "make finetune does not use SEEDS=; omit it"),
         (["accuracy", "SEED=3"], "make accuracy does not use SEED=; omit it"),
         (["ablation", "CAPTIONER=reinforce"], "make ablation does not use CAPTIONER=; omit it"),
+        (["eval", "WEIGHTS=none.pth"], "none.pth: no weights file there; check the path given as WEIGHTS"),
+        (["eval", "CONFIG=wrong.yaml"], "*** see above"),
+        (["eval", "METHOD=scorer", "TAGGER=english"], "TAGGER=english: eval with METHOD=scorer does not use TAGGER"),
+        (["pretrain", "PRETRAINING=x"], "PRETRAINING=x: pretrain with METHOD=pcl does not use PRETRAINING"),
+        (["reinforce", "CAPTIONER=reinforce"], "CAPTIONER=reinforce: reinforce with METHOD=pcl does not use CAPTIONER"),
+        (["ablation", "METHOD=scorer", "TAGGER=english"], "TAGGER=english: eval with METHOD=scorer does not use"),
+        (["accuracy", "METHOD=scorer", "PRETRAINING=x"], "finetune with METHOD=scorer does not use PRETRAINING"),
     ):
         done = make(project, *words)
         assert done.returncode != 0 and output in done.stderr, done.stderr
@@ -363,9 +372,9 @@ def test_a_wrong_word_stops_make_before_anything_runs(project: Path) -> None:
 
 
 def test_blanks_in_paths(project: Path) -> None:
-    ran = played(project, "extract", "DATA=/o'brien's  photos~/", "WEIGHTS=~/my weights.pth", "DATASET=desk")
-    assert "/o'brien's  photos~/" in shlex.split(ran["data"])
-    assert f"{Path.home()}/my weights.pth" in shlex.split(ran["extract"])
+    (project / "my weights.pth").touch()
+    ran = played(project, "extract", "DATA=/o'brien's  photos~/", "WEIGHTS=my weights.pth", "DATASET=desk")
+    assert "/o'brien's  photos~/" in shlex.split(ran["data"]) and "my weights.pth" in shlex.split(ran["extract"])
     ran = played(project, "negatives", "DATASET=desk", "TAGGER=~/stanza")
     assert f"--tagger {Path.home()}/stanza" in ran["negatives"]
     ran = played(project, "finetune", "METHOD=scorer", "FOLDER=data/my desk", "RUN=runs/my desk")
@@ -410,7 +419,8 @@ def test_a_method_without_pre_training_says_so_and_goes_on(project: Path, method
     done = make(project, "pretrain", f"METHOD={method}")
     assert done.returncode == 0 and not (project / "log").exists()
     assert (
-        done.stdout == f"{method} has no pre-training stage; go on with: make finetune METHOD={method} DATASET=blocks\n"
+        done.stdout
+        == f"{method} has no pre-training stage; continue with: make finetune METHOD={method} DATASET=blocks\n"
     )
     ran = played(
         project, "pretrain", "finetune", "eval", f"METHOD={method}", "DATASET=clevr_change", "ARGS=--model.lr=1"

@@ -105,7 +105,7 @@ ABLATIONS = [
     for known in methods().values()
     for name in known.ablation_names
     for stage in ("pretrain", "finetune")
-    if not known.base_model and known.named("ablations", name, stage)
+    if not known.base_model_module and known.named("ablations", name, stage)
 ]
 
 

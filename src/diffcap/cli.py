@@ -8,6 +8,7 @@ from typing import Any
 
 from diffcap import __version__
 from diffcap.experiment import RUN_VARIABLES, Experiment, parse
+from diffcap.lit.launch import end_together
 from diffcap.pipeline import print_paths, run_stage
 from diffcap.registry import import_object
 from diffcap.stages import COMMANDS, STAGES  # COMMANDS: the stages without internal ones
@@ -30,8 +31,9 @@ FUNCTIONS = {
     "sweep": "diffcap.commands.sweep:sweep",
     "benchmark": "diffcap.commands.benchmark:benchmark",
 }
-# What these commands accept beyond jsonargparse, the parser of command lines: a second argument, which becomes the option `second`;
-# options that are given several times (`list_options`) or have `several_values`; any number of arguments (`variadic`).
+# Forms of arguments that jsonargparse, the parser of command lines, does not accept. `second`: the option that a second argument
+# becomes. `list_options`: options that may be given several times, and with `several_values` also have several values at once.
+# `variadic`: any number of arguments.
 SYNTAX = {
     "caption": Syntax(second="--after", list_options=("--checkpoint", "--out")),
     "score": Syntax(second="--references"),
@@ -58,7 +60,8 @@ def main(arguments: list[str] | None = None) -> None:
     words = sys.argv[1:] if arguments is None else arguments
     with plain_errors():
         if words and words[0] in STAGES:
-            run_stage(words[0], words[1:])
+            with end_together(STAGES[words[0]].is_parallel):
+                run_stage(words[0], words[1:])
             return
         if words[:1] == ["paths"]:  # only the Makefile uses it, so it is in no list of commands
             print_paths(words[1:])
@@ -76,7 +79,7 @@ def main(arguments: list[str] | None = None) -> None:
                 raise DiffcapError(f"--{unused[0]} has no effect on the page; leave it out.")
             checkpoint = ["--checkpoint", str(Experiment(**variables).checkpoint)] if variables else []
             words = ["serve", *checkpoint, *options]
-        if words[:1] == ["sweep"] and "--" in words:
+        if words[:1] == ["sweep"] and "--" in words:  # the words after the hyphens become the option `options`
             end = words.index("--")
             words = [*words[:end], f"--options={json.dumps(words[end + 1 :])}"]
         if words[:1] == ["benchmark"]:

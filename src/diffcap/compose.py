@@ -1,14 +1,17 @@
 """Compose the settings of a training stage from YAML files in configs/. A later part overrides earlier ones.
 
-The method's file is method/<method>.yaml. Words in capitals are variables of make: EXTRA names more datasets to pre-train on. The stage
-reinforce uses the section finetune of the method's file in steps 2 to 4 and 6.
+Words in capitals are variables of make: EXTRA names more datasets to pre-train on. The method's file is method/<method>.yaml. It has a
+section per stage, and groups of entries with names. For example, the group `datasets` may have the entry
+`<dataset>: {both: {model: ...}, finetune: {model: ...}}`: settings for all training stages, and settings for the stage finetune, which
+override them. The stage reinforce uses the settings for finetune in steps 2 to 4 and in the entries of step 6.
 
 1. trainer/default.yaml
-2. the method's section of the stage
-3. for the dataset, and then for each dataset of EXTRA that the stage uses: dataset/<name>.yaml and the method's entry in `datasets`
-4. the method's entries in `base_models` (for the base model that VLM or the settings name), `offline` (if OFFLINE=yes) and `ablations`
-5. for the stage reinforce: reinforce/base.yaml, reinforce/<dataset>.yaml and the method's section reinforce
-6. if TRAINER is not default: trainer/<trainer>.yaml, and in `trainers` the method's entries <trainer> and <trainer>.<base model>; for
+2. the section of the method's file for the stage
+3. for the dataset, and then for each dataset of EXTRA that the stage uses: dataset/<name>.yaml and the entry <name> in `datasets`
+4. the entry in `base_models` of the pre-trained model that VLM or the settings name, the settings in `offline` (if OFFLINE=yes), and
+   the entry in `ablations` that ABLATION names
+5. for the stage reinforce: reinforce/base.yaml, reinforce/<dataset>.yaml and the section reinforce of the method's file
+6. if TRAINER is not default: trainer/<trainer>.yaml, and the entries <trainer> and <trainer>.<base model> in `trainers`; for the stage
    reinforce, also reinforce/<trainer>.yaml
 7. if several processes train: trainer/ddp.yaml
 """
@@ -27,16 +30,17 @@ from diffcap.utils.settings import CONFIGS, Settings, get_config_value, read_set
 if TYPE_CHECKING:
     from diffcap.experiment import Experiment
 
-MIXED = "mixed"  # EXTRA=mixed adds all further datasets to the main pre-training
+# EXTRA=mixed adds all datasets in `about.pretraining.extra` of the method's file to the main pre-training.
+MIXED = "mixed"  # also the name of the entry in `datasets` with the settings for this
 
 
 def compose(e: "Experiment", stage: str) -> Settings:
-    """Return the settings of a stage. Callers merge the user's CONFIG file, variables and command-line options into them."""
+    """Return the settings of a stage from these files. Callers override them with CONFIG, other variables and command-line options."""
     return reduce(merge, (part.settings for part in parts(e, stage)), {})
 
 
 def parts(e: "Experiment", stage: str) -> list[Part]:
-    """Return the parts in the order of this module's docstring. The stage extract has one part: the file backbone/<name>.yaml."""
+    """Return the parts of a stage's settings, in the order of this module's docstring. The stage extract has one: backbone/<name>.yaml."""
     if stage == "extract":
         return _file(f"backbone/{e.backbone}")
     method = e.method_spec
@@ -45,22 +49,24 @@ def parts(e: "Experiment", stage: str) -> list[Part]:
         if name not in known_names:
             names = ", ".join(sorted(known_names))
             raise DiffcapError(f"{method.file}: datasets: the dataset {name!r} is unknown; known datasets: {names}.")
-    # The section of the method's file that steps 2 to 4 and 6 use.
+    # The stage whose settings in the method's file are used in steps 2 to 4 and 6
     section = {PRETRAIN_EXTRA: PRETRAIN, REINFORCE: FINETUNE}.get(stage, stage)
     if not method.stage(section):
         raise DiffcapError(f"{method.file}: the section {section} is missing; write it, see docs/adding.md.")
     found = [*_file("trainer/default"), *method.stage(section)]
-    # `e.first_dataset` has a pre-training of its own; the other datasets are added to the main pre-training.
-    added_datasets = [MIXED] if MIXED in e.extras else [name for name in e.extras if name != e.first_dataset]
-    for name in (e.dataset, *{PRETRAIN_EXTRA: [e.first_dataset], PRETRAIN: added_datasets}.get(stage, [])):
+    # The first pre-training is on one dataset of EXTRA. The main pre-training is on `e.dataset` and the other datasets of EXTRA.
+    first = e.first_pretraining_dataset
+    added_datasets = [MIXED] if MIXED in e.extras else [name for name in e.extras if name != first]
+    for name in (e.dataset, *{PRETRAIN_EXTRA: [first], PRETRAIN: added_datasets}.get(stage, [])):
         folder = CONFIGS / "dataset"
         if resource := get_dataset(name).configs:  # "package:folder", if another package defines the dataset
             package, _, subfolder = resource.partition(":")
             folder = package_folder(package, f"`configs` of the dataset {name}") / subfolder
         found += [*_file(name, folder), *method.named("datasets", name, section)]
+    # Name of the pre-trained model that the captioner is made from: in the variable VLM (`e.base_model`), else in the settings so far
     base_name = e.base_model_name
-    if method.base_model and not e.base_model:  # the variable VLM is not set
-        contents = [*(part.settings for part in found), e.sections.get(section, {})]  # sections: in the CONFIG file
+    if method.base_model_module and not e.base_model:
+        contents = [*(part.settings for part in found), e.sections.get(section, {})]  # `sections`: of the CONFIG file
         base = get_config_value(contents, "model", "captioner", "init_args", "base")
         base_name = Path(str(base or "").partition("@")[0]).name  # "user/name@revision" becomes "name"
     found += method.named("base_models", base_name, section)
@@ -85,7 +91,8 @@ def _file(name: str, folder: Path = CONFIGS) -> list[Part]:
 def merge(base: Settings, over: Settings, depth: int = 0) -> Settings:
     """Return `base` overridden by `over`. Groups (model, data, ...) and arguments of a class are merged; other values are replaced.
 
-    A dict that is a value, such as `data.tasks`, is replaced as a whole. If `class_path` changes, the earlier `init_args` are dropped.
+    A dict that is the value of an option, such as `data.tasks`, is replaced as a whole. If `over` has another `class_path` than `base`, the
+    `init_args` of `base` are dropped. `depth`: number of nested groups around `base`; 0 for all settings of a stage.
     """
     merged = dict(base)
     for key, value in over.items():

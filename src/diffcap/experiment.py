@@ -31,14 +31,15 @@ from diffcap.run_folder import (
     stage_of,
 )
 from diffcap.utils.errors import DiffcapError
+from diffcap.utils.files import expand_home
 from diffcap.utils.settings import CONFIGS, get_config_value, read_settings
 
 DEFAULT_SEED = "1234"
-CAPTIONS, RETRIEVAL = "captions", "retrieval"  # values of `eval`
+CAPTIONS, RETRIEVAL = "captions", "retrieval"  # values of the variable `eval`
 PROBE = "probe"  # TRAINER=probe measures a hundred steps and estimates the time of the whole training
-# Sections of a CONFIG file; each holds the options of a stage.
+# Sections of the YAML file that the variable `config` names; each has the options of one stage.
 SECTIONS = ("data", "extract", "negatives", *TRAINING_STAGES, "zeroshot", EVAL, REPORT)
-# Keys of a grid of experiments, with the variable of each
+# Keys of lists in the YAML file of a grid of experiments (`diffcap benchmark`) -> the variable whose values the list has
 AXES = {"datasets": "dataset", "methods": "method", "seeds": "seed"}
 
 
@@ -48,7 +49,7 @@ def _option(text: str, default: str = "") -> Any:
 
 @dataclass(kw_only=True)
 class Experiment:
-    """The variables of one experiment; an empty string is replaced by the default. Messages name them as make does: SEED= for `seed`."""
+    """The variables of one experiment. "" is replaced by the default. Messages write variables as make does: SEED= for `seed`."""
 
     dataset: str = _option("name of the dataset; blocks are scenes that diffcap renders", "blocks")
     method: str = _option("a file of configs/method, or a method of another package", "pcl")
@@ -82,8 +83,8 @@ class Experiment:
     captioner: str = _option("stage whose captioner is evaluated: finetune or reinforce", FINETUNE)
     eval: str = _option("what eval evaluates: captions, or retrieval, if the pre-training learns it", CAPTIONS)
     extra: str = _option(
-        "more datasets to pre-train on (those in about.pretraining.extra of the method's file), separated by commas: captions "
-        "get a pre-training of their own before the main one, classes are added to the main one; mixed adds all to the main one"
+        "more datasets to pre-train on (those in about.pretraining.extra of the method's file), separated by commas: one with "
+        "captions gets a pre-training before the main one, one with classes is added to the main one; mixed adds all to the main one"
     )
     pairs: str = _option("number of pairs to render (blocks)")
     config: str = _option("YAML file with these variables and a section of options per stage, or a run's config.yaml")
@@ -91,23 +92,40 @@ class Experiment:
 
     def __post_init__(self) -> None:
         """Read `config`, check the values, fill in the defaults."""
-        # Only the variables of the command line. Those of `config` are `values`; `sections` maps a stage to its options in `config`.
+        # `explicit_values`: variables of the command line. `values`: those of the file `config`. `sections`: its options by stage.
         self.explicit_values = {f.name: getattr(self, f.name) for f in VARIABLES if getattr(self, f.name)}
         values, self.sections = _read_config(Path(self.config), self.explicit_values) if self.config else ({}, {})
         for variable in VARIABLES:
             name = variable.name
             setattr(self, name, self.explicit_values.get(name) or values.get(name) or variable.metadata["default"])
         self.dataset_spec, self.method_spec = get_dataset(self.dataset), get_method(self.method)
-        self.base_model = self.vlm  # the pre-trained model that the captioner is made from
+        self.base_model = self.vlm  # pre-trained model from which the captioner is made; "": see the settings
         self.base_model_name = Path(self.base_model.partition("@")[0]).name  # "user/name@revision" -> "name"
-        # The datasets in `extra`, and an experiment for each. The user prepares each by `make data DATASET=<name>`.
+        # The names in `extra`, and an experiment for each dataset. The user prepares each dataset by `make data DATASET=<name>`.
         self.extras = tuple(filter(None, (name.strip() for name in self.extra.split(","))))
         self.extra_experiments: list[Experiment] = []
-        # Names of datasets in `extra`; a name is empty if no dataset has this use.
-        self.first_dataset = ""  # has a pre-training of its own, before the main one
+        # Names of datasets in `extra`, by use in the pre-training; "" if no dataset has this use
+        self.first_pretraining_dataset = ""  # the dataset of a first pre-training, before the main one
         self.single_image_dataset = ""  # its images and captions are in the main pre-training
         self.labelled_dataset = ""  # its images and classes are in the main pre-training
-        self._choose_backbone()
+        if self.offline == "yes" and self.weights and not self.backbone:
+            raise DiffcapError(
+                f"OFFLINE=yes and WEIGHTS={self.weights}: the networks that are included in diffcap have their own weights; give "
+                "one of the two, or BACKBONE= with both."
+            )
+        has_two_forms = self.method_spec.pixels_backbone is not None  # the method can read features or images
+        # True if the section `offline` of the method's file is used. It has settings for the small features of `SHIPPED_BACKBONES`.
+        self.uses_offline_settings = False
+        # True if the captioner reads images, not features
+        self.reads_pixels = self._has_image_network() if has_two_forms else self.method_spec.reads_pixels
+        self._default_backbone = self.dataset_spec.backbone_for(self.method_spec, self.reads_pixels)
+        if self.offline == "yes" and self._default_backbone not in SHIPPED_BACKBONES:
+            self.uses_offline_settings = True
+            if has_two_forms:  # the offline settings may change what the captioner reads
+                self.reads_pixels = self._has_image_network()
+            pixels = self.dataset_spec.clip_backbone or "blocks_pixels"  # the backbone that gives images
+            self._default_backbone = pixels if self.reads_pixels else "blocks"
+        self.backbone = self.backbone or self._default_backbone
         self.features = self.features or ("authors" if self.features_from else self.backbone)
         has_downloaded_tagger = self.dataset_spec.tagger == "english"
         default_tagger = "blocks" if self.offline == "yes" and has_downloaded_tagger else self.dataset_spec.tagger
@@ -120,9 +138,10 @@ class Experiment:
         self.features_folder = Path(self.folder) / "features" / self.features
         if self.extra:
             self._prepare_extra()
-        is_run_config = any("run" in section for section in self.sections.values())  # as in a config.yaml of a run
+        # A run's config.yaml has the name of the features' folder, but not always that of the network that computed them.
         names_network = self.features_from or "backbone" in {**values, **self.explicit_values}
-        if is_run_config and not names_network and not (self.features_folder / "meta.json").is_file():
+        is_of_run = any(is_run_config(section) for section in self.sections.values())
+        if is_of_run and not names_network and not (self.features_folder / "meta.json").is_file():
             raise DiffcapError(
                 f"{self.features_folder}: the features of {self.config} are not there, and the file does not say which network "
                 "they are from; give BACKBONE= or FEATURES_FROM= as in the first run."
@@ -135,36 +154,16 @@ class Experiment:
         is_sweep = TRIAL_VARIABLE in os.environ or (not self.run and WANDB_SWEEP in os.environ)
         self.run = f"{run}/sweep" if is_sweep else run
         self.pretraining = self.pretraining or f"{run}/{PRETRAIN}"
-        self._first_pretraining_folder = Path(run) / f"{PRETRAIN}-{self.first_dataset}"
+        self._first_pretraining_folder = Path(run) / f"{PRETRAIN}-{self.first_pretraining_dataset}"
         # Checkpoint that fine-tuning starts from, if the method has a pre-training.
         pretraining = self.method_spec.pretraining
         self.pretrained_checkpoint = Path(self.pretraining) / (pretraining.checkpoint if pretraining else LAST)
-        # True if fine-tuning starts from this run's pre-training. With PRETRAINING or in a sweep, another run has the pre-training.
+        # True if fine-tuning starts from a pre-training in this run's folder. With PRETRAINING or in a sweep, it starts from another run's.
         is_own_folder = Path(self.pretraining) == self.stage_folder(PRETRAIN)
         self.owns_pretraining = self.has_pretraining and is_own_folder
         self.checkpoint = self.stage_folder(self.captioner) / BEST  # the trained captioner
         self.evaluated_stage = PRETRAIN if self.eval == RETRIEVAL else self.captioner
         self.evaluated_checkpoint = self.pretrained_checkpoint if self.eval == RETRIEVAL else self.checkpoint
-
-    def _choose_backbone(self) -> None:
-        """Set `backbone`, and set `reads_pixels` to True if the captioner reads images, not features. Some methods can read either."""
-        if self.offline == "yes" and self.weights and not self.backbone:
-            raise DiffcapError(
-                f"OFFLINE=yes and WEIGHTS={self.weights}: the networks that are included in diffcap have their own weights; give "
-                "one of the two, or BACKBONE= with both."
-            )
-        has_two_forms = self.method_spec.pixels_backbone is not None  # the method can read features or images
-        # True if the section `offline` of the method's file is used. It has settings for the small features of the included backbones.
-        self.uses_offline_settings = False
-        self.reads_pixels = self._has_image_network() if has_two_forms else self.method_spec.reads_pixels
-        self._default_backbone = self.dataset_spec.backbone_for(self.method_spec, self.reads_pixels)
-        if self.offline == "yes" and self._default_backbone not in SHIPPED_BACKBONES:
-            self.uses_offline_settings = True
-            if has_two_forms:  # the offline settings may change what the captioner reads
-                self.reads_pixels = self._has_image_network()
-            pixels = self.dataset_spec.clip_backbone or "blocks_pixels"  # the backbone that gives images
-            self._default_backbone = pixels if self.reads_pixels else "blocks"
-        self.backbone = self.backbone or self._default_backbone
 
     def _has_image_network(self) -> bool:
         """Return whether the settings of the captioner name a network for images."""
@@ -201,8 +200,8 @@ class Experiment:
             raise DiffcapError(
                 f"EVAL=retrieval is for a pre-training that learns retrieval; use METHOD={names} with its pre-training."
             )
-        if self.vlm and not self.method_spec.base_model:
-            names = methods_with(lambda method: bool(method.base_model))
+        if self.vlm and not self.method_spec.base_model_module:
+            names = methods_with(lambda method: bool(method.base_model_module))
             raise DiffcapError(f"VLM={self.vlm} is for METHOD={names}; give that method, or leave out VLM.")
 
     def _prepare_extra(self) -> None:
@@ -232,14 +231,18 @@ class Experiment:
             elif is_mixed:
                 self.single_image_dataset = name
             else:
-                self.first_dataset = name
+                self.first_pretraining_dataset = name
 
     def words(self) -> list[str]:
-        """Return the variables of the command line as words, such as --seed 7; those of `config` and defaults are left out."""
+        """Return the variables of the command line as words, such as --seed 7. Values from the file `config` and defaults are left out."""
         return [word for name, value in self.explicit_values.items() for word in (f"--{name}", value)]
 
     def check_inputs(self, stages: set[str]) -> None:
-        """Check, before `stages` run, that the method can read the features, and that a pre-training of another run is finished."""
+        """Check before `stages` run: WEIGHTS exists, PRETRAINING is finished, and the method can read the features."""
+        weights_readers = set(TRAINING_STAGES) if self.reads_pixels else {"extract"}
+        is_missing = not Path(expand_home(self.weights)).is_file()
+        if stages & weights_readers and self.weights not in ("", "default", "random") and is_missing:
+            raise DiffcapError(f"{self.weights}: no weights file there; check the path given as WEIGHTS.")
         reads_pretraining = FINETUNE in stages or (self.eval == RETRIEVAL and "eval" in stages)
         is_of_other_run = self.has_pretraining and not self.owns_pretraining
         if reads_pretraining and is_of_other_run and not is_finished(Path(self.pretraining)):
@@ -278,7 +281,13 @@ VARIABLES = tuple(fields(Experiment))
 NAMES = {f.name for f in VARIABLES}
 # The variables that determine the checkpoint of an experiment.
 RUN_VARIABLES = ("dataset", "method", "vlm", "ablation", "seed", "extra", "trainer", "run", "captioner", "config")
-_GOALS = "goals"  # make adds the option --goals with its targets, such as "finetune eval"
+_GOALS = "goals"  # name of the option that make adds to each command: the targets that the user gave make, such as "finetune eval"
+
+
+def is_run_config(settings: Any) -> bool:
+    """Return whether `settings` are the content of the config.yaml of a run. Such a file names the run's method, dataset and folder."""
+    run = settings.get("run") if isinstance(settings, dict) else None
+    return isinstance(run, dict) and all(run.get(name) for name in ("method", "dataset", "out"))
 
 
 def methods_with(has_property: Callable[[Method], bool]) -> str:
@@ -289,7 +298,7 @@ def methods_with(has_property: Callable[[Method], bool]) -> str:
 def _read_config(path: Path, explicit_values: dict[str, str]) -> tuple[dict[str, str], dict[str, Any]]:
     """Read a CONFIG file: an experiment file, or the config.yaml that a training stage wrote.
 
-    Returns the file's variables, and its options: stage -> options. `explicit_values` are the variables of the command line.
+    Returns the variables of the file, and its sections: stage -> options. `explicit_values` are the variables of the command line.
     """
     if not path.is_file():
         raise DiffcapError(f"CONFIG={path}: no such file; give a YAML file, or the config.yaml of a run's stage.")
@@ -309,14 +318,14 @@ def _read_config(path: Path, explicit_values: dict[str, str]) -> tuple[dict[str,
         values = _values_of_run(path, content, explicit_values)
         return values, {stage_of(Path(content["run"]["out"])): content}
     if all(isinstance(content.get(axis), list) for axis in AXES):  # a grid, which is the CONFIG of its experiments
-        if not explicit_values.keys() >= {"dataset", "method"}:  # `benchmark` makes the data without a seed
+        if not explicit_values.keys() >= {"dataset", "method"}:  # `diffcap benchmark` gives both to every command
             raise DiffcapError(f"CONFIG={path}: is a grid of experiments; run `diffcap benchmark {path}`.")
         content = {key: value for key, value in content.items() if key not in AXES}
     return read_variables(path, content)
 
 
 def read_variables(where: object, content: Mapping[Any, Any]) -> tuple[dict[str, str], dict[str, Any]]:
-    """Return the variables in a part of a YAML file, and its sections: stage -> options. `where` is the place, for messages."""
+    """Return the variables in `content`, a mapping of a YAML file, and its sections: stage -> options. `where`: its place, for messages."""
     variables: dict[str, str] = {}
     sections: dict[str, Any] = {}
     for key, value in content.items():
@@ -340,7 +349,7 @@ def read_variables(where: object, content: Mapping[Any, Any]) -> tuple[dict[str,
 
 
 def _values_of_run(path: Path, content: dict[str, Any], explicit_values: dict[str, str]) -> dict[str, str]:
-    """Return the variables in a run's config.yaml; without the run's folder if the command line makes another run (seed or `extra`)."""
+    """Return the variables of a run from its config.yaml. If the command line has another seed or EXTRA, `run` is left out."""
     run, data, model = (content.get(key) or {} for key in ("run", "data", "model"))
     missing = [name for name in ("method", "dataset", "out") if not run.get(name)]
     if missing:

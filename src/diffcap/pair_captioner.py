@@ -182,7 +182,8 @@ class PairCaptioner:
 
         Args:
             beams: beam size; 1 is greedy decoding. If it is larger, the greedy caption is also a candidate, because beam search can
-                miss it. length_penalty: exponent of the caption's length, see `beam_search`.
+                miss it.
+            length_penalty: exponent of the caption's length by which the log-probability of a hypothesis is divided.
 
         Raises:
             DiffcapError: an image cannot be read, or the decoding arguments are out of range.
@@ -215,7 +216,11 @@ class PairCaptioner:
             ValueError: an element of `pairs` is not a pair.
         """
         check_search(beams, length_penalty)
-        sentence_ids = [self._encode_sentence(sentence) for sentence in sentences]
+        encoded = [self.vocabulary.encode(sentence, self.max_length) for sentence in sentences]
+        # None for a sentence with a word that is not in the vocabulary
+        sentence_ids = [
+            None if self.vocabulary.unk in ids else torch.tensor(ids, device=self.device) for ids in encoded
+        ]
 
         def preprocess(pair: tuple[Source, Source]) -> _ModelInput | DiffcapError:
             try:
@@ -288,10 +293,15 @@ class PairCaptioner:
     def _generate(
         self, inputs: list[_ModelInput], beams: int, length_penalty: float, sentence_ids: Sequence[Tensor | None] = ()
     ) -> list[Caption]:
-        """Caption pairs. `sentence_ids` are from `_encode_sentence`. Except in the decoding, the host waits once for the device."""
+        """Caption pairs. Each entry of `sentence_ids` is (T,) or None. Except in the decoding, the host waits once for the device."""
         before, after = self._compute_features(inputs)
         memory = self._captioner.encode(before, after)
-        sentence_scores = [self._score_sentence(ids, memory, len(inputs)) for ids in sentence_ids]  # (B,) each
+        sentence_scores = []  # (B,) each
+        for ids in sentence_ids:
+            score = torch.full((len(inputs),), -math.inf, device=self.device)
+            if ids is not None:
+                score = token_log_probabilities(self._captioner, memory, ids.expand(len(inputs), -1)).sum(1)
+            sentence_scores.append(score)
         hypotheses = greedy_from(self._captioner, memory, self.max_length)[:, None]
         if beams > 1:  # beam search can miss the greedy caption even if that caption has a higher score
             beam_ids = beam_hypotheses(self._captioner, before, after, self.max_length, beams, length_penalty)
@@ -358,17 +368,6 @@ class PairCaptioner:
         x, y, width, height = pair.frame
         return tuple(map(round, (x + left * width, y + top * height, x + right * width, y + bottom * height)))
 
-    def _encode_sentence(self, sentence: str) -> Tensor | None:
-        """Return a sentence's ids (T,) on the device; None if a word is not in the vocabulary."""
-        ids = self.vocabulary.encode(sentence, self.max_length)
-        return None if self.vocabulary.unk in ids else torch.tensor(ids, device=self.device)
-
-    def _score_sentence(self, ids: Tensor | None, memory: Any, num_pairs: int) -> Tensor:
-        """Return the natural logarithm (B,) of a sentence's probability for each of the pairs that are encoded as `memory`."""
-        if ids is None:
-            return torch.full((num_pairs,), -math.inf, device=self.device)
-        return token_log_probabilities(self._captioner, memory, ids.expand(num_pairs, -1)).sum(1)
-
     def weights_sha256(self) -> str:
         """Return the SHA-256 of the weights in hexadecimal; for a vision-language model, "-" and the base model's hash follow."""
         state = {f"captioner.{name}": value.cpu() for name, value in self._captioner.state_dict().items()}
@@ -418,18 +417,14 @@ def load_captioner(
         >>> load_captioner(device="cpu")("examples/before.png", "examples/after.png").text
         'the tiny yellow metal cylinder has appeared'
     """
-    sources: list[str | Path | None] = [source] if source is None or isinstance(source, str | Path) else list(source)
+    source = DEFAULT_CAPTIONER if source is None else source
+    sources = [source] if isinstance(source, str | Path) else source
     if not sources:
         raise DiffcapError(
             "the list of checkpoints is empty; name one, or omit the list for the captioner that ships with diffcap."
         )
-    checkpoints: list[str | Path] = []
-    for name_or_path in sources:
-        if name_or_path is None:
-            checkpoints.append(DEFAULT_CAPTIONER)
-        else:  # a path that exists is preferred to the name of a shipped captioner
-            is_path = Path(name_or_path).exists()
-            checkpoints.append(name_or_path if is_path else SHIPPED_CAPTIONERS.get(str(name_or_path), name_or_path))
+    # A path that exists is preferred to the name of a shipped captioner.
+    checkpoints = [path if Path(path).exists() else SHIPPED_CAPTIONERS.get(str(path), path) for path in sources]
     return PairCaptioner(load_members(checkpoints, base, prompt), device, backbone_weights, fit, strict)
 
 

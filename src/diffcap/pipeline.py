@@ -1,27 +1,26 @@
-"""Run the command of a stage: read its options, run the missing stages that it needs, then run it unless it is up to date.
+"""Run the command of a stage. First run the stages whose results it needs and lacks, then the stage, unless its result is up to date.
 
 A command has one of two forms:
 
 * `diffcap finetune --dataset blocks --method scorer --model.lr=1e-4`: the variables of an experiment, and options of the stage.
-  The variables determine the settings. Stages that it needs run first if their results are missing. The Makefile uses this form.
+  The variables determine the settings. The stages that it needs run first if their results are missing. The Makefile uses this form.
 * `diffcap eval --checkpoint a.ckpt --out runs/a --folder data/blocks`: options of the stage alone. No other stage runs.
 """
 
-import io
 import itertools
 import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import redirect_stdout
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from diffcap import __version__, record
 from diffcap.compose import merge, parts
-from diffcap.experiment import NAMES, RETRIEVAL, VARIABLES, Experiment, parse
+from diffcap.experiment import NAMES, RETRIEVAL, VARIABLES, Experiment, is_run_config, parse
+from diffcap.lit.launch import end_together, find_launch
 from diffcap.registry import import_object, methods
 from diffcap.run_folder import (
     FINETUNE,
@@ -46,8 +45,8 @@ def run_stage(stage: str, words: Sequence[str]) -> None:
     """Run a stage, unless its record says that it is up to date.
 
     Args:
-        words: arguments of the command. They contain `--needed` if another stage needs the result. Then the stage runs again only if its
-            input files have changed. Changed settings are ignored.
+        words: arguments of the command. They contain `--needed` if another stage needs the result. An existing result is then made again
+            only if its input files have changed. Changed settings are ignored.
     """
     is_only_needed = "--needed" in words
     words = [word for word in words if word != "--needed"]
@@ -66,8 +65,10 @@ def run_stage(stage: str, words: Sequence[str]) -> None:
     if {"--help", "-h"} & set(stage_options):
         _print_help(stage, stage_options)
         return
+    # make and `runner.make` give all variables and the goals to every stage. `print_paths` has checked the variables for make.
+    is_step = is_only_needed or "goals" in variables
     goals = variables.pop("goals", stage).split()
-    e = make_experiment(variables, goals)
+    e = make_experiment(variables, goals, is_step)
     if stage in (PRETRAIN, PRETRAIN_EXTRA, "negatives") and _is_unused(stage, e):
         if stage_options and goals == [stage]:
             raise DiffcapError(f"{stage_options[0]} has no effect: METHOD={e.method} needs no {stage}; omit it.")
@@ -75,9 +76,7 @@ def run_stage(stage: str, words: Sequence[str]) -> None:
     request = _make_request(stage, e, stage_options)
     if "--print_config" in stage_options:
         print("".join(f"# settings: {source}\n" for source in request.sources), end="", flush=True)
-    elif not {TRIAL_VARIABLE, WANDB_SWEEP} & set(
-        os.environ
-    ):  # a trial of a sweep does not run the stages that it needs
+    elif not {TRIAL_VARIABLE, WANDB_SWEEP} & {*os.environ}:  # a trial of a sweep does not run the stages that it needs
         needs_download = stage == "data" and not e.data and not e.dataset_spec.rendered
         if needs_download and e.offline == "yes" and not (is_only_needed and is_made(stage, e)):
             raise DiffcapError(
@@ -86,7 +85,7 @@ def run_stage(stage: str, words: Sequence[str]) -> None:
         e.check_inputs({stage})
         needs = STAGES[stage].needs(e)
         if missing := [need for need in needs if not is_made(*need)]:
-            check_options(request)  # report a wrong option now, not after hours of other stages
+            _check_stages(e, needed_by(e, [stage]), {stage: stage_options})
             _run_missing(missing, request, e)
         record_file = record_path(stage, e)
         if record_file.parent.is_dir() and _is_current(request, record_file, is_only_needed):
@@ -96,23 +95,29 @@ def run_stage(stage: str, words: Sequence[str]) -> None:
     _run_body(request)
 
 
-def make_experiment(variables: Mapping[str, str], goals: Sequence[str]) -> Experiment:
+def make_experiment(given: Mapping[str, str], goals: Sequence[str], is_step: bool) -> Experiment:
     """Return the experiment of a command.
 
-    The goals are the stages that the user asked for. If reinforce is a goal, its captioner is evaluated. If no training is a goal, a
-    captioner that was trained without a pre-training is accepted, so the pre-training is not run for it.
+    If reinforce is a goal, the captioner of reinforce is evaluated. If no training is a goal, and the captioner was fine-tuned without a
+    pre-training, this captioner is used, and no pre-training runs.
+
+    Args:
+        given: variables of the command line. goals: the stages that the user named.
+        is_step: True for one stage of a larger command, whose variables may be for other stages.
     """
-    variables = dict(variables)
+    variables = dict(given)
     if REINFORCE in goals:
         variables.setdefault("captioner", REINFORCE)
     if ZERO_SHOT in goals:
-        zero_shot_methods = [name for name, method in methods().items() if method.base_model]
+        zero_shot_methods = [name for name, method in methods().items() if method.base_model_module]
         variables.setdefault("method", zero_shot_methods[0])
     e = Experiment(**variables)
+    if not is_step and set(goals) & set(STAGES):
+        check_used(given, goals, [e])
     is_only_finetuned = is_finished(e.stage_folder(FINETUNE)) and not (Path(e.pretraining) / FINISHED).is_file()
     if e.has_pretraining and is_only_finetuned and not {PRETRAIN, PRETRAIN_EXTRA, FINETUNE} & set(goals):
         e = Experiment(**{**variables, "pretrain": "no"})
-    if ZERO_SHOT in goals and not e.method_spec.base_model:
+    if ZERO_SHOT in goals and not e.method_spec.base_model_module:
         names = " or ".join(zero_shot_methods)
         raise DiffcapError(f"zeroshot is for METHOD={names}, and METHOD={e.method} needs training; leave out METHOD.")
     if e.eval == RETRIEVAL and "report" in goals:
@@ -120,25 +125,53 @@ def make_experiment(variables: Mapping[str, str], goals: Sequence[str]) -> Exper
     return e
 
 
+def check_used(given: Mapping[str, str], goals: Sequence[str], experiments: Iterable[Experiment]) -> None:
+    """Raise an error if a variable in `given` has no effect on any of the experiments, in the stages that the goals need."""
+    used = NAMES - {"tagger", "pretraining", "captioner", "eval"}
+    for e in experiments:
+        stages = {stage for stage, _ in needed_by(e, goals)}
+        pretraining = e.method_spec.pretraining
+        is_retrieval = e.eval == RETRIEVAL
+        if "negatives" in stages and pretraining and pretraining.needs_negatives:
+            used.add("tagger")
+        if e.has_pretraining and (FINETUNE in stages or is_retrieval):
+            used.add("pretraining")
+        if "eval" in stages:
+            used |= {"eval"} if is_retrieval else {"eval", "captioner"}
+    if unused := [name for name in given if name not in used]:
+        name, value = unused[0].upper(), given[unused[0]]
+        raise DiffcapError(f"{name}={value}: {' '.join(goals)} with METHOD={e.method} does not use {name}; omit it.")
+
+
+def _check_stages(e: Experiment, needed: Sequence[tuple[str, Experiment]], options: Mapping[str, list[str]]) -> None:
+    """Check the files of all stages of a command, and their `options` (by stage), before the first stage runs, which may take hours."""
+    e.check_inputs({stage for stage, _ in needed})
+    missing = [need for need in needed if not is_made(*need)]
+    for need in missing:
+        check_extra(*need, e)
+    for stage, owner in needed:
+        has_options = stage in options or stage in e.sections
+        if has_options and owner is e and any(need in missing for need in needed_by(e, [stage])[:-1]):
+            check_options(_make_request(stage, e, options.get(stage, [])))
+
+
 def _is_unused(stage: str, e: Experiment) -> bool:
-    """Return True if a stage before fine-tuning is unnecessary for the method, and print how to go on."""
+    """Return True if a stage before fine-tuning is unnecessary for the method, and print the command to continue with."""
     pretraining = e.method_spec.pretraining
     if stage in (PRETRAIN, PRETRAIN_EXTRA) and not e.has_pretraining:
         ablation = f", {e.ablation}," if e.ablation else ""
         condition = f" with PRETRAIN={e.pretrain or 'no'}" if pretraining else ""
         command = f"make finetune METHOD={e.method} DATASET={e.dataset}"
-        print(f"{e.method}{ablation} has no pre-training stage{condition}; go on with: {command}")
+        print(f"{e.method}{ablation} has no pre-training stage{condition}; continue with: {command}")
         return True
-    if stage == PRETRAIN_EXTRA and not e.first_dataset:
-        raise DiffcapError(f"EXTRA={e.extra}: no dataset has a pre-training of its own; give one that has.")
     if stage == "negatives" and not (pretraining and pretraining.needs_negatives):
-        print(f"{e.method} needs no hard negatives; go on with: make finetune METHOD={e.method}")
+        print(f"{e.method} needs no hard negatives; continue with: make finetune METHOD={e.method}")
         return True
     return False
 
 
 def _make_request(stage: str, e: Experiment, stage_options: list[str]) -> Request:
-    """Return a stage's request from the experiment's settings, the section of its CONFIG file, and the options of the command line."""
+    """Return the request for a stage, from the experiment's settings, the stage's section in the CONFIG file and the command line."""
     if stage == "extract" and e.features_from:
         stage = "import_features"
     row = STAGES[stage]
@@ -146,7 +179,7 @@ def _make_request(stage: str, e: Experiment, stage_options: list[str]) -> Reques
     sources = []
     if stage in LIGHTNING:
         initial_checkpoint = (settings.get("model") or {}).get("init_from")
-        # make passes the initial checkpoint as --init_from, too. The option is unnecessary if the settings name the same checkpoint.
+        # make gives the initial checkpoint as --init_from. This option is unnecessary if the settings name the same checkpoint.
         stage_options = [word for word in stage_options if word != f"--init_from={initial_checkpoint}"]
         stage_options = [f"--model.{word[2:]}" if word.startswith("--init_from=") else word for word in stage_options]
         sources = [part.source for part in parts(e, stage)]
@@ -154,10 +187,10 @@ def _make_request(stage: str, e: Experiment, stage_options: list[str]) -> Reques
         stage_options = [*shlex.split(e.extract_args), *stage_options]
     if section := e.sections.get(PRETRAIN if stage == PRETRAIN_EXTRA else stage):
         sources.append(f"{e.config}: {stage}")
-        if stage not in TRAININGS:  # the settings of a training contain the section
+        if stage not in TRAININGS:  # the settings of a training contain the section already
             settings = merge(settings, section) if stage in LIGHTNING else settings | section
-    # The jobs of all shards have one record.
-    words = zip(["", *stage_options], stage_options)  # each with the one before it: an option may be two words
+    # Several jobs may each extract a part of the features (`--data.shard=3/16`). They write one record, so this option is not hashed.
+    words = zip(["", *stage_options], stage_options)  # each after its predecessor, because an option may be two words
     asked_options = [word for last, word in words if last != "--data.shard" and not word.startswith("--data.shard")]
     asked = record.digest(__version__, settings, os.environ.get("DIFFCAP_CORENLP"), asked_options)
     return Request(stage, settings, stage_options, asked, row.inputs(e), sources)
@@ -165,13 +198,10 @@ def _make_request(stage: str, e: Experiment, stage_options: list[str]) -> Reques
 
 def _run_missing(missing: Sequence[tuple[str, Experiment]], request: Request, e: Experiment) -> None:
     """Run the stages whose results are missing. If a launcher has started several processes, a missing result is an error."""
-    from diffcap.lit.launch import find_launch
-
     launch = find_launch()
     for stage, experiment in missing:
         if is_made(stage, experiment):  # by one of the previous stages
             continue
-        check_extra(stage, experiment, e)
         words = [stage, *experiment.words()]
         # With the launcher's environment variables, a new process would wait for the launcher's other processes.
         if launch:
@@ -185,13 +215,12 @@ def _run_missing(missing: Sequence[tuple[str, Experiment]], request: Request, e:
 
 
 def check_options(request: Request) -> None:
-    """Exit with an error if the command line of a stage has a misspelt option or a wrong value."""
+    """End the process with an error message if the request's options have a misspelt name or a wrong value. The stage does not run."""
     if request.stage not in LIGHTNING:
         _parse(request)
         return
     try:
-        with redirect_stdout(io.StringIO()):  # with this option, a stage ends after it has read its options
-            _run_body(replace(request, words=[*request.words, "--print_config"]))
+        _run_body(replace(request, is_check=True))
     except SystemExit as end:
         if end.code:
             raise
@@ -206,7 +235,7 @@ def run_in_process(command: Sequence[str]) -> None:
 
 
 def check_extra(stage: str, other: Experiment, e: Experiment) -> None:
-    """Raise an error if `other`, the experiment of a dataset in EXTRA, has no result of a stage that the user must run first."""
+    """Raise an error if the user must first run a stage, whose result is missing, for `other`, the experiment of a dataset in EXTRA."""
     if other is not e and stage == "data":
         raise DiffcapError(
             f"{other.folder}/manifest.jsonl: EXTRA={e.extra} needs this dataset; make it with `make data DATASET={other.dataset}`, and "
@@ -220,7 +249,7 @@ def check_extra(stage: str, other: Experiment, e: Experiment) -> None:
 
 
 def _is_current(request: Request, record_file: Path, is_only_needed: bool) -> bool:
-    """Return whether the stage is up to date according to its record. If diffcap 0.1 made the result, a record is written first."""
+    """Return whether a stage's result is up to date according to its record. First write a record for a result of diffcap 0.1."""
     stage, folder = request.stage, record_file.parent
     old_record = record.read(record_file)
     if not old_record and (is_only_needed or _asked_before(request, folder)):
@@ -264,7 +293,7 @@ def _record_earlier_result(request: Request, record_file: Path) -> dict[str, Any
 
 
 def _asked_before(request: Request, folder: Path) -> bool:
-    """Return whether diffcap 0.1 made the result with the same options, which it wrote into a file beside the result."""
+    """Return whether diffcap 0.1 made the result with the request's options. That version wrote the options into a file in `folder`."""
     if request.stage == "extract":
         meta, model = read_object(folder / "meta.json"), request.settings["model"]
         is_same = all(meta.get(key) == model[key] for key in ("library", "network", "stage") if key in model)
@@ -287,7 +316,7 @@ def _parse(request: Request) -> tuple[OneLineErrorParser, Any]:
 
 
 def _run_body(request: Request) -> None:
-    """Run the function of a stage, unless its record has the same options and files. A stage with Lightning checks this itself."""
+    """Run the function of a stage, unless its record has the same options and files. Functions of stages in `LIGHTNING` check this."""
     stage, row = request.stage, STAGES[request.stage]
     body = import_object(row.body)
     if stage in LIGHTNING:
@@ -312,13 +341,12 @@ def _run_body(request: Request) -> None:
 
 
 def _is_direct(stage: str, words: Sequence[str], variables: Mapping[str, str]) -> bool:
-    """Return whether a command has options of the stage alone, without an experiment. A method's settings file as --config is an error."""
+    """Return whether a command has only options of the stage, no experiment. Raise an error if --config is a method's settings file."""
     configs = own_configs(words)
     for path in configs:
         # configs/method/<method>.yaml; earlier versions had configs/method/<method>/<stage>.yaml.
-        first_part, _, stage_file = path.partition("configs/method/")[2].partition("/")
-        method = first_part.removesuffix(".yaml")
-        if (stage_file or first_part != method) and method in methods():
+        method = path.partition("configs/method/")[2].partition("/")[0].removesuffix(".yaml")
+        if method in methods():
             raise DiffcapError(
                 f"--config {path}: a method's settings are used by name; give --dataset NAME --method {method}, as in "
                 f"`diffcap {stage} --dataset blocks --method {method}`."
@@ -334,17 +362,10 @@ def _is_direct(stage: str, words: Sequence[str], variables: Mapping[str, str]) -
         return bool(set(direct_options) & names) and not (stage == "negatives" and has_experiment)
     if has_experiment or not configs:
         return not has_experiment and bool({"data.folder", "run.out"} & names)
-    return not any(_is_experiment(path) for path in configs)
-
-
-def _is_experiment(path: str) -> bool:
-    """Return whether a file can be used as CONFIG, because it names a dataset or a method, or is the config.yaml of a run."""
-    content = read_settings(path) if Path(path).is_file() else None
-    if not isinstance(content, dict):
-        return False
-    run = content.get("run")
-    is_run = isinstance(run, dict) and bool(run.get("method") and run.get("dataset") and run.get("out"))
-    return is_run or bool({"dataset", "method", "DATASET", "METHOD"} & set(content))
+    # A file that names a dataset or a method, or is the config.yaml of a run, is used as CONFIG.
+    contents = [read_settings(path) for path in configs if Path(path).is_file()]
+    keys = {key for content in contents if isinstance(content, dict) for key in content}
+    return not keys & {"dataset", "method", "DATASET", "METHOD"} and not any(map(is_run_config, contents))
 
 
 def _print_help(stage: str, stage_options: Sequence[str]) -> None:
@@ -366,18 +387,15 @@ def print_paths(words: Sequence[str]) -> None:
     """
     variables, options_of_stages = parse(words)
     goals = variables.pop("goals", "").split()
-    e = make_experiment(variables, goals)
+    e = make_experiment(variables, goals, is_step=False)
     needed = needed_by(e, goals)
-    e.check_inputs({stage for stage, _ in needed})
-    missing = [need for need in needed if not is_made(*need)]
-    for need in missing:
-        check_extra(*need, e)
-    for stage, *stage_options in map(shlex.split, options_of_stages):
-        used = {*(goals if len(goals) > 1 else ()), *(need for need, _ in needed)}
-        if set(goals) & set(STAGES) and stage not in used:
-            raise DiffcapError(f"{stage}_ARGS: {' '.join(goals)} with METHOD={e.method} does not use {stage}; omit it.")
-        if (stage, e) in needed and any(need in missing and need != (stage, e) for need in needed_by(e, [stage])):
-            check_options(_make_request(stage, e, stage_options))
+    options = {stage: stage_options for stage, *stage_options in map(shlex.split, options_of_stages)}
+    used = {*(goals if len(goals) > 1 else ()), *(stage for stage, _ in needed)}
+    if unused := [stage for stage in options if set(goals) & set(STAGES) and stage not in used]:
+        raise DiffcapError(
+            f"{unused[0]}_ARGS: {' '.join(goals)} with METHOD={e.method} does not use {unused[0]}; omit it."
+        )
+    _check_stages(e, needed, options)
     pretrains = e.has_pretraining and (PRETRAIN in goals or e.owns_pretraining)
     needs_negatives = ("negatives", e) in STAGES[PRETRAIN].needs(e)
     records = [record_path(*need) for need in needed]
@@ -386,7 +404,7 @@ def print_paths(words: Sequence[str]) -> None:
         "folder": [e.folder],
         "store": [e.features_folder],
         "negatives": [record_path("negatives", e)] if needs_negatives else [],
-        "first": [e.stage_folder(PRETRAIN_EXTRA)] if e.has_pretraining and e.first_dataset else [],
+        "first": [e.stage_folder(PRETRAIN_EXTRA)] if e.has_pretraining and e.first_pretraining_dataset else [],
         "pretraining": [e.stage_folder(PRETRAIN)] if pretrains else [],
         "start": [e.pretrained_checkpoint] if e.has_pretraining else [],
         "run": [e.run],
@@ -408,5 +426,5 @@ def print_paths(words: Sequence[str]) -> None:
 
 def main(stage: str, words: Sequence[str] | None = None) -> None:
     """Run a stage as a program; `words` defaults to the arguments of the process. An error is printed as one line."""
-    with plain_errors():
+    with plain_errors(), end_together(STAGES[stage].is_parallel):
         run_stage(stage, sys.argv[1:] if words is None else words)

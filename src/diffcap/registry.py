@@ -5,7 +5,7 @@ A method is described by its settings file, `configs/method/<name>.yaml`:
 ```yaml
 about: {title: ..., paper: ..., captioner: ..., backbone: ...}   # fields of `Method`
 finetune: {model: ..., data: ..., trainer: ..., run: ...}        # a training stage; run: when to save and select checkpoints
-datasets:                                                        # what differs on a dataset, or on several
+datasets:                                                        # settings that differ on a dataset, or on several
   levir_cc, levir_mci: {finetune: ...}
 base_models: {SmolVLM-256M-Instruct: {finetune: ...}}            # for the variable VLM=
 offline: {finetune: ...}                                         # for OFFLINE=yes
@@ -13,9 +13,10 @@ ablations: {no_ccr: {title: ..., finetune: ...}}                 # for ABLATION=
 trainers: {short: {finetune: ...}}                               # for `make finetune TRAINER=short`
 ```
 
-In an entry, the settings in `both` are for all training stages. `diffcap.compose` combines these parts. Classes are import paths
-("package.module:Name"), so that this module imports no torch. Another package adds a method by naming its settings file in an entry
-point of the group `diffcap.methods`; see docs/adding.md.
+`datasets`, `base_models`, `ablations` and `trainers` are groups of entries: name -> settings per stage. In an entry and in `offline`, the
+key `finetune` has the settings for the stage finetune, and the key `both` those for all training stages. `diffcap.compose` combines these
+parts. Classes are import paths ("package.module:Name"), so that this module imports no torch. Another package adds a method by naming
+its settings file in an entry point of the group `diffcap.methods`; see docs/adding.md.
 """
 
 from collections.abc import Iterable, Mapping
@@ -34,12 +35,12 @@ from diffcap.utils.settings import CONFIGS, Settings, read_settings
 
 T = TypeVar("T")
 ENTRY_POINT_GROUP = "diffcap.methods"
-BOTH = "both"  # key of settings for all training stages
-ENTRY_SECTIONS = ("datasets", "base_models", "ablations", "trainers")  # keys of a settings file: entries by name
+BOTH = "both"  # key, in an entry, of settings for all training stages
+ENTRY_SECTIONS = ("datasets", "base_models", "ablations", "trainers")  # the groups of entries in a settings file
 
 
 class Part(NamedTuple):
-    """A part of a stage's settings, and where it is written: a file, and the keys in it."""
+    """A part of a stage's settings. `source` says where it is written: the path of a file, and the keys in that file."""
 
     source: str
     settings: Settings
@@ -49,11 +50,11 @@ class Part(NamedTuple):
 class Pretraining:
     """The training stage before fine-tuning."""
 
-    captioner: str  # import path of the model that it trains
+    captioner: str  # import path of the model that the stage trains
     module: str  # import path of the LightningModule
     data: str  # import path of the LightningDataModule
-    checkpoint: str = "last.ckpt"  # file of the stage that fine-tuning starts from
-    needs_negatives: bool = False  # whether it reads negatives.jsonl
+    checkpoint: str = "last.ckpt"  # name of the stage's checkpoint from which fine-tuning starts
+    needs_negatives: bool = False  # whether the stage reads negatives.jsonl
     # The datasets that EXTRA= of `make pretrain` can add, and the annotations of their images: "captions" or "classes"
     extra: Mapping[str, str] = field(default_factory=dict)
     # Import path of the function that evaluates retrieval (EVAL=retrieval); None if the stage does not learn retrieval
@@ -67,7 +68,7 @@ class Ablation:
 
     title: str  # name of the row in the table
     pretrains: bool = False  # whether the row has the method's pre-training stage
-    removes: str | None = None  # captioner's argument that the row switches off; if it is off, the row is skipped
+    removes: str | None = None  # captioner's argument that the row switches off; if it is off already, skip the row
     extra: str = ""  # value of EXTRA, for a row that pre-trains on more datasets
 
 
@@ -81,11 +82,12 @@ class Method:
     captioner: str  # import path of the `Captioner`
     backbone: str  # file of configs/backbone with the default settings of the features
     reads_pixels: bool = False  # whether the captioner can only read images, not features
-    # Only for a method that can read features or images: the file that replaces `backbone` when it reads images. It reads images if the
+    # Only for a method that can read features or images: the file that replaces `backbone` if the captioner reads images. It does if the
     # setting `model.captioner.init_args.backbone` names a network. This network is then a part of the captioner.
     pixels_backbone: str | None = None
-    # Only for a method that trains a vision-language model (variable VLM): module with the functions `zero_shot` and `export`
-    base_model: str | None = None
+    # Only for a method that trains a vision-language model, the base model (variable VLM): module with the functions `zero_shot`, which
+    # makes a captioner of a base model without training, and `export`
+    base_model_module: str | None = None
     pretraining: Pretraining | None = None
     importer: str | None = None  # import path of the `Importer`, which converts checkpoints of the method's authors
     network: str | None = None  # import path of the function that builds a backbone from a checkpoint of the method
@@ -97,7 +99,7 @@ class Method:
 
     @property
     def ablation_names(self) -> list[str]:
-        """Names for ABLATION=. Rows that only add datasets (EXTRA) are left out, because they have no settings."""
+        """Names for ABLATION=. Entries that only add datasets (EXTRA) are left out, because they have no settings."""
         entries = self.content.get("ablations", {}).items()
         return sorted(name for name, entry in entries if {BOTH, *TRAINING_STAGES} & set(entry))
 
@@ -110,10 +112,12 @@ class Method:
         return self._parts(self.content.get("offline", {}), stage, "offline")
 
     def named(self, group: str, name: str, stage: str) -> list[Part]:
-        """Return the settings of a stage in the entries `name` of a group such as `datasets`, in the order of the file."""
-        entries = self.content.get(group, {}).items()
+        """Return a stage's settings in all entries of a group (such as `datasets`) whose key has `name`, in the order of the file.
+
+        An entry may have two parts for a stage: the settings in `both`, and then those in the section of the stage.
+        """
         parts: list[Part] = []
-        for key, entry in entries:
+        for key, entry in self.content.get(group, {}).items():
             if name in split_names(key):
                 parts += self._parts(entry, stage, f"{group}.{name}")
         return parts
@@ -150,7 +154,7 @@ def read_method(file: Path) -> Method:
 
 
 def _entries(content: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
-    """Yield (place in the file, such as "trainers.short"; entry) for each entry that has settings of stages."""
+    """Yield each entry that has settings of stages, after its place in the file, such as "trainers.short"."""
     yield "offline", content.get("offline", {})
     for group in ENTRY_SECTIONS:
         for name, entry in (content.get(group) or {}).items():
@@ -167,7 +171,7 @@ def _check_keys(file: Path, where: str, entry: Any, known_keys: Iterable[str]) -
 
 
 def _read_arguments(file: Path, where: str, entry: Any, kind: type) -> dict[str, Any]:
-    """Return a section with the arguments of a class, after a check of their names."""
+    """Return the section `entry`, which has the arguments of the class `kind`, after a check of their names."""
     set_by_reader = ("name", "ablations", "file", "content")
     arguments = [f for f in fields(kind) if f.name not in set_by_reader]
     _check_keys(file, where, entry, [f.name for f in arguments])
@@ -217,11 +221,10 @@ def method_of(captioner: type) -> str:
     """Return the name of the method that has this class as its captioner."""
     path = f"{captioner.__module__}:{captioner.__qualname__}"
     package = path.partition(".")[0]
-    names = [name for name, method in methods().items() if method.captioner == path]
-    # A method's import path may name another module of its package, which imports the class.
-    package_names = [name for name, method in methods().items() if method.captioner.partition(".")[0] == package]
-    for name in names or package_names:
-        if names or import_object(methods()[name].captioner) is captioner:
+    # First the method with this import path. A method's path may also name another module of its package, which imports the class.
+    for name, method in sorted(methods().items(), key=lambda item: item[1].captioner != path):
+        is_in_package = method.captioner.partition(".")[0] == package
+        if method.captioner == path or (is_in_package and import_object(method.captioner) is captioner):
             return name
     raise DiffcapError(
         f"{path} is the captioner of no registered method, so its checkpoints could not be loaded; name it in a settings file, "
@@ -241,8 +244,9 @@ def import_object(path: str) -> Any:
 
 
 def base_model_function(name: str) -> Any:
-    """Return a function of the module in `Method.base_model`. Only one method has such a module."""
-    return import_object(next(f"{method.base_model}:{name}" for method in methods().values() if method.base_model))
+    """Return the function `name` of the module in `Method.base_model_module`. Only one method has such a module."""
+    module = next(filter(None, (method.base_model_module for method in methods().values())))
+    return import_object(f"{module}:{name}")
 
 
 def load_plugins(group: str, kind: type[T], built_in: dict[str, T]) -> dict[str, T]:

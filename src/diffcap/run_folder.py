@@ -1,4 +1,4 @@
-"""The files of a run, which is a folder `runs/<dataset>/<method>`, and what they say about its trainings.
+"""The files of a run, which is a folder `runs/<dataset>/<method>`, and the state of its trainings according to these files.
 
 ```
 pretrain/ finetune/ reinforce/   one training stage each: config.yaml, logs/, last.ckpt, best.ckpt, and running.json, which

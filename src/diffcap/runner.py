@@ -13,14 +13,12 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
 
-from diffcap.experiment import Experiment, parse
+from diffcap.experiment import Experiment
 from diffcap.run_folder import FINETUNE, PRETRAIN, PRETRAIN_EXTRA
 from diffcap.stages import needed_by
-from diffcap.utils.console import run
 from diffcap.utils.cores import available_cores
-from diffcap.utils.errors import DiffcapError, plain_errors
+from diffcap.utils.errors import DiffcapError
 
 Variables = Mapping[str, str]  # variables of an experiment, such as {"dataset": "blocks", "seed": "7"}
 
@@ -155,10 +153,3 @@ def write_report(folder: str, features: str, rows: Mapping[str, Sequence[Job]], 
     runs = json.dumps({name: [str(job.run) for job in jobs] for name, jobs in rows.items()})
     words = ["--folder", folder, "--features", features, "--runs", runs, "--out", str(out), *options]
     call([sys.executable, "-m", "diffcap", "report", *words], "the report")
-
-
-def run_command(command: Callable[..., Any]) -> None:
-    """Run a function as a program. Options that are variables of an experiment become the function's argument `variables`."""
-    with plain_errors():
-        variables, options = parse(sys.argv[1:])
-    run(command, ["--variables", json.dumps(variables), *options])

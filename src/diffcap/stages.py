@@ -1,4 +1,4 @@
-"""The stages of an experiment. `STAGES` has a row for each: its function, its settings, its files, and the stages that it needs.
+"""The stages of an experiment. `STAGES` has a row for each stage: its function, its settings, its files, and the stages that it needs.
 
 The record of a stage is a JSON file beside its result. It lists the options and files that the result was made from.
 
@@ -48,27 +48,28 @@ class Request:
     settings: Settings  # options that the variables of an experiment determine; {} if the command has no experiment
     words: list[str]  # options of the command line, which override the settings
     asked: str = ""  # hash of settings and words; the record stores it to detect changed options
-    inputs: list[Path] = field(default_factory=list)  # files that the result depends on and no option names
-    sources: list[str] = field(default_factory=list)  # where the settings were written, such as "pcl.yaml: finetune"
+    inputs: list[Path] = field(default_factory=list)  # files that the result depends on, although no option names them
+    sources: list[str] = field(default_factory=list)  # places of the settings, such as "pcl.yaml: finetune"
+    is_check: bool = False  # True to end the stage with `SystemExit` after it has read its options
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """A row of `STAGES`. Functions of `e` are for a command with an experiment, and functions of options for any command."""
+    """A row of `STAGES`. Functions of an `Experiment` are for a command with an experiment, functions of options (`Settings`) for any."""
 
     # Import path of the function that runs the stage. It gets the options as arguments, or the `Request` for a stage in `LIGHTNING`.
     body: str
     settings: Callable[[Experiment], Settings]
-    needs: Callable[[Experiment], list[Need]]  # the stages whose results it reads
-    folder: Callable[[Experiment], Path]  # contains the record of the stage
-    products: tuple[str, ...] = ()  # names of the files that it writes into this folder; the first one is written last
-    direct: tuple[str, ...] = ()  # a command with one of these options has no experiment
-    # Folder of its record, found by the options instead of the experiment
+    needs: Callable[[Experiment], list[Need]]  # the stages whose results this stage reads
+    folder: Callable[[Experiment], Path]  # the folder of the stage's record
+    products: tuple[str, ...] = ()  # names of the files that the stage writes into `folder`, the first of them last
+    direct: tuple[str, ...] = ()  # names of options; a command with one of them has no experiment
+    # The folder of the stage's record, found from the options instead of the experiment
     out: Callable[[Settings], str] = lambda options: options["out"]
-    # Files that it reads although no option names them, such as the manifest (the list of pairs), found by options or by experiment
+    # Files that the stage reads although no option names them, such as the manifest (the list of pairs), from the options or experiment
     unnamed_inputs: Callable[[Settings], Iterable[Path]] = lambda options: ()
     inputs: Callable[[Experiment], list[Path]] = lambda e: []
-    is_parallel: bool = False  # True if it can run in several processes
+    is_parallel: bool = False  # True if the stage can run in several processes
 
 
 def _extract(e: Experiment) -> Settings:
@@ -89,7 +90,7 @@ def _extract(e: Experiment) -> Settings:
 def _eval(e: Experiment) -> Settings:
     checkpoint, out = str(e.evaluated_checkpoint), str(STAGES["eval"].folder(e))
     settings = {"checkpoint": checkpoint, "out": out, "folder": e.folder, "devices": int(e.devices)}
-    return {**settings, "task": RETRIEVAL} if e.eval == RETRIEVAL else settings  # of the pre-trained model
+    return {**settings, "task": RETRIEVAL} if e.eval == RETRIEVAL else settings
 
 
 def _zeroshot(e: Experiment) -> Settings:
@@ -111,13 +112,8 @@ def _zeroshot(e: Experiment) -> Settings:
     }
 
 
-def _report(e: Experiment) -> Settings:
-    evaluations, out = {e.method: str(STAGES["eval"].folder(e))}, str(STAGES["report"].folder(e))
-    return {"folder": e.folder, "features": e.features, "runs": evaluations, "out": out}
-
-
 def _training(e: Experiment, stage: str) -> Settings:
-    section = PRETRAIN if stage == PRETRAIN_EXTRA else stage  # its name in the CONFIG file
+    section = PRETRAIN if stage == PRETRAIN_EXTRA else stage  # name of the stage's section in the CONFIG file
     settings = merge(compose(e, stage), e.sections.get(section, {}))
     data: Settings = {"folder": e.folder, "features": e.features, "seed": int(e.seed)}
     model: Settings = {}
@@ -131,7 +127,7 @@ def _training(e: Experiment, stage: str) -> Settings:
     if e.ablation:
         run["ablation"] = e.ablation
     initial_checkpoint = e.stage_folder(FINETUNE) / BEST if stage == REINFORCE else None
-    if stage == PRETRAIN and e.first_dataset:
+    if stage == PRETRAIN and e.first_pretraining_dataset:
         initial_checkpoint = e.stage_folder(PRETRAIN_EXTRA) / LAST
     elif stage == FINETUNE and e.has_pretraining:
         initial_checkpoint = e.pretrained_checkpoint
@@ -143,8 +139,8 @@ def _training(e: Experiment, stage: str) -> Settings:
         model["captioner"] = {"init_args": {"base": expand_home(e.base_model)}}
     folders = {other.dataset: other.folder for other in e.extra_experiments}
     if stage == PRETRAIN_EXTRA:  # on a dataset of the variable EXTRA, before the main pre-training
-        data |= {"folder": folders[e.first_dataset], "vocabulary_with": [e.folder]}
-    elif captioned_dataset := e.first_dataset or e.single_image_dataset:
+        data |= {"folder": folders[e.first_pretraining_dataset], "vocabulary_with": [e.folder]}
+    elif captioned_dataset := e.first_pretraining_dataset or e.single_image_dataset:
         data["vocabulary_with"] = [folders[captioned_dataset]]
     if stage == PRETRAIN:  # datasets of EXTRA whose single images have captions or class labels
         data |= {"singles": folders[e.single_image_dataset]} if e.single_image_dataset else {}
@@ -178,14 +174,9 @@ def _before_pretraining(e: Experiment) -> list[Need]:
         needs.append(("negatives", e))
     for other in e.extra_experiments:
         needs += [("data", other), ("extract", other)]
-        if other.dataset == e.first_dataset or other.dataset == e.single_image_dataset:
+        if other.dataset == e.first_pretraining_dataset or other.dataset == e.single_image_dataset:
             needs.append(("negatives", other))
-    return [*needs, (PRETRAIN_EXTRA, e)] if e.first_dataset else needs
-
-
-def _before_first_pretraining(e: Experiment) -> list[Need]:
-    other = next(other for other in e.extra_experiments if other.dataset == e.first_dataset)
-    return [("data", e), ("data", other), ("extract", other), ("negatives", other)]
+    return [*needs, (PRETRAIN_EXTRA, e)] if e.first_pretraining_dataset else needs
 
 
 def _training_stage(stage: str, needs: Callable[[Experiment], list[Need]]) -> Stage:
@@ -214,7 +205,7 @@ _evaluation_stage = partial(
     inputs=lambda e: [e.features_folder / "sums.u32"],
     is_parallel=True,
 )
-STAGES = {
+STAGES: dict[str, Stage] = {
     "data": Stage(
         body="diffcap.commands.data:prepare",
         settings=lambda e: {
@@ -258,7 +249,13 @@ STAGES = {
         out=lambda options: options["folder"],
         unnamed_inputs=_manifest,
     ),
-    PRETRAIN_EXTRA: _training_stage(PRETRAIN_EXTRA, _before_first_pretraining),
+    PRETRAIN_EXTRA: _training_stage(
+        PRETRAIN_EXTRA,
+        lambda e: [
+            ("data", e),
+            *(need for need in _before_pretraining(e) if need[1].dataset == e.first_pretraining_dataset),
+        ],
+    ),
     PRETRAIN: _training_stage(PRETRAIN, _before_pretraining),
     FINETUNE: _training_stage(FINETUNE, lambda e: [("extract", e), *([(PRETRAIN, e)] if e.owns_pretraining else [])]),
     REINFORCE: _training_stage(REINFORCE, lambda e: [(FINETUNE, e)]),
@@ -267,14 +264,19 @@ STAGES = {
         needs=lambda e: [("extract", e)],
         folder=lambda e: Path(e.run) / f"zeroshot-{EVAL}",
     ),
-    "eval": _evaluation_stage(  # the retrieval of a pre-training of another run needs no stage
+    "eval": _evaluation_stage(  # no stage is needed to evaluate the retrieval of another run's pre-training
         settings=_eval,
         needs=lambda e: [(e.evaluated_stage, e)] if e.eval != RETRIEVAL or e.owns_pretraining else [],
         folder=lambda e: Path(e.run) / result_folder_name(e.evaluated_stage, EVAL),
     ),
     "report": Stage(
         body="diffcap.commands.report:report",
-        settings=_report,
+        settings=lambda e: {
+            "folder": e.folder,
+            "features": e.features,
+            "runs": {e.method: str(STAGES["eval"].folder(e))},
+            "out": str(STAGES["report"].folder(e)),
+        },
         needs=lambda e: [("eval", e)],
         folder=lambda e: Path(e.run) / result_folder_name(e.captioner, REPORT),
         products=("table.json", "table.md", "report.html"),
@@ -305,14 +307,10 @@ def is_made(stage: str, e: Experiment) -> bool:
 
 def needed_by(e: Experiment, goals: Iterable[str]) -> list[Need]:
     """Return the goals and all stages that they depend on. Each stage comes after those that it needs."""
-    needs: dict[tuple[str, Path], Need] = {}
-
-    def visit(stage: str, experiment: Experiment) -> None:
-        for need in STAGES[stage].needs(experiment):
-            visit(*need)
-        needs.setdefault((stage, record_path(stage, experiment)), (stage, experiment))
-
+    found: dict[tuple[str, Path], Need] = {}
     for goal in goals:
         if goal in STAGES and (goal != PRETRAIN or e.has_pretraining):
-            visit(goal, e)
-    return list(needs.values())
+            earlier = [need for stage, owner in STAGES[goal].needs(e) for need in needed_by(owner, [stage])]
+            for need in [*earlier, (goal, e)]:
+                found.setdefault((need[0], record_path(*need)), need)
+    return list(found.values())

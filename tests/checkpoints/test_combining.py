@@ -1,12 +1,11 @@
 """Averaged checkpoints, and ensembles whose members must number their words alike."""
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from tests.commands import run
 from tests.models.test_decoder import SIZES as WORD_SIZES
 from tests.models.tiny import captioner
 from tests.toy_checkpoints import WORDS, write_checkpoint
@@ -76,8 +75,7 @@ def test_what_cannot_be_averaged_is_one_sentence(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_command_averages(tmp_path: Path) -> None:
     files = [str(pcl(tmp_path / f"{seed}.ckpt", seed)) for seed in range(2)]
-    command = [str(Path(sys.executable).with_name("diffcap")), "average", *files, "--out", str(tmp_path / "out.ckpt")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=dict(os.environ))
+    done = run([sys.executable, "-m", "diffcap", "average", *files, "--out", "out.ckpt"], tmp_path)
     assert done.returncode == 0 and "the mean of 2 checkpoints, of steps 7, 7" in done.stdout, done.stderr
     assert load(tmp_path / "out.ckpt").metadata["step"] == 7
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 from PIL import Image
-from tests.commands import environment
+from tests.commands import run as run_command
 from tests.hub_server import TOKEN, Hub
 from tests.models.tiny import captioner, pretraining
 from tests.toy_checkpoints import write_checkpoint
@@ -55,11 +55,8 @@ def evaluated(run: Path, evaluation: str, stage: str, metrics: dict[str, Any]) -
 
 
 def diffcap(hub: Hub, home: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [str(Path(sys.executable).with_name("diffcap")), *words]
     hub_only = {"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=300, env=environment(**hub_only), check=False
-    )
+    return run_command([sys.executable, "-m", "diffcap", *words], home.parent, **hub_only)
 
 
 @pytest.mark.slow

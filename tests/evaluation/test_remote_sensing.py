@@ -220,7 +220,9 @@ def test_eval_writes_and_prints_both_protocols(levir: Path, tmp_path: Path, caps
 
 
 @pytest.mark.slow
-def test_score_against_a_dataset(levir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_score_against_a_dataset(
+    levir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     captions = {
         one.id: "a villa is built" if one.id.endswith("6") else "there is no difference"
         for one in read_dataset(levir).pairs
@@ -231,6 +233,11 @@ def test_score_against_a_dataset(levir: Path, tmp_path: Path, capsys: pytest.Cap
     main(["score", str(file), "--protocol", "levir_cc", "--folder", str(levir), "--json"])
     result = json.loads(capsys.readouterr().out)
     check(result, levir, captions)
+    # Java's starts would cost more than all the rest.
+    known = {name: row["METEOR"] for name, row in result["groups"].items()}
+    monkeypatch.setattr(
+        "diffcap.evaluation.captions.meteor", lambda *texts: {name: known[name.split()[-1]] for name in texts[2]}
+    )
     main(["score", str(file), "--dataset", "levir_cc", "--folder", str(levir), "--json"])
     text = json.loads(capsys.readouterr().out)
     assert text["groups"] == result["groups"] and "id_tokens" not in text

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import pytest
 from tests.commands import environment
+from tests.preloaded import write_program
 
 from diffcap.checkpoints.loading import load
 from diffcap.lit.decoding import decode
@@ -56,12 +57,8 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "times.json").unlink()
     for name in ("Makefile", "configs", "stages", "pyproject.toml", "requirements.lock"):
         (tmp_path / name).symlink_to(ROOT / name)
-    program = tmp_path / ".venv/bin/diffcap"
-    program.parent.mkdir(parents=True)
-    program.write_text(
-        f'#!{sys.executable}\nimport sys\nsys.path.insert(0, "{ROOT}/src")\nfrom diffcap.cli import main\nmain()\n'
-    )
-    program.chmod(0o755)
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    write_program(tmp_path / ".venv/bin/diffcap", [sys.executable, "-m", "diffcap"])
     (tmp_path / ".venv/ready").touch()
     return tmp_path
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from tests.preloaded import write_program
 
 from diffcap import pipeline, stages
 from diffcap.experiment import Experiment
@@ -29,6 +30,7 @@ FOUND = {
     "runs/blocks/other/pretrain/finished.json": json.dumps({"checkpoint": "last.ckpt", "stage": "pretrain"}),
     "runs/alone/finetune/finished.json": json.dumps({"checkpoint": "best.ckpt", "stage": "finetune"}),
     **{f"data/{name}/manifest.jsonl": "{}" for name in ("cub", "nabirds")},
+    **dict.fromkeys(("weights/clip.pt", "weights/resnet.pth"), ""),
     "run.yaml": "dataset: blocks\nmethod: scorer\nseed: 5\nfinetune: {model: {lr: 1.0e-4}}\n",
 }
 
@@ -119,9 +121,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("Makefile", "configs", "stages", "pyproject.toml", "requirements.lock"):
         (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / ".venv/bin").mkdir(parents=True)
-    program = tmp_path / ".venv/bin/diffcap"
-    program.write_text(f'#!/bin/sh\nexec env PYTHONPATH={ROOT}/src {sys.executable} -m diffcap "$@"\n')
-    program.chmod(0o755)
+    write_program(tmp_path / ".venv/bin/diffcap", [sys.executable, "-m", "diffcap"])
     for name, text in FOUND.items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)

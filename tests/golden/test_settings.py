@@ -9,6 +9,7 @@ import json
 import lzma
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from diffcap.experiment import Experiment
 from diffcap.registry import methods
 from diffcap.run_folder import FINETUNE, PRETRAIN, PRETRAIN_EXTRA, REINFORCE
 from diffcap.stages import STAGES
+from diffcap.utils.settings import read_settings
 
 GOLDEN = Path(__file__).with_name("settings.json.xz")
 OWN = "desk"  # a dataset of the user's own, which no settings file names
@@ -83,7 +85,7 @@ def experiments() -> Iterator[tuple[str, dict[str, str]]]:
         if methods()[method].pretraining:
             for offline in ("no", "yes"):
                 yield "negatives", common | {"offline": offline}
-        if methods()[method].base_model:
+        if methods()[method].base_model_module:
             for vlm in VLMS:
                 yield "zeroshot", common | {"vlm": vlm}
                 for stage, trainer in itertools.product(stages, TRAINERS):
@@ -140,8 +142,11 @@ def differences(golden: Mapping[str, dict[str, Any]], found: Mapping[str, dict[s
 
 
 def test_composed_settings_are_the_golden_ones(
-    request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+    request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    read_once = cache(read_settings)  # each file is part of hundreds of compositions
+    for module in ("diffcap.compose", "diffcap.utils.settings"):
+        monkeypatch.setattr(f"{module}.read_settings", read_once)
     found = compositions()
     lines = differences(read_golden() if GOLDEN.is_file() else {}, found)
     if request.config.getoption("--write-golden"):

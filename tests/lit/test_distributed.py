@@ -1,11 +1,10 @@
 """Two gloo processes pre-train to the weights of one at the same global batch, by the real command; test_launch.py fine-tunes."""
 
-import subprocess
 from pathlib import Path
 
 import pytest
 import torch
-from tests.commands import command, environment, same_logs, weights
+from tests.commands import command, run, same_logs, weights
 from tests.stages.small_runs import TINY
 from tests.toy import write_toy
 
@@ -25,17 +24,13 @@ SMALL = (
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A pre-training by one process and by two, at the same time."""
-    folder, pipe = write_toy(tmp_path_factory.mktemp("ddp")), subprocess.PIPE
-    processes = []
+    """A pre-training by one process and by two."""
+    folder = write_toy(tmp_path_factory.mktemp("ddp"))
     for devices in (1, 2):
         configs = ["configs/trainer/ddp.yaml"] if devices > 1 else []
         settings = f"--data.folder={folder}", f"--run.out={folder / str(devices)}", f"--trainer.devices={devices}"
-        words = command("pretrain", configs, *SMALL, *settings)
-        processes.append(subprocess.Popen(words, cwd=folder, env=environment(), stdout=pipe, stderr=pipe, text=True))
-    for process in processes:
-        output = process.communicate(timeout=300)
-        assert process.returncode == 0, output
+        done = run(command("pretrain", configs, *SMALL, *settings), folder)
+        assert done.returncode == 0, done.stderr
     return folder
 
 

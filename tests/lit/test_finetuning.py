@@ -146,12 +146,8 @@ def test_the_gradients_are_freed_after_the_step_and_kept_between_accumulated_bat
     data = CaptionData(str(folder), "toy", batch_size=4, max_length=20, vocabulary_layout="rcc", num_workers=0)
     data.setup("fit")
     captioner = SCORER(data.vocabulary_size, SHAPE[0], grid=SHAPE[1:], width=8, heads=2, max_length=20, word_width=8)
-    quiet = {
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-    }
+    names = "logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"
+    quiet = dict.fromkeys(names, False)
     length = {"max_steps": 2, "accumulate_grad_batches": 2, "limit_val_batches": 0}
     trainer = pl.Trainer(accelerator="cpu", callbacks=[Watch()], **length, **quiet)  # type: ignore[arg-type]
     trainer.fit(Captioning(captioner), data)

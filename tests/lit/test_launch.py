@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
 from lightning.fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
 from tests.commands import environment, in_process, same_logs, weights
 
 from diffcap.lit.decoding import evaluation_trainer
-from diffcap.lit.launch import Launch, find_launch
+from diffcap.lit.launch import Launch, compare_processes, end_together, find_launch
 from diffcap.lit.stage_cli import hide_lightning_messages
 from diffcap.run_folder import is_main_process
 from diffcap.utils.errors import DiffcapError
@@ -37,6 +38,7 @@ CHILD = {"LOCAL_RANK": "1", "NODE_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": 
 @pytest.fixture
 def variables(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Nothing of the launcher that may have started the tests; what Lightning sets is removed again."""
+    monkeypatch.setattr("diffcap.lit.launch._stores", [])
     for name in {*TORCHRUN, *SRUN, *CHILD, *(name for name in os.environ if name.startswith("SLURM_"))}:
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
@@ -114,6 +116,7 @@ def test_a_stage_of_one_process_runs_on_the_first_host_alone(
 ) -> None:
     variables.chdir(tmp_path)
     set_all(variables, TORCHRUN)
+    variables.setattr(torch.distributed, "rendezvous", lambda *_: iter([(torch.distributed.HashStore(), 0, 1)]))
     for words in (["data", "--dataset", "blocks"], ["negatives", "--folder", "nowhere"], ["report", "--method", "pcl"]):
         assert in_process([sys.executable, "-m", "diffcap", *words]) is None
     assert not list(tmp_path.iterdir()) and capsys.readouterr().out == ""
@@ -124,6 +127,56 @@ def test_a_stage_of_one_process_runs_on_the_first_host_alone(
             "error: data/blocks/features/blocks: the result of the stage extract is missing, and torchrun cannot start it; first run "
             "`diffcap extract --dataset blocks --method scorer`, without torchrun."
         )
+
+
+def states(variables: pytest.MonkeyPatch, *others: str) -> None:
+    """Torchrun has also started processes with these states."""
+    store = torch.distributed.HashStore()
+    for number, state in enumerate(others):
+        store.set(f"diffcap/{number}", state)
+    set_all(variables, TORCHRUN)
+    variables.setattr(torch.distributed, "rendezvous", lambda *_: iter([(store, len(others), len(others) + 1)]))
+
+
+ALL_SEE = "All hosts must see the same data, features and runs; put their folders on a disk that all hosts share"
+
+
+@pytest.mark.parametrize(
+    ("other", "end", "sentence"),
+    [
+        ("starts from step 4", None, rf"process 0 starts from step 4; process 1 starts from step 0\. {ALL_SEE}"),
+        ("has nothing to do", None, "process 0 has nothing to do; process 1 starts from step 0"),
+        ("starts from step 0", SystemExit(0), "process 0 starts from step 0; process 1 has nothing to do"),
+        (
+            "starts from step 0",
+            DiffcapError("features: not found; extract them."),
+            "^features: not found; extract them.$",
+        ),
+        ("starts from step 0", KeyError("id"), "^'id'$"),
+    ],
+)
+def test_processes_that_differ_end_with_an_error(
+    variables: pytest.MonkeyPatch, other: str, end: BaseException | None, sentence: str
+) -> None:
+    states(variables, other)
+    with pytest.raises((DiffcapError, KeyError), match=sentence), end_together(True):
+        if end is not None:
+            raise end
+        compare_processes("starts from step 0")
+
+
+@pytest.mark.parametrize("code", [None, 0, 2])
+def test_equal_processes_go_on(variables: pytest.MonkeyPatch, code: int | None) -> None:
+    with end_together(True):  # without a launcher
+        compare_processes("starts from step 0")
+    states(variables, "starts from step 0" if code is None else "has nothing to do")
+    with pytest.raises(SystemExit) as stop, end_together(True):
+        if code is None:
+            compare_processes("starts from step 0")
+            states(variables, "is not compared a second time")
+            compare_processes("decodes")
+        sys.exit(code)
+    assert stop.value.code == code
 
 
 def test_lightning_names_the_lost_process_before_it_kills_the_main_one(
@@ -186,12 +239,20 @@ def test_two_hosts_train_and_evaluate_as_one(tmp_path: Path) -> None:
         assert (one / run / "eval" / name).read_bytes() == (two / run / "eval" / name).read_bytes()
     assert "BLEU-1" in evaluations[0] and not evaluations[1].strip()
 
-    # The second host does not see the run folder of the first one.
-    (two / run / "finetune/finished.json").rename(two / run / "finetune/running.json")
+    # The second host does not see the run folder of the first one, where the training is complete.
     shutil.copytree(two / "data", other / "data")
     done = torchrun(["finetune", *STAGE], two, other)
     assert [code for code, *_ in done] == [1, 1], done
     for _, _, error in done:
         assert (
-            "the processes would start from the steps 4, 0, because they see different run folders; set RUN to" in error
+            "the processes of torchrun differ: process 0 has nothing to do; process 1 starts from step 0. All" in error
         )
+
+    # The first host would resume the training, and the second one does not see the features.
+    (two / run / "finetune/finished.json").rename(two / run / "finetune/running.json")
+    shutil.rmtree(other / "data/blocks/features")
+    done = torchrun(["finetune", *STAGE], two, other)
+    assert [code for code, *_ in done] == [1, 1], done
+    own = "data/blocks/features/blocks: the result of the stage extract is missing, and torchrun cannot start it"
+    assert f"differ: process 0 starts from step 4; process 1 ended with an error ({own}" in done[0][2]
+    assert f"error: {own}" in done[1][2] and "differ" not in done[1][2]

@@ -12,6 +12,7 @@ _FEATURES = ("--data.features=toy", "--data.max_length=16", "--data.min_count=1"
 _SIZES = ("width=16", "heads=2", "encoder_layers=2")
 _CHG2CAP = (*_SIZES, "attention_width=16", "ffn=24", "backbone=null"), (*_FEATURES, "--model.initial_weights=null")
 _VLM = ("--data.features=pixels", "--data.batch_size=2")
+VLMS = ("qwen2_5_vl", "qwen3_vl", "smolvlm", "internvl", "llava_onevision", "gemma3")  # idefics3 is as smolvlm
 TASKS = ("mlm", "mvcl", "fda", "single_mlm", "single_mvcl", "single_fda", "fgvc")
 _MIXED = RUNS["pcl/pretrain-mixed"]
 _EQUAL_SHARES = f"--data.tasks={{{{{', '.join(f'{task}: 1' for task in TASKS)}}}}}"
@@ -35,23 +36,29 @@ def train(name: str, run: Run, folders: dict[str, Path], monkeypatch: pytest.Mon
 @pytest.mark.parametrize("name", CASES)
 def test_only_a_logged_step_waits(name: str, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     length = 24 if name == "pcl/pretrain" else 4  # enough for all tasks
-    options = f"--trainer.max_steps={length}", f"--trainer.log_every_n_steps={length}"
-    *steps, logged = train(name, CASES[name], folders, monkeypatch, *options)
+    options = f"--trainer.max_steps={length}", f"--trainer.log_every_n_steps={length}", "--trainer.val_check_interval=2"
+    found = train(name, CASES[name], folders, monkeypatch, *options)
+    validations = [waits for task, waits in found if task == "validation"]
+    assert not any(validations) and bool(validations) != (CASES[name].script == "adapt")  # which validates by retrieval
+    *steps, logged = [step for step in found if step[0] != "validation"]
     assert {task for task, _ in steps} == (set(TASKS) if name == "pcl/pretrain" else {""})
     assert [waits for _, waits in steps] == [[]] * (length - 1)
     assert any("lit/training.py" in wait for wait in logged[1])
 
 
 @pytest.mark.slow
-def test_a_vision_language_model_waits_inside_transformers_only(
-    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("family", VLMS)
+def test_a_vision_language_model_waits_in_one_function_of_transformers_at_most(
+    family: str, folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("transformers")
     pytest.importorskip("peft")
     from tests.tiny_vlms import build
 
-    size = f"base={build('smolvlm', tmp_path / 'base')}"
+    size = f"base={build(family, tmp_path / 'base')}"
     run = Run("finetune", (part("vlm", "finetune"), part("vlm", "finetune", "blocks")), (size,), _VLM)
-    options = "--trainer.max_steps=2", "--trainer.log_every_n_steps=100"
-    waits = [wait for _, found in train("vlm", run, folders, monkeypatch, *options) for wait in found]
-    assert waits and all("/transformers/" in wait for wait in waits)
+    options = "--trainer.max_steps=2", "--trainer.log_every_n_steps=2"
+    first, logged = train("vlm", run, folders, monkeypatch, *options)
+    assert len(first[1]) == (family == "llava_onevision")
+    assert all("lift_fresh" in wait and "/transformers/models/llava_onevision/" in wait for wait in first[1])
+    assert any("lit/training.py" in wait for wait in logged[1])

@@ -1,6 +1,5 @@
 """A function on two gloo processes beside the test's own."""
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,20 +10,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from tests.commands import ROOT, environment
 
 
 def on_two_ranks(work: Callable[[Any], Any], data: Any, folder: Path) -> list[Any]:
     """What a function of a module gives for `data` on each of two ranks."""
     torch.save(data, folder / "data.pt")
-    paths = f"{Path(__file__).parents[2]}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
+    words = [sys.executable, "-m", "tests.losses.ranks", work.__module__, work.__name__]
     ranks = [
-        subprocess.Popen(
-            [sys.executable, __file__, work.__module__, work.__name__, str(rank), folder],
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
+        subprocess.Popen([*words, str(rank), folder], cwd=ROOT, env=environment(), stderr=subprocess.PIPE, text=True)
         for rank in range(2)
     ]
     for process in ranks:

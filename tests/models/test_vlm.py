@@ -289,15 +289,10 @@ def test_the_difference_module_compares_the_images_of_each_pair(family: str, fol
         return
     inputs = vlm.prepare_inputs(before[:1], after[:1])
     images = {name: value for name, value in inputs.items() if "pixel" in name or "grid" in name}
-    changed = both_images(vlm.core.model.get_image_features(**images))
+    changed = list(vlm.core.model.get_image_features(**images).pooler_output)
     vlm.difference.mix[2].weight.zero_()  # type: ignore[operator, union-attr]
-    plain = both_images(vlm.core.model.get_image_features(**images))
+    plain = list(vlm.core.model.get_image_features(**images).pooler_output)
     assert torch.equal(changed[0], plain[0]) and not torch.allclose(changed[1], plain[1])
-
-
-def both_images(output: Any) -> list[Tensor]:
-    """The tokens of the two images of a pair: two elements, or (SmolVLM, Idefics3) the halves of one."""
-    return list(output.pooler_output) if len(output.pooler_output) == 2 else output.pooler_output[0].chunk(2)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

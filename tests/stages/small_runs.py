@@ -19,7 +19,7 @@ TINY = tuple(f"--model.captioner.init_args.{size}" for size in ("width=16", "hea
 SMALL = (
     *TINY,
     *("--model.captioner.init_args.dropout=0.2", "--data.batch_size=14", "--data.swap=true", "--data.features=blocks"),
-    *("--model.lr=3e-3", "--trainer.accelerator=cpu", "--trainer.max_steps=90", "--trainer.val_check_interval=15"),
+    *("--model.lr=3e-3", "--trainer.accelerator=cpu", "--trainer.max_steps=60", "--trainer.val_check_interval=15"),
     *("--run.checkpoint_every=4", "--run.patience=null", "--run.select_after=0", "--trainer.limit_val_batches=1"),
 )
 SETTINGS = {"pretrain": ("--model.warmup=10",), "finetune": ("--model.tokenizer=raw", "--model.schedule=cosine")}
@@ -44,11 +44,17 @@ def evaluation(folder: Path, runs: Path, *options: str) -> list[str]:
     return [sys.executable, str(ROOT / "stages/evaluate.py"), *files, *quick, *options]
 
 
+def start_process(words: list[str], cwd: Path | None = None) -> subprocess.Popen[str]:
+    """Start a command in a process group of its own, as in a terminal; it gives only its errors."""
+    quiet, pipe = subprocess.DEVNULL, subprocess.PIPE
+    return subprocess.Popen(
+        words, cwd=cwd, env=environment(), stdout=quiet, stderr=pipe, text=True, start_new_session=True
+    )
+
+
 def kill_when(words: list[str], sign: Path, cwd: Path) -> None:
     """Start a command, and SIGKILL it and its children at a random moment after `sign` is there."""
-    process = subprocess.Popen(
-        words, cwd=cwd, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-    )
+    process = start_process(words, cwd)
     while not sign.exists():
         assert process.poll() is None, "ended before it could be killed"
         time.sleep(0.002)

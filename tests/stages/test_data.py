@@ -151,7 +151,7 @@ def test_two_commands_on_one_folder_run_one_after_the_other(tmp_path: Path) -> N
         (["--dataset", "clevr_change", "--source", "nowhere"], "nowhere: no such folder"),
         (["--dataset", "desk", "--source", "https://x.org/d.zip"], "https://x.org/d.zip: a URL, not a file or folder"),
         (["--dataset", "desk", "--source", "d.zip"], "d.zip: a file, not a folder; extract it if it is an archive"),
-        (["--dataset", "clevr_change", "--source", "."], "change_captions.json: no captions there"),
+        (["--dataset", "clevr_change", "--source", "."], "splits.json: no splits there"),
         (["--dataset", "clevr_chnage", "--source", "."], "no pairs.jsonl there"),
         (["--dataset", "clevr_change", "--source", ".", "--pairs", "3"], "--pairs is for rendered datasets"),
         (["--dataset", "clevr_change", "--source", ".", "--jitter", "0"], "--jitter is for rendered datasets"),

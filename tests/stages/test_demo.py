@@ -17,7 +17,9 @@ def rows(name: str, minutes: float = 12.0) -> dict[str, tuple[object, ...]]:
     """Folder, method, fine-tuning and pre-training steps, ablation and adapted row of each row."""
     scale = (minutes - 4) / 8
     every = [known for known in methods().values() if plan_of(known).share]
-    found = {known.title: DEMO["own_row"](known, scale) for known in every} if name == "all" else None
+    found = (
+        {known.title: DEMO["own_row"](known, scale, plan_of(known).share) for known in every} if name == "all" else None
+    )
     return {title: row[:6] for title, row in (found or DEMO["table"](get_method(name), scale)).items()}
 
 
@@ -67,7 +69,7 @@ def test_a_core_has_room_for_shares_of_one_and_a_row_waits_for_its_features() ->
         *(known for known in methods().values() if plan_of(known).share),
         Method("new", "New", "", "x:X", "blocks"),
     ]
-    shares = {known.title: DEMO["own_row"](known, 1.0) for known in every}
+    shares = {known.title: DEMO["own_row"](known, 1.0, plan_of(known).share) for known in every}
     assert DEMO["queues"](shares) == [["IDC-PCL"], ["SCORER+CBR", "DIRL+CCR"], ["New"]]
     assert DEMO["queues"](DEMO["table"](get_method("clip4idc"), 1.0)) == [
         ["CLIP4IDC", "DIRL+CCR on CLIP4IDC's features"],

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torchvision
 from PIL import Image
-from tests.commands import in_process
+from tests.commands import environment, in_process, run
 
 from diffcap.experiment import Experiment
 from diffcap.records import ChangePair, write_dataset
@@ -52,23 +52,13 @@ def command(folder: Path, *options: str) -> list[str]:
     ]
 
 
-# One thread everywhere: the last bits of a convolution may depend on their number, which two processes would halve.
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
-
-
-def run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(folder, *options), capture_output=True, text=True, cwd=folder, env=ENVIRONMENT, timeout=300
-    )
-
-
 @pytest.fixture(scope="module")
 def undisturbed(dataset: Path) -> dict[str, bytes]:
-    done = run(dataset)
+    done = run(command(dataset), dataset)
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith(f"small: complete, {IMAGES} images extracted.\n")
     files = {name: (dataset / "features" / "small" / name).read_bytes() for name in FILES}
-    again = run(dataset)
+    again = run(command(dataset), dataset)
     assert again.returncode == 0 and again.stdout.strip().endswith("small: already complete.")
     shutil.rmtree(dataset / "features")
     assert len(files["features.f16"]) == IMAGES * 512 * 7 * 7 * 2
@@ -81,7 +71,7 @@ def test_three_jobs_with_a_third_each_and_one_of_them_killed_give_the_same_bytes
 ) -> None:
     store, pipe = dataset / "features" / "small", subprocess.PIPE
     shards = [command(dataset, "--data.num_workers=0", f"--data.shard={number}/3") for number in range(3)]
-    jobs = [subprocess.Popen(words, env=ENVIRONMENT, stdout=pipe, stderr=pipe, text=True) for words in shards]
+    jobs = [subprocess.Popen(words, env=environment(), stdout=pipe, stderr=pipe, text=True) for words in shards]
     while not (store / "done.u8").exists():
         time.sleep(0.01)
     jobs[1].kill()
@@ -89,7 +79,7 @@ def test_three_jobs_with_a_third_each_and_one_of_them_killed_give_the_same_bytes
     assert [job.returncode for job in jobs] == [0, -signal.SIGKILL, 0], outputs
     assert not (store / "complete").exists() and not (store / "extract.done.json").exists()
     assert "are left to the other shards." in outputs[0][0] and "are left to the other shards." in outputs[2][0]
-    last = subprocess.run(shards[1], capture_output=True, text=True, env=ENVIRONMENT, timeout=300)
+    last = run(shards[1], dataset)
     assert last.returncode == 0 and last.stdout.endswith("images extracted.\n"), last
     assert {name: (store / name).read_bytes() for name in FILES} == undisturbed
     shutil.rmtree(dataset / "features")
@@ -119,14 +109,14 @@ def test_two_processes_fill_one_store_and_name_a_broken_image(dataset: Path, und
     assert json.loads(undisturbed["index.json"])["paths"][-1] == broken.name  # alone in its batch
     whole, times = broken.read_bytes(), broken.stat()
     broken.write_bytes(whole[:-500])
-    done = run(dataset, "--trainer.devices=2", "--trainer.strategy=ddp")
+    done = run(command(dataset, "--trainer.devices=2", "--trainer.strategy=ddp"), dataset)
     assert done.returncode != 0 and "Traceback" not in done.stderr
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1 and f"error: {broken}: truncated or broken image" in errors[0]
     assert sum((store / "done.u8").read_bytes()) == IMAGES - 1
     broken.write_bytes(whole)
     os.utime(broken, ns=(times.st_atime_ns, times.st_mtime_ns))
-    done = run(dataset)
+    done = run(command(dataset), dataset)
     assert done.returncode == 0, done.stderr
     assert {name: (store / name).read_bytes() for name in FILES} == undisturbed
     shutil.rmtree(dataset / "features")

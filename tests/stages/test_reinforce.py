@@ -3,13 +3,12 @@
 import csv
 import json
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from tests.commands import ROOT, command, environment, in_process, run, same_logs, weights
+from tests.commands import ROOT, command, in_process, run, same_logs, weights
 from tests.stages.small_runs import kill_when, same_training
 from tests.toy import write_toy
 
@@ -105,17 +104,12 @@ def test_a_killed_run_ends_as_an_undisturbed_one(undisturbed: Path, tmp_path: Pa
 def test_two_processes_train_to_the_weights_of_one(undisturbed: Path, tmp_path: Path) -> None:
     (tmp_path / "finetune").symlink_to(undisturbed / "finetune")
     short = "--model.lr=1e-3", "--trainer.max_steps=4", "--model.baseline=greedy", "--data.val_limit=7"
-    processes = []
     for devices in (1, 2):
         more = ["--trainer.strategy=ddp"] if devices == 2 else []
         own = f"--trainer.devices={devices}", f"--run.out={tmp_path / str(devices)}", *more
         words = reinforcing(undisturbed / "data", tmp_path, "scorer", *short, *own)
-        processes.append(
-            subprocess.Popen(words, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        )
-    for process in processes:
-        output = process.communicate(timeout=300)
-        assert process.returncode == 0, output
+        done = run(words, tmp_path)
+        assert done.returncode == 0, done.stderr
     one, two = (weights(tmp_path / str(devices) / "last.ckpt") for devices in (1, 2))
     start = weights(tmp_path / "finetune/best.ckpt")
     # The keys' bias moves all scores of a query alike: its gradient is rounding, which Adam makes a full step.

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.commands import command, environment, in_process, logged, one_sentence, run, weights
+from tests.commands import command, in_process, logged, one_sentence, run, weights
 from tests.stages.small_runs import (
     SETTINGS,
     SMALL,
@@ -22,6 +22,7 @@ from tests.stages.small_runs import (
     named_command,
     same_training,
     smoke,
+    start_process,
     training,
 )
 
@@ -55,7 +56,7 @@ def test_killed_stages_run_again_end_as_undisturbed_ones(blocks: Path, undisturb
     for name in ("predictions.json", "references.json", "metrics.json"):
         assert (tmp_path / "eval" / name).read_bytes() == (undisturbed / "eval" / name).read_bytes(), name
     finished = json.loads((tmp_path / "finetune/finished.json").read_text())
-    assert finished["steps"] == 90 and finished["checkpoint"] == "best.ckpt" and finished["monitor"] == "val/CIDEr-D"
+    assert finished["steps"] == 60 and finished["checkpoint"] == "best.ckpt" and finished["monitor"] == "val/CIDEr-D"
 
 
 def _send(monkeypatch: pytest.MonkeyPatch, at: int, numbers: Sequence[signal.Signals], pause: float = 0) -> None:
@@ -123,19 +124,6 @@ def test_a_second_signal_ends_a_training_at_once(blocks: Path, tmp_path: Path, m
         assert isinstance(message, str) and message.startswith(f"error: interrupted at {sentence}")
 
 
-def _started(words: list[str]) -> subprocess.Popen:
-    """A training that runs in a process group of its own, as in a terminal, and gives only its errors."""
-    return subprocess.Popen(
-        words,
-        env=environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
-
-
 def test_two_processes_are_killed_and_interrupted_and_end_as_undisturbed_ones(
     blocks: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
@@ -148,7 +136,7 @@ def test_two_processes_are_killed_and_interrupted_and_end_as_undisturbed_ones(
     def ended_by(send: Callable[[subprocess.Popen], None]) -> str:
         """Errors of the processes, which get a signal as soon as they have written a new checkpoint."""
         before = last.stat().st_mtime_ns if last.exists() else 0
-        process = _started(words(tmp_path / "a"))
+        process = start_process(words(tmp_path / "a"))
         while not last.exists() or last.stat().st_mtime_ns == before:
             assert process.poll() is None
             time.sleep(0.002)
@@ -158,7 +146,9 @@ def test_two_processes_are_killed_and_interrupted_and_end_as_undisturbed_ones(
         return error
 
     last = tmp_path / "a/finetune/last.ckpt"
-    killed = ended_by(lambda process: subprocess.run(["pkill", "-KILL", "-o", "-P", str(process.pid)], check=True))
+    killed = ended_by(
+        lambda process: subprocess.run(["pkill", "-KILL", "-o", "-P", str(process.pid), "python"], check=True)
+    )
     assert killed.splitlines()[-1].startswith("error: another process of this run has ended or cannot be reached")
     assert killed.endswith("run the same command again to resume.")
     for send in (
@@ -183,7 +173,7 @@ def test_ctrl_c_during_a_validation_saves_a_checkpoint_after_it(
     """A terminal sends it to Java, too, which computes the scores."""
     start = f"--model.init_from={undisturbed / 'pretrain/last.ckpt'}"
     words = training("finetune", blocks, tmp_path, start, "--run.checkpoint_every=1000", "--model.tokenizer=ptb")
-    process = _started(words)
+    process = start_process(words)
     while subprocess.run(["pgrep", "-P", str(process.pid), "java"], capture_output=True).returncode:
         assert process.poll() is None
         time.sleep(0.002)
@@ -203,7 +193,7 @@ def test_a_run_killed_in_its_last_moment_does_not_train_on(blocks: Path, tmp_pat
         )
         assert in_process(words) is None
         steps = json.loads((out / "finished.json").read_text())["steps"]
-        assert steps == 30 < 90
+        assert steps == 30 < 60
         before = {name: weights(out / name) for name in ("last.ckpt", "best.ckpt")}
         (out / "finished.json").rename(out / "running.json")
         assert in_process(words) is None
@@ -228,9 +218,7 @@ def test_a_second_training_in_a_folder_is_refused_until_the_first_ends(
     blocks: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
     words, out = training("pretrain", blocks, tmp_path), tmp_path / "pretrain"
-    first = subprocess.Popen(
-        words, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+    first = start_process(words)
     try:
         while not (out / "last.ckpt").exists():
             assert first.poll() is None

@@ -16,25 +16,13 @@ import pytest
 import yaml
 from optuna.storages.journal import JournalFileBackend, JournalStorage
 from tests.commands import ROOT, command, environment, in_process, part, run
+from tests.preloaded import write_program
 from tests.tiny_vlms import build
 from wandb.sdk.launch.sweeps import utils as agent
 
 from diffcap.experiment import Experiment
 
-# The script of each, and the folder that its runs are of.
-SWEEPS = {
-    "pcl": ("finetune", "finetune"),
-    "pcl_pretrain": ("pretrain", "pretrain"),
-    "scorer": ("finetune", "finetune"),
-    "dirl": ("finetune", "finetune"),
-    "rsiccformer": ("finetune", "finetune"),
-    "chg2cap": ("finetune", "finetune"),
-    "clip4idc": ("finetune", "finetune"),
-    "vlm": ("finetune", "finetune"),
-    "clip4idc_pretrain": ("pretrain", "pretrain"),
-    "clip4idc_blocks": ("finetune", "finetune"),
-    "clip4idc_pretrain_blocks": ("pretrain", "pretrain"),
-}
+SWEEPS = sorted(path.stem for path in (ROOT / "configs/sweep").glob("*.yaml"))
 DATASET = {"clip4idc": "clevr_change", "clip4idc_pretrain": "clevr_change"}  # of all others: blocks
 BASE = "HuggingFaceTB/SmolVLM-500M-Instruct"
 GOALS = {"val/CIDEr-D": "maximize", "val/t2p_R@1": "maximize", "val/mlm": "minimize"}
@@ -43,6 +31,10 @@ SMOKE = ["--trainer.max_steps=4", "--trainer.val_check_interval=2", "--trainer.l
 
 def read(name: str) -> dict[str, Any]:
     return yaml.safe_load((ROOT / "configs" / "sweep" / f"{name}.yaml").read_text())
+
+
+def stage_of(name: str) -> str:
+    return "pretrain" if "pretrain" in name else "finetune"
 
 
 def sample(parameter: dict[str, Any], draws: random.Random) -> Any:
@@ -68,9 +60,7 @@ def agents_command(sweep: dict[str, Any], values: dict[str, Any]) -> list[str]:
 
 @pytest.mark.parametrize("name", SWEEPS)
 def test_the_experiment_comes_first_and_the_sampled_values_last(name: str) -> None:
-    sweep, (stage, _) = read(name), SWEEPS[name]
-    method = name.partition("_")[0]
-    script = f"stages/{stage}.py"
+    sweep, method, script = read(name), name.partition("_")[0], f"stages/{stage_of(name)}.py"
     base = [f"--vlm={BASE}"] if method == "vlm" else []
     experiment = [f"--dataset={DATASET.get(name, 'blocks')}", f"--method={method}", *base, "--logger=wandb"]
     assert sweep["command"] == ["${env}", "python", script, *experiment, "${args}"] and sweep["program"] == script
@@ -83,7 +73,7 @@ def test_the_experiment_comes_first_and_the_sampled_values_last(name: str) -> No
 def test_the_settings_of_the_dataset_are_among_the_swept_values(name: str) -> None:
     experiment = Experiment(dataset=DATASET.get(name, "blocks"), method=name.partition("_")[0])
     for option, parameter in read(name)["parameters"].items():
-        value = experiment.setting(SWEEPS[name][0], *option.split("."))
+        value = experiment.setting(stage_of(name), *option.split("."))
         if value is None or isinstance(value, dict):
             continue  # the default of the class; a mapping is swept as text
         if "values" in parameter:
@@ -104,8 +94,7 @@ def project(pixels: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert in_process(command("pretrain", [part("pcl", "pretrain", "blocks")], *files, *SMOKE)) is None
     build("smolvlm", folder / "tiny")
     (folder / "bin").mkdir()
-    (folder / "bin/python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
-    (folder / "bin/python").chmod(0o755)
+    write_program(folder / "bin/python", [sys.executable])
     return folder
 
 
@@ -118,7 +107,7 @@ def project(pixels: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_the_command_of_a_sweep_trains_with_sampled_values(project: Path, name: str) -> None:
-    sweep, (_, stage) = read(name), SWEEPS[name]
+    sweep = read(name)
     draws = random.Random(name)  # the same values in every run
     values = {key: sample(parameter, draws) for key, parameter in sweep["parameters"].items()}
     words = [word.replace(BASE, str(project / "tiny")) for word in agents_command(sweep, values)]
@@ -131,7 +120,7 @@ def test_the_command_of_a_sweep_trains_with_sampled_values(project: Path, name: 
         return
     done = run([*words, *SMOKE], project, PATH=path, **identifiers)
     assert done.returncode == 0, (values, done.stderr)
-    out = project / "runs/blocks/pcl/sweep" / stage / "abc123"  # each run of a sweep has its own
+    out = project / "runs/blocks/pcl/sweep" / stage_of(name) / "abc123"  # each run of a sweep has its own
     assert json.loads((out / "finished.json").read_text())["steps"] == 4
     settings = yaml.safe_load((out / "config.yaml").read_text())
     for key, value in values.items():
@@ -142,8 +131,7 @@ def test_the_command_of_a_sweep_trains_with_sampled_values(project: Path, name: 
     columns = (out / "logs/version_0/metrics.csv").read_text().splitlines()[0].split(",")
     assert sweep["metric"]["name"] in columns
     assert sweep["metric"]["goal"] == GOALS[sweep["metric"]["name"]]
-    logged = list((out / "wandb").glob("offline-run-*-abc123"))
-    assert len(logged) == 1
+    assert len(list((out / "wandb").glob("offline-run-*-abc123"))) == 1
     assert {path.name for path in project.iterdir()} == {"configs", "stages", "data", "runs", "bin", "tiny"}
 
 

@@ -289,7 +289,7 @@ def test_a_model_of_the_hub_captions_and_is_known_by_its_commit(
     hub = Hub()
     files = {path.name: path.read_bytes() for path in base.iterdir()}
     commit = hub.commit("user/tiny", {**files, "README.md": b"---\nlicense: apache-2.0\n---\n", "old.bin": b"x"})
-    online = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hub"), "PYTHONIOENCODING": "utf-8"}
+    online = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hub")}
     words = [sys.executable, "-m", "diffcap", "caption", *map(str, EXAMPLES), "--checkpoint", "user/tiny"]
     first = run(words, tmp_path, **online)
     assert first.returncode == 0, first.stderr

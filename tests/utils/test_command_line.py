@@ -42,9 +42,5 @@ def test_an_option_with_a_list(written: str, read: str, listed: list[str]) -> No
 
 
 def test_any_number_of_files() -> None:
-    assert normalize_arguments(["average", "a", "--out", "x", "b"], SYNTAX, FLAGS) == [
-        "average",
-        '["a", "b"]',
-        "--out",
-        "x",
-    ]
+    words = ["average", "a", "--out", "x", "b"]
+    assert normalize_arguments(words, SYNTAX, FLAGS) == ["average", '["a", "b"]', "--out", "x"]

@@ -20,11 +20,11 @@ from diffcap.utils.errors import DiffcapError, printable, wrap_errors
 # Values of model_type in config.json. The classes of transformers for these types have passed the tests of diffcap.
 MODEL_TYPES = ("qwen2_5_vl", "qwen3_vl", "smolvlm", "idefics3", "internvl", "llava_onevision", "gemma3")
 
-INDEX_FILE = f"{WEIGHTS}.index.json"  # lists the files of weights that are split into several ("shards")
+INDEX_FILE = f"{WEIGHTS}.index.json"  # exists if the weights are split into several files ("shards"), and lists them
 ZERO_SHOT = "zero-shot"  # value of the entry "stage" for a base model that diffcap has not trained
 README_FILE = "README.md"
-ADAPTER = "adapter_config.json"  # of PEFT; transformers applies the adapter that such a file describes
-# Files beside the weights that transformers reads (configurations, tokenizer, chat template), and the licence.
+ADAPTER = "adapter_config.json"  # file of PEFT; if it exists, transformers applies the adapter that it describes
+# The files that transformers reads besides the weights (configurations, tokenizer, chat template), README.md and the licence.
 _SMALL_FILES = ["*.json", "*.txt", "*.jinja", "*.model", README_FILE, "LICENSE*"]
 _MIB = 2**20
 
@@ -72,7 +72,8 @@ def find_base(base: str, revision: str | None = None) -> BaseModel:
 
     `revision` (branch, tag or commit) is ignored for a local folder. config.json is checked first. Complete files of an interrupted
     download are not fetched again.
-    If all files are cached, a commit needs no request and a branch needs one. Without a network, a branch means its last known commit.
+    If all files are cached and `revision` is a commit, the Hub is not contacted; for a branch, one request asks for its commit. Without a
+    network, the last commit of the branch that is in the cache is used.
     """
     folder = Path(base).expanduser()
     commit = None
@@ -102,7 +103,7 @@ def find_base(base: str, revision: str | None = None) -> BaseModel:
 
 
 def base_licence(base: str, revision: str | None) -> str | None:
-    """Return `BaseModel.licence` without fetching the model: README.md and LICENSE are enough. None if they cannot be read."""
+    """Return `BaseModel.licence` without fetching the weights: only README.md and LICENSE are read. None if this fails."""
     folder = Path(base).expanduser()
     if folder.is_dir():
         return _licence(folder)
@@ -118,9 +119,10 @@ def base_licence(base: str, revision: str | None) -> str | None:
 
 
 def base_sha256(folder: Path) -> str:
-    """Return the SHA-256 (hexadecimal) that identifies a base model. It is the same for a local folder and a download.
+    """Return the SHA-256 (hexadecimal) that identifies a base model. A local folder and a download of the same model have the same hash.
 
-    It covers config.json, and the name, size, first and last MiB of each file of weights. To hash all bytes would take minutes.
+    The hash is computed from config.json, and from the name, size, first MiB and last MiB of each file of weights, because hashing all
+    bytes would take minutes.
     """
     digest = hashlib.sha256()
     try:
@@ -150,7 +152,7 @@ def _fetch_config(name: str, revision: str | None) -> Path:
 
 
 def _fetch_file(name: str, file: str, revision: str | None) -> Path | None:
-    """Fetch one file; None if the repository does not have it."""
+    """Fetch one file to the Hub's cache and return its path there; return None if the repository does not have the file."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
@@ -163,7 +165,8 @@ def _fetch_file(name: str, file: str, revision: str | None) -> Path | None:
             return None
 
 
-# Fetch the files that transformers reads to `folder` in the Hub's cache, weights last; neither subfolders nor adapters.
+# Fetch into `folder`, which is in the Hub's cache, the files that transformers reads, the weights last. Subfolders and adapters are not
+# fetched.
 def _fetch_files(name: str, commit: str, folder: Path) -> None:
     from huggingface_hub import snapshot_download
 
@@ -179,7 +182,7 @@ def _fetch_files(name: str, commit: str, folder: Path) -> None:
 def _check_type(base: str, config: Any) -> None:
     """Check that the type of a base model is in `MODEL_TYPES`.
 
-    If the configuration of a supported type names code of the repository ("auto_map"), transformers uses its own class instead.
+    If the configuration of a supported type names code of the repository ("auto_map"), the class in transformers is used, not that code.
     """
     if not isinstance(config, dict) or "format" in config or "model_type" not in config:
         raise DiffcapError(f"{base}: not a base model, its {CONFIG} has no model_type; check the name or the folder.")
@@ -241,7 +244,7 @@ def _licence(folder: Path) -> str | None:
     return printable(licence)[:100] if licence else None
 
 
-def base_record(checkpoint: Any) -> dict[str, object]:
-    """Return the entry in metrics.json of a vision-language model that diffcap has not trained; `checkpoint_record` is for trained ones."""
-    entries = {name: checkpoint.metadata[name] for name in ("base", "revision", "licence", "stage", "step")}
-    return {**entries, "weights_sha256": checkpoint.captioner.hyperparameters["base_sha256"]}
+def base_record(loaded: Any) -> dict[str, object]:
+    """Return the entry of metrics.json for a base model that diffcap has not trained. `loaded` is what `loading.load` returned."""
+    entries = {name: loaded.metadata[name] for name in ("base", "revision", "licence", "stage", "step")}
+    return {**entries, "weights_sha256": loaded.captioner.hyperparameters["base_sha256"]}

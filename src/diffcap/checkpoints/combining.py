@@ -18,7 +18,7 @@ from diffcap.utils.files import atomic_write
 
 
 def expand_folders(paths: Sequence[str | Path]) -> list[Path]:
-    """Replace each folder by its periodic checkpoints (option `run.keep_last_k`) and last.ckpt; keep the files among `paths`."""
+    """Replace each folder by its periodic checkpoints (option `run.keep_last_k`) and last.ckpt; paths of files stay as they are."""
     files: list[Path] = []
     for path in map(Path, paths):
         if not path.is_dir():
@@ -37,7 +37,7 @@ def expand_folders(paths: Sequence[str | Path]) -> list[Path]:
 
 
 def average(paths: Sequence[str | Path], out: str | Path) -> list[int]:
-    """Write the mean of checkpoints of one model, found with `expand_folders`, to the file `out`. Return the training step of each."""
+    """Write to the file `out` the mean of checkpoints of one model, given as files or folders. Return the training step of each."""
     files = expand_folders(paths)
     contents = [read_checkpoint(file) for file in files]
     first_metadata = contents[0]["diffcap"]
@@ -56,10 +56,10 @@ def average(paths: Sequence[str | Path], out: str | Path) -> list[int]:
             weights[name] = torch.stack(values).mean(0).to(value.dtype)
     steps = [content["global_step"] for content in contents]
     sources = [{"file": file.name, "step": step} for file, step in zip(files, steps)]
-    metadata = {**last_content["diffcap"], "averaged": sources}  # otherwise as in the last checkpoint
+    metadata = {**last_content["diffcap"], "averaged": sources}  # the other entries are from the last checkpoint
     buffer = io.BytesIO()  # torch.save to a file does not raise OSError if the disk is full
     torch.save({"state_dict": weights, "global_step": steps[-1], "diffcap": metadata}, buffer)
-    with atomic_write(out, per_process=False) as temporary:  # killed processes leave at most one temporary file
+    with atomic_write(out, per_process=False) as temporary:  # one fixed name, so that killed processes leave one file
         temporary.write_bytes(buffer.getbuffer())
     return steps
 
@@ -93,7 +93,7 @@ def load_members(
 
 
 def as_ensemble(members: Sequence[Checkpoint]) -> Checkpoint:
-    """Combine checkpoints to one. Its captioner takes a list with each member's features; its `max_length` is the members' smallest."""
+    """Combine checkpoints to one, whose captioner takes a list with the features of each member. `max_length` is the smallest of all."""
     captioner = Ensemble([member.captioner for member in members]).eval()
     metadata = {**members[0].metadata, "ensemble": [member.metadata["method"] for member in members]}
     max_length = min(member.max_length for member in members)

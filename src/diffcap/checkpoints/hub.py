@@ -22,7 +22,7 @@ STAGE_DESCRIPTIONS = {
     "finetune": "fine-tuned on captions",
     "reinforce": "fine-tuned, then self-critical training on CIDEr-D",
 }
-# Value of the argument `train` of `VLM`, the captioner on a vision-language model -> text that names the trained part.
+# Names of the trained part, for each value of the argument `train` of `VLM`, which is the captioner on a vision-language model.
 TRAINED_PARTS = {
     "lora": "LoRA of rank {lora_rank}",
     "projector": "the layers between image tower and language model",
@@ -33,15 +33,15 @@ CARD_TEMPLATE = Path(__file__).with_name("model_card.md.j2")
 
 
 class Scores(NamedTuple):
-    """The metrics.json of a checkpoint and its path, or the reason why there is none."""
+    """The scores of a checkpoint, or the reason why there are none."""
 
-    metrics: dict[str, Any] | None
-    file: Path | None
+    metrics: dict[str, Any] | None  # content of metrics.json
+    file: Path | None  # path of metrics.json
     missing_reason: str = ""
 
 
 def find_scores(checkpoint: Path, content: dict[str, Any], metrics_file: str | Path | None = None) -> Scores:
-    """Find the scores of a checkpoint's `content` in `metrics_file`, or else in the run or exported folder of `checkpoint`."""
+    """Find the scores of the weights in `content`, which was read from `checkpoint`: in `metrics_file`, or else next to `checkpoint`."""
     expected_hash = weights_hash(content)
     if metrics_file is not None:
         metrics = _read_metrics(Path(metrics_file))
@@ -102,7 +102,9 @@ def push(
 ) -> str:
     """Upload a captioner as model.safetensors and config.json, with a model card. Return the URL of the repository.
 
-    The metrics.json and PNG files of an earlier upload are deleted from the repository. The arguments are those of `diffcap push`.
+    The metrics.json and PNG files of an earlier upload are deleted from the repository. The card shows the PNG files `image_files`, or
+    else those of the report or exported folder. `license` is the Hub's identifier of the weights' licence. With `private`, a new
+    repository is private, and an existing public repository is refused.
     """
     check_repository_name(name)
     checkpoint = Path(checkpoint)
@@ -122,7 +124,7 @@ def push(
     _check_images(card_images)
     from huggingface_hub import HfApi
 
-    arguments = content["diffcap"].get("hyperparameters") or {}  # of the captioner's constructor
+    arguments = content["diffcap"].get("hyperparameters") or {}  # arguments of the captioner's constructor
     licence_of_base = base_licence(arguments["base"], arguments.get("revision")) if "base" in arguments else None
     content = without_folders(content)
     with tempfile.TemporaryDirectory() as temporary:
@@ -165,7 +167,7 @@ def _check_images(paths: Sequence[Path]) -> None:
 
 
 def without_folders(content: dict[str, Any]) -> dict[str, Any]:
-    """If the base model is a local folder, return the checkpoint with the folder's name instead of its path, which is private."""
+    """Return the content of a checkpoint. If its base model is a local folder, keep only the folder's name, because its path is private."""
     metadata = content["diffcap"]
     arguments = metadata.get("hyperparameters") or {}
     if "base" not in arguments or arguments.get("revision"):
@@ -182,7 +184,7 @@ def model_card(
     license: str,
     licence_of_base: str | None = None,
 ) -> str:
-    """Return the README.md of a repository on the Hub; it shows `images`, which are names of PNG files in the same folder."""
+    """Return the README.md of a repository on the Hub. The page shows `images`, which are names of PNG files in the same folder."""
     from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
     metadata = content["diffcap"]
@@ -227,7 +229,7 @@ def model_card(
         model_name=model_name,
         metadata=metadata,
         title=method.title if method else metadata["method"],
-        paper=method.paper if method and not method.base_model else "",
+        paper=method.paper if method and not method.base_model_module else "",
         base=hyperparameters if "base" in hyperparameters else None,
         trained=TRAINED_PARTS.get(str(hyperparameters.get("train")), "").format(**hyperparameters),
         licence_of_base=licence_of_base,

@@ -1,4 +1,4 @@
-"""Names of repositories on the Hugging Face Hub, the connection to it, and messages for the errors of its client."""
+"""Names of repositories on the Hugging Face Hub, the connection to the Hub, and messages for errors of its client."""
 
 import os
 import re
@@ -61,7 +61,7 @@ def offline_reason() -> str | None:
 
 @cache
 def _connection_failure(url: str) -> str | None:
-    """Connect to a server, or to its proxy from the environment. Return the reason if that fails, else None."""
+    """Connect to a server, or to its proxy from the environment. Return why the connection fails, or None if it opens."""
     from huggingface_hub import constants
 
     server = urlsplit(url)
@@ -116,7 +116,7 @@ def _offline_message(name: str, reason: str) -> str:
 
 @contextmanager
 def use_only_hub_cache(reason: str | None) -> Iterator[None]:
-    """If there is a reason not to connect, let the Hub's client use only its cache. Otherwise the client retries for half a minute."""
+    """With a `reason` not to connect, let the Hub's client use only its cache. Otherwise, it would retry for half a minute first."""
     from huggingface_hub import constants
 
     was_offline = constants.HF_HUB_OFFLINE
@@ -141,7 +141,7 @@ def hub_errors(name: str) -> Iterator[None]:
             yield
     except DiffcapError:
         raise
-    except Exception as error:  # versions of the client use different HTTP libraries, which have own exceptions
+    except Exception as error:  # versions of the client use different HTTP libraries, each with its own exceptions
         # For a file that is not in the cache, the client's error has the HTTP error as its cause.
         refusal = error if hasattr(error, "response") else error.__cause__
         status = getattr(getattr(refusal, "response", None), "status_code", None)

@@ -1,4 +1,4 @@
-"""Import official checkpoints, which are those that the authors of a method released, without running pickled code.
+"""Import official checkpoints without running pickled code. An official checkpoint is one that the authors of a method released.
 
 Each method has an `Importer`. Most hyperparameters follow from the shapes of the weights; `ImportOptions` has the others.
 """
@@ -45,7 +45,7 @@ class Sizes(NamedTuple):
 class Importer:
     """How to read the official checkpoints of a method."""
 
-    # Takes the official parameters and buffers, `ImportOptions`, and as keyword arguments the options that only this method has.
+    # Takes the official parameters and buffers, `ImportOptions`, and the options that only this method has (as keyword arguments).
     sizes: Callable[..., Sizes]
     # Takes the official parameters and the stage, and returns the state dict of diffcap's model.
     rename: Callable[[dict[str, Tensor], Stage], dict[str, Tensor]]
@@ -54,17 +54,17 @@ class Importer:
     # If a file is a dict of several networks: their keys, which become prefixes of the parameters' names. Empty for one network.
     groups: tuple[str, ...] = ()
     pickled_classes: tuple[str, ...] = ()  # names of the classes that the file may use besides those of tensors
-    is_pretraining: Callable[[State], bool] = lambda state: False  # True for the parameters of a pre-training
+    is_pretraining: Callable[[State], bool] = lambda state: False  # True for the weights of a pre-training
 
 
 @dataclass(frozen=True)
 class ImportOptions:
     """Hyperparameters that do not follow from the shapes of the weights. None means the value that the authors used."""
 
-    heads: int = 8  # of every attention layer, except those of a pretrained image tower
+    heads: int = 8  # number of heads of every attention layer, except the layers of a pretrained image tower
     max_length: int | None = None  # maximal number of tokens of a caption
     dataset: str = RELEASED_CHECKPOINTS_DATASET  # name of the dataset that the checkpoint was trained on
-    of_method: Mapping[str, Any] = field(default_factory=dict)  # options of one method, see `Importer.sizes`
+    of_method: Mapping[str, Any] = field(default_factory=dict)  # options that only one method has, for `Importer.sizes`
 
 
 def get_importer(method: str) -> Importer:
@@ -122,7 +122,7 @@ def read_word_ids(path: str | Path, layout: LayoutName) -> tuple[list[str], list
     """Read a vocabulary file, which is a JSON object from word to id.
 
     Returns:
-        The words without special tokens, and the list of the file's ids: entry i is the file's id of token i of diffcap's vocabulary.
+        The words without special tokens, and a list of ids: entry i is the id that token i of diffcap's vocabulary has in the file.
     """
     ids = read_json(path, "vocabulary", "give the authors' file that maps words to ids")
     if isinstance(ids, dict) and isinstance(ids.get("word_to_idx"), dict):
@@ -147,7 +147,7 @@ def import_official(
     options = options or ImportOptions()
     importer = get_importer(method)
     parser = ArgumentParser(exit_on_error=False)
-    known_options = parser.add_function_arguments(importer.sizes, skip={2})  # without the weights and `ImportOptions`
+    known_options = parser.add_function_arguments(importer.sizes, skip={2})  # skips the weights and `ImportOptions`
     with wrap_errors("--options", f"not valid for {method}", f"its options are: {', '.join(known_options) or 'none'}"):
         own_options = parser.parse_object(dict(options.of_method)).as_dict()
     state = read_official(path, method)
@@ -204,13 +204,13 @@ def import_official(
     return checkpoint
 
 
-def rename(state: Mapping[str, Tensor], rules: Sequence[Rule], system: str) -> dict[str, Tensor]:
+def rename(state: Mapping[str, Tensor], rules: Sequence[Rule], method: str) -> dict[str, Tensor]:
     """Rename official parameters, concatenate query, key and value layers, and reshape 1 x 1 convolutions to matrices.
 
     Args:
         rules: (pattern, new name). A pattern matches a full name, or a name without ".weight" or ".bias". The new name None drops the
             parameter. Parameters with the new names `x:query`, `x:key` and `x:value` (or `x:q`, ...) are concatenated to `x`.
-        system: name of the method, for messages.
+        method: title of the method, for messages.
     """
     renamed: dict[str, Tensor] = {}
     attention_parts: dict[str, dict[int, Tensor]] = {}  # new name -> its query, key and value (0, 1, 2)
@@ -221,7 +221,7 @@ def rename(state: Mapping[str, Tensor], rules: Sequence[Rule], system: str) -> d
         matches += [(match, new_name) for pattern, new_name in rules if (match := re.fullmatch(pattern, official_name))]
         if not matches:
             raise DiffcapError(
-                f"official {system} checkpoint: parameter {official_name!r} is unknown; check that the checkpoint belongs to this method."
+                f"official {method} checkpoint: parameter {official_name!r} is unknown; check that the checkpoint belongs to this method."
             )
         match, new_name = matches[0]
         if new_name is None:
@@ -237,14 +237,14 @@ def rename(state: Mapping[str, Tensor], rules: Sequence[Rule], system: str) -> d
     for name, parts in attention_parts.items():
         if len(parts) != 3:
             raise DiffcapError(
-                f"official {system} checkpoint: a query, key or value of {name!r} is missing; download the file again."
+                f"official {method} checkpoint: a query, key or value of {name!r} is missing; download the file again."
             )
         renamed[name] = torch.cat([parts[number] for number in range(3)])
     return renamed
 
 
 def count_layers(state: State, pattern: str) -> int:
-    """Count the layers in the names of parameters; the first (...) of `pattern` matches the index of a layer."""
+    """Count the layers in the names of parameters. The first group of the regular expression `pattern` matches the index of a layer."""
     indices = {int(match[1]) for name in state if (match := re.match(pattern, name))}
     if indices and max(indices) >= len(indices):
         raise ValueError(f"there are {len(indices)} layers, but one has the number {max(indices)}")
@@ -257,7 +257,7 @@ def resnet_features(
     preprocess: ResizeNormalize | None = None,
     pool: tuple[int, int] | None = None,
 ) -> dict[str, Any]:
-    """Return the metadata of the output of a `layer` of torchvision's ResNet-101, reduced by average pooling to `pool` (rows, columns)."""
+    """Return the metadata of features of a `layer` of torchvision's ResNet-101; `shape` (C, h, w) is after average pooling to `pool`."""
     preprocess = preprocess or ResizeNormalize()
     return {
         "name": f"resnet101_{layer}",

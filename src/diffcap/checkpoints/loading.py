@@ -1,4 +1,4 @@
-"""Load a captioner from its checkpoint alone: the model, its vocabulary, and the features that it reads."""
+"""Load a captioner from its checkpoint alone: the model, its vocabulary, and the description of the features that it reads."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -24,13 +24,13 @@ class Checkpoint(NamedTuple):
 
     captioner: Captioner  # in eval mode, on the CPU
     vocabulary: AnyVocabulary
-    max_length: int  # tokens of a caption, special ones included
+    max_length: int  # maximal number of tokens of a caption, special tokens included
     features: dict[str, Any]  # metadata of the features that the captioner reads (backbone, weights, name, ...)
     metadata: dict[str, Any]  # the other entries of the checkpoint (method, dataset, seed, version, ...), and "step"
 
 
 class MissingBaseModel(DiffcapError):
-    """The base model of a checkpoint is not where it was in training."""
+    """The base model of a checkpoint is a local folder that is not on this machine."""
 
 
 def load(
@@ -47,7 +47,7 @@ def load(
     if names_base_model(path):
         if base is not None:
             raise DiffcapError(f"{path}: is a base model itself; remove --base.")
-        return base_model_function("zero_shot")(path, prompt, **zero_shot_options)  # of the method vlm
+        return base_model_function("zero_shot")(path, prompt, **zero_shot_options)  # a function of the method vlm
     if prompt is not None:
         raise DiffcapError(
             f"{path}: was trained with its own prompt; --prompt is for vision-language models without training."
@@ -78,7 +78,7 @@ def load(
 
 
 def pull(name: str, folder: str | Path | None = None) -> Path:
-    """Download a captioner from the Hub to `folder`, or to the Hub's cache if it is None. Return the folder."""
+    """Download a captioner from the Hub to `folder`, or to the Hub's cache if `folder` is None. Return the folder with the files."""
     check_repository_name(name)
     from huggingface_hub import snapshot_download
 
@@ -92,7 +92,7 @@ def pull(name: str, folder: str | Path | None = None) -> Path:
 
 
 def fetch_if_on_hub(source: str | Path) -> str | Path:
-    """Download a source that is a captioner's name on the Hub and return its folder. Return any other source unchanged."""
+    """If `source` is the name of a captioner on the Hub, download it and return its folder. Return any other source unchanged."""
     is_local = not isinstance(source, str) or source.endswith(".ckpt") or Path(source).exists()
     return source if is_local or not is_repository_name(str(source)) else pull(str(source))
 
@@ -111,7 +111,7 @@ def retrieval_function(path: str | Path) -> Callable[..., None]:
 
 
 def build_pretraining(content: dict[str, Any]) -> Any:
-    """Build the model of a pre-training from a checkpoint's content, as `read_checkpoint` returns it. This can raise any error."""
+    """Build the model of a pre-training from what `read_checkpoint` returns. Content that does not fit can raise any error."""
     pretraining = methods()[content["diffcap"]["method"]].pretraining
     assert pretraining is not None
     model = import_object(pretraining.captioner)(**content["diffcap"]["hyperparameters"])
@@ -122,13 +122,13 @@ def build_pretraining(content: dict[str, Any]) -> Any:
 def build_captioner(
     content: dict[str, Any], path: str | Path, base: str | Path | None = None
 ) -> tuple[Captioner, AnyVocabulary]:
-    """Build a captioner and its vocabulary from the content of `read_checkpoint`; parts that do not fit can raise any error."""
+    """Build a captioner and its vocabulary from what `read_checkpoint` returns. Content that does not fit can raise any error."""
     metadata = content["diffcap"]
     captioner_class: type[Captioner] = import_object(methods()[metadata["method"]].captioner)
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(captioner_class)
-    arguments = parser.parse_object(metadata["hyperparameters"]).as_dict()  # with types checked
-    if captioner_class.on_base_model:  # only weights added to a vision-language model are stored
+    arguments = parser.parse_object(metadata["hyperparameters"]).as_dict()  # the parser checks the types
+    if captioner_class.on_base_model:  # the checkpoint may store only the trained weights
         captioner_class.check_state(arguments, weights_of(content))  # before the base model is loaded
         if base is not None:
             arguments |= {"base": str(base), "revision": None if Path(base).is_dir() else arguments["revision"]}

@@ -1,7 +1,7 @@
 """Read and write diffcap's checkpoints, which have two forms with the same content.
 
-Training writes one file. `diffcap export`, `diffcap import` and the Hugging Face Hub use the exported folder: `model.safetensors`
-has the weights, and `config.json` the metadata (the file's entry "diffcap") and the number of training steps.
+Training writes one file, whose entry "diffcap" has the metadata. `diffcap export`, `diffcap import` and the Hugging Face Hub use an
+exported folder. In this folder, `model.safetensors` has the weights, and `config.json` has the metadata and the number of training steps.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ _REQUIRED_OF_CAPTIONERS = ("method", "hyperparameters", "tokenizer")
 
 
 def read_checkpoint(path: str | Path, mapped: bool = False) -> dict[str, Any]:
-    """Load a checkpoint, a file or an exported folder, to the CPU without running pickled code.
+    """Load a checkpoint, which is a file or an exported folder, to the CPU without running pickled code.
 
     Return {"diffcap": metadata, "state_dict": weights by name, "global_step": number of training steps}. `mapped` is faster: the
     weights are mapped into memory instead of being read, and neither the checksum nor the values of the weights are checked.
@@ -46,8 +46,8 @@ def read_checkpoint(path: str | Path, mapped: bool = False) -> dict[str, Any]:
                 f"{url}: a URL, not a checkpoint; give the path of a file, or user/name for one on the Hugging Face Hub."
             )
         raise DiffcapError(
-            f"{path}: no checkpoint there; train one with `make pretrain finetune`, or check the path (blocks and tiles are the "
-            "captioners that ship with diffcap)."
+            f"{path}: no checkpoint there; train one with `make pretrain finetune`, or check the path (`blocks` and `tiles` are "
+            "the captioners that ship with diffcap)."
         )
     try:
         if not mapped and zipfile.is_zipfile(path):
@@ -70,7 +70,7 @@ def remedy(path: Path) -> str:
     return "copy or download it again, or write it again with the same command"
 
 
-# Check the content of a checkpoint and, unless `mapped`, that its weights are finite. Return it with tuples as lists.
+# Check the content of a checkpoint and, unless `mapped`, that its weights are finite. Return the content with lists for tuples.
 def _check_content(content: Any, path: Path, mapped: bool) -> dict[str, Any]:
     metadata = content.get("diffcap") if isinstance(content, dict) else None
     if not isinstance(metadata, dict) or not {"format", "version"} <= metadata.keys():
@@ -137,14 +137,14 @@ def _read_folder(folder: Path, mapped: bool) -> dict[str, Any]:
 
 
 def write_folder(folder: str | Path, content: dict[str, Any]) -> None:
-    """Write a checkpoint as an exported folder. config.json is written last, so a folder without it is incomplete."""
+    """Write a checkpoint as an exported folder. config.json is written last, so a folder without config.json is incomplete."""
     from safetensors.torch import save_file
 
     folder = Path(folder)
     weights = {f"captioner.{name}": value.contiguous().clone() for name, value in weights_of(content).items()}
     advice = "check the free space and the permissions there, or give another folder"
     with atomic_write(folder / WEIGHTS) as temporary:
-        # For a full disk, safetensors has its own exception.
+        # If the disk is full, safetensors raises an exception of its own, not an OSError.
         with wrap_errors(folder / WEIGHTS, "cannot be written", advice):
             save_file(weights, temporary, {"format": "pt"})
         temporary.chmod(0o644)  # safetensors creates a file that only its owner can read
@@ -154,7 +154,7 @@ def write_folder(folder: str | Path, content: dict[str, Any]) -> None:
 
 
 def weights_hash(content: dict[str, Any]) -> str:
-    """Return the SHA-256 (hexadecimal) of the captioner's weights: equal for a file and its exported form, and for equal trainings."""
+    """Return the SHA-256 (hexadecimal) of the captioner's weights. A file and its exported folder have the same hash."""
     digest = hashlib.sha256()
     for name, value in sorted(weights_of(content).items()):
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
@@ -174,6 +174,6 @@ def checkpoint_record(path: str | Path, folder: str | Path) -> dict[str, Any]:
 
 
 def weights_of(content: dict[str, Any], prefix: str = "captioner.") -> dict[str, torch.Tensor]:
-    """Return the weights whose names begin with `prefix`; the returned names are without it."""
+    """Return the weights whose names begin with `prefix`, with this prefix removed from the names."""
     weights = content["state_dict"].items()
     return {name.removeprefix(prefix): value for name, value in weights if name.startswith(prefix)}

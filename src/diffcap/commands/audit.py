@@ -9,9 +9,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from diffcap.datasets.no_change import is_no_change
+from diffcap.evaluation.tables import print_table
 from diffcap.records import SPLITS, ChangePair, read_dataset, write_text
 from diffcap.utils.console import echo
 from diffcap.utils.errors import DiffcapError
+from diffcap.utils.image_io import read_image
+from diffcap.utils.progress import progress_bar
+from diffcap.utils.table import Cell, Table
 
 AUDIT_FILENAME = "audit.jsonl"
 
@@ -42,9 +46,6 @@ def audit(dataset: str | None = None, folder: Path | None = None) -> None:
         dataset: Name of the dataset; the data stage must have prepared it.
         folder: Folder of its manifest; data/<dataset> by default.
     """
-    from diffcap.evaluation.tables import print_table
-    from diffcap.utils.table import Cell, Table
-
     if folder is None and dataset is None:
         raise DiffcapError("--dataset is missing; give its name, or the folder of its manifest as --folder.")
     folder = folder or Path(f"data/{dataset}")
@@ -61,9 +62,8 @@ def audit(dataset: str | None = None, folder: Path | None = None) -> None:
         flag = {"id": pair.id, "split": pair.split, "changeflag": int(not pair.is_distractor)}
         paths = {"before": pair.before, "after": pair.after, "mask": pair.extra.get("mask")}
         rows.append({**flag, "reasons": reasons, "captions": captions, **paths})
-    write_text(folder / AUDIT_FILENAME, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-    for pair, reasons, _ in findings:
         echo(f"{pair.split} {pair.id}: {'; '.join(reasons)}")
+    write_text(folder / AUDIT_FILENAME, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     has_masks = any("mask" in pair.extra for pair in pairs)
     counts = Counter((finding.pair.split, reason) for finding in findings for reason in finding.reasons)
     lines = []
@@ -84,9 +84,6 @@ def find_contradictions(pairs: Sequence[ChangePair], root: Path) -> tuple[list[F
     Returns:
         The findings in the order of the pairs; and a list of what could not be checked, such as "3 of 9 pairs without a mask".
     """
-    from diffcap.utils.image_io import read_image
-    from diffcap.utils.progress import progress_bar
-
     if any(pair.after is None for pair in pairs):
         raise DiffcapError(f"{root}: holds single images, which have no change; audit a dataset of pairs.")
     if not any(pair.is_distractor or "changeflag" in pair.extra for pair in pairs):

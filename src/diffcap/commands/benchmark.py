@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from diffcap.experiment import AXES, Experiment, read_variables
-from diffcap.pipeline import check_extra
+from diffcap.pipeline import check_extra, check_used
 from diffcap.registry import Ablation
 from diffcap.run_folder import EVAL, FINETUNE, PRETRAIN, PRETRAIN_EXTRA
 from diffcap.runner import Job, in_parallel, make, parse_seeds, run_job, write_report
@@ -49,7 +49,9 @@ def benchmark(
     variables = variables or {}
     rows, remarks = read_grid(grid, variables, parse_seeds(seeds) if seeds else None)
     # One seed after the other, so that an interrupted command leaves complete tables of fewer seeds.
-    queues, links = make_queues(sorted(itertools.chain(*rows.values()), key=lambda job: int(job.experiment.seed)))
+    jobs = sorted(itertools.chain(*rows.values()), key=lambda job: int(job.experiment.seed))
+    check_used(variables, [EVAL], [job.experiment for job in jobs])
+    queues, links = make_queues(jobs)
     if shard:
         index, count = parse_shard("--shard", shard)
         queues = queues[index::count]
@@ -163,9 +165,9 @@ def _ablations(variables: dict[str, str]) -> Iterator[tuple[str, dict[str, str],
 
 
 def make_queues(jobs: Iterable[Job]) -> tuple[list[list[Job]], dict[Path, Path]]:
-    """Make queues of experiments. Those with the same pre-training are in one queue, because the first one trains it for all.
+    """Make queues of experiments. Experiments with the same pre-training are in one queue, because the first one trains it for all.
 
-    Returns the queues, and the links to the folders of such pre-trainings: link -> folder.
+    Returns the queues, and the links of the other experiments to the folder of their pre-training: link -> folder.
     """
     first: dict[str, Job] = {}  # settings of a pre-training -> the experiment that trains it
     queues: dict[Path, list[Job]] = {}  # folder of the first run -> queue

@@ -4,20 +4,16 @@ import itertools
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from diffcap.checkpoints.hub_access import check_connection
 from diffcap.commands.caption_file import CAPTION_FILE_SUFFIXES, CaptionFile, exclusive_lock
 from diffcap.commands.pairs import ImagePair, find_pairs, is_collection, is_parquet, parquet_advice, table_paths
-from diffcap.commands.scene import DEFAULT_CAPTIONER, DEFAULT_MIN_CHANGED, caption_scene
+from diffcap.commands.scene import DEFAULT_MIN_CHANGED, caption_scene
 from diffcap.utils.console import echo, print_json
 from diffcap.utils.cores import MAX_THREADS, available_cores
 from diffcap.utils.errors import DiffcapError
-
-if TYPE_CHECKING:
-    from diffcap.pair_captioner import PairCaptioner
 
 _MAX_NAME_LENGTH = 60  # characters of a file name, which take up to 4 bytes each; file systems allow 255 bytes
 
@@ -95,10 +91,6 @@ def caption(
     for path in filter(None, (before, after)):
         if path.endswith(".ckpt") or (Path(path) / "config.json").is_file():
             raise DiffcapError(f"{path}: a checkpoint, not images; give each one as --checkpoint {path}, images first.")
-    if after and Path(after).is_dir() and not Path(before).exists():
-        raise DiffcapError(
-            f"{before}: not found; give a folder of images, or --checkpoint {before} if it is a checkpoint."
-        )
     # Otherwise OpenMP's idle threads keep the cores busy. OpenMP reads this variable when torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     if batch_size < 1:
@@ -145,8 +137,7 @@ def caption(
             from diffcap.commands.caption_table import caption_table
         except ModuleNotFoundError as error:
             raise DiffcapError(f"{before}: needs {error.name}; run: pip install 'diffcap[table]'.") from None
-        load = partial(load_model, "blocks")
-        caption_table(before, out, engine, shard, part, load, model_options, **decoding_options)
+        caption_table(before, out, engine, shard, part, model_options, **decoding_options)
         return
     if given := [f"--{name}" for name, value in table_options.items() if value is not None]:
         raise DiffcapError(f"{given[0]} is for a Parquet table of pairs, not for {before}; {parquet_advice(before)}.")
@@ -161,9 +152,8 @@ def caption(
             if value
         ]:
             raise DiffcapError(f"{unused[0]} is for pairs of images; remove it for a whole scene ({set_options[0]}).")
-        load = partial(load_model, DEFAULT_CAPTIONER, model_options)  # by default `tiles`, for overhead images
         scene_options["min_changed"] = min_changed or DEFAULT_MIN_CHANGED
-        caption_scene(before, after, out, model_options, load, **scene_options, **decoding_options)
+        caption_scene(before, after, out, model_options, **scene_options, **decoding_options)
         return
     elif sort or min_changed:
         raise DiffcapError(
@@ -186,7 +176,10 @@ def caption_pairs(
     length_penalty: float,
     batch_size: int,
 ) -> None:
-    """Caption pairs with the arguments of `caption`, and print or write the captions. `model_options` are arguments of `load_captioner`."""
+    """Caption pairs with the arguments of `caption`, and print or write the captions.
+
+    `model_options` has the values of --checkpoint, --device, --backbone_weights, --base and --prompt.
+    """
     pairs, notes = find_pairs(before, after)
     for note in notes:
         echo(f"note: {note}", err=True)
@@ -202,17 +195,28 @@ def caption_pairs(
         raise DiffcapError(
             f"--out {out[0]}: only a Parquet table is captioned into a folder; {parquet_advice(before)}."
         )
-    out_path = _validate_out(out, as_json)
+    out_path = Path(out[0]) if out else None
+    if out and (len(out) > 1 or Path(out[0]).suffix.lower() not in CAPTION_FILE_SUFFIXES):
+        raise DiffcapError(
+            f"--out {' --out '.join(out)}: for many pairs give one file that ends in {' or '.join(CAPTION_FILE_SUFFIXES)}; the other "
+            "formats are for a whole scene, two rasters."
+        )
+    if out_path and as_json:
+        raise DiffcapError(f"--json has no effect with --out {out_path}; remove it. A .jsonl file has the same lines.")
     if out_path and after is None and os.path.realpath(out_path) in map(os.path.realpath, table_paths(Path(before))):
         raise DiffcapError(f"--out {out_path}: the pairs of {before} are read from this file; give another name.")
-    _check_images(pairs)
-    # With `shipped`, the error suggests the captioners that ship with diffcap.
-    check_connection([*(model_options["checkpoint"] or []), model_options["base"]], shipped=True)
     from diffcap.change import change_probability, scored_sentences
+    from diffcap.commands.model import load_model
     from diffcap.models.generation import check_search
+    from diffcap.utils.image_io import read_pair
     from diffcap.utils.progress import progress_bar
 
     check_search(beam, length_penalty, "--beam")
+    # If no pair has both images, end before the model is loaded, which may need a download.
+    if not any(os.path.isfile(pair.before) and os.path.isfile(pair.after) for pair in pairs):  # noqa: PTH113 - takes any name
+        read_pair(pairs[0].before, pairs[0].after)  # raises the error
+    # With `shipped`, the error suggests the captioners that ship with diffcap.
+    check_connection([*(model_options["checkpoint"] or []), model_options["base"]], shipped=True)
     captioner = load_model("blocks", model_options)
     rows: list[dict[str, Any]] = []  # of --sort and --min_changed, which are printed at the end
     num_failed, num_undrawn, file_names = 0, 0, _file_names([pair.id for pair in pairs])
@@ -258,9 +262,9 @@ def caption_pairs(
         except KeyboardInterrupt:
             if is_single_pair:
                 raise
-            advice = "the captions are not saved; --out captions.jsonl saves them, and the same command then goes on"
+            advice = "the captions are not saved; --out captions.jsonl saves them, and the same command then continues"
             if caption_file:
-                advice = f"what is done is in {caption_file.path}, and the same command goes on there"
+                advice = f"the captions so far are in {caption_file.path}; run the same command again to continue"
             raise DiffcapError(f"interrupted; {advice}.") from None
     if sort or min_changed:
         _print_selection(caption_file.rows() if caption_file else rows, sort, min_changed, as_json)
@@ -273,43 +277,6 @@ def caption_pairs(
         failures = [f"{count} of {len(pairs)} pairs could not be {verb}" for verb, count in counts.items() if count]
         rest = "" if num_failed + num_undrawn == len(pairs) else "; the others are done"
         raise DiffcapError(f"{' and '.join(failures)}, see above{rest}.")
-
-
-def load_model(default_name: str, model_options: Mapping[str, Any]) -> "PairCaptioner":
-    """Load a captioner with the arguments of `load_captioner`, by default a shipped one, and print notes about it."""
-    from diffcap.pair_captioner import SHIPPED_CAPTIONERS, load_captioner
-
-    options = {name: value for name, value in model_options.items() if name != "checkpoint"}
-    captioner = load_captioner(model_options["checkpoint"] or SHIPPED_CAPTIONERS[default_name], **options)
-    if model_options["checkpoint"] is None:
-        echo(f"note: no --checkpoint: the captioner `{default_name}`, which ships with diffcap, is used.", err=True)
-    if captioner.domain_note is not None:  # warning about images unlike those of the training
-        echo(f"note: {captioner.domain_note}", err=True)
-    return captioner
-
-
-def _validate_out(out: Sequence[str] | None, as_json: bool) -> Path | None:
-    if not out:
-        return None
-    path = Path(out[0])
-    if len(out) > 1 or path.suffix.lower() not in CAPTION_FILE_SUFFIXES:
-        raise DiffcapError(
-            f"--out {' --out '.join(out)}: for many pairs give one file that ends in {' or '.join(CAPTION_FILE_SUFFIXES)}; the other "
-            "formats are for a whole scene, two rasters."
-        )
-    if as_json:
-        raise DiffcapError(f"--json has no effect with --out {path}; remove it. A .jsonl file has the same lines.")
-    return path
-
-
-def _check_images(pairs: Sequence[ImagePair]) -> None:
-    """If no pair has both images, raise an error. This is called before a model is loaded, which may need a download."""
-    from diffcap.utils.image_io import read_image
-
-    if any(os.path.isfile(pair.before) and os.path.isfile(pair.after) for pair in pairs):  # noqa: PTH113 - takes any name
-        return
-    for path in (pairs[0].before, pairs[0].after):
-        read_image(path)  # raises the error
 
 
 def _file_names(ids: Sequence[str]) -> dict[str, str]:

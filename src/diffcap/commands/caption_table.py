@@ -6,22 +6,15 @@ import os
 import re
 import socket
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import fsspec
 
-from diffcap.commands.caption_parts import (
-    Job,
-    Part,
-    caption_part,
-    list_files,
-    list_names,
-    split,
-    write_file,
-)
+from diffcap.commands.caption_parts import Job, Part, caption_part, list_files, list_names, split, write_file
+from diffcap.commands.model import load_model
 from diffcap.models.generation import check_search
 from diffcap.utils.console import echo, parse_shard
 from diffcap.utils.cores import MAX_THREADS, available_cores
@@ -39,21 +32,31 @@ def caption_table(
     engine: str | None,
     shard: str | None,
     part_size: int | None,
-    load: Callable[[Mapping[str, Any]], Any],
     model_options: Mapping[str, Any],
     beam: int,
     length_penalty: float,
     batch_size: int,
 ) -> None:
-    """Caption the pairs of a table with the arguments of `caption`; `load` loads a captioner with `model_options`."""
+    """Caption the pairs of a table with the arguments of `caption`.
+
+    `model_options` has the values of --checkpoint, --device, --backbone_weights, --base and --prompt.
+    """
     check_search(beam, length_penalty, "--beam")
-    folder, shard_index, num_shards = _check_options(table, out, shard or "0/1", part_size)
+    if not out or len(out) > 1 or out[0].endswith((".csv", ".jsonl", ".parquet")) or Path(out[0]).is_file():
+        given = " ".join(f"--out {name}" for name in out) if out else "--out is missing"
+        raise DiffcapError(f"{given}: a Parquet table is captioned into a folder; give one, such as --out captions.")
+    folder, source = (path if "://" in path else os.path.realpath(path) for path in (out[0].rstrip("/"), table))
+    if f"{folder}/".startswith(f"{source.rstrip('/')}/"):
+        raise DiffcapError(f"--out {out[0]}: is in the folder of the table, {table}; give a folder outside it.")
+    if part_size is not None and part_size < 1:
+        raise DiffcapError(f"--part is {part_size}; it must be at least 1.")
+    shard_index, num_shards = parse_shard("--shard", shard or "0/1")
     job = Job(folder, beam, length_penalty, batch_size)
     files = list_files(table)
     part_size = part_size or max(MIN_PART_SIZE, -(-sum(file.rows for file in files) // MAX_PARTS))
     parts = split(files, part_size)[shard_index::num_shards]
     # The workers of Ray load the captioner themselves, and use the GPUs. This process needs the hash of the weights.
-    captioner = load({**model_options, "device": "cpu"} if engine else model_options)
+    captioner = load_model("blocks", {**model_options, "device": "cpu"} if engine else model_options)
     settings = {
         "checkpoint": captioner.weights_sha256(),
         "prompt": model_options["prompt"],
@@ -93,19 +96,6 @@ def caption_table(
             f"{num_failed:,} pairs could not be captioned; {failed_folder} has their errors, and the others are captioned. To try them "
             f"again: diffcap caption {failed_folder} --out FOLDER."
         )
-
-
-def _check_options(table: str, out: Sequence[str] | None, shard: str, part_size: int | None) -> tuple[str, int, int]:
-    """Return the folder of the results as an absolute path or a URL, the number of this job, and the number of jobs."""
-    if not out or len(out) > 1 or out[0].endswith((".csv", ".jsonl", ".parquet")) or Path(out[0]).is_file():
-        given = " ".join(f"--out {name}" for name in out) if out else "--out is missing"
-        raise DiffcapError(f"{given}: a Parquet table is captioned into a folder; give one, such as --out captions.")
-    folder, source = (path if "://" in path else os.path.realpath(path) for path in (out[0].rstrip("/"), table))
-    if f"{folder}/".startswith(f"{source.rstrip('/')}/"):
-        raise DiffcapError(f"--out {out[0]}: is in the folder of the table, {table}; give a folder outside it.")
-    if part_size is not None and part_size < 1:
-        raise DiffcapError(f"--part is {part_size}; it must be at least 1.")
-    return folder, *parse_shard("--shard", shard)
 
 
 def _begin(out: str, settings: Mapping[str, Any]) -> set[str]:
@@ -206,7 +196,10 @@ def _run_on_ray(job: Job, parts: Sequence[Part], model_options: Mapping[str, Any
                 for row in rows.iter_rows():
                     yield row["size"], row["error"]
             except ray.exceptions.RayError as error:
+                host = re.search(r"ip=([\w.:]+)", str(error))
+                where = host[1] if host else "a worker of Ray"
                 _, is_sentence, sentence = str(error).rpartition(f"{DiffcapError.__name__}: ")
                 if is_sentence:  # the worker cannot load the captioner
-                    host = re.search(r"ip=([\w.:]+)", str(error))
-                    raise DiffcapError(f"{host[1] if host else 'a worker of Ray'}: {sentence.strip()}") from None
+                    raise DiffcapError(f"{where}: {sentence.strip()}") from None
+                cause = (str(error).strip() or type(error).__name__).splitlines()[-1]  # the last line of a traceback
+                yield 0, f"{where}: {cause.strip():.200}"

@@ -208,7 +208,7 @@ def _add_captions(
 ) -> list[Comparison]:
     """Caption the pairs that have changed and have both images. A pair that cannot be captioned becomes an error."""
     from diffcap.change import change_probability, scored_sentences
-    from diffcap.commands.caption import load_model
+    from diffcap.commands.model import load_model
 
     changed = [result for result in results if result.status == "changed" and None not in pairs[result.name]]
     captioner = load_model("blocks", {**model_options, "backbone_weights": None}) if changed else None

@@ -8,15 +8,19 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
+from diffcap.datasets import describe, read_pairs
+from diffcap.datasets.images import MISSING, check_images, with_ranges, write_fitted
 from diffcap.datasets.registry import OWN_READER, datasets, get_dataset
+from diffcap.evaluation.tables import print_table
 from diffcap.fetching.sources import FetchSettings
 from diffcap.records import SPLITS, ChangePair, Dataset, read_json, read_manifest, write_dataset, write_text
 from diffcap.registry import import_object
+from diffcap.text.vocabulary import build_vocabulary, write_vocabulary
 from diffcap.utils.console import echo
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.settings import CONFIGS
+from diffcap.utils.table import Cell, Table
 
-SOURCES_FOLDER = CONFIGS / "sources"  # a YAML file for each dataset that can be downloaded
 DEFAULT_FETCH = FetchSettings()
 MIN_SPLIT_PAIRS = 10  # the scores of a val or test split of fewer pairs are not reliable
 
@@ -55,10 +59,6 @@ def prepare(
         strict: With --fit register: refuse images that cannot be registered. Otherwise they are used as they are.
         fetch: Options of the download.
     """
-    from diffcap.datasets import describe, read_pairs
-    from diffcap.datasets.images import with_ranges, write_fitted
-    from diffcap.text.vocabulary import build_vocabulary, write_vocabulary
-
     folder = Path(out or f"data/{dataset}")
     with _lock_folder(folder):
         render_options = {"pairs": pairs, "seed": seed, "jitter": jitter}
@@ -80,14 +80,8 @@ def prepare(
             root, gone_images = _fetch(dataset, folder, fetch, captions_only, missing)
         else:
             root = Path(source)
-        try:
-            records = read_pairs(dataset, root, augmented)
-            describe(dataset, records, root)  # only to raise an error for wrong files before images are checked
-        except DiffcapError as error:
-            if not is_rendered:
-                raise
-            fault = str(error).partition(";")[0]
-            raise DiffcapError(f"{fault}; delete {root}, and run the same command again to render it again.") from None
+        records = read_pairs(dataset, root, augmented)
+        describe(dataset, records, root)  # only to raise an error for wrong files before images are checked
         skipped = {"pairs": 0, "images": 0}
         ranges = dict[str, Any]()  # image of more than 8 bits -> range of its values, from `_check_images`
         if captions_only:
@@ -119,7 +113,7 @@ def prepare(
             "settings": settings,
             **describe(dataset, records, root, has_skipped_pairs=bool(skipped["pairs"])),
         }
-        # The vocabulary is written before the manifest, which Make takes as the mark of a complete stage.
+        # The vocabulary is written before the manifest, because a folder with a manifest counts as complete.
         vocabulary = build_vocabulary(caption for pair in records if pair.split == "train" for caption in pair.captions)
         vocabulary_file = folder / "vocabulary.json"
         if not vocabulary.words:  # a dataset with classes instead of captions
@@ -168,7 +162,8 @@ def _fetch(
     """Download the dataset; return the folder of its files, and the paths of the images that no longer exist on the web."""
     from diffcap.fetching.fetch import fetch
 
-    sources_file = Path(settings.sources or SOURCES_FOLDER / f"{dataset}.yaml")
+    # configs/sources has a file for each dataset that can be downloaded.
+    sources_file = Path(settings.sources or CONFIGS / f"sources/{dataset}.yaml")
     if not settings.sources and not sources_file.is_file():
         own_names = {path.parent.name for path in folder.parent.glob("*/manifest.jsonl")}
         names = sorted({*datasets(), *own_names})
@@ -197,8 +192,6 @@ def _check_images(
 
     It fills the dict `ranges`: path of an image of more than 8 bits -> range of its pixel values.
     """
-    from diffcap.datasets.images import MISSING, check_images
-
     masks = {pair.id: pair.extra["mask"] for pair in pairs if "mask" in pair.extra}
     paths = sorted({*(path for pair in pairs for path in pair.images), *masks.values()})
     problems_file = folder / "problems.txt"
@@ -234,11 +227,8 @@ def _check_images(
     return usable_pairs, {"pairs": num_unusable, "images": len(problems)}
 
 
-# Print a table with the counts of each split, and below it the totals and remarks.
 def _print_counts(dataset: Dataset, folder: Path) -> None:
-    from diffcap.evaluation.tables import print_table
-    from diffcap.utils.table import Cell, Table
-
+    """Print a table with the counts of each split, and below it the totals and remarks."""
     unit = "image" if all(pair.after is None for pair in dataset.pairs) else "pair"
     distractors = "no change" if any(pair.group == "no_change" for pair in dataset.pairs) else "distractors"
     lines = []

@@ -3,7 +3,10 @@
 from pathlib import Path
 from typing import Any, Literal
 
+from diffcap import run_folder
 from diffcap.checkpoints.hub_access import check_connection
+from diffcap.records import file_hash, read_dataset, take_changes, write_json
+from diffcap.run_folder import GROUPS, METRICS, PREDICTIONS, REFERENCES, UNSCORED
 from diffcap.utils.errors import DiffcapError
 
 
@@ -51,15 +54,15 @@ def evaluate(
         metrics: Names of the metrics; by default all that this machine can compute.
         batch_size: Number of pairs decoded at once; it does not change the captions.
         beams: Beam size; 1 is greedy decoding, as in the papers.
-        length_penalty: Length penalty of the beam search, see diffcap.models.generation.
+        length_penalty: Exponent of the caption's length by which the log-probability of a hypothesis is divided.
         limit: Evaluate only this number of pairs, the first of the split.
         devices: Number of processes that decode.
         accelerator: cpu, gpu or auto.
         ensemble: More checkpoints with the same vocabulary, separated by commas; the probabilities of all are averaged at each
             word. Each reads the features that it was trained on, unless `features` is given.
         task: captions, or retrieval with the checkpoint of CLIP4IDC's pre-training.
-        pair_to_text: With `task` retrieval, what is ranked for a pair: pairs, by the best caption of each (authors' code; among equal
-            scores the right one is first), or captions (among equal scores the right one is last).
+        pair_to_text: With `task` retrieval, the items that are ranked for a pair. pairs: all pairs, each by its best caption (authors'
+            code); the right pair is first among equal scores. captions: all captions; the right one is last among equal scores.
         base: Folder of the vision-language model that a checkpoint was trained on, if it is not where the checkpoint says.
         prompt: Question to a vision-language model without training.
         sentences: Number of sentences of that model's answer that are used as the caption.
@@ -83,7 +86,6 @@ def evaluate(
             checkpoint, out, folder, features, split, changes, batch_size, limit, devices, accelerator, pair_to_text
         )
         return
-    from diffcap import run_folder
     from diffcap.checkpoints.base_models import ZERO_SHOT, base_record, describe_origin, names_base_model
     from diffcap.checkpoints.combining import load_members
     from diffcap.checkpoints.loading import fetch_if_on_hub
@@ -98,8 +100,6 @@ def evaluate(
     from diffcap.lit.decoding import decode
     from diffcap.lit.stage_cli import hide_lightning_messages
     from diffcap.models.generation import check_search
-    from diffcap.records import file_hash, read_dataset, take_changes, write_json
-    from diffcap.run_folder import GROUPS, METRICS, PREDICTIONS, REFERENCES, UNSCORED
     from diffcap.utils.provenance import provenance
 
     hide_lightning_messages()
@@ -206,4 +206,4 @@ def evaluate(
         slots = main_result["slots"]
         shown_slots = {name: slots[name] for name in ("type", "object", "to", *ATTRIBUTES) if name in slots}
         print_table(metrics_table({"slots": shown_slots}, title="slot accuracy"))
-    write_json(out_folder / METRICS, main_result)  # written last: Make takes this file as the mark of a complete stage
+    write_json(out_folder / METRICS, main_result)  # written last, because a folder with this file counts as complete

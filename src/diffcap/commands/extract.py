@@ -1,24 +1,21 @@
 """Fill the feature store data/<dataset>/features/<name>: extract the features of all images, or import features from authors."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from diffcap.stages import Request
+from diffcap import record
+from diffcap.records import read_dataset
+from diffcap.stages import STAGES, Request
 
 
-def extract_features(request: "Request") -> None:
+def extract_features(request: Request) -> None:
     """Extract the missing features. If the store is then complete, write the record of this stage (`extract.done.json`)."""
-    from diffcap import record
     from diffcap.features.images import ImageData
     from diffcap.lit.extraction import Extraction, extract
     from diffcap.lit.stage_cli import StageCLI
-    from diffcap.stages import STAGES
 
     cli = StageCLI(
         Extraction,
         ImageData,
-        save_config_callback=None,  # the store's meta.json has the settings
         trainer_defaults={"logger": False, "enable_checkpointing": False, "use_distributed_sampler": False},
         args=request,  # type: ignore[arg-type]
     )
@@ -46,7 +43,6 @@ def import_features(folder: str, source: str, name: str = "authors") -> None:
         name: Name of the feature store.
     """
     from diffcap.features.authors import fill_store
-    from diffcap.records import read_dataset
 
     store = Path(folder) / "features" / name
     num_images = fill_store(read_dataset(folder), source, store)

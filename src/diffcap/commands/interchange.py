@@ -4,6 +4,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from diffcap.datasets.registry import RELEASED_CHECKPOINTS_DATASET
+from diffcap.records import read_root
+from diffcap.registry import base_model_function
+from diffcap.run_folder import read_object
 from diffcap.utils.console import echo
 from diffcap.utils.errors import DiffcapError
 
@@ -78,8 +81,6 @@ def export(
         base: Folder of the vision-language model of the method vlm, if it is not where the checkpoint says; only with --form.
     """
     from diffcap.checkpoints.hub import export as write_export
-    from diffcap.records import read_root
-    from diffcap.registry import base_model_function
 
     folder = out or checkpoint.with_name(f"{checkpoint.name.removesuffix('.ckpt')}-{form or 'exported'}")
     if form is not None and folder.is_dir() and any(folder.iterdir()):
@@ -87,9 +88,8 @@ def export(
     _check_target(folder)
     if form is None:
         scores = write_export(checkpoint, folder)
-        note = f"with the scores of {scores.file}"
-        if scores.metrics is None:
-            note = f"without scores: {scores.missing_reason}"
+        has_scores = scores.metrics is not None
+        note = f"with the scores of {scores.file}" if has_scores else f"without scores: {scores.missing_reason}"
     elif form == "messages":
         base_model_function("export_messages")(checkpoint, folder)
         note = f"messages; give media_dir (LLaMA-Factory) or ROOT_IMAGE_DIR (ms-swift) as {read_root(checkpoint).resolve()}"
@@ -140,19 +140,12 @@ def pull(name: str, out: Path | None = None) -> None:
 
 def _check_target(folder: Path) -> None:
     """Raise an error if the folder has files that diffcap did not export."""
-    from diffcap.records import read_json
-
     if folder.exists() and not folder.is_dir():
         raise DiffcapError(f"--out {folder}: is a file; give a folder.")
     files = list(folder.iterdir()) if folder.is_dir() else []
-    config_file = folder / "config.json"  # it is missing if diffcap was interrupted before it wrote this file
-    is_own = {path.name for path in files if not path.name.startswith(".")} == {"model.safetensors"}
-    if config_file.is_file():
-        try:
-            content = read_json(config_file)
-        except DiffcapError:
-            content = None
-        is_own = isinstance(content, dict) and {"stage", "words", "hyperparameters"} <= content.keys()
-    if files and not is_own:
-        other_file = config_file if config_file.is_file() else files[0]
-        raise DiffcapError(f"--out {folder}: contains files of another program ({other_file.name}); give a new folder.")
+    names = [path.name for path in files if not path.name.startswith(".")]
+    has_own_config = {"stage", "words", "hyperparameters"} <= read_object(folder / "config.json").keys()
+    # If diffcap was interrupted, the folder has no config.json yet.
+    if files and not has_own_config and names != ["model.safetensors"]:
+        other_name = "config.json" if "config.json" in names else files[0].name
+        raise DiffcapError(f"--out {folder}: contains files of another program ({other_name}); give a new folder.")

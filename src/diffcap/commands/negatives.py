@@ -1,20 +1,18 @@
 """The negatives stage: hard negatives (wrong but similar captions) for every training caption, and a report with examples."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from diffcap.negatives.file import CaptionNegatives, Report, authors_negatives, write_negatives
+from diffcap.negatives.words import normalize_caption, sentence_texts
+from diffcap.records import file_hash, read_json, read_manifest, take_changes, with_words, write_json
+from diffcap.text.stanza_tagger import find_tagger
+from diffcap.text.tagging import tag_sentences
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.settings import CONFIGS, get_config_value
-
-if TYPE_CHECKING:
-    from diffcap.negatives.build import Builder
-    from diffcap.negatives.file import CaptionNegatives, Report
-    from diffcap.records import ChangePair
-
-DATASET_SETTINGS = CONFIGS / "dataset"
 
 
 def make_negatives(
@@ -53,11 +51,6 @@ def make_negatives(
         authors: Import IDC-PCL's negatives from this file, <split>_neg_tfidf6.json, instead.
     """
     from diffcap.negatives.build import Builder, Recipe
-    from diffcap.negatives.file import Report, authors_negatives, write_negatives
-    from diffcap.negatives.words import normalize_caption, sentence_texts
-    from diffcap.records import file_hash, read_json, read_manifest, take_changes, with_words, write_json
-    from diffcap.text.stanza_tagger import find_tagger
-    from diffcap.text.tagging import tag_sentences
     from diffcap.utils.progress import progress_bars
 
     recipe = Recipe(retrieve, replace, confuse, scope, seed, replacement)
@@ -70,7 +63,7 @@ def make_negatives(
     if changes is None:
         info_file = dataset_folder / "dataset.json"
         info = read_json(info_file, "dataset", "write it again with `make data`") if info_file.is_file() else {}
-        settings_file = DATASET_SETTINGS / f"{info.get('name')}.yaml"
+        settings_file = CONFIGS / f"dataset/{info.get('name')}.yaml"
         changes = get_config_value([settings_file], "data", "changes") or info.get("changes")
     pairs = with_words(take_changes(split_pairs, changes))  # without blank captions
     if not pairs:
@@ -106,20 +99,18 @@ def make_negatives(
         tags = tag_sentences(sentence_texts(texts), tagger, tag_file, workers, bar("tagging sentences"))
         builder = Builder(pairs, tags, recipe, bar("searching similar captions"))
         report = Report(seed=seed)
-        rows = _build_rows(builder, pairs, report, bar("writing negatives"))
-        write_negatives(negatives_file, rows, lambda: report.write(report_file, settings, builder.counts))
+        show_progress = bar("writing negatives")
+
+        def build_rows() -> Iterator[CaptionNegatives]:
+            for number, pair in enumerate(pairs, 1):
+                for row in builder.build(pair):
+                    report.add(row)
+                    yield row
+                if number % 100 == 0 or number == len(pairs):
+                    show_progress(number, len(pairs))
+
+        write_negatives(negatives_file, build_rows(), lambda: report.write(report_file, settings, builder.counts))
     strategy_counts = {f"{kind}: {strategy}": count for (kind, strategy), count in sorted(builder.counts.items())}
     metadata = {"settings": settings, "captions": report.num_rows, "ways": strategy_counts}  # ways to build negatives
     write_json(metadata_file, {**metadata, "sha256": file_hash(negatives_file)})
     print(f"{negatives_file}: negatives for {report.num_rows:,} captions; read {report_file}")
-
-
-def _build_rows(
-    builder: "Builder", pairs: "list[ChangePair]", report: "Report", show_progress: Callable[[int, int], None]
-) -> "Iterator[CaptionNegatives]":
-    for number, pair in enumerate(pairs, 1):
-        for row in builder.build(pair):
-            report.add(row)
-            yield row
-        if number % 100 == 0 or number == len(pairs):
-            show_progress(number, len(pairs))

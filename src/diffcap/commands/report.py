@@ -4,6 +4,8 @@ from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Literal
 
+from diffcap.evaluation.tables import print_table
+from diffcap.records import write_json, write_text
 from diffcap.utils.console import echo
 from diffcap.utils.errors import DiffcapError
 
@@ -53,7 +55,6 @@ def report(
         seed: Seed of the random choice of the shown pairs.
         remark: Sentence to add below the table.
     """
-    from diffcap.records import write_json, write_text
     from diffcap.report import charts, table
     from diffcap.report.gather import collect_results, gather_page
     from diffcap.report.page import render
@@ -156,7 +157,6 @@ def _draw_sheets(results: "Results", report_folder: Path, num_pairs: int, num_ma
 
 def _print_results(results: "Results", localisation: dict[str, Any], mask_counts: Any) -> None:
     """Print the tables and their notes."""
-    from diffcap.evaluation.tables import print_table
     from diffcap.report import table
 
     rows, protocol = results.rows, results.protocol

@@ -1,6 +1,6 @@
 """`diffcap caption BEFORE AFTER --out changes.geojson`: the changes of a whole scene, two rasters that are captioned tile by tile."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,6 @@ def caption_scene(
     after: str | None,
     out: Sequence[str] | None,
     model_options: Mapping[str, Any],
-    load: Callable[[], Any],
     tile: int | None,
     overlap: int | None,
     bands: str | None,
@@ -39,8 +38,21 @@ def caption_scene(
     length_penalty: float,
     batch_size: int,
 ) -> None:
-    """Caption the tiles of a scene and write the changes; arguments as in `diffcap caption`. `load` returns the captioner."""
-    out_files = _check_outputs(out)
+    """Caption the tiles of a scene and write the changes, with the arguments of `caption`.
+
+    `model_options` has the values of --checkpoint, --device, --backbone_weights, --base and --prompt.
+    """
+    if not out:
+        raise DiffcapError("the options for whole scenes need an output file; add, for example, --out changes.geojson.")
+    for name in out:
+        if (suffix := Path(name).suffix.lower()) not in SCENE_SUFFIXES:
+            hint = "; .jsonl is for a folder or a table of pairs" if suffix == ".jsonl" else ""
+            raise DiffcapError(
+                f"--out {name}: give a name that ends in {', '.join(SCENE_SUFFIXES[:-1])} or {SCENE_SUFFIXES[-1]}{hint}."
+            )
+        if Path(name).is_dir():
+            raise DiffcapError(f"--out {name}: this is a folder; give the name of a file.")
+    out_files = [Path(name) for name in out]
     chosen_bands = _parse_numbers(bands, "--bands", "one band or three, such as 4,3,2", (1, 3), int)
     percentiles = _parse_numbers(stretch, "--stretch", "two percentiles, such as 2,98", (2,), float)
     if percentiles and not 0 <= percentiles[0] < percentiles[1] <= 100:
@@ -49,6 +61,7 @@ def caption_scene(
         raise DiffcapError(
             f"{before}: the raster after the change is missing; give both: diffcap caption BEFORE AFTER --out {out_files[0]}."
         )
+    from diffcap.commands.model import load_model
     from diffcap.models.generation import check_search
     from diffcap.scenes import raster
     from diffcap.scenes.captioning import IDENTICAL, NO_DATA, PARTIAL_SUFFIX, PartialResults, caption_tiles
@@ -70,10 +83,10 @@ def caption_scene(
                 "and nodata values."
             )
         is_default = list(model_options["checkpoint"] or [DEFAULT_CAPTIONER]) == [DEFAULT_CAPTIONER]
-        # What the percentiles become: the dark and bright colors of the images of `tiles`, or black and white.
+        # The percentiles become the dark and bright colors of the images that `tiles` was trained on, or black and white.
         color_range = raster.TILES_RANGE if is_default and percentiles is None else raster.FULL_RANGE
         band_range = raster.fit_stretch(overview, percentiles, color_range)  # None if the pixels keep their 8 bits
-        captioner = load()
+        captioner = load_model(DEFAULT_CAPTIONER, model_options)
         settings = {
             "tile": tile_size,
             "overlap": overlap,
@@ -131,20 +144,6 @@ def caption_scene(
         num_tiles = f"{len(result.captions):,} of {len(tiling):,} tiles"
         echo(f"note: {num_tiles} differ, and no caption is a change with --min_changed {min_changed}.", err=True)
     echo(f"{num_changes} in {counts['changed']:,} of {counts['all']:,} tiles ({left_out}); written to {written_files}")
-
-
-def _check_outputs(names: Sequence[str] | None) -> list[Path]:
-    if not names:
-        raise DiffcapError("the options for whole scenes need an output file; add, for example, --out changes.geojson.")
-    for name in names:
-        if (suffix := Path(name).suffix.lower()) not in SCENE_SUFFIXES:
-            hint = "; .jsonl is for a folder or a table of pairs" if suffix == ".jsonl" else ""
-            raise DiffcapError(
-                f"--out {name}: give a name that ends in {', '.join(SCENE_SUFFIXES[:-1])} or {SCENE_SUFFIXES[-1]}{hint}."
-            )
-        if Path(name).is_dir():
-            raise DiffcapError(f"--out {name}: this is a folder; give the name of a file.")
-    return [Path(name) for name in names]
 
 
 def _parse_numbers(text: str | None, option: str, form: str, counts: tuple[int, ...], number_type: Any) -> Any:

@@ -3,8 +3,14 @@
 from pathlib import Path
 from typing import Any, Literal
 
-from diffcap.datasets.registry import ProtocolName
-from diffcap.evaluation.captions import Tokenizer
+from diffcap import __version__
+from diffcap.datasets.registry import ProtocolName, datasets
+from diffcap.evaluation.captions import Tokenizer, check_ids
+from diffcap.evaluation.coco import read_other_predictions, read_predictions, read_references
+from diffcap.evaluation.protocols import dataset_protocol, evaluate
+from diffcap.evaluation.remote_sensing import WordIdScoring, word_id_protocol, word_id_scoring
+from diffcap.evaluation.tables import print_scores
+from diffcap.records import ChangePair, file_hash, read_dataset, take_changes
 from diffcap.utils.console import echo, print_json
 from diffcap.utils.errors import DiffcapError
 
@@ -32,8 +38,8 @@ def score(
         dataset: Name of a dataset that the data stage has prepared, instead of a file of references.
         folder: Folder of its manifest; data/<dataset> by default.
         split: The split of the dataset to which the captions belong.
-        protocol: text, or levir_cc, which adds the metrics of word ids that the released evaluators print, change accuracy, no-change
-            accuracy and S*m; for datasets of remote-sensing change captioning, and for your own in Karpathy's form.
+        protocol: text; or levir_cc, for datasets of remote-sensing change captioning and for your own in Karpathy's form. levir_cc adds
+            the metrics of word ids that the released evaluators print, change accuracy, no-change accuracy and S*m.
     """
     if dataset is None and folder is None:
         if protocol != "text":
@@ -42,7 +48,11 @@ def score(
             )
         if references is None:
             raise DiffcapError("there is nothing to score against; give a file of references, or --dataset.")
-        result = _score_files(predictions, references, tokenizer)
+        captions, reference_captions = read_predictions(predictions), read_references(references)
+        check_ids(captions, reference_captions, prefix=f"{predictions} against {references}: ")
+        pairs = [ChangePair(id, "", "", texts, "test") for id, texts in reference_captions.items()]
+        provenance = _provenance(predictions=predictions, references=references)
+        result = evaluate(captions, pairs, tokenizer, provenance=provenance)
         title = f"{predictions.name}: {result['protocol']['pairs']['total']:,} pairs, "
     else:
         if references is not None:
@@ -52,8 +62,6 @@ def score(
     if json:
         print_json(result)
         return
-    from diffcap.evaluation.tables import print_scores
-
     print_scores(result, title)
     for note in result.get("notes", []):
         echo(f"note: {note}")
@@ -61,27 +69,9 @@ def score(
         echo(f"{name} is unavailable: {remedy}.")
 
 
-def _score_files(predictions: Path, references: Path, tokenizer: Tokenizer) -> dict[str, Any]:
-    from diffcap.evaluation.captions import check_ids
-    from diffcap.evaluation.coco import read_predictions, read_references
-    from diffcap.evaluation.protocols import evaluate
-    from diffcap.records import ChangePair
-
-    captions, reference_captions = read_predictions(predictions), read_references(references)
-    check_ids(captions, reference_captions, prefix=f"{predictions} against {references}: ")
-    pairs = [ChangePair(id, "", "", texts, "test") for id, texts in reference_captions.items()]
-    return evaluate(captions, pairs, tokenizer, provenance=_provenance(predictions=predictions, references=references))
-
-
 def _score_split(
     predictions: Path, tokenizer: Tokenizer, folder: Path, dataset_name: str | None, split: str, protocol: str
 ) -> dict[str, Any]:
-    from diffcap.datasets.registry import datasets
-    from diffcap.evaluation.coco import read_other_predictions
-    from diffcap.evaluation.protocols import dataset_protocol, evaluate
-    from diffcap.evaluation.remote_sensing import WordIdScoring, word_id_protocol, word_id_scoring
-    from diffcap.records import read_dataset, take_changes
-
     dataset = read_dataset(folder)
     if dataset_name is not None and dataset.name != dataset_name:
         raise DiffcapError(f"{folder}: holds {dataset.name}, not {dataset_name}; give its own --dataset or --folder.")
@@ -111,8 +101,5 @@ def _score_split(
 
 
 def _provenance(**files: Path) -> dict[str, Any]:
-    from diffcap import __version__
-    from diffcap.records import file_hash
-
     hashed_files = {name: {"file": str(path), "sha256": file_hash(path)} for name, path in files.items()}
     return {"diffcap": __version__, **hashed_files}

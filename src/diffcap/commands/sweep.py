@@ -119,7 +119,7 @@ class Search:
         self.run, self.folder = e.run, Path(e.run) / "sweep" / stage
         self.path = path or self.folder / "study.log"
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        # What all commands of a study must have in common. The other variables do not change a score.
+        # All commands of a study must have the same identity. The variables that are left out do not change a score.
         compared = {name: value for name, value in self.variables.items() if name not in ("devices", "logger")}
         self.identity = json.dumps([stage, metric, parameters, compared, self.options], sort_keys=True)
         sampler = optuna.samplers.TPESampler(multivariate=True, constant_liar=True)
@@ -206,7 +206,7 @@ class Search:
                     for value in values[num_reported:]:
                         num_reported += 1
                         trial.report(value, num_reported)
-                        # Asked at the end too, because the pruner stores the value to compare later trials with it.
+                        # `should_prune` is called after the end, too: it stores the value, and later trials are compared with it.
                         is_pruned |= trial.should_prune() and is_running
             finally:
                 process.terminate()

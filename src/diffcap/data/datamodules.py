@@ -45,7 +45,7 @@ class FeatureData(pl.LightningDataModule):
         swap: for each sample, with probability 1/2, exchange the before image and the after image of the distractor pair, which show the
             same scene. The change pair of this scene gets the same new before image (SCORER, DIRL).
         trim: remove padding that no caption of the batch needs; the results are the same for models that mask padding.
-        val_limit: number of pairs to validate on, the first of the split; null for all.
+        val_limit: number of pairs for validation, which are the first pairs of the split; null for all pairs.
         num_workers: worker processes of the data loaders, per rank; null: up to 6 with a GPU, else 0. The batches do not depend on it.
         seed: seed of all random choices.
         vocabulary_layout: name of the special tokens and the order of the ids, such as "pcl" or "rcc" (`diffcap.text.vocabulary`);
@@ -87,7 +87,7 @@ class FeatureData(pl.LightningDataModule):
     ) -> None:
         super().__init__()
         dataset = read_dataset(folder)
-        self.store_name = features  # checkpoints record it
+        self.store_name = features  # recorded in checkpoints
         self.changes: Changes | None = changes or dataset.info.get("changes")
         if unknown := sorted(set(multi or {}) - {"max_length", "min_count"}):
             raise DiffcapError(f"data.multi has the unknown key {unknown[0]!r}; its keys are max_length and min_count.")
@@ -126,7 +126,7 @@ class FeatureData(pl.LightningDataModule):
                     f"{self.dataset.name}: {len(uncaptioned):,} {split} pairs (first {uncaptioned[0]}) have no caption and are "
                     "left out"
                 )
-        # Computes entries that a model adds to a training batch, on the CPU. `TrainingModule` sets it to `Captioner.host_entries`.
+        # A function that computes on the CPU what a model adds to a batch. `TrainingModule` sets it to `Captioner.host_entries`.
         self.host_entries: Callable[[Batch], Batch] = lambda batch: {}
         self.val_references = {pair.id: pair.captions for pair in self._captioned_pairs("val")[:val_limit]}
 
@@ -198,7 +198,7 @@ class FeatureData(pl.LightningDataModule):
         return {**part, **images}
 
     def _pairs_of_samples(self, samples: Samples) -> np.ndarray:
-        """Return the index of the pair of each training sample, (n,). For samples "scenes", return those of both pairs, (n, 2)."""
+        """Return the index of the pair of each training sample, (n,). For samples "scenes", return both pairs' indices, (n, 2)."""
         table = self.train_table
         if samples == "captions":
             return table.caption_pair
@@ -244,18 +244,18 @@ class FeatureData(pl.LightningDataModule):
                 f"data.batch_size is {self.batch_size}, which gives {num_samples} samples per step for {ranks} processes; "
                 "raise it, or lower trainer.devices."
             )
-        first_step = self.trainer.global_step * self.trainer.accumulate_grad_batches  # optimizer steps to batches
+        first_step = self.trainer.global_step * self.trainer.accumulate_grad_batches  # number of earlier batches
 
-        def make_batch(step: int) -> Batch:
-            batch = self.make_batch(step)
-            return {**batch, **self.host_entries(batch)}
-
-        return DataLoader(StepDataset(make_batch, first_step), batch_size=None, **self._worker_options())
+        batches = StepDataset(self.make_batch, first_step)
+        return DataLoader(batches, batch_size=None, collate_fn=self._add_host_entries, **self._worker_options())
 
     def val_dataloader(self) -> DataLoader:
         """The validation pairs in order."""
         pairs = PairDataset(self.val_table, self._text_entries, self.val_limit)
-        return DataLoader(pairs, self.eval_batch_size, collate_fn=identity_collate, **self._worker_options())
+        return DataLoader(pairs, self.eval_batch_size, collate_fn=self._add_host_entries, **self._worker_options())
+
+    def _add_host_entries(self, batch: Any) -> Batch:
+        return {**batch, **self.host_entries(batch)}
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         """Convert the feature maps to float32 on the device. Pixels stay integers."""
@@ -370,7 +370,7 @@ class ReinforceData(CaptionData):
         """Return this rank's part of batch `step`. "draws" (B, K, T - 1): random numbers (0 to 1) for the words of K captions per pair."""
         generator = step_generator(self.seed, step)
         sample_indices = self.epochs.take(step * self.batch_size, self.batch_size)
-        pair_indices = self.sample_pairs[sample_indices]  # (B,), or (b, 2) for samples "scenes"; "pair" for the rewards
+        pair_indices = self.sample_pairs[sample_indices]  # (B,), or (b, 2) for samples "scenes"; the rewards need them
         numbers = torch.rand(*pair_indices.shape, self.draws, self.max_length - 1, generator=generator)
         batch = self._add_images({"pair": torch.from_numpy(pair_indices), "draws": numbers}, pair_indices, generator)
         if pair_indices.ndim == 2:  # in the order of the images: all change pairs, then all distractor pairs

@@ -1,9 +1,9 @@
-"""Masked language modelling (MLM): the words that a model predicts from the others."""
+"""Masked language modelling (MLM): mask words, which a model then predicts from the other words."""
 
 import torch
 from torch import Tensor
 
-IGNORED = -1  # label of a position that is not masked (authors' code)
+IGNORED = -1  # label of a position that is not selected (as in the authors' code)
 
 
 def mask_words(
@@ -22,7 +22,8 @@ def mask_words(
     [MASK]. EOS becomes [MASK] with probability `ratio`, and always in a caption without words. BOS and padding are never selected.
 
     Args:
-        tokens: (B, T) ids of captions: BOS, words, EOS, padding. vocabulary_size: number of ids, special tokens included.
+        tokens: (B, T) ids of captions: BOS, words, EOS, padding.
+        vocabulary_size: number of ids, special tokens included.
 
     Returns:
         The masked text, (B, T), and the labels, (B, T): the original id at the selected positions, -1 elsewhere.
@@ -30,7 +31,7 @@ def mask_words(
     Example:
         >>> tokens = torch.tensor([[1, 7, 8, 9, 2, 0]])  # BOS 1, EOS 2
         >>> masked, labels = mask_words(tokens, eos_id=2, mask_id=5, vocabulary_size=10, ratio=0.0)
-        >>> masked.tolist(), labels.tolist()  # no word was selected, so the first is masked
+        >>> masked.tolist(), labels.tolist()  # no word was selected, so the first word is masked
         ([[1, 5, 8, 9, 2, 0]], [[-1, 7, -1, -1, -1, -1]])
     """
     is_eos = tokens == eos_id

@@ -42,7 +42,7 @@ class PairTable:
         self.first_caption = np.cumsum(self.caption_counts) - self.caption_counts  # (pairs,) index in `captions`
         distinct_tokens, caption_rows = self.encode_distinct(self.captions)
         self.tokens = distinct_tokens[caption_rows]  # (captions, T) padded ids
-        # `store_rows` with the default and the nonsemantic image swapped in the scenes that have both (SCORER, DIRL)
+        # `store_rows` with the default and the nonsemantic image swapped, in scenes that have both images (SCORER, DIRL)
         self.swapped_store_rows = self.store_rows.copy()
         nonsemantic_rows = {pair.before: row for pair, row in zip(pairs, self.store_rows[:, -1]) if pair.is_distractor}
         for index, pair in enumerate(pairs):
@@ -51,7 +51,7 @@ class PairTable:
                 self.swapped_store_rows[index] = (nonsemantic_rows[pair.before], other_row)
 
     def encode_distinct(self, captions: Iterable[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the padded ids of the distinct captions, (d, max_length), and the row of each caption in them, (captions,)."""
+        """Return the padded ids of the distinct captions, (d, max_length), and the row of each caption's ids in it, (captions,)."""
         row_of: dict[str, int] = {}  # caption -> its row; many captions are repeated
         caption_rows = np.fromiter((row_of.setdefault(caption, len(row_of)) for caption in captions), np.int32)
         id_type = np.int16 if len(self.vocabulary) < 2**15 else np.int32
@@ -67,7 +67,7 @@ class PairTable:
         num_cut = 0
         needed_length = self.max_length
         for caption, count in Counter(caption for caption, full in zip(self.captions, is_full) if full).items():
-            whole_ids = self.vocabulary.encode(caption, 1_000_000)
+            whole_ids = self.vocabulary.encode(caption, 1_000_000)  # this limit cuts no caption
             if whole_ids != self.vocabulary.encode(caption, self.max_length):
                 num_cut += count
                 lengths = (len(whole_ids), len(whole_ids) + 1)
@@ -129,7 +129,7 @@ class PairDataset(Dataset):
         self.num_pairs = min(limit or len(table.ids), len(table.ids))
         self._text_entries = {}
         # Entries are made for all pairs at once, so that the masked words depend neither on the batch size nor on the number of ranks.
-        if make_text_entries is not None:  # for decoding, the pairs need no captions
+        if make_text_entries is not None:  # None for decoding, where pairs need no captions
             tokens = table.tokens[table.first_caption[: self.num_pairs]]
             self._text_entries = make_text_entries(tokens, step_generator(0, 0))
 
@@ -140,7 +140,7 @@ class PairDataset(Dataset):
         pair_indices = np.array(indices)
         return {
             "id": [self.table.ids[index] for index in indices],
-            "number": torch.from_numpy(pair_indices),  # index of the pair in the split
+            "number": indices,  # indices of the pairs in the split; a list, so that no value has to be read from a GPU
             "is_change": torch.from_numpy(self.table.is_change[pair_indices]).long(),
             **self.table.images(pair_indices),
             **{key: value[pair_indices] for key, value in self._text_entries.items()},

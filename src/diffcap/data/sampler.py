@@ -1,4 +1,4 @@
-"""The samples of each training step, and its task in a pre-training, as functions of the seed and the step only.
+"""Choose the samples of each training step, and the task of each step of a pre-training. Both depend only on the seed and the step.
 
 Therefore a resumed run, or a run on another number of ranks, trains on the same batches as an uninterrupted run on one process.
 """
@@ -12,15 +12,15 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from diffcap.utils.errors import DiffcapError
 
-Batch = dict[str, Any]  # its entries by name, such as "before" and "tokens"
-_BLOCK_SIZE = 4096  # steps whose tasks are drawn together
+Batch = dict[str, Any]  # name of an entry, such as "before" or "tokens" -> its value
+_BLOCK_SIZE = 4096  # number of steps whose tasks are drawn together
 _TASK_STREAM = 7  # separates the random numbers of the tasks from those of the samples, which use the same seed
 
 
 def step_generator(seed: int, step: int) -> torch.Generator:
     """Return the random generator of one training step, the same on every rank and in every worker process."""
     high_word, low_word = np.random.SeedSequence([seed, step]).generate_state(2, np.uint32).tolist()
-    return torch.Generator().manual_seed((high_word << 31) | (low_word >> 1))  # 63 bits, as torch's seeds have a sign
+    return torch.Generator().manual_seed((high_word << 31) | (low_word >> 1))  # 63 bits: torch's seeds are signed
 
 
 def cached_epoch(cache: dict[int, np.ndarray], epoch: int, draw: Callable[[int], np.ndarray]) -> np.ndarray:
@@ -65,7 +65,7 @@ class TaskSchedule:
             raise DiffcapError(f"data.tasks: no share is above 0; raise that of {' or '.join(shares)}.")
         self._probabilities = weights / weights.sum()
         self._seed = seed
-        self._task_indices = np.zeros(0, dtype=np.int64)  # (n,) of the first n steps; `at` appends blocks
+        self._task_indices = np.zeros(0, dtype=np.int64)  # (n,) tasks of the first n steps; `at` appends blocks
 
     def at(self, step: int) -> tuple[str, int]:
         """Return the task of a step, and the number of earlier steps with the same task."""

@@ -30,7 +30,7 @@ def worker_options(num_workers: int | None, trainer: Any) -> dict[str, Any]:
         num_workers = min(MAX_WORKERS, max(1, cores)) if is_on_cuda else 0
     options: dict[str, Any] = {"num_workers": num_workers, "pin_memory": is_on_cuda}
     if num_workers:
-        # "fork" also where it is not the default, because the trainer cannot be pickled.
+        # "fork" is not the default everywhere. Other start methods would pickle the trainer, which is impossible.
         options |= {"multiprocessing_context": "fork", "persistent_workers": True, "prefetch_factor": 2}
         # Workers leave the process group, so that Ctrl-C does not end them before the training has finished its step.
         options["worker_init_fn"] = lambda worker: os.setpgid(0, 0)
@@ -40,8 +40,8 @@ def worker_options(num_workers: int | None, trainer: Any) -> dict[str, Any]:
 def read_maps(store: FeatureStore, rows: np.ndarray) -> Tensor:
     """Return the feature maps of n rows of a store, (n, C, h, w), float16 or uint8.
 
-    A worker process reads them directly into shared memory, as torch's own collate function does. Otherwise, they would be
-    copied there when they are sent to the training process.
+    A worker process reads them directly into shared memory, as torch's default collate function does. Otherwise, the maps would
+    be copied into shared memory when they are sent to the training process.
     """
     if get_worker_info() is None:
         return torch.from_numpy(store.read(rows))

@@ -26,17 +26,17 @@ CHARACTERS_NOTE = (
 
 
 def read_pairs(dataset: str, folder: str | Path, augmented: bool = False) -> list[ChangePair]:
-    """Read the files of `dataset` in `folder`, and check what every dataset must fulfil, such as distinct ids.
+    """Read the pairs of `dataset` from its files in `folder`, and check the rules that hold for every dataset, such as distinct ids.
 
-    `dataset` is a name in `registry.datasets()`. Any other name is a user's own dataset, which `diffcap.datasets.pairs` reads. Training
-    pairs that the authors made by augmentation are left out, unless `augmented` is True. Captions in a script without blanks between
-    words are split into characters.
+    If `registry.datasets()` has no entry with the name `dataset`, this is a user's own dataset, which `diffcap.datasets.pairs` reads.
+    Training pairs that the authors made by augmentation are left out, unless `augmented` is True. Captions in a script without blanks
+    between words are split into characters.
     """
     folder, spec = Path(folder), get_dataset(dataset)
     if folder.is_file():
-        raise DiffcapError(f"{folder}: a file, not a folder; extract it if it is an archive, and give its folder.")
+        raise DiffcapError(f"{folder}: a file, not a folder; extract it if it is an archive, and give the folder.")
     if not folder.is_dir():
-        raise DiffcapError(f"{folder}: no such folder; give the one that holds the files of {dataset}.")
+        raise DiffcapError(f"{folder}: no such folder; give the folder that holds the files of {dataset}.")
     if augmented and not spec.augmented:
         raise DiffcapError(f"--augmented is for second_cc, and {dataset} has no augmented views; omit the option.")
     pairs: list[ChangePair] = import_object(spec.reader)(folder, **({"augmented": True} if augmented else {}))
@@ -45,7 +45,7 @@ def read_pairs(dataset: str, folder: str | Path, augmented: bool = False) -> lis
     if uses_characters(caption for pair in pairs for caption in pair.captions):
         pairs = [replace(pair, captions=list(map(split_characters, pair.captions))) for pair in pairs]
 
-    def on_disk(path: str) -> str:  # "é" may be stored as two Unicode characters instead of one
+    def on_disk(path: str) -> str:  # the disk may have "é" as two Unicode characters
         return path if path.isascii() else existing_path(folder / path).relative_to(folder).as_posix()
 
     for index, pair in enumerate(pairs):
@@ -56,7 +56,7 @@ def read_pairs(dataset: str, folder: str | Path, augmented: bool = False) -> lis
 
 
 def describe(dataset: str, pairs: list[ChangePair], folder: Path, has_skipped_pairs: bool = False) -> dict[str, Any]:
-    """Return entries of `dataset.json`, a file of the data stage: sizes, repetitions, remarks, and `DatasetSpec.info`.
+    """Return entries of `dataset.json`, which the data stage writes: sizes, repetitions, remarks, and `DatasetSpec.info`.
 
     `has_skipped_pairs` is True if pairs with missing images were removed from `pairs`.
     """

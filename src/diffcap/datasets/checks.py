@@ -1,4 +1,4 @@
-"""Functions with which readers of datasets read and check files. An argument `place`, such as "train.json, line 3", is for messages."""
+"""Functions that read and check the files of datasets. `place`, such as "train.json, line 3", tells error messages where a value is."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
@@ -10,12 +10,12 @@ from diffcap.utils.files import url_of
 
 
 def find_file(folder: Path, *names: str) -> Path:
-    """Return the path of the first of these names that is a file in `folder`; if none is, return the path of the first name."""
+    """Return the path of the first file of `names` that exists in `folder`. If none exists, return the path of the first name."""
     return next((folder / name for name in names if (folder / name).is_file()), folder / names[0])
 
 
 def read_object(file: Path, content: str, remedy: str = "fetch it again") -> dict[str, Any]:
-    """Read a JSON file that must be an object. Error messages state its `content`, such as "captions", and a `remedy`."""
+    """Read a JSON file that must be an object. Error messages name the expected `content`, such as "captions", and a `remedy`."""
     value = read_json(file, content, remedy)
     if not isinstance(value, dict):
         raise DiffcapError(f"{file}: expected a JSON object, found {type(value).__name__}; fetch it again.")
@@ -36,8 +36,9 @@ def read_entries(file: Path, content: str, remedy: str) -> Iterator[tuple[str, d
 def make_default_ids(image_paths: Sequence[Sequence[str]]) -> list[str]:
     """Make ids for the pairs of a file that has no ids, from the paths (before, after) of their images.
 
-    All ids are made in the first of these ways that gives distinct ids: the file name of the before image without suffix; its path
-    without suffix; both file names without suffix, joined by "-"; the number of the pair, with six digits.
+    All pairs get ids of the same form, which is the first of these forms that gives distinct ids: the file name of the before image
+    without suffix; the path of the before image without suffix; both file names without suffix, joined by "-"; the number of the pair,
+    with six digits.
 
     Example:
         >>> make_default_ids([("1.jpg", "2.jpg"), ("1.jpg", "3.jpg")])
@@ -56,7 +57,7 @@ def make_default_ids(image_paths: Sequence[Sequence[str]]) -> list[str]:
 
 
 def get_text(entry: dict[str, Any], key: str, place: str) -> str:
-    """Return the string that `entry` has under a key. Raise an error if it has none, or a string without a visible character."""
+    """Return the value of `key` in `entry`. Raise an error if it is missing, not a string, or a string without a visible character."""
     value = entry.get(key)
     if not isinstance(value, str) or is_blank(value):
         found = f"{value!r:.60}" if key in entry else "nothing"
@@ -65,14 +66,14 @@ def get_text(entry: dict[str, Any], key: str, place: str) -> str:
 
 
 def check_sentences(value: object, place: str, key: str) -> list[str]:
-    """Return `value` if it is a list of strings. Otherwise raise an error, which names its `key`."""
+    """Return `value` if it is a list of strings. Otherwise raise an error that names the `key` of the value."""
     if not isinstance(value, list) or not all(isinstance(sentence, str) for sentence in value):
         raise DiffcapError(f'{place}: "{key}" must be a list of sentences, found {value!r:.60}; fix it.')
     return value
 
 
 def join_tokens(value: object, place: str, key: str) -> list[str]:
-    """Return captions as strings. In IDC-PCL's files, `value` is one caption (a list of words) or several (a list of such lists)."""
+    """Return captions as strings. In IDC-PCL's files, `value` is one caption (a list of words) or a list of captions (a list of lists)."""
     token_lists: list[Any] = value if isinstance(value, list) and value else [None]
     if isinstance(token_lists[0], str):
         token_lists = [token_lists]
@@ -85,14 +86,14 @@ def join_tokens(value: object, place: str, key: str) -> list[str]:
 
 
 def check_unique(places: dict[str, str], name: str, place: str, noun: str, remedy: str = "keep one of the two") -> None:
-    """Add a name to `places` (name -> place). If it is there already, raise an error, which calls it `noun`, such as "the uid"."""
+    """Add a name and its place to `places`. Raise an error if the name is already there; the error calls it a `noun`, such as "id"."""
     if name in places:
         raise DiffcapError(f"{place}: {noun} {name!r} is already used in {places[name]}; {remedy}.")
     places[name] = place
 
 
 def check_split(pair: ChangePair, split: str, place: str) -> None:
-    """Raise an error if `split`, of a later entry about the same pair (or single image), is not the pair's split."""
+    """Raise an error if `split` is not the split of `pair`; `split` is from a later entry for the same pair (or single image)."""
     if pair.split != split:
         raise DiffcapError(f"{place}: {pair.id} is in {split} here and in {pair.split} before; keep one.")
 

@@ -16,7 +16,7 @@ _REMEDY = "extract the whole dataset into this folder"
 
 
 def read_clevr_change(folder: Path) -> list[ChangePair]:
-    """Read CLEVR-Change (Park et al., ICCV 2019) from its authors' files below, or from those that `_read_json_lines` describes.
+    """Read CLEVR-Change (Park et al., ICCV 2019) from its authors' files below, or from the files that `_read_json_lines` describes.
 
         images/CLEVR_default_000123.png       before
         sc_images/CLEVR_semantic_000123.png   after a change
@@ -49,7 +49,7 @@ def read_clevr_change(folder: Path) -> list[ChangePair]:
     extras = {}  # "000123.png" -> (`ChangePair.extra` of the change pair, `ChangePair.extra` of the distractor)
     for image, scene in (read_object(scenes_file, "scenes") if scenes_file.is_file() else {}).items():
         change_extra = {key: scene[key] for key in ("boxes", "viewpoint_iou", "changed") if key in scene}
-        iou_key = "viewpoint_iou_distractor"  # overlap of the viewpoints of both images, 1 if the viewpoints are equal
+        iou_key = "viewpoint_iou_distractor"  # overlap (IoU) of the views of both images, 1 if they are equal
         extras[image] = change_extra, ({"viewpoint_iou": scene[iou_key]} if iou_key in scene else {})
     pairs = []
     for split, numbers in splits.items():
@@ -100,13 +100,14 @@ def _read_json_lines(folder: Path, change_types: dict[str, str]) -> list[ChangeP
         full/img.pkl, sc_img.pkl, nsc_img.pkl   features, which `diffcap.features.authors` reads
 
     The image names may have an extension. The second part of `img2` tells whether the pair is a change ("semantic") or a distractor
-    ("nonsemantic"). Ids and image paths become those of the first format, so that features and captions can be used for both.
+    ("nonsemantic"). The pairs get the ids and image paths that they have in `read_clevr_change`, so that the features and captions of
+    one form of the dataset can be used with the other form.
     """
     pairs: list[ChangePair] = []
     for split in SPLITS:
         lines_file = folder / f"{split}.json"
         for place, row in read_json_lines(lines_file, "annotations", "put train.json, val.json and test.json here"):
-            names_match = _IMAGE_NAMES.fullmatch(f"{row.get('img1')} {row.get('img2')}")  # (number, kind)
+            names_match = _IMAGE_NAMES.fullmatch(f"{row.get('img1')} {row.get('img2')}")  # groups: number, kind
             if names_match is None:
                 raise DiffcapError(
                     f'{place}: "img1" and "img2" must be CLEVR_default_N and CLEVR_semantic_N or CLEVR_nonsemantic_N, found '
@@ -158,14 +159,16 @@ _CHANGE_VERBS = frozenset(("turned", "became", "changed", "becomes", "turns", "n
 def read_clevr_dc(folder: Path) -> list[ChangePair]:
     """Read CLEVR-DC (Kim et al., ICCV 2021), which has CLEVR scenes with strong camera movement, with or without a change.
 
-        captions.json {"123": [sentences]}, split.json {"train": [123, ...], "val", "test"}, images in bef/ and aft/    the authors' format
-        change_captions.json {"000123.png": [sentences]}, splits.json (or split.json), images/ and sc_images/          format of model DIRL
+        captions.json {"123": [sentences]}, split.json {"train": [123, ...], "val", "test"}, images in bef/, aft/    the authors' format
+        change_captions.json {"000123.png": [sentences]}, splits.json (or split.json), images/ and sc_images/    format of the method DIRL
 
     The authors do not document the names of the image files, so an image is found by the number at the end of its name. If the image
-    folder does not exist, names like `000123.png` are assumed, the ids in DIRL's evaluation. Pairs are sorted by split, then by number.
+    folder does not exist, names like `000123.png` are assumed. DIRL's evaluation uses these names as ids. Pairs are sorted by split, then
+    by number.
 
-    The files do not state the change types, nor which pairs have no change (a sixth of them). Both are derived from the captions of a
-    pair by majority vote. A pair has no change type if its captions disagree or name no change.
+    The files do not state the change types, nor which pairs have no change (a sixth of the pairs). Both are derived from the captions of
+    a pair: the type that most captions name counts. A pair has no change type if two types have the same number of captions, or if no
+    caption names a type.
     """
     captions_file = find_file(folder, *_DC_FOLDERS)
     captions_of_number: dict[int, list[str]] = {}

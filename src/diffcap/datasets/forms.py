@@ -54,7 +54,7 @@ def find_lists(folder: Path) -> list[Path]:
 def read_lists(folder: Path, files: list[Path]) -> list[PlacedRow]:
     """Return the rows of the files of `find_lists`. With several files, their names or those of their folders are the splits."""
     rows: list[PlacedRow] = []
-    row_of_images: dict[tuple[str, ...], Row] = {}  # of messages
+    row_of_images: dict[tuple[Any, ...], Row] = {}  # of messages
     for file in files:
         split = _SPLITS.get(file.parent.name if file.name == METADATA else file.stem) if len(files) > 1 else None
         for place, entry in _entries(file):

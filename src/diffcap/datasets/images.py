@@ -1,7 +1,7 @@
 """Check that all images of a dataset exist and can be decoded.
 
-A cache file stores a stamp for each decoded image: size and time of its file, and the range of its pixel values. An image is decoded
-again only if the size or the time of its file has changed.
+A cache file stores a stamp for each decoded image: size and modification time of the image file, and the range of the pixel values. An
+image is decoded again only if the size or the time of its file has changed.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from diffcap.utils.fitting import Fit
 MISSING = "missing"
 # (path relative to the dataset's folder, "missing" or "broken: <why the file cannot be decoded>").
 Problem = tuple[str, str]
-BATCH_SIZE = 5000  # images; the cache is written after every batch, so that a killed check can be resumed
+BATCH_SIZE = 5000  # images; the cache is written after every batch, so that a check can be resumed after a kill
 
 
 def check_images(
@@ -34,7 +34,7 @@ def check_images(
     cache_file: str | Path | None = None,
     ranges: dict[str, tuple[float, float]] | None = None,
 ) -> list[Problem]:
-    """Check the images `paths` in the folder `root`, on all cores. Return the problems of missing and broken images, in the same order.
+    """Check the images `paths` in the folder `root`, on all cores. Return the problems of missing and broken images in this order.
 
     Args:
         check: "decode" decodes every file completely, so that truncated files are found; "exists" only looks for the files.
@@ -44,7 +44,7 @@ def check_images(
     from diffcap.utils.progress import progress_bar
 
     root, cache_file = Path(root), Path(cache_file) if cache_file and check == "decode" else None
-    cached_stamps: dict[str, list[Any]] = {}  # empty if the file is missing or has other content: check all images
+    cached_stamps: dict[str, list[Any]] = {}  # stays empty without a usable file; then all images are decoded
     if cache_file:
         with suppress(DiffcapError, KeyError, TypeError, ValueError):
             content = read_json(cache_file)
@@ -73,9 +73,9 @@ def check_images(
 def with_ranges(pairs: list[ChangePair], ranges: Mapping[str, tuple[float, float]]) -> list[ChangePair]:
     """Store in each pair the ranges of values by which later stages scale its images with more than 8 bits (`ChangePair.ranges`).
 
-    Images that pairs connect with each other form a group. The images of integers in a group get one common range, and its images of
-    floats get another. So an image has the same range in all its pairs. `ranges` has the lowest and the highest value of each single
-    image, from `check_images`.
+    Two images are in one group if a pair, or a chain of pairs, connects them. All images of a group whose pixels are integers get one
+    common range, and all images of a group whose pixels are floats get another. So an image has the same range in all its pairs. `ranges`
+    has the lowest and the highest value of each single image, from `check_images`.
     """
     if not ranges:
         return pairs
@@ -88,8 +88,8 @@ def with_ranges(pairs: list[ChangePair], ranges: Mapping[str, tuple[float, float
             common_ranges[range_key] = min(lowest, low), max(highest, high)
     pairs_with_ranges = []
     for pair in pairs:
-        own = {path: common_ranges[group_of[path], type(ranges[path][0])] for path in pair.images if path in ranges}
-        pairs_with_ranges.append(replace(pair, extra={**pair.extra, RANGES: own}) if own else pair)
+        of_pair = {path: common_ranges[group_of[path], type(ranges[path][0])] for path in pair.images if path in ranges}
+        pairs_with_ranges.append(replace(pair, extra={**pair.extra, RANGES: of_pair}) if of_pair else pair)
     return pairs_with_ranges
 
 
@@ -146,7 +146,7 @@ def _check_image(image_file: Path, check: str, cached_stamp: list[Any] | None) -
     """
     from PIL import Image, UnidentifiedImageError
 
-    from diffcap.utils.image_io import read_image  # imports Pillow, which is too slow for --help
+    from diffcap.utils.image_io import read_image  # here, because Pillow takes too long to import for --help
 
     try:
         file_status = image_file.stat()
@@ -159,14 +159,14 @@ def _check_image(image_file: Path, check: str, cached_stamp: list[Any] | None) -
     stamp = [file_status.st_size, file_status.st_mtime_ns]
     if check == "exists":
         return stamp, ""
-    if cached_stamp and len(cached_stamp) == 3 and cached_stamp[:2] == stamp:  # older caches have no ranges
+    if cached_stamp and len(cached_stamp) == 3 and cached_stamp[:2] == stamp:  # stamps of older versions have no range
         return cached_stamp, ""
     try:
         file_content = image_file.read_bytes()
         value_range = read_image(file_content, "image").value_range  # None for 8 bits; later stages use `read_image`
         # `read_image` also reads TIFF files that Pillow cannot open; they are not verified.
         with suppress(UnidentifiedImageError), Image.open(io.BytesIO(file_content)) as image:
-            image.verify()  # the checksums and the end of the file, which decoding ignores
+            image.verify()  # checks the checksums and the end of the file, which decoding does not check
     except DiffcapError as error:
         return None, f"broken: {str(error).removeprefix('image: ').rstrip('.')}"
     except Exception as error:  # a decoder may raise anything for invalid data

@@ -3,15 +3,15 @@
     {"images": [{"filepath": "train", "filename": "train_000001.png", "split": "train", "changeflag": 1,
                  "sentences": [{"tokens": ["a", "road", "is", "built"], "raw": " a road is built ."}, ...]}, ...]}
 
-* `split`: "train", "val" or "test"; "restval" counts as train. Without it, `filepath` is the split.
-* `filepath`: the folder of the images, which `ImageLayout` calls {folder}; without it, the split is the folder.
-* `sentences`: a caption is its `tokens` joined by spaces. Without tokens, it is the `raw` text, from which spaces at both ends and the
-  final full stop are removed.
-* `changeflag`: 1 if something has changed, 0 if not. Without it, `diffcap.datasets.no_change` derives the flag from the captions, and
-  `ChangePair.extra` has `changeflag_derived`.
+* `split`: "train", "val" or "test"; "restval" counts as train. If an entry has no `split`, its `filepath` is the split.
+* `filepath`: the folder of the images, which `ImageLayout` calls {folder}. If an entry has no `filepath`, its split is the folder.
+* `sentences`: a caption is its `tokens` joined by spaces. If a sentence has no `tokens`, the caption is its `raw` text without the spaces
+  at both ends and the final full stop.
+* `changeflag`: 1 if something has changed, 0 if not. If an entry has no `changeflag`, `diffcap.datasets.no_change` derives the flag from
+  the captions, and `ChangePair.extra` has `changeflag_derived`.
 
-Other keys are not read. A pair without change has `is_distractor`. The id of a pair is the file name of its before image without suffix;
-if these names are not distinct, `make_default_ids` makes other ids. Pairs are in the order of the file.
+Other keys are not read. A pair without change has `is_distractor=True`. The id of a pair is the file name of its before image without
+suffix; if these names are not distinct, `make_default_ids` makes other ids. Pairs are in the order of the file.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -31,7 +31,7 @@ _FORM_HINT = 'the form is {"images": [{"filename", "split", "sentences"}, ...]}'
 
 @dataclass(frozen=True)
 class ImageLayout:
-    """Paths of the images, relative to the dataset's folder. {folder} is the `filepath` of an entry, {name} its `filename`."""
+    """Patterns of image paths, relative to the dataset's folder. {folder} is the `filepath` of an entry, {name} the `filename`."""
 
     before: str
     after: str
@@ -72,7 +72,7 @@ def read_levir_mci(folder: Path) -> list[ChangePair]:
 
 
 def read_tiles(folder: Path) -> list[ChangePair]:
-    """Read the rendered dataset `tiles`: files as in LEVIR-MCI, and `facts.json` with change type, boxes and facts of each pair."""
+    """Read the rendered dataset `tiles`: files as in LEVIR-MCI, and `facts.json`: change type, boxes and facts for captions."""
     facts_file = folder / "facts.json"
     facts = read_json(facts_file, "facts")
     pairs = []
@@ -160,7 +160,7 @@ def read_files(
     Args:
         root: the dataset's folder.
         split_of_file: JSON file -> split of its entries; "" if the entries name their splits.
-        layouts: where the images may be. The first layout with an existing before image is used; if there is none, the first layout.
+        layouts: where the images may be. The first layout with an existing before image is used; without such a layout, `layouts[0]`.
         unchanged_if: `all` or `any`. An entry without `changeflag` is unchanged if all, or any, of its captions state that.
         all_masks: set `extra["mask"]` of all pairs if the folder of masks exists, so that the data stage reports missing masks.
     """

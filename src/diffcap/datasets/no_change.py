@@ -3,22 +3,23 @@
 import re
 
 
-def _any_words(words: str) -> str:  # returns a pattern of one or several of these words
+def _any_words(words: str) -> str:  # returns a pattern that matches one or more of these words
     return rf"(?:(?:{'|'.join(words.split())})\b ?)+"
 
 
-# The next patterns match parts of a statement that nothing has changed. This one matches the things that are compared: any number of
-# these words, in any order.
+# The next patterns match parts of a statement that nothing has changed. `_THING_WORDS` matches the things that are compared, such as "both
+# images": one or more of these words, in any order.
 _THING_WORDS = r"\b" + _any_words(
     "[12ab] above after all and animals?[12]? area before birds? both either everything exposed given images? individuals it of parts re"
     r" photo(?:graph)?s? pictures? s scenes? shots? the these they this two visible (?:left|right|second)(?=\s(?:and|image|p|scene|shot))"
 )
-# `_THING_WORDS` as the whole subject of a sentence. In "the picnic area" or "the cars in both images", they are only a part of it.
+# `_SUBJECT` matches `_THING_WORDS` only as the whole subject of a sentence, not as a part of it as in "the cars in both images".
 _SUBJECT = (
     r"(?:(?<!\w )|(?<!\bin )(?<!\bof )(?<!\bon )(?<!\bthe )"
     rf"(?=(?:animals?[12]?|both|everything|it|the|these|they|this|two)\b)){_THING_WORDS}"
 )
-# Verbs and adverbs before "the same"; "s" is from "it's". Hard negatives (captions with replaced words) have "disappears to be".
+# Verbs and adverbs before "the same". The word "s" is the end of "it's". "disappears to be" occurs in hard negatives, which are captions
+# with replaced words.
 _ARE = _any_words(
     "about almost (?:dis)?appears? are be been both clearly completely could essentially exactly from has have"
     " in\\s(?:essence|fact|variants) is just largely like look(?:s|ed)? may members might mostly much nearly of possibly practically pretty"
@@ -43,7 +44,7 @@ _FOUND = (  # what may follow "no change", such as "has been made", "to mention"
 )
 _WHERE = rf"(?: here| (?:about|between|from|in|of|to|within) {_THING_WORDS}| from the (?:left|right)\b){{0,2}}"
 
-# The statements that nothing has changed.
+# Pattern that matches a whole statement that nothing has changed. Each element is one alternative.
 _STATEMENTS = "|".join(
     (
         rf"(?:(?:there |{_THING_WORDS})?{_ARE}(?:absolutely )?|i (?:can )?see )?\bno (?:{_CHANGE}|differents?\b){_FOUND}{_WHERE}",
@@ -60,9 +61,10 @@ _STATEMENTS = "|".join(
         rf"\bwithout (?:any )?{_CHANGE}",
     )
 )
-_KEYWORDS = r"no|n ?t\b|same|alike|identical|indistinguishable|unchanged|still|without"  # each statement has one; others are rejected fast
+_KEYWORDS = r"no|n ?t\b|same|alike|identical|indistinguishable|unchanged|still|without"  # every statement has one: a fast first test
 
-# All captions of pairs without change: those of SECOND-CC and Dubai-CC as listed in the authors' code, others in the order of the files.
+# For each dataset, all captions of pairs without change. SECOND-CC's and Dubai-CC's captions are listed as in the authors' code, the other
+# captions in the order of the files.
 LEVIR_CC = (
     "there is no difference",
     "the two scenes seem identical",
@@ -109,7 +111,7 @@ def plain_caption(caption: str) -> str:
 def is_no_change(caption: str) -> bool:
     """Return True if a caption says that nothing has changed, and nothing else.
 
-    It recognises the captions of the datasets above, those of the rendered dataset `blocks`, and other common wordings.
+    The captions in `ALL_NO_CHANGE`, the captions of the rendered dataset `blocks`, and other common wordings are recognised.
 
     Example:
         >>> [is_no_change(text) for text in ("Nothing has changed in this area.", "nothing has changed except for a new road")]
@@ -120,7 +122,7 @@ def is_no_change(caption: str) -> bool:
 
 
 def describes_similarity(caption: str) -> bool:
-    """Return True if a part of a caption states that nothing has changed, or that both images show the same.
+    """Return True if a part of a caption states that nothing has changed, or that both images show the same thing.
 
     A statement about a part or a property, such as "the same color", does not count.
 

@@ -10,13 +10,13 @@ from diffcap.utils.errors import DiffcapError
 
 
 class ReleaseSizes(NamedTuple):
-    """The official sizes of a dataset in units: its authors count pairs, single images, or scenes."""
+    """The official sizes of a dataset. They are numbers of pairs, single images or scenes, depending on what the authors count."""
 
     unit: str  # plural noun for messages: "pairs", "images" or "scenes"
     units_by_split: dict[str, int]  # split -> number of units
-    counts_scenes: bool = False  # True if a unit is a scene: a pair with a change and one without (distractor)
+    counts_scenes: bool = False  # True if a unit is a scene: a pair with a change and a pair without (distractor)
     num_by_change_type: dict[str, int] = {}  # noqa: RUF012  change type -> number of pairs; empty if unknown
-    num_classes: int = 0  # classes of the images; 0 if they have none
+    num_classes: int = 0  # number of classes of the images; 0 if the images have no classes
     total_units: int = 0  # sum of all splits, if only this sum is published; else 0
     num_changed: dict[str, int] = {}  # noqa: RUF012  split -> number of changed pairs; empty if unknown
 
@@ -28,7 +28,7 @@ def _by_split(train: int, val: int, test: int) -> dict[str, int]:
 _LEVIR_SIZES = ReleaseSizes("pairs", _by_split(6_815, 1_333, 1_929), num_changed=_by_split(3_407, 667, 964))
 
 # Most sizes were counted in the authors' split files, and CLEVR-Change's change types in its type_mapping.json. Dubai-CC's sizes are from
-# tables in papers of others. SECOND-CC's authors publish only the sum of the splits, which does not count augmented pairs.
+# tables in papers of other authors. SECOND-CC's authors publish only the sum of the splits, which does not count augmented pairs.
 OFFICIAL = {
     "clevr_change": ReleaseSizes(
         "scenes",
@@ -53,11 +53,11 @@ OFFICIAL = {
 def compare_sizes(
     dataset: str, pairs: Sequence[ChangePair], folder: Path, has_skipped_pairs: bool = False
 ) -> dict[str, Any] | None:
-    """Compare the sizes of a dataset's splits with the official ones. Return None if no official sizes are known.
+    """Compare the sizes of a dataset's splits with the official sizes. Return None if no official sizes are known.
 
     A folder is "whole" if every split has its official size, and a "part" if a split is smaller and none is larger. In a whole dataset, the
-    numbers of pairs with a change and of each change type must equal the official ones, if these are known. Any other difference raises an
-    error: files of different releases are probably mixed, and the scores could not be compared with published ones.
+    numbers of pairs with a change and of each change type must equal the official numbers, if these are known. Any other difference raises
+    an error, because files of different releases are probably mixed, and then scores cannot be compared with published scores.
 
     `has_skipped_pairs` is True if pairs with missing images were removed. A scene then counts only if both of its pairs are left.
 
@@ -71,7 +71,7 @@ def compare_sizes(
     num_found = Counter(pair.split for pair in pairs if not (sizes.counts_scenes and pair.is_distractor))
     if has_skipped_pairs and sizes.counts_scenes:
         num_found &= Counter(pair.split for pair in pairs if pair.is_distractor)  # `&` takes the smaller numbers
-    # In IDC-PCL's files, images with classes (NABirds) have other splits than the official ones, so only the sum is compared.
+    # In IDC-PCL's files, images with classes (NABirds) have other splits than in the official dataset, so only the sum is compared.
     total_units = sizes.total_units or (sum(sizes.units_by_split.values()) if sizes.num_classes else 0)
     counts = {f"{split} ": (num_found[split], number) for split, number in sizes.units_by_split.items()}
     if total_units:
@@ -106,7 +106,7 @@ def compare_sizes(
 
 
 def count_repetitions(pairs: Sequence[ChangePair]) -> dict[str, Any]:
-    """Count the distinct pairs of images in each split and in several splits, the captions that a pair repeats, and blank captions."""
+    """Count the distinct pairs of images of each split, those in more than one split, captions that a pair repeats, and blank captions."""
     splits_of_images: dict[tuple[str, str | None], set[str]] = {}
     for pair in pairs:
         splits_of_images.setdefault((pair.before, pair.after), set()).add(pair.split)

@@ -3,13 +3,15 @@
     {"before": "shots/desk_1.jpg", "after": "shots/desk_2.jpg", "captions": ["the red cup is gone"]}
 
 docs/own_dataset.md describes the optional keys, for example "viewpoint_iou", the overlap of both viewpoints. The data stage warns of
-other keys, and copies them to its own list of pairs (the manifest). The list may also be `pairs.csv` or `pairs.tsv`. The first line of
-these tables names the keys, and the column "caption" has one sentence. If no pair has a split, `draw_splits` divides the pairs at random.
+other keys, and copies them to the list of pairs that it writes (the manifest). The user's list may also be `pairs.csv` or `pairs.tsv`.
+The first line of these tables names the keys, and the column "caption" has one sentence. If no pair has a split, `draw_splits` divides
+the pairs at random.
 
 `diffcap.datasets.forms` reads lists of other programs: a JSON list, metadata.jsonl of Hugging Face, messages of LLaMA-Factory and ms-swift.
 
 The list may also be a JSON file in Karpathy's form, which `diffcap.datasets.karpathy` describes. The before images are then in
-`images/<split>/A`, the after images in `images/<split>/B`, masks in `images/<split>/label`. `images/` and `<split>/` may be left out.
+`images/<split>/A`, the after images in `images/<split>/B`, masks in `images/<split>/label`. `images/`, `<split>/` or both may be
+missing in these paths.
 """
 
 import csv
@@ -73,7 +75,7 @@ _REFUSED_KEYS = {  # key -> why it is refused
 
 def read(folder: Path) -> list[ChangePair]:
     """Read the pairs of a user's own folder, in the order of the file."""
-    json_files = []  # those that list images in Karpathy's form; COCO's files list images too, but also have "annotations"
+    json_files = []  # files that list images in Karpathy's form; COCO's files also list images, but have the key "annotations"
     for file in sorted(folder.glob("*.json")):
         with suppress(DiffcapError):
             content = read_json(file)
@@ -94,11 +96,11 @@ def read(folder: Path) -> list[ChangePair]:
         return _make_pairs(read_lists(folder, lists), lists[0])
     if len(json_files) > 1:
         raise DiffcapError(f"{folder}: has several JSON files with images ({file_names}); keep one of them.")
-    # If no JSON file lists images, but there is only one, read it: the error message then states what is wrong in it.
+    # If no JSON file lists images, but the folder has a single JSON file, read this file: the error then states what is wrong in it.
     json_files = json_files or sorted(folder.glob("*.json"))
     if len(json_files) != 1:
         raise DiffcapError(
-            f"{folder}: no pairs.jsonl there, which one's own dataset needs, no pairs.csv and no JSON file of images; "
+            f"{folder}: no pairs.jsonl there (nor pairs.csv, pairs.tsv or a JSON file of images); "
             f"{remedy}, or choose a dataset that has a reader ({', '.join(sorted(datasets()))})."
         )
     (json_file,) = json_files
@@ -160,7 +162,8 @@ def draw_splits(pairs: list[ChangePair], table_file: Path) -> list[ChangePair]:
     Pairs that are connected by common images are one group. All pairs of a group get the same split, so that no test image is seen in
     training. The groups are shuffled with a fixed seed. The kind of a group is the set of the change types of its pairs. If pairs have
     change types, `_spread_kinds` reorders the groups so that each split gets all kinds. Then "val" takes one group after the other, except
-    those with which it would have more than a tenth of all pairs. If all are too large, it takes the smallest one. "test" does the same.
+    those with which it would have more than a tenth of all pairs. If all groups are too large, it takes the smallest group. "test" does
+    the same.
     """
     group_of_image = group_connected_images(pairs)
     groups = sorted(set(group_of_image.values()))
@@ -181,7 +184,7 @@ def draw_splits(pairs: list[ChangePair], table_file: Path) -> list[ChangePair]:
     num_pairs = Counter(group_of_image[pair.before] for pair in pairs)
     split_of_group = dict.fromkeys(groups, "train")
     num_held_out = max(1, round(HELD_OUT_FRACTION * len(pairs)))
-    for split, num_reserved in (("val", 2), ("test", 1)):  # number of groups that later splits need
+    for split, num_reserved in (("val", 2), ("test", 1)):  # num_reserved: groups that later splits need
         free_groups = _spread_kinds([group for group in groups if split_of_group[group] == "train"], kind_of_group)
         chosen_groups: list[str] = []
         num_left = num_held_out  # pairs that the split can still take
@@ -194,7 +197,7 @@ def draw_splits(pairs: list[ChangePair], table_file: Path) -> list[ChangePair]:
 
 
 def _spread_kinds(groups: list[str], kind_of_group: Mapping[str, frozenset[str]]) -> list[str]:
-    """Reorder groups so that their first tenth has about a tenth of each kind, and at least one group of a kind that has three or more.
+    """Reorder groups so that their first tenth has about a tenth of each kind, and at least one group of each kind of three or more groups.
 
     Groups of one kind keep their order. `kind_of_group` also has the groups that already have a split, which are not in `groups`.
     """
@@ -209,11 +212,11 @@ def _spread_kinds(groups: list[str], kind_of_group: Mapping[str, frozenset[str]]
 
 
 def group_connected_images(pairs: list[ChangePair]) -> dict[str, str]:
-    """Return image -> name of its group, the alphabetically first of all images that pairs connect with it (union-find)."""
+    """Return image -> name of its group. All images that pairs connect are one group, named after its alphabetically first image."""
     parent_of: dict[str, str] = {}
 
     def find_root(image: str) -> str:
-        while parent_of.setdefault(image, image) != image:
+        while parent_of.setdefault(image, image) != image:  # union-find algorithm
             parent_of[image] = image = parent_of[parent_of[image]]
         return image
 

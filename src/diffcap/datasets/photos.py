@@ -60,8 +60,8 @@ def read_image_editing_request(folder: Path) -> list[ChangePair]:
         images/a.jpg, images/b.jpg
 
     These are the files in the authors' folder `dataset/adobe`. The images may also be in the folder itself. The id of a pair is its `uid`,
-    because two photos can have several uids (2,507 distinct image pairs and 3,061 uids in train). The sentences are not changed, so they
-    have mixed case, punctuation and repeated spaces.
+    because the same two photos can have several uids (2,507 distinct image pairs and 3,061 uids in train). The sentences are not changed,
+    so they have mixed case, punctuation and repeated spaces.
     """
     image_prefix = "images/" if (folder / "images").is_dir() or not any(folder.glob("*.jp*g")) else ""
     pairs: list[ChangePair] = []
@@ -78,7 +78,7 @@ BIRDS_COLUMNS = (
     *(f"img{number}{name}" for number in (1, 2) for name in ("ObservationURL", "ImgURL", "Species", "Selection")),
     *("split", "annN", "description"),
 )
-# Name of a split in the files -> split.
+# Name of a split in the files -> name of the split in diffcap.
 SPLIT_OF_NAME = {**{split: split for split in SPLITS}, "dev": "val"}
 PHOTO_EXTENSIONS = (".jpg", ".jpeg", ".png")
 # (place, ids of the two photos, split, captions, `ChangePair.extra`)
@@ -89,14 +89,14 @@ def read_birds2words(folder: Path) -> list[ChangePair]:
     """Read Birds-to-Words (Forbes et al., EMNLP 2019), which has pairs of iNaturalist photos and paragraphs that compare the birds.
 
         birds-to-words-v1.0.tsv     (or another single *.tsv) 11 columns, one annotation per row, with or without a header
-        train.jsonl, val.jsonl (or dev.jsonl), test.jsonl: {"img1", "img2", "description"}, tokenised; IDC-PCL's code names them .json
+        train.jsonl, val.jsonl (or dev.jsonl), test.jsonl: {"img1", "img2", "description"}, tokenised; IDC-PCL's files end with .json
 
     The folder holds one of the two formats. Rows and lines with the same two photos form one pair. A "description" in JSON is one caption
     (a list of tokens) or a list of captions. A description in the table is a text, which is tokenised here in the same way.
 
     The photos are files `images/<photo id>.jpg`, .jpeg or .png, which can be downloaded from the URLs that `photo_urls` returns. The photo
-    id is the number after `photos/` in the URL of the image or, if it has none, of the observation. If neither has such a number, it is
-    the last part of the image's URL without extension. The id of a pair is "<photo id>_<photo id>".
+    id is the number after `photos/` in the URL of the image or, if this URL has no such number, in the URL of the observation. If neither
+    URL has such a number, the photo id is the last part of the image's URL without extension. The id of a pair is "<photo id>_<photo id>".
     """
     table_files = sorted(folder.glob("*.tsv"))
     lines_file = checks.find_file(folder, "train.jsonl", "train.json")
@@ -114,7 +114,7 @@ def read_birds2words(folder: Path) -> list[ChangePair]:
 
 
 def photo_urls(folder: Path) -> dict[str, list[str]]:
-    """Return path of a photo relative to `folder` -> its URLs in the TSV; each of them gives the same photo."""
+    """Return path of a photo relative to `folder` -> its URLs in the TSV file; all URLs of a photo give the same photo."""
     path_of_photo, urls_of_path = _find_photos(folder / "images"), dict[str, list[str]]()
     for table_file in sorted(folder.glob("*.tsv")):
         for _, row in _table_rows(table_file):
@@ -170,7 +170,7 @@ def _photo_ids(row: dict[str, str]) -> tuple[str, str]:
 
 
 def _table_rows(table_file: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield ("<path>, line <number>", column -> text) for each line of the TSV."""
+    """Yield ("<path>, line <number>", column -> text) for each line of the TSV file, without the header."""
     with wrap_errors(table_file, "not UTF-8 text", "fetch the file again"):
         lines = table_file.read_text(encoding="utf-8-sig").split("\n")
     columns: tuple[str, ...] = BIRDS_COLUMNS

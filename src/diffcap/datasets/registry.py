@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 from diffcap.datasets import no_change
 from diffcap.registry import Method, load_plugins
 
-RELEASED_CHECKPOINTS_DATASET = "clevr_change"  # most methods' authors released checkpoints of this dataset
+RELEASED_CHECKPOINTS_DATASET = "clevr_change"  # most methods' authors released checkpoints for this dataset
 ProtocolName = Literal["text", "levir_cc"]  # how captions are scored: as texts, or as ids of words
 
 
@@ -25,29 +25,29 @@ class WordIdProtocol:
     no_change: tuple[str, ...] = no_change.LEVIR_CC  # the sentences of pairs without change, without final full stops
     # A word gets its own id if it occurs at least this often in all splits. RSICCformer, SEN, Change-Agent and RSCaMa require more than 5.
     min_count: int = 6
-    layout: Literal["rsicc", "chg2cap"] = "rsicc"  # whose order of word ids is used; METEOR depends on it
-    accuracy_only: bool = False  # True: only the accuracy of change or no change, no metrics of ids, no S*m
+    layout: Literal["rsicc", "chg2cap"] = "rsicc"  # method that defines the order of word ids; METEOR depends on it
+    accuracy_only: bool = False  # True: only the accuracy of change or no change; no word-id metrics and no S*m
 
 
 @dataclass(frozen=True)
 class DatasetSpec:
     """A dataset and its defaults."""
 
-    name: str  # in commands and configurations, such as "clevr_change"
-    title: str  # in tables, such as "CLEVR-Change"
+    name: str  # name in commands and configurations, such as "clevr_change"
+    title: str  # name in tables, such as "CLEVR-Change"
     reader: str  # import path of `read(folder)`, which returns all pairs
     notes: str | None = None  # import path of `notes(pairs)`: remarks that the data stage prints and stores
     photo_urls: str | None = None  # import path of `photo_urls(folder)`: image path -> URLs of the image
     info: Mapping[str, str] = field(default_factory=dict)  # further entries of `dataset.json`, a file of the data stage
     blank_captions: bool = False  # True if the authors' files have empty captions, which papers score, too
     augmented: bool = False  # True if `read` has an option `augmented` that keeps augmented training pairs
-    renderer: str | None = None  # import path of the function that renders the dataset; None: it has published files
-    pairs: bool = True  # False if it has single images
+    renderer: str | None = None  # import path of the function that renders the dataset; None for a published dataset
+    pairs: bool = True  # False for a dataset of single images
     backbone: str | None = None  # replaces the default backbone (network of the features) of methods that read features
     pixels_backbone: str | None = None  # replaces the default backbone of methods that read pixels
-    clip_backbone: str | None = None  # replaces the backbone `pixels` (224 x 224) where a small CLIP reads the images
+    clip_backbone: str | None = None  # replaces the backbone `pixels` (224 x 224) by smaller images, for a small CLIP
     network: str | None = None  # import path of the function that builds the network of `backbone`
-    tokenizer: Literal["ptb", "raw"] = "ptb"  # of the metrics for imported checkpoints; "raw" splits at spaces
+    tokenizer: Literal["ptb", "raw"] = "ptb"  # for the scores of imported checkpoints; "raw" splits at spaces
     tagger: str = "english"  # name of the part-of-speech tagger that hard negatives (wrong captions) need
     # "package:folder" in which <name>.yaml has settings for all training stages. None: the folder configs/dataset of diffcap.
     configs: str | None = None
@@ -55,12 +55,12 @@ class DatasetSpec:
 
     @property
     def rendered(self) -> bool:
-        """True if `make data` renders the dataset, and False if it reads files that the user has."""
+        """True if `make data` renders the dataset, and False if `make data` reads files that the user has."""
         return self.renderer is not None
 
     @property
     def backbones(self) -> frozenset[str | None]:
-        """The backbones that replace a method's default one on this dataset."""
+        """The backbones that replace a method's default backbone on this dataset."""
         return frozenset((self.backbone, self.pixels_backbone, self.clip_backbone))
 
     def features_note(self, *names: str | None) -> str:
@@ -93,7 +93,7 @@ BUILT_IN = (
     DatasetSpec(
         "blocks",
         "blocks",
-        "diffcap.datasets.clevr:read_clevr_change",  # it has the files of CLEVR-Change
+        "diffcap.datasets.clevr:read_clevr_change",  # blocks has the files of CLEVR-Change
         renderer="diffcap.worlds.blocks.write:write_blocks",
         backbone="blocks",
         pixels_backbone="blocks_pixels",
@@ -138,7 +138,7 @@ BUILT_IN = (
     DatasetSpec(
         "tiles",
         "tiles",
-        "diffcap.datasets.karpathy:read_tiles",  # it has the files of LEVIR-MCI
+        "diffcap.datasets.karpathy:read_tiles",  # tiles has the files of LEVIR-MCI
         renderer="diffcap.worlds.tiles.write:write_tiles",
         backbone="tiles",
         clip_backbone="tiles_pixels",
@@ -154,10 +154,10 @@ OWN_READER = "diffcap.datasets.pairs:read"  # reads a user's own dataset
 
 @cache
 def datasets() -> Mapping[str, DatasetSpec]:
-    """Return all datasets by name: the built-in ones, then those of other packages."""
+    """Return all datasets by name: the built-in datasets, then the datasets of other packages."""
     return MappingProxyType(load_plugins("diffcap.datasets", DatasetSpec, {spec.name: spec for spec in BUILT_IN}))
 
 
 def get_dataset(name: str) -> DatasetSpec:
-    """Return the `DatasetSpec` of a name. An unknown name is that of a user's own dataset."""
+    """Return the `DatasetSpec` of a name. An unknown name is the name of a user's own dataset."""
     return datasets().get(name) or DatasetSpec(name, name, OWN_READER, "diffcap.datasets.pairs:notes")

@@ -1,4 +1,4 @@
-"""Readers of CUB and NABirds, single images for pre-training, from the datasets' own files or as IDC-PCL's authors preprocessed them.
+"""Readers of CUB and NABirds, which have single images for pre-training, in their official form or as preprocessed for IDC-PCL.
 
 IDC-PCL's authors have a file of JSON lines for each split; its extension may also be `.jsonl`:
 
@@ -52,7 +52,7 @@ def read_cub(folder: Path) -> list[ChangePair]:
         image_names = []
         for place, line in checks.read_numbered_lines(images_parent / "images.txt"):
             name = line.partition(" ")[2]
-            checks.check_relative_path(name, place)  # because the file of its captions is opened
+            checks.check_relative_path(name, place)  # because the path of the caption file is made from this name
             image_names.append(name)
     else:
         caption_files = caption_folder.glob("*/*.txt")

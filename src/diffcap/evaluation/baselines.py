@@ -29,7 +29,7 @@ def _normalise_rows(rows: Array) -> Array:
 def pair_vectors(before: Array, after: Array) -> Array:
     """Concatenate the normalised features of the "before" image and the normalised difference of the features of both images.
 
-    The cosine similarity of two such vectors is the mean of the cosine similarities of their halves.
+    The cosine similarity of two of these vectors is the mean of the cosine similarities of their halves.
 
     Args:
         before, after: (N, ...) features, flattened to (N, D).
@@ -44,7 +44,7 @@ def pair_vectors(before: Array, after: Array) -> Array:
 
 
 def nearest_rows(train_vectors: Array, test_vectors: Array, chunk_size: int = 1024) -> Array:
-    """Find, for each row of `test_vectors`, the row of `train_vectors` with the highest cosine similarity; the first of equal ones.
+    """Find, for each row of `test_vectors`, the row of `train_vectors` with the highest cosine similarity, or the first of several.
 
     Args:
         train_vectors: (N, D), N > 0; can be a memory-mapped array, because it is read in chunks.

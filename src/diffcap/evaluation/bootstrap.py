@@ -1,12 +1,13 @@
 """The paired bootstrap test: is one system better than another, or is the difference due to the choice of the test pairs?
 
-Koehn, "Statistical significance tests for machine translation evaluation" (EMNLP 2004). A bootstrap sample has as many pairs as a
-group of the test set, such as "total". They are drawn with replacement, the same for both systems. Each sample is scored as a corpus:
+Koehn, "Statistical significance tests for machine translation evaluation" (EMNLP 2004). The test pairs are scored in groups,
+such as "total" (all pairs). A bootstrap sample of a group has as many pairs as the group, drawn from it with replacement. The samples are
+the same for both systems. Each sample is scored as a corpus:
 
 * BLEU-1 to BLEU-4: the counts of the sampled pairs are added up;
 * METEOR: the counts of its Java program are added up, and the program computes the score of the sum;
 * ROUGE-L, SPICE: mean over the sampled pairs;
-* CIDEr-D: mean over the sampled pairs, with the document frequencies of the whole group, because a sample lacks a third of the pairs.
+* CIDEr-D: mean over the sampled pairs, with the document frequencies of the whole group, because a sample lacks about a third of the pairs.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -53,7 +54,7 @@ def additive_metrics(
     metrics: Sequence[str],
     meteor_process: MeteorProcess | None = None,
 ) -> list[AdditiveMetric]:
-    """Compute the summands (what is added up over the pairs) of all metrics for one system's captions.
+    """Compute the summands (rows that are added up over the pairs) of all metrics for one system's captions.
 
     Args:
         meteor_process: from `running_meteor`; needed if METEOR is one of `metrics`.
@@ -89,13 +90,13 @@ def additive_metrics(
 
 
 def bootstrap_sums(rows: Array, num_samples: int, generator: np.random.Generator) -> Array:
-    """Add up all rows (n, D), then the rows of each bootstrap sample (n rows, with replacement): (1 + num_samples, D)."""
+    """Return sums (1 + num_samples, D): of all rows (n, D), then of each bootstrap sample (n rows, drawn with replacement)."""
     parts = [rows.sum(0, keepdims=True)]
     num_rows = len(rows)
     for start in range(0, num_samples, SAMPLES_PER_CHUNK):
         size = min(SAMPLES_PER_CHUNK, num_samples - start)
         row_indices = generator.integers(num_rows, size=(size, num_rows))
-        row_indices += num_rows * np.arange(size)[:, None]  # distinct in each sample: one `bincount` counts all
+        row_indices += num_rows * np.arange(size)[:, None]  # samples have different indices: one `bincount` counts all
         repeats = np.bincount(row_indices.ravel(), minlength=size * num_rows).reshape(size, num_rows)
         parts.append(repeats.astype(float) @ rows)
     return np.concatenate(parts)
@@ -110,7 +111,7 @@ def bootstrap_scores(
         systems: the metrics of each system, see `additive_metrics`.
 
     Returns:
-        For each system: group -> metric -> (1 + num_samples,).
+        For each system: group -> metric -> scores (1 + num_samples,), first the score of all pairs.
     """
     all_metrics = [metric for system in systems for metric in system]  # all metrics of the first system come first
     summands = [np.concatenate([metric.summands[group] for metric in all_metrics], 1) for group in groups]
@@ -125,7 +126,7 @@ def bootstrap_scores(
             sums.append(np.split(bootstrap_sums(group_summands, size, generator), edges, 1))
         block = []
         for index, metric in enumerate(systems[0]):
-            positions = range(index, len(all_metrics), len(systems[0]))  # of this metric, for each system
+            positions = range(index, len(all_metrics), len(systems[0]))  # of this metric of each system
             metric_sums = np.concatenate([group_sums[position] for position in positions for group_sums in sums])
             block.append(metric.score(metric_sums).reshape(len(systems), len(groups), 1 + size, -1))
         return block
@@ -185,11 +186,11 @@ def compare(
         a, b: id -> caption, exactly the ids of `references`.
         groups: name -> ids, not empty.
         references, tokenizer, metrics: as in `captions.score_captions`.
-        samples: number of bootstrap samples. level: confidence level of the intervals, a fraction.
+        samples: number of bootstrap samples. level: confidence level of the intervals, such as 0.95.
 
     Returns:
         "groups": group -> metric -> the result of `compare_scores`.
-        "wins": group -> {"b", "a", "tie"}, the number of pairs for which b, a or neither has the higher CIDEr-D.
+        "wins": group -> {"b", "a", "tie"}: the numbers of pairs for which b, a or neither has the higher CIDEr-D.
         "scores": id -> [CIDEr-D of a, CIDEr-D of b], with the document frequencies of all pairs.
 
     Example:

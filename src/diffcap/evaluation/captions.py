@@ -1,4 +1,4 @@
-"""Caption metrics as the papers compute them: the scores of pycocoevalcap on PTB or raw tokens.
+"""Caption metrics as the papers compute them: the scores of pycocoevalcap on Penn Treebank (PTB) or raw tokens.
 
 Every group of pairs is scored as a separate corpus: BLEU and METEOR add up counts over the group, and CIDEr-D takes its
 document frequencies from the references of the group. So the score of "total" is not the mean of the other groups.
@@ -61,7 +61,7 @@ def unavailable_metrics(metrics: Sequence[str] = ALL_METRICS) -> dict[str, str]:
 
 
 def check_ids(predictions: Mapping[str, str], references: Mapping[str, Sequence[str]], prefix: str = "") -> None:
-    """Raise an error if the ids of captions and references differ. Its message begins with `prefix`."""
+    """Raise an error if the ids of captions and references differ. The message begins with `prefix`."""
     if not references:
         raise DiffcapError(f"{prefix}there are no references; check the split and the references file.")
     missing_ids = [id for id in references if id not in predictions]
@@ -119,7 +119,7 @@ def _score_metric(metric: str, hypotheses: Hypotheses, references: References, g
     else:
         pair_scores = rouge_l(hypotheses, references) if metric == "ROUGE-L" else spice(hypotheses, references)
         for group, ids in groups.items():
-            # SPICE compares objects, attributes and relations. It is NaN if no text has any; such pairs are left out of the mean.
+            # SPICE compares objects, attributes and relations. It is NaN if the texts of a pair have none; leave out these pairs.
             defined_scores = [pair_scores[id] for id in ids if not math.isnan(pair_scores[id])]
             scores[group] = {metric: math.fsum(defined_scores) / max(1, len(defined_scores))}
     return scores
@@ -131,7 +131,7 @@ def score_tokens(
     """Score groups of pairs with tokenised captions.
 
     Args:
-        groups: name -> ids; each is scored as a separate corpus, empty groups are skipped.
+        groups: name -> ids; each group is scored as a separate corpus, and empty groups are skipped.
         metrics: names from `ALL_METRICS`; METEOR and SPICE need Java.
 
     Returns:
@@ -152,7 +152,7 @@ def score_tokens(
         raise DiffcapError(f"metric {unknown[0]!r} is not known; choose from {', '.join(ALL_METRICS)}.")
     unavailable = unavailable_metrics(metrics)
     available = [name for name in ALL_METRICS if name in metrics and name not in unavailable]
-    calls = list(dict.fromkeys("BLEU" if name in BLEU else name for name in available))  # one call for all of BLEU
+    calls = list(dict.fromkeys("BLEU" if name in BLEU else name for name in available))  # one call for all BLEU scores
     non_empty = {group: list(ids) for group, ids in groups.items() if ids}
     arguments = (hypotheses, references, non_empty)
     # METEOR and SPICE are Java programs: they run at the same time as the metrics in Python, on another core.
@@ -171,7 +171,7 @@ def score_together(
     """Run `score_tokens` for the captions and references under each key of `texts`; the Java programs start once for all keys."""
     all_hypotheses, all_references, all_groups = {}, {}, {}
     for number, (hypotheses, references) in enumerate(texts.values(), 1):
-        # The ids of a single system are kept: an error message names the id of the pair.
+        # The ids of a single system get no suffix, because error messages name the id of a pair.
         suffix = f" (system {number})" if len(texts) > 1 else ""
         all_hypotheses.update({f"{id}{suffix}": caption for id, caption in hypotheses.items()})
         all_references.update({f"{id}{suffix}": captions for id, captions in references.items()})

@@ -1,6 +1,6 @@
 """The Java programs in pycocoevalcap: the PTB tokeniser, METEOR 1.5 (Denkowski and Lavie, 2014) and SPICE (Anderson et al., 2016).
 
-The programs read pipes or files in a temporary folder. pycocoevalcap's own wrappers write into the installation, which can be read-only.
+The programs read pipes or files in a temporary folder. pycocoevalcap's wrappers write into its installation folder, which can be read-only.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ _JAVA_OPTIONS = [
 _OUT_OF_MEMORY_PHRASES = ("OutOfMemoryError", "insufficient memory", "enough space for")  # in Java's messages
 
 # Tokens that the COCO caption evaluation removes after PTB tokenisation. The tokeniser writes brackets in lower case (-lrb-), so they
-# are not removed; this is kept because published scores have been computed so.
+# are not removed. diffcap keeps this behaviour, because published scores were computed with it.
 _PUNCTUATION = frozenset(
     ["''", "'", "``", "`", "-LRB-", "-RRB-", "-LCB-", "-RCB-", ".", "?", "!", ",", ":", "-", "--", "...", ";"]
 )
@@ -73,7 +73,7 @@ def find_jar(name: str) -> Path:
 def subprocess_arguments(*arguments: str | Path) -> dict[str, Any]:
     """Return the arguments of `subprocess` that run Java with UTF-8, also in file names, and the English number format."""
     command = [find_java(), *_JAVA_OPTIONS, *map(str, arguments)]
-    # In a session of its own, Java does not get Ctrl-C and SIGTERM: an interrupted training still finishes its validation.
+    # In a separate session, Java does not get Ctrl-C and SIGTERM: an interrupted training still finishes its validation.
     return {"args": command, "env": {**os.environ, "LC_ALL": "C.UTF-8"}, "start_new_session": True}
 
 
@@ -133,7 +133,14 @@ def _send(stream: IO[bytes], lines: Iterable[str]) -> None:
 
 
 class MeteorProcess(NamedTuple):
-    """A running METEOR program, which reads one request per line and answers in one line."""
+    """A running METEOR program, which reads one request per line and answers in one line.
+
+    Example:
+        >>> with running_meteor() as process:  # needs Java # doctest: +SKIP
+        ...     counts = process.counts({"1": "the cube moved"}, {"1": ["the red cube moved"]})
+        ...     process.scores([counts["1"]])  # the score of each pair, and that of the corpus
+        ([0.3274499237462559], 0.3274499237462559)
+    """
 
     process: "subprocess.Popen[bytes]"  # its stdin and stdout are pipes
     stderr: IO[bytes]
@@ -182,7 +189,7 @@ class MeteorProcess(NamedTuple):
 
 @contextlib.contextmanager
 def running_meteor() -> Iterator[MeteorProcess]:
-    """Start METEOR for the block of a `with` statement; the start takes seconds, since it reads a table of paraphrases."""
+    """Start METEOR for the block of a `with` statement; the start takes seconds, because METEOR reads a table of paraphrases."""
     program, paraphrases = find_jar("meteor/meteor-1.5.jar"), find_jar("meteor/data/paraphrase-en.gz")
     # `-a` is needed because the program does not find its own table of paraphrases if the path has a space or an umlaut.
     options = ("-", "-", "-stdio", "-l", "en", "-norm", "-a", paraphrases)
@@ -213,7 +220,7 @@ def meteor_counts(hypotheses: Mapping[str, str], references: Mapping[str, list[s
     """Return each pair's counts, (N, 23) in the order of `hypotheses`; `meteor_of_sums` of their sum is the corpus score.
 
     If a hypothesis matches its reference completely in one chunk, METEOR does not add this chunk to the sum of a corpus. Therefore
-    this function returns 0 chunks for such a pair.
+    this function returns 0 chunks for this pair.
     """
     lines = process.counts(hypotheses, references).values()
     rows = np.array([list(map(float, line.split())) for line in lines])

@@ -3,13 +3,13 @@
 Two scores compare an attention map with a region, which is a mask or a box:
 
 * the pointing game (Zhang et al., "Top-Down Neural Attention by Excitation Backprop", ECCV 2016): is the maximum of the map in
-  the region? The score is 1 if the region overlaps the cell of the maximum, else 0, and the mean if several cells are maxima. The
-  overlap replaces the paper's tolerance of 15 pixels.
+  the region? The score is 1 if the region overlaps the cell of the maximum, else 0. If several cells
+  have the maximum, it is the mean over these cells. The overlap replaces the paper's tolerance of 15 pixels.
 * the energy-based pointing game (Wang et al., "Score-CAM", CVPR Workshops 2020): which fraction of the map's sum is in the region?
   The value of a cell is distributed evenly over its area.
 
-A mask is averaged exactly over the area of each cell, also where a cell's edge cuts a pixel. "Chance" is the score of a uniform map. In
-the energy-based pointing game, it is the fraction of the image that the region covers.
+A mask is averaged over the exact area of each cell: a pixel that lies in two cells is divided between them. "Chance" is the
+score of a uniform map. In the energy-based pointing game, it is the fraction of the image that the region covers.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,7 +25,7 @@ Mask = npt.NDArray[np.bool_]
 class WordAttention(NamedTuple):
     """The attention of one word on one image with a region."""
 
-    name: str  # the word, or its kind; scores are averaged by name
+    name: str  # the word, or its kind such as "color"; scores are averaged by name
     map: Array  # (h, w), values of at least 0
     coverage: Array  # (h, w), fraction of each cell's area in the region, see `box_coverage` and `mask_coverage`
 

@@ -17,13 +17,13 @@ END_TOKEN = "<end>"  # never the output of a tokeniser
 class CaptionMetric(Metric):
     """BLEU-1 to BLEU-4, ROUGE-L and CIDEr-D of the captions of a validation epoch.
 
-    `compute` is a collective operation: all ranks must call it, and each gets the scores of the captions of all ranks. A distributed
-    sampler repeats pairs to fill the last batch, so a pair that several ranks have counts once.
+    `compute` is a collective operation: all ranks must call it, and each rank gets the scores of the captions of all ranks. A distributed
+    sampler gives some pairs to two ranks, so that all ranks have the same number of pairs. Here, each pair counts once.
 
     Args:
         references: id -> one or more reference captions. Only the ids of `update` since the last `reset` are scored, and
             CIDEr-D's document frequencies are those of their references.
-        tokenizer: "ptb" (Penn Treebank) or "raw" (split at white space). The first `compute` tokenises the references, once.
+        tokenizer: "ptb" (Penn Treebank) or "raw" (split at white space). References are tokenised once, in the first `compute`.
 
     Example:
         >>> metric = CaptionMetric({"1": ["the cube moved"], "2": ["no change"]}, "raw", ["BLEU-1", "ROUGE-L"])
@@ -71,7 +71,7 @@ class CaptionMetric(Metric):
         return score_tokens(hypotheses, self._tokens, {"total": ids}, self.metrics)["total"]
 
     def reset(self) -> None:
-        """Remove the captions, keep the references and their tokens."""
+        """Remove the captions, but keep the references and their tokens."""
         super().reset()
         self.captions = {}
 
@@ -81,7 +81,7 @@ class CaptionReward:
 
     Args:
         words: the captioner's vocabulary; each word is tokenised once, separately. Other words of captions are used as they are.
-        end_counts: append `END_TOKEN` to references and to captions that have ended. Without it, captioners learn to stop early.
+        end_counts: append `END_TOKEN` to references and to captions with an end token. Otherwise captioners learn to stop early.
 
     Example:
         >>> references = {"1": ["the cube moved"], "2": ["nothing changed"]}

@@ -83,7 +83,7 @@ class _OrderVectors(NamedTuple):
     keys: Array  # (K,) the distinct n-grams of the references, sorted
     idf: Array  # (K,) log(images / document frequency)
     codes: Array  # (M,) sorted; for each n-gram of a distinct reference: index of the reference * K + index in `keys`
-    weights: Array  # (M,) their TF-IDF weights
+    weights: Array  # (M,) TF-IDF weights of the n-grams, in the order of `codes`
     norms: Array  # (U + 1,) norms of the vectors of the U distinct references, then 0 for the padding "no reference"
 
 
@@ -103,7 +103,7 @@ class CiderD:
     def __init__(self, references: Mapping[str, Sequence[str]]) -> None:
         if without_reference := [image for image, captions in references.items() if not captions]:
             raise ValueError(f"{without_reference[0]!r} has no reference")
-        distinct = dict.fromkeys(chain.from_iterable(references.values()))  # captions from templates are repeated often
+        distinct = dict.fromkeys(chain.from_iterable(references.values()))  # many captions from templates are equal
         row_of_caption = {caption: row for row, caption in enumerate(distinct)}
         no_reference = len(distinct)  # the row after the last one
         self._words: dict[str, int] = {}  # word -> id
@@ -120,7 +120,7 @@ class CiderD:
         rows = self._reference_rows[is_reference]
         self._log_images = np.log(float(max(1, len(references))))
         bigram_counts = np.maximum(np.diff(caption_starts) - 1, 0)
-        self._bigram_counts = np.append(bigram_counts, 0)  # of each distinct reference, and of no reference
+        self._bigram_counts = np.append(bigram_counts, 0)  # of each distinct reference; 0 for `no_reference`
         all_ngrams = (_count_ngrams(word_ids, caption_starts, order) for order in range(1, MAX_ORDER + 1))
         self._order_vectors = [self._build_vectors(ngrams, images, rows) for ngrams in all_ngrams]
 
@@ -185,7 +185,7 @@ class CiderD:
         is_known = vectors.keys[ngram_index] == ngrams.key
         weights = ngrams.counts * np.where(is_known, vectors.idf[ngram_index], self._log_images)
         norms = np.sqrt(np.bincount(ngrams.caption, weights**2, minlength=len(references)))
-        # From here on, the arrays (M,) have only n-grams that occur in a reference. Above, any other n-gram counts as if in one image.
+        # Above, an n-gram that occurs in no reference has the weight of an n-gram of one image. From here on, these n-grams are left out.
         hypothesis = ngrams.caption[is_known]
         weights = weights[is_known]
         codes = references[hypothesis] * num_keys + ngram_index[is_known][:, None]  # (M, R)

@@ -1,4 +1,4 @@
-"""Groups of pairs that are scored together ("total", "color", ...), and `metrics.json`, whose protocol says how it was computed."""
+"""Groups of pairs that are scored together ("total", "color", ...), and `metrics.json`. Its entry "protocol" says how it was made."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -21,7 +21,7 @@ TYPE_ORDER = ("color", "material", "add", "drop", "move")
 
 
 def groups_of(pairs: Sequence[ChangePair]) -> dict[str, list[str]]:
-    """Return the ids of the pairs in each group: "total" (all pairs), "semantic" (with a change), "distractor" (without), change types.
+    """Return the ids of the pairs in each group: "total" (all pairs), "semantic" (a change), "distractor" (none), each change type.
 
     "semantic" and "distractor" are left out unless both have pairs. In datasets whose pairs have the key "changeflag", they are named
     "change" and "no_change". As in the papers' tables, the group of a change type has only pairs with a change.

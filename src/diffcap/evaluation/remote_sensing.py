@@ -4,7 +4,7 @@ S*m is the mean of BLEU-4, METEOR, ROUGE-L and CIDEr-D. The evaluators that the 
 RSCaMa and SEN published do not score text, but the ids of words in a vocabulary ("12 7 40"). The ids of start, end and padding are
 removed. All rare words of the references and all unknown words of a hypothesis have the same id, so that they match each other. METEOR
 cannot match stems or synonyms of ids, but its table of paraphrases contains several hundred pairs of numbers, such as "110" and "111".
-Therefore METEOR depends on the ids, which must be those of the published code. Everything else is as for text.
+Therefore METEOR depends on the ids, which must be those of the published code. All other steps are as for text.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,10 +24,10 @@ S_M_METRICS = ("BLEU-4", "METEOR", "ROUGE-L", "CIDEr-D")
 
 @dataclass(frozen=True)
 class WordIdScoring:
-    """Which scores to compute in addition to those of the text, and from what."""
+    """The scores to compute in addition to those of the text, and the data that they need."""
 
     no_change_sentences: tuple[str, ...]  # captions that say that nothing has changed
-    vocabulary: Vocabulary | None = None  # of the ids; None leaves the metrics of ids out
+    vocabulary: Vocabulary | None = None  # gives the ids; None leaves the metrics of ids out
     vocabulary_rule: str = ""  # how the vocabulary was made, for `metrics.json`
     accuracy_only: bool = False  # add the accuracy, but neither S*m nor metrics of ids
 

@@ -19,8 +19,8 @@ class PairRetrieval(Metric):
 
     Args:
         pair_to_text: candidates that "p2t" (pair to text) ranks for each pair.
-            "captions": all captions. The rank is that of the pair's most similar caption, behind others of equal similarity.
-            "pairs": all pairs, each by its most similar caption. The rank is that of the pair itself, before others of equal
+            "captions": all captions. The rank is that of the most similar caption of the pair, behind other captions of equal similarity.
+            "pairs": all pairs, each by its most similar caption. The rank is that of the pair itself, before other pairs of equal
             similarity, because several pairs may share a caption (authors' code of CLIP4IDC).
 
     Example:
@@ -59,7 +59,7 @@ class PairRetrieval(Metric):
     def compute(self) -> dict[str, Tensor]:
         """Return `t2p_R@1`, `t2p_R@5`, `t2p_R@10` (fractions), `t2p_mean_rank` (1 is best), and the same for `p2t`.
 
-        Lightning repeats pairs so that all processes have equally many; here each pair and caption counts once.
+        Lightning repeats pairs so that all processes have the same number of pairs. Here, each pair and each caption counts once.
         """
         pair_rows, pair_numbers = _first_occurrences(dim_zero_cat(self.pair_numbers))
         caption_rows, _ = _first_occurrences(dim_zero_cat(self.caption_numbers))
@@ -81,14 +81,14 @@ class PairRetrieval(Metric):
 
 
 def _rank_of_match(similarity: Tensor, is_match: Tensor) -> Tensor:
-    """Return the rank of each query's (row's) best match among the candidates (columns) that do not match; ties and NaN rank last."""
+    """Return the rank of the best match of each query (row) among the candidates (columns) that do not match; ties and NaN rank last."""
     best_match = similarity.masked_fill(~is_match, float("-inf")).amax(1, keepdim=True)
     is_less_similar = similarity < best_match
     return 1 + (~is_less_similar & ~is_match).sum(1)
 
 
 def _rank_among_pairs(similarity: Tensor, is_match: Tensor) -> Tensor:
-    """Rank each pair among all pairs by their best captions, from (C, P); ties get the best rank, NaN the last one: (P,)."""
+    """Rank each pair among all pairs by their best captions, from (C, P); ties get the best rank, NaN the last rank: (P,)."""
     num_pairs = similarity.shape[1]
     pair_of_caption = is_match.int().argmax(1)  # (C,)
     best = similarity.new_full((num_pairs, num_pairs), float("-inf"))

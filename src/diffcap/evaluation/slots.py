@@ -1,4 +1,4 @@
-"""Slot accuracy for captions of `blocks`, rendered scenes: are the slots (change type, changed object, new value) right?"""
+"""Slot accuracy of captions of the dataset `blocks`: are the slots (change type, changed object and its new value) right?"""
 
 import re
 from collections import defaultdict
@@ -22,7 +22,7 @@ _ATTRIBUTE_WORDS = {
     "cylinder": ("shape", "cylinder"),
 }
 
-# Change type -> its key words. "turn" is a change of color or of material: the last word of the caption tells which one.
+# Change type -> its key words. "turn" is a change of color or of material: the last word of the caption tells which.
 _KEY_WORDS = {
     "add": {"added", "appeared", "new", "introduced"},
     "drop": {"removed", "disappeared", "missing", "gone", "vanished"},
@@ -88,7 +88,7 @@ WORD_KINDS = (*ATTRIBUTES, "other object", "change", "new value", "other")
 def word_kinds(words: Sequence[str]) -> list[str]:
     """Classify each word of a caption as one of `WORD_KINDS`.
 
-    "size", "color", "material" and "shape" are attributes of the first object, "other object" is an attribute of another one. "change"
+    "size", "color", "material" and "shape" are attributes of the first object, "other object" is an attribute of another object. "change"
     is a key word of a change type, "new value" is the last word of a caption if this is the changed object's new color or material.
 
     Example:
@@ -135,7 +135,7 @@ def slot_accuracy(predictions: Mapping[str, str], pairs: Sequence[ChangePair]) -
         (1.0, 1.0, 0.0, 1.0, 0.0)
     """
     truths = {pair.id: pair.extra["changed"] for pair in pairs if not pair.is_distractor}
-    is_right: dict[str, list[bool]] = defaultdict(list)  # key of the result -> a flag for each pair that the key counts
+    is_right: dict[str, list[bool]] = defaultdict(list)  # key of the result -> one flag per counted pair
     for pair in pairs:
         slots, truth = parse_caption(predictions[pair.id]), truths.get(pair.id)
         is_right["type"].append(slots.change_type == (pair.change_type if truth else "none"))

@@ -80,7 +80,7 @@ def metrics_table(rows: MetricRows, title: str = "", pair_counts: Mapping[str, i
 
 
 def validation_line(values: Mapping[str, float]) -> str:
-    """Return a line for the log: losses and ranks as they are, then scores (fractions) times 100, with three decimals.
+    """Return a line for the log: losses and ranks as they are, then scores (fractions) times 100 with three decimals.
 
     Example:
         >>> validation_line({"caption_loss": 3.5, "BLEU-4": 0.5, "CIDEr-D": 1.25})
@@ -95,7 +95,7 @@ def validation_line(values: Mapping[str, float]) -> str:
 
 
 def print_table(table: Table) -> None:
-    """Print a table, at most 160 characters wide if the output is no terminal. Brackets are no markup, control characters are escaped."""
+    """Print a table, at most 160 characters wide if stdout is no terminal. Brackets are printed, control characters are escaped."""
     from rich.console import Console
     from rich.segment import Segment, Segments
 
@@ -108,7 +108,7 @@ def print_table(table: Table) -> None:
 
 
 def print_scores(result: Mapping[str, Any], title: str) -> None:
-    """Print `result`, the content of a `metrics.json`: a table of the groups' scores, and one for word ids if they were scored."""
+    """Print `result`, the content of a `metrics.json`: a table of the groups' scores and, if word ids were scored, a second table."""
     pair_counts = result["protocol"]["pairs"]
     print_table(metrics_table(result["groups"], f"{title}{result['protocol']['tokenizer']} tokens", pair_counts))
     if "id_tokens" in result:

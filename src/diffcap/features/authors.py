@@ -47,7 +47,7 @@ def fill_store(dataset: Dataset, authors_folder: str | Path, store_folder: str |
         )
     feature_files = {path: pickles[_prefix_of(path)] for path in image_paths if pickles}
     feature_files = feature_files or _find_npy_files(image_paths, authors_folder)
-    stored_images: set[str] = set()  # filled below: the store cannot be opened before the first map is read
+    stored_images: set[str] = set()  # filled below: opening the store needs the shape of the first map
     feature_maps = _read_feature_maps(feature_files, stored_images)
     first_image, first_map = next(feature_maps)
     shape = first_map.shape
@@ -121,7 +121,7 @@ def _read_feature_maps(feature_files: dict[str, Path], stored_images: set[str]) 
 
 
 def _pickle_keys(image_path: str) -> list[str]:
-    """Return the keys that an image may have in a pickle. For a name that is a number, one of them has six digits ("000007")."""
+    """Return the keys that an image may have in a pickle. If its name is a number, one key has six digits ("000007")."""
     path = PurePosixPath(image_path)
     # The dataset CUB has a folder for each class of birds: "images/001.Albatross/0007.jpg" -> "001.Albatross/0007.jpg".
     class_path = path.relative_to(path.parts[0]) if len(path.parts) > 1 else path

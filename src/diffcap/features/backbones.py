@@ -3,7 +3,7 @@
 | library | `network` | layer (option `stage`) | default weights |
 |---|---|---|---|
 | `torchvision` | name of a classifier | name of a node, such as `layer3` (required) | `IMAGENET1K_V1` |
-| `open_clip` | `NAME` or `NAME:TAG` | number of a block; null: the last | those of TAG; without TAG, of `openai`, else of the first tag |
+| `open_clip` | `NAME` or `NAME:TAG` | number of a block; null: the last | those of TAG; default TAG: `openai`, else the first tag |
 | `timm` | name of a model | number of a block; null: the last | those of the tag in the name |
 | `pixels` | null | null | none; the features are the image itself, resized to `image_size` and stored as uint8 |
 | name of a dataset with a network | null | null | those that ship with the package |
@@ -49,7 +49,7 @@ _WEIGHTS_OPTION = "--backbone-weights"  # option of the commands that caption im
 
 @cache
 def own_builders() -> dict[str, str]:
-    """Return the datasets and methods with a network of their own: name -> import path of the function that builds the network."""
+    """Return the datasets and methods that bring their own network: name -> import path of the function that builds the network."""
     builders = {name: dataset.network for name, dataset in datasets().items()}
     builders |= {name: method.network for name, method in methods().items()}
     return {name: import_path for name, import_path in builders.items() if import_path}
@@ -190,7 +190,7 @@ def find_preprocessing(library: str, network: str) -> ResizeNormalize:
     return ResizeNormalize((height, width), tuple(settings["mean"]), tuple(settings["std"]), antialias=True)
 
 
-# With torchvision's own weights, these networks rescale their input to -1 ... 1. Here, the preprocessing does it for all weights.
+# With torchvision's own weights, these networks rescale their input to -1 ... 1. In diffcap, the preprocessing does this.
 _NETWORKS_THAT_RESCALE = ("googlenet", "inception_v3")
 
 
@@ -228,8 +228,8 @@ def _build_torchvision(network: str, layer: str | int | None, weights: str) -> n
         ) from None
     if weights not in ("default", "random"):
         state = read_state_dict(weights)
-        # torchvision renames the parameters of some of its files while it loads them (densenet121, vit_b_16). So it loads `state`
-        # here, in place of such a file. If that fails, the parameters keep their names.
+        # torchvision renames the parameters of some of its files while it loads them (densenet121, vit_b_16). To rename those in
+        # `state`, torchvision is made to load `state` in place of its file. If this fails, the parameters keep their names.
         with suppress(Exception), patch.object(type(default_weights), "get_state_dict", lambda *_, **__: dict(state)):
             state = models.get_model(network, weights=default_weights).state_dict()
         load_weights(trunk, state, weights)
@@ -241,7 +241,7 @@ class _SingleOutput(nn.Module):
 
     def __init__(self, extractor: nn.Module) -> None:
         super().__init__()
-        self.extractor = extractor  # the attribute's name is part of the hash of the weights
+        self.extractor = extractor  # do not rename: the attribute's name is part of the hash of the weights
 
     def forward(self, images: Tensor) -> Tensor:
         return self.extractor(images)["map"]
@@ -296,12 +296,12 @@ def _build_timm(network: str, layer: str | int | None, weights: str) -> nn.Modul
         model = timm.create_model(network, pretrained=False, num_classes=0)
     if weights not in ("default", "random"):
         state = read_state_dict(weights)
-        # timm renames the parameters in files of a network's authors. If that fails, the parameters keep their names.
+        # timm renames the parameters while it loads a file of a network's authors. If this fails, the parameters keep their names.
         with suppress(Exception):
             overlay = {"state_dict": dict(state)}
             converted = timm.create_model(network, pretrained=True, pretrained_cfg_overlay=overlay).state_dict()
-            # timm also resamples a `pos_embed` (position embedding) of another size. DINOv2's file, which has other names, needs that.
-            # A file with timm's names and another size is a mistake: it is not converted, so that `load_weights` refuses it.
+            # timm also resamples a `pos_embed` (position embedding) of another size. The file of DINOv2's authors, in which the parameters
+            # have other names, needs this. A file with timm's names and another size is a mistake, which `load_weights` must refuse.
             expected = model.state_dict()
             if expected.keys() - state.keys() or all(state[key].numel() == expected[key].numel() for key in expected):
                 state = converted
@@ -310,7 +310,7 @@ def _build_timm(network: str, layer: str | int | None, weights: str) -> nn.Modul
 
 
 class _IntermediateMap(nn.Module):
-    """Returns the feature map of one layer, without class tokens. The networks of timm and open_clip have a method for it."""
+    """Returns the feature map of one layer, without class tokens, with a method that timm's and open_clip's networks have."""
 
     def __init__(self, network: nn.Module, layer: str | int | None, library: str, **options: bool) -> None:
         super().__init__()
@@ -323,7 +323,7 @@ class _IntermediateMap(nn.Module):
             raise DiffcapError(f"--model.stage={layer} is not a block of {library}; give its number, or null.")
 
     def forward(self, images: Tensor) -> Tensor:
-        indices = 1 if self.layer is None else [int(self.layer)]
+        indices = 1 if self.layer is None else [int(self.layer)]  # 1: only the last block
         try:
             outputs = self.network.forward_intermediates(  # type: ignore[operator]
                 images, indices=indices, intermediates_only=True, output_fmt="NCHW", **self.options
@@ -335,7 +335,7 @@ class _IntermediateMap(nn.Module):
 
 
 def rebuild_backbone(meta: Mapping[str, Any], weights: str | None = None) -> Backbone:
-    """Build the backbone that `meta`, a store's `meta.json`, describes. `weights` is a file to use instead of the default weights."""
+    """Build the backbone that `meta`, a store's `meta.json`, describes. `weights` is a file that replaces the default weights."""
     library: Any = meta.get("library")
     name = meta.get("network") or library
     if library not in library_names():
@@ -358,7 +358,7 @@ def rebuild_backbone(meta: Mapping[str, Any], weights: str | None = None) -> Bac
             size,
             std,
         )
-    except DiffcapError as error:  # its message names the variables of `make extract`
+    except DiffcapError as error:  # the error names variables of `make extract`
         raise DiffcapError(str(error).replace(OFFLINE_HINT, "").replace(WEIGHTS_VARIABLE, _WEIGHTS_OPTION)) from None
     description = json.loads(json.dumps(backbone.describe()))
     for key in ("preprocessing", "pool", "quick_gelu", "weights_sha256"):
@@ -374,7 +374,7 @@ def rebuild_backbone(meta: Mapping[str, Any], weights: str | None = None) -> Bac
 
 
 def _open_clip_network(meta: Mapping[str, Any]) -> str:
-    """Return a store's open_clip network as NAME:TAG. If it has no tag, find a tag with the same activation and preprocessing."""
+    """Return a store's open_clip network as NAME:TAG. If `meta` has no tag, find one with the same activation and preprocessing."""
     import open_clip
 
     name = meta["network"]
@@ -388,7 +388,7 @@ def _open_clip_network(meta: Mapping[str, Any]) -> str:
 
 @torch.no_grad()
 def compute_features(backbone: Backbone, images: Tensor, meta: Mapping[str, Any]) -> Tensor:
-    """Compute features of preprocessed images (B, 3, H, W), equal to those that a store with the `meta.json` `meta` returns.
+    """Compute features of preprocessed images (B, 3, H, W). They are equal to the features in a store whose `meta.json` is `meta`.
 
     Returns:
         (B, C, h, w) uint8 for pixels, else float32 that is rounded to float16.

@@ -1,11 +1,12 @@
-"""The backbone that ships for the dataset blocks. It detects objects and their attributes in the cells of a coarse grid.
+"""The backbone for the dataset blocks, which ships with diffcap. It detects objects and their attributes in the cells of a coarse grid.
 
-The features of a 128 x 96 image are 107 channels on a grid of 4 x 6 cells. A cell has 24 x 24 pixels; the outer columns extend
-8 pixels beyond the image. The channels are probabilities, not embeddings: they hardly depend on viewpoint and light, and one
-linear layer (as IDC-PCL has) can read the scene from them. The network detects an object in the cell with the centre of its visible
-pixels. Then bilinear weights distribute the object over the neighbouring cells (`BlocksNetwork.compute_channels`).
+The features of an image 128 pixels wide and 96 high are 107 channels on a grid of 4 rows and 6 columns of cells. A cell has 24 x 24
+pixels; the outer columns extend 8 pixels beyond the image. The channels are probabilities, not embeddings: they hardly depend on
+viewpoint and light, and one linear layer (as IDC-PCL has) can read the scene from them. The network detects an object in the cell with
+the centre of the object's visible pixels. Then bilinear weights distribute the object over the neighbouring cells
+(`BlocksNetwork.compute_channels`).
 
-| channels | value of a cell, times the object's weight in the cell |
+| channels | values of a cell; they are multiplied by the weight of the object in the cell |
 |---|---|
 | 8 x 8 | for each color: probability of an object, of each shape (3), of each material (2), of each size (2) |
 | 8 + 8 | for each color: horizontal and vertical offset of the object from the cell's centre, in cells |
@@ -52,7 +53,7 @@ PREPROCESSING = ResizeNormalize((HEIGHT, WIDTH), (0.5, 0.5, 0.5), (0.25, 0.25, 0
 
 
 class BlocksNetwork(nn.Module):
-    """Turns images (B, 3, 96, 128) into features (B, 107, 4, 6). `norm` adds batch norm for training; `fuse_batch_norms` merges it."""
+    """Turns images (B, 3, 96, 128) into features (B, 107, 4, 6). `norm` adds batch norm for training; `fuse_batch_norms` removes it."""
 
     mean: Tensor  # (107,) mean of each channel over scenes and cells, from the training
     scale: Tensor  # (107,) standard deviation of each channel
@@ -106,7 +107,7 @@ class BlocksNetwork(nn.Module):
             2,
         )  # (B, 8, 8, 4, 6)
         x, y = positions.unflatten(1, (2, COLORS)).unbind(1)  # (B, 8, 4, 6)
-        weights, dx, dy = self._bilinear_weights(x, y)  # (B, 8, 24, 24): cell of the object, cell that gets a share
+        weights, dx, dy = self._bilinear_weights(x, y)  # (B, 8, 24, 24): from the object's cell to each cell
         color_values = torch.einsum("bcgi,bcij->bcgj", by_color.flatten(3), weights)
         offsets = [torch.einsum("bci,bcij->bcj", color.flatten(2), weights * distance) for distance in (dx, dy)]
         # The groups without color use the mean position of the cell's objects, weighted by the probabilities of the colors.
@@ -119,7 +120,7 @@ class BlocksNetwork(nn.Module):
         return values.unflatten(2, (ROWS, COLUMNS))
 
     def _bilinear_weights(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the weights of all 24 cells for objects at x and y, (B, n, 4, 6) each, and dx and dy in cells: (B, n, 24, 24) each."""
+        """Return weights of all 24 cells for objects at x and y (B, n, 4, 6), and distances dx and dy in cells: (B, n, 24, 24) each."""
         # `centers` has x and then y of each cell, each repeated for the 8 colors.
         center_x, center_y = (self.centers[index].flatten() for index in (0, COLORS))  # (24,) each
         dx = (x.flatten(2)[..., None] - center_x) / (2 * CELL / WIDTH)

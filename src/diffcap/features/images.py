@@ -31,7 +31,7 @@ class ImageBatch:
 
     rows: Tensor  # (B,) int64, number of each image's row in the feature store
     images: Tensor  # (B, 3, H, W), preprocessed
-    problems: list[str]  # error messages about images without features that cannot be read; `images` lacks them
+    problems: list[str]  # error messages about unreadable images that need features; these images are not in `images`
 
 
 @dataclass
@@ -75,7 +75,7 @@ class ImageData(pl.LightningDataModule):
         num_workers: number of processes per device that decode images. With 0, the main process decodes them; null means one
             per CPU core, at most 4, and 0 on a single core. The features do not depend on this number.
         shard: "3/16" extracts the fourth of 16 parts of the batches; the first is "0/16". Jobs with the other parts fill the same store,
-            also at the same time. All jobs need the same `batch_size`.
+            also at the same time. All jobs need the same `batch_size`. null: all batches.
     """
 
     def __init__(
@@ -103,14 +103,14 @@ class ImageData(pl.LightningDataModule):
         self._value_ranges = value_ranges or {}
 
     def own_rows(self, rows: RowNumbers) -> RowNumbers:
-        """Return those of the rows (n,) that are in this shard. Batch k of the whole store is in shard k modulo the number of shards."""
+        """Return the rows among `rows` (n,) that are in this shard. Batch k of the store is in shard k modulo the number of shards."""
         return rows[rows // self.batch_size % self._num_shards == self._shard_number]
 
     def row_batches(self) -> list[RowNumbers]:
         """Return the rows of each batch. The whole store is cut into batches; batches without a wanted row are left out.
 
         So each image is always in a batch with the same other images, for any number of ranks and after an interruption. Otherwise
-        its features could change, because the last bits of a convolution can depend on the size of the batch.
+        the features of an image could change, because the last bits of a convolution can depend on the size of the batch.
         """
         all_rows = np.arange(len(self._image_files), dtype=np.int64)
         batch_numbers = np.unique(self._wanted_rows // self.batch_size)
@@ -119,7 +119,7 @@ class ImageData(pl.LightningDataModule):
     def predict_dataloader(self) -> DataLoader[ImageBatch]:
         """Return this rank's batches. Each batch belongs to one rank; a rank (process) without batches gets an empty batch."""
         rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
-        # Lightning skips the last hooks on a rank without batches, but the other ranks wait for it in these hooks.
+        # Lightning skips the last hooks on a rank without batches, but the other ranks wait for that rank in these hooks.
         rank_batches = self.row_batches()[rank::world_size] or [np.empty(0, dtype=np.int64)]
         wanted_rows = set(self._wanted_rows.tolist())
         dataset = _ImageBatches(rank_batches, wanted_rows, self._image_files, self._preprocess, self._value_ranges)
@@ -131,7 +131,7 @@ class ImageData(pl.LightningDataModule):
 
 
 def file_stamps(files: Sequence[Path], value_ranges: Mapping[Path, ValueRange] | None = None) -> list[str]:
-    """Return each file's stamp: size and time ("2048 1700000000000000000"), and the value range if it has one; "" for a missing file."""
+    """Return each file's stamp: bytes, time in ns ("2048 1700000000000000000"), and any value range in `value_ranges`; "" for no file."""
     stamps = []
     for file in files:
         status = file.stat() if file.is_file() else None

@@ -14,14 +14,15 @@ from diffcap.utils.image_io import Source, ValueRange, read_image
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
-# As in the extraction scripts of SCORER and DIRL, from RobustChangeCaptioning (RCC). The last 0.224 seems to be an error for 0.225.
+# SCORER and DIRL use these values in their extraction scripts, which are from RobustChangeCaptioning (RCC). The last value is probably an
+# error for 0.225.
 RCC_STD = (0.229, 0.224, 0.224)
 
 
 def load_image(source: Source, name: str | None = None, value_range: ValueRange | None = None) -> Image.Image:
-    """Decode an image to RGB. If it has more than 8 bits, `value_range` must be the lowest and highest value of both images of its pair."""
+    """Decode an image to RGB. If it has more than 8 bits, `value_range` must be the (lowest, highest) value in both images of its pair."""
     loaded = read_image(source, name, value_range)
-    if loaded.value_range and not value_range:  # an image with more than 8 bits has `value_range`, its own range
+    if loaded.value_range and not value_range:  # `loaded.value_range` is None for images of 8 bits
         raise DiffcapError(
             f"{loaded.name}: has more than 8 bits, and the manifest has no range of values for both images of its pair; run `make data` "
             "again, without --check exists, and then `make extract`."
@@ -74,8 +75,8 @@ class ShrinkLongestSide:
 class ResizeNormalize:
     """Resize the whole image and normalise it. The aspect ratio is not kept, because cropping could remove a change at the edge.
 
-    Without antialias, the result is that of OpenCV's cubic resize of 8-bit images, which SCORER and DIRL use (a = -0.75, rounded and
-    clipped to 0 to 255). Only about one of 5,000 values differs by 1, because OpenCV rounds its weights to 1/2048.
+    Without antialias, the result is nearly that of OpenCV's cubic resize of 8-bit images, which SCORER and DIRL use (a = -0.75, rounded
+    and clipped to 0 to 255): about one of 5,000 values differs by 1, because OpenCV rounds the weights of its kernel to 1/2048.
     """
 
     size: tuple[int, int] = (224, 224)  # height and width in pixels; an image of this size is not resized

@@ -3,7 +3,7 @@
 | file | content |
 |---|---|
 | `features.f16` | array (images, C, H, W), little-endian float16 without a header; `features.u8` (uint8) if the features are pixels |
-| `index.json` | `{"paths": [...], "stamps": [...]}`: path of each row's image, and its stamp (size and time of the image file) |
+| `index.json` | `{"paths": [...], "stamps": [...]}`: path of each row's image; size and time of the image file (its stamp) |
 | `sums.u32` | CRC-32 of each row, little-endian, compared when the row is read; a resumed training must find this file unchanged |
 | `done.u8` | 1 for each row that is done (on the disk); a byte per row, so that two processes never write the same byte |
 | `meta.json` | format version, shape of a row, backbone, hash of the backbone's weights, preprocessing |
@@ -77,7 +77,7 @@ def read_index(folder: Path) -> tuple[list[str], list[str]]:
 
 
 def read_done_rows(folder: Path, num_rows: int) -> npt.NDArray[np.bool_]:
-    """Return which of the first `num_rows` rows are done; rows beyond the end of `done.u8` are not done."""
+    """Return for each of the first `num_rows` rows if it is done, (num_rows,). Rows beyond the end of `done.u8` are not done."""
     is_done = np.zeros(num_rows, dtype=bool)
     if (folder / DONE_FILE).is_file():
         done_bytes = np.fromfile(folder / DONE_FILE, dtype=np.uint8, count=num_rows)
@@ -120,7 +120,7 @@ def _shorten_json(value: Any) -> str:
 
 
 def extract_command(folder: Path, meta: Mapping[str, Any]) -> str:
-    """Return the command that computes the missing features of the store in `folder` (`meta`: its `meta.json`), for messages."""
+    """Return the command, for messages, that computes the missing features of the store in `folder`, whose `meta.json` is `meta`."""
     dataset_folder = folder.parent.parent
     name = folder.name
     command = f"make extract FOLDER={shlex.quote(str(dataset_folder))}"
@@ -160,7 +160,7 @@ class FeatureStore(ABC):
         self.meta = meta  # content of `meta.json`
         self._paths = paths
         channels, height, width = meta["shape"]
-        self.shape = channels, height, width  # of one image
+        self.shape = channels, height, width  # shape of one image's features
         self.dtype = ARRAY_FILES[meta["dtype"]][1]  # float16, or uint8 for pixels
         self._row_of = {path: row for row, path in enumerate(paths)}
 

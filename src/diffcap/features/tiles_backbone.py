@@ -1,4 +1,4 @@
-"""The backbone that ships for the dataset tiles. It predicts the land cover of an overhead image and where its houses are.
+"""The backbone for the dataset tiles, which ships with diffcap. It predicts the land cover of an overhead image and finds its houses.
 
 The features of a 256 x 256 image are 72 channels on a grid of 8 x 8 cells of 32 x 32 pixels: 18 values for each quarter of a cell
 (16 x 16 pixels, upper left, upper right, lower left, lower right). These are the fractions of the 17 classes of land cover and the
@@ -25,18 +25,18 @@ COVERS = (
 )
 ROOFS = ("red roof", "brown roof", "gray roof", "dark roof", "blue roof", "white roof")
 CLASSES = len(COVERS) + len(ROOFS)  # number of classes
-# Outputs of the head for a square of 8 x 8 pixels: four predictions of the land cover, and one of a house's centre.
+# Outputs of the head for a square of 8 x 8 pixels: a prediction of the land cover for each quarter, and one of a house's centre.
 HEAD_CHANNELS = 4 * CLASSES + 1
-NUM_CHANNELS = 4 * (CLASSES + 1)  # of the features
+NUM_CHANNELS = 4 * (CLASSES + 1)  # of the features: classes and number of houses for each quarter of a cell
 # Normalised values are from about -2 to 2.
 PREPROCESSING = ResizeNormalize((IMAGE_SIZE, IMAGE_SIZE), (0.5, 0.5, 0.5), (0.25, 0.25, 0.25), antialias=True)
 
 
 class TilesNetwork(nn.Module):
-    """Turns images (B, 3, 256, 256) into features (B, 72, 8, 8). `norm` adds batch norm for training; `fuse_batch_norms` merges it."""
+    """Turns images (B, 3, 256, 256) into features (B, 72, 8, 8). `norm` adds batch norm for training; `fuse_batch_norms` removes it."""
 
-    mean: Tensor
-    scale: Tensor
+    mean: Tensor  # (72,) mean of each channel over images and cells, from the training
+    scale: Tensor  # (72,) standard deviation of each channel
 
     def __init__(self, norm: bool = False) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class TilesNetwork(nn.Module):
     def compute_channels(self, covers: Tensor, houses: Tensor) -> Tensor:
         """Compute the channels before scaling, (B, 72, 8, 8), from the outputs of `predict`."""
         fractions = F.avg_pool2d(covers.softmax(1), 4)  # (B, 17, 16, 16)
-        counts = 4 * F.avg_pool2d(houses.sigmoid()[:, None], 2)  # (B, 1, 16, 16)
+        counts = 4 * F.avg_pool2d(houses.sigmoid()[:, None], 2)  # (B, 1, 16, 16), sums over four squares
         return F.pixel_unshuffle(torch.cat([fractions, counts], 1), 2)
 
     def forward(self, images: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ Network = TypeVar("Network", bound=nn.Module)
 
 
 def read_state_dict(path: str | Path, option: str | None = None) -> dict[str, Tensor]:
-    """Read a state dict from a `.safetensors`, `.pth`, `.pt` or `.bin` file without executing code; messages name its `option`."""
+    """Read a state dict from a `.safetensors`, `.pth`, `.pt` or `.bin` file without executing code. Errors name the `option`."""
     path = Path(path)
     if not path.is_file():
         raise DiffcapError(f"{path}: no weights file there; check the path given as {option or WEIGHTS_VARIABLE}.")
@@ -46,7 +46,7 @@ def read_state_dict(path: str | Path, option: str | None = None) -> dict[str, Te
             break
     if not isinstance(state, dict) or not state or not all(isinstance(value, Tensor) for value in state.values()):
         raise DiffcapError(f"{path}: not a state dict of tensors; save it with `torch.save(model.state_dict(), ...)`.")
-    # `torch.nn.DataParallel` adds this prefix.
+    # `torch.nn.DataParallel` adds the prefix "module.".
     return {name.removeprefix("module."): value for name, value in state.items()}
 
 
@@ -67,7 +67,7 @@ def load_weights(network: nn.Module, state: dict[str, Tensor], file: str) -> Non
 
 
 def state_hash(network: nn.Module) -> str:
-    """Return the SHA-256 of names, shapes and values of all parameters and buffers; it does not depend on the file format."""
+    """Return the SHA-256 of names, shapes and values of all parameters and buffers. The hash does not depend on the file format."""
     digest = hashlib.sha256()
     for name, value in sorted(network.state_dict().items()):
         if name.endswith("num_batches_tracked"):
@@ -139,7 +139,7 @@ def find_clip_weights(network: str, from_file: bool = False) -> tuple[str, str, 
 
 
 def describe_clip(network: str) -> dict[str, Any]:
-    """Return entries of `meta.json`: the name, TAG if given, and "quick_gelu" if the tag has this activation and the model has not."""
+    """Return entries of `meta.json`: the name, TAG if given, and "quick_gelu" if the weights need it and the model lacks it."""
     import open_clip
 
     name, tag, settings = find_clip_weights(network)
@@ -166,7 +166,7 @@ def load_pretrained_clip(network: str) -> Any:
 
 
 def download(network: str, url: str, fetch: Callable[[], Result]) -> Result:
-    """Return the result of `fetch`, a library's download function. If it fails, the message names the `network` and its file's `url`."""
+    """Return the result of `fetch`, a library's download function. If it fails, the error names the `network` and the file's `url`."""
     try:
         with use_only_hub_cache(reason := offline_reason()):  # offline, `fetch` finds only files in its cache
             if reason:

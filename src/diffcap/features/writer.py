@@ -20,8 +20,8 @@ from diffcap.utils.errors import DiffcapError
 from diffcap.utils.files import atomic_write
 
 _FLOAT16_MAX = float(np.finfo(np.float16).max)
-# Rows are synchronised with the disk after this many bytes or seconds, and only then marked as done. This is not done after every
-# batch, because on a fast device computing a batch takes less time than synchronising.
+# Rows are synchronised with the disk after this many bytes or seconds, and only then marked as done. They are not synchronised after every
+# batch, because on a fast device this takes longer than computing a batch.
 _SYNC_BYTES = 64 << 20
 _SYNC_SECONDS = 0.5
 
@@ -36,7 +36,7 @@ def _lock_folder(folder: Path) -> Iterator[None]:
 
 
 class StoreWriter:
-    """Creates or extends a store with an array file of features. Several processes can write into the store's folder at the same time.
+    """Creates a feature store that has an array file, or adds features to it. Several processes can write into its folder at once.
 
     A row is synchronised with the disk before it is marked as done, so a process can be killed at any time. The missing rows are rows
     of new images, rows of images whose file has changed, and damaged rows. To find damaged rows, all rows are compared with their
@@ -75,7 +75,7 @@ class StoreWriter:
             is_new = not (self.folder / "meta.json").is_file()
             stale_rows = self._assign_rows(image_paths, [""] * len(image_paths) if stamps is None else stamps, is_new)
             self._unmark_lost_rows(stale_rows, is_new)
-            # The index is written after the unmarking: a kill in between must not leave rows of changed images marked as done.
+            # The index is written after the unmarking: if the process is killed between the two, no row of a changed image is done.
             row_sizes = {self._array_file: self._row_bytes, store.DONE_FILE: 1, store.CHECKSUM_FILE: 4}
             for name, row_size in row_sizes.items():
                 with (self.folder / name).open("ab") as file:  # sparse: a row uses disk space only after it is written
@@ -104,7 +104,7 @@ class StoreWriter:
             if row == len(self.image_paths):
                 self.image_paths.append(path)
                 self._stamps.append(stamp)
-            elif stamp and stamp != self._stamps[row]:  # a missing image keeps its features
+            elif stamp and stamp != self._stamps[row]:  # "": the image file is missing
                 self._stamps[row] = stamp
                 stale_rows.append(row)
         self._wanted_rows = np.fromiter((row_of[path] for path in image_paths), np.int64, len(image_paths))
@@ -161,7 +161,8 @@ class StoreWriter:
     def write(self, rows: store.RowNumbers, features: store.Array) -> None:
         """Write the features (n, C, H, W) of some rows (n,). In a store of pixels (uint8), features are whole numbers from 0 to 255.
 
-        Values too large for the array's type, as of untrained networks, are clipped with a warning. NaN and infinity raise an error.
+        Values too large for the array's type, which untrained networks can compute, are clipped with a warning. NaN and infinity raise
+        an error.
         """
         is_finite = np.isfinite(features).all(axis=(1, 2, 3))
         if not is_finite.all():
@@ -193,7 +194,10 @@ class StoreWriter:
         self._synced_at = time.monotonic()
 
     def finish(self) -> int:
-        """Mark the store as complete, or return how many rows of other jobs are missing. Call it once, after all processes have flushed."""
+        """Mark the store as complete if no row is missing. Return the number of rows that other jobs must still write.
+
+        In each job, one process calls this method, after all processes of the job have called `flush`.
+        """
         self.flush()
         with _lock_folder(self.folder):
             missing_rows = self.missing_rows()

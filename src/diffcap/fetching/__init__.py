@@ -1,1 +1,1 @@
-"""Fetch the official files of a dataset: download what can be downloaded, say how to get the rest by hand."""
+"""Fetch the official files of a dataset: download the public files, and tell the user how to get the other files by hand."""

@@ -1,4 +1,4 @@
-"""Extract an untrusted archive safely: only regular files, and only into one folder.
+"""Extract an untrusted archive safely: only regular files are written, and only into one folder.
 
 Links, devices, paths outside of the folder, and archives of implausible size are refused. The files are extracted into a temporary
 folder first, so that a damaged or refused archive leaves no file behind.
@@ -12,9 +12,9 @@ from pathlib import Path, PurePosixPath
 
 from diffcap.utils.errors import DiffcapError
 
-_MAX_RATIO = 200  # largest ratio of extracted bytes to the archive's bytes; text has about 20, zeros have 1,000
+_MAX_RATIO = 200  # largest ratio of extracted bytes to the archive's bytes; it is about 20 for text, 1,000 for zeros
 _MIN_LIMIT = 1 << 30  # extracted bytes that are allowed at any ratio
-# Errors of the file system that the names in an archive cause. Other OSErrors, such as a full disk, are raised unchanged.
+# Errors of the file system that are caused by the names in an archive. Other OSErrors, such as a full disk, are raised unchanged.
 _NAME_ERRORS = (errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG)
 
 
@@ -28,7 +28,7 @@ def is_archive(path: Path) -> bool:
 
 
 def extract(archive: Path, folder: Path, strip_folder: str = "") -> int:
-    """Extract a zip or tar file (also .gz, .bz2, .xz) of any name into a folder, replacing files; returns the number of extracted files.
+    """Extract a zip or tar file (also .gz, .bz2, .xz) of any name into a folder, replacing existing files; return the number of files.
 
     Args:
         strip_folder: leading folder to remove from the names of members ("data" turns data/a.png into a.png).
@@ -37,7 +37,7 @@ def extract(archive: Path, folder: Path, strip_folder: str = "") -> int:
         DiffcapError: the archive is damaged or unsafe. No file is extracted.
     """
     size_limit = max(_MIN_LIMIT, _MAX_RATIO * archive.stat().st_size)
-    temporary_folder = folder / f".{archive.name}.unpacking"  # on the same disk, so that files can be moved by renaming
+    temporary_folder = folder / f".{archive.name}.unpacking"  # on the same disk, so that renaming can move the files
     shutil.rmtree(temporary_folder, ignore_errors=True)
     temporary_folder.mkdir(parents=True)
     try:
@@ -64,7 +64,7 @@ def extract(archive: Path, folder: Path, strip_folder: str = "") -> int:
         if isinstance(error, OSError) and error.errno not in (*_NAME_ERRORS, None, errno.EINVAL):
             raise
         reason = " ".join(str(error).split()) or type(error).__name__
-        # zipfile raises NotImplementedError for an unknown compression.
+        # zipfile raises NotImplementedError for a compression method that it does not know.
         is_refused = isinstance(error, _Refused | tarfile.FilterError | NotImplementedError)
         if is_refused or (isinstance(error, OSError) and error.errno in _NAME_ERRORS):
             fault = f"not extracted ({reason:.200}); get the archive from its publisher, or extract it by hand"
@@ -89,7 +89,7 @@ def _extract_tar(archive: Path, folder: Path, size_limit: int) -> None:
 
     with tarfile.open(archive) as tar_file:
         tar_file.extractall(folder, filter=check_member)
-        # A tar file ends with two empty blocks. tarfile reads the first one, but it raises no error if both are missing.
+        # A tar file ends with two empty blocks. tarfile reads the first block, but it raises no error if both blocks are missing.
         if tar_file.fileobj is None or not tar_file.fileobj.read(512):
             raise tarfile.ReadError("the end is missing")
         while tar_file.fileobj.read(1 << 20):  # reading to the end of a compressed file compares its checksum

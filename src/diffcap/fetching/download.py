@@ -1,7 +1,7 @@
 """Download one file over HTTP, completely or not at all.
 
 The content is written to `<name>.part`, which is verified and then renamed to `<name>`. `<name>.part.json` identifies the content by
-URL, length and validator (header ETag or Last-Modified). An interrupted download is resumed only if the server has the same content.
+URL, length and validator (header ETag or Last-Modified). An interrupted download is resumed only if the server still has the same content.
 The retries of urllib3 are not used, because they do not cover a connection that breaks after the headers of a response.
 """
 
@@ -26,7 +26,7 @@ from diffcap.utils.errors import DiffcapError
 
 _CHUNK_BYTES = 1 << 16  # bytes that are read at once
 _MAX_BACKOFF = 30.0  # longest pause before another attempt in seconds, unless the server requests one
-_MAX_HOST_FAILURES = 4  # a host is skipped after the downloads of so many files in a row failed, each with all retries
+_MAX_HOST_FAILURES = 4  # a host is skipped after this number of files in a row failed, each with all retries
 _GONE_CODES = (404, 410, 451)  # HTTP status codes: the server does not have the file (any more)
 _TRANSIENT_CODES = (408, 425, 429, *range(500, 600))  # HTTP status codes: another attempt may succeed
 
@@ -48,7 +48,7 @@ class PermanentError(Exception):
 
     def __init__(self, reason: str, gone: bool = False, forbidden: bool = False):
         super().__init__(reason)
-        self.gone = gone  # the server does not have the file (any more), or sends another file (a placeholder image)
+        self.gone = gone  # the server has no such file (any more), or sends another file, such as a placeholder image
         self.forbidden = forbidden  # status 403: some servers send it for deleted files, others to blocked clients
 
 
@@ -94,8 +94,8 @@ class Client:
 
     def __init__(self, settings: FetchSettings):
         self.settings = settings
-        self.cancelled = threading.Event()  # set it to end all downloads
-        self.num_failures: Counter[str] = Counter()  # by host: number of files in a row whose download failed
+        self.cancelled = threading.Event()  # setting this event ends all downloads
+        self.num_failures: Counter[str] = Counter()  # host -> number of files in a row whose download failed
         self._session = requests.Session()
         agent = f"diffcap/{diffcap.__version__} (fetches datasets)"
         self._session.headers.update({"User-Agent": agent, "Accept-Encoding": "identity"})
@@ -130,7 +130,7 @@ class Client:
         return response
 
     def can_deliver(self, url: str) -> bool:
-        """Request a URL once, without reading the content; returns whether the server would send a file."""
+        """Request a URL once, without reading the content; return True if the server would send a file."""
         try:
             self.get(url).close()
         except (PermanentError, TransientError):
@@ -139,7 +139,7 @@ class Client:
 
 
 def download(urls: tuple[str, ...], target: Target, client: Client) -> str:
-    """Download one file from the first of several URLs that delivers it; returns this URL.
+    """Download one file from the first of several URLs that delivers it. Return this URL.
 
     Raises:
         PermanentError: the download from every URL failed permanently; the message is that of the first URL.
@@ -168,13 +168,14 @@ def download(urls: tuple[str, ...], target: Target, client: Client) -> str:
     if transient_errors:
         raise transient_errors[0]
     first_error = permanent_errors[0]
-    # Servers without the file answer with codes such as 404 or 403. A server that answers with another code, such as 401, may have it.
+    # Servers that lack the file answer with codes such as 404 or 403. A server that answers with another code, such as 401, may have the
+    # file.
     no_server_has_it = all(error.gone or error.forbidden for error in permanent_errors)
     raise PermanentError(str(first_error), first_error.gone, forbidden=first_error.forbidden and no_server_has_it)
 
 
 def _download_from(url: str, target: Target, client: Client) -> None:
-    """Download from one URL. Fails if `retries` further attempts in a row bring no new bytes, or a requested pause exceeds `patience`."""
+    """Download from one URL. Fail after `retries` more attempts in a row without new bytes, or if the server wants a pause > `patience`."""
     settings = client.settings
     num_failures = 0
     max_size = target.part_size(url)
@@ -202,7 +203,7 @@ def _attempt(url: str, target: Target, client: Client) -> None:
     if not (validator or target.has_checksum):
         start_byte = 0  # begin again, because a change of the content on the server could not be detected
     size = metadata.get("size")
-    if not start_byte or start_byte != size:  # equal if the process was killed before it verified the file
+    if not start_byte or start_byte != size:  # equal if the process was killed after the last byte
         headers = {"Range": f"bytes={start_byte}-"} if start_byte else {}
         if start_byte and validator:
             headers["If-Range"] = validator
@@ -217,14 +218,14 @@ def _attempt(url: str, target: Target, client: Client) -> None:
         target.delete_part()
         if start_byte:
             raise TransientError(problem)  # the bytes before and after `start_byte` may belong to different contents
-        # Without a checksum, `verify` rejects only files of another kind. So the server sent another file and does not have this one.
+        # Without a checksum, `verify` rejects only files of another kind. So the server sent another file and lacks the wanted file.
         raise PermanentError(problem, gone=not target.has_checksum)
     target.part_file.replace(target.path)
     target.metadata_file.unlink(missing_ok=True)
 
 
 def _is_continuation(response: requests.Response, start_byte: int, metadata: dict[str, Any]) -> bool:
-    """Return whether a response begins at `start_byte` of the content that `metadata` describes."""
+    """Return True if a response begins at `start_byte` of the content that `metadata` describes."""
     content_range = response.headers.get("Content-Range", "")
     old_size = metadata.get("size")
     old_validator = metadata.get("validator") or ""
@@ -259,14 +260,14 @@ def _receive(url: str, response: requests.Response, start_byte: int, target: Tar
                     raise Cancelled
     except urllib3.exceptions.HTTPError as error:
         raise TransientError(_short_reason(error)) from None
-    except OSError as error:  # the disk's error does not name the file
+    except OSError as error:  # an error of the disk, which names no file
         raise OSError(error.errno, error.strerror, str(target.part_file)) from None
     if total is not None and size != total:
         raise TransientError(f"truncated at {size:,} of {total:,} bytes")
 
 
 def _validator_of(response: requests.Response) -> str:
-    """Return the value for the header If-Range: the ETag, or Last-Modified if the ETag is missing or weak (not allowed in If-Range)."""
+    """Return the value for the header If-Range: the ETag, or Last-Modified if there is no ETag or a weak one (refused in If-Range)."""
     etag = response.headers.get("ETag", "")
     return etag if etag.startswith('"') else response.headers.get("Last-Modified", "")
 

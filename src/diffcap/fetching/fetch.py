@@ -3,7 +3,7 @@
 data/<dataset>/official/               files in the folders that the dataset's reader expects
 data/<dataset>/downloads/              archives, and unfinished downloads (*.part)
 data/<dataset>/checksums.json          SHA-256 of every file when it was first fetched; later copies must have the same content
-data/<dataset>/fetch-failures.json     missing files and the reasons; deleted when no file is missing
+data/<dataset>/fetch-failures.json     missing files and why they are missing; deleted when no file is missing
 configs/sources/<dataset>.yaml         an entry for each file; `diffcap.fetching.sources` explains the keys of an entry
 """
 
@@ -27,7 +27,7 @@ from diffcap.utils.errors import DiffcapError
 from diffcap.utils.progress import Update, progress_bar, progress_bars
 
 _MAX_PRINTED_FAILURES = 10  # fetch-failures.json lists all failures
-_NUM_PROBES = 3  # photos of a host that are requested again, to find out if the host has blocked this client
+_NUM_PROBES = 3  # number of a host's photos that are requested again, to find out if the host has blocked this client
 _UNFINISHED_SUFFIXES = (".part", ".crdownload", ".download")  # ends of the names of browsers' unfinished downloads
 
 
@@ -36,8 +36,8 @@ class Failure:
     """A file that could not be fetched."""
 
     name: str  # path relative to `data/<dataset>`
-    url: str  # where it should come from
-    reason: str
+    url: str  # address of the file, or of the page where a person can download it
+    reason: str  # why it could not be fetched
     gone: bool = False  # the server does not have the file (any more)
     forbidden: bool = False  # every URL refused the file, the first with status 403; the server may block this client
 
@@ -47,7 +47,7 @@ class Checksums:
 
         {"downloads/CUB_200_2011.tgz": {"sha256": "...", "size": 1150585339, "stamp": 1763..., "url": "https://..."}, ...}
 
-    `stamp` is the modification time in nanoseconds. A file that still has the recorded size and time is not hashed again.
+    `stamp` is the modification time in nanoseconds. A file whose size and time are still the recorded ones is not hashed again.
     """
 
     def __init__(self, folder: Path):
@@ -65,11 +65,11 @@ class Checksums:
         return str(self._records.get(self.name(path), {}).get("sha256", ""))
 
     def url(self, path: Path) -> str:
-        """Return the URL that a file was downloaded from; "" if it was not downloaded."""
+        """Return the URL from which a file was downloaded; "" if the file was not downloaded."""
         return str(self._records.get(self.name(path), {}).get("url", ""))
 
     def record(self, path: Path, url: str) -> None:
-        """Record the checksum of a verified file, unless one is recorded already."""
+        """Record the checksum of a verified file and its `url` ("": unknown), unless the file already has a record."""
         if not self.sha256(path):
             status = path.stat()
             values = {"sha256": file_hash(path), "size": status.st_size, "stamp": status.st_mtime_ns}
@@ -80,14 +80,15 @@ class Checksums:
         self._records.pop(self.name(path), None)
 
     def save(self) -> None:
-        """Write `checksums.json`. Without records, an existing file is replaced, but no file is created."""
+        """Write `checksums.json`. If there are no records, write it only if it already exists."""
         if self._records or self.path.is_file():
             write_json(self.path, dict(sorted(self._records.copy().items())))
 
     def check_existing(self, path: Path, verify: Callable[[Path], str]) -> str:
         """Return what is wrong with an existing file, or "".
 
-        A recorded file must be unchanged. A file without a record (copied by hand, or the process was killed) is checked by `verify`.
+        A recorded file must be unchanged. A file has no record if it was copied by hand, or if the process was killed before it recorded
+        the file; then `verify` checks it.
         """
         record = self._records.get(self.name(path))
         status = path.stat()
@@ -100,7 +101,7 @@ class Checksums:
         return ""
 
     def check_download(self, file: Path, path: Path, sha256: str = "", md5: str = "") -> str:
-        """Return how a downloaded `file` differs from the publisher's checksums or the checksum recorded for `path`; "" if it does not."""
+        """Return how a downloaded `file` differs from the publisher's checksums or from the recorded checksum of `path`; "" if equal."""
         if md5:
             with file.open("rb") as content:
                 if (file_md5 := hashlib.file_digest(content, "md5").hexdigest()) != md5.lower():
@@ -126,7 +127,7 @@ class DatasetFolder:
         self.failure_file = path / "fetch-failures.json"
 
     def path_of(self, entry: Entry) -> Path:
-        """Return the path of an entry's file, to which it is downloaded or must be copied by hand."""
+        """Return the path to which an entry's file is downloaded, or must be copied by hand."""
         return self.download_folder / entry.file if entry.unpack else self.official_folder / entry.to / entry.file
 
     def fetch_file(self, target: Target, urls: tuple[str, ...], client: Client) -> Failure | None:
@@ -150,16 +151,16 @@ class DatasetFolder:
         return None
 
     def is_complete(self, entry: Entry) -> bool:
-        """Return whether all paths that an entry provides (`gives`) exist; an empty folder does not count."""
+        """Return True if all paths that an entry provides (`gives`) exist. An empty folder counts as missing."""
         paths = [self.official_folder / name for name in entry.gives]
         return all(any(path.iterdir()) if path.is_dir() else path.is_file() for path in paths)
 
     def marker_file(self, archive: Path) -> Path:
-        """Return the file that marks an archive as extracted. It is in the folder of the extracted files, to be deleted with them."""
+        """Return the file that marks an archive as extracted. It is next to the extracted files, so that it is deleted with them."""
         return self.official_folder / ".unpacked" / archive.name
 
     def is_extracted(self, entry: Entry, archive: Path) -> bool:
-        """Return whether the archive was extracted and its files still exist; the archive itself may be deleted."""
+        """Return True if an archive was extracted and the extracted files still exist. The archive may have been deleted."""
         return self.marker_file(archive).is_file() and self.is_complete(entry)
 
 
@@ -178,7 +179,7 @@ def fetch(
         allow_missing_photos: accept that photos could not be downloaded now. Photos that no longer exist online are never an error.
 
     Returns:
-        The folder for the dataset's reader, and the paths in this folder of images that no longer exist online.
+        The folder that the dataset's reader reads, and the paths (relative to this folder) of images that no longer exist online.
     """
     if settings.jobs < 1 or settings.timeout <= 0 or min(settings.retries, settings.backoff, settings.patience) < 0:
         raise DiffcapError("--fetch.jobs must be at least 1, --fetch.timeout above 0, the others at least 0.")
@@ -205,7 +206,7 @@ def fetch(
 
 
 def _fetch_files(entries: list[Entry], folder: DatasetFolder, settings: FetchSettings) -> list[Failure]:
-    """Download and extract the files that are missing; returns the failures."""
+    """Download and extract the files that are missing. Return the failures."""
     entries = [entry for entry in entries if not (entry.unpack and folder.is_extracted(entry, folder.path_of(entry)))]
     client = Client(settings)
     failure_of = dict[Entry, Failure]()
@@ -238,7 +239,7 @@ def _fetch_entry(
 
 
 def _accept_manual_files(entry: Entry, folder: DatasetFolder) -> list[Failure]:
-    """Verify and extract the files of an entry that a person must download and has put there; returns a failure for each bad file."""
+    """Verify, and extract if needed, the files of a `by_hand` entry that the user has downloaded. Return a failure for each bad file."""
     failures = []
     for path in sorted(folder.download_folder.glob(entry.file)) if entry.unpack else [folder.path_of(entry)]:
         if not path.is_file() or path.suffix in _UNFINISHED_SUFFIXES:
@@ -255,11 +256,11 @@ def _accept_manual_files(entry: Entry, folder: DatasetFolder) -> list[Failure]:
 
 
 def _make_verifier(entry: Entry, path: Path, folder: DatasetFolder) -> Callable[[Path], str]:
-    """Return a function that checks a file which will be moved to `path`, or is there, and returns what is wrong with it, or ""."""
+    """Return a function that checks a file at `path`, or one that will be moved to `path`. It returns what is wrong with it, or ""."""
 
     def verify(file: Path) -> str:
         if entry.size not in (None, size := file.stat().st_size):
-            return f"{size:,} bytes long, but the publisher's is {entry.size:,}"
+            return f"{size:,} bytes long, but the publisher's file is {entry.size:,}"
         if entry.unpack and not is_archive(file):
             return "not a zip or tar file"
         if entry.file.endswith(".json"):
@@ -273,7 +274,7 @@ def _make_verifier(entry: Entry, path: Path, folder: DatasetFolder) -> Callable[
 
 
 def _extract_entry(entry: Entry, archive: Path, folder: DatasetFolder) -> list[Failure]:
-    """Extract an archive; returns a list that is empty or has one failure."""
+    """Extract an archive. Return a list with a failure, or an empty list."""
     print(f"extracting {archive} ...", flush=True)
     reason = ""
     target_folder = folder.official_folder / entry.to
@@ -339,11 +340,11 @@ def _report_failures(
 
 
 def _fetch_photos(mirrors: tuple[str, ...], folder: DatasetFolder, settings: FetchSettings) -> list[Failure]:
-    """Download every missing photo from the URLs that the dataset's `photo_urls` returns, or from mirrors; returns the failures.
+    """Download every missing photo from the URLs that the dataset's `photo_urls` returns, or from mirrors. Return the failures.
 
-    A photo counts as gone if its server says so, for example with status 404. It also counts as gone if all its URLs refuse it, the
-    first URL with status 403, and the host of the first URL still delivers another photo. (A host that has blocked the client would
-    deliver no photo.)
+    A photo counts as gone if its server says so, for example with status 404. A photo also counts as gone if three things are true: all
+    its URLs refuse it, the first URL does so with status 403, and the host of the first URL still delivers another photo. (A host that
+    has blocked the client would deliver no photo.)
     """
     photos = []  # path and URLs of each photo
     for path, urls in import_object(get_dataset(folder.dataset).photo_urls or "")(folder.official_folder).items():

@@ -1,26 +1,26 @@
 """The options for fetching a dataset, and the reader of `configs/sources/<dataset>.yaml`, which lists the dataset's files.
 
     name: CLEVR-Change
-    page: https://...                  the dataset's own page
+    page: https://...                  page of the dataset
     licence: one sentence
     citation: one sentence
     files:                             downloaded over HTTP
       - url: https://.../captions.json
-        to: annotations                subfolder of the dataset's files; default: none
-        sha256: ...                    or md5, and size in bytes, if the publisher gives them
-    by_hand:                           behind a sign-in, a form or a web page
+        to: annotations                subfolder of the dataset's folder for this file; default: the folder itself
+        sha256: ...                    or md5; also size (in bytes); only if the publisher gives them
+    by_hand:                           files that need a sign-in, a form or a web page
       - file: images.tar.gz            name of the file, or a pattern ("*.zip")
         page: https://...
-        how: what to do on the page
+        how: one sentence for the user, what to do on the page
         unpack: true
         to: images
         gives: [images]                paths that exist when the files are complete
     photos: {mirrors: [https://...]}   photos whose URLs are in the files above; mirrors have the same paths
 
 An entry with `unpack: true` is an archive. It is saved in `downloads/` and extracted into `to`. `strip: data` removes the leading
-folder `data` from the names of its members. `images: true` marks files that are needed for the images only.
+folder `data` from the names of the archive's members. `images: true` marks files that are only needed for the images, not for the captions.
 
-This module imports no slow packages, because `--help` imports it.
+This module imports no slow packages, because commands import it even for `--help`.
 """
 
 from dataclasses import dataclass
@@ -85,7 +85,7 @@ class Sources:
 
 
 def read_sources(path: Path) -> Sources:
-    """Read and check `configs/sources/<dataset>.yaml` or a file like it."""
+    """Read and check `configs/sources/<dataset>.yaml`, or another file of this form."""
     if not path.is_file():
         raise DiffcapError(f"{path}: file not found; it must list the dataset's files.")
     with wrap_errors(path, "not a list of sources as those in configs/sources", "fix it"):
@@ -100,7 +100,7 @@ def read_sources(path: Path) -> Sources:
 
 
 def is_web_address(url: str) -> bool:
-    """Return whether a URL has a host and the scheme http or https."""
+    """Return True if a URL has a host and the scheme http or https."""
     try:
         return urlsplit(url).scheme in ("http", "https") and bool(urlsplit(url).hostname)
     except ValueError:

@@ -12,7 +12,6 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-import torch.distributed as dist
 from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -30,10 +29,10 @@ class PartCallback(Callback):
 
 
 class PeriodicCheckpoint(Callback):
-    """Save `last.ckpt` between two steps, after the validation of the previous step. On SIGINT or SIGTERM, save it and stop.
+    """Save `last.ckpt` right before a step, so that the validation of the previous step is done. On SIGINT or SIGTERM, save it and stop.
 
-    A single process stops at the end of the step, several stop at the next multiple of `trainer.log_every_n_steps`. A second signal
-    stops the training at once. In a SLURM job, this callback leaves the signals to Lightning, which requeues the job.
+    One process stops at the end of the step. Several processes stop at the next multiple of `trainer.log_every_n_steps`. A second
+    signal stops the training at once. In a SLURM job, Lightning handles the signals and stops without saving.
 
     Args:
         path: path of `last.ckpt`. every_n_steps: number of steps between two saves. keep_last_k: number of copies to keep in
@@ -48,17 +47,6 @@ class PeriodicCheckpoint(Callback):
         self._stop_note = ""
         self._interrupted_at = math.inf  # time.monotonic() of the first signal
 
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Raise an error if processes would start from different steps, because they would wait for each other in different steps."""
-        if trainer.world_size > 1:
-            steps = [0] * trainer.world_size
-            dist.all_gather_object(steps, self.saved_step)
-            if len(set(steps)) > 1:
-                raise DiffcapError(
-                    f"{self.path.parent}: the processes would start from the steps {', '.join(map(str, steps))}, because they "
-                    "see different run folders; set RUN to a folder on a disk that all hosts share."
-                )
-
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Set the signal handlers, which Lightning resets after the training."""
         stop_every = self._stop_every(trainer)
@@ -71,7 +59,7 @@ class PeriodicCheckpoint(Callback):
                     signal.signal(signal_number, self._on_signal)
 
     def _stop_every(self, trainer: pl.Trainer) -> int:
-        """Return N if the training can stop at each N-th step. To save time, several processes compare signals only at such steps."""
+        """Return N: the training can stop at each N-th step. Several processes compare signals only at these steps, to save time."""
         every = trainer.log_every_n_steps or self.every_n_steps  # type: ignore[attr-defined]
         return 1 if trainer.world_size == 1 else int(every)
 
@@ -91,12 +79,12 @@ class PeriodicCheckpoint(Callback):
             return
         is_interrupted = self._interrupted_at < math.inf
         reduce = trainer.strategy.reduce_boolean_decision
-        must_stop = step % self._stop_every(trainer) == 0 and reduce(is_interrupted, all=False)  # if any rank is
+        must_stop = step % self._stop_every(trainer) == 0 and reduce(is_interrupted, all=False)  # any rank
         is_periodic = step % self.every_n_steps == 0
         if step and (is_periodic or must_stop):
             loop = trainer.fit_loop.epoch_loop
-            # `_batches_that_stepped` is the step of the logs. Lightning saves its own checkpoints before it raises this counter, so it
-            # adds 1 when it loads a checkpoint whose next batch ends a step. Here the counter is already raised: save it without the 1.
+            # `_batches_that_stepped` is the step number in the logs. Lightning saves checkpoints before it increments this counter. So it
+            # adds 1 when it loads a checkpoint whose next batch ends a step. This callback saves after the increment: subtract the 1.
             added_at_load = int(not loop._should_accumulate())
             loop._batches_that_stepped -= added_at_load
             trainer.save_checkpoint(self.path)
@@ -106,7 +94,7 @@ class PeriodicCheckpoint(Callback):
                 copy = self.path.with_name(f"step-{step:06d}.ckpt")
                 with atomic_write(copy, per_process=False) as temporary:
                     shutil.copyfile(self.path, temporary)
-                # Keep the last `keep_last_k` copies. Also delete copies of later steps, which a killed run has left.
+                # Keep the last `keep_last_k` copies. Also delete copies of later steps, which a killed session has left.
                 checkpoints = sorted(self.path.parent.glob(STEP_CHECKPOINT_GLOB))
                 num_until_copy = checkpoints.index(copy) + 1
                 num_too_old = max(num_until_copy - self.keep_last_k, 0)
@@ -125,11 +113,11 @@ class DelayedModelCheckpoint(ModelCheckpoint):
 
     @property
     def state_key(self) -> str:
-        """Return the key of this callback's state in a checkpoint. It has an earlier name of the class, as in old checkpoints."""
+        """Return the key of this callback's state in a checkpoint. It has the former class name, so that old checkpoints can be resumed."""
         return super().state_key.replace(type(self).__qualname__, "SelectAfter", 1)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """If the training has reached `start_step`, compare the score with the best one, and save if it is better."""
+        """If the training has reached `start_step`, compare the score with the best score, and save if it is better."""
         if self.monitor not in trainer.callback_metrics and not trainer.sanity_checking:
             logged = ", ".join(sorted(name for name in trainer.callback_metrics if name.startswith("val/")))
             raise DiffcapError(
@@ -149,7 +137,7 @@ class StopEarly(EarlyStopping):
         self.start_step = start_step
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """If the training has reached `start_step`, compare the score with the best one, and stop if the patience is reached."""
+        """If the training has reached `start_step`, compare the score with the best score, and stop if the patience is reached."""
         if trainer.global_step >= self.start_step:
             super().on_validation_end(trainer, pl_module)
 
@@ -159,11 +147,11 @@ class StopEarly(EarlyStopping):
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Write each checkpoint to a temporary file in its folder, then rename it. Until then, the previous checkpoint stays intact."""
+    """Write each checkpoint to a temporary file in its folder, then rename it. Until the renaming, the old checkpoint stays intact."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         """Write one checkpoint file."""
-        content = io.BytesIO()  # in memory first: torch.save to a full disk raises only "unexpected position"
+        content = io.BytesIO()  # torch.save would report a full disk only as "unexpected position"
         torch.save(checkpoint, content)
         with atomic_write(path, per_process=False) as temporary:
             temporary.write_bytes(content.getbuffer())
@@ -173,7 +161,7 @@ class PrintScores(Callback):
     """Print one line per validation, for logs without a progress bar."""
 
     def on_validation_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        """Print the step and the validation metrics."""
+        """Print the step and the validation metrics, without "val/" before their names."""
         if trainer.is_global_zero and not trainer.sanity_checking:
             logged = trainer.callback_metrics.items()
             values = {name[4:]: float(value) for name, value in logged if name.startswith("val/")}

@@ -15,7 +15,7 @@ from diffcap.checkpoints.loading import Checkpoint
 from diffcap.data.pair_table import PairDataset, PairTable, identity_collate, maps_as_float
 from diffcap.data.workers import explain_lost_workers, worker_options
 from diffcap.features.store import FeatureStore
-from diffcap.lit.launch import launcher_options
+from diffcap.lit.launch import compare_processes, launcher_options
 from diffcap.lit.progress import LogProgress
 from diffcap.lit.stage_cli import wrap_invalid_settings
 from diffcap.losses.gather import world_size
@@ -27,12 +27,12 @@ from diffcap.utils.errors import DiffcapError
 class DecodedSplit(NamedTuple):
     """The captions of a split."""
 
-    captions: dict[str, str]  # by id
-    unfinished: set[str]  # ids of the captions that were cut at `max_length`, without an end token
+    captions: dict[str, str]  # id of a pair -> its caption
+    unfinished: set[str]  # ids of the pairs whose captions were cut at `max_length`, so they have no end token
 
 
 class EnsembleDataset(Dataset):
-    """Pairs with the features of each ensemble member. In a batch, "before" and "after" are lists: the maps (B, ...) of each member."""
+    """Pairs with the features of each ensemble member. "before" and "after" of a batch are lists with feature maps (B, ...) per member."""
 
     def __init__(self, tables: Sequence[PairTable]) -> None:
         self.datasets = [PairDataset(table) for table in tables]
@@ -50,7 +50,11 @@ class EnsembleDataset(Dataset):
 
 
 class Decoding(pl.LightningModule):
-    """The module for `trainer.predict` over pairs. Afterwards, `captions` (id -> caption) and `unfinished` (ids) have all results."""
+    """A module that captions pairs in `trainer.predict`.
+
+    After the prediction, every rank has the captions of all pairs in `captions` (id -> caption), and in `unfinished` the ids of the pairs
+    whose captions were cut at `max_length`.
+    """
 
     def __init__(self, checkpoint: Checkpoint, beams: int = 1, length_penalty: float = 0.0) -> None:
         super().__init__()
@@ -73,13 +77,13 @@ class Decoding(pl.LightningModule):
             tokens = greedy(self.captioner, *maps, self.max_length)
         else:
             tokens = beam_search(self.captioner, *maps, self.max_length, self.beams, self.length_penalty)
-        tokens = tokens.cpu()  # the only wait for the device, except those of the decoding itself
+        tokens = tokens.cpu()  # waits for the device; except in the decoding, nothing else waits
         self.captions.update(zip(batch["id"], map(self.vocabulary.decode, tokens.tolist())))
         has_end = self.captioner.is_eos(tokens[:, 1:]).any(1).tolist()
         self.unfinished.update(pair_id for pair_id, ended in zip(batch["id"], has_end) if not ended)
 
     def on_predict_epoch_end(self) -> None:
-        """Gather the results of all ranks. If the sampler repeated pairs, so that all ranks have as many, each pair is kept once."""
+        """Gather the results of all ranks. The sampler repeats pairs until all ranks have the same number; each pair is kept once."""
         if world_size() > 1:
             gathered: list[Any] = [None] * world_size()
             dist.all_gather_object(gathered, (self.captions, self.unfinished))
@@ -88,19 +92,19 @@ class Decoding(pl.LightningModule):
 
 
 def evaluation_trainer(devices: int, accelerator: str) -> pl.Trainer:
-    """Return a trainer without logs and checkpoints. It shows a progress bar on a terminal, else a line a minute."""
+    """Return a trainer without logs and checkpoints. It shows a progress bar if stderr is a terminal, else prints a line a minute."""
     options = {"devices": devices, "strategy": "ddp" if devices > 1 else "auto", **launcher_options(devices)}
+    has_terminal = sys.stderr.isatty()
+    progress = RichProgressBar(console_kwargs={"stderr": True}) if has_terminal else LogProgress("decoding")
     with wrap_invalid_settings(TypeError):
         return pl.Trainer(
             **options,
             accelerator=accelerator,
             logger=False,
             enable_checkpointing=False,
-            enable_progress_bar=sys.stderr.isatty(),
+            enable_progress_bar=has_terminal,
             enable_model_summary=False,
-            callbacks=[
-                RichProgressBar(console_kwargs={"stderr": True}) if sys.stderr.isatty() else LogProgress("decoding")
-            ],
+            callbacks=[progress],
         )
 
 
@@ -115,22 +119,24 @@ def decode(
     accelerator: str = "auto",
     others: Sequence[tuple[Checkpoint, Path]] = (),
 ) -> DecodedSplit | None:
-    """Caption pairs whose features are in a folder; returns None on every rank but the first.
+    """Caption pairs whose features are in a folder. The first rank returns the captions, and the other ranks return None.
 
     `others` are further members of an ensemble with the same vocabulary, each with the folder of its features. The smallest
-    `max_length` of all members limits the captions. `batch_size` is per rank. One beam means greedy decoding, more mean `beam_search`.
+    `max_length` of all members limits the captions. `batch_size` is per rank. With `beams` = 1, decoding is greedy, else by beam search.
     """
     tables = []
     members = [(checkpoint, feature_folder), *others]
-    for member, folder in members:  # shape is None: an untrained vision-language model reads any images
+    for member, folder in members:
+        # Without a shape, the member is an untrained vision-language model, which reads images of any size.
         store = FeatureStore.open(folder, member.features if member.features["shape"] else None)
-        if store.meta.get("dtype") != member.features["dtype"]:  # uint8 for pixels
+        if store.meta.get("dtype") != member.features["dtype"]:  # stored pixels have the dtype uint8
             raise DiffcapError(f"{folder}: contains no pixels, which this captioner reads; give pixels as --features.")
         tables.append(PairTable(pairs, store, member.vocabulary, member.max_length))
     pair_dataset: Dataset = EnsembleDataset(tables) if others else PairDataset(tables[0])
     if others:
         checkpoint = as_ensemble([member for member, _ in members])
     trainer = evaluation_trainer(devices, accelerator)
+    compare_processes("decodes")
     module = Decoding(checkpoint, beams, length_penalty)
     workers = worker_options(None, trainer)
     # Every rank needs a pair, so a few pairs may be repeated; the captions of a repeated pair are equal.

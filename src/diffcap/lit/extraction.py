@@ -14,6 +14,7 @@ from diffcap.features.backbones import build_backbone
 from diffcap.features.images import ImageBatch, ImageData, file_stamps, unique_images
 from diffcap.features.store import RowNumbers
 from diffcap.features.writer import StoreWriter, write_file_store
+from diffcap.lit.launch import compare_processes
 from diffcap.lit.precision import refuse_slow_bf16
 from diffcap.losses.gather import world_size
 from diffcap.records import read_dataset
@@ -25,17 +26,17 @@ class Extraction(pl.LightningModule):
     """A frozen backbone, which `trainer.predict` runs on batches of images.
 
     Args:
-        name: folder of the store, under `<data.folder>/features/`.
-        library: source of the network: torchvision, open_clip, timm, pixels (the images themselves), or the name of a dataset
-            or method with its own network: blocks, tiles or clip4idc (CLIP adapted by its pre-training).
+        name: name of the feature store, which is the folder `<data.folder>/features/<name>`.
+        library: source of the network: torchvision, open_clip, timm or pixels (no network: the images themselves); or blocks, tiles or
+            clip4idc, which are a dataset or method of diffcap with a network (clip4idc: CLIP after the method's pre-training).
         network: the network's name in that library, for example resnet101.
         stage: the layer whose output is used: the name of a node in torchvision (layer3, layer4), the number of a block in
             open_clip or timm (null for the last).
-        weights: "default" for the library's own download, "random", or the path of a .safetensors or .pth file.
+        weights: "default" for the weights that the library downloads, "random", or the path of a .safetensors or .pth file.
         pool: rows and columns to which the feature map is averaged; null for no pooling.
         image_size: height and width that images are resized to, for pixels and torchvision; null for 224 x 224.
         image_std: standard deviations of R, G, B for a torchvision network; null for ImageNet's.
-        from_files: do not store pixels, but decode and resize the image files each time they are read; only for pixels.
+        from_files: store nothing, but decode and resize an image file each time it is read; only for the library pixels.
     """
 
     def __init__(
@@ -63,9 +64,9 @@ class Extraction(pl.LightningModule):
 
 
 class StoreFiller(BasePredictionWriter):
-    """Write the `missing` rows of a store, from all ranks. The first rank marks the store as complete after all have finished.
+    """Write the `missing` rows of a feature store (one row per image), from all ranks. At the end, rank 0 marks the store as complete.
 
-    The features of a batch are written after the next batch has been given to the device, so that it computes meanwhile.
+    The features of a batch are written after the next batch has been given to the device, so that the device computes meanwhile.
     """
 
     def __init__(self, writer: StoreWriter, missing: RowNumbers) -> None:
@@ -73,13 +74,13 @@ class StoreFiller(BasePredictionWriter):
         self.writer = writer
         self.missing = missing
         self.problems: list[str] = []
-        self.num_left = 0  # missing images that belong to other shards, on the first rank after all have finished
+        self.num_left = 0  # number of missing images of other shards; the first rank sets it at the end
         self._unwritten: tuple[RowNumbers, HostCopy] | None = None  # rows of the last batch and their features
 
     def write_on_batch_end(
         self, trainer: Any, pl_module: Any, prediction: Any, batch_indices: Any, batch: ImageBatch, *_: Any
     ) -> None:
-        """Write the missing rows of the batch before this one; collect the messages about images that cannot be read or written."""
+        """Write the missing rows of the previous batch; collect messages about images that cannot be read or written."""
         self.problems += batch.problems
         copy = (batch.rows.numpy(), HostCopy(prediction)) if len(batch.rows) else None
         self._write_last_batch()
@@ -118,10 +119,10 @@ class StoreFiller(BasePredictionWriter):
 
 
 def extract(trainer: pl.Trainer, model: Extraction, data: ImageData) -> tuple[Path, int, int]:
-    """Extract the features that are missing or damaged in the store of a dataset, or those of them that are in the shard.
+    """Extract the features that are missing or damaged in the feature store of a dataset; `data.shard` limits them.
 
-    Returns the store's folder, the number of extracted images (with `from_files`, of files that were read), and the number of images
-    that are left to other shards.
+    Returns the store's folder, the number of images that were extracted (with `from_files`, the number of files that were read), and the
+    number of missing images that belong to other shards.
     """
     refuse_slow_bf16(trainer)
     dataset = read_dataset(data.folder)
@@ -139,13 +140,15 @@ def extract(trainer: pl.Trainer, model: Extraction, data: ImageData) -> tuple[Pa
     shape = model.backbone.shape()
     files = [root / path for path in paths]
     ranges = {root / path: values for pair in dataset.pairs for path, values in pair.ranges.items()}
-    stamps = file_stamps(files, ranges)  # size, time and (above 8 bits) value range: a changed file is extracted again
+    # Each file's size, time and, above 8 bits, value range. If they change, the image is extracted again.
+    stamps = file_stamps(files, ranges)
     if model.from_files and data.shard:
         raise DiffcapError(f"--data.shard={data.shard}: BACKBONE=files stores no features; leave out the shard.")
     if model.from_files:
         return folder, write_file_store(folder, paths, files, stamps, shape, meta), 0
     writer = StoreWriter(folder, paths, shape, meta, stamps, data.own_rows if data.shard else None)
     missing = data.own_rows(writer.missing_rows())
+    compare_processes("extracts images" if len(missing) else "has no image to extract")
     filler = StoreFiller(writer, missing)
     if not len(missing):
         if not (folder / "complete").is_file():
@@ -153,10 +156,7 @@ def extract(trainer: pl.Trainer, model: Extraction, data: ImageData) -> tuple[Pa
         return folder, 0, filler.num_left
     data.assign(missing, [root / path for path in writer.image_paths], model.backbone.preprocess, ranges)
     trainer.callbacks.append(filler)  # type: ignore[attr-defined]
-    searches_kernels = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = True  # all batches except the last one have the same shape
-    try:
-        trainer.predict(model, datamodule=data, return_predictions=False)
-    finally:
-        torch.backends.cudnn.benchmark = searches_kernels
+    # Search for the fastest kernels, because all batches except the last one have the same shape.
+    torch.backends.cudnn.benchmark = True
+    trainer.predict(model, datamodule=data, return_predictions=False)
     return folder, len(missing), filler.num_left

@@ -36,9 +36,9 @@ class Captioning(TrainingModule):
             ids of words (RSICCformer and Chg2Cap). All unknown and rare words have the same id.
         pretrained_lr: learning rate of the captioner's pretrained parameters, such as CLIP in CLIP4IDC and the trained layers of the ResNet
             in RSICCformer and Chg2Cap; null is `lr`.
-        initial_weights: weights that another program trained, for a training without `init_from`: default, random, or a file. Null for
-            methods without such weights.
-        optimizer: function that makes another optimizer than AdamW, with the parameters of `lit.training.adamw` (for example
+        initial_weights: weights that another program trained, which are loaded if `init_from` is null: default, the path of a file, or
+            random (none). Null for methods that have no weights of another program.
+        optimizer: function that returns an optimizer to use instead of AdamW, with the parameters of `lit.training.adamw` (for example
             diffcap.methods.clip4idc.optimizers.bert_adam). It is used only if `pretrained_lr` is set and the captioner has no ResNet.
             Other trainings use Adam.
     """
@@ -67,7 +67,7 @@ class Captioning(TrainingModule):
         self.optimizer_function = optimizer or adamw
 
     def optimizer(self) -> torch.optim.Optimizer:
-        """If `pretrained_lr` is set and the captioner has no ResNet (`uses_adamw`), return what `optimizer` makes, else Adam."""
+        """Return the optimizer of the option `optimizer` if `pretrained_lr` is set and the captioner has no ResNet, else Adam."""
         captioner = self.captioner
         if self.pretrained_lr is None or not captioner.uses_adamw:
             groups = self._adam_groups()
@@ -76,33 +76,37 @@ class Captioning(TrainingModule):
         return self.optimizer_function(captioner, captioner.pretrained_parameters(), *rates, betas=(0.9, 0.999))
 
     def _adam_groups(self) -> list[dict[str, Any]]:
-        """Return Adam's groups: parts with a `PartCallback` (own rate), "backbone" if `pretrained_lr` is set, and "captioner": the rest."""
+        """Return Adam's parameter groups.
+
+        The first group, "captioner", has the parameters that no other group has. Then there is a group for each part whose learning rate a
+        `PartCallback` changes and, if `pretrained_lr` is set, the group "backbone".
+        """
         callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
         part_names = [callback.part for callback in callbacks if isinstance(callback, PartCallback)]
-        own_groups: list[dict[str, Any]] = [
+        part_groups: list[dict[str, Any]] = [
             {"params": list(self.captioner.get_submodule(name).parameters()), "name": name} for name in part_names
         ]
         if self.pretrained_lr is not None:
             backbone = self._trained_backbone_parameters()
-            own_groups.append({"params": backbone, "name": "backbone", "lr": self.pretrained_lr})
-        if not own_groups:  # one group without a name
+            part_groups.append({"params": backbone, "name": "backbone", "lr": self.pretrained_lr})
+        if not part_groups:  # Adam has one group, without a name
             return [{"params": list(self.parameters())}]
-        grouped_ids = {id(parameter) for group in own_groups for parameter in group["params"]}
+        grouped_ids = {id(parameter) for group in part_groups for parameter in group["params"]}
         others = [parameter for parameter in self.parameters() if id(parameter) not in grouped_ids]
-        return [{"params": others, "name": "captioner"}, *own_groups]
+        return [{"params": others, "name": "captioner"}, *part_groups]
 
     def _trained_backbone_parameters(self) -> list[nn.Parameter]:
         return [parameter for parameter in self.captioner.pretrained_parameters() if parameter.requires_grad]
 
     def gradient_groups(self) -> dict[str, list[nn.Parameter]]:
-        """Return the pretrained parameters and the others, to log the gradients of each; {} without pretrained parameters."""
+        """Return the pretrained and the other parameters, whose gradients are logged separately; {} without pretrained parameters."""
         pretrained = self.captioner.pretrained_parameters()
         pretrained_ids = {id(parameter) for parameter in pretrained}
         others = [parameter for parameter in self.captioner.parameters() if id(parameter) not in pretrained_ids]
         return {"pretrained": pretrained, "captioner": others} if pretrained else {}
 
     def setup(self, stage: str) -> None:
-        """Load the weights of a pre-training or of another program, and prepare the metric's references."""
+        """Load the weights of a pre-training or of another program, and prepare the metric with the references."""
         if stage != "fit":
             return
         self._check_settings()
@@ -128,7 +132,7 @@ class Captioning(TrainingModule):
         if self.tokenizer != "ids":
             return caption
         vocabulary = self.feature_data.vocabulary
-        assert isinstance(vocabulary, Vocabulary)  # `_check_settings` allows no other
+        assert isinstance(vocabulary, Vocabulary)  # `_check_settings` allows no other class
         return id_text(caption, vocabulary)
 
     def _check_settings(self) -> None:
@@ -136,16 +140,17 @@ class Captioning(TrainingModule):
         method_of(type(self.captioner))  # raises an error for an unknown class, whose checkpoints could not be saved
         data = self.feature_data
         self.captioner.check(data)
-        if self.tokenizer == "ids" and data.vocabulary.layout not in RELEASED_LAYOUTS:  # of published evaluators
+        # Scores of ids depend on the order of the ids. Only `RELEASED_LAYOUTS` have the orders of the published evaluators.
+        if self.tokenizer == "ids" and data.vocabulary.layout not in RELEASED_LAYOUTS:
             raise DiffcapError(
                 f"model.tokenizer is ids, which needs data.vocabulary_layout {' or '.join(RELEASED_LAYOUTS)}, not "
                 f"{data.vocabulary.layout}; set it to ptb or raw."
             )
-        has_backbone_rate = self.pretrained_lr is not None and not self.captioner.uses_adamw  # of a ResNet
+        has_backbone_rate = self.pretrained_lr is not None and not self.captioner.uses_adamw  # the rate of a ResNet
         if has_backbone_rate and not self._trained_backbone_parameters():
             raise DiffcapError(
                 f"model.pretrained_lr is {self.pretrained_lr}, but this {type(self.captioner).__name__} trains no pretrained parameters; "
-                "remove the option, or set model.captioner.init_args so that it does."
+                "remove the option, or set model.captioner.init_args to train some."
             )
 
     def metadata(self) -> dict[str, Any]:
@@ -174,5 +179,5 @@ class Captioning(TrainingModule):
         self.log_validation_losses()
         scores = self.metric.compute()
         self.metric.reset()
-        # They are not in the progress bar, because the line that is printed after each validation has them, x 100.
+        # The progress bar does not show the scores, because a line with the scores x 100 is printed after each validation.
         self.log_dict({f"val/{name}": float(value) for name, value in scores.items()}, rank_zero_only=False)

@@ -1,10 +1,16 @@
-"""Find out how many processes a launcher (torchrun, or srun of SLURM) has started, from its environment variables."""
+"""Find the number of processes that a launcher (torchrun, or SLURM's srun) has started, and check that their states are equal."""
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 from diffcap.utils.errors import DiffcapError
+
+# The store of torch.distributed in which the processes exchange their states. With srun, the first process is the store's server, so
+# it keeps the store until it ends.
+_stores: list[Any] = []
 
 
 class Launch(NamedTuple):
@@ -18,14 +24,14 @@ class Launch(NamedTuple):
 def find_launch() -> Launch | None:
     """Return the launcher of this process; None if it was started without one.
 
-    The batch script of a SLURM job has no launcher, nor has a step of one task. There, diffcap itself starts a process for each device.
+    The process of a SLURM batch script, or of a job step with one task, has no launcher. It starts a process for each device itself.
     """
     env = os.environ
     if "TORCHELASTIC_RUN_ID" in env:
         total, hosts, processes = (int(env[name]) for name in ("WORLD_SIZE", "GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE"))
         if total != hosts * processes:
             raise DiffcapError(
-                f"torchrun started {total} processes on {hosts} hosts, {processes} of them on this one; give each host the "
+                f"torchrun started {total} processes on {hosts} hosts, {processes} of them on this host; give each host the "
                 "same --nproc-per-node."
             )
         return Launch("torchrun", hosts, processes)
@@ -45,13 +51,62 @@ def launcher_options(devices: Any) -> dict[str, Any]:
     from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEnvironment
 
     launch = find_launch()
-    if launch is None:  # Lightning would take a batch script of SLURM for a process of srun
+    if launch is None:  # else Lightning would treat a SLURM batch script as a process of srun
         return {"plugins": [LightningEnvironment()]} if "SLURM_NTASKS" in os.environ else {}
     if str(devices) not in ("1", "auto", str(launch.processes)):
         raise DiffcapError(
             f"DEVICES={devices}, but {launch.launcher} started {launch.processes} on each host; leave out DEVICES, since the "
             "number of processes comes from the launcher."
         )
-    # On a signal to requeue the job, Lightning would save a checkpoint in the middle of a step.
+    # With `auto_requeue`, Lightning would save a checkpoint in the middle of a step when SLURM signals that it requeues the job.
     plugins = [SLURMEnvironment(auto_requeue=False)] if launch.launcher == "srun" else []
     return {"devices": launch.processes, "num_nodes": launch.hosts, "strategy": "ddp", "plugins": plugins}
+
+
+def compare_processes(state: str) -> None:
+    """Raise an error if the processes of a launcher have different states, because they would then wait for each other forever.
+
+    `state` is a clause about this process, such as "starts from step 0". Each process compares in its first call only. This call waits
+    until all other processes have made their first call.
+    """
+    launch = find_launch()
+    if launch is None or _stores:
+        return
+    from lightning.pytorch.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
+    from torch.distributed import rendezvous
+    from torch.distributed.elastic.utils.store import get_all
+
+    environment = TorchElasticEnvironment() if launch.launcher == "torchrun" else SLURMEnvironment(auto_requeue=False)
+    os.environ |= {"MASTER_ADDR": environment.main_address, "MASTER_PORT": str(environment.main_port)}
+    store, rank, count = next(rendezvous("env://", environment.global_rank(), environment.world_size()))
+    _stores.append(store)
+    store.set(f"diffcap/{rank}", state)
+    states = [data.decode() for data in get_all(store, rank, "diffcap/", count)]  # waits for all
+    if len(set(states)) > 1:
+        examples = "; ".join(f"process {states.index(each)} {each}" for each in dict.fromkeys(states))
+        raise DiffcapError(
+            f"the processes of {launch.launcher} differ: {examples}. All hosts must see the same data, features and runs; put "
+            "their folders on a disk that all hosts share, and run the command again on all hosts."
+        )
+
+
+@contextmanager
+def end_together(is_parallel: bool) -> Iterator[None]:
+    """Wrap a stage that may run in several processes. If one process of a launcher cannot start the stage, all end with an error.
+
+    `is_parallel` is False for a stage of one process, which is not compared with other processes.
+    """
+    if not is_parallel or find_launch() is None:
+        yield
+        return
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        if getattr(error, "code", 1):  # a SystemExit with the code 0 is no error
+            with suppress(Exception):  # this process raises `error` below, not that of the comparison
+                compare_processes(f"ended with an error ({str(error).rstrip('.')})")
+        else:
+            compare_processes("has nothing to do")
+        raise
+    else:
+        compare_processes("has nothing to do")

@@ -1,4 +1,4 @@
-"""Set the precision of a training: TF32 products on GPUs, and no bfloat16 on processors without instructions for it."""
+"""Set the precision of a training: TF32 products on GPUs, and an error for bfloat16 on processors without instructions for it."""
 
 from pathlib import Path
 from typing import Literal
@@ -26,7 +26,7 @@ def set_precision(trainer: pl.Trainer, matmul_precision: MatmulPrecision | None,
 
 
 def refuse_slow_bf16(trainer: pl.Trainer, remedy: str = "remove the option") -> None:
-    """Raise an error for bfloat16 on a CPU without instructions for it; its message ends with `remedy`."""
+    """Raise an error for bfloat16 on a CPU without instructions for it; the error message ends with `remedy`."""
     is_bf16_on_cpu = "bf16" in str(trainer.precision) and isinstance(trainer.accelerator, CPUAccelerator)
     if is_bf16_on_cpu and not cpu_has_bfloat16():
         raise DiffcapError(

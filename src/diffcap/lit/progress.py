@@ -1,8 +1,7 @@
-"""Print the progress of a stage: the speed of a training, and a line a minute if stderr is not a terminal."""
+"""Print the progress of a stage: the speed of a training and, if stderr is not a terminal, a line every minute."""
 
 import sys
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import lightning.pytorch as pl
@@ -11,18 +10,18 @@ from lightning.pytorch.callbacks import Callback
 
 from diffcap.utils.progress import ProgressLog, duration
 
-MEASURED_STEPS = 20  # steps before the speed is printed
+MEASURED_STEPS = 20  # number of steps after which the speed is printed
 
 
 class LogProgress(Callback):
     """Print the speed of a training after its first 20 steps, and the time that its other steps will take.
 
-    If stderr is not a terminal, also print a line a minute with the step or batch. In a prediction or test, the line starts with `title`.
+    If stderr is not a terminal, also print a line every minute with the step or batch. In a prediction or test, it starts with `title`.
     """
 
     def __init__(self, title: str = "extraction") -> None:
         self.title = title
-        self._start_time: float | None = None  # end of the first step; None after the speed is printed
+        self._start_time: float | None = None  # end of the first step; None outside of the measured steps
 
     def on_train_start(self, trainer: pl.Trainer, *_: Any) -> None:
         """Store the first step, which is not 0 if the run is resumed."""
@@ -49,31 +48,25 @@ class LogProgress(Callback):
             self._train_log.update(step, last_step if last_step > 0 else None)
 
     def on_validation_start(self, *_: Any) -> None:
-        """Start the lines about batches of a validation."""
+        """Begin the lines about the progress of a validation, which is counted in batches."""
         self._batch_log = ProgressLog("validation, batches")
 
     def on_predict_start(self, *_: Any) -> None:
-        """Start the lines about batches of a prediction or test."""
+        """Begin the lines about the progress of a prediction or test, which is counted in batches."""
         self._batch_log = ProgressLog(f"{self.title}, batches")
 
     on_test_start = on_predict_start  # type: ignore[assignment]
 
     def on_predict_batch_end(self, trainer: pl.Trainer, *arguments: Any) -> None:
         """Print a line once a minute."""
-        self._log_batch(trainer, trainer.num_predict_batches, arguments[3])
-
-    def on_test_batch_end(self, trainer: pl.Trainer, *arguments: Any) -> None:
-        """Print a line once a minute."""
-        self._log_batch(trainer, trainer.num_test_batches, arguments[3])
-
-    def on_validation_batch_end(self, trainer: pl.Trainer, *arguments: Any) -> None:
-        """Print a line once a minute."""
-        self._log_batch(trainer, trainer.num_val_batches, arguments[3])
-
-    def _log_batch(self, trainer: pl.Trainer, batch_counts: Sequence[int | float], batch_index: int) -> None:
         if self._prints_lines(trainer):
-            count = batch_counts[0] if batch_counts and isinstance(batch_counts[0], int) else None
-            self._batch_log.update(batch_index + 1, count)
+            kind = "predict" if trainer.predicting else "test" if trainer.testing else "val"
+            # The number of batches of the first data loader; it is infinite if the loader's length is unknown.
+            count = getattr(trainer, f"num_{kind}_batches")[0]
+            self._batch_log.update(arguments[3] + 1, count if isinstance(count, int) else None)
+
+    on_test_batch_end = on_predict_batch_end  # type: ignore[assignment]
+    on_validation_batch_end = on_predict_batch_end  # type: ignore[assignment]
 
     @staticmethod
     def _prints_lines(trainer: pl.Trainer) -> bool:

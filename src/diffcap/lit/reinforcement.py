@@ -1,4 +1,4 @@
-"""The reinforcement stage, which trains a fine-tuned captioner with the CIDEr-D of captions that it samples as the reward."""
+"""The reinforcement stage, which trains a fine-tuned captioner. The reward is the CIDEr-D of captions that the captioner samples."""
 
 from typing import Any
 
@@ -21,8 +21,8 @@ from diffcap.utils.errors import DiffcapError
 class Reinforcement(Captioning):
     """Self-critical sequence training (Rennie et al., CVPR 2017) of any `Captioner`, starting from its fine-tuned checkpoint.
 
-    Captions are sampled word by word with the captioner's cached `step`; the gradient comes from one teacher-forced pass over
-    them. Dropout is off, so that sampling and teacher forcing compute the same probabilities.
+    Captions are sampled word by word with the captioner's `step`, which caches earlier words. The gradient comes from one teacher-forced
+    pass over the sampled captions. Dropout is off, so that sampling and teacher forcing compute the same probabilities.
 
     Args:
         captioner: the model, with the same arguments as in fine-tuning.
@@ -48,7 +48,7 @@ class Reinforcement(Captioning):
         if not self.init_from:
             raise DiffcapError("model.init_from is not set; give best.ckpt of the fine-tuning.")
         data = self.feature_data
-        if self.baseline == "mean" and getattr(data, "draws", 0) < 2:  # sampled captions per pair
+        if self.baseline == "mean" and getattr(data, "draws", 0) < 2:  # `draws`: number of sampled captions per pair
             raise DiffcapError("model.baseline is mean, but data.draws is 1; draw at least 2, or choose greedy.")
         self._check_settings()
         init_from(self.captioner, self.init_from, data.words, (), (), self.init_without)
@@ -56,14 +56,14 @@ class Reinforcement(Captioning):
         self._make_metric()
         table = data.train_table
         captions = (self.scored_text(data.vocabulary.decode(ids)) for ids in np.unique(table.tokens, axis=0).tolist())
-        words = {word for caption in captions for word in caption.split(" ")}  # to tokenise each only once
+        words = {word for caption in captions for word in caption.split(" ")}  # each is tokenised only once
         references: dict[str, list[str]] = {pair_id: [] for pair_id in table.ids}
         for pair_index, caption in zip(table.caption_pair, table.captions):
             references[table.ids[pair_index]].append(self.scored_text(caption))
         self.reward = CaptionReward(references, sorted(words), self.metric_tokenizer, self.end_counts)
 
     def _freeze_parameters_without_gradient(self) -> None:
-        """Freeze parameters on which no word depends, such as those of auxiliary losses, because DDP would wait for their gradients."""
+        """Freeze parameters that do not affect the captions, such as those of auxiliary losses: DDP would wait for their gradients."""
         table = self.feature_data.train_table
         images = maps_as_float(table.images(np.array([0])))
         tokens = torch.from_numpy(table.tokens[:1]).long()

@@ -24,7 +24,7 @@ from diffcap.checkpoints.reading import read_checkpoint, weights_hash
 from diffcap.data.workers import explain_lost_workers
 from diffcap.features.store import CHECKSUM_FILE
 from diffcap.lit.callbacks import AtomicCheckpointIO, DelayedModelCheckpoint, PeriodicCheckpoint, PrintScores, StopEarly
-from diffcap.lit.launch import find_launch
+from diffcap.lit.launch import compare_processes, find_launch
 from diffcap.lit.precision import MatmulPrecision, set_precision
 from diffcap.lit.schedules import in_steps
 from diffcap.lit.stage_cli import StageCLI
@@ -59,13 +59,13 @@ from diffcap.utils.files import atomic_write
 from diffcap.utils.provenance import provenance
 from diffcap.utils.settings import get_config_value, own_configs, read_settings
 
-# Options that do not change the result, so that a run can be resumed with other values.
+# Options that do not change the result, so a run can be resumed with other values of these options.
 _NOT_COMPARED = {
     "trainer": ("devices", "accelerator", "strategy", "num_nodes", "enable_progress_bar"),
     "data": ("num_workers",),
     "run": ("logger", "project", "keep_last_k", "keep", "force_bf16", "out", "dataset", "method", "ablation", "preset"),
 }
-# Stage -> LightningModule and LightningDataModule. The method has those of the pre-training.
+# Stage -> LightningModule and LightningDataModule. Those of the pre-training depend on the method, see `Pretraining`.
 _MODULES = {
     FINETUNE: ("diffcap.lit.finetuning:Captioning", "diffcap.data.datamodules:CaptionData"),
     REINFORCE: ("diffcap.lit.reinforcement:Reinforcement", "diffcap.data.datamodules:ReinforceData"),
@@ -87,6 +87,7 @@ def train(request: Request) -> None:
     module, data = (pretraining.module, pretraining.data) if pretraining else _MODULES[stage]
     with ExitStack() as lock:
         cli = TrainingCLI(module, data, request, lock)
+        compare_processes(f"starts from step {cli.resume_step}")
         trainer, out, fault, backup = cli.trainer, cli.out, cli.fault, None
         if is_main_process():
             if fault:
@@ -94,7 +95,7 @@ def train(request: Request) -> None:
                 out.rename(backup)
                 print(f"{out}: {fault}; the folder is renamed to {backup}, and the training starts from the beginning")
             write_json(out / RUNNING, cli.record)
-            (out / IDENTITY).unlink(missing_ok=True)  # of diffcap 0.1
+            (out / IDENTITY).unlink(missing_ok=True)  # diffcap 0.1 wrote this file
             config_file = out / CONFIGURATION
             cli.parser.save(cli.config, config_file, overwrite=True, skip_validation=True)
             header = "".join(f"# settings: {source}\n" for source in request.sources)
@@ -109,8 +110,9 @@ def train(request: Request) -> None:
                     f"error: interrupted at step {trainer.global_step}; run the same command again to "
                     + (f"resume at step {step}." if step else "start from step 0, since there is no checkpoint yet.")
                 )
-            # Of a process that Lightning has started the status must be 0, or Lightning would kill the main process.
-            sys.exit(1 if find_launch() else 0)  # a launcher is torchrun or srun
+            # A process that Lightning started must exit with status 0, or Lightning would kill the main process. A process that
+            # torchrun or srun started exits with status 1.
+            sys.exit(1 if find_launch() else 0)
         except DiffcapError:
             if backup and not (out / LAST).is_file():  # no step was trained: restore the earlier run
                 shutil.rmtree(out)
@@ -124,7 +126,7 @@ def train(request: Request) -> None:
 
 
 def _find_pretraining(request: Request) -> Pretraining:
-    """Return the pre-training of the method that the options name; if they name none, that of the captioner's method."""
+    """Return the pre-training of the method in `run.method`; if that is not set, of the captioner's class, else any pre-training."""
     by_method = {method.name: method.pretraining for method in methods().values() if method.pretraining}
     by_class = {pretraining.captioner.replace(":", "."): pretraining for pretraining in by_method.values()}
     settings: list[Path | dict[str, Any]] = [request.settings, *map(Path, own_configs(request.words))]
@@ -154,7 +156,7 @@ class RunSettings:
         matmul_precision: precision of float32 matrix products, as in torch.set_float32_matmul_precision: "highest" (float32, as in the
             authors' code), "high" (TF32 on CUDA) or "medium"; null is high on CUDA and highest elsewhere. finished.json records the
             precision that was used.
-        force_bf16: allow a trainer.precision of bf16 on a CPU without instructions for bfloat16.
+        force_bf16: allow bf16 as trainer.precision on a CPU without instructions for bfloat16.
         dataset: variable DATASET of `make`, recorded so that `make ... CONFIG=config.yaml` can repeat the run.
         method: variable METHOD of `make`, also recorded.
         ablation: variable ABLATION of `make`, also recorded.
@@ -183,7 +185,7 @@ class TrainingCLI(StageCLI):
 
     def __init__(self, module: str, data: str, request: Request, lock: ExitStack) -> None:
         self.lock, self.request = lock, request
-        super().__init__(import_object(module), import_object(data), save_config_callback=None, args=request)
+        super().__init__(import_object(module), import_object(data), args=request)
 
     def add_arguments_to_parser(self, parser: Any) -> None:
         """Add `--run.*`, and link the captioner's sizes to the data."""
@@ -192,7 +194,7 @@ class TrainingCLI(StageCLI):
         parser.add_argument("--run.keep", type=int | None, help=argparse.SUPPRESS)  # name of keep_last_k in diffcap 0.1
         for name in _FORMER_OPTIONS:
             parser.add_argument(f"--model.{name}", type=Any, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
-        # LightningCLI ignores a link if the captioner has no such argument.
+        # LightningCLI ignores a link if the captioner has no argument of this name.
         for size in ("vocabulary_size", "feature_channels", "grid", "image_size", "max_length", "classes"):
             parser.link_arguments(f"data.{size}", f"model.captioner.init_args.{size}", apply_on="instantiate")
 
@@ -201,7 +203,7 @@ class TrainingCLI(StageCLI):
         keep = self.config.run.pop("keep", None)
         if keep is not None:
             self.config.run.keep_last_k = keep
-        for former, name in _FORMER_OPTIONS.items():  # options of earlier versions; some keep their value
+        for former, name in _FORMER_OPTIONS.items():  # options of earlier versions; a renamed option keeps its value
             value = self.config.model.pop(former, None)
             if value and name == "model.initial_weights" and name in self.config:
                 self.config[name] = value
@@ -209,24 +211,47 @@ class TrainingCLI(StageCLI):
                 raise DiffcapError(
                     f"model.{former} is {value}, but that option was replaced by {name}; see `{former}` in CHANGELOG.md."
                 )
+        if self.is_check:
+            sys.exit(0)
         self.settings = RunSettings(**self.config.run.as_dict())
         if {TRIAL_VARIABLE, WANDB_SWEEP} & set(os.environ):  # each trial of a sweep has its own folder
             name = os.environ.get(TRIAL_VARIABLE) or os.environ.get("WANDB_RUN_ID", "run")
             self.settings.out = str(Path(self.settings.out) / name)
         self.out = Path(self.settings.out)
         if self.config.get("model.captioner.init_args.base") is not None:
-            _pin_base_model(self.config, self.out)
+            # Fetch the base model of a vision-language captioner, and write its name and commit into the settings.
+            arguments = self.config.model.captioner.init_args
+            recorded = get_config_value([self.out / CONFIGURATION], "model", "captioner", "init_args") or {}
+            # A resumed training uses the same commit again.
+            if arguments.get("revision") is None and recorded.get("base") == arguments.base:
+                arguments.revision = recorded.get("revision")
+            found = find_base(arguments.base, arguments.get("revision"))
+            arguments.revision = self.config.data.base_revision = found.revision
+            arguments.base = self.config.data.base = found.name
+            if is_main_process():
+                print(f"base model {describe_origin(found.name, found.revision, found.licence)}")
         config = json.loads(self.parser.dump(self.config, format="json", skip_validation=True))
         if is_main_process():
             self.lock.enter_context(stage_lock(self.out, self.config.data.seed))
         old_record = record.read(self.out / FINISHED) or record.read(self.out / RUNNING)
         options = compared_options(config)
-        files = record.describe_files([*data_files(config["data"]), *record.named_files(options)], old_record)
+        # Files that identify the data: lists of pairs, features, and negatives (similar captions that are wrong). The options `singles`
+        # and `labelled` are folders of additional datasets: single images with captions, and single images with classes.
+        data, paths = config["data"], list[Path]()
+        for folder in [Path(data[name]) for name in ("folder", "singles", "labelled") if data.get(name)]:
+            feature_folder = folder / "features" / data["features"]
+            paths += [folder / "manifest.jsonl", feature_folder / "meta.json", feature_folder / CHECKSUM_FILE]
+        if "tasks" in data:  # a pre-training with hard negatives
+            paths.append(Path(data.get("negatives") or Path(data["folder"]) / "negatives.jsonl"))
+        if data.get("singles"):
+            paths.append(Path(data["singles"]) / "negatives.jsonl")
+        paths += [Path(other) / "manifest.jsonl" for other in data.get("vocabulary_with") or []]
+        files = record.describe_files([*paths, *record.named_files(options)], old_record)
         init_from = config["model"].get("init_from")
-        if init_from in old_record.get("files", {}):  # a finished training does not need this checkpoint any more
+        if init_from in old_record.get("files", {}):  # the file may be deleted after a training: use its recorded hash
             files.setdefault(init_from, old_record["files"][init_from])
         self.config_hash = record.result_id(options, files)
-        # `asked` is the hash of the command's options.
+        # finished.json will have this record: the hashes of the command's options (`asked`), of the resolved options, and of the files.
         self.record = record.make(self.request.asked, self.config_hash, files, [])
         fault = find_fault(self.out)
         if not fault and old_record.get("id") != self.config_hash and (self.out / CONFIGURATION).is_file():
@@ -236,11 +261,11 @@ class TrainingCLI(StageCLI):
                 print(f"{self.out}: already finished with these settings")
                 record.write(self.out / FINISHED, {**read_object(self.out / FINISHED), **self.record})
             sys.exit(0)
-        self.fault = fault  # reason to move the folder to a backup; None if there is none
+        self.fault = fault  # reason to rename the folder to a backup; None if there is no reason
         last = self.out / LAST
         self.resume_from = str(last) if not fault and last.is_file() else None
         self.resume_step = _check_resumable(last) if self.resume_from else 0
-        # A training whose checkpoint this one starts from must be finished. The model checks the checkpoint file itself.
+        # If this training starts from another training's checkpoint, that training must be finished. The model checks the checkpoint file.
         initial_checkpoint = Path(init_from or "")
         parent = initial_checkpoint.parent
         is_stage_folder = any((parent / name).exists() for name in (RUNNING, FINISHED, IDENTITY))
@@ -306,7 +331,7 @@ class TrainingCLI(StageCLI):
         return trainer
 
     def write_result(self, stage: str) -> None:
-        """Write finished.json after the training. best.ckpt is a copy of last.ckpt if no validation has selected one."""
+        """Write finished.json after the training. If no validation has selected best.ckpt, it becomes a copy of last.ckpt."""
         last, best = self.out / LAST, self.out / BEST
         if self.settings.monitor and not best.is_file():
             with atomic_write(best, per_process=False) as temporary:
@@ -341,24 +366,10 @@ def compared_options(config: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if not f"{name}.".startswith(ignored)}
 
 
-def data_files(data: dict[str, Any]) -> list[Path]:
-    """Return the files that identify a training's data: lists of pairs, features, and negatives (similar captions that are wrong)."""
-    files = []
-    # `singles` and `labelled` are folders of additional datasets of single images, with captions or with classes.
-    for folder in [Path(data[name]) for name in ("folder", "singles", "labelled") if data.get(name)]:
-        feature_folder = folder / "features" / data["features"]
-        files += [folder / "manifest.jsonl", feature_folder / "meta.json", feature_folder / CHECKSUM_FILE]
-    if "tasks" in data:  # a pre-training with hard negatives
-        files.append(Path(data.get("negatives") or Path(data["folder"]) / "negatives.jsonl"))
-    if data.get("singles"):
-        files.append(Path(data["singles"]) / "negatives.jsonl")
-    return files + [Path(other) / "manifest.jsonl" for other in data.get("vocabulary_with") or []]
-
-
 def _find_changes(out: Path, old_record: dict[str, Any], files: dict[str, Any], options: dict[str, Any]) -> str | None:
-    """Return the differences between this training and the training in a folder; None if they are equal."""
+    """Return a sentence about the differences between this training and the training in a folder; None if they are equal."""
     old_options = compared_options(read_settings(out / CONFIGURATION))
-    # Earlier versions had other options, and diffcap 0.1 wrote no id: then only the options that both have are compared.
+    # Earlier versions had other options, and diffcap 0.1 wrote no id. For these, compare only options that both trainings have.
     is_of_earlier_version = not old_record.get("id") or any(f"model.{name}" in old_options for name in _FORMER_OPTIONS)
     common_names = [name for name in options if name in old_options]
     names = common_names if is_of_earlier_version else list({**options, **old_options})
@@ -366,29 +377,16 @@ def _find_changes(out: Path, old_record: dict[str, Any], files: dict[str, Any], 
     for new_name in sorted({*_FORMER_OPTIONS.values()} - {*old_options}) if is_of_earlier_version else ():
         former = [old_options.get(f"model.{name}") for name in _FORMER_OPTIONS if _FORMER_OPTIONS[name] == new_name]
         new = options.get(new_name)
-        if isinstance(new, list):  # callbacks: their arguments were the former options
+        if isinstance(new, list):  # callbacks: former options are now arguments of callbacks
             new_values = [argument for callback in new for argument in (callback.get("init_args") or {}).values()]
         else:
             new_values = [True if new_name == "model.optimizer" and new else new]
         values.append((new_name, list(filter(None, former)), list(filter(None, new_values))))
     differences = [f"{name} {old_value}, now {value}" for name, old_value, value in values if old_value != value]
-    old_hashes = {path: entry[2] for path, entry in old_record.get("files", {}).items()}  # [size, time, hash]
+    # An entry of "files" is [size, time, hash].
+    old_hashes = {path: entry[2] for path, entry in old_record.get("files", {}).items()}
     differences += [path for path, entry in files.items() if old_hashes and old_hashes.get(path) != entry[2]]
     return f"it holds a run with other settings ({'; '.join(differences[:3])})" if differences else None
-
-
-def _pin_base_model(config: Any, out: Path) -> None:
-    """Fetch the base model of a vision-language captioner, and write its name and commit into the settings."""
-    arguments = config.model.captioner.init_args
-    base, revision = arguments.base, arguments.get("revision")
-    recorded = get_config_value([out / CONFIGURATION], "model", "captioner", "init_args") or {}
-    if revision is None and recorded.get("base") == base:  # a resumed training has the same base model
-        revision = recorded.get("revision")
-    found = find_base(base, revision)
-    arguments.revision = config.data.base_revision = found.revision
-    arguments.base = config.data.base = found.name
-    if is_main_process():
-        print(f"base model {describe_origin(found.name, found.revision, found.licence)}")
 
 
 def _check_resumable(last: Path) -> int:

@@ -32,7 +32,7 @@ def in_steps(length: float | str, steps_per_epoch: Callable[[], float], option: 
 def make_lr_lambda(
     schedule: Schedule, *, warmup: float = 0, milestones: Sequence[float] = (10_000, 20_000), total_steps: int = 0
 ) -> Callable[[int], float]:
-    """Return the function from the optimiser step (0, 1, ...) to the factor of the base learning rate.
+    """Return a function that maps the optimiser step (0, 1, ...) to the factor by which the base learning rate is multiplied.
 
     Args:
         schedule: the shape of the function:
@@ -43,14 +43,14 @@ def make_lr_lambda(
             "cosine": linear warm-up, then half a cosine that reaches 0 at `total_steps`.
             "linear": linear warm-up, then a straight line that reaches 0 at `total_steps` (CLIP4IDC's captioning, authors' code).
             "constant": linear warm-up, then 1.
-        warmup, milestones: in steps; below 1, a fraction of `total_steps`.
+        warmup, milestones: numbers of steps; a number below 1 is a fraction of `total_steps`.
         total_steps: number of steps of the training; 0 or less if it is not known.
     """
     has_fractions = 0 < warmup < 1 or (schedule in ("piecewise", "step") and min(milestones, default=1) < 1)
     if total_steps <= 0 and (has_fractions or schedule in ("cosine", "linear")):
         raise DiffcapError(
             f"model.schedule {schedule} with warmup {warmup} and milestones {list(milestones)} depends on trainer.max_steps, which is not "
-            "set; set it, or give absolute steps to another schedule."
+            "set; set trainer.max_steps, or use another schedule with absolute steps."
         )
     warmup = round(warmup * total_steps) if warmup < 1 else int(warmup)
     milestone_steps = [milestone * total_steps if milestone < 1 else milestone for milestone in milestones]

@@ -19,23 +19,13 @@ from diffcap.lit.progress import LogProgress
 from diffcap.utils.console import OneLineErrorMixin
 from diffcap.utils.errors import DiffcapError, lost_process
 
-_WIDE_COLUMNS = 160  # of a terminal; enough for all logged values beside the progress bar
+_WIDE_COLUMNS = 160  # a terminal with at least so many columns shows all logged values beside the progress bar
 
 
 class StageParser(OneLineErrorMixin, LightningArgumentParser):
     """Lightning's parser; errors are printed as one line, and abbreviated option names are errors."""
 
-    help_option = "--help all"  # the error message tells users to run it
-
-    def instantiate(self, namespace: Any, *arguments: Any, **options: Any) -> Any:
-        """Build the objects. If a size that the data pass to the captioner has the wrong type, the error names the captioner's argument."""
-        try:
-            return super().instantiate(namespace, *arguments, **options)
-        except ValueError as error:
-            names = [name for name, value in vars(namespace).items() if str(error).endswith(f" Got value: {value}")]
-            if not names:
-                raise
-            raise ValueError(f"{names[0]}: {error}") from error
+    help_option = "--help all"  # an error message tells users to run the command with this option
 
 
 class StageProgressBar(RichProgressBar):
@@ -59,22 +49,17 @@ class StageProgressBar(RichProgressBar):
         return "training"
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
-        """Return the logged values shown beside the bar; in a narrow terminal only the loss and the score that selects `best.ckpt`."""
+        """Return the logged values shown beside the bar; in a narrow terminal only one: the total loss or the first loss."""
         values = {name: value for name, value in super().get_metrics(trainer, pl_module).items() if name != "v_num"}
         if not self._is_narrow:
             return values
         training_names = [name for name in values if name.startswith("train/")]
-        loss_name = "train/loss" if "train/loss" in values else next(iter(training_names), None)
-        score_name = getattr(trainer.checkpoint_callback, "monitor", None)
-        names = {name.rpartition("/")[2]: name for name in (loss_name, score_name) if name in values}  # label -> name
-        # Both may have the same last part: train/loss and val/loss.
-        if loss_name in values and loss_name not in names.values():
-            names = {name: name for name in (loss_name, score_name)}
-        return {label: values[name] for label, name in names.items()}
+        shown = [name for name in training_names if name == "train/loss"] or training_names[:1]
+        return {name.removeprefix("train/"): values[name] for name in shown}
 
 
 class StageTrainer(Trainer):
-    """Lightning's Trainer. In settings, its two lengths may be in epochs ("12ep"), which `TrainingCLI` converts to steps.
+    """Lightning's Trainer. Settings may give the two lengths below in epochs ("12ep"); `TrainingCLI` converts them.
 
     Args:
         max_steps: length of the training in optimizer steps; -1 for no limit.
@@ -88,7 +73,7 @@ class StageTrainer(Trainer):
 
 
 class StageCLI(LightningCLI):
-    """LightningCLI for one stage, with its classes fixed: `--model.lr=1e-4 --data.batch_size=64 --trainer.devices=2`.
+    """LightningCLI for one stage, whose model and data classes are fixed: `--model.lr=1e-4 --data.batch_size=64 --trainer.devices=2`.
 
     If stderr is a terminal, a progress bar is shown there, unless `--trainer.enable_progress_bar=false`.
     """
@@ -100,7 +85,7 @@ class StageCLI(LightningCLI):
             "parser_kwargs": {"allow_abbrev": False},
             "trainer_class": StageTrainer,
             "seed_everything_default": 1234,
-            "save_config_kwargs": {"overwrite": True},
+            "save_config_callback": None,  # the stages write their settings themselves
             "auto_configure_optimizers": False,
         }
         hide_lightning_messages()
@@ -108,10 +93,11 @@ class StageCLI(LightningCLI):
             super().__init__(*classes, **{**defaults, **options})
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Read the options from words, or from a `Request` (words and an experiment's settings). Check the seeds; NumPy's have 32 bits."""
+        """Read the options from words, or from a `Request` (words and an experiment's settings). Check that seeds have 32 bits."""
         words, settings = getattr(args, "words", args), getattr(args, "settings", None)
+        self.is_check = getattr(args, "is_check", False)
         if settings:
-            # Set on the class, because jsonargparse makes another parser for the arguments of a class.
+            # `sources` is set on the parser class, because jsonargparse makes another parser for the arguments of a class.
             StageParser.sources = args.sources  # where the settings were written, for error messages
             self.config = parser.parse_args(words, namespace=parser.parse_object(settings))
         else:
@@ -120,6 +106,11 @@ class StageCLI(LightningCLI):
             seed = self.config.get(name)
             if seed is not None and not 0 <= int(seed) < 2**32:
                 raise DiffcapError(f"--{name} is {seed}; give a seed from 0 to {2**32 - 1} (with make: SEED=1234).")
+
+    def before_instantiate_classes(self) -> None:
+        """End the command if it only checks its options (`Request.is_check`)."""
+        if self.is_check:
+            sys.exit(0)
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Build the trainer with lines about the progress, and with a progress bar if stderr is a terminal and the settings allow it."""
@@ -145,7 +136,7 @@ class StageCLI(LightningCLI):
 
 @contextmanager
 def wrap_invalid_settings(*more_types: type[Exception]) -> Iterator[None]:
-    """Turn a ValueError, Lightning's MisconfigurationException or an error of further types into a `DiffcapError`."""
+    """Turn a ValueError, Lightning's MisconfigurationException or an error of one of `more_types` into a `DiffcapError`."""
     error_types: tuple[type[Exception], ...] = (ValueError, MisconfigurationException, *more_types)
     try:
         yield
@@ -156,14 +147,14 @@ def wrap_invalid_settings(*more_types: type[Exception]) -> Iterator[None]:
 
 # Patterns of warnings about Lightning's internals, or about what the stages do on purpose.
 _IGNORED_WARNINGS = (
-    ".*LeafSpec",
+    ".*LeafSpec",  # a deprecated class of PyTorch that Lightning uses
     "predict returned None",  # captions are kept in the module, features are written to the feature store
     "Checkpoint directory .* exists",  # the config is written into the run's folder before the first checkpoint
     "Couldn't infer the batch indices",  # in extraction, each batch contains the row numbers of its images
     "It is recommended to use .self.log",  # values are reduced over the ranks before they are logged
     "LightningCLI's args parameter",  # the stages pass their arguments to LightningCLI instead of using sys.argv
     "The `srun` command is available",  # `lit.launch.find_launch` knows whether srun started this process
-    "The '\\w+' does not have many workers",  # features are read from a memory map, which is slower with worker processes
+    "The '\\w+' does not have many workers",  # worker processes would read features from a memory map more slowly
 )
 
 

@@ -8,6 +8,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
 
 import diffcap
 from diffcap.checkpoints.reading import FORMAT, read_checkpoint, weights_of
@@ -20,15 +21,15 @@ from diffcap.utils.errors import DiffcapError
 class TrainingModule(pl.LightningModule):
     """Base class of the training stages. A subclass sets `stage` and defines `training_step` and `validation_step`.
 
-    The base class has Adam with a learning-rate schedule, and writes checkpoints that can be used without other files. It seeds every
+    The base class uses Adam with a learning-rate schedule, and writes checkpoints that can be used without other files. It seeds every
     step, so that a resumed run uses the same random numbers as an uninterrupted one.
 
     Args:
-        captioner: the trained module; the checkpoint's parameters are named "captioner.*".
+        captioner: the module to train; the names of its parameters in a checkpoint begin with "captioner.".
         lr: learning rate of Adam.
         weight_decay: Adam adds it to the gradient as an L2 term (authors' code).
         schedule: shape of the learning rate over the steps, see `schedules.make_lr_lambda`.
-        warmup: number of steps, or a fraction of the trainer's `max_steps` if it is below 1.
+        warmup: number of warm-up steps; a value below 1 is a fraction of the trainer's `max_steps`.
         milestones: steps (5000), fractions of `max_steps` (0.5) or epochs ("15ep") at which the schedules piecewise and step
             decrease the rate; by default 10,000 and 20,000 (IDC-PCL, authors' code).
     """
@@ -51,11 +52,11 @@ class TrainingModule(pl.LightningModule):
         self.schedule = schedule
         self.warmup = warmup
         self.milestones = milestones if milestones is not None else [10_000, 20_000]
-        self.train_seconds = 0.0  # of all sessions of the run together
+        self.train_seconds = 0.0  # duration of all steps, including those before the run was resumed
         self._batch_start = 0.0
         # The latest value of each training loss since the last logged step, because not every batch has every loss.
         self._unlogged_losses: dict[str, Tensor] = {}
-        self._validation_sums: dict[str, Tensor] = {}  # of each validation loss: sum and number of values, (2,)
+        self._validation_sums: dict[str, Tensor] = {}  # name of a validation loss -> sum and number of its values, (2,)
 
     @property
     def feature_data(self) -> FeatureData:
@@ -118,7 +119,7 @@ class TrainingModule(pl.LightningModule):
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Seed dropout by batch and rank, so that a resumed run has the same dropout as an uninterrupted one."""
-        # A different seed for each of 1,000,003 batches and 4,099 ranks. `batch_idx` counts all batches of a run.
+        # The seeds of up to 1,000,003 batches and 4,099 ranks are different. `batch_idx` counts all batches of a run.
         torch.manual_seed((self.feature_data.seed * 1_000_003 + batch_idx) * 4099 + self.global_rank)
         self._batch_start = time.perf_counter()
 
@@ -129,7 +130,7 @@ class TrainingModule(pl.LightningModule):
     def log_losses(self, losses: dict[str, Tensor], batch_size: int) -> None:
         """Log training losses as `train/name`: the mean over the ranks, computed only at the steps that the logger stores.
 
-        If the batch of such a step lacks a loss, the latest value of this loss is logged. All ranks have the same losses in a step.
+        If the batch of a logged step lacks a loss, the latest value of this loss is logged. All ranks must log the same names in a step.
         `losses` are scalars, whose mean over the ranks is the loss of the global batch. `batch_size`: number of pairs of this rank.
         """
         self._unlogged_losses |= {f"train/{name}": loss.detach() for name, loss in losses.items()}
@@ -141,19 +142,21 @@ class TrainingModule(pl.LightningModule):
             self._unlogged_losses = {}
 
     def add_validation_losses(self, batch: dict[str, Any], compute_losses: Callable[[Any], dict[str, Tensor]]) -> None:
-        """Add the losses of a validation batch to the sums whose means `log_validation_losses` logs.
+        """Add the losses of a validation batch to the sums whose means `log_validation_losses` logs. The host does not wait for a GPU.
 
-        Lightning's distributed sampler gives pair `n` to rank `n % world_size` and then repeats the first pairs until all
-        ranks have the same number. `compute_losses` gets the batch without the repeated pairs, and returns values (n,) of each loss.
+        Lightning's distributed sampler gives pair `n` to rank `n % world_size`. At the end, it repeats the first pairs until all
+        ranks have the same number. `compute_losses` gets the batch without the repeated pairs, and returns name -> values (n,).
         """
-        is_new = batch["number"] % self.trainer.world_size == self.global_rank  # (B,), False for repeated pairs
-        has_new = bool(is_new.any())
-        # If all pairs are repeated, the losses are computed only for their names, and no value is added.
-        selected = is_new if has_new and not is_new.all() else slice(None)
-        losses = compute_losses({key: value[selected] for key, value in batch.items() if isinstance(value, Tensor)})
-        for name, values in losses.items():
-            values = values.float() if has_new else values[:0].float()
-            sum_and_count = torch.stack([values.sum(), values.new_tensor(len(values))])
+        world_size, rank = self.trainer.world_size, self.global_rank
+        num_pairs = len(batch["number"])
+        num_new = sum(number % world_size == rank for number in batch["number"])  # the repeated pairs are the last ones
+        if 0 < num_new < num_pairs:
+            # Only tensors have a row for each pair. Other entries, such as indices of words, describe the whole batch: leave them out.
+            batch = {key: value[:num_new] for key, value in batch.items() if isinstance(value, Tensor)}
+        for name, values in compute_losses(batch).items():
+            # If all pairs are repeated, the losses are computed only for their names, and no value is added.
+            values = values.float() if num_new else values[:0].float()
+            sum_and_count = torch.stack([values.sum(), values.new_full((), len(values))])
             self._validation_sums[name] = self._validation_sums.get(name, 0) + sum_and_count
 
     def log_validation_losses(self) -> None:
@@ -168,7 +171,7 @@ class TrainingModule(pl.LightningModule):
         return {}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the entry "diffcap": everything else that is needed to use the checkpoint without other files."""
+        """Add the entry "diffcap", which has what is needed besides the weights to use the checkpoint without other files."""
         data = self.feature_data
         checkpoint["diffcap"] = {
             "format": FORMAT,
@@ -177,7 +180,7 @@ class TrainingModule(pl.LightningModule):
             "dataset": data.dataset.name,
             "manifest_sha256": data.dataset.info.get("manifest_sha256"),
             "seed": data.seed,
-            "words": data.words,
+            "words": data.words,  # of the vocabulary, in the order of their ids
             "vocabulary_layout": data.vocabulary.layout,  # the ids of the special tokens
             "max_length": data.max_length,
             "features": {**data.store.meta, "name": data.store_name},
@@ -203,7 +206,7 @@ def adamw(
     weight_decay: float,
     betas: tuple[float, float],
 ) -> torch.optim.AdamW:
-    """Return AdamW for the parameters that are not frozen. Those with fewer than two dimensions get no weight decay."""
+    """Return AdamW for the parameters that are not frozen. Parameters of fewer than two dimensions get no weight decay."""
     pretrained_ids = {id(parameter) for parameter in pretrained}
     trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
     groups = [
@@ -223,11 +226,11 @@ def root_mean_square(gradients: Iterable[Tensor | None]) -> Tensor | None:
     present_gradients = [gradient.float() for gradient in gradients if gradient is not None]
     if not present_gradients:
         return None
-    norms = torch.stack(list(torch._foreach_norm(present_gradients)))
-    return norms.norm() / sum(gradient.numel() for gradient in present_gradients) ** 0.5
+    return get_total_norm(present_gradients) / sum(gradient.numel() for gradient in present_gradients) ** 0.5
 
 
-# Hyperparameters that must be equal in this stage and in the checkpoint's. Names and shapes of weights do not show if they differ.
+# Hyperparameters that must be equal in this stage and in the stage of the checkpoint. Weights can have the same names and shapes even
+# if these hyperparameters differ.
 _SHARED_HYPERPARAMETERS = ("network", "intra_layers", "image_size")
 
 
@@ -249,7 +252,7 @@ def init_from(
     """
     if without and not checkpoint_file:
         raise DiffcapError(
-            f"model.init_without is {list(without)}, but model.init_from is not set, so no weights are loaded; remove it."
+            f"model.init_without is {list(without)}, but model.init_from is not set, so no weights are loaded; remove model.init_without."
         )
     if not checkpoint_file:
         return
@@ -267,11 +270,11 @@ def init_from(
         different = ", ".join(sorted(set(checkpoint_words) ^ set(words))[:3]) or "none, their order differs"
         raise DiffcapError(
             f"{checkpoint_file}: its vocabulary has {len(checkpoint_words)} words, this stage's {len(words)} (words in only one of them: "
-            f"{different}); use the dataset, manifest, data.min_count, data.vocabulary_splits and data.vocabulary_with that it was "
-            "trained with."
+            f"{different}); use the dataset, manifest, data.min_count, data.vocabulary_splits and data.vocabulary_with of the "
+            "checkpoint's training."
         )
     initial = module.state_dict()
-    kept_prefixes = tuple(f"{part}." for part in without)  # of the names that keep their initial weights
+    kept_prefixes = tuple(f"{part}." for part in without)  # of the names of parameters that keep their initial weights
     if unknown := [prefix for prefix in kept_prefixes if not any(name.startswith(prefix) for name in initial)]:
         raise DiffcapError(f"model.init_without has {unknown[0][:-1]!r}, but the model has no such part.")
     weights = {name: value for name, value in weights_of(content).items() if not name.startswith(kept_prefixes)}

@@ -35,11 +35,6 @@ def global_mean(values: Tensor) -> Tensor:
     return values.sum() * world_size() / count.clamp(min=1)
 
 
-def ddp_scaled_sum(values: Tensor) -> Tensor:
-    """Return this rank's share of the sum over the values of all ranks, times the number of ranks, by which DDP divides."""
-    return values.sum() * world_size()
-
-
 def first_row(rows: Tensor) -> int:
     """Return the index of the first row of this rank's `rows` (n, ...) among the rows of all ranks; n may differ between ranks."""
     return sum(_row_counts(rows)[: rank()])

@@ -90,9 +90,10 @@ class Captioner(nn.Module, ABC):
         return [flat_indices(mask[rows]) + rows.start * mask.shape[1] for rows in groups]
 
     def host_entries(self, batch: Batch) -> Batch:
-        """Return more entries of a training batch, which the data loader computes on the CPU: indices, whose number depends on values.
+        """Return more entries of a batch, which the data loader computes on the CPU: indices, whose number depends on values.
 
-        Computed from a GPU's tensors, they would make the host wait for the GPU. `loss` computes them if the batch lacks them.
+        Computed from a GPU's tensors, they would make the host wait for the GPU. `loss` and `validation_losses` compute them if the
+        batch lacks them.
         """
         return {"words": self.find_words(batch)} if "tokens" in batch else {}
 

@@ -103,7 +103,8 @@ class CrossImageCaptioner(Captioner):
         """Compute the losses of the words of validation pairs; the other losses depend on the batch size and are left out."""
         tokens = batch["tokens"]
         hidden = self.decoder(tokens, self.encode(batch["before"], batch["after"])).last_block.hidden
-        return {"caption_loss": next_word_losses(self.decoder.compute_logits(hidden), tokens)}
+        (words,) = self.find_words(batch)
+        return {"caption_loss": next_word_losses(self.decoder.compute_logits(hidden), tokens, words)}
 
     def attention(self, before: Tensor, after: Tensor, tokens: Tensor) -> AttentionMaps:
         """Compute the attention of captions (B, T) to both images; `roll_out` derives it from the attention to fused tokens."""

@@ -3,13 +3,14 @@
 The kind "retrieve" takes captions of other pairs, "replace" replaces words, and "confuse" exchanges the roles of words. A kind has several
 strategies, such as "swap_animals" of "confuse". Texts are tokenised captions, whose words are joined with spaces. A negative never equals
 a reference of its pair or another negative of its caption. If a pair is a distractor, or if a reference states that both images look
-alike, no negative states this. Captions of other pairs are skipped if all their content words (nouns, verbs, adjectives, numbers) occur
-in the references, because such captions could be true. If the strategies of the paper give too few negatives, fallbacks follow in order:
+alike, no negative states that they look alike. Captions of other pairs are skipped if all their content words (nouns, verbs, adjectives,
+numbers) occur in the references, because such captions could be true. If the paper's strategies give too few negatives, fallbacks are
+tried in this order:
 
 * "replace": other captions of the same pair with replaced words.
 * "confuse" for a change pair: captions with an inverted comparison, two swapped words, or replaced words. With `Recipe.replacement`
-  "matched", captions of no change come first. Without such negatives, a model could accept every caption of no change without looking
-  at the images.
+  "matched", captions that state no change come first. Without such negatives, a model could accept every caption that states no change
+  without looking at the images.
 * "confuse" for a distractor pair: captions of the change pair with the same before image.
 * All kinds: random captions of other change pairs, and at last the words of the caption in random order.
 """
@@ -31,8 +32,8 @@ from diffcap.records import ChangePair
 from diffcap.utils.errors import DiffcapError
 
 NUM_CANDIDATES = 64  # groups of captions with equal content words that are retrieved for each caption
-_REPLACE_ATTEMPTS, _OTHER_CAPTION_ATTEMPTS, _SHUFFLE_ATTEMPTS = 8, 50, 20
-# Strategies of `confuse` that are tried after the others and, with the replacement "matched", after a caption of no change.
+_REPLACE_ATTEMPTS, _OTHER_CAPTION_ATTEMPTS, _SHUFFLE_ATTEMPTS = 8, 50, 20  # number of random texts
+# Strategies of `confuse` that are tried last: after the others and, with replacement "matched", after a caption that states no change.
 _FALLBACK_STRATEGIES = ("turn_comparison", "exchange_words")
 ProgressFunction = Callable[[int, int], None]  # takes the finished and the total number of steps
 
@@ -49,7 +50,7 @@ class Recipe:
     scope: Literal["pair", "caption"] = "pair"
     seed: int = 0  # of all random choices
     # How new words are drawn. "uniform": from all words of the same part of speech, each with the same probability (paper). "matched",
-    # not in the paper: from words of the same inflection by frequency, but not those with a meaning that a reference has.
+    # not in the paper: from words of the same inflection by frequency, but not words with a meaning that a reference has.
     replacement: Literal["uniform", "matched"] = "uniform"
 
     def __post_init__(self) -> None:
@@ -110,8 +111,8 @@ class Builder:
         self._find_similar(progress)
 
     def _find_similar(self, progress: ProgressFunction | None) -> None:
-        """Find the change captions most similar to those that get negatives."""
-        # Content words -> the captions with exactly these content words; they are equally similar to any other caption.
+        """For each caption that gets negatives, find the most similar captions of change pairs."""
+        # Content words -> the captions with exactly these content words. All captions of a group are equally similar to another caption.
         groups: dict[tuple[str, ...], list[TaggedCaption]] = {}
         for text in self._sorted_change_texts:
             groups.setdefault(self._tagged_by_text[text].content, []).append(self._tagged_by_text[text])

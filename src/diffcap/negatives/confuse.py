@@ -28,7 +28,7 @@ from diffcap.text.tagging import split_sentences
 
 _SYMMETRIC_WORDS = frozenset(("same", "similar", "identical", "both", "alike", "equal", "equally", "each", "neither"))
 _OTHER_ANIMAL = {"animal1": "animal2", "animal2": "animal1"}
-_WORDS_AFTER_SAME = frozenset(("as", "in", "but", "and", "except", "with", "though"))  # after "the same" without a noun
+_WORDS_AFTER_SAME = frozenset(("as", "in", "but", "and", "except", "with", "though"))  # may follow a bare "the same"
 _COORDINATORS = frozenset(("and", "or", ",", "/", "-", "&"))
 _BE_FORMS = frozenset(("is", "was", "are", "were", "been", "being", "be"))
 # Words that describe a state. They are inverted only if the caption has no verb of change.
@@ -52,7 +52,7 @@ def swap_animals(caption: TaggedCaption, rng: Random) -> str | None:
 
 
 def swap_animals_once(caption: TaggedCaption, rng: Random) -> str | None:
-    """Swap the animals in one sentence that names both, if another sentence of the caption could be swapped too."""
+    """Swap the animals in one sentence that names both, if a swap in another sentence would also change the meaning."""
     sentences = split_sentences(caption.words)
     swappable_indices = [index for index, sentence in enumerate(sentences) if _swap_changes_meaning(sentence)]
     indices_with_both = [index for index in swappable_indices if {"animal1", "animal2"} <= set(sentences[index])]

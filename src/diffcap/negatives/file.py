@@ -53,7 +53,8 @@ def write_negatives(
 ) -> None:
     """Write the rows to a temporary file, call `before_rename`, delete the earlier `negatives.json`, then rename the file to `path`.
 
-    In this order, a killed process never leaves a `negatives.json` of other negatives. The caller then writes a new `negatives.json`.
+    Because of this order, a killed process never leaves a `negatives.json` that describes other negatives. Afterwards, the caller writes a
+    new `negatives.json`.
     """
     with atomic_write(path) as temporary:
         with temporary.open("w", encoding="utf-8") as file:
@@ -67,13 +68,13 @@ def write_negatives(
 
 
 def iter_negatives(path: str | Path) -> Iterator[CaptionNegatives]:
-    """Read a `negatives.jsonl`, or a file of the same form that the user wrote, which has no `negatives.json`."""
+    """Read a `negatives.jsonl`, or a file of the same form that the user wrote without a `negatives.json`."""
     path = Path(path)
     has_metadata = path.name == NEGATIVES_FILE and path.is_file() and path.with_name(METADATA_FILE).is_file()
     if has_metadata:
         metadata = read_json(path.with_name(METADATA_FILE), "metadata of the negatives", _HOW_TO_BUILD)
         if metadata["sha256"] != file_hash(path):
-            tagger = metadata["settings"].get("tagger")  # finds the parts of speech
+            tagger = metadata["settings"].get("tagger")  # name of the part-of-speech tagger
             command = f"`make negatives FOLDER='{path.parent}' TAGGER={tagger}`" if tagger else "`make negatives`"
             raise DiffcapError(f"{path}: its SHA-256 is not the one in {METADATA_FILE}; build it again with {command}.")
     remedy = "build the file again with `make negatives DATASET=<name>`" if has_metadata else "fix that line"
@@ -108,7 +109,7 @@ def authors_negatives(path: Path, pairs: Sequence[ChangePair]) -> Iterator[Capti
         {"img1": "CLEVR_default_000123", "img2": "CLEVR_semantic_000123", "sentences": [...], "neg_samples": [six sentences]}
         {"img": "Black_Footed_Albatross_0046_18", "sentences": [...], "neg_samples": [...]}   (CUB)
 
-    The files do not say how each negative was made; because of the "tfidf" in their names, all get the kind "retrieve".
+    The files do not say how each negative was made. All negatives get the kind "retrieve", because the file names contain "tfidf".
     """
     pair_by_stems = {tuple(map(_stem, pair.images)): pair for pair in pairs}
     has_caption = False
@@ -138,7 +139,7 @@ def _stem(name: str) -> str:
 
 
 class Report:
-    """Collects examples of each kind from a stream of rows by reservoir sampling: every row has the same probability."""
+    """Collects examples of each kind of negatives from a stream of rows by reservoir sampling: all rows have the same probability."""
 
     def __init__(self, num_examples: int = 20, seed: int = 0) -> None:
         self._num_examples = num_examples

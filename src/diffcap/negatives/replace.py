@@ -16,7 +16,7 @@ class WordPool:
     def __init__(self, captions: Collection[TaggedCaption]) -> None:
         counts = Counter(word_and_tag for caption in captions for word_and_tag in zip(caption.words, caption.tags))
         word_counts = Counter(word for caption in captions for word in caption.words)
-        min_count = min(5, len(captions) / 1000)
+        min_count = min(5, len(captions) / 1000)  # `sample_matched` gives the reasons for both limits
         self._words: dict[str, list[str]] = {}  # tag -> distinct words, sorted
         pools: dict[_PoolKey, dict[str, int]] = {}  # key -> word -> count
         for (word, tag), count in sorted(counts.items()):
@@ -29,12 +29,12 @@ class WordPool:
         self._pools = {key: (list(pool), list(accumulate(pool.values()))) for key, pool in pools.items()}
 
     def sample_uniform(self, word: str, tag: str, rng: Random) -> str | None:
-        """Sample another word of the same tag (part of speech), all with the same probability (paper). None if there is none."""
+        """Sample another word of the same tag (part of speech), each with the same probability (paper). None if no other exists."""
         others = [other for other in self._words.get(tag, []) if other != word]
         return rng.choice(others) if others else None
 
     def sample_matched(self, word: str, tag: str, excluded: frozenset[str], rng: Random) -> str | None:
-        """Sample a word with the same `_pool_key` and a `synonym_key` not in `excluded`. None if there is none.
+        """Sample a word with the same `_pool_key` and a `synonym_key` not in `excluded`. None if no such word exists.
 
         The probability is proportional to the frequency, so that a model cannot recognise a negative by its grammar or its rare
         words. Words that mostly have another tag are never sampled. Words that occur fewer than five times and less than once per
@@ -82,8 +82,8 @@ def replace_words(
     Args:
         idf: inverse document frequency of each `synonym_key`.
         reference_content: `synonym_key` of each content word of the pair's references. A new word has the same tag and
-            form, and a meaning that no word of the caption has. If possible, no word of the references has this meaning either. None: any
-            other word of the tag (paper).
+            form, and a meaning that no word of the caption has. If possible, no word of the references has this meaning either. With None,
+            a new word is any other word with the same tag (paper).
 
     Returns:
         The new text; None if no word can be replaced, or if every new word has a meaning of a reference.
@@ -92,7 +92,7 @@ def replace_words(
     words_and_tags = list(zip(caption.words, caption.tags))
     tags = dict(words_and_tags)
     new_words: dict[tuple[str, str], str] = {}  # (word, tag) -> the word that replaces it
-    is_wrong = False  # True after a new word with a meaning that no reference has
+    is_wrong = False  # True if a new word has a meaning that no reference has
     for word in most_informative_words(caption, idf):
         tag = tags[word]
         if reference_content is None:

@@ -1,4 +1,4 @@
-"""Find captions for negatives of the kind "retrieve", those with the most similar TF-IDF vectors (IDC-PCL, section 3.2)."""
+"""Find captions for negatives of the kind "retrieve": the captions with the most similar TF-IDF vectors (IDC-PCL, section 3.2)."""
 
 import math
 from collections import Counter
@@ -58,7 +58,7 @@ def most_similar(
     num_documents = documents.shape[0]
     count = min(count, num_documents)
     best_indices = np.zeros((num_queries, count), dtype=np.int64)
-    best_scores = np.full((num_queries, count), -1.0, dtype=np.float32)
+    best_scores = np.full((num_queries, count), -1.0, dtype=np.float32)  # -1 is below all scores
     block_size = min(_DOCUMENTS_PER_BLOCK, max(1024, _MAX_BLOCK_VALUES // max(1, num_terms)))
     for block_start in range(0, num_documents, block_size):
         block = np.ascontiguousarray(documents[block_start : block_start + block_size].T.toarray())  # (V, documents)

@@ -47,12 +47,12 @@ def attribute_of(word: str) -> str | None:
 
 
 def synonym_key(word: str) -> str:
-    """Return one name for all synonyms ("size:large" for "large" and "big"); the word itself if it has none."""
+    """Return one name for all synonyms ("size:large" for "large" and "big"); the word itself if it has no synonyms."""
     return _ATTRIBUTE_AND_KEY[word][1] if word in _ATTRIBUTE_AND_KEY else word
 
 
 def is_animal(word: str) -> bool:
-    """Return True for "animal1" and "animal2" (birds in Birds-to-Words), also misspelt. Only "confuse" negatives change them."""
+    """Return True for "animal1" and "animal2" (birds in Birds-to-Words), also misspelt. Only negatives "confuse" change these."""
     return re.fullmatch(r"\d?animals?\d.*", word) is not None
 
 

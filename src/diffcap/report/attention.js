@@ -8,7 +8,7 @@ function bytesOf(text) {
   return Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
 }
 
-// Weights of four neighbours at a distance of t from the second (Catmull-Rom).
+// Weights of four neighbouring values for the position between the second and the third, at the distance t from the second (Catmull-Rom).
 function cubic(t) {
   return [
     ((-0.5 * t + 1) * t - 0.5) * t,

@@ -32,7 +32,7 @@ _MAX_LISTED_WORDS = 24
 
 
 class NoAttentionError(DiffcapError):
-    """The error for a run without attention maps. Its message is the reason."""
+    """The error for a run without attention maps. The message is the reason."""
 
 
 def iter_attention(
@@ -40,7 +40,7 @@ def iter_attention(
 ) -> Iterator[tuple[ChangePair, AttentionMaps]]:
     """Yield each pair with the attention maps of its caption, or raise a `NoAttentionError` if the run has none.
 
-    `checkpoints`: those of the run, several for an ensemble. `captions`: id -> caption.
+    `checkpoints`: the files of the run, several for an ensemble. `captions`: id -> caption.
     """
     if not checkpoints:
         raise NoAttentionError(
@@ -55,7 +55,7 @@ def iter_attention(
     except MissingBaseModel as error:
         raise NoAttentionError(str(error)) from None
     for member in members:
-        if type(member.captioner).attention is Captioner.attention:  # the method does not define it
+        if type(member.captioner).attention is Captioner.attention:  # inherited from the base class, which has no maps
             raise NoAttentionError(f"{member.metadata['method']} has no attention maps.")
     if len({tuple(member.features["shape"][1:]) for member in members}) > 1:
         raise NoAttentionError("the members of the ensemble have attention maps of different sizes.")
@@ -96,8 +96,9 @@ def encode_attention(maps: AttentionMaps) -> dict[str, Any]:
 
     Returns:
         {"w": T words, "g": [h, w], "b" and "a": maps of the before and the after image, T x h x w bytes in base64, "m": matches}.
-        A byte is a weight scaled to 0 to 255. A match connects two positions: [1000 x_before, 1000 y_before, 1000 x_after, 1000 y_after,
-        1000 weight, 1 if it is shifted like most matches, else 0]. "m" is None if the model does not align the positions of the images.
+        A byte is a weight scaled to 0 to 255. A match connects two positions, with x and y as fractions of the image: [1000 x_before,
+        1000 y_before, 1000 x_after, 1000 y_after, 1000 weight, 1 if it is shifted like most matches, else 0]. "m" is None if the model does
+        not align the positions of the images.
     """
     height, width = maps.before.shape[1:]
     scaled = [scale_attention(before, after) for before, after in zip(maps.before, maps.after)]
@@ -134,7 +135,7 @@ def mask_regions(pair: ChangePair, grid: tuple[int, int], sizes: ImageSizes, mas
 
 
 def iter_word_attention(maps: AttentionMaps, regions: Mapping[str, Array]) -> Iterator[tuple[str, WordAttention]]:
-    """Yield the kind ("color", "shape", "change", ...) and the attention of each word, on each image that has a region."""
+    """Yield the kind ("color", "shape", "change", ...) and the attention of each word, for each image that has a region."""
     for side, region in regions.items():
         for word, kind, word_map in zip(maps.words, word_kinds(maps.words), getattr(maps, side)):
             yield kind, WordAttention(word, word_map, region)
@@ -162,7 +163,7 @@ def collect_attention(
     ids_to_measure = set(localisation_ids)
     # region ("mask" or "box") -> (kind, attention) of each word
     words: dict[str, list[tuple[str, WordAttention]]] = {"mask": [], "box": []}
-    # One pair at a time: an alignment of 14 x 14 positions alone is 150 kB.
+    # The maps of only one pair are in memory, because an alignment of 14 x 14 positions alone takes 150 kB.
     for pair, maps in iter_attention(checkpoints, dataset_folder, pairs, captions):
         encoded[pair.id] = encode_attention(maps)
         if pair.id in ids_to_measure:

@@ -6,7 +6,7 @@ const SIDES = [["b", "before"], ["a", "after"]];
 const blocks = new Map();
 let colorTable; // RGBA values of the strengths 0 to 255
 
-// Entry `number` of the blocks with the ids `kind`-0, `kind`-1, ...; a block is parsed when it is first needed.
+// Return item `number` of the blocks with the ids `kind`-0, `kind`-1, ... ("pictures" or "attention"). A block is parsed on first use.
 function entryOf(kind, number) {
   const size = INDEX[kind], id = `${kind}-${Math.floor(number / size)}`;
   if (!blocks.has(id)) {

@@ -85,7 +85,7 @@ _VIEWPOINT_CHARTS = {
 def read_curves(run_folder: str | Path, stages: Sequence[str] = TRAINING_STAGES) -> dict[str, dict[str, Curve]]:
     """Read every value that a run's stages logged: stage -> name ("val/CIDEr-D") -> curve.
 
-    A run that was interrupted has a CSV file for each start. If two files have a value of the same step, that of the later file counts.
+    A run that was interrupted has a CSV file for each start. If two files have a value for the same step, that of the later file is used.
     """
 
     stage_curves = {}
@@ -114,7 +114,7 @@ def _parse_number(text: str | None) -> float | None:
 
 
 def run_curves(runs: Sequence[Run]) -> list[Curve]:
-    """Return the validation CIDEr-D of the stage that made each checkpoint, the last of `stages`. Curves of one point are left out."""
+    """Return the curve of validation CIDEr-D of the stage that wrote each checkpoint. Curves with a single point are left out."""
     curves = []
     for run_folder, stages in [training_lineage(path) for run in runs for path in run.checkpoints]:
         curve = read_curves(run_folder, stages[-1:]).get(stages[-1], {}).get(VALIDATION_SCORE, [])
@@ -153,7 +153,7 @@ def is_score(title: str) -> bool:
 
 
 def curve_chart(title: str, curves: Sequence[tuple[str, str, Curve]]) -> Chart:
-    """Draw the logged value `title` by optimiser step. A curve is (system, its colour, points); a system has one or more for each seed."""
+    """Draw the logged value `title` by optimiser step. A curve is (system, its colour, points), one or more per system."""
     with _figure(*_PAGE_CHART_SIZE) as (figure, (axes,)):
         last_values = _draw_curves(axes, title, curves)
         summary = "; ".join(f"{name} ends at {value:.4g}" for name, value in last_values)
@@ -224,7 +224,7 @@ def write_viewpoint(path: Path, scores: JsonObject, baselines: Collection[str] =
                     _, _, text = _mean_and_std(one_bin, key, group)
                     _add_text(axes, text, column, offset, colors[name], "center")
         explanation = (
-            "by the viewpoint IoU of the pairs, from different to similar; each bin is scored as a corpus of its own"
+            "by the viewpoint IoU of the pairs, from different to similar; each bin is scored as a separate corpus"
         )
         figure.supxlabel(explanation, fontsize="medium")
         _write_png(figure, path)
@@ -309,7 +309,7 @@ def _add_line(
 
 
 def _write_png(figure: "Figure", path: Path) -> None:
-    with atomic_write(path, per_process=False) as temporary:  # killed processes leave one temporary file at most
+    with atomic_write(path, per_process=False) as temporary:  # with one name, so killed processes leave one file
         figure.savefig(temporary, format="png", dpi=100)
 
 
@@ -320,10 +320,10 @@ def _svg(figure: "Figure", summary: str) -> Markup:
     root = ElementTree.fromstring(file.getvalue())
     for parent in (root, *root.findall(f"{_SVG_NAMESPACE}defs")):
         for child in [*parent.findall(f"{_SVG_NAMESPACE}metadata"), *parent.findall(f"{_SVG_NAMESPACE}style")]:
-            parent.remove(child)  # the CSS would apply to the whole page
+            parent.remove(child)  # a style element would apply to the whole page
     for svg_group in root.iter(f"{_SVG_NAMESPACE}g"):
         id = svg_group.attrib.pop("id", "")
-        tooltips = json.loads(id) if id.startswith("[") else ()  # a line's id, see `_add_line`
+        tooltips = json.loads(id) if id.startswith("[") else ()  # `_add_line` makes this id
         for tooltip, marker in zip(tooltips, svg_group.iter(f"{_SVG_NAMESPACE}use")):
             ElementTree.SubElement(marker, f"{_SVG_NAMESPACE}title").text = tooltip
 

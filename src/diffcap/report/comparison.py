@@ -24,12 +24,8 @@ from diffcap.utils.settings import read_settings
 from diffcap.utils.table import Cell, Table, escape_markdown
 
 JsonObject = Mapping[str, Any]
-_DECODING_KEYS = (
-    "beams",
-    "length_penalty",
-    "ensemble",
-)  # entries of a run's "protocol" that may differ between the rows
-_MAX_SAMPLES = 100_000  # with so many, the ends of a 95 % interval differ by only 0.2 % of its width between seeds
+_DECODING_KEYS = ("beams", "length_penalty", "ensemble")  # entries of "protocol" that may differ between the rows
+_MAX_SAMPLES = 100_000  # with these, the seed changes the ends of a 95 % interval by only 0.2 % of its width
 _SCORING_KEYS = ("tokenizer", "metrics", "pairs")  # entries of "protocol" that do not change the captions
 _ORIGIN_KEYS = ("method", "seed", "step", "features", "prompt", "sentences", "max_length")  # in "provenance"
 
@@ -50,17 +46,17 @@ def compare(
 
     Args:
         run_a: Folder of a run, such as runs/blocks/scorer, or of one of its evaluations, such as runs/blocks/scorer/reinforce-eval. Or
-            FILE or NAME=FILE, a .json or .jsonl file as for `score` with another system's captions of the same pairs.
+            FILE or NAME=FILE: a .json or .jsonl file with another system's captions of the same pairs, as for `score`.
         run_b: The second folder or file; differences are B - A.
         samples: Number of bootstrap samples of the test pairs, at most 100,000.
         seed: Seed of the bootstrap samples, 0 or more.
         level: Confidence level of the intervals; 0.95 is the middle 95 % of the samples.
         pairs: Number of pairs with the largest differences to show.
         folder: Folder of the dataset. Two files need it, because they are compared on its test split. For runs that an earlier version
-            evaluated, it gives the change types.
-        tokenizer: Tokenizer of the metrics; by default that of the runs' evaluations.
+            evaluated, the change types are read from this folder.
+        tokenizer: Tokenizer of the metrics; by default the tokenizer of the runs' evaluations.
         json: Print the result as JSON.
-        out: File to write as well: Markdown if its name ends in .md, JSON otherwise.
+        out: File to which the result is written, too: as Markdown if its name ends in .md, else as JSON.
     """
     if not 1 <= samples <= _MAX_SAMPLES:
         raise DiffcapError(f"--samples is {samples}; give 1 to {_MAX_SAMPLES:,}.")
@@ -112,13 +108,13 @@ def compare(
 
 @dataclass(frozen=True)
 class ScoredRun:
-    """An evaluated run. For another system's file, references and groups are those of the run that it is compared with."""
+    """An evaluated run. The captions of another system have the references and groups of the run in the comparison."""
 
     path: Path  # folder of the evaluation, or the other system's file
     metrics: dict[str, Any]  # content of metrics.json
     predictions: dict[str, str]  # id -> caption
     references: dict[str, list[str]]  # id -> captions
-    groups: dict[str, list[str]]  # pairs that are scored together: name ("total", "color") -> ids
+    groups: dict[str, list[str]]  # name of a group of pairs ("total", "color") -> ids
     title: str = ""
 
 
@@ -210,7 +206,7 @@ def different_settings(a: ScoredRun, b: ScoredRun) -> dict[str, list[Any]]:
 
 
 def _training_settings(run: ScoredRun) -> dict[str, Any]:
-    """Read config.yaml of the training of the first evaluated checkpoint, as {"model.lr": 0.001}; {} if there is no such file."""
+    """Read config.yaml of the training of the first evaluated checkpoint, as {"model.lr": 0.001}; {} if the file is missing."""
     configs = [path.parent / "config.yaml" for path in evaluated_checkpoints(run.path, run.metrics)[:1]]
     content = read_settings(configs[0]) or {} if configs and configs[0].is_file() else {}
     return flat({part: content.get(part) for part in ("trainer", "model", "data")})
@@ -244,7 +240,7 @@ def largest_differences(
 
 
 def metric_table(result: JsonObject) -> Table:
-    """Make a table with a line for each metric of each group: A, B, B - A, the interval of B - A, and the share of samples with B ahead."""
+    """Make a table with a line per group and metric: A, B, B - A, the interval of B - A, and the share of samples in which B is better."""
     lines = []
     for group, metrics in result["groups"].items():
         for index, (metric, scores) in enumerate(metrics.items()):
@@ -325,7 +321,10 @@ def comparison_text(result: JsonObject) -> str:
 
 
 def accuracy_table(dataset_folder: str | Path, row_folders: Mapping[str, Sequence[Path]], out: str | Path) -> None:
-    """Print and write a table. `row_folders`: row -> one evaluation's folder for each seed. All rows are compared with the first row."""
+    """Print the scores of some rows and their gains over the first row; write table.json and table.md to `out`.
+
+    `row_folders`: name of a row -> folder of an evaluation for each seed.
+    """
     runs = {name: [read_evaluation(path) for path in paths] for name, paths in row_folders.items()}
     first_run = next(iter(runs.values()))[0]
     for seed_runs in runs.values():
@@ -371,7 +370,7 @@ def gains_over_first(seed_rows: Mapping[str, Sequence[JsonObject]]) -> dict[str,
         for metric in seed_rows[first][0]["total"]:
             first_scores = [row["total"][metric] for row in seed_rows[first]]
             scores = [row["total"][metric] for row in seed_rows[name]]
-            gains = [scores[0] - statistics.fmean(first_scores)]  # an ensemble has one score, so it has one gain
+            gains = [scores[0] - statistics.fmean(first_scores)]  # an ensemble has only one score and one gain
             if len(scores) == len(first_scores):
                 gains = [score - first_score for first_score, score in zip(first_scores, scores)]
             std = statistics.stdev(gains) if len(gains) > 1 else None

@@ -72,8 +72,8 @@ def fit_image(image: Image.Image, frame: Size = SHEET_FRAME, box: Sequence[float
 
 def write_png(path: str | Path, sheet: Image.Image) -> None:
     """Write an image as PNG, atomically."""
-    with atomic_write(path, per_process=False) as temporary:  # killed processes leave one temporary file at most
-        sheet.save(temporary, format="PNG")  # optimize=True takes six times as long for files 4 % smaller
+    with atomic_write(path, per_process=False) as temporary:  # with one name, so killed processes leave one file
+        sheet.save(temporary, format="PNG")  # with optimize=True, files are 4 % smaller, but take six times as long
 
 
 def read_images(pair: ChangePair, root: Path) -> list[Image.Image]:
@@ -116,7 +116,7 @@ def thumbnails(
                     size = file.size
                     file.draft("RGB", frame)  # decodes a large JPEG at a lower resolution
                     image = file.convert("RGB")
-        except (DiffcapError, OSError, ValueError, SyntaxError, Image.DecompressionBombError):  # most are Pillow's
+        except (DiffcapError, OSError, ValueError, SyntaxError, Image.DecompressionBombError):  # most are from Pillow
             return None
         image.thumbnail(frame, Image.Resampling.LANCZOS)
         return Thumbnail(*size, encode_webp(image, quality=_WEBP_QUALITY[frame], method=4))
@@ -126,10 +126,10 @@ def thumbnails(
 
 
 class Masks:
-    """Reads masks, images that mark the changed area, and records those that cannot be used."""
+    """Reads masks, images that mark the changed area, and records the masks that cannot be used."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root  # the paths of the images and masks are relative to it
+        self.root = root  # folder to which the paths of images and masks are relative
         self.problems: dict[str, str] = {}  # path of a mask that cannot be used -> reason
 
     def read(self, pair: ChangePair, sizes: ImageSizes) -> Mask | None:
@@ -160,7 +160,7 @@ def image_size(pair: ChangePair, sizes: ImageSizes) -> Size | None:
 
 
 def draw_outline(mask: Mask, size: Size, width: int = 1) -> Image.Image:
-    """Draw a line of 255 on 0 (mode L), `width` pixels wide, around a mask. At an edge of the image, the line is inside the mask."""
+    """Draw a line around a mask, `width` pixels wide: 255 on 0, mode L. At an edge of the image, the line is inside the mask."""
     resized = Image.fromarray(mask.astype(np.uint8) * 255).resize(size, Image.Resampling.NEAREST)
     is_off_edge = np.zeros((size[1], size[0]), bool)
     is_off_edge[width:-width, width:-width] = True
@@ -233,7 +233,7 @@ def type_group(pair: ChangePair) -> str | None:
 
 
 def choose_pairs(pairs: Pairs, count: int, seed: int = 0) -> list[ChangePair]:
-    """Sample `count` pairs, equally many of each `type_group`, sorted by group. If the dataset has no types, sample from all pairs."""
+    """Sample `count` pairs, equally many of each `type_group`, sorted by group. Without change types, sample from all pairs."""
     random = Random(seed)
     remaining_pairs: dict[str, list[ChangePair]] = {}
     for pair in pairs:
@@ -255,7 +255,7 @@ def choose_pairs(pairs: Pairs, count: int, seed: int = 0) -> list[ChangePair]:
 
 
 def is_correct(caption: str, pair: ChangePair) -> bool | None:
-    """Return True if the change type is right and, for a change, also shape and new value, and if no other attribute is wrong.
+    """Return True if the change type is right and, for a change, also the shape and the new value, and no other named attribute is wrong.
 
     Returns None if the dataset lacks the attributes of its changed objects.
     """
@@ -349,7 +349,7 @@ def draw_sheet(blocks: Sequence[Image.Image], footer: Image.Image | None = None)
 
 
 def draw_pairs(pairs: Pairs, captions: SystemCaptions, masks: Masks) -> Image.Image:
-    """Draw a block for each pair. Right captions are green, wrong ones red, and captions that cannot be judged black."""
+    """Draw a block for each pair. Right captions are green, wrong captions red, and captions that cannot be judged black."""
     has_object_labels = any("changed" in pair.extra for pair in pairs)
     blocks = []
     for pair in pairs:

@@ -59,17 +59,17 @@ def collect_results(
     seed: int,
     remark: str | None,  # sentence below the table
 ) -> Results:
-    """Read the runs (system -> one folder per seed), and score other systems' files and the baselines by the same protocol."""
+    """Read the runs (system -> one folder per seed), and score other systems' captions and the baselines with the same protocol."""
     runs = {name: [rows.read_run(path) for path in paths] for name, paths in run_folders.items()}
     dataset = read_dataset(dataset_folder)
     if runs:
         protocol = rows.common_protocol([run for seed_runs in runs.values() for run in seed_runs], dataset, split)
     else:
         protocol = rows.default_protocol(dataset, split)
-    protocol.pop("ensemble", None)  # it can differ between systems: the entry "ensembles" below has it
+    protocol.pop("ensemble", None)  # it can differ between systems, so the entry "ensembles" below has it
     split_pairs = [pair for pair in dataset.pairs if pair.split == split]
     captioned_pairs = [pair for pair in split_pairs[: protocol.get("limit")] if pair.captions]
-    pairs = take_changes(captioned_pairs, protocol.get("changes"))  # may join a pair's sentences to one
+    pairs = take_changes(captioned_pairs, protocol.get("changes"))  # may join the captions of a pair
     train_pairs = take_changes([pair for pair in dataset.pairs if pair.split == "train"], protocol.get("changes"))
     references = {pair.id: pair.captions for pair in pairs}
     split_ids = [pair.id for pair in split_pairs]
@@ -79,11 +79,11 @@ def collect_results(
         file_captions[path] = read_other_predictions(path, list(references), split_ids, split_title)
     store = FeatureStore.open(dataset_folder / "features" / store_name) if store_name else None
     baselines = baseline_captions(train_pairs, pairs, store)
-    id_protocol = word_id_protocol(dataset.name, dataset.pairs)  # remote sensing also has scores of vocabulary indices
+    id_protocol = word_id_protocol(dataset.name, dataset.pairs)  # for remote sensing: scores of word ids
     id_scoring = word_id_scoring(id_protocol, dataset.pairs) if id_protocol else None
     tokenizer, metrics = protocol["tokenizer"], protocol["metrics"]
     scored = evaluate_systems({**baselines, **file_captions}, pairs, tokenizer, metrics, id_scoring=id_scoring)
-    needs_ptb = file_captions and tokenizer != "ptb"  # evaluations with other tokens have PTB scores as well
+    needs_ptb = file_captions and tokenizer != "ptb"  # runs with other tokens also have PTB scores
     scored_with_ptb = evaluate_systems(file_captions, pairs, "ptb", metrics) if needs_ptb else {}
     for name, paths in caption_files.items():
         runs[name] = []
@@ -125,7 +125,7 @@ def collect_results(
 def _describe_runs(
     runs: Mapping[str, Sequence[Run]], dataset: Dataset, references: Mapping[str, Sequence[str]]
 ) -> tuple[dict[str, int], dict[str, list[str]], dict[str, dict[str, Any]]]:
-    """Return three dicts by system: number of members of ensembles, notes on the captions, origin of models without training."""
+    """Return three dicts by system: number of ensemble members, notes on the captions, origin of a model without training."""
     ensembles = {}
     notes = {}
     zero_shot = {}
@@ -189,7 +189,7 @@ def gather_page(
 
     Args:
         viewpoint: scores by viewpoint, the result of `rows.viewpoint_scores`; None leaves them out.
-        num_localisation_pairs: number of pairs on which localisation (is a caption's attention on the change?) is measured. Attention
+        num_localisation_pairs: number of pairs on which localisation (is the attention on the change?) is measured. Attention
             maps are also computed for the pairs with the best and the worst scores (`extreme_pairs`).
     """
     dataset = results.dataset
@@ -237,7 +237,7 @@ def gather_page(
         )
     ptb_scores = {name: [run.ptb_scores or {} for run in seed_runs] for name, seed_runs in results.runs.items()}
     extra_rows = {}
-    if protocol["tokenizer"] != "ptb" and all(map(all, ptb_scores.values())):  # every run has these scores
+    if protocol["tokenizer"] != "ptb" and all(map(all, ptb_scores.values())):  # all runs have PTB scores
         extra_rows["total, PTB tokens"] = {name: rows.mean_row(seeds) for name, seeds in ptb_scores.items()}
     pair_counts = f"{len(results.pairs):,} scored"
     if len(listed_pairs) < len(results.pairs):

@@ -26,7 +26,7 @@ MAX_OPACITY = 0.85
 OPACITY_GAIN = 1.5  # opacity is MAX_OPACITY * min(1, OPACITY_GAIN * strength)
 _MIN_PEAK = 4  # a peak below 4 times the weight of uniform attention gets a strength below 1
 
-NUM_COLUMNS = 7  # words in a line
+NUM_COLUMNS = 7  # number of words in a row of the sheet
 WORD_FRAME = ((SHEET_WIDTH - 2 * MARGIN - (NUM_COLUMNS - 1) * GAP) // NUM_COLUMNS, 88)
 _IMAGE_GAP = 2  # pixels between the two images of a word
 _COMMON_SHIFT_COLOR = (0, 160, 230)
@@ -38,7 +38,7 @@ _NUM_LINE_POINTS = 33  # a bent line is drawn as a polyline
 
 
 class Match(NamedTuple):
-    """A position in the before image and the position in the after image that it is aligned with."""
+    """A position in the before image and the position in the after image to which it is aligned."""
 
     start: tuple[float, float]  # (x, y) in the before image, as fractions of its size
     end: tuple[float, float]  # in the after image
@@ -49,7 +49,8 @@ class Match(NamedTuple):
 def scale_attention(before: Array, after: Array) -> tuple[Array, Array]:
     """Scale a word's attention weights, (h, w) each, to strengths from 0 to 1, with one scale for both images.
 
-    Weights up to that of uniform attention become 0. The highest weight of both maps becomes 1, or less if it is not a clear peak.
+    Weights up to the weight of uniform attention, 1 / (h w), become 0. The highest weight of both maps becomes 1, or less if it is below
+    `_MIN_PEAK` times that weight.
     """
     uniform = 1 / before.size
     highest = max(before.max(), after.max(), _MIN_PEAK * uniform)
@@ -92,7 +93,7 @@ def strongest_matches(alignment: Array, grid: tuple[int, int], count: int = _MAX
     """Return the strongest matches of an alignment (h w, h w), whose rows are positions of the before image.
 
     Returns:
-        At most one match for each row, strongest first. All weights are at least half the highest and twice the uniform weight.
+        At most one match for each row, strongest first. Each weight is at least half the highest weight and twice the uniform weight.
     """
     weights = alignment.max(1)
     ends = alignment.argmax(1)
@@ -119,7 +120,7 @@ def strongest_matches(alignment: Array, grid: tuple[int, int], count: int = _MAX
 def draw_attention(
     maps_by_system: Mapping[str, Sequence[PairMaps]], captions: drawing.SystemCaptions, masks: drawing.Masks
 ) -> Image.Image:
-    """Draw `attention.png`: for each system and pair, the images, the caption and the map of each word."""
+    """Draw `attention.png`: for each system and pair, the images, the caption and the attention maps of each word."""
     entries = [(name, pair, maps) for name, pair_maps in maps_by_system.items() for pair, maps in pair_maps]
     has_object_labels = any("changed" in pair.extra for _, pair, _ in entries)
     blocks = []
@@ -187,7 +188,7 @@ def _draw_maps(
 
 
 def _draw_matches(block: Image.Image, matches: Sequence[Match], places: Sequence[drawing.Place], rows: int) -> None:
-    """Draw a line for each match between the images, which are at `places` of the block; an attention map has `rows` rows.
+    """Draw a line for each match between the images, whose places in the block are `places`; an attention map has `rows` rows.
 
     Straight lines between cells of one row would cover each other, so each line is bent by less than the height of a row.
     """

@@ -1,8 +1,9 @@
 // Filters, sorting and the list of pairs. The page first shows PAIRS_PER_STEP pairs.
 
 const INDEX = JSON.parse(document.getElementById("index").textContent);
-const COLORS = [];
+const COLORS = []; // of the systems
 const PAIRS_PER_STEP = 60; // pairs that are shown at first, and with each press of "show more"
+// `by` is the number of a system; -1: all systems.
 const FILTERS = { types: new Set(), sort: "worst", by: -1, verdict: "all", text: "", attention: false, seed: 1 };
 const BY_WORDS = INDEX.judged.by === "words";
 const field = (id) => document.getElementById(id);
@@ -47,7 +48,7 @@ function sorted(numbers) {
     best: (pair) => -10000 * rightShare(pair) - meanScore(pair),
     differ: (pair) => -disagreement(pair),
     random: () => random(),
-    unlike: (pair) => pair.v ?? 2,
+    unlike: (pair) => pair.v ?? 2, // pairs without an IoU are last
     given: () => 0,
   };
   const key = new Map(numbers.map((number) => [number, keys[FILTERS.sort](INDEX.pairs[number])]));

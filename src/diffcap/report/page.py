@@ -23,7 +23,8 @@ from diffcap.report.drawing import Thumbnail, is_correct, type_group
 from diffcap.report.heatmaps import COLORMAP, color_table
 
 _SCRIPT_NAMES = ("shared.js", "attention.js", "card.js", "page.js")
-_PICTURES_PER_BLOCK, _PAIRS_WITH_MAPS_PER_BLOCK = 16, 8
+_PICTURES_PER_BLOCK, _PAIRS_WITH_MAPS_PER_BLOCK = 16, 8  # in the blocks of `page_data`
+# Logged values whose charts come first; val/mlm is the loss of masked language modelling.
 _MAIN_CURVE_TITLES = ("val/CIDEr-D", "val/BLEU-4", "val/caption_loss", "val/mlm", "train/loss", "train/caption_loss")
 
 
@@ -31,8 +32,8 @@ _MAIN_CURVE_TITLES = ("val/CIDEr-D", "val/BLEU-4", "val/caption_loss", "val/mlm"
 class System:
     """Content of the page about one system: a run, or runs with several seeds."""
 
-    captions: Mapping[str, str]  # id -> caption of the first seed
-    scores: Mapping[str, float]  # id -> CIDEr-D of this caption
+    captions: Mapping[str, str]  # id of a pair -> caption, of the run with the first seed
+    scores: Mapping[str, float]  # id -> CIDEr-D of the caption in `captions`
     attention: Mapping[str, dict[str, Any]] = field(default_factory=dict)  # id -> encoded attention maps
     no_attention_reason: str | None = None
     localisation: Localisation | None = None  # how well the attention maps show where the change is
@@ -57,7 +58,7 @@ class Page:
 
 
 def render(page: Page) -> str:
-    """Render the page as one HTML document. Text from data is escaped; a security policy allows only its own script and no requests."""
+    """Render the page as one HTML document. Text from data is escaped; a security policy allows only the page's script and no requests."""
     script = "\n".join(read_resource(name) for name in _SCRIPT_NAMES)
     index, blocks = page_data(page)
     encoded_maps = [maps for system in page.systems.values() for maps in system.attention.values()]
@@ -74,7 +75,7 @@ def render(page: Page) -> str:
         if heading in overview.columns:
             column = overview.columns.index(heading)
             scores = [(cells[column], name) for (name,), cells in overview.rows if cells[column].text]
-            best, name = max(scores, key=lambda score: score[0].fraction)  # largest for the highest score
+            best, name = max(scores, key=lambda score: score[0].fraction)  # the highest score has the largest fraction
             tiles.append({"heading": heading, "text": best.text, "std": best.std, "system": name})
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -194,7 +195,8 @@ def page_data(page: Page) -> tuple[dict[str, Any], dict[str, Any]]:
         size = block_sizes[name]
         blocks |= {f"{name}-{start // size}": items[start : start + size] for start in range(0, len(items), size)}
     index = {
-        "systems": [{"name": name, "number": list(page.rows).index(name)} for name in page.systems],  # of its colour
+        # "number" is the index of the system's colour.
+        "systems": [{"name": name, "number": list(page.rows).index(name)} for name in page.systems],
         "judged": verdict_rule,
         "colors": base64.b64encode(color_table().tobytes()).decode(),
         "types": types,
@@ -231,7 +233,7 @@ def _choose_judge(page: Page) -> tuple[Callable[[System, ChangePair], int | None
 
 
 def _boxes(pair: ChangePair, pictures: Mapping[str, Thumbnail | None]) -> dict[str, list[float]]:
-    """Return the changed object's boxes: "b" or "a" -> left, top, width and height, as fractions of the image."""
+    """Return boxes of the changed object: "b" (before) or "a" (after) -> left, top, width, height, as fractions of the image."""
     boxes = {}
     for side, box in (pair.extra.get("boxes") or {}).items():
         picture = pictures.get(getattr(pair, side, ""))

@@ -29,7 +29,7 @@ from diffcap.utils.errors import DiffcapError, wrap_errors
 Row = dict[str, Any]  # scores of one system; `score_row` describes the keys
 _ZERO_SHOT_STAGE = "zero-shot"  # "stage" in metrics.json of a vision-language model that was not trained
 _IOU_KEY = "viewpoint_iou"  # in `extra` of a pair: 1 if both images have the same camera position, less if not
-_BIN_GROUPS = ("total", "semantic", "distractor")  # all pairs, those with a change, those without
+_BIN_GROUPS = ("total", "semantic", "distractor")  # all pairs, pairs with a change, pairs without
 _SLOT_KEYS = ("type", "object", "to")  # accuracies of the change type, the object and the new value
 # Entries of the protocol that must be equal in all runs. "changes" says how a pair with several changes was captioned.
 _COMMON_KEYS = ("dataset", "split", "limit", "beams", "length_penalty", "tokenizer", "changes", "metrics")
@@ -47,7 +47,7 @@ class Run:
 
 
 def read_run(path: str | Path) -> Run:
-    """Read an evaluation from its own folder, or from the folder of its run."""
+    """Read an evaluation from the folder of the evaluation, or from the folder of its run."""
     evaluation_folder = find_evaluation(path)
     metrics = read_metrics(evaluation_folder)
     ptb_filename = metrics_filename("ptb")
@@ -62,7 +62,7 @@ def read_run(path: str | Path) -> Run:
 
 
 def zero_shot_origin(run: Run) -> dict[str, Any]:
-    """Return "base", "revision" and "prompt" of a model without training, and "sentences" per caption if not 1; {} for other runs."""
+    """Return "base", "revision" and "prompt" of a model without training, and the number of "sentences" if not 1; {} for other runs."""
     provenance = run.metrics["provenance"]
     for checkpoint in provenance.get("checkpoints") or []:
         if checkpoint.get("stage") == _ZERO_SHOT_STAGE:
@@ -87,7 +87,7 @@ def read_metrics(evaluation_folder: Path, filename: str = METRICS) -> dict[str, 
 
 
 def common_protocol(runs: Sequence[Run], dataset: Dataset, split: str) -> dict[str, Any]:
-    """Check that all runs were scored alike, and return the protocol, which says how: {"dataset", "split", "tokenizer", ...}."""
+    """Check that all runs were scored alike, and return the protocol, {"dataset", "split", "tokenizer", ...}, which says how."""
     first_protocol = runs[0].metrics["protocol"]
     for run in runs:
         protocol = run.metrics["protocol"]
@@ -129,7 +129,7 @@ def default_protocol(dataset: Dataset, split: str) -> dict[str, Any]:
 
 
 def score_row(result: Mapping[str, Any], predictions: Mapping[str, str], pairs: Sequence[ChangePair]) -> Row:
-    """Make a row from the result of `protocols.evaluate`. A group ("total", "color") is a set of pairs that are scored together.
+    """Make a row from the result of `protocols.evaluate`. A group ("total", "color") is a set of pairs that are scored as one corpus.
 
     Returns:
         {group: {metric: fraction}, "slots": {"type", "object", "to"}, "type_accuracy": {group: fraction}, "id_tokens": {group: {metric:
@@ -162,7 +162,7 @@ def run_row(run: Run, pairs: Sequence[ChangePair]) -> Row:
 
 
 def training_cost(checkpoints: Sequence[Path]) -> Row:
-    """Sum up the trainings of the checkpoints: {"seconds", "steps": stage -> number}; {} if no training is recorded."""
+    """Sum up the cost of the checkpoints' trainings: {"seconds", "steps": stage -> number}; {} if no training is recorded."""
     lineages = map(training_lineage, checkpoints)  # the trainings that led to each checkpoint
     record_files = {path: None for lineage in lineages for path in lineage.finished_files()}  # in order, distinct
     seconds = 0.0
@@ -175,7 +175,7 @@ def training_cost(checkpoints: Sequence[Path]) -> Row:
 
 
 def mean_row(rows: Sequence[Row]) -> Row:
-    """Average the rows of several seeds, with "std" (sample standard deviations) and "runs" (number of rows). One row stays as it is."""
+    """Average the rows of several seeds, with "std" (sample standard deviations) and "runs" (number of rows). One row is returned as is."""
     if len(rows) == 1:
         return rows[0]
     return {**_reduce(rows, statistics.fmean), "std": _reduce(rows, statistics.stdev), "runs": len(rows)}

@@ -40,7 +40,7 @@ ZERO_SHOT_NOTE = (
     "Without training, a model does not know the style of the references: n-gram scores (BLEU, METEOR, ROUGE-L, CIDEr-D) measure the "
     "style first, and a low score does not show that the captions are wrong."
 )
-ALL_WORDS = "all words"  # the name of the scores over words of all kinds
+ALL_WORDS = "all words"  # name of the row for words of all kinds
 GROUPS = ("total", "semantic", "distractor", "change", "no_change")
 # S*m is the mean of BLEU-4, METEOR, ROUGE-L and CIDEr-D.
 METRICS = ("BLEU-4", "METEOR", "ROUGE-L", "CIDEr-D", "SPICE", "S*m", "accuracy")
@@ -72,7 +72,7 @@ def _cell(row: JsonObject, path: Sequence[str], best: float = 0.0, lowest: float
 
 
 def with_weightless_note(table: Table) -> Table:
-    """If a cell has the mark of a CIDEr-D of 0 (the captions share no phrase that counts with the references), add its footnote."""
+    """Add the footnote about a CIDEr-D of 0 (captions and references share no phrase that counts) if a cell has its mark."""
     has_mark = any(WEIGHTLESS_MARK in cell.text for _, cells in table.rows for cell in cells)
     return replace(table, note=WEIGHTLESS_NOTE if has_mark else "")
 
@@ -80,13 +80,14 @@ def with_weightless_note(table: Table) -> Table:
 def score_table(rows: SystemRows, paths: ColumnPaths, title: str, has_shades: bool = False) -> Table:
     """Make a line for each system with the numbers at `paths`. Leave out columns without any number.
 
-    The fraction of a cell is 0 for a score of 0 or, with `has_shades`, for the lowest score of its column; it is 1 for the highest.
+    The fraction of a cell is the length of its bar or the strength of its shade. It is 0 for a score of 0 or, with `has_shades`, for the
+    lowest score of the column, and 1 for the highest score of the column.
     """
     ranges: dict[str, tuple[float, float]] = {}  # heading -> highest number of the column, and the number of fraction 0
     for heading, path in paths.items():
         values = [value for row in rows.values() if (value := number_at(row, path)) is not None]
         if values:
-            is_score = path != ("seconds",)  # seconds have neither bars nor a best
+            is_score = path != ("seconds",)  # seconds have no bar, and no best value
             ranges[heading] = (max(values) if is_score else 0.0, min(values) if has_shades else 0.0)
     lines = []
     for system, row in rows.items():
@@ -110,7 +111,7 @@ def metric_table(rows: SystemRows, group: str, title: str) -> Table:
 def score_tabs(rows: SystemRows) -> list[Table]:
     """Make the tabs of the page: the main scores, then all metrics of each of `GROUPS`."""
     tables = [system_table(rows), *(metric_table(rows, group, group) for group in _groups(rows))]
-    if len(tables) == 2 and len(tables[1].columns) < 2:  # one metric of one group, which the first table already has
+    if len(tables) == 2 and len(tables[1].columns) < 2:  # the only metric is in the first table already
         return tables[:1]
     return tables
 
@@ -254,7 +255,7 @@ def scoring_text(protocol: JsonObject, rows: SystemRows) -> str:
     num_runs = " to ".join(map(str, dict.fromkeys((*run_counts[:1], *run_counts[-1:]))))  # "3", or "2 to 5"
     deviation = f"; mean ± standard deviation over {num_runs} runs" if run_counts else ""
     changes = f"{protocol['changes']} change, " if protocol.get("changes") else ""  # "single" or "multi"
-    remark = f" {protocol['remark']}" if protocol.get("remark") else ""  # the user's; `remarks` are on the dataset
+    remark = f" {protocol['remark']}" if protocol.get("remark") else ""  # from the user; `remarks` describe the dataset
     return (
         f"{remarks(protocol)}{changes}{protocol['pairs']['total']:,} pairs, {protocol['tokenizer']} tokens, {decoding_text(protocol)}; "
         f"scores x 100{deviation}.{remark}"

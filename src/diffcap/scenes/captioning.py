@@ -19,7 +19,7 @@ from diffcap.utils.errors import DiffcapError
 from diffcap.utils.files import add_filename
 
 PARTIAL_SUFFIX = ".partial.jsonl"  # end of the name of a `PartialResults` file
-MAX_UNSAVED_RESULTS = 256  # a batch is saved after this number of results, even if few of its tiles need a caption
+MAX_UNSAVED_RESULTS = 256  # results after which a batch is saved, even if few of its tiles need a caption
 NO_DATA, IDENTICAL = "no data", "identical"  # reasons why a tile is not captioned
 
 
@@ -31,7 +31,7 @@ class SceneCaptions(NamedTuple):
 
 
 class PartialResults(AbstractContextManager["PartialResults"]):
-    """The results of an unfinished run as JSON Lines: first `header`, the settings that affect them, then a line per batch of tiles."""
+    """The results of an unfinished run as JSON Lines: first `header` (the settings that affect them), then a line per batch of tiles."""
 
     def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
         self.path = path
@@ -78,7 +78,7 @@ def _read_whole_lines(path: Path) -> tuple[list[Any], int]:
             value = json.loads(line)
             if number == 1:
                 is_whole = isinstance(value, dict)
-            else:  # the tiles of a batch follow those of the last one
+            else:  # the tiles of a batch follow the tiles of the last batch
                 is_whole = [result["tile"] for result in value] == [*range(num_tiles, num_tiles + len(value))]
                 num_tiles += len(value)
         except (ValueError, TypeError, KeyError):  # not JSON, or not a list of results
@@ -128,8 +128,8 @@ def caption_tiles(
 
     A result is {"tile": number, "caption": ..., "log_probability": ..., "no_change": ...} or {"tile": number, "not_captioned": reason}.
     A batch ends when it has `batch_size` tiles to caption, or `MAX_UNSAVED_RESULTS` results (`batch_size` if that is more). A continued run
-    repeats the interrupted batch as a whole, so that its numbers do not depend on the interruption. `advance` is called with the number of
-    tiles that were finished since its last call.
+    repeats the whole interrupted batch, so that the numbers in its results do not depend on the interruption. `advance` is
+    called with the number of tiles that were finished since its last call.
     """
     sentences = scored_sentences(captioner)
     results: list[dict[str, Any]] = []  # of the tiles of a batch

@@ -15,7 +15,7 @@ function draw() {
   stage.style.width = `${DATA.width * place.scale}px`;
   stage.style.height = `${DATA.height * place.scale}px`;
   stage.style.transform = `translate(${place.x}px, ${place.y}px)`;
-  const beforeFraction = { before: 1, slide: border, after: 0 }[mode]; // of the view, that shows the image before
+  const beforeFraction = { before: 1, slide: border, after: 0 }[mode]; // fraction of the view's width that shows the image before
   const edge = beforeFraction * view.clientWidth - place.x; // right edge of the image before, in pixels of the stage
   byId("image-before").style.clipPath = `inset(0 ${DATA.width * place.scale - edge}px 0 0)`;
   slider.style.left = `${100 * border}%`;
@@ -54,7 +54,7 @@ function centered(middle, sceneLength, viewLength) {
 }
 
 function fit() {
-  show(0, 0, DATA.width, DATA.height, 0);
+  show(0, 0, DATA.width, DATA.height, 0); // 0: `show` uses the smallest scale
 }
 
 // Zoom around a point of the view.
@@ -75,7 +75,7 @@ function choose(number, fromMap) {
   chosenNumber = number;
   const { path, button } = entries[number];
   path.classList.add("chosen");
-  path.parentNode.append(path); // above the others
+  path.parentNode.append(path); // the outline is drawn above the others
   button.setAttribute("aria-pressed", "true");
   if (fromMap) button.scrollIntoView({ block: "nearest" });
   else show(...DATA.changes[number].window, 0.4);
@@ -119,7 +119,7 @@ function search() {
   byId("count").textContent = words[0] ? `${count.toLocaleString("en")} of ${DATA.changes.length.toLocaleString("en")} changes` : "";
 }
 
-// Call `move(event, x, y)` while an element is dragged, with the distances since the last event.
+// Call `move(event, x, y)` while an element is dragged; x and y are the distances in pixels since the last event.
 let wasDragged = false; // the pointer was moved between the last press and the click
 function onDrag(element, move) {
   let lastEvent = null;

@@ -17,7 +17,7 @@ from diffcap.report.page import as_json, read_resource, security_policy
 from diffcap.scenes.raster import MAX_WINDOW, Sample, Scene, Stretch, Tile, to_rgb
 from diffcap.scenes.writing import Change, find_position, to_lon_lat
 
-_MAX_PICTURE_BYTES = 700_000  # of each JPEG; so the two pictures of the whole scene have at most 1.9 MB in base64
+_MAX_PICTURE_BYTES = 700_000  # of a JPEG; the two pictures of the whole scene have at most 1.9 MB in base64
 _OVERVIEW_SIDE = 1600  # longer side of a picture of the whole scene in pixels
 MAX_DETAILS, _DETAIL_SIDE = 100, 192  # number of changes with pictures, and the pictures' longer side in pixels
 _QUALITIES = (80, 65, 50, 35, 20)  # JPEG qualities, which are tried in this order until a picture is small enough
@@ -58,7 +58,7 @@ def write_map(
         x, y, width, height = changes[index].window
         if max(width, height) <= MAX_WINDOW:
             sample = scene.read(Tile(x, y, width, height))
-        else:  # too large to be read at once: its part of the overview
+        else:  # too large to be read at once: take the part of the overview
             step = scene.width / overview.before.shape[2]  # pixels of the scene per pixel of the overview
             top, bottom, left, right = (int(edge / step) for edge in (y, y + height, x, x + width))
             sample = Sample(*(array[..., top : bottom + 1, left : right + 1] for array in overview))

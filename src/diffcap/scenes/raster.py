@@ -29,7 +29,7 @@ _CACHE_MB = 256  # size of GDAL's cache of decoded blocks, for both rasters
 MAX_WINDOW = 2048  # largest width and height in pixels that are read at once
 WGS84 = "EPSG:4326"  # longitude and latitude
 _MAX_CORNER_SHIFT = 0.01  # pixels by which the corners of equal grids may differ
-PERCENTILES = (2.0, 98.0)  # default of `fit_stretch` for pixels that do not have 8 bits
+PERCENTILES = (2.0, 98.0)  # default of `fit_stretch`, unless the pixels have 8 bits
 Pixels = npt.NDArray[Any]
 ColorRange = tuple[tuple[float, float, float], tuple[float, float, float]]  # red, green, blue: dark, then bright color
 FULL_RANGE: ColorRange = ((0, 0, 0), (255, 255, 255))
@@ -57,7 +57,7 @@ class TileCaption(NamedTuple):
 class Tiling:
     """The tiles of a raster of width x height pixels, numbered from 0: left to right in the top row, then the rows below.
 
-    The last tile of a row or column ends at the raster's edge, so it may overlap more. A raster smaller than a tile is one tile.
+    The last tile of a row or column ends at the raster's edge, so it may overlap more. A raster that is smaller than a tile has one tile.
 
     Example:
         >>> tiling = Tiling(600, 200, size=256, overlap=64)
@@ -94,7 +94,7 @@ class Sample(NamedTuple):
 
 
 class Scene:
-    """Two open rasters on one grid (size, CRS and transform). Only one thread at a time may call a method."""
+    """Two open rasters on one grid (size, CRS and transform). Only one thread at a time may use a scene."""
 
     def __init__(self, before: Any, after: Any, files: tuple[str, str], bands: list[int]) -> None:
         self.width, self.height = before.width, before.height  # in pixels
@@ -123,7 +123,7 @@ class Scene:
     def overview(self, longest_side: int) -> Sample:
         """Read every n-th pixel of every n-th row, with the smallest n that gives at most `longest_side` pixels per side.
 
-        All pixels are read in large windows, and most are dropped. GDAL's own reduced read would decode a block again for each row.
+        All pixels are read in large windows, and most are dropped. GDAL's read at a reduced size would decode a block again for each row.
         """
         step = math.ceil(max(self.width, self.height) / longest_side)
         window_side = max(1, MAX_WINDOW // step) * step
@@ -143,7 +143,7 @@ def open_scene(
     """Open two rasters of the same place.
 
     Args:
-        bands: numbers of one band (gray) or three (red, green, blue), from 1. None means 1, 2, 3, or 1 if a raster has only 1 or 2.
+        bands: numbers of one band (gray) or three (red, green, blue), from 1. None means 1, 2, 3, or 1 if a raster has fewer bands.
         align: warp the second raster to the first one's grid while it is read (bilinear).
     """
     with ExitStack() as stack:

@@ -19,7 +19,7 @@ from diffcap.utils.errors import DiffcapError
 
 Points = npt.NDArray[np.float64]
 _EDGE_STEP = 256  # pixels between the points added to an edge, which is a curve in longitude and latitude
-_DECIMALS = 7  # decimal places of degrees; the last place is about a centimetre
+_DECIMALS = 7  # decimal places of degrees; a step of the last place is about a centimetre
 # Units of the coordinates, as named in the GeoJSON file.
 IN_DEGREES = "longitude and latitude (WGS84)"
 IN_PIXELS = "pixels, x to the right and y down from the upper left corner; the rasters have no georeference"
@@ -113,7 +113,7 @@ def find_position(change: Change, scene: Scene, digits: int) -> list[float] | No
 def write_geojson(path: Path, changes: Sequence[Change], scene: Scene, metadata: Mapping[str, Any]) -> None:
     """Write a FeatureCollection with `metadata` as its member "diffcap".
 
-    metadata["note"] is None, or a warning that the captions can be unreliable, which every feature repeats. Polygons are in longitude
+    metadata["note"] is None, or a warning that the captions can be unreliable; every feature repeats it. Polygons are in longitude
     and latitude, with the outer ring counterclockwise. Without georeference, they are in pixels.
     """
     digits = None if scene.crs is None else _DECIMALS  # None rounds to whole pixels
@@ -144,7 +144,7 @@ def write_geojson(path: Path, changes: Sequence[Change], scene: Scene, metadata:
 
 
 def write_csv(path: Path, changes: Sequence[Change], scene: Scene, note: str | None) -> None:
-    """Write one line per change. Its longitude and latitude are of a point inside the change; they are empty without georeference."""
+    """Write one line per change. Longitude and latitude are those of a point in the change; without georeference, they are empty."""
     notes = [] if note is None else [note]
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")

@@ -45,7 +45,7 @@ def read_chat_template(processor: Any, question: str) -> ChatTemplate:
     lead, separator, tail = dialogue.removeprefix(prompt).partition(_ANSWER_MARK)
     if not dialogue.startswith(prompt) or not separator:
         raise DiffcapError(
-            f"{model_name}: its chat template adds text to an answer, such as a thinking block; use the variant of the model without it."
+            f"{model_name}: its chat template adds text to an answer, such as a thinking block; use a variant of the model that adds none."
         )
     prompt_ids = processor.tokenizer(prompt, add_special_tokens=False)["input_ids"]
     tail_ids = processor.tokenizer(tail, add_special_tokens=False)["input_ids"]
@@ -53,9 +53,9 @@ def read_chat_template(processor: Any, question: str) -> ChatTemplate:
 
 
 class HubVocabulary:
-    """The tokens of a vision-language model as ids, with the interface of the word vocabularies (`Vocabulary`).
+    """The vocabulary of a vision-language model's tokenizer, with the same methods as `Vocabulary`, the vocabulary of words.
 
-    `num_sentences` is for models that were not fine-tuned: `decode` returns this number of sentences of their answer (`clean_answer`).
+    `num_sentences` is for models that were not fine-tuned: `decode` returns at most so many sentences of their answer (`clean_answer`).
     """
 
     def __init__(self, tokenizer: Any, template: ChatTemplate, num_sentences: int | None = None) -> None:
@@ -87,7 +87,7 @@ class HubVocabulary:
         return clean_answer(text, self.num_sentences) if self.num_sentences else " ".join(text.split())
 
     def decode_plain(self, ids: Iterable[int]) -> str:
-        """Decode without `clean_answer`: each further id only adds to the text, so that the text of each id can be found."""
+        """Decode without `clean_answer`, so that each further id only adds text at the end. This shows which text belongs to which id."""
         return " ".join(self._decode_text(ids).split())
 
     def _decode_text(self, ids: Iterable[int]) -> str:
@@ -98,10 +98,11 @@ class HubVocabulary:
 
 
 def clean_answer(text: str, num_sentences: int = 1) -> str:
-    """Return the first sentences of a model's free answer, without markup, list marks, quotation marks, a label or the final period.
+    """Return the first sentences of a model's free answer, without markup, list marks, quotation marks, labels or the final period.
 
     A block <think>...</think>, introductions such as "Sure!" and a sentence "Yes." at the beginning are removed. "No." is removed if the
-    next sentence has a negation; else both count as one sentence. Headings and lines that end with a colon are left out if a text follows.
+    next sentence has a negation; else both count as one sentence. Headings and lines that end with a colon are left out if there is another
+    line.
 
     Example:
         >>> clean_answer('Here is the change:\\n1. **Answer:** "The red cube is gone." It was on the left.')

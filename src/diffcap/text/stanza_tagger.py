@@ -79,7 +79,7 @@ def load_pipeline(model: TaggerModel) -> Any:
 def tag_batch(pipeline: Any, sentences: Sequence[str]) -> list[list[str]]:
     """Return the UPOS tags of sentences whose words are joined with single spaces: one list per sentence, one tag per word."""
     words = [sentence.split(" ") for sentence in sentences]
-    # Stanza creates dozens of objects per word, so collecting garbage during the call would take half of the time.
+    # Stanza creates dozens of objects per word, so garbage collection during the call would take half of the time of the call.
     gc.disable()
     gc.freeze()  # keeps older objects out of the collection below
     try:
@@ -140,7 +140,7 @@ def read_conllu(path: str | Path) -> list[TaggedSentence]:
 
 
 def write_conllu(path: str | Path, sentences: Iterable[TaggedSentence]) -> None:
-    """Write sentences as CoNLL-U, from which Stanza trains taggers. Its syntax columns are placeholders: words depend on the first word."""
+    """Write sentences as CoNLL-U, from which Stanza trains taggers. The syntax columns are placeholders: words depend on word 1."""
     texts = []
     for sentence in sentences:
         lines = []

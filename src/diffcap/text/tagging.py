@@ -30,7 +30,8 @@ class TagCache:
     """UPOS tags of sentences, in memory (`tags`) and in a file, `tags.jsonl`, to which one process at a time appends lines.
 
     The first line of the file has the name of the tagger and the hash of its weights (`{"tagger", "identity"}`). Every other line,
-    `{"sentence", "tags"}`, has the words of a sentence and one tag per word, both joined with spaces. A file of another tagger is emptied.
+    `{"sentence", "tags"}`, has the words of a sentence and one tag per word, both joined with spaces. The tags of another
+    tagger in the file are deleted.
     """
 
     def __init__(self, path: Path | None, model: TaggerModel) -> None:
@@ -77,12 +78,12 @@ def tag_sentences(
         sentences: words joined with single spaces; duplicates are tagged once, empty sentences are skipped.
         tagger: "english", "blocks", "tiles" or a folder.
         cache_file: a `tags.jsonl` to read and extend, see `TagCache`.
-        workers: number of processes; 0 means one per core, or only one if there is a GPU. The tags do not depend on it.
+        workers: number of processes; 0 means one per core, or one in total if there is a GPU. The tags do not depend on the number.
         progress: called with (tagged sentences, all sentences) after each chunk.
     """
     import torch
 
-    # A tag can depend on the other sentences of its chunk (padding, rounding). So chunks are made of all sentences, also of cached ones.
+    # A tag can depend on the other sentences of its chunk (padding, rounding). So the chunks have all sentences, including cached ones.
     distinct_sentences = sorted(filter(None, set(sentences)), key=lambda sentence: (sentence.count(" "), sentence))
     model = find_tagger(tagger)
     tag_cache = TagCache(Path(cache_file) if cache_file is not None else None, model)
@@ -106,7 +107,7 @@ def tag_sentences(
     return {sentence: tag_cache.tags[sentence] for sentence in distinct_sentences}
 
 
-# Identity -> pipeline. A worker loads it for its first chunk, because an error at the worker's start would not reach the parent.
+# Identity of a tagger -> its pipeline. A worker loads the pipeline with its first chunk: the parent would not get an earlier error.
 _pipelines: dict[str, Any] = {}
 
 

@@ -26,20 +26,20 @@ def clip_tokenizer() -> SimpleTokenizer:
 
 
 class ClipVocabulary:
-    """CLIP's tokens as ids, with the interface of the word vocabularies (`Vocabulary`).
+    """A vocabulary of CLIP's tokens, with the same methods as `Vocabulary`, the vocabulary of words.
 
     Args:
         words: for "clip_used", the tokens of the vocabulary, in CLIP's order; empty for the other layouts.
         layout: "clip" has CLIP's ids, and the padding id 49,408, which CLIP does not use.
             "clip_released" has CLIP's ids, and the padding id 0, as in the code that CLIP4IDC's authors released. Id 0 is also the
             word "!". So "!" is never learned, and it ends a decoded caption.
-            "clip_used" has only the tokens `words`, for models with a small embedding; captions lose their other tokens.
+            "clip_used" has only the tokens `words`, for models with a small embedding; `encode` removes all other tokens.
     """
 
     def __init__(self, words: Sequence[str] = (), layout: ClipLayout = "clip") -> None:
         self.words, self.layout = list(words), layout
-        self.family = "clip_released" if layout == "clip_released" else "clip"  # of vocabularies that fit one captioner
-        self._clip_ids = list(range(clip_tokenizer().vocab_size - 2))  # of the tokens of this vocabulary
+        self.family = "clip_released" if layout == "clip_released" else "clip"  # a captioner accepts one family
+        self._clip_ids = list(range(clip_tokenizer().vocab_size - 2))  # CLIP's id of each token of this vocabulary
         if layout == "clip_used":
             unknown = [word for word in self.words if word not in clip_tokenizer().encoder]
             if unknown or len(set(self.words)) != len(self.words):
@@ -77,7 +77,7 @@ class ClipVocabulary:
         return [self.bos, *ids[: max_length - 2], self.eos]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Turn ids into a sentence; it ends before the first eos or padding."""
+        """Turn ids into a sentence, which ends before the first eos or padding."""
         clip_ids = []
         for token_id in map(int, ids):
             if token_id in (self.eos, self.pad):
@@ -88,7 +88,7 @@ class ClipVocabulary:
                 clip_ids.append(self._clip_ids[token_id])
         return " ".join(clip_tokenizer().decode(clip_ids).split())
 
-    decode_plain = decode  # both methods differ only for a vision-language model, see `HubVocabulary.decode_plain`
+    decode_plain = decode  # the two differ only in the vocabulary of a vision-language model, `HubVocabulary`
 
 
 def build_clip_vocabulary(captions: Iterable[str], layout: ClipLayout) -> ClipVocabulary:
@@ -120,8 +120,8 @@ def build_any_vocabulary(
 ) -> AnyVocabulary:
     """Build a vocabulary from training captions.
 
-    `min_count` is for words; the tokens of CLIP and of vision-language models are not counted. For the layout "hub", `base` is the
-    vision-language model, which is a folder or a name on the Hugging Face Hub, and `base_revision` is its commit on the Hub.
+    A word must occur at least `min_count` times. Tokens of CLIP and of vision-language models may be rarer. For the layout "hub", `base` is
+    the vision-language model, which is a folder or a name on the Hugging Face Hub, and `base_revision` is its commit on the Hub.
     """
     if layout == "hub":
         if base is None:

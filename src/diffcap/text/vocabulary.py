@@ -44,7 +44,7 @@ def tokenize_rcc_words(text: str) -> list[str]:
 class Layout(NamedTuple):
     """The rules of a vocabulary, see the top of the file."""
 
-    family: str  # layouts of one family have the same special tokens, so one model can use each of them
+    family: str  # layouts of one family have the same special tokens, so a model can use any of these layouts
     specials: tuple[str, ...]  # the special tokens with the ids 0, 1, ...; the first one is padding
     bos: str  # the special token at the beginning of a caption
     eos: str  # the special token at the end of a caption
@@ -60,7 +60,7 @@ class Layout(NamedTuple):
 _RCC_SPECIALS = ("<NULL>", "<UNK>", "<START>", "<END>")
 _RCC = Layout("rcc", _RCC_SPECIALS, "<START>", "<END>", "<UNK>", tokenize_rcc, padding_is_eos=True)
 _PCL_SPECIALS = ("<PAD>", "<BOS>", "<EOS>", "<UNK>", "<CLS>", "<MASK>")
-# RSICCformer's code takes the tokens from its dataset's file. Here, they are joined with spaces, so `str.split` restores them.
+# RSICCformer's code takes the tokens from its dataset's file. diffcap's captions of this dataset are these tokens, joined with spaces.
 _RSICC_LAST = ("<unk>", "<start>", "<end>")
 _RSICC = Layout("rsicc", ("<pad>",), "<start>", "<end>", "<unk>", str.split, last_specials=_RSICC_LAST)
 LAYOUTS: dict[LayoutName, Layout] = {
@@ -115,7 +115,7 @@ class Vocabulary:
                 words.append(self.tokens[token_id])
         return " ".join(words)
 
-    decode_plain = decode  # both methods differ only for a vision-language model, see `HubVocabulary.decode_plain`
+    decode_plain = decode  # the two differ only in the vocabulary of a vision-language model, `HubVocabulary`
 
 
 def build_vocabulary(

@@ -121,7 +121,7 @@ class OneLineErrorParser(OneLineErrorMixin, ArgumentParser):
 
 
 def run(command: Callable[..., Any] | dict[str, Any], arguments: Sequence[str] | None = None, **options: Any) -> None:
-    """Run a function, or a subcommand's function, with `arguments` or the process's. Errors are one line. `options` are for `auto_cli`."""
+    """Run a function or a subcommand's function. `arguments` replace those of the process. `options` are for jsonargparse's `auto_cli`."""
     settings = {"as_positional": False, "allow_abbrev": False, "parser_class": OneLineErrorParser, **options}
     with plain_errors():
         auto_cli(command, args=None if arguments is None else list(arguments), **settings)

@@ -10,7 +10,7 @@ from multiprocessing import get_context, parent_process
 from multiprocessing.connection import wait
 from typing import Any, TypeVar
 
-MAX_THREADS = 16  # that decode images for one device
+MAX_THREADS = 16  # threads that decode images, per device
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 

@@ -5,7 +5,6 @@ import logging
 import math
 import re
 import warnings
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -42,7 +41,7 @@ class InputImage(NamedTuple):
 
     image: Image.Image  # mode RGB, upright
     name: str  # its name in messages: the path, if there is one
-    notes: tuple[str, ...] = ()  # what was done to it that the user may not expect, one clause each
+    notes: tuple[str, ...] = ()  # changes to the image that the user may not expect, one clause each
     value_range: ValueRange | None = None  # range of its pixel values before scaling to 8 bits; None: not scaled
     size: tuple[int, int] = (0, 0)  # width and height before it was shrunk
 
@@ -73,13 +72,14 @@ def read_pair(
     sources = list(zip((before, after), names or defaults))
     first, second = (read_image(source, name) for source, name in sources)
     notes = []
-    common_range = join_ranges([first.value_range, second.value_range])
-    if common_range is not None:
+    kinds = [_value_kind(side.value_range) for side in (first, second)]
+    ranges = [side.value_range for side in (first, second) if side.value_range is not None]
+    if len(ranges) == 2 and kinds[0] == kinds[1]:
+        common_range = min(low for low, _ in ranges), max(high for _, high in ranges)
         first, second = (read_image(source, name, common_range) for source, name in sources)
         notes += _range_notes(common_range, "their")
-    elif first.value_range or second.value_range:
-        kinds = " and ".join(_value_kind(side.value_range) for side in (first, second))
-        notes.append(f"their pixels are {kinds}, so each is scaled by its own range of values")
+    elif ranges:
+        notes.append(f"their pixels are {kinds[0]} and {kinds[1]}, so each is scaled by its own range of values")
     try:
         fitted = fit_pair(first.image, second.image, fit, strict)
     except DiffcapError as error:
@@ -109,15 +109,6 @@ def read_pair(
     frame = tuple(scale * value for value in (*fitted.origin, *fitted.after.size))
     sides = first._replace(image=fitted.before), second._replace(image=fitted.after)
     return InputPair(*sides, all_notes, values, frame)
-
-
-def join_ranges(ranges_or_none: Iterable[ValueRange | None]) -> ValueRange | None:
-    """Return the range that contains all given ranges; None if one of them is None (8-bit image), or if integers and floats are mixed."""
-    ranges_or_none = list(ranges_or_none)
-    ranges = [value_range for value_range in ranges_or_none if value_range is not None]
-    if len(ranges) < len(ranges_or_none) or len({type(low) for low, _ in ranges}) > 1:
-        return None
-    return min(low for low, _ in ranges), max(high for _, high in ranges)
 
 
 def _value_kind(value_range: ValueRange | None) -> str:
@@ -189,8 +180,12 @@ def _decode(file: BinaryIO, name: str, value_range: ValueRange | None) -> InputI
     formats = [kind for kind in Image.ID if kind != "EPS"]  # to read EPS, Pillow runs Ghostscript
     try:
         image = Image.open(file, formats=formats)
-        if image.format == "TIFF" and _is_misread(image):
-            raise ValueError("Pillow would decode other pixels")
+        if image.format == "TIFF":
+            tags: Any = image.tag_v2  # type: ignore[attr-defined]
+            has_one_of_several_bands = len(image.getbands()) == 1 < tags.get(_SAMPLES_PER_PIXEL, 1)
+            is_deep = max(tags.get(_BITS_PER_SAMPLE, (1,))) > 8
+            if has_one_of_several_bands or (is_deep and tags.get(_PLANAR) == 2):  # 2: each band is stored separately
+                raise ValueError("Pillow would decode other pixels")
         return _to_rgb(image, [], None, name, value_range)
     except Image.DecompressionBombError as error:
         size = re.search(r"\d+", str(error))
@@ -256,13 +251,6 @@ def _to_rgb(
         factor = next(factor for factor in range(2, 100) if width * height <= SHRINK_ABOVE * factor**2)
         image = image.reduce(factor)
     return InputImage(image, name, tuple(notes), own_range, size)
-
-
-def _is_misread(image: Any) -> bool:
-    """Return whether Pillow reads a TIFF wrongly: it sees only one of several bands, or bands of more than 8 bits are stored separately."""
-    tags = image.tag_v2
-    is_deep = max(tags.get(_BITS_PER_SAMPLE, (1,))) > 8
-    return len(image.getbands()) == 1 < tags.get(_SAMPLES_PER_PIXEL, 1) or (tags.get(_PLANAR) == 2 and is_deep)
 
 
 def _to_8_bits(

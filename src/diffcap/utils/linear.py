@@ -1,16 +1,12 @@
 """Linear layers of float32 on the CPU, computed by the faster of torch's libraries MKL and oneDNN, and a counter of operations."""
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-
-if TYPE_CHECKING:
-    from torch.utils.flop_counter import FlopCounterMode
 
 MIN_PRODUCTS = 1 << 22  # with fewer multiplications, a call of oneDNN costs more time than it saves
 HAS_ONEDNN = hasattr(torch.ops.mkldnn, "_linear_pointwise")  # False if torch was built without oneDNN
@@ -25,7 +21,8 @@ def is_float32_on_cpu(x: Tensor) -> bool:
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return `F.linear(x, weight, bias)` for x (..., D), weight (O, D) and bias (O,). On processors with AVX-512, oneDNN computes it.
 
-    For float32, torch uses MKL. oneDNN takes half the time on an AMD processor with AVX-512 (docs/speed.md). It has no second derivatives.
+    For float32, torch uses MKL. oneDNN takes half the time on an AMD processor with AVX-512 (docs/speed.md), and gives no second
+    derivatives.
     """
     if not linear_is_faster(x, weight):
         return F.linear(x, weight, bias)
@@ -68,11 +65,11 @@ class _Linear(torch.autograd.Function):
         return grad_x, grad_weight, grad.sum(0) if ctx.needs_input_grad[2] else None
 
 
-def flop_counter() -> "FlopCounterMode":
-    """Return torch's counter of floating-point operations, extended to count `linear`. A multiplication with an addition counts as two."""
+def flop_counter() -> Any:
+    """Return torch's `FlopCounterMode`, extended to count `linear`. A multiplication with an addition counts as two operations."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    def linear_flops(x_shape: Sequence[int], weight_shape: Sequence[int], *_: Any, **__: Any) -> int:
+    def linear_flops(x_shape: Any, weight_shape: Any, *_: Any, **__: Any) -> int:
         return 2 * math.prod(x_shape) * weight_shape[0]
 
     custom_mapping = {torch.ops.mkldnn._linear_pointwise: linear_flops} if HAS_ONEDNN else {}

@@ -15,25 +15,24 @@ _PACKAGES = (
 )
 
 
-def git_commit() -> str | None:
-    """Return the commit of the checkout that diffcap runs from, with "+changes" if tracked files were changed; None outside a checkout."""
+def provenance(**entries: Any) -> dict[str, Any]:
+    """Return the versions and the commit, with the caller's entries (seed, manifest hash, checkpoints, ...).
+
+    The commit is that of the checkout that diffcap runs from, with "+changes" if tracked files were changed; None outside a checkout.
+    """
 
     def git(*words: str) -> str:
-        folder = Path(diffcap.__file__).parent
-        return subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, check=True).stdout
+        command = ["git", "-C", str(Path(diffcap.__file__).parent), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
-        return git("rev-parse", "HEAD").strip() + ("+changes" if git("status", "--porcelain", "-uno").strip() else "")
+        commit = git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain", "-uno") else "")
     except (OSError, subprocess.CalledProcessError):
-        return None
-
-
-def provenance(**entries: Any) -> dict[str, Any]:
-    """Return the versions and the commit, with the caller's entries (seed, manifest hash, checkpoints, ...)."""
+        commit = None
     versions = {"diffcap": diffcap.__version__, "python": platform.python_version()}
     for package in _PACKAGES:
         try:
             versions[package] = version(package)
         except PackageNotFoundError:
             continue
-    return {"versions": versions, "commit": git_commit(), "platform": sys.platform, **entries}
+    return {"versions": versions, "commit": commit, "platform": sys.platform, **entries}

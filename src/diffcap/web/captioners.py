@@ -41,13 +41,13 @@ def find_choices(
         if names_base_model(name):
             model = find_base(name)  # fetches the model, so that an error is raised before the first visitor comes
             echo(describe_origin(model.name, model.revision, model.licence))
-            # All visitors get this commit, also if the repository has another one when the model is loaded.
+            # All visitors get this commit, even if the repository has a newer one when the model is loaded.
             model_at_commit = f"{model.name}@{model.revision}" if model.revision else model.name
             shown_path = Path(f"{model.name}@{model.revision[:7]}" if model.revision else model.name)
-            title = next(method.title for method in methods().values() if method.base_model)
+            title = next(method.title for method in methods().values() if method.base_model_module)
             choices_with_paths.append((shown_path, Choice(f"{title} · without training", model_at_commit)))
         else:
-            metadata = load_captioner(name, "cpu", backbone_weights, base).metadata  # also raises errors now
+            metadata = load_captioner(name, "cpu", backbone_weights, base).metadata  # errors are raised now
             choices_with_paths.append((Path(name).resolve(), Choice(_label_of(metadata), name, backbone_weights, base)))
     shipped_choices = [
         Choice(f"{_label_of(read_json(folder / CONFIG, 'configuration'))} · ships with diffcap", name)
@@ -91,7 +91,7 @@ def _label_of(metadata: dict[str, object]) -> str:
 
 
 class Captioners:
-    """Loads captioners when they are needed, keeps the `max_loaded` last used in memory, and lets one caller at a time use each."""
+    """Loads captioners when they are needed, keeps the `max_loaded` last used in memory, and lets one caller at a time use a captioner."""
 
     def __init__(self, choices: Sequence[Choice], device: str = "auto", max_loaded: int = _MAX_LOADED) -> None:
         self.choices = list(choices)

@@ -27,8 +27,8 @@ _MAX_FORM_BYTES = MAX_FILE_BYTES + 2**16  # the file and the form around it
 _MAX_JSON_BYTES = 2**20
 _MAX_BODY_SECONDS = 300  # for a whole request body: 32 MB at 1 Mbit/s take about 270 seconds
 _MAX_IDLE_SECONDS = 20  # between two parts of a request body
-_BYTES_BETWEEN_CHECKS = 2**20  # received bytes between two checks of the disk space
-_MIN_COUNTED_BYTES = 2**16  # a smaller file counts as this size, so that the number of files is bounded too
+_BYTES_BETWEEN_CHECKS = 2**20  # received bytes after which the disk space is checked
+_MIN_COUNTED_BYTES = 2**16  # a smaller file counts as so many bytes, which also limits the number of files
 
 # Allowed routes of each HTTP method. The page needs most of them; config, info and call are for scripts that use gradio's client.
 _UPLOAD_ROUTE = "/gradio_api/upload"
@@ -142,7 +142,7 @@ class RequestFilter:
 
 
 class _Body:
-    """A request body that must arrive in time; `make_room` is called with the number of bytes since its last call.
+    """A request body that must arrive in time; `make_room` is called with the number of bytes received since its last call.
 
     A body that ends early raises `MultiPartException`, for which gradio removes the partial file and answers 400.
     """

@@ -25,7 +25,7 @@ _MAX_CONCURRENT, _MAX_QUEUE = 2, 200  # number of captions computed at a time, a
 _UPLOAD_SECONDS = 1800  # how long an uploaded file is kept
 _BROWSER_FORMATS = {"PNG", "JPEG", "GIF", "WEBP", "BMP", "AVIF", "ICO"}  # Pillow's names of what browsers can show
 
-# Decoding the largest images takes hundreds of megabytes, so only one is decoded at a time.
+# Decoding the largest images takes hundreds of megabytes, so only one image is decoded at a time.
 _decoding_lock = threading.Lock()
 
 
@@ -36,7 +36,7 @@ def build_page(captioners: Captioners, upload_folder: Path) -> gr.Blocks:
     examples = render_examples()
 
     def show_example(old_choice: object, event: gr.EventData) -> tuple[Any, ...]:  # gradio needs the type of `event`
-        """Return an example's images, empty messages, and its captioner if the captioner chosen so far ships with diffcap, too."""
+        """Return an example's images, two empty messages and, if the chosen captioner ships with diffcap, the example's captioner."""
         try:
             example = examples[int(event.index) % len(examples)]
         except (AttributeError, OverflowError, TypeError, ValueError):
@@ -131,7 +131,7 @@ def _upload_zone(side: str) -> tuple[gr.Image, gr.HTML]:
 
 
 def _check_upload(side: str, path: str | None) -> tuple[Any, str]:
-    """Return the zone's image and messages. The image is None if it cannot be read, and decoded if browsers cannot show its file."""
+    """Return the zone's image (None if it cannot be read) and messages. If browsers cannot show the file, return the decoded image."""
     if path is None:
         return None, ""
     try:
@@ -142,7 +142,7 @@ def _check_upload(side: str, path: str | None) -> tuple[Any, str]:
     except DiffcapError as error:
         return None, render_message(_capitalize(error))
     except (Image.DecompressionBombError, UnidentifiedImageError):
-        image_format = None  # Pillow refuses it (hundreds of megapixels, or an unusual TIFF), but `read_image` reads it
+        image_format = None  # `read_image` reads images that Pillow refuses, such as unusual TIFFs
     notes = "".join(render_message(f"{_capitalize(note)}.", "note") for note in picture.notes)
     return (gr.skip() if image_format in _BROWSER_FORMATS else picture.image), notes
 
@@ -166,7 +166,7 @@ def _answer(
     images = pair.before.image, pair.after.image
     try:
         index = int(choice)
-        with captioners.use(index) as captioner:  # locks it, and loads it if necessary
+        with captioners.use(index) as captioner:  # locks the captioner, and loads it if necessary
             caption = captioner(*images, int(beams))
             # A captioner that was trained on rendered images only, or not trained, has a note about its reliability.
             notes = [_capitalize(captioner.domain_note)] if captioner.domain_note else []
@@ -212,7 +212,7 @@ def _hide_traceback(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 async def _preprocess_data(preprocess_data: Callable[..., Any], *values: Any) -> Any:
-    """Replace `Blocks.preprocess_data`: values that the page never sends give an error, without a traceback in the log."""
+    """Replace `Blocks.preprocess_data`. Values that the page never sends give an error without a traceback in the log."""
     try:
         return await preprocess_data(*values)
     except Exception as error:

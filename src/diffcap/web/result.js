@@ -1,5 +1,5 @@
-// The answer: the word under the pointer, or the one selected by a click, shows its attention overlay. `element` is gradio's component.
-const WORD_MILLISECONDS = 420; // per word in the animation
+// The answer: the word under the pointer, or the word selected by a click, shows its attention overlay. `element` is gradio's component.
+const WORD_MILLISECONDS = 420; // duration of a word in the animation
 let selected = -1; // number of the selected word; -1: none
 let timer = null; // of the animation, which shows one word after the other
 

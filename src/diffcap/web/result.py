@@ -59,7 +59,7 @@ class Example(NamedTuple):
 
 @cache
 def render_examples() -> list[Example]:
-    """Return the same example pairs in every call: pairs of blocks and tiles with several changes, and an unchanged pair of each."""
+    """Return the same example pairs in every call: from blocks and tiles, pairs with different changes and one without change."""
     triples = sample_triples(range(_FIRST_SCENE, _FIRST_SCENE + len(CHANGES) + 1), _SEED, _JITTER)
     rendered_images, *_ = render(triples.scenes(), _BLOCKS_SIZE)  # images before, after, before from another camera
     images = [Image.fromarray(image.permute(1, 2, 0).numpy()) for image in rendered_images]
@@ -99,13 +99,16 @@ def render_result(
     captioner: str,
     notes: Sequence[str] = (),
 ) -> str:
-    """Return the answer to two RGB images; `captioner` is a label. Images of an example with a mask show the change's outline."""
+    """Return the answer to two RGB images. `captioner` is a label.
+
+    If the images are those of an example with a mask, the outline of the mask is drawn over them.
+    """
     mask = None
     before, after = map(np.asarray, images)
     for example in render_examples():
         if np.array_equal(before, np.asarray(example.before)) and np.array_equal(after, np.asarray(example.after)):
             mask = example.mask
-    word_maps: list[tuple[Array, Array]] = []  # attention of each word in the image before and after
+    word_maps: list[tuple[Array, Array]] = []  # of each word: strengths from 0 to 1 in both images
     if attention is not None:
         word_maps = [scale_attention(*maps) for maps in zip(attention.before, attention.after)]
     # The page first shows the overlay of the content word (of any word if there is none) with the highest attention.

@@ -13,7 +13,7 @@ from typing import Any
 from diffcap.checkpoints.hub_access import check_connection
 from diffcap.utils.errors import DiffcapError
 
-MAX_UPLOAD_BYTES = 2 * 2**30  # total of the uploaded files of all visitors
+MAX_UPLOAD_BYTES = 2 * 2**30  # for the uploaded files of all visitors together
 _LOCAL_HOSTS = ("localhost", "*.localhost", "127.0.0.1", "[::1]")  # names of this machine
 
 
@@ -49,7 +49,7 @@ def serve(
         captioners = Captioners(find_choices(checkpoint or [], runs, backbone_weights, base), device)
         address, port = listener.getsockname()[:2]
         is_local = ipaddress.ip_address(address).is_loopback
-        with captioners.use(0):  # loads it now, so that the first visitor does not wait
+        with captioners.use(0):  # loads the first captioner before the first visitor comes
             app = build_app(captioners, Path(folder), (host,) if is_local else None)
         settings = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=3)
         url_host = f"[{address}]" if ":" in address else address
@@ -113,7 +113,7 @@ def build_app(
         css=read_resource("page.css", "diffcap.web"),
         footer_links=[],
     )
-    page.has_launched = True  # `launch` would set it; without it, gradio does not check the files that a request names
+    page.has_launched = True  # `launch` would set this; otherwise gradio does not check the files that a request names
     return app
 
 

@@ -16,6 +16,7 @@ from diffcap.evaluation.retrieval import RECALL_KS, PairRetrieval, PairToText
 from diffcap.evaluation.tables import metrics_table, print_table
 from diffcap.features.store import FeatureStore
 from diffcap.lit.decoding import evaluation_trainer
+from diffcap.lit.launch import compare_processes
 from diffcap.records import read_dataset, take_changes, write_json
 from diffcap.run_folder import METRICS, check_finished
 from diffcap.text.vocabularies import restore_vocabulary
@@ -86,6 +87,7 @@ def evaluate_retrieval(
     store = FeatureStore.open(dataset_folder / "features" / store_name, metadata["features"])
     table = PairTable(pairs, store, vocabulary, metadata["max_length"])
     trainer = evaluation_trainer(devices, accelerator)
+    compare_processes("ranks captions and pairs")
     workers = worker_options(None, trainer)
     loader = DataLoader(RetrievalDataset(table), batch_size, collate_fn=identity_collate, **workers)
     with explain_lost_workers():

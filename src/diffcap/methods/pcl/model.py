@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from diffcap.data.masking import IGNORED
-from diffcap.losses.gather import ddp_scaled_sum, global_mean
+from diffcap.losses.gather import global_mean, world_size
 from diffcap.models.captioner import AttentionMaps, Batch, Captioner, constructor_arguments, patch_attention
 from diffcap.models.decoder import take_flat
 from diffcap.models.layers import (
@@ -361,7 +361,8 @@ class PCL(Captioner):
         """
         losses = self.validation_losses(batch)
         weights = {"word_loss": 1.0, "distractor_loss": self.distractor_weight}
-        weighted_sums = [weights[name] * ddp_scaled_sum(values) for name, values in losses.items()]
+        # DDP divides the sum of the ranks' gradients by the number of ranks.
+        weighted_sums = [weights[name] * (values.sum() * world_size()) for name, values in losses.items()]
         means = {name: global_mean(values.detach()) for name, values in losses.items()}
         return {"loss": torch.stack(weighted_sums).sum(), **means}
 

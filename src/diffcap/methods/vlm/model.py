@@ -9,6 +9,7 @@ Letters: B pairs, L tokens of the prompt with its images, T tokens of a caption,
 import re
 from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ from diffcap.checkpoints import base_models
 from diffcap.losses.gather import global_mean
 from diffcap.methods.vlm import parts
 from diffcap.models.captioner import AttentionMaps, Batch, Captioner, constructor_arguments, patch_attention
-from diffcap.models.decoder import take_flat
+from diffcap.models.decoder import flat_indices, take_flat
 from diffcap.models.layers import use_fast_linear_
 from diffcap.text.hub import HubVocabulary, import_transformers, load_processor, read_chat_template
 from diffcap.utils.errors import DiffcapError, wrap_errors
@@ -31,6 +32,8 @@ TILING_OPTIONS = ("do_image_splitting", "crop_to_patches", "do_pan_and_scan")
 # Patterns of layers that are not rounded to 4 bits, because they have few weights, and rounding them would do the most harm.
 KEPT_IN_DTYPE = ["lm_head", r"model\.(visual|vision_model|vision_tower|connector|multi_modal_projector)"]
 MAX_PROMPT_LENGTH = 10_000  # characters of the prompt of a checkpoint
+# Inputs that transformers reads on the host.
+HOST_INPUTS = ("image_grid_thw", "image_cu_seqlens", "image_cu_window_seqlens", "image_sizes", "batch_num_images")
 TOKEN_INPUTS = ("input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids")  # inputs of shape (B, L)
 
 
@@ -130,6 +133,10 @@ class VLM(Captioner):
         # Whether some layers attend to the last tokens only, for which transformers has to make the mask.
         self._has_window = "sliding_attention" in (getattr(config.get_text_config(), "layer_types", None) or ())
         self.image_id: int = getattr(config, "image_token_id", None) or config.image_token_index
+        if hasattr(self.net.model, "connector") and not any(map(self.image_kwargs.get, TILING_OPTIONS)):
+            parts.use_whole_images(self.net.model)  # SmolVLM, Idefics3
+        if hasattr(self.net.model, "language_model"):
+            self.net.model.language_model._deepstack_process = parts.add_at_images  # Qwen3-VL
         self.net = parts.choose_trained(self.net, train, lora_rank, lora_alpha, lora_dropout, lora_targets)
         for adapter in getattr(self.net, "peft_config", {}).values():  # an export for PEFT contains these values
             adapter.base_model_name_or_path = base_model.name
@@ -173,8 +180,8 @@ class VLM(Captioner):
         """Return a mask of `tokens`, True for ids that end an answer."""
         return torch.stack([tokens == eos_id for eos_id in (self.eos_id, *self._more_eos_ids)]).any(0)
 
-    def prepare_inputs(self, before: Any, after: Any) -> dict[str, Tensor]:
-        """Return the inputs of the model in transformers: each pair's prompt and pixels. Shorter prompts are padded on the left."""
+    def prepare_inputs(self, before: Any, after: Any, device: torch.device | None = None) -> dict[str, Tensor]:
+        """Return the inputs of transformers on `device` (None: the model's): prompts, padded on the left, and pixels of each pair."""
         before, after = _to_bytes(before), _to_bytes(after)
         if len(before) != len(after):  # each before image is in a change pair and in a distractor pair
             before = before.repeat(len(after) // len(before), 1, 1, 1)
@@ -189,7 +196,7 @@ class VLM(Captioner):
             # The template has written the special tokens already.
             text_kwargs={"add_special_tokens": False, "padding_side": "left"},
         )
-        device = self.core.device
+        device = device or self.core.device
         dtype = self.core.dtype
         return {name: value.to(device, dtype if value.is_floating_point() else None) for name, value in inputs.items()}
 
@@ -266,12 +273,63 @@ class VLM(Captioner):
         output, _ = self._run_words(tokens[:, :-1], memory, None)
         return output.logits
 
+    def host_entries(self, batch: Batch) -> Batch:
+        """Return more entries of a batch, see `Captioner.host_entries`. "inputs", in training: the prepared images and prompts."""
+        entries = super().host_entries(batch)
+        if entries and "id" not in batch:  # in validation, whose batches are larger, they would take much memory
+            entries["inputs"] = self._loss_inputs(batch)
+        return entries
+
+    def _loss_inputs(self, batch: Batch) -> dict[str, Any]:
+        """Return pixels, prompts and captions of a batch, and what transformers would otherwise compute from values on the host.
+
+        `HOST_INPUTS` are lists, because tensors and arrays would be sent to the GPU with the batch.
+        """
+        from transformers.exporters.utils import precompute_export_inputs
+
+        tokens, model = batch["tokens"], self.core.model
+        prompts = self.prepare_inputs(batch["before"], batch["after"], tokens.device)
+        inputs: dict[str, Any] = self._without_bos(prompts, tokens[:, :-1])
+        ids, mask = inputs["input_ids"], inputs.pop("attention_mask").bool()
+        token_types = inputs.pop("mm_token_type_ids", None)
+        if hasattr(model, "get_rope_index"):  # Qwen: positions of tokens, and of the image tower's patches and windows
+            grid = {"grid_thw": inputs["image_grid_thw"]}
+            inputs["position_ids"] = model.get_rope_index(ids, token_types, grid["grid_thw"], attention_mask=mask)[0]
+            precompute_export_inputs(model.visual, grid)
+            inputs |= {f"image_{name}": value for name, value in grid.items() if value is not None}
+        if not mask.all():  # else attention is causal; images of one size, as in a feature store, need no padding
+            inputs["attention_mask"] = mask
+        is_image = ids == self.image_id
+        # The embeddings of image tokens are replaced. In Gemma, the id of an image has no embedding.
+        inputs |= {"input_ids": ids.masked_fill(is_image, 0), "image_positions": flat_indices(is_image)}
+        return {name: value.tolist() if name in HOST_INPUTS else value for name, value in inputs.items()}
+
     def word_losses(self, batch: Batch) -> Tensor:
         """Return the cross-entropy, in nats, of every token of the captions given the tokens before it, without a cache."""
-        tokens = batch["tokens"]
-        inputs = self._without_bos(self.prepare_inputs(batch["before"], batch["after"]), tokens[:, :-1])
-        self._forget_positions()
-        logits = self.core(**inputs, use_cache=False, logits_to_keep=tokens.shape[1] - 1).logits
+        core, tokens = self.core, batch["tokens"]
+        inputs = batch["inputs"] if "inputs" in batch else self._loss_inputs(batch)
+        # transformers computes with an array of numpy as with a tensor.
+        inputs = {name: np.array(value) if name in HOST_INPUTS else value for name, value in inputs.items()}
+        positions = inputs.pop("image_positions")
+        embeddings = core.get_input_embeddings()(inputs.pop("input_ids"))
+        names = ("attention_mask", "position_ids", "token_type_ids")
+        options = {name: inputs.pop(name) for name in names if name in inputs}
+        if self.difference is not None:
+            self.difference.num_pairs = len(embeddings)
+        images = core.model.get_image_features(**inputs, return_dict=True)
+        features = torch.cat(list(images.pooler_output)).to(embeddings.dtype)
+        embeddings = embeddings.flatten(0, 1).index_copy(0, positions, features).view_as(embeddings)
+        options |= {"inputs_embeds": embeddings, "use_cache": False}
+        if not self.hyperparameters["checkpointing"]:
+            # With an empty cache, transformers does not read from the positions whether a row has several texts.
+            options["past_key_values"] = parts.prompt_cache([None] * core.config.get_text_config().num_hidden_layers)
+        num_words = tokens.shape[1] - 1
+        if hasattr(images, "deepstack_features"):  # Qwen3-VL, whose own forward would compute them from the images
+            deepstack = [torch.cat(layer_features) for layer_features in images.deepstack_features]
+            options |= {"visual_pos_masks": positions, "deepstack_visual_embeds": deepstack}
+            logits = core.lm_head(core.model.language_model(**options).last_hidden_state[:, -num_words:])
+        else:
+            logits = core(**options, logits_to_keep=num_words).logits
         words = torch.cat(self.find_words(batch))
         return F.cross_entropy(take_flat(logits, words).float(), take_flat(tokens[:, 1:], words), reduction="none")
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from diffcap.models.decoder import flat_indices
 from diffcap.models.layers import Linear  # nn.Linear, faster on some CPUs
 from diffcap.utils.errors import DiffcapError
 
@@ -148,6 +149,29 @@ def _train_in_float32(part: nn.Module) -> None:
     part.register_forward_hook(lambda _, inputs, output: output.to(dtype))
 
 
+def add_at_images(hidden_states: Tensor, positions: Tensor, features: Tensor) -> Tensor:
+    """Add image features (n, D) to states (B, L, D) at `positions`: indices (n,) of the flattened (B, L), or a mask (B, L)."""
+    if positions.dtype == torch.bool:
+        positions = flat_indices(positions)
+    return hidden_states.flatten(0, 1).index_add(0, positions, features.to(hidden_states)).view_as(hidden_states)
+
+
+def use_whole_images(model: Any) -> None:
+    """Replace `get_image_features` of SmolVLM or Idefics3, which finds padding on the host. Images without tiles have no padding."""
+    from transformers import AttentionInterface
+
+    # transformers makes no mask for an attention of another name.
+    AttentionInterface.register("sdpa_without_mask", AttentionInterface()["sdpa"])
+    model.vision_model.set_attn_implementation("sdpa_without_mask")
+
+    def get_image_features(pixel_values: Tensor, pixel_attention_mask: Any = None, **kwargs: Any) -> Any:
+        output = model.vision_model(pixel_values=pixel_values.flatten(0, 1), **kwargs)  # (pairs, 2, 3, height, width)
+        output.pooler_output = model.connector(output.last_hidden_state)
+        return output
+
+    model.get_image_features = get_image_features
+
+
 def frozen_names(model: nn.Module, prefix: str) -> set[str]:
     """Return the names, each with `prefix` before it, of frozen parameters and of buffers: their values are those of the base model."""
     parameters = model.named_parameters(remove_duplicate=False)
@@ -183,21 +207,15 @@ class Difference(nn.Module):
 
         def with_difference(*args: Any, **kwargs: Any) -> Any:
             output = get_image_features(*args, **kwargs)
-            # A group has the tokens (N, width) of an image, or (SmolVLM, Idefics3) those of both images of a pair.
-            groups = list(output.pooler_output)
-            new_groups = []
-            if len(groups) == self.num_pairs:
-                for group in groups:
-                    before, after = group.chunk(2)
-                    new_groups.append(torch.cat([before, self(before, after)]))
-            elif len(groups) == 2 * self.num_pairs:
-                for before, after in zip(groups[::2], groups[1::2]):
-                    new_groups += [before, self(before, after)]
-            else:
+            groups = list(output.pooler_output)  # the tokens (N, width) of each image
+            if len(groups) != 2 * self.num_pairs:
                 raise DiffcapError(
                     f"the difference module needs one group of tokens per image, but {self.num_pairs} pairs have {len(groups)}; set "
                     "model.captioner.init_args.difference=false."
                 )
+            new_groups = []
+            for before, after in zip(groups[::2], groups[1::2]):
+                new_groups += [before, self(before, after)]
             is_tensor = isinstance(output.pooler_output, Tensor)
             output.pooler_output = torch.stack(new_groups) if is_tensor else tuple(new_groups)
             return output

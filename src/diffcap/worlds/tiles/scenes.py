@@ -143,9 +143,12 @@ class Plan:
             x0, y0 = center[0] + distance * cosine + MARGIN, center[1] + distance * sine + MARGIN
             points += [(x0 - dx, y0 + dy) for dx, dy in steps]
         map_size, map_pixels = SIZE + 2 * MARGIN, self._map_pixels
-        points_on_map = [(x, y) for x, y in points if 0 <= x < map_size and 0 <= y < map_size]
-        covers: set[int] = {map_pixels[point] for point in points_on_map}  # type: ignore[index, misc]  # of an "L" image
-        return covers if len(points_on_map) == len(points) else covers | {RESERVED}
+        edges = [value for k in (0, num_rows - 1, -num_rows, -1) for value in points[k]]  # x and y of the four corners
+        is_inside = min(edges) >= 0 and max(edges) < map_size
+        if not is_inside:
+            points = [(x, y) for x, y in points if 0 <= x < map_size and 0 <= y < map_size]
+        covers: set[int] = {map_pixels[point] for point in points}  # type: ignore[index, misc]  # of an "L" image
+        return covers if is_inside else covers | {RESERVED}
 
     def is_free(self, center: Point, angle: float, length: float, width: float, allowed: frozenset[int] = OPEN) -> bool:
         """Return True if a rectangle is on the map and has only allowed covers."""

@@ -1,0 +1,18 @@
+"""Load the captioner that a command line names."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from diffcap.pair_captioner import SHIPPED_CAPTIONERS, PairCaptioner, load_captioner
+from diffcap.utils.console import echo
+
+
+def load_model(default_name: str, model_options: Mapping[str, Any]) -> PairCaptioner:
+    """Load the captioner of --checkpoint, by default a shipped one, and print notes about it. `model_options`: as in `caption_pairs`."""
+    options = {name: value for name, value in model_options.items() if name != "checkpoint"}
+    captioner = load_captioner(model_options["checkpoint"] or SHIPPED_CAPTIONERS[default_name], **options)
+    if model_options["checkpoint"] is None:
+        echo(f"note: no --checkpoint: the captioner `{default_name}`, which ships with diffcap, is used.", err=True)
+    if captioner.domain_note is not None:  # warning about images unlike those of the training
+        echo(f"note: {captioner.domain_note}", err=True)
+    return captioner
