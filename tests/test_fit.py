@@ -69,7 +69,7 @@ def test_images_are_fitted_and_the_rows_say_how(pairs: Path, caption: Caption) -
         "their aspect ratios differ (480 x 320 and 400 x 320 pixels), so both are stretched" in stretched[1]["notes"][0]
     )
     _, cropped, _ = caption(".", "--json", "--fit", "crop")
-    assert cropped[1]["fit"] == {"kind": "crop", "size": [400, 320]} and cropped[0]["notes"] == []
+    assert cropped[1]["fit"]["size"] == [400, 320] and cropped[0]["notes"] == []
     status, rows, _ = caption(".", "--json", "--fit", "register", "--strict")
     assert status.startswith("error: 1 of 3 pairs could not be captioned") and "text" in rows[0]
     assert "before/3.png and after/3.png: the images cannot be registered" in rows[2]["error"]
@@ -147,10 +147,13 @@ def write_list(folder: Path, **values: Any) -> None:
     (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def test_images_of_an_own_dataset_are_fitted_once(pairs: Path) -> None:
+def test_images_of_an_own_dataset_are_fitted_once(pairs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_list(pairs)
     out = pairs / "out"
     prepare("desk", str(pairs), str(out), fit="register")
+    output = " ".join(capsys.readouterr().out.split())
+    assert '1 of 3 pairs are not registered; the key "fit" in the manifest says why.' in output
+    assert "unknown keys" not in output
     dataset = read_dataset(out)
     assert dataset.root == out / "fitted" and dataset.info["settings"]["fit"] == "register"
     for pair in dataset.pairs:

@@ -17,9 +17,10 @@ from typing import Any, Literal
 
 from diffcap.datasets.pairs import group_connected_images
 from diffcap.records import RANGES, ChangePair, read_json, write_text
+from diffcap.utils.console import echo
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.files import atomic_write
-from diffcap.utils.fitting import Fit
+from diffcap.utils.fitting import NOT_REGISTERED, Fit
 
 MISSING = "missing"
 # (path relative to the dataset's folder, "missing" or "broken: <why the file cannot be decoded>").
@@ -130,6 +131,11 @@ def write_fitted(pairs: Sequence[ChangePair], root: Path, folder: Path, fit: Fit
         for pair in pool.map(fit_images, pairs):
             fitted.append(pair)
             advance(1)
+    num_left = sum(pair.extra["fit"]["note"].startswith(NOT_REGISTERED) for pair in fitted)
+    if num_left:
+        echo(
+            f'note: {num_left:,} of {len(fitted):,} pairs are {NOT_REGISTERED}; the key "fit" in the manifest says why.'
+        )
     return fitted
 
 

@@ -145,7 +145,7 @@ def _parse_cells(row: dict[str, str]) -> dict[str, Any]:
 
 def notes(pairs: Sequence[ChangePair]) -> list[str]:
     """Return a list with one warning that names all unknown keys, or an empty list. The data stage prints and stores the warning."""
-    known_keys = {*KEYS, "changeflag", "changeflag_derived"}  # the last two are keys of Karpathy's form
+    known_keys = {*KEYS, "changeflag", "changeflag_derived", "fit"}  # of Karpathy's form, and of `write_fitted`
     remarks = []
     for key, num_pairs in Counter(key for pair in pairs for key in pair.extra if key not in known_keys).items():
         lower_key = key.lower()

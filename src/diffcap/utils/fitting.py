@@ -16,6 +16,7 @@ _MIN_INLIERS, _MIN_INLIER_SHARE = 25, 0.25  # points that agree with the movemen
 _MIN_CORRELATION = {"SIFT": 0.3, "ECC": 0.8}
 _MIN_OVERLAP = 0.4  # share of the image after the change that the moved image before covers
 _AREAS = 0.25, 4.0  # area of the moved image relative to the image
+NOT_REGISTERED = "not registered"  # start of a note
 _FITS = "the images fit already"
 _MIN_MOVEMENT = 0.5  # pixels; the images fit already if they differ by less
 
@@ -83,7 +84,7 @@ def _register(before: Image.Image, after: Image.Image, strict: bool) -> FittedPa
         if strict and fault != _FITS:
             raise DiffcapError(f"the images cannot be registered: {fault}; give another image, or leave out --strict.")
         return FittedPair(
-            before, after, "" if fault == _FITS else f"not registered, {fault}; they are used as they are", measured
+            before, after, "" if fault == _FITS else f"{NOT_REGISTERED}, {fault}; they are used as they are", measured
         )
     # The scales from pixels of the small images to those of the images. The center of the first pixel of both is at 0.
     scales = [

@@ -104,11 +104,11 @@ def read_pair(
     own_notes = (f"{side.name}: {note}" for side in (first, second) for note in side.notes)
     all_notes = (*own_notes, *(f"{first.name} and {second.name}: {note}" for note in notes))
     measured = {name: round(value, 3) for name, value in (fitted.measured or {}).items()}
-    values = None if fit == "stretch" else {"kind": fit, "size": list(fitted.after.size), **measured}
+    values = {"kind": fit, "size": list(fitted.after.size), "note": fitted.note, **measured}
     scale = second.size[0] / second.image.width  # above 1 for an image that was shrunk
     frame = tuple(scale * value for value in (*fitted.origin, *fitted.after.size))
     sides = first._replace(image=fitted.before), second._replace(image=fitted.after)
-    return InputPair(*sides, all_notes, values, frame)
+    return InputPair(*sides, all_notes, None if fit == "stretch" else values, frame)
 
 
 def _value_kind(value_range: ValueRange | None) -> str:
