@@ -16,22 +16,8 @@ _TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl")
 _ARCHIVE_SUFFIXES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar")
 _FOLDER_NAMES = (("before", "after"), ("bef", "aft"), ("images", "sc_images"), ("A", "B"))  # tried in this order
 _NAME_ENDINGS = (("_before", "_after"), ("-before", "-after"), ("_1", "_2"), ("", "_2"))  # "", "_2": Spot-the-Diff
-IMAGE_TYPES = (
-    "bmp",
-    "gif",
-    "jpg",
-    "jpeg",
-    "png",
-    "tif",
-    "tiff",
-    "webp",
-    "avif",
-    "jp2",
-    "ppm",
-    "pgm",
-    "tga",
-    "heic",
-    "heif",
+IMAGE_TYPES = tuple(
+    ["bmp", "gif", "jpg", "jpeg", "png", "tif", "tiff", "webp", "avif", "heic", "heif", "jp2", "ppm", "pgm", "tga"]
 )
 _MAX_LISTED_IMAGES = 3  # in the note on unpaired images
 

@@ -70,6 +70,8 @@ def _register(before: Image.Image, after: Image.Image, strict: bool) -> FittedPa
     for image in small_images:
         image.thumbnail((_SIDE, _SIDE), Image.Resampling.BOX)
     small_before, small_after = map(np.asarray, small_images)
+    if np.array_equal(small_before, small_after):  # also images without any point, such as a blank page
+        return FittedPair(before, after)
     method, (movement, inliers, share) = "SIFT", _match_points(cv2, small_before, small_after)
     if inliers < _MIN_INLIERS or share < _MIN_INLIER_SHARE:
         method, movement = "ECC", None
