@@ -56,7 +56,7 @@ def audit(dataset: str | None = None, folder: Path | None = None) -> None:
         raise DiffcapError(f"{folder}: holds {prepared_dataset.name}, not {dataset}; give the folder of {dataset}.")
     findings, unchecked = find_contradictions(pairs, prepared_dataset.root)
     origin = prepared_dataset.info.get("change_types")  # how the data stage derived types and flags, or None
-    if origin and not any("changeflag_derived" in pair.extra for pair in pairs):  # such flags are reported below
+    if origin and not any("changeflag_derived" in pair.extra for pair in pairs):  # no flag is derived from captions
         unchecked.append(f"the flags: they are {origin}, so that only captions that disagree are found")
     rows = []
     for pair, reasons, captions in findings:

@@ -28,8 +28,8 @@ ACCESS = "cannot be accessed", "check the path or URL, and that you have access 
 STRING_TYPES = "string", "large_string", "dictionary<values=string"  # beginnings of the names of pyarrow's types
 MAX_REQUESTS = 64  # images that are requested at the same time
 RETRY_SECONDS = [1.0, 4.0]  # pauses before the second and the third request for an image
-# Column -> type. All written files have the columns `PAIR`. Files of captions also have `SCORES` and `DETAILS`.
 SENTENCES = pa.list_(pa.struct({"text": pa.string(), "log_probability": pa.float64()}))
+# Column -> type. All written files have the columns `PAIR`. Files of captions also have `SCORES` and `DETAILS`.
 PAIR = {"row": pa.int64(), "id": pa.string(), "before": pa.string(), "after": pa.string()}
 SCORES = {"caption": pa.string(), "log_probability": pa.float64(), "nothing_changed": pa.float64()}
 DETAILS = {"notes": pa.list_(pa.string()), "words": SENTENCES, "alternatives": SENTENCES}

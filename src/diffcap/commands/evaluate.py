@@ -40,7 +40,7 @@ def evaluate(
 
     If metrics.json has scores with raw tokens (IDC-PCL on Birds-to-Words), metrics-ptb.json has the scores with PTB tokens. For the
     datasets of remote-sensing change captioning, its "id_tokens" are the scores that the released evaluators print (protocol levir_cc):
-    these compare ids of words, not texts. Its "unfinished" is the number of captions of maximum length without an end token.
+    the evaluators compare ids of words, not texts. Its "unfinished" is the number of captions of maximum length without an end token.
 
     Args:
         checkpoint: best.ckpt of the finetune or reinforce stage; or folder or user/name of a vision-language model.
@@ -49,7 +49,7 @@ def evaluate(
         features: Name of the feature store in `folder`; by default the one that the checkpoint was trained on.
         split: Split to evaluate.
         tokenizer: Tokenizer of the metrics; by default that of the scores that selected the checkpoint; ptb if they are of word ids.
-        changes: Protocol of a dataset with several changes per pair (Spot-the-Diff): single: every sentence is a reference.
+        changes: Protocol of a dataset with several changes per pair (Spot-the-Diff). single: every sentence is a reference.
             multi: all sentences of a pair together are one reference. By default the protocol that the checkpoint was trained for.
         metrics: Names of the metrics; by default all that this machine can compute.
         batch_size: Number of pairs decoded at once; it does not change the captions.
