@@ -21,9 +21,8 @@ SPLITS = ("train", "val", "test")
 RANGES = "pixel_ranges"  # the key of `ChangePair.ranges` in `ChangePair.extra`
 NO_CHANGE_GROUPS = ("distractor", "no_change")  # values of `ChangePair.group` for pairs without change
 _FIELD_TYPES: dict[str, Any] = {"id": str, "before": str, "after": str | None, "captions": list, "split": str}
-Changes = Literal[
-    "single", "multi"
-]  # "single": each sentence of a pair is a caption; "multi": all joined are one caption
+# "single": each sentence of a pair is a caption; "multi": all sentences of a pair, joined, are one caption
+Changes = Literal["single", "multi"]
 MULTI_WORDS = 60  # maximum number of words of a "multi" caption, as in the captions that the authors of CARD released
 _REMEDY = "write it with `make data DATASET=<name> DATA=<folder>`"
 
