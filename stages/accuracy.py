@@ -37,17 +37,17 @@ def accuracy(
 ) -> None:
     """Train each seed, evaluate every variant, and write table.json and table.md.
 
-    Existing results, of an interrupted command or of fewer seeds, are reused.
+    Results of earlier commands are reused, for example if a command was interrupted, or had fewer seeds.
 
     Args:
-        variables: Variables of the experiments, in JSON; each is also an option: --method scorer --dataset blocks.
+        variables: Variables of the experiments, in JSON. Each can also be given as an option: --method scorer --dataset blocks.
         seeds: Training seeds, separated by commas; several give means and standard deviations, and an ensemble.
         steps: Fine-tuning steps; by default as in the method's settings.
         pretrain_steps: Pre-training steps, for methods that have it; by default as in the method's settings.
         reinforce_steps: Steps of the self-critical training; by default as in its settings.
         keep: Number of periodic checkpoints from the last quarter of the training that are averaged with last.ckpt.
         beams: Beam size.
-        length_penalty: Exponent of the caption's length by which the log-probability of a hypothesis is divided.
+        length_penalty: The log-probability of a hypothesis is divided by its number of words to the power of this exponent.
         out: Folder of the runs, and of the table in report/; runs/<dataset>/<method>-accuracy by default.
     """
     from diffcap.models.generation import check_search
@@ -75,7 +75,7 @@ def accuracy(
     def run_seed(number: int) -> None:
         run_folder = out_folder / str(number)
         finetune_options = [f"--run.keep_last_k={keep}", *steps_options(steps)]
-        if steps:  # the kept checkpoints are then those of the last quarter
+        if steps:  # so the last `keep` checkpoints are those of the last quarter
             finetune_options.append(f"--run.checkpoint_every={max(1, steps // (4 * keep))}")
         options = {
             "pretrain": steps_options(pretrain_steps),

@@ -1,4 +1,4 @@
-"""Run every stage on an embedded dataset for several methods, then write a table and figures."""
+"""Run every stage on a rendered dataset for several methods, then write a table and figures."""
 
 import time
 from collections.abc import Callable
@@ -13,11 +13,11 @@ from diffcap.runner import Job, in_parallel, make, parse_seeds, run_queues, writ
 from diffcap.utils.console import run
 from diffcap.utils.errors import DiffcapError
 
-# Minutes of the demo on two cores, and how many of them are not training. The numbers of steps do not depend on a clock, so that the
-# same command gives the same scores; they are proportional to the minutes for training.
+# Default minutes of the demo on two cores, and how many of these minutes are not training. The numbers of steps are proportional to the
+# minutes for training. They do not depend on a clock, so that the same command gives the same scores.
 MINUTES, OTHER_MINUTES = 12.0, 4.0
 
-# Of the datasets that diffcap renders: the number of pairs, and the variation of the images (`--jitter` of `make data`).
+# Rendered dataset -> default number of pairs, and default variation of the images (`--jitter` of `make data`).
 WORLDS = {"blocks": (24_000, 0.3), "tiles": (10_000, 1.0)}
 
 
@@ -30,7 +30,7 @@ class Row(NamedTuple):
     pretrain: int = 0  # steps
     ablation: str = ""
     adapted: str | None = None  # folder of the row whose adapted CLIP extracts the features
-    share: float = 1.0  # fraction of a core's time
+    share: float = 1.0  # fraction of the time of one core that its training takes
 
     def job(self, name: str, folder: Path, seed: int, shared: dict[str, str]) -> Job:
         """Return the training of the row with a seed. `folder` holds the runs of all rows, `shared` the variables of all rows."""
@@ -46,21 +46,21 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """How a method is trained."""
+    """How the demo trains a method."""
 
     # Steps in a demo of the default length, if the method has a core for the whole training time
     finetune: int = 5400
     pretrain: int = 1300
-    # Fraction of a core's time, and of the steps, when all methods are trained; with 0, only `make demo METHOD=<method>` trains it
+    # Fraction of a core's time, and of the steps, when all methods are trained; with 0, only `make demo METHOD=<method>` trains the method
     share: float = 0.5
     tiles_share: float = 0.25  # `share` for WORLD=tiles
     tiles_steps: float = 0.4  # factor of the numbers of steps for WORLD=tiles, whose images have more tokens
-    # Returns the rows to compare with a method that is trained alone, from its own row and a factor of the steps. None: its first ablation
+    # Function (row of the method, factor of the steps) -> rows to compare with a method that is trained alone; None: its first ablation
     controls: Callable[[Row, float], dict[str, Row]] | None = None
 
 
 def _pcl_controls(own: Row, scale: float) -> dict[str, Row]:
-    finetune = own.finetune + round(0.75 * own.pretrain)  # trained for the same time
+    finetune = own.finetune + round(0.75 * own.pretrain)  # takes the same time
     return {"the same without pre-training": Row("scratch", "pcl", finetune)}
 
 
@@ -84,7 +84,7 @@ PLANS = {
 
 
 def plan_of(method: Method) -> Plan:
-    """Return how a method is trained. A method of another package has the default plan."""
+    """Return how the demo trains a method. A method of another package has the default plan."""
     return PLANS.get(method.name, Plan())
 
 
@@ -101,11 +101,11 @@ def demo(
     Args:
         method: Method to train and compare. pcl is compared with the same model without pre-training, trained for the same time;
             clip4idc (from pixels) with the same captioner without adaptation, and with DIRL+CCR on the features of the adapted CLIP;
-            another method with its first ablation, trained for the same number of steps. all trains pcl, scorer and dirl, and on tiles
-            also rsiccformer and chg2cap.
+            another method with its first ablation, trained for the same number of steps. The value all trains pcl, scorer and dirl, and
+            on tiles also rsiccformer and chg2cap.
         minutes: Approximate time on two cores for one seed; more minutes train longer. clip4idc on tiles takes twice as long.
         seeds: Training seeds, separated by commas; several give means and standard deviations.
-        world: Embedded dataset: blocks (rendered objects) or tiles (overhead images).
+        world: Rendered dataset: blocks (rendered objects) or tiles (overhead images).
         pairs: Number of pairs to render, with and without change; 24,000 of blocks and 10,000 of tiles by default.
         jitter: Variation of camera and light, or of season and light; 0.3 for blocks and 1 for tiles by default.
     """

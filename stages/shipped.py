@@ -25,12 +25,12 @@ def captioner(
     out: Path | None = None,
     shipped: Path | None = None,
 ) -> None:
-    """Render pairs with full jitter, extract features, train SCORER+CBR, score the test split, export.
+    """Render pairs with the variation --jitter 1, extract features, train SCORER+CBR, score the test split, export.
 
     Args:
-        world: Embedded dataset.
+        world: Rendered dataset: blocks or tiles.
         pairs: Number of pairs to render; 36,000 of blocks and 12,000 of tiles by default.
-        steps: Training steps; 8,000 and 4,000 by default.
+        steps: Training steps; 8,000 for blocks and 4,000 for tiles by default.
         seed: Seed of scenes and weights.
         folder: Folder of the dataset; data/<world>-captioner by default.
         out: Folder of the run; runs/captioner-<world> by default.

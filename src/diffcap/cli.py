@@ -63,7 +63,7 @@ def main(arguments: list[str] | None = None) -> None:
             with end_together(STAGES[words[0]].is_parallel):
                 run_stage(words[0], words[1:])
             return
-        if words[:1] == ["paths"]:  # only the Makefile uses it, so it is in no list of commands
+        if words[:1] == ["paths"]:  # only the Makefile uses this command, so it is in no list of commands
             print_paths(words[1:])
             return
         if words and not words[0].startswith("-") and words[0] not in FUNCTIONS:
@@ -73,9 +73,10 @@ def main(arguments: list[str] | None = None) -> None:
                 f"and the stages {', '.join(COMMANDS)}."
             )
         if words[:1] == ["serve"]:
-            # The variables of an experiment (--dataset, ...) are replaced by `--checkpoint` and the experiment's checkpoint.
+            # The variables of an experiment (--dataset, ...) are replaced by `--checkpoint` and the experiment's checkpoint, which
+            # depends on `RUN_VARIABLES` only.
             variables, options = parse(words[1:])
-            if unused := [name for name in variables if name not in RUN_VARIABLES]:  # these determine the checkpoint
+            if unused := [name for name in variables if name not in RUN_VARIABLES]:
                 raise DiffcapError(f"--{unused[0]} has no effect on the page; leave it out.")
             checkpoint = ["--checkpoint", str(Experiment(**variables).checkpoint)] if variables else []
             words = ["serve", *checkpoint, *options]

@@ -156,7 +156,7 @@ class PairCaptioner:
         self.max_length = first.max_length
         self.metadata = first.metadata
         self.domain_note = _domain_note(members)
-        names = ["auto", "cpu"]  # of this machine's devices
+        names = ["auto", "cpu"]  # values of `device` that this machine has
         accelerator = torch.accelerator.current_accelerator(check_available=True)
         if accelerator is not None:
             kind = accelerator.type
@@ -166,12 +166,12 @@ class PairCaptioner:
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         self.device = torch.device(device)
-        self._feature_metadata: list[dict[str, Any]] = []  # of each distinct backbone
+        self._feature_metadata: list[dict[str, Any]] = []  # how features are computed, for each distinct backbone
         for member in members:
             if member.features not in self._feature_metadata:
                 self._feature_metadata.append(member.features)
-        self._feature_index = [self._feature_metadata.index(member.features) for member in members]  # of each member
-        # A vision-language model has no "shape", because it reads images of any size.
+        self._feature_index = [self._feature_metadata.index(member.features) for member in members]
+        # "shape" is the shape of an image's features. It is None for a vision-language model, which reads images of any size.
         self._has_fixed_sizes = all(metadata["shape"] is not None for metadata in self._feature_metadata)
         backbones = [rebuild_backbone(metadata, backbone_weights) for metadata in self._feature_metadata]
         self._backbones = [backbone.to(self.device) for backbone in backbones]
@@ -183,7 +183,7 @@ class PairCaptioner:
         Args:
             beams: beam size; 1 is greedy decoding. If it is larger, the greedy caption is also a candidate, because beam search can
                 miss it.
-            length_penalty: exponent of the caption's length by which the log-probability of a hypothesis is divided.
+            length_penalty: exponent p: hypotheses are ranked by their log-probability, divided by (number of tokens) ** p.
 
         Raises:
             DiffcapError: an image cannot be read, or the decoding arguments are out of range.
@@ -208,7 +208,7 @@ class PairCaptioner:
             pairs: images of each pair, which are read batch by batch. beams, length_penalty: see `__call__`.
             errors: "return" yields the error in place of the caption if a pair cannot be read, and continues.
             sentences: sentences whose probabilities are computed for each pair, for `Caption.scored`.
-            threads: threads that read the images of a batch while the batch before is captioned; 0: they are read before each batch.
+            threads: number of threads that read the next batch's images while a batch is captioned; 0: no images are read in advance.
             locate: also find `Caption.box`.
 
         Raises:
@@ -263,7 +263,7 @@ class PairCaptioner:
                     f"{loaded_image.name} is {image.width} x {image.height} pixels, but for a vision-language model the ratio of the sides "
                     f"must be at most {MAX_ASPECT}. Crop the image."
                 )
-            if size is not None and not self._has_fixed_sizes:  # both images need the same grid of tokens
+            if size is not None and not self._has_fixed_sizes:  # both images must have the same grid of tokens
                 image = image.resize(size)
             size = image.size
             images.append([backbone.preprocess(image) for backbone in self._backbones])
@@ -407,8 +407,8 @@ def load_captioner(
             None is the small captioner of rendered `blocks` scenes that ships with the package. "tiles" is that of rendered overhead
             images. A list is an ensemble, which uses the mean of its members' probabilities; all members need the same token ids.
         device, backbone_weights, fit, strict: see `PairCaptioner`.
-        base: folder or name of a fine-tuned vision-language model's base model, if it is not where the checkpoint says.
-        prompt: question to a vision-language model that was not trained; None for `diffcap.methods.vlm.model.PROMPT`.
+        base: folder or name of the base model of a fine-tuned vision-language model. None: the one that the checkpoint names.
+        prompt: question to a vision-language model that is used without training; None for `diffcap.methods.vlm.model.PROMPT`.
 
     Raises:
         DiffcapError: a checkpoint is missing, unreadable or cannot caption, or members have different vocabularies.

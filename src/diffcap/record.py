@@ -5,9 +5,9 @@
  "files": {"data/blocks/manifest.jsonl": [31750, 1764076445123, "3dee..."]}, "products": {"metrics.json": [512, ...]}}
 ```
 
-`asked` is the hash of the settings and the options of the command line. It is compared first, since it does not need torch. `id` is the
-hash of all options, also those with default values, and of the contents of `files`. `products` are the files of the result. A file has
-its size, its modification time and the hash of its content, which is computed again only if the size or the time has changed.
+`asked` is the hash of the settings and the options of the command line. It is compared first, because it is computed without torch. `id`
+is the hash of all options, also those with default values, and of the contents of `files`. `products` are the files of the result. Each
+file has its size in bytes, its modification time in ns, and the hash of its content, which is computed again only if one of them changed.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ def digest(*values: Any) -> str:
 
 
 def named_files(value: Any) -> Iterator[Path]:
-    """Yield the existing files that options name, also in lists, dictionaries and comma-separated texts, or in a base model's folder."""
+    """Yield the existing files that options name, also in lists, dictionaries and comma-separated texts, and the files of base models."""
     if isinstance(value, Mapping | list | tuple):
         for item in value.values() if isinstance(value, Mapping) else value:
             yield from named_files(item)
@@ -52,10 +52,10 @@ def named_files(value: Any) -> Iterator[Path]:
 
 
 def describe(path: Path, old_entry: Entry | None = None) -> Entry:
-    """Return the entry of a file. If size and time are those in `old_entry`, `old_entry` is returned.
+    """Return the entry of a file. If the file's size and time are those in `old_entry`, `old_entry` is returned.
 
-    Only the weights of a checkpoint are hashed, because the file also contains the training time. If a file has more than 1 GiB,
-    such as the weights of a language model, only its first and last MiB are hashed.
+    Of a checkpoint, only the weights are hashed, because the file also contains the time that the training took. Of a file of more than
+    1 GiB, such as the weights of a language model, only the first and the last MiB are hashed.
     """
     state = path.stat()
     size_and_time = [state.st_size, state.st_mtime_ns]
@@ -99,7 +99,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def write(path: Path, record: Mapping[str, Any]) -> None:
-    """Write a record, unless the file has it already, because make takes a newer file for a new result."""
+    """Write a record, unless the file has this content already, because make takes a file with a newer time for a new result."""
     if read_object(path) != record:
         write_json(path, record)
 

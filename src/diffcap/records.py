@@ -21,7 +21,8 @@ SPLITS = ("train", "val", "test")
 RANGES = "pixel_ranges"  # the key of `ChangePair.ranges` in `ChangePair.extra`
 NO_CHANGE_GROUPS = ("distractor", "no_change")  # values of `ChangePair.group` for pairs without change
 _FIELD_TYPES: dict[str, Any] = {"id": str, "before": str, "after": str | None, "captions": list, "split": str}
-Changes = Literal["single", "multi"]  # "single": each sentence of a pair is a caption; "multi": all together are one
+# "single": each sentence of a pair is a caption; "multi": all sentences of a pair, joined, are one caption
+Changes = Literal["single", "multi"]
 MULTI_WORDS = 60  # maximum number of words of a "multi" caption, as in the captions that the authors of CARD released
 _REMEDY = "write it with `make data DATASET=<name> DATA=<folder>`"
 
@@ -113,7 +114,7 @@ def read_manifest(path: str | Path) -> list[ChangePair]:
 
 
 def take_changes(pairs: Iterable[ChangePair], changes: Changes | None) -> list[ChangePair]:
-    """Return the pairs with captions as `changes` says, for datasets that have one sentence per change (Spot-the-Diff).
+    """Return the pairs with captions according to `changes`, for datasets that have one sentence per change (Spot-the-Diff).
 
     "single" or None: each sentence is a caption and a reference of its pair (as in SCORER, DIRL and CLIP4IDC).
     "multi": the sentences are joined with ". ". The first 60 words are the pair's only caption and reference (as in CARD).
@@ -248,8 +249,8 @@ def read_json(
     """Read a JSON file.
 
     Args:
-        what, remedy: the kind of file and advice for the user; both are for the message if the file is missing or damaged.
-        object_type: function from the list of (key, value) of a JSON object to its value, by default dict; tuple keeps repeated keys.
+        what, remedy: the kind of file, and advice for the user, for the error message if the file is missing or damaged.
+        object_type: function that makes a JSON object from a list of (key, value), by default `dict`; `tuple` keeps repeated keys.
     """
     path = Path(path)
     if not path.is_file():

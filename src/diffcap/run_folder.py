@@ -33,7 +33,8 @@ STEP_CHECKPOINT_GLOB = "step-*.ckpt"
 CONFIGURATION, RUNNING, FINISHED, LOGS = "config.yaml", "running.json", "finished.json", "logs"
 IDENTITY = "identity.json"  # diffcap 0.1 wrote this file instead of running.json
 METRICS, PREDICTIONS, REFERENCES, GROUPS = "metrics.json", "predictions.json", "references.json", "groups.json"
-# Environment variables of a trial: `diffcap sweep` sets the first, to the name of the trial's folder, and the agent of W&B the second.
+# Environment variables of a trial, which is one training of a sweep. `diffcap sweep` sets the first one to the name of the trial's folder.
+# The agent of W&B sets the second one.
 TRIAL_VARIABLE, WANDB_SWEEP = "DIFFCAP_TRIAL", "WANDB_SWEEP_ID"
 INIT_FROM_SHA256 = "init_from_sha256"  # key in finished.json: SHA-256 of the checkpoint in `model.init_from`
 UNSCORED = "predictions-unscored.json"  # captions of the pairs without a reference
@@ -57,7 +58,7 @@ def stage_lock(stage_folder: Path, seed: int) -> Iterator[None]:
     releases it when the process ends, also by SIGKILL, and the forked workers of a data loader do not inherit it.
 
     Args:
-        stage_folder: the folder does not need to exist. seed: this training's seed, which the error message of a second training shows.
+        stage_folder: the folder does not need to exist. seed: this training's seed, which the error of a second training shows.
     """
     folder = stage_folder.resolve()  # several experiments may have links to the folder of one pre-training
     path = folder.with_name(f".{folder.name}.lock")
@@ -105,7 +106,7 @@ def is_finished(stage_folder: Path) -> bool:
 
 
 def stage_of(stage_folder: Path) -> str:
-    """Return the training stage with which a folder's name begins; finetune for any other name, such as averaged."""
+    """Return the training stage whose name the folder's name begins with; finetune for any other folder, such as averaged/."""
     return next((stage for stage in TRAINING_STAGES if stage_folder.name.startswith(stage)), FINETUNE)
 
 
@@ -183,7 +184,7 @@ class TrainingLineage(NamedTuple):
         return [folder / FINISHED for folder in reversed(folders)]
 
     def _find_parent(self, folder: Path) -> Path | None:
-        """Return the stage folder of the checkpoint that a training started from, or None. Old records lack it: try earlier stages."""
+        """Return the stage folder of the checkpoint that a training started from, or None. Old records lack it, so try earlier stages."""
         record = read_object(folder / FINISHED)
         init_from = get_config_value([folder / CONFIGURATION], "model", "init_from")
         candidates: list[Path] = []

@@ -48,7 +48,7 @@ _thread_values = threading.local()
 
 
 def call(command: Sequence[str], title: str) -> None:
-    """Run a command with one CPU thread per process, which is faster for the small models of these experiments."""
+    """Run a command with one CPU thread per process, which is faster for the small models of these experiments. `title` names it."""
     start = time.perf_counter()
     devices = getattr(_thread_values, "devices", None)
     print(f"== {title}" + (f" (GPU {devices})" if devices else ""), flush=True)
@@ -61,7 +61,7 @@ def call(command: Sequence[str], title: str) -> None:
 
 
 def make(title: str, goals: str, variables: Variables, *first_options: str, **stage_options: Sequence[str]) -> None:
-    """Run the stages of `make <goals> VARIABLE=...` that are goals or in `stage_options`. `first_options` are for the first goal."""
+    """Run the goals, and before them the needed stages that have options (`stage_options`). `first_options` are for the first goal."""
     experiment, names = Experiment(**variables), goals.split()
     for stage, owner in needed_by(experiment, names):
         section = PRETRAIN if stage == PRETRAIN_EXTRA else stage
@@ -92,7 +92,7 @@ def run_queues(queues: Sequence[Sequence[Job]]) -> None:
 
 
 def in_parallel(tasks: Sequence[Callable[[], None]], devices: int = 1) -> None:
-    """Call functions in parallel threads. Each thread has a group of `devices` GPUs; processes that it starts by `call` see no others."""
+    """Call functions in parallel threads. Each has a group of `devices` GPUs; the processes that it starts by `call` see only these."""
     free_groups: SimpleQueue[str | None] = SimpleQueue()
     for group in (groups := device_groups(devices)):
         free_groups.put(group)

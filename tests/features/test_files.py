@@ -13,7 +13,6 @@ from diffcap.features.images import file_stamps, unique_images
 from diffcap.features.preprocessing import load_image
 from diffcap.features.store import CHECKSUM_FILE, FeatureStore
 from diffcap.features.writer import StoreWriter, write_file_store
-from diffcap.lit.run import data_files
 from diffcap.record import describe_files, result_id
 from diffcap.records import ChangePair, Dataset, read_dataset, write_dataset
 from diffcap.utils.errors import DiffcapError
@@ -87,7 +86,8 @@ def sums(home: Path) -> list[int]:
 
 
 def training_hash(home: Path) -> str:
-    return result_id({}, describe_files(data_files({"folder": str(home), "features": "files"}), {}))
+    store = home / "features" / "files"
+    return result_id({}, describe_files([home / "manifest.jsonl", store / "meta.json", store / CHECKSUM_FILE], {}))
 
 
 def test_the_values_are_those_of_the_store_of_pixels(folder: Path) -> None:

@@ -135,7 +135,7 @@ def test_captioning_writes_the_words_of_a_batch_at_once(beams: int) -> None:
     assert waits == ["tolist", "cpu"]
     captioner = load_captioner(device="cpu")
     inputs: Any = [captioner._preprocess("examples/before.png", "examples/after.png")] * 2
-    sentences = [captioner._encode_sentence(sentence) for sentence in ("nothing has changed", "an unknown wrod")]
+    sentences = [torch.tensor(captioner.vocabulary.encode("nothing has changed", captioner.max_length)), None]
     expected = captioner._generate(inputs, beams, 0.0, sentences)
     features = tuple(map(on_device, captioner._compute_features(inputs)))
     with mock.patch.object(captioner, "_compute_features", lambda _: features), counted_waits() as waits:

@@ -1,1 +1,1 @@
-"""What the console commands do once their options are read; nothing heavy is imported before a command runs."""
+"""The functions that the console commands call with their options. Heavy packages such as torch are imported only when a command runs."""

@@ -19,7 +19,7 @@ from diffcap.utils.table import Cell, Table
 
 AUDIT_FILENAME = "audit.jsonl"
 
-# The reasons why a pair is listed, in the order of the table.
+# The contradictions for which a pair is listed, in the order of the rows of the printed table.
 ALL_CAPTIONS = "change, but all captions say that nothing changed"
 SOME_CAPTIONS = "change, but some captions say that nothing changed"
 CHANGE_CAPTION = "no change, but a caption describes a change"
@@ -38,13 +38,14 @@ class Finding(NamedTuple):
 
 
 def audit(dataset: str | None = None, folder: Path | None = None) -> None:
-    """List the pairs of a dataset whose change flag, captions, mask and images contradict each other, also in audit.jsonl.
+    """Print the pairs of a dataset whose change flag, captions, mask and images contradict each other. Write them to audit.jsonl.
 
-    The flag is the `changeflag` in the manifest; a pair without it has a change unless the manifest marks it as a distractor (no change).
+    The change flag of a pair is its entry `changeflag` in the manifest: 1 for a change, 0 for no change. A pair without this entry has a
+    change, unless the manifest marks the pair as a distractor (a pair without change).
 
     Args:
         dataset: Name of the dataset; the data stage must have prepared it.
-        folder: Folder of its manifest; data/<dataset> by default.
+        folder: Folder of the dataset's manifest.jsonl; data/<dataset> by default.
     """
     if folder is None and dataset is None:
         raise DiffcapError("--dataset is missing; give its name, or the folder of its manifest as --folder.")
@@ -54,8 +55,8 @@ def audit(dataset: str | None = None, folder: Path | None = None) -> None:
     if dataset not in (None, prepared_dataset.name):
         raise DiffcapError(f"{folder}: holds {prepared_dataset.name}, not {dataset}; give the folder of {dataset}.")
     findings, unchecked = find_contradictions(pairs, prepared_dataset.root)
-    origin = prepared_dataset.info.get("change_types")  # how the data stage found types and flags that no file states
-    if origin and not any("changeflag_derived" in pair.extra for pair in pairs):  # no flag comes from captions
+    origin = prepared_dataset.info.get("change_types")  # how the data stage derived types and flags, or None
+    if origin and not any("changeflag_derived" in pair.extra for pair in pairs):  # no flag is derived from captions
         unchecked.append(f"the flags: they are {origin}, so that only captions that disagree are found")
     rows = []
     for pair, reasons, captions in findings:
@@ -91,7 +92,7 @@ def find_contradictions(pairs: Sequence[ChangePair], root: Path) -> tuple[list[F
             f"{root}: the dataset does not mark the pairs without change, so that there is nothing to compare; audit another one."
         )
     findings: list[Finding] = []
-    num_without = Counter[str]()  # what pairs lack -> number of pairs
+    num_without = Counter[str]()  # what a pair lacks, such as "a mask" -> number of pairs that lack it
     released_flag = (
         "a flag in the dataset's files; it is derived from the captions, so that only captions that disagree are found"
     )
@@ -103,7 +104,7 @@ def find_contradictions(pairs: Sequence[ChangePair], root: Path) -> tuple[list[F
                 reasons.append(CHANGE_CAPTION)
             elif captions:
                 reasons.append(ALL_CAPTIONS if len(captions) == len(pair.captions) else SOME_CAPTIONS)
-            is_mask_empty = has_equal_images = None  # not known
+            is_mask_empty = has_equal_images = None  # None: not known
             with suppress(DiffcapError):
                 mask = pair.extra.get("mask")
                 is_mask_empty = read_image(root / mask).image.getbbox() is None if mask else None
@@ -112,7 +113,7 @@ def find_contradictions(pairs: Sequence[ChangePair], root: Path) -> tuple[list[F
             num_without["captions"] += not pair.captions
             num_without["a mask" if "mask" not in pair.extra else "a readable mask"] += is_mask_empty is None
             num_without["both images"] += has_equal_images is None
-            num_without[released_flag] += "changeflag_derived" in pair.extra  # by the dataset's reader, from captions
+            num_without[released_flag] += "changeflag_derived" in pair.extra  # derived from the captions
             if is_mask_empty is not None and is_mask_empty != pair.is_distractor:
                 reasons.append(EMPTY_MASK if is_mask_empty else FILLED_MASK)
             if has_equal_images and not pair.is_distractor:

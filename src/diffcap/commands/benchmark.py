@@ -31,24 +31,26 @@ def benchmark(
     prepare: bool = False,
     variables: dict[str, str] | None = None,
 ) -> None:
-    """Train and evaluate every combination of datasets, methods and seeds in a YAML file, and write a table for each dataset.
+    """Train and evaluate every combination of datasets, methods and seeds of a YAML file, and write a table for each dataset.
 
-    Each experiment has the same run folder as `diffcap finetune` with its variables. A finished one is skipped, and an interrupted one
-    resumes. The tables are in runs/<dataset>/benchmark/<name of the file>, or <method>-<name of the file> if --method is given.
+    An experiment has the same run folder as `diffcap finetune` with the same variables. Finished experiments are skipped, and
+    interrupted ones are resumed. The tables are in runs/<dataset>/benchmark/<name>, where <name> is the name of the YAML file
+    without its suffix, or <method>-<name of the file> if --method is given.
 
     Args:
-        grid: YAML file with the lists datasets, methods and seeds; further variables and sections are those of a CONFIG file.
+        grid: YAML file with the lists `datasets`, `methods` and `seeds`. It may also have the variables and the sections of options
+            that a CONFIG file may have.
         seeds: Training seeds instead of those in the file, separated by commas.
-        steps: Fine-tuning steps of every experiment; by default as in its settings.
-        pretrain_steps: Steps of each pre-training, including one before it on a dataset of EXTRA; by default as in the settings.
-        shard: Run a part of the experiments and write no table: 3/16 is the fourth of 16 parts, 0/16 the first. Run --prepare before.
+        steps: Fine-tuning steps of every experiment; by default the number in its settings.
+        pretrain_steps: Steps of each pre-training, also of a first one on a dataset of EXTRA; by default the numbers in the settings.
+        shard: Run a part of the experiments and write no table: 3/16 is the fourth of 16 parts, 0/16 the first. Run --prepare before it.
         list: Only print the variables of each experiment, one experiment per line.
         prepare: Only make the files that several experiments read: data, features and negatives.
-        variables: Variables of every experiment, in JSON; each is also an option: --trainer smoke.
+        variables: Variables of every experiment, in JSON. Each can also be given as an option, such as --trainer smoke.
     """
     variables = variables or {}
     rows, remarks = read_grid(grid, variables, parse_seeds(seeds) if seeds else None)
-    # One seed after the other, so that an interrupted command leaves complete tables of fewer seeds.
+    # The seeds run one after the other. So an interrupted command leaves all experiments of the first seeds.
     jobs = sorted(itertools.chain(*rows.values()), key=lambda job: int(job.experiment.seed))
     check_used(variables, [EVAL], [job.experiment for job in jobs])
     queues, links = make_queues(jobs)
@@ -98,7 +100,8 @@ def read_grid(
 ) -> tuple[dict[tuple[str, str], list[Job]], dict[str, dict[str, None]]]:
     """Read the experiments of a grid. `variables` and `seeds` replace those in the file.
 
-    Returns (dataset, row of its table) -> one experiment per seed, and dataset -> sentences about rows that are skipped.
+    Returns two dicts: (dataset, title of a row of its table) -> the experiments of the row, one per seed; and dataset -> sentences about
+    skipped rows (the keys of a dict, which has the role of an ordered set).
     """
     content = read_settings(path)
     axes: dict[str, Any] = {**(content if isinstance(content, dict) else {}), **({"seeds": seeds} if seeds else {})}
@@ -121,7 +124,7 @@ def read_grid(
             raise DiffcapError(
                 f"{path}: has the section {next(iter(sections))}, so config cannot name another file; write all sections in such files."
             )
-        shared["config"] = str(path)  # each experiment reads the sections
+        shared["config"] = str(path)  # each experiment reads the sections of this file
     rows: dict[tuple[str, str], list[Job]] = {}
     remarks: dict[str, dict[str, None]] = {}
     runs: dict[Path, Job] = {}
@@ -145,9 +148,10 @@ def read_grid(
 
 
 def _ablations(variables: dict[str, str]) -> Iterator[tuple[str, dict[str, str], str]]:
-    """Yield the ablations that the variable `ablation` names: title, variables, and the reason if the row is skipped.
+    """Yield (title, variables, reason) of each ablation that the variable `ablation` names. Each ablation is a row of the table.
 
-    The variable may be several names, separated by commas, or all. Without it, the only row is the method itself, and has no title.
+    The reason says why the row is skipped; it is empty for other rows. The variable may be several names, separated by commas, or "all".
+    Without the variable, the only row is the method itself, with an empty title.
     """
     others = {name: value for name, value in variables.items() if name != "ablation"}
     base, names = Experiment(**others), variables.get("ablation", "")
@@ -165,9 +169,10 @@ def _ablations(variables: dict[str, str]) -> Iterator[tuple[str, dict[str, str],
 
 
 def make_queues(jobs: Iterable[Job]) -> tuple[list[list[Job]], dict[Path, Path]]:
-    """Make queues of experiments. Experiments with the same pre-training are in one queue, because the first one trains it for all.
+    """Divide experiments into queues. Experiments with the same pre-training are in one queue: the first of them runs the pre-training.
 
-    Returns the queues, and the links of the other experiments to the folder of their pre-training: link -> folder.
+    Returns the queues, and the symbolic links through which the other experiments read this pre-training: path of the link in their run
+    folder -> folder of the pre-training.
     """
     first: dict[str, Job] = {}  # settings of a pre-training -> the experiment that trains it
     queues: dict[Path, list[Job]] = {}  # folder of the first run -> queue
@@ -187,8 +192,8 @@ def make_queues(jobs: Iterable[Job]) -> tuple[list[list[Job]], dict[Path, Path]]
 
 
 def _prepare(jobs: Sequence[Job], is_check: bool) -> None:
-    """Make the files that several experiments would write at the same time. With `is_check`, a missing one is an error."""
-    shared: dict[Path, Need] = {}  # by record
+    """Make the files that several experiments need and would write at the same time. With `is_check`, only check that they exist."""
+    shared: dict[Path, Need] = {}  # path of a result's record -> the stage and its experiment
     for job in jobs:
         e = Experiment(**{name: value for name, value in job.variables.items() if name != "seed"})
         for stage, owner in needed_by(e, [EVAL]):

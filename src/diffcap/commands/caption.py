@@ -46,9 +46,10 @@ def caption(
     shard: str | None = None,
     part: int | None = None,
 ) -> None:
-    """Describe the change between two images (diffcap caption BEFORE AFTER), of many pairs, or in a whole scene (--out).
+    """Describe the change between two images (diffcap caption BEFORE AFTER), in each of many pairs, or in a whole scene (--out).
 
-    Many pairs are a folder, two folders or a table of pairs. A whole scene is two rasters, such as GeoTIFF files; it needs diffcap[geo].
+    Many pairs are given as a folder, two folders or a table of pairs. A whole scene is given as two rasters, such as GeoTIFF files, and
+    needs diffcap[geo].
 
     Args:
         before: The image before the change, in any format that Pillow reads; or a folder with pairs.csv, with the folders
@@ -56,42 +57,42 @@ def caption(
             before, after and, optionally, id; or a .parquet file, or a folder or URL (s3://...) of such files, for millions of pairs.
         after: The image after the change; also accepted as the second argument. Two folders: images with the same name are pairs.
         checkpoint: best.ckpt of a captioner, a folder of `diffcap export` or `diffcap import`, or user/name on the Hugging
-            Face Hub; also a vision-language model, such as HuggingFaceTB/SmolVLM-500M-Instruct, or its folder. By default the
-            small captioner of rendered blocks scenes that ships with diffcap. If it is given several times, the captioners are
-            an ensemble and need the same vocabulary.
-        beam: Beam size, 1 to 100; 1 is greedy decoding. With more, the other hypotheses and the greedy caption are listed.
-        length_penalty: Exponent of the caption's length by which the log-probability of a hypothesis is divided.
+            Face Hub; also a vision-language model, such as HuggingFaceTB/SmolVLM-500M-Instruct, or its folder. By default a
+            small captioner that ships with diffcap: `blocks` (rendered solids), or `tiles` (overhead images) for a whole scene.
+            If the option is given several times, the captioners are an ensemble and need the same vocabulary.
+        beam: Beam size, 1 to 100; 1 is greedy decoding. With a larger beam, the other hypotheses and the greedy caption are listed.
+        length_penalty: The log-probability of a hypothesis is divided by its number of words to the power of this exponent.
         heatmap: PNG file to write with both images and the attention of each word; a folder for many pairs.
         json: Print JSON; for many pairs one line per pair.
         batch_size: Number of pairs that are captioned at once.
         device: cpu, cuda, mps (Apple) or auto, which is cuda if there is one, else cpu.
         backbone_weights: File of the backbone's weights, if they cannot be downloaded.
-        base: Folder of the vision-language model that a checkpoint was trained on, if it is not where the checkpoint says.
+        base: Folder of the vision-language model that was fine-tuned for a checkpoint, if the checkpoint names another place.
         prompt: Question to a vision-language model that was not fine-tuned.
         fit: What to do with images that do not fit each other: `stretch` resizes each of them; `pad` puts both on a gray canvas, `crop`
             cuts their middle out, if their sizes differ; `register` undoes a movement of the camera, and needs diffcap[register].
         strict: With --fit register: refuse images that cannot be registered. Otherwise they are used as they are, with a note.
         out: For many pairs, a .jsonl or .csv file that gets a row for each pair. For a whole scene (two rasters), a file for the
-            changes: .geojson, .csv or .html (a map); may be given several times; the rasters are read and captioned in tiles. The
-            same command continues an interrupted one where it stopped. For a Parquet table, a folder or URL for Parquet files.
-        tile: Whole scenes: side of a tile in pixels; 256 by default.
+            changes: .geojson, .csv or .html (a map). The option may then be given several times. For a Parquet table, a folder or
+            URL for Parquet files. If the command is interrupted, the same command continues where it stopped.
+        tile: Whole scenes: side of the square tiles that are captioned, in pixels; 256 by default.
         overlap: Whole scenes: pixels that neighbouring tiles have in common; 64 by default, at most a quarter of a tile.
         bands: Whole scenes: the bands for red, green and blue, such as 4,3,2, or one band; 1,2,3 by default.
-        stretch: Whole scenes: percentiles of both dates that become black and white; 2,98 by default, but not for 8-bit pixels. Without
-            it, the captioner that ships gets the contrast of its training images.
+        stretch: Whole scenes: percentiles of the pixel values of both rasters that become black and white; 2,98 by default, except for
+            8-bit pixels. For the default captioner, the default is the contrast of its training images.
         sort: Many pairs: `changed` prints the pairs with the highest probability of a change first, when all are captioned.
         min_changed: Many pairs: print only pairs whose probability of a change is at least this; a file of --out has all pairs.
             Whole scenes: leave out other tiles; 0.5 by default.
         threshold: Replaced by --min_changed.
-        align: Whole scenes: warp the second raster to the grid of the first one while it is read.
-        engine: Parquet tables: `ray` captions on all GPUs, or CPU cores, of the Ray cluster of RAY_ADDRESS or of this machine.
-        shard: Parquet tables: 3/16 captions the parts of job 3 (from 0) of 16 jobs.
-        part: Parquet tables: number of pairs in a file of captions; by default 1,000, or more so that there are about 10,000 files.
+        align: Whole scenes: warp the second raster to the pixel grid of the first one.
+        engine: Parquet tables: `ray` captions on all GPUs, or else CPU cores, of the Ray cluster at RAY_ADDRESS, or else of this machine.
+        shard: Parquet tables: 3/16 captions the share of the fourth of 16 jobs; 0/16 is the first.
+        part: Parquet tables: number of pairs in a file of captions; by default 1,000, or a ten-thousandth of the table if this is more.
     """
     for path in filter(None, (before, after)):
         if path.endswith(".ckpt") or (Path(path) / "config.json").is_file():
             raise DiffcapError(f"{path}: a checkpoint, not images; give each one as --checkpoint {path}, images first.")
-    # Otherwise OpenMP's idle threads keep the cores busy. OpenMP reads this variable when torch is imported.
+    # By default, OpenMP's idle threads keep the cores busy. OpenMP reads this variable when torch is imported, which happens later.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     if batch_size < 1:
         raise DiffcapError(f"--batch_size is {batch_size}; it must be at least 1.")
@@ -213,7 +214,7 @@ def caption_pairs(
 
     check_search(beam, length_penalty, "--beam")
     # If no pair has both images, end before the model is loaded, which may need a download.
-    if not any(os.path.isfile(pair.before) and os.path.isfile(pair.after) for pair in pairs):  # noqa: PTH113 - takes any name
+    if not any(os.path.isfile(pair.before) and os.path.isfile(pair.after) for pair in pairs):  # noqa: PTH113 - no error for long names
         read_pair(pairs[0].before, pairs[0].after)  # raises the error
     # With `shipped`, the error suggests the captioners that ship with diffcap.
     check_connection([*(model_options["checkpoint"] or []), model_options["base"]], shipped=True)
@@ -232,7 +233,7 @@ def caption_pairs(
             caption_file = stack.enter_context(CaptionFile(out_path, pairs, settings, batch_size, ids_without_map))
             pending_pairs = caption_file.pending_pairs
         images = ((pair.before, pair.after) for pair in pending_pairs)
-        on_error: Literal["raise", "return"] = "raise" if is_single_pair else "return"  # "return" yields errors
+        on_error: Literal["raise", "return"] = "raise" if is_single_pair else "return"  # "return": yield errors, too
         threads = 0 if is_single_pair else min(MAX_THREADS, available_cores())
         sentences = scored_sentences(captioner)
         locate = as_json or (out_path is not None and out_path.suffix.lower() == ".jsonl")
@@ -280,7 +281,7 @@ def caption_pairs(
 
 
 def _file_names(ids: Sequence[str]) -> dict[str, str]:
-    """Return the name of a heat map's file for each id. Names are unique even on case-insensitive file systems."""
+    """Return id of a pair -> name of its heat map file. Names are unique even on case-insensitive file systems."""
     names: dict[str, str] = {}
     taken_names: set[str] = set()
     for id in ids:

@@ -1,4 +1,4 @@
-"""The file of `diffcap caption PAIRS --out captions.jsonl` or `.csv`. Rows are appended, so an interrupted command can be continued."""
+"""The output file of `diffcap caption PAIRS --out captions.jsonl` (or .csv). Rows are appended, so that a command can be continued."""
 
 import csv
 import fcntl
@@ -22,12 +22,12 @@ CSV_COLUMNS = ("id", "before", "after", "caption", "log_probability", "nothing_c
 
 class _Row(NamedTuple):
     line: bytes  # as in the file, without the line break
-    is_error: bool  # it has an error in place of a caption, or no probability of a change (older versions)
+    is_error: bool  # True if the row has an error in place of a caption, or no probability of a change (older versions)
 
 
 @contextmanager
 def exclusive_lock(path: Path) -> Iterator[None]:
-    """Allow one command at a time to write a file. The lock is a second file, because the file itself is replaced."""
+    """Allow only one command at a time to write the file `path`. A second file has the lock, because a new file replaces `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.with_name(f".{path.name}.lock").open("a") as lock_file:
         try:
@@ -42,13 +42,14 @@ def exclusive_lock(path: Path) -> Iterator[None]:
 
 
 class CaptionFile(AbstractContextManager["CaptionFile"]):
-    """A file with a row for each pair, either new or begun by the same command.
+    """A file with a row for each pair. The file is new, or an earlier run of the same command began it.
 
-    `pending_pairs` lists the pairs to caption: pairs without a row, then pairs whose row has an error and pairs of `repeated_ids`. All
-    pairs of an incomplete last batch are captioned again, so that each probability has the same digits as without an interruption.
+    `pending_pairs` lists the pairs to caption: pairs without a row, then pairs whose row has an error and pairs of `repeated_ids`. If the
+    last batch of the earlier run is incomplete, all its pairs are captioned again: then each probability has the same digits as without
+    an interruption.
 
     Args:
-        settings: option -> value, for the options that change the captions; stored in FILE.settings.json.
+        settings: option -> value, for the options that change the captions; stored in `path` + ".settings.json".
         repeated_ids: ids of pairs to caption although they have a row.
     """
 
@@ -79,7 +80,7 @@ class CaptionFile(AbstractContextManager["CaptionFile"]):
         write_json(settings_file, settings)
         rows = self._read_rows()
         first_missing = next((index for key, index in self._index_by_key.items() if key not in rows), len(pairs))
-        # The index of the first pair of an incomplete last batch.
+        # The index of the first pair of the incomplete last batch, or of the first pair without a row if no batch is incomplete.
         batch_start = first_missing - first_missing % batch_size if first_missing < len(pairs) else first_missing
         self._rows = {key: row for key, row in rows.items() if not row.is_error}
         pending_indices = [
@@ -93,7 +94,7 @@ class CaptionFile(AbstractContextManager["CaptionFile"]):
             self._file = path.open("ab")
 
     def _read_rows(self) -> dict[str, _Row]:
-        """Return the rows by the key of their pair. The last line is left out if it is incomplete (killed process, full disk)."""
+        """Return key of a pair, from `_key` -> its row. The last line is left out if it is incomplete (killed process, full disk)."""
         lines = self.path.read_bytes().split(b"\n")[:-1] if self.path.exists() else []
         rows: dict[str, _Row] = {}
         for number, line in enumerate(lines, 1):
@@ -117,7 +118,7 @@ class CaptionFile(AbstractContextManager["CaptionFile"]):
             temporary.write_bytes(b"".join(line + b"\n" for line in [*header, *rows]))
 
     def append(self, pair: ImagePair, values: Mapping[str, Any]) -> None:
-        """If the pair has no row, or had only one with an error, add a row; `values` has the caption as "text", or an "error"."""
+        """Append a row to the file if the pair has none. `values` has the caption as "text", or an error message as "error"."""
         if _key(pair.id) in self._rows:
             return
         row = {**pair.as_dict(), **values}
@@ -148,7 +149,7 @@ class CaptionFile(AbstractContextManager["CaptionFile"]):
         return dict(zip(CSV_COLUMNS, cells, strict=True))
 
     def __exit__(self, *_: object) -> None:
-        """Close the file; if all pairs have a row, put the rows in the order of the pairs."""
+        """Close the file; if all pairs have a row, rewrite the file with the rows in the order of the pairs."""
         with add_filename(self.path):
             self._file.close()
         if len(self._rows) == len(self._index_by_key) and [*self._rows] != [*self._index_by_key]:
@@ -156,5 +157,5 @@ class CaptionFile(AbstractContextManager["CaptionFile"]):
 
 
 def _key(id: str) -> str:
-    """Return an id as the CSV file stores it: control characters and what UTF-8 cannot encode are escaped."""
+    """Return an id as the CSV file stores it: control characters, and characters that UTF-8 cannot encode, are escaped."""
     return printable(id).encode(errors="backslashreplace").decode()

@@ -25,10 +25,11 @@ if TYPE_CHECKING:
 
 SIDES = ("before", "after")
 ACCESS = "cannot be accessed", "check the path or URL, and that you have access to it"  # arguments of wrap_errors
-STRING_TYPES = "string", "large_string", "dictionary<values=string"
+STRING_TYPES = "string", "large_string", "dictionary<values=string"  # beginnings of the names of pyarrow's types
 MAX_REQUESTS = 64  # images that are requested at the same time
-RETRY_SECONDS = [1.0, 4.0]  # before the second and the third request for an image
+RETRY_SECONDS = [1.0, 4.0]  # pauses before the second and the third request for an image
 SENTENCES = pa.list_(pa.struct({"text": pa.string(), "log_probability": pa.float64()}))
+# Column -> type. All written files have the columns `PAIR`. Files of captions also have `SCORES` and `DETAILS`.
 PAIR = {"row": pa.int64(), "id": pa.string(), "before": pa.string(), "after": pa.string()}
 SCORES = {"caption": pa.string(), "log_probability": pa.float64(), "nothing_changed": pa.float64()}
 DETAILS = {"notes": pa.list_(pa.string()), "words": SENTENCES, "alternatives": SENTENCES}
@@ -45,21 +46,21 @@ class TableFile(NamedTuple):
 class Part(NamedTuple):
     """Consecutive rows of one file of a table."""
 
-    number: int
-    file: str
+    number: int  # index of the part in the table
+    file: str  # absolute path, or a URL
     start: int  # the first row's number in the file
     size: int  # number of rows
     row: int  # the first row's number in the table
 
     @property
     def name(self) -> str:
-        """Name of the part's files."""
+        """Name of the part's file of captions, and of its file of failed pairs."""
         return f"part-{self.number:08d}.parquet"
 
 
 @dataclass(frozen=True)
 class Job:
-    """Where the captions of a table are written (`out`, a folder or URL), the options of `diffcap caption`, and decoding threads."""
+    """What is equal for all parts: `out` (folder or URL of the results), options of `diffcap caption`, and threads that read images."""
 
     out: str
     beam: int = 1
@@ -69,10 +70,10 @@ class Job:
 
 
 def list_files(table: str) -> list[TableFile]:
-    """Return the Parquet files of a table, which is one file or a folder of them. Only their footers are read.
+    """Return the Parquet files of a table. `table` is the path or URL of one file, or of a folder of files. Only footers are read.
 
     Raises:
-        DiffcapError: a file cannot be read or has other columns, or there is no row.
+        DiffcapError: a file cannot be read or lacks a column of strings `before` or `after`, or the table has no row.
     """
     remedy = "give a table with the columns before and after, which hold paths or URLs as strings"
 
@@ -100,7 +101,7 @@ def list_files(table: str) -> list[TableFile]:
 
 
 def split(files: Sequence[TableFile], part_size: int) -> list[Part]:
-    """Return the parts of a table. Each has `part_size` rows, except for the last one of a file."""
+    """Return the parts of a table. Each has `part_size` rows; the last part of a file may have fewer."""
     parts: list[Part] = []
     first_row = 0
     for file in files:
@@ -112,9 +113,9 @@ def split(files: Sequence[TableFile], part_size: int) -> list[Part]:
 
 
 def read_rows(part: Part) -> list[dict[str, Any]]:
-    """Return the rows of a part: "row", "id", "before" and "after". Only the row groups that hold them are read.
+    """Return the rows of a part, each with "row" (its number in the table), "id", "before" and "after".
 
-    Relative paths of images are relative to the table's folder; they become absolute.
+    Only the row groups of these rows are read. Paths of images that are relative to the table's folder become absolute.
     """
     with wrap_errors(part.file, *ACCESS), fsspec.open(part.file) as stream:
         file = pq.ParquetFile(stream)
@@ -136,10 +137,10 @@ def read_rows(part: Part) -> list[dict[str, Any]]:
 def fetch(location: str) -> Path | bytes | DiffcapError:
     """Return the path of a local image, the content of an image at a URL, or an error.
 
-    After errors of the network and of the server (HTTP status 429, or 500 and more), the image is requested up to two more times.
+    If the network or the server fails (HTTP status 429, or 500 and more), the image is requested up to two more times.
 
     Raises:
-        DiffcapError: a package is missing that can open such a URL.
+        DiffcapError: the package that opens URLs of this kind is not installed.
     """
     if not location:
         return DiffcapError("the path of an image is missing; every row needs before and after.")
@@ -154,7 +155,7 @@ def fetch(location: str) -> Path | bytes | DiffcapError:
             return content
         except ImportError as error:
             raise DiffcapError(f"{location}: {error}; install the package that opens such URLs.") from None
-        except Exception as error:  # each file system has errors of its own
+        except Exception as error:  # each file system of fsspec raises other errors
             fault = "not found" if isinstance(error, FileNotFoundError) else str(error) or type(error).__name__
             status = getattr(error, "status", 500)
             is_final = isinstance(error, (FileNotFoundError, PermissionError, IsADirectoryError, ValueError))
@@ -164,16 +165,16 @@ def fetch(location: str) -> Path | bytes | DiffcapError:
 
 
 def caption_part(captioner: "PairCaptioner", job: Job, part: Part) -> tuple[int, int]:
-    """Caption a part and write its files: pairs that cannot be captioned to OUT/failed, the others to OUT.
+    """Caption a part and write its files: pairs that cannot be captioned to the folder `job.out`/failed, the others to `job.out`.
 
-    The file in OUT is written last, because it marks the part as complete. Both depend only on the part, the captioner and the job.
+    The file in `job.out` is written last, because it marks the part as complete. Both files depend only on the arguments.
 
     Returns:
-        The number of pairs that were captioned, and of those that were not.
+        The number of captioned pairs, and the number of failed pairs.
     """
-    torch.set_num_threads(1)  # with several, the last digits of a probability can depend on their number
+    torch.set_num_threads(1)  # the last digits of a probability can depend on the number of threads
     rows = read_rows(part)
-    faults: dict[int, DiffcapError] = {}  # by the number of the row
+    faults: dict[int, DiffcapError] = {}  # number of a row in the table -> error
     captioned: list[dict[str, Any]] = []
     failed: list[dict[str, Any]] = []
 
@@ -196,7 +197,7 @@ def caption_part(captioner: "PairCaptioner", job: Job, part: Part) -> tuple[int,
     failed_file = f"{job.out}/failed/{part.name}"
     if failed:
         _write_table(failed_file, failed, {**PAIR, "error": pa.string()})
-    elif part.name in list_names(f"{job.out}/failed"):  # from a command that was interrupted
+    elif part.name in list_names(f"{job.out}/failed"):  # an interrupted command wrote it
         system, name = fsspec.url_to_fs(failed_file)
         system.rm_file(name)
     _write_table(f"{job.out}/{part.name}", captioned, {**PAIR, **SCORES, **DETAILS})
@@ -210,7 +211,7 @@ def _write_table(location: str, rows: list[dict[str, Any]], columns: dict[str, A
 
 
 def list_names(folder: str) -> set[str]:
-    """Return the names of the files in a folder or at a URL; none if it does not exist."""
+    """Return the names of the files in a folder or at a URL; an empty set if it does not exist."""
     with wrap_errors(folder, *ACCESS):
         system, path = fsspec.url_to_fs(folder)
         system.invalidate_cache()
@@ -218,7 +219,7 @@ def list_names(folder: str) -> set[str]:
 
 
 def write_file(location: str, content: bytes) -> None:
-    """Write a file completely or not at all: by renaming, or as one object of a store."""
+    """Write a file completely or not at all: a local file by renaming a temporary file, a URL in one request."""
     if "://" not in location:
         with atomic_write(location) as temporary:
             temporary.write_bytes(content)

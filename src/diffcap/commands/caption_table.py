@@ -22,8 +22,8 @@ from diffcap.utils.errors import DiffcapError, wrap_errors
 from diffcap.utils.progress import progress_bar
 
 MIN_PART_SIZE, MAX_PARTS = 1_000, 10_000
-MAX_TRIES = 3  # of a part whose worker is lost
-Result = tuple[int, str]  # number of pairs in a part that is done, or 0 and why the part is missing
+MAX_TRIES = 3  # for a part whose worker is lost
+Result = tuple[int, str]  # (number of pairs of a part, ""), or (0, why the part is not done)
 
 
 def caption_table(
@@ -55,7 +55,7 @@ def caption_table(
     files = list_files(table)
     part_size = part_size or max(MIN_PART_SIZE, -(-sum(file.rows for file in files) // MAX_PARTS))
     parts = split(files, part_size)[shard_index::num_shards]
-    # The workers of Ray load the captioner themselves, and use the GPUs. This process needs the hash of the weights.
+    # The workers of Ray load the captioner themselves, and use the GPUs. Then this process only needs the hash of the weights.
     captioner = load_model("blocks", {**model_options, "device": "cpu"} if engine else model_options)
     settings = {
         "checkpoint": captioner.weights_sha256(),
@@ -99,7 +99,7 @@ def caption_table(
 
 
 def _begin(out: str, settings: Mapping[str, Any]) -> set[str]:
-    """Return the names of the files in a folder of results. job.json gets the settings; a folder with other settings is refused."""
+    """Write the settings into `out`/job.json, or check that they are equal to those there. Return the names of the files in `out`."""
     names = list_names(out)
     if "job.json" not in names:
         if any(name.startswith("part-") for name in names):
@@ -121,7 +121,7 @@ class RayWorker:
 
     Args:
         parts: all parts; a call gets an index of this list, so that Ray stores only numbers.
-        weights: hash of the weights that the command has found.
+        weights: hash of the weights that the main process has loaded.
     """
 
     def __init__(self, job: Job, parts: Sequence[Part], model_options: Mapping[str, Any], weights: str) -> None:
@@ -143,16 +143,16 @@ class RayWorker:
 
 
 def _absolute(value: Any) -> Any:
-    """Return paths that exist as absolute paths, because the workers of Ray may run in another folder; other values stay."""
+    """Make existing paths absolute, because the workers of Ray may run in another folder. Other values stay the same."""
     if isinstance(value, list):
         return [_absolute(path) for path in value]
     return str(Path(value).absolute()) if value and Path(value).exists() else value
 
 
 def _run_on_ray(job: Job, parts: Sequence[Part], model_options: Mapping[str, Any], weights: str) -> Iterator[Result]:
-    """Caption parts on the Ray cluster of RAY_ADDRESS, else on this machine. A part whose process ends three times is left out."""
+    """Caption parts on the Ray cluster at RAY_ADDRESS, else on this machine. A part is left out if its process ends three times."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # otherwise Ray reports its use on the internet
-    os.environ.setdefault("RAY_worker_niceness", "0")  # with Ray's 15, workers get no time on a machine that others use
+    os.environ.setdefault("RAY_worker_niceness", "0")  # with Ray's default 15, workers get no time on a busy machine
     try:
         import ray.data
     except ModuleNotFoundError:
@@ -171,7 +171,7 @@ def _run_on_ray(job: Job, parts: Sequence[Part], model_options: Mapping[str, Any
         num_workers = int(sum(node["GPU"] for node in gpu_nodes) or sum(node.get("CPU", 0) for node in nodes))
         cores = min((int(node.get("CPU", 0) // node["GPU"]) for node in gpu_nodes), default=1)  # of each worker
         job = replace(job, threads=max(1, min(MAX_THREADS, cores)))
-        # Ray's own retries are used up within a second after the loss of a host, before Ray knows of it.
+        # Ray's own retries are used up within a second after the loss of a host, before Ray notices the loss.
         for _ in range(MAX_TRIES):
             names = list_names(job.out)
             if not (missing := [part for part in parts if part.name not in names]):

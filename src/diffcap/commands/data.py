@@ -40,18 +40,18 @@ def prepare(
     strict: bool = False,
     fetch: FetchSettings = DEFAULT_FETCH,
 ) -> None:
-    """Write the manifest of a dataset, and dataset.json with its counts.
+    """Read and check the files of a dataset. Write its manifest (the list of pairs), and dataset.json with its counts.
 
     Args:
         dataset: clevr_change, clevr_dc, spot_the_diff, image_editing_request, birds2words, levir_cc, levir_mci, whu_cdc,
-            second_cc, dubai_cc, blocks and tiles (rendered here); for pre-training cub and nabirds; any other name: your own files.
+            second_cc, dubai_cc, blocks and tiles (rendered here); for pre-training cub and nabirds; any other name for your own dataset.
         source: Folder with the dataset's files; by default they are downloaded if their licence allows it. Not for rendered datasets.
         out: Output folder; data/<dataset> by default.
         missing: What to do with a pair whose image is missing or broken: refuse the dataset, or skip the pair. In both cases
             problems.txt in the output folder lists the images. Pairs whose photos no longer exist on the web are always skipped.
-        check: Decode every image completely (results are stored for the next run), or only check that the file exists.
-        captions_only: Check no image; the manifest then is for stages that read captions only (negatives, vocabulary).
-        pairs: blocks and tiles only: number of pairs to render, half of them without a change; 6000 by default.
+        check: decode: decode every image completely; the results are stored for the next run. exists: only check that the file exists.
+        captions_only: Check no image. Then the manifest is only for stages that read no images, such as negatives.
+        pairs: Rendered datasets only: number of pairs, half of them without a change; 6000 by default.
         seed: Rendered datasets only: seed of scenes, captions and splits; 0 by default.
         jitter: Rendered datasets only: variation of camera and light; 0 is none, 1 (default) is about that of CLEVR-Change.
         augmented: second_cc only: keep the augmented views of the training pairs, to train as its authors do.
@@ -83,7 +83,7 @@ def prepare(
         records = read_pairs(dataset, root, augmented)
         describe(dataset, records, root)  # only to raise an error for wrong files before images are checked
         skipped = {"pairs": 0, "images": 0}
-        ranges = dict[str, Any]()  # image of more than 8 bits -> range of its values, from `_check_images`
+        ranges = dict[str, Any]()  # path of an image of more than 8 bits -> its range, from `_check_images`
         if captions_only:
             (folder / "problems.txt").unlink(missing_ok=True)
         else:
@@ -138,7 +138,7 @@ def prepare(
 
 @contextmanager
 def _lock_folder(folder: Path) -> Iterator[None]:
-    """Wait until no other process prepares this folder; the system releases the lock when a process ends."""
+    """Wait until no other process prepares this folder, then lock it. The operating system releases the lock when the process ends."""
     is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY)
@@ -152,7 +152,7 @@ def _lock_folder(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-        if is_new and not any(folder.iterdir()):  # the command was refused
+        if is_new and not any(folder.iterdir()):  # the command has ended with an error
             folder.rmdir()
 
 
@@ -190,7 +190,7 @@ def _check_images(
 ) -> tuple[list[ChangePair], dict[str, int]]:
     """Check the images and the masks; return the pairs whose files are all readable, and the numbers of skipped pairs and files.
 
-    It fills the dict `ranges`: path of an image of more than 8 bits -> range of its pixel values.
+    The function adds entries to `ranges`: path of an image of more than 8 bits -> range of its pixel values.
     """
     masks = {pair.id: pair.extra["mask"] for pair in pairs if "mask" in pair.extra}
     paths = sorted({*(path for pair in pairs for path in pair.images), *masks.values()})
@@ -263,8 +263,8 @@ def _remarks(info: dict[str, Any]) -> list[str]:
             f"part of the official dataset: {parts} {official['unit']}; its scores cannot be compared with published ones"
         )
     for split, count in repetitions["image_pairs"].items():
-        has_sizes = official and official["splits"] and official["unit"] == "pairs"
-        num_pairs = official["splits"][split][0] if has_sizes else count
+        has_pair_counts = official and official["splits"] and official["unit"] == "pairs"
+        num_pairs = official["splits"][split][0] if has_pair_counts else count
         if num_pairs > count:
             lines.append(f"{split}: {num_pairs:,} pairs, but only {count:,} distinct image pairs")
     for key in ("image_pairs_in_two_splits", "repeated_captions", "blank_captions"):

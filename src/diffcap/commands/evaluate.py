@@ -1,4 +1,4 @@
-"""Caption a split with a checkpoint and score the captions; or score the retrieval of captions and pairs by a pre-trained model."""
+"""Caption a split with a checkpoint and score the captions; or score how well a pre-trained model retrieves captions and pairs."""
 
 from pathlib import Path
 from typing import Any, Literal
@@ -33,14 +33,14 @@ def evaluate(
     sentences: int = 1,
     max_length: int | None = None,
 ) -> None:
-    """Caption every pair of a split, score the captions by the dataset's protocol, print the table.
+    """Caption every pair of a split, score the captions by the dataset's protocol, and print a table of the scores.
 
     With `task` retrieval, instead rank the captions of a split for each change pair, and the pairs for each caption.
-    Otherwise, predictions-unscored.json has the captions of the pairs without references, which are not scored.
+    With `task` captions, predictions-unscored.json has the captions of the pairs without references, which are not scored.
 
-    If the protocol's tokens are raw (IDC-PCL on Birds-to-Words), metrics-ptb.json has the scores with PTB tokens. For the datasets of
-    remote-sensing change captioning, "id_tokens" in metrics.json has the scores that the released evaluators print (protocol levir_cc):
-    they compare ids of words, not texts. "unfinished" there is the number of captions of maximum length without an end token.
+    If metrics.json has scores with raw tokens (IDC-PCL on Birds-to-Words), metrics-ptb.json has the scores with PTB tokens. For the
+    datasets of remote-sensing change captioning, its "id_tokens" are the scores that the released evaluators print (protocol levir_cc):
+    the evaluators compare ids of words, not texts. Its "unfinished" is the number of captions of maximum length without an end token.
 
     Args:
         checkpoint: best.ckpt of the finetune or reinforce stage; or folder or user/name of a vision-language model.
@@ -48,25 +48,25 @@ def evaluate(
         folder: Folder of the dataset; by default data/<training dataset of the checkpoint>.
         features: Name of the feature store in `folder`; by default the one that the checkpoint was trained on.
         split: Split to evaluate.
-        tokenizer: Tokenizer of the metrics; by default that of the scores that selected the checkpoint, or ptb if these are of word ids.
-        changes: Protocol of a dataset with several changes per pair (Spot-the-Diff): every sentence is a reference (single), or
-            all sentences of a pair are one (multi); by default the one that the checkpoint was trained for.
+        tokenizer: Tokenizer of the metrics; by default that of the scores that selected the checkpoint; ptb if they are of word ids.
+        changes: Protocol of a dataset with several changes per pair (Spot-the-Diff). single: every sentence is a reference.
+            multi: all sentences of a pair together are one reference. By default the protocol that the checkpoint was trained for.
         metrics: Names of the metrics; by default all that this machine can compute.
         batch_size: Number of pairs decoded at once; it does not change the captions.
         beams: Beam size; 1 is greedy decoding, as in the papers.
-        length_penalty: Exponent of the caption's length by which the log-probability of a hypothesis is divided.
+        length_penalty: The log-probability of a hypothesis is divided by its number of words to the power of this exponent.
         limit: Evaluate only this number of pairs, the first of the split.
         devices: Number of processes that decode.
         accelerator: cpu, gpu or auto.
         ensemble: More checkpoints with the same vocabulary, separated by commas; the probabilities of all are averaged at each
             word. Each reads the features that it was trained on, unless `features` is given.
         task: captions, or retrieval with the checkpoint of CLIP4IDC's pre-training.
-        pair_to_text: With `task` retrieval, the items that are ranked for a pair. pairs: all pairs, each by its best caption (authors'
-            code); the right pair is first among equal scores. captions: all captions; the right one is last among equal scores.
-        base: Folder of the vision-language model that a checkpoint was trained on, if it is not where the checkpoint says.
+        pair_to_text: With `task` retrieval, the items that are ranked for a pair. pairs: all pairs, each with the score of its best
+            caption (authors' code); the right pair is first among equal scores. captions: all; the right one is last among these.
+        base: Folder of the vision-language model that was fine-tuned for a checkpoint, if the checkpoint names another place.
         prompt: Question to a vision-language model without training.
-        sentences: Number of sentences of that model's answer that are used as the caption.
-        max_length: Maximal number of tokens of that model's answer; 64 by default.
+        sentences: Number of sentences of the answer to `prompt` that are used as the caption.
+        max_length: Maximal number of tokens of the answer to `prompt`; 64 by default.
     """
     for option, value in {"batch_size": batch_size, "devices": devices, "limit": limit}.items():
         if value is not None and value < 1:
@@ -112,7 +112,7 @@ def evaluate(
         )
     member_paths = [source if names_base_model(source) else fetch_if_on_hub(source) for source in sources]
     run_folder.check_finished(member_paths)
-    answer_options = {"sentences": sentences, **({"max_length": max_length} if max_length else {})}  # if zero-shot
+    answer_options = {"sentences": sentences, **({"max_length": max_length} if max_length else {})}  # zero-shot
     first_member, *other_members = load_members(member_paths, base, prompt, **answer_options)
     if first_member.metadata["dataset"] is None and (folder is None or features is None):
         raise DiffcapError(

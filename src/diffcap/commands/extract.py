@@ -1,4 +1,4 @@
-"""Fill the feature store data/<dataset>/features/<name>: extract the features of all images, or import features from authors."""
+"""Fill the feature store data/<dataset>/features/<name>: extract the features of all images, or import features that authors published."""
 
 from pathlib import Path
 
@@ -35,7 +35,7 @@ def extract_features(request: Request) -> None:
 
 
 def import_features(folder: str, source: str, name: str = "authors") -> None:
-    """Fill data/<dataset>/features/<name> from the authors' files, one `.npy` per image or IDC-PCL's pickles, without the images.
+    """Fill data/<dataset>/features/<name> from the authors' files: one `.npy` file per image, or IDC-PCL's pickle files.
 
     Args:
         folder: Folder of the dataset, with its manifest.

@@ -15,7 +15,7 @@ def average(checkpoints: list[Path], out: Path = Path("averaged.ckpt")) -> None:
     """Average the weights of several checkpoints of one model.
 
     Args:
-        checkpoints: Checkpoint files, or the folder of a training: its periodic checkpoints (`--run.keep_last_k`) and last.ckpt.
+        checkpoints: Checkpoint files; or the folder of a training, for its periodic checkpoints (`--run.keep_last_k`) and last.ckpt.
         out: Checkpoint file to write.
     """
     from diffcap.checkpoints.combining import average as write_average
@@ -36,13 +36,13 @@ def import_(
 ) -> None:
     """Convert a checkpoint that the authors of a method released, without running pickled code.
 
-    Most hyperparameters follow from the weights; the options are for the others.
+    Most hyperparameters follow from the weights. The options give the others.
 
     Args:
         method: Method of the checkpoint: pcl, scorer, dirl, clip4idc, or a method of an installed package.
         file: The authors' file.
         vocabulary: JSON file from word to id: vocab.json of SCORER and DIRL, dict.json of IDC-PCL; not for CLIP4IDC.
-        out: Folder to write; by default the file's name and -diffcap.
+        out: Folder to write; by default the file's name without its suffix, followed by -diffcap.
         dataset: Training dataset; birds2words is evaluated with raw tokens.
         heads: Number of heads of every attention layer except CLIP's.
         max_length: Maximal number of tokens of a caption; by default the authors' value for CLEVR-Change.
@@ -71,14 +71,14 @@ def export(
     form: Literal["peft", "merged", "messages"] | None = None,
     base: str | None = None,
 ) -> None:
-    """Write a checkpoint as model.safetensors and config.json, with the metrics.json of its weights if there is one.
+    """Write a checkpoint as model.safetensors and config.json, with the metrics.json of an evaluation of its weights if there is one.
 
     Args:
         checkpoint: best.ckpt of any stage, or an exported folder; with --form messages, a dataset's folder, such as data/desk.
-        out: Folder to write; by default best-exported for best.ckpt, in the same folder.
-        form: A form for other programs instead. For the method vlm: peft (LoRA's adapter) or merged (a whole model for transformers).
-            For a dataset: messages, the training data of LLaMA-Factory and ms-swift.
-        base: Folder of the vision-language model of the method vlm, if it is not where the checkpoint says; only with --form.
+        out: Folder to write; by default, for best.ckpt, the folder best-exported next to it.
+        form: Files for other programs. For the method vlm: peft (LoRA's adapter) or merged (a whole model for transformers). For a
+            dataset: messages, the training data of LLaMA-Factory and ms-swift.
+        base: Folder of the vision-language model of the method vlm, if the checkpoint names another place; only with --form.
     """
     from diffcap.checkpoints.hub import export as write_export
 
@@ -113,10 +113,10 @@ def push(
     Args:
         checkpoint: best.ckpt of the finetune or reinforce stage, or a folder of `diffcap export`.
         name: Repository as user/name; it is created if it does not exist.
-        metrics: metrics.json of the evaluation of these weights; by default it is searched in the run of the checkpoint.
+        metrics: metrics.json of the evaluation of these weights; by default the file is searched in the run folder of the checkpoint.
         pictures: PNG files for the model card, with distinct names (--pictures A B); by default those of the run's report.
         license: The Hub's identifier of the licence of the weights, such as apache-2.0; the dataset's terms limit the choice.
-        private: Create a private repository; nothing is uploaded to an existing public one.
+        private: Create a private repository; if the repository exists and is public, nothing is uploaded.
     """
     from diffcap.checkpoints.hub import push as upload
 
@@ -144,8 +144,9 @@ def _check_target(folder: Path) -> None:
         raise DiffcapError(f"--out {folder}: is a file; give a folder.")
     files = list(folder.iterdir()) if folder.is_dir() else []
     names = [path.name for path in files if not path.name.startswith(".")]
+    # Keys of the config.json that diffcap writes; "words" is the vocabulary.
     has_own_config = {"stage", "words", "hyperparameters"} <= read_object(folder / "config.json").keys()
-    # If diffcap was interrupted, the folder has no config.json yet.
+    # An interrupted export leaves model.safetensors and no config.json.
     if files and not has_own_config and names != ["model.safetensors"]:
         other_name = "config.json" if "config.json" in names else files[0].name
         raise DiffcapError(f"--out {folder}: contains files of another program ({other_name}); give a new folder.")

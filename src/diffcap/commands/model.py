@@ -8,7 +8,10 @@ from diffcap.utils.console import echo
 
 
 def load_model(default_name: str, model_options: Mapping[str, Any]) -> PairCaptioner:
-    """Load the captioner of --checkpoint, by default a shipped one, and print notes about it. `model_options`: as in `caption_pairs`."""
+    """Load the captioner of --checkpoint, by default the captioner `default_name` that ships with diffcap, and print notes about it.
+
+    `model_options` has the values of --checkpoint, --device, --backbone_weights, --base and --prompt.
+    """
     options = {name: value for name, value in model_options.items() if name != "checkpoint"}
     captioner = load_captioner(model_options["checkpoint"] or SHIPPED_CAPTIONERS[default_name], **options)
     if model_options["checkpoint"] is None:

@@ -34,18 +34,19 @@ def make_negatives(
 
     Args:
         folder: data/<dataset>, with its manifest.jsonl; the output folder.
-        tagger: english (Stanza's model, downloaded at first use), blocks or tiles (ship with the package), or a folder with
-            resources.json and one .pt file.
+        tagger: Part-of-speech tagger: english (Stanza's model, downloaded at first use), blocks or tiles (both ship with the
+            package), or a folder with resources.json and one .pt file.
         retrieve: Number of negatives per caption that are captions of other pairs.
         replace: Number of negatives per caption with nouns and adjectives replaced.
         confuse: Number of negatives per caption with roles exchanged or the change reversed.
         scope: pair: all captions of a pair share the same negatives (as in the authors' files). caption: each caption has its own.
         replacement: How replacement words are sampled. uniform: any other word of the same part of speech (paper). matched: words of
-            the same inflection, by frequency, with a meaning that no reference has; confuse then also uses captions of no change.
+            the same inflection, by frequency, with a meaning that no reference has. With matched, confuse also uses captions that
+            state no change.
         seed: Seed of all random choices.
         split: Split whose captions get negatives.
-        changes: For a dataset with several changes per pair (Spot-the-Diff): single or multi, the same as in training; by default the
-            value in configs/dataset/<dataset>.yaml, or else in the dataset.json.
+        changes: For a dataset with several changes per pair (Spot-the-Diff): single or multi, the same value as in training; by
+            default the value in configs/dataset/<dataset>.yaml, or else in the dataset.json.
         workers: Number of processes that tag; 0 for one per core.
         force: Make the negatives again even if they exist with the same settings.
         authors: Import IDC-PCL's negatives from this file, <split>_neg_tfidf6.json, instead.
@@ -86,7 +87,7 @@ def make_negatives(
             print(f"{negatives_file}: exists already with these settings")
             return
     if authors:
-        # Before `write_negatives` gives the complete file its name, it calls the function that is its last argument.
+        # `write_negatives` calls the function in its last argument when the file is complete, before the file gets its final name.
         write_negatives(negatives_file, authors_rows, lambda: report_file.unlink(missing_ok=True))
         metadata = {"settings": settings, "captions": len(authors_rows), "sha256": file_hash(negatives_file)}
         write_json(metadata_file, metadata)

@@ -48,7 +48,7 @@ def is_parquet(path: str) -> bool:
 
 
 def parquet_advice(table: str) -> str:
-    """Return how to make a Parquet table of a table in another form."""
+    """Return advice for users: how to convert a table, such as a .csv file, to a Parquet table."""
     path = Path(table)
     reader = {".csv": "csv.read_csv", ".jsonl": "json.read_json"}.get(path.suffix.lower())
     if reader is None:
@@ -103,7 +103,7 @@ def find_pairs(before: str, after: str | None = None) -> tuple[list[ImagePair], 
 
 
 def _image_files(folder: Path) -> dict[str, list[Path]]:
-    """Return the image files of a folder by name without suffix, 2.png before 10.png. Names are in composed Unicode form (NFC)."""
+    """Return name without suffix (in Unicode form NFC) -> image files of a folder. The order is natural: 2.png before 10.png."""
     files: dict[str, list[Path]] = {}
     for path in sorted(folder.iterdir(), key=_natural_key):
         if path.suffix.lower().removeprefix(".") in IMAGE_TYPES and path.is_file():
@@ -121,7 +121,7 @@ def _natural_key(path: Path) -> tuple[list[tuple[int, str]], str]:
 def _make_pairs(
     matches: Iterable[tuple[str, Sequence[Path], Sequence[Path]]], all_files: Iterable[Sequence[Path]]
 ) -> tuple[list[ImagePair], list[str]]:
-    """Make a pair of each match (id, before files, after files); both lists must have one file. Also return a note on unpaired files."""
+    """Make a pair of each match (id, before files, after files), which must have one file of each. Also return notes on unpaired files."""
     pairs = []
     for id, before_files, after_files in matches:
         for files in (before_files, after_files):
@@ -185,7 +185,7 @@ def _pairs_in_table(path: Path) -> list[ImagePair]:
         id = default_id if is_blank(id) else id
         if id in pairs:
             raise DiffcapError(f'{place}: the id "{id}" is duplicated; give each pair a unique "id".')
-        # Paths with umlauts may have another Unicode form on the disk.
+        # A path with umlauts may have another Unicode form in the table than on the disk.
         before, after = (existing_path(path.parent / image) for image in pair_images)
         pairs[id] = ImagePair(id, before, after)
     if not pairs:

@@ -47,9 +47,9 @@ def report(
         split: The split that the runs were evaluated on.
         pictures: Number of pairs in pairs.png; 0 for no file.
         attention: Number of pairs per run (the first of several seeds) in attention.png, for methods with attention maps; 0 for no file.
-        bins: Number of bins of viewpoint IoU in viewpoint.png, if the pairs have it; 0 for no file.
+        bins: Number of bins of viewpoint IoU (overlap of the views) in viewpoint.png, if the pairs have this value; 0 for no file.
         curves: Whether to write curves.json and curves.png, if the runs have logs.
-        page: Maximal number of pairs in report.html, chosen at random, about 2 kB each; 0 for no page.
+        page: Maximal number of pairs in report.html, chosen at random; 0 for no page. A pair takes about 2 kB.
         localisation_pairs: Number of pairs with attention maps in report.html, evenly chosen over the change types; the pairs
             with the best and the worst scores are added. Pairs with a mask show whether the attention is on the changed object. 0: none.
         seed: Seed of the random choice of the shown pairs.
@@ -107,7 +107,7 @@ def report(
         charts.write_curves(report_folder / "curves.png", curves_by_system)
         written_files += ["curves.json", "curves.png"]
     localisation = {}  # system -> scores of the attention on the changed area
-    mask_counts = None  # how many masks of this area were used and left out
+    mask_counts = None  # numbers of masks of the changed area that are used and left out
     if page:
         page_content = gather_page(results, binned_scores, page, localisation_pairs, seed)
         write_text(report_folder / "report.html", render(page_content))

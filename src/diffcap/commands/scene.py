@@ -10,7 +10,7 @@ from diffcap.utils.errors import DiffcapError
 
 SCENE_SUFFIXES = (".geojson", ".csv", ".html")
 DEFAULT_MIN_CHANGED = 0.5
-_UNREPORTED_TILES = {"unchanged": "unchanged", "identical": "identical", "no_data": "without data"}  # kind -> its text
+_UNREPORTED_TILES = {"unchanged": "unchanged", "identical": "identical", "no_data": "without data"}  # kind -> words
 DEFAULT_CAPTIONER = "tiles"  # ships with diffcap, for overhead images
 _SCALED_CONTRAST_NOTE = (
     f"the pixels do not have 8 bits; their contrast is scaled to that of the images that `{DEFAULT_CAPTIONER}` was trained on. "
@@ -147,7 +147,7 @@ def caption_scene(
 
 
 def _parse_numbers(text: str | None, option: str, form: str, counts: tuple[int, ...], number_type: Any) -> Any:
-    """Return the numbers of an option such as "4,3,2", or None if it is not set. Their number must be in `counts`."""
+    """Return the numbers of an option such as "4,3,2", or None if it is not set. `counts` has the allowed lengths of the list."""
     if text is None:
         return None
     try:
@@ -160,6 +160,6 @@ def _parse_numbers(text: str | None, option: str, form: str, counts: tuple[int, 
 
 
 def _file_identity(path: str) -> list[Any]:
-    """Return the name, the size and the time of a file, by which a replaced file is detected."""
+    """Return name, size and modification time of a file. They differ if the file has been replaced."""
     status = Path(path).stat()
     return [Path(path).name, status.st_size, status.st_mtime_ns]

@@ -27,19 +27,19 @@ def score(
 ) -> None:
     """Score a file of captions: BLEU-1..4, METEOR, ROUGE-L, CIDEr-D, and SPICE if its jars are installed.
 
-    The references are those of a file, or those of a dataset (--dataset), whose groups are then scored too.
+    The references are those of a file or of a dataset (--dataset). With a dataset, its groups, such as change types, are also scored.
 
     Args:
         predictions: COCO results file, a list of {"image_id", "caption"}; or an object from id to caption; or a .jsonl file with
-            {"id", "caption"} on every line. One caption for every id of the references.
+            {"id", "caption"} on every line. Every id of the references needs one caption.
         references: COCO captions file, {"annotations": [{"image_id", "caption"}, ...]}.
         tokenizer: ptb lower-cases, splits words and drops punctuation, as in most papers; raw splits at spaces only.
         json: Print the content of metrics.json (scores as fractions) instead of a table.
         dataset: Name of a dataset that the data stage has prepared, instead of a file of references.
-        folder: Folder of its manifest; data/<dataset> by default.
+        folder: Folder of the dataset's manifest; data/<dataset> by default.
         split: The split of the dataset to which the captions belong.
-        protocol: text; or levir_cc, for datasets of remote-sensing change captioning and for your own in Karpathy's form. levir_cc adds
-            the metrics of word ids that the released evaluators print, change accuracy, no-change accuracy and S*m.
+        protocol: text; or levir_cc, for datasets of remote-sensing change captioning and for your own datasets in Karpathy's form.
+            levir_cc adds the metrics of word ids that the released evaluators print, change accuracy, no-change accuracy and S*m.
     """
     if dataset is None and folder is None:
         if protocol != "text":
@@ -91,7 +91,7 @@ def _score_split(
     protocol_entries = {"dataset": dataset.name, "split": split, **({"changes": changes} if changes else {})}
     protocol_entries |= dataset_protocol(dataset.info)
     provenance = {**_provenance(predictions=predictions), "manifest_sha256": dataset.info["manifest_sha256"]}
-    id_scoring = None  # further scores: accuracies, S*m (a mean of four metrics), metrics of word ids
+    id_scoring = None  # settings of further scores: accuracies, S*m (a mean of four metrics), metrics of word ids
     if id_protocol and protocol == "text":  # without the metrics that compare ids of words
         id_scoring = WordIdScoring(id_protocol.no_change, accuracy_only=id_protocol.accuracy_only)
     elif id_protocol:

@@ -1,10 +1,10 @@
 """`diffcap sweep`: search the settings of a training stage with Optuna, from the YAML file that `wandb sweep` takes.
 
-A trial is a process `diffcap <stage>` in the folder `runs/<dataset>/<method>/sweep/<stage>/<hash of its settings>`. Optuna appends all
-trials to `study.log` in the folder of these folders. Several commands on machines with a common folder may work on one study.
+A trial is a process `diffcap <stage>` that writes into `runs/<dataset>/<method>/sweep/<stage>/<hash of its settings>`. Optuna appends
+all trials to `study.log` in the parent of these folders. Several commands, also on machines that share this folder, may work on one study.
 
 A command holds a lock for the trial that it runs. The kernel releases the lock if the command is killed. If a trial is running according
-to `study.log` but its lock is free, the next command tries its values again: the same folder, so the training resumes.
+to `study.log` but its lock is free, the next command tries its values again in the same folder, so the training resumes.
 """
 
 import csv
@@ -39,7 +39,7 @@ from diffcap.utils.console import echo
 from diffcap.utils.errors import DiffcapError, wrap_errors
 from diffcap.utils.settings import read_settings
 
-with suppress(ModuleNotFoundError):  # the help of all commands works without it
+with suppress(ModuleNotFoundError):  # the help of all commands works without Optuna
     import optuna
     from optuna.storages.journal import JournalFileBackend, JournalStorage
     from optuna.trial import TrialState
@@ -48,15 +48,15 @@ _MAX_FAILURES = 3  # failed trials in a row that end the command
 
 
 def sweep(file: Path, trials: int = 20, study: Path | None = None, options: list[str] | None = None) -> None:
-    """Search the settings of a training stage with Optuna, from a file of configs/sweep, without an account.
+    """Search the settings of a training stage with Optuna. A file such as those in configs/sweep gives the ranges of the settings.
 
     The same command may run several times at once, such as once per GPU. After an interruption, it resumes. It writes the best
     settings into best.yaml, in the folder of the trials, for `make finetune eval CONFIG=.../best.yaml`.
 
     Args:
-        file: YAML file of a sweep, in the form of Weights & Biases.
-        trials: Number of trials of all commands together, without failed ones; `method: grid` has no more than its combinations.
-        study: File of the trials, if it is not study.log in their folder. The best settings are written into its folder.
+        file: YAML file of a sweep, in the form of Weights & Biases. No account is needed.
+        trials: Number of trials of all commands together, without failed ones; with `method: grid`, at most all combinations.
+        study: File in which Optuna stores the trials, by default study.log. The best settings are written into its folder.
         options: Variables of the experiment and options of the stage for every trial, written after two hyphens: -- --trainer short
     """
     if "optuna" not in sys.modules:
@@ -84,11 +84,12 @@ def sweep(file: Path, trials: int = 20, study: Path | None = None, options: list
 
 
 class Search:
-    """The study of a sweep.
+    """A study of Optuna: the trials of a sweep.
 
     Args:
-        file: YAML file of the sweep. words: variables and options of every trial; they override those of the file's `command`.
-        path: file of the study (default: study.log in the folder of the trials).
+        file: YAML file of the sweep.
+        words: variables and options of every trial, which override those in the entry `command` of the YAML file.
+        path: file in which Optuna stores the study (default: study.log in the folder of the trials).
     """
 
     def __init__(self, file: Path, words: Sequence[str], path: Path | None) -> None:
@@ -119,7 +120,7 @@ class Search:
         self.run, self.folder = e.run, Path(e.run) / "sweep" / stage
         self.path = path or self.folder / "study.log"
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        # All commands of a study must have the same identity. The variables that are left out do not change a score.
+        # All commands of a study must have the same identity. It lacks the variables `devices` and `logger`, which do not change a score.
         compared = {name: value for name, value in self.variables.items() if name not in ("devices", "logger")}
         self.identity = json.dumps([stage, metric, parameters, compared, self.options], sort_keys=True)
         sampler = optuna.samplers.TPESampler(multivariate=True, constant_liar=True)
@@ -158,7 +159,7 @@ class Search:
             self.study.set_user_attr("identity", self.identity)
 
     def start_trial(self, count: int, lock: ExitStack) -> "optuna.Trial | None":
-        """Return a new trial and enter its lock. None: `count` trials are complete, pruned or running, or no values are left."""
+        """Return a new trial, with its lock in `lock`; or None if `count` trials are complete, pruned or running, or no values are left."""
         with self._exclusive():
             self._repeat_interrupted()
             states = Counter(trial.state for trial in self.study.get_trials(deepcopy=False))
@@ -167,7 +168,7 @@ class Search:
                 return None
             for _ in range(_MAX_FAILURES):
                 trial = self.study.ask(self.space)
-                with suppress(DiffcapError):  # another command trains with the same values
+                with suppress(DiffcapError):  # raised if another command trains with the same values
                     lock.enter_context(self._lock(trial))
                     return trial
                 self.study.tell(trial, state=TrialState.FAIL)
@@ -177,10 +178,10 @@ class Search:
     def _repeat_interrupted(self) -> None:
         """Enqueue the values of trials whose command was killed."""
         for trial in self.study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
-            # If a lock is held, the trial is running. A training may outlive its command.
+            # If one of the two locks is held, the trial is running: a killed command may leave its training running.
             with suppress(DiffcapError), self._lock(trial), stage_lock(self._folder(trial), 0):
                 self.study.tell(trial.number, state=TrialState.FAIL)
-                # A command that was killed while it chose values has not copied all of those that were enqueued.
+                # `params` lacks some enqueued values (`fixed_params`) if the command was killed while it chose values.
                 self.study.enqueue_trial({**trial.system_attrs.get("fixed_params", {}), **trial.params})
                 echo(f"trial {trial.number} was interrupted; its values are tried again")
 
@@ -192,7 +193,7 @@ class Search:
         return stage_lock(self.folder / f"{self._folder(trial).name}-trial", 0)
 
     def run_trial(self, trial: "optuna.Trial") -> bool:
-        """Train with the values of a trial, report each validation, and tell the study the result. Returns False if it failed."""
+        """Train with the values of a trial, report each validation, and tell the study the result. Return False if the trial failed."""
         folder, values, num_reported = self._folder(trial), list[float](), 0
         echo(f"trial {trial.number}: {trial.params}, {folder}")
         command = [sys.executable, "-m", "diffcap", self.stage, f"--run={self.run}", *self._words(trial.params)]
@@ -206,7 +207,7 @@ class Search:
                     for value in values[num_reported:]:
                         num_reported += 1
                         trial.report(value, num_reported)
-                        # `should_prune` is called after the end, too: it stores the value, and later trials are compared with it.
+                        # Also called after the training has ended: `should_prune` stores the value, with which later trials are compared.
                         is_pruned |= trial.should_prune() and is_running
             finally:
                 process.terminate()
@@ -263,7 +264,7 @@ class Search:
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
-        """Wait until no other command chooses a trial or writes the best settings."""
+        """Wait until no other command chooses a trial or writes the best settings, and keep the others waiting."""
         with self.path.with_name(f".{self.path.name}.lock").open("w") as file:
             fcntl.lockf(file, fcntl.LOCK_EX)  # until the file is closed
             yield

@@ -1,7 +1,7 @@
 """Sums, means and gathers over the global batch, that is, over all ranks.
 
 A rank is a process of distributed training; it has n values or rows of the global batch. The results are scaled so that DDP's average
-of the gradients is the gradient of the loss over the global batch: 2 ranks with B / 2 pairs each give the gradient of 1 rank with B.
+of the gradients is the gradient of the loss over the global batch: 2 ranks with B / 2 pairs each give the gradient of 1 rank with B pairs.
 """
 
 from typing import Any
@@ -30,7 +30,7 @@ def detached_sum_over_ranks(value: Tensor) -> Tensor:
 
 
 def global_mean(values: Tensor) -> Tensor:
-    """Return this rank's share of the mean over the values (n,) of all ranks, times the number of ranks; n may differ, or be 0."""
+    """Return a number whose mean over the ranks is the mean of all ranks' `values` (n,). n may differ between ranks, or be 0."""
     count = detached_sum_over_ranks(values.new_full((), values.numel(), dtype=torch.float32))
     return values.sum() * world_size() / count.clamp(min=1)
 
@@ -64,13 +64,13 @@ class _Sum(torch.autograd.Function):
 def sum_over_ranks(value: Tensor) -> Tensor:
     """Return the sum of a tensor over the ranks, with gradients.
 
-    A loss that is computed from such sums is the same on every rank, and its gradient is DDP's average of the gradients.
+    If the ranks compute a loss from these sums, it is the same on every rank, and DDP's average of the ranks' gradients is its gradient.
     """
     return value if world_size() == 1 else _Sum.apply(value)
 
 
 def gather_rows(rows: Tensor) -> tuple[Tensor, int]:
-    """Gather the rows of all ranks in rank order, with gradients to the rank of each row.
+    """Gather the rows of all ranks in rank order. In the backward pass, each rank gets the gradients of its own rows.
 
     Returns:
         The rows of all ranks, (sum of n, ...), and the index of this rank's first row. n may differ between ranks.

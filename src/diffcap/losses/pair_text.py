@@ -8,14 +8,14 @@ from diffcap.losses.gather import gather_rows
 
 
 def pair_text_similarity(text: Tensor, pair: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, int]:
-    """Compute the scaled cosines of this rank's rows with every rank's rows, in both directions.
+    """Compute the scaled cosines of this rank's texts with all ranks' pairs, and of this rank's pairs with all ranks' texts.
 
     Args:
         text, pair: vectors (B, E) of this rank; sentence i of `text` describes pair i of `pair`. scale: factor of the cosines.
 
     Returns:
-        Similarities of texts with all pairs and of pairs with all texts, (B, all B) each, float32, and the index of this rank's
-        first row among the rows of all ranks.
+        Both matrices of similarities, (B, sum of the ranks' B) each, float32, and the index of this rank's first row among the rows of
+        all ranks.
     """
     text, pair = F.normalize(text.float(), dim=-1), F.normalize(pair.float(), dim=-1)
     all_text, first_row = gather_rows(text)

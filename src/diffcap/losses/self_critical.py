@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Baseline = Literal["greedy", "mean"]
+Baseline = Literal["greedy", "mean"]  # reward of the greedy caption, or mean reward of a pair's other samples
 
 
 def leave_one_out_mean(rewards: Tensor) -> Tensor:
@@ -24,7 +24,7 @@ def self_critical_loss(logits: Tensor, tokens: Tensor, caption_mask: Tensor, adv
     """Return the loss (B,) `-(reward - baseline) * log p(caption)`, whose gradient is the policy gradient (Rennie et al., eq. 7 and 9).
 
     Args:
-        logits: (B, T - 1, V) of the words at positions 1 ... T - 1. tokens: (B, T) sampled captions.
+        logits: (B, T - 1, V) of the words at positions 1 ... T - 1, V: vocabulary. tokens: (B, T) B sampled captions, BOS at position 0.
         caption_mask: (B, T - 1) boolean, True for the tokens after BOS that belong to the caption.
         advantage: (B,) reward minus baseline; it gets no gradient.
 

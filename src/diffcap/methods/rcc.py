@@ -1,4 +1,4 @@
-"""What the official checkpoints of SCORER and of DIRL have in common. Both extend the code of RobustChangeCaptioning (RCC)."""
+"""Common parts of the checkpoints that the authors of SCORER and of DIRL released. Both extend the code of RobustChangeCaptioning (RCC)."""
 
 import re
 from functools import partial
@@ -22,8 +22,8 @@ def common_sizes(state: State, options: ImportOptions, coordinates: bool | None)
     """Return the hyperparameters that `SCORER` and `DIRL` both have.
 
     Args:
-        state: the authors' parameters. options: if `max_length` is None, captions have as many tokens as the authors' positions, or 24.
-        coordinates: whether x and y are two more channels of the features. None: if there are 4 n + 2 channels, such as 1024 + 2.
+        state: the authors' parameters. options: if `max_length` is None, it is the length of the position table in `state`, or else 24.
+        coordinates: whether x and y are two more channels of the features. None: they are if the number of channels is 4 n + 2 (1026).
     """
     projection = state["change_detector_state.img.0.weight"]
     word_vectors = state["speaker_state.core.embed.weight"]

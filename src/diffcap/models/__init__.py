@@ -1,1 +1,1 @@
-"""The systems as plain `nn.Module`s: no Lightning, no files, no device names."""
+"""The captioners as plain `nn.Module`s: no Lightning, no files, no device names."""

@@ -53,7 +53,7 @@ class Captioner(nn.Module, ABC):
     allowed_missing: ClassVar[tuple[str, ...]] = ()
     allowed_unexpected: ClassVar[tuple[str, ...]] = ()
     # True if the state dict has only the weights that were trained on top of a base model, whose own weights are in other files.
-    # Such a captioner has the constructor arguments `base` and `base_sha256`, which identify them, and the attribute `vocabulary`.
+    # Such a captioner has the constructor arguments `base` and `base_sha256`, which identify these files, and the attribute `vocabulary`.
     on_base_model: ClassVar[bool] = False
     # True: fine-tuning uses AdamW if its option `model.pretrained_lr` is set, else Adam. False: fine-tuning always uses Adam.
     uses_adamw: ClassVar[bool] = True
@@ -90,10 +90,10 @@ class Captioner(nn.Module, ABC):
         return [flat_indices(mask[rows]) + rows.start * mask.shape[1] for rows in groups]
 
     def host_entries(self, batch: Batch) -> Batch:
-        """Return more entries of a batch, which the data loader computes on the CPU: indices, whose number depends on values.
+        """Return more entries of a batch, which the data loader computes on the CPU: indices, whose number depends on the batch's values.
 
-        Computed from a GPU's tensors, they would make the host wait for the GPU. `loss` and `validation_losses` compute them if the
-        batch lacks them.
+        If they were computed from tensors on a GPU, the host would wait for the GPU. `loss` and `validation_losses` compute the entries
+        if the batch lacks them.
         """
         return {"words": self.find_words(batch)} if "tokens" in batch else {}
 

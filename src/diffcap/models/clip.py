@@ -92,7 +92,7 @@ def networks_folder() -> Path:
 
 @torch.no_grad()
 def clamp_logit_scale_(logit_scale: Tensor) -> None:
-    """Limit `exp(logit_scale)`, which CLIP multiplies with the cosines, to 100, in place."""
+    """Limit `exp(logit_scale)`, the factor of the cosines in CLIP, to 100, in place."""
     logit_scale.clamp_(max=math.log(100))
 
 
@@ -102,7 +102,7 @@ def text_tower_of(clip: Clip) -> Any:
 
 
 class QuickGELU(nn.Module):
-    """CLIP's activation `x sigmoid(1.702 x)` as `silu(1.702 x) / 1.702`. For the gradient, torch keeps one tensor of it instead of two."""
+    """CLIP's activation `x sigmoid(1.702 x)` as `silu(1.702 x) / 1.702`, for whose gradient torch keeps one tensor instead of two."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the function to each element of x (...)."""
@@ -128,7 +128,7 @@ class PairTower(nn.Module):
     Args:
         clip: the open_clip model whose image tower is used.
         intra_layers: number of blocks that encode each image separately. None: three quarters of all blocks (9 of ViT-B/32's 12).
-        joint: False encodes each image separately in all blocks, then adds a vector for before or after (the paper's FT1 and FT2).
+        joint: if False, all blocks encode each image separately, and then an image type embedding is added (the paper's FT1 and FT2).
         pair_init: "clip": all blocks start from CLIP's weights (paper). "difference": the attention of the first inter block starts
             with weights that subtract the images (`init_difference_attention_`; ours, for little data or few steps).
         checkpointing: compute the blocks again in the backward pass, which takes less memory and more time.

@@ -26,7 +26,7 @@ class CrossImageOutput(NamedTuple):
 class CrossImageLayer(nn.Module):
     """One encoder layer, `LayerNorm(x + Attention(x, other image))` for both images with the same weights.
 
-    `dropout` is the rate for the attention weights, `output_dropout` for the attention's output. `out_proj`: end it with a linear layer.
+    `dropout` is the rate for the attention weights, `output_dropout` for the attention's output. `out_proj`: its last layer is linear.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class CrossImageLayer(nn.Module):
 
 
 class CrossImageCaptioner(Captioner):
-    """A captioner with an `embedding`, an `encoder`, a method's own `fuse` and a `decoder`, which run in this order."""
+    """A captioner with an `embedding`, an `encoder`, the function `fuse` of a subclass and a `decoder`, which run in this order."""
 
     bos_id = START
     eos_id = END

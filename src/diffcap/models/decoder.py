@@ -36,7 +36,7 @@ class PostNormBlock(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, memory: BlockMemory, mask: Tensor | None, past_segments: Segments) -> BlockOutput:
-        """Run words x (B, T, D). They attend to visual tokens `memory`, earlier words `past_segments` and x; `mask`: see `Attention`."""
+        """Run words x (B, T, D). They attend to visual tokens in `memory`, and to words in `past_segments` and x where `mask` is True."""
         attended, new_key_values = self.self_attention(x, mask, past_segments)
         words = self.norm1(x + self.dropout(attended))
         visual = self.norm2(words + self.dropout(self.cross.attend_memory(words, memory)))
@@ -99,8 +99,8 @@ class WordDecoder(nn.Module):
 
         Args:
             tokens: ids (B, T). memory: the result of `project_memory`, or in training the visual tokens (B, N, D) themselves.
-            past_key_values: the `cache` of the previous call, with P positions; T is then 1. None: no words precede these, P is 0.
-            is_key: (B, P + T), True for words that may be attended to. None: all but NULL; with `past_key_values`, all.
+            past_key_values: the `cache` of the previous call, with P positions; T is then 1. None: `tokens` begin the captions, P is 0.
+            is_key: (B, P + T), True for words that may be attended to. None: all words except NULL; with `past_key_values`, all.
         """
         first_position = past_key_values[0][0].shape[2] if past_key_values else 0  # P
         end = first_position + tokens.shape[1]
@@ -155,7 +155,7 @@ def run_blocks(
 def next_word_losses(logits: Tensor, tokens: Tensor, words: Tensor | None = None) -> Tensor:
     """Return cross-entropies (n,), in nats, of the n words and ENDs in `tokens` (B, T). `logits[:, t]` (B, V) predicts token t + 1.
 
-    `words` (n,): their indices in the flattened `tokens[:, 1:]`; None: of all ids that are not NULL.
+    `words` (n,): the indices of these words in the flattened `tokens[:, 1:]`; None: those of all ids except NULL.
     """
     if words is None:
         words = flat_indices(tokens[:, 1:] != NULL)

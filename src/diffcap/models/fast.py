@@ -1,6 +1,6 @@
-"""Faster or smaller forms of expressions that the models use; each function names the plain expression that it equals.
+"""Functions that take less time or memory than the plain expressions of torch. Each docstring names the expression that a function equals.
 
-Most of them are for the CPU, where torch has no fused kernel. Tests compare values and gradients with the plain forms.
+Most of them are for the CPU, where torch has no fused kernel. Tests compare values and gradients with those of the plain expressions.
 
 Letters: B pairs, b rows before a batch is repeated, H heads, T queries, S keys, E channels of a head, D width, C x h x w feature maps.
 """
@@ -40,7 +40,7 @@ def maps_to_tokens(maps: Tensor, weight: Tensor, offset: Tensor) -> Tensor:
 
 
 class _MapsToTokens(torch.autograd.Function):
-    """`maps_to_tokens` image by image, so that forward and backward allocate no tensor as large as all maps except their gradient."""
+    """`maps_to_tokens` image by image. The only tensor as large as all maps that it allocates is the gradient of the maps."""
 
     @staticmethod
     def forward(ctx: Any, maps: Tensor, weight: Tensor, offset: Tensor) -> Tensor:

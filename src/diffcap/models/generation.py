@@ -84,7 +84,7 @@ def _decode(captioner: Captioner, memory: Any, max_length: int, choose_ids: Call
 def _find_end(unfinished: Tensor, num_words: int, max_words: int) -> int | None:
     """Return the number of words of the longest caption; None if it has not ended, or the host does not wait for the device yet.
 
-    `unfinished`: the number, so far, of words after which a caption had not ended.
+    `unfinished`: the number of words so far after which at least one caption had not ended.
     """
     if not unfinished.is_cpu and num_words % WORDS_PER_WAIT and num_words < max_words:
         return None
@@ -133,7 +133,7 @@ def beam_hypotheses(
         next_scores = scores[..., None] + torch.where(has_ended[..., None], eos_only, log_probabilities)
         scores, continuations = next_scores.flatten(1).topk(beams, dim=1)  # (B, beams) each; indices in beams * V
         own_ends = torch.arange(beams, device=device) * next_scores.shape[-1] + captioner.eos_id
-        # After the last end, beams with equal scores keep their order, which is that of the beams returned.
+        # If all captions of all pairs have ended, each beam continues itself, because `topk` may change the order of equal scores.
         continuations = torch.where(has_ended.all(), own_ends, continuations)
         parents = continuations // next_scores.shape[-1]  # the beams that are continued
         next_ids = continuations % next_scores.shape[-1]

@@ -92,7 +92,7 @@ def attention_to_tokens(attention: "Attention", query: Tensor, tokens: Tensor) -
         probabilities = dropout(probabilities, attention.dropout)
     mean_tokens = (probabilities @ tokens).view(batch, heads, length, -1)
     attended = mean_tokens.transpose(0, 1).reshape(head_shape) @ qkv_weight[2].transpose(1, 2)  # (H, B T, E)
-    if qkv_bias is not None:  # its factor is the sum of the probabilities, which is not 1 after dropout
+    if qkv_bias is not None:  # the value bias is multiplied by the sum of the probabilities, which dropout changes
         probability_sum = probabilities.sum(2).view(batch, heads, length).transpose(0, 1).reshape(head_shape)
         attended = attended + probability_sum * qkv_bias.view(3, heads, 1, channels)[2]
     return attention.out(attention.merge_heads(attended.view(heads, batch, length, channels).transpose(0, 1)))
@@ -288,7 +288,7 @@ class PreNormStack(nn.Module):
     ) -> Tensor:
         """Return the result (B, Q, D) of `forward` for `torch.cat([prefix.repeat_interleave(R, 0), suffix], 1)`.
 
-        Row i of `prefix` (b, M, D) precedes the R = B / b rows of `suffix` (B, T, D) from row i R on; the first block projects it once.
+        Row i of `prefix` (b, M, D) precedes rows i R ... i R + R - 1 of `suffix` (B, T, D), R = B / b. The first block projects it once.
         """
         repeats = len(suffix) // max(1, len(prefix))  # R; a rank may have an empty batch
         if repeats <= 1 or len(self.layers) < 2:

@@ -101,7 +101,7 @@ class OneLineErrorMixin:
 
     _actions: list[Any]
     help_option = "--help"  # the option that lists all options; error messages name it
-    sources: Sequence[str] = ()  # where settings come from that are not in the command line, as "file: section"
+    sources: Sequence[str] = ()  # places of the settings that are not in the command line, each as "file: section"
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print the error and exit with status 2. If the option is not in the command line, name the file of settings that has it."""

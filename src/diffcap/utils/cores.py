@@ -16,7 +16,7 @@ Result = TypeVar("Result")
 
 
 def available_cores() -> int:
-    """Return the number of CPU cores that this process may use, as restricted by taskset, batch systems or containers; else of all."""
+    """Return the number of CPU cores that this process may use. taskset, batch systems and containers may restrict it."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -64,5 +64,5 @@ def _start_worker() -> None:
         sys.modules["torch"].set_num_threads(1)
     parent = parent_process()
     assert parent is not None
-    # If the parent is killed, this thread ends the worker, which would wait for ever.
+    # If the parent is killed, this thread ends the worker. Without the thread, the worker would wait for ever.
     threading.Thread(target=lambda: (wait([parent.sentinel]), os._exit(1)), daemon=True).start()

@@ -74,5 +74,5 @@ def existing_path(path: Path) -> Path:
 
 @functools.lru_cache(maxsize=32)
 def _names(folder: Path, _changed: int) -> dict[str, str]:
-    """Return names in a folder by their Unicode normal form NFC. The cache keeps them until `_changed`, the folder's time, differs."""
+    """Return names in a folder by their Unicode normal form NFC. Results are cached by the folder and `_changed`, its time in ns."""
     return {unicodedata.normalize("NFC", path.name): path.name for path in folder.iterdir()}

@@ -1,11 +1,11 @@
-"""Copies of tensors from a device to the host, which the host waits for once or later."""
+"""Copies of tensors from a device to the host. The host waits once for all copies, and may do other work before."""
 
 import torch
 from torch import Tensor
 
 
 class HostCopy:
-    """Copies of tensors, which are made while the device computes and the host does something else, until `wait` is called.
+    """Copies of tensors. They are made in the background: the host can do other work until it calls `wait`.
 
     The tensors are on one device. From CUDA they are copied into pinned memory, which the device can write without the host.
     On the CPU nothing is copied.

@@ -20,7 +20,7 @@ Source = str | Path | bytes | Image.Image | np.ndarray
 ValueRange = tuple[float, float]  # smallest and largest pixel value: two ints for integers, two floats for floats
 
 MAX_PIXELS = 100_000_000  # about 400 MB with an alpha channel; protects against decompression bombs
-SHRINK_ABOVE = 25_000_000  # pixels; the networks use far fewer
+SHRINK_ABOVE = 25_000_000  # an image of more pixels is shrunk; the networks use far fewer pixels
 _NO_VALUE = 1e30  # floats of at least this size mark pixels without a value in scientific rasters
 _BITS = {255: 8, 4095: 12, 65_535: 16}  # largest pixel value -> number of bits that files and cameras use for it
 _REMEDY = "save it as PNG or JPEG"
@@ -28,7 +28,7 @@ _HEIF = "HEIF"  # name of the format of HEIC photos in Pillow, after pillow-heif
 _SOURCE_TYPES = "a path, the bytes of a file, a PIL image, or a numpy array of shape (H, W), (H, W, 3) or (H, W, 4)"
 # The spread of a pixel is its largest minus its smallest channel. It is at most 8 for a gray pixel, and at least 16 for a colored one.
 _GRAY_SPREAD, _COLOR_SPREAD = 8, 16
-_COLOR_SHARE = 0.03  # share of colored pixels in an image that counts as one in color
+_COLOR_SHARE = 0.03  # an image counts as one in color if more than this share of its pixels is colored
 _BITS_PER_SAMPLE, _SAMPLES_PER_PIXEL, _PLANAR, _SAMPLE_FORMAT, _NODATA = 258, 277, 284, 339, 42113  # TIFF tags
 
 warnings.filterwarnings("ignore", module=r"PIL\.")  # Pillow warns of large images and broken EXIF data
@@ -43,7 +43,7 @@ class InputImage(NamedTuple):
     name: str  # its name in messages: the path, if there is one
     notes: tuple[str, ...] = ()  # changes to the image that the user may not expect, one clause each
     value_range: ValueRange | None = None  # range of its pixel values before scaling to 8 bits; None: not scaled
-    size: tuple[int, int] = (0, 0)  # width and height before it was shrunk
+    size: tuple[int, int] = (0, 0)  # width and height before shrinking
 
 
 class InputPair(NamedTuple):
@@ -258,7 +258,7 @@ def _to_8_bits(
 ) -> tuple[np.ndarray[Any, Any], list[str], ValueRange]:
     """Scale pixels of more than 8 bits to uint8; `nodata` and values that are not finite become black.
 
-    The result also has a note, if the values of black and white had to be guessed, and the range of the image's own values.
+    The result also has a list of notes, with one note if the values of black and white were guessed, and the range of the image's values.
     """
     numbers: np.ndarray[Any, Any] = pixels.astype(np.float32)
     numbers[~(np.abs(numbers) < _NO_VALUE)] = np.nan  # also infinite values
@@ -291,7 +291,7 @@ def _range_notes(value_range: ValueRange, whose: str) -> list[str]:
 def _from_array(
     array: np.ndarray[Any, Any], name: str, value_range: ValueRange | None
 ) -> tuple[Image.Image, list[str], ValueRange | None]:
-    """Return an array as an image with 8 bits per channel, notes, and the range of its values if they are of uint16."""
+    """Return an array as an image with 8 bits per channel, notes on the conversion, and, for uint16, the range of the array's values."""
     shape = array.shape
     if array.ndim == 3 and shape[2] == 1:
         array = array[:, :, 0]

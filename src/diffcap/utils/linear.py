@@ -14,7 +14,7 @@ USE_ONEDNN = HAS_ONEDNN and torch.backends.cpu.get_cpu_capability() == "AVX512" 
 
 
 def is_float32_on_cpu(x: Tensor) -> bool:
-    """Return whether functions for float32 on the CPU may be used with `x`. Under autocast they may not, as it computes in another type."""
+    """Return whether functions for float32 on the CPU may be used with `x`. Under autocast they may not: it uses another type."""
     return x.device.type == "cpu" and x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
 
 
@@ -26,7 +26,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """
     if not linear_is_faster(x, weight):
         return F.linear(x, weight, bias)
-    # The shape is changed here and not in `_Linear`, because its result could not be changed in place if it were a view.
+    # The shape is changed here, because the result of `_Linear` could not be changed in place if it were a view.
     rows = x.reshape(-1, x.shape[-1])
     result = _Linear.apply(rows, weight, bias) if torch.is_grad_enabled() else _onednn_linear(rows, weight, bias)
     return result.view(*x.shape[:-1], len(weight))

@@ -14,11 +14,11 @@ from diffcap.utils.console import echo
 from diffcap.utils.errors import printable
 
 Update = Callable[[int, int | None], None]  # gets the amount so far, and the total if it is known
-LOG_SECONDS = 60.0  # between two lines
+LOG_SECONDS = 60.0  # time between two lines
 
 
 class ProgressLog:
-    """Prints "captioning: 120 of 5,000, about 40 min left" every minute; `done` items were done before the start."""
+    """Prints "captioning: 120 of 5,000, about 40 min left" every minute. `done`: number of items that were done before the start."""
 
     def __init__(self, title: str, done: int = 0) -> None:
         self.title = title
@@ -52,7 +52,7 @@ def duration(seconds: float) -> str:
 
 @contextmanager
 def progress_bars(of_bytes: bool = False) -> Iterator[Callable[[str], Update]]:
-    """Yield a function that adds a bar with a name, and returns the function that updates the bar."""
+    """Yield a function that adds a bar with a name, and returns the function that updates the bar. `of_bytes`: amounts are in bytes."""
     with _progress(DownloadColumn() if of_bytes else MofNCompleteColumn()) as progress:
 
         def add_bar(name: str) -> Update:

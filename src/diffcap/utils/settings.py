@@ -12,7 +12,7 @@ from diffcap.utils.errors import DiffcapError
 
 Settings = dict[str, Any]
 _HERE = Path(__file__).parents[1]
-# The folder of the settings files: configs in a checkout, or its copy in an installed wheel (src/diffcap/configs is a link to it).
+# The folder of the settings files: configs in a checkout, or its copy in an installed wheel (in a checkout, src/diffcap/configs is a link).
 CONFIGS = _HERE.parents[1] / "configs"
 if not (CONFIGS / "trainer/default.yaml").is_file():
     CONFIGS = _HERE / "configs"

@@ -42,9 +42,9 @@ class Cell:
 
     text: str
     std: str = ""  # standard deviation over runs, in the same unit
-    fraction: float = 0.0  # in HTML, the length of its bar or the strength of its shade, from 0 to 1
-    best: bool = False  # whether it is the best number of its column
-    tick: float | None = None  # in HTML, a value from 0 to 1 to compare with: a tick on the bar, and as text x 100
+    fraction: float = 0.0  # in HTML, the length of the number's bar or the strength of its shade, from 0 to 1
+    best: bool = False  # whether the number is the best of its column
+    tick: float | None = None  # in HTML, a second value from 0 to 1: a tick on the bar, and a number in percent
 
     def with_std(self, separator: str) -> str:
         """Return the number, `separator` and the standard deviation as one text. A missing number is "-"."""
@@ -53,7 +53,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """A table. Each line has texts, then numbers."""
+    """A table. Each line has first texts, such as a name, and then numbers."""
 
     columns: Sequence[str]  # headings of the numbers
     rows: Sequence[tuple[Sequence[str], Sequence[Cell]]]  # texts and numbers of each line
@@ -103,7 +103,7 @@ class Table:
             kind: CSS class: "bars" (a bar below each number), "heat" (a shade behind each number), "where" (bars with ticks).
             colors: first text of a line -> CSS colour of its bars and of a dot before it. Other lines have no dot, and their bars have
                 the colour `--c` of an element around the table.
-            muted: first texts of the lines in gray.
+            muted: first texts of the lines that are shown in gray.
         """
         import jinja2  # only the report needs it
         from markupsafe import Markup

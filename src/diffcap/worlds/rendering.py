@@ -1,6 +1,6 @@
 """Write the folder of a rendered dataset with several processes. After an interruption, the same call renders what is missing.
 
-A scene has two or three images, and metadata: captions and the values for the other files of the dataset. A chunk is `CHUNK` scenes.
+Here, a scene has two or three images, and metadata: captions, and values for other files of the dataset. A chunk is `CHUNK` scenes.
 """
 
 import json
@@ -23,7 +23,7 @@ from diffcap.utils.cores import available_cores, map_on_processes
 from diffcap.utils.errors import DiffcapError
 
 CHUNK = 16  # scenes; if a worker is killed, only its last chunk is lost
-PARTS_FOLDER = ".parts"  # has a file with the metadata of each written chunk, until the dataset is finished
+PARTS_FOLDER = ".parts"  # has a JSON file of metadata for each written chunk; deleted when the dataset is finished
 _MIN_SCENES_PER_WORKER = 160  # for fewer scenes, starting another process takes longer than rendering
 
 # A function (folder, settings, index of a chunk's first scene) that writes the images and returns the metadata of each scene.
@@ -56,7 +56,7 @@ def claim_folder(folder: Path, settings: Any, last_files: tuple[str, ...], datas
 def render_chunks(
     write_chunk: WriteChunk, folder: Path, settings: Any, num_scenes: int, num_workers: int | None, unit: str
 ) -> Iterator[list[Any]]:
-    """Write all missing chunks, and yield the metadata of all scenes. The progress bar calls a scene `unit`, such as "pairs"."""
+    """Write all missing chunks, and yield the metadata of all scenes. `unit` is what the progress bar calls scenes, such as "pairs"."""
     from diffcap.utils.progress import progress_bar
 
     parts_folder = folder / PARTS_FOLDER
@@ -75,7 +75,7 @@ def render_chunks(
 
 
 def _write_chunk_file(write_chunk: WriteChunk, folder: Path, settings: Any, start: int, chunk_file: Path) -> None:
-    # After this array, glibc keeps freed blocks of up to 30 MB. Without it, allocations take a quarter of the rendering time.
+    # When this array is freed, glibc begins to keep freed blocks of up to 30 MB. Otherwise, allocations take a quarter of the time.
     np.empty(30 * 2**20, np.uint8)
     write_text(chunk_file, json.dumps(write_chunk(folder, settings, start)))
 
@@ -119,7 +119,7 @@ def encode_png(image: npt.NDArray[np.uint8], is_noisy: bool) -> bytes:
 def sample_splits(
     scenes_of_kind: Mapping[Any, list[int]], seed_text: str, round_number: Callable[[float], int]
 ) -> dict[str, list[int]]:
-    """Divide the scenes of each kind (change type) at random: 10 % test, 5 % val, 85 % train. `round_number` rounds the sizes."""
+    """Divide the scenes of each kind (such as a change type) at random: 10 % test, 5 % val, 85 % train. `round_number` rounds sizes."""
     splits: dict[str, list[int]] = {split: [] for split in SPLITS}
     for kind, scenes in scenes_of_kind.items():
         shuffled = random.Random(f"{seed_text} {kind}").sample(scenes, len(scenes))

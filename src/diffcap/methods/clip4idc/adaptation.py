@@ -20,7 +20,8 @@ class Adaptation(TrainingModule):
 
     Args:
         captioner: the image and text towers; fine-tuning loads their weights by name.
-        lr: learning rate of what is added to CLIP: image type embeddings, positions in the pair, the norm `ln_mid` (paper: 1e-4).
+        lr: learning rate of the parameters that are added to CLIP: embeddings of before and after, position embeddings of the pair's
+            tokens, and the norm `ln_mid` (paper: 1e-4).
         clip_lr: learning rate of CLIP's parameters (authors' code: 1e-7 in half precision, which equals about 3e-6 in float32).
         weight_decay: factor of AdamW's decoupled weight decay (authors' code: 0.2).
         schedule: shape of the learning rate over the steps (authors' code: a cosine that begins at the first step, not after the warm-up).
@@ -77,7 +78,7 @@ class Adaptation(TrainingModule):
         return self.optimizer_function(self.captioner, self.gradient_groups()["clip"], *rates, betas=(0.9, 0.98))
 
     def gradient_groups(self) -> dict[str, list[nn.Parameter]]:
-        """Return CLIP's parameters, and as "added" those that the method adds to CLIP."""
+        """Return the parameters in two groups: "clip" are those of CLIP, and "added" those that the method adds to CLIP."""
         model = self.captioner
         clip = [*model.images.visual.parameters(), *model.words.parameters(), model.logit_scale]
         clip_ids = {id(parameter) for parameter in clip}

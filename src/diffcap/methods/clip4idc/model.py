@@ -40,7 +40,7 @@ class CLIP4IDCAdaptation(nn.Module):
         intra_layers: number of the first blocks of the image tower, which encode each image separately. The others, the inter layers,
             encode both images together (null: three quarters, 9 of ViT-B/32's 12).
         checkpointing: compute the image tower's blocks again in the backward pass; less memory, more time.
-        freeze_embeddings: freeze all layers before the blocks: patch, class token, position and word embeddings, and the
+        freeze_embeddings: freeze all layers before the blocks: the embeddings of patches, class token, positions and words, and the
             first norm (authors' code).
         vocabulary_size: V; null for the network's own. max_length: positions of a caption; CLIP has 77.
         pair_init: "clip": all layers start from CLIP's weights. "difference": the first inter layer starts by subtracting the images.
@@ -118,12 +118,12 @@ class DecoderBlock(nn.Module):
         super().__init__()
         self.self_attention, self.cross = Attention(width, heads, dropout), Attention(width, heads, dropout)
         self.norm1, self.norm2, self.norm3 = (nn.LayerNorm(width, NORM_EPS) for _ in range(3))
-        self.norm_cross = nn.Identity()  # of the cross-attention's input; only a `TextBlock` has this norm
+        self.norm_cross = nn.Identity()  # a norm of the cross-attention's input, which only a `TextBlock` has
         self.inner, self.outer = Linear(width, ffn), Linear(ffn, width)
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, memory: KeyValue, mask: Tensor | None, past_segments: Segments) -> BlockOutput:
-        """Run words x (B, T, D). They attend to visual tokens `memory`, and where `mask` is True to earlier words `past_segments` and x."""
+        """Run words x (B, T, D). They attend to visual tokens in `memory`, and to words in `past_segments` and x where `mask` is True."""
         attended, new_key_values = self.self_attention(x, mask, past_segments)
         words = self.norm1(x + self.dropout(attended))
         visual = self.norm2(words + self.dropout(self.cross.attend_memory(words, memory)))
@@ -145,7 +145,7 @@ class TextBlock(nn.Module):
         self.activation = activation
 
     def forward(self, x: Tensor, memory: KeyValue, mask: Tensor | None, past_segments: Segments) -> BlockOutput:
-        """Run words x (B, T, D). They attend to visual tokens `memory`, and where `mask` is True to earlier words `past_segments` and x."""
+        """Run words x (B, T, D). They attend to visual tokens in `memory`, and to words in `past_segments` and x where `mask` is True."""
         attended, new_key_values = self.self_attention(self.norm1(x), mask, past_segments)
         words = x + attended
         visual = words + self.cross.attend_memory(self.norm_cross(words), memory)
@@ -162,7 +162,7 @@ class CLIP4IDC(Captioner):
     Args:
         vocabulary_size: V. network, image_size, intra_layers, checkpointing, freeze_embeddings: as in `CLIP4IDCAdaptation`.
         max_length: positions of a caption, START and END included (authors' code: 33, of which 32 are the decoder's input).
-        width: D (authors' code: 512; paper: 768, for which linear layers from and to CLIP's width are added, ours).
+        width: D (authors' code: 512; paper: 768). If it is not CLIP's width, linear layers from and to CLIP's width are added (ours).
         heads: 8 (paper: 12). ffn: inner width (2048). encoder_layers, decoder_layers: 3 and 3 (authors' code).
         dropout: 0.1.
         layerwise_cross_attention: True: decoder block i attends to encoder block i (authors' code). False: all to the last one (paper).
@@ -342,7 +342,7 @@ class CLIP4IDC(Captioner):
     def word_losses(self, tokens: Tensor, memory: list[KeyValue], words: Tensor | None = None) -> Tensor:
         """Return cross-entropies (n,), in nats, of every word and END of captions (B, T), given the words before it.
 
-        `words` (n,): their indices in the flattened `word_mask`; None: they are computed.
+        `words` (n,): the indices of these words in the flattened `word_mask`; None: the function computes them.
         """
         words = flat_indices(self.word_mask(tokens)) if words is None else words
         hidden = take_flat(self.decode(tokens[:, :-1], memory).last_block.hidden, words)
@@ -377,7 +377,7 @@ class CLIP4IDC(Captioner):
         """Return CLIP's parameters, and those that the adaptation adds to the image tower."""
         pretrained = [*self.images.parameters(), *self.words.parameters()]
         text_blocks = [block for block in self.decoder if isinstance(block, TextBlock)]
-        for block in text_blocks:  # all but the cross-attention is CLIP's
+        for block in text_blocks:  # all parameters are CLIP's, except those of the cross-attention
             named = block.named_parameters()
             pretrained += [parameter for name, parameter in named if not name.startswith(("cross.", "norm_cross."))]
         if text_blocks:

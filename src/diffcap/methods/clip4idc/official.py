@@ -1,4 +1,4 @@
-"""Rename the parameters of official CLIP4IDC checkpoints (those of the authors' code), of adaptation and captioning.
+"""Rename the parameters of official CLIP4IDC checkpoints, which the authors' code writes in the adaptation and in the captioning stage.
 
 An official file is a state dict with parameters `clip.*` in half precision and, for captioning, `decoder.*`. The result is float32.
 """

@@ -16,7 +16,7 @@ class BertAdam(torch.optim.Optimizer):
     """Adam without bias correction and with decoupled weight decay: `p -= lr (m / (sqrt(v) + eps) + decay p)`.
 
     In parameter groups with `half`, weights and moments have float16's precision, and each operation is rounded to it (authors'
-    code). Parameters stay float32 tensors with rounded values, because the forward pass has the trainer's precision. float16 has 11
+    code). Parameters stay float32 tensors with rounded values, because the trainer sets the forward pass's precision. float16 has 11
     significant bits, so an update below about 1/2048 of a weight is lost. If a gradient is below about 2.4e-4, its square is 0 and the
     step is `m / eps`.
     """

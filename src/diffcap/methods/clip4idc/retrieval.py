@@ -27,14 +27,14 @@ DIRECTION_TITLES = {"t2p": "caption to pair", "p2t": "pair to caption"}
 
 
 def add_to_metric(metric: PairRetrieval, model: Any, batch: dict[str, Any]) -> None:
-    """Add the embeddings of a batch's pairs and captions, with the number of each; `model` is a `CLIP4IDCAdaptation`."""
+    """Add the embeddings of a batch's pairs and captions, with their numbers in the split, to `metric`. `model`: `CLIP4IDCAdaptation`."""
     pairs = model.encode_pairs(batch["before"], batch["after"])
     texts = model.words(batch["texts"])
     metric.update(pairs, batch["number"], texts, batch["text_number"], batch["text_pair_number"])
 
 
 class Retrieval(pl.LightningModule):
-    """The module for `trainer.test` over pairs with all their captions. Afterwards `scores` has the recalls and the mean ranks."""
+    """The module for `trainer.test` over pairs with all their captions. After the test, `scores` has the recalls and the mean ranks."""
 
     def __init__(self, model: Any, pair_to_text: PairToText) -> None:
         super().__init__()
@@ -66,8 +66,8 @@ def evaluate_retrieval(
 ) -> None:
     """Compute recall and mean rank in both directions, print them, and write them to metrics.json.
 
-    `checkpoint`: best.ckpt of an adaptation. `limit`: number of change pairs. `pair_to_text`: what is ranked for a pair, all "captions",
-    or all "pairs", each by its most similar caption. The other arguments are options of `diffcap eval`.
+    `checkpoint`: best.ckpt of an adaptation. `limit`: number of change pairs. `pair_to_text`: what is ranked for a pair: all "captions",
+    or all "pairs", each by the most similar of its captions. The other arguments are options of `diffcap eval`.
     """
     check_finished([checkpoint])
     checkpoint_content = read_checkpoint(checkpoint)

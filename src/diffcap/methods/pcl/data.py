@@ -23,7 +23,7 @@ from diffcap.utils.errors import DiffcapError
 CAPTION_TASKS = ("mlm", "mvcl", "fda")
 SINGLE_PREFIX = "single_"  # prefix of the tasks on single images, the option `singles`
 FGVC_TASK = "fgvc"
-PAIRS_PER_IMAGE = 4  # per epoch; ours, IDC-PCL only says "half and half by random sampling"
+PAIRS_PER_IMAGE = 4  # pairs with the same first image, per epoch; ours: IDC-PCL says "half and half by random sampling"
 
 
 class LabelledPairs:
@@ -87,9 +87,9 @@ class CaptionSource(NamedTuple):
     """A captioned dataset from which the tasks take samples."""
 
     table: PairTable  # the dataset's training pairs, or its single images
-    # Samples of "mlm" and "mvcl": captions, pairs, or scenes (a change and a distractor pair with the same before image).
+    # What the samples of "mlm" and "mvcl" are: captions, pairs, or scenes (a change and a distractor pair with the same before image)
     samples: Samples
-    sample_pairs: np.ndarray  # (n,) index of each sample's pair; of scenes (n, 2): the change and the distractor pair
+    sample_pairs: np.ndarray  # (n,) index of each sample's pair; for scenes (n, 2): change pair, distractor pair
     samples_per_step: int
     fda: FdaSamples | None  # None if the training does not have the task "fda"
 
@@ -106,7 +106,7 @@ class PretrainData(FeatureData):
         negatives: file of hard negatives, null for `negatives.jsonl` in the dataset's folder; read if fda has a share.
         samples: what a sample of mlm and mvcl is: "captions" (authors' code), "pairs" or "scenes" (a change and a distractor pair).
             `batch_size` always counts pairs, so a batch has half as many scenes.
-        singles: folder of single images with captions and negatives, for the tasks "single_..."; it must be in `vocabulary_with`, too.
+        singles: folder of single images with captions and negatives, for the tasks "single_..."; `vocabulary_with` must have it, too.
         labelled: folder of a dataset of single images with classes (NABirds), for the task "fgvc".
         settings: see `FeatureData`. A batch of fda has `batch_size // (1 + K)` captions with K negatives (authors' code). `trim`,
             which removes padding, changes the results unless the model has `pad_mask`.
@@ -249,7 +249,7 @@ class PretrainData(FeatureData):
         return FdaSamples(np.array(pair_indices), text_rows.reshape(len(pair_indices), -1), tokens)
 
     def make_batch(self, step: int) -> Batch:
-        """Return this rank's part: "task", "before", "after" (not for single images), and what `PCLPretraining` needs for the task."""
+        """Return this rank's part of a batch: "task", "before", "after" (for pairs), and the entries that `PCLPretraining` needs for it."""
         task, task_step = self.schedule.at(step)  # `task_step`: number of earlier steps with this task
         if task == FGVC_TASK:
             return self._labelled_batch(task_step)

@@ -19,7 +19,7 @@ def masked_visual_nce(predicted: Tensor, target: Tensor, negatives: Tensor, temp
     """Contrast the prediction of each masked feature with its original feature against all others (IDC-PCL, eq. 3).
 
     All vectors are L2-normalised. A prediction is compared with the original features at all masked positions of the global
-    batch (the one at its own position is correct) and with the negatives of all ranks.
+    batch, of which the feature at the prediction's position is correct, and with the negatives of all ranks.
 
     Args:
         predicted: (n, C) predicted features at this rank's masked positions.

@@ -132,7 +132,7 @@ class PCLTrunk(nn.Module):
             torch.cat([self.embed_cls(len(maps), cls_type), self.embed_patches(maps, patch_type)], 1)
             for maps, (cls_type, patch_type) in zip(image_maps, types)
         ]
-        return self.single_encoder(torch.cat(embedded))[0].chunk(len(image_maps))  # [1]: keys and values
+        return self.single_encoder(torch.cat(embedded))[0].chunk(len(image_maps))  # [1]: its keys and values
 
     def encode_images(self, before: Tensor, after: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
         """Return the output of the single-image encoder for each image, (B, 1 + N, D), and of the pair encoder, (B, M, D), M = 2 + 2 N.
@@ -159,7 +159,7 @@ class PCLTrunk(nn.Module):
         """Run the cross-modal encoder over visual tokens (B, M, D) and ids (B, T), without a causal mask (pre-training).
 
         Order: visual tokens, the text's [CLS], the text, (B, M + 1 + T, D). Only `query_positions` of them are returned, (B, Q, D).
-        A row of `visual` may belong to several consecutive texts, a pair's captions. `pad_mask`: mask padding (authors' code: False).
+        A row of `visual` may belong to several consecutive texts, the captions of a pair. `pad_mask`: mask padding (authors' code: False).
         """
         text = torch.cat([self.embed_cls(len(tokens), TEXT_CLS), self.embed_text(tokens)], 1)
         mask = None
@@ -174,7 +174,7 @@ class MaskedWords(NamedTuple):
     """The n masked words of a batch, caption by caption."""
 
     positions: Tensor  # (B, Q) positions of each caption's masked words, padded
-    rows: Tensor  # (n,) indices of those that are not padding, in the flattened `positions`
+    rows: Tensor  # (n,) indices of the entries of the flattened `positions` that are not padding
     ids: Tensor  # (n,) the original words
 
 
@@ -239,7 +239,7 @@ class PCL(Captioner):
     def check(self, data: Any) -> None:
         """Raise a DiffcapError if the data do not suit the captioner, or captions are longer than the position table."""
         super().check(data)
-        self.trunk.position_vectors(0, data.max_length)  # an error if there are fewer
+        self.trunk.position_vectors(0, data.max_length)  # raises an error if the table has fewer positions
 
     def encode_pair(self, before: Tensor, after: Tensor, with_cls: bool = True) -> tuple[list[KeyValue], Tensor]:
         """Run two feature maps (B, C, h, w) through all encoders, without text.
@@ -249,7 +249,8 @@ class PCL(Captioner):
             both images' [CLS]. Without `with_cls`, these states are not computed: (B, 0, D).
         """
         visual = self.trunk.encode_images(before, after)[1]
-        cls_positions = slice(0, visual.shape[1], visual.shape[1] // 2) if with_cls else slice(0)  # (0, 1 + N), or none
+        # The positions 0 and 1 + N, or none
+        cls_positions = slice(0, visual.shape[1], visual.shape[1] // 2) if with_cls else slice(0)
         if self.text_cls:
             visual = torch.cat([visual, self.trunk.embed_cls(len(visual), TEXT_CLS)], 1)
         image_cls, key_values = self.trunk.cross_encoder(visual, query_positions=cls_positions)
@@ -263,7 +264,7 @@ class PCL(Captioner):
         self, tokens: Tensor, memory: list[KeyValue], cache: list[KeyValue] | None
     ) -> tuple[Tensor, list[KeyValue]]:
         """Append [MASK] to the words so far and predict the word in its place. The cache keeps the words only. See `Captioner.step`."""
-        past_key_values = [[visual_key_value] for visual_key_value in memory]  # in each layer, segments
+        past_key_values = [[visual_key_value] for visual_key_value in memory]  # for each layer, a list of segments
         position = 0  # position of `tokens`
         if cache is not None:
             position = cache[0][0].shape[2]
@@ -356,8 +357,8 @@ class PCL(Captioner):
     def loss(self, batch: Batch) -> dict[str, Tensor]:
         """Return "loss", the sum over the global batch (authors' code), and each loss's mean over words or pairs, for the log.
 
-        Needs `before`, `after` (B, C, h, w); if `before` has only B / 2 rows, row i belongs to pairs i and i + B / 2. `batch` also
-        has `tokens` (B, T), for "masked" `mlm_tokens` and `mlm_labels` instead, and for distractor judging `is_change` (B,), 1 or 0.
+        `batch` has `before` and `after` (B, C, h, w). If `before` has only B / 2 rows, row i belongs to pairs i and i + B / 2. `batch` has
+        `tokens` (B, T), or for "masked" `mlm_tokens` and `mlm_labels`. For distractor judging it also has `is_change` (B,), 1 or 0.
         """
         losses = self.validation_losses(batch)
         weights = {"word_loss": 1.0, "distractor_loss": self.distractor_weight}

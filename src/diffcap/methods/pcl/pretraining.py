@@ -19,11 +19,11 @@ class Pretraining(TrainingModule):
 
     Args:
         captioner: the trunk with its pre-training heads.
-        lr: Adam's learning rate before the schedule (paper: 1e-4).
+        lr: Adam's learning rate, which the schedule multiplies by a factor (paper: 1e-4).
         weight_decay: this number times the weights is added to the gradient (paper: 0).
         schedule: noam (authors' code), piecewise, cosine or constant.
         warmup: number of warm-up steps (authors' code: 8,000 on CLEVR-Change, 4,000 on the birds).
-        milestones: steps at which the piecewise schedule halves; below 1, fractions of the trainer's `max_steps`.
+        milestones: steps at which the piecewise schedule halves the rate; a value below 1 is a fraction of the trainer's `max_steps`.
         init_from: checkpoint of an earlier pre-training stage; only its weights are used.
         init_without: parts of the model that keep their own initial weights in spite of `init_from`, such as trunk.pair_encoder
             after a stage with single images.
@@ -50,7 +50,7 @@ class Pretraining(TrainingModule):
     def setup(self, stage: str) -> None:
         """Load the weights of an earlier stage if `init_from` is set."""
         if stage == "fit":
-            self.captioner.trunk.position_vectors(0, self.feature_data.max_length)  # an error if there are fewer
+            self.captioner.trunk.position_vectors(0, self.feature_data.max_length)  # raises an error for a short table
             vocabulary_words = self.feature_data.words
             init_from(self.captioner, self.init_from, vocabulary_words, FGVC_HEADS, FGVC_HEADS, self.init_without)
 

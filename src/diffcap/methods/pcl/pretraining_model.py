@@ -45,8 +45,8 @@ class PCLPretraining(nn.Module):
         mvcl_negatives: "predictions" at unmasked positions (authors' code) or the original "features" there (paper).
         temperature: tau of MVCL and FDA (paper and code: 1).
         single_image: replacement of the missing second image. "absent": only its [CLS], appended before the pair encoder (authors'
-            code). "masked": its [CLS], after the single-image encoder, and patches that no token attends to (paper); such patches
-            change nothing and are not computed.
+            code). "masked": its [CLS], after the single-image encoder, and patches that no token attends to (paper). These patches
+            change nothing, so they are not computed.
         classes: number of image classes of the task "fgvc" (NABirds: 555); 0: no heads for that task.
         fgvc_losses: names of the losses that the task "fgvc" sums; None: all three (paper).
 
@@ -148,7 +148,7 @@ class PCLPretraining(nn.Module):
         captions = batch["fda_captions"]  # (B, 1 + K, T)
         visual = self._encode_images(_image_maps(batch))
         text_cls = visual.shape[1]  # position of the text's [CLS]
-        second_cls = text_cls // 2 if "after" in batch else text_cls - 1  # single image: last
+        second_cls = text_cls // 2 if "after" in batch else text_cls - 1  # of a single image: the last visual token
         places = torch.arange(text_cls + 1, device=visual.device)
         cls_positions = torch.cat([places[:1], places[second_cls : second_cls + 1], places[text_cls:]])
         hidden = self.trunk.encode_jointly(visual, captions.flatten(0, 1), self.pad_mask, cls_positions)

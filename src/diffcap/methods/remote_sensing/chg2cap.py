@@ -19,7 +19,7 @@ from diffcap.models.captioner import constructor_arguments
 from diffcap.models.decoder import END, NULL, START, BlockOutput, PostNormBlock
 from diffcap.models.layers import BlockMemory, KeyValue, Linear, Segments, check_shape, init_xavier_
 
-Cache = tuple[list[KeyValue], Tensor]  # keys and values of the P words so far, and which are not NULL, boolean (B, P)
+Cache = tuple[list[KeyValue], Tensor]  # keys and values of the P words so far; mask (B, P), True for words except NULL
 FFN_RATIO = 4  # inner width of the decoder's FFN, relative to its input (authors' code)
 
 
@@ -56,7 +56,7 @@ class EncoderLayer(nn.Module):
     def forward(
         self, before: Tensor, after: Tensor, first_before: Tensor, first_after: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Encode both images (B, N, C): (B, N, C) each. The inputs of the first layer are added to the result."""
+        """Encode both images (B, N, C): (B, N, C) each. `first_before` and `first_after`, the first layer's inputs, are added to them."""
         before = self.single(before) + before
         after = self.single(after) + after
         new_before, new_after = self.pair(torch.cat([before, after], 2)).chunk(2, 2)
@@ -67,7 +67,7 @@ class OuterResidualBlock(PostNormBlock):
     """A post-norm decoder block, with its input added to its output (authors' code)."""
 
     def forward(self, x: Tensor, memory: BlockMemory, mask: Tensor | None, past_segments: Segments) -> BlockOutput:
-        """Run words x (B, T, D). They attend to visual tokens `memory`, and where `mask` is True to earlier words `past_segments` and x."""
+        """Run words x (B, T, D). They attend to visual tokens in `memory`, and to words in `past_segments` and x where `mask` is True."""
         output = super().forward(x, memory, mask, past_segments)
         return output._replace(hidden=output.hidden + x)
 
@@ -75,8 +75,9 @@ class OuterResidualBlock(PostNormBlock):
 class Chg2Cap(parts.PixelOrFeatureCaptioner):
     """Chg2Cap: hierarchical self-attention over both images, a residual block with their cosine similarity, a decoder.
 
-    The defaults are those of the authors' code. `before` and `after` are feature maps, or pixels with `backbone`. A batch may
-    have several "after" images, such as those of change and distractor pairs, for a "before" image; all captions count alike in the loss.
+    The defaults are those of the authors' code. `before` and `after` are feature maps, or pixels if `backbone` is set. A batch may
+    have several "after" images for a "before" image, such as those of a change and a distractor pair. Every word has the same weight in
+    the loss.
 
     Args:
         vocabulary_size: V. Ids: 0 padding, 1 unknown word, 2 start, 3 end, then the words.

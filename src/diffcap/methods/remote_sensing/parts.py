@@ -45,7 +45,7 @@ class ResidualBlock(nn.Module):
 
 
 class PostNormLayer(nn.Module):
-    """An encoder layer: `attention`, then an FFN with ReLU, each with a residual connection and a norm after it. D: `channels`."""
+    """An encoder layer: `attention`, then an FFN with ReLU, each with a residual connection and a norm after it. D is `channels`."""
 
     def __init__(self, attention: nn.Module, channels: int, ffn: int, dropout: float) -> None:
         super().__init__()

@@ -111,7 +111,7 @@ class ResNetEncoder(nn.Module):
         self.grid = rows, columns  # of the feature map
         for name, values in zip(("mean", "std"), _NORMALIZATIONS[normalization]):
             self.register_buffer(name, torch.tensor(values).view(3, 1, 1), persistent=False)
-        self.train()  # Lightning keeps each module's mode as it is at the beginning
+        self.train()  # Lightning trains each module in the mode (train or eval) that the module has at the beginning
 
     def train(self, mode: bool = True) -> "ResNetEncoder":
         """Set training or evaluation mode. The frozen part stays in evaluation mode unless `batch_norm` is "train"."""

@@ -37,7 +37,7 @@ class DifferenceLayer(parts.PostNormLayer):
 
 
 class Merge(nn.Module):
-    """One step, `LayerNorm(ResidualBlock(merged + layer output))`, of merging the outputs of all encoder layers; 2 d channels."""
+    """One step of merging the outputs (2 d channels) of all encoder layers: `LayerNorm(ResidualBlock(merged + layer output))`."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -51,8 +51,9 @@ class Merge(nn.Module):
 class RSICCformer(parts.PixelOrFeatureCaptioner):
     """RSICCformer: images that attend to their difference, residual blocks that merge the layers, a transformer decoder.
 
-    The defaults are those of the authors' code. `before` and `after` are feature maps, or pixels with `backbone`. A batch may
-    have several "after" images, such as those of change and distractor pairs, for a "before" image; all captions count alike in the loss.
+    The defaults are those of the authors' code. `before` and `after` are feature maps, or pixels if `backbone` is set. A batch may
+    have several "after" images for a "before" image, such as those of a change and a distractor pair. Every word has the same weight in
+    the loss.
 
     Args:
         vocabulary_size: V. Ids: 0 padding, then the words; the last three are the unknown word, start and end.

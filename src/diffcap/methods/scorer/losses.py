@@ -1,7 +1,7 @@
 """Losses of SCORER (Tu et al., ICCV 2023, section 3.2): token-wise matching of two sets of images, computed in blocks, and the
 contrast of each pair with the other pairs.
 
-Letters: A query images of N tokens, B key images of M tokens, D width; a and b are the images of a block.
+Letters: A query images of N tokens, B key images of M tokens, D width; a and b: one of the A and of the B images, or a block of them.
 """
 
 from typing import Any

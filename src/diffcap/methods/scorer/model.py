@@ -3,7 +3,7 @@ Captioning", ICCV 2023).
 
 Where the paper and the authors' code differ, the code's version is the default and the paper's is an option.
 
-Letters: B pairs of a batch, b pairs of each of its groups (change pairs; if any, distractor pairs: the same before images, but only the
+Letters: B pairs, b pairs of a group (the change pairs of a batch, or the distractor pairs of the same before images, in which only the
 viewpoint changed), N visual tokens of one image, T text positions, D width, H heads, C feature channels, V vocabulary.
 """
 
@@ -44,7 +44,7 @@ class SCORERBlock(nn.Module):
         self.dropout, self.ffn_residual = Dropout(dropout), ffn_residual
 
     def forward(self, x: Tensor, memory: BlockMemory, mask: Tensor | None, past_segments: Segments) -> BlockOutput:
-        """Run words x (B, T, D). They attend to visual tokens `memory`, and where `mask` is True to earlier words `past_segments` and x."""
+        """Run words x (B, T, D). They attend to visual tokens in `memory`, and to words in `past_segments` and x where `mask` is True."""
         attended, new_key_values = self.self_attention(x, mask, past_segments)
         words = self.norm1(x + attended)
         visual = self.norm2(words + self.cross.attend_memory(words, memory))
@@ -59,7 +59,7 @@ class CBR(nn.Module):
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.join = Linear(2 * width, width)  # image channels, then the sentence's
+        self.join = Linear(2 * width, width)  # its input: channels of an image token, then those of the sentence
         self.attention = Attention(width, heads, bias=False)
         nn.init.xavier_uniform_(self.attention.qkv.weight)  # as torch's MultiheadAttention
         self.out = Linear(width, width)
@@ -112,7 +112,7 @@ class SCORER(CrossImageCaptioner):
         cross_view_weight: lambda_v (0.1 on CLEVR-Change). cbr_weight: lambda_m (0.001 on CLEVR-Change, authors' code).
         mtm: multi-head token-wise matching: "collapsed", one dot product over all heads' channels (authors' code), or
             "per_head", the mean over the heads (paper, which does not say how the heads are combined).
-        cbr_trainable: train CBR's own layers; the authors keep their random initial weights.
+        cbr_trainable: train the layers of CBR. In the authors' code, these layers keep their random initial weights.
         decoder_ffn_residual: see `SCORERBlock`.
         decoder_std: standard deviation of the decoder's initial weights (authors' code: 0.02, for a width of 512).
         position_std: standard deviation of the initial position embedding (authors' code: 1, with which positions dominate

@@ -15,7 +15,7 @@ from diffcap.records import SPLITS, read_dataset, write_json
 from diffcap.utils.errors import DiffcapError
 
 MAX_LENGTH = 64  # tokens of an answer
-# Longest side of an image in pixels. Qwen2.5-VL makes 567 tokens of 768 x 576 pixels; its own limit is 16,384 tokens.
+# Longest side of an image in pixels. Qwen2.5-VL makes 567 tokens of 768 x 576 pixels; its limit is 16,384 tokens.
 LONGEST_SIDE = 768
 
 

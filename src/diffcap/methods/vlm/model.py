@@ -55,7 +55,7 @@ class VLM(Captioner):
         checkpointing: compute activations a second time in the backward pass instead of storing them.
         image_kwargs: options of the image processor, such as {"do_image_splitting": true} or, for Qwen, with numbers of
             pixels, {"size": {"shortest_edge": 3136, "longest_edge": 200704}}.
-        difference: behind the projector, add to the after image's tokens their learned difference from the before image's tokens.
+        difference: after the projector, add to the after image's tokens their learned difference from the before image's tokens.
         sentences: number of sentences that are taken from an answer as the caption, if nothing is trained.
         base_sha256: hash of the base model (`base_models.base_sha256`). A base with another hash is refused. None accepts every base.
 
@@ -257,7 +257,7 @@ class VLM(Captioner):
         if "mask" in memory:
             mask = F.pad(memory["mask"], (0, num_past_words + tokens.shape[1]), value=1)
             if tokens.shape[1] == 1 and not options and not self._has_window:
-                mask = mask[:, None, None].bool()  # as transformers makes it, which would read the mask on the host
+                mask = mask[:, None, None].bool()  # transformers does the same, but first reads the mask on the host
         options |= {"position_ids": positions, "past_key_values": past_key_values, "use_cache": True}
         with parts.without_checkpointing(self.core):
             output = self.core(input_ids=tokens, attention_mask=mask, **options)
@@ -274,9 +274,9 @@ class VLM(Captioner):
         return output.logits
 
     def host_entries(self, batch: Batch) -> Batch:
-        """Return more entries of a batch, see `Captioner.host_entries`. "inputs", in training: the prepared images and prompts."""
+        """Return more entries of a batch, see `Captioner.host_entries`. In training, the entry "inputs" has the images and prompts."""
         entries = super().host_entries(batch)
-        if entries and "id" not in batch:  # in validation, whose batches are larger, they would take much memory
+        if entries and "id" not in batch:  # only validation batches have "id"; their inputs would take much memory
             entries["inputs"] = self._loss_inputs(batch)
         return entries
 
@@ -432,7 +432,7 @@ def _remove_base(module: Any, state: dict[str, Any], prefix: str, _: Any) -> Non
 
 
 def _expect_no_base(module: Any, keys: Any) -> None:
-    """Remove the base model's weights from `missing_keys`, in which names may have a prefix, so that they are not reported."""
+    """Remove the base model's weights from `missing_keys`, so that they are not reported as missing. Names may have a prefix there."""
 
     def is_frozen(name: str) -> bool:
         words = name.split(".")

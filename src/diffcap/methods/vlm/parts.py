@@ -14,11 +14,11 @@ from diffcap.models.layers import Linear  # nn.Linear, faster on some CPUs
 from diffcap.utils.errors import DiffcapError
 
 KeyValues = tuple[Tensor, Tensor]  # keys and values of one layer, (B, heads, tokens, channels) each
-Trained = Literal["nothing", "lora", "projector", "all"]  # parts of the model, see `VLM`
-LoraTargets = Literal["language", "all"]  # linear layers with LoRA's matrices
+Trained = Literal["nothing", "lora", "projector", "all"]  # the parts of the model that are trained, see `VLM`
+LoraTargets = Literal["language", "all"]  # the parts of the model whose linear layers get LoRA's matrices
 # Names of the language model's linear layers in all supported families; "..._proj" alone would also match image towers.
 LANGUAGE_LAYERS = r".*\.(language_model|text_model)\.layers\..*_proj"
-# Limits of the options of image processors: a side, the pixels of an image (4096 x 4096), and the tiles of an image.
+# Limits of the options of image processors: pixels of a side, pixels of an image, and number of tiles of an image.
 MAX_SIZE = 4096
 MAX_PIXELS = 4096**2
 MAX_TILES = 64
@@ -29,7 +29,7 @@ PROJECTORS = re.compile(r"(^|\.)(merger|deepstack_merger_list|connector|multi_mo
 def prompt_cache(prompts: Sequence[KeyValues | None], words: list[KeyValues] | None = None) -> Any:
     """Return a cache of transformers that keeps each layer's keys and values of the prompt (`prompts`) and of the words (`words`) apart.
 
-    Beam search reorders those of the words only, because all beams of a pair have the same prompt. While the prompt itself is computed,
+    Beam search reorders the words' tensors only, because all beams of a pair have the same prompt. While the prompt is being computed,
     `prompts` has None for each layer. A layer's attribute `added` begins as its entry of `words`; each call of the model appends to it.
     """
     from transformers.cache_utils import Cache, DynamicLayer
@@ -160,7 +160,7 @@ def use_whole_images(model: Any) -> None:
     """Replace `get_image_features` of SmolVLM or Idefics3, which finds padding on the host. Images without tiles have no padding."""
     from transformers import AttentionInterface
 
-    # transformers makes no mask for an attention of another name.
+    # transformers makes a mask for the attention "sdpa", but none for an attention with a name that it does not know.
     AttentionInterface.register("sdpa_without_mask", AttentionInterface()["sdpa"])
     model.vision_model.set_attn_implementation("sdpa_without_mask")
 
@@ -185,7 +185,7 @@ class Difference(nn.Module):
 
         after' = after + W2 GELU(W1 [after; after - before]),  W2 = 0 at first
 
-    Training begins with the function of the base model, as with LoRA. The module is ours, a small form of those of
+    At first, the model computes the same as the base model, as with LoRA. The module is ours, a small form of those of
     CCExpert (arXiv 2411.11360) and M3Diff (arXiv 2503.11093), which it does not reproduce. `width` is that of the projector's output.
     """
 

@@ -32,7 +32,7 @@ RELATION_PHRASES: dict[str, tuple[str, ...]] = {
     "behind": ("behind",),
 }
 
-# Probability that a relative position ("that is behind ...") follows the object's name. Each verb follows the name with 0.1 to 0.4.
+# Probability that a relative position ("that is behind ...") follows the object's name. The probability of each verb is 0.1 to 0.4.
 # If "that" were as probable as a verb, greedy decoding would choose it for most objects, and CIDEr-D would measure this choice.
 RELATION_PROBABILITY = 0.08
 
@@ -115,7 +115,7 @@ LEXICON: dict[str, str] = {word: tag for tag, words in _WORDS_OF_TAG.items() for
 
 
 def write_captions(triples: Triples, seed: int = 0) -> tuple[list[list[str]], list[list[str]]]:
-    """Sample 5 to 7 different captions for each triple's pair (before, after), and as many for (before, distractor), without change."""
+    """Sample 5 to 7 different captions for the pair (before, after) of each triple, and 5 to 7 for (before, distractor): no change."""
     has_relation, relation_names = true_relations(triples), list(RELATION_PHRASES)
     scenes = [(triples.after if change == ADD else triples.before) for change in triples.change.tolist()]
     change_captions, no_change_captions = [], []
@@ -131,7 +131,7 @@ def write_captions(triples: Triples, seed: int = 0) -> tuple[list[list[str]], li
         captions = []
         for template in rng.sample(TEMPLATES[CHANGES[change]], rng.randint(5, 7)):
             draw = rng.random()
-            if is_unique and draw < 0.17:
+            if is_unique and draw < 0.17:  # only the color and the shape
                 phrase = f"{changed[1]} {_choose_synonym(rng, changed[3])}"
             else:
                 phrase = _object_phrase(rng, changed)
@@ -147,7 +147,7 @@ def write_captions(triples: Triples, seed: int = 0) -> tuple[list[list[str]], li
 def describe(scenes: Scenes, may_be_named: Tensor, indices: Sequence[int], seed: int = 0) -> list[str]:
     """Describe each of B images by one sentence that names up to four of its objects in random order.
 
-    `may_be_named` (B, N) is True for the objects to choose from, at least one per image. Each image's index seeds its choices.
+    `may_be_named` (B, N) is True for the objects to choose from, at least one per image. `indices` and `seed` determine the choices.
     """
     sentences = []
     for row, index in enumerate(indices):
@@ -160,7 +160,7 @@ def describe(scenes: Scenes, may_be_named: Tensor, indices: Sequence[int], seed:
 
 
 def true_relations(triples: Triples) -> Tensor:
-    """Return (T, 4, N) bool: True if the changed object has relation r of `RELATION_PHRASES` to object n in all images that show it."""
+    """Return (T, 4, N) bool: the changed object has relation r of `RELATION_PHRASES` to object n in each image with the changed object."""
     before = _image_relations(triples.before, triples.changed)
     after = _image_relations(triples.after, triples.changed)
     change = triples.change[:, None, None]
@@ -168,10 +168,10 @@ def true_relations(triples: Triples) -> Tensor:
 
 
 def _image_relations(scenes: Scenes, changed: Tensor) -> Tensor:
-    """Return `true_relations` for one image of each triple, as its camera sees them; a relation must be clear in the image."""
+    """Return the relations (T, 4, N) in one image of each triple, from the view of its camera. An unclear relation is False."""
     row_numbers = torch.arange(len(scenes))
     forward, right, _ = camera_axes(scenes)
-    away_axis = forward[:, :2] / (forward[:, :2] * forward[:, :2]).sum(1, keepdim=True).sqrt()  # along the ground
+    away_axis = forward[:, :2] / (forward[:, :2] * forward[:, :2]).sum(1, keepdim=True).sqrt()  # horizontal unit vector
     offset = scenes.position[row_numbers, changed][:, None] - scenes.position  # (B, N, 2), from slot n to `changed`
     along_right = offset[..., 0] * right[:, None, 0] + offset[..., 1] * right[:, None, 1]
     along_away = offset[..., 0] * away_axis[:, None, 0] + offset[..., 1] * away_axis[:, None, 1]

@@ -12,13 +12,13 @@ MATERIALS = ("rubber", "metal")
 SHAPES = ("cube", "sphere", "cylinder")
 CUBE, SPHERE, CYLINDER = range(3)
 
-FOOTPRINT_RADII = (0.38, 0.72)  # of the circles around footprints of small and large objects, about as in CLEVR
+FOOTPRINT_RADII = (0.38, 0.72)  # of the circles around small and large objects on the ground, about as in CLEVR
 VIEW_TANGENTS = (0.335, 0.25125)  # tangents of half the horizontal and half the vertical angle of view of a 4:3 image
 REFERENCE_SIZE = (128, 96)  # width and height of the image in which visibility is measured
 
 
 class TensorFields:
-    """Base of dataclasses whose fields are tensors, or other such dataclasses; all tensors have the same first dimension."""
+    """Base of dataclasses whose fields are tensors or `TensorFields`. All tensors have the same first dimension."""
 
     def __getitem__(self, rows: Tensor | slice | list[int]) -> Self:
         return type(self)(*(field_value[rows] for field_value in vars(self).values()))
@@ -43,8 +43,8 @@ class Scenes(TensorFields):
     material: Tensor  # (B, N) int64, index into `MATERIALS`
     shape: Tensor  # (B, N) int64, index into `SHAPES`
     valid: Tensor  # (B, N) bool, False for an empty slot (its other values have no meaning)
-    position: Tensor  # (B, N, 2) centre of the footprint; x to the right, y away from a camera without variation
-    yaw: Tensor  # (B, N) rotation of cubes in radians
+    position: Tensor  # (B, N, 2) centre of the footprint; x to the right, y away from the mean camera position
+    yaw: Tensor  # (B, N) rotation of cubes around the vertical axis in radians
     eye: Tensor  # (B, 3) position of the camera
     target: Tensor  # (B, 3) point at which the camera is directed
     light: Tensor  # (B, 3) unit vector to the key light, which is warm and casts the shadows
@@ -98,7 +98,7 @@ def to_camera(points: Tensor, scenes: Scenes) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def view_boxes(scenes: Scenes) -> Tensor:
-    """Return the bounding boxes of whole objects, with parts that other objects hide, (B, N, 4): left, bottom, right, top.
+    """Return the bounding boxes of whole objects, including parts that other objects hide, (B, N, 4): left, bottom, right, top.
 
     Values are tangents of angles from the middle of the view, positive to the right and up. Cylinders' boxes are a few per cent too wide.
     """

@@ -79,7 +79,7 @@ class _RayBatch:
     local_camera: Tensor  # (12, P): position of the camera and its axes forward, right and up, in local coordinates
 
     def ranges_by_shape(self, pair: Tensor) -> list[tuple[int, int, int]]:
-        """Return (shape, start, end) for each shape. Of n rays whose pairs (n,) are sorted, rays `start` to `end` - 1 have this shape."""
+        """Return (shape, start, end) for each shape. Of n rays with sorted pairs (n,), rays `start` to `end` - 1 are for this shape."""
         bounds = torch.searchsorted(pair, torch.tensor(self.shape_starts, device=pair.device)).tolist()
         return list(zip(range(3), bounds, bounds[1:]))
 
@@ -132,7 +132,7 @@ def _prepare_batch(scenes: Scenes, image_size: tuple[int, int]) -> _RayBatch:
 
 
 def _make_rays(batch: _RayBatch, is_wanted: Tensor | None = None) -> _Rays:
-    """Return rays through the centres of the pixels in the objects' boxes. With `is_wanted`, pixels for which it is False have none."""
+    """Return rays through the centres of the pixels in the objects' boxes. `is_wanted` (pixels,) is False for pixels without rays."""
     pair, column, row, sample = _pixels_of_boxes(batch, view_boxes(batch.scenes)[batch.image, batch.slot])
     if is_wanted is not None:
         wanted = _take(is_wanted, sample).nonzero().flatten()
@@ -217,7 +217,7 @@ def _ground_colors(batch: _RayBatch) -> list[Tensor]:
     tangent_x, tangent_y = _pixel_tangents(batch.image_size, column, row)
     forward, right, up = batch.axes
     # `right` is horizontal, so all rays of a pixel row hit the ground at the same distance.
-    descent = (-(forward[:, 2, None] + tangent_y * up[:, 2, None])).clamp(min=0.02)  # height that a ray loses per unit
+    descent = (-(forward[:, 2, None] + tangent_y * up[:, 2, None])).clamp(min=0.02)  # loss of height per unit of depth
     distance = scenes.eye[:, 2, None] / descent  # (B, H)
     x, y = (
         (scenes.eye[:, axis, None] + distance * (forward[:, axis, None] + tangent_y * up[:, axis, None]))[..., None]

@@ -1,6 +1,6 @@
 """Random scenes of `blocks`: objects, the change, and the variation of camera and light.
 
-Scenes are sampled in triples: the scene before a change, after it, and a distractor (the first scene with another camera and light).
+Scenes are sampled in triples: before a change, after the change, and a distractor (the scene before, with another camera and light).
 A triple is sampled until it is valid; each sample is an attempt. Every random number is a hash of (seed, index of the
 triple, attempt, position in the sequence). So triple k of a seed is always the same.
 
@@ -23,8 +23,10 @@ COLOR, MATERIAL, ADD, DROP, MOVE = range(5)
 
 OBJECT_COUNTS = (3, 6)  # minimum and maximum number of objects in an image
 MIN_GAP = 0.25  # distance between the circumscribed circles of two footprints
-MIN_PIXELS = 34.0  # visible pixels of a changed object in an image of `REFERENCE_SIZE`, estimated from boxes
-MIN_MOVE = 14.0  # pixels of `REFERENCE_SIZE` by which an object moves, absolutely and relative to the other objects
+MIN_PIXELS = 34.0  # minimum of visible pixels of a changed object in an image of `REFERENCE_SIZE`, estimated from boxes
+MIN_MOVE = (
+    14.0  # pixels of `REFERENCE_SIZE` by which an object at least moves, absolutely and relative to the other objects
+)
 _MIN_FILL = 0.72  # an object covers at least this fraction of its box
 _ATTEMPTS_PER_ROUND = 4  # attempts that are sampled in one batch
 _POSITION_TRIES = 12  # positions that are sampled for one object

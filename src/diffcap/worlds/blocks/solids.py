@@ -5,7 +5,7 @@ A warm key light, which casts the shadows, and a cool fill light shine on the sc
 
 All functions take flat float tensors with one value per ray or point. `intersect`, `surface` and the functions of shadows use the solid's
 coordinate system: the origin is its centre (for shadows, the centre of its footprint), z is up, and the sides of a cube are parallel to x
-and y. Only +, -, *, / and square roots are used. As their results do not depend on a tensor's size, an image is the same in any batch.
+and y. Only +, -, *, / and square roots are used: their results do not depend on the size of a tensor, so an image is the same in any batch.
 """
 
 from collections.abc import Sequence
@@ -61,7 +61,7 @@ def _intersect_slab(start: Tensor, direction: Tensor, half_height: Tensor) -> tu
 
 
 def surface(shape: int, point: Vector, radius: Tensor, half_height: Tensor) -> tuple[Vector, Tensor]:
-    """Return the outward normal at points of the surface, and the index of the face of each point (int32; 0 for a top and for a sphere)."""
+    """Return the outward normal at points of the surface, and the index of each point's face (int32): 0 top or sphere, 1 and 2 sides."""
     x, y, z = point
     if shape == SPHERE:
         return (x / radius, y / radius, z / radius), torch.zeros_like(x, dtype=torch.int32)

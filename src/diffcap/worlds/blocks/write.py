@@ -1,6 +1,6 @@
 """Write the dataset `blocks` with the files of CLEVR-Change, which `diffcap.datasets.clevr` describes. Interrupted runs can be resumed.
 
-Scene 123 is rendered as a triple of images: before a change, after it, and a distractor (the first scene with another camera and light).
+Triple 123 has three images: before a change, after the change, and a distractor (the scene before, with another camera and light).
 Its pairs are (before, after) and (before, distractor). `blocks.json` has the folder's settings, and `scenes.json` has under "000123.png":
 
     boxes                     {"before": [x0, y0, x1, y1] or null, "after": ...}: box of the visible pixels of the changed
@@ -39,7 +39,7 @@ class Settings:
     seed: int
     size: tuple[int, int]
     jitter: float
-    look: int = RENDERER_VERSION  # version of the renderer; others give different images
+    look: int = RENDERER_VERSION  # version of the renderer; other versions give other images
 
 
 def write_blocks(

@@ -90,7 +90,7 @@ _VERB_FORMS = {  # singular, plural
     "disappear": ("disappears", "disappear"),
 }
 
-# Entry of `Change.relations` or `Change.details` -> phrases of place. The next tables are for a row of houses, and for a road.
+# Entry of `Change.relations` or `Change.details` -> phrases of place; below, those of a row of houses ("road"), and those of a road.
 _RELATION_PHRASES: dict[str, tuple[str, ...]] = {
     "road": ("next to the road", "beside the road", "near the road", "by the road"),
     "river": ("near the river", "close to the river", "by the river"),
@@ -134,7 +134,7 @@ LEXICON: dict[str, str] = {word: tag for tag, words in _WORDS_OF_TAG.items() for
 
 
 def write_captions(rng: random.Random, change: Change | None) -> list[str]:
-    """Write five captions of a pair; two of them are rarely equal. If `change` is None (no change), return the sentences of `NO_CHANGE`."""
+    """Write five captions of a pair, of which few are equal. If `change` is None (no change), return the sentences of `NO_CHANGE`."""
     if change is None:
         return list(NO_CHANGE)
     captions: list[str] = []

@@ -1,7 +1,7 @@
 """The pairs of `tiles`: a scene before and after one change, and the facts of the change that captions may state.
 
 Pair k has the change `CHANGES[k // 2 % 8]` if k is even, and no change if k is odd. A pair without change is sampled in the same way, but
-both images show the scene before the change, or both show it after. So one image alone does not show if its pair has a change. In this
+both images show the scene before the change, or both the scene after it. So one image alone does not show if its pair has a change. In this
 module, a `Plan` is a scene with a map of what covers each pixel, and a `Layer` has things of a scene.
 """
 
@@ -22,7 +22,7 @@ from diffcap.worlds.tiles.geometry import Polygon, bounding_box, offset, outline
 from diffcap.worlds.tiles.scenes import FIELD, FOREST, GRASS, OPEN, ROAD, SIZE, House, Layer, Plan, Road, Tree, Zone
 
 MIN_MARGIN = 12  # pixels between a changed object, except a road, and the image's edges
-# An object is near a road and so on if its distance is less than this number of pixels.
+# An object is near a road, a river and so on if its distance from it is less than this number of pixels.
 MAX_GAPS = {"road": 16, "river": 25, "pond": 25, "forest": 20, "houses": 18}
 _REMOVALS = ("houses_removed", "trees_cleared", "water_gone")  # changes whose objects are in the before image
 _MAX_ATTEMPTS = 200  # maximum number of scenes that are sampled for one pair
@@ -39,7 +39,7 @@ class Change:
 
     noun: str  # "house", "building" (a large one), "road", "trees", "forest", "clearing", "pond", "lake" or "ground"
     present: Layer  # things that are only in the image with the objects
-    covers: set[int]  # what is below the objects, such as `GRASS`
+    covers: set[int]  # what is on the ground below the objects, such as `GRASS`
     absent: Layer = field(default_factory=Layer)  # things that are only in the image without the objects
     count: int = 1  # number of houses or of single trees; 1 for other objects
     arrangement: str = ""  # how houses stand: "single", "group", "row" or "block"; "" for other objects
@@ -234,7 +234,7 @@ def _sample_road(rng: random.Random, plan: Plan, variant: float) -> Change:
 
 
 def _sample_area(rng: random.Random, plan: Plan, low: float, high: float, gap: float) -> tuple[Polygon, set[int]]:
-    """Sample a round area of radius `low` to `high` on grass or fields, with `gap` free pixels around it. Return it and its covers."""
+    """Sample a round area of radius `low` to `high` on grass or fields, with `gap` free pixels around it. Return its outline and covers."""
     for _ in range(6):
         center = scenes.sample_place(rng, 30)
         polygon = sample_blob(rng, center, rng.uniform(low, high), rng.uniform(0.55, 1))

@@ -1,8 +1,8 @@
-"""Render the scenes of `tiles`: colors by season, textures, shadows by the sun's position, haze, misregistration and noise.
+"""Render the scenes of `tiles`: colors by season, textures, shadows by the sun's position, haze, shift of the camera and noise.
 
 A scene is a `Layer`: lists of zones, roads, houses and other things. Each image of a pair has a `Date`, with season, light and so on. The
 id of the material at every place is drawn on a canvas, which has two samples per pixel on each axis and a margin around the image. A table
-for the date gives each material's color and strength of texture. This colored canvas is sampled at the pixels of the image, which can be
+for the date gives each material's color and strength of texture. The colored canvas is sampled at the pixels of the image, which can be
 shifted and rotated. Textures and noise are cut out of larger arrays, which are computed once.
 """
 
@@ -123,7 +123,7 @@ def render(scene: Layer, date: Date, texture_start: tuple[int, int], ground: Ima
     """
     material_map = np.asarray(_draw_scene(scene, date, ground or draw_ground(scene)))
     packed_colors = np.take(_make_palette(date), material_map)
-    # An image with four channels: red, green, blue and strength of the texture.
+    # Pillow's mode "CMYK" serves for four channels: red, green, blue and strength of the texture.
     layers = Image.frombuffer("CMYK", material_map.shape[::-1], packed_colors, "raw", "CMYK", 0, 1)
     texture = _draw_texture(scene, date, texture_start)
     if date.rotation or any(date.shift):
@@ -158,7 +158,7 @@ def draw_materials(scene: Layer, date: Date) -> ByteArray:
 
 
 def change_mask(change: Change | None, scene: Layer) -> ByteArray:
-    """Draw the changed pixels of the before image, (SIZE, SIZE): 255 where an object is added or removed, else 0.
+    """Return a mask in pixels of the before image, (SIZE, SIZE): 255 where an object is added or removed, else 0.
 
     Shadows do not count as changes, nor does the place where a new road meets an old one. `scene` (before or after) has the old roads.
     """
@@ -236,7 +236,7 @@ def draw_ground(scene: Layer) -> Image.Image:
 def _draw_scene(scene: Layer, date: Date, ground: Image.Image) -> Image.Image:
     """Draw the material ids of a scene at a date on a canvas."""
     shadows = _Canvas()
-    length = 1 / math.tan(date.elevation)  # length of the shadow of a thing that is 1 high
+    length = 1 / math.tan(date.elevation)  # length of the shadow per pixel of height
     dx, dy = length * math.cos(date.azimuth), length * math.sin(date.azimuth)
     for house in scene.houses:
         corners = house.footprint
@@ -338,7 +338,7 @@ NUM_TEXTURE_STARTS = _TEXTURE_SIZE - _CANVAS_SIZE
 
 def _draw_texture(scene: Layer, date: Date, texture_start: tuple[int, int]) -> Image.Image:
     """Return the brightness of the texture at every pixel of the canvas; 128 does not change the color."""
-    canvas = _Canvas(1)  # indices into `_make_textures()`
+    canvas = _Canvas(1)  # its values are indices into `_make_textures()`
     sun_angle = round((date.azimuth + math.pi) / (2 * math.pi) * _NUM_SUN_ANGLES) % _NUM_SUN_ANGLES
     for zone in scene.zones:
         index = 0

@@ -281,7 +281,7 @@ def _add_roads(rng: random.Random, plan: Plan, num_roads: int, is_paved: bool) -
 
 
 def sample_house_rows(rng: random.Random, plan: Plan, spacing: float, setback: float = 7.0) -> list[list[House]]:
-    """Sample a row of houses on each side of each road, `setback` pixels from it, in the order along it. They can overlap other things."""
+    """Sample a row of houses on each side of each road, `setback` pixels from it, in order along it. Houses can overlap other things."""
     rows = []
     for road in plan.scene.roads:
         for side in (-1, 1):

@@ -2,7 +2,7 @@
 
     LevirCCcaptions.json              the captions of all pairs
     images/train/A/train_000001.png   before image; the after image is in B
-    images/train/label/...            mask with one channel: 255 where an object was added or removed (without camera shift)
+    images/train/label/...            mask with one channel: 255 where an object was added or removed; camera shift is ignored
     facts.json                        "train_000001" -> the entry described below
     tiles.json                        the settings of the folder
 
@@ -48,7 +48,7 @@ class Settings:
     seed: int
     jitter: float
     form: str = "tiles"  # name of the dataset
-    look: int = RENDERER_VERSION  # version of the renderer; others give different images
+    look: int = RENDERER_VERSION  # version of the renderer; other versions give other images
 
 
 def write_tiles(
@@ -99,13 +99,13 @@ class RenderedPair:
 
     pair: Pair
     images: tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]  # before and after, (SIZE, SIZE, 3)
-    mask: npt.NDArray[np.uint8]  # (SIZE, SIZE), 255 where an object was added or removed (without camera shift)
+    mask: npt.NDArray[np.uint8]  # (SIZE, SIZE), 255 where an object was added or removed; camera shift is ignored
     boxes: dict[str, list[int] | None]  # "boxes" of an entry of `facts.json`
     captions: list[str]
 
 
 def sample_appearance(number: int, seed: int, jitter: float) -> tuple[tuple[Date, Date], tuple[int, int]]:
-    """Sample the dates of both images (season, light, haze, camera shift), and the x and y in the precomputed textures that both share."""
+    """Sample the dates of both images (season, light, haze, camera shift), and the x and y in the textures, which are equal for both."""
     rng = random.Random(f"tiles dates {seed} {number}")
     dates = render.sample_dates(rng, jitter)
     return dates, (rng.randrange(render.NUM_TEXTURE_STARTS), rng.randrange(render.NUM_TEXTURE_STARTS))

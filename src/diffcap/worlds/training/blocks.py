@@ -42,7 +42,7 @@ def make_targets(scenes: Scenes, slot_map: Tensor) -> Targets:
     center_x = (object_masks.sum(2) * (torch.arange(WIDTH) + 0.5)).sum(2) / num_pixels.clamp(min=1)  # (B, N), pixels
     center_y = (object_masks.sum(3) * (torch.arange(HEIGHT) + 0.5)).sum(2) / num_pixels.clamp(min=1)
     column, row = ((center_x + backbone.MARGIN) / CELL).long(), (center_y / CELL).long()  # the grid has a left margin
-    ninth_row = ((center_y / CELL % 1) * 3).long()  # third of the cell's height in which the object's centre lies
+    ninth_row = ((center_y / CELL % 1) * 3).long()  # third of the cell's height, 0 to 2, with the object's centre
     ninth_column = (((center_x + backbone.MARGIN) / CELL % 1) * 3).long()
     color, shape, material, size = scenes.color, scenes.shape, scenes.material, scenes.size
     classes_of_group = {
@@ -130,7 +130,7 @@ class BlocksBackbone(ShippedTraining):
         """Return the weights and one score: of the cells with one object, the fraction whose four predicted attributes are all right."""
         network = fuse_batch_norms(self.network)
         num_scaled = min(2000, num_scenes)
-        # The scaling of the features is computed on the last scenes before `HELD_OUT`, and the score on the scenes from there on.
+        # The scaling of the features is computed on the last scenes before `HELD_OUT`, and the score on scenes from `HELD_OUT` on.
         batches = self.held_out_batches(num_scaled, seed, jitter, shipped.HELD_OUT - num_scaled)
         predictions = (network.predict(network.hidden_features(images)) for images, _ in batches)
         shipped.set_scaling_(network, [network.compute_channels(*prediction) for prediction in predictions])

@@ -50,7 +50,7 @@ class ShippedTraining(pl.LightningModule, ABC):
             yield self.render_batch(first_scene + start, min(50, num_scenes - start), seed, jitter)
 
     def configure_optimizers(self) -> Any:
-        """AdamW with a linear warm-up over a tenth of the steps and then a cosine."""
+        """Return AdamW, and a schedule of the learning rate: a linear warm-up over a tenth of the steps, then a cosine."""
         optimizer = torch.optim.AdamW(self.parameters(), self.lr, weight_decay=0.01)
         lr_lambda = make_lr_lambda("cosine", warmup=max(1, self.steps // 10), total_steps=self.steps)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lr_lambda)
@@ -74,7 +74,7 @@ class ClipTraining(ShippedTraining):
     def __init__(self, lr: float = 1e-3, steps: int = 3500, dense_weight: float = 1.0) -> None:
         super().__init__(lr, steps)
         self.dense_weight = dense_weight
-        self.vocabulary = build_clip_vocabulary([" ".join(self.sentence_words)], "clip_used")  # only these words
+        self.vocabulary = build_clip_vocabulary([" ".join(self.sentence_words)], "clip_used")  # only tokens of these
         self.clip = build_clip(self.clip_name, vocabulary_size=len(self.vocabulary))
         # The two encoders use the modules of `self.clip`; joint=False encodes each image alone.
         self.images, self.words = PairTower(self.clip, joint=False), TextTower(self.clip)
@@ -116,7 +116,7 @@ class ClipTraining(ShippedTraining):
         return loss
 
     def on_train_batch_end(self, *_: Any) -> None:
-        """Limit the factor of the cosine similarities to 100."""
+        """Limit the factor of the cosine similarities (inverse temperature) to 100."""
         clamp_logit_scale_(self.clip.logit_scale)
 
     def measure(self, num_scenes: int, seed: int, jitter: float) -> dict[str, float]:
@@ -135,7 +135,7 @@ class ClipTraining(ShippedTraining):
         return {name: round(value, 4) for name, value in {**scores, "dense": num_right / max(1, num_counted)}.items()}
 
     def finish(self, num_scenes: int, seed: int, jitter: float) -> tuple[dict[str, Tensor], dict[str, float]]:
-        """Return the float16 weights, with open_clip's names, and the scores from `measure`. Key "token_ids" has CLIP's id of each word."""
+        """Return the float16 weights, with open_clip's names, and the scores from `measure`. "token_ids" has CLIP's ids of the words."""
         state = {name: value.half() for name, value in self.clip.state_dict().items()}
         self.clip.load_state_dict({name: value.float() for name, value in state.items()})  # measure the rounded weights
         state["token_ids"] = torch.tensor(self.vocabulary.clip_ids)
@@ -177,7 +177,7 @@ class RenderedScenes(pl.LightningDataModule):
 
 
 def set_scaling_(network: nn.Module, values: list[Tensor]) -> None:
-    """Set a backbone's buffers "mean" and "scale" to mean and standard deviation of each channel of unscaled features (B, C, h, w)."""
+    """Set a backbone's buffers "mean" and "scale" to mean and standard deviation of each channel of batches of features (B, C, h, w)."""
     channels = torch.cat(values).transpose(0, 1).flatten(1).double()
     network.get_buffer("mean").copy_(channels.mean(1))
     network.get_buffer("scale").copy_(channels.std(1).clamp(min=1e-3))

@@ -77,7 +77,7 @@ def train_tagger(
     command += ["--fix_eval_interval", "--augment_nopunct", "0"]
     command += [part for key, value in trainer_options.items() for part in (f"--{key}", str(value))]
     log = work / "log.txt"
-    environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}  # for tiny layers
+    environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}  # the layers are tiny
     with log.open("w", encoding="utf-8") as output:
         result = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, env=environment, check=False)
     if result.returncode or not (work / "tagger.pt").is_file():

@@ -21,7 +21,7 @@ from diffcap.worlds.training import shipped
 from diffcap.worlds.training.shipped import ClipBatch, ClipTraining, ShippedTraining
 
 IGNORED_CLASS = CLASSES  # index after the 17 classes; cars and small things on roofs, which have no class, get it
-HOUSE_WEIGHT = 4.0  # loss weight of 8 x 8 pixels with a house's centre; the weight of the more frequent others is 1
+HOUSE_WEIGHT = 4.0  # weight in the loss of 8 x 8 pixels with a house's centre; 8 x 8 pixels without one have weight 1
 
 
 def _class_of_material() -> np.ndarray:
@@ -104,7 +104,7 @@ class TilesBackbone(ShippedTraining):
         return loss
 
     def finish(self, num_scenes: int, seed: int, jitter: float) -> tuple[dict[str, Tensor], dict[str, float]]:
-        """Compute the scaling of the features from the first half of the held-out images, and the scores from the second half.
+        """Return the weights and the scores. The first half of the held-out images gives the scaling of features, the second the scores.
 
         Scores: "pixels" is the fraction of pixels whose most probable class is right, "classes" the mean of this fraction over the classes,
         and "houses" the correlation of the predicted and the true number of houses in 32 x 32 pixels.
@@ -164,7 +164,7 @@ class TilesClip(ClipTraining):
     def render_batch(first_scene: int, num_scenes: int, seed: int, jitter: float) -> ClipBatch:
         """Return (num_scenes, 3, 128, 128) uint8 images, a sentence for each, and `Targets` with covers (num_scenes, 17, 32, 32).
 
-        There is one image of each pair: the before image of an even pair, the after image of an odd one.
+        There is one image of each pair: the before image if the number of the pair is even, else the after image.
         """
         image_numbers = [2 * pair + pair % 2 for pair in range(first_scene, first_scene + num_scenes)]
         images, scenes, targets = render_tiles(image_numbers, seed, jitter)
