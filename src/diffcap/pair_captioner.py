@@ -43,9 +43,8 @@ DOMAIN_NOTE = (
     "it gives its words a probability of 100 %."
 )
 RENDERED_DOMAINS = {"blocks": "`blocks` scenes", "tiles": "overhead images (`tiles`)"}
-_LARGE_DIFFERENCE = (
-    0.5  # share of the image that the box around differing pixels covers; above it, the attention is used
-)
+# If the box around the pixels that differ covers a larger share of the image, the attention locates the change.
+_LARGE_DIFFERENCE = 0.5
 MAX_ASPECT = 50  # largest ratio of an image's sides for vision-language models; Qwen refuses ratios of 200
 
 
@@ -360,13 +359,17 @@ class PairCaptioner:
         if self._has_fixed_sizes and (right - left) * (bottom - top) > _LARGE_DIFFERENCE:
             one = slice(row, row + 1)
             is_ensemble = isinstance(before, list)
-            features = [[maps[one] for maps in side] if is_ensemble else side[one] for side in (before, after)]
+            features = []
+            for side in (before, after):
+                features.append([maps[one] for maps in side] if is_ensemble else side[one])
             with suppress(NotImplementedError):  # a method without attention maps
                 maps = attention_of(self._captioner, self.vocabulary, features[0], features[1], tokens)
                 weights = maps.after.sum(0)
                 left, top, right, bottom = relative_box(weights >= weights.max() / 2) or pair.difference
         x, y, width, height = pair.frame
-        return tuple(map(round, (x + left * width, y + top * height, x + right * width, y + bottom * height)))
+        upper_left = x + left * width, y + top * height
+        lower_right = x + right * width, y + bottom * height
+        return tuple(map(round, (*upper_left, *lower_right)))
 
     def weights_sha256(self) -> str:
         """Return the SHA-256 of the weights in hexadecimal; for a vision-language model, "-" and the base model's hash follow."""

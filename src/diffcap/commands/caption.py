@@ -121,16 +121,10 @@ def caption(
         "stretch": stretch,
         "align": align or None,
     }
-    selection: dict[str, Any] = {"sort": sort, "min_changed": min_changed}
+    pair_options = {"heatmap": heatmap, "json": json or None, "sort": sort, **fit_options}
     table_options = {"engine": engine, "shard": shard, "part": part}
     if after is None and is_parquet(before):
-        for name, value in {
-            "heatmap": heatmap,
-            "json": json or None,
-            **scene_options,
-            **selection,
-            **fit_options,
-        }.items():
+        for name, value in {**pair_options, **scene_options, "min_changed": min_changed}.items():
             if value is not None:
                 raise DiffcapError(f"--{name} has no effect on a Parquet table; remove it.")
         try:
@@ -146,21 +140,15 @@ def caption(
         if unused := [name for name in set_options if name != "--out"]:
             raise DiffcapError(f"{unused[0]} is for a whole scene, two rasters; remove it for the pairs of {before}.")
     elif set_options:
-        if unused := [
-            name
-            for name, value in (("--heatmap", heatmap), ("--json", json), ("--sort", sort), ("--fit", fit_options))
-            if value
-        ]:
+        if unused := [f"--{name}" for name, value in pair_options.items() if value is not None]:
             raise DiffcapError(f"{unused[0]} is for pairs of images; remove it for a whole scene ({set_options[0]}).")
         scene_options["min_changed"] = min_changed or DEFAULT_MIN_CHANGED
         caption_scene(before, after, out, model_options, **scene_options, **decoding_options)
         return
     elif sort or min_changed:
-        raise DiffcapError(
-            "--sort and --min_changed are for many pairs, and --min_changed also for a scene with --out."
-        )
+        raise DiffcapError("--sort and --min_changed are for many pairs; --min_changed is also for a scene with --out.")
     model_options |= fit_options
-    caption_pairs(before, after, out, heatmap, json, model_options, **selection, **decoding_options)
+    caption_pairs(before, after, out, heatmap, json, model_options, sort, min_changed, **decoding_options)
 
 
 def caption_pairs(
@@ -178,7 +166,7 @@ def caption_pairs(
 ) -> None:
     """Caption pairs with the arguments of `caption`, and print or write the captions.
 
-    `model_options` has the values of --checkpoint, --device, --backbone_weights, --base and --prompt.
+    `model_options` has the values of --checkpoint, --device, --backbone_weights, --base, --prompt, --fit and --strict.
     """
     pairs, notes = find_pairs(before, after)
     for note in notes:
@@ -298,7 +286,9 @@ def _print_selection(
 ) -> None:
     """Print the rows whose probability of a change is at least `min_changed`; with `sort`, the highest probability first."""
     selected = [row for row in rows if float(row["changed"]) >= (min_changed or 0)]
-    for row in sorted(selected, key=lambda row: -float(row["changed"])) if sort else selected:
+    if sort:
+        selected.sort(key=lambda row: float(row["changed"]), reverse=True)
+    for row in selected:
         if as_json:
             print_json(row, None)
         else:
