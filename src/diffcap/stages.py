@@ -33,7 +33,7 @@ from diffcap.run_folder import (
     result_folder_name,
 )
 from diffcap.utils.errors import DiffcapError
-from diffcap.utils.files import expand_home
+from diffcap.utils.files import expand_home, served_name
 from diffcap.utils.settings import Settings
 
 ZERO_SHOT = "zeroshot"  # the evaluation of a vision-language model without training
@@ -106,7 +106,8 @@ def _zeroshot(e: Experiment) -> Settings:
         "devices": int(e.devices),
         "prompt": arguments.get("prompt"),
         "sentences": arguments.get("sentences") or 1,
-        "max_length": settings["data"].get("max_length"),
+        # A served model may reason before it answers; its own limit is larger.
+        "max_length": None if served_name(e.base_model) else settings["data"].get("max_length"),
         "tokenizer": settings["model"].get("tokenizer") or "ptb",
         "batch_size": 8,
     }

@@ -56,14 +56,15 @@ def caption(
             before, after and, optionally, id; or a .parquet file, or a folder or URL (s3://...) of such files, for millions of pairs.
         after: The image after the change; also accepted as the second argument. Two folders: images with the same name are pairs.
         checkpoint: best.ckpt of a captioner, a folder of `diffcap export` or `diffcap import`, or user/name on the Hugging
-            Face Hub; also a vision-language model, such as HuggingFaceTB/SmolVLM-500M-Instruct, or its folder. By default the
+            Face Hub; also a vision-language model, such as HuggingFaceTB/SmolVLM-500M-Instruct, or its folder; or
+            openai:MODEL@http://HOST/v1, a model behind a server with OpenAI's chat API. By default the
             small captioner of rendered blocks scenes that ships with diffcap. If it is given several times, the captioners are
             an ensemble and need the same vocabulary.
         beam: Beam size, 1 to 100; 1 is greedy decoding. With more, the other hypotheses and the greedy caption are listed.
         length_penalty: Exponent of the caption's length by which the log-probability of a hypothesis is divided.
         heatmap: PNG file to write with both images and the attention of each word; a folder for many pairs.
         json: Print JSON; for many pairs one line per pair.
-        batch_size: Number of pairs that are captioned at once.
+        batch_size: Number of pairs that are captioned at once; of a served model, the number of requests at a time.
         device: cpu, cuda, mps (Apple) or auto, which is cuda if there is one, else cpu.
         backbone_weights: File of the backbone's weights, if they cannot be downloaded.
         base: Folder of the vision-language model that a checkpoint was trained on, if it is not where the checkpoint says.
@@ -206,6 +207,7 @@ def caption_pairs(
     # With `shipped`, the error suggests the captioners that ship with diffcap.
     check_connection([*(model_options["checkpoint"] or []), model_options["base"]], shipped=True)
     captioner = load_model("blocks", model_options)
+    captioner.check_options(beam, length_penalty, heatmap is not None)
     rows: list[dict[str, Any]] = []  # of --sort and --min_changed, which are printed at the end
     num_failed, num_undrawn, file_names = 0, 0, _file_names([pair.id for pair in pairs])
     with ExitStack() as stack:
@@ -217,7 +219,8 @@ def caption_pairs(
             ids_without_map = {
                 id for id, name in file_names.items() if heatmap_path and not (heatmap_path / name).is_file()
             }
-            caption_file = stack.enter_context(CaptionFile(out_path, pairs, settings, batch_size, ids_without_map))
+            repeated = 1 if captioner.only_answers else batch_size  # answers have no digits that depend on the batch
+            caption_file = stack.enter_context(CaptionFile(out_path, pairs, settings, repeated, ids_without_map))
             pending_pairs = caption_file.pending_pairs
         images = ((pair.before, pair.after) for pair in pending_pairs)
         on_error: Literal["raise", "return"] = "raise" if is_single_pair else "return"  # "return" yields errors

@@ -40,10 +40,12 @@ def evaluate(
 
     If the protocol's tokens are raw (IDC-PCL on Birds-to-Words), metrics-ptb.json has the scores with PTB tokens. For the datasets of
     remote-sensing change captioning, "id_tokens" in metrics.json has the scores that the released evaluators print (protocol levir_cc):
-    they compare ids of words, not texts. "unfinished" there is the number of captions of maximum length without an end token.
+    they compare ids of words, not texts. "unfinished" there is the number of captions of maximum length without an end token. For a
+    model that only answers with text, "usage" has its tokens and seconds.
 
     Args:
-        checkpoint: best.ckpt of the finetune or reinforce stage; or folder or user/name of a vision-language model.
+        checkpoint: best.ckpt of the finetune or reinforce stage; or folder or user/name of a vision-language model, or
+            openai:MODEL@http://HOST/v1, whose answers are kept in `out` and not asked for again.
         out: Folder for predictions.json, references.json and metrics.json.
         folder: Folder of the dataset; by default data/<training dataset of the checkpoint>.
         features: Name of the feature store in `folder`; by default the one that the checkpoint was trained on.
@@ -66,7 +68,7 @@ def evaluate(
         base: Folder of the vision-language model that a checkpoint was trained on, if it is not where the checkpoint says.
         prompt: Question to a vision-language model without training.
         sentences: Number of sentences of that model's answer that are used as the caption.
-        max_length: Maximal number of tokens of that model's answer; 64 by default.
+        max_length: Maximal number of tokens of that model's answer; by default 64, or 1,024 of a served model.
     """
     for option, value in {"batch_size": batch_size, "devices": devices, "limit": limit}.items():
         if value is not None and value < 1:
@@ -163,6 +165,7 @@ def evaluate(
         length_penalty,
         devices=devices,
         accelerator=accelerator,
+        answer_folder=out_folder,
         others=[(member, feature_folder / (features or member.features["name"])) for member in other_members],
     )
     if decoded is None:  # only rank 0 gets the captions and writes the files
@@ -191,10 +194,11 @@ def evaluate(
     id_protocol = word_id_protocol(dataset.name, dataset.pairs)  # None for datasets without scores of word ids
     id_scoring = word_id_scoring(id_protocol, dataset.pairs, first_member.vocabulary) if id_protocol else None
     score_options = {"protocol": protocol, "provenance": provenance_entries, "id_scoring": id_scoring}
+    usage = {"usage": decoded.usage} if decoded.usage else {}
     results = {}
     for tokenizer_name in dict.fromkeys([main_tokenizer, "ptb"]):
         result = score(captions, scored_pairs, tokenizer_name, metric_names, **score_options)
-        results[tokenizer_name] = {**result, "unfinished": num_unfinished}
+        results[tokenizer_name] = {**result, "unfinished": num_unfinished, **usage}
     for tokenizer_name, result in results.items():
         print_scores(result, f"{first_member.metadata['method']} on {dataset.name} {split}, {title_remarks}")
         if tokenizer_name != main_tokenizer:

@@ -167,7 +167,7 @@ def _answer(
     try:
         index = int(choice)
         with captioners.use(index) as captioner:  # locks the captioner, and loads it if necessary
-            caption = captioner(*images, int(beams))
+            caption = captioner(*images, 1 if captioner.only_answers else int(beams))
             # A captioner that was trained on rendered images only, or not trained, has a note about its reliability.
             notes = [_capitalize(captioner.domain_note)] if captioner.domain_note else []
             try:
