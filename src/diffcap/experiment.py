@@ -36,7 +36,7 @@ from diffcap.utils.files import expand_home, served_name
 from diffcap.utils.settings import CONFIGS, get_config_value, read_settings
 
 DEFAULT_SEED = "1234"
-CAPTIONS, RETRIEVAL = "captions", "retrieval"  # values of the variable `eval`
+CAPTIONS, RETRIEVAL, SWAP = "captions", "retrieval", "swap"  # values of the variable `eval`
 PROBE = "probe"  # TRAINER=probe measures a hundred steps and estimates the time of the whole training
 # Sections of the YAML file that the variable `config` names; each has the options of one stage.
 SECTIONS = ("data", "extract", "negatives", *TRAINING_STAGES, "zeroshot", EVAL, REPORT)
@@ -83,7 +83,7 @@ class Experiment:
     pretrain: str = _option("yes, or no to fine-tune from scratch (default: set by the ablation, else yes)")
     pretraining: str = _option("folder of the pre-training that fine-tuning starts from (default: <run>/pretrain)")
     captioner: str = _option("stage whose captioner is evaluated: finetune or reinforce", FINETUNE)
-    eval: str = _option("what eval evaluates: captions, or retrieval, if the pre-training learns it", CAPTIONS)
+    eval: str = _option("what eval evaluates: captions, swap (also of after, before), or retrieval", CAPTIONS)
     extra: str = _option(
         "more datasets to pre-train on (those in about.pretraining.extra of the method's file), separated by commas: one with "
         "captions gets a pre-training before the main one, one with classes is added to the main one; mixed adds all to the main one"
@@ -184,7 +184,7 @@ class Experiment:
         choices: dict[str, Sequence[str]] = {
             "logger": ("wandb", "none", "tensorboard"),
             "captioner": (FINETUNE, REINFORCE),
-            "eval": (CAPTIONS, RETRIEVAL),
+            "eval": (CAPTIONS, RETRIEVAL, SWAP),
             "pretrain": ("", "yes", "no"),
             "offline": ("", "yes", "no"),
         }
