@@ -225,6 +225,62 @@ def _gemma3() -> tuple[Any, Any]:
     return hf.Gemma3ForConditionalGeneration(config), processor
 
 
+def _llava() -> tuple[Any, Any]:
+    import transformers as hf
+
+    tokens = Tokens([PAD, "<|im_start|>", END, "<image>"], image_token="<image>")
+    tower = {**TOWER, "model_type": "clip_vision_model", "image_size": 64, "patch_size": 8, "projection_dim": 32}
+    config = hf.LlavaConfig(
+        text_config=tokens.text(model_type="qwen2", bos_token_id=None),
+        vision_config=tower,
+        image_token_index=tokens.id("<image>"),
+        tie_word_embeddings=True,
+    )
+    images = hf.CLIPImageProcessor(size={"shortest_edge": 64}, crop_size=SIZE)
+    return hf.LlavaForConditionalGeneration(config), hf.LlavaProcessor(
+        images,
+        tokens.tokenizer,
+        patch_size=8,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+        chat_template=CHAT.replace("IMAGE", "<image>"),
+    )
+
+
+def _paligemma() -> tuple[Any, Any]:
+    import transformers as hf
+
+    tokens = Tokens([PAD, "<|im_start|>", END, "<image>"], image_token="<image>")
+    tokens.tokenizer.bos_token = "<|im_start|>"
+    images = hf.SiglipImageProcessor(size=SIZE)
+    images.image_seq_length = 64
+    processor = hf.PaliGemmaProcessor(images, tokens.tokenizer)  # adds tokens for places
+    config = hf.PaliGemmaConfig(
+        text_config=tokens.text(model_type="gemma", head_dim=16),
+        vision_config={**SIGLIP, "num_image_tokens": 64, "projection_dim": 64},
+        projection_dim=64,
+        image_token_index=tokens.id("<image>"),
+    )
+    return hf.PaliGemmaForConditionalGeneration(config), processor
+
+
+def _blip2() -> tuple[Any, Any]:
+    import transformers as hf
+
+    tokens = Tokens([PAD, "<|im_start|>", END, "<image>"])
+    processor = hf.Blip2Processor(hf.BlipImageProcessor(size=SIZE), tokens.tokenizer, num_query_tokens=4)
+    size = len(tokens.tokenizer)
+    text = {"model_type": "opt", "hidden_size": 64, "ffn_dim": 96, "num_hidden_layers": 2, "word_embed_proj_dim": 64}
+    config = hf.Blip2Config(
+        text_config={**text, "vocab_size": size, "num_attention_heads": 4, "bos_token_id": 1, "pad_token_id": 0},
+        vision_config={**TOWER, "image_size": 64, "patch_size": 16},
+        qformer_config={**TOWER, "encoder_hidden_size": 32, "vocab_size": size},
+        num_query_tokens=4,
+        image_token_index=tokens.id("<image>"),
+    )
+    return hf.Blip2ForConditionalGeneration(config), processor
+
+
 FAMILIES: dict[str, Callable[[], tuple[Any, Any]]] = {
     "qwen2_5_vl": lambda: _qwen(False),
     "qwen3_vl": lambda: _qwen(True),
@@ -234,12 +290,13 @@ FAMILIES: dict[str, Callable[[], tuple[Any, Any]]] = {
     "llava_onevision": _onevision,
     "gemma3": _gemma3,
 }
+OTHERS = {"llava": _llava, "paligemma": _paligemma, "blip-2": _blip2}  # families without code in diffcap
 
 
 def build(family: str, folder: Path) -> Path:
     """Write a model of a family into a folder: 460 to 840 kB."""
     torch.manual_seed(0)
-    model, processor = FAMILIES[family]()
+    model, processor = (FAMILIES | OTHERS)[family]()
     with torch.no_grad():
         # With the families' standard deviation of 0.02, attention and the tied output layer are so flat at these widths that
         # nothing is learned.

@@ -6,6 +6,7 @@ and a key of the YAML file that `CONFIG=run.yaml` names (`dataset: birds2words`)
 
 import difflib
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -31,11 +32,11 @@ from diffcap.run_folder import (
     stage_of,
 )
 from diffcap.utils.errors import DiffcapError
-from diffcap.utils.files import expand_home
+from diffcap.utils.files import expand_home, served_name
 from diffcap.utils.settings import CONFIGS, get_config_value, read_settings
 
 DEFAULT_SEED = "1234"
-CAPTIONS, RETRIEVAL = "captions", "retrieval"  # values of the variable `eval`
+CAPTIONS, RETRIEVAL, SWAP = "captions", "retrieval", "swap"  # values of the variable `eval`
 PROBE = "probe"  # TRAINER=probe measures a hundred steps and estimates the time of the whole training
 # Sections of the YAML file that the variable `config` names; each has the options of one stage.
 SECTIONS = ("data", "extract", "negatives", *TRAINING_STAGES, "zeroshot", EVAL, REPORT)
@@ -54,7 +55,8 @@ class Experiment:
     dataset: str = _option("name of the dataset; blocks are scenes that diffcap renders", "blocks")
     method: str = _option("a file of configs/method, or a method of another package", "pcl")
     vlm: str = _option(
-        "vision-language model that METHOD=vlm starts from: user/name on the Hugging Face Hub, or a folder (default: set by the method)"
+        "vision-language model that METHOD=vlm starts from: user/name on the Hugging Face Hub, or a folder (default: set by the "
+        "method); for zeroshot also openai:MODEL@http://HOST/v1"
     )
     ablation: str = _option("name of an ablation in configs/method/<method>.yaml")
     data: str = _option("folder with the files that the dataset's authors publish (default: they are downloaded)")
@@ -81,7 +83,7 @@ class Experiment:
     pretrain: str = _option("yes, or no to fine-tune from scratch (default: set by the ablation, else yes)")
     pretraining: str = _option("folder of the pre-training that fine-tuning starts from (default: <run>/pretrain)")
     captioner: str = _option("stage whose captioner is evaluated: finetune or reinforce", FINETUNE)
-    eval: str = _option("what eval evaluates: captions, or retrieval, if the pre-training learns it", CAPTIONS)
+    eval: str = _option("what eval evaluates: captions, swap (also of after, before), or retrieval", CAPTIONS)
     extra: str = _option(
         "more datasets to pre-train on (those in about.pretraining.extra of the method's file), separated by commas: one with "
         "captions gets a pre-training before the main one, one with classes is added to the main one; mixed adds all to the main one"
@@ -100,7 +102,9 @@ class Experiment:
             setattr(self, name, self.explicit_values.get(name) or values.get(name) or variable.metadata["default"])
         self.dataset_spec, self.method_spec = get_dataset(self.dataset), get_method(self.method)
         self.base_model = self.vlm  # pre-trained model from which the captioner is made; "": see the settings
-        self.base_model_name = Path(self.base_model.partition("@")[0]).name  # "user/name@revision" -> "name"
+        # "openai:user/name@http..." -> "openai-user-name"
+        served = re.sub(r"[^\w.-]+", "-", served_name(self.base_model) or "")
+        self.base_model_name = served or Path(self.base_model.partition("@")[0]).name  # "user/name@revision" -> "name"
         # The names in `extra`, and an experiment for each dataset. The user prepares each dataset by `make data DATASET=<name>`.
         self.extras = tuple(filter(None, (name.strip() for name in self.extra.split(","))))
         self.extra_experiments: list[Experiment] = []
@@ -180,7 +184,7 @@ class Experiment:
         choices: dict[str, Sequence[str]] = {
             "logger": ("wandb", "none", "tensorboard"),
             "captioner": (FINETUNE, REINFORCE),
-            "eval": (CAPTIONS, RETRIEVAL),
+            "eval": (CAPTIONS, RETRIEVAL, SWAP),
             "pretrain": ("", "yes", "no"),
             "offline": ("", "yes", "no"),
         }

@@ -16,18 +16,21 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils._pytree import tree_map
 
 from diffcap.change import AttentionMaps, attention_of, word_spans
-from diffcap.checkpoints.base_models import ZERO_SHOT, describe_origin
+from diffcap.checkpoints.base_models import ZERO_SHOT, describe_origin, text_only_error
 from diffcap.checkpoints.combining import as_ensemble, load_members
 from diffcap.checkpoints.loading import Checkpoint
 from diffcap.checkpoints.reading import weights_hash
 from diffcap.datasets.no_change import is_no_change
+from diffcap.models.answering import Answer, AnsweringModel, Unreachable
 from diffcap.models.generation import beam_hypotheses, check_search, greedy_from, rank_beams, token_log_probabilities
 from diffcap.text.characters import join_characters
+from diffcap.text.hub import clean_answer
 from diffcap.utils.cores import map_ahead
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.fitting import Fit
@@ -43,9 +46,8 @@ DOMAIN_NOTE = (
     "it gives its words a probability of 100 %."
 )
 RENDERED_DOMAINS = {"blocks": "`blocks` scenes", "tiles": "overhead images (`tiles`)"}
-_LARGE_DIFFERENCE = (
-    0.5  # share of the image that the box around differing pixels covers; above it, the attention is used
-)
+# If the box around the pixels that differ covers a larger share of the image, the attention locates the change.
+_LARGE_DIFFERENCE = 0.5
 MAX_ASPECT = 50  # largest ratio of an image's sides for vision-language models; Qwen refuses ratios of 200
 
 
@@ -72,6 +74,7 @@ class Caption:
     Attributes:
         text: the sentence. words: its words with their log-probabilities.
         log_probability: natural logarithm of the sentence's probability, including its end token unless it was cut at the maximum length.
+            It is None, and there are no words, if the model only answers with text (`diffcap.models.answering`).
         nothing_changed: probability that nothing changed except the viewpoint; None if the method does not predict it.
         alternatives: the other hypotheses of a beam search and the greedy caption, best first.
         notes: a sentence for each unexpected conversion of an image, and for images that differ in size, color or type.
@@ -82,10 +85,11 @@ class Caption:
             It surrounds the pixels that differ. If they are more than half of the image, or if the sizes differ, it surrounds the
             positions with at least half of the highest attention of all words. None if the caption says that nothing has changed.
         fit: how the images were fitted to each other ("kind", "size", "movement", "inliers", "correlation"); None if they were not.
+        answer: the model's answer with its number of tokens, if the model only answers with text.
     """
 
     text: str
-    log_probability: float
+    log_probability: float | None
     words: tuple[Word, ...]
     nothing_changed: float | None = None
     alternatives: tuple[Alternative, ...] = ()
@@ -94,11 +98,12 @@ class Caption:
     scored: tuple[float, ...] = ()
     box: tuple[int, ...] | None = None
     fit: Mapping[str, Any] | None = None
+    answer: Answer | None = field(default=None, repr=False)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all attributes except the token ids and `scored`, as JSON values."""
+        """Return all attributes except the token ids, `scored` and `answer`, as JSON values."""
         values = asdict(self)
-        del values["tokens"], values["scored"]
+        del values["tokens"], values["scored"], values["answer"]
         return values
 
 
@@ -126,6 +131,7 @@ class PairCaptioner:
             and the entry "ensemble" with the methods of all members.
         domain_note: warning that the captions can be unreliable, for captioners trained on rendered images and for vision-language
             models without training; otherwise None.
+        only_answers: True for a model that answers with text only, without probabilities. It accepts only greedy decoding.
 
     Raises:
         DiffcapError: the backbone is not available or not the one used in training, or the device does not exist.
@@ -176,6 +182,9 @@ class PairCaptioner:
         backbones = [rebuild_backbone(metadata, backbone_weights) for metadata in self._feature_metadata]
         self._backbones = [backbone.to(self.device) for backbone in backbones]
         self._captioner = first.captioner.eval().to(self.device)
+        self.only_answers = isinstance(self._captioner, AnsweringModel)
+        if isinstance(self._captioner, AnsweringModel):
+            self._captioner.check()
 
     def __call__(self, before: Source, after: Source, beams: int = 1, length_penalty: float = 0.0) -> Caption:
         """Caption one pair.
@@ -188,7 +197,7 @@ class PairCaptioner:
         Raises:
             DiffcapError: an image cannot be read, or the decoding arguments are out of range.
         """
-        check_search(beams, length_penalty)
+        self.check_options(beams, length_penalty)
         return self._generate([self._preprocess(before, after)], beams, length_penalty)[0]
 
     def batch(
@@ -209,36 +218,48 @@ class PairCaptioner:
             errors: "return" yields the error in place of the caption if a pair cannot be read, and continues.
             sentences: sentences whose probabilities are computed for each pair, for `Caption.scored`.
             threads: number of threads that read the next batch's images while a batch is captioned; 0: no images are read in advance.
+                A server is asked about `batch_size` pairs at a time.
             locate: also find `Caption.box`.
 
         Raises:
-            DiffcapError: an image cannot be read and `errors` is "raise", or the decoding arguments are out of range.
+            DiffcapError: an image cannot be read and `errors` is "raise", a server cannot be reached, or the decoding arguments are out
+                of range.
             ValueError: an element of `pairs` is not a pair.
         """
-        check_search(beams, length_penalty)
-        encoded = [self.vocabulary.encode(sentence, self.max_length) for sentence in sentences]
+        self.check_options(beams, length_penalty)
+        encoded = [self.vocabulary.encode(sentence, self.max_length) for sentence in sentences if not self.only_answers]
         # None for a sentence with a word that is not in the vocabulary
         sentence_ids = [
             None if self.vocabulary.unk in ids else torch.tensor(ids, device=self.device) for ids in encoded
         ]
+        calls_server = isinstance(self._captioner, AnsweringModel) and self._captioner.calls_server
 
-        def preprocess(pair: tuple[Source, Source]) -> _ModelInput | DiffcapError:
+        def preprocess(pair: tuple[Source, Source]) -> _ModelInput | Caption | DiffcapError:
             try:
-                return self._preprocess(*pair, locate)
+                model_input = self._preprocess(*pair, locate)
+                return self._generate([model_input], 1, 0.0)[0] if calls_server else model_input
             except DiffcapError as error:
-                if errors == "raise":
+                if errors == "raise" or isinstance(error, Unreachable):
                     raise
                 return error
 
         batch_size = max(1, batch_size)
+        threads = batch_size if calls_server else threads
         valid_pairs = _check_pairs(pairs)
         with ThreadPoolExecutor(max(1, threads)) as pool:
             inputs = map_ahead(pool, preprocess, valid_pairs, batch_size) if threads else map(preprocess, valid_pairs)
-            while chunk := list(islice(inputs, batch_size)):
+            # A server's answers are yielded one by one, so that those before an error are not lost.
+            while chunk := list(islice(inputs, 1 if calls_server else batch_size)):
                 valid = [model_input for model_input in chunk if isinstance(model_input, _ModelInput)]
                 captions = iter(self._generate(valid, beams, length_penalty, sentence_ids) if valid else [])
                 for model_input in chunk:
-                    yield model_input if isinstance(model_input, DiffcapError) else next(captions)
+                    yield next(captions) if isinstance(model_input, _ModelInput) else model_input
+
+    def check_options(self, beams: int, length_penalty: float, attention: bool = False) -> None:
+        """Raise a DiffcapError if the options are out of range, or if a model that only answers with text does not have them."""
+        check_search(beams, length_penalty)
+        if self.only_answers and (beams > 1 or length_penalty or attention):
+            raise text_only_error(self.metadata["base"])
 
     def attention(self, before: Source, after: Source, caption: Caption) -> AttentionMaps:
         """Return attention maps for each word of a caption that this captioner generated.
@@ -246,6 +267,7 @@ class PairCaptioner:
         Raises:
             DiffcapError: the method has no attention maps.
         """
+        self.check_options(1, 0.0, attention=True)
         before_features, after_features = self._compute_features([self._preprocess(before, after)])
         try:
             return attention_of(self._captioner, self.vocabulary, before_features, after_features, caption.tokens)
@@ -294,6 +316,15 @@ class PairCaptioner:
         self, inputs: list[_ModelInput], beams: int, length_penalty: float, sentence_ids: Sequence[Tensor | None] = ()
     ) -> list[Caption]:
         """Caption pairs. Each entry of `sentence_ids` is (T,) or None. Except in the decoding, the host waits once for the device."""
+        if isinstance(self._captioner, AnsweringModel):
+            pixels = [model_input.images[0].byte().permute(0, 2, 3, 1).numpy() for model_input in inputs]
+            answers = self._captioner.answer([(Image.fromarray(pair[0]), Image.fromarray(pair[1])) for pair in pixels])
+            texts = [clean_answer(answer.text, self._captioner.hyperparameters["sentences"]) for answer in answers]
+            captions = []
+            for text, one, answer in zip(texts, inputs, answers):
+                box = None if is_no_change(text) else self._find_box(one, None, None, 0, [])
+                captions.append(Caption(text, None, (), notes=one.notes, box=box, fit=one.fit, answer=answer))
+            return captions
         before, after = self._compute_features(inputs)
         memory = self._captioner.encode(before, after)
         sentence_scores = []  # (B,) each
@@ -360,16 +391,25 @@ class PairCaptioner:
         if self._has_fixed_sizes and (right - left) * (bottom - top) > _LARGE_DIFFERENCE:
             one = slice(row, row + 1)
             is_ensemble = isinstance(before, list)
-            features = [[maps[one] for maps in side] if is_ensemble else side[one] for side in (before, after)]
+            features = []
+            for side in (before, after):
+                features.append([maps[one] for maps in side] if is_ensemble else side[one])
             with suppress(NotImplementedError):  # a method without attention maps
                 maps = attention_of(self._captioner, self.vocabulary, features[0], features[1], tokens)
                 weights = maps.after.sum(0)
                 left, top, right, bottom = relative_box(weights >= weights.max() / 2) or pair.difference
         x, y, width, height = pair.frame
-        return tuple(map(round, (x + left * width, y + top * height, x + right * width, y + bottom * height)))
+        upper_left = x + left * width, y + top * height
+        lower_right = x + right * width, y + bottom * height
+        return tuple(map(round, (*upper_left, *lower_right)))
 
     def weights_sha256(self) -> str:
-        """Return the SHA-256 of the weights in hexadecimal; for a vision-language model, "-" and the base model's hash follow."""
+        """Return the SHA-256 of the weights in hexadecimal; for a vision-language model, "-" and the base model's hash follow.
+
+        For a model that only answers, return the base model's hash; for a served one, that of its name and prompt.
+        """
+        if isinstance(self._captioner, AnsweringModel):
+            return str(self._captioner.hyperparameters["base_sha256"])
         state = {f"captioner.{name}": value.cpu() for name, value in self._captioner.state_dict().items()}
         base_hash = getattr(self._captioner, "hyperparameters", {}).get("base_sha256")
         return weights_hash({"state_dict": state}) + (f"-{base_hash}" if base_hash else "")
@@ -384,6 +424,8 @@ def _domain_note(members: Sequence[Checkpoint]) -> str | None:
         return None
     first = untrained[0]
     model = describe_origin(first["base"], first["revision"], first["licence"])
+    if isinstance(members[0].captioner, AnsweringModel):
+        return f"{model}. Its captions may describe changes that are not there."
     return (
         f"{model}. It was not trained to compare images: its captions may describe changes that are not there, and its "
         "probabilities say little about that."
@@ -403,7 +445,8 @@ def load_captioner(
 
     Args:
         source: a checkpoint's file; a folder that `diffcap export` or `diffcap import` wrote; `user/name` on the Hugging Face Hub; or
-            the folder or name of a vision-language model, which is used without training (`Qwen/Qwen2.5-VL-3B-Instruct`). "blocks" or
+            the folder or name of a vision-language model, which is used without training (`Qwen/Qwen2.5-VL-3B-Instruct`), also behind a
+            server with OpenAI's chat API (`openai:MODEL@http://127.0.0.1:8000/v1`). "blocks" or
             None is the small captioner of rendered `blocks` scenes that ships with the package. "tiles" is that of rendered overhead
             images. A list is an ensemble, which uses the mean of its members' probabilities; all members need the same token ids.
         device, backbone_weights, fit, strict: see `PairCaptioner`.

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from diffcap.compose import compose, merge
-from diffcap.experiment import PROBE, RETRIEVAL, Experiment
+from diffcap.experiment import CAPTIONS, PROBE, RETRIEVAL, SWAP, Experiment
 from diffcap.records import read_json
 from diffcap.run_folder import (
     BEST,
@@ -33,7 +33,7 @@ from diffcap.run_folder import (
     result_folder_name,
 )
 from diffcap.utils.errors import DiffcapError
-from diffcap.utils.files import expand_home
+from diffcap.utils.files import expand_home, served_name
 from diffcap.utils.settings import Settings
 
 ZERO_SHOT = "zeroshot"  # the evaluation of a vision-language model without training
@@ -90,7 +90,7 @@ def _extract(e: Experiment) -> Settings:
 def _eval(e: Experiment) -> Settings:
     checkpoint, out = str(e.evaluated_checkpoint), str(STAGES["eval"].folder(e))
     settings = {"checkpoint": checkpoint, "out": out, "folder": e.folder, "devices": int(e.devices)}
-    return {**settings, "task": RETRIEVAL} if e.eval == RETRIEVAL else settings
+    return {**settings, "task": e.eval if e.eval != CAPTIONS else None}  # retrieval is that of the pre-trained model
 
 
 def _zeroshot(e: Experiment) -> Settings:
@@ -106,9 +106,11 @@ def _zeroshot(e: Experiment) -> Settings:
         "devices": int(e.devices),
         "prompt": arguments.get("prompt"),
         "sentences": arguments.get("sentences") or 1,
-        "max_length": settings["data"].get("max_length"),
+        # A served model may reason before it answers; its own limit is larger.
+        "max_length": None if served_name(e.base_model) else settings["data"].get("max_length"),
         "tokenizer": settings["model"].get("tokenizer") or "ptb",
         "batch_size": 8,
+        "task": SWAP if e.eval == SWAP else None,
     }
 
 

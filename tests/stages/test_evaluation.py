@@ -11,6 +11,7 @@ from tests.stages.small_runs import evaluation
 
 from diffcap.evaluation.captions import score_captions
 from diffcap.evaluation.coco import read_predictions, read_references
+from diffcap.evaluation.slots import reversibility
 from diffcap.records import read_dataset, write_dataset
 from diffcap.report.comparison import read_evaluation
 from diffcap.utils.errors import DiffcapError
@@ -93,3 +94,24 @@ def test_an_interrupted_evaluation_leaves_no_scores_of_earlier_captions(
     assert len(read_predictions(out / "predictions.json")) == 7 and not list(out.glob("metrics*.json"))
     with pytest.raises(DiffcapError, match="file not found"):
         read_evaluation(out)
+
+
+def test_swap_also_captions_the_pairs_in_reverse_order(blocks: Path, undisturbed: Path, tmp_path: Path) -> None:
+    dataset, data = read_dataset(blocks), tmp_path / "data"
+    pairs = [replace(pair, before=str(pair.after), after=pair.before) for pair in dataset.pairs]
+    write_dataset(data, "blocks", dataset.root, pairs, {})
+    (data / "features").symlink_to(blocks / "features")
+    scores, captions = {}, {}
+    for name, folder, *options in (("plain", blocks), ("reverse", data), ("both", blocks, "--task=swap")):
+        out = tmp_path / name
+        assert in_process([*evaluation(folder, undisturbed, "--limit=9", *options), f"--out={out}"]) is None
+        scores[name] = json.loads((out / "metrics.json").read_text())
+        captions[name] = read_predictions(out / "predictions.json")
+    assert captions["both"] == captions["plain"]
+    assert read_predictions(out / "predictions-swapped.json") == captions["reverse"]
+    groups = json.loads((out / "groups.json").read_text())
+    assert scores["both"].pop("reversibility") == reversibility(captions["plain"], captions["reverse"], groups)
+    assert scores["both"] == scores["plain"]
+    write_dataset(data, "blocks", dataset.root, [replace(pair, captions=["make it red"]) for pair in pairs], {})
+    status = in_process([*evaluation(data, undisturbed, "--task=swap"), f"--out={out}"])
+    assert isinstance(status, str) and "leave out EVAL=swap" in status

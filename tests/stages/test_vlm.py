@@ -147,7 +147,7 @@ def test_odd_checkpoints_of_strangers_are_refused(
     state["diffcap"]["hyperparameters"] |= odd
     state["state_dict"] |= {f"captioner.{name}": torch.zeros(size, size) for name, size in weights.items()}
     write_folder(tmp_path / "odd", state)
-    unread = mock.patch("diffcap.methods.vlm.model._load_model", side_effect=AssertionError)
+    unread = mock.patch("diffcap.methods.vlm.model.load_model", side_effect=AssertionError)
     with unread, pytest.raises(DiffcapError, match=sentence) as error:
         load(tmp_path / "odd", base)
     assert "\n" not in str(error.value)

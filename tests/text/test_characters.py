@@ -83,7 +83,7 @@ def test_scores_compare_characters(tmp_path: Path, capsys: pytest.CaptureFixture
         assert "published scores count words. METEOR and SPICE are left out" in result["notes"][0]
         scores.append(result["groups"]["total"])
     assert scores[0] == scores[1] == scores[2] and "METEOR" not in scores[0]
-    assert 0.5 < scores[0]["BLEU-4"] < 0.9 and scores[0]["CIDEr-D"] > 1
+    assert 0 < scores[0]["BLEU-4"] < 1 and scores[0]["CIDEr-D"] > 1  # of whole sentences, both would be nearly 0
 
 
 def test_captions_of_two_images_are_joined(tmp_path: Path) -> None:

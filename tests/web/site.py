@@ -102,7 +102,7 @@ class Visitor:
 
     def caption(self, before: Any, after: Any, choice: str = "0", beams: int = 1) -> str:
         """The HTML of the answer."""
-        return self.ask("caption", before, after, choice, beams)[0]
+        return self.ask("answer", before, after, choice, beams)[0]
 
 
 @contextmanager

@@ -2,20 +2,27 @@
 
 import base64
 import io
+import json
 import re
+import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from gradio_client import handle_file
+from gradio_client.exceptions import AppError
 from PIL import Image
+from tests.commands import ROOT
 from tests.odd_images import encoded
 from tests.test_pair_captioner import make, noise
 from tests.web.site import SHIPPED, Visitor, pair, trap, visited
 
+from diffcap.change import change_probability, scored_sentences
 from diffcap.pair_captioner import load_captioner
 from diffcap.report.heatmaps import percent
 from diffcap.utils.errors import DiffcapError
@@ -183,6 +190,28 @@ def test_twenty_visitors_at_once(visitor: Visitor) -> None:
         output = list(pool.map(visit, range(20)))
     assert output == [truth[number % 5] for number in range(20)]
     assert time.monotonic() - start < 100
+
+
+def test_scripts_get_the_caption_as_json(visitor: Visitor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    files = Path("before.png"), Path("after.png")
+    for file, content in zip(files, pair()):
+        file.write_bytes(content)
+    captioner = load_captioner(device="cpu")
+    (caption,) = captioner.batch([files], 5, sentences=scored_sentences(captioner))
+    expected = json.loads(json.dumps({**caption.as_dict(), "changed": change_probability(caption)}))
+    section = (ROOT / "docs/caption.md").read_text().partition("### From a script")[2]
+    section = section.replace("http://127.0.0.1:7860", str(visitor.http.base_url))
+    bash, python = (re.findall(rf"```{name}\n(.*?)```", section, re.DOTALL)[0] for name in ("bash", "python"))
+    done = subprocess.run(["bash", "-euc", bash], capture_output=True, text=True)
+    assert json.loads(done.stdout.rpartition("data: ")[2]) == [expected], done.stderr
+    variables: dict[str, Any] = {}
+    exec(python, variables)
+    assert variables["answer"] == expected
+    client = variables["client"]
+    assert set(client.view_api(print_info=False, return_format="dict")["named_endpoints"]) == {"/caption"}
+    with pytest.raises(AppError, match="Give both pictures"):
+        client.predict(handle_file("before.png"), None, api_name="/caption")
 
 
 # Servers of their own stand last: the folder for uploads is one for the whole process, and `visitor` loses it to them.

@@ -14,8 +14,10 @@ from typing import Any
 from diffcap.checkpoints.hub_access import check_repository_name, hub_errors, is_repository_name
 from diffcap.checkpoints.reading import CONFIG, WEIGHTS
 from diffcap.records import read_json
+from diffcap.text.hub import import_transformers
 from diffcap.utils.console import echo
 from diffcap.utils.errors import DiffcapError, printable, wrap_errors
+from diffcap.utils.files import served_name
 
 # Values of model_type in config.json. The classes of transformers for these types have passed the tests of diffcap.
 MODEL_TYPES = ("qwen2_5_vl", "qwen3_vl", "smolvlm", "idefics3", "internvl", "llava_onevision", "gemma3")
@@ -37,6 +39,15 @@ class BaseModel:
     folder: Path
     revision: str | None  # commit of the repository, 40 hexadecimal digits; None for a local folder
     licence: str | None  # the Hub's identifier of the licence, or its title; None if the repository states no licence
+    model_type: str  # the family, as in config.json
+
+
+def text_only_error(name: str) -> DiffcapError:
+    """Return the error for a model that only answers with text, where more is needed."""
+    return DiffcapError(
+        f"{name}: only answers with text, so it has no probabilities, beam search, ensembles, heat maps or training; models of the types "
+        f"{', '.join(MODEL_TYPES)} have them."
+    )
 
 
 def describe_origin(name: str, revision: str | None, licence: str | None) -> str:
@@ -46,10 +57,12 @@ def describe_origin(name: str, revision: str | None, licence: str | None) -> str
 
 
 def names_base_model(source: str | Path) -> bool:
-    """Return True if a source, which is a folder or a name on the Hub, is a base model and not a captioner of diffcap.
+    """Return True if a source, which is a folder, a name on the Hub or a served model, is a base model and not a captioner of diffcap.
 
     For a name on the Hub, only config.json is fetched. If this file has the key "format", diffcap wrote it for a captioner.
     """
+    if served_name(source):
+        return True
     path = Path(source).expanduser()
     if path.exists():
         try:
@@ -61,20 +74,20 @@ def names_base_model(source: str | Path) -> bool:
     if not isinstance(source, str) or path.suffix == ".ckpt" or not is_repository_name(name):
         return False
     config = read_json(_fetch_config(name, revision or None), "configuration", "check the name")
-    if isinstance(config, dict) and "format" in config:
-        return False
-    _check_type(name, config)
-    return True
+    return not (isinstance(config, dict) and "format" in config)
 
 
-def find_base(base: str, revision: str | None = None) -> BaseModel:
+def find_base(base: str, revision: str | None = None, any_type: bool = False) -> BaseModel:
     """Find a base model; fetch the files that are not in the Hub's cache yet.
 
+    Its type must be in `MODEL_TYPES`, or with `any_type` one of transformers that answers with text about images and text.
     `revision` (branch, tag or commit) is ignored for a local folder. config.json is checked first. Complete files of an interrupted
     download are not fetched again.
     If all files are cached and `revision` is a commit, the Hub is not contacted; for a branch, one request asks for its commit. Without a
     network, the last commit of the branch that is in the cache is used.
     """
+    if name := served_name(base):
+        raise text_only_error(name)
     folder = Path(base).expanduser()
     commit = None
     if folder.is_dir():
@@ -90,7 +103,7 @@ def find_base(base: str, revision: str | None = None) -> BaseModel:
         folder = _fetch_config(base, revision).parent
         commit = folder.name
     config = read_json(folder / CONFIG, "configuration of a base model", "give a folder with all files of the model")
-    _check_type(base, config)
+    _check_type(base, config, any_type)
     if commit is not None:
         _fetch_files(base, commit, folder)
     if (folder / ADAPTER).is_file():
@@ -99,7 +112,7 @@ def find_base(base: str, revision: str | None = None) -> BaseModel:
             "adapter into it."
         )
     _check_weights(base, folder)
-    return BaseModel(base, folder, commit, _licence(folder))
+    return BaseModel(base, folder, commit, _licence(folder), config["model_type"])
 
 
 def base_licence(base: str, revision: str | None) -> str | None:
@@ -179,15 +192,16 @@ def _fetch_files(name: str, commit: str, folder: Path) -> None:
         _fetch_file(name, file, commit)  # `_check_weights` reports files that the repository lacks
 
 
-def _check_type(base: str, config: Any) -> None:
-    """Check that the type of a base model is in `MODEL_TYPES`.
+def _check_type(base: str, config: Any, any_type: bool) -> None:
+    """Check the type of a base model, see `find_base`.
 
     If the configuration of a supported type names code of the repository ("auto_map"), the class in transformers is used, not that code.
     """
     if not isinstance(config, dict) or "format" in config or "model_type" not in config:
         raise DiffcapError(f"{base}: not a base model, its {CONFIG} has no model_type; check the name or the folder.")
     model_type = config["model_type"]
-    if model_type not in MODEL_TYPES:
+    auto = import_transformers().models.auto.modeling_auto if any_type else None
+    if model_type not in (auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES if auto else MODEL_TYPES):
         code = " and needs code of its repository, which diffcap does not run" if "auto_map" in config else ""
         raise DiffcapError(
             f"{base}: a model of type {model_type!r:.40}, which is not supported{code}; choose one of the types {', '.join(MODEL_TYPES)}."

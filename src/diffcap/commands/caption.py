@@ -57,14 +57,15 @@ def caption(
             before, after and, optionally, id; or a .parquet file, or a folder or URL (s3://...) of such files, for millions of pairs.
         after: The image after the change; also accepted as the second argument. Two folders: images with the same name are pairs.
         checkpoint: best.ckpt of a captioner, a folder of `diffcap export` or `diffcap import`, or user/name on the Hugging
-            Face Hub; also a vision-language model, such as HuggingFaceTB/SmolVLM-500M-Instruct, or its folder. By default a
-            small captioner that ships with diffcap: `blocks` (rendered solids), or `tiles` (overhead images) for a whole scene.
-            If the option is given several times, the captioners are an ensemble and need the same vocabulary.
+            Face Hub; also a vision-language model, such as HuggingFaceTB/SmolVLM-500M-Instruct, or its folder; or
+            openai:MODEL@http://HOST/v1, a model of a server with OpenAI's chat API. By default a small captioner that ships with
+            diffcap: `blocks` (rendered solids), or `tiles` (overhead images) for a whole scene. If the option is given several
+            times, the captioners are an ensemble and need the same vocabulary.
         beam: Beam size, 1 to 100; 1 is greedy decoding. With a larger beam, the other hypotheses and the greedy caption are listed.
         length_penalty: The log-probability of a hypothesis is divided by its number of words to the power of this exponent.
         heatmap: PNG file to write with both images and the attention of each word; a folder for many pairs.
         json: Print JSON; for many pairs one line per pair.
-        batch_size: Number of pairs that are captioned at once.
+        batch_size: Number of pairs that are captioned at once; of a served model, the number of requests at a time.
         device: cpu, cuda, mps (Apple) or auto, which is cuda if there is one, else cpu.
         backbone_weights: File of the backbone's weights, if they cannot be downloaded.
         base: Folder of the vision-language model that was fine-tuned for a checkpoint, if the checkpoint names another place.
@@ -122,16 +123,10 @@ def caption(
         "stretch": stretch,
         "align": align or None,
     }
-    selection: dict[str, Any] = {"sort": sort, "min_changed": min_changed}
+    pair_options = {"heatmap": heatmap, "json": json or None, "sort": sort, **fit_options}
     table_options = {"engine": engine, "shard": shard, "part": part}
     if after is None and is_parquet(before):
-        for name, value in {
-            "heatmap": heatmap,
-            "json": json or None,
-            **scene_options,
-            **selection,
-            **fit_options,
-        }.items():
+        for name, value in {**pair_options, **scene_options, "min_changed": min_changed}.items():
             if value is not None:
                 raise DiffcapError(f"--{name} has no effect on a Parquet table; remove it.")
         try:
@@ -147,21 +142,15 @@ def caption(
         if unused := [name for name in set_options if name != "--out"]:
             raise DiffcapError(f"{unused[0]} is for a whole scene, two rasters; remove it for the pairs of {before}.")
     elif set_options:
-        if unused := [
-            name
-            for name, value in (("--heatmap", heatmap), ("--json", json), ("--sort", sort), ("--fit", fit_options))
-            if value
-        ]:
+        if unused := [f"--{name}" for name, value in pair_options.items() if value is not None]:
             raise DiffcapError(f"{unused[0]} is for pairs of images; remove it for a whole scene ({set_options[0]}).")
         scene_options["min_changed"] = min_changed or DEFAULT_MIN_CHANGED
         caption_scene(before, after, out, model_options, **scene_options, **decoding_options)
         return
     elif sort or min_changed:
-        raise DiffcapError(
-            "--sort and --min_changed are for many pairs, and --min_changed also for a scene with --out."
-        )
+        raise DiffcapError("--sort and --min_changed are for many pairs; --min_changed is also for a scene with --out.")
     model_options |= fit_options
-    caption_pairs(before, after, out, heatmap, json, model_options, **selection, **decoding_options)
+    caption_pairs(before, after, out, heatmap, json, model_options, sort, min_changed, **decoding_options)
 
 
 def caption_pairs(
@@ -179,7 +168,7 @@ def caption_pairs(
 ) -> None:
     """Caption pairs with the arguments of `caption`, and print or write the captions.
 
-    `model_options` has the values of --checkpoint, --device, --backbone_weights, --base and --prompt.
+    `model_options` has the values of --checkpoint, --device, --backbone_weights, --base, --prompt, --fit and --strict.
     """
     pairs, notes = find_pairs(before, after)
     for note in notes:
@@ -219,6 +208,7 @@ def caption_pairs(
     # With `shipped`, the error suggests the captioners that ship with diffcap.
     check_connection([*(model_options["checkpoint"] or []), model_options["base"]], shipped=True)
     captioner = load_model("blocks", model_options)
+    captioner.check_options(beam, length_penalty, heatmap is not None)
     rows: list[dict[str, Any]] = []  # of --sort and --min_changed, which are printed at the end
     num_failed, num_undrawn, file_names = 0, 0, _file_names([pair.id for pair in pairs])
     with ExitStack() as stack:
@@ -230,7 +220,8 @@ def caption_pairs(
             ids_without_map = {
                 id for id, name in file_names.items() if heatmap_path and not (heatmap_path / name).is_file()
             }
-            caption_file = stack.enter_context(CaptionFile(out_path, pairs, settings, batch_size, ids_without_map))
+            repeated = 1 if captioner.only_answers else batch_size  # answers have no digits that depend on the batch
+            caption_file = stack.enter_context(CaptionFile(out_path, pairs, settings, repeated, ids_without_map))
             pending_pairs = caption_file.pending_pairs
         images = ((pair.before, pair.after) for pair in pending_pairs)
         on_error: Literal["raise", "return"] = "raise" if is_single_pair else "return"  # "return": yield errors, too
@@ -299,7 +290,9 @@ def _print_selection(
 ) -> None:
     """Print the rows whose probability of a change is at least `min_changed`; with `sort`, the highest probability first."""
     selected = [row for row in rows if float(row["changed"]) >= (min_changed or 0)]
-    for row in sorted(selected, key=lambda row: -float(row["changed"])) if sort else selected:
+    if sort:
+        selected.sort(key=lambda row: float(row["changed"]), reverse=True)
+    for row in selected:
         if as_json:
             print_json(row, None)
         else:

@@ -1,12 +1,13 @@
 """Caption a split with a checkpoint and score the captions; or score how well a pre-trained model retrieves captions and pairs."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from diffcap import run_folder
 from diffcap.checkpoints.hub_access import check_connection
 from diffcap.records import file_hash, read_dataset, take_changes, write_json
-from diffcap.run_folder import GROUPS, METRICS, PREDICTIONS, REFERENCES, UNSCORED
+from diffcap.run_folder import GROUPS, METRICS, PREDICTIONS, REFERENCES, SWAPPED, UNSCORED
 from diffcap.utils.errors import DiffcapError
 
 
@@ -18,7 +19,9 @@ def evaluate(
     split: Literal["test", "val", "train"] = "test",
     tokenizer: Literal["ptb", "raw"] | None = None,
     changes: Literal["single", "multi"] | None = None,
-    metrics: list[str] | None = None,
+    metrics: list[str] | str | None = None,
+    judge: str | None = None,
+    embedding: str | None = None,
     batch_size: int = 128,
     beams: int = 1,
     length_penalty: float = 0.0,
@@ -26,7 +29,7 @@ def evaluate(
     devices: int = 1,
     accelerator: str = "auto",
     ensemble: str | None = None,
-    task: Literal["captions", "retrieval"] = "captions",
+    task: Literal["captions", "retrieval", "swap"] = "captions",
     pair_to_text: Literal["pairs", "captions"] = "pairs",
     base: str | None = None,
     prompt: str | None = None,
@@ -41,9 +44,11 @@ def evaluate(
     If metrics.json has scores with raw tokens (IDC-PCL on Birds-to-Words), metrics-ptb.json has the scores with PTB tokens. For the
     datasets of remote-sensing change captioning, its "id_tokens" are the scores that the released evaluators print (protocol levir_cc):
     the evaluators compare ids of words, not texts. Its "unfinished" is the number of captions of maximum length without an end token.
+    For a model that only answers with text, its "usage" has the tokens and seconds.
 
     Args:
-        checkpoint: best.ckpt of the finetune or reinforce stage; or folder or user/name of a vision-language model.
+        checkpoint: best.ckpt of the finetune or reinforce stage; or folder or user/name of a vision-language model, or
+            openai:MODEL@http://HOST/v1, whose answers are kept in `out` and not asked for again.
         out: Folder for predictions.json, references.json and metrics.json.
         folder: Folder of the dataset; by default data/<training dataset of the checkpoint>.
         features: Name of the feature store in `folder`; by default the one that the checkpoint was trained on.
@@ -51,7 +56,9 @@ def evaluate(
         tokenizer: Tokenizer of the metrics; by default that of the scores that selected the checkpoint; ptb if they are of word ids.
         changes: Protocol of a dataset with several changes per pair (Spot-the-Diff). single: every sentence is a reference.
             multi: all sentences of a pair together are one reference. By default the protocol that the checkpoint was trained for.
-        metrics: Names of the metrics; by default all that this machine can compute.
+        metrics: Names of the metrics; by default all of n-grams that this machine can compute. "judge" and "embedding" can be added.
+        judge: Language model for --metrics judge: openai:MODEL@http://HOST/v1, or folder or user/name of a text model.
+        embedding: Model of sentence-transformers for --metrics embedding: folder or user/name.
         batch_size: Number of pairs decoded at once; it does not change the captions.
         beams: Beam size; 1 is greedy decoding, as in the papers.
         length_penalty: The log-probability of a hypothesis is divided by its number of words to the power of this exponent.
@@ -60,13 +67,14 @@ def evaluate(
         accelerator: cpu, gpu or auto.
         ensemble: More checkpoints with the same vocabulary, separated by commas; the probabilities of all are averaged at each
             word. Each reads the features that it was trained on, unless `features` is given.
-        task: captions, or retrieval with the checkpoint of CLIP4IDC's pre-training.
+        task: captions; swap, which also captions (after, before) for "reversibility" in metrics.json; or retrieval with the checkpoint
+            of CLIP4IDC's pre-training.
         pair_to_text: With `task` retrieval, the items that are ranked for a pair. pairs: all pairs, each with the score of its best
             caption (authors' code); the right pair is first among equal scores. captions: all; the right one is last among these.
         base: Folder of the vision-language model that was fine-tuned for a checkpoint, if the checkpoint names another place.
         prompt: Question to a vision-language model without training.
         sentences: Number of sentences of the answer to `prompt` that are used as the caption.
-        max_length: Maximal number of tokens of the answer to `prompt`; 64 by default.
+        max_length: Maximal number of tokens of the answer to `prompt`; by default 64, or 1,024 of a served model.
     """
     for option, value in {"batch_size": batch_size, "devices": devices, "limit": limit}.items():
         if value is not None and value < 1:
@@ -75,6 +83,7 @@ def evaluate(
     check_connection([*sources, base])
     if task == "retrieval":
         caption_options: dict[str, Any] = {"tokenizer": tokenizer, "metrics": metrics, "ensemble": ensemble}
+        caption_options |= {"judge": judge, "embedding": embedding}
         caption_options |= {"beams": beams != 1, "length_penalty": length_penalty}
         if unused_options := [option for option, value in caption_options.items() if value]:
             raise DiffcapError(f"--{unused_options[0]} has no effect on retrieval; remove it, or --task=retrieval.")
@@ -90,12 +99,13 @@ def evaluate(
     from diffcap.checkpoints.combining import load_members
     from diffcap.checkpoints.loading import fetch_if_on_hub
     from diffcap.checkpoints.reading import checkpoint_record
-    from diffcap.evaluation.captions import ALL_METRICS, unavailable_metrics
+    from diffcap.evaluation.captions import unavailable_metrics
     from diffcap.evaluation.coco import write_predictions, write_references
+    from diffcap.evaluation.further import choose_metrics
     from diffcap.evaluation.protocols import dataset_protocol, groups_of, remarks
     from diffcap.evaluation.protocols import evaluate as score
     from diffcap.evaluation.remote_sensing import word_id_protocol, word_id_scoring
-    from diffcap.evaluation.slots import ATTRIBUTES
+    from diffcap.evaluation.slots import ATTRIBUTES, check_reversible, reversibility
     from diffcap.evaluation.tables import metrics_table, print_scores, print_table
     from diffcap.lit.decoding import decode
     from diffcap.lit.stage_cli import hide_lightning_messages
@@ -104,9 +114,9 @@ def evaluate(
 
     hide_lightning_messages()
     check_search(beams, length_penalty, "--beams")
-    metric_names = ALL_METRICS if metrics is None else tuple(metrics)
-    unavailable = unavailable_metrics(metric_names)
-    if not set(metric_names) - set(unavailable):
+    scoring = choose_metrics(metrics, f"{out}/", run_folder.is_main_process(), judge=judge, embedding=embedding)
+    unavailable = unavailable_metrics(scoring["metrics"])
+    if not set(scoring["metrics"]) - set(unavailable):
         raise DiffcapError(
             f"--metrics: {next(iter(unavailable.values()), 'the list is empty; omit the option for all metrics.')}"
         )
@@ -125,6 +135,11 @@ def evaluate(
     pairs = take_changes(split_pairs[:limit], changes)  # multi: joins the captions of a pair to one
     if not pairs:
         raise DiffcapError(f"{dataset.name} has no {split} pairs; choose another --split.")
+    swapped_pairs = []
+    if task == "swap":
+        check_reversible(pairs, dataset.name)
+        # Line breaks separate the lines of a manifest, so that no other id has one.
+        swapped_pairs = [replace(pair, id=f"{pair.id}\n", before=pair.images[1], after=pair.before) for pair in pairs]
     main_tokenizer = tokenizer or first_member.metadata["tokenizer"]
     protocol = {
         "dataset": dataset.name,
@@ -156,20 +171,22 @@ def evaluate(
     feature_folder = dataset_folder / "features"
     decoded = decode(
         first_member,
-        pairs,
+        [*pairs, *swapped_pairs],
         feature_folder / (features or first_member.features["name"]),
         batch_size,
         beams,
         length_penalty,
         devices=devices,
         accelerator=accelerator,
+        answer_folder=out_folder,
         others=[(member, feature_folder / (features or member.features["name"])) for member in other_members],
     )
     if decoded is None:  # only rank 0 gets the captions and writes the files
         return
     captions = decoded.captions
+    swapped_captions = {pair.id: captions.pop(other.id) for pair, other in zip(pairs, swapped_pairs)}
     # The old scores are deleted first, so that a killed process does not leave them next to new captions.
-    for filename in (METRICS, run_folder.metrics_filename("ptb"), run_folder.metrics_filename("raw"), UNSCORED):
+    for filename in (METRICS, *map(run_folder.metrics_filename, ("ptb", "raw")), UNSCORED, SWAPPED):
         (out_folder / filename).unlink(missing_ok=True)
     scored_pairs = [pair for pair in pairs if pair.captions]
     unscored_captions = {pair.id: captions.pop(pair.id) for pair in pairs if not pair.captions}
@@ -186,15 +203,21 @@ def evaluate(
         print(f"{num_unfinished:,} of {len(captions):,} captions have no end token; they are scored as they are")
     write_predictions(out_folder / PREDICTIONS, captions)
     write_references(out_folder / REFERENCES, {pair.id: pair.captions for pair in scored_pairs})
-    write_json(out_folder / GROUPS, groups_of(scored_pairs))  # "total" or a change type -> ids of its pairs
+    groups = groups_of(scored_pairs)  # "total" or a change type -> ids of its pairs
+    write_json(out_folder / GROUPS, groups)
+    entries: dict[str, Any] = {"unfinished": num_unfinished}
+    if decoded.usage:
+        entries["usage"] = decoded.usage
+    if swapped_captions:
+        write_predictions(out_folder / SWAPPED, swapped_captions)
+        entries["reversibility"] = reversibility(captions, swapped_captions, groups)
     provenance_entries["files"] = {name: file_hash(out_folder / name) for name in (PREDICTIONS, REFERENCES, GROUPS)}
     id_protocol = word_id_protocol(dataset.name, dataset.pairs)  # None for datasets without scores of word ids
     id_scoring = word_id_scoring(id_protocol, dataset.pairs, first_member.vocabulary) if id_protocol else None
-    score_options = {"protocol": protocol, "provenance": provenance_entries, "id_scoring": id_scoring}
+    scoring |= {"protocol": protocol, "provenance": provenance_entries, "id_scoring": id_scoring}
     results = {}
     for tokenizer_name in dict.fromkeys([main_tokenizer, "ptb"]):
-        result = score(captions, scored_pairs, tokenizer_name, metric_names, **score_options)
-        results[tokenizer_name] = {**result, "unfinished": num_unfinished}
+        results[tokenizer_name] = {**score(captions, scored_pairs, tokenizer_name, **scoring), **entries}
     for tokenizer_name, result in results.items():
         print_scores(result, f"{first_member.metadata['method']} on {dataset.name} {split}, {title_remarks}")
         if tokenizer_name != main_tokenizer:
@@ -206,4 +229,6 @@ def evaluate(
         slots = main_result["slots"]
         shown_slots = {name: slots[name] for name in ("type", "object", "to", *ATTRIBUTES) if name in slots}
         print_table(metrics_table({"slots": shown_slots}, title="slot accuracy"))
+    if "reversibility" in main_result:
+        print_table(metrics_table(main_result["reversibility"], title="reversibility"))
     write_json(out_folder / METRICS, main_result)  # written last, because a folder with this file counts as complete

@@ -1,12 +1,14 @@
 """Score a file of captions against a file of references, or against a split of a dataset."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from diffcap import __version__
 from diffcap.datasets.registry import ProtocolName, datasets
-from diffcap.evaluation.captions import Tokenizer, check_ids
+from diffcap.evaluation.captions import check_ids
 from diffcap.evaluation.coco import read_other_predictions, read_predictions, read_references
+from diffcap.evaluation.further import choose_metrics
 from diffcap.evaluation.protocols import dataset_protocol, evaluate
 from diffcap.evaluation.remote_sensing import WordIdScoring, word_id_protocol, word_id_scoring
 from diffcap.evaluation.tables import print_scores
@@ -24,6 +26,9 @@ def score(
     folder: Path | None = None,
     split: Literal["test", "val", "train"] = "test",
     protocol: ProtocolName = "text",
+    metrics: list[str] | str | None = None,
+    judge: str | None = None,
+    embedding: str | None = None,
 ) -> None:
     """Score a file of captions: BLEU-1..4, METEOR, ROUGE-L, CIDEr-D, and SPICE if its jars are installed.
 
@@ -40,7 +45,13 @@ def score(
         split: The split of the dataset to which the captions belong.
         protocol: text; or levir_cc, for datasets of remote-sensing change captioning and for your own datasets in Karpathy's form.
             levir_cc adds the metrics of word ids that the released evaluators print, change accuracy, no-change accuracy and S*m.
+        metrics: Names of the metrics, as for `eval`. The values of "judge" and "embedding" for each pair are written next to the
+            predictions: <predictions>.judge.jsonl.
+        judge: Language model for --metrics judge, as for `eval`.
+        embedding: Model of sentence-transformers for --metrics embedding: folder or user/name.
     """
+    scoring = choose_metrics(metrics, f"{predictions.with_suffix('')}.", judge=judge, embedding=embedding)
+    scoring["tokenizer"] = tokenizer
     if dataset is None and folder is None:
         if protocol != "text":
             raise DiffcapError(
@@ -52,12 +63,12 @@ def score(
         check_ids(captions, reference_captions, prefix=f"{predictions} against {references}: ")
         pairs = [ChangePair(id, "", "", texts, "test") for id, texts in reference_captions.items()]
         provenance = _provenance(predictions=predictions, references=references)
-        result = evaluate(captions, pairs, tokenizer, provenance=provenance)
+        result = evaluate(captions, pairs, provenance=provenance, **scoring)
         title = f"{predictions.name}: {result['protocol']['pairs']['total']:,} pairs, "
     else:
         if references is not None:
             raise DiffcapError(f"{references}: references are those of the dataset; remove the file, or --dataset.")
-        result = _score_split(predictions, tokenizer, folder or Path("data") / str(dataset), dataset, split, protocol)
+        result = _score_split(predictions, scoring, folder or Path("data") / str(dataset), dataset, split, protocol)
         title = f"{predictions.name} on {result['protocol']['dataset']} {split}, "
     if json:
         print_json(result)
@@ -70,7 +81,7 @@ def score(
 
 
 def _score_split(
-    predictions: Path, tokenizer: Tokenizer, folder: Path, dataset_name: str | None, split: str, protocol: str
+    predictions: Path, scoring: Mapping[str, Any], folder: Path, dataset_name: str | None, split: str, protocol: str
 ) -> dict[str, Any]:
     dataset = read_dataset(folder)
     if dataset_name is not None and dataset.name != dataset_name:
@@ -97,7 +108,7 @@ def _score_split(
     elif id_protocol:
         id_scoring = word_id_scoring(id_protocol, dataset.pairs)
     options: dict[str, Any] = {"protocol": protocol_entries, "provenance": provenance, "id_scoring": id_scoring}
-    return evaluate(captions, scored_pairs, tokenizer, **options)
+    return evaluate(captions, scored_pairs, **scoring, **options)
 
 
 def _provenance(**files: Path) -> dict[str, Any]:

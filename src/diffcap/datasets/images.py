@@ -105,15 +105,13 @@ def write_fitted(pairs: Sequence[ChangePair], root: Path, folder: Path, fit: Fit
     from diffcap.utils.progress import progress_bar
 
     if key := next((key for pair in pairs for key in ("mask", "boxes") if key in pair.extra), None):
-        raise DiffcapError(
-            f'--fit {fit}: pairs have "{key}", which does not fit the new images; omit the option, or "{key}".'
-        )
+        raise DiffcapError(f'--fit {fit}: pairs have "{key}", which does not fit the new images; omit one of the two.')
     folder.mkdir(parents=True, exist_ok=True)
 
     def fit_images(pair: ChangePair) -> ChangePair:
         files = [root / path for path in pair.images]
         stamps = [[str(file.absolute()), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
-        digest = hashlib.sha256(json.dumps([*stamps, fit, strict]).encode()).hexdigest()[:16]
+        digest = hashlib.sha256(json.dumps([pair.id, *stamps, fit, strict]).encode()).hexdigest()[:16]
         names = [f"{file.stem[:40]}-{digest}-{side}.png" for file, side in zip(files, ("before", "after"))]
         if not (folder / names[1]).is_file():  # it is written last, and has the record
             images = read_pair(files[0], files[1], fit=fit, strict=strict)

@@ -1,6 +1,6 @@
 """Groups of pairs that are scored together ("total", "color", ...), and `metrics.json`. Its entry "protocol" says how it was made."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -61,10 +61,13 @@ def evaluate(
     pairs: Sequence[ChangePair],
     tokenizer: Tokenizer = "ptb",
     metrics: Sequence[str] = ALL_METRICS,
+    further: Callable[..., Any] | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Score one system's captions of a split; arguments and result as in `evaluate_systems`."""
-    return evaluate_systems({"": predictions}, pairs, tokenizer, metrics, **options)[""]
+    """Score one system's captions of a split; arguments and result as in `evaluate_systems`. `further` adds an entry of its result."""
+    result = evaluate_systems({"": predictions}, pairs, tokenizer, metrics, **options)[""]
+    texts = {pair.id: (predictions[pair.id], pair.captions) for pair in pairs}
+    return {**result, **({"further": further(texts, groups_of(pairs))} if further else {})}
 
 
 def evaluate_systems(

@@ -1,11 +1,16 @@
-"""Slot accuracy of captions of the dataset `blocks`: are the slots (change type, changed object and its new value) right?"""
+"""Slot accuracy of captions of the dataset `blocks`: are the slots (change type, changed object and its new value) right?
+
+Reversibility, also for captions of `tiles` and CLEVR-Change: is the caption of (after, before) the inverse of that of (before, after)?
+"""
 
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from diffcap.datasets.no_change import is_no_change
 from diffcap.records import ChangePair
+from diffcap.utils.errors import DiffcapError
 
 ATTRIBUTES = ("size", "color", "material", "shape")
 
@@ -30,6 +35,14 @@ _KEY_WORDS = {
     "none": {"no", "nothing", "same", "identical", "unchanged", "still"},
     "turn": {"became", "turned", "changed", "now"},
 }
+# The beginnings of further key words, for reversibility
+_STEMS = {
+    "add": "appear|built|constructed|created|exposed|formed|grown|placed|planted|there (?:is|are) now",
+    "drop": "cleared|cut|demolished|disappear|dried|dry|no longer|replaced|taken away|torn|turned into bare",
+    "move": "moved",
+}
+_INVERSE = {"add": "drop", "drop": "add"}  # other change types are their own inverse
+_KNOWN_SHARE = 0.9  # of the references must have a known change type for reversibility
 
 
 @dataclass(frozen=True)
@@ -149,3 +162,58 @@ def slot_accuracy(predictions: Mapping[str, str], pairs: Sequence[ChangePair]) -
             if pair.change_type in ("color", "material"):
                 is_right["to"].append(slots.to == truth.get("to"))
     return {key: sum(flags) / len(flags) for key, flags in is_right.items()}
+
+
+def _parse_any_caption(caption: str) -> Slots:
+    slots, text = parse_caption(caption), caption.lower()
+    words = set(re.findall(r"[a-z]+", text))
+    types = [name for name in _STEMS if _KEY_WORDS[name] & words or re.search(rf"\b(?:{_STEMS[name]})", text)]
+    if is_no_change(caption):
+        types = ["none"]
+    return replace(slots, change_type=types[0] if len(types) == 1 else None) if types else slots
+
+
+def reversibility(
+    captions: Mapping[str, str], swapped: Mapping[str, str], groups: Mapping[str, Sequence[str]]
+) -> dict[str, dict[str, float]]:
+    """Compare captions of (before, after) with those of (after, before), id -> caption. The measure's name is from C3-Bench.
+
+    Returns:
+        group -> fractions of its pairs. "inverse": the second caption is the inverse of the first: add and drop are exchanged, and old
+        and new color or material; no attribute is another one. A caption of unknown change type has no inverse. "change": the first
+        caption states a change.
+
+    Example:
+        >>> captions = {"1": "the red cube appeared", "2": "the red cube turned blue"}
+        >>> swapped = {"1": "the red cube is gone", "2": "the blue ball turned red"}
+        >>> reversibility(captions, swapped, {"total": ["1", "2"]})
+        {'total': {'inverse': 0.5, 'change': 1.0}}
+    """
+    flags: dict[str, dict[str, bool]] = {"inverse": {}, "change": {}}
+    for id, caption in captions.items():
+        first, second = _parse_any_caption(caption), _parse_any_caption(swapped[id])
+        kind = first.change_type
+        if kind in ("color", "material"):
+            first = replace(first, to=getattr(first, kind), **{kind: first.to})
+        is_inverse = kind is not None and second.change_type == _INVERSE.get(kind, kind)
+        for name in (*ATTRIBUTES, "to"):
+            values = getattr(first, name), getattr(second, name)
+            is_inverse = is_inverse and (None in values or values[0] == values[1])
+        flags["inverse"][id] = is_inverse
+        flags["change"][id] = kind not in (None, "none")
+
+    def share(name: str, ids: Sequence[str]) -> float:
+        return sum(flags[name][id] for id in ids) / len(ids)
+
+    return {group: {name: share(name, ids) for name in flags} for group, ids in groups.items()}
+
+
+def check_reversible(pairs: Sequence[ChangePair], dataset: str) -> None:
+    """Raise an error unless `reversibility` knows the change types of a dataset's references."""
+    references = [caption for pair in pairs for caption in pair.captions]
+    num_known = sum(_parse_any_caption(caption).change_type is not None for caption in references)
+    if num_known < _KNOWN_SHARE * len(references) or not references:
+        raise DiffcapError(
+            f"{dataset}: the change type of only {num_known:,} of its {len(references):,} references is known, and so the inverse of its "
+            "captions; leave out EVAL=swap (--task swap), which is for captions of rendered scenes."
+        )

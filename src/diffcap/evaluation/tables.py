@@ -108,7 +108,7 @@ def print_table(table: Table) -> None:
 
 
 def print_scores(result: Mapping[str, Any], title: str) -> None:
-    """Print `result`, the content of a `metrics.json`: a table of the groups' scores and, if word ids were scored, a second table."""
+    """Print `result`, the content of a `metrics.json`: tables of the groups' scores, and of word ids and further scores."""
     pair_counts = result["protocol"]["pairs"]
     print_table(metrics_table(result["groups"], f"{title}{result['protocol']['tokenizer']} tokens", pair_counts))
     if "id_tokens" in result:
@@ -116,3 +116,10 @@ def print_scores(result: Mapping[str, Any], title: str) -> None:
         id_protocol = id_tokens["protocol"]
         ids_title = f"{title}protocol {id_protocol['name']}, {id_protocol['vocabulary_size']} ids"
         print_table(metrics_table(id_tokens["groups"], ids_title, pair_counts))
+    for name, further in result.get("further", {}).items():
+        groups, lines = further["groups"], []
+        for group, scores in groups.items():
+            values = [[f"{100 * value:.2f}" for value in mean_and_interval] for mean_and_interval in scores.values()]
+            lines.append(([group], [Cell(f"{mean} [{low}, {high}]") for mean, low, high in values]))
+        note = "\n".join(["fractions x 100 [95 % interval]", *further["notes"]])
+        print_table(Table([*groups.get("total", ())], lines, title=f"{title}{name}, {further['model']}", note=note))

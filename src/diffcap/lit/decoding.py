@@ -1,5 +1,6 @@
 """Caption the pairs of a split with a trained captioner, on one device or several."""
 
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,14 +14,16 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from diffcap.checkpoints.combining import as_ensemble
 from diffcap.checkpoints.loading import Checkpoint
 from diffcap.data.pair_table import PairDataset, PairTable, identity_collate, maps_as_float
-from diffcap.data.workers import explain_lost_workers, worker_options
+from diffcap.data.workers import explain_lost_workers, read_maps, worker_options
 from diffcap.features.store import FeatureStore
 from diffcap.lit.launch import compare_processes, launcher_options
 from diffcap.lit.progress import LogProgress
 from diffcap.lit.stage_cli import wrap_invalid_settings
 from diffcap.losses.gather import world_size
+from diffcap.models.answering import AnsweringModel
 from diffcap.models.generation import beam_search, greedy
-from diffcap.records import ChangePair
+from diffcap.record import digest
+from diffcap.records import ChangePair, file_hash, write_text
 from diffcap.utils.errors import DiffcapError
 
 
@@ -29,6 +32,7 @@ class DecodedSplit(NamedTuple):
 
     captions: dict[str, str]  # id of a pair -> its caption
     unfinished: set[str]  # ids of the pairs whose captions were cut at `max_length`, so they have no end token
+    usage: dict[str, Any] | None = None  # tokens and seconds, if the model only answers with text
 
 
 class EnsembleDataset(Dataset):
@@ -108,6 +112,53 @@ def evaluation_trainer(devices: int, accelerator: str) -> pl.Trainer:
         )
 
 
+def _open_store(folder: Path, member: Checkpoint) -> FeatureStore:
+    # shape is None: an untrained vision-language model reads any images
+    store = FeatureStore.open(folder, member.features if member.features["shape"] else None)
+    if store.meta.get("dtype") != member.features["dtype"]:  # uint8 for pixels
+        raise DiffcapError(f"{folder}: contains no pixels, which this captioner reads; give pixels as --features.")
+    return store
+
+
+def _answer_split(
+    captioner: Any, settings: Any, pairs: Sequence[ChangePair], store: FeatureStore, folder: Path, size: int
+) -> DecodedSplit:
+    """Caption pairs, `size` at once, with a `PairCaptioner` that only answers. answers-<hash>.jsonl keeps the answers for the next run.
+
+    The hash is of `settings`, which are the model and its prompt, and of the images.
+    """
+    from diffcap.utils.progress import progress_bar
+
+    images = [file_hash(store.folder / name) for name in ("meta.json", "index.json")]
+    file = folder / f"answers-{digest(settings, images)}.jsonl"
+    lines = file.read_text(encoding="utf-8").splitlines(keepends=True) if file.is_file() else []
+    lines = [line for line in lines if line.endswith("\n")]  # a kill may have cut the last one
+    write_text(file, "".join(lines))
+    rows = {row["id"]: row for row in map(json.loads, lines)}
+    pending = [pair for pair in pairs if pair.id not in rows]
+    maps = (read_maps(store, store.rows(pair.images)).permute(0, 2, 3, 1).numpy() for pair in pending)
+    captions = captioner.batch(((before, after) for before, after in maps), batch_size=size, errors="return")
+    failures = []
+    with file.open("a", encoding="utf-8") as output, progress_bar("asking", len(pairs), len(rows)) as advance:
+        for pair, caption in zip(pending, captions):
+            advance(1)
+            if isinstance(caption, DiffcapError):
+                failures.append(f"{pair.id}: {caption}")
+            else:
+                rows[pair.id] = {"id": pair.id, "caption": caption.text, **caption.answer._asdict()}
+                output.write(json.dumps(rows[pair.id]) + "\n")
+                output.flush()
+    if failures:
+        raise DiffcapError(
+            f"{len(failures):,} of {len(pairs):,} pairs have no answer (first: {failures[0].rstrip('.')}); run the same command again. "
+            f"The other answers are kept in {file}."
+        )
+    found = [rows[pair.id] for pair in pairs]
+    usage = {name: sum(row[name] for row in found) for name in ("prompt_tokens", "answer_tokens", "seconds")}
+    is_cut = {row["id"] for row in found if row["is_cut"]}
+    return DecodedSplit({row["id"]: row["caption"] for row in found}, is_cut, usage)
+
+
 def decode(
     checkpoint: Checkpoint,
     pairs: Sequence[ChangePair],
@@ -118,20 +169,29 @@ def decode(
     devices: int = 1,
     accelerator: str = "auto",
     others: Sequence[tuple[Checkpoint, Path]] = (),
+    answer_folder: Path | None = None,
 ) -> DecodedSplit | None:
     """Caption pairs whose features are in a folder. The first rank returns the captions, and the other ranks return None.
 
     `others` are further members of an ensemble with the same vocabulary, each with the folder of its features. The smallest
     `max_length` of all members limits the captions. `batch_size` is per rank. With `beams` = 1, decoding is greedy, else by beam search.
+    A model that only answers with text is asked by one process, and its answers are kept in `answer_folder`.
     """
+    if isinstance(checkpoint.captioner, AnsweringModel):
+        if devices > 1:
+            raise DiffcapError(
+                f"--devices is {devices}; {checkpoint.metadata['base']} is asked by one process: leave it out."
+            )
+        from diffcap.pair_captioner import PairCaptioner
+
+        captioner = PairCaptioner(checkpoint, "cpu" if accelerator == "cpu" else "auto")
+        captioner.check_options(beams, length_penalty)
+        settings, store = checkpoint.captioner.hyperparameters, _open_store(feature_folder, checkpoint)
+        return _answer_split(captioner, settings, pairs, store, answer_folder or feature_folder, batch_size)
     tables = []
     members = [(checkpoint, feature_folder), *others]
     for member, folder in members:
-        # Without a shape, the member is an untrained vision-language model, which reads images of any size.
-        store = FeatureStore.open(folder, member.features if member.features["shape"] else None)
-        if store.meta.get("dtype") != member.features["dtype"]:  # stored pixels have the dtype uint8
-            raise DiffcapError(f"{folder}: contains no pixels, which this captioner reads; give pixels as --features.")
-        tables.append(PairTable(pairs, store, member.vocabulary, member.max_length))
+        tables.append(PairTable(pairs, _open_store(folder, member), member.vocabulary, member.max_length))
     pair_dataset: Dataset = EnsembleDataset(tables) if others else PairDataset(tables[0])
     if others:
         checkpoint = as_ensemble([member for member, _ in members])

@@ -238,15 +238,17 @@ def _draw_legend(has_alignment: bool) -> Image.Image:
 
 
 def confidence_lines(caption: Caption) -> list[str]:
-    """Return lines with the probability of a change, if the method predicts it, and with the sentence's log-probability.
+    """Return lines with the probability of a change, if the method predicts it, and with the sentence's log-probability, if there is one.
 
     The log-probability does not measure confidence: it is low for a correct caption of many words, or with many synonyms.
     """
     lines = []
     if caption.nothing_changed is not None:  # the probability that nothing changed
         lines.append(f"probability that something changed: {percent(1 - caption.nothing_changed)}")
-    log_probability = f"{caption.log_probability:.3f} (sum over its words; not a confidence)"
-    return [*lines, f"log-probability of the sentence: {log_probability}"]
+    if caption.log_probability is not None:
+        log_probability = f"{caption.log_probability:.3f} (sum over its words; not a confidence)"
+        lines.append(f"log-probability of the sentence: {log_probability}")
+    return lines
 
 
 def percent(probability: float) -> str:

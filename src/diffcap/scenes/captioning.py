@@ -142,7 +142,9 @@ def caption_tiles(
             for result, caption in zip(open_results, captions):
                 assert isinstance(caption, Caption)
                 result["caption"] = caption.text
-                result["log_probability"] = round(caption.log_probability, 4)
+                if (log_probability := caption.log_probability) is not None:
+                    log_probability = round(log_probability, 4)
+                result["log_probability"] = log_probability
                 result["no_change"] = round(no_change_probability(caption), 4)
         partial_results.append(list(results))
         advance(len(open_results))

@@ -50,7 +50,9 @@ class TileCaption(NamedTuple):
 
     tile: Tile
     caption: str
-    log_probability: float  # natural logarithm of the sentence's probability
+    log_probability: (
+        float | None
+    )  # natural logarithm of the sentence's probability; None: the model only answers with text
     no_change: float  # probability that nothing has changed
 
 

@@ -47,7 +47,9 @@ class Change:
     polygon: shapely.Polygon  # union of its tiles, in pixels (x to the right, y down)
     num_tiles: int
     no_change: float  # lowest probability of no change among its tiles
-    log_probability: float  # natural logarithm of the highest probability of the caption among its tiles
+    log_probability: (
+        float | None
+    )  # natural logarithm of the highest probability of the caption among its tiles, if there are any
 
     @property
     def window(self) -> tuple[int, int, int, int]:
@@ -72,7 +74,8 @@ def merge_tiles(captions: Iterable[TileCaption]) -> list[Change]:
             captions_inside[polygon_index].append(same_captions[tile_index])
         for polygon, inside in zip(polygons, captions_inside):
             no_change = min(caption.no_change for caption in inside)
-            log_probability = max(caption.log_probability for caption in inside)
+            known = [caption.log_probability for caption in inside if caption.log_probability is not None]
+            log_probability = max(known, default=None)
             changes.append(Change(sentence, shapely.simplify(polygon, 0), len(inside), no_change, log_probability))
     return sorted(changes, key=lambda change: (change.window[1], change.window[0], change.caption))
 

@@ -108,8 +108,7 @@ def clean_answer(text: str, num_sentences: int = 1) -> str:
         >>> clean_answer('Here is the change:\\n1. **Answer:** "The red cube is gone." It was on the left.')
         'The red cube is gone'
     """
-    text = re.sub(r"^\s*<think>.*?(</think>|$)", "", text, flags=re.DOTALL)
-    text = re.sub(r"\*+|`+|(?<!\w)_+|_+(?!\w)", "", text)
+    text = re.sub(r"\*+|`+|(?<!\w)_+|_+(?!\w)", "", cut_thinking(text))
     lines = [line.strip() for line in text.splitlines() if line.strip(f"-\u2022 {_QUOTES}")]
     content = [line for line in lines if not line.startswith("#") and not line.endswith(":")] or lines[-1:] or [""]
     line = re.sub(r"^(?:#+\s*|[-\u2022]\s*|\d+[.)]\s+)+", "", content[0]).lstrip(f" {_QUOTES}")
@@ -122,6 +121,11 @@ def clean_answer(text: str, num_sentences: int = 1) -> str:
         is_repeated = sentences[0].lower().startswith("y") or re.search(_NEGATIONS, sentences[1], re.IGNORECASE)
         sentences = sentences[1:] if is_repeated else [" ".join(sentences[:2]), *sentences[2:]]
     return " ".join(" ".join(sentences[:num_sentences]).strip(f" .!:{_QUOTES}").split())
+
+
+def cut_thinking(text: str) -> str:
+    """Remove the block <think>...</think> before an answer. Its first tag may be a part of the prompt; without the last, all is removed."""
+    return re.sub(r"^\s*<think>.*", "", text.rpartition("</think>")[2], flags=re.DOTALL)
 
 
 def import_transformers() -> Any:
@@ -146,5 +150,5 @@ def load_processor(folder: Path) -> Any:
         folder, "its processor cannot be loaded", "download the model's files again, or use another model"
     ):
         processor = transformers.AutoProcessor.from_pretrained(folder, trust_remote_code=False)
-    processor.tokenizer.padding_side = "left"
+        processor.tokenizer.padding_side = "left"
     return processor

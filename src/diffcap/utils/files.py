@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+SERVED = "openai:"  # start of the name of a model behind a server, see `served_name`
+
 
 @contextmanager
 def atomic_write(path: str | Path, per_process: bool = True) -> Iterator[Path]:
@@ -58,6 +60,13 @@ def url_of(path: str | Path) -> str | None:
     """Return the URL that a user gave instead of a path, even if `Path` has removed one of its slashes; None if `path` is no URL."""
     found = re.search(r"(?:^|[/=])((?:https?|ftp|s3|gs):)/+(.+)", str(path))
     return f"{found[1]}//{found[2]}" if found else None
+
+
+def served_name(source: str | Path) -> str | None:
+    """Return "openai:MODEL" for "openai:MODEL@http://HOST/v1", which is a model behind a server; None for any other source."""
+    if not isinstance(source, str) or not source.startswith(SERVED):
+        return None
+    return source.rpartition("@http")[0] or source
 
 
 def existing_path(path: Path) -> Path:

@@ -92,8 +92,11 @@ def _register(before: Image.Image, after: Image.Image, strict: bool) -> FittedPa
     scales = [
         np.divide(image.size, small.shape[::-1]) for image, small in ((before, small_before), (after, small_after))
     ]
-    enlarge_before, enlarge_after = (np.array([[x, 0, (x - 1) / 2], [0, y, (y - 1) / 2], [0, 0, 1]]) for x, y in scales)
-    full = enlarge_after @ movement @ np.linalg.inv(enlarge_before)
+    enlarge = []
+    for x, y in scales:
+        matrix = [[x, 0, (x - 1) / 2], [0, y, (y - 1) / 2], [0, 0, 1]]
+        enlarge.append(np.array(matrix))
+    full = enlarge[1] @ movement @ np.linalg.inv(enlarge[0])
     moved = cv2.warpPerspective(np.asarray(before), full, after.size, flags=cv2.INTER_AREA)
     left, top, right, bottom = _inner_box(covered)
     x, y = scales[1]

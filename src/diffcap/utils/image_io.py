@@ -52,10 +52,9 @@ class InputPair(NamedTuple):
     before: InputImage
     after: InputImage
     notes: tuple[str, ...]
-    fit: dict[str, Any] | None = None  # "kind", "size" and what was measured; None if they were not fitted
-    frame: tuple[
-        float, ...
-    ] = ()  # x, y, width and height of the fitted images in the image after, in pixels of its file
+    fit: dict[str, Any] | None = None  # "kind", "size", "note" and what was measured; None if they were not fitted
+    # x, y, width and height of the fitted images in the image after, in pixels of its file.
+    frame: tuple[float, ...] = ()
 
 
 def read_pair(
@@ -102,13 +101,14 @@ def read_pair(
             f"the first is in {modes[0]} and the second in {modes[1]}, which the caption may take for a change"
         )
     own_notes = (f"{side.name}: {note}" for side in (first, second) for note in side.notes)
-    all_notes = (*own_notes, *(f"{first.name} and {second.name}: {note}" for note in notes))
+    prefix = f"{first.name} and {second.name}: "
+    notes = [prefix + note for note in notes]
     measured = {name: round(value, 3) for name, value in (fitted.measured or {}).items()}
     values = {"kind": fit, "size": list(fitted.after.size), "note": fitted.note, **measured}
     scale = second.size[0] / second.image.width  # above 1 for an image that was shrunk
     frame = tuple(scale * value for value in (*fitted.origin, *fitted.after.size))
     sides = first._replace(image=fitted.before), second._replace(image=fitted.after)
-    return InputPair(*sides, all_notes, None if fit == "stretch" else values, frame)
+    return InputPair(*sides, (*own_notes, *notes), None if fit == "stretch" else values, frame)
 
 
 def _value_kind(value_range: ValueRange | None) -> str:

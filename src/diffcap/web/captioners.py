@@ -15,6 +15,7 @@ from diffcap.records import read_json
 from diffcap.registry import methods
 from diffcap.utils.console import echo
 from diffcap.utils.errors import DiffcapError
+from diffcap.utils.files import served_name
 
 _MAX_LOADED = 3  # captioners in memory at once
 
@@ -23,7 +24,8 @@ class Choice(NamedTuple):
     """A captioner that visitors may choose: its label in the list, and the arguments with which `load_captioner` loads it."""
 
     label: str  # method, dataset, and the name of the run or file (or "ships with diffcap")
-    checkpoint: str | Path | None  # NAME@COMMIT for a vision-language model; None for the shipped captioner of blocks
+    # NAME@COMMIT for a vision-language model, openai:MODEL@ADDRESS for a served one; None for the shipped captioner of blocks
+    checkpoint: str | Path | None
     backbone_weights: str | None = None  # file with the weights of the image network, if they cannot be downloaded
     base: str | None = None  # base model of a fine-tuned vision-language model, if it is not where the checkpoint says
 
@@ -38,13 +40,16 @@ def find_choices(
     """
     choices_with_paths: list[tuple[Path, Choice]] = []
     for name in checkpoints:
-        if names_base_model(name):
-            model = find_base(name)  # fetches the model, so that an error is raised before the first visitor comes
+        title = next(method.title for method in methods().values() if method.base_model_module)
+        if served := served_name(name):
+            choices_with_paths.append((Path(served), Choice(f"{title} · on a server", name)))
+        elif names_base_model(name):
+            # This fetches the model, so that an error is raised before the first visitor comes.
+            model = find_base(name, any_type=True)
             echo(describe_origin(model.name, model.revision, model.licence))
             # All visitors get this commit, even if the repository has a newer one when the model is loaded.
             model_at_commit = f"{model.name}@{model.revision}" if model.revision else model.name
             shown_path = Path(f"{model.name}@{model.revision[:7]}" if model.revision else model.name)
-            title = next(method.title for method in methods().values() if method.base_model_module)
             choices_with_paths.append((shown_path, Choice(f"{title} · without training", model_at_commit)))
         else:
             metadata = load_captioner(name, "cpu", backbone_weights, base).metadata  # errors are raised now

@@ -12,6 +12,7 @@ from typing import Any
 import gradio as gr
 from PIL import Image, UnidentifiedImageError
 
+from diffcap.change import change_probability, scored_sentences
 from diffcap.pair_captioner import SHIPPED_CAPTIONERS
 from diffcap.report.page import read_resource
 from diffcap.utils.errors import DiffcapError
@@ -100,7 +101,13 @@ def build_page(captioners: Captioners, upload_folder: Path) -> gr.Blocks:
             upload = zone.upload(check, zone, [zone, message], api_name=f"look_{side}", api_visibility="undocumented")
             uploads.append(upload)
             zone.clear(lambda: "", None, message, queue=False, api_visibility="private")
-        button.click(**answer_event, api_name="caption")
+        button.click(**answer_event, api_name="answer")
+
+        def caption(before: str, after: str, captioner: str = "0", beams: float = _DEFAULT_BEAMS) -> Any:
+            """Caption two uploaded images; the result is that of `diffcap caption --json`."""
+            return _hide_traceback(_caption)(captioners, before, after, captioner, beams)
+
+        gr.Button(visible=False).click(caption, inputs, gr.JSON(visible=False), api_name="caption")
         example_buttons.choose(
             show_example, captioner, [before, after, before_message, after_message, captioner], api_visibility="private"
         ).then(**(answer_event | {"api_visibility": "private"}))
@@ -167,7 +174,7 @@ def _answer(
     try:
         index = int(choice)
         with captioners.use(index) as captioner:  # locks the captioner, and loads it if necessary
-            caption = captioner(*images, int(beams))
+            caption = captioner(*images, 1 if captioner.only_answers else int(beams))
             # A captioner that was trained on rendered images only, or not trained, has a note about its reliability.
             notes = [_capitalize(captioner.domain_note)] if captioner.domain_note else []
             try:
@@ -179,6 +186,21 @@ def _answer(
         return render_message(str(error))
     notes += [f"{_capitalize(note)}." for note in pair.notes]
     return render_result(images, caption, attention, captioners.choices[index].label, notes)
+
+
+def _caption(
+    captioners: Captioners, before: str | None, after: str | None, choice: object, beams: float
+) -> dict[str, Any]:
+    """Return the caption as JSON values."""
+    if not (before and after and isinstance(choice, str) and 1 <= beams <= MAX_BEAMS):
+        raise DiffcapError(f"give both pictures, a captioner as a number in text, and 1 to {MAX_BEAMS} beams.")
+    with _decoding_lock:
+        pair = read_pair(before, after, (_picture_name("before", before), _picture_name("after", after)))
+    with captioners.use(int(choice)) as captioner:
+        images = (pair.before.image, pair.after.image)
+        num_beams = 1 if captioner.only_answers else int(beams)
+        caption: Any = next(captioner.batch([images], num_beams, sentences=scored_sentences(captioner)))
+    return {**caption.as_dict(), "notes": pair.notes, "changed": change_probability(caption)}
 
 
 def _picture_name(side: str, path: str) -> str:
@@ -199,6 +221,8 @@ def _hide_traceback(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*values)
         except gr.Error:
             raise
+        except DiffcapError as error:
+            raise gr.Error(_capitalize(error), print_exception=False) from None
         except Exception as error:
             if "out of memory" in str(error).lower() or isinstance(error, MemoryError):
                 raise gr.Error("Not enough memory; try again later.", print_exception=False) from None

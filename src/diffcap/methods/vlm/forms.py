@@ -7,32 +7,38 @@ from typing import Any, Literal
 import torch
 
 import diffcap
-from diffcap.checkpoints.base_models import ZERO_SHOT
+from diffcap.checkpoints.base_models import MODEL_TYPES, ZERO_SHOT, find_base
 from diffcap.checkpoints.loading import Checkpoint, load
 from diffcap.checkpoints.reading import FORMAT
+from diffcap.methods.vlm.generic import GenericVLM
 from diffcap.methods.vlm.model import PROMPT, VLM
+from diffcap.models.answering import ServedModel
 from diffcap.records import SPLITS, read_dataset, write_json
 from diffcap.utils.errors import DiffcapError
+from diffcap.utils.files import served_name
 
-MAX_LENGTH = 64  # tokens of an answer
+MAX_LENGTH, SERVED_MAX_LENGTH = 64, 1024  # tokens of an answer
 # Longest side of an image in pixels. Qwen2.5-VL makes 567 tokens of 768 x 576 pixels; its limit is 16,384 tokens.
 LONGEST_SIDE = 768
 
 
 def zero_shot(
-    source: str | Path, prompt: str | None = None, sentences: int = 1, max_length: int = MAX_LENGTH
+    source: str | Path, prompt: str | None = None, sentences: int = 1, max_length: int | None = None
 ) -> Checkpoint:
-    """Load the captioner of a base model, from a folder or `user/name@revision` on the Hub.
+    """Load the captioner of a base model, from a folder or `user/name@revision` on the Hub, or of a served model.
 
-    Weights are bfloat16 on CUDA, else float32. An answer is cut after `max_length` tokens; the caption is its first `sentences` sentences.
+    Weights are bfloat16 on CUDA, else float32. An answer is cut after `max_length` tokens, by default 64, or 1,024 of a served model, which
+    may reason first. The caption is its first `sentences` sentences.
     """
-    captioner = VLM(
-        str(source),
-        prompt=prompt or PROMPT,
-        train="nothing",
-        sentences=sentences,
-        dtype="bfloat16" if torch.cuda.is_available() else "float32",
-    )
+    base, prompt = str(source), prompt or PROMPT
+    dtype: Literal["float32", "bfloat16"] = "bfloat16" if torch.cuda.is_available() else "float32"
+    captioner: Any
+    if served_name(base):
+        captioner = ServedModel(base, prompt, sentences, max_length or SERVED_MAX_LENGTH)
+    elif find_base(base, any_type=True).model_type in MODEL_TYPES:
+        captioner = VLM(base, prompt=prompt, train="nothing", sentences=sentences, dtype=dtype)
+    else:
+        captioner = GenericVLM(base, prompt, sentences, max_length or MAX_LENGTH, dtype)
     features = {
         "name": None,  # every feature store (a dataset's stored images or features) with pixels is suitable
         "shape": None,
@@ -55,7 +61,8 @@ def zero_shot(
         "tokenizer": "ptb",  # of evaluation: Penn Treebank
         "step": 0,
     }
-    return Checkpoint(captioner.eval(), captioner.vocabulary, max_length, features, metadata)
+    vocabulary: Any = getattr(captioner, "vocabulary", None)  # None: the model only answers with text
+    return Checkpoint(captioner.eval(), vocabulary, max_length or MAX_LENGTH, features, metadata)
 
 
 def export(

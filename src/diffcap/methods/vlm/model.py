@@ -111,7 +111,7 @@ class VLM(Captioner):
         known_options = type(image_processor).valid_kwargs.__annotations__
         counts_pixels = hasattr(image_processor, "merge_size")  # Qwen: sizes are numbers of pixels, not lengths
         parts.check_image_kwargs(image_kwargs or {}, known_options, counts_pixels)
-        self.net: Any = _load_model(base_model.folder, dtype, four_bit)
+        self.net: Any = load_model(base_model.folder, dtype, four_bit)
         self.image_kwargs = {name: False for name in TILING_OPTIONS if name in known_options} | (image_kwargs or {})
         if difference and any(self.image_kwargs.get(name) for name in TILING_OPTIONS):
             raise DiffcapError(
@@ -380,9 +380,10 @@ def _to_bytes(images: Any) -> Any:
     return images.round().to(torch.uint8) if isinstance(images, Tensor) and images.is_floating_point() else images
 
 
-def _load_model(folder: Any, dtype: str, four_bit: bool) -> Any:
+def load_model(folder: Any, dtype: str, four_bit: bool = False, attention: str | None = "sdpa") -> Any:
+    """Load a model of transformers from a base model's folder. `attention` is its implementation; None: the model's own choice."""
     transformers = import_transformers()
-    options: dict[str, Any] = {"dtype": getattr(torch, dtype), "attn_implementation": "sdpa"}
+    options: dict[str, Any] = {"dtype": getattr(torch, dtype), "attn_implementation": attention}
     if four_bit:
         try:
             import bitsandbytes  # noqa: F401

