@@ -52,7 +52,7 @@ def synonym_key(word: str) -> str:
 
 
 def is_animal(word: str) -> bool:
-    """Return True for "animal1" and "animal2" (birds in Birds-to-Words), also misspelt. Only negatives of the kind "confuse" change them."""
+    """Return True for "animal1" and "animal2" (birds in Birds-to-Words), also misspelt. Negatives of the kind "confuse" change them."""
     return re.fullmatch(r"\d?animals?\d.*", word) is not None
 
 

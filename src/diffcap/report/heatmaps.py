@@ -242,7 +242,7 @@ def _draw_legend(has_alignment: bool) -> Image.Image:
 def confidence_lines(caption: Caption) -> list[str]:
     """Return lines with the probability of a change, if the method predicts it, and with the sentence's log-probability.
 
-    The log-probability does not measure confidence: it is also low for a correct caption if the caption is long or other wordings are as good.
+    The log-probability does not measure confidence: it is also low for a correct caption that is long or has other wordings as good.
     """
     lines = []
     if caption.nothing_changed is not None:  # the probability that nothing changed

@@ -45,7 +45,10 @@ def from_official(state: Mapping[str, Tensor], stage: str) -> dict[str, Tensor]:
         norms[layer + r"sublayer\.0\.norm"] = our_layer + "attention_norm"
         norms[layer + r"sublayer\.1\.norm"] = our_layer + "ffn_norm"
         rules += [
-            (layer + r"attn\.([qkv])_linear", our_layer + r"attention.qkv:\2"),  # `rename` joins :q, :k and :v to one matrix
+            (
+                layer + r"attn\.([qkv])_linear",
+                our_layer + r"attention.qkv:\2",
+            ),  # `rename` joins :q, :k and :v to one matrix
             (layer + r"attn\.out", our_layer + "attention.out"),
             (layer + r"feed_forward\.w_1", our_layer + "ffn.0"),
             (layer + r"feed_forward\.w_2", our_layer + "ffn.3"),
