@@ -16,9 +16,9 @@ class BertAdam(torch.optim.Optimizer):
     """Adam without bias correction and with decoupled weight decay: `p -= lr (m / (sqrt(v) + eps) + decay p)`.
 
     In parameter groups with `half`, weights and moments have float16's precision, and each operation is rounded to it (authors'
-    code). Parameters stay float32 tensors with rounded values, because the trainer sets the forward pass's precision. float16 has 11
-    significant bits, so an update below about 1/2048 of a weight is lost. If a gradient is below about 2.4e-4, its square is 0 and the
-    step is `m / eps`.
+    code). The parameters themselves are float32 tensors with rounded values, which the forward pass casts to the trainer's precision.
+    float16 has 11 significant bits, so an update below about 1/2048 of a weight is lost. If a gradient is below about 2.4e-4, its
+    square is 0 and the step is `m / eps`.
     """
 
     def __init__(self, groups: list[dict[str, Any]], betas: tuple[float, float], eps: float = 1e-6) -> None:
@@ -72,7 +72,7 @@ def bert_adam(
     """Return BertAdam with half precision for linear layers, convolutions, attention and projections of CLIP's two towers.
 
     Biases and the layer norms outside CLIP have no weight decay (authors' code).
-    `module`: CLIP4IDC or its adaptation. The other arguments are those of `adamw`.
+    `module`: the captioner of CLIP4IDC, or the model of its pre-training (`Adaptation`). The other arguments are those of `adamw`.
     """
     pretrained_ids = {id(parameter) for parameter in pretrained}
     clip_parts = [part for tower in (module.images, module.words) for part in tower.modules()]
