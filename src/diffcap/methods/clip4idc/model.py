@@ -311,9 +311,7 @@ class CLIP4IDC(Captioner):
         """Compute logits of the next word, (..., D) to (..., V). The output matrix is CLIP's word vectors."""
         return linear(self.head_norm(self.head(hidden)), self.words.token_embedding.weight, self.word_bias)
 
-    def step(
-        self, tokens: Tensor, memory: list[KeyValue], cache: list[KeyValue] | None
-    ) -> tuple[Tensor, list[KeyValue]]:
+    def step(self, tokens: Tensor, memory: list[KeyValue], cache: Any) -> tuple[Tensor, Any]:
         """Score the next word, see `Captioner.step`."""
         last, cache = self.decode(tokens[:, None], memory, cache)
         return self.compute_logits(last.hidden[:, 0]), cache
