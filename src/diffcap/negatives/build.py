@@ -108,10 +108,7 @@ class Builder:
                 self._change_texts_by_before.setdefault(pair.before, []).extend(texts)
         self._sorted_no_change_texts = sorted(self._no_change_texts)
         self._sorted_change_texts = sorted(set(chain(*self._change_texts_by_before.values())) - self._no_change_texts)
-        self._find_similar(progress)
-
-    def _find_similar(self, progress: ProgressFunction | None) -> None:
-        """For each caption that gets negatives, find the most similar captions of change pairs."""
+        # For each caption that gets negatives, find the most similar captions of change pairs.
         # Content words -> the captions with exactly these content words. All captions of a group are equally similar to another caption.
         groups: dict[tuple[str, ...], list[TaggedCaption]] = {}
         for text in self._sorted_change_texts:

@@ -44,18 +44,6 @@ class CLIP4IDCAdaptation(nn.Module):
             first norm (authors' code).
         vocabulary_size: V; null for the network's own. max_length: positions of a caption; CLIP has 77.
         pair_init: "clip": all layers start from CLIP's weights. "difference": the first inter layer starts by subtracting the images.
-
-    Example:
-        >>> vision = {"image_size": 16, "patch_size": 8, "layers": 4, "width": 16, "head_width": 8}
-        >>> text = {"context_length": 8, "vocab_size": 10, "layers": 1, "width": 12, "heads": 2}
-        >>> network = {"embed_dim": 12, "vision_cfg": vision, "text_cfg": text}
-        >>> model = CLIP4IDCAdaptation(network, max_length=6).eval()
-        >>> before, after = torch.randint(256, (3, 3, 16, 16)), torch.randint(256, (3, 3, 16, 16))
-        >>> tokens = torch.tensor([[8, 1, 2, 9, 10], [8, 3, 9, 10, 10], [8, 4, 5, 6, 9]])  # 8 and 9 are START and END
-        >>> model.encode_pairs(before, after).shape, model.words(tokens).shape  # (B, E) each
-        (torch.Size([3, 12]), torch.Size([3, 12]))
-        >>> model.loss({"before": before, "after": after, "tokens": tokens}).ndim
-        0
     """
 
     def __init__(

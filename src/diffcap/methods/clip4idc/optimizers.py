@@ -39,26 +39,22 @@ class BertAdam(torch.optim.Optimizer):
             dtype = torch.float16 if group["half"] else torch.float32
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self._update(parameter, group, dtype)
+                    state = self.state[parameter]
+                    beta1, beta2 = group["betas"]
+                    weight = parameter.to(dtype)
+                    gradient = parameter.grad.to(dtype)
+                    # A resumed optimizer has moments of the parameter's type, with values that float16 represents exactly.
+                    mean = state.get("exp_avg", torch.zeros_like(weight)).to(dtype)
+                    square = state.get("exp_avg_sq", torch.zeros_like(weight)).to(dtype)
+                    # Computed in float32, as on CUDA, because `add` on the CPU would round alpha to float16.
+                    mean = mean.mul_(beta1).float().add(gradient.float(), alpha=1 - beta1).to(dtype)
+                    square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+                    update = mean / (square.sqrt() + group["eps"])
+                    if group["weight_decay"]:
+                        update += group["weight_decay"] * weight
+                    parameter.copy_(weight - group["lr"] * update)
+                    state["exp_avg"], state["exp_avg_sq"] = mean, square
         return loss
-
-    def _update(self, parameter: nn.Parameter, group: dict[str, Any], dtype: torch.dtype) -> None:
-        state = self.state[parameter]
-        assert parameter.grad is not None
-        beta1, beta2 = group["betas"]
-        weight = parameter.to(dtype)
-        gradient = parameter.grad.to(dtype)
-        # A resumed optimizer has moments of the parameter's type, with values that float16 represents exactly.
-        mean = state.get("exp_avg", torch.zeros_like(weight)).to(dtype)
-        square = state.get("exp_avg_sq", torch.zeros_like(weight)).to(dtype)
-        # Computed in float32, as on CUDA, because `add` on the CPU would round alpha to float16.
-        mean = mean.mul_(beta1).float().add(gradient.float(), alpha=1 - beta1).to(dtype)
-        square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-        update = mean / (square.sqrt() + group["eps"])
-        if group["weight_decay"]:
-            update += group["weight_decay"] * weight
-        parameter.copy_(weight - group["lr"] * update)
-        state["exp_avg"], state["exp_avg_sq"] = mean, square
 
 
 def bert_adam(
