@@ -1,6 +1,7 @@
 """Parts that RSICCformer and Chg2Cap share: layers, the captioners' base class, and rules to rename the authors' parameters.
 
-Letters: B pairs, b before images (B is a multiple of b), N positions of the grid, T text positions, D width, C feature channels.
+Letters: B pairs, b before images (pair i has before image i modulo b, see `repeat_batch`), N positions of the grid, T text positions,
+D width, C feature channels.
 """
 
 import copy
