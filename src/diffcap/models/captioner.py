@@ -109,7 +109,12 @@ class Captioner(nn.Module, ABC):
         Returns:
             Scalars by name, which are logged. Training minimises the scalar "loss".
         """
-        loss = global_mean(self.validation_losses(batch)["caption_loss"])
+        losses = self.validation_losses(batch)
+        if "caption_loss" not in losses:
+            raise DiffcapError(
+                f'{type(self).__name__} does not define loss, or validation_losses with "caption_loss"; add one of them.'
+            )
+        loss = global_mean(losses["caption_loss"])
         return {"loss": loss, "caption_loss": loss.detach()}
 
     def validation_losses(self, batch: Batch) -> dict[str, Tensor]:

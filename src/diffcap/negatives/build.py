@@ -50,7 +50,7 @@ class Recipe:
     scope: Literal["pair", "caption"] = "pair"
     seed: int = 0  # of all random choices
     # How new words are drawn. "uniform": from all words of the same part of speech, each with the same probability (paper). "matched",
-    # not in the paper: from words of the same inflection by frequency, but not words with a meaning that a reference has.
+    # not in the paper: from words of the same inflection, in proportion to their frequency, but no synonyms of a reference's words.
     replacement: Literal["uniform", "matched"] = "uniform"
 
     def __post_init__(self) -> None:

@@ -43,7 +43,8 @@ class CLIP4IDCAdaptation(nn.Module):
         freeze_embeddings: freeze all layers before the blocks: the embeddings of patches, class token, positions and words, and the
             first norm (authors' code).
         vocabulary_size: V; null for the network's own. max_length: positions of a caption; CLIP has 77.
-        pair_init: "clip": all layers start from CLIP's weights. "difference": the first inter layer starts by subtracting the images.
+        pair_init: "clip": all layers start from CLIP's weights. "difference": the first inter layer is initialised
+            so that its output contains the difference of the two images.
     """
 
     def __init__(
@@ -311,7 +312,8 @@ class CLIP4IDC(Captioner):
     def attention(self, before: Tensor, after: Tensor, tokens: Tensor) -> AttentionMaps:
         """Compute the maps of the decoder's last cross-attention, averaged over the heads, see `Captioner.attention`.
 
-        The attention is normalised over the patches of both images, without the class tokens. The method does not align the images.
+        The attention is normalised over the patches of both images, without the class tokens. CLIP4IDC has
+        no map of matching positions.
         """
         memory = self.encode(before, after)
         words = self.decode(tokens, memory).last_block.after_self_attention
