@@ -108,9 +108,7 @@ def test_missing_images_are_found_before_the_hub_is_asked(here: Path, monkeypatc
         assert message == f"error: {missing}: file not found; give the path of an image file." and not hub.asked
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:1")
     message = str(caption("before/1.png", "after/1.png", "--checkpoint", "user/name"))
-    assert message.startswith(
-        "error: user/name: 127.0.0.1 cannot be reached (Connection refused), and the model is not"
-    )
+    assert message.startswith("error: user/name: 127.0.0.1 cannot be reached (Connection refused), and the model is")
     assert "\n" not in message and message.endswith("or `tiles` of this package, which describe rendered images only.")
 
 
@@ -279,12 +277,8 @@ def test_a_file_of_other_settings_is_left_alone(table: Path, checkpoint: str, tm
         (outcome("--checkpoint", other), "--checkpoint"),
         (outcome(source="less.csv"), "list of pairs"),
     ):
-        assert found.startswith(
-            f"error: --out a.csv: its captions were made with another {names}; give another name, or"
-        )
-    assert "exists, and less.csv.settings.json does not, so it is not a file of this command" in outcome(
-        name="less.csv"
-    )
+        assert found.startswith(f"error: --out a.csv: its captions were made with another {names}; give another name")
+    assert "exists, and less.csv.settings.json does not, so it is not a file of this" in outcome(name="less.csv")
     assert (table / "pairs.csv").read_text().startswith("id,before") and (table / "a.csv").read_bytes() == content
     (table / "a.csv").write_bytes(content.replace(b"before/1", b'"', 1))
     assert "a.csv, line 2: not a row of this command; delete that line, or the file to start again." in outcome()
@@ -359,9 +353,7 @@ def test_ctrl_c_says_what_is_kept(table: Path, checkpoint: str, monkeypatch: pyt
 
     monkeypatch.setattr(PairCaptioner, "batch", stop)
     words = "pairs.csv", "--checkpoint", checkpoint
-    assert str(caption(*words)).startswith(
-        "error: interrupted; the captions are not saved; --out captions.jsonl saves them"
-    )
+    assert str(caption(*words)).startswith("error: interrupted; the captions are not saved; --out captions.jsonl")
     assert "the captions so far are in a.jsonl; run the same command again" in str(caption(*words, "--out", "a.jsonl"))
     assert len(rows_of(table / "a.jsonl")) == 2
     monkeypatch.setattr(PairCaptioner, "batch", batch)

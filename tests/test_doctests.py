@@ -29,12 +29,8 @@ MODULES = [
     "diffcap.pair_captioner",
 ]
 USER_FACING = {"PairCaptioner", "load_captioner"}
-RECORDS = {
-    "AdditiveMetric",
-    "WordIdScoring",
-    "Slots",
-    "WordAttention",
-}  # classes of diffcap.evaluation that only hold values
+# Classes of diffcap.evaluation that only hold values.
+RECORDS = {"AdditiveMetric", "WordIdScoring", "Slots", "WordAttention"}
 
 
 def examples_of(name: str) -> list[doctest.DocTest]:

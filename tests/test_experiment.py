@@ -120,10 +120,7 @@ def test_offline_chooses_what_ships_with_the_package() -> None:
     ("variables", "output"),
     [
         ({"method": "scorer", "backbone": "pixels"}, r"BACKBONE=pixels gives pixels, and METHOD=scorer reads features"),
-        (
-            {"method": "clip4idc", "backbone": "blocks"},
-            r"BACKBONE=blocks gives features, and METHOD=clip4idc reads pixels",
-        ),
+        ({"method": "clip4idc", "backbone": "blocks"}, r"=blocks gives features, and METHOD=clip4idc reads pixels"),
         (
             {"method": "clip4idc", "features_from": "x"},
             r"FEATURES_FROM=x gives features, .* give BACKBONE=pixels and leave out FEATURES_FROM=\.",

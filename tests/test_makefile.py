@@ -315,10 +315,7 @@ def test_the_page_offers_the_captioner_of_a_method_that_is_named(monkeypatch: py
         (["serve", "--config", "nothere.yaml"], "CONFIG=nothere.yaml: no such file"),
         (["serve", "--trainer", "nonsense"], "TRAINER=nonsense is unknown"),
         (["serve", "--devices", "2"], "--devices has no effect on the page; leave it out"),
-        (
-            ["caption", "--checkpoint", "a.ckpt", "b.ckpt", "pairs/"],
-            "b.ckpt: a checkpoint, not images; give each one as",
-        ),
+        (["caption", "--checkpoint", "a.ckpt", "b.ckpt", "pairs/"], "b.ckpt: a checkpoint, not images; give each one"),
         # Before the stages that are missing, which may take hours.
         (["eval", "--folder=none", "--run=none", "--ensembel=x"], "unknown option --ensembel, did you mean --ensemble"),
         (["finetune", "--folder=none", "--methd=scorer"], "unknown option --methd, did you mean --method"),
@@ -422,11 +419,9 @@ def test_a_method_without_pre_training_says_so_and_goes_on(project: Path, method
         done.stdout
         == f"{method} has no pre-training stage; continue with: make finetune METHOD={method} DATASET=blocks\n"
     )
-    ran = played(
-        project, "pretrain", "finetune", "eval", f"METHOD={method}", "DATASET=clevr_change", "ARGS=--model.lr=1"
-    )
+    ran = played(project, "pretrain", "finetune", "eval", f"METHOD={method}", "DATASET=clevr_change", "ARGS=--x=1")
     assert list(ran) == ["data", "extract", "finetune", "eval"]  # no negatives either
     assert "resnet101_layer3" in ran["extract"] and "init_from" not in ran["finetune"]
-    assert ran["finetune"].endswith("--model.lr=1")
+    assert ran["finetune"].endswith("--x=1")
     again = played(project, "finetune", f"METHOD={method}", "DATASET=clevr_change", "PRETRAIN=yes")
     assert "init_from" not in again["finetune"]

@@ -230,18 +230,6 @@ def test_features_of_other_weights_are_refused() -> None:
             rebuild_backbone({"name": "toy", "shape": [5, 2, 3], "library": library})
 
 
-def test_a_backbone_that_cannot_be_downloaded_names_the_option(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torchvision import models
-
-    def offline(*_: Any, **__: Any) -> None:
-        raise OSError("no network")
-
-    monkeypatch.setattr(models.ResNet101_Weights.IMAGENET1K_V1.__class__, "get_state_dict", offline)
-    wanted = {"library": "torchvision", "network": "resnet101", "stage": "layer3", "weights_sha256": None}
-    with pytest.raises(DiffcapError, match=r"cannot be downloaded.*--backbone-weights=PATH\."):
-        rebuild_backbone({**wanted, "preprocessing": {}, "pool": None})
-
-
 def test_importing_the_package_is_quick() -> None:
     code = "import sys, diffcap; assert 'torch' not in sys.modules; print(sorted(diffcap.__all__))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -317,9 +305,7 @@ def test_members_may_read_different_features(two: tuple[Path, Path], tmp_path: P
     pairs = [(noise(1), noise(2)), (noise(3), noise(4))]
     found = list(both.batch(pairs))
     assert [caption.text for caption in found] == [both(*pair).text for pair in pairs]
-    with pytest.raises(
-        DiffcapError, match="this captioner has no attention maps: the attention maps of the members have"
-    ):
+    with pytest.raises(DiffcapError, match="no attention maps: the attention maps of the members have"):
         both.attention(*pairs[0], found[0])
 
 

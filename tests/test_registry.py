@@ -79,9 +79,7 @@ def test_what_the_registry_needs_must_be_there(tmp_path: Path) -> None:
 def test_an_unknown_dataset_and_a_missing_stage_are_one_sentence(tmp_path: Path) -> None:
     e = Experiment()
     e.method_spec = read_method(write(tmp_path, "finetune: {}\ndatasets: {blcks: {finetune: {}}}\n"))
-    with pytest.raises(
-        DiffcapError, match=r"mine\.yaml: datasets: the dataset 'blcks' is unknown; known datasets: birds2words"
-    ):
+    with pytest.raises(DiffcapError, match=r"mine\.yaml: datasets: the dataset 'blcks' is unknown; known datasets:"):
         compose(e, "finetune")
     e.method_spec = read_method(write(tmp_path, "finetune: {}\n"))
     with pytest.raises(DiffcapError, match=r"mine\.yaml: the section pretrain is missing"):

@@ -70,10 +70,7 @@ def test_every_file_of_weights_and_biases_is_read(here: Path, file: Path) -> Non
         ({"method": "genetic"}, "method is genetic; give bayes or random or grid"),
         ({"program": "train.py"}, "program is train; give pretrain or finetune"),
         ({"metric": {"goal": "maximize"}}, "'name' is missing"),
-        (
-            {"parameters": {"model.lr": {"distribution": "normal", "mu": 0}}},
-            r"model.lr: .*\(the distribution is normal\)",
-        ),
+        ({"parameters": {"model.lr": {"distribution": "normal", "mu": 0}}}, r"model.lr: .*the distribution is normal"),
         ({"parameters": {"model.lr": {**RANGE, "min": 1}}}, "model.lr: not the values of a parameter"),
         ({"parameters": {"model.lr": {"max": 1}}}, "model.lr: not the values of a parameter"),
         ({"parameters": {"model.lr": RANGE}}, "method is grid, and model.lr has a range"),

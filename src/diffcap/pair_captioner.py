@@ -41,10 +41,6 @@ from diffcap.utils.pixels import find_difference, relative_box
 # Name of a dataset that diffcap renders -> folder of the captioner that was trained on it and ships with the package.
 SHIPPED_CAPTIONERS = {name: Path(__file__).parent / "models" / "captioners" / name for name in ("blocks", "tiles")}
 DEFAULT_CAPTIONER = SHIPPED_CAPTIONERS["blocks"]
-DOMAIN_NOTE = (
-    "this captioner was trained on rendered {} only; its captions of other images, such as photographs, are unreliable, even where "
-    "it gives its words a probability of 100 %."
-)
 RENDERED_DOMAINS = {"blocks": "`blocks` scenes", "tiles": "overhead images (`tiles`)"}
 # If the box around the pixels that differ covers a larger share of the image, the attention locates the change.
 _LARGE_DIFFERENCE = 0.5
@@ -418,11 +414,13 @@ class PairCaptioner:
 def _domain_note(members: Sequence[Checkpoint]) -> str | None:
     datasets = {member.metadata["dataset"] for member in members}
     if len(datasets) == 1 and (domain := RENDERED_DOMAINS.get(datasets.pop())):
-        return DOMAIN_NOTE.format(domain)
-    untrained = [member.metadata for member in members if member.metadata["stage"] == ZERO_SHOT]
-    if not untrained:
+        return (
+            f"this captioner was trained on rendered {domain} only; its captions of other images, such as photographs, are unreliable, "
+            "even where it gives its words a probability of 100 %."
+        )
+    first = next((member.metadata for member in members if member.metadata["stage"] == ZERO_SHOT), None)
+    if first is None:
         return None
-    first = untrained[0]
     model = describe_origin(first["base"], first["revision"], first["licence"])
     if isinstance(members[0].captioner, AnsweringModel):
         return f"{model}. Its captions may describe changes that are not there."

@@ -63,7 +63,15 @@ def run_stage(stage: str, words: Sequence[str]) -> None:
         pairs = itertools.pairwise(["", *stage_options])  # each word with the one before it, to find `--config PATH`
         stage_options = [word for previous, word in pairs if "--config" not in (previous, word.partition("=")[0])]
     if {"--help", "-h"} & set(stage_options):
-        _print_help(stage, stage_options)
+        print(f"Variables of an experiment, each an option of `diffcap {stage}` and, in capitals, a variable of make:")
+        for variable in VARIABLES:
+            text, default = variable.metadata["help"], variable.metadata["default"]
+            print(f"  --{variable.name:<22} {text}{f' ({default})' if default else ''}", flush=True)
+        if stage not in LIGHTNING or "all" in stage_options:
+            print("\nOptions of the stage:\n", flush=True)
+            _run_body(Request(stage, {}, ["--help"]))
+        else:
+            print(f"\nThe stage has more options (--model.*, --data.*, --trainer.*): diffcap {stage} --help all")
         return
     # make and `runner.make` give all variables and the goals to every stage. `print_paths` has checked the variables for make.
     is_step = is_only_needed or "goals" in variables
@@ -366,18 +374,6 @@ def _is_direct(stage: str, words: Sequence[str], variables: Mapping[str, str]) -
     contents = [read_settings(path) for path in configs if Path(path).is_file()]
     keys = {key for content in contents if isinstance(content, dict) for key in content}
     return not keys & {"dataset", "method", "DATASET", "METHOD"} and not any(map(is_run_config, contents))
-
-
-def _print_help(stage: str, stage_options: Sequence[str]) -> None:
-    print(f"Variables of an experiment, each an option of `diffcap {stage}` and, in capitals, a variable of make:")
-    for variable in VARIABLES:
-        text, default = variable.metadata["help"], variable.metadata["default"]
-        print(f"  --{variable.name:<22} {text}{f' ({default})' if default else ''}", flush=True)
-    if stage not in LIGHTNING or "all" in stage_options:
-        print("\nOptions of the stage:\n", flush=True)
-        _run_body(Request(stage, {}, ["--help"]))
-    else:
-        print(f"\nThe stage has more options (--model.*, --data.*, --trainer.*): diffcap {stage} --help all")
 
 
 def print_paths(words: Sequence[str]) -> None:

@@ -68,7 +68,9 @@ class Ablation:
 
     title: str  # name of the row in the table
     pretrains: bool = False  # whether the row has the method's pre-training stage
-    removes: str | None = None  # captioner's argument that the row switches off; if it is off already, skip the row
+    removes: str | None = (
+        None  # captioner's argument that the row switches off; the table of a dataset whose settings switch it off has no such row
+    )
     extra: str = ""  # value of EXTRA, for a row that pre-trains on more datasets
 
 
@@ -82,11 +84,11 @@ class Method:
     captioner: str  # import path of the `Captioner`
     backbone: str  # file of configs/backbone with the default settings of the features
     reads_pixels: bool = False  # whether the captioner can only read images, not features
-    # Only for a method that can read features or images: the file that replaces `backbone` if the captioner reads images. It does if the
-    # setting `model.captioner.init_args.backbone` names a network. This network is then a part of the captioner.
+    # Only for a method that can read features or images: the file that replaces `backbone` if the captioner reads images. The captioner
+    # reads images if the setting `model.captioner.init_args.backbone` names a network, which is then a part of the captioner.
     pixels_backbone: str | None = None
-    # Only for a method that trains a vision-language model, the base model (variable VLM): module with the functions `zero_shot`, which
-    # makes a captioner of a base model without training, and `export`
+    # Only for a method that fine-tunes a vision-language model, which is called its base model (variable VLM): import path of a module
+    # with the functions `zero_shot`, which makes a captioner of a base model without training, and `export`.
     base_model_module: str | None = None
     pretraining: Pretraining | None = None
     importer: str | None = None  # import path of the `Importer`, which converts checkpoints of the method's authors
@@ -154,7 +156,7 @@ def read_method(file: Path) -> Method:
 
 
 def _entries(content: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
-    """Yield each entry that has settings of stages, after its place in the file, such as "trainers.short"."""
+    """Yield (place in the file, entry) for each entry that has settings of stages. A place is, for example, "trainers.short"."""
     yield "offline", content.get("offline", {})
     for group in ENTRY_SECTIONS:
         for name, entry in (content.get(group) or {}).items():
@@ -221,7 +223,7 @@ def method_of(captioner: type) -> str:
     """Return the name of the method that has this class as its captioner."""
     path = f"{captioner.__module__}:{captioner.__qualname__}"
     package = path.partition(".")[0]
-    # First the method with this import path. A method's path may also name another module of its package, which imports the class.
+    # A method with exactly this import path is tried first. The path of a method may also name a module that imports the class.
     for name, method in sorted(methods().items(), key=lambda item: item[1].captioner != path):
         is_in_package = method.captioner.partition(".")[0] == package
         if method.captioner == path or (is_in_package and import_object(method.captioner) is captioner):

@@ -105,7 +105,7 @@ def _zeroshot(e: Experiment) -> Settings:
         "features": e.features,
         "devices": int(e.devices),
         "prompt": arguments.get("prompt"),
-        "sentences": arguments.get("sentences") or 1,
+        "sentences": arguments.get("sentences") or 1,  # of the answer, which the caption keeps
         # A served model may reason before it answers; its own limit is larger.
         "max_length": None if served_name(e.base_model) else settings["data"].get("max_length"),
         "tokenizer": settings["model"].get("tokenizer") or "ptb",
@@ -201,7 +201,7 @@ def _manifest(options: Settings) -> Iterable[Path]:
 _evaluation_stage = partial(
     Stage,
     body="diffcap.commands.evaluate:evaluate",
-    products=(METRICS, PREDICTIONS, REFERENCES, GROUPS),
+    products=(METRICS, PREDICTIONS, REFERENCES, GROUPS),  # groups.json: the ids of the pairs of each change type
     direct=("checkpoint",),
     unnamed_inputs=_manifest,
     inputs=lambda e: [e.features_folder / "sums.u32"],
@@ -215,7 +215,7 @@ STAGES: dict[str, Stage] = {
             "out": e.folder,
             "source": expand_home(e.data) or None,
             "seed": int(e.seed) if e.dataset_spec.rendered else None,
-            "pairs": int(e.pairs) if e.pairs and e.dataset_spec.pairs else None,
+            "pairs": int(e.pairs) if e.pairs and e.dataset_spec.pairs else None,  # not for datasets of single images
         },
         needs=lambda e: [],
         folder=lambda e: Path(e.folder),
@@ -280,7 +280,7 @@ STAGES: dict[str, Stage] = {
             "out": str(STAGES["report"].folder(e)),
         },
         needs=lambda e: [("eval", e)],
-        folder=lambda e: Path(e.run) / result_folder_name(e.captioner, REPORT),
+        folder=lambda e: Path(e.run) / result_folder_name(e.captioner, REPORT),  # e.captioner: finetune or reinforce
         products=("table.json", "table.md", "report.html"),
         direct=("runs", "predictions"),
         unnamed_inputs=lambda options: [*_manifest(options), *_files_of_runs(options)],

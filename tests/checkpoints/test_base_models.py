@@ -152,9 +152,7 @@ def test_incomplete_cache_without_network(hub: Hub, monkeypatch: pytest.MonkeyPa
     hub.commit(NAME, files())
     names_base_model(NAME)  # which fetches config.json
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(
-        DiffcapError, match=r"^user/vlm: HF_HUB_OFFLINE is set, and the model is not in the cache of this"
-    ):
+    with pytest.raises(DiffcapError, match=r"^user/vlm: HF_HUB_OFFLINE is set, and the model is not in the cache"):
         find_base(NAME)
     check_connection([NAME, None])  # looks for config.json only
     with pytest.raises(DiffcapError, match=r"^user/other: .*, or `blocks` or `tiles` of this package, which describe"):
@@ -238,12 +236,7 @@ GATED = r"accepted its licence \(403\); accept it on https://huggingface.co/user
             OF + f"a model of type 'bert', which is not supported; .*{', '.join(MODEL_TYPES)}",
             {"config.json"},
         ),
-        (
-            NAME,
-            with_code("evil_chat"),
-            "type 'evil_chat', which is not supported and needs code of its repository, which",
-            {"config.json"},
-        ),
+        (NAME, with_code("evil_chat"), "'evil_chat', which is not supported and needs code of its", {"config.json"}),
         *(
             (name, None, f"^{name}: neither a local folder nor the name of a repository on the Hub", set())
             for name in ("alone", "a/b/c", "/no/such/folder", "https://huggingface.co/a/b")
@@ -287,23 +280,11 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 123\
     ("changes", "sentence"),
     [
         ([remove("config.json")], r"config\.json: no configuration of a base model there; give"),
-        (
-            [write("config.json", b'{"architectures": []}')],
-            r"model: not a base model, its config\.json has no model_type",
-        ),
-        (
-            [write("config.json", b'{"model_type": ["smolvlm"]}')],
-            r"a model of type \['smolvlm'\], which is not supported",
-        ),
+        ([write("config.json", b'{"architectures": []}')], r"not a base model, its config\.json has no model_type"),
+        ([write("config.json", b'{"model_type": ["smolvlm"]}')], r"type \['smolvlm'\], which is not supported"),
         ([remove(INDEX, ONE, TWO)], r"model: no weights in safetensors format there, .*json; choose"),
-        (
-            [remove(INDEX, ONE, TWO), write("a.bin", b"?")],
-            r"json \(a\.bin is not read, because it can contain code\); ch",
-        ),
-        (
-            [write("adapter_config.json", b"{}")],
-            r"has an adapter \(adapter_config\.json\), which would change the model",
-        ),
+        ([remove(INDEX, ONE, TWO), write("a.bin", b"?")], r"json \(a\.bin is not read, because it can contain code\)"),
+        ([write("adapter_config.json", b"{}")], r"an adapter \(adapter_config\.json\), which would change the model"),
         ([remove(TWO)], rf"model: {TWO}, which {INDEX} names, is missing; download"),
         ([write(TWO, POINTER)], rf"{TWO}: not a complete safetensors file \(.*header too large\); download"),
         ([write(TWO, weights(4, 5)[:-1])], rf"{TWO}: not a complete safetensors file \(.*\); download"),

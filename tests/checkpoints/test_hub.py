@@ -99,9 +99,7 @@ def test_a_push_deletes_scores_and_images_of_earlier_weights_and_keeps_a_secret(
         push(checkpoint, "user/secret", private=True)
     assert hub.private == {"user/secret"} and "model.safetensors" in hub.repositories["user/secret"]
     push(checkpoint, "user/toy")
-    with pytest.raises(
-        DiffcapError, match=r"user/toy: the repository exists and is public, so nothing was uploaded; make"
-    ):
+    with pytest.raises(DiffcapError, match=r"user/toy: the repository exists and is public, so nothing was uploaded"):
         push(run / "reinforce" / "best.ckpt", "user/toy", private=True)
     hub.repositories["user/toy"]["notes.txt"] = hub.repositories["user/toy"]["assets/logo.png"] = b"the owner's"
     assert {"metrics.json", "pairs.png"} < set(hub.repositories["user/toy"])
@@ -150,9 +148,7 @@ def test_a_failed_request_is_one_whole_sentence(hub: Hub, tmp_path: Path, monkey
         raise OSError(f"the connection broke {40 * 'again and '}\nand more")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
-    with pytest.raises(
-        DiffcapError, match=r"user/name: the request to the Hub failed \(the .* (again|and) \.\.\.\); ch"
-    ) as error:
+    with pytest.raises(DiffcapError, match=r"the request to the Hub failed \(the .* (again|and) \.\.\.\); ch") as error:
         pull("user/name", tmp_path / "x")
     assert "\n" not in str(error.value)
 
@@ -182,9 +178,7 @@ def test_an_unreachable_hub_is_found_at_once(
     if how == "refused by the proxy":
         monkeypatch.setenv("HTTPS_PROXY", "127.0.0.1:3")
     start = time.monotonic()
-    with pytest.raises(
-        DiffcapError, match=r"cannot be reached \(.+\), and the model .*. Without a network, download it"
-    ) as error:
+    with pytest.raises(DiffcapError, match=r"cannot be reached \(.+\), and the model .*. Without a network") as error:
         pull("user/name", tmp_path / "x")
     assert time.monotonic() - start < 3 and ("HF_HUB_ETAG_TIMEOUT=30" in str(error.value)) == ("silent" in how)
 

@@ -40,11 +40,7 @@ SYSTEMS = {
 ODD_NAMES = [
     *("", "visual.proj.extra", "module.word_embedding.weight", "backbone.conv1.weight", "img.0.weight"),
     *("encoder.norm.gamma", "encoder.layers", "encoder.layers.0.attn.out.scale", "encoder.layers.0.attn.rotary.weight"),
-    *(
-        "speaker_state.logit.scale",
-        "speaker_state.core.layer.x.norm1.weight",
-        "speaker_state.core.layer.0.linear3.weight",
-    ),
+    *("speaker_state.logit.gain", "speaker_state.core.layer.x.norm1.weight", "speaker_state.core.layer.0.linear3.bias"),
     *("change_detector_state.scorer.0.attention.key.gain", "change_detector_state.transformer.0.norm2.weight"),
     *("cbr.mh_att.in_proj_bias", "decoder.extra.weight", "encoder_feat.transformer.0.norm3.weight"),
 ]

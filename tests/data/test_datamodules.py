@@ -138,14 +138,11 @@ def test_the_other_tasks_hide_words_or_patches(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize(("step", "accumulate"), [(7, 3)])
-def test_a_resumed_run_goes_on_with_the_batch_of_its_step(
-    folder: Path, step: int, accumulate: int, workers: int
-) -> None:
+def test_a_resumed_run_goes_on_with_the_batch_of_its_step(folder: Path, workers: int) -> None:
     for make in (captioning, pretraining):
         data = make(folder, swap=True, num_workers=workers)
-        undisturbed = [data.make_batch(number) for number in range(step * accumulate, step * accumulate + 5)]
-        data.trainer = toy_trainer(step, accumulate=accumulate)
+        undisturbed = [data.make_batch(number) for number in range(21, 26)]
+        data.trainer = toy_trainer(step=7, accumulate=3)
         again = list(islice(data.train_dataloader(), 5))
         assert all(equal(a, b) for a, b in zip(undisturbed, again))
 
@@ -156,9 +153,7 @@ def test_fewer_samples_than_processes_are_refused(folder: Path) -> None:
         data.trainer = toy_trainer(ranks=2)
         data.train_dataloader()
         data.trainer = toy_trainer(ranks=3)
-        with pytest.raises(
-            DiffcapError, match=r"batch_size is 2, which gives 2 samples per step for 3 processes; raise"
-        ):
+        with pytest.raises(DiffcapError, match=r"batch_size is 2, which gives 2 samples per step for 3 processes"):
             data.train_dataloader()
     data = pretraining(folder, batch_size=5, samples="scenes")
     data.trainer = toy_trainer(ranks=3)

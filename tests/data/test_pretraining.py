@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.data.test_datamodules import pretraining as on
 from tests.toy import NEGATIVES, SHAPE, batches_of_ranks, write_toy, write_toy_labelled, write_toy_singles
 
 from diffcap.data.datamodules import AdaptData, CaptionData
@@ -25,12 +26,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "singles": write_toy_singles(tmp_path_factory.mktemp("singles")),
         "labelled": write_toy_labelled(tmp_path_factory.mktemp("labelled")),
     }
-
-
-def on(folder: Path, **options: Any) -> PretrainData:
-    data = PretrainData(str(folder), "toy", **{"batch_size": 8, "max_length": 20, **options})
-    data.setup("fit")
-    return data
 
 
 def mixed(folders: dict[str, Path], **options: Any) -> PretrainData:

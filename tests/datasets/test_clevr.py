@@ -169,15 +169,9 @@ def test_types_are_voted_for() -> None:
             "someone changed the color of the rubber cube|the color of the cube has changed|the cube has a different colour|"
             "the cube that is the same size as the metal ball turned blue|the cube changed its color to red",
         ),
-        (
-            "material",
-            "someone changed the texture of the red cube|the cube with the same color as the ball became shiny",
-        ),
+        ("material", "someone changed the texture of the red cube|the cube of the same color as the ball became shiny"),
         ("add", "there is a new cube|the cube of the same size as the ball has appeared|someone added a ball"),
-        (
-            "drop",
-            "there is no longer a cube|there is no cube any more|the cube of the same material as the ball is gone",
-        ),
+        ("drop", "there is no longer a cube|there is no cube any more|a cube of the same material as the ball is gone"),
         ("none", "it is the same scene as before|nothing was moved|there are no changes"),
     ],
 )

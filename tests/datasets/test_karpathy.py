@@ -116,9 +116,7 @@ def test_a_lost_mask_of_levir_mci_is_treated_like_a_lost_image(
     source, out = write_levir(tmp_path / "files", NUMBERS, masks=True), tmp_path / "out"
     path = source / "images/test/label/test_000008.png"
     path.unlink() if fault == "missing" else path.write_bytes(path.read_bytes()[:40])
-    sentence = (
-        rf"of 21 images and masks 1 {fault} \(first images/test/label/test_000008.png\), so 1 of 7 pairs are unusable"
-    )
+    sentence = rf"of 21 images and masks 1 {fault} \(first images/test/label/test_000008.png\), so 1 of 7 pairs"
     with pytest.raises(DiffcapError, match=sentence) as caught:
         prepare("levir_mci", str(source), str(out))
     assert "\n" not in str(caught.value)
@@ -241,10 +239,7 @@ def test_a_malformed_entry_is_named_by_number(tmp_path: Path, edit: Any, output:
     change_rows(path, edit)
     for dataset in ("levir_cc", "desk"):
         assert str(tmp_path) in refusal(dataset, tmp_path) and output in refusal(dataset, tmp_path)
-    for text, words in (
-        ('{"images": [', ": not valid JSON"),
-        ('{"annotations": []}', ': "images" must be a list; the'),
-    ):
+    for text, words in (('{"images": [', ": not valid JSON"), ('{"annotations": []}', ': "images" must be a list')):
         path.write_text(text)
         assert f"{path}{words}" in refusal("levir_cc", tmp_path)
     path.unlink()

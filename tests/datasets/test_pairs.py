@@ -237,10 +237,7 @@ def test_the_csv_table_of_the_command_caption_is_read(tmp_path: Path) -> None:
         (row(2, before=None), '"before" must be the path of an image, found None'),
         (row(2, after="/data/b.jpg"), "the path '/data/b.jpg' leads out of the dataset's folder; write it relative"),
         (row(2, before="../b.jpg"), "the path '../b.jpg' leads out of the dataset's folder; write it relative"),
-        (
-            {"before": "c.jpg", "after": "d.jpg", "caption": "one"},
-            '"captions" is missing, and "caption" is not a known key',
-        ),
+        ({"before": "c.jpg", "after": "d.jpg", "caption": "one"}, '"captions" is missing, and "caption" is not'),
         (row(2, captions="one"), "\"captions\" must be a list of sentences, found 'one'"),
         (row(2, captions=["", "x"]), '"captions" has a blank sentence; fill it'),
         (row(2, captions=["x", "\u200b\ufeff"]), '"captions" has a blank sentence; fill it'),
@@ -250,10 +247,7 @@ def test_the_csv_table_of_the_command_caption_is_read(tmp_path: Path) -> None:
         (row(2, split="dev"), "\"split\" must be one of train, val, test, found 'dev'"),
         (row(2, id="1", split="val"), "id '1' is already used"),
         (row(2, is_distractor=1), '"is_distractor" must be true or false'),
-        (
-            row(2, split="val", change_type="total"),
-            "\"change_type\" is 'total', which is a reserved name; use another name",
-        ),
+        (row(2, split="val", change_type="total"), "\"change_type\" is 'total', which is a reserved name"),
         (row(2), 'no "split", while other lines have one'),
         (row(2, id=float("nan")), "NaN, which is not a finite number"),
         (row(2, id=["1"]), "\"id\" must be a string, found ['1']"),

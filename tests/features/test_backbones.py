@@ -132,9 +132,7 @@ def test_clip_s_weights_bring_their_activation_and_a_file_of_two_kinds_needs_a_t
     meta = json.loads(json.dumps(gelu.describe()))
     assert meta.pop("tag") == "laion2b_s34b_b79k" and "quick_gelu" not in meta and default.describe()["quick_gelu"]
     torch.testing.assert_close(rebuild_backbone(meta, file)(images), gelu(images), rtol=0, atol=0)
-    with pytest.raises(
-        DiffcapError, match=r"^the captioner was trained on features of ViT-B-32 with another activation"
-    ):
+    with pytest.raises(DiffcapError, match=r"captioner was trained on features of ViT-B-32 with another activation"):
         rebuild_backbone(meta)
 
 
@@ -165,9 +163,7 @@ def test_timm_stages() -> None:
     assert build_backbone("timm", "test_vit.r160_in1k", weights="random").shape() == (64, 10, 10)
     with pytest.raises(DiffcapError, match=r"^timm has no weights 'of_nobody' of test_vit; choose one of r160_in1k\.$"):
         build_backbone("timm", "test_vit.of_nobody", weights="random")
-    with pytest.raises(
-        DiffcapError, match=r"--model\.stage=99: feature index 99 is out of range .*; give another number"
-    ):
+    with pytest.raises(DiffcapError, match=r"--model\.stage=99: feature index 99 is out of range .*; give"):
         build_backbone("timm", "test_convnext.r160_in1k", layer=99, weights="random").shape()
 
 
@@ -183,9 +179,7 @@ def test_a_timm_file_of_another_image_size_is_refused(tmp_path: Path) -> None:
             torch.save(state, file)
             assert torch.equal(build_backbone("timm", "test_vit.r160_in1k", weights=file)(images), own)
     torch.save(state, file)
-    with pytest.raises(
-        DiffcapError, match=r"pos_embed has shape \(1, 197, 64\), this network needs \(1, 101, 64\); give the file"
-    ):
+    with pytest.raises(DiffcapError, match=r"shape \(1, 197, 64\), this network needs \(1, 101, 64\); give the file"):
         build_backbone("timm", "test_vit.r160_in1k", weights=file)
 
 
@@ -196,9 +190,7 @@ def test_wrong_files_and_names_are_one_sentence(resnet18, tmp_path: Path) -> Non
     with pytest.raises(DiffcapError, match=r"2 of 90 keys are missing .*bn1\.bias.*layer1\.0\.conv1\.weight"):
         build_backbone("torchvision", "resnet18", "layer3", str(tmp_path / "less.pth"))
     torch.save({**resnet18.state_dict(), "conv1.weight": torch.zeros(64, 1, 7, 7)}, tmp_path / "gray.pth")
-    with pytest.raises(
-        DiffcapError, match=r"conv1\.weight has shape \(64, 1, 7, 7\), this network needs \(64, 3, 7, 7\)"
-    ):
+    with pytest.raises(DiffcapError, match=r"weight has shape \(64, 1, 7, 7\), this network needs \(64, 3, 7, 7\)"):
         build_backbone("torchvision", "resnet18", "layer3", str(tmp_path / "gray.pth"))
     with pytest.raises(DiffcapError, match="no weights file there"):
         build_backbone("torchvision", "resnet18", "layer3", str(tmp_path / "nope.pth"))
@@ -223,13 +215,14 @@ def test_wrong_files_and_names_are_one_sentence(resnet18, tmp_path: Path) -> Non
             build_backbone(library, "resnet_of_nobody", "1", "random")
 
 
-def test_offline_without_weights_names_the_file_to_fetch(monkeypatch, tmp_path: Path) -> None:
+def test_offline_without_weights_names_the_file_to_fetch_and_the_option(monkeypatch, tmp_path: Path) -> None:
     def no_network(*args: object, **kwargs: object) -> None:
         raise urllib.error.URLError("Name or service not known")
 
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     monkeypatch.setattr("torch.hub.download_url_to_file", no_network)
-    with pytest.raises(
-        DiffcapError, match=r"fetch https://.*/resnet18-f37072fd\.pth elsewhere .*WEIGHTS=PATH, or use OFFLINE=yes"
-    ):
+    with pytest.raises(DiffcapError, match=r"https://.*/resnet18-f37072fd\.pth .*WEIGHTS=PATH, or use OFFLINE=yes"):
         build_backbone("torchvision", "resnet18", "layer4")
+    meta = {"library": "torchvision", "network": "resnet18", "stage": "layer4", "preprocessing": {}, "pool": None}
+    with pytest.raises(DiffcapError, match=r"cannot be downloaded.*--backbone-weights=PATH\."):  # for a captioner
+        rebuild_backbone(meta)

@@ -49,9 +49,7 @@ def test_a_store_of_bytes(tmp_path: Path) -> None:
 
 
 def test_other_libraries_have_a_size_of_their_own() -> None:
-    with pytest.raises(
-        DiffcapError, match=r"--model\.image_size is only for pixels and torchvision, not for blocks: remove it"
-    ):
+    with pytest.raises(DiffcapError, match=r"image_size is only for pixels and torchvision, not for blocks: remove it"):
         build_backbone("blocks", image_size=(64, 64))
 
 

@@ -49,10 +49,7 @@ def test_what_fails_is_listed_and_only_that_is_fetched_the_next_time(clevr: Fold
     clevr.site.pages["/splits.json"].always = "status 500"
     clevr.site.pages["/types.json"].always = "status 404"
     output = clevr.fetch()
-    assert (
-        output.startswith("error: clevr_change: could not fetch official/")
-        and "; then run the same command again" in output
-    )
+    assert output.startswith("error: clevr_change: could not fetch official/") and "then run the same command" in output
     failed = {row["name"]: row for row in clevr.json("fetch-failures.json")["failed"]}
     assert failed["official/splits.json"]["why"] == "the server answers 500 Internal Server Error (3 times)"
     assert failed["official/type_mapping.json"]["why"] == "the server answers 404 Not Found"
@@ -230,6 +227,4 @@ def test_without_sources_the_folder_is_asked_for(folder: Folder) -> None:
     assert "DATASET=desk is unknown; known datasets: " in str(in_process(words))
     words = [sys.executable, STAGE, "--dataset=nabirds", f"--out={folder.out}"]
     assert "download by hand nabirds.tar.gz from https://dl.allaboutbirds.org/nabirds" in str(in_process(words))
-    assert "file not found; it must list the dataset's files" in str(
-        in_process([*words, "--fetch.sources=nowhere.yaml"])
-    )
+    assert "file not found; it must list the dataset's" in str(in_process([*words, "--fetch.sources=nowhere.yaml"]))

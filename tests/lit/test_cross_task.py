@@ -58,13 +58,8 @@ def test_two_stages_and_captioning(place: Path) -> None:
     options = f"--data.folder={place / 'pairs'}", f"--run.out={place / 'finetune'}", "--run.monitor=val/BLEU-1"
     begin = f"--model.init_from={place / 'pretrain/last.ckpt'}"
     words = command("finetune", [], *SMALL, "--model.tokenizer=raw", *options, begin)
-    output = in_process(words)
-    assert (
-        isinstance(output, str)
-        and "vocabulary has" in output
-        and "data.vocabulary_with" in output
-        and "\n" not in output
-    )
+    output = str(in_process(words))
+    assert "vocabulary has" in output and "data.vocabulary_with" in output and "\n" not in output
     words.append(f"--data.vocabulary_with=[{place / 'cub'}]")
     assert in_process(words) is None
 

@@ -38,10 +38,7 @@ def test_the_trunk_is_taken_over_and_the_new_head_stays(checkpoint: Path) -> Non
     ("options", "names"),
     [
         ({"width": 24}, "trunk.word_embedding.weight: checkpoint (10, 16), model (10, 24)"),
-        (
-            {"feature_channels": 7},
-            "1 parameters do not fit (trunk.image_projection.weight: checkpoint (16, 5), model (16, 7))",
-        ),
+        ({"feature_channels": 7}, "do not fit (trunk.image_projection.weight: checkpoint (16, 5), model (16, 7)"),
         ({"cross_layers": 3}, "trunk.cross_encoder.layers.2.attention_norm.weight"),
         ({"pair_layers": 0}, "trunk.pair_encoder.norm.weight"),
     ],
@@ -61,11 +58,7 @@ def test_another_vocabulary_is_refused(checkpoint: Path, words: list[str]) -> No
         take_over(checkpoint, words)
     output = str(error.value)
     assert ("zebra" in output) == ("zebra" in words) and ("their order differs" in output) == (words[0] == "the")
-    assert (
-        f"its vocabulary has 4 words, this stage's {len(words)}" in output
-        and "min_count" in output
-        and "\n" not in output
-    )
+    assert f"has 4 words, this stage's {len(words)}" in output and "min_count" in output and "\n" not in output
 
 
 def test_a_second_pre_training_wants_every_name(checkpoint: Path) -> None:

@@ -204,9 +204,7 @@ def test_options_of_pre_training_change_their_losses(options: dict[str, Any], ch
 
 
 def test_too_many_positions_say_which_option_to_raise() -> None:
-    with pytest.raises(
-        DiffcapError, match=r"needs 42 positions, but model\.captioner\.init_args\.positions is .*; raise it"
-    ):
+    with pytest.raises(DiffcapError, match=r"42 positions, but model\.captioner\.init_args\.positions is .*; raise it"):
         captioner().encode(*maps(1, 7, 6))
     batch = {**dict(zip(("before", "after"), maps(1))), "tokens": captions([7], 9), "is_change": torch.ones(1)}
     with pytest.raises(DiffcapError, match=r"needs 9 positions, but model\.captioner\.init_args\.positions is 8"):

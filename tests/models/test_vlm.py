@@ -280,10 +280,12 @@ def test_the_difference_module_compares_the_images_of_each_pair(family: str, fol
     vlm.difference.mix[2].weight.normal_()  # type: ignore[operator, union-attr]
     before, after = pairs(3)
     tokens = padded(vlm.vocabulary, ["the red cube is gone"] * 3)
-    together = vlm.word_losses({"before": before, "after": after, "tokens": tokens}).chunk(3)
+    together = vlm.validation_losses({"before": before, "after": after, "tokens": tokens})["caption_loss"].chunk(3)
     for number in range(3):
         row = slice(number, number + 1)
-        alone = vlm.word_losses({"before": before[row], "after": after[row], "tokens": tokens[row]})
+        alone = vlm.validation_losses({"before": before[row], "after": after[row], "tokens": tokens[row]})[
+            "caption_loss"
+        ]
         assert torch.allclose(alone, together[number], atol=1e-3)
     if family == "llava_onevision":  # its `get_image_features` has more arguments
         return

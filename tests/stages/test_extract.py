@@ -14,13 +14,12 @@ import pytest
 import torch
 import torchvision
 from PIL import Image
-from tests.commands import environment, in_process, run
+from tests.commands import ROOT, config_words, environment, in_process, run
 
 from diffcap.experiment import Experiment
 from diffcap.records import ChangePair, write_dataset
 from diffcap.stages import is_made, record_path
 
-ROOT = Path(__file__).parents[2]
 IMAGES = 41  # in batches of two the last one is alone
 FILES = ("features.f16", "sums.u32", "index.json", "meta.json", "done.u8", "complete")
 
@@ -40,13 +39,9 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def command(folder: Path, *options: str) -> list[str]:
+    config = config_words("configs/backbone/resnet101_layer4.yaml")
     return [
-        *(
-            sys.executable,
-            str(ROOT / "stages" / "extract.py"),
-            "--config",
-            str(ROOT / "configs/backbone/resnet101_layer4.yaml"),
-        ),
+        *(sys.executable, str(ROOT / "stages/extract.py"), *config),
         *("--model.name=small", "--model.network=resnet34", f"--model.weights={folder / 'weights.pth'}"),
         *(f"--data.folder={folder}", "--data.batch_size=2", "--trainer.accelerator=cpu", *options),
     ]

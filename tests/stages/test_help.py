@@ -41,8 +41,8 @@ def test_help_of_the_variables_needs_no_torch(stage: str) -> None:
 @pytest.mark.parametrize(
     ("stage", "texts"),
     [
-        ("data", ["Decode every image completely", "--captions_only", "blocks and tiles only: number of pairs"]),
-        ("negatives", ["with roles exchanged or the change reversed", "uniform: any other word of the same part of"]),
+        ("data", ["decode every image completely", "--captions_only", "Rendered datasets only: number of pairs"]),
+        ("negatives", ["or the change is inverted", "uniform: any other word of the same part of"]),
         ("report", ["--runs", "--features", "--pictures", "--attention", "--bins", "--page", "--localisation_pairs"]),
     ],
 )

@@ -1,6 +1,5 @@
 """Self-critical training by its real command: rewards, kills, two processes against one."""
 
-import csv
 import json
 import shutil
 import sys
@@ -8,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.commands import ROOT, command, in_process, run, same_logs, weights
+from tests.commands import ROOT, command, in_process, logged, run, same_logs, weights
 from tests.stages.small_runs import kill_when, same_training
 from tests.toy import write_toy
 
@@ -56,8 +55,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_step_logs_its_reward(undisturbed: Path) -> None:
-    with next((undisturbed / "reinforce/logs").glob("*/metrics.csv")).open() as file:
-        rewards = [float(row["train/reward"]) for row in csv.DictReader(file) if row["train/reward"]]
+    rewards = [value for (_, name), value in logged(undisturbed / "reinforce").items() if name == "train/reward"]
     assert len(rewards) == 60 and all(0 <= reward <= 10 for reward in rewards)
     finished = json.loads((undisturbed / "reinforce/finished.json").read_text())
     assert finished["stage"] == "reinforce" and finished["monitor"] == "val/CIDEr-D" and finished["steps"] == 60
@@ -122,8 +120,7 @@ def test_two_processes_train_to_the_weights_of_one(undisturbed: Path, tmp_path: 
 
 def scores(folder: Path) -> dict[int, float]:
     """Optimiser step -> val/CIDEr-D."""
-    with next((folder / "logs").glob("*/metrics.csv")).open() as file:
-        return {int(row["step"]): float(row["val/CIDEr-D"]) for row in csv.DictReader(file) if row["val/CIDEr-D"]}
+    return {int(step): value for (step, name), value in logged(folder).items() if name == "val/CIDEr-D"}
 
 
 def test_it_hands_over_nothing_worse_than_its_start(

@@ -181,11 +181,7 @@ def test_two_processes_have_the_gradients_of_one(levir: Commands) -> None:
     [
         ("rsiccformer", RESNET, "resnet101_layer3_256 contains features, but RSICCformer .* needs pixels"),
         ("chg2cap", "--model.initial_weights=null", "model.initial_weights is not set; give default, random, or a"),
-        (
-            "rsiccformer",
-            "--model.decoder_clip_value=5",
-            r"was replaced by trainer\.callbacks; see `decoder_clip_value`",
-        ),
+        ("rsiccformer", "--model.decoder_clip_value=5", r"replaced by trainer\.callbacks; see `decoder_clip_value`"),
         ("chg2cap", "--data.vocabulary_layout=pcl", "data.vocabulary_layout is pcl; Chg2Cap needs chg2cap"),
         ("rsiccformer", "--run.monitor=null", r"DecoderPlateau in trainer\.callbacks needs run\.monitor"),
     ],

@@ -97,9 +97,7 @@ def test_the_report_of_two_systems(tmp_path: Path) -> None:
     for name, height in (("pairs.png", 6 * 192), ("attention.png", 2 * (192 + 2 * 88))):
         with Image.open(tmp_path / "report" / name) as sheet:
             assert sheet.width == 900 and sheet.height > height
-    assert (
-        "attention.png does not show PCL, no pre-training: runs/scratch/finetune/best.ckpt is not there" in done.stdout
-    )
+    assert "attention.png does not show PCL, no pre-training: runs/scratch/finetune/best.ckpt is not" in done.stdout
     curves = read_json(tmp_path / "report/curves.json")
     assert curves["systems"] == {"PCL": [[[9, 0.5], [19, 0.75]]], "PCL, no pre-training": []}
     by_viewpoint = read_json(tmp_path / "report/viewpoint.json")
@@ -244,21 +242,11 @@ def test_captions_of_other_systems_are_rows(tmp_path: Path) -> None:
     assert f"No attention maps of {other}: " in html and "total, PTB tokens" in html
 
     few = written(tmp_path / "few.json", dict(list(own.items())[:-1]))
-    lacking = (
-        f"few.json: 1 of the {len(test)} pairs of the test split of blocks have no caption (first {test[-1].id!r})"
-    )
+    lacking = f"few.json: 1 of the {len(test)} pairs of the test split of blocks have no caption (first {test[-1].id!r}"
     for runs, words, sentence in (
-        (
-            "PCL",
-            "--predictions.PCL=0.json",
-            "--predictions.PCL: a run also has this name; give the file another one.",
-        ),
+        ("PCL", "--predictions.PCL=0.json", "--predictions.PCL: a run also has this name; give the file another one."),
         ("PCL", '--predictions={"A": []}', "--predictions has a name without a file; give --predictions.NAME=FILE."),
-        (
-            "PCL",
-            "--predictions.A=none.json",
-            "none.json: no predictions file there; give a .json file, or a .jsonl file",
-        ),
+        ("PCL", "--predictions.A=none.json", "none.json: no predictions file there; give a .json file, or a .jsonl"),
         ("PCL", f"--predictions.A={few}", lacking),
         ("", "--page=0", "--runs names no folder"),
     ):

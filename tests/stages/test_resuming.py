@@ -110,11 +110,7 @@ def test_a_signal_ends_a_training_after_the_whole_step(
 
 def test_a_second_signal_ends_a_training_at_once(blocks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for batch, numbers, sentence in (
-        (
-            2,
-            [signal.SIGINT, signal.SIGTERM],
-            "step 2; run the same command again to start from step 0, since there is ",
-        ),
+        (2, [signal.SIGINT, signal.SIGTERM], "step 2; run the same command again to start from step 0"),
         (6, [signal.SIGTERM, signal.SIGTERM], "step 6; run the same command again to resume at step 4."),
         (5, [signal.SIGINT, signal.SIGINT], "step 5; run the same command again to resume at step 4."),
     ):

@@ -138,14 +138,9 @@ def test_settings_that_cannot_run_leave_the_earlier_run_alone(
 
 
 def test_bad_input_of_the_real_commands_is_one_line(blocks: Path, undisturbed: Path, tmp_path: Path) -> None:
-    other = run(
-        smoke("finetune", blocks, tmp_path / "x", f"--model.init_from={undisturbed / 'pretrain/last.ckpt'}"), tmp_path
-    )
-    output = one_sentence(other)
-    assert (
-        "parameters do not fit (unexpected: trunk.cross_encoder.layers.2." in output
-        and "give both stages the same width" in output
-    )
+    start = f"--model.init_from={undisturbed / 'pretrain/last.ckpt'}"
+    output = one_sentence(run(smoke("finetune", blocks, tmp_path / "x", start), tmp_path))
+    assert "do not fit (unexpected: trunk.cross_encoder.layers.2." in output and "both stages the same width" in output
     words = evaluation(blocks, tmp_path)
     assert "finetune/best.ckpt: no checkpoint there; train one with" in one_sentence(run(words, tmp_path))
     for option, sentence in {

@@ -131,11 +131,7 @@ def test_a_base_model_in_another_place_is_given_and_checked(
         ({"prompt": "x" * 20_000}, {}, "its prompt has 20,000 characters"),
         ({"train": "nothing"}, {}, "weights of the base model, which was not trained: net.*lora_A"),
         ({"train": "projector"}, {}, "weights of the base model, which was not trained: net.*lora_A"),
-        (
-            {},
-            {"net.base_model.model.lm_head.weight": 3},
-            "weights of the base model, which was not trained: net.*lm_head",
-        ),
+        ({}, {"net.base_model.model.lm_head.weight": 3}, "base model, which was not trained: net.*lm_head"),
         ({"image_kwargs": {"size": {"longest_edge": 10**10}}}, {}, "size.longest_edge is 10000000000, and its limit"),
     ],
 )
@@ -329,9 +325,7 @@ def test_the_card_names_the_base_model_and_how_to_give_it(trained: Path, base: P
     arguments = state["diffcap"]["hyperparameters"]
     local = model_card("user/mine", state, Scores(None, None, "-"), [], "mit", "apache-2.0")
     assert str(base.parent) not in local and "base_model:" not in local
-    assert (
-        "--checkpoint user/mine --base FOLDER\n```" in local and 'load_captioner("user/mine", base="FOLDER")(' in local
-    )
+    assert "checkpoint user/mine --base FOLDER\n```" in local and 'load_captioner("user/mine", base="FOLDER")(' in local
     assert (
         f"* Base model: `tiny-qwen` (a local folder); licence: apache-2.0; diffcap checks its SHA-256, "
         f'{arguments["base_sha256"][:12]}...\n* Prompt: "{PROMPT}"\n* Dataset: `blocks`' in local
@@ -350,10 +344,7 @@ def test_what_does_not_fit_is_one_sentence(base: Path, trained: Path, pixels: Pa
     for words, message in (
         (f"zeroshot --dataset blocks --method scorer --folder {pixels}", "zeroshot is for METHOD=vlm"),
         (f"finetune --method dirl --vlm {base}", "VLM="),
-        (
-            f"finetune --method vlm --vlm {tmp_path / 'none'} --folder {pixels} --dataset blocks",
-            "neither a local folder",
-        ),
+        (f"finetune --method vlm --vlm {tmp_path / 'none'} --folder {pixels} --dataset blocks", "neither a local"),
         (f"caption {both} --checkpoint {trained / 'best.ckpt'} --prompt x", "trained with its own prompt"),
         (f"export {trained / 'best.ckpt'} --form merged --base {tmp_path}", "config.json"),
         (f"eval --checkpoint {base} --out {tmp_path / 'e'}", "give --folder and --features"),

@@ -195,9 +195,7 @@ def test_near_infrared_is_not_transparency() -> None:
         white = Image.new("RGBA", image.size, "white")
         expected = colors if is_band else np.asarray(Image.alpha_composite(white, image).convert("RGB"))
         assert np.array_equal(np.asarray(found.image), expected)
-        note = (
-            "last band was left out, since its values are not those" if is_band else "transparent parts were made white"
-        )
+        note = "last band was left out, since its values are not" if is_band else "transparent parts were made white"
         assert len(found.notes) == 1 and note in found.notes[0]
     opaque = Image.fromarray(np.concatenate([colors, np.full_like(mask, 255)], -1))
     assert not read_image(encoded(opaque, "PNG")).notes and not read_image(encoded(opaque, "TIFF")).notes
@@ -250,29 +248,18 @@ def test_both_images_of_a_pair_have_one_range(
 
 
 DEEP, FLOATS = np.full((8, 9), 999, np.uint16), np.full((8, 9), 0.5, np.float32)
+LARGE = Image.new("RGB", (80, 60))
 
 
 @pytest.mark.parametrize(
     ("before", "after", "note"),
     [
-        (
-            Image.new("RGB", (80, 60)),
-            Image.new("RGB", (40, 30)),
-            "their sizes differ (80 x 60 and 40 x 30 pixels), so both are resized",
-        ),
+        (LARGE, Image.new("RGB", (40, 30)), "their sizes differ (80 x 60 and 40 x 30 pixels), so both are resized"),
         (Image.new("RGB", (80, 60)), Image.new("RGB", (81, 60)), "their sizes differ (80 x 60 and 81 x 60 pixels)"),
-        (
-            Image.new("RGB", (80, 60)),
-            Image.new("RGB", (80, 66)),
-            "their aspect ratios differ (80 x 60 and 80 x 66 pixels), so both are",
-        ),
+        (LARGE, Image.new("RGB", (80, 66)), "their aspect ratios differ (80 x 60 and 80 x 66 pixels), so both are"),
         (scene("RGB"), scene("L"), "the first is in color and the second in gray"),
         (scene("L").convert("RGB"), scene("RGB"), "the first is in gray and the second in color"),
-        (
-            DEEP,
-            scene("L", (9, 8)),
-            "their pixels are integers of more than 8 bits and 8-bit integers, so each is scaled by its own",
-        ),
+        (DEEP, scene("L", (9, 8)), "their pixels are integers of more than 8 bits and 8-bit integers, so each"),
         (Image.fromarray(FLOATS), DEEP, "their pixels are floats and integers of more than 8 bits"),
         (scene("L"), scene("L", seed=1), None),
         (scene("RGB"), scene("RGB", seed=1), None),
@@ -286,10 +273,7 @@ def test_notes_on_a_pair(before: Any, after: Any, note: str | None) -> None:
 @pytest.mark.parametrize("source", [torch.zeros(4, 4, 3), io.BytesIO(b"x"), None])
 def test_other_types_name_the_accepted_ones(source: Any) -> None:
     output = refused(source, name="the image before")
-    assert (
-        f"an object of type {type(source).__name__}; give a path, the bytes of a file, a PIL image, or a numpy array"
-        in output
-    )
+    assert f"an object of type {type(source).__name__}; give a path, the bytes of a file, a PIL image" in output
     assert "(H, W, 3)" in output
 
 

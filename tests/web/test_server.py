@@ -41,9 +41,7 @@ def test_the_command_serves_on_this_machine_alone_and_leaves_nothing(tmp_path: P
     ) as server:
         try:
             line = server.stdout.readline()
-            found = re.fullmatch(
-                r"diffcap is at (http://127\.0\.0\.1:(\d+)) with 4 captioners; Ctrl-C ends it\.\n", line
-            )
+            found = re.fullmatch(r"diffcap is at (http://127\.0\.0\.1:(\d+)) with 4 captioners; Ctrl-C ends .*\n", line)
             assert found, line
             visitor = Visitor(found[1])
             with visitor.http:
@@ -111,9 +109,7 @@ def test_what_is_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd:
     twice = find_choices([str(SHIPPED), str(SHIPPED)], Path("nowhere"))
     assert twice[0] == twice[1] == named[0]  # nothing tells a checkpoint from itself
     notes = capfd.readouterr().err.splitlines()
-    assert len(notes) == 1 and notes[0].startswith(
-        "note: left out: runs/cut/pcl/finetune/best.ckpt: not a readable checkpoint"
-    )
+    assert len(notes) == 1 and notes[0].startswith("note: left out: runs/cut/pcl/finetune/best.ckpt: not a readable")
     with pytest.raises(DiffcapError, match="no checkpoint there"):
         find_choices(["nowhere.ckpt"], runs)
     assert len(find_choices([], Path("nowhere"))) == 2

@@ -210,7 +210,17 @@ def caption_pairs(
     captioner = load_model("blocks", model_options)
     captioner.check_options(beam, length_penalty, heatmap is not None)
     rows: list[dict[str, Any]] = []  # of --sort and --min_changed, which are printed at the end
-    num_failed, num_undrawn, file_names = 0, 0, _file_names([pair.id for pair in pairs])
+    # Names of the heat map files by pair. They are unique even on case-insensitive file systems.
+    num_failed, num_undrawn = 0, 0
+    file_names: dict[str, str] = {}
+    taken_names: set[str] = set()
+    for id in [pair.id for pair in pairs]:
+        base_name = "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in id).lstrip(".")
+        base_name = base_name[:_MAX_NAME_LENGTH] or "pair"
+        candidates = itertools.chain([base_name], (f"{base_name}-{number}" for number in itertools.count(2)))
+        name = next(name for name in candidates if name.casefold() not in taken_names)
+        file_names[id] = f"{name}.png"
+        taken_names.add(name.casefold())
     with ExitStack() as stack:
         caption_file, pending_pairs = None, pairs
         if out_path:
@@ -269,20 +279,6 @@ def caption_pairs(
         failures = [f"{count} of {len(pairs)} pairs could not be {verb}" for verb, count in counts.items() if count]
         rest = "" if num_failed + num_undrawn == len(pairs) else "; the others are done"
         raise DiffcapError(f"{' and '.join(failures)}, see above{rest}.")
-
-
-def _file_names(ids: Sequence[str]) -> dict[str, str]:
-    """Return id of a pair -> name of its heat map file. Names are unique even on case-insensitive file systems."""
-    names: dict[str, str] = {}
-    taken_names: set[str] = set()
-    for id in ids:
-        base_name = "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in id).lstrip(".")
-        base_name = base_name[:_MAX_NAME_LENGTH] or "pair"
-        candidates = itertools.chain([base_name], (f"{base_name}-{number}" for number in itertools.count(2)))
-        name = next(name for name in candidates if name.casefold() not in taken_names)
-        names[id] = f"{name}.png"
-        taken_names.add(name.casefold())
-    return names
 
 
 def _print_selection(

@@ -38,15 +38,16 @@ def make_negatives(
             package), or a folder with resources.json and one .pt file.
         retrieve: Number of negatives per caption that are captions of other pairs.
         replace: Number of negatives per caption with nouns and adjectives replaced.
-        confuse: Number of negatives per caption with roles exchanged or the change reversed.
+        confuse: Number of negatives per caption in which two phrases or words have swapped places, or the change is inverted.
         scope: pair: all captions of a pair share the same negatives (as in the authors' files). caption: each caption has its own.
         replacement: How replacement words are sampled. uniform: any other word of the same part of speech (paper). matched: words of
-            the same inflection, by frequency, with a meaning that no reference has. With matched, confuse also uses captions that
-            state no change.
+            the same inflection, drawn in proportion to their frequency, without synonyms of a reference's words. With matched,
+            confuse also takes captions of no change as negatives.
         seed: Seed of all random choices.
         split: Split whose captions get negatives.
-        changes: For a dataset with several changes per pair (Spot-the-Diff): single or multi, the same value as in training; by
-            default the value in configs/dataset/<dataset>.yaml, or else in the dataset.json.
+        changes: For a dataset with several changes per pair (Spot-the-Diff): single, each sentence is a caption, or multi, all
+            sentences are one; the same value as in training. By default the value in configs/dataset/<dataset>.yaml, or else in the
+            dataset.json.
         workers: Number of processes that tag; 0 for one per core.
         force: Make the negatives again even if they exist with the same settings.
         authors: Import IDC-PCL's negatives from this file, <split>_neg_tfidf6.json, instead.
@@ -111,7 +112,8 @@ def make_negatives(
                     show_progress(number, len(pairs))
 
         write_negatives(negatives_file, build_rows(), lambda: report.write(report_file, settings, builder.counts))
+    # Kind: retrieve, replace or confuse. Strategy: how a negative of this kind was made.
     strategy_counts = {f"{kind}: {strategy}": count for (kind, strategy), count in sorted(builder.counts.items())}
-    metadata = {"settings": settings, "captions": report.num_rows, "ways": strategy_counts}  # ways to build negatives
+    metadata = {"settings": settings, "captions": report.num_rows, "ways": strategy_counts}
     write_json(metadata_file, {**metadata, "sha256": file_hash(negatives_file)})
     print(f"{negatives_file}: negatives for {report.num_rows:,} captions; read {report_file}")

@@ -125,7 +125,21 @@ def report(
     if problems := results.masks.problems:  # path of a mask that cannot be used -> reason
         masks_are = "masks are" if len(problems) > 1 else "mask is"
         echo(f"{len(problems):,} {masks_are} left out; the first: {next(iter(problems.values()))}")
-    _print_results(results, localisation, mask_counts)
+    tables = [
+        table.system_table(rows, f"{results.dataset.name} {protocol['split']}"),
+        table.group_table(table.word_id_rows(rows), "word ids", min_groups=1),
+        table.type_table({name: rows[name] for name in results.runs}, "by change type"),
+        table.localisation_table(localisation) if localisation else None,
+    ]
+    for shown_table in filter(None, tables):
+        print_table(shown_table)
+    notes = [table.protocol_text(protocol, rows), *table.footnotes(protocol, rows)]
+    if "id_tokens" in protocol:
+        notes.append(table.word_id_note(protocol["id_tokens"]))
+    if localisation:
+        notes.append(table.localisation_note(mask_counts))
+    for note in notes:
+        echo(*wrap(note, 100))
     echo(*wrap(f"{report_folder}: {', '.join(written_files)}", 100))
 
 
@@ -153,25 +167,3 @@ def _draw_sheets(results: "Results", report_folder: Path, num_pairs: int, num_ma
         write_png(report_folder / "attention.png", draw_attention(maps, captions, results.masks))
         written_files.append("attention.png")
     return written_files
-
-
-def _print_results(results: "Results", localisation: dict[str, Any], mask_counts: Any) -> None:
-    """Print the tables and their notes."""
-    from diffcap.report import table
-
-    rows, protocol = results.rows, results.protocol
-    tables = [
-        table.system_table(rows, f"{results.dataset.name} {protocol['split']}"),
-        table.group_table(table.word_id_rows(rows), "word ids", min_groups=1),
-        table.type_table({name: rows[name] for name in results.runs}, "by change type"),
-        table.localisation_table(localisation) if localisation else None,
-    ]
-    for shown_table in filter(None, tables):
-        print_table(shown_table)
-    notes = [table.protocol_text(protocol, rows), *table.footnotes(protocol, rows)]
-    if "id_tokens" in protocol:
-        notes.append(table.word_id_note(protocol["id_tokens"]))
-    if localisation:
-        notes.append(table.localisation_note(mask_counts))
-    for note in notes:
-        echo(*wrap(note, 100))

@@ -161,7 +161,14 @@ class Search:
     def start_trial(self, count: int, lock: ExitStack) -> "optuna.Trial | None":
         """Return a new trial, with its lock in `lock`; or None if `count` trials are complete, pruned or running, or no values are left."""
         with self._exclusive():
-            self._repeat_interrupted()
+            # Enqueue the values of trials whose command was killed.
+            for running in self.study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
+                # If one of the two locks is held, the trial is running: a killed command may leave its training running.
+                with suppress(DiffcapError), self._lock(running), stage_lock(self._folder(running), 0):
+                    self.study.tell(running.number, state=TrialState.FAIL)
+                    # `params` lacks some enqueued values (`fixed_params`) if the command was killed while it chose values.
+                    self.study.enqueue_trial({**running.system_attrs.get("fixed_params", {}), **running.params})
+                    echo(f"trial {running.number} was interrupted; its values are tried again")
             states = Counter(trial.state for trial in self.study.get_trials(deepcopy=False))
             num_trials = states[TrialState.COMPLETE] + states[TrialState.PRUNED] + states[TrialState.RUNNING]
             if num_trials >= count or (self.is_grid and not states[TrialState.WAITING]):
@@ -174,16 +181,6 @@ class Search:
                 self.study.tell(trial, state=TrialState.FAIL)
         echo("other commands train with all values that were chosen; run this command again for more trials")
         return None
-
-    def _repeat_interrupted(self) -> None:
-        """Enqueue the values of trials whose command was killed."""
-        for trial in self.study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
-            # If one of the two locks is held, the trial is running: a killed command may leave its training running.
-            with suppress(DiffcapError), self._lock(trial), stage_lock(self._folder(trial), 0):
-                self.study.tell(trial.number, state=TrialState.FAIL)
-                # `params` lacks some enqueued values (`fixed_params`) if the command was killed while it chose values.
-                self.study.enqueue_trial({**trial.system_attrs.get("fixed_params", {}), **trial.params})
-                echo(f"trial {trial.number} was interrupted; its values are tried again")
 
     def _folder(self, trial: "optuna.Trial | optuna.trial.FrozenTrial") -> Path:
         return self.folder / record.digest(self.identity, trial.params)[:8]

@@ -93,7 +93,7 @@ def check_unique(places: dict[str, str], name: str, place: str, noun: str, remed
 
 
 def check_split(pair: ChangePair, split: str, place: str) -> None:
-    """Raise an error if `split` is not the split of `pair`; `split` is from a later entry for the same pair (or single image)."""
+    """Raise an error if `split` is not the split of `pair`; `split` is from a later entry for the same pair, or image."""
     if pair.split != split:
         raise DiffcapError(f"{place}: {pair.id} is in {split} here and in {pair.split} before; keep one.")
 

@@ -29,7 +29,13 @@ def read_clevr_change(folder: Path) -> list[ChangePair]:
     All files of a scene have the number of the scene. The authors' dataset has 39,803 scenes; some numbers below 40,000 are not used. Each
     scene gives two pairs: the change "000123.png" and the distractor "000123.png_n". Pairs are sorted by split, then by number.
     """
-    change_types = _read_change_types(folder / "type_mapping.json")
+    # Change type of each image ("000123.png" -> "color"); empty if the file does not exist.
+    types_file = folder / "type_mapping.json"
+    change_types: dict[str, str] = {}
+    for type_name, images in (read_object(types_file, "change types") if types_file.is_file() else {}).items():
+        if not isinstance(images, list) or not all(isinstance(image, str) for image in images):
+            raise DiffcapError(f'{types_file}: "{type_name}" must be a list of file names; fetch the file again.')
+        change_types |= dict.fromkeys(images, type_name)
     if (folder / "train.json").is_file() and not (folder / "change_captions.json").is_file():
         return _read_json_lines(folder, change_types)
     splits = _read_splits(folder / "splits.json")
@@ -77,16 +83,6 @@ def _read_splits(file: Path) -> dict[str, list[int]]:
                 f'{file}: "{split}" must be a list of image numbers, found {numbers!r:.60}; fetch the file again.'
             )
     return {split: splits[split] for split in SPLITS}
-
-
-def _read_change_types(file: Path) -> dict[str, str]:
-    """Return the change type of each image ("000123.png" -> "color"); the dictionary is empty if the file does not exist."""
-    change_types: dict[str, str] = {}
-    for change_type, images in (read_object(file, "change types") if file.is_file() else {}).items():
-        if not isinstance(images, list) or not all(isinstance(image, str) for image in images):
-            raise DiffcapError(f'{file}: "{change_type}" must be a list of file names; fetch the file again.')
-        change_types |= dict.fromkeys(images, change_type)
-    return change_types
 
 
 _IMAGE_NAMES = re.compile(r"CLEVR_default_(\d{1,9})(?:\.png)? CLEVR_(semantic|nonsemantic)_\1(?:\.png)?")

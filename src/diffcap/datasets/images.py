@@ -35,7 +35,7 @@ def check_images(
     cache_file: str | Path | None = None,
     ranges: dict[str, tuple[float, float]] | None = None,
 ) -> list[Problem]:
-    """Check the images `paths` in the folder `root`, on all cores. Return the problems of missing and broken images in this order.
+    """Check the images `paths` in the folder `root`, on all cores. Return the problems of images, in the order of `paths`.
 
     Args:
         check: "decode" decodes every file completely, so that truncated files are found; "exists" only looks for the files.
@@ -145,8 +145,8 @@ def image_problem(path: str | Path) -> str:
 def _check_image(image_file: Path, check: str, cached_stamp: list[Any] | None) -> tuple[list[Any] | None, str]:
     """Return the stamp of an image, and what `image_problem` returns.
 
-    The stamp is [size in bytes, modification time in ns, range of the values]. The range is None for an image of 8 bits. If the
-    image is not decoded, the stamp has no range. If there is a problem, the stamp is None.
+    The stamp is [size in bytes, modification time in ns, range of the values]. The range is None for an image of 8 bits. With
+    `check` "exists", the stamp has no range. If there is a problem, the stamp is None.
     """
     from PIL import Image, UnidentifiedImageError
 
@@ -165,9 +165,9 @@ def _check_image(image_file: Path, check: str, cached_stamp: list[Any] | None) -
         return stamp, ""
     if cached_stamp and len(cached_stamp) == 3 and cached_stamp[:2] == stamp:  # stamps of older versions have no range
         return cached_stamp, ""
-    try:
+    try:  # to decode by `read_image`, as later stages do
         file_content = image_file.read_bytes()
-        value_range = read_image(file_content, "image").value_range  # None for 8 bits; later stages use `read_image`
+        value_range = read_image(file_content, "image").value_range  # None for 8 bits
         # `read_image` also reads TIFF files that Pillow cannot open; they are not verified.
         with suppress(UnidentifiedImageError), Image.open(io.BytesIO(file_content)) as image:
             image.verify()  # checks the checksums and the end of the file, which decoding does not check

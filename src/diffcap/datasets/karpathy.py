@@ -72,7 +72,10 @@ def read_levir_mci(folder: Path) -> list[ChangePair]:
 
 
 def read_tiles(folder: Path) -> list[ChangePair]:
-    """Read the rendered dataset `tiles`: files as in LEVIR-MCI, and `facts.json`: change type, boxes and facts for captions."""
+    """Read the rendered dataset `tiles`: files as in LEVIR-MCI, and `facts.json`.
+
+    `facts.json` has for each pair its change type, the boxes of what changed, and the facts that its captions state.
+    """
     facts_file = folder / "facts.json"
     facts = read_json(facts_file, "facts")
     pairs = []
@@ -174,6 +177,7 @@ def read_files(
             entries.append(_read_entry(row, f"{json_file}, entry {number}", split, unchanged_if))
     layout = layouts[0]
     if len(layouts) > 1:
+        # `existing_path` finds a file whose name has another Unicode normal form on the disk.
         paths = ((layout, root / entry.path(layout.before)) for layout in layouts for entry in entries)
         usable_layouts = (layout for layout, path in paths if existing_path(path).is_file())
         layout = next(usable_layouts, layout)

@@ -63,8 +63,8 @@ _STATEMENTS = "|".join(
 )
 _KEYWORDS = r"no|n ?t\b|same|alike|identical|indistinguishable|unchanged|still|without"  # every statement has one: a fast first test
 
-# For each dataset, all captions of pairs without change. SECOND-CC's and Dubai-CC's captions are listed as in the authors' code, the other
-# captions in the order of the files.
+# For each dataset, all captions of pairs without change. SECOND-CC's and Dubai-CC's captions are in the order of the authors' code. Those
+# of the other datasets are in the order in which they first occur in the file of captions.
 LEVIR_CC = (
     "there is no difference",
     "the two scenes seem identical",

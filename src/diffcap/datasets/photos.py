@@ -74,6 +74,7 @@ def read_image_editing_request(folder: Path) -> list[ChangePair]:
     return pairs
 
 
+# Selection: how the authors chose the photo for the pair.
 BIRDS_COLUMNS = (
     *(f"img{number}{name}" for number in (1, 2) for name in ("ObservationURL", "ImgURL", "Species", "Selection")),
     *("split", "annN", "description"),

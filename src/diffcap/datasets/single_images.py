@@ -42,7 +42,16 @@ def read_cub(folder: Path) -> list[ChangePair]:
     caption_folder = next((folder / name for name in _CUB_CAPTION_FOLDERS if (folder / name).exists()), None)
     if caption_folder is None:
         if _find_lines_file(folder, "train"):
-            return _read_cub_lines(folder)
+            record_of_image: dict[str, ChangePair] = {}
+            for split, place, row in _read_rows(folder):
+                image_id = _image_id(row, "img", place)
+                captions = checks.join_tokens(row.get("description"), place, "description")
+                record = record_of_image.setdefault(
+                    image_id, ChangePair(image_id, _image_path(row["img"]), None, [], split)
+                )
+                checks.check_split(record, split, place)
+                record.captions.extend(captions)
+            return list(record_of_image.values())
         raise DiffcapError(f"{folder}: no captions there ({_CUB_CAPTION_FOLDERS[0]}); {_CUB_REMEDY}.")
     images_parent = folder / "CUB_200_2011" if (folder / "CUB_200_2011/images.txt").is_file() else folder
     class_list = checks.read_numbered_lines(checks.find_file(folder, *_CUB_HELD_OUT_FILES), _CUB_REMEDY)
@@ -74,17 +83,6 @@ def read_cub(folder: Path) -> list[ChangePair]:
             f"{_CUB_REMEDY} again."
         )
     return sorted(records, key=lambda record: record.split)
-
-
-def _read_cub_lines(folder: Path) -> list[ChangePair]:
-    record_of_image: dict[str, ChangePair] = {}
-    for split, place, row in _read_rows(folder):
-        image_id = _image_id(row, "img", place)
-        captions = checks.join_tokens(row.get("description"), place, "description")
-        record = record_of_image.setdefault(image_id, ChangePair(image_id, _image_path(row["img"]), None, [], split))
-        checks.check_split(record, split, place)
-        record.captions.extend(captions)
-    return list(record_of_image.values())
 
 
 def read_nabirds(folder: Path) -> list[ChangePair]:

@@ -70,7 +70,15 @@ class PairRetrieval(Metric):
         is_match = own_pair_numbers[:, None] == pair_numbers  # (C, P)
         ranks = {"t2p": _rank_of_match(similarity, is_match)}
         if self.pair_to_text == "pairs":
-            ranks["p2t"] = _rank_among_pairs(similarity, is_match)
+            # Rank each pair among all pairs by their best captions; ties get the best rank, NaN the last rank.
+            num_pairs = similarity.shape[1]
+            pair_of_caption = is_match.int().argmax(1)  # (C,)
+            best = similarity.new_full((num_pairs, num_pairs), float("-inf"))
+            index = pair_of_caption[:, None].expand_as(similarity)
+            # best[i, j]: the greatest similarity of a caption of pair i with pair j.
+            best = best.scatter_reduce(0, index, similarity, "amax")
+            own_best = best.diagonal()
+            ranks["p2t"] = torch.where(own_best.isnan(), num_pairs, 1 + (best > own_best).sum(0))
         else:
             ranks["p2t"] = _rank_of_match(similarity.T, is_match.T)
         scores: dict[str, Tensor] = {}
@@ -85,18 +93,6 @@ def _rank_of_match(similarity: Tensor, is_match: Tensor) -> Tensor:
     best_match = similarity.masked_fill(~is_match, float("-inf")).amax(1, keepdim=True)
     is_less_similar = similarity < best_match
     return 1 + (~is_less_similar & ~is_match).sum(1)
-
-
-def _rank_among_pairs(similarity: Tensor, is_match: Tensor) -> Tensor:
-    """Rank each pair among all pairs by their best captions, from (C, P); ties get the best rank, NaN the last rank: (P,)."""
-    num_pairs = similarity.shape[1]
-    pair_of_caption = is_match.int().argmax(1)  # (C,)
-    best = similarity.new_full((num_pairs, num_pairs), float("-inf"))
-    index = pair_of_caption[:, None].expand_as(similarity)
-    # best[i, j]: the greatest similarity of a caption of pair i with pair j.
-    best = best.scatter_reduce(0, index, similarity, "amax")
-    own_best = best.diagonal()
-    return torch.where(own_best.isnan(), num_pairs, 1 + (best > own_best).sum(0))
 
 
 def _first_occurrences(numbers: Tensor) -> tuple[Tensor, Tensor]:

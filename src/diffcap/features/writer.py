@@ -123,7 +123,23 @@ class StoreWriter:
         verified_state = verified_file.read_text(encoding="utf-8") if verified_file.is_file() else ""
         rows = self._own_rows(np.flatnonzero(is_done))
         if len(rows) and verified_state != self._sizes_and_times():
-            self._check_rows(rows, is_done)
+            # Compare the rows with their checksums; those that differ are not done.
+            from diffcap.utils.progress import progress_bar
+
+            print(f"{self.folder}: comparing the features of {len(rows):,} images with their checksums", flush=True)
+            array = np.memmap(self.folder / self._array_file, np.uint8, "r", shape=(int(rows[-1]) + 1, self._row_bytes))
+            checksums = np.fromfile(self.folder / store.CHECKSUM_FILE, "<u4")
+            with progress_bar("checking features", len(rows)) as advance:
+                for part in np.array_split(rows, 1 + len(rows) * self._row_bytes // _SYNC_BYTES):
+                    is_done[part] = store.compute_checksums(array, part) == checksums[part]
+                    advance(len(part))
+            damaged_rows = rows[~is_done[rows]]
+            if len(damaged_rows):
+                print(
+                    f"{self.folder}: the features of {len(damaged_rows):,} images are damaged (first "
+                    f"{self.image_paths[damaged_rows[0]]}) and will be computed again",
+                    flush=True,
+                )
         if not is_done[self._wanted_rows].all():
             (self.folder / store.COMPLETE_FILE).unlink(missing_ok=True)
         lost_rows = np.flatnonzero(was_done & ~is_done)
@@ -133,25 +149,6 @@ class StoreWriter:
     def _sizes_and_times(self) -> str:
         stats = {name: (self.folder / name).stat() for name in (self._array_file, store.CHECKSUM_FILE)}
         return json.dumps({name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()})
-
-    def _check_rows(self, rows: store.RowNumbers, is_done: store.Array) -> None:
-        """Compare rows with their checksums, and set `is_done` (n,) to False for rows that differ."""
-        from diffcap.utils.progress import progress_bar
-
-        print(f"{self.folder}: comparing the features of {len(rows):,} images with their checksums", flush=True)
-        array = np.memmap(self.folder / self._array_file, np.uint8, "r", shape=(int(rows[-1]) + 1, self._row_bytes))
-        checksums = np.fromfile(self.folder / store.CHECKSUM_FILE, "<u4")
-        with progress_bar("checking features", len(rows)) as advance:
-            for part in np.array_split(rows, 1 + len(rows) * self._row_bytes // _SYNC_BYTES):
-                is_done[part] = store.compute_checksums(array, part) == checksums[part]
-                advance(len(part))
-        damaged_rows = rows[~is_done[rows]]
-        if len(damaged_rows):
-            print(
-                f"{self.folder}: the features of {len(damaged_rows):,} images are damaged (first "
-                f"{self.image_paths[damaged_rows[0]]}) and will be computed again",
-                flush=True,
-            )
 
     def missing_rows(self) -> store.RowNumbers:
         """Return the rows of wanted images that are not done, in ascending order, (n,) int64."""

@@ -52,19 +52,8 @@ class Reinforcement(Captioning):
             raise DiffcapError("model.baseline is mean, but data.draws is 1; draw at least 2, or choose greedy.")
         self._check_settings()
         init_from(self.captioner, self.init_from, data.words, (), (), self.init_without)
-        self._freeze_parameters_without_gradient()
-        self._make_metric()
+        # Freeze parameters that do not affect the captions, such as those of auxiliary losses: DDP would wait for their gradients.
         table = data.train_table
-        captions = (self.scored_text(data.vocabulary.decode(ids)) for ids in np.unique(table.tokens, axis=0).tolist())
-        words = {word for caption in captions for word in caption.split(" ")}  # each is tokenised only once
-        references: dict[str, list[str]] = {pair_id: [] for pair_id in table.ids}
-        for pair_index, caption in zip(table.caption_pair, table.captions):
-            references[table.ids[pair_index]].append(self.scored_text(caption))
-        self.reward = CaptionReward(references, sorted(words), self.metric_tokenizer, self.end_counts)
-
-    def _freeze_parameters_without_gradient(self) -> None:
-        """Freeze parameters that do not affect the captions, such as those of auxiliary losses: DDP would wait for their gradients."""
-        table = self.feature_data.train_table
         images = maps_as_float(table.images(np.array([0])))
         tokens = torch.from_numpy(table.tokens[:1]).long()
         self.captioner.eval()
@@ -74,6 +63,13 @@ class Reinforcement(Captioning):
             parameter.requires_grad_(parameter.grad is not None)
             parameter.grad = None
         self.captioner.train()
+        self._make_metric()
+        captions = (self.scored_text(data.vocabulary.decode(ids)) for ids in np.unique(table.tokens, axis=0).tolist())
+        words = {word for caption in captions for word in caption.split(" ")}  # each is tokenised only once
+        references: dict[str, list[str]] = {pair_id: [] for pair_id in table.ids}
+        for pair_index, caption in zip(table.caption_pair, table.captions):
+            references[table.ids[pair_index]].append(self.scored_text(caption))
+        self.reward = CaptionReward(references, sorted(words), self.metric_tokenizer, self.end_counts)
 
     def on_train_start(self) -> None:
         """Validate the initial weights, so that best.ckpt is never worse than the fine-tuned checkpoint."""

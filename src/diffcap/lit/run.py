@@ -264,7 +264,19 @@ class TrainingCLI(StageCLI):
         self.fault = fault  # reason to rename the folder to a backup; None if there is no reason
         last = self.out / LAST
         self.resume_from = str(last) if not fault and last.is_file() else None
-        self.resume_step = _check_resumable(last) if self.resume_from else 0
+        self.resume_step = 0
+        if self.resume_from:
+            try:
+                checkpoint = read_checkpoint(last)
+                if any(state.get("best_model_score") is not None for state in checkpoint.get("callbacks", {}).values()):
+                    read_checkpoint(self.out / BEST)
+                self.resume_step = int(checkpoint["global_step"])
+            except DiffcapError as error:
+                reason = str(error).rpartition("; ")[0]  # without the remedy in that message
+                raise DiffcapError(
+                    f"{self.out}: the interrupted training cannot be resumed ({reason}); to train from the beginning, run "
+                    f"`{shlex.join(['mv', str(self.out), f'{self.out}.damaged'])}` and then this command again."
+                ) from None
         # If this training starts from another training's checkpoint, that training must be finished. The model checks the checkpoint file.
         initial_checkpoint = Path(init_from or "")
         parent = initial_checkpoint.parent
@@ -387,19 +399,3 @@ def _find_changes(out: Path, old_record: dict[str, Any], files: dict[str, Any], 
     old_hashes = {path: entry[2] for path, entry in old_record.get("files", {}).items()}
     differences += [path for path, entry in files.items() if old_hashes and old_hashes.get(path) != entry[2]]
     return f"it holds a run with other settings ({'; '.join(differences[:3])})" if differences else None
-
-
-def _check_resumable(last: Path) -> int:
-    """Check that the checkpoints of an interrupted training are readable, and return the step of `last.ckpt`."""
-    out = last.parent
-    try:
-        checkpoint = read_checkpoint(last)
-        if any(state.get("best_model_score") is not None for state in checkpoint.get("callbacks", {}).values()):
-            read_checkpoint(out / BEST)
-        return int(checkpoint["global_step"])
-    except DiffcapError as error:
-        reason = str(error).rpartition("; ")[0]  # without the remedy in that message
-        raise DiffcapError(
-            f"{out}: the interrupted training cannot be resumed ({reason}); to train from the beginning, run "
-            f"`{shlex.join(['mv', str(out), f'{out}.damaged'])}` and then this command again."
-        ) from None

@@ -5,6 +5,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, get_args, get_origin, get
 
 from torch import Tensor, nn
 
+from diffcap.losses.gather import global_mean
 from diffcap.models.decoder import flat_indices, pair_groups
 from diffcap.utils.errors import DiffcapError
 
@@ -97,9 +98,8 @@ class Captioner(nn.Module, ABC):
         """
         return {"words": self.find_words(batch)} if "tokens" in batch else {}
 
-    @abstractmethod
     def loss(self, batch: Batch) -> dict[str, Tensor]:
-        """Compute the training losses.
+        """Compute the training losses; by default, the mean of the "caption_loss" of `validation_losses` over the global batch.
 
         Args:
             batch: "before" (b, C, h, w), "after" (B, C, h, w), "tokens" (B, T) beginning with BOS, and other entries that the
@@ -109,6 +109,13 @@ class Captioner(nn.Module, ABC):
         Returns:
             Scalars by name, which are logged. Training minimises the scalar "loss".
         """
+        losses = self.validation_losses(batch)
+        if "caption_loss" not in losses:
+            raise DiffcapError(
+                f'{type(self).__name__} does not define loss, or validation_losses with "caption_loss"; add one of them.'
+            )
+        loss = global_mean(losses["caption_loss"])
+        return {"loss": loss, "caption_loss": loss.detach()}
 
     def validation_losses(self, batch: Batch) -> dict[str, Tensor]:
         """Return vectors of losses by name, in nats, with a value per word or pair. Their means over the validation split are logged.

@@ -5,7 +5,7 @@ is b or 2 b), N visual tokens of one image, T text positions, D width, H heads, 
 """
 
 from abc import abstractmethod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -78,9 +78,7 @@ class CrossImageCaptioner(Captioner):
         before, after = self.embedding(before), self.embedding(after)  # (B, N, D) each
         return self.decoder.project_memory(self.fuse(before, after, self.run_encoder(before, after)))
 
-    def step(
-        self, tokens: Tensor, memory: list[KeyValue], cache: list[KeyValue] | None
-    ) -> tuple[Tensor, list[KeyValue]]:
+    def step(self, tokens: Tensor, memory: list[KeyValue], cache: Any) -> tuple[Tensor, Any]:
         """Score the next word, see `Captioner.step`."""
         last_block, cache = self.decoder(tokens[:, None], memory, cache)
         return self._logits_without_unk(last_block.hidden[:, 0]), cache

@@ -32,9 +32,10 @@ def check_search(beams: int, length_penalty: float = 0.0, option: str = "beams")
 
 @torch.no_grad()
 def greedy(captioner: Captioner, before: Tensor, after: Tensor, max_length: int) -> Tensor:
-    """Caption maps (B, C, h, w) with the most likely word at every position: ids (B, T), T <= max_length, beginning with BOS.
+    """Generate a caption for each of B pairs of feature maps (B, C, h, w), from the most likely word at every position.
 
-    After the id that ends a caption (see `Captioner.is_eos`) all ids are `eos_id`. T is the length of the longest caption.
+    Returns ids (B, T), T <= max_length, beginning with BOS. T is the length of the longest caption. After the id that ends a caption
+    (see `Captioner.is_eos`) all ids are `eos_id`.
     """
     return greedy_from(captioner, captioner.encode(before, after), max_length)
 
@@ -133,7 +134,7 @@ def beam_hypotheses(
         next_scores = scores[..., None] + torch.where(has_ended[..., None], eos_only, log_probabilities)
         scores, continuations = next_scores.flatten(1).topk(beams, dim=1)  # (B, beams) each; indices in beams * V
         own_ends = torch.arange(beams, device=device) * next_scores.shape[-1] + captioner.eos_id
-        # If all captions of all pairs have ended, each beam continues itself, because `topk` may change the order of equal scores.
+        # After all captions have ended, a GPU may run more steps. Each beam then continues itself: `topk` could reorder equal scores.
         continuations = torch.where(has_ended.all(), own_ends, continuations)
         parents = continuations // next_scores.shape[-1]  # the beams that are continued
         next_ids = continuations % next_scores.shape[-1]
@@ -180,7 +181,7 @@ class Ensemble(Captioner):
         self.bos_id = members[0].bos_id
         self.eos_id = members[0].eos_id
         self.extra_eos_id = members[0].extra_eos_id
-        self.vocabulary_layout = members[0].vocabulary_layout
+        self.vocabulary_layout = members[0].vocabulary_layout  # the special tokens and their ids
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
         """Not supported: the members are trained one by one."""

@@ -50,7 +50,7 @@ class Recipe:
     scope: Literal["pair", "caption"] = "pair"
     seed: int = 0  # of all random choices
     # How new words are drawn. "uniform": from all words of the same part of speech, each with the same probability (paper). "matched",
-    # not in the paper: from words of the same inflection by frequency, but not words with a meaning that a reference has.
+    # not in the paper: from words of the same inflection, in proportion to their frequency, but no synonyms of a reference's words.
     replacement: Literal["uniform", "matched"] = "uniform"
 
     def __post_init__(self) -> None:
@@ -108,10 +108,7 @@ class Builder:
                 self._change_texts_by_before.setdefault(pair.before, []).extend(texts)
         self._sorted_no_change_texts = sorted(self._no_change_texts)
         self._sorted_change_texts = sorted(set(chain(*self._change_texts_by_before.values())) - self._no_change_texts)
-        self._find_similar(progress)
-
-    def _find_similar(self, progress: ProgressFunction | None) -> None:
-        """For each caption that gets negatives, find the most similar captions of change pairs."""
+        # For each caption that gets negatives, find the most similar captions of change pairs.
         # Content words -> the captions with exactly these content words. All captions of a group are equally similar to another caption.
         groups: dict[tuple[str, ...], list[TaggedCaption]] = {}
         for text in self._sorted_change_texts:

@@ -31,7 +31,7 @@ def _word_set(words: str) -> frozenset[str]:
     return frozenset(words.split())
 
 
-# Words without content: they are never replaced, never used as replacements, and cannot make a caption wrong.
+# Words without content: they are never replaced and never used as replacements. Captions that differ only in them mean the same.
 FUNCTION_WORDS = _word_set("""
     front back top bottom middle image images picture pictures photo photos scene scenes view position positions
     location locations place places spot way side change changes difference differences other one ones s bit lot kind
@@ -52,7 +52,7 @@ def synonym_key(word: str) -> str:
 
 
 def is_animal(word: str) -> bool:
-    """Return True for "animal1" and "animal2" (birds in Birds-to-Words), also misspelt. Only negatives "confuse" change these."""
+    """Return True for "animal1" and "animal2" (birds in Birds-to-Words), also misspelt. Negatives of the kind "confuse" change them."""
     return re.fullmatch(r"\d?animals?\d.*", word) is not None
 
 
@@ -147,7 +147,7 @@ def make_tagged_caption(text: str, tags: Mapping[str, list[str]]) -> TaggedCapti
     for word, tag in zip(words, word_tags):
         is_function_word = tag not in _CONTENT_TAGS or word in FUNCTION_WORDS or word in _FUNCTION_VERBS
         attribute = attribute_of(word)
-        # Words of sides ("left") do not count, because several directions can be true at once.
+        # Captions that differ only in a side ("left") can both be true, so sides are not part of the content.
         if attribute != "side" and (attribute or not is_function_word):
             content.append(synonym_key(word))
     return TaggedCaption(text, words, word_tags, tuple(content))

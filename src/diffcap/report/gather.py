@@ -69,7 +69,7 @@ def collect_results(
     protocol.pop("ensemble", None)  # it can differ between systems, so the entry "ensembles" below has it
     split_pairs = [pair for pair in dataset.pairs if pair.split == split]
     captioned_pairs = [pair for pair in split_pairs[: protocol.get("limit")] if pair.captions]
-    pairs = take_changes(captioned_pairs, protocol.get("changes"))  # may join the captions of a pair
+    pairs = take_changes(captioned_pairs, protocol.get("changes"))  # "multi": joins them to one reference
     train_pairs = take_changes([pair for pair in dataset.pairs if pair.split == "train"], protocol.get("changes"))
     references = {pair.id: pair.captions for pair in pairs}
     split_ids = [pair.id for pair in split_pairs]
@@ -79,7 +79,7 @@ def collect_results(
         file_captions[path] = read_other_predictions(path, list(references), split_ids, split_title)
     store = FeatureStore.open(dataset_folder / "features" / store_name) if store_name else None
     baselines = baseline_captions(train_pairs, pairs, store)
-    id_protocol = word_id_protocol(dataset.name, dataset.pairs)  # for remote sensing: scores of word ids
+    id_protocol = word_id_protocol(dataset.name, dataset.pairs)  # more scores for remote sensing
     id_scoring = word_id_scoring(id_protocol, dataset.pairs) if id_protocol else None
     tokenizer, metrics = protocol["tokenizer"], protocol["metrics"]
     scored = evaluate_systems({**baselines, **file_captions}, pairs, tokenizer, metrics, id_scoring=id_scoring)
@@ -89,6 +89,7 @@ def collect_results(
         runs[name] = []
         for path in paths:
             content = {**scored[path], "provenance": {"file": path, "sha256": file_hash(path)}}
+            # Group of pairs ("total", a change type, ...) -> metric -> score.
             ptb_scores = scored_with_ptb[path]["groups"] if scored_with_ptb else None
             runs[name].append(Run(Path(path), content, file_captions[path], ptb_scores=ptb_scores))
     seed_rows = {name: [rows.run_row(run, pairs) for run in seed_runs] for name, seed_runs in runs.items()}
@@ -227,6 +228,7 @@ def gather_page(
                 )
             except NoAttentionError as error:
                 no_attention_reason = str(error)
+        # Run folder and training stages that led to each checkpoint; their curves are shown one after the other.
         lineages = [training_lineage(path) for run in seed_runs for path in run.checkpoints]
         curves = [read_curves(*lineage) for lineage in lineages]
         metadata = [(name, _run_text(run)) for run in seed_runs]
@@ -261,7 +263,7 @@ def gather_page(
         pairs=listed_pairs,
         pictures=pictures,
         outlines=outlines,
-        mask_counts=drawing.mask_counts(results.masks, measured_pairs, sizes),
+        mask_counts=drawing.mask_counts(results.masks, measured_pairs, sizes),  # usable, empty and unreadable masks
         viewpoint=viewpoint,
         extra_rows=extra_rows,
         metadata=metadata,

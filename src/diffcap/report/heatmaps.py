@@ -50,7 +50,7 @@ def scale_attention(before: Array, after: Array) -> tuple[Array, Array]:
     """Scale a word's attention weights, (h, w) each, to strengths from 0 to 1, with one scale for both images.
 
     Weights up to the weight of uniform attention, 1 / (h w), become 0. The highest weight of both maps becomes 1, or less if it is below
-    `_MIN_PEAK` times that weight.
+    `_MIN_PEAK` times the weight of uniform attention.
     """
     uniform = 1 / before.size
     highest = max(before.max(), after.max(), _MIN_PEAK * uniform)
@@ -120,9 +120,12 @@ def strongest_matches(alignment: Array, grid: tuple[int, int], count: int = _MAX
 def draw_attention(
     maps_by_system: Mapping[str, Sequence[PairMaps]], captions: drawing.SystemCaptions, masks: drawing.Masks
 ) -> Image.Image:
-    """Draw `attention.png`: for each system and pair, the images, the caption and the attention maps of each word."""
+    """Draw `attention.png`: for each system and pair, the images, the caption and the attention maps of each word.
+
+    `masks` has the folder of the dataset (`root`) and the masks of the changed regions.
+    """
     entries = [(name, pair, maps) for name, pair_maps in maps_by_system.items() for pair, maps in pair_maps]
-    has_object_labels = any("changed" in pair.extra for _, pair, _ in entries)
+    has_object_labels = any("changed" in pair.extra for _, pair, _ in entries)  # "changed": the changed object
     blocks = []
     for name, pair, maps in entries:
         texts = drawing.caption_lines(pair, {name: captions[name][pair.id]}, has_object_labels)
@@ -226,8 +229,8 @@ def _draw_legend(has_alignment: bool) -> Image.Image:
     if has_alignment:
         x = MARGIN
         meanings = {
-            _COMMON_SHIFT_COLOR: "matched position after the change, shifted like most",
-            _OTHER_SHIFT_COLOR: "shifted differently",
+            _COMMON_SHIFT_COLOR: "matched position in the image after, with the shift of most matches",
+            _OTHER_SHIFT_COLOR: "with another shift",
         }
         for color, meaning in meanings.items():
             middle = height + height // 2
@@ -240,7 +243,7 @@ def _draw_legend(has_alignment: bool) -> Image.Image:
 def confidence_lines(caption: Caption) -> list[str]:
     """Return lines with the probability of a change, if the method predicts it, and with the sentence's log-probability, if there is one.
 
-    The log-probability does not measure confidence: it is low for a correct caption of many words, or with many synonyms.
+    The log-probability does not measure confidence: it is also low for a correct caption that is long or has other wordings as good.
     """
     lines = []
     if caption.nothing_changed is not None:  # the probability that nothing changed

@@ -178,7 +178,16 @@ def page_data(page: Page) -> tuple[dict[str, Any], dict[str, Any]]:
             before, after = pair.images
             entry |= {"b": picture_indices[before], "a": picture_indices[after]}
             outline = outline_indices.get(pair.extra.get("mask", ""))
-            entry |= {"x": _boxes(pair, page.pictures)} if outline is None else {"m": outline}
+            # Boxes of the changed object: "b" (before) or "a" (after) -> left, top, width, height, as fractions of the image.
+            boxes = {}
+            for side, box in (pair.extra.get("boxes") or {}).items():
+                picture = page.pictures.get(getattr(pair, side, ""))
+                if box and picture:
+                    left, right = box[0] / picture.width, box[2] / picture.width
+                    top, bottom = box[1] / picture.height, box[3] / picture.height
+                    fractions = (left, top, right - left, bottom - top)
+                    boxes[side[0]] = [round(fraction, 4) for fraction in fractions]
+            entry |= {"x": boxes} if outline is None else {"m": outline}
         if any(pair.id in system.attention for system in systems):
             entry["l"] = len(attention)
             attention.append([system.attention.get(pair.id) for system in systems])
@@ -230,16 +239,3 @@ def _choose_judge(page: Page) -> tuple[Callable[[System, ChangePair], int | None
 
     by_score = {"by": "score", "low": round(100 * low, 1), "high": round(100 * high, 1)}
     return judge, {"by": "words"} if has_object_labels else by_score
-
-
-def _boxes(pair: ChangePair, pictures: Mapping[str, Thumbnail | None]) -> dict[str, list[float]]:
-    """Return boxes of the changed object: "b" (before) or "a" (after) -> left, top, width, height, as fractions of the image."""
-    boxes = {}
-    for side, box in (pair.extra.get("boxes") or {}).items():
-        picture = pictures.get(getattr(pair, side, ""))
-        if box and picture:
-            left, right = box[0] / picture.width, box[2] / picture.width
-            top, bottom = box[1] / picture.height, box[3] / picture.height
-            fractions = (left, top, right - left, bottom - top)
-            boxes[side[0]] = [round(fraction, 4) for fraction in fractions]
-    return boxes

@@ -63,6 +63,11 @@ def write_map(
             top, bottom, left, right = (int(edge / step) for edge in (y, y + height, x, x + width))
             sample = Sample(*(array[..., top : bottom + 1, left : right + 1] for array in overview))
         entries[index]["pictures"] = _encode_pictures(sample, stretch, _DETAIL_SIDE)
+    pixel_width = None  # width in metres of a pixel in the middle of the scene, computed on a sphere
+    if scene.crs is not None:
+        x, y = scene.width / 2, scene.height / 2
+        (west, south), (east, north) = np.radians(to_lon_lat(scene, np.array([[x, y], [x + 1, y]])))
+        pixel_width = _EARTH_RADIUS * float(np.hypot((east - west) * np.cos(south), north - south))
     script = "\n".join([read_resource("shared.js"), read_resource("map.js", _PACKAGE)])
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -76,7 +81,7 @@ def write_map(
         style=Markup(read_resource("page.css") + read_resource("map.css", _PACKAGE)),
         script=Markup(script),
         policy=security_policy(script),
-        data=as_json({"width": scene.width, "height": scene.height, "metres": _pixel_width(scene), "changes": entries}),
+        data=as_json({"width": scene.width, "height": scene.height, "metres": pixel_width, "changes": entries}),
     )
     write_text(path, page)
 
@@ -95,15 +100,6 @@ def _encode_pictures(sample: Sample, stretch: Stretch | None, max_side: int) -> 
                 break
         pictures.append(base64.b64encode(content.getvalue()).decode())
     return pictures
-
-
-def _pixel_width(scene: Scene) -> float | None:
-    """Return the width in metres of a pixel in the middle of the scene, computed on a sphere; None without georeference."""
-    if scene.crs is None:
-        return None
-    x, y = scene.width / 2, scene.height / 2
-    (west, south), (east, north) = np.radians(to_lon_lat(scene, np.array([[x, y], [x + 1, y]])))
-    return _EARTH_RADIUS * float(np.hypot((east - west) * np.cos(south), north - south))
 
 
 def _list_facts(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -97,7 +97,9 @@ def plain_errors() -> Iterator[None]:
         if not isinstance(error, MemoryError) and not re.search("out of memory|can't allocate memory", str(error)):
             raise
         reason = str(error).partition("\n")[0][:120].rstrip(". ") or "MemoryError"
-        sys.exit(f"error: not enough memory ({printable(reason)}); use a smaller batch, fewer beams or fewer draws.")
+        sys.exit(
+            f"error: not enough memory ({printable(reason)}); use a smaller batch, fewer beams or fewer sampled captions."
+        )
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             where = error.filename or "the output folder"

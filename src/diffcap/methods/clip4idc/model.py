@@ -43,19 +43,8 @@ class CLIP4IDCAdaptation(nn.Module):
         freeze_embeddings: freeze all layers before the blocks: the embeddings of patches, class token, positions and words, and the
             first norm (authors' code).
         vocabulary_size: V; null for the network's own. max_length: positions of a caption; CLIP has 77.
-        pair_init: "clip": all layers start from CLIP's weights. "difference": the first inter layer starts by subtracting the images.
-
-    Example:
-        >>> vision = {"image_size": 16, "patch_size": 8, "layers": 4, "width": 16, "head_width": 8}
-        >>> text = {"context_length": 8, "vocab_size": 10, "layers": 1, "width": 12, "heads": 2}
-        >>> network = {"embed_dim": 12, "vision_cfg": vision, "text_cfg": text}
-        >>> model = CLIP4IDCAdaptation(network, max_length=6).eval()
-        >>> before, after = torch.randint(256, (3, 3, 16, 16)), torch.randint(256, (3, 3, 16, 16))
-        >>> tokens = torch.tensor([[8, 1, 2, 9, 10], [8, 3, 9, 10, 10], [8, 4, 5, 6, 9]])  # 8 and 9 are START and END
-        >>> model.encode_pairs(before, after).shape, model.words(tokens).shape  # (B, E) each
-        (torch.Size([3, 12]), torch.Size([3, 12]))
-        >>> model.loss({"before": before, "after": after, "tokens": tokens}).ndim
-        0
+        pair_init: "clip": all layers start from CLIP's weights. "difference": the first inter layer is initialised
+            so that its output contains the difference of the two images.
     """
 
     def __init__(
@@ -311,9 +300,7 @@ class CLIP4IDC(Captioner):
         """Compute logits of the next word, (..., D) to (..., V). The output matrix is CLIP's word vectors."""
         return linear(self.head_norm(self.head(hidden)), self.words.token_embedding.weight, self.word_bias)
 
-    def step(
-        self, tokens: Tensor, memory: list[KeyValue], cache: list[KeyValue] | None
-    ) -> tuple[Tensor, list[KeyValue]]:
+    def step(self, tokens: Tensor, memory: list[KeyValue], cache: Any) -> tuple[Tensor, Any]:
         """Score the next word, see `Captioner.step`."""
         last, cache = self.decode(tokens[:, None], memory, cache)
         return self.compute_logits(last.hidden[:, 0]), cache
@@ -325,7 +312,8 @@ class CLIP4IDC(Captioner):
     def attention(self, before: Tensor, after: Tensor, tokens: Tensor) -> AttentionMaps:
         """Compute the maps of the decoder's last cross-attention, averaged over the heads, see `Captioner.attention`.
 
-        The attention is normalised over the patches of both images, without the class tokens. The method does not align the images.
+        The attention is normalised over the patches of both images, without the class tokens. CLIP4IDC has
+        no map of matching positions.
         """
         memory = self.encode(before, after)
         words = self.decode(tokens, memory).last_block.after_self_attention

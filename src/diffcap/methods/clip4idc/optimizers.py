@@ -16,9 +16,9 @@ class BertAdam(torch.optim.Optimizer):
     """Adam without bias correction and with decoupled weight decay: `p -= lr (m / (sqrt(v) + eps) + decay p)`.
 
     In parameter groups with `half`, weights and moments have float16's precision, and each operation is rounded to it (authors'
-    code). Parameters stay float32 tensors with rounded values, because the trainer sets the forward pass's precision. float16 has 11
-    significant bits, so an update below about 1/2048 of a weight is lost. If a gradient is below about 2.4e-4, its square is 0 and the
-    step is `m / eps`.
+    code). The parameters themselves are float32 tensors with rounded values, which the forward pass casts to the trainer's precision.
+    float16 has 11 significant bits, so an update below about 1/2048 of a weight is lost. If a gradient is below about 2.4e-4, its
+    square is 0 and the step is `m / eps`.
     """
 
     def __init__(self, groups: list[dict[str, Any]], betas: tuple[float, float], eps: float = 1e-6) -> None:
@@ -39,26 +39,22 @@ class BertAdam(torch.optim.Optimizer):
             dtype = torch.float16 if group["half"] else torch.float32
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self._update(parameter, group, dtype)
+                    state = self.state[parameter]
+                    beta1, beta2 = group["betas"]
+                    weight = parameter.to(dtype)
+                    gradient = parameter.grad.to(dtype)
+                    # A resumed optimizer has moments of the parameter's type, with values that float16 represents exactly.
+                    mean = state.get("exp_avg", torch.zeros_like(weight)).to(dtype)
+                    square = state.get("exp_avg_sq", torch.zeros_like(weight)).to(dtype)
+                    # Computed in float32, as on CUDA, because `add` on the CPU would round alpha to float16.
+                    mean = mean.mul_(beta1).float().add(gradient.float(), alpha=1 - beta1).to(dtype)
+                    square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+                    update = mean / (square.sqrt() + group["eps"])
+                    if group["weight_decay"]:
+                        update += group["weight_decay"] * weight
+                    parameter.copy_(weight - group["lr"] * update)
+                    state["exp_avg"], state["exp_avg_sq"] = mean, square
         return loss
-
-    def _update(self, parameter: nn.Parameter, group: dict[str, Any], dtype: torch.dtype) -> None:
-        state = self.state[parameter]
-        assert parameter.grad is not None
-        beta1, beta2 = group["betas"]
-        weight = parameter.to(dtype)
-        gradient = parameter.grad.to(dtype)
-        # A resumed optimizer has moments of the parameter's type, with values that float16 represents exactly.
-        mean = state.get("exp_avg", torch.zeros_like(weight)).to(dtype)
-        square = state.get("exp_avg_sq", torch.zeros_like(weight)).to(dtype)
-        # Computed in float32, as on CUDA, because `add` on the CPU would round alpha to float16.
-        mean = mean.mul_(beta1).float().add(gradient.float(), alpha=1 - beta1).to(dtype)
-        square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-        update = mean / (square.sqrt() + group["eps"])
-        if group["weight_decay"]:
-            update += group["weight_decay"] * weight
-        parameter.copy_(weight - group["lr"] * update)
-        state["exp_avg"], state["exp_avg_sq"] = mean, square
 
 
 def bert_adam(
@@ -72,7 +68,7 @@ def bert_adam(
     """Return BertAdam with half precision for linear layers, convolutions, attention and projections of CLIP's two towers.
 
     Biases and the layer norms outside CLIP have no weight decay (authors' code).
-    `module`: CLIP4IDC or its adaptation. The other arguments are those of `adamw`.
+    `module`: the captioner of CLIP4IDC, or the model of its pre-training (`Adaptation`). The other arguments are those of `adamw`.
     """
     pretrained_ids = {id(parameter) for parameter in pretrained}
     clip_parts = [part for tower in (module.images, module.words) for part in tower.modules()]

@@ -66,7 +66,8 @@ def evaluate_retrieval(
 ) -> None:
     """Compute recall and mean rank in both directions, print them, and write them to metrics.json.
 
-    `checkpoint`: best.ckpt of an adaptation. `limit`: number of change pairs. `pair_to_text`: what is ranked for a pair: all "captions",
+    `checkpoint`: best.ckpt of an adaptation. `limit`: number of change pairs. `changes`: how pairs with several changes are read: with
+    "single", each sentence is a caption; with "multi", all sentences are one. `pair_to_text`: what is ranked for a pair: all "captions",
     or all "pairs", each by the most similar of its captions. The other arguments are options of `diffcap eval`.
     """
     check_finished([checkpoint])
@@ -78,7 +79,7 @@ def evaluate_retrieval(
     dataset_folder = Path(folder or f"data/{metadata['dataset']}")
     out_folder = Path(out)
     dataset = read_dataset(dataset_folder)
-    changes = changes or metadata.get("changes") or dataset.info.get("changes")  # for pairs with several changes
+    changes = changes or metadata.get("changes") or dataset.info.get("changes")
     pairs_of_split = take_changes([pair for pair in dataset.pairs if pair.split == split], changes)
     pairs = [pair for pair in pairs_of_split if pair.captions and not pair.is_distractor][:limit]
     if not pairs:
@@ -87,7 +88,7 @@ def evaluate_retrieval(
     store = FeatureStore.open(dataset_folder / "features" / store_name, metadata["features"])
     table = PairTable(pairs, store, vocabulary, metadata["max_length"])
     trainer = evaluation_trainer(devices, accelerator)
-    compare_processes("ranks captions and pairs")
+    compare_processes("ranks captions and pairs")  # ends all processes if they are not going to do the same
     workers = worker_options(None, trainer)
     loader = DataLoader(RetrievalDataset(table), batch_size, collate_fn=identity_collate, **workers)
     with explain_lost_workers():

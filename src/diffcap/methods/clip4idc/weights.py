@@ -66,7 +66,13 @@ def load_clip(module: Any, weights: str | None, vocabulary: AnyVocabulary) -> No
         if token_ids is None and len(loaded[embedding]) == vocabulary.clip_size:
             token_ids = torch.arange(vocabulary.clip_size)
         if token_ids is not None:
-            loaded[embedding] = _select_tokens(loaded[embedding], token_ids, vocabulary.clip_ids, own_state[embedding])
+            # Take the vectors of the needed tokens. Tokens that the file lacks keep their initial vectors.
+            row_of_token = {token_id: row for row, token_id in enumerate(token_ids.tolist())}
+            is_known = torch.tensor([token_id in row_of_token for token_id in vocabulary.clip_ids])
+            known_rows = [row_of_token[token_id] for token_id in vocabulary.clip_ids if token_id in row_of_token]
+            selected = own_state[embedding].clone()
+            selected[is_known] = loaded[embedding][torch.tensor(known_rows, dtype=torch.int64)]
+            loaded[embedding] = selected
     clip_names = [name for name in own_state if name.startswith(("images.visual.", "words."))]
     mismatches = [name for name in clip_names if name not in loaded]
     mismatches += [
@@ -103,16 +109,6 @@ def _interpolate_positions(positions: Tensor, grid: tuple[int, int], target: tup
     maps = positions[1:].T.reshape(1, -1, *grid)
     maps = F.interpolate(maps, target, mode="bicubic", antialias=True, align_corners=False)  # as open_clip does
     return torch.cat([positions[:1], maps.flatten(2)[0].T])
-
-
-def _select_tokens(vectors: Tensor, token_ids: Tensor, needed_ids: list[int], initial: Tensor) -> Tensor:
-    """Return the vectors of the needed tokens. Tokens that the file lacks keep their initial vectors."""
-    row_of_token = {token_id: row for row, token_id in enumerate(token_ids.tolist())}
-    is_known = torch.tensor([token_id in row_of_token for token_id in needed_ids])
-    known_rows = [row_of_token[token_id] for token_id in needed_ids if token_id in row_of_token]
-    selected = initial.clone()
-    selected[is_known] = vectors[torch.tensor(known_rows, dtype=torch.int64)]
-    return selected
 
 
 def _rename(state: dict[str, Tensor], module: Any) -> dict[str, Tensor]:

@@ -252,7 +252,13 @@ class PretrainData(FeatureData):
         """Return this rank's part of a batch: "task", "before", "after" (for pairs), and the entries that `PCLPretraining` needs for it."""
         task, task_step = self.schedule.at(step)  # `task_step`: number of earlier steps with this task
         if task == FGVC_TASK:
-            return self._labelled_batch(task_step)
+            first_images, second_images = self.labelled_pairs.take(task_step * self.batch_size, self.batch_size)
+            labels = torch.from_numpy(self.labelled_pairs.labels)
+            classes = {"class_before": labels[first_images], "class_after": labels[second_images]}
+            rank_part = self._rank_part({**classes, "first_images": first_images, "second_images": second_images})
+            before = read_maps(self.labelled_store, self.labelled_rows[rank_part.pop("first_images")])
+            after = read_maps(self.labelled_store, self.labelled_rows[rank_part.pop("second_images")])
+            return {"task": FGVC_TASK, **rank_part, "before": before, "after": after}
         generator = step_generator(self.seed, step)
         source = self.sources[self._folder_option(task)]
         table = source.table
@@ -278,13 +284,3 @@ class PretrainData(FeatureData):
                 is_masked = mask_patches(num_pairs, num_patches, self.mask_ratio, generator, table.images_per_pair)
                 entries = {"tokens": entries["tokens"], "visual_mask": is_masked}
         return self._add_images({"task": task, **entries}, pair_indices, generator, table)
-
-    def _labelled_batch(self, task_step: int) -> Batch:
-        """Return `batch_size` pairs of labelled images: `before`, `after`, `class_before`, `class_after`."""
-        first_images, second_images = self.labelled_pairs.take(task_step * self.batch_size, self.batch_size)
-        labels = torch.from_numpy(self.labelled_pairs.labels)
-        classes = {"class_before": labels[first_images], "class_after": labels[second_images]}
-        rank_part = self._rank_part({**classes, "first_images": first_images, "second_images": second_images})
-        before = read_maps(self.labelled_store, self.labelled_rows[rank_part.pop("first_images")])
-        after = read_maps(self.labelled_store, self.labelled_rows[rank_part.pop("second_images")])
-        return {"task": FGVC_TASK, **rank_part, "before": before, "after": after}

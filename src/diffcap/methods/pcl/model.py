@@ -260,9 +260,7 @@ class PCL(Captioner):
         """Encode two feature maps (B, C, h, w) as the visual tokens' keys and values in each cross-modal layer."""
         return self.encode_pair(repeat_batch(before, len(after)), after, with_cls=False)[0]
 
-    def step(
-        self, tokens: Tensor, memory: list[KeyValue], cache: list[KeyValue] | None
-    ) -> tuple[Tensor, list[KeyValue]]:
+    def step(self, tokens: Tensor, memory: list[KeyValue], cache: Any) -> tuple[Tensor, Any]:
         """Append [MASK] to the words so far and predict the word in its place. The cache keeps the words only. See `Captioner.step`."""
         past_key_values = [[visual_key_value] for visual_key_value in memory]  # for each layer, a list of segments
         position = 0  # position of `tokens`

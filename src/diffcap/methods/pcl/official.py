@@ -10,7 +10,7 @@ from torch import Tensor
 
 from diffcap.checkpoints.importing import Importer, ImportOptions, Rule, Sizes, count_layers, rename, resnet_features
 
-# The authors' names of the encoders, and our names.
+# The authors' names of the encoders, and ours: "single" reads one image, "pair" both images, "cross" both images and the caption.
 _ENCODERS = {"single_img_encoder": "single", "double_img_encoder": "pair", "encoder": "cross"}
 # Rules to rename parameters: a regular expression of official names, and diffcap's name; None leaves the parameter out.
 _TRUNK_RULES: tuple[Rule, ...] = (
@@ -45,7 +45,10 @@ def from_official(state: Mapping[str, Tensor], stage: str) -> dict[str, Tensor]:
         norms[layer + r"sublayer\.0\.norm"] = our_layer + "attention_norm"
         norms[layer + r"sublayer\.1\.norm"] = our_layer + "ffn_norm"
         rules += [
-            (layer + r"attn\.([qkv])_linear", our_layer + r"attention.qkv:\2"),  # a part of the joined matrix
+            (
+                layer + r"attn\.([qkv])_linear",
+                our_layer + r"attention.qkv:\2",
+            ),  # `rename` joins :q, :k and :v to one matrix
             (layer + r"attn\.out", our_layer + "attention.out"),
             (layer + r"feed_forward\.w_1", our_layer + "ffn.0"),
             (layer + r"feed_forward\.w_2", our_layer + "ffn.3"),

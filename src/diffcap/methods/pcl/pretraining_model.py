@@ -49,17 +49,6 @@ class PCLPretraining(nn.Module):
             change nothing, so they are not computed.
         classes: number of image classes of the task "fgvc" (NABirds: 555); 0: no heads for that task.
         fgvc_losses: names of the losses that the task "fgvc" sums; None: all three (paper).
-
-    Example:
-        >>> model = PCLPretraining(10, 8, width=16, heads=2, ffn=24, cross_layers=1).eval()
-        >>> maps = {"before": torch.randn(3, 8, 2, 2), "after": torch.randn(3, 8, 2, 2)}
-        >>> labels = torch.tensor([[-1, 6, -1]] * 3)  # the second word is masked
-        >>> text = {"mlm_tokens": torch.tensor([[1, 4, 2]] * 3), "mlm_labels": labels}
-        >>> model.mlm({**maps, **text}).shape  # a loss for each masked word
-        torch.Size([3])
-        >>> captions = torch.tensor([[[1, 6, 2], [1, 7, 2]]] * 3)  # the correct caption and a negative, (B, 1 + K, T)
-        >>> model.loss("fda", {**maps, "fda_captions": captions})["loss"].ndim
-        0
     """
 
     def __init__(

@@ -261,7 +261,9 @@ def official_sizes(
 
 IMPORTER = importing.Importer(
     official_sizes,
-    lambda state, stage: parts.restore_convolutions(importing.rename(state, _RULES, "Chg2Cap")),  # for every stage
+    lambda state, stage: parts.restore_convolutions(
+        importing.rename(state, _RULES, "Chg2Cap")
+    ),  # Chg2Cap has one training stage
     vocabulary_layout="chg2cap",
     vocabulary_file="vocab.json",
     groups=("encoder_dict", "encoder_trans_dict", "decoder_dict"),  # the state dicts in a checkpoint

@@ -1,6 +1,7 @@
 """Parts that RSICCformer and Chg2Cap share: layers, the captioners' base class, and rules to rename the authors' parameters.
 
-Letters: B pairs, b before images (B is a multiple of b), N positions of the grid, T text positions, D width, C feature channels.
+Letters: B pairs, b before images (pair i has before image i modulo b, see `repeat_batch`), N positions of the grid, T text positions,
+D width, C feature channels.
 """
 
 import copy
@@ -14,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from diffcap.checkpoints.importing import Rule, State, count_layers
-from diffcap.losses.gather import global_mean
 from diffcap.methods.remote_sensing.resnet import GlobalBatchNorm2d, ResNetEncoder
 from diffcap.models.captioner import AttentionMaps, Batch, Captioner
 from diffcap.models.decoder import WordDecoder, take_flat
@@ -148,7 +148,7 @@ class PixelOrFeatureCaptioner(Captioner):
         maps = self.arrange_maps(self.decoder.attention(tokens, memory, self.is_key(tokens)))
         return AttentionMaps(maps, maps, None)
 
-    def word_losses(self, batch: Batch) -> Tensor:
+    def validation_losses(self, batch: Batch) -> dict[str, Tensor]:
         """Return the cross-entropies (n,), in nats, of the n words and ends of the captions; unknown words are included."""
         tokens = batch["tokens"]
         input_tokens = tokens[:, :-1]
@@ -156,16 +156,7 @@ class PixelOrFeatureCaptioner(Captioner):
         output = self.decoder(input_tokens, memory, None, self.is_key(input_tokens))
         words = torch.cat(self.find_words(batch))
         logits = self.decoder.compute_logits(take_flat(output.last_block.hidden, words))
-        return F.cross_entropy(logits, take_flat(tokens[:, 1:], words), reduction="none")
-
-    def validation_losses(self, batch: Batch) -> dict[str, Tensor]:
-        """Compute the word losses of validation pairs, see `Captioner.validation_losses`."""
-        return {"caption_loss": self.word_losses(batch)}
-
-    def loss(self, batch: Batch) -> dict[str, Tensor]:
-        """Compute the mean loss over the words and ends of the global batch (authors' code), see `Captioner.loss`."""
-        loss = global_mean(self.word_losses(batch))
-        return {"loss": loss, "caption_loss": loss.detach()}
+        return {"caption_loss": F.cross_entropy(logits, take_flat(tokens[:, 1:], words), reduction="none")}
 
     def check(self, data: Any) -> None:
         """Raise a DiffcapError if the data do not suit the captioner. They must be pixels if it has a ResNet, else features."""

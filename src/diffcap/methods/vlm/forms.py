@@ -70,7 +70,8 @@ def export(
 ) -> None:
     """Write a fine-tuned model for transformers. The form "peft" has LoRA's matrices for `PeftModel.from_pretrained`.
 
-    The form "merged" is a folder that transformers and diffcap load like the base model's; its README.md has the prompt.
+    The form "merged" is a folder that transformers and diffcap load like the base model's; its README.md has the prompt. `base` is the
+    folder or name of the base model; None: the one that the checkpoint names.
     """
     loaded_checkpoint = load(checkpoint, base)
     captioner: Any = loaded_checkpoint.captioner

@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from diffcap.checkpoints import base_models
-from diffcap.losses.gather import global_mean
 from diffcap.methods.vlm import parts
 from diffcap.models.captioner import AttentionMaps, Batch, Captioner, constructor_arguments, patch_attention
 from diffcap.models.decoder import flat_indices, take_flat
@@ -304,7 +303,7 @@ class VLM(Captioner):
         inputs |= {"input_ids": ids.masked_fill(is_image, 0), "image_positions": flat_indices(is_image)}
         return {name: value.tolist() if name in HOST_INPUTS else value for name, value in inputs.items()}
 
-    def word_losses(self, batch: Batch) -> Tensor:
+    def validation_losses(self, batch: Batch) -> dict[str, Tensor]:
         """Return the cross-entropy, in nats, of every token of the captions given the tokens before it, without a cache."""
         core, tokens = self.core, batch["tokens"]
         inputs = batch["inputs"] if "inputs" in batch else self._loss_inputs(batch)
@@ -331,16 +330,8 @@ class VLM(Captioner):
         else:
             logits = core(**options, logits_to_keep=num_words).logits
         words = torch.cat(self.find_words(batch))
-        return F.cross_entropy(take_flat(logits, words).float(), take_flat(tokens[:, 1:], words), reduction="none")
-
-    def loss(self, batch: Batch) -> dict[str, Tensor]:
-        """Return the mean cross-entropy of the captions' tokens over the global batch."""
-        loss = global_mean(self.word_losses(batch))
-        return {"loss": loss, "caption_loss": loss.detach()}
-
-    def validation_losses(self, batch: Batch) -> dict[str, Tensor]:
-        """Compute the losses of the tokens of validation pairs, see `Captioner.validation_losses`."""
-        return {"caption_loss": self.word_losses(batch)}
+        logits, targets = take_flat(logits, words).float(), take_flat(tokens[:, 1:], words)
+        return {"caption_loss": F.cross_entropy(logits, targets, reduction="none")}
 
     def pretrained_parameters(self) -> list[nn.Parameter]:
         """Return the parameters of the base model that are trained, see `Captioner.pretrained_parameters`."""

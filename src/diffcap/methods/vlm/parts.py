@@ -86,7 +86,20 @@ def choose_trained(model: Any, trained: Trained, rank: int, alpha: int, dropout:
         if not outermost_names:
             raise DiffcapError(f"{type(model).__name__}: no projector was found; use train: lora.")
         for name in outermost_names:
-            _train_in_float32(model.get_submodule(name))
+            # In float32, small updates are not lost. Convert the inputs and the output of the module.
+            part = model.get_submodule(name)
+            part.requires_grad_(True)
+            dtype = next(part.parameters()).dtype
+            if dtype == torch.float32:
+                continue
+            part.float()
+            part.register_forward_pre_hook(
+                lambda _, inputs: tuple(
+                    value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
+                    for value in inputs
+                )
+            )
+            part.register_forward_hook(lambda _, inputs, output, dtype=dtype: output.to(dtype))
     if trained != "lora":
         return model
     from peft import LoraConfig, get_peft_model
@@ -132,21 +145,6 @@ def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
             yield from _numbers(name, inner)
     elif isinstance(value, int | float):
         yield name, value
-
-
-def _train_in_float32(part: nn.Module) -> None:
-    """Make a module trainable in float32, in which small updates are not lost; convert its inputs and its output."""
-    part.requires_grad_(True)
-    dtype = next(part.parameters()).dtype
-    if dtype == torch.float32:
-        return
-    part.float()
-    part.register_forward_pre_hook(
-        lambda _, inputs: tuple(
-            value.float() if isinstance(value, Tensor) and value.is_floating_point() else value for value in inputs
-        )
-    )
-    part.register_forward_hook(lambda _, inputs, output: output.to(dtype))
 
 
 def add_at_images(hidden_states: Tensor, positions: Tensor, features: Tensor) -> Tensor:

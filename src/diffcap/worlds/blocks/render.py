@@ -74,7 +74,7 @@ class _RayBatch:
     axes: tuple[Tensor, Tensor, Tensor]  # forward, right, up, (B, 3) each
     image: Tensor  # (P,) index of the image
     slot: Tensor  # (P,) slot of the object
-    shape_starts: list[int]  # index of the first pair with a cube, a sphere and a cylinder, and P
+    shape_starts: list[int]  # indices of the first cube, the first sphere and the first cylinder, and P
     properties: Tensor  # (6, P): x, y, radius, half of the height, cosine and sine of the yaw (1 and 0 if round)
     local_camera: Tensor  # (12, P): position of the camera and its axes forward, right and up, in local coordinates
 
@@ -216,12 +216,12 @@ def _ground_colors(batch: _RayBatch) -> list[Tensor]:
     column, row = torch.arange(width, device=device) + 0.5, torch.arange(height, device=device) + 0.5
     tangent_x, tangent_y = _pixel_tangents(batch.image_size, column, row)
     forward, right, up = batch.axes
-    # `right` is horizontal, so all rays of a pixel row hit the ground at the same distance.
+    # `right` is horizontal, so all rays of a pixel row hit the ground at the same depth.
     descent = (-(forward[:, 2, None] + tangent_y * up[:, 2, None])).clamp(min=0.02)  # loss of height per unit of depth
-    distance = scenes.eye[:, 2, None] / descent  # (B, H)
+    depth = scenes.eye[:, 2, None] / descent  # (B, H)
     x, y = (
-        (scenes.eye[:, axis, None] + distance * (forward[:, axis, None] + tangent_y * up[:, axis, None]))[..., None]
-        + (distance * right[:, axis, None])[..., None] * tangent_x
+        (scenes.eye[:, axis, None] + depth * (forward[:, axis, None] + tangent_y * up[:, axis, None]))[..., None]
+        + (depth * right[:, axis, None])[..., None] * tangent_x
         for axis in range(2)
     )  # (B, H, W)
     key_light, occlusion = torch.ones_like(x).flatten(), torch.zeros_like(x).flatten()

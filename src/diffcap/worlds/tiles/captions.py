@@ -150,7 +150,8 @@ def write_captions(rng: random.Random, change: Change | None) -> list[str]:
 def describe(scene: Layer, number: int, seed: int = 0, max_things: int = 3) -> str:
     """Describe one image by a sentence that names up to `max_things` of its things in random order.
 
-    Houses with the same location (`location_of`) are one thing: "two houses on the left". `number` and `seed` determine the choices.
+    Houses with the same location (`location_of`) are one thing: "two houses on the left". The number of the
+    image (`number`) and `seed` determine the choices.
     """
     rng = random.Random(f"tiles description {seed} {number}")
     houses_by_location: dict[str, list[House]] = {}

@@ -196,7 +196,22 @@ def sample_landscape(rng: random.Random, theme: str, needs_road: bool, needs_for
     """
     plan = Plan()
     if theme == "village" or (theme == "forest" and rng.random() < 0.4):
-        _add_fields(rng, plan)
+        # Cover the scene with a rotated grid of fields, a few of which are left out.
+        angle = rng.uniform(-0.5, 0.5)
+        column_edges, row_edges = ([-190.0], [-190.0])  # pixels from the middle of the image
+        for edges, min_size, max_size in ((column_edges, 60, 130), (row_edges, 45, 100)):
+            while edges[-1] < 190:
+                edges.append(edges[-1] + rng.uniform(min_size, max_size))
+        cosine, sine = math.cos(angle), math.sin(angle)
+        for left, right in itertools.pairwise(column_edges):
+            for top, bottom in itertools.pairwise(row_edges):
+                if rng.random() < 0.12:
+                    continue
+                corners = ((left + 2, top + 2), (right - 2, top + 2), (right - 2, bottom - 2), (left + 2, bottom - 2))
+                polygon = tuple((128 + x * cosine - y * sine, 128 + x * sine + y * cosine) for x, y in corners)
+                direction = angle + rng.choice((0, math.pi / 2))
+                plan.scene.zones.append(Zone(polygon, "field", rng.randrange(NUM_FIELD_TONES), direction))
+                plan.mark_polygon(polygon, FIELD)
     if rng.random() < {"suburb": 0.12, "village": 0.25, "forest": 0.25}[theme]:
         river = Road(sample_crossing(rng, bend=90), rng.uniform(14, 30))
         plan.scene.rivers.append(river)
@@ -230,25 +245,6 @@ def grow_polygon(polygon: Polygon, distance: float) -> Polygon:
         length = max(1e-6, math.hypot(x1 - x, y1 - y))
         corners.append((x1 + distance * (x1 - x) / length, y1 + distance * (y1 - y) / length))
     return tuple(corners)
-
-
-def _add_fields(rng: random.Random, plan: Plan) -> None:
-    """Cover the scene with a rotated grid of fields, a few of which are left out."""
-    angle = rng.uniform(-0.5, 0.5)
-    column_edges, row_edges = ([-190.0], [-190.0])  # pixels from the middle of the image
-    for edges, min_size, max_size in ((column_edges, 60, 130), (row_edges, 45, 100)):
-        while edges[-1] < 190:
-            edges.append(edges[-1] + rng.uniform(min_size, max_size))
-    cosine, sine = math.cos(angle), math.sin(angle)
-    for left, right in itertools.pairwise(column_edges):
-        for top, bottom in itertools.pairwise(row_edges):
-            if rng.random() < 0.12:
-                continue
-            corners = ((left + 2, top + 2), (right - 2, top + 2), (right - 2, bottom - 2), (left + 2, bottom - 2))
-            polygon = tuple((128 + x * cosine - y * sine, 128 + x * sine + y * cosine) for x, y in corners)
-            direction = angle + rng.choice((0, math.pi / 2))
-            plan.scene.zones.append(Zone(polygon, "field", rng.randrange(NUM_FIELD_TONES), direction))
-            plan.mark_polygon(polygon, FIELD)
 
 
 def sample_crossing(rng: random.Random, sides: tuple[int, int] | None = None, bend: float = 60.0) -> Polygon:

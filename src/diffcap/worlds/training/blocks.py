@@ -107,7 +107,7 @@ class BlocksBackbone(ShippedTraining):
 
     @staticmethod
     def render_batch(first_scene: int, num_scenes: int, seed: int, jitter: float) -> tuple[Tensor, Targets]:
-        """Return (num_scenes, 3, 96, 128) preprocessed before images, and their targets."""
+        """Return (num_scenes, 3, 96, 128) preprocessed before images, and their targets. `jitter`: see `RenderedScenes`."""
         scenes = sample_triples(range(first_scene, first_scene + num_scenes), seed, jitter).before
         images, slot_map = render(scenes, (WIDTH, HEIGHT))
         return backbone.PREPROCESSING.normalize(images.float()), make_targets(scenes, slot_map)
@@ -158,7 +158,7 @@ class BlocksClip(ClipTraining):
 
     clip_name = "ViT-blocks-16"
     sentence_words = LEXICON
-    num_dense_logits, cells_per_side = sum(DENSE_CLASSES), 2  # a cell is a block
+    num_dense_logits, cells_per_side = sum(DENSE_CLASSES), 2  # 2 x 2 blocks of 8 x 8 pixels in each patch of 16 x 16
     weights_file = networks_folder() / f"{clip_name}.safetensors"
 
     @staticmethod

@@ -149,7 +149,7 @@ class RenderedScenes(pl.LightningDataModule):
         batch_size: images per step.
         batches: number of steps per epoch; an interrupted run continues from the last complete epoch.
         seed: seed of the scenes.
-        jitter: strength of random differences between images, such as light and viewpoint, as in `make data`.
+        jitter: strength of the random light and viewpoint of each image, as in `make data`; 0: none. Each scene has one image.
         num_workers: number of processes that render.
     """
 
@@ -237,7 +237,7 @@ def train_and_ship(name: str, model: type[ShippedTraining], command_options: lis
         "held_out": json.dumps({**scores, "images": num_held_out}),
     }
     weights_file = Path(cli.config.output)
-    with atomic_write(weights_file, per_process=False) as temporary:
+    with atomic_write(weights_file, per_process=False) as temporary:  # only one process writes
         save_file({key: value.contiguous() for key, value in state_dict.items()}, temporary, provenance)
         temporary.chmod(0o644)  # safetensors creates a file that only its owner can read
     print(f"{weights_file}: {weights_file.stat().st_size / 1e6:.2f} MB; on held-out scenes: {scores}")
