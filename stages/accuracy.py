@@ -37,7 +37,7 @@ def accuracy(
 ) -> None:
     """Train each seed, evaluate every variant, and write table.json and table.md.
 
-    Results of earlier commands are reused, for example if a command was interrupted, or had fewer seeds.
+    Trainings and evaluations of earlier commands are reused, for example if a command was interrupted, or had fewer seeds.
 
     Args:
         variables: Variables of the experiments, in JSON. Each can also be given as an option: --method scorer --dataset blocks.
@@ -63,7 +63,7 @@ def accuracy(
     # The stages that all seeds share run first, because two seeds would write the same files at the same time.
     needs_negatives = base.method_spec.pretraining is not None and base.method_spec.pretraining.needs_negatives
     make("data", "extract negatives" if needs_negatives else "extract", shared_variables)
-    shared_variables.pop("data", None)
+    shared_variables.pop("data", None)  # the folder of the dataset's files, which only the stage data reads
     beam = f"beam{beams}-{length_penalty:g}"  # ending of the names of evaluations with beam search
     with_beams = f"--beams={beams}", f"--length_penalty={length_penalty}"
     averaged_eval, reinforced_eval = result_folder_name(AVERAGED, EVAL), result_folder_name(REINFORCE, EVAL)
@@ -93,7 +93,7 @@ def accuracy(
         evaluate(f"seed {number}, reinforced", reinforced, run_folder / reinforced_eval)
         evaluate(f"seed {number}, reinforced, beams", reinforced, run_folder / f"{reinforced_eval}-{beam}", *with_beams)
 
-    in_parallel([partial(run_seed, number) for number in seed_numbers], int(variables.get("devices", 1)))
+    in_parallel([partial(run_seed, number) for number in seed_numbers], devices=int(variables.get("devices", 1)))
     run_folders = [out_folder / str(number) for number in seed_numbers]
     evaluation_names = {
         "greedy": EVAL,

@@ -12,6 +12,7 @@ from tests.datasets.layouts import (
     refusal,
     write_clevr_change,
     write_clevr_dc,
+    write_image,
     write_json,
     write_lines,
     write_pcl_lines,
@@ -76,6 +77,7 @@ def test_a_missing_or_malformed_file_is_named(folder: Path, name: str) -> None:
         ("splits", lambda v: v["val"].append(12), "id '000012.png' is duplicated (in train and val)"),
         ("splits", lambda v: v.update(val=["000012.png"]), '"val" must be a list of image numbers, found ['),
         ("splits", lambda v: v.pop("val"), '"val" must be a list of image numbers, found None'),
+        ("type_mapping", lambda v: v["color"].append("000003.png"), "'000003.png' is listed under two types"),
         ("type_mapping", lambda v: v.update(color="000003.png"), '"color" must be a list of file names'),
     ],
 )
@@ -147,6 +149,8 @@ def test_images_are_found_by_their_number(tmp_path: Path) -> None:
     (folder / "bef/9.png").rename(folder / "bef/CLEVR_default_000009.png")
     before = {pair.id: pair.before for pair in read_pairs("clevr_dc", folder)}
     assert before["000009.png"] == "bef/CLEVR_default_000009.png"
+    write_image(folder / "bef/9.png")
+    assert "has the same number" in refusal("clevr_dc", folder)
 
 
 def test_types_are_voted_for() -> None:

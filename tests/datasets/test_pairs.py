@@ -251,7 +251,7 @@ def test_the_csv_table_of_the_command_caption_is_read(tmp_path: Path) -> None:
         (row(2), 'no "split", while other lines have one'),
         (row(2, id=float("nan")), "NaN, which is not a finite number"),
         (row(2, id=["1"]), "\"id\" must be a string, found ['1']"),
-        (row(2, split="val", changed="the cup"), '"changed" is reserved for the dataset blocks'),
+        (row(2, split="val", changed="the cup"), '"changed" is a key of the rendered dataset'),
         (row(2, split="val", changeflag=0), '"changeflag" is not a key of this format; write "is_distractor"'),
         (row(2, split="val", mask=3), '"mask" must be the path of an image, found 3'),
         (row(2, split="val", mask="../m.png"), "leads out of the dataset's folder"),

@@ -61,6 +61,7 @@ def test_archives_in_one_folder_and_captions_without_a_list_of_images(cub: Path)
     [
         ("cvpr2016_cub/text_c10", None, "no captions there (text_c10); unpack the captions"),
         ("cvpr2016_cub/testclasses.txt", None, "testclasses.txt: no such list; unpack the captions"),
+        ("cvpr2016_cub/testclasses.txt", "059.Gull\n", "testclasses.txt names the class of no image"),
         ("CUB_200_2011/images.txt", "1 ../../x.jpg\n", "images.txt, line 1: the path '../../x.jpg' leads out of"),
         (f"cvpr2016_cub/text_c10/{PATHS[1]}.txt", " \n", "missing or empty (1 of 3 images have no sentences"),
     ],
@@ -174,6 +175,7 @@ GOOD = pair("a", "b", 0, 1, 0)
         ("cub", [{"img": "../x", "description": ["x"]}], "train.json, line 1: "),
         ("cub", [{"img": "x", "description": []}], "train.json, line 1: "),
         ("cub", [{"img": "x", "description": ["x"]}], "x is in val here and in train before"),
+        ("nabirds", [GOOD, pair("a", "c", 3, 1, 0)], "line 2: a has class 3 here and class 0 before"),
         ("nabirds", [pair("a", "b", -1, 1, 0)], '"class_id1" must be'),
         ("nabirds", [GOOD, pair("c", "d", 554, 555, 0)], 'line 2: "class_id2" must be a whole number from 0 to 554'),
         ("nabirds", [pair("a", "", 0, 1, 0)], '"img2" must be a string'),

@@ -135,7 +135,7 @@ def test_what_a_person_has_to_fetch_is_said_precisely(clevr: Folder, capsys: pyt
     body, output, downloads = by_hand(clevr), clevr.fetch(), clevr.out / "downloads"
     assert f"download by hand clevr.tar.gz from https://drive.invalid/view into {downloads}" in output
     assert "to be downloaded by hand: clevr.tar.gz. How: Press the button." in capsys.readouterr().out
-    assert "or give DATA=<folder>" in output
+    assert "make data DATA=<folder>" in output
     assert clevr.json("fetch-failures.json")["by_hand"][0]["put_into"] == str(downloads)
     assert clevr.asked() == ["/splits.json", "/types.json"]  # the rest is there already
 

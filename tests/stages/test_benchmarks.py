@@ -128,7 +128,7 @@ def test_the_protocol_is_chosen_in_the_configuration(tmp_path: Path) -> None:
 def test_multi_change_captions_have_their_own_length_and_negatives(tmp_path: Path) -> None:
     folder = prepare("spot_the_diff", tmp_path, negatives=True)
     multi, few = "--data.changes=multi", "--data.tasks={mlm: 1, fda: 1}"
-    with pytest.raises(AssertionError, match="are not training captions of this stage"):
+    with pytest.raises(AssertionError, match="are not captions of the training pairs"):
         train("pretrain", "pcl", "spot_the_diff", folder, multi, few)
     stage("negatives", f"--folder={folder}", "--tagger=blocks", "--workers=1", "--changes=multi")
     lines = [json.loads(line) for line in (folder / "negatives.jsonl").read_text().splitlines()]

@@ -42,9 +42,9 @@ def evaluate(
     With `task` captions, predictions-unscored.json has the captions of the pairs without references, which are not scored.
 
     If metrics.json has scores with raw tokens (IDC-PCL on Birds-to-Words), metrics-ptb.json has the scores with PTB tokens. For the
-    datasets of remote-sensing change captioning, its "id_tokens" are the scores that the released evaluators print (protocol levir_cc):
-    the evaluators compare ids of words, not texts. Its "unfinished" is the number of captions of maximum length without an end token.
-    For a model that only answers with text, its "usage" has the tokens and seconds.
+    datasets of remote-sensing change captioning, "id_tokens" in metrics.json are the scores of the authors' evaluation programs, which
+    compare ids of words. "unfinished" in metrics.json is the number of captions of maximum length without an end token.
+    For a model that only answers with text, "usage" in metrics.json has the tokens and seconds.
 
     Args:
         checkpoint: best.ckpt of the finetune or reinforce stage; or folder or user/name of a vision-language model, or
@@ -70,7 +70,7 @@ def evaluate(
         task: captions; swap, which also captions (after, before) for "reversibility" in metrics.json; or retrieval with the checkpoint
             of CLIP4IDC's pre-training.
         pair_to_text: With `task` retrieval, the items that are ranked for a pair. pairs: all pairs, each with the score of its best
-            caption (authors' code); the right pair is first among equal scores. captions: all; the right one is last among these.
+            caption (authors' code); the right pair is first among equal scores. captions: all captions; the right one is last among equals.
         base: Folder of the vision-language model that was fine-tuned for a checkpoint, if the checkpoint names another place.
         prompt: Question to a vision-language model without training.
         sentences: Number of sentences of the answer to `prompt` that are used as the caption.

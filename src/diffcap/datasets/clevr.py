@@ -35,6 +35,8 @@ def read_clevr_change(folder: Path) -> list[ChangePair]:
     for type_name, images in (read_object(types_file, "change types") if types_file.is_file() else {}).items():
         if not isinstance(images, list) or not all(isinstance(image, str) for image in images):
             raise DiffcapError(f'{types_file}: "{type_name}" must be a list of file names; fetch the file again.')
+        if repeated := change_types.keys() & images:
+            raise DiffcapError(f"{types_file}: {min(repeated)!r} is listed under two types; keep one.")
         change_types |= dict.fromkeys(images, type_name)
     if (folder / "train.json").is_file() and not (folder / "change_captions.json").is_file():
         return _read_json_lines(folder, change_types)
@@ -218,7 +220,9 @@ def _find_images(folder: Path, subfolder: str) -> dict[int, str]:
     path_of_number: dict[int, str] = {}
     for path in sorted((folder / subfolder).iterdir()) if (folder / subfolder).is_dir() else ():
         if number_match := re.fullmatch(r"(?:.*\D)?(\d+)\.(?:png|jpe?g)", path.name, re.IGNORECASE):
-            path_of_number[int(number_match[1])] = f"{subfolder}/{path.name}"
+            first_path = path_of_number.setdefault(int(number_match[1]), f"{subfolder}/{path.name}")
+            if first_path != f"{subfolder}/{path.name}":
+                raise DiffcapError(f"{folder / first_path}: {path.name} has the same number; keep one of the two.")
     return path_of_number
 
 

@@ -68,7 +68,7 @@ _VALUE_CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
 }
 _REFUSED_KEYS = {  # key -> why it is refused
-    "changed": "is reserved for the dataset blocks; rename that key",
+    "changed": "is a key of the rendered dataset `blocks`; rename it",
     "changeflag": 'is not a key of this format; write "is_distractor": true for no change',
 }
 
@@ -145,7 +145,7 @@ def _parse_cells(row: dict[str, str]) -> dict[str, Any]:
 
 def notes(pairs: Sequence[ChangePair]) -> list[str]:
     """Return a list with one warning that names all unknown keys, or an empty list. The data stage prints and stores the warning."""
-    known_keys = {*KEYS, "changeflag", "changeflag_derived", "fit"}  # of Karpathy's form, and of `write_fitted`
+    known_keys = {*KEYS, "changeflag", "changeflag_derived", "fit"}  # of the reader of Karpathy's form, and of `write_fitted`
     remarks = []
     for key, num_pairs in Counter(key for pair in pairs for key in pair.extra if key not in known_keys).items():
         lower_key = key.lower()

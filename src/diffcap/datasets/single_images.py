@@ -82,6 +82,10 @@ def read_cub(folder: Path) -> list[ChangePair]:
             f"{empty_files[0]}: the file is missing or empty ({len(empty_files)} of {len(records)} images have no sentences); "
             f"{_CUB_REMEDY} again."
         )
+    if records and all(record.split == "train" for record in records):
+        raise DiffcapError(
+            f"{folder}: testclasses.txt names the class of no image, so there is no val split; {_CUB_REMEDY} again."
+        )
     return sorted(records, key=lambda record: record.split)
 
 
@@ -149,7 +153,7 @@ def _read_table(table_file: Path) -> dict[str, str]:
 
 
 def _read_nabirds_lines(folder: Path) -> list[ChangePair]:
-    """Return one record per image, in the order of their first lines. An image has the split and the class of its first line."""
+    """Return one record per image, in the order of their first lines. An image has the split of its first line."""
     record_of_image: dict[str, ChangePair] = {}
     num_classes = OFFICIAL["nabirds"].num_classes
     for split, place, row in _read_rows(folder):
@@ -159,8 +163,12 @@ def _read_nabirds_lines(folder: Path) -> list[ChangePair]:
                 raise DiffcapError(
                     f'{place}: "{class_key}" must be a whole number from 0 to {num_classes - 1}, found {class_id!r:.60}; fix that line.'
                 )
-            record = ChangePair(image_id, _image_path(row[key]), None, [], split, extra={"class": class_id})
-            record_of_image.setdefault(image_id, record)
+            new_record = ChangePair(image_id, _image_path(row[key]), None, [], split, extra={"class": class_id})
+            record = record_of_image.setdefault(image_id, new_record)
+            if record.extra["class"] != class_id:
+                raise DiffcapError(
+                    f"{place}: {image_id} has class {class_id} here and class {record.extra['class']} before; download the file again."
+                )
     return list(record_of_image.values())
 
 

@@ -80,7 +80,7 @@ def id_text(caption: str, vocabulary: Vocabulary) -> str:
     """
     specials = {vocabulary.pad, vocabulary.bos, vocabulary.eos}
     words = tokenize_rcc_words(caption)
-    # Room for bos, eos and one more id, because `encode` requires at least 3; bos and eos are removed.
+    # The second argument is the maximal length, which must be at least 3. `encode` does not pad; [1:-1] removes bos and eos.
     word_ids = vocabulary.encode(words, len(words) + 3)[1:-1]
     return " ".join(str(vocabulary.unk if word_id in specials else word_id) for word_id in word_ids)
 

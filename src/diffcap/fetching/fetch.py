@@ -280,7 +280,7 @@ def _extract_entry(entry: Entry, archive: Path, folder: DatasetFolder) -> list[F
     target_folder = folder.official_folder / entry.to
     url = entry.url or entry.page
     try:
-        count = extract(archive, target_folder, entry.strip)
+        count = extract(archive, target_folder, entry.strip)  # strip: number of leading folders to remove
         if not folder.is_complete(entry):
             missing = " or ".join(entry.gives)
             reason = f"extracted, but {missing} is missing in {folder.official_folder}; put it there by hand"
@@ -334,7 +334,7 @@ def _report_failures(
     if clauses:
         has_photos_only = not file_failures and not missing_entries
         skip_hint = ", or skip the pairs of these photos with --missing skip" if has_photos_only else ""
-        folder_hint = f", or give DATA=<folder> (--source) if you have all files (details: {folder.failure_file})."
+        folder_hint = f", or give a folder with all files, make data DATA=<folder> (details: {folder.failure_file})."
         problems = "; ".join(clauses)
         raise DiffcapError(f"{folder.dataset}: {problems}; then run the same command again{skip_hint}{folder_hint}")
 

@@ -65,7 +65,7 @@ class Reinforcement(Captioning):
         self.captioner.train()
         self._make_metric()
         captions = (self.scored_text(data.vocabulary.decode(ids)) for ids in np.unique(table.tokens, axis=0).tolist())
-        words = {word for caption in captions for word in caption.split(" ")}  # each is tokenised only once
+        words = {word for caption in captions for word in caption.split(" ")}  # for `CaptionReward`
         references: dict[str, list[str]] = {pair_id: [] for pair_id in table.ids}
         for pair_index, caption in zip(table.caption_pair, table.captions):
             references[table.ids[pair_index]].append(self.scored_text(caption))

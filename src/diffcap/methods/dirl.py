@@ -19,8 +19,8 @@ from diffcap.methods import rcc
 from diffcap.models.captioner import Batch, constructor_arguments
 from diffcap.models.cross_image import CrossImageCaptioner, CrossImageLayer, CrossImageOutput
 from diffcap.models.decoder import NULL, BlockOutput, PostNormBlock, WordDecoder, next_word_losses, pair_groups
-from diffcap.models.fast import linear_of_concatenation
-from diffcap.models.layers import Dropout, GridEmbedding, Linear, init_attention_, init_xavier_, repeat_batch
+from diffcap.models.fast import add_repeated, linear_of_concatenation
+from diffcap.models.layers import Dropout, GridEmbedding, Linear, init_attention_, init_xavier_
 
 CCRForm = Literal["symmetrised", "two_way"]  # see `cross_modal_contrastive_loss`
 
@@ -178,7 +178,7 @@ class DIRL(CrossImageCaptioner):
     @staticmethod
     def subtract_shared(before: Tensor, after: Tensor, encoded: CrossImageOutput) -> tuple[Tensor, Tensor]:
         """Subtract from both embedded images, (b, N, D) and (B, N, D), what they share (`encoded`): (B, N, D) each (eq. 6)."""
-        return repeat_batch(before, len(after)) - encoded.before, after - encoded.after
+        return add_repeated(-encoded.before, before), after - encoded.after
 
     def fuse(self, before: Tensor, after: Tensor, encoded: CrossImageOutput | None) -> Tensor:
         """Fuse the differences of both images to (B, N, D): `ReLU(W [difference of before; difference of after])` (eq. 7)."""

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from diffcap.models.captioner import AttentionMaps, Batch, Captioner
 from diffcap.models.decoder import END, NULL, START, UNK, WordDecoder, next_word_losses
-from diffcap.models.layers import Attention, Dropout, GridEmbedding, KeyValue, repeat_batch
+from diffcap.models.fast import add_repeated
+from diffcap.models.layers import Attention, Dropout, GridEmbedding, KeyValue
 
 
 class CrossImageOutput(NamedTuple):
@@ -42,7 +43,7 @@ class CrossImageLayer(nn.Module):
         before_query, before_key, before_value = attention.project_qkv(before)
         after_query, after_key, after_value = attention.project_qkv(after)
         attended_after = self.dropout(attention.attend(before_query, (after_key, after_value)))  # (B, N, D)
-        new_before = self.norm(attended_after + repeat_batch(before, len(after)))
+        new_before = self.norm(add_repeated(attended_after, before))
         attended_before = self.dropout(attention.attend(after_query, (before_key, before_value)))  # (B, N, D)
         new_after = self.norm(after + attended_before)
         return CrossImageOutput(new_before, new_after, (before_query, before_key), (after_query, after_key))

@@ -21,6 +21,13 @@ MIN_DROPOUT_ELEMENTS = 1 << 16  # with fewer elements, torch's own dropout is as
 MIN_PROBABILITIES = 1 << 14  # with a smaller H x T x S, torch's own attention is faster than a loop over pairs
 
 
+def add_repeated(x: Tensor, y: Tensor) -> Tensor:
+    """Compute `x + y.repeat(B // b, 1, ...)` for x (B, ...) and y (b, ...), without copies of y. B is a multiple of b."""
+    if len(x) == len(y):
+        return x + y
+    return (x.unflatten(0, (-1, len(y))) + y).flatten(0, 1)
+
+
 def linear_of_concatenation(layer: nn.Linear, first: Tensor, second: Tensor) -> Tensor:
     """Compute `layer(torch.cat([first, second], -1))` without the concatenated tensor, which autograd would keep."""
     first_weight, second_weight = layer.weight.split([first.shape[-1], second.shape[-1]], 1)

@@ -21,7 +21,7 @@ KINDS = (
     "replace",  # the caption, in which some words are replaced by others of the same part of speech
     "confuse",  # the caption, in which words have changed places or the change is reversed
 )
-# Kind -> its strategies (ways to make a negative) in the paper of IDC-PCL. Other strategies are fallbacks for too few negatives.
+# Kind -> its strategies in the paper of IDC-PCL (swap_animals_once: in one sentence). Others are fallbacks for too few negatives.
 _PAPER_STRATEGIES = {
     "retrieve": ("alike",),
     "replace": ("words replaced",),

@@ -44,7 +44,7 @@ class Cell:
     std: str = ""  # standard deviation over runs, in the same unit
     fraction: float = 0.0  # in HTML, the length of the number's bar or the strength of its shade, from 0 to 1
     best: bool = False  # whether the number is the best of its column
-    tick: float | None = None  # in HTML, a second value from 0 to 1: a tick on the bar, and a number in percent
+    tick: float | None = None  # in HTML, the value of chance, from 0 to 1: a tick on the bar, and a number in percent
 
     def with_std(self, separator: str) -> str:
         """Return the number, `separator` and the standard deviation as one text. A missing number is "-"."""

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from diffcap.checkpoints.importing import Importer, ImportOptions, Rule, Sizes, count_layers, pixel_features, rename
 
-# Rules to rename parameters: a regular expression of official names, and diffcap's name; None leaves the parameter out.
+# Rules to rename parameters: a regular expression of official names, and diffcap's name; None leaves the parameter out. The first match
+# counts; a final .weight or .bias is kept; name:query is the part of the queries in `name`.
 _VISUAL_RULES: tuple[Rule, ...] = (
     (r"clip\.visual\.bef_embedding", "images.before_mark"),
     (r"clip\.visual\.aft_embedding", "images.after_mark"),
@@ -103,7 +104,7 @@ def official_sizes(state: Mapping[str, Tensor], options: ImportOptions, intra_la
             "ffn": len(ffn_weight),
             "encoder_layers": count_layers(state, r"decoder\.encoder\.layer\.(\d+)\."),
             "decoder_layers": count_layers(state, r"decoder\.decoder\.layer\.(\d+)\."),
-            "padding": "released",
+            "padding": "released",  # the id of padding is that of the authors' code
         }
     return Sizes(model, max_length, pixel_features((patch_side * grid_side, patch_side * grid_side)))
 

@@ -239,10 +239,11 @@ class PretrainData(FeatureData):
 
         tokens, text_rows = table.encode_distinct(read_texts())
         if unknown_ids:
+            # `self.changes`: how pairs with several changes are read, "single" or "multi".
             option = f" negatives_ARGS=--changes={self.changes}" if self.changes else ""
             raise DiffcapError(
                 f"{negatives_file}: {len(unknown_ids):,} of its {len(pair_indices):,} captions (first: pair {unknown_ids[0]}) are "
-                f"not training captions of this stage; write the file again with `make negatives{option}`."
+                f"not captions of the training pairs; write the file again with `make negatives{option}`."
             )
         if not pair_indices:
             raise DiffcapError(f"{negatives_file}: has no training pair; write the file again with `make negatives`.")

@@ -83,7 +83,7 @@ class PCLTrunk(nn.Module):
         self.image_projection = Linear(feature_channels, width)
         self.image_activation = nn.Sigmoid() if image_activation == "sigmoid" else nn.Identity()
         self.type_embedding = nn.Embedding(7, width)
-        self.embedding_norm = UnbiasedLayerNorm(width, EMBEDDING_EPS)
+        self.embedding_norm = UnbiasedLayerNorm(width, EMBEDDING_EPS)  # divides by the unbiased standard deviation
         self.dropout = Dropout(dropout)
         self.single_encoder = PreNormStack(single_layers, width, heads, ffn, dropout)
         self.pair_encoder = PreNormStack(pair_layers, width, heads, ffn, dropout)
@@ -145,7 +145,8 @@ class PCLTrunk(nn.Module):
     def encode_one_image(self, maps: Tensor, encode_cls: bool = False) -> Tensor:
         """Encode the feature maps (B, C, h, w) of a single image: (B, M, D), M = 2 + N. The last token is the [CLS] of a second image.
 
-        `encode_cls`: the single-image encoder encodes this [CLS], too, as if the second image had masked patches (authors' code: no).
+        `encode_cls`: the single-image encoder encodes this [CLS], too, as if an attention mask hid all patches of the second image
+        (authors' code: no).
         """
         (single,) = self._encode_singles([maps])
         second_cls = self.embed_cls(len(maps), SECOND_CLS)
@@ -336,7 +337,8 @@ class PCL(Captioner):
     def attention(self, before: Tensor, after: Tensor, tokens: Tensor) -> AttentionMaps:
         """Compute the attention of each word's [MASK] to the patches in the last cross-modal layer, see `Captioner.attention`.
 
-        It is averaged over the heads, and normalised over the patches of both images. The method does not align the images.
+        It is averaged over the heads, and normalised over the patches of both images. IDC-PCL has no map
+        of matching positions.
         """
         memory = self.encode(before, after)
         num_words = tokens.shape[1]
@@ -374,7 +376,7 @@ class PCL(Captioner):
             word_logits = self.masked_logits(memory, batch)
             words = find_masked_words(batch).ids
         else:
-            indices = torch.cat(self.find_words(batch))
+            indices = torch.cat(self.find_words(batch))  # flat, of (B, T - 1)
             word_logits = take_flat(self.teacher_forced_logits(batch["tokens"], memory), indices)
             words = take_flat(batch["tokens"][:, 1:], indices)
         losses = {"word_loss": F.cross_entropy(word_logits, words, reduction="none")}

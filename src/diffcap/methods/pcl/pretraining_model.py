@@ -86,7 +86,7 @@ class PCLPretraining(nn.Module):
         return {"loss": loss, **{name: part.detach() for name, part in parts.items()}}
 
     def host_entries(self, batch: Batch) -> Batch:
-        """Return the indices of masked words or patches, see `Captioner.host_entries`."""
+        """Return indices of masked words or patches, which the loader adds to the batch on the CPU, see `Captioner.host_entries`."""
         if "mlm_labels" in batch:
             return {"masked_words": find_masked_words(batch)}
         return {"patches": _find_patches(batch)} if "visual_mask" in batch else {}

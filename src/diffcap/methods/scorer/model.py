@@ -22,7 +22,7 @@ from diffcap.methods.scorer.losses import cross_view_nce, token_matching
 from diffcap.models.captioner import Batch, constructor_arguments
 from diffcap.models.cross_image import CrossImageCaptioner, CrossImageLayer, CrossImageOutput
 from diffcap.models.decoder import NULL, BlockOutput, WordDecoder, next_word_losses
-from diffcap.models.fast import linear_of_concatenation
+from diffcap.models.fast import add_repeated, linear_of_concatenation
 from diffcap.models.layers import Attention, BlockMemory, Dropout, GridEmbedding, Linear, Segments, repeat_batch
 from diffcap.utils.linear import linear
 
@@ -181,7 +181,7 @@ class SCORER(CrossImageCaptioner):
     def fuse(self, before: Tensor, after: Tensor, encoded: CrossImageOutput | None) -> Tensor:
         """Fuse both images, each reconstructed from the other (`encoded`), to (B, N, D): `ReLU(W [before; after])` (section 3.2)."""
         if encoded is None:  # the baseline "subtraction"
-            return self.fusion(repeat_batch(before, len(after)) - after)
+            return self.fusion(add_repeated(-after, before))
         fused = linear_of_concatenation(self.fusion[0], encoded.before, encoded.after)  # type: ignore[arg-type]
         return self.fusion[1:](fused)
 
