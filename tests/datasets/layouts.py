@@ -8,14 +8,11 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from diffcap.datasets import read_pairs
+from diffcap.datasets import no_change, photos, read_pairs
 from diffcap.utils.errors import DiffcapError
 
-BIRD_COLUMNS = (
-    "img1ObservationURL", "img1ImgURL", "img1Species", "img1Selection",
-    "img2ObservationURL", "img2ImgURL", "img2Species", "img2Selection",
-    "split", "annN", "description",
-)  # fmt: skip
+BIRD_COLUMNS = photos.BIRDS_COLUMNS
+NO_CHANGE_FIVE = no_change.LEVIR_CC  # the captions of every pair without change in LEVIR-CC and WHU-CDC
 
 
 def write_image(path: Path, shade: int = 0, size: tuple[int, int] = (24, 16)) -> None:
@@ -34,18 +31,13 @@ def write_clevr_change(folder: Path, train: list[int], val: list[int], test: lis
         write_image(folder / f"sc_images/CLEVR_semantic_{number:06d}.png", number + 1)
         write_image(folder / f"nsc_images/CLEVR_nonsemantic_{number:06d}.png", number + 2)
     changed = {f"CLEVR_default_{n:06d}.png": [f"the cube {n} turned red", f"cube {n} became red"] for n in numbers}
-    unchanged = {key: ["nothing changed", "no change"] for key in changed}
-    kinds = {
-        "color": [f"{number:06d}.png" for number in numbers if number % 2 == 0],
-        "add": [f"{number:06d}.png" for number in numbers if number % 2],
-    }
-    for name, value in {
-        "change_captions": changed,
-        "no_change_captions": unchanged,
-        "splits": {"train": train, "val": val, "test": test},
-        "type_mapping": kinds,
-    }.items():
-        (folder / f"{name}.json").write_text(json.dumps(value))
+    kinds: dict[str, list[str]] = {"color": [], "add": []}
+    for number in numbers:
+        kinds["add" if number % 2 else "color"].append(f"{number:06d}.png")
+    write_json(folder / "change_captions.json", changed)
+    write_json(folder / "no_change_captions.json", {key: ["nothing changed", "no change"] for key in changed})
+    write_json(folder / "splits.json", {"train": train, "val": val, "test": test})
+    write_json(folder / "type_mapping.json", kinds)
     return folder
 
 
@@ -157,13 +149,6 @@ def write_pcl_lines(folder: Path, train: list[int], val: list[int], test: list[i
     return folder
 
 
-# The captions of every pair without change in LEVIR-CC and WHU-CDC, in this order.
-NO_CHANGE_FIVE = (
-    "there is no difference", "the two scenes seem identical", "the scene is the same as before", "no change has occurred",
-    "almost nothing has changed",
-)  # fmt: skip
-
-
 def karpathy_entry(split: str, name: str, captions: Iterable[str], flag: int | None = None) -> dict[str, Any]:
     """An entry of LEVIR-CC's JSON file."""
     rows = [
@@ -218,12 +203,10 @@ def write_levir(
 
 def write_second_cc(folder: Path) -> Path:
     """SECOND-CC: two training pairs, one of them with an augmented view, and one pair in val and in test."""
-    unchanged = [*NO_CHANGE_FIVE[:3], "no change is occurred", "almost nothing is changed"]
     names = {"train": ["00003", "00003_random_augment_1", "00017"], "val": ["00021"], "test": ["00040"]}
+    unchanged = {"00017": no_change.SECOND_CC}
     entries = [
-        karpathy_entry(
-            split, f"{name}.png", unchanged if "17" in name else ["a lake has dried"] * 5, int("17" not in name)
-        )
+        karpathy_entry(split, f"{name}.png", unchanged.get(name, ["a lake has dried"] * 5), int(name not in unchanged))
         for split, group in names.items()
         for name in group
     ]

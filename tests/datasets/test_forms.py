@@ -15,12 +15,9 @@ from diffcap.records import ChangePair, read_dataset
 QUESTION = "<image><image>What changed?"
 
 
-def messages(number: int, caption: str, **changes: Any) -> dict[str, Any]:
-    turns = [
-        {"role": "system", "content": "Be short."},
-        {"role": "user", "content": QUESTION},
-        {"role": "assistant", "content": caption},
-    ]
+def messages(number: int, caption: str, question: Any = QUESTION, **changes: Any) -> dict[str, Any]:
+    contents = {"system": "Be short.", "user": question, "assistant": caption}
+    turns = [{"role": role, "content": content} for role, content in contents.items()]
     return {"messages": turns, "images": [f"a/{number}.png", f"b/{number}.png"], **changes}
 
 
@@ -31,8 +28,8 @@ def conversations(number: int, caption: str) -> dict[str, Any]:
 
 def parts(number: int, caption: str) -> dict[str, Any]:
     images = [{"type": "image", "image": f"{side}/{number}.png"} for side in "ab"]
-    question = {"role": "user", "content": [*images, {"type": "text", "text": "What changed?"}]}
-    return {"messages": [question, {"role": "assistant", "content": caption}]}
+    question = [*images, {"type": "text", "text": "What changed?"}]
+    return {"messages": messages(number, caption, question)["messages"]}
 
 
 def rows(form: Any) -> list[dict[str, Any]]:
@@ -52,50 +49,33 @@ def test_messages_with_equal_images_are_one_pair(tmp_path: Path, form: Any, suff
 
 
 def test_a_list_for_each_split(tmp_path: Path) -> None:
+    plain = {"before": "a/1.png", "after": "b/1.png", "caption": "the cup is gone"}
     for number, name in enumerate(("train", "val", "test")):
-        write_json(tmp_path / f"{name}.json", [messages(number, "the cup is gone")])
-    assert [(pair.id, pair.split) for pair in read_pairs("desk", tmp_path)] == [
-        ("2", "test"),
-        ("0", "train"),
-        ("1", "val"),
+        write_json(tmp_path / f"{name}.json", [messages(number, "the cup is gone") if number != 1 else plain])
+    assert read_pairs("desk", tmp_path) == [
+        ChangePair(id, f"a/{id}.png", f"b/{id}.png", ["the cup is gone"], split)
+        for id, split in (("2", "test"), ("0", "train"), ("1", "val"))
     ]
-
-
-def test_a_json_list_of_pairs(tmp_path: Path) -> None:
-    written = [
-        {"before": f"a/{n}.png", "after": f"b/{n}.png", "caption": f"cup {n} is gone", "split": "test"}
-        for n in range(2)
-    ]
-    write_json(tmp_path / "pairs.json", written)
-    assert read_pairs("desk", tmp_path)[1] == ChangePair("1", "a/1.png", "b/1.png", ["cup 1 is gone"], "test")
+    write_lines(tmp_path / "b.jsonl", [])
+    assert "several lists of pairs (test.json, train.json, val.json, b.jsonl)" in refusal("desk", tmp_path)
 
 
 def test_metadata_of_hugging_face(tmp_path: Path) -> None:
     for number, split in enumerate(("train", "validation", "test")):
-        row = {
-            "before_file_name": f"images/a{number}.png",
-            "after_file_name": f"images/b{number}.png",
-            "captions": ["the cup is gone"],
-        }
-        write_lines(tmp_path / split / "metadata.jsonl", [row])
+        row: dict[str, Any] = {f"{side}_file_name": f"images/{side}{number}.png" for side in ("before", "after")}
+        write_lines(tmp_path / split / "metadata.jsonl", [{**row, "captions": ["the cup is gone"]}])
     found = {pair.split: pair for pair in read_pairs("desk", tmp_path)}
-    assert [*found["val"].images] == ["validation/images/a1.png", "validation/images/b1.png"]
+    assert [*found["val"].images] == ["validation/images/before1.png", "validation/images/after1.png"]
     write_lines(tmp_path / "test" / "metadata.jsonl", [{**row, "before_file_name": "../a.png"}])
-    assert "line 1: \"before_file_name\" is '../a.png'" in refusal("desk", tmp_path)
+    assert "line 1: the path 'test/../a.png' leads out of" in refusal("desk", tmp_path)
 
 
 @pytest.mark.parametrize(
     ("row", "message"),
     [
         (messages(1, "x", images=["a.png"]), "found 1 images and 2 marks"),
-        (
-            messages(1, "x", messages=[{"role": "user", "content": "<image>?"}, {"role": "assistant", "content": "x"}]),
-            "and 1 marks",
-        ),
-        (
-            messages(1, "x", messages=[{"role": "user", "content": QUESTION}] * 3),
-            "one question of the user and one answer, found 3 turns",
-        ),
+        (messages(1, "x", "<image>?"), "and 1 marks"),
+        (messages(1, "x", messages=messages(1, "x")["messages"] * 3), "one answer, found 6 turns"),
         (messages(1, "x", messages="What?"), '"messages" must be a list of objects with "role" and "content"'),
         (messages(1, "x", images=["/a.png", "b.png"]), "leads out of the dataset's folder"),
         (messages(1, " "), "has a blank sentence"),
@@ -106,13 +86,6 @@ def test_one_sentence_for_a_wrong_row(tmp_path: Path, row: dict[str, Any], messa
     refused = refusal("desk", tmp_path)
     assert "changes.jsonl, line 2" in refused
     assert message in refused
-
-
-def test_several_lists_are_refused(tmp_path: Path) -> None:
-    for name in ("a.json", "b.jsonl"):
-        write_lines(tmp_path / name, [])
-    write_json(tmp_path / "a.json", [])
-    assert "several lists of pairs (a.json, b.jsonl)" in refusal("desk", tmp_path)
 
 
 def test_exported_messages_are_read_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

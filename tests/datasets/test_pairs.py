@@ -57,14 +57,12 @@ def test_names_in_another_unicode_normal_form_are_found(tmp_path: Path, form: st
 
 def test_without_splits_they_are_drawn_once_for_all(tmp_path: Path) -> None:
     rows = [row(number) for number in range(200)]
-    write_lines(tmp_path / "pairs.jsonl", rows)
-    pairs = read_pairs("desk", tmp_path)
-    assert Counter(pair.split for pair in pairs) == {"train": 160, "val": 20, "test": 20}
-    assert pairs == read_pairs("desk", tmp_path)
-    splits = {pair.before: pair.split for pair in pairs}
-    write_lines(tmp_path / "pairs.jsonl", rows[::-1])
-    assert {pair.before: pair.split for pair in read_pairs("desk", tmp_path)} == splits
-    assert [splits[f"a/{n}.jpg"] for n in range(200)] != sorted(splits.values(), key=["train", "val", "test"].index)
+    splits = []
+    for order in (rows, rows[::-1]):
+        write_lines(tmp_path / "pairs.jsonl", order)
+        splits.append({pair.before: pair.split for pair in read_pairs("desk", tmp_path)})
+    assert Counter(splits[0].values()) == {"train": 160, "val": 20, "test": 20}
+    assert splits[0] == splits[1]
 
 
 @pytest.mark.parametrize("typed", [False, True])
@@ -89,8 +87,6 @@ def test_an_image_has_one_name_however_it_is_spelt(tmp_path: Path) -> None:
     write_lines(tmp_path / "pairs.jsonl", [*film, *(row(number) for number in range(30))])
     found = [pair for pair in read_pairs("desk", tmp_path) if "film" in pair.before]
     assert {pair.before for pair in found} == {"film/0.jpg"} and len({pair.split for pair in found}) == 1
-    write_lines(tmp_path / "pairs.jsonl", [row(0, before="./..//b.jpg")])
-    assert "leads out of the dataset's folder" in refusal("desk", tmp_path)
 
 
 @pytest.mark.parametrize("name", "abcd")  # where the large group comes in the drawn order depends on its name
@@ -197,16 +193,15 @@ def test_small_and_missing_splits_are_named(
 
 @pytest.mark.parametrize("form", ["pairs.jsonl", "captions.json"])
 def test_training_pairs_without_val_pairs_are_refused_before_the_extraction(tmp_path: Path, form: str) -> None:
+    rows = [row(1, split="train"), row(2, split="val", captions=[]), row(3, split="test")]
     if form == "pairs.jsonl":
-        rows = [row(1, split="train"), row(2, split="val", captions=[]), row(3, split="test")]
         write_lines(tmp_path / form, rows)
     else:
-        entries = [{"filename": f"{n}.png", "split": "train", "sentences": [{"raw": "a cup is gone"}]} for n in "12"]
-        write_json(tmp_path / form, {"images": entries})
-        rows = [{"before": f"images/train/A/{n}.png", "after": f"images/train/B/{n}.png"} for n in "12"]
-    for image in (path for each in rows for path in (each["before"], each["after"])):
-        (tmp_path / str(image)).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / str(image)).touch()
+        entry = {"split": "train", "sentences": [{"raw": "a cup is gone"}]}
+        write_json(tmp_path / form, {"images": [{**entry, "filename": f"{n}.jpg"} for n in (1, 2)]})
+    for side in "abAB":
+        for n in (1, 2, 3):
+            write_image(tmp_path / side / f"{n}.jpg")
     with pytest.raises(DiffcapError, match=r'has train pairs and no val pairs with captions.*"val"'):
         prepare("desk", str(tmp_path), str(tmp_path / "out"), check="exists")
     assert not (tmp_path / "out/manifest.jsonl").exists()
@@ -235,14 +230,13 @@ def test_the_csv_table_of_the_command_caption_is_read(tmp_path: Path) -> None:
     ("bad", "output"),
     [
         (row(2, before=None), '"before" must be the path of an image, found None'),
+        (row(2, before="http://example.org/a.png"), "http://example.org/a.png is a URL; download the image"),
         (row(2, after="/data/b.jpg"), "the path '/data/b.jpg' leads out of the dataset's folder; write it relative"),
-        (row(2, before="../b.jpg"), "the path '../b.jpg' leads out of the dataset's folder; write it relative"),
+        (row(2, before="./..//b.jpg"), "the path './..//b.jpg' leads out of the dataset's folder; write it relative"),
         ({"before": "c.jpg", "after": "d.jpg", "caption": "one"}, '"captions" is missing, and "caption" is not'),
         (row(2, captions="one"), "\"captions\" must be a list of sentences, found 'one'"),
-        (row(2, captions=["", "x"]), '"captions" has a blank sentence; fill it'),
         (row(2, captions=["x", "\u200b\ufeff"]), '"captions" has a blank sentence; fill it'),
         (row(2, id=" \u200b"), '"id" must be a string'),
-        (row(2, id=["a"]), '"id" must be a string'),
         (row(2, captions=[], split="train"), "a training pair needs at least one caption"),
         (row(2, split="dev"), "\"split\" must be one of train, val, test, found 'dev'"),
         (row(2, id="1", split="val"), "id '1' is already used"),

@@ -232,9 +232,3 @@ def test_no_path_leads_out_of_the_folder(tmp_path: Path, name: str) -> None:
     write_json(folder / "annotations/val.json", [{"img_id": name, "sentences": ["x"]}])
     words = f"{folder}, the pair '{name}.png': the path '{name}.png' leads out of the dataset's folder"
     assert words in refusal("spot_the_diff", folder)
-
-
-def test_a_url_is_no_path(tmp_path: Path) -> None:
-    write_lines(tmp_path / "pairs.jsonl", [{"before": "http://example.org/a.png", "after": "b.png", "captions": ["x"]}])
-    output = refusal("desk", tmp_path)
-    assert "pairs.jsonl, line 1: http://example.org/a.png is a URL; download the image" in output

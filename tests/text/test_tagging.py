@@ -168,10 +168,10 @@ def test_words_and_tags_are_read_and_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("1\tYes\tINTJ\n", "line 1: 3 columns instead of 10"),
-        (TREEBANK.replace("INTJ", "WORD"), "line 10: 'WORD' is not a UPOS tag"),
+        ("1\tYes\tINTJ\n", "line 1: expecting 10 fields, 3 found"),
+        (TREEBANK.replace("INTJ", "WORD"), "the tag 'WORD' of 'Yes' is not a UPOS tag"),
         ("\n\n", "no tagged word"),
-        (b"\xff\xfe", "UTF-8"),
+        (b"\xff\xfe", "not a CoNLL-U file .*utf-8"),
     ],
 )
 def test_malformed_files_are_one_sentence(tmp_path: Path, text: str | bytes, complaint: str) -> None:

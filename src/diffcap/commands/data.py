@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from diffcap.datasets import describe, read_pairs
-from diffcap.datasets.images import MISSING, check_images, with_ranges, write_fitted
+from diffcap.datasets.images import check_images, with_ranges, write_fitted
 from diffcap.datasets.registry import OWN_READER, datasets, get_dataset
 from diffcap.evaluation.tables import print_table
 from diffcap.fetching.sources import FetchSettings
@@ -61,21 +61,20 @@ def prepare(
     """
     folder = Path(out or f"data/{dataset}")
     with _lock_folder(folder):
+        spec = get_dataset(dataset)
         render_options = {"pairs": pairs, "seed": seed, "jitter": jitter}
-        render_settings = {key: value for key, value in render_options.items() if value is not None}
+        settings: dict[str, Any] = {key: value for key, value in render_options.items() if value is not None}
         gone_images: frozenset[str] = frozenset()  # paths of images that no longer exist on the web
-        is_rendered = get_dataset(dataset).rendered
-        if fit != "stretch" and get_dataset(dataset).reader != OWN_READER:
+        if fit != "stretch" and spec.reader != OWN_READER:
             raise DiffcapError(f"--fit {fit} is for your own pairs; the images of {dataset} are used as published.")
-        if is_rendered:
+        if spec.rendered:
             if source is not None:
                 raise DiffcapError(f"{dataset} is rendered and has no source files; omit --source (DATA=).")
             root = folder / "official"
-            import_object(get_dataset(dataset).renderer or "")(root, **render_settings)
-            render_settings = read_json(root / f"{dataset}.json")
-        elif render_settings:
-            option = next(iter(render_settings))
-            raise DiffcapError(f"--{option} is for rendered datasets, not {dataset}; omit the option.")
+            import_object(spec.renderer or "")(root, **settings)
+            settings = read_json(root / f"{dataset}.json")
+        elif settings:
+            raise DiffcapError(f"--{next(iter(settings))} is for rendered datasets, not {dataset}; omit the option.")
         elif source is None:
             root, gone_images = _fetch(dataset, folder, fetch, captions_only, missing)
         else:
@@ -87,30 +86,24 @@ def prepare(
         if captions_only:
             (folder / "problems.txt").unlink(missing_ok=True)
         else:
-            records, skipped = _check_images(records, root, folder, missing, check, gone_images, is_rendered, ranges)
+            records, skipped = _check_images(records, root, folder, missing, check, gone_images, spec.rendered, ranges)
             # A dataset of pairs needs val pairs to select a checkpoint. Datasets of single images are for pre-training only.
             captioned_splits = {pair.split for pair in records if pair.captions}
-            if get_dataset(dataset).pairs and "train" in captioned_splits and "val" not in captioned_splits:
+            if spec.pairs and "train" in captioned_splits and "val" not in captioned_splits:
                 raise DiffcapError(
                     f'{root}: has train pairs and no val pairs with captions, which select a checkpoint; give some pairs the split "val".'
                 )
             if fit != "stretch":
-                root, records, ranges = (
-                    folder / "fitted",
-                    write_fitted(records, root, folder / "fitted", fit, strict),
-                    {},
-                )
-        settings: dict[str, Any] = {
-            "missing": missing,
-            "check": check,
-            **({"augmented": True} if augmented else {}),
-            **render_settings,
-        }
-        settings |= {} if fit == "stretch" else {"fit": fit, "strict": strict}
+                fitted_folder = folder / "fitted"
+                records, ranges = write_fitted(records, root, fitted_folder, fit, strict), {}
+                root = fitted_folder
+        options: dict[str, Any] = {"missing": missing, "check": check}
+        options |= {"augmented": True} if augmented else {}
+        options |= {"fit": fit, "strict": strict} if fit != "stretch" else {}
         notes = {  # entries of dataset.json
             "captions_only": captions_only,
             "skipped": skipped,
-            "settings": settings,
+            "settings": {**options, **settings},
             **describe(dataset, records, root, has_skipped_pairs=bool(skipped["pairs"])),
         }
         # The vocabulary is written before the manifest, because a folder with a manifest counts as complete.
@@ -121,7 +114,7 @@ def prepare(
         else:
             write_vocabulary(vocabulary_file, vocabulary)
         earlier_splits: dict[tuple[str, ...], str] = {}
-        if get_dataset(dataset).reader == OWN_READER:  # a user's own dataset
+        if spec.reader == OWN_READER:  # a user's own dataset
             with suppress(DiffcapError):  # there is no manifest, or it is malformed
                 earlier_pairs = read_manifest(folder / "manifest.jsonl")
                 earlier_splits = {(pair.id, *pair.images): pair.split for pair in earlier_pairs}
@@ -202,11 +195,12 @@ def _check_images(
         return pairs, {"pairs": 0, "images": 0}
     write_text(problems_file, "".join(f"{path}\t{reason}\n" for path, reason in problems.items()))
     usable_pairs = [pair for pair in pairs if problems.keys().isdisjoint((*pair.images, masks.get(pair.id)))]
-    missing_paths = [path for path, reason in problems.items() if reason == MISSING]
-    broken_paths = [path for path, reason in problems.items() if reason != MISSING]
+    paths_of_fault: dict[str, list[str]] = {"missing": [], "broken": []}
+    for path, reason in problems.items():
+        paths_of_fault[reason.partition(":")[0]].append(path)
     counts = " and ".join(
         f"{len(bad_paths)} {fault} (first {', '.join(bad_paths[:3])})"
-        for bad_paths, fault in ((missing_paths, "missing"), (broken_paths, "broken"))
+        for fault, bad_paths in paths_of_fault.items()
         if bad_paths
     )
     num_unusable = len(pairs) - len(usable_pairs)

@@ -9,24 +9,16 @@
   Or `conversations` with "from" ("human", "gpt") and "value". Rows with equal images become one pair with several captions.
 """
 
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from diffcap.datasets.checks import read_entries
-from diffcap.records import read_json, read_json_lines
+from diffcap.records import read_json_lines
 from diffcap.utils.errors import DiffcapError
 
 METADATA = "metadata.jsonl"
-_SPLITS = {
-    "train": "train",
-    "val": "val",
-    "validation": "val",
-    "valid": "val",
-    "dev": "val",
-    "test": "test",
-}  # name -> split
+# Name of a file or folder -> split.
+_SPLITS = {"train": "train", "val": "val", "validation": "val", "valid": "val", "dev": "val", "test": "test"}
 _MESSAGE_KEYS = {"messages": ("role", "content"), "conversations": ("from", "value")}  # list of turns -> keys of a turn
 _ROLES = {"system": "system", "user": "user", "human": "user", "assistant": "assistant", "gpt": "assistant"}
 _IMAGE = "<image>"
@@ -34,15 +26,15 @@ Row = dict[str, Any]  # as a line of pairs.jsonl
 PlacedRow = tuple[str, Row]  # with its place: "<file>, line <number>" or "<file>, entry <number>"
 
 
-def find_lists(folder: Path) -> list[Path]:
-    """Return the files of a folder that list pairs in one of these forms: one file, or one for each split."""
+def find_lists(folder: Path, json_lists: list[Path]) -> list[Path]:
+    """Return the files of a folder that list pairs in one of these forms: one file, or one for each split.
+
+    `json_lists` has the JSON files whose content is a list.
+    """
     files = [path for name in ("", *_SPLITS) if (path := folder / name / METADATA).is_file()]
     if files:
         return files
-    for file in sorted(folder.glob("*.json")):
-        with suppress(DiffcapError):  # another file, such as one with comments
-            files += [file] if isinstance(read_json(file), list) else []
-    files += sorted(folder.glob("*.jsonl"))
+    files = [*json_lists, *sorted(folder.glob("*.jsonl"))]
     if len(files) > 1 and not all(file.stem in _SPLITS for file in files):
         names = ", ".join(file.name for file in files)
         raise DiffcapError(
@@ -57,13 +49,10 @@ def read_lists(folder: Path, files: list[Path]) -> list[PlacedRow]:
     row_of_images: dict[tuple[Any, ...], Row] = {}  # of messages
     for file in files:
         split = _SPLITS.get(file.parent.name if file.name == METADATA else file.stem) if len(files) > 1 else None
-        for place, entry in _entries(file):
+        rows_of_file = read_json_lines(file) if file.suffix == ".jsonl" else read_entries(file, "pairs", "correct it")
+        for place, entry in rows_of_file:
             has_messages = not _MESSAGE_KEYS.keys().isdisjoint(entry)
-            row = (
-                _row_of_messages(entry, place)
-                if has_messages
-                else _plain_row(entry, place, file.parent.relative_to(folder))
-            )
+            row = _row_of_messages(entry, place) if has_messages else _plain_row(entry, file.parent.relative_to(folder))
             if split:
                 row = {"split": split, **row}
             key = (row.get("split", ""), row.get("before"), row.get("after"))
@@ -75,24 +64,15 @@ def read_lists(folder: Path, files: list[Path]) -> list[PlacedRow]:
     return rows
 
 
-def _entries(file: Path) -> Iterator[PlacedRow]:
-    return read_json_lines(file) if file.suffix == ".jsonl" else read_entries(file, "pairs", "correct it")
-
-
-def _plain_row(entry: Row, place: str, folder: Path) -> Row:
+def _plain_row(entry: Row, folder: Path) -> Row:
     """Convert a row without messages. Paths of metadata.jsonl are relative to `folder`, which is relative to the dataset's folder."""
     row = dict(entry)
     for key in ("before", "after"):
         if isinstance(path := row.pop(f"{key}_file_name", None), str):
-            if path.startswith("/") or ".." in path.split("/") or "://" in path:
-                raise DiffcapError(
-                    f'{place}: "{key}_file_name" is {path!r:.80}; give a path inside the folder of this file.'
-                )
-            row[key] = (folder / path).as_posix()
-    if isinstance(caption := row.pop("caption", row.pop("text", None)), str):
-        row["captions"] = [caption]
-    if isinstance(row.get("captions"), str):
-        row["captions"] = [row["captions"]]
+            row[key] = (folder / path).as_posix()  # the reader of the rows refuses a path with ".."
+    key = next((key for key in ("captions", "caption", "text") if key in row), "")
+    if isinstance(row.get(key), str):
+        row["captions"] = [row.pop(key)]
     return row
 
 
@@ -100,31 +80,25 @@ def _row_of_messages(entry: Row, place: str) -> Row:
     """Convert a row of messages: a question with two images, and its answer, which is the caption."""
     key = next(key for key in _MESSAGE_KEYS if key in entry)
     role_key, text_key = _MESSAGE_KEYS[key]
-    turns = entry[key]
-    if not isinstance(turns, list) or not all(
-        isinstance(turn, dict) and role_key in turn and text_key in turn for turn in turns
-    ):
+    try:
+        turns = [(_ROLES.get(str(turn[role_key])), turn[text_key]) for turn in entry[key]]
+    except (KeyError, TypeError):
         raise DiffcapError(
             f'{place}: "{key}" must be a list of objects with "{role_key}" and "{text_key}"; correct it.'
-        )
-    turns = [(_ROLES.get(str(turn[role_key])), turn[text_key]) for turn in turns]
+        ) from None
     turns = [(role, text) for role, text in turns if role != "system"]
     if [role for role, _ in turns] != ["user", "assistant"]:
         raise DiffcapError(
             f'{place}: "{key}" must be one question of the user and one answer, found {len(turns)} turns.'
         )
     (_, question), (_, answer) = turns
-    images = entry.get("images", entry.get("image", []))
+    images = entry.get("images", entry.get("image"))
+    num_marks = str(question).count(_IMAGE)
     if isinstance(question, list):  # parts of a question, in which the images are
         images = [part.get("image") for part in question if isinstance(part, dict) and part.get("type") == "image"]
         num_marks = len(images)
-    else:
-        num_marks = str(question).count(_IMAGE)
-    images = (
-        [image.get("path") if isinstance(image, dict) else image for image in images]
-        if isinstance(images, list)
-        else [images]
-    )
+    images = images if isinstance(images, list) else []
+    images = [image.get("path") if isinstance(image, dict) else image for image in images]
     if len(images) != 2 or num_marks != 2:
         raise DiffcapError(
             f"{place}: a pair has 2 images and 2 marks {_IMAGE} in the question, found {len(images)} images and {num_marks} marks."

@@ -13,16 +13,17 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from diffcap.datasets.pairs import group_connected_images
 from diffcap.records import RANGES, ChangePair, read_json, write_text
 from diffcap.utils.console import echo
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.files import atomic_write
-from diffcap.utils.fitting import NOT_REGISTERED, Fit
 
-MISSING = "missing"
+if TYPE_CHECKING:  # fitting and image_io import Pillow, which takes too long for --help
+    from diffcap.utils.fitting import Fit
+
 # (path relative to the dataset's folder, "missing" or "broken: <why the file cannot be decoded>").
 Problem = tuple[str, str]
 BATCH_SIZE = 5000  # images; the cache is written after every batch, so that a check can be resumed after a kill
@@ -94,13 +95,14 @@ def with_ranges(pairs: list[ChangePair], ranges: Mapping[str, tuple[float, float
     return pairs_with_ranges
 
 
-def write_fitted(pairs: Sequence[ChangePair], root: Path, folder: Path, fit: Fit, strict: bool) -> list[ChangePair]:
+def write_fitted(pairs: Sequence[ChangePair], root: Path, folder: Path, fit: "Fit", strict: bool) -> list[ChangePair]:
     """Write both images of each pair, fitted to each other, as PNG files to `folder`. Return the pairs with these files and the key "fit".
 
     Files that were written from the same images before are used again.
     """
     from PIL import Image, PngImagePlugin
 
+    from diffcap.utils.fitting import NOT_REGISTERED
     from diffcap.utils.image_io import read_pair
     from diffcap.utils.progress import progress_bar
 
@@ -131,9 +133,8 @@ def write_fitted(pairs: Sequence[ChangePair], root: Path, folder: Path, fit: Fit
             advance(1)
     num_left = sum(pair.extra["fit"]["note"].startswith(NOT_REGISTERED) for pair in fitted)
     if num_left:
-        echo(
-            f'note: {num_left:,} of {len(fitted):,} pairs are {NOT_REGISTERED}; the key "fit" in the manifest says why.'
-        )
+        counts = f"{num_left:,} of {len(fitted):,} pairs"
+        echo(f'note: {counts} are {NOT_REGISTERED}; the key "fit" in the manifest says why.')
     return fitted
 
 
@@ -150,16 +151,16 @@ def _check_image(image_file: Path, check: str, cached_stamp: list[Any] | None) -
     """
     from PIL import Image, UnidentifiedImageError
 
-    from diffcap.utils.image_io import read_image  # here, because Pillow takes too long to import for --help
+    from diffcap.utils.image_io import read_image
 
     try:
         file_status = image_file.stat()
     except (FileNotFoundError, NotADirectoryError):
-        return None, MISSING
+        return None, "missing"
     except (OSError, ValueError) as error:  # no permission, or a path that no file system accepts
         return None, _describe_error(error)
     if not stat.S_ISREG(file_status.st_mode):
-        return None, MISSING
+        return None, "missing"
     stamp = [file_status.st_size, file_status.st_mtime_ns]
     if check == "exists":
         return stamp, ""

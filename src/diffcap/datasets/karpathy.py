@@ -175,20 +175,15 @@ def read_files(
             raise DiffcapError(f'{json_file}: "images" must be a list; {_FORM_HINT}.')
         for number, row in enumerate(rows, 1):
             entries.append(_read_entry(row, f"{json_file}, entry {number}", split, unchanged_if))
-    layout = layouts[0]
-    if len(layouts) > 1:
-        # `existing_path` finds a file whose name has another Unicode normal form on the disk.
-        paths = ((layout, root / entry.path(layout.before)) for layout in layouts for entry in entries)
-        usable_layouts = (layout for layout, path in paths if existing_path(path).is_file())
-        layout = next(usable_layouts, layout)
-    mask_folders = {entry.folder: root / layout.mask.format(folder=entry.folder, name="") for entry in entries}
-    folders_with_masks = {folder for folder, path in mask_folders.items() if layout.mask and path.is_dir()}
+    paths = ((layout, root / entry.path(layout.before)) for layout in layouts for entry in entries)
+    layout = next((layout for layout, path in paths if existing_path(path).is_file()), layouts[0])
     place_of_image: dict[str, str] = {}
     image_paths = [(entry.path(layout.before), entry.path(layout.after)) for entry in entries]
     for entry, (before, _) in zip(entries, image_paths):
         check_unique(place_of_image, before, entry.place, "the image")
-        has_mask = entry.folder in folders_with_masks
-        if has_mask and (all_masks or existing_path(root / entry.path(layout.mask)).is_file()):
+        mask_file = root / entry.path(layout.mask)
+        # `existing_path` finds a file whose name has another Unicode normal form on the disk.
+        if layout.mask and (existing_path(mask_file).is_file() or (all_masks and mask_file.parent.is_dir())):
             entry.extra["mask"] = entry.path(layout.mask)
     pairs = []
     for pair_id, entry, (before, after) in zip(make_default_ids(image_paths), entries, image_paths):

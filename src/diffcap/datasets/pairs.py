@@ -75,23 +75,24 @@ _REFUSED_KEYS = {  # key -> why it is refused
 
 def read(folder: Path) -> list[ChangePair]:
     """Read the pairs of a user's own folder, in the order of the file."""
-    json_files = []  # files that list images in Karpathy's form; COCO's files also list images, but have the key "annotations"
+    json_lists, json_files = [], []  # JSON files whose content is a list; those in Karpathy's form
     for file in sorted(folder.glob("*.json")):
-        with suppress(DiffcapError):
+        with suppress(DiffcapError, AttributeError):  # another file, such as one with comments
             content = read_json(file)
-            if isinstance(content, dict) and isinstance(content.get("images"), list) and "annotations" not in content:
+            if isinstance(content, list):
+                json_lists.append(file)
+            elif isinstance(content.get("images"), list) and "annotations" not in content:  # COCO's form has this key
                 json_files.append(file)
-    remedy = 'write pairs.jsonl, one JSON object per line: {"before": "a.png", "after": "b.png", "captions": ["..."]}'
+    tables = [folder / name for name in TABLE_NAMES if (folder / name).is_file()]
+    lists = tables or find_lists(folder, json_lists)
     file_names = ", ".join(file.name for file in json_files)
-    table_file = next((folder / name for name in TABLE_NAMES if (folder / name).is_file()), None)
-    lists = [] if table_file else find_lists(folder)  # in the forms of other programs
-    if (first_list := table_file or next(iter(lists), None)) and json_files:
-        raise DiffcapError(f"{folder}: has both {first_list.name} and {file_names}; keep one of the two formats.")
-    if table_file:
-        rows = list(read_rows(table_file))
-        if table_file.suffix != ".jsonl":
+    if lists and json_files:
+        raise DiffcapError(f"{folder}: has both {lists[0].name} and {file_names}; keep one of the two formats.")
+    if tables:
+        rows = list(read_rows(tables[0]))
+        if tables[0].suffix != ".jsonl":
             rows = [(place, _parse_cells(row)) for place, row in rows]
-        return _make_pairs(rows, table_file)
+        return _make_pairs(rows, tables[0])
     if lists:
         return _make_pairs(read_lists(folder, lists), lists[0])
     if len(json_files) > 1:
@@ -100,8 +101,9 @@ def read(folder: Path) -> list[ChangePair]:
     json_files = json_files or sorted(folder.glob("*.json"))
     if len(json_files) != 1:
         raise DiffcapError(
-            f"{folder}: no pairs.jsonl there (nor pairs.csv, pairs.tsv or a JSON file of images); "
-            f"{remedy}, or choose a dataset that has a reader ({', '.join(sorted(datasets()))})."
+            f"{folder}: no pairs.jsonl there (nor pairs.csv, pairs.tsv or a JSON file of images); write pairs.jsonl, one JSON object "
+            'per line: {"before": "a.png", "after": "b.png", "captions": ["..."]}, or choose a dataset that has a reader '
+            f"({', '.join(sorted(datasets()))})."
         )
     (json_file,) = json_files
     return read_files(folder, {json_file: ""}, *IMAGE_LAYOUTS)
@@ -145,7 +147,8 @@ def _parse_cells(row: dict[str, str]) -> dict[str, Any]:
 
 def notes(pairs: Sequence[ChangePair]) -> list[str]:
     """Return a list with one warning that names all unknown keys, or an empty list. The data stage prints and stores the warning."""
-    known_keys = {*KEYS, "changeflag", "changeflag_derived", "fit"}  # of the reader of Karpathy's form, and of `write_fitted`
+    # Two keys are of the reader of Karpathy's form, and "fit" is of `write_fitted`.
+    known_keys = {*KEYS, "changeflag", "changeflag_derived", "fit"}
     remarks = []
     for key, num_pairs in Counter(key for pair in pairs for key in pair.extra if key not in known_keys).items():
         lower_key = key.lower()
@@ -213,17 +216,12 @@ def _spread_kinds(groups: list[str], kind_of_group: Mapping[str, frozenset[str]]
 
 def group_connected_images(pairs: list[ChangePair]) -> dict[str, str]:
     """Return image -> name of its group. All images that pairs connect are one group, named after its alphabetically first image."""
-    parent_of: dict[str, str] = {}
+    from scipy.cluster.hierarchy import DisjointSet
 
-    def find_root(image: str) -> str:
-        while parent_of.setdefault(image, image) != image:  # union-find algorithm
-            parent_of[image] = image = parent_of[parent_of[image]]
-        return image
-
+    images = DisjointSet(image for pair in pairs for image in pair.images)
     for pair in pairs:
-        roots = sorted(find_root(image) for image in pair.images)
-        parent_of[roots[-1]] = roots[0]
-    return {image: find_root(image) for image in parent_of}
+        images.merge(pair.before, pair.images[-1])
+    return {image: name for group in images.subsets() for name in [min(group)] for image in group}
 
 
 def _make_pair(values: dict[str, Any], place: str, before: str, after: str, default_id: str) -> ChangePair:

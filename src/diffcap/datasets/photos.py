@@ -83,7 +83,7 @@ BIRDS_COLUMNS = (
 SPLIT_OF_NAME = {**{split: split for split in SPLITS}, "dev": "val"}
 PHOTO_EXTENSIONS = (".jpg", ".jpeg", ".png")
 # (place, ids of the two photos, split, captions, `ChangePair.extra`)
-BirdAnnotation = tuple[str, tuple[str, str], str, list[str], dict[str, Any]]
+BirdAnnotation = tuple[str, tuple[str, ...], str, list[str], dict[str, Any]]
 
 
 def read_birds2words(folder: Path) -> list[ChangePair]:
@@ -104,7 +104,7 @@ def read_birds2words(folder: Path) -> list[ChangePair]:
     if len(table_files) > 1 or (table_files and lines_file.is_file()):
         found_names = ", ".join(path.name for path in [*table_files, lines_file] if path.is_file())
         raise DiffcapError(f"{folder}: holds {found_names}; keep only one format of Birds-to-Words there.")
-    path_of_photo, pairs = _find_photos(folder / "images"), dict[tuple[str, str], ChangePair]()
+    path_of_photo, pairs = _find_photos(folder / "images"), dict[tuple[str, ...], ChangePair]()
     annotations = _read_table(table_files[0]) if table_files else _read_json_lines(folder)
     for place, photo_ids, split, captions, extra in annotations:
         before, after = (path_of_photo.get(photo, f"images/{photo}{PHOTO_EXTENSIONS[0]}") for photo in photo_ids)
@@ -116,15 +116,13 @@ def read_birds2words(folder: Path) -> list[ChangePair]:
 
 def photo_urls(folder: Path) -> dict[str, list[str]]:
     """Return path of a photo relative to `folder` -> its URLs in the TSV file; all URLs of a photo give the same photo."""
-    path_of_photo, urls_of_path = _find_photos(folder / "images"), dict[str, list[str]]()
+    path_of_photo, urls_of_path = _find_photos(folder / "images"), dict[str, dict[str, None]]()
     for table_file in sorted(folder.glob("*.tsv")):
         for _, row in _table_rows(table_file):
             for photo, url in zip(_photo_ids(row), (row["img1ImgURL"], row["img2ImgURL"])):
                 path = path_of_photo.get(photo, f"images/{photo}{PHOTO_EXTENSIONS[0]}")
-                known_urls = urls_of_path.setdefault(path, [])
-                if url.strip() not in known_urls:
-                    known_urls.append(url.strip())
-    return urls_of_path
+                urls_of_path.setdefault(path, {})[url.strip()] = None
+    return {path: list(urls) for path, urls in urls_of_path.items()}
 
 
 def photo_id(image_url: str, observation_url: str) -> str:
@@ -142,12 +140,11 @@ def tokenize_text(text: str) -> str:
 
 def _find_photos(folder: Path) -> dict[str, str]:
     """Return photo id -> path relative to the dataset's folder. If an id has several files, the first of `PHOTO_EXTENSIONS` counts."""
-    file_names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    sorted_names = sorted(
-        (name for name in file_names if Path(name).suffix.lower() in PHOTO_EXTENSIONS),
-        key=lambda name: (-PHOTO_EXTENSIONS.index(Path(name).suffix.lower()), name),
-    )
-    return {Path(name).stem: f"images/{name}" for name in sorted_names}
+    path_of_photo: dict[str, str] = {}
+    files = sorted(folder.iterdir()) if folder.is_dir() else []
+    for extension in reversed(PHOTO_EXTENSIONS):
+        path_of_photo |= {file.stem: f"images/{file.name}" for file in files if file.suffix.lower() == extension}
+    return path_of_photo
 
 
 def _read_table(table_file: Path) -> Iterator[BirdAnnotation]:
@@ -156,18 +153,12 @@ def _read_table(table_file: Path) -> Iterator[BirdAnnotation]:
             raise DiffcapError(
                 f'{place}: the column split must be train, val or test, found "{row["split"]:.60}"; fix that line.'
             )
-        extra = {
-            "species": [row["img1Species"], row["img2Species"]],
-            "selection": [row["img1Selection"], row["img2Selection"]],
-        }
+        extra = {name.lower(): [row[f"img1{name}"], row[f"img2{name}"]] for name in ("Species", "Selection")}
         yield place, _photo_ids(row), SPLIT_OF_NAME[row["split"]], [tokenize_text(row["description"])], extra
 
 
-def _photo_ids(row: dict[str, str]) -> tuple[str, str]:
-    return (
-        photo_id(row["img1ImgURL"], row["img1ObservationURL"]),
-        photo_id(row["img2ImgURL"], row["img2ObservationURL"]),
-    )
+def _photo_ids(row: dict[str, str]) -> tuple[str, ...]:
+    return tuple(photo_id(row[f"img{number}ImgURL"], row[f"img{number}ObservationURL"]) for number in (1, 2))
 
 
 def _table_rows(table_file: Path) -> Iterator[tuple[str, dict[str, str]]]:

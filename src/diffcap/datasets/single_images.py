@@ -41,7 +41,7 @@ def read_cub(folder: Path) -> list[ChangePair]:
     """
     caption_folder = next((folder / name for name in _CUB_CAPTION_FOLDERS if (folder / name).exists()), None)
     if caption_folder is None:
-        if _find_lines_file(folder, "train"):
+        if _lines_file(folder, "train").is_file():
             record_of_image: dict[str, ChangePair] = {}
             for split, place, row in _read_rows(folder):
                 image_id = _image_id(row, "img", place)
@@ -104,7 +104,7 @@ def read_nabirds(folder: Path) -> list[ChangePair]:
     home, image_folder = folder, "images"
     if (folder / "nabirds/images.txt").is_file():
         home, image_folder = folder / "nabirds", "nabirds/images"
-    elif _find_lines_file(folder, "train") and not (folder / "images.txt").is_file():
+    elif _lines_file(folder, "train").is_file() and not (folder / "images.txt").is_file():
         return _read_nabirds_lines(folder)
     path_of_image = _read_table(home / "images.txt")
     label_of_image = _read_table(home / "image_class_labels.txt")
@@ -175,13 +175,13 @@ def _read_nabirds_lines(folder: Path) -> list[ChangePair]:
 def _read_rows(folder: Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Yield (split, "<path>, line <number>", object) for every line. The files of val and test are optional."""
     for split in SPLITS:
-        lines_file = _find_lines_file(folder, split)
-        if lines_file is not None:
+        lines_file = _lines_file(folder, split)
+        if lines_file.is_file():
             yield from ((split, place, row) for place, row in read_json_lines(lines_file, "annotations"))
 
 
-def _find_lines_file(folder: Path, split: str) -> Path | None:
-    return next((path for suffix in ("json", "jsonl") if (path := folder / f"{split}.{suffix}").is_file()), None)
+def _lines_file(folder: Path, split: str) -> Path:
+    return checks.find_file(folder, f"{split}.json", f"{split}.jsonl")
 
 
 def _image_id(row: dict[str, Any], key: str, place: str) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from diffcap.records import file_hash, read_json, write_text
-from diffcap.utils.errors import DiffcapError
+from diffcap.utils.errors import DiffcapError, wrap_errors
 
 SHIPPED_TAGGERS = {path.name.removesuffix("_tagger"): path for path in sorted(Path(__file__).parent.glob("*_tagger"))}
 _FOLDER_FORMAT = "a tagger's folder holds resources.json and one .pt file; `make shipped NAME=tagger` trains a tagger"
@@ -66,14 +66,10 @@ def load_pipeline(model: TaggerModel) -> Any:
     """Load the `stanza.Pipeline` of a tagger, on a GPU if there is one."""
     import stanza
 
-    try:
+    where = model.options.get("pos_model_path", model.name)
+    remedy = "download its files again, or run `make shipped NAME=tagger`, which trains a tagger"
+    with wrap_errors(where, "Stanza cannot load this tagger", remedy):  # a truncated file fails in many ways
         return stanza.Pipeline(**_SETTINGS, **model.options, download_method=None)
-    except Exception as error:  # a truncated or foreign file fails in many ways inside torch and Stanza
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
-        raise DiffcapError(
-            f"{model.options.get('pos_model_path', model.name)}: Stanza cannot load this tagger ({reason}); download its files "
-            "again, or run `make shipped NAME=tagger`, which trains a tagger."
-        ) from None
 
 
 def tag_batch(pipeline: Any, sentences: Sequence[str]) -> list[list[str]]:
@@ -116,27 +112,20 @@ def _find_english_tagger() -> TaggerModel:
 
 def read_conllu(path: str | Path) -> list[TaggedSentence]:
     """Read the words and UPOS tags of a CoNLL-U file; multi-word tokens and empty nodes are skipped."""
-    sentences: list[TaggedSentence] = [[]]
-    try:
-        lines = Path(path).read_text(encoding="utf-8").split("\n")
-    except UnicodeDecodeError as error:
-        raise DiffcapError(f"{path}: not UTF-8 text (byte {error.start}); give a CoNLL-U file.") from None
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            sentences.append([])
-        elif not line.startswith("#"):
-            columns = line.rstrip("\r").split("\t")
-            if len(columns) != 10:
-                raise DiffcapError(f"{path}, line {number}: {len(columns)} columns instead of 10; fix that line.")
-            if not columns[0].isdigit():
-                continue  # "3-4", a multi-word token, or "5.1", an empty node
-            if columns[3] not in _UPOS_TAGS.split():
-                raise DiffcapError(f"{path}, line {number}: {columns[3]!r} is not a UPOS tag; fix column 4.")
-            sentences[-1].append((columns[1].replace(" ", "_"), columns[3]))
-    non_empty = [sentence for sentence in sentences if sentence]
-    if not non_empty:
+    from stanza.utils.conll import CoNLL
+
+    with Path(path).open(encoding="utf-8") as file, wrap_errors(path, "not a CoNLL-U file", "correct or replace it"):
+        content, _ = CoNLL.load_conll(file)
+    sentences = []
+    for rows in content:
+        columns = [row for row in rows if row[0].isdigit()]  # not "3-4", a multi-word token
+        sentences.append([(row[1].replace(" ", "_"), row[3]) for row in columns])
+    if not any(sentences):
         raise DiffcapError(f"{path}: the file has no tagged word; give a CoNLL-U file.")
-    return non_empty
+    for word, tag in (pair for sentence in sentences for pair in sentence):
+        if tag not in _UPOS_TAGS.split():
+            raise DiffcapError(f"{path}: the tag {tag!r} of {word!r} is not a UPOS tag; fix column 4.")
+    return sentences
 
 
 def write_conllu(path: str | Path, sentences: Iterable[TaggedSentence]) -> None:

@@ -9,14 +9,12 @@ from diffcap.utils.errors import DiffcapError
 
 Fit = Literal["stretch", "pad", "crop", "register"]
 GRAY = (128, 128, 128)  # of the canvas for `pad`
+NOT_REGISTERED = "not registered"  # start of a note
 # The camera's movement is found in images whose longer side has this number of pixels. The limits below were tried at this size.
 _SIDE = 640
 _MIN_INLIERS, _MIN_INLIER_SHARE = 25, 0.25  # points that agree with the movement, and their share of all matched points
 # Smallest correlation of the brightness in the common area. ECC also converges for unrelated images, so it needs a high one.
 _MIN_CORRELATION = {"SIFT": 0.3, "ECC": 0.8}
-_MIN_OVERLAP = 0.4  # share of the image after the change that the moved image before covers
-_AREAS = 0.25, 4.0  # area of the moved image relative to the image
-NOT_REGISTERED = "not registered"  # start of a note
 _FITS = "the images fit already"
 _MIN_MOVEMENT = 0.5  # pixels; the images fit already if they differ by less
 
@@ -44,14 +42,15 @@ def fit_pair(before: Image.Image, after: Image.Image, fit: Fit, strict: bool = F
     if fit == "stretch" or before.size == after.size:
         return FittedPair(before, after)
     choose = max if fit == "pad" else min
-    width, height = choose(before.width, after.width), choose(before.height, after.height)
-    fitted, corners = [], []
+    size = choose(before.width, after.width), choose(before.height, after.height)
+    fitted = []
     for image in (before, after):
-        corners.append((max(image.width - width, 0) // 2, max(image.height - height, 0) // 2))
-        fitted.append(Image.new("RGB", (width, height), GRAY))
-        fitted[-1].paste(image, (-corners[-1][0], -corners[-1][1]))
-    note = f"both are {'padded' if fit == 'pad' else 'cropped'} to {width:,} x {height:,} pixels"
-    return FittedPair(fitted[0], fitted[1], note, origin=corners[1])
+        corner = [max(side - fitted_side, 0) // 2 for side, fitted_side in zip(image.size, size)]
+        canvas = Image.new("RGB", size, GRAY)
+        canvas.paste(image, (-corner[0], -corner[1]))
+        fitted.append(canvas)
+    note = f"both are {'padded' if fit == 'pad' else 'cropped'} to {size[0]:,} x {size[1]:,} pixels"
+    return FittedPair(*fitted, note, origin=tuple(corner))
 
 
 def load_opencv() -> Any:
@@ -66,92 +65,93 @@ def load_opencv() -> Any:
 
 def _register(before: Image.Image, after: Image.Image, strict: bool) -> FittedPair:
     cv2 = load_opencv()
-    small_images = [image.convert("L") for image in (before, after)]
-    for image in small_images:
-        image.thumbnail((_SIDE, _SIDE), Image.Resampling.BOX)
-    small_before, small_after = map(np.asarray, small_images)
+    (small_before, enlarge_before), (small_after, enlarge) = _shrink(before), _shrink(after)
     if np.array_equal(small_before, small_after):  # also images without any point, such as a blank page
         return FittedPair(before, after)
-    method, (movement, inliers, share) = "SIFT", _match_points(cv2, small_before, small_after)
-    if inliers < _MIN_INLIERS or share < _MIN_INLIER_SHARE:
-        method, movement = "ECC", None
-        if small_before.shape == small_after.shape:
-            movement = _maximize_correlation(cv2, small_before, small_after)
-    fault, measured, covered = "too few points agree", dict[str, float](), None
-    if movement is not None:
-        fault, measured, covered = _judge(cv2, small_before, small_after, movement, method)
-        measured["movement"] *= after.width / small_after.shape[1]
-    measured["inliers"] = float(inliers)
+    method = "SIFT"
+    movement, inliers = _match_points(cv2, small_before, small_after)
+    if movement is None:
+        method, movement = "ECC", _maximize_correlation(cv2, small_before, small_after)
+    fault, measured, covered = _judge(cv2, small_before, small_after, movement, _MIN_CORRELATION[method])
+    if measured:
+        measured["movement"] *= enlarge[0, 0]
+    measured["inliers"] = inliers
+    if strict and fault not in ("", _FITS):
+        raise DiffcapError(f"the images cannot be registered: {fault}; give another image, or leave out --strict.")
     if fault:
-        if strict and fault != _FITS:
-            raise DiffcapError(f"the images cannot be registered: {fault}; give another image, or leave out --strict.")
-        return FittedPair(
-            before, after, "" if fault == _FITS else f"{NOT_REGISTERED}, {fault}; they are used as they are", measured
-        )
-    # The scales from pixels of the small images to those of the images. The center of the first pixel of both is at 0.
-    scales = [
-        np.divide(image.size, small.shape[::-1]) for image, small in ((before, small_before), (after, small_after))
-    ]
-    enlarge = []
-    for x, y in scales:
-        matrix = [[x, 0, (x - 1) / 2], [0, y, (y - 1) / 2], [0, 0, 1]]
-        enlarge.append(np.array(matrix))
-    full = enlarge[1] @ movement @ np.linalg.inv(enlarge[0])
-    moved = cv2.warpPerspective(np.asarray(before), full, after.size, flags=cv2.INTER_AREA)
+        note = "" if fault == _FITS else f"{NOT_REGISTERED}, {fault}; they are used as they are"
+        return FittedPair(before, after, note, measured)
+    full_movement = enlarge @ movement @ np.linalg.inv(enlarge_before)
+    moved = cv2.warpPerspective(np.asarray(before), full_movement, after.size, flags=cv2.INTER_AREA)
+    x, y = enlarge.diagonal()[:2]
     left, top, right, bottom = _inner_box(covered)
-    x, y = scales[1]
-    box = (int(np.ceil(left * x)), int(np.ceil(top * y)), int(right * x), int(bottom * y))
+    box = int(np.ceil(left * x)), int(np.ceil(top * y)), int(right * x), int(bottom * y)
     size = f"{box[2] - box[0]:,} x {box[3] - box[1]:,}"
     note = f"registered by {method}: moved by {measured['movement']:.1f} pixels, both are cut to {size} pixels"
-    return FittedPair(Image.fromarray(moved).crop(box), after.crop(box), note, measured, (box[0], box[1]))
+    return FittedPair(Image.fromarray(moved).crop(box), after.crop(box), note, measured, box[:2])
 
 
-def _match_points(cv2: Any, before: Any, after: Any) -> tuple[Any, int, float]:
-    """Return the homography from `before` to `after` by SIFT and RANSAC, the number of inliers, and their share. None: too few points."""
+def _shrink(image: Image.Image) -> tuple[Any, Any]:
+    """Return the brightness of an image, (h, w), and the matrix (3, 3) from its pixels to those of the image."""
+    gray = image.convert("L")
+    gray.thumbnail((_SIDE, _SIDE), Image.Resampling.BOX)
+    x, y = np.divide(image.size, gray.size)
+    return np.asarray(gray), np.array(
+        [[x, 0, (x - 1) / 2], [0, y, (y - 1) / 2], [0, 0, 1]]
+    )  # pixel centers are at 0, 1, ...
+
+
+def _match_points(cv2: Any, before: Any, after: Any) -> tuple[Any, int]:
+    """Return the homography from `before` to `after` by SIFT and RANSAC, and the number of inliers. None: too few points agree."""
     detector = cv2.SIFT_create(3000)
-    (points, features), (other_points, other_features) = (
-        detector.detectAndCompute(image, None) for image in (before, after)
-    )
-    if features is None or other_features is None or min(len(points), len(other_points)) < 8:
-        return None, 0, 0.0
-    matches = [match for match in cv2.BFMatcher(cv2.NORM_L2).knnMatch(features, other_features, k=2) if len(match) == 2]
+    points, features = detector.detectAndCompute(before, None)
+    other_points, other_features = detector.detectAndCompute(after, None)
+    if min(len(points), len(other_points)) < 8:
+        return None, 0
+    matches = cv2.BFMatcher(cv2.NORM_L2).knnMatch(features, other_features, k=2)
     good = [first for first, second in matches if first.distance < 0.8 * second.distance]  # Lowe's ratio test
     if len(good) < 8:
-        return None, 0, 0.0
+        return None, 0
     sources = np.array([points[match.queryIdx].pt for match in good], np.float32)
     targets = np.array([other_points[match.trainIdx].pt for match in good], np.float32)
     movement, mask = cv2.findHomography(sources, targets, cv2.RANSAC, 3.0)
-    return (None, 0, 0.0) if movement is None else (movement, int(mask.sum()), float(mask.mean()))
+    if movement is None:
+        return None, 0
+    agrees = mask.sum() >= _MIN_INLIERS and mask.mean() >= _MIN_INLIER_SHARE
+    return movement if agrees else None, int(mask.sum())
 
 
 def _maximize_correlation(cv2: Any, before: Any, after: Any) -> Any:
     """Return the affine movement (3, 3) that maximizes the correlation of the brightness (ECC), for images with few corners, or None."""
+    if before.shape != after.shape:
+        return None
+    start = np.eye(2, 3, dtype=np.float32)
     criteria = cv2.TERM_CRITERIA_EPS | cv2.TERM_CRITERIA_COUNT, 100, 1e-5
     try:
-        _, affine = cv2.findTransformECC(
-            before, after, np.eye(2, 3, dtype=np.float32), cv2.MOTION_AFFINE, criteria, None, 5
-        )
+        _, affine = cv2.findTransformECC(before, after, start, cv2.MOTION_AFFINE, criteria, None, 5)
     except cv2.error:  # it does not converge
         return None
     return np.vstack([affine, [0, 0, 1]]).astype(float)
 
 
-def _judge(cv2: Any, before: Any, after: Any, movement: Any, method: str) -> tuple[str, dict[str, float], Any]:
-    """Return why a movement is refused ("": it is accepted), what was measured, and the covered pixels."""
+def _judge(cv2: Any, before: Any, after: Any, movement: Any, threshold: float) -> tuple[str, dict[str, float], Any]:
+    """Return why a movement is refused ("": it is accepted), what was measured, and the covered pixels of the image after."""
+    if movement is None:
+        return "too few points agree", {}, None
     height, width = before.shape
-    corners = np.array([[0, 0], [width, 0], [width, height], [0, height]], np.float32)[:, None]
-    moved_corners = cv2.perspectiveTransform(corners.astype(float), movement)[:, 0].astype(np.float32)
-    area = cv2.contourArea(moved_corners) / (height * width)
-    size = after.shape[1], after.shape[0]
-    covered = cv2.warpPerspective(np.ones((height, width), np.uint8), movement, size) > 0
+    size = after.shape[::-1]
+    corners = np.array([[0, 0], [width, 0], [width, height], [0, height]], float)
+    moved_corners = cv2.perspectiveTransform(corners[:, None], movement)[:, 0].astype(np.float32)
+    area = cv2.contourArea(moved_corners) / before.size  # relative to that of the image before
+    covered = cv2.warpPerspective(np.ones_like(before), movement, size) > 0
     moved = cv2.warpPerspective(before, movement, size)
-    measured = {"movement": float(np.linalg.norm(moved_corners - corners[:, 0], axis=1).mean())}
-    if not cv2.isContourConvex(moved_corners) or not _AREAS[0] < area < _AREAS[1]:
+    measured = {"movement": float(np.linalg.norm(moved_corners - corners, axis=1).mean())}
+    if not cv2.isContourConvex(moved_corners) or not 0.25 < area < 4:
         return "the movement found is not that of a camera", measured, covered
-    if covered.mean() < _MIN_OVERLAP:
-        return f"less than {_MIN_OVERLAP:.0%} in common", measured, covered
+    if covered.mean() < 0.4:
+        return "less than 40% in common", measured, covered
     measured["correlation"] = _correlation(moved[covered], after[covered])
-    if measured["correlation"] < _MIN_CORRELATION[method]:
+    if measured["correlation"] < threshold:
         return "the common area does not agree", measured, covered
     is_same_size = before.shape == after.shape
     if is_same_size and (measured["movement"] < _MIN_MOVEMENT or measured["correlation"] < _correlation(before, after)):

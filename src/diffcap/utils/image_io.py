@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from diffcap.utils.errors import DiffcapError
+from diffcap.utils.errors import DiffcapError, wrap_errors
 from diffcap.utils.files import url_of
 from diffcap.utils.fitting import Fit, fit_pair
 
@@ -24,11 +24,7 @@ SHRINK_ABOVE = 25_000_000  # an image of more pixels is shrunk; the networks use
 _NO_VALUE = 1e30  # floats of at least this size mark pixels without a value in scientific rasters
 _BITS = {255: 8, 4095: 12, 65_535: 16}  # largest pixel value -> number of bits that files and cameras use for it
 _REMEDY = "save it as PNG or JPEG"
-_HEIF = "HEIF"  # name of the format of HEIC photos in Pillow, after pillow-heif has added it
 _SOURCE_TYPES = "a path, the bytes of a file, a PIL image, or a numpy array of shape (H, W), (H, W, 3) or (H, W, 4)"
-# The spread of a pixel is its largest minus its smallest channel. It is at most 8 for a gray pixel, and at least 16 for a colored one.
-_GRAY_SPREAD, _COLOR_SPREAD = 8, 16
-_COLOR_SHARE = 0.03  # an image counts as one in color if more than this share of its pixels is colored
 _BITS_PER_SAMPLE, _SAMPLES_PER_PIXEL, _PLANAR, _SAMPLE_FORMAT, _NODATA = 258, 277, 284, 339, 42113  # TIFF tags
 
 warnings.filterwarnings("ignore", module=r"PIL\.")  # Pillow warns of large images and broken EXIF data
@@ -120,10 +116,11 @@ def _value_kind(value_range: ValueRange | None) -> str:
 def _color_mode(image: Image.Image) -> str:
     """Return "gray", "color", or "" if only few pixels are colored. The image is judged by at most 128 x 128 of its pixels."""
     sample = image.resize((min(128, image.width), min(128, image.height)), Image.Resampling.NEAREST)
+    # The largest minus the smallest channel. It is at most 8 for a gray pixel, and at least 16 for a colored one.
     spread = np.ptp(np.asarray(sample), axis=-1)  # uint8
-    if spread.max() <= _GRAY_SPREAD:
+    if spread.max() <= 8:
         return "gray"
-    return "color" if (spread >= _COLOR_SPREAD).mean() > _COLOR_SHARE else ""
+    return "color" if (spread >= 16).mean() > 0.03 else ""
 
 
 def read_image(source: Source, name: str | None = None, value_range: ValueRange | None = None) -> InputImage:
@@ -144,31 +141,26 @@ def read_image(source: Source, name: str | None = None, value_range: ValueRange 
         name = name or str(source)
         source = Path(source)
     name = name or "the image"
-    try:
+    with wrap_errors(name, "truncated or broken image", "fetch the file again"):
         if isinstance(source, np.ndarray):
             return _to_rgb(*_from_array(source, name, value_range), name, value_range)
         if isinstance(source, Image.Image):
             return _to_rgb(source, [], None, name, value_range)
         if not isinstance(source, Path | bytes | bytearray | memoryview):
             raise DiffcapError(f"{name}: an object of type {type(source).__name__}; give {_SOURCE_TYPES}.")
-        if isinstance(source, Path) and not source.is_file():
-            if url := url_of(source):
-                raise DiffcapError(f"{url}: a URL, not a file; download the image and give its path.")
-            fault = "a folder, not an image" if source.is_dir() else "file not found"
-            raise DiffcapError(f"{name}: {fault}; give the path of an image file.")
-        with source.open("rb") if isinstance(source, Path) else io.BytesIO(source) as file:
-            return _decode(file, name, value_range)
-    except DiffcapError:
-        raise
-    except Exception as error:  # decoders raise many kinds of errors on damaged files
-        if isinstance(error, OSError) and error.errno is not None:
-            fault = f"cannot be read ({error.strerror})"
-            remedy = "check the path and its permissions"
-        else:
-            reason = " ".join(str(error).split())[:120].rstrip(". ") or type(error).__name__
-            fault = f"truncated or broken image ({reason})"
-            remedy = "fetch the file again"
-        raise DiffcapError(f"{name}: {fault}; {remedy}.") from None
+        try:
+            if isinstance(source, Path) and not source.is_file():
+                if url := url_of(source):
+                    raise DiffcapError(f"{url}: a URL, not a file; download the image and give its path.")
+                fault = "a folder, not an image" if source.is_dir() else "file not found"
+                raise DiffcapError(f"{name}: {fault}; give the path of an image file.")
+            with source.open("rb") if isinstance(source, Path) else io.BytesIO(source) as file:
+                return _decode(file, name, value_range)
+        except OSError as error:
+            if error.errno is None:  # Pillow raises such errors for a broken image
+                raise
+            reason = f"cannot be read ({error.strerror}); check the path and its permissions"
+            raise DiffcapError(f"{name}: {reason}.") from None
 
 
 def _too_large(name: str, size: str) -> DiffcapError:
@@ -195,7 +187,7 @@ def _decode(file: BinaryIO, name: str, value_range: ValueRange | None) -> InputI
         start = file.read(2048)
         if start.startswith((b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")):  # a TIFF
             return _to_rgb(*_from_tiff(file, name, value_range), name, value_range)
-        if start[4:8] == b"ftyp" and _HEIF not in Image.OPEN:
+        if start[4:8] == b"ftyp" and "HEIF" not in Image.OPEN:  # a HEIC photo
             with suppress(ImportError):
                 from pillow_heif import register_heif_opener
 
@@ -359,7 +351,7 @@ def _describe_fault(start: bytes) -> str:
     if start.startswith((b"PK\x03\x04", b"\x1f\x8b", b"7z\xbc\xaf")):
         return "an archive, not an image; extract it"
     if start[4:8] == b"ftyp":
-        hint = "" if _HEIF in Image.OPEN else "run: pip install 'diffcap[heic]', or "
+        hint = "" if "HEIF" in Image.OPEN else "run: pip install 'diffcap[heic]', or "
         return f"a video or a HEIC photo, which cannot be decoded; {hint}{_REMEDY}"
     with suppress(UnicodeDecodeError):
         start.decode("utf-8", "strict" if len(start) < 2048 else "ignore")
