@@ -42,15 +42,14 @@ def fit_pair(before: Image.Image, after: Image.Image, fit: Fit, strict: bool = F
     if fit == "stretch" or before.size == after.size:
         return FittedPair(before, after)
     choose = max if fit == "pad" else min
-    size = choose(before.width, after.width), choose(before.height, after.height)
-    fitted = []
+    width, height = choose(before.width, after.width), choose(before.height, after.height)
+    canvases, corner = [], (0, 0)
     for image in (before, after):
-        corner = [max(side - fitted_side, 0) // 2 for side, fitted_side in zip(image.size, size)]
-        canvas = Image.new("RGB", size, GRAY)
-        canvas.paste(image, (-corner[0], -corner[1]))
-        fitted.append(canvas)
-    note = f"both are {'padded' if fit == 'pad' else 'cropped'} to {size[0]:,} x {size[1]:,} pixels"
-    return FittedPair(*fitted, note, origin=tuple(corner))
+        corner = max(image.width - width, 0) // 2, max(image.height - height, 0) // 2
+        canvases.append(Image.new("RGB", (width, height), GRAY))
+        canvases[-1].paste(image, (-corner[0], -corner[1]))
+    note = f"both are {'padded' if fit == 'pad' else 'cropped'} to {width:,} x {height:,} pixels"
+    return FittedPair(canvases[0], canvases[1], note, origin=corner)
 
 
 def load_opencv() -> Any:
