@@ -58,20 +58,14 @@ def check(folders: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 
 
 def test_changes_set_the_exit_status(check: Check) -> None:
-    assert check("a", "b", "--ignore", "regions.json") == (
-        0,
-        "same\tclock.png\nsame\thome.png\nsame\tpages/cart.png\n",
-        "",
-    )
+    same = "same\tclock.png\nsame\thome.png\nsame\tpages/cart.png\n"
+    assert check("a", "b", "--ignore", "regions.json") == (0, same, "")
     status, output, _ = check("a", "b", "--json")
-    rows = {row["name"]: row for row in map(json.loads, output.splitlines())}
-    left, top, right, bottom = rows["clock.png"]["box"]
-    assert status == 1
-    assert rows["clock.png"]["status"] == "changed"
-    assert 330 <= left < right <= 380
-    assert 10 <= top < bottom <= 30
-    pixels = str(rows["clock.png"]["pixels"])
-    assert check("a", "b", "--max_pixels", pixels)[0] == 0
+    clock = json.loads(output.splitlines()[0])
+    left, top, right, bottom = clock["box"]
+    assert (status, clock["name"], clock["status"]) == (1, "clock.png", "changed")
+    assert 330 <= left < right <= 380 and 10 <= top < bottom <= 30
+    assert check("a", "b", "--max_pixels", str(clock["pixels"]))[0] == 0
     assert check("a", "b", "--colour_threshold", "1")[0] == 0
     assert check("a/clock.png", "b/clock.png")[0] == 1
 
@@ -86,13 +80,9 @@ def test_missing_files_and_sizes_are_changes_and_broken_files_errors(folders: Pa
     assert "changed\tnew & old.png\tonly in the folder after" in output
     assert "changed\tpages/cart.png\tonly in the folder before" in output
     suite = ElementTree.parse(folders / "out.xml").getroot()
-    assert {name: suite.get(name) for name in ("tests", "failures", "errors")} == {
-        "tests": "4",
-        "failures": "3",
-        "errors": "0",
-    }
-    failed = {case.get("name"): case[0].tag for case in suite if len(case)}
-    assert failed == {"home.png": "failure", "new & old.png": "failure", "pages/cart.png": "failure"}
+    assert [suite.get(name) for name in ("tests", "failures", "errors")] == ["4", "3", "0"]
+    failed = [(case.get("name"), case[0].tag) for case in suite if len(case)]
+    assert failed == [(name, "failure") for name in ("home.png", "new & old.png", "pages/cart.png")]
     html = (folders / "out.html").read_text()
     assert html.count("data:image/webp;base64,") == 4
     assert "new &amp; old.png" in html
@@ -104,33 +94,22 @@ def test_missing_files_and_sizes_are_changes_and_broken_files_errors(folders: Pa
 
 @pytest.mark.slow
 def test_the_page_has_captions_and_a_box(folders: Path, check: Check) -> None:
-    words = (
-        "a",
-        "b",
-        "--checkpoint",
-        str(ROOT / "src/diffcap/models/captioners/blocks"),
-        "--html",
-        "out.html",
-        "--json",
-    )
-    status, output, _ = check(*words)
-    rows = {row["name"]: row for row in map(json.loads, output.splitlines())}
-    captions = {name: row["caption"] for name, row in rows.items()}
-    assert status == 1
-    assert 0 <= rows["clock.png"]["changed"] <= 1 and rows["home.png"]["changed"] is None
-    assert captions["home.png"] is None
-    assert captions["clock.png"]
+    checkpoint = str(ROOT / "src/diffcap/models/captioners/blocks")
+    status, output, _ = check("a", "b", "--checkpoint", checkpoint, "--html", "out.html", "--json")
+    clock, home, _ = map(json.loads, output.splitlines())
+    assert (status, home["caption"], home["changed"]) == (1, None, None)
+    assert clock["caption"] and 0 <= clock["changed"] <= 1
     html = (folders / "out.html").read_text()
-    assert f'<p class="caption">{captions["clock.png"]}</p>' in html
+    assert f'<p class="caption">{clock["caption"]}</p>' in html
     assert "home.png" not in html
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("a", "nothere"), "nothere: not found; give two folders"),
-        (("a", "empty"), "empty: no image in this folder"),
-        (("a", "a/home.png"), "one is a folder and one is not"),
+        (("a", "nothere"), "nothere: not a folder with images (bmp, "),
+        (("a", "empty"), "empty: not a folder with images"),
+        (("a", "a/home.png"), "a/home.png: not a folder with images"),
         (("a", "b", "--ignore", "nothere.json"), "nothere.json: no list of regions there"),
         (("a", "b", "--ignore", "bad.json"), 'bad.json: region 1 is {"x": 1}'),
         (("a", "b", "--colour_threshold", "2"), "--colour_threshold is 2.0; it must be between 0 and 1"),

@@ -1,35 +1,25 @@
 """`diffcap check`: compare the screenshots of two folders in continuous integration; the exit status says whether any pair differs."""
 
 import json as json_module
-import os
 import sys
-import time
 import traceback
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 from diffcap.commands.pairs import IMAGE_TYPES
-from diffcap.records import read_json
+from diffcap.records import read_json, write_text
 from diffcap.utils.console import echo, print_json
 from diffcap.utils.errors import DiffcapError, plain_errors, printable
-from diffcap.utils.files import atomic_write
 
-if TYPE_CHECKING:
-    from diffcap.utils.pixels import Box
-
-STATUS = {
-    "same": 0,
-    "changed": 1,
-    "error": 2,
-}  # of a pair -> exit status; that of the command is the largest one of its pairs
-
-
-ImagesByName = dict[str, tuple[Path | None, Path | None]]  # name -> image before and after; None: it does not exist
+# Status of a pair -> exit status. That of the command is the largest one of its pairs.
+STATUS = {"same": 0, "changed": 1, "error": 2}
+_FRAME = (900, 1200)  # the page's images are reduced to fit into it; their text stays readable
 
 
 class Region(NamedTuple):
@@ -42,18 +32,18 @@ class Region(NamedTuple):
     image: str = "*"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Comparison:
     """The result for a pair of images, which have the same name in both folders."""
 
     name: str
-    status: str
+    images: tuple[Path | None, Path | None]  # before and after; None: it does not exist
+    status: str = "changed"
     message: str = ""
     pixels: int | None = None  # number of pixels that differ
-    box: "Box | None" = None  # (left, top, right, bottom) around them
+    box: tuple[int, int, int, int] | None = None  # (left, top, right, bottom) around them
     caption: str | None = None
     changed: float | None = None  # the captioner's probability of a change
-    seconds: float = 0.0
 
 
 def check(
@@ -97,25 +87,23 @@ def check(
                 raise DiffcapError(f"--colour_threshold is {colour_threshold}; it must be between 0 and 1.")
             if max_pixels < 0:
                 raise DiffcapError(f"--max_pixels is {max_pixels}; it must be at least 0.")
-            pairs = _find_pairs(Path(before), Path(after))
+            results = _find_pairs(Path(before), Path(after))
             for region in regions:
-                if not any(fnmatch(name, region.image) for name in pairs):
+                if not any(fnmatch(result.name, region.image) for result in results):
                     echo(f"note: {ignore}: no image matches {region.image}.", err=True)
-            results = [_compare(name, *paths, regions, colour_threshold, max_pixels) for name, paths in pairs.items()]
+            for result in results:
+                _compare(result, regions, colour_threshold, max_pixels)
             if checkpoint:
                 model_options = {"checkpoint": checkpoint, "prompt": prompt, "base": base, "device": device}
-                results = _add_captions(results, pairs, model_options)
+                _add_captions(results, {**model_options, "backbone_weights": None})
             for result in results:
                 if json:
-                    print_json({key: value for key, value in asdict(result).items() if key != "seconds"}, None)
+                    print_json({key: value for key, value in asdict(result).items() if key != "images"}, None)
                 else:
                     echo("\t".join(filter(None, (result.status, result.name, result.message, result.caption))))
-            if junit:
-                _write_junit(Path(junit), results)
-            if html:
-                from diffcap.report.check_page import write_page
-
-                write_page(Path(html), results, pairs)
+            for path, make_text in ((junit, _junit_text), (html, _page_text)):
+                if path:
+                    write_text(path, make_text(results).encode(errors="replace").decode())
     except SystemExit as stop:  # `plain_errors` has made a sentence of an error
         if isinstance(stop.code, str):
             print(stop.code, file=sys.stderr)
@@ -147,94 +135,114 @@ def _read_regions(path: str | None) -> list[Region]:
     return regions
 
 
-def _find_pairs(before: Path, after: Path) -> ImagesByName:
-    """Return name -> image before and after; None if the image is in one folder only. Names are paths relative to the folders."""
-    for path in (before, after):
-        if not path.exists():
-            raise DiffcapError(f"{path}: not found; give two folders of images, or two images.")
-    if before.is_dir() != after.is_dir():
-        raise DiffcapError(f"{before} and {after}: one is a folder and one is not; give two folders or two images.")
-    if before.is_file():
-        return {after.name: (before, after)}
-    sides = [_images(before), _images(after)]
-    for folder, images in zip((before, after), sides):
-        if not images:  # a wrong folder would look like one whose images have all been deleted
-            raise DiffcapError(f"{folder}: no image in this folder; supported are {', '.join(IMAGE_TYPES)}.")
-    return {name: (sides[0].get(name), sides[1].get(name)) for name in sorted({**sides[0], **sides[1]})}
+def _find_pairs(before: Path, after: Path) -> list[Comparison]:
+    """Return the pairs to compare. Their names are paths relative to the folders."""
+    if before.is_file() and after.is_file():
+        return [Comparison(after.name, (before, after))]
+    sides = _images(before), _images(after)
+    names = sorted({**sides[0], **sides[1]})
+    return [Comparison(name, (sides[0].get(name), sides[1].get(name))) for name in names]
 
 
 def _images(folder: Path) -> dict[str, Path]:
     """Return the images in a folder and in its folders, by relative path with composed Unicode letters (NFC)."""
-    return {
+    images = {
         unicodedata.normalize("NFC", path.relative_to(folder).as_posix()): path
         for path in folder.rglob("*")
         if path.suffix.lower().removeprefix(".") in IMAGE_TYPES and path.is_file()
     }
+    if not images:  # a wrong folder would look like one whose images have all been deleted
+        types = ", ".join(IMAGE_TYPES)
+        raise DiffcapError(f"{folder}: not a folder with images ({types}); give two such folders, or two images.")
+    return images
 
 
-def _compare(
-    name: str, before: Path | None, after: Path | None, regions: Sequence[Region], threshold: float, max_pixels: int
-) -> Comparison:
-    """Compare a pair: equal pixels first, then by `differing_pixels`."""
+def _compare(result: Comparison, regions: Sequence[Region], threshold: float, max_pixels: int) -> None:
+    """Compare the images of a pair, and set its status."""
     import numpy as np
+    from PIL import Image
 
     from diffcap.utils.image_io import read_pair
-    from diffcap.utils.pixels import box_of, differing_pixels
+    from diffcap.utils.pixels import differing_pixels
 
-    start = time.monotonic()
+    before, after = result.images
     if before is None or after is None:
-        return Comparison(name, "changed", f"only in the folder {'after' if before is None else 'before'}")
+        result.message = f"only in the folder {'after' if before is None else 'before'}"
+        return
     try:
         images = read_pair(before, after)
     except DiffcapError as error:
-        return Comparison(name, "error", str(error))
+        result.status, result.message = "error", str(error)
+        return
     sizes = [f"{side.size[0]} x {side.size[1]}" for side in (images.before, images.after)]
-    if images.before.size != images.after.size:
-        return Comparison(name, "changed", f"the sizes differ: {sizes[0]} and {sizes[1]} pixels")
+    if sizes[0] != sizes[1]:
+        result.message = f"the sizes differ: {sizes[0]} and {sizes[1]} pixels"
+        return
     first, second = (np.asarray(side.image) for side in (images.before, images.after))
     ignored = np.zeros(first.shape[:2], bool)
     for region in regions:
-        if fnmatch(name, region.image):
+        if fnmatch(result.name, region.image):
             ignored[region.y : region.y + region.height, region.x : region.x + region.width] = True
     mask = differing_pixels(first, second, threshold, ignored)
-    pixels, box = int(mask.sum()), box_of(mask)
-    message = f"{pixels:,} pixel{'s differ' if pixels > 1 else ' differs'} in the box {box}" if box else ""
-    status = "changed" if pixels > max_pixels else "same"
-    return Comparison(name, status, message, pixels, box, seconds=time.monotonic() - start)
+    result.pixels, result.box = int(mask.sum()), Image.fromarray(mask).getbbox()
+    result.status = "changed" if result.pixels > max_pixels else "same"
+    if result.box:
+        unit = "pixels differ" if result.pixels > 1 else "pixel differs"
+        result.message = f"{result.pixels:,} {unit} in the box {result.box}"
 
 
-def _add_captions(
-    results: Sequence[Comparison], pairs: ImagesByName, model_options: dict[str, Any]
-) -> list[Comparison]:
+def _add_captions(results: Sequence[Comparison], model_options: dict[str, Any]) -> None:
     """Caption the pairs that have changed and have both images. A pair that cannot be captioned becomes an error."""
     from diffcap.change import change_probability, scored_sentences
     from diffcap.commands.model import load_model
 
-    changed = [result for result in results if result.status == "changed" and None not in pairs[result.name]]
-    captioner = load_model("blocks", {**model_options, "backbone_weights": None}) if changed else None
-    images: Any = [pairs[result.name] for result in changed]
-    captions = captioner.batch(images, errors="return", sentences=scored_sentences(captioner)) if captioner else []
-    captioned = {}
+    changed = [result for result in results if result.status == "changed" and None not in result.images]
+    if not changed:
+        return
+    captioner = load_model("blocks", model_options)
+    images: Any = [result.images for result in changed]
+    captions = captioner.batch(images, errors="return", sentences=scored_sentences(captioner))
     for result, caption in zip(changed, captions):
         if isinstance(caption, DiffcapError):
-            captioned[result.name] = replace(result, status="error", message=str(caption))
+            result.status, result.message = "error", str(caption)
         else:
-            captioned[result.name] = replace(result, caption=caption.text, changed=change_probability(caption))
-    return [captioned.get(result.name, result) for result in results]
+            result.caption, result.changed = caption.text, change_probability(caption)
 
 
-def _write_junit(path: Path, results: Sequence[Comparison]) -> None:
-    """Write the results in the form of JUnit: a pair that has changed is a failure."""
+def _junit_text(results: Sequence[Comparison]) -> str:
+    """Return the results in the form of JUnit: a pair that has changed is a failure."""
     suite = ElementTree.Element("testsuite", name="diffcap check", tests=str(len(results)))
-    for kind, status in (("failures", "changed"), ("errors", "error")):
-        suite.set(kind, str(sum(result.status == status for result in results)))
+    kinds = {"changed": "failure", "error": "error"}
+    for status, kind in kinds.items():
+        suite.set(f"{kind}s", str(sum(result.status == status for result in results)))
     for result in results:
-        name = printable(os.fsencode(result.name).decode("utf-8", "replace"))
-        case = ElementTree.SubElement(
-            suite, "testcase", classname="diffcap.check", name=name, time=f"{result.seconds:.3f}"
-        )
-        if result.status != "same":
+        case = ElementTree.SubElement(suite, "testcase", classname="diffcap.check", name=printable(result.name))
+        if result.status in kinds:
             text = printable("; ".join(filter(None, (result.message, result.caption))))
-            ElementTree.SubElement(case, "failure" if result.status == "changed" else "error", message=text)
-    with atomic_write(path) as temporary:
-        ElementTree.ElementTree(suite).write(temporary, encoding="utf-8", xml_declaration=True)
+            ElementTree.SubElement(case, kinds[result.status], message=text)
+    return ElementTree.tostring(suite, "unicode")
+
+
+def _page_text(results: Sequence[Comparison]) -> str:
+    """Return the page: the pairs that have changed, with a box around the pixels that differ."""
+    import jinja2
+
+    from diffcap.report.page import read_resource, security_policy
+
+    shown = [result for result in results if result.status != "same"]
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    template = environment.from_string(read_resource("check.html.j2"))
+    return template.render(results=shown, encode=_encode, total=len(results), policy=security_policy(""))
+
+
+def _encode(path: Path | None, box: Sequence[float] | None) -> str | None:
+    """Return an image with the box drawn, as WebP in base64; None if it does not exist or cannot be read."""
+    from diffcap.report.drawing import encode_webp, fit_image
+    from diffcap.utils.image_io import read_image
+
+    with suppress(DiffcapError):
+        if path:
+            image = read_image(path).image
+            frame = min(_FRAME[0], image.width), min(_FRAME[1], image.height)
+            return encode_webp(fit_image(image, frame, box), quality=80)
+    return None

@@ -6,28 +6,17 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from diffcap.utils.errors import DiffcapError
-
 Pixels = npt.NDArray[np.uint8]  # (H, W, 3)
 Mask = npt.NDArray[np.bool_]  # (H, W)
-Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels; right and bottom are outside
 
 _SMALL_SIDE = 512  # longer side of the images that `find_difference` compares
-_BAND = 128  # rows that are compared at once; it limits the memory
-_REACH = 3  # pixels around a pixel that decide whether it differs
-# From RGB to brightness and two color differences (YIQ), with the digits of pixelmatch.
-_YIQ = np.array(
-    [
-        [0.29889531, 0.59597799, 0.21147017],
-        [0.58662247, -0.27417610, -0.52261711],
-        [0.11448223, -0.32180189, 0.31114694],
-    ]
-)
-_YIQ_WEIGHTS = np.array([0.5053, 0.299, 0.1957])
+_MAX_PIXELS = 1 << 17  # number of pixels that are compared at once; it limits the memory
+# Weights of red, green and blue for brightness and two color differences (YIQ), with the digits of pixelmatch.
+_BRIGHTNESS = (0.29889531, 0.58662247, 0.11448223)
+_YIQ = (_BRIGHTNESS, (0.59597799, -0.27417610, -0.32180189), (0.21147017, -0.52261711, 0.31114694))
+_YIQ_WEIGHTS = (0.5053, 0.299, 0.1957)
 _LARGEST_DELTA = 35_215  # weighted squared YIQ distance of the two most different colors
-# Offsets (x, y) of the eight neighbors. Among equal neighbors the first one counts, so the order is pixelmatch's.
-_NEIGHBORS = [(x, y) for x in (-1, 0, 1) for y in (-1, 0, 1) if x or y]
-_MANY_EQUAL = 2  # a pixel with more equal neighbors belongs to an area, not to a smoothed edge
+_MANY_EQUAL = 3  # a pixel is in an area, not on a smoothed edge, if more of the nine pixels around it, with itself, have its color
 
 
 def differing_pixels(before: Pixels, after: Pixels, threshold: float = 0.1, ignored: Mask | None = None) -> Mask:
@@ -41,37 +30,56 @@ def differing_pixels(before: Pixels, after: Pixels, threshold: float = 0.1, igno
     Returns:
         (H, W), True for the pixels that differ. The marked pixels are those of pixelmatch 0.4.0.
     """
-    if before.shape != after.shape:
-        raise DiffcapError(
-            f"the images have the shapes {before.shape} and {after.shape}; only equal ones are compared."
-        )
-    packed = [_packed(before), _packed(after)]
-    mask: Mask = packed[0] != packed[1]
+    height, width = before.shape[0] + 2, before.shape[1] + 2
+    images = []
+    for pixels in (before, after):  # as a flat array with a color as one number; 0 is a frame around the image
+        framed = np.zeros((height, width, 4), np.uint8)
+        framed[1:-1, 1:-1, :3] = pixels
+        framed[1:-1, 1:-1, 3] = 255
+        images.append(framed.view("<u4").ravel())
+    differs = images[0] != images[1]
+    mask: Mask = differs.reshape(height, width)[1:-1, 1:-1]
     if ignored is not None:
         mask &= ~ignored
-    height, width = mask.shape
-    columns = np.flatnonzero(mask.any(axis=0))
-    if not len(columns):
-        return mask
-    left, right = max(columns[0] - _REACH, 0), min(columns[-1] + 1 + _REACH, width)
-    found = np.zeros_like(mask)
-    for top in range(0, height, _BAND):
-        bottom = min(top + _BAND, height)
-        if not mask[top:bottom].any():
-            continue
-        first, last = max(top - _REACH, 0), min(bottom + _REACH, height)
-        area = np.s_[first:last, left:right]
-        candidates = np.zeros((last - first, right - left), bool)
-        candidates[top - first : bottom - first] = mask[top:bottom, left:right]
-        visible = _visible(before[area], after[area], packed[0][area], packed[1][area], candidates, threshold)
-        found[top:bottom, left:right] = visible[top - first : bottom - first]
-    return found
+    # From a pixel to the nine around it, with itself. Among equal ones the first counts, so the order is pixelmatch's.
+    steps = np.array([x + y * width for x in (-1, 0, 1) for y in (-1, 0, 1)])
+    indices = np.flatnonzero(differs)
+    for part in np.array_split(indices, len(indices) // _MAX_PIXELS + 1):
+        delta = np.zeros(len(part))
+        for weights, factor in zip(_YIQ, _YIQ_WEIGHTS):
+            difference = _weighted(images[0][part], weights) - _weighted(images[1][part], weights)
+            delta += factor * difference * difference
+        differs[part] = delta > _LARGEST_DELTA * threshold * threshold
+        visible = part[differs[part]]
+        for image, other in (images, images[::-1]):
+            differs[_on_smoothed_edge(visible, steps, image, other)] = False
+    return mask
 
 
-def box_of(mask: Mask) -> Box | None:
-    """Return the smallest box around the pixels that are True; None if there are none."""
-    rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
-    return (int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1) if len(rows) else None
+def _weighted(colors: Any, weights: tuple[float, ...]) -> Any:
+    red, green, blue = (colors >> shift & 255 for shift in (0, 8, 16))
+    return red * weights[0] + green * weights[1] + blue * weights[2]
+
+
+def _on_smoothed_edge(pixels: Any, steps: Any, image: Any, other: Any) -> Any:
+    """Return the pixels on a smoothed edge: between a darker and a brighter neighbor, of which one is in an area in both images."""
+    near = image[pixels[:, None] + steps]  # (n, 9)
+    brightness = _weighted(near, _BRIGHTNESS)
+    deltas = np.where(near == 0, 0, brightness[:, [4]] - brightness)
+    is_edge = (deltas.min(axis=1) < 0) & (deltas.max(axis=1) > 0) & ~_in_area(deltas == 0, near)
+    pixels, deltas = pixels[is_edge], deltas[is_edge]
+    in_area = np.zeros(len(pixels), bool)
+    for neighbors in (pixels + steps[deltas.argmin(axis=1)], pixels + steps[deltas.argmax(axis=1)]):
+        both = [colors[neighbors[:, None] + steps] for colors in (image, other)]
+        is_in_area = [_in_area(near == near[:, [4]], near) for near in both]
+        in_area |= is_in_area[0] & is_in_area[1]
+    return pixels[in_area]
+
+
+def _in_area(is_equal: Any, near: Any) -> Any:
+    """Return whether more than two neighbors are equal to a pixel; the border of the image counts as one."""
+    is_outside = near == 0
+    return (is_equal & ~is_outside).sum(axis=1) + is_outside.any(axis=1) > _MANY_EQUAL
 
 
 def find_difference(before: Image.Image, after: Image.Image) -> tuple[float, ...] | None:
@@ -89,62 +97,6 @@ def find_difference(before: Image.Image, after: Image.Image) -> tuple[float, ...
 
 
 def relative_box(mask: Mask) -> tuple[float, ...] | None:
-    """Return `box_of` a mask as fractions of its width and height."""
-    box = box_of(mask)
+    """Return the smallest box around the pixels that are True as fractions of the width and height; None if there are none."""
+    box = Image.fromarray(mask).getbbox()
     return tuple(np.divide(box, 2 * mask.shape[::-1]).tolist()) if box else None
-
-
-def _packed(pixels: Pixels) -> npt.NDArray[np.int32]:
-    """Return the color of each pixel as one number."""
-    red, green, blue = (pixels[..., channel].astype(np.int32) for channel in range(3))
-    return red << 16 | green << 8 | blue
-
-
-def _visible(before: Pixels, after: Pixels, first: Any, second: Any, candidates: Mask, threshold: float) -> Mask:
-    """Return the candidates that differ visibly and not by antialiasing. `first` and `second` are the packed images."""
-    colors = [pixels.astype(np.float64) @ _YIQ for pixels in (before, after)]
-    delta = (colors[0] - colors[1]) ** 2 @ _YIQ_WEIGHTS
-    visible = candidates & (delta > _LARGEST_DELTA * threshold**2)
-    rows, columns = np.nonzero(visible)
-    if len(rows):
-        areas = _in_area(first) & _in_area(second)
-        smoothed = [
-            _on_smoothed_edge(color[..., 0], image, areas, rows, columns)
-            for color, image in zip(colors, (first, second))
-        ]
-        is_smoothed = smoothed[0] | smoothed[1]
-        visible[rows[is_smoothed], columns[is_smoothed]] = False
-    return visible
-
-
-def _in_area(packed: Any) -> Mask:
-    """Return whether more than two neighbors have a pixel's color; the border of the image counts as one."""
-    height, width = packed.shape
-    padded = np.pad(packed, 1, constant_values=-1)
-    count = np.ones((height, width), np.int8)
-    count[1:-1, 1:-1] = 0
-    for x, y in _NEIGHBORS:
-        count += padded[1 + y : 1 + y + height, 1 + x : 1 + x + width] == packed
-    return count > _MANY_EQUAL
-
-
-def _on_smoothed_edge(brightness: Any, packed: Any, areas: Mask, rows: Any, columns: Any) -> Mask:
-    """Return for each pixel (row, column) whether it lies on a smoothed edge: between a darker and a brighter neighbor, of which one
-    belongs to an area in both images (`areas`), and with at most two neighbors of its own brightness.
-    """
-    height, width = packed.shape
-    padded, padded_brightness = np.pad(packed, 1, constant_values=-1), np.pad(brightness, 1, constant_values=np.nan)
-    near = [(rows + 1 + y, columns + 1 + x) for x, y in _NEIGHBORS]
-    deltas = brightness[rows, columns] - np.stack([padded_brightness[place] for place in near])
-    deltas[np.stack([padded[place] == packed[rows, columns] for place in near])] = 0
-    on_border = (rows == 0) | (rows == height - 1) | (columns == 0) | (columns == width - 1)
-    num_equal = (deltas == 0).sum(axis=0) + on_border
-    deltas = np.nan_to_num(deltas)  # NaN: outside the image
-    is_between = (deltas.min(axis=0) < 0) & (deltas.max(axis=0) > 0) & (num_equal <= _MANY_EQUAL)
-    offsets = np.array(_NEIGHBORS)
-
-    def in_area(neighbor: Any) -> Any:
-        x, y = (columns + offsets[neighbor, 0]).clip(0, width - 1), (rows + offsets[neighbor, 1]).clip(0, height - 1)
-        return areas[y, x]
-
-    return is_between & (in_area(deltas.argmin(axis=0)) | in_area(deltas.argmax(axis=0)))
