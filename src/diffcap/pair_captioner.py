@@ -159,8 +159,7 @@ class PairCaptioner:
         self.metadata = first.metadata
         self.domain_note = _domain_note(members)
         names = ["auto", "cpu"]  # values of `device` that this machine has
-        accelerator = torch.accelerator.current_accelerator(check_available=True)
-        if accelerator is not None:
+        if accelerator := torch.accelerator.current_accelerator(check_available=True):
             kind = accelerator.type
             names += [kind, *(f"{kind}:{index}" for index in range(torch.accelerator.device_count()))]
         if device not in (*names, "cpu:0"):
@@ -318,7 +317,7 @@ class PairCaptioner:
             texts = [clean_answer(answer.text, self._captioner.hyperparameters["sentences"]) for answer in answers]
             captions = []
             for text, one, answer in zip(texts, inputs, answers):
-                box = None if is_no_change(text) else self._find_box(one, None, None, 0, [])
+                box = self._find_box(text, one, None, None, 0, [])
                 captions.append(Caption(text, None, (), notes=one.notes, box=box, fit=one.fit, answer=answer))
             return captions
         before, after = self._compute_features(inputs)
@@ -373,25 +372,21 @@ class PairCaptioner:
                     model_input.notes,
                     tuple(sequences[0]),
                     tuple(pair_scores[row] for pair_scores in per_pair[: len(sentence_scores)]),
-                    None if is_no_change(texts[0]) else self._find_box(model_input, before, after, row, sequences[0]),
+                    self._find_box(texts[0], model_input, before, after, row, sequences[0]),
                     model_input.fit,
                 )
             )
         return captions
 
-    def _find_box(self, pair: _ModelInput, before: Any, after: Any, row: int, tokens: list[int]) -> Any:
+    def _find_box(self, text: str, pair: _ModelInput, before: Any, after: Any, row: int, tokens: list[int]) -> Any:
         """Return `Caption.box` of the pair in this row of the features `before` and `after`, whose caption has the ids `tokens`."""
-        if pair.difference is None:
+        if pair.difference is None or is_no_change(text):
             return None
         left, top, right, bottom = pair.difference
         if self._has_fixed_sizes and (right - left) * (bottom - top) > _LARGE_DIFFERENCE:
-            one = slice(row, row + 1)
-            is_ensemble = isinstance(before, list)
-            features = []
-            for side in (before, after):
-                features.append([maps[one] for maps in side] if is_ensemble else side[one])
+            before, after = tree_map(lambda maps: maps[row : row + 1], (before, after))
             with suppress(NotImplementedError):  # a method without attention maps
-                maps = attention_of(self._captioner, self.vocabulary, features[0], features[1], tokens)
+                maps = attention_of(self._captioner, self.vocabulary, before, after, tokens)
                 weights = maps.after.sum(0)
                 left, top, right, bottom = relative_box(weights >= weights.max() / 2) or pair.difference
         x, y, width, height = pair.frame

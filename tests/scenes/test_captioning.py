@@ -18,12 +18,7 @@ from tests.scenes.rasters import example, write
 
 from diffcap.change import NO_CHANGE_SENTENCES, no_change_probability
 from diffcap.pair_captioner import Caption, load_captioner
-from diffcap.scenes.captioning import (
-    IDENTICAL,
-    NO_DATA,
-    PartialResults,
-    caption_tiles,
-)
+from diffcap.scenes.captioning import IDENTICAL, NO_DATA, PartialResults, caption_tiles
 from diffcap.scenes.raster import Scene, TileCaption, Tiling, open_scene
 from diffcap.scenes.writing import merge_tiles
 from diffcap.text.hub import ChatTemplate, HubVocabulary
@@ -61,19 +56,19 @@ def test_identical_tiles_and_tiles_without_data_are_not_captioned(tmp_path: Path
     after[:, 3, 3] = 200  # tile 0
     before[:, :, 20:40] = 0  # tile 1
     before[:, :10, 40:], after[:, 10:, 40:] = 90, 0  # tile 2: below, only the first date has data
-    found, captioner = captions(tmp_path, before, after, 20, nodata=0)
-    assert found.num_not_captioned == {IDENTICAL: 0, NO_DATA: 1}
-    said = [(each.tile.x, each.caption, each.no_change) for each in found.captions]
+    (found, not_captioned), captioner = captions(tmp_path, before, after, 20, nodata=0)
+    assert not_captioned == {IDENTICAL: 0, NO_DATA: 1}
+    said = [(each.tile.x, each.caption, each.no_change) for each in found]
     assert said == [(0, "50 to 50", 0.25), (40, "45 to 25", 0.25)]
     assert captioner.batches == [2]
     (tmp_path / "same").mkdir()
-    assert captions(tmp_path / "same", after, after, 20)[0].num_not_captioned == {IDENTICAL: 3, NO_DATA: 0}
+    assert captions(tmp_path / "same", after, after, 20)[0] == ([], {IDENTICAL: 3, NO_DATA: 0})
 
 
 def test_a_scene_that_is_smaller_than_a_tile_is_padded(tmp_path: Path) -> None:
     before, after = np.full((3, 8, 4), 64, np.uint8), np.full((3, 8, 4), 128, np.uint8)
     found, _ = captions(tmp_path, before, after, 16)
-    ((tile, caption, *_),) = found.captions
+    ((tile, caption, *_),), _ = found
     assert tile == (0, 0, 4, 8) and caption == "8 to 16"  # an eighth of the padded image
 
 
@@ -83,7 +78,7 @@ def test_skipped_tiles_are_saved_in_batches_too(tmp_path: Path, monkeypatch: pyt
     after = before.copy()
     after[:, :, 7 * 20 : 9 * 20] = 80  # tiles 7 and 8 of 18
     whole, captioner = captions(tmp_path, before, after, 20)
-    assert captioner.batches == [2] and whole.num_not_captioned == {IDENTICAL: 16, NO_DATA: 0}
+    assert captioner.batches == [2] and whole[1] == {IDENTICAL: 16, NO_DATA: 0}
     lines = (tmp_path / "p.jsonl").read_bytes().splitlines(keepends=True)
     assert [line.count(b"tile") for line in lines] == [0, 5, 5, 5, 3]
     for kept, batches in ((2, [2]), (3, [])):
@@ -159,7 +154,7 @@ BATCHES = [[{"tile": 0}], [{"tile": 1, "caption": "é"}, {"tile": 2}]]
 def write_batches(path: Path) -> None:
     path.write_text('{"tile": 256, "bef')  # a run that was killed in its first line
     with PartialResults(path, HEADER) as partial:
-        assert partial.batches == []
+        assert partial.results == []
         for batch in BATCHES:
             partial.append(batch)
 
@@ -174,7 +169,7 @@ def test_batches_come_back_without_the_last_line_if_it_is_damaged(end: str, tmp_
         file.write(end)
     for _ in range(2):
         with PartialResults(path, HEADER) as partial:
-            assert partial.batches == BATCHES
+            assert partial.results == [*BATCHES[0], *BATCHES[1]]
     with PartialResults(path, HEADER) as partial:
         partial.append([])
     assert list(map(json.loads, path.read_text().splitlines())) == [HEADER, *BATCHES, []]

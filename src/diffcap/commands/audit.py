@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 from diffcap.datasets.no_change import is_no_change
 from diffcap.evaluation.tables import print_table
@@ -29,14 +29,6 @@ EQUAL_IMAGES = "change, but both image files are equal"
 REASONS = (ALL_CAPTIONS, SOME_CAPTIONS, CHANGE_CAPTION, EMPTY_MASK, FILLED_MASK, EQUAL_IMAGES)
 
 
-class Finding(NamedTuple):
-    """The contradictions of one pair."""
-
-    pair: ChangePair
-    reasons: list[str]  # at least one of `REASONS`
-    captions: list[str]  # the captions that contradict the pair's change flag
-
-
 def audit(dataset: str | None = None, folder: Path | None = None) -> None:
     """Print the pairs of a dataset whose change flag, captions, mask and images contradict each other. Write them to audit.jsonl.
 
@@ -54,19 +46,15 @@ def audit(dataset: str | None = None, folder: Path | None = None) -> None:
     pairs = prepared_dataset.pairs
     if dataset not in (None, prepared_dataset.name):
         raise DiffcapError(f"{folder}: holds {prepared_dataset.name}, not {dataset}; give the folder of {dataset}.")
-    findings, unchecked = find_contradictions(pairs, prepared_dataset.root)
+    rows, unchecked = find_contradictions(pairs, prepared_dataset.root)
     origin = prepared_dataset.info.get("change_types")  # how the data stage derived types and flags, or None
     if origin and not any("changeflag_derived" in pair.extra for pair in pairs):  # no flag is derived from captions
         unchecked.append(f"the flags: they are {origin}, so that only captions that disagree are found")
-    rows = []
-    for pair, reasons, captions in findings:
-        flag = {"id": pair.id, "split": pair.split, "changeflag": int(not pair.is_distractor)}
-        paths = {"before": pair.before, "after": pair.after, "mask": pair.extra.get("mask")}
-        rows.append({**flag, "reasons": reasons, "captions": captions, **paths})
-        echo(f"{pair.split} {pair.id}: {'; '.join(reasons)}")
+    for row in rows:
+        echo(f"{row['split']} {row['id']}: {'; '.join(row['reasons'])}")
     write_text(folder / AUDIT_FILENAME, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     has_masks = any("mask" in pair.extra for pair in pairs)
-    counts = Counter((finding.pair.split, reason) for finding in findings for reason in finding.reasons)
+    counts = Counter((row["split"], reason) for row in rows for reason in row["reasons"])
     lines = []
     for reason in REASONS:
         if has_masks or reason not in (EMPTY_MASK, FILLED_MASK):
@@ -75,15 +63,16 @@ def audit(dataset: str | None = None, folder: Path | None = None) -> None:
     print_table(Table([*SPLITS, "total"], lines, ["reason"], f"{prepared_dataset.name}: contradictions, in pairs"))
     echo(
         *(f"not checked: {text}" for text in unchecked),
-        f"{len(findings):,} of {len(pairs):,} pairs have a contradiction, {folder / AUDIT_FILENAME}",
+        f"{len(rows):,} of {len(pairs):,} pairs have a contradiction, {folder / AUDIT_FILENAME}",
     )
 
 
-def find_contradictions(pairs: Sequence[ChangePair], root: Path) -> tuple[list[Finding], list[str]]:
+def find_contradictions(pairs: Sequence[ChangePair], root: Path) -> tuple[list[dict[str, Any]], list[str]]:
     """Compare the change flag of each pair (`is_distractor`) with its captions, its mask and its images.
 
     Returns:
-        The findings in the order of the pairs; and a list of what could not be checked, such as "3 of 9 pairs without a mask".
+        The rows of audit.jsonl: the pairs with contradictions, "reasons" of `REASONS`, and the captions that contradict the change flag;
+        and a list of what could not be checked, such as "3 of 9 pairs without a mask".
     """
     if any(pair.after is None for pair in pairs):
         raise DiffcapError(f"{root}: holds single images, which have no change; audit a dataset of pairs.")
@@ -91,7 +80,7 @@ def find_contradictions(pairs: Sequence[ChangePair], root: Path) -> tuple[list[F
         raise DiffcapError(
             f"{root}: the dataset does not mark the pairs without change, so that there is nothing to compare; audit another one."
         )
-    findings: list[Finding] = []
+    rows: list[dict[str, Any]] = []
     num_without = Counter[str]()  # what a pair lacks, such as "a mask" -> number of pairs that lack it
     released_flag = (
         "a flag in the dataset's files; it is derived from the captions, so that only captions that disagree are found"
@@ -119,7 +108,9 @@ def find_contradictions(pairs: Sequence[ChangePair], root: Path) -> tuple[list[F
             if has_equal_images and not pair.is_distractor:
                 reasons.append(EQUAL_IMAGES)
             if reasons:
-                findings.append(Finding(pair, reasons, captions))
+                flag = {"id": pair.id, "split": pair.split, "changeflag": int(not pair.is_distractor)}
+                paths = {"before": pair.before, "after": pair.after, "mask": pair.extra.get("mask")}
+                rows.append({**flag, "reasons": reasons, "captions": captions, **paths})
             advance(1)
     unchecked = [f"{count:,} of {len(pairs):,} pairs without {thing}" for thing, count in num_without.items() if count]
-    return findings, unchecked
+    return rows, unchecked

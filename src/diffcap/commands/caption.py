@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any, Literal
 
 from diffcap.checkpoints.hub_access import check_connection
 from diffcap.commands.caption_file import CAPTION_FILE_SUFFIXES, CaptionFile, exclusive_lock
-from diffcap.commands.pairs import ImagePair, find_pairs, is_collection, is_parquet, parquet_advice, table_paths
+from diffcap.commands.pairs import TABLE_SUFFIXES, find_pairs, is_parquet, parquet_advice, table_paths
 from diffcap.commands.scene import DEFAULT_MIN_CHANGED, caption_scene
 from diffcap.utils.console import echo, print_json
 from diffcap.utils.cores import MAX_THREADS, available_cores
@@ -138,7 +139,7 @@ def caption(
     if given := [f"--{name}" for name, value in table_options.items() if value is not None]:
         raise DiffcapError(f"{given[0]} is for a Parquet table of pairs, not for {before}; {parquet_advice(before)}.")
     set_options = [f"--{name}" for name, value in {"out": out, **scene_options}.items() if value is not None]
-    if is_collection(before, after):
+    if Path(before).is_dir() or (after is None and Path(before).suffix.lower() in TABLE_SUFFIXES):
         if unused := [name for name in set_options if name != "--out"]:
             raise DiffcapError(f"{unused[0]} is for a whole scene, two rasters; remove it for the pairs of {before}.")
     elif set_options:
@@ -197,39 +198,36 @@ def caption_pairs(
         raise DiffcapError(f"--out {out_path}: the pairs of {before} are read from this file; give another name.")
     from diffcap.change import change_probability, scored_sentences
     from diffcap.commands.model import load_model
-    from diffcap.models.generation import check_search
+    from diffcap.report.drawing import write_png
+    from diffcap.report.heatmaps import confidence_lines, draw_caption
     from diffcap.utils.image_io import read_pair
     from diffcap.utils.progress import progress_bar
 
-    check_search(beam, length_penalty, "--beam")
     # If no pair has both images, end before the model is loaded, which may need a download.
     if not any(os.path.isfile(pair.before) and os.path.isfile(pair.after) for pair in pairs):  # noqa: PTH113 - no error for long names
         read_pair(pairs[0].before, pairs[0].after)  # raises the error
     # With `shipped`, the error suggests the captioners that ship with diffcap.
     check_connection([*(model_options["checkpoint"] or []), model_options["base"]], shipped=True)
-    captioner = load_model("blocks", model_options)
+    captioner = load_model("blocks", model_options, beam, length_penalty)
     captioner.check_options(beam, length_penalty, heatmap is not None)
     rows: list[dict[str, Any]] = []  # of --sort and --min_changed, which are printed at the end
-    # Names of the heat map files by pair. They are unique even on case-insensitive file systems.
     num_failed, num_undrawn = 0, 0
-    file_names: dict[str, str] = {}
+    heatmaps: dict[str, Path] = {}  # by pair; the names are unique even on case-insensitive file systems
     taken_names: set[str] = set()
-    for id in [pair.id for pair in pairs]:
-        base_name = "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in id).lstrip(".")
-        base_name = base_name[:_MAX_NAME_LENGTH] or "pair"
+    for pair in pairs:
+        base_name = re.sub(r"[^\w.-]", "_", pair.id).lstrip(".")[:_MAX_NAME_LENGTH] or "pair"
         candidates = itertools.chain([base_name], (f"{base_name}-{number}" for number in itertools.count(2)))
         name = next(name for name in candidates if name.casefold() not in taken_names)
-        file_names[id] = f"{name}.png"
         taken_names.add(name.casefold())
+        if heatmap_path:
+            heatmaps[pair.id] = heatmap_path if is_single_pair else heatmap_path / f"{name}.png"
     with ExitStack() as stack:
         caption_file, pending_pairs = None, pairs
         if out_path:
             settings = {"checkpoint": captioner.weights_sha256(), "beam": beam, "length_penalty": length_penalty}
             settings |= {"prompt": model_options["prompt"], "fit": model_options.get("fit")}
             stack.enter_context(exclusive_lock(out_path))
-            ids_without_map = {
-                id for id, name in file_names.items() if heatmap_path and not (heatmap_path / name).is_file()
-            }
+            ids_without_map = {id for id, path in heatmaps.items() if not path.is_file()}
             repeated = 1 if captioner.only_answers else batch_size  # answers have no digits that depend on the batch
             caption_file = stack.enter_context(CaptionFile(out_path, pairs, settings, repeated, ids_without_map))
             pending_pairs = caption_file.pending_pairs
@@ -238,28 +236,41 @@ def caption_pairs(
         threads = 0 if is_single_pair else min(MAX_THREADS, available_cores())
         sentences = scored_sentences(captioner)
         locate = as_json or (out_path is not None and out_path.suffix.lower() == ".jsonl")
-        captions = captioner.batch(images, beam, length_penalty, batch_size, on_error, sentences, threads, locate)
+        captions: Any = captioner.batch(images, beam, length_penalty, batch_size, on_error, sentences, threads, locate)
         num_earlier = len(pairs) - len(pending_pairs)
         advance = stack.enter_context(progress_bar("captioning", len(pairs), num_earlier, hidden=len(pairs) == 1))
         try:
             for pair, caption in zip(pending_pairs, captions):
-                is_error = isinstance(caption, DiffcapError)
                 values: dict[str, Any] = {"error": str(caption)}
-                if not isinstance(caption, DiffcapError):
+                if isinstance(caption, DiffcapError):
+                    echo(f"error: {pair.id}: {caption}", err=True)
+                    num_failed += 1
+                else:
                     values = {**caption.as_dict(), "changed": change_probability(caption)}
-                num_failed += is_error
-                if heatmap_path and not is_single_pair and not is_error:
+                    for note in caption.notes:
+                        echo(f"note: {note}.", err=True)
                     try:  # before the row is written, because a pair that has a row is not captioned again
-                        _draw(captioner, pair, caption, heatmap_path / file_names[pair.id])
+                        if pair.id in heatmaps:
+                            attention = captioner.attention(pair.before, pair.after, caption)
+                            both = read_pair(pair.before, pair.after, fit=captioner.fit, strict=captioner.strict)
+                            sheet = draw_caption(both.before.image, both.after.image, caption, attention)
+                            write_png(heatmaps[pair.id], sheet)
                     except DiffcapError as error:
                         echo(f"note: {pair.id}: not drawn: {error}", err=True)
                         num_undrawn += 1
-                if caption_file or is_error or not (sort or min_changed):
-                    _print_result(pair, caption, values, as_json, is_single_pair, caption_file)
-                else:
-                    rows.append({**pair.as_dict(), **values})
-                if heatmap_path and is_single_pair:
-                    _draw(captioner, pair, caption, heatmap_path)
+                row = {**pair.as_dict(), **values}
+                if caption_file:
+                    caption_file.append(row)
+                elif (sort or min_changed) and "error" not in row:
+                    rows.append(row)
+                elif as_json:
+                    print_json(values if is_single_pair else row, 2 if is_single_pair else None)
+                elif is_single_pair:
+                    hypotheses = [(one.log_probability, one.text) for one in caption.alternatives]
+                    others = [f"or (log-probability {score:.3f}): {text}" for score, text in hypotheses]
+                    echo(caption.text, *confidence_lines(caption), *others)
+                elif "error" not in row:
+                    echo(f"{pair.id}\t{caption.text}")
                 advance(1)
         except KeyboardInterrupt:
             if is_single_pair:
@@ -269,7 +280,15 @@ def caption_pairs(
                 advice = f"the captions so far are in {caption_file.path}; run the same command again to continue"
             raise DiffcapError(f"interrupted; {advice}.") from None
     if sort or min_changed:
-        _print_selection(caption_file.rows() if caption_file else rows, sort, min_changed, as_json)
+        rows = caption_file.rows() if caption_file else rows
+        selected = [row for row in rows if float(row["changed"]) >= (min_changed or 0)]
+        if sort:
+            selected.sort(key=lambda row: float(row["changed"]), reverse=True)
+        for row in selected:
+            if as_json:
+                print_json(row, None)
+            else:
+                echo(f"{float(row['changed']):.4f}\t{row['id']}\t{row.get('caption', row.get('text'))}")
     if caption_file:
         earlier = f", {num_earlier:,} of them earlier" if num_earlier else ""
         num_captioned = len(pairs) - num_failed
@@ -279,54 +298,3 @@ def caption_pairs(
         failures = [f"{count} of {len(pairs)} pairs could not be {verb}" for verb, count in counts.items() if count]
         rest = "" if num_failed + num_undrawn == len(pairs) else "; the others are done"
         raise DiffcapError(f"{' and '.join(failures)}, see above{rest}.")
-
-
-def _print_selection(
-    rows: Sequence[dict[str, Any]], sort: str | None, min_changed: float | None, as_json: bool
-) -> None:
-    """Print the rows whose probability of a change is at least `min_changed`; with `sort`, the highest probability first."""
-    selected = [row for row in rows if float(row["changed"]) >= (min_changed or 0)]
-    if sort:
-        selected.sort(key=lambda row: float(row["changed"]), reverse=True)
-    for row in selected:
-        if as_json:
-            print_json(row, None)
-        else:
-            echo(f"{float(row['changed']):.4f}\t{row['id']}\t{row.get('caption', row.get('text'))}")
-
-
-def _print_result(
-    pair: ImagePair, caption: Any, values: dict[str, Any], as_json: bool, is_single_pair: bool, file: CaptionFile | None
-) -> None:
-    """Write the `values` of a pair's caption, or its error, to the file; without a file, print them."""
-    from diffcap.report.heatmaps import confidence_lines
-
-    is_error = isinstance(caption, DiffcapError)
-    if is_error:
-        echo(f"error: {pair.id}: {caption}", err=True)
-    for note in () if is_error else caption.notes:
-        echo(f"note: {note}.", err=True)
-    if file is not None:
-        file.append(pair, values)
-    elif as_json and is_single_pair:
-        print_json(values, 2)
-    elif as_json:
-        print_json({**pair.as_dict(), **values}, None)
-    elif is_error:
-        return
-    elif is_single_pair:
-        echo(caption.text, *confidence_lines(caption))  # log-probability, probability of a change
-        for alternative in caption.alternatives:
-            echo(f"or (log-probability {alternative.log_probability:.3f}): {alternative.text}")
-    else:
-        echo(f"{pair.id}\t{caption.text}")
-
-
-def _draw(captioner: Any, pair: ImagePair, caption: Any, path: Path) -> None:
-    from diffcap.report.drawing import write_png
-    from diffcap.report.heatmaps import draw_caption
-    from diffcap.utils.image_io import read_pair
-
-    attention = captioner.attention(pair.before, pair.after, caption)
-    images = read_pair(pair.before, pair.after, fit=captioner.fit, strict=captioner.strict)
-    write_png(path, draw_caption(images.before.image, images.after.image, caption, attention))

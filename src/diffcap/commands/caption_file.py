@@ -117,11 +117,10 @@ class CaptionFile(AbstractContextManager["CaptionFile"]):
         with atomic_write(self.path) as temporary:
             temporary.write_bytes(b"".join(line + b"\n" for line in [*header, *rows]))
 
-    def append(self, pair: ImagePair, values: Mapping[str, Any]) -> None:
-        """Append a row to the file if the pair has none. `values` has the caption as "text", or an error message as "error"."""
-        if _key(pair.id) in self._rows:
+    def append(self, row: dict[str, Any]) -> None:
+        """Append a row if the file has none of this pair. The row has the caption as "text", or an error message as "error"."""
+        if _key(row["id"]) in self._rows:
             return
-        row = {**pair.as_dict(), **values}
         row |= {"caption": row["text"]} if "text" in row else {}
         if self._is_csv:
             row["notes"] = "; ".join(row.get("notes", ()))
@@ -135,7 +134,7 @@ class CaptionFile(AbstractContextManager["CaptionFile"]):
         with add_filename(self.path):
             self._file.write(encoded + b"\n")
             self._file.flush()
-        self._rows[_key(pair.id)] = _Row(encoded, "error" in row)
+        self._rows[_key(row["id"])] = _Row(encoded, "error" in row)
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the rows with a caption, in the order of the pairs. Values of a CSV file are strings."""

@@ -15,7 +15,6 @@ import fsspec
 
 from diffcap.commands.caption_parts import Job, Part, caption_part, list_files, list_names, split, write_file
 from diffcap.commands.model import load_model
-from diffcap.models.generation import check_search
 from diffcap.utils.console import echo, parse_shard
 from diffcap.utils.cores import MAX_THREADS, available_cores
 from diffcap.utils.errors import DiffcapError, wrap_errors
@@ -41,7 +40,6 @@ def caption_table(
 
     `model_options` has the values of --checkpoint, --device, --backbone_weights, --base and --prompt.
     """
-    check_search(beam, length_penalty, "--beam")
     if not out or len(out) > 1 or out[0].endswith((".csv", ".jsonl", ".parquet")) or Path(out[0]).is_file():
         given = " ".join(f"--out {name}" for name in out) if out else "--out is missing"
         raise DiffcapError(f"{given}: a Parquet table is captioned into a folder; give one, such as --out captions.")
@@ -56,7 +54,8 @@ def caption_table(
     part_size = part_size or max(MIN_PART_SIZE, -(-sum(file.rows for file in files) // MAX_PARTS))
     parts = split(files, part_size)[shard_index::num_shards]
     # The workers of Ray load the captioner themselves, and use the GPUs. Then this process only needs the hash of the weights.
-    captioner = load_model("blocks", {**model_options, "device": "cpu"} if engine else model_options)
+    options = {**model_options, "device": "cpu"} if engine else model_options
+    captioner = load_model("blocks", options, beam, length_penalty)
     settings = {
         "checkpoint": captioner.weights_sha256(),
         "prompt": model_options["prompt"],

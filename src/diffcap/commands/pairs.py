@@ -12,7 +12,7 @@ from diffcap.records import is_blank
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.files import existing_path, url_of
 
-_TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl")
+TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl")
 _ARCHIVE_SUFFIXES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar")
 _FOLDER_NAMES = (("before", "after"), ("bef", "aft"), ("images", "sc_images"), ("A", "B"))  # tried in this order
 _NAME_ENDINGS = (("_before", "_after"), ("-before", "-after"), ("_1", "_2"), ("", "_2"))  # "", "_2": Spot-the-Diff
@@ -32,11 +32,6 @@ class ImagePair(NamedTuple):
     def as_dict(self) -> dict[str, str]:
         """Return the id and the paths as JSON values."""
         return {"id": self.id, "before": str(self.before), "after": str(self.after)}
-
-
-def is_collection(before: str, after: str | None) -> bool:
-    """Return True for a folder, two folders or a table of pairs, and False for two images."""
-    return Path(before).is_dir() or (after is None and Path(before).suffix.lower() in _TABLE_SUFFIXES)
 
 
 def is_parquet(path: str) -> bool:
@@ -60,7 +55,7 @@ def parquet_advice(table: str) -> str:
 
 def table_paths(path: Path) -> list[Path]:
     """Return where to look for a table of pairs: the possible files in a folder, or the path itself if it is a file."""
-    return [path / f"pairs{ending}" for ending in _TABLE_SUFFIXES] if path.is_dir() else [path]
+    return [path / f"pairs{ending}" for ending in TABLE_SUFFIXES] if path.is_dir() else [path]
 
 
 def find_pairs(before: str, after: str | None = None) -> tuple[list[ImagePair], list[str]]:
@@ -89,7 +84,7 @@ def find_pairs(before: str, after: str | None = None) -> tuple[list[ImagePair], 
         return _pairs_in_folder(before_path)
     if url := url_of(before):
         raise DiffcapError(f"{url}: a URL; download the images, then: diffcap caption BEFORE AFTER.")
-    if before_path.suffix.lower() in _TABLE_SUFFIXES:
+    if before_path.suffix.lower() in TABLE_SUFFIXES:
         return _pairs_in_table(before_path), []
     if not before_path.exists():
         raise DiffcapError(f"{before}: file not found; give BEFORE and AFTER, a folder of pairs, or a table of pairs.")

@@ -10,7 +10,6 @@ from diffcap.utils.errors import DiffcapError
 
 SCENE_SUFFIXES = (".geojson", ".csv", ".html")
 DEFAULT_MIN_CHANGED = 0.5
-_UNREPORTED_TILES = {"unchanged": "unchanged", "identical": "identical", "no_data": "without data"}  # kind -> words
 DEFAULT_CAPTIONER = "tiles"  # ships with diffcap, for overhead images
 _SCALED_CONTRAST_NOTE = (
     f"the pixels do not have 8 bits; their contrast is scaled to that of the images that `{DEFAULT_CAPTIONER}` was trained on. "
@@ -62,14 +61,12 @@ def caption_scene(
             f"{before}: the raster after the change is missing; give both: diffcap caption BEFORE AFTER --out {out_files[0]}."
         )
     from diffcap.commands.model import load_model
-    from diffcap.models.generation import check_search
     from diffcap.scenes import raster
-    from diffcap.scenes.captioning import IDENTICAL, NO_DATA, PARTIAL_SUFFIX, PartialResults, caption_tiles
+    from diffcap.scenes.captioning import PARTIAL_SUFFIX, PartialResults, caption_tiles
     from diffcap.scenes.map import write_map
     from diffcap.scenes.writing import check_georeference, merge_tiles, write_csv, write_geojson
     from diffcap.utils.progress import progress_bar
 
-    check_search(beam, length_penalty, "--beam")
     with ExitStack() as stack:
         scene = stack.enter_context(raster.open_scene(before, after, chosen_bands, bool(align)))
         tile_size = raster.TILE_SIZE if tile is None else tile
@@ -86,7 +83,7 @@ def caption_scene(
         # The percentiles become the dark and bright colors of the images that `tiles` was trained on, or black and white.
         color_range = raster.TILES_RANGE if is_default and percentiles is None else raster.FULL_RANGE
         band_range = raster.fit_stretch(overview, percentiles, color_range)  # None if the pixels keep their 8 bits
-        captioner = load_model(DEFAULT_CAPTIONER, model_options)
+        captioner = load_model(DEFAULT_CAPTIONER, model_options, beam, length_penalty)
         settings = {
             "tile": tile_size,
             "overlap": overlap,
@@ -98,10 +95,10 @@ def caption_scene(
             "prompt": model_options["prompt"],
             "checkpoint": captioner.weights_sha256(),
         }
-        header = {"format": 1, "before": _file_identity(before), "after": _file_identity(after), **settings}
+        header = {"format": 2, "before": _file_identity(before), "after": _file_identity(after), **settings}
         partial_file = out_files[0].with_name(out_files[0].name + PARTIAL_SUFFIX)  # kept if the command is interrupted
         partial = stack.enter_context(PartialResults(partial_file, header))
-        num_done = sum(map(len, partial.batches))  # batches of tiles that an interrupted command captioned
+        num_done = len(partial.results)  # of an interrupted command
         if scene.crs is None:
             echo("note: the rasters have no georeference; coordinates are pixels.", err=True)
         if num_done:
@@ -109,15 +106,15 @@ def caption_scene(
         if is_default and band_range is not None:
             echo(f"note: {_SCALED_CONTRAST_NOTE if percentiles is None else _STRETCHED_CONTRAST_NOTE}", err=True)
         advance = stack.enter_context(progress_bar("captioning tiles", len(tiling), num_done))
-        result = caption_tiles(scene, tiling, band_range, captioner, partial, beam, length_penalty, batch_size, advance)
-        changed = [caption for caption in result.captions if round(1 - caption.no_change, 4) >= min_changed]
+        options = beam, length_penalty, batch_size, advance
+        captions, not_captioned = caption_tiles(scene, tiling, band_range, captioner, partial, *options)
+        changed = [caption for caption in captions if round(1 - caption.no_change, 4) >= min_changed]
         changes = merge_tiles(changed)
         counts = {
             "all": len(tiling),
             "changed": len(changed),
-            "unchanged": len(result.captions) - len(changed),
-            "identical": result.num_not_captioned[IDENTICAL],
-            "no_data": result.num_not_captioned[NO_DATA],
+            "unchanged": len(captions) - len(changed),
+            **not_captioned,
         }
         metadata = {
             **settings,
@@ -137,13 +134,14 @@ def caption_scene(
             else:
                 write_map(path, changes, scene, overview, band_range, metadata)
     partial_file.unlink()
-    left_out = ", ".join(f"{counts[key]:,} {text}" for key, text in _UNREPORTED_TILES.items())
-    num_changes = f"{len(changes):,} change{'' if len(changes) == 1 else 's'}"
-    written_files = ", ".join(map(str, out_files))
-    if result.captions and not changes:
-        num_tiles = f"{len(result.captions):,} of {len(tiling):,} tiles"
+    if captions and not changes:
+        num_tiles = f"{len(captions):,} of {len(tiling):,} tiles"
         echo(f"note: {num_tiles} differ, and no caption is a change with --min_changed {min_changed}.", err=True)
-    echo(f"{num_changes} in {counts['changed']:,} of {counts['all']:,} tiles ({left_out}); written to {written_files}")
+    echo(
+        f"{len(changes):,} change{'' if len(changes) == 1 else 's'} in {len(changed):,} of {len(tiling):,} tiles "
+        f"({counts['unchanged']:,} unchanged, {counts['identical']:,} identical, {counts['no_data']:,} without data); "
+        f"written to {', '.join(map(str, out_files))}"
+    )
 
 
 def _parse_numbers(text: str | None, option: str, form: str, counts: tuple[int, ...], number_type: Any) -> Any:

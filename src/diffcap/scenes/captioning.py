@@ -6,13 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from diffcap.change import no_change_probability, scored_sentences
-from diffcap.pair_captioner import Caption, PairCaptioner
+from diffcap.pair_captioner import PairCaptioner
 from diffcap.scenes.raster import Scene, Stretch, Tile, TileCaption, Tiling, to_rgb
 from diffcap.utils.cores import map_ahead
 from diffcap.utils.errors import DiffcapError
@@ -20,14 +20,7 @@ from diffcap.utils.files import add_filename
 
 PARTIAL_SUFFIX = ".partial.jsonl"  # end of the name of a `PartialResults` file
 MAX_UNSAVED_RESULTS = 256  # results after which a batch is saved, even if few of its tiles need a caption
-NO_DATA, IDENTICAL = "no data", "identical"  # reasons why a tile is not captioned
-
-
-class SceneCaptions(NamedTuple):
-    """The captions of a scene's tiles, and the number of tiles that were not captioned, by reason."""
-
-    captions: list[TileCaption]
-    num_not_captioned: dict[str, int]
+NO_DATA, IDENTICAL = "no_data", "identical"  # reasons why a tile is not captioned
 
 
 class PartialResults(AbstractContextManager["PartialResults"]):
@@ -44,7 +37,7 @@ class PartialResults(AbstractContextManager["PartialResults"]):
                 f"{path}: belongs to an unfinished run with another value of {names}; repeat that command, or delete the file to "
                 "start from the first tile."
             )
-        self.batches: list[list[dict[str, Any]]] = batches  # the result of each tile, see `caption_tiles`
+        self.results: list[dict[str, Any]] = [*chain.from_iterable(batches)]  # of each tile, see `caption_tiles`
         self._file = path.open("ab")
         self._file.truncate(num_bytes)
         if old_header is None:
@@ -53,7 +46,7 @@ class PartialResults(AbstractContextManager["PartialResults"]):
     def append(self, batch: list[dict[str, Any]]) -> None:
         """Add a batch, and write it to the file before this method returns."""
         self._write_line(batch)
-        self.batches.append(batch)
+        self.results += batch
 
     def _write_line(self, content: Any) -> None:
         with add_filename(self.path):
@@ -123,35 +116,34 @@ def caption_tiles(
     length_penalty: float = 0.0,
     batch_size: int = 16,
     advance: Callable[[int], None] = lambda _: None,
-) -> SceneCaptions:
+) -> tuple[list[TileCaption], dict[str, int]]:
     """Caption the tiles of a scene that have no result in `partial_results`, and append the results to it.
 
     A result is {"tile": number, "caption": ..., "log_probability": ..., "no_change": ...} or {"tile": number, "not_captioned": reason}.
     A batch ends when it has `batch_size` tiles to caption, or `MAX_UNSAVED_RESULTS` results (`batch_size` if that is more). A continued run
     repeats the whole interrupted batch, so that the numbers in its results do not depend on the interruption. `advance` is
     called with the number of tiles that were finished since its last call.
+
+    Returns the captions, and the number of tiles that were not captioned, by reason.
     """
     sentences = scored_sentences(captioner)
     results: list[dict[str, Any]] = []  # of the tiles of a batch
     image_pairs: list[tuple[Image.Image, Image.Image]] = []  # of the tiles to caption
-    open_results: list[dict[str, Any]] = []  # the dicts in `results` that need a caption, in the order of `image_pairs`
 
     def finish_batch() -> None:
-        if image_pairs:
-            captions = captioner.batch(image_pairs, beams, length_penalty, batch_size, sentences=sentences)
-            for result, caption in zip(open_results, captions):
-                assert isinstance(caption, Caption)
-                result["caption"] = caption.text
-                if (log_probability := caption.log_probability) is not None:
-                    log_probability = round(log_probability, 4)
-                result["log_probability"] = log_probability
-                result["no_change"] = round(no_change_probability(caption), 4)
-        partial_results.append(list(results))
-        advance(len(open_results))
-        for batch_list in (results, image_pairs, open_results):
-            batch_list.clear()
+        open_results = [result for result in results if "not_captioned" not in result]  # in the order of `image_pairs`
+        captions: Any = captioner.batch(image_pairs, beams, length_penalty, batch_size, sentences=sentences)
+        for result, caption in zip(open_results, captions):
+            has_probability = caption.log_probability is not None
+            result["caption"] = caption.text
+            result["log_probability"] = round(caption.log_probability, 4) if has_probability else None
+            result["no_change"] = round(no_change_probability(caption), 4)
+        partial_results.append(results)
+        advance(len(image_pairs))
+        results.clear()
+        image_pairs.clear()
 
-    num_done = sum(map(len, partial_results.batches))
+    num_done = len(partial_results.results)
     with ThreadPoolExecutor(1) as thread:  # reads tiles while others are captioned
         tiles = (tiling[number] for number in range(num_done, len(tiling)))
         reads = map_ahead(thread, lambda tile: read_tile(scene, tile, tiling.size, stretch), tiles, 2 * batch_size)
@@ -162,16 +154,14 @@ def caption_tiles(
             else:
                 results.append({"tile": number})
                 image_pairs.append(images_or_reason)
-                open_results.append(results[-1])
             if len(image_pairs) == batch_size or len(results) >= max(MAX_UNSAVED_RESULTS, batch_size):
                 finish_batch()
     if results:
         finish_batch()
-    scene_captions = SceneCaptions([], {NO_DATA: 0, IDENTICAL: 0})
-    for result in chain.from_iterable(partial_results.batches):
-        if "not_captioned" in result:
-            scene_captions.num_not_captioned[result["not_captioned"]] += 1
-        else:
-            values = (result[key] for key in ("caption", "log_probability", "no_change"))
-            scene_captions.captions.append(TileCaption(tiling[result["tile"]], *values))
-    return scene_captions
+    captions = [
+        TileCaption(tiling[result["tile"]], result["caption"], result["log_probability"], result["no_change"])
+        for result in partial_results.results
+        if "caption" in result
+    ]
+    reasons = [result.get("not_captioned") for result in partial_results.results]
+    return captions, {reason: reasons.count(reason) for reason in (IDENTICAL, NO_DATA)}

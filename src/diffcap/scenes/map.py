@@ -44,16 +44,16 @@ def write_map(
     for change in changes:
         rings = shapely.geometry.mapping(change.polygon)["coordinates"]
         svg_path = "".join("M" + "L".join(f"{round(x)},{round(y)}" for x, y in ring[:-1]) + "Z" for ring in rings)
-        lon_lat_inside = find_position(change, scene, digits=6)
-        entry = {
-            "caption": change.caption,
-            "path": svg_path,
-            "window": change.window,
-            "tiles": change.num_tiles,
-            "changed": round(1 - change.no_change, 4),
-            **({"position": lon_lat_inside} if lon_lat_inside else {}),
-        }
-        entries.append(entry)
+        entries.append(
+            {
+                "caption": change.caption,
+                "path": svg_path,
+                "window": change.window,
+                "tiles": change.num_tiles,
+                "changed": round(1 - change.no_change, 4),
+                "position": find_position(change, scene, digits=6),
+            }
+        )
     for index in most_certain:
         x, y, width, height = changes[index].window
         if max(width, height) <= MAX_WINDOW:

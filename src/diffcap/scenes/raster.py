@@ -50,9 +50,8 @@ class TileCaption(NamedTuple):
 
     tile: Tile
     caption: str
-    log_probability: (
-        float | None
-    )  # natural logarithm of the sentence's probability; None: the model only answers with text
+    # natural logarithm of the sentence's probability; None: the model only answers with text
+    log_probability: float | None
     no_change: float  # probability that nothing has changed
 
 
@@ -232,13 +231,12 @@ def fit_stretch(
     """Compute the stretch from percentiles of each band, over the pixels of both dates that have data; return None if none is needed.
 
     Args:
+        sample: at least one pixel must have data.
         percentiles: the low and the high percentile, 0 to 100. None means 2 and 98, or no stretch if the pixels have 8 bits.
         colors: the low and the high percentile become these colors. In a single band, they become the mean of red, green and blue.
     """
     valid_pixels = sample.before[:, sample.before_valid], sample.after[:, sample.after_valid]
     values = np.concatenate(valid_pixels, 1)  # (bands, n)
-    if not values.shape[1]:
-        raise DiffcapError("no pixel of the two rasters has data; check their nodata values.")
     if percentiles is None and values.dtype == np.uint8:
         return None
     low, high = np.percentile(values, percentiles or PERCENTILES, axis=1)

@@ -23,20 +23,7 @@ _DECIMALS = 7  # decimal places of degrees; a step of the last place is about a 
 # Units of the coordinates, as named in the GeoJSON file.
 IN_DEGREES = "longitude and latitude (WGS84)"
 IN_PIXELS = "pixels, x to the right and y down from the upper left corner; the rasters have no georeference"
-COLUMNS = (
-    "id",
-    "caption",
-    "tiles",
-    "no_change",
-    "log_probability",
-    "x",
-    "y",
-    "width",
-    "height",
-    "longitude",
-    "latitude",
-    "source_crs",
-)
+_CSV_HEADER = "id,caption,tiles,no_change,log_probability,x,y,width,height,longitude,latitude,source_crs"
 
 
 @dataclass(frozen=True)
@@ -47,9 +34,7 @@ class Change:
     polygon: shapely.Polygon  # union of its tiles, in pixels (x to the right, y down)
     num_tiles: int
     no_change: float  # lowest probability of no change among its tiles
-    log_probability: (
-        float | None
-    )  # natural logarithm of the highest probability of the caption among its tiles, if there are any
+    log_probability: float | None  # natural logarithm of the highest probability of the caption among its tiles
 
     @property
     def window(self) -> tuple[int, int, int, int]:
@@ -150,8 +135,8 @@ def write_csv(path: Path, changes: Sequence[Change], scene: Scene, note: str | N
     """Write one line per change. Longitude and latitude are those of a point in the change; without georeference, they are empty."""
     notes = [] if note is None else [note]
     text = io.StringIO()
+    text.write(_CSV_HEADER + (",note\n" if notes else "\n"))
     table = csv.writer(text, lineterminator="\n")
-    table.writerow([*COLUMNS, *(["note"] if notes else [])])
     for number, change in enumerate(changes, 1):
         position: list[Any] = find_position(change, scene, _DECIMALS) or ["", ""]
         values = change.caption, change.num_tiles, change.no_change, change.log_probability, *change.window, *position

@@ -1,5 +1,6 @@
 """The captioners that the web page offers; only a few of them are in memory at a time."""
 
+import re
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -75,11 +76,9 @@ def find_choices(
                 choices_with_paths.append((path.resolve(), Choice(_label_of(metadata), path)))
         except DiffcapError as error:
             echo(f"note: left out: {error}", err=True)
-    keys = []  # label and shown path of each choice
-    for path, choice in choices_with_paths:
-        # RUN/finetune/best.ckpt is shown as RUN, and RUN/reinforce/best.ckpt as RUN/reinforce.
-        stage_path = path.parent if path.name == "best.ckpt" else path
-        keys.append((choice.label, stage_path.parent if stage_path.name == "finetune" else stage_path))
+    # RUN/finetune/best.ckpt is shown as RUN, and RUN/reinforce/best.ckpt as RUN/reinforce.
+    shown = [re.sub(r"(/finetune)?(/best\.ckpt)?$", "", str(path)) for path, _ in choices_with_paths]
+    keys = [(choice.label, Path(path)) for path, (_, choice) in zip(shown, choices_with_paths)]
     # Labels get the last part of the choice's path, or more parts if other choices would have the same label.
     labels = {(label, path): f"{label} · {path.name}" for label, path in keys}
     for num_parts in range(2, max((len(path.parts) for _, path in keys), default=0)):

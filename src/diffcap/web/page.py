@@ -1,7 +1,6 @@
 """The web page: two upload zones, examples, a choice of captioner, and the answer."""
 
 import os
-import sys
 import threading
 import traceback
 from collections.abc import Callable
@@ -221,16 +220,17 @@ def _hide_traceback(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*values)
         except gr.Error:
             raise
-        except DiffcapError as error:
-            raise gr.Error(_capitalize(error), print_exception=False) from None
         except Exception as error:
-            if "out of memory" in str(error).lower() or isinstance(error, MemoryError):
-                raise gr.Error("Not enough memory; try again later.", print_exception=False) from None
-            traceback.print_exc(file=sys.stderr)
-            raise gr.Error(
-                "Something went wrong on the server; your pictures are not the cause. The server's log has the error.",
-                print_exception=False,
-            ) from None
+            text = (
+                "Something went wrong on the server; your pictures are not the cause. The server's log has the error."
+            )
+            if isinstance(error, DiffcapError):
+                text = _capitalize(error)
+            elif "out of memory" in str(error).lower() or isinstance(error, MemoryError):
+                text = "Not enough memory; try again later."
+            else:
+                traceback.print_exc()
+            raise gr.Error(text, print_exception=False) from None
 
     return function_without_traceback
 
