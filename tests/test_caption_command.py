@@ -56,8 +56,7 @@ def caption(*words: str) -> str | int | None:
 
 
 def test_one_pair(here: Path, checkpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
-    pair = ONE
-    assert caption(*pair, "--checkpoint", checkpoint, "--beam", "3", "--heatmap", "out/attention.png") is None
+    assert caption(*ONE, "--checkpoint", checkpoint, "--beam", "3", "--heatmap", "out/attention.png") is None
     expectation = capsys.readouterr()
     text, score, *others = expectation.out.splitlines()
     assert text and score.startswith("log-probability of the sentence: -") and "%" not in score
@@ -65,7 +64,7 @@ def test_one_pair(here: Path, checkpoint: str, capsys: pytest.CaptureFixture[str
     assert expectation.err == ""
     with Image.open(here / "out" / "attention.png") as picture:
         assert picture.width == 900 and picture.height > 300
-    assert caption(*pair, "--checkpoint", checkpoint, "--json", "--beam=3") is None
+    assert caption(*ONE, "--checkpoint", checkpoint, "--json", "--beam=3") is None
     value = json.loads(capsys.readouterr().out)
     assert value["text"] == text and len(value["alternatives"]) == len(others) and value["nothing_changed"] is None
     assert f"{value['log_probability']:.3f}" in score
@@ -143,6 +142,14 @@ def test_letters_that_the_output_does_not_have_are_escaped(
     assert json.loads(output("--json"))["id"] == "é\udcff"
 
 
+@pytest.fixture
+def table(here: Path) -> Path:
+    """A table of five pairs in the current folder."""
+    lines = [f"é {number},before/{1 + number % 2}.png,after/{1 + number // 2 % 2}.png" for number in range(5)]
+    (here / "pairs.csv").write_text("\n".join(["id,before,after", *lines]))
+    return here
+
+
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
@@ -164,24 +171,24 @@ def test_letters_that_the_output_does_not_have_are_escaped(
         ([*ONE, "--checkpoint", "https://hf.co/u/n"], "error: https://hf.co/u/n: a URL, not a checkpoint"),
         (["empty.csv"], "it contains no pair"),
         (["odd.csv"], "must name the columns"),
+        (["pairs.csv", "--out", "changes.geojson"], "changes.geojson: for many pairs give one file that ends in .jsonl or .csv; "),
+        (["before", "after", "--out", "a.csv", "--out", "b.csv"], "for many pairs give one file"),
+        (["pairs.csv", "--out", "a.csv", "--json"], "--json has no effect with --out a.csv; remove it"),
+        (["before/1.png", "after/1.png", "--out", "a.jsonl"], "give a name that ends in .geojson, .csv or .html; .jsonl is for a f"),
+        (["pairs.csv", "--align"], "--align is for a whole scene, two rasters; remove it for the pairs of pairs.csv."),
+        (["before/1.png", "after/1.png", "--sort", "changed"], "--sort and --min_changed are for many pairs"),
+        (["pairs.csv", "--out", "../{folder}/pairs.csv"], "pairs.csv: the pairs of pairs.csv are read from this file; give another"),
+        ([".", "--out", "pairs.jsonl"], "--out pairs.jsonl: the pairs of . are read from this file; give another name."),
     ],
-)
-def test_what_cannot_be_is_one_sentence(here: Path, checkpoint: str, words: list[str], reason: str) -> None:
-    (here / "empty.csv").write_text("before,after\n")
-    (here / "odd.csv").write_text("a,b\n1,2\n")
+)  # fmt: skip
+def test_what_cannot_be_is_one_sentence(table: Path, checkpoint: str, words: list[str], reason: str) -> None:
+    (table / "empty.csv").write_text("before,after\n")
+    (table / "odd.csv").write_text("a,b\n1,2\n")
     for name in ("pairs.json", "pairs.zip"):
-        (here / name).write_bytes(b"")
+        (table / name).write_bytes(b"")
     options = [] if "--checkpoint" in words else ["--checkpoint", checkpoint]
-    output = str(caption(*words, *options))
+    output = str(caption(*(word.format(folder=table.name) for word in words), *options))
     assert output.startswith("error: ") and reason in output and "\n" not in output
-
-
-@pytest.fixture
-def table(here: Path) -> Path:
-    """A table of five pairs in the current folder."""
-    lines = [f"é {number},before/{1 + number % 2}.png,after/{1 + number // 2 % 2}.png" for number in range(5)]
-    (here / "pairs.csv").write_text("\n".join(["id,before,after", *lines]))
-    return here
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
@@ -284,23 +291,6 @@ def test_a_file_of_other_settings_is_left_alone(table: Path, checkpoint: str, tm
     assert "a.csv, line 2: not a row of this command; delete that line, or the file to start again." in outcome()
     (table / "a.csv").unlink()
     assert outcome("--beam=3") == "None"
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["pairs.csv", "--out", "changes.geojson"], "changes.geojson: for many pairs give one file that ends in .jsonl or .csv; "),
-        (["before", "after", "--out", "a.csv", "--out", "b.csv"], "for many pairs give one file"),
-        (["pairs.csv", "--out", "a.csv", "--json"], "--json has no effect with --out a.csv; remove it"),
-        (["before/1.png", "after/1.png", "--out", "a.jsonl"], "give a name that ends in .geojson, .csv or .html; .jsonl is for a f"),
-        (["pairs.csv", "--align"], "--align is for a whole scene, two rasters; remove it for the pairs of pairs.csv."),
-        (["before/1.png", "after/1.png", "--sort", "changed"], "--sort and --min_changed are for many pairs"),
-        (["pairs.csv", "--out", "../{here}/pairs.csv"], "pairs.csv: the pairs of pairs.csv are read from this file; give another"),
-        ([".", "--out", "pairs.jsonl"], "--out pairs.jsonl: the pairs of . are read from this file; give another name."),
-    ],
-)  # fmt: skip
-def test_files_of_pairs_and_of_scenes_are_told_apart(table: Path, words: list[str], sentence: str) -> None:
-    assert sentence in str(caption(*(word.format(here=table.name) for word in words)))
 
 
 def test_one_command_at_a_time_writes_a_file(

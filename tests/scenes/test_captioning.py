@@ -16,7 +16,7 @@ from rasterio.features import rasterize
 from scipy import ndimage
 from tests.scenes.rasters import example, write
 
-from diffcap.change import NO_CHANGE_SENTENCES, no_change_probability
+from diffcap.change import NO_CHANGE_SENTENCES, no_change_probability, scored_sentences
 from diffcap.pair_captioner import Caption, load_captioner
 from diffcap.scenes.captioning import IDENTICAL, NO_DATA, PartialResults, caption_tiles
 from diffcap.scenes.raster import Scene, TileCaption, Tiling, open_scene
@@ -35,7 +35,7 @@ class Mean:
 
     def batch(self, pairs: Any, *_: Any, sentences: Any) -> Iterator[Caption]:
         self.batches.append(len(pairs))
-        self.sentences = sentences
+        assert sentences == NO_CHANGE_SENTENCES
         for before, after in pairs:
             assert before.mode == "RGB" and before.size == after.size
             means = [int(np.asarray(image).mean()) for image in (before, after)]
@@ -88,14 +88,11 @@ def test_skipped_tiles_are_saved_in_batches_too(tmp_path: Path, monkeypatch: pyt
         assert (tmp_path / "p.jsonl").read_bytes() == b"".join(lines)
 
 
-@pytest.mark.parametrize(("num_sentences", "sentences"), [(None, NO_CHANGE_SENTENCES), (1, ())])
-def test_the_sentences_of_no_change_have_no_probability_for_a_model_of_free_text(
-    num_sentences: int | None, sentences: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_sentences_of_no_change_have_no_probability_for_a_model_of_free_text() -> None:
     tokenizer = SimpleNamespace(get_vocab=dict, pad_token_id=0)
-    monkeypatch.setattr(Mean, "vocabulary", HubVocabulary(tokenizer, ChatTemplate("", 1, 2, ""), num_sentences))
-    before, after = np.full((3, 20, 20), 50, np.uint8), np.full((3, 20, 20), 90, np.uint8)
-    assert captions(tmp_path, before, after, 20)[1].sentences == sentences
+    for num_sentences, sentences in ((None, NO_CHANGE_SENTENCES), (1, ())):
+        vocabulary = HubVocabulary(tokenizer, ChatTemplate("", 1, 2, ""), num_sentences)
+        assert scored_sentences(SimpleNamespace(vocabulary=vocabulary)) == sentences
 
 
 @pytest.mark.parametrize(
