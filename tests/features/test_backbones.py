@@ -82,23 +82,20 @@ def test_torchvision_s_own_file_gives_the_features_of_its_own_loading(
     # The released files are older than `num_batches_tracked`, and DenseNet's have other names.
     released = {name: value for name, value in state.items() if not name.endswith("num_batches_tracked")}
     state = {re.sub(r"(denselayer\d+\.(?:norm|conv))([12])", r"\1.\2", name): value for name, value in released.items()}
-    torch.save(state, tmp_path / "weights.pth")
+    torch.save(state, file := tmp_path / "weights.pth")
     choice = torchvision.models.get_model_weights(network).IMAGENET1K_V1
     monkeypatch.setattr(type(choice), "get_state_dict", lambda *_, **__: dict(state))  # instead of a download
     own = torchvision.models.get_model(network, weights=choice).eval()
     maps = []
     own.get_submodule(layer).register_forward_hook(lambda module, images, result: maps.append(result))
-    pixels = np.random.default_rng(0).integers(256, size=(224, 224, 3), dtype=np.uint8)
+    image = Image.fromarray(np.random.default_rng(0).integers(256, size=(224, 224, 3), dtype=np.uint8))
     transforms = choice.transforms(crop_size=224, resize_size=224)
     with torch.no_grad():
-        own(transforms(Image.fromarray(pixels))[None])
-    backbones = [
-        build_backbone("torchvision", network, layer, each) for each in ("default", str(tmp_path / "weights.pth"))
-    ]
+        own(transforms(image)[None])
+    backbones = [build_backbone("torchvision", network, layer, weights) for weights in ("default", str(file))]
     for backbone in backbones:
-        torch.testing.assert_close(
-            backbone(backbone.preprocess(Image.fromarray(pixels))[None]), maps[0], rtol=1e-3, atol=1e-3
-        )
+        found = backbone(backbone.preprocess(image)[None])
+        torch.testing.assert_close(found, maps[0], rtol=1e-3, atol=1e-3)
     assert backbones[0].describe() == backbones[1].describe()
 
 
@@ -116,14 +113,9 @@ def test_clip_s_weights_bring_their_activation_and_a_file_of_two_kinds_needs_a_t
     torch.save(open_clip.create_model("ViT-B-32", pretrained=None, load_weights=False).state_dict(), file)
     monkeypatch.setattr("open_clip.factory.download_pretrained", lambda cfg, **_: file)
     images = torch.randn(1, 3, 64, 64)
-    quick, default, gelu = (
-        build_backbone("open_clip", name, 0, weights)
-        for name, weights in (
-            ("ViT-B-32-quickgelu", file),
-            ("ViT-B-32", "default"),
-            ("ViT-B-32:laion2b_s34b_b79k", file),
-        )
-    )
+    quick = build_backbone("open_clip", "ViT-B-32-quickgelu", 0, file)
+    default = build_backbone("open_clip", "ViT-B-32", 0)
+    gelu = build_backbone("open_clip", "ViT-B-32:laion2b_s34b_b79k", 0, file)
     torch.testing.assert_close(default(images), quick(images), rtol=0, atol=0)
     assert not torch.equal(gelu(images), quick(images))
     with pytest.raises(DiffcapError, match=r"^ViT-B-32 has weights .*--model\.network=ViT-B-32:TAG"):

@@ -14,12 +14,6 @@ from diffcap.records import ChangePair
 from diffcap.utils.errors import DiffcapError
 
 
-def save(path: Path, value: int) -> Path:
-    noise = np.random.default_rng(value).integers(0, 256, (24, 32, 3), dtype=np.uint8)
-    Image.fromarray(noise).save(path)
-    return path
-
-
 def test_every_image_once_in_order_of_appearance() -> None:
     pairs = [ChangePair("0", "b", "a", ["x"], "train"), ChangePair("1", "b", "c", ["x"], "test")]
     assert unique_images(pairs) == ["b", "a", "c"]
@@ -52,7 +46,8 @@ def test_batches_are_cut_at_the_same_rows_whatever_is_done_already(tmp_path: Pat
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_broken_image_is_a_sentence_and_the_others_pass(tmp_path: Path, workers: int) -> None:
     for row in range(5):
-        save(tmp_path / f"{row}.png", row)
+        noise = np.random.default_rng(row).integers(0, 256, (24, 32, 3), dtype=np.uint8)
+        Image.fromarray(noise).save(tmp_path / f"{row}.png")
     (tmp_path / "1.png").write_bytes((tmp_path / "1.png").read_bytes()[:60])
     first, second = batches_of(tmp_path, list(range(5)), workers).predict_dataloader()
     assert first.rows.tolist() == [0, 2] and len(first.images) == 2

@@ -1,7 +1,6 @@
 """ResizeOnly as features: decoded once, resized as PIL does, stored as bytes; and the maps of an adapted CLIP4IDC."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -48,27 +47,24 @@ def test_a_store_of_bytes(tmp_path: Path) -> None:
         FeatureStore.open(tmp_path, {**store.meta, "dtype": "float16"})
 
 
-def test_other_libraries_have_a_size_of_their_own() -> None:
+def test_options_of_other_libraries_are_refused() -> None:
     with pytest.raises(DiffcapError, match=r"image_size is only for pixels and torchvision, not for blocks: remove it"):
         build_backbone("blocks", image_size=(64, 64))
-
-
-def test_pixels_take_no_weights() -> None:
     with pytest.raises(DiffcapError, match="pixels have no network, stage, pool or weights: remove these options"):
         build_backbone("pixels", weights="clip.pt")
 
 
-def write_adaptation(path: Path, **metadata: Any) -> CLIP4IDCAdaptation:
-    torch.manual_seed(0)
-    sizes = {"network": NETWORK, "image_size": [8, 12], "intra_layers": 3}
-    model = CLIP4IDCAdaptation(NETWORK, (8, 12), 3, max_length=14).eval()
-    write_checkpoint(path, model, "pretrain", **{"method": "clip4idc", "hyperparameters": sizes, **metadata})
-    return model
-
-
 @torch.no_grad()
 def test_an_adapted_clip_gives_maps(tmp_path: Path) -> None:
-    model = write_adaptation(tmp_path / "best.ckpt")
+    model = CLIP4IDCAdaptation(NETWORK, (8, 12), 3, max_length=14).eval()
+    sizes = {"network": NETWORK, "image_size": [8, 12], "intra_layers": 3}
+    for name, metadata in (
+        ("best", {}),
+        ("other", {"method": "pcl"}),
+        ("sizes", {"hyperparameters": {"network": NETWORK, "image_size": [8, "x"]}}),
+    ):
+        settings = {"method": "clip4idc", "hyperparameters": sizes, **metadata}
+        write_checkpoint(tmp_path / f"{name}.ckpt", model, "pretrain", **settings)
     backbone = build_backbone("clip4idc", weights=str(tmp_path / "best.ckpt"))
     assert backbone.shape() == (16, 2, 3)
     image = picture(12, 8)
@@ -76,9 +72,6 @@ def test_an_adapted_clip_gives_maps(tmp_path: Path) -> None:
     tower = model.images
     tokens = tower.ln_mid(tower.encode_single(tower.normalize(backbone.preprocess(image)[None])))
     torch.testing.assert_close(found[0, :, 1, 2], tokens[0, 1 + 5])
-    other = write_adaptation(tmp_path / "other.ckpt", method="pcl")
-    assert other is not model
-    write_adaptation(tmp_path / "sizes.ckpt", hyperparameters={"network": NETWORK, "image_size": [8, "x"]})
     with pytest.raises(DiffcapError, match=r"sizes\.ckpt: its image tower cannot be built"):
         build_backbone("clip4idc", weights=str(tmp_path / "sizes.ckpt"))
     with pytest.raises(DiffcapError, match="not a checkpoint of CLIP4IDC"):

@@ -4,7 +4,6 @@ import json
 import re
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -40,7 +39,6 @@ class Asked:
     range: str
     if_range: str
     agent: str
-    when: float
 
 
 class Site:
@@ -77,13 +75,7 @@ class _Handler(BaseHTTPRequestHandler):
         site, headers = self.site, self.headers
         with site.lock:
             site.asked.append(
-                Asked(
-                    self.path,
-                    headers.get("Range", ""),
-                    headers.get("If-Range", ""),
-                    headers.get("User-Agent", ""),
-                    time.monotonic(),
-                )
+                Asked(self.path, *(headers.get(name, "") for name in ("Range", "If-Range", "User-Agent")))
             )
         try:
             self._answer(site.pages.get(self.path))

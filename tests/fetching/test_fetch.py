@@ -123,11 +123,8 @@ def by_hand(clevr: Folder) -> bytes:
     body = clevr.site.pages.pop("/clevr.tar.gz").body
     page = {"file": "clevr.tar.gz", "page": "https://drive.invalid/view", "how": "Press the button.", "unpack": True}
     page |= {"strip": "data", "gives": ["images", "sc_images", "nsc_images", "change_captions.json"]}
-    files = [
-        {"url": clevr.site.url("/splits.json")},
-        {"url": clevr.site.url("/types.json"), "file": "type_mapping.json"},
-    ]
-    clevr.sources(files=files, by_hand=[page])
+    sources = yaml.safe_load((clevr.path / "sources.yaml").read_text())
+    clevr.sources(files=sources["files"][:2], by_hand=[page])
     return body
 
 
@@ -170,18 +167,19 @@ def test_captions_need_no_images(clevr: Folder) -> None:
     assert clevr.fetch("--captions_only=true") == "" and read_dataset(clevr.out).info["captions_only"]
 
 
+def start(folder: Folder, option: str) -> subprocess.Popen[str]:
+    heed_ctrl_c = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell's background job ignores it
+    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    words = folder.words(option)
+    return subprocess.Popen(words, cwd=folder.path, env=environment(), preexec_fn=heed_ctrl_c, **pipes)
+
+
 @pytest.mark.slow
 def test_killed_at_any_time_it_goes_on_with_what_is_there(clevr: Folder) -> None:
     site, body = clevr.site, clevr.site.pages["/clevr.tar.gz"].body
     size = len(body)
     site.pages["/clevr.tar.gz"].pace = 2 * 1024 / size  # two seconds for all of it
-    process = subprocess.Popen(
-        clevr.words("--fetch.timeout=5"),
-        cwd=clevr.path,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    process = start(clevr, "--fetch.timeout=5")
     part = clevr.out / "downloads/clevr.tar.gz.part"
     deadline = time.monotonic() + 30
     while not (part.exists() and part.stat().st_size > size / 3 and (clevr.out / "official/splits.json").exists()):
@@ -194,25 +192,14 @@ def test_killed_at_any_time_it_goes_on_with_what_is_there(clevr: Folder) -> None
     assert not (clevr.out / "manifest.jsonl").exists()
     clevr.asked()
     site.pages["/clevr.tar.gz"].pace = 0
-    ranges = site.asked
     assert clevr.fetch() == ""
-    assert [(asked.path, asked.range) for asked in ranges if asked.path == "/clevr.tar.gz"] == [
-        ("/clevr.tar.gz", f"bytes={there}-")
-    ]
+    assert [asked.range for asked in site.asked if asked.path == "/clevr.tar.gz"] == [f"bytes={there}-"]
     assert "/splits.json" not in clevr.asked() and len(read_dataset(clevr.out).pairs) == 8
 
 
 def test_ctrl_c_ends_it_at_once_even_where_a_server_says_nothing(clevr: Folder) -> None:
     clevr.site.pages["/splits.json"].always = "hang"
-    words = clevr.words("--fetch.timeout=300")
-    process = subprocess.Popen(
-        words,
-        cwd=clevr.path,
-        env=environment(),
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # a shell's background job ignores it
-    )
+    process = start(clevr, "--fetch.timeout=300")
     while not clevr.site.times("/splits.json"):
         time.sleep(0.01)
     asked = time.monotonic()

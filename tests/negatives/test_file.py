@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from diffcap.negatives.file import (
+    KINDS,
     CaptionNegatives,
     Negative,
     Report,
@@ -83,22 +84,18 @@ def test_missing_and_empty_files(tmp_path: Path) -> None:
         list(iter_negatives(tmp_path / "negatives.jsonl"))
 
 
-def report_row(number: int) -> CaptionNegatives:
-    kinds = ("retrieve", "confuse") if number % 2 else ("retrieve", "replace")
-    return CaptionNegatives(f"id{number}", f"caption {number}", [Negative(kind, f"{kind} {number}") for kind in kinds])
-
-
 def test_examples_counts_and_settings(tmp_path: Path) -> None:
     report = Report(seed=5)
     for number in range(500):
-        report.add(report_row(number))
+        negatives = [Negative(kind, f"{kind} {number}") for kind in KINDS]
+        report.add(CaptionNegatives(f"id{number}", f"caption {number}", negatives))
     used = {("retrieve", "alike"): 400, ("retrieve", "any other change caption"): 100, ("replace", "words replaced"): 9}
     report.write(tmp_path / "negatives.md", {"seed": 5}, used)
     text = (tmp_path / "negatives.md").read_text()
     assert "500 captions" in text and "| seed | 5 |" in text
     assert "| retrieve | alike | 400 | 80.0% |  |" in text
     assert "| retrieve | any other change caption | 100 | 20.0% | fallback |" in text
-    for kind in ("retrieve", "replace", "confuse"):
+    for kind in KINDS:
         section = text.split(f"## {kind}: 20 examples\n")[1].split("\n## ")[0]
         assert section.count("\n* id") == 20 and section.count(f"\n  * {kind} ") == 20
 

@@ -46,7 +46,6 @@ def test_chunks_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch, querie
     best = np.sort(dense, axis=1)[:, ::-1][:, :9]
     monkeypatch.setattr(retrieve, "_QUERIES_PER_CHUNK", queries)
     monkeypatch.setattr(retrieve, "_DOCUMENTS_PER_BLOCK", documents)
-    monkeypatch.setattr(retrieve, "_GROUP_SIZE", 4)
     seen: list[tuple[int, int]] = []
     places, scores = most_similar(matrix[:100], matrix, 9, lambda *done: seen.append(done))
     np.testing.assert_allclose(scores, best, atol=1e-6)

@@ -10,13 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from diffcap.utils.errors import DiffcapError
 from diffcap.worlds.blocks.write import write_blocks
-from diffcap.worlds.rendering import encode_png
 from diffcap.worlds.tiles.write import write_tiles
 
 WRITE: dict[str, Callable[..., None]] = {"blocks": write_blocks, "tiles": write_tiles}
@@ -109,13 +106,3 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DiffcapError, match="holds files that are not of blocks"):
         write_blocks(tmp_path, pairs=30)
     assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
-
-
-@pytest.mark.parametrize("shape", [(7, 5, 3), (7, 5)])
-@pytest.mark.parametrize("noisy", [True, False])
-def test_png_of_any_image(tmp_path: Path, shape: tuple[int, ...], noisy: bool) -> None:
-    image = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
-    (tmp_path / "image.png").write_bytes(encode_png(image, noisy))
-    with Image.open(tmp_path / "image.png") as read:
-        read.verify()
-    assert np.array_equal(np.asarray(Image.open(tmp_path / "image.png")), image)

@@ -245,7 +245,6 @@ class FeatureData(pl.LightningDataModule):
                 "raise it, or lower trainer.devices."
             )
         first_step = self.trainer.global_step * self.trainer.accumulate_grad_batches  # number of earlier batches
-
         batches = StepDataset(self.make_batch, first_step)
         return DataLoader(batches, batch_size=None, collate_fn=self._add_host_entries, **self._worker_options())
 

@@ -4,6 +4,7 @@ Therefore a resumed run, or a run on another number of ranks, trains on the same
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -23,35 +24,21 @@ def step_generator(seed: int, step: int) -> torch.Generator:
     return torch.Generator().manual_seed((high_word << 31) | (low_word >> 1))  # 63 bits: torch's seeds are signed
 
 
-def cached_epoch(cache: dict[int, np.ndarray], epoch: int, draw: Callable[[int], np.ndarray]) -> np.ndarray:
-    """Return `draw(epoch)`, the random choices of an epoch. `cache` keeps two epochs, because a batch may extend over both."""
-    if epoch not in cache:
-        for old_epoch in cache.keys() - {epoch - 1}:
-            del cache[old_epoch]
-        cache[epoch] = draw(epoch)
-    return cache[epoch]
-
-
 class ShuffledEpochs:
     """An infinite sequence of sample indices with random access: one permutation of 0 ... size - 1 per epoch."""
 
     def __init__(self, size: int, seed: int) -> None:
         self.size = size
-        self.seed = seed
-        self._permutations: dict[int, np.ndarray] = {}
+        # The permutations of two epochs are kept, because a batch may extend over both.
+        self._permutation = lru_cache(2)(lambda epoch: np.random.default_rng([seed, epoch]).permutation(size))
 
     def take(self, start: int, count: int) -> np.ndarray:
         """Return the elements `start` ... `start + count - 1` of the sequence, (count,)."""
-
-        def draw_permutation(epoch: int) -> np.ndarray:
-            return np.random.default_rng([self.seed, epoch]).permutation(self.size)
-
         positions = np.arange(start, start + count)
         epochs = positions // self.size
         parts = []
-        for epoch in np.unique(epochs):
-            permutation = cached_epoch(self._permutations, int(epoch), draw_permutation)
-            parts.append(permutation[positions[epochs == epoch] % self.size])
+        for epoch in np.unique(epochs).tolist():
+            parts.append(self._permutation(epoch)[positions[epochs == epoch] % self.size])
         return np.concatenate(parts)
 
 

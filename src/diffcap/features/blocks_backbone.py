@@ -3,8 +3,7 @@
 The features of an image 128 pixels wide and 96 high are 107 channels on a grid of 4 rows and 6 columns of cells. A cell has 24 x 24
 pixels; the outer columns extend 8 pixels beyond the image. The channels are probabilities, not embeddings: they hardly depend on
 viewpoint and light, and one linear layer (as IDC-PCL has) can read the scene from them. The network detects an object in the cell with
-the centre of the object's visible pixels. Then bilinear weights distribute the object over the neighbouring cells
-(`BlocksNetwork.compute_channels`).
+the centre of its visible pixels. Then bilinear weights distribute it over the neighbouring cells (`BlocksNetwork.compute_channels`).
 
 | channels | values of a cell; they are multiplied by the weight of the object in the cell |
 |---|---|
@@ -97,18 +96,13 @@ class BlocksNetwork(nn.Module):
         """
         groups = dict(zip(GROUP_SIZES, logits.sigmoid().split(list(GROUP_SIZES.values()), dim=1)))
         color = groups["color"]  # (B, 8, 4, 6)
-        by_color = torch.stack(
-            [
-                color,
-                *groups["color_shape"].unflatten(1, (COLORS, SHAPES)).unbind(2),
-                *groups["color_material"].unflatten(1, (COLORS, MATERIALS)).unbind(2),
-                *groups["color_size"].unflatten(1, (COLORS, SIZES)).unbind(2),
-            ],
-            2,
-        )  # (B, 8, 8, 4, 6)
+        by_color = [color[:, :, None]]
+        by_color += [
+            groups[name].unflatten(1, (COLORS, -1)) for name in ("color_shape", "color_material", "color_size")
+        ]
         x, y = positions.unflatten(1, (2, COLORS)).unbind(1)  # (B, 8, 4, 6)
         weights, dx, dy = self._bilinear_weights(x, y)  # (B, 8, 24, 24): from the object's cell to each cell
-        color_values = torch.einsum("bcgi,bcij->bcgj", by_color.flatten(3), weights)
+        color_values = torch.einsum("bcgi,bcij->bcgj", torch.cat(by_color, 2).flatten(3), weights)
         offsets = [torch.einsum("bci,bcij->bcj", color.flatten(2), weights * distance) for distance in (dx, dy)]
         # The groups without color use the mean position of the cell's objects, weighted by the probabilities of the colors.
         color_shares = color / color.sum(1, keepdim=True).clamp(min=1e-6)
@@ -130,7 +124,7 @@ class BlocksNetwork(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Turn images (B, 3, 96, 128) into features (B, 107, 4, 6), of which each channel has zero mean and unit variance."""
         channels = self.compute_channels(*self.predict(self.hidden_features(images)))
-        return (channels - self.mean.view(-1, 1, 1)) / self.scale.view(-1, 1, 1)
+        return (channels - self.mean[:, None, None]) / self.scale[:, None, None]
 
 
 def build(weights: str) -> tuple[BlocksNetwork, ResizeNormalize]:

@@ -14,8 +14,7 @@ from diffcap.utils.image_io import Source, ValueRange, read_image
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
-# SCORER and DIRL use these values in their extraction scripts, which are from RobustChangeCaptioning (RCC). The last value is probably an
-# error for 0.225.
+# SCORER and DIRL use these values in their extraction scripts, from RobustChangeCaptioning (RCC). The last is probably an error for 0.225.
 RCC_STD = (0.229, 0.224, 0.224)
 
 

@@ -168,8 +168,7 @@ class FeatureStore(ABC):
     def open(folder: str | Path, captioner_meta: Mapping[str, Any] | None = None) -> "FeatureStore":
         """Open a complete store.
 
-        If a captioner reads the store, `captioner_meta` is the `meta.json` of the store that the captioner was trained on. Both stores must
-        have features of the same kind.
+        If a captioner reads the store, `captioner_meta` is the `meta.json` of its training's store; both must have features of one kind.
         """
         folder = Path(folder)
         meta = read_meta(folder)

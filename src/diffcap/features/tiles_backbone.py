@@ -67,7 +67,7 @@ class TilesNetwork(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Turn images (B, 3, 256, 256) into features (B, 72, 8, 8), of which each channel has zero mean and unit variance."""
-        return (self.compute_channels(*self.predict(images)) - self.mean.view(-1, 1, 1)) / self.scale.view(-1, 1, 1)
+        return (self.compute_channels(*self.predict(images)) - self.mean[:, None, None]) / self.scale[:, None, None]
 
 
 def build(weights: str) -> tuple[TilesNetwork, ResizeNormalize]:

@@ -115,8 +115,7 @@ def find_clip_weights(network: str, from_file: bool = False) -> tuple[str, str, 
     """Return the name of an open_clip model, the tag of its weights, and open_clip's settings of the tag (mean, quick_gelu, url, ...).
 
     `network` is NAME or NAME:TAG, as in `open_clip.list_pretrained(as_str=True)`. Without TAG, the tag is "openai" or else the model's
-    first tag; a model without tags has the tag "" and no settings. If the weights are the user's file (`from_file`) and the tags' settings
-    differ, TAG is required.
+    first tag; a model without tags has the tag "" and no settings. For a user's file (`from_file`), TAG is required if the tags differ.
     """
     import open_clip
     from open_clip.pretrained import get_pretrained_cfg

@@ -43,8 +43,7 @@ class StoreWriter:
     checksums, unless the sizes and times of the array and the checksum file are still those in `verified.json`.
 
     Args:
-        image_paths: distinct paths of the images whose features are wanted, written as in `manifest.jsonl`, the dataset's list of pairs.
-            Rows of other images are kept.
+        image_paths: distinct paths of the images whose features are wanted, as in `manifest.jsonl`. Rows of other images are kept.
         shape: (C, H, W) of one image's features.
         meta: JSON values that identify the backbone, see `Backbone.describe`.
         stamps: size and time of each image file, in the order of `image_paths`, to detect changed files. A missing file has the stamp
@@ -158,8 +157,7 @@ class StoreWriter:
     def write(self, rows: store.RowNumbers, features: store.Array) -> None:
         """Write the features (n, C, H, W) of some rows (n,). In a store of pixels (uint8), features are whole numbers from 0 to 255.
 
-        Values too large for the array's type, which untrained networks can compute, are clipped with a warning. NaN and infinity raise
-        an error.
+        Values too large for the array's type, as of untrained networks, are clipped with a warning. NaN and infinity raise an error.
         """
         is_finite = np.isfinite(features).all(axis=(1, 2, 3))
         if not is_finite.all():

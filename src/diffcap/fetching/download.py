@@ -24,8 +24,6 @@ from diffcap.fetching.sources import FetchSettings
 from diffcap.records import read_json, write_json
 from diffcap.utils.errors import DiffcapError
 
-_CHUNK_BYTES = 1 << 16  # bytes that are read at once
-_MAX_BACKOFF = 30.0  # longest pause before another attempt in seconds, unless the server requests one
 _MAX_HOST_FAILURES = 4  # a host is skipped after this number of files in a row failed, each with all retries
 _GONE_CODES = (404, 410, 451)  # HTTP status codes: the server does not have the file (any more)
 _TRANSIENT_CODES = (408, 425, 429, *range(500, 600))  # HTTP status codes: another attempt may succeed
@@ -168,8 +166,7 @@ def download(urls: tuple[str, ...], target: Target, client: Client) -> str:
     if transient_errors:
         raise transient_errors[0]
     first_error = permanent_errors[0]
-    # Servers that lack the file answer with codes such as 404 or 403. A server that answers with another code, such as 401, may have the
-    # file.
+    # Servers that lack the file answer with codes such as 404 or 403. A server that answers with another code, such as 401, may have it.
     no_server_has_it = all(error.gone or error.forbidden for error in permanent_errors)
     raise PermanentError(str(first_error), first_error.gone, forbidden=first_error.forbidden and no_server_has_it)
 
@@ -190,7 +187,9 @@ def _download_from(url: str, target: Target, client: Client) -> None:
                 raise TransientError(f"{error}, try again in {error.retry_after:,.0f} seconds") from None
             if num_failures > settings.retries:
                 raise TransientError(f"{error} ({num_failures} times)") from None
-            backoff = min(_MAX_BACKOFF, settings.backoff * 2 ** (num_failures - 1))
+            backoff = min(
+                30.0, settings.backoff * 2 ** (num_failures - 1)
+            )  # the longest pause that no server requests is 30 s
             client.cancelled.wait(backoff if error.retry_after is None else error.retry_after)
     raise Cancelled
 
@@ -251,7 +250,7 @@ def _receive(url: str, response: requests.Response, start_byte: int, target: Tar
     size = start_byte
     try:
         with target.part_file.open("ab" if start_byte else "wb") as output:
-            while chunk := response.raw.read1(_CHUNK_BYTES, decode_content=False):
+            while chunk := response.raw.read1(1 << 16, decode_content=False):
                 output.write(chunk)
                 output.flush()  # so that the bytes stay if the process is killed, and a full disk raises an error here
                 size += len(chunk)

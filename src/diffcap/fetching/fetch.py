@@ -27,8 +27,6 @@ from diffcap.utils.errors import DiffcapError
 from diffcap.utils.progress import Update, progress_bar, progress_bars
 
 _MAX_PRINTED_FAILURES = 10  # fetch-failures.json lists all failures
-_NUM_PROBES = 3  # number of a host's photos that are requested again, to find out if the host has blocked this client
-_UNFINISHED_SUFFIXES = (".part", ".crdownload", ".download")  # ends of the names of browsers' unfinished downloads
 
 
 @dataclass(frozen=True)
@@ -87,8 +85,7 @@ class Checksums:
     def check_existing(self, path: Path, verify: Callable[[Path], str]) -> str:
         """Return what is wrong with an existing file, or "".
 
-        A recorded file must be unchanged. A file has no record if it was copied by hand, or if the process was killed before it recorded
-        the file; then `verify` checks it.
+        A recorded file must be unchanged. `verify` checks a file without a record, which was copied by hand or whose process was killed.
         """
         record = self._records.get(self.name(path))
         status = path.stat()
@@ -206,7 +203,6 @@ def fetch(
 
 
 def _fetch_files(entries: list[Entry], folder: DatasetFolder, settings: FetchSettings) -> list[Failure]:
-    """Download and extract the files that are missing. Return the failures."""
     entries = [entry for entry in entries if not (entry.unpack and folder.is_extracted(entry, folder.path_of(entry)))]
     client = Client(settings)
     failure_of = dict[Entry, Failure]()
@@ -242,9 +238,8 @@ def _accept_manual_files(entry: Entry, folder: DatasetFolder) -> list[Failure]:
     """Verify, and extract if needed, the files of a `by_hand` entry that the user has downloaded. Return a failure for each bad file."""
     failures = []
     for path in sorted(folder.download_folder.glob(entry.file)) if entry.unpack else [folder.path_of(entry)]:
-        if not path.is_file() or path.suffix in _UNFINISHED_SUFFIXES:
-            continue
-        if entry.unpack and folder.is_extracted(entry, path):
+        is_unfinished = path.suffix in (".part", ".crdownload", ".download")  # names of browsers' unfinished downloads
+        if not path.is_file() or is_unfinished or (entry.unpack and folder.is_extracted(entry, path)):
             continue
         if problem := folder.checksums.check_existing(path, _make_verifier(entry, path, folder)):
             failures.append(Failure(folder.checksums.name(path), entry.page, f"{problem}; get it again"))
@@ -274,7 +269,6 @@ def _make_verifier(entry: Entry, path: Path, folder: DatasetFolder) -> Callable[
 
 
 def _extract_entry(entry: Entry, archive: Path, folder: DatasetFolder) -> list[Failure]:
-    """Extract an archive. Return a list with a failure, or an empty list."""
     print(f"extracting {archive} ...", flush=True)
     reason = ""
     target_folder = folder.official_folder / entry.to
@@ -342,9 +336,8 @@ def _report_failures(
 def _fetch_photos(mirrors: tuple[str, ...], folder: DatasetFolder, settings: FetchSettings) -> list[Failure]:
     """Download every missing photo from the URLs that the dataset's `photo_urls` returns, or from mirrors. Return the failures.
 
-    A photo counts as gone if its server says so, for example with status 404. A photo also counts as gone if three things are true: all
-    its URLs refuse it, the first URL does so with status 403, and the host of the first URL still delivers another photo. (A host that
-    has blocked the client would deliver no photo.)
+    A photo counts as gone if its server says so, for example with status 404. It also counts as gone if all its URLs refuse it, the first
+    one with status 403, and the host of the first URL still delivers another photo, so that it has not blocked the client.
     """
     photos = []  # path and URLs of each photo
     for path, urls in import_object(get_dataset(folder.dataset).photo_urls or "")(folder.official_folder).items():
@@ -365,7 +358,7 @@ def _fetch_photos(mirrors: tuple[str, ...], folder: DatasetFolder, settings: Fet
     delivered_urls = [url for path, _ in photos if (url := folder.checksums.url(path))]
     open_hosts = set()  # hosts that have not blocked the client
     for host in {urlsplit(failure.url).netloc for failure in failures if failure.forbidden}:
-        probe_urls = [url for url in delivered_urls if urlsplit(url).netloc == host][-_NUM_PROBES:]
+        probe_urls = [url for url in delivered_urls if urlsplit(url).netloc == host][-3:]
         if any(map(client.can_deliver, probe_urls)):
             open_hosts.add(host)
     for index, failure in enumerate(failures):

@@ -9,8 +9,7 @@ tried in this order:
 
 * "replace": other captions of the same pair with replaced words.
 * "confuse" for a change pair: captions with an inverted comparison, two swapped words, or replaced words. With `Recipe.replacement`
-  "matched", captions that state no change come first. Without such negatives, a model could accept every caption that states no change
-  without looking at the images.
+  "matched", captions that state no change come first; without them, a model could accept each such caption without looking at the images.
 * "confuse" for a distractor pair: captions of the change pair with the same before image.
 * All kinds: random captions of other change pairs, and at last the words of the caption in random order.
 """
@@ -35,7 +34,6 @@ NUM_CANDIDATES = 64  # groups of captions with equal content words that are retr
 _REPLACE_ATTEMPTS, _OTHER_CAPTION_ATTEMPTS, _SHUFFLE_ATTEMPTS = 8, 50, 20  # number of random texts
 # Strategies of `confuse` that are tried last: after the others and, with replacement "matched", after a caption that states no change.
 _FALLBACK_STRATEGIES = ("turn_comparison", "exchange_words")
-ProgressFunction = Callable[[int, int], None]  # takes the finished and the total number of steps
 
 
 @dataclass(frozen=True)
@@ -89,7 +87,7 @@ class Builder:
         pairs: Sequence[ChangePair],
         tags: Mapping[str, list[str]],
         recipe: Recipe,
-        progress: ProgressFunction | None = None,
+        progress: Callable[[int, int], None] | None = None,
     ) -> None:
         self.pairs, self.recipe = pairs, recipe
         self.counts: Counter[tuple[str, str]] = Counter()  # (kind, strategy) -> number of negatives built so far

@@ -27,7 +27,6 @@ _PAPER_STRATEGIES = {
     "replace": ("words replaced",),
     "confuse": ("swap_animals", "swap_animals_once", "swap_noun_phrases", "reverse_change"),
 }
-_EXTENSIONS = (".png", ".jpg", ".jpeg")
 _HOW_TO_BUILD = "build it with `make negatives DATASET=<name>`"
 
 
@@ -53,8 +52,7 @@ def write_negatives(
 ) -> None:
     """Write the rows to a temporary file, call `before_rename`, delete the earlier `negatives.json`, then rename the file to `path`.
 
-    Because of this order, a killed process never leaves a `negatives.json` that describes other negatives. Afterwards, the caller writes a
-    new `negatives.json`.
+    So a killed process never leaves a `negatives.json` that describes other negatives. Afterwards, the caller writes a new one.
     """
     with atomic_write(path) as temporary:
         with temporary.open("w", encoding="utf-8") as file:
@@ -135,32 +133,24 @@ def authors_negatives(path: Path, pairs: Sequence[ChangePair]) -> Iterator[Capti
 def _stem(name: str) -> str:
     """Return an image's name without folder and extension."""
     path = PurePosixPath(name)
-    return path.stem if path.suffix.lower() in _EXTENSIONS else path.name
+    return path.stem if path.suffix.lower() in (".png", ".jpg", ".jpeg") else path.name
 
 
 class Report:
-    """Collects examples of each kind of negatives from a stream of rows by reservoir sampling: all rows have the same probability."""
+    """Collects examples of negatives from a stream of rows by reservoir sampling: all rows have the same probability."""
 
     def __init__(self, num_examples: int = 20, seed: int = 0) -> None:
         self._num_examples = num_examples
         self._rng = Random(seed)
-        # kind -> (index of the row, row)
-        self._examples: dict[str, list[tuple[int, CaptionNegatives]]] = {kind: [] for kind in KINDS}
-        self._num_seen = dict.fromkeys(KINDS, 0)
+        self._examples: list[tuple[int, CaptionNegatives]] = []  # (index of the row, row)
         self.num_rows = 0
 
     def add(self, row: CaptionNegatives) -> None:
         """Add the negatives of one caption."""
-        for kind, examples in self._examples.items():
-            if not any(negative.kind == kind for negative in row.negatives):
-                continue
-            if len(examples) < self._num_examples:
-                examples.append((self.num_rows, row))
-            else:
-                index = self._rng.randrange(self._num_seen[kind] + 1)
-                if index < self._num_examples:
-                    examples[index] = (self.num_rows, row)
-            self._num_seen[kind] += 1
+        is_full = len(self._examples) == self._num_examples
+        index = self._rng.randrange(self.num_rows + 1) if is_full else self.num_rows
+        if index < self._num_examples:
+            self._examples[index : index + 1] = [(self.num_rows, row)]
         self.num_rows += 1
 
     def write(self, path: str | Path, settings: Mapping[str, Any], counts: Mapping[tuple[str, str], int]) -> None:
@@ -182,10 +172,12 @@ class Report:
             for count, strategy in sorted(strategies, reverse=True):
                 note = "" if strategy in _PAPER_STRATEGIES[kind] else "fallback"
                 lines.append(f"| {kind} | {strategy.replace('_', ' ')} | {count:,} | {count / total:.1%} | {note} |")
-        for kind, examples in self._examples.items():
+        rows = [row for _, row in sorted(self._examples, key=itemgetter(0))]
+        for kind in KINDS:
+            examples = [row for row in rows if kind in {negative.kind for negative in row.negatives}]
             if examples:
                 lines += ["", f"## {kind}: {len(examples)} examples", ""]
-            for _, row in sorted(examples, key=itemgetter(0)):
+            for row in examples:
                 lines.append(f"* {row.id}: {row.caption}")
                 lines += [f"  * {negative.text}" for negative in row.negatives if negative.kind == kind]
         write_text(path, "\n".join(lines) + "\n")

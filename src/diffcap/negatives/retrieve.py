@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import scipy.sparse as sp
+import torch
 
 from diffcap.negatives.words import TaggedCaption
 
@@ -14,7 +15,6 @@ from diffcap.negatives.words import TaggedCaption
 _QUERIES_PER_CHUNK = 64
 _DOCUMENTS_PER_BLOCK = 32768
 _MAX_BLOCK_VALUES = 1 << 26  # values of a dense block of documents, 256 MB in float32
-_GROUP_SIZE = 32  # documents in a group, see `_largest_indices`
 
 
 def inverse_document_frequencies(captions: Iterable[TaggedCaption]) -> dict[str, float]:
@@ -65,7 +65,10 @@ def most_similar(
         for start in range(0, num_queries, _QUERIES_PER_CHUNK):
             query_slice = slice(start, start + _QUERIES_PER_CHUNK)
             block_scores = queries[query_slice] @ block  # (queries of the chunk, documents of the block)
-            indices = _largest_indices(block_scores, min(count, block_scores.shape[1]))
+            num_largest = min(count, block_scores.shape[1])
+            indices = (
+                torch.from_numpy(block_scores).topk(num_largest, sorted=False).indices.numpy()
+            )  # 8 times as fast as numpy
             scores = np.take_along_axis(block_scores, indices, 1)
             if block_start:  # compare with the best of the blocks before
                 indices = np.concatenate([best_indices[query_slice], indices + block_start], 1)
@@ -78,29 +81,3 @@ def most_similar(
                 num_done = block_start * num_queries + min(query_slice.stop, num_queries) * block.shape[1]
                 progress(num_done, num_documents * num_queries)
     return best_indices, best_scores
-
-
-def _largest_indices(scores: np.ndarray, count: int) -> np.ndarray:
-    """Return the indices of the `count` largest scores of each row, unordered.
-
-    The columns are divided into groups. Only the `count` groups with the largest maxima can contain the largest scores, so
-    `argpartition` is run on the maxima, and then on the scores of these groups only.
-    """
-    num_rows, num_columns = scores.shape
-    num_groups = num_columns // _GROUP_SIZE
-    if num_groups <= 2 * count:
-        return _largest_columns(scores, count)
-    num_grouped = num_groups * _GROUP_SIZE
-    # Group g has the columns g, g + num_groups, g + 2 num_groups, ...
-    maxima = scores[:, :num_grouped].reshape(num_rows, _GROUP_SIZE, num_groups).max(1)
-    group_indices = _largest_columns(maxima, count)
-    grouped_columns = group_indices[:, :, None] + num_groups * np.arange(_GROUP_SIZE)
-    ungrouped_columns = np.broadcast_to(np.arange(num_grouped, num_columns), (num_rows, num_columns - num_grouped))
-    candidate_columns = np.concatenate([grouped_columns.reshape(num_rows, -1), ungrouped_columns], 1)
-    best_indices = _largest_columns(np.take_along_axis(scores, candidate_columns, 1), count)
-    return np.take_along_axis(candidate_columns, best_indices, 1)
-
-
-def _largest_columns(values: np.ndarray, count: int) -> np.ndarray:
-    num_smaller = values.shape[1] - count
-    return np.argpartition(values, num_smaller, axis=1)[:, num_smaller:]

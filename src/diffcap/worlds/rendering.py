@@ -11,7 +11,6 @@ import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -27,34 +26,33 @@ PARTS_FOLDER = ".parts"  # has a JSON file of metadata for each written chunk; d
 _MIN_SCENES_PER_WORKER = 160  # for fewer scenes, starting another process takes longer than rendering
 
 # A function (folder, settings, index of a chunk's first scene) that writes the images and returns the metadata of each scene.
-WriteChunk = Callable[[Path, Any, int], list[dict[str, Any]]]
+WriteChunk = Callable[[Path, dict[str, Any], int], list[dict[str, Any]]]
 
 
-def claim_folder(folder: Path, settings: Any, last_files: tuple[str, ...], dataset: str) -> bool:
-    """Check that a folder can be used. If it is new, write the settings (a dataclass) into it.
+def claim_folder(folder: Path, settings: dict[str, Any], last_files: tuple[str, ...], dataset: str) -> bool:
+    """Check that a folder can be used. If it is new, write the settings (JSON values, which determine all files) into it.
 
     `last_files` are names of files that are written after all images. Return True if the folder's dataset is already finished.
     """
-    wanted = json.loads(json.dumps(asdict(settings)))
     settings_file = folder / f"{dataset}.json"
     if settings_file.is_file():
         remedy = f"delete {folder}, and run the same command again"
         stored = read_json(settings_file, f"settings of a {dataset} folder", remedy)
-        if stored != wanted:
-            differing = [key for key in wanted if not isinstance(stored, dict) or stored.get(key) != wanted[key]]
+        if stored != settings:
+            differing = [key for key in settings if not isinstance(stored, dict) or stored.get(key) != settings[key]]
             raise DiffcapError(
                 f"{folder} holds {dataset} with other settings ({', '.join(differing)}); choose another folder or delete this one."
             )
         return all((folder / file).is_file() for file in last_files) and not (folder / PARTS_FOLDER).is_dir()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise DiffcapError(f"{folder} holds files that are not of {dataset}; choose another folder or empty this one.")
-    write_json(settings_file, wanted)
+    write_json(settings_file, settings)
     return False
 
 
 @contextmanager
 def render_chunks(
-    write_chunk: WriteChunk, folder: Path, settings: Any, num_scenes: int, num_workers: int | None, unit: str
+    write_chunk: WriteChunk, folder: Path, settings: dict[str, Any], num_scenes: int, num_workers: int | None, unit: str
 ) -> Iterator[list[Any]]:
     """Write all missing chunks, and yield the metadata of all scenes. `unit` is what the progress bar calls scenes, such as "pairs"."""
     from diffcap.utils.progress import progress_bar
@@ -62,19 +60,19 @@ def render_chunks(
     parts_folder = folder / PARTS_FOLDER
     parts_folder.mkdir(exist_ok=True)  # temporary files of a killed run are deleted with this folder
     chunk_files = {start: parts_folder / f"{start:06d}.json" for start in range(0, num_scenes, CHUNK)}
-    missing = [(start, file) for start, file in chunk_files.items() if not file.is_file()]
-    pending = [(write_chunk, folder, settings, start, file) for start, file in missing]
+    pending = [(write_chunk, folder, settings, *chunk) for chunk in chunk_files.items() if not chunk[1].is_file()]
     if num_workers is None:
         num_workers = min(available_cores(), 1 + len(pending) * CHUNK // _MIN_SCENES_PER_WORKER)
-    num_finished = len(chunk_files) - len(pending)
-    with progress_bar(f"rendering {unit}", num_scenes, num_finished * CHUNK) as advance:
+    with progress_bar(f"rendering {unit}", num_scenes, CHUNK * (len(chunk_files) - len(pending))) as advance:
         for _ in map_on_processes(_write_chunk_file, pending, min(num_workers, len(pending))):
             advance(CHUNK)
     yield [metadata for chunk_file in chunk_files.values() for metadata in read_json(chunk_file)]
     shutil.rmtree(parts_folder, ignore_errors=True)
 
 
-def _write_chunk_file(write_chunk: WriteChunk, folder: Path, settings: Any, start: int, chunk_file: Path) -> None:
+def _write_chunk_file(
+    write_chunk: WriteChunk, folder: Path, settings: dict[str, Any], start: int, chunk_file: Path
+) -> None:
     # When this array is freed, glibc begins to keep freed blocks of up to 30 MB. Otherwise, allocations take a quarter of the time.
     np.empty(30 * 2**20, np.uint8)
     write_text(chunk_file, json.dumps(write_chunk(folder, settings, start)))
@@ -91,6 +89,7 @@ def write_image(folder: Path, image_path: str, image: npt.NDArray[np.uint8], is_
     """Write an (H, W, 3) or (H, W) image of a chunk as PNG, atomically; `image_path` is relative to the dataset's folder."""
     image_file = folder / image_path
     if not image_file.exists():
+        image_file.parent.mkdir(parents=True, exist_ok=True)
         temporary_file = folder / PARTS_FOLDER / f"{image_file.name}.{os.getpid()}.tmp"
         temporary_file.write_bytes(encode_png(image, is_noisy))
         temporary_file.replace(image_file)
@@ -124,8 +123,7 @@ def sample_splits(
     for kind, scenes in scenes_of_kind.items():
         shuffled = random.Random(f"{seed_text} {kind}").sample(scenes, len(scenes))
         num_test = max(1, round_number(0.10 * len(scenes)))
-        num_val = max(1, round_number(0.05 * len(scenes)))
-        train_start = num_test + num_val
+        train_start = num_test + max(1, round_number(0.05 * len(scenes)))
         splits["test"] += shuffled[:num_test]
         splits["val"] += shuffled[num_test:train_start]
         splits["train"] += shuffled[train_start:]

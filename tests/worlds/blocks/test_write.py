@@ -42,7 +42,10 @@ def test_layout_is_the_official_one(folder):
 def test_every_split_has_every_change_equally_often(tmp_path, monkeypatch):
     from diffcap.worlds.blocks import write
 
-    monkeypatch.setattr(write, "render", lambda scenes, size: _blank(len(scenes)))  # the pictures do not matter here
+    blank = torch.zeros(1, 3, 48, 64, dtype=torch.uint8), torch.full((1, 48, 64), -1)  # the pictures do not matter here
+    monkeypatch.setattr(
+        write, "render", lambda scenes, size: [part.expand(len(scenes), *part.shape[1:]) for part in blank]
+    )
     write_blocks(tmp_path / "b", pairs=1000, seed=1, workers=1)
     splits, kinds = _json(tmp_path / "b/splits.json"), _json(tmp_path / "b/type_mapping.json")
     assert sorted(number for numbers in splits.values() for number in numbers) == list(range(500))
@@ -107,10 +110,6 @@ def test_boxes_hold_the_pixels_of_the_changed_object_and_scenes_say_what_it_was(
     change, distractor = triples.viewpoint_iou()
     for name, values in (("viewpoint_iou", change), ("viewpoint_iou_distractor", distractor)):
         assert [scene[name] for scene in scenes.values()] == pytest.approx(values.tolist(), abs=6e-5)
-
-
-def _blank(count):
-    return torch.zeros(count, 3, 48, 64, dtype=torch.uint8), torch.full((count, 48, 64), -1)
 
 
 def _json(path: Path):

@@ -4,6 +4,7 @@ The tasks: "mlm" predicts masked words, "mvcl" masked patches; "fda" tells a cap
 """
 
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -12,7 +13,7 @@ import torch
 
 from diffcap.data.datamodules import FeatureData, Samples
 from diffcap.data.pair_table import PairTable
-from diffcap.data.sampler import Batch, ShuffledEpochs, TaskSchedule, cached_epoch, step_generator
+from diffcap.data.sampler import Batch, ShuffledEpochs, TaskSchedule, step_generator
 from diffcap.data.workers import read_maps
 from diffcap.features.store import FeatureStore
 from diffcap.methods.pcl.losses import mask_patches
@@ -45,7 +46,7 @@ class LabelledPairs:
         positions = np.empty_like(self._sorted_images)  # each image's index in `_sorted_images`
         positions[self._sorted_images] = np.arange(len(labels))
         self._index_in_class = positions - self._class_start
-        self._partners: dict[int, np.ndarray] = {}  # results of `_sample_partners` by epoch
+        self._partners = lru_cache(2)(self._sample_partners)  # of two epochs, because a batch may extend over both
 
     def take(self, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the indices of the first and the second images of pairs `start` ... `start + count - 1`, (count,) each."""
@@ -54,10 +55,10 @@ class LabelledPairs:
         partner_indices = pair_ids % PAIRS_PER_IMAGE
         epoch_of_pair = (start + np.arange(count)) // self.epochs.size
         second_images = np.empty_like(first_images)
-        for epoch in np.unique(epoch_of_pair):
+        for epoch in np.unique(epoch_of_pair).tolist():
             is_in_epoch = epoch_of_pair == epoch
-            partners = cached_epoch(self._partners, int(epoch), self._sample_partners)
-            second_images[is_in_epoch] = partners[first_images[is_in_epoch], partner_indices[is_in_epoch]]
+            chosen = first_images[is_in_epoch], partner_indices[is_in_epoch]
+            second_images[is_in_epoch] = self._partners(epoch)[chosen]
         return first_images, second_images
 
     def _sample_partners(self, epoch: int) -> np.ndarray:

@@ -121,7 +121,7 @@ def write_captions(triples: Triples, seed: int = 0) -> tuple[list[list[str]], li
     change_captions, no_change_captions = [], []
     for row, index in enumerate(triples.indices.tolist()):
         rng = random.Random(f"blocks captions {seed} {index}")
-        objects = _words_of_slots(scenes[row], row)
+        objects = words_of_slots(scenes[row], row)
         related_slots = has_relation[row].nonzero().tolist()
         related_objects = [(relation_names[relation], objects[slot]) for relation, slot in related_slots]
         change, changed = int(triples.change[row]), objects[int(triples.changed[row])]
@@ -152,7 +152,7 @@ def describe(scenes: Scenes, may_be_named: Tensor, indices: Sequence[int], seed:
     sentences = []
     for row, index in enumerate(indices):
         rng = random.Random(f"blocks description {seed} {index}")
-        objects = _words_of_slots(scenes, row)
+        objects = words_of_slots(scenes, row)
         candidates = [objects[slot] for slot in may_be_named[row].nonzero().flatten().tolist()]
         named = rng.sample(candidates, min(4, len(candidates)))
         sentences.append(" and ".join(f"a {_object_phrase(rng, words)}" for words in named))
@@ -186,7 +186,7 @@ def _image_relations(scenes: Scenes, changed: Tensor) -> Tensor:
     return relations & is_other[:, None]
 
 
-def _words_of_slots(scenes: Scenes, row: int) -> list[ObjectWords]:
+def words_of_slots(scenes: Scenes, row: int) -> list[ObjectWords]:
     """Return the words of the object in each slot (place for an object) of a scene; an empty slot has words without meaning."""
     attributes = (scenes.size, scenes.color, scenes.material, scenes.shape)
     indices_of_slots = zip(*(attribute[row].tolist() for attribute in attributes))

@@ -72,10 +72,11 @@ class Scenes(TensorFields):
 
 def camera_axes(scenes: Scenes) -> tuple[Tensor, Tensor, Tensor]:
     """Return the unit vectors forward, right and up of each camera, (B, 3) each; right is horizontal."""
-    x, y, z = (scenes.target - scenes.eye).unbind(-1)
+    to_target = scenes.target - scenes.eye
+    x, y, z = to_target.unbind(-1)
     flat_length = (x * x + y * y).sqrt()
     length = (x * x + y * y + z * z).sqrt()
-    forward = torch.stack([x / length, y / length, z / length], -1)
+    forward = to_target / length[:, None]
     right = torch.stack([y / flat_length, -x / flat_length, torch.zeros_like(x)], -1)
     up = torch.stack([-x * z / (flat_length * length), -y * z / (flat_length * length), flat_length / length], -1)
     return forward, right, up
@@ -117,8 +118,8 @@ def view_boxes(scenes: Scenes) -> Tensor:
     corner_x = scenes.position[..., 0, None] + local_x * cosine - local_y * sine
     corner_y = scenes.position[..., 1, None] + local_x * sine + local_y * cosine
     x, y, z = to_camera(torch.stack([corner_x, corner_y, half_height[..., None] * unit_z], -1), scenes)
-    tangent_x, tangent_y = x / z, y / z
-    boxes = torch.stack([tangent_x.amin(-1), tangent_y.amin(-1), tangent_x.amax(-1), tangent_y.amax(-1)], -1)
+    tangents = torch.stack([x / z, y / z], -1)
+    boxes = torch.cat([tangents.amin(-2), tangents.amax(-2)], -1)
     # A sphere's box is bounded by the lines through the camera that touch the sphere, on each axis of the image.
     x, y, z = to_camera(scenes.object_centers, scenes)
     radius_squared = radius * radius

@@ -29,21 +29,19 @@ def render(scenes: Scenes, image_size: tuple[int, int] = (128, 96)) -> tuple[Ten
     batch = _prepare_batch(scenes, image_size)
     num_pixels = len(scenes) * height * width
     center_hits = _find_hits(batch, _make_rays(batch), num_pixels)
-
     face_ids = torch.full((num_pixels,), -1, dtype=torch.int32, device=scenes.eye.device)
     face_ids[center_hits.sample] = center_hits.pair.int() * 4 + center_hits.face_index
     face_ids = face_ids.view(-1, height, width)
     # A pixel is at an edge if a horizontal or vertical neighbour shows another face.
     is_edge = torch.zeros_like(face_ids, dtype=torch.bool)
-    differs_horizontally = face_ids[:, :, 1:] != face_ids[:, :, :-1]
-    differs_vertically = face_ids[:, 1:] != face_ids[:, :-1]
-    is_edge[:, :, 1:] |= differs_horizontally
-    is_edge[:, :, :-1] |= differs_horizontally
-    is_edge[:, 1:] |= differs_vertically
-    is_edge[:, :-1] |= differs_vertically
+    for axis in (1, 2):
+        differs = face_ids.diff(dim=axis) != 0
+        for start in (0, 1):
+            is_edge.narrow(axis, start, differs.shape[axis]).logical_or_(differs)
     is_edge = is_edge.flatten()
     colors = torch.stack([channel.flatten() for channel in _ground_colors(batch)])  # (3, pixels)
-    inner_hits = center_hits.where(~_take(is_edge, center_hits.sample))
+    is_inner = (~_take(is_edge, center_hits.sample)).nonzero().flatten()
+    inner_hits = _Hits(*(_take(value, is_inner) for value in vars(center_hits).values()))
     colors[:, inner_hits.sample] = _hit_colors(batch, inner_hits)
     edge_rays = _make_rays(batch, is_edge)
     if len(edge_rays.pair):
@@ -105,10 +103,6 @@ class _Hits:
     local_normal: Tensor  # (3, n)
     local_ray: Tensor  # (3, n) direction, not a unit vector
 
-    def where(self, keep: Tensor) -> "_Hits":
-        rows = keep.nonzero().flatten()
-        return _Hits(*(_take(value, rows) for value in vars(self).values()))
-
 
 def _prepare_batch(scenes: Scenes, image_size: tuple[int, int]) -> _RayBatch:
     image, slot = scenes.valid.nonzero(as_tuple=True)
@@ -125,7 +119,7 @@ def _prepare_batch(scenes: Scenes, image_size: tuple[int, int]) -> _RayBatch:
         x_part, y_part, z_part = vectors[image].unbind(-1)
         if vector_index == 0:
             x_part, y_part, z_part = x_part - x, y_part - y, z_part - half_height
-        local_camera += [x_part * cosine + y_part * sine, y_part * cosine - x_part * sine, z_part]
+        local_camera += [*_rotate(x_part, y_part, cosine, sine), z_part]
     shape_starts = [0, *torch.bincount(shape, minlength=3).cumsum(0).tolist()]
     properties = torch.stack([x, y, radius, half_height, cosine, sine])
     return _RayBatch(scenes, image_size, axes, image, slot, shape_starts, properties, torch.stack(local_camera))
@@ -265,8 +259,8 @@ def _shadow_boxes(batch: _RayBatch) -> Tensor:
         for sign_x, sign_y in ((-1, -1), (-1, 1), (1, -1), (1, 1))
     ]
     right, up, forward = to_camera(torch.stack(corners, 1), batch.scenes[batch.image])  # (P, 8) each
-    tangent_x, tangent_y = right / forward, up / forward
-    return torch.stack([tangent_x.amin(1), tangent_y.amin(1), tangent_x.amax(1), tangent_y.amax(1)], -1)
+    tangents = torch.stack([right / forward, up / forward], -1)
+    return torch.cat([tangents.amin(1), tangents.amax(1)], -1)
 
 
 def _hit_colors(batch: _RayBatch, hits: _Hits) -> Tensor:
@@ -303,7 +297,6 @@ def _visible_key_light(batch: _RayBatch, hits: _Hits, height: Tensor) -> Tensor:
     max_distance = radius[receiver] + radius[caster] + 0.1 + 0.16 * shadow_length[caster]
     is_reached = off_x * off_x + off_y * off_y < max_distance * max_distance
     receiver, caster = receiver[is_reached], caster[is_reached]
-
     counts = torch.bincount(hits.pair, minlength=num_pairs)
     first_hit = counts.cumsum(0) - counts
     for shape, start, end in zip(range(3), batch.shape_starts, batch.shape_starts[1:]):

@@ -24,13 +24,10 @@ COLOR, MATERIAL, ADD, DROP, MOVE = range(5)
 OBJECT_COUNTS = (3, 6)  # minimum and maximum number of objects in an image
 MIN_GAP = 0.25  # distance between the circumscribed circles of two footprints
 MIN_PIXELS = 34.0  # minimum of visible pixels of a changed object in an image of `REFERENCE_SIZE`, estimated from boxes
-MIN_MOVE = (
-    14.0  # pixels of `REFERENCE_SIZE` by which an object at least moves, absolutely and relative to the other objects
-)
+MIN_MOVE = 14.0  # pixels of `REFERENCE_SIZE` by which an object at least moves, also relative to the other objects
 _MIN_FILL = 0.72  # an object covers at least this fraction of its box
 _ATTEMPTS_PER_ROUND = 4  # attempts that are sampled in one batch
 _POSITION_TRIES = 12  # positions that are sampled for one object
-_MAX_ROUNDS = 100  # batches of attempts, after which an error is raised
 
 
 @dataclass
@@ -87,10 +84,6 @@ class _Sampler:
         bits = _hash(self.key[:, None] + positions * (0x9E3779B97F4A7C15 - 2**64))
         return ((bits >> 40) & (2**24 - 1)).float() * 2.0**-24
 
-    def uniform_signed(self, num_values: int) -> Tensor:
-        """Sample (A, num_values) float32 in [-1, 1)."""
-        return 2 * self.uniform(num_values) - 1
-
     def choice(self, num_options: int, num_values: int) -> Tensor:
         """Sample (A, num_values) int64 in [0, num_options)."""
         return (self.uniform(num_values) * num_options).long()
@@ -110,7 +103,7 @@ def sample_triples(indices: Sequence[int] | Tensor, seed: int = 0, jitter: float
     seed_hash = _hash(torch.tensor((seed + 2**63) % 2**64 - 2**63))  # int64 of any seed
     pending_rows = torch.arange(len(indices))
     accepted: list[tuple[Tensor, Triples]] = []
-    for round_number in range(_MAX_ROUNDS):
+    for round_number in range(100):  # batches of attempts, after which an error is raised
         if not len(pending_rows):
             break
         attempts = torch.arange(round_number * _ATTEMPTS_PER_ROUND, (round_number + 1) * _ATTEMPTS_PER_ROUND)
@@ -143,29 +136,27 @@ def _sample_candidates(indices: Tensor, key: Tensor, jitter: float) -> tuple[Tri
     attributes = (SIZES, COLORS, MATERIALS, SHAPES)
     size, color, material, shape = (sampler.choice(len(names), len(slot_numbers)) for names in attributes)
     changed = (sampler.uniform(1)[:, 0] * num_objects).long()
-    is_changed = slot_numbers == changed[:, None]
-
-    color_offset = 1 + sampler.choice(len(COLORS) - 1, 1)[:, 0]
-    other_color = (color[row_numbers, changed] + color_offset) % len(COLORS)
-    other_material = 1 - material[row_numbers, changed]
-    new_value = torch.where(change == COLOR, other_color, torch.where(change == MATERIAL, other_material, -1))
-    after_color = torch.where(is_changed & (change == COLOR)[:, None], other_color[:, None], color)
-    after_material = torch.where(is_changed & (change == MATERIAL)[:, None], other_material[:, None], material)
+    # For each change: (A, N) bool, True for the changed object of an attempt with this change.
+    has_change = [(slot_numbers == changed[:, None]) & (change == kind)[:, None] for kind in range(len(CHANGES))]
+    other_color = (color + 1 + sampler.choice(len(COLORS) - 1, 1)) % len(COLORS)
+    after_color = torch.where(has_change[COLOR], other_color, color)
+    after_material = torch.where(has_change[MATERIAL], 1 - material, material)
+    new_material = torch.where(change == MATERIAL, after_material[row_numbers, changed], -1)
+    new_value = torch.where(change == COLOR, after_color[row_numbers, changed], new_material)
     is_valid = _has_distinct_objects(size, color, material, shape, is_present)
     is_valid &= _has_distinct_objects(size, after_color, after_material, shape, is_present)
     eye, target, light, light_centers, intensity = _sample_views(sampler, jitter)
     radius = torch.tensor(FOOTPRINT_RADII)[size]
     position, second_position, has_room = _sample_positions(sampler, radius, is_present, changed, change == MOVE)
     yaw = sampler.uniform(len(slot_numbers)) * (math.pi / 2)
-    has_moved = is_changed & (change == MOVE)[:, None]
-    after_position = torch.where(has_moved[..., None], second_position[:, None], position)
+    after_position = torch.where(has_change[MOVE][..., None], second_position[:, None], position)
 
     def make_scenes(image_index: int, valid: Tensor, color: Tensor, material: Tensor, position: Tensor) -> Scenes:
         view = [values[:, image_index] for values in (eye, target, light, light_centers, intensity)]
         return Scenes(size, color, material, shape, valid, position, yaw, *view)
 
-    before_valid = is_present & ~(is_changed & (change == ADD)[:, None])
-    after_valid = is_present & ~(is_changed & (change == DROP)[:, None])
+    before_valid = is_present & ~has_change[ADD]
+    after_valid = is_present & ~has_change[DROP]
     before = make_scenes(0, before_valid, color, material, position)
     after = make_scenes(1, after_valid, after_color, after_material, after_position)
     distractor = make_scenes(2, before_valid, color, material, position)
@@ -175,8 +166,8 @@ def _sample_candidates(indices: Tensor, key: Tensor, jitter: float) -> tuple[Tri
 
 def _sample_views(sampler: _Sampler, jitter: float) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Sample `eye`, `target`, `light`, `light_centers` and `intensity` of `Scenes` for the three images of each attempt, (A, 3, ...)."""
-    default = sampler.uniform_signed(8)[:, None]  # (A, 1, 8), the same in all images
-    variation = jitter * sampler.uniform_signed(3 * 14).view(-1, 3, 14)  # (A, 3, 14)
+    default = (2 * sampler.uniform(8) - 1)[:, None]  # (A, 1, 8) in [-1, 1), the same in all images
+    variation = jitter * (2 * sampler.uniform(3 * 14) - 1).view(-1, 3, 14)  # (A, 3, 14)
     azimuth = 0.09 * variation[..., 0]
     elevation = 0.56 + 0.05 * default[..., 0] + 0.045 * variation[..., 1]
     distance = 11.0 * (1 + 0.03 * default[..., 1]) * (1 + 0.05 * variation[..., 2])
@@ -202,32 +193,26 @@ def _sample_positions(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return positions (A, N, 2), the second position (A, 2) of an object that moves, and (A,) bool, True if all objects have room."""
     row_numbers, num_slots = torch.arange(len(radius)), radius.shape[1]
-    first_positions = torch.zeros(len(radius), num_slots, 2)
+    # The second position of an object that moves is sampled last, as if it were another object.
+    all_radii = torch.cat([radius, radius[row_numbers, changed][:, None]], 1)  # (A, N + 1)
+    is_needed = torch.cat([is_present, is_move[:, None]], 1)
+    positions = torch.zeros(len(radius), num_slots + 1, 2)
     has_room = torch.ones(len(radius), dtype=torch.bool)
-    second_position = torch.zeros(len(radius), 2)
     for slot in range(num_slots + 1):
-        is_second = slot == num_slots  # the second position of a moved object is sampled last
         samples = sampler.uniform(2 * _POSITION_TRIES).view(-1, _POSITION_TRIES, 2)
         y = -2.6 + 5.4 * samples[..., 1]
         x = (2 * samples[..., 0] - 1) * (2.55 + 0.25 * y)  # the visible ground is wider at a greater distance
         tried = torch.stack([x, y], -1)
-        own_radius = radius[row_numbers, changed] if is_second else radius[:, slot]
-        difference = tried[:, :, None] - first_positions[:, None]
-        x, y = difference.unbind(-1)
-        distance = (x * x + y * y).sqrt()  # (A, tries, N)
-        min_distance = radius + own_radius[:, None] + MIN_GAP
-        if is_second:  # the second position must also be away from the first one
+        x, y = (tried[:, :, None] - positions[:, None, :slot]).unbind(-1)
+        distance = (x * x + y * y).sqrt()  # (A, tries, slot)
+        min_distance = radius[:, :slot] + all_radii[:, slot, None] + MIN_GAP
+        if slot == num_slots:  # the second position must also be away from the first one
             is_changed = torch.arange(num_slots) == changed[:, None]
             min_distance = torch.where(is_changed, min_distance.clamp(min=1.5), min_distance)
-        is_ignored = ~is_present if is_second else torch.arange(num_slots)[None] >= slot
-        is_free = ((distance > min_distance[:, None]) | is_ignored[:, None]).all(2)
-        chosen_position = tried[row_numbers, is_free.to(torch.uint8).argmax(1)]
-        if is_second:
-            second_position, has_room = chosen_position, has_room & (is_free.any(1) | ~is_move)
-        else:
-            first_positions[:, slot] = chosen_position
-            has_room &= is_free.any(1) | ~is_present[:, slot]
-    return first_positions, second_position, has_room
+        is_free = ((distance > min_distance[:, None]) | ~is_present[:, None, :slot]).all(2)
+        positions[:, slot] = tried[row_numbers, is_free.to(torch.uint8).argmax(1)]
+        has_room &= is_free.any(1) | ~is_needed[:, slot]
+    return positions[:, :-1], positions[:, -1], has_room
 
 
 def _shows_all_objects(triples: Triples) -> Tensor:
@@ -252,11 +237,11 @@ def _shows_all_objects(triples: Triples) -> Tensor:
 
 def _has_clear_move(triples: Triples) -> Tensor:
     """Return (A,) bool, True if the moved object moves visibly and more than the others do, or if there is no moved object."""
-    boxes_before, boxes_after = geometry.view_boxes(triples.before), geometry.view_boxes(triples.after)
-    before_sum = boxes_before[..., :2] + boxes_before[..., 2:]
-    after_sum = boxes_after[..., :2] + boxes_after[..., 2:]
-    shift = (after_sum - before_sum) / 2  # (A, N, 2) movement of the boxes' centres, in tangents
-    is_unmoved = triples.before.valid & (torch.arange(boxes_before.shape[1]) != triples.changed[:, None])
+    before, after = (
+        boxes[..., :2] + boxes[..., 2:] for boxes in map(geometry.view_boxes, (triples.before, triples.after))
+    )
+    shift = (after - before) / 2  # (A, N, 2) movement of the boxes' centres, in tangents
+    is_unmoved = triples.before.valid & (torch.arange(shift.shape[1]) != triples.changed[:, None])
     mean_shift = torch.stack([_masked_mean(shift[..., axis], is_unmoved) for axis in range(2)], -1)
     pixels_per_unit = REFERENCE_SIZE[0] / (2 * geometry.VIEW_TANGENTS[0])
     changed_shift = shift[torch.arange(len(shift)), triples.changed]

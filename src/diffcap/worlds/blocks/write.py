@@ -11,7 +11,6 @@ Its pairs are (before, after) and (before, distractor). `blocks.json` has the fo
                               new color or material, or null for another change
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,8 @@ import torch
 
 from diffcap.records import write_json
 from diffcap.utils.errors import DiffcapError
-from diffcap.worlds.blocks.captions import write_captions
-from diffcap.worlds.blocks.geometry import COLORS, MATERIALS, SHAPES, SIZES
+from diffcap.worlds.blocks.captions import words_of_slots, write_captions
+from diffcap.worlds.blocks.geometry import COLORS, MATERIALS
 from diffcap.worlds.blocks.render import render
 from diffcap.worlds.blocks.scenes import CHANGES, COLOR, MATERIAL, sample_triples
 from diffcap.worlds.rendering import CHUNK, claim_folder, render_chunks, sample_splits, write_entries, write_image
@@ -29,17 +28,6 @@ from diffcap.worlds.rendering import CHUNK, claim_folder, render_chunks, sample_
 IMAGE_FOLDERS = (("images", "default"), ("sc_images", "semantic"), ("nsc_images", "nonsemantic"))
 RENDERER_VERSION = 3  # version of the images and captions: increase it if a code change alters them for the same seed
 _FINAL_FILES = ("change_captions.json", "no_change_captions.json", "type_mapping.json", "scenes.json", "splits.json")
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The settings that determine the content of all files. They are stored in `blocks.json`."""
-
-    pairs: int
-    seed: int
-    size: tuple[int, int]
-    jitter: float
-    look: int = RENDERER_VERSION  # version of the renderer; other versions give other images
 
 
 def write_blocks(
@@ -64,17 +52,13 @@ def write_blocks(
         raise DiffcapError(f"blocks: size must be 64 x 48 or larger, not {size[0]} x {size[1]}, to see small objects.")
     if not 0 <= jitter <= 3:
         raise DiffcapError(f"blocks: jitter must lie in 0 to 3, not {jitter:g}; fix it.")
-    settings = Settings(pairs, seed, (size[0], size[1]), float(jitter))
+    settings = {"pairs": pairs, "seed": seed, "size": [*size], "jitter": float(jitter), "look": RENDERER_VERSION}
     folder = Path(folder)
     if claim_folder(folder, settings, _FINAL_FILES, "blocks"):
         return
-    for folder_name, _ in IMAGE_FOLDERS:
-        (folder / folder_name).mkdir(exist_ok=True)
     with render_chunks(_write_chunk, folder, settings, pairs // 2, workers, "triples") as metadata:
         files = [f"{triple:06d}.png" for triple in range(len(metadata))]
-        triples_of_type: dict[str, list[int]] = {change_type: [] for change_type in CHANGES}
-        for triple, entry in enumerate(metadata):
-            triples_of_type[entry["change"]].append(triple)
+        triples_of_type = {name: list(range(k, len(files), len(CHANGES))) for k, name in enumerate(CHANGES)}
         for name, key in (("change_captions.json", "captions"), ("no_change_captions.json", "no_change")):
             write_json(folder / name, {f"CLEVR_default_{file}": entry[key] for file, entry in zip(files, metadata)})
         files_of_type = {name: [files[triple] for triple in numbers] for name, numbers in triples_of_type.items()}
@@ -83,17 +67,17 @@ def write_blocks(
         write_json(folder / "splits.json", sample_splits(triples_of_type, f"blocks splits {seed}", round))
 
 
-def _write_chunk(folder: Path, settings: Settings, start: int) -> list[dict[str, Any]]:
-    """Write the images of `CHUNK` triples. Return the metadata of each: change type, captions of both pairs, entry of `scenes.json`."""
+def _write_chunk(folder: Path, settings: dict[str, Any], start: int) -> list[dict[str, Any]]:
+    """Write the images of `CHUNK` triples. Return the metadata of each: captions of both pairs, entry of `scenes.json`."""
     indices = range(start, start + CHUNK)  # the last chunk can have too many triples, which are cut off below
-    triples = sample_triples(indices, settings.seed, settings.jitter)
-    images, slot_maps = render(triples.scenes(), settings.size)
-    num_triples = min(CHUNK, settings.pairs // 2 - start)
+    triples = sample_triples(indices, settings["seed"], settings["jitter"])
+    images, slot_maps = render(triples.scenes(), settings["size"])
+    num_triples = min(CHUNK, settings["pairs"] // 2 - start)
     pixels = images.permute(0, 2, 3, 1).contiguous().cpu().numpy()
     for index, (folder_name, file_part) in enumerate(IMAGE_FOLDERS):
         for row in range(num_triples):
             write_image(folder, f"{folder_name}/CLEVR_{file_part}_{start + row:06d}.png", pixels[index * CHUNK + row])
-    change_captions, no_change_captions = write_captions(triples, settings.seed)
+    change_captions, no_change_captions = write_captions(triples, settings["seed"])
     before_after_maps = slot_maps.view(3, len(triples), *slot_maps.shape[1:])[:2]
     is_changed = before_after_maps == triples.changed[:, None, None]
     columns, rows = is_changed.any(2).int(), is_changed.any(3).int()  # (2, T, W), (2, T, H)
@@ -105,7 +89,7 @@ def _write_chunk(folder: Path, settings: Settings, start: int) -> list[dict[str,
     metadata = []
     for row, change_index in enumerate(triples.change.tolist()):
         scenes = triples.after if CHANGES[change_index] == "add" else triples.before
-        object_index = row, int(triples.changed[row])  # of the changed object in the tensors of `scenes`
+        words = words_of_slots(scenes, row)[int(triples.changed[row])]
         new_values = {COLOR: COLORS, MATERIAL: MATERIALS}.get(change_index)
         changed_boxes = (boxes[index][row] if is_visible[index][row] else None for index in range(2))
         scene = {
@@ -113,13 +97,9 @@ def _write_chunk(folder: Path, settings: Settings, start: int) -> list[dict[str,
             "viewpoint_iou": round(change_iou[row], 4),
             "viewpoint_iou_distractor": round(distractor_iou[row], 4),
             "changed": {
-                "size": SIZES[scenes.size[object_index]],
-                "color": COLORS[scenes.color[object_index]],
-                "material": MATERIALS[scenes.material[object_index]],
-                "shape": SHAPES[scenes.shape[object_index]],
+                **dict(zip(("size", "color", "material", "shape"), words)),
                 "to": new_values[int(triples.new_value[row])] if new_values else None,
             },
         }
-        captions = {"captions": change_captions[row], "no_change": no_change_captions[row]}
-        metadata.append({"change": CHANGES[change_index], **captions, "scene": scene})
+        metadata.append({"captions": change_captions[row], "no_change": no_change_captions[row], "scene": scene})
     return metadata[:num_triples]

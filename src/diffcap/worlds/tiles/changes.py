@@ -24,8 +24,6 @@ from diffcap.worlds.tiles.scenes import FIELD, FOREST, GRASS, OPEN, ROAD, SIZE, 
 MIN_MARGIN = 12  # pixels between a changed object, except a road, and the image's edges
 # An object is near a road, a river and so on if its distance from it is less than this number of pixels.
 MAX_GAPS = {"road": 16, "river": 25, "pond": 25, "forest": 20, "houses": 18}
-_REMOVALS = ("houses_removed", "trees_cleared", "water_gone")  # changes whose objects are in the before image
-_MAX_ATTEMPTS = 200  # maximum number of scenes that are sampled for one pair
 Points = npt.NDArray[np.float64]  # (n, 2)
 
 
@@ -54,7 +52,7 @@ class Change:
     @property
     def is_in_before(self) -> bool:
         """True if the objects are in the before image, and not in the after image."""
-        return self.change_type in _REMOVALS
+        return self.change_type in ("houses_removed", "trees_cleared", "water_gone")
 
     def polygons(self) -> list[Polygon]:
         """Return the footprints of the changed objects, without roads."""
@@ -82,7 +80,7 @@ def sample_pair(number: int, seed: int = 0) -> Pair:
     """Sample a pair. Its number and the seed determine it."""
     change_type, has_change = CHANGES[number // 2 % len(CHANGES)], number % 2 == 0
     variant = random.Random(f"tiles variant {seed} {number}").random()
-    for attempt in range(_MAX_ATTEMPTS):
+    for attempt in range(200):
         rng = random.Random(f"tiles {seed} {number} {attempt}")
         try:
             scene, change = _sample_scene(rng, change_type, variant)

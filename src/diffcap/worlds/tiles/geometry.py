@@ -46,8 +46,8 @@ def sample_blob(rng: random.Random, center: Point, radius: float, aspect: float 
 def bezier_curve(start: Point, control: Point, end: Point, num_points: int = 15) -> Polygon:
     """Return points of a quadratic Bézier curve."""
     fractions = [step / (num_points - 1) for step in range(num_points)]
-    x = [(1 - t) ** 2 * start[0] + 2 * t * (1 - t) * control[0] + t * t * end[0] for t in fractions]
-    y = [(1 - t) ** 2 * start[1] + 2 * t * (1 - t) * control[1] + t * t * end[1] for t in fractions]
+    weights = [((1 - t) ** 2, 2 * t * (1 - t), t * t) for t in fractions]
+    x, y = ([a * p + b * q + c * r for a, b, c in weights] for p, q, r in zip(start, control, end))
     return tuple(zip(x, y))
 
 
@@ -67,7 +67,7 @@ def points_along(line: Sequence[Point], step: float, start: float = 0.0) -> list
 def outline_points(polygon: Polygon, step: float = 4.0) -> npt.NDArray[np.float64]:
     """Return (n, 2) points on the edges of a polygon, at most `step` pixels apart."""
     ends = (*polygon[1:], polygon[0])
-    counts = [max(1, math.ceil(math.hypot(x1 - x0, y1 - y0) / step)) for (x0, y0), (x1, y1) in zip(polygon, ends)]
+    counts = [max(1, math.ceil(math.dist(*edge) / step)) for edge in zip(polygon, ends)]
     fraction = np.array([number / count for count in counts for number in range(count)])[:, None]
     return np.repeat(polygon, counts, 0) * (1 - fraction) + np.repeat(ends, counts, 0) * fraction
 

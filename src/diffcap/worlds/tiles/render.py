@@ -249,7 +249,6 @@ def _draw_scene(scene: Layer, date: Date, ground: Image.Image) -> Image.Image:
     for car in scene.cars:
         center = car.center[0] + 0.8 * dx, car.center[1] + 0.8 * dy
         shadows.polygon(rectangle(center, car.angle, 7.5, 3.6), SHADOW_OFFSET)
-
     canvas = _Canvas(image=ImageChops.add_modulo(ground, shadows.image))
     to_sun = date.azimuth + math.pi
     for house in scene.houses:

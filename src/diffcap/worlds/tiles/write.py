@@ -40,17 +40,6 @@ NUM_PAIR_KINDS = 2 * len(CHANGES)
 _FINAL_FILES = ("facts.json", "LevirCCcaptions.json")  # written after all images
 
 
-@dataclass(frozen=True)
-class Settings:
-    """The settings that determine the content of all files. They are stored in `tiles.json`."""
-
-    pairs: int
-    seed: int
-    jitter: float
-    form: str = "tiles"  # name of the dataset
-    look: int = RENDERER_VERSION  # version of the renderer; other versions give other images
-
-
 def write_tiles(
     folder: str | Path, pairs: int = 6000, seed: int = 0, jitter: float = 1.0, workers: int | None = None
 ) -> None:
@@ -66,13 +55,10 @@ def write_tiles(
         raise DiffcapError(f"tiles: pairs must be an even number, {3 * NUM_PAIR_KINDS} or more, not {pairs}; fix it.")
     if not 0 <= jitter <= 1:
         raise DiffcapError(f"tiles: jitter must lie in 0 to 1, not {jitter:g}; fix it.")
-    settings = Settings(pairs, seed, float(jitter))
+    settings = {"pairs": pairs, "seed": seed, "jitter": float(jitter), "form": "tiles", "look": RENDERER_VERSION}
     folder = Path(folder)
     if claim_folder(folder, settings, _FINAL_FILES, "tiles"):
         return
-    for split in SPLITS:
-        for image_kind in ("A", "B", "label"):
-            (folder / "images" / split / image_kind).mkdir(parents=True, exist_ok=True)
     with render_chunks(_write_chunk, folder, settings, pairs, workers, "pairs") as metadata:
         metadata_by_name = dict(zip(_pair_names(pairs, seed), metadata))
         names = sorted(metadata_by_name, key=lambda name: (SPLITS.index(name.partition("_")[0]), name))
@@ -131,12 +117,12 @@ def render_pair(number: int, seed: int = 0, jitter: float = 1.0) -> RenderedPair
     return RenderedPair(pair, (before, after), mask, boxes, captions)
 
 
-def _write_chunk(folder: Path, settings: Settings, start: int) -> list[dict[str, Any]]:
+def _write_chunk(folder: Path, settings: dict[str, Any], start: int) -> list[dict[str, Any]]:
     """Write the images of a chunk of pairs. Return the captions and the entry of `facts.json` of each pair."""
     metadata = []
-    for number in range(start, min(start + CHUNK, settings.pairs)):
-        rendered = render_pair(number, settings.seed, settings.jitter)
-        name = _pair_names(settings.pairs, settings.seed)[number]
+    for number in range(start, min(start + CHUNK, settings["pairs"])):
+        rendered = render_pair(number, settings["seed"], settings["jitter"])
+        name = _pair_names(settings["pairs"], settings["seed"])[number]
         split = name.partition("_")[0]
         for image_kind, image in zip(("A", "B", "label"), (*rendered.images, rendered.mask)):
             write_image(folder, f"images/{split}/{image_kind}/{name}.png", image, is_noisy=image_kind != "label")

@@ -67,22 +67,21 @@ def make_targets(scenes: Scenes, slot_map: Tensor) -> Targets:
     area = F.avg_pool2d(padded_masks, CELL).flatten(2)  # (B, N, 24), fraction of each cell that an object covers
     color_area = torch.zeros(batch, COLORS, ROWS * COLUMNS)
     probability_groups.append(color_area.scatter_add_(1, color[..., None].expand_as(area), area))
-    probabilities = torch.cat(probability_groups, 1).view(batch, -1, ROWS, COLUMNS)
+    probabilities = torch.cat(probability_groups, 1)
     # If a cell has two objects of one color, the position is that of the larger one, which is written last.
     order = num_pixels[image_index, slot_index].argsort(stable=True)
     positions = torch.zeros(batch, 2, COLORS, ROWS * COLUMNS)
     for axis, values in enumerate((center_x / WIDTH * 2 - 1, center_y / HEIGHT * 2 - 1)):
         for image, slot, index in zip(image_index[order].tolist(), slot_index[order].tolist(), cell[order].tolist()):
             positions[image, axis, color[image, slot], index] = values[image, slot]
-    num_objects = torch.zeros(batch, ROWS * COLUMNS, dtype=torch.int64)
-    num_objects.index_put_((image_index, cell), torch.ones_like(cell), accumulate=True)
+    num_objects = torch.bincount(image_index * ROWS * COLUMNS + cell, minlength=batch * ROWS * COLUMNS)
     block_slots = slot_map[:, BLOCK_SIZE // 2 :: BLOCK_SIZE, BLOCK_SIZE // 2 :: BLOCK_SIZE]  # (B, 12, 16)
     slot_indices = block_slots.clamp(min=0).flatten(1)
     attributes = (color, shape, material, size)
     block_classes = [values.gather(1, slot_indices).view_as(block_slots) + 1 for values in attributes]
     dense = torch.stack(block_classes, 1) * (block_slots >= 0)[:, None]
-    positions, num_objects = positions.view(batch, -1, ROWS, COLUMNS), num_objects.view(batch, ROWS, COLUMNS)
-    return Targets(probabilities, positions, dense, num_objects)
+    grid = (batch, -1, ROWS, COLUMNS)
+    return Targets(probabilities.view(grid), positions.view(grid), dense, num_objects.view(batch, ROWS, COLUMNS))
 
 
 class BlocksBackbone(ShippedTraining):

@@ -199,7 +199,6 @@ def train_and_ship(name: str, model: type[ShippedTraining], command_options: lis
         """Adds options for the path of the weights and the number of held-out scenes."""
 
         def add_arguments_to_parser(self, parser):  # type: ignore[no-untyped-def]
-            """Add the two options."""
             default = str(model.weights_file)
             parser.add_argument("--output", type=str, default=default, help="weights to write, .safetensors")
             parser.add_argument("--probe_images", type=int, default=6000, help="held-out scenes for the evaluation")

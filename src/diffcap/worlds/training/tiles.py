@@ -21,7 +21,6 @@ from diffcap.worlds.training import shipped
 from diffcap.worlds.training.shipped import ClipBatch, ClipTraining, ShippedTraining
 
 IGNORED_CLASS = CLASSES  # index after the 17 classes; cars and small things on roofs, which have no class, get it
-HOUSE_WEIGHT = 4.0  # weight in the loss of 8 x 8 pixels with a house's centre; 8 x 8 pixels without one have weight 1
 
 
 def _class_of_material() -> np.ndarray:
@@ -141,8 +140,8 @@ def cover_loss(logits: Tensor, fractions: Tensor) -> Tensor:
 
 
 def house_loss(logits: Tensor, houses: Tensor) -> Tensor:
-    """Return the binary cross-entropy of the centres of houses, (B, 32, 32) logits and targets."""
-    return F.binary_cross_entropy_with_logits(logits, houses, 1 + (HOUSE_WEIGHT - 1) * houses)
+    """Return the binary cross-entropy of (B, 32, 32) logits and targets. The weight of 8 x 8 pixels with a house's centre is 4, else 1."""
+    return F.binary_cross_entropy_with_logits(logits, houses, 1 + 3.0 * houses)
 
 
 class TilesClip(ClipTraining):
