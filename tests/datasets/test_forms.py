@@ -78,7 +78,6 @@ def test_metadata_of_hugging_face(tmp_path: Path) -> None:
         (messages(1, "x", messages=messages(1, "x")["messages"] * 3), "one answer, found 6 turns"),
         (messages(1, "x", messages="What?"), '"messages" must be a list of objects with "role" and "content"'),
         (messages(1, "x", images=["/a.png", "b.png"]), "leads out of the dataset's folder"),
-        (messages(1, " "), "has a blank sentence"),
     ],
 )
 def test_one_sentence_for_a_wrong_row(tmp_path: Path, row: dict[str, Any], message: str) -> None:

@@ -226,7 +226,7 @@ def test_two_formats_or_two_files_of_ones_own_are_refused(tmp_path: Path) -> Non
         (lambda rows: rows[1].update(sentences=[]), "the training pair 'train_007590' has no caption"),
         (lambda rows: rows[1].update(sentences=[{"tokens": []}]), 'entry 2, sentence 1: needs "tokens" (words) or'),
         (lambda rows: rows[1].update(sentences=["a road"]), 'entry 2, sentence 1: needs "tokens" (words) or "raw"'),
-        (lambda rows: rows[1].update(sentences=[{"raw": " . "}]), "entry 2, sentence 1: is blank"),
+        (lambda rows: rows[1].update(sentences=[{"raw": " . "}]), "the pair 'train_007590' has a blank caption"),
         (lambda rows: rows[1].update(changeflag=2), 'entry 2: "changeflag" must be 0 or 1, found 2'),
         (lambda rows: rows[1].update(changeflag=[1]), 'entry 2: "changeflag" must be 0 or 1, found [1]'),
         (lambda rows: rows.insert(1, "a.png"), "entry 2: must be an object, found 'a.png'"),

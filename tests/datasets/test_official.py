@@ -55,7 +55,7 @@ def test_a_whole_levir_cc_has_its_pairs_with_a_change() -> None:
         found = compare_sizes(dataset, pairs, Path("folder"))
         assert found is not None and found["state"] == "whole"
     pairs[-1] = replace(pairs[-1], is_distractor=False)
-    with pytest.raises(DiffcapError, match="has 965 test pairs with a change, the whole levir_cc 964"):
+    with pytest.raises(DiffcapError, match="has 965 test pairs with a change, the official levir_cc 964"):
         compare_sizes("levir_cc", pairs, Path("folder"))
     part = compare_sizes("levir_cc", pairs[1:], Path("folder"))
     assert part is not None and part["state"] == "part"
@@ -66,7 +66,7 @@ def test_a_whole_dataset_has_its_distractors_and_types(tmp_path: Path, monkeypat
     monkeypatch.setitem(OFFICIAL, "clevr_change", small)
     pairs = read_pairs("clevr_change", write_clevr_change(tmp_path, [0, 1], [2], [3]))
     assert describe("clevr_change", pairs, tmp_path)["official"]["state"] == "whole"
-    with pytest.raises(DiffcapError, match="has 0 val distractors, the whole clevr_change 1"):
+    with pytest.raises(DiffcapError, match="has 0 val distractors, the official clevr_change 1"):
         compare_sizes("clevr_change", [pair for pair in pairs if pair.id != "000002.png_n"], tmp_path)
     missing = [pair for pair in pairs if pair.id not in ("000002.png_n", "000000.png")]  # some have no type any more
     found = compare_sizes("clevr_change", missing, tmp_path, has_skipped_pairs=True)
@@ -74,7 +74,7 @@ def test_a_whole_dataset_has_its_distractors_and_types(tmp_path: Path, monkeypat
     assert found["splits"] == {"train": [1, 2], "val": [0, 1], "test": [1, 1]}
     kinds = json.loads((tmp_path / "type_mapping.json").read_text())
     (tmp_path / "type_mapping.json").write_text(json.dumps({"color": kinds["color"] + kinds["add"]}))
-    with pytest.raises(DiffcapError, match="has 4 changes of type color, the whole clevr_change 2"):
+    with pytest.raises(DiffcapError, match="has 4 changes of type color, the official clevr_change 2"):
         compare_sizes("clevr_change", read_pairs("clevr_change", tmp_path), tmp_path)
 
 
@@ -86,7 +86,7 @@ def test_single_images_and_their_classes(first: int, classes: int, fault: int) -
         for n in range(count)
     ]
     if fault:
-        with pytest.raises(DiffcapError, match=f"has {fault} missing or unknown classes, the whole nabirds 0"):
+        with pytest.raises(DiffcapError, match=f"has {fault} missing or unknown classes, the official nabirds 0"):
             compare_sizes("nabirds", images, Path("birds"))
         return
     for given, state in ((images, "whole"), (images[:7], "part")):

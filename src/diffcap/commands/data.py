@@ -82,11 +82,11 @@ def prepare(
         records = read_pairs(dataset, root, augmented)
         describe(dataset, records, root)  # only to raise an error for wrong files before images are checked
         skipped = {"pairs": 0, "images": 0}
-        ranges = dict[str, Any]()  # path of an image of more than 8 bits -> its range, from `_check_images`
+        ranges: dict[str, tuple[float, float]] = {}  # path of an image of more than 8 bits -> range of its pixel values
         if captions_only:
             (folder / "problems.txt").unlink(missing_ok=True)
         else:
-            records, skipped = _check_images(records, root, folder, missing, check, gone_images, spec.rendered, ranges)
+            records, skipped, ranges = _check_images(records, root, folder, missing, check, gone_images, spec.rendered)
             # A dataset of pairs needs val pairs to select a checkpoint. Datasets of single images are for pre-training only.
             captioned_splits = {pair.split for pair in records if pair.captions}
             if spec.pairs and "train" in captioned_splits and "val" not in captioned_splits:
@@ -179,20 +179,15 @@ def _check_images(
     check: Literal["decode", "exists"],
     gone_images: frozenset[str],
     is_rendered: bool,
-    ranges: dict[str, Any],
-) -> tuple[list[ChangePair], dict[str, int]]:
-    """Check the images and the masks; return the pairs whose files are all readable, and the numbers of skipped pairs and files.
-
-    The function adds entries to `ranges`: path of an image of more than 8 bits -> range of its pixel values.
-    """
+) -> tuple[list[ChangePair], dict[str, int], dict[str, tuple[float, float]]]:
+    """Check the images and masks; return the pairs with readable files, the numbers of skipped pairs and files, and the ranges."""
     masks = {pair.id: pair.extra["mask"] for pair in pairs if "mask" in pair.extra}
     paths = sorted({*(path for pair in pairs for path in pair.images), *masks.values()})
     problems_file = folder / "problems.txt"
-    # path of a missing or broken file -> reason
-    problems = dict(check_images(root, paths, check, cache_file=folder / "checked.json", ranges=ranges))
+    problems, ranges = check_images(root, paths, check, cache_file=folder / "checked.json")
     if not problems:
         problems_file.unlink(missing_ok=True)
-        return pairs, {"pairs": 0, "images": 0}
+        return pairs, {"pairs": 0, "images": 0}, ranges
     write_text(problems_file, "".join(f"{path}\t{reason}\n" for path, reason in problems.items()))
     usable_pairs = [pair for pair in pairs if problems.keys().isdisjoint((*pair.images, masks.get(pair.id)))]
     paths_of_fault: dict[str, list[str]] = {"missing": [], "broken": []}
@@ -218,7 +213,7 @@ def _check_images(
     if not usable_pairs:
         raise DiffcapError(f"{summary}. No pair is left; check the folder.")
     echo(f"skipped: {summary}.")
-    return usable_pairs, {"pairs": num_unusable, "images": len(problems)}
+    return usable_pairs, {"pairs": num_unusable, "images": len(problems)}, ranges
 
 
 def _print_counts(dataset: Dataset, folder: Path) -> None:

@@ -85,13 +85,6 @@ def join_tokens(value: object, place: str, key: str) -> list[str]:
     return [" ".join(tokens) for tokens in token_lists]
 
 
-def check_unique(places: dict[str, str], name: str, place: str, noun: str, remedy: str = "keep one of the two") -> None:
-    """Add a name and its place to `places`. Raise an error if the name is already there; the error calls it a `noun`, such as "id"."""
-    if name in places:
-        raise DiffcapError(f"{place}: {noun} {name!r} is already used in {places[name]}; {remedy}.")
-    places[name] = place
-
-
 def check_split(pair: ChangePair, split: str, place: str) -> None:
     """Raise an error if `split` is not the split of `pair`; `split` is from a later entry for the same pair, or image."""
     if pair.split != split:

@@ -24,8 +24,6 @@ from diffcap.utils.files import atomic_write
 if TYPE_CHECKING:  # fitting and image_io import Pillow, which takes too long for --help
     from diffcap.utils.fitting import Fit
 
-# (path relative to the dataset's folder, "missing" or "broken: <why the file cannot be decoded>").
-Problem = tuple[str, str]
 BATCH_SIZE = 5000  # images; the cache is written after every batch, so that a check can be resumed after a kill
 
 
@@ -34,14 +32,16 @@ def check_images(
     paths: Sequence[str],
     check: Literal["decode", "exists"] = "decode",
     cache_file: str | Path | None = None,
-    ranges: dict[str, tuple[float, float]] | None = None,
-) -> list[Problem]:
-    """Check the images `paths` in the folder `root`, on all cores. Return the problems of images, in the order of `paths`.
+) -> tuple[dict[str, str], dict[str, tuple[float, float]]]:
+    """Check the images `paths` in the folder `root`, on all cores.
 
     Args:
         check: "decode" decodes every file completely, so that truncated files are found; "exists" only looks for the files.
         cache_file: JSON file with the stamps, which "decode" reads and writes. With None, all images are decoded.
-        ranges: "decode" adds to this dictionary: path of an image with more than 8 bits -> its lowest and its highest value.
+
+    Returns:
+        Path of a bad image -> "missing" or "broken: <why the file cannot be decoded>"; path of a decoded image with more than 8 bits
+        -> its lowest and its highest value.
     """
     from diffcap.utils.progress import progress_bar
 
@@ -52,7 +52,7 @@ def check_images(
             content = read_json(cache_file)
             cached_stamps = dict(content["images"]) if content["root"] == str(root.absolute()) else {}
     stamps: dict[str, list[Any]] = {}
-    problems: list[Problem] = []
+    problems: dict[str, str] = {}
     # Threads use all cores, because reading and decoding release the interpreter lock.
     with ThreadPoolExecutor() as pool, progress_bar("checking images", len(paths)) as advance:
         for start in range(0, len(paths), BATCH_SIZE):
@@ -60,16 +60,14 @@ def check_images(
             results = pool.map(lambda path: _check_image(root / path, check, cached_stamps.get(path)), batch)
             for path, (stamp, problem) in zip(batch, results):
                 if problem:
-                    problems.append((path, problem))
+                    problems[path] = problem
                 if stamp:
                     stamps[path] = stamp
                 advance(1)
             if cache_file and any(cached_stamps.get(path) != stamps.get(path) for path in batch):
                 content = {"root": str(root.absolute()), "images": {**cached_stamps, **stamps}}
                 write_text(cache_file, json.dumps(content))
-    if ranges is not None:
-        ranges.update((path, tuple(stamp[2])) for path, stamp in stamps.items() if len(stamp) > 2 and stamp[2])
-    return problems
+    return problems, {path: tuple(stamp[2]) for path, stamp in stamps.items() if len(stamp) > 2 and stamp[2]}
 
 
 def with_ranges(pairs: list[ChangePair], ranges: Mapping[str, tuple[float, float]]) -> list[ChangePair]:

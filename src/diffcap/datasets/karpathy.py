@@ -19,9 +19,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from diffcap.datasets.checks import check_unique, find_file, get_text, make_default_ids
+from diffcap.datasets.checks import find_file, get_text, make_default_ids
 from diffcap.datasets.no_change import is_no_change
-from diffcap.records import SPLITS, ChangePair, is_blank, read_json
+from diffcap.records import SPLITS, ChangePair, read_json
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.files import existing_path
 
@@ -129,10 +129,9 @@ def read_dubai_cc(folder: Path) -> list[ChangePair]:
     These are the files in the authors' folder `datasetDubaiCCPublic`. The sentences keep their capital first letters. The files have no
     `changeflag`, so a pair counts as unchanged if any of its captions states that nothing has changed.
     """
-    possible_folders = [folder / "description_jsontr_te_val", folder / "captions"]
-    caption_folder = next(filter(Path.is_dir, possible_folders), possible_folders[0])
+    captions_file = find_file(folder, "description_jsontr_te_val/Train_Dubai_CC.json", "captions/Train_Dubai_CC.json")
     names = [f"{name}_Dubai_CC.json" for name in ("Train", "Validation", "Test")]
-    split_of_file = {caption_folder / name: split for name, split in zip(names, SPLITS)}
+    split_of_file = {captions_file.with_name(name): split for name, split in zip(names, SPLITS)}
     layout = ImageLayout("imgs_tiles/RGB/500_2000/{name}", "imgs_tiles/RGB/500_2010/{name}")
     return read_files(folder, split_of_file, layout, unchanged_if=any)
 
@@ -180,7 +179,11 @@ def read_files(
     place_of_image: dict[str, str] = {}
     image_paths = [(entry.path(layout.before), entry.path(layout.after)) for entry in entries]
     for entry, (before, _) in zip(entries, image_paths):
-        check_unique(place_of_image, before, entry.place, "the image")
+        if before in place_of_image:
+            raise DiffcapError(
+                f"{entry.place}: the image {before!r} is already used in {place_of_image[before]}; keep one of the two."
+            )
+        place_of_image[before] = entry.place
         mask_file = root / entry.path(layout.mask)
         # `existing_path` finds a file whose name has another Unicode normal form on the disk.
         if layout.mask and (existing_path(mask_file).is_file() or (all_masks and mask_file.parent.is_dir())):
@@ -215,8 +218,6 @@ def _read_entry(row: Any, place: str, split: str, unchanged_if: Callable[[Iterab
             raise DiffcapError(
                 f'{place}, sentence {number}: needs "tokens" (words) or "raw" (text), found {sentence!r:.60}; fix it.'
             )
-        if is_blank(captions[-1]):
-            raise DiffcapError(f"{place}, sentence {number}: is blank; fill it or delete it.")
     change_flag = row.get("changeflag")
     if change_flag is None:
         is_unchanged = bool(captions) and unchanged_if(map(is_no_change, captions))

@@ -76,14 +76,9 @@ def compare_sizes(
     counts = {f"{split} ": (num_found[split], number) for split, number in sizes.units_by_split.items()}
     if total_units:
         counts = {"": (num_found.total(), total_units)}  # messages then name no split
-    for word, (num_in_folder, num_official) in counts.items():  # word: "train " and so on, or "" for the sum
-        if num_in_folder > num_official:
-            raise DiffcapError(
-                f"{folder}: has {num_in_folder:,} {word}{sizes.unit}, the official {dataset} {num_official:,}; take the files from the "
-                "authors' release."
-            )
     is_whole = all(num_in_folder == num_official for num_in_folder, num_official in counts.values())
-    details: list[tuple[str, int, int]] = []  # (what is counted, its number in the folder, its official number)
+    # (what is counted, its number in the folder, its official number) of what must be equal. The word is "train " and so on, or "".
+    details = [(f"{word}{sizes.unit}", *numbers) for word, numbers in counts.items() if numbers[0] > numbers[1]]
     if is_whole:
         num_by_kind = Counter((pair.split, pair.is_distractor) for pair in pairs)
         num_by_change_type = Counter(pair.change_type for pair in pairs if pair.change_type)
@@ -98,7 +93,8 @@ def compare_sizes(
     for noun, num_in_folder, num_official in details:
         if num_in_folder != num_official:
             raise DiffcapError(
-                f"{folder}: has {num_in_folder:,} {noun}, the whole {dataset} {num_official:,}; take the files from the authors' release."
+                f"{folder}: has {num_in_folder:,} {noun}, the official {dataset} {num_official:,}; take the files from the authors' "
+                "release."
             )
     result: dict[str, Any] = {"state": "whole" if is_whole else "part", "unit": sizes.unit}
     result["splits"] = {split: [num_found[split], number] for split, number in sizes.units_by_split.items()}

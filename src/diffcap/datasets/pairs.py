@@ -28,7 +28,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from diffcap.datasets.checks import check_relative_path, check_sentences, check_unique, make_default_ids
+from diffcap.datasets.checks import check_relative_path, check_sentences, make_default_ids
 from diffcap.datasets.forms import find_lists, read_lists
 from diffcap.datasets.karpathy import LEVIR_LAYOUT, ImageLayout, read_files
 from diffcap.datasets.registry import datasets
@@ -112,12 +112,10 @@ def read(folder: Path) -> list[ChangePair]:
 def _make_pairs(rows: Sequence[tuple[str, dict[str, Any]]], table_file: Path) -> list[ChangePair]:
     """Make the pairs of the rows of `table_file`, which are (place, values); draw the splits if no row has one."""
     pairs: list[ChangePair] = []
-    place_of_id: dict[str, str] = {}  # a place is "<file>, line <number>", for messages
     unsplit_line = ""  # place of the first line without a split
     image_paths = [[_check_image_path(row.get(key), key, place) for key in ("before", "after")] for place, row in rows]
     for (place, row), (before, after), default_id in zip(rows, image_paths, make_default_ids(image_paths)):
         pair = _make_pair(row, place, before, after, default_id)
-        check_unique(place_of_id, pair.id, place, "id", "give every pair its own")
         unsplit_line = unsplit_line or ("" if pair.split else place)
         pairs.append(pair)
     if not unsplit_line:
@@ -127,7 +125,7 @@ def _make_pairs(rows: Sequence[tuple[str, dict[str, Any]]], table_file: Path) ->
     no_caption = next((pair for pair in pairs if not pair.captions), None)
     if no_caption:
         raise DiffcapError(
-            f"{place_of_id[no_caption.id]}: this pair has no caption, so it cannot be used for training; "
+            f"{table_file}: the pair {no_caption.id!r} has no caption, so it cannot be used for training; "
             'give every line a "split", and this one "test".'
         )
     return draw_splits(pairs, table_file)
@@ -237,11 +235,7 @@ def _make_pair(values: dict[str, Any], place: str, before: str, after: str, defa
         found = f', and "{similar_keys[0]}" is not a known key' if similar_keys else ""
         raise DiffcapError(f'{place}: "captions" is missing{found}; write "captions": ["a sentence", ...].')
     captions = check_sentences(values.pop("captions"), place, "captions")
-    if any(map(is_blank, captions)):
-        raise DiffcapError(f'{place}: "captions" has a blank sentence; fill it or delete it.')
     pair_id, split = str(values.pop("id", default_id)), values.pop("split", None) or ""
-    if split == "train" and not captions:
-        raise DiffcapError(f"{place}: a training pair needs at least one caption; add one or delete the line.")
     change_type, is_distractor = values.pop("change_type", None), values.pop("is_distractor", False)
     if change_type in RESERVED_CHANGE_TYPES and not is_distractor:
         raise DiffcapError(f'{place}: "change_type" is {change_type!r}, which is a reserved name; use another name.')
