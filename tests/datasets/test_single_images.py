@@ -122,7 +122,11 @@ def test_nabirds_has_classes_numbered_from_0_and_no_captions(nabirds: Path, tmp_
         ("train_test_split", "".join(f"{image} 2\n" for image in IMAGES), "split.txt: has no valid entry for 3"),
         ("sizes", f"{next(iter(IMAGES))} x y\n", "sizes.txt: has no valid entry for 1 of the 3 images (first 0000139e"),
         ("sizes", f"{next(iter(IMAGES))} 24 {'9' * 5000}\n", "sizes.txt: has no valid entry for 1 of the 3"),
-        ("image_class_labels", "".join(f"{image} ²\n" for image in IMAGES), "classes.txt: has no valid entry for 3"),
+        (
+            "image_class_labels",
+            "".join(f"{image} ²\n" for image in IMAGES),
+            "image_class_labels.txt: has no valid entry for 3",
+        ),
         ("classes", "817 Oak Titmouse\n", "classes.txt: has no valid entry for 1 of the 3 images (first 0000d9fc"),
     ],
 )

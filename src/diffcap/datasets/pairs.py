@@ -3,15 +3,13 @@
     {"before": "shots/desk_1.jpg", "after": "shots/desk_2.jpg", "captions": ["the red cup is gone"]}
 
 docs/own_dataset.md describes the optional keys, for example "viewpoint_iou", the overlap of both viewpoints. The data stage warns of
-other keys, and copies them to the list of pairs that it writes (the manifest). The user's list may also be `pairs.csv` or `pairs.tsv`.
-The first line of these tables names the keys, and the column "caption" has one sentence. If no pair has a split, `draw_splits` divides
-the pairs at random.
+other keys, and copies them to the list of pairs that it writes (the manifest). If no pair has a split, `draw_splits` divides the pairs
+at random. The list may also be
 
-`diffcap.datasets.forms` reads lists of other programs: a JSON list, metadata.jsonl of Hugging Face, messages of LLaMA-Factory and ms-swift.
-
-The list may also be a JSON file in Karpathy's form, which `diffcap.datasets.karpathy` describes. The before images are then in
-`images/<split>/A`, the after images in `images/<split>/B`, masks in `images/<split>/label`. `images/`, `<split>/` or both may be
-missing in these paths.
+* `pairs.csv` or `pairs.tsv`, whose first line names the keys, and whose column "caption" has one sentence;
+* a list of another program, see `diffcap.datasets.forms`;
+* a JSON file in Karpathy's form, see `diffcap.datasets.karpathy`. The before images are then in `images/<split>/A`, the after images in
+  `images/<split>/B`, masks in `images/<split>/label`. `images/`, `<split>/` or both may be missing in these paths.
 """
 
 import csv

@@ -106,33 +106,31 @@ def read_nabirds(folder: Path) -> list[ChangePair]:
         home, image_folder = folder / "nabirds", "nabirds/images"
     elif _lines_file(folder, "train").is_file() and not (folder / "images.txt").is_file():
         return _read_nabirds_lines(folder)
-    path_of_image = _read_table(home / "images.txt")
-    label_of_image = _read_table(home / "image_class_labels.txt")
-    split_flag_of_image = _read_table(home / "train_test_split.txt")
-    name_of_label = _read_table(home / "classes.txt")
+    path_of_image, label_of_image, split_flag_of_image, name_of_label = (
+        _read_table(home / f"{name}.txt") for name in ("images", "image_class_labels", "train_test_split", "classes")
+    )
     size_of_image = _read_table(home / "sizes.txt") if (home / "sizes.txt").is_file() else {}
-    invalid_images = {
-        "image_class_labels.txt": [image for image in path_of_image if image not in label_of_image],
-        "train_test_split.txt": [image for image in path_of_image if split_flag_of_image.get(image) not in ("0", "1")],
-        "classes.txt": [
-            image
-            for image in path_of_image
-            if (label := label_of_image.get(image, "")) not in name_of_label or not re.fullmatch(r"\d{1,9}", label)
-        ],
-        "sizes.txt": [image for image, size in size_of_image.items() if not re.fullmatch(r"\d{1,9}\s+\d{1,9}", size)],
+    name_of_image = {image: name_of_label.get(label, "") for image, label in label_of_image.items()}
+    valid_values = {
+        "image_class_labels.txt": (label_of_image, r"\d{1,9}"),
+        "train_test_split.txt": (split_flag_of_image, "[01]"),
+        "classes.txt": (name_of_image, ".+"),
+        # An image may have no size.
+        "sizes.txt": (dict.fromkeys(path_of_image, "1 1") | size_of_image, r"\d{1,9}\s+\d{1,9}"),
     }
-    for name, images in invalid_images.items():
+    for file_name, (value_of_image, pattern) in valid_values.items():
+        images = [image for image in path_of_image if not re.fullmatch(pattern, value_of_image.get(image, ""))]
         if images:
             raise DiffcapError(
-                f"{home / name}: has no valid entry for {len(images)} of the {len(path_of_image)} images (first {images[0]}); fetch the "
-                "lists again."
+                f"{home / file_name}: has no valid entry for {len(images)} of the {len(path_of_image)} images (first {images[0]}); fetch "
+                "the lists again."
             )
     labels = sorted({label_of_image[image] for image in path_of_image}, key=int)
     class_of_label = {label: number for number, label in enumerate(labels)}
     records = []
     for image, path in path_of_image.items():
         label = label_of_image[image]
-        extra: dict[str, Any] = {"class": class_of_label[label], "species": name_of_label[label]}
+        extra: dict[str, Any] = {"class": class_of_label[label], "species": name_of_image[image]}
         if image in size_of_image:
             extra["size"] = list(map(int, size_of_image[image].split()))
         split = "train" if split_flag_of_image[image] == "1" else "test"
