@@ -9,8 +9,8 @@ import pytest
 import torch
 from lightning.pytorch.accelerators import CPUAccelerator, CUDAAccelerator
 
-from diffcap.lit import precision
-from diffcap.lit.precision import cpu_has_bfloat16, set_precision
+from diffcap.lit import stage_cli
+from diffcap.lit.stage_cli import set_precision
 from diffcap.utils.errors import DiffcapError
 
 
@@ -39,27 +39,17 @@ def test_tf32_on_cuda_unless_the_option_says_otherwise(accelerator: Any, option:
     assert torch.get_float32_matmul_precision() == expected
 
 
-def test_bfloat16_needs_a_processor_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precision, "cpu_has_bfloat16", lambda: False)
+def test_bfloat16_needs_a_processor_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "cpuinfo"
+    monkeypatch.setattr(stage_cli, "CPUINFO_FILE", file)
+    set_precision(trainer(CPUAccelerator, "bf16-mixed"), None, force_bf16=False)  # no Linux: it is not known
+    for flags in ("flags : fpu avx2 avx512f avx512_bf16", "Features : fp asimd i8mm bf16"):
+        file.write_text(f"processor : 0\n{flags}\n")
+        set_precision(trainer(CPUAccelerator, "bf16-mixed"), None, force_bf16=False)
+    file.write_text("processor : 0\nflags : fpu avx2 avx512f avx512bw\n")
     for name in ("bf16-mixed", "bf16-true"):
         with pytest.raises(DiffcapError, match=rf"precision is {name}.*no instructions for bfloat16.*force_bf16=true"):
             set_precision(trainer(CPUAccelerator, name), None, force_bf16=False)
         set_precision(trainer(CPUAccelerator, name), None, force_bf16=True)
         set_precision(trainer(CUDAAccelerator, name), None, force_bf16=False)
     set_precision(trainer(CPUAccelerator), None, force_bf16=False)
-    monkeypatch.setattr(precision, "cpu_has_bfloat16", lambda: True)
-    set_precision(trainer(CPUAccelerator, "bf16-mixed"), None, force_bf16=False)
-
-
-@pytest.mark.parametrize(
-    ("flags", "expected"),
-    [
-        ("flags : fpu avx2 avx512f avx512_bf16", True),
-        ("Features : fp asimd i8mm bf16", True),
-        ("flags : fpu avx2 avx512f avx512bw", False),
-    ],
-)
-def test_the_flags_of_linux(flags: str, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "cpuinfo").write_text(f"processor : 0\n{flags}\n")
-    monkeypatch.setattr(precision, "CPUINFO_FILE", tmp_path / "cpuinfo")
-    assert cpu_has_bfloat16() == expected

@@ -16,7 +16,6 @@ from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from diffcap.evaluation.tables import validation_line
 from diffcap.run_folder import LAST, STEP_CHECKPOINT_GLOB
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.files import atomic_write
@@ -96,9 +95,8 @@ class PeriodicCheckpoint(Callback):
                     shutil.copyfile(self.path, temporary)
                 # Keep the last `keep_last_k` copies. Also delete copies of later steps, which a killed session has left.
                 checkpoints = sorted(self.path.parent.glob(STEP_CHECKPOINT_GLOB))
-                num_until_copy = checkpoints.index(copy) + 1
-                num_too_old = max(num_until_copy - self.keep_last_k, 0)
-                for checkpoint in checkpoints[:num_too_old] + checkpoints[num_until_copy:]:
+                kept = [checkpoint for checkpoint in checkpoints if checkpoint <= copy][-self.keep_last_k :]
+                for checkpoint in set(checkpoints) - set(kept):
                     checkpoint.unlink()
         if must_stop:
             raise SIGTERMException  # Lightning ends the training
@@ -155,14 +153,3 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         torch.save(checkpoint, content)
         with atomic_write(path, per_process=False) as temporary:
             temporary.write_bytes(content.getbuffer())
-
-
-class PrintScores(Callback):
-    """Print one line per validation, for logs without a progress bar."""
-
-    def on_validation_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        """Print the step and the validation metrics, without "val/" before their names."""
-        if trainer.is_global_zero and not trainer.sanity_checking:
-            logged = trainer.callback_metrics.items()
-            values = {name[4:]: float(value) for name, value in logged if name.startswith("val/")}
-            print(f"step {trainer.global_step} of {trainer.max_steps}  val: {validation_line(values)}", flush=True)

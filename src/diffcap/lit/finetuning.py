@@ -173,11 +173,3 @@ class Captioning(TrainingModule):
         tokens = greedy(self.captioner, batch["before"], batch["after"], self.feature_data.max_length)  # (B, T)
         captions = [self.feature_data.vocabulary.decode(ids) for ids in tokens.tolist()]
         self.metric.update(batch["id"], [self.scored_text(caption) for caption in captions])
-
-    def on_validation_epoch_end(self) -> None:
-        """Log the losses, and the scores of the captions of all ranks: `val/CIDEr-D`, `val/ROUGE-L`, and `val/BLEU-1` to `val/BLEU-4`."""
-        self.log_validation_losses()
-        scores = self.metric.compute()
-        self.metric.reset()
-        # The progress bar does not show the scores, because a line with the scores x 100 is printed after each validation.
-        self.log_dict({f"val/{name}": float(value) for name, value in scores.items()}, rank_zero_only=False)

@@ -14,9 +14,6 @@ from diffcap.lit.schedules import in_steps
 from diffcap.records import write_json
 from diffcap.run_folder import BEST
 
-WARM_UP_STEPS = 10  # steps that are not measured
-PROBE_FILE = "probe.json"
-
 
 class Probe(Callback):
     """Measure the steps and the validation of a training, and write the needs of the whole training to probe.json.
@@ -36,7 +33,7 @@ class Probe(Callback):
 
     def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
         """Start the clock after the warm-up steps."""
-        if not self.start_time and trainer.global_step >= min(WARM_UP_STEPS, trainer.max_steps // 2):
+        if not self.start_time and trainer.global_step >= min(10, trainer.max_steps // 2):
             self.start_time = synchronized_time(trainer)
             self.first_step = trainer.global_step
 
@@ -90,7 +87,7 @@ class Probe(Callback):
             "validations": num_validations,
             "device": "gpu" if is_gpu else "cpu",
         }
-        write_json(folder / PROBE_FILE, result)
+        write_json(folder / "probe.json", result)
         print(
             f"probe: {step_seconds:.3g} s per step, {validation_seconds:.3g} s per validation of {num_pairs:,} pairs. All "
             f"{num_steps:,} steps and {num_validations:,} validations take {result['hours']:.3g} hours here, "

@@ -1,4 +1,4 @@
-"""Print the progress of a stage: the speed of a training and, if stderr is not a terminal, a line every minute."""
+"""Print the progress of a stage: speed and validation scores of a training and, if stderr is not a terminal, a line every minute."""
 
 import sys
 import time
@@ -8,13 +8,12 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Callback
 
+from diffcap.evaluation.tables import validation_line
 from diffcap.utils.progress import ProgressLog, duration
-
-MEASURED_STEPS = 20  # number of steps after which the speed is printed
 
 
 class LogProgress(Callback):
-    """Print the speed of a training after its first 20 steps, and the time that its other steps will take.
+    """Print the speed of a training after its first 20 steps, the time of its other steps, and the scores of each validation.
 
     If stderr is not a terminal, also print a line every minute with the step or batch. In a prediction or test, it starts with `title`.
     """
@@ -35,7 +34,7 @@ class LogProgress(Callback):
         num_measured = step - self._first_step - 1  # the first step does not count
         if num_measured == 0 and self._start_time is None:
             self._start_time = synchronized_time(trainer)
-        if num_measured == MEASURED_STEPS - 1 and self._start_time is not None:
+        if num_measured == 19 and self._start_time is not None:
             rate = num_measured / (synchronized_time(trainer) - self._start_time)
             self._start_time = None
             if trainer.is_global_zero and step < last_step:
@@ -50,6 +49,13 @@ class LogProgress(Callback):
     def on_validation_start(self, *_: Any) -> None:
         """Begin the lines about the progress of a validation, which is counted in batches."""
         self._batch_log = ProgressLog("validation, batches")
+
+    def on_validation_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        """Print the step and the validation metrics, without "val/" before their names."""
+        logged = trainer.callback_metrics.items()
+        values = {name[4:]: float(value) for name, value in logged if name.startswith("val/")}
+        if values and trainer.is_global_zero and not trainer.sanity_checking:
+            print(f"step {trainer.global_step} of {trainer.max_steps}  val: {validation_line(values)}", flush=True)
 
     def on_predict_start(self, *_: Any) -> None:
         """Begin the lines about the progress of a prediction or test, which is counted in batches."""

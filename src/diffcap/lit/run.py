@@ -23,11 +23,10 @@ from diffcap.checkpoints.base_models import describe_origin, find_base
 from diffcap.checkpoints.reading import read_checkpoint, weights_hash
 from diffcap.data.workers import explain_lost_workers
 from diffcap.features.store import CHECKSUM_FILE
-from diffcap.lit.callbacks import AtomicCheckpointIO, DelayedModelCheckpoint, PeriodicCheckpoint, PrintScores, StopEarly
+from diffcap.lit.callbacks import AtomicCheckpointIO, DelayedModelCheckpoint, PeriodicCheckpoint, StopEarly
 from diffcap.lit.launch import compare_processes, find_launch
-from diffcap.lit.precision import MatmulPrecision, set_precision
 from diffcap.lit.schedules import in_steps
-from diffcap.lit.stage_cli import StageCLI
+from diffcap.lit.stage_cli import MatmulPrecision, StageCLI, set_precision
 from diffcap.records import write_json, write_text
 from diffcap.registry import Pretraining, import_object, methods
 from diffcap.run_folder import (
@@ -296,7 +295,7 @@ class TrainingCLI(StageCLI):
         self.periodic = PeriodicCheckpoint(
             self.out / LAST, settings.checkpoint_every, settings.keep_last_k, self.resume_step
         )
-        callbacks: list[Callback] = [self.periodic, PrintScores()]
+        callbacks: list[Callback] = [self.periodic]
         if settings.monitor:
             criterion: dict[str, Any] = {"monitor": settings.monitor, "mode": settings.mode}
             place: dict[str, Any] = {"dirpath": self.out, "filename": "best", "enable_version_counter": False}

@@ -1,12 +1,11 @@
 """Learning-rate schedules, as functions for `torch.optim.lr_scheduler.LambdaLR`."""
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import Literal
 
 from diffcap.utils.errors import DiffcapError
-
-EPOCHS = "ep"  # unit of a length, as in "15ep"
 
 Schedule = Literal["noam", "piecewise", "step", "cosine", "linear", "constant"]
 
@@ -20,13 +19,10 @@ def in_steps(length: float | str, steps_per_epoch: Callable[[], float], option: 
     """
     if not isinstance(length, str):
         return length
-    try:
-        epochs = float(length.removesuffix(EPOCHS)) if length.endswith(EPOCHS) else math.nan
-    except ValueError:
-        epochs = math.nan
-    if not 0 < epochs < math.inf:
+    epochs = re.fullmatch(r"(\d+(\.\d+)?)ep", length)
+    if epochs is None or not float(epochs[1]):
         raise DiffcapError(f"{option} is {length!r}; give a number of steps (5000) or of epochs (15ep).")
-    return epochs * steps_per_epoch()
+    return float(epochs[1]) * steps_per_epoch()
 
 
 def make_lr_lambda(

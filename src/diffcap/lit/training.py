@@ -24,14 +24,7 @@ class TrainingModule(pl.LightningModule):
     The base class uses Adam with a learning-rate schedule, and writes checkpoints that can be used without other files. It seeds every
     step, so that a resumed run uses the same random numbers as an uninterrupted one.
 
-    Args:
-        captioner: the module to train; the names of its parameters in a checkpoint begin with "captioner.".
-        lr: learning rate of Adam.
-        weight_decay: Adam adds it to the gradient as an L2 term (authors' code).
-        schedule: shape of the learning rate over the steps, see `schedules.make_lr_lambda`.
-        warmup: number of warm-up steps; a value below 1 is a fraction of the trainer's `max_steps`.
-        milestones: steps (5000), fractions of `max_steps` (0.5) or epochs ("15ep") at which the schedules piecewise and step
-            decrease the rate; by default 10,000 and 20,000 (IDC-PCL, authors' code).
+    The names of the captioner's parameters in a checkpoint begin with "captioner.". The other arguments are those of `Captioning`.
     """
 
     stage: ClassVar[str]  # name of the stage, such as "finetune"
@@ -56,6 +49,7 @@ class TrainingModule(pl.LightningModule):
         self._batch_start = 0.0
         # The latest value of each training loss since the last logged step, because not every batch has every loss.
         self._unlogged_losses: dict[str, Tensor] = {}
+        self.metric: Any = None  # metric of the validation, if a subclass sets it
         self._validation_sums: dict[str, Tensor] = {}  # name of a validation loss -> sum and number of its values, (2,)
 
     @property
@@ -142,7 +136,7 @@ class TrainingModule(pl.LightningModule):
             self._unlogged_losses = {}
 
     def add_validation_losses(self, batch: dict[str, Any], compute_losses: Callable[[Any], dict[str, Tensor]]) -> None:
-        """Add the losses of a validation batch to the sums whose means `log_validation_losses` logs. The host does not wait for a GPU.
+        """Add the losses of a validation batch to the sums whose means are logged after the validation. The host does not wait for a GPU.
 
         Lightning's distributed sampler gives pair `n` to rank `n % world_size`. At the end, it repeats the first pairs until all
         ranks have the same number. `compute_losses` gets the batch without the repeated pairs, and returns name -> values (n,).
@@ -159,12 +153,17 @@ class TrainingModule(pl.LightningModule):
             sum_and_count = torch.stack([values.sum(), values.new_full((), len(values))])
             self._validation_sums[name] = self._validation_sums.get(name, 0) + sum_and_count
 
-    def log_validation_losses(self) -> None:
-        """Log the mean of each validation loss over the values of all ranks, as `val/name`."""
+    def on_validation_epoch_end(self) -> None:
+        """Log, over all ranks, the mean of each validation loss and the scores of `metric` as `val/name`."""
         for name, sum_and_count in self._validation_sums.items():
             total, count = detached_sum_over_ranks(sum_and_count)
             self.log(f"val/{name}", total / count)
         self._validation_sums = {}
+        if self.metric is not None:
+            scores = self.metric.compute()
+            self.metric.reset()
+            # The progress bar does not show the scores, because a line with the scores x 100 is printed after each validation.
+            self.log_dict({f"val/{name}": float(value) for name, value in scores.items()}, rank_zero_only=False)
 
     def metadata(self) -> dict[str, Any]:
         """Return extra items of the checkpoint's entry "diffcap"; subclasses override it."""

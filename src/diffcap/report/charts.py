@@ -87,7 +87,6 @@ def read_curves(run_folder: str | Path, stages: Sequence[str] = TRAINING_STAGES)
 
     A run that was interrupted has a CSV file for each start. If two files have a value for the same step, that of the later file is used.
     """
-
     stage_curves = {}
     for stage in stages:
         values: dict[str, dict[float, float]] = {}
@@ -247,11 +246,11 @@ def _add_text(axes: "Axes", text: str, x: float, offset: float, color: str, alig
 def _complete_charts(scores: JsonObject) -> dict[str, tuple[str, str]]:
     """Return the entries of `_VIEWPOINT_CHARTS` whose score every bin of every system has."""
     all_bins = [one_bin for bin_scores in scores["systems"].values() for one_bin in bin_scores]
-    charts = {}
-    for title, (key, group) in _VIEWPOINT_CHARTS.items():
-        if all(group in one_bin.get(key, {}) for one_bin in all_bins):
-            charts[title] = (key, group)
-    return charts
+    return {
+        title: (key, group)
+        for title, (key, group) in _VIEWPOINT_CHARTS.items()
+        if all(group in one_bin.get(key, {}) for one_bin in all_bins)
+    }
 
 
 def _mean_and_std(one_bin: JsonObject, key: str, group: str) -> tuple[float, float, str]:

@@ -7,6 +7,7 @@ import base64
 import io
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import zip_longest
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -60,13 +61,9 @@ def fit_image(image: Image.Image, frame: Size = SHEET_FRAME, box: Sequence[float
     image = image.resize(fitted_size(image.size, frame), Image.Resampling.BICUBIC)
     if box:
         left, top, right, bottom = (round(value * scale) for value in box)
-        corners = [
-            max(0, left - 2),
-            max(0, top - 2),
-            min(image.width - 1, right + 1),
-            min(image.height - 1, bottom + 1),
-        ]
-        ImageDraw.Draw(image).rectangle(corners, outline=REGION_COLOR)
+        first = max(0, left - 2), max(0, top - 2)
+        last = min(image.width - 1, right + 1), min(image.height - 1, bottom + 1)
+        ImageDraw.Draw(image).rectangle([first, last], outline=REGION_COLOR)
     return image
 
 
@@ -138,7 +135,7 @@ class Masks:
         Returns None if the pair has no mask, if the mask cannot be used, or if `sizes` has neither image of the pair.
         """
         path = pair.extra.get("mask")
-        size = image_size(pair, sizes)
+        size = next((sizes[path] for path in pair.images if path in sizes), None)
         if not isinstance(path, str) or size is None:
             return None
         try:
@@ -152,11 +149,6 @@ class Masks:
         except DiffcapError as error:
             self.problems[path] = str(error)
             return None
-
-
-def image_size(pair: ChangePair, sizes: ImageSizes) -> Size | None:
-    """Return the size of a pair's first image that is in `sizes`."""
-    return next((sizes[path] for path in pair.images if path in sizes), None)
 
 
 def draw_outline(mask: Mask, size: Size, width: int = 1) -> Image.Image:
@@ -181,14 +173,13 @@ def outline_thumbnails(masks: Masks, pairs: Pairs, sizes: ImageSizes, frames: Fr
 
     def outline_thumbnail(pair: ChangePair) -> Thumbnail | None:
         mask = masks.read(pair, sizes)
-        size = image_size(pair, sizes)
-        if size is None or mask is None or not mask.any():
+        if mask is None or not mask.any():
             return None
+        size = next(sizes[path] for path in pair.images if path in sizes)
         frame = frames[pair.before]
         reduced = fitted_size(size, (min(frame[0], size[0]), min(frame[1], size[1])))
-        return Thumbnail(
-            *size, encode_webp(colored_outline(mask, reduced, 2 if frame == LARGE_FRAME else 1), lossless=True)
-        )
+        outline = colored_outline(mask, reduced, 2 if frame == LARGE_FRAME else 1)
+        return Thumbnail(*size, encode_webp(outline, lossless=True))
 
     with ThreadPoolExecutor() as pool:
         outlines = pool.map(outline_thumbnail, pairs)
@@ -235,23 +226,15 @@ def type_group(pair: ChangePair) -> str | None:
 def choose_pairs(pairs: Pairs, count: int, seed: int = 0) -> list[ChangePair]:
     """Sample `count` pairs, equally many of each `type_group`, sorted by group. Without change types, sample from all pairs."""
     random = Random(seed)
-    remaining_pairs: dict[str, list[ChangePair]] = {}
+    group_pairs: dict[str, list[ChangePair]] = {}
     for pair in pairs:
-        remaining_pairs.setdefault(type_group(pair) or "", []).append(pair)
-    groups = ordered_type_groups(set(remaining_pairs))
+        group_pairs.setdefault(type_group(pair) or "", []).append(pair)
+    groups = ordered_type_groups(set(group_pairs))
     for group in groups:
-        random.shuffle(remaining_pairs[group])
-    chosen_pairs: dict[str, list[ChangePair]] = {group: [] for group in groups}
-    open_groups = list(groups)  # groups with remaining pairs
-    turn = 0
-    while open_groups and sum(map(len, chosen_pairs.values())) < count:
-        group = open_groups[turn % len(open_groups)]
-        chosen_pairs[group].append(remaining_pairs[group].pop())
-        if remaining_pairs[group]:
-            turn += 1
-        else:
-            open_groups.remove(group)
-    return [pair for group in groups for pair in chosen_pairs[group]]
+        random.shuffle(group_pairs[group])
+    rounds = zip_longest(*(reversed(group_pairs[group]) for group in groups))  # a pair of each group that has one left
+    chosen_pairs = [pair for round_pairs in rounds for pair in round_pairs if pair is not None][:count]
+    return sorted(chosen_pairs, key=lambda pair: groups.index(type_group(pair) or ""))
 
 
 def is_correct(caption: str, pair: ChangePair) -> bool | None:

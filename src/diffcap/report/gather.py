@@ -99,9 +99,8 @@ def collect_results(
     contents = {name: scored[name] for name in baselines}  # system -> content of metrics.json
     contents |= {name: seed_runs[0].metrics for name, seed_runs in runs.items()}
     id_protocols = {name: entry["id_tokens"]["protocol"] for name, entry in contents.items() if "id_tokens" in entry}
-    ensembles, notes, zero_shot = _describe_runs(runs, dataset, references)
-    entries = {"ensembles": ensembles, "files": list(caption_files), "remark": remark, "id_tokens": id_protocols}
-    entries |= {"notes": notes, "zero_shot": zero_shot}
+    entries = {**_describe_runs(runs, dataset, references), "files": list(caption_files), "remark": remark}
+    entries["id_tokens"] = id_protocols
     captions: dict[str, list[Mapping[str, str]]] = {name: [by_id] for name, by_id in baselines.items()}
     captions |= {name: [run.predictions for run in seed_runs] for name, seed_runs in runs.items()}
     return Results(
@@ -125,23 +124,21 @@ def collect_results(
 
 def _describe_runs(
     runs: Mapping[str, Sequence[Run]], dataset: Dataset, references: Mapping[str, Sequence[str]]
-) -> tuple[dict[str, int], dict[str, list[str]], dict[str, dict[str, Any]]]:
+) -> dict[str, Any]:
     """Return three dicts by system: number of ensemble members, notes on the captions, origin of a model without training."""
-    ensembles = {}
-    notes = {}
-    zero_shot = {}
+    described: dict[str, dict[str, Any]] = {"ensembles": {}, "notes": {}, "zero_shot": {}}
     for name, seed_runs in runs.items():
         metrics = seed_runs[0].metrics
         if num_members := metrics["protocol"].get("ensemble"):
-            ensembles[name] = num_members
+            described["ensembles"][name] = num_members
         run_notes = [note for run in seed_runs for note in caption_notes(run.predictions, references)]
         if features_warning := get_dataset(dataset.name).features_note(metrics["provenance"].get("features")):
             run_notes.append(f"{features_warning}.")
         if run_notes:
-            notes[name] = list(dict.fromkeys(run_notes))
+            described["notes"][name] = list(dict.fromkeys(run_notes))
         if origin := rows.zero_shot_origin(seed_runs[0]):
-            zero_shot[name] = origin
-    return ensembles, notes, zero_shot
+            described["zero_shot"][name] = origin
+    return described
 
 
 def _run_origin(run: Run) -> dict[str, Any]:

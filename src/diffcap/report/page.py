@@ -223,7 +223,6 @@ def _choose_judge(page: Page) -> tuple[Callable[[System, ChangePair], int | None
     A caption is judged by its words if the dataset has the attributes of the changed objects. In other datasets, it is right if its
     CIDEr-D is in the highest third of all scores, and wrong if it is in the lowest third.
     """
-
     has_object_labels = any("changed" in pair.extra for pair in page.pairs)
     scores = sorted(system.scores[pair.id] for system in page.systems.values() for pair in page.pairs)
     low, high = (scores[len(scores) * third // 3] if scores else 0.0 for third in (1, 2))

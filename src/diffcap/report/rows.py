@@ -27,10 +27,7 @@ from diffcap.run_folder import (
 from diffcap.utils.errors import DiffcapError, wrap_errors
 
 Row = dict[str, Any]  # scores of one system; `score_row` describes the keys
-_ZERO_SHOT_STAGE = "zero-shot"  # "stage" in metrics.json of a vision-language model that was not trained
 _IOU_KEY = "viewpoint_iou"  # in `extra` of a pair: 1 if both images have the same camera position, less if not
-_BIN_GROUPS = ("total", "semantic", "distractor")  # all pairs, pairs with a change, pairs without
-_SLOT_KEYS = ("type", "object", "to")  # accuracies of the change type, the object and the new value
 # Entries of the protocol that must be equal in all runs. "changes" says how a pair with several changes was captioned.
 _COMMON_KEYS = ("dataset", "split", "limit", "beams", "length_penalty", "tokenizer", "changes", "metrics")
 
@@ -65,7 +62,7 @@ def zero_shot_origin(run: Run) -> dict[str, Any]:
     """Return "base", "revision" and "prompt" of a model without training, and the number of "sentences" if not 1; {} for other runs."""
     provenance = run.metrics["provenance"]
     for checkpoint in provenance.get("checkpoints") or []:
-        if checkpoint.get("stage") == _ZERO_SHOT_STAGE:
+        if checkpoint.get("stage") == "zero-shot":  # a vision-language model that was not trained
             origin = {key: checkpoint.get(key) for key in ("base", "revision")} | {"prompt": provenance.get("prompt")}
             num_sentences = provenance.get("sentences", 1)
             return origin if num_sentences == 1 else {**origin, "sentences": num_sentences}
@@ -139,7 +136,7 @@ def score_row(result: Mapping[str, Any], predictions: Mapping[str, str], pairs: 
     if "id_tokens" in result:
         row["id_tokens"] = result["id_tokens"]["groups"]
     if "slots" in result:
-        row["slots"] = {name: result["slots"][name] for name in _SLOT_KEYS if name in result["slots"]}
+        row["slots"] = {name: result["slots"][name] for name in ("type", "object", "to") if name in result["slots"]}
         row["type_accuracy"] = type_accuracy(predictions, pairs, groups_of(pairs))
     return row
 
@@ -200,13 +197,12 @@ def quantile_bins(pairs: Sequence[ChangePair], num_bins: int) -> list[list[Chang
     if len(np.unique(ious)) < 2:
         return []
     num_bins = min(num_bins, len(sorted_pairs))
-    edges = {0, len(sorted_pairs)}
-    for bin_index in range(1, num_bins):
-        cut = round(len(sorted_pairs) * bin_index / num_bins)
-        # A cut between equal values moves to the nearer end of these values.
-        ends = [int(np.searchsorted(ious, ious[cut], side)) for side in ("left", "right")]
-        edges.add(min(ends, key=lambda end: abs(end - cut)))
-    return [sorted_pairs[start:stop] for start, stop in pairwise(sorted(edges))]
+    cuts = np.round(len(sorted_pairs) * np.arange(1, num_bins) / num_bins).astype(int)
+    # A cut between equal values moves to the nearer end of these values.
+    left, right = (np.searchsorted(ious, ious[cuts], side) for side in ("left", "right"))
+    ends = np.where(cuts - left <= right - cuts, left, right)
+    edges = sorted({0, *ends.tolist(), len(sorted_pairs)})
+    return [sorted_pairs[start:stop] for start, stop in pairwise(edges)]
 
 
 def viewpoint_scores(
@@ -230,7 +226,8 @@ def viewpoint_scores(
     bin_entries: list[dict[str, Any]] = []
     system_scores: dict[str, list[dict[str, Any]]] = {name: [] for name in systems}
     for bin_pairs in bins:
-        groups = {group: ids for group, ids in groups_of(bin_pairs).items() if group in _BIN_GROUPS}
+        bin_groups = groups_of(bin_pairs)
+        groups = {group: bin_groups[group] for group in ("total", "semantic", "distractor") if group in bin_groups}
         low, high = (float(pair.extra[_IOU_KEY]) for pair in (bin_pairs[0], bin_pairs[-1]))
         counts = {group: len(ids) for group, ids in groups.items()}
         bin_entries.append({"low": low, "high": high, "pairs": counts})

@@ -10,7 +10,7 @@ from typing import Any
 
 from diffcap.evaluation.protocols import TYPE_ORDER, remarks
 from diffcap.evaluation.tables import WEIGHTLESS_MARK, WEIGHTLESS_NOTE, is_weightless, score_notes
-from diffcap.records import NO_CHANGE_GROUPS
+from diffcap.records import NO_CHANGE_GROUPS, RESERVED_CHANGE_TYPES
 from diffcap.utils.table import Cell, Table, escape_markdown
 
 JsonObject = Mapping[str, Any]
@@ -44,7 +44,6 @@ ALL_WORDS = "all words"  # name of the row for words of all kinds
 GROUPS = ("total", "semantic", "distractor", "change", "no_change")
 # S*m is the mean of BLEU-4, METEOR, ROUGE-L and CIDEr-D.
 METRICS = ("BLEU-4", "METEOR", "ROUGE-L", "CIDEr-D", "SPICE", "S*m", "accuracy")
-_OTHER_ROW_KEYS = ("slots", "type_accuracy", "id_tokens", "seconds", "steps", "std", "runs")  # keys that are not groups
 
 
 def number_at(row: JsonObject, path: Sequence[str]) -> float | None:
@@ -149,7 +148,7 @@ def ordered_type_groups(groups: set[str]) -> list[str]:
 def _type_groups(rows: SystemRows) -> list[str]:
     """Return the change types and the groups without change in order; [] if there are no types."""
     keys = {key for row in rows.values() for key in row}
-    types = keys - {*_OTHER_ROW_KEYS, *GROUPS}
+    types = keys - RESERVED_CHANGE_TYPES
     return ordered_type_groups(types | (keys & {*NO_CHANGE_GROUPS})) if types else []
 
 

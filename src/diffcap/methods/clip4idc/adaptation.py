@@ -96,11 +96,5 @@ class Adaptation(TrainingModule):
         super().on_train_batch_end(outputs, batch, batch_idx)
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
-        """Add the embeddings of the pairs and of all their captions to the metric."""
+        """Add the embeddings of the pairs and of all their captions to the metric: `val/t2p_R@1` (text to pair) and others."""
         add_to_metric(self.metric, self.captioner, batch)
-
-    def on_validation_epoch_end(self) -> None:
-        """Log recall and mean rank over the pairs of all ranks: `val/t2p_R@1` (text to pair) and others."""
-        scores = self.metric.compute()
-        self.metric.reset()
-        self.log_dict({f"val/{name}": float(value) for name, value in scores.items()}, rank_zero_only=False)

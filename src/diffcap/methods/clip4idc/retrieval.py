@@ -23,8 +23,6 @@ from diffcap.text.vocabularies import restore_vocabulary
 from diffcap.utils.errors import DiffcapError, wrap_errors
 from diffcap.utils.provenance import provenance
 
-DIRECTION_TITLES = {"t2p": "caption to pair", "p2t": "pair to caption"}
-
 
 def add_to_metric(metric: PairRetrieval, model: Any, batch: dict[str, Any]) -> None:
     """Add the embeddings of a batch's pairs and captions, with their numbers in the split, to `metric`. `model`: `CLIP4IDCAdaptation`."""
@@ -118,7 +116,7 @@ def evaluate_retrieval(
     out_folder.mkdir(parents=True, exist_ok=True)
     table_rows = {}
     mean_ranks = []
-    for direction, title in DIRECTION_TITLES.items():
+    for direction, title in {"t2p": "caption to pair", "p2t": "pair to caption"}.items():
         table_rows[title] = {f"R@{k}": scores[f"{direction}_R@{k}"] for k in RECALL_KS}
         mean_ranks.append(f"{title} {scores[f'{direction}_mean_rank']:.1f}")
     table_title = f"retrieval on {dataset.name} {split}, {len(pairs):,} change pairs, {num_captions:,} captions"

@@ -26,7 +26,6 @@ _PRETRAIN_RULES: tuple[Rule, ...] = (
     (r"pooler\..*", None),  # the unused matching head
     (r"(classifier|aligner)\.0\..*", None),  # the heads of the tasks on NABirds
 )
-_FINETUNE_RULES: tuple[Rule, ...] = ((r"pooler\.0", "distractor_head"),)
 
 
 def from_official(state: Mapping[str, Tensor], stage: str) -> dict[str, Tensor]:
@@ -37,7 +36,7 @@ def from_official(state: Mapping[str, Tensor], stage: str) -> dict[str, Tensor]:
         norms[r"feat_regress\.net\.2"] = "regress.inner.2"
         rules += _PRETRAIN_RULES
     else:
-        rules += _FINETUNE_RULES
+        rules.append((r"pooler\.0", "distractor_head"))
     for encoder, our_name in _ENCODERS.items():
         norms[rf"{encoder}\.norm"] = f"trunk.{our_name}_encoder.norm"
         layer = rf"{encoder}\.layers\.(\d+)\."
@@ -45,10 +44,8 @@ def from_official(state: Mapping[str, Tensor], stage: str) -> dict[str, Tensor]:
         norms[layer + r"sublayer\.0\.norm"] = our_layer + "attention_norm"
         norms[layer + r"sublayer\.1\.norm"] = our_layer + "ffn_norm"
         rules += [
-            (
-                layer + r"attn\.([qkv])_linear",
-                our_layer + r"attention.qkv:\2",
-            ),  # `rename` joins :q, :k and :v to one matrix
+            # `rename` joins :q, :k and :v to one matrix.
+            (layer + r"attn\.([qkv])_linear", our_layer + r"attention.qkv:\2"),
             (layer + r"attn\.out", our_layer + "attention.out"),
             (layer + r"feed_forward\.w_1", our_layer + "ffn.0"),
             (layer + r"feed_forward\.w_2", our_layer + "ffn.3"),

@@ -73,7 +73,3 @@ class Pretraining(TrainingModule):
             return {"mlm": losses, "mlm_accuracy": (logits.argmax(-1) == words).float()}
 
         self.add_validation_losses(batch, mlm_losses)
-
-    def on_validation_epoch_end(self) -> None:
-        """Log `val/mlm` and `val/mlm_accuracy`."""
-        self.log_validation_losses()

@@ -75,9 +75,7 @@ class OuterResidualBlock(PostNormBlock):
 class Chg2Cap(parts.PixelOrFeatureCaptioner):
     """Chg2Cap: hierarchical self-attention over both images, a residual block with their cosine similarity, a decoder.
 
-    The defaults are those of the authors' code. `before` and `after` are feature maps, or pixels if `backbone` is set. A batch may
-    have several "after" images for a "before" image, such as those of a change and a distractor pair. Every word has the same weight in
-    the loss.
+    The defaults are those of the authors' code. `before` and `after` are feature maps, or pixels if `backbone` is set.
 
     Args:
         vocabulary_size: V. Ids: 0 padding, 1 unknown word, 2 start, 3 end, then the words.
@@ -261,9 +259,7 @@ def official_sizes(
 
 IMPORTER = importing.Importer(
     official_sizes,
-    lambda state, stage: parts.restore_convolutions(
-        importing.rename(state, _RULES, "Chg2Cap")
-    ),  # Chg2Cap has one training stage
+    lambda state, stage: parts.restore_convolutions(importing.rename(state, _RULES, "Chg2Cap")),  # for every stage
     vocabulary_layout="chg2cap",
     vocabulary_file="vocab.json",
     groups=("encoder_dict", "encoder_trans_dict", "decoder_dict"),  # the state dicts in a checkpoint

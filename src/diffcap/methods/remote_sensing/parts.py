@@ -96,7 +96,10 @@ class CausalWordDecoder(WordDecoder):
 
 
 class PixelOrFeatureCaptioner(Captioner):
-    """A captioner of feature maps, or of pixels with a ResNet of its own; the loss is the mean over all words (authors' code)."""
+    """A captioner of feature maps, or of pixels with a ResNet of its own; the loss is the mean over all words (authors' code).
+
+    A batch may have several "after" images for a "before" image, such as those of a change and a distractor pair.
+    """
 
     uses_adamw = False  # Adam is used (authors' code)
     images: ResNetEncoder | None  # None if the captioner reads feature maps

@@ -51,9 +51,7 @@ class Merge(nn.Module):
 class RSICCformer(parts.PixelOrFeatureCaptioner):
     """RSICCformer: images that attend to their difference, residual blocks that merge the layers, a transformer decoder.
 
-    The defaults are those of the authors' code. `before` and `after` are feature maps, or pixels if `backbone` is set. A batch may
-    have several "after" images for a "before" image, such as those of a change and a distractor pair. Every word has the same weight in
-    the loss.
+    The defaults are those of the authors' code. `before` and `after` are feature maps, or pixels if `backbone` is set.
 
     Args:
         vocabulary_size: V. Ids: 0 padding, then the words; the last three are the unknown word, start and end.
