@@ -38,14 +38,8 @@ PROCESSOR = "AVX512"
 REWARD_TOLERANCE = 0.02
 COMMON = (
     *("--trainer.accelerator=cpu", "--trainer.log_every_n_steps=1", "--trainer.val_check_interval=1000"),
-    *(
-        "--run.checkpoint_every=10",
-        "--run.patience=null",
-        "--run.select_after=0",
-        "--seed_everything=1",
-        "--data.seed=1",
-    ),
-    *("--data.batch_size=8", "--model.warmup=0", "--model.schedule=constant"),
+    *("--run.checkpoint_every=10", "--run.patience=null", "--run.select_after=0", "--seed_everything=1"),
+    *("--data.seed=1", "--data.batch_size=8", "--model.warmup=0", "--model.schedule=constant"),
 )
 TRUNK = ("width=16", "heads=2", "ffn=24", "dropout=0.1")
 SCORER = ("width=16", "heads=2", "word_width=12", "dropout=0.1", "decoder_std=0.3", "position_std=0.3")

@@ -51,16 +51,11 @@ def test_word_vectors_of_a_cut_down_vocabulary(clip: Clip, file: Path) -> None:
     vocabulary = ClipVocabulary(["a</w>", "the</w>", "cube</w>"], "clip_used")
     model = CLIP4IDCAdaptation(FULL, vocabulary_size=len(vocabulary), max_length=14).eval()
     load_clip(model, str(file), vocabulary)
-    whole = ClipVocabulary()
     ours = torch.tensor([vocabulary.encode("the cube", 10)])
-    theirs = torch.tensor([whole.encode("the cube", 10)])
-    torch.testing.assert_close(model.words(ours), _text(clip, theirs))
-
-
-def _text(clip: Clip, tokens: torch.Tensor) -> torch.Tensor:
+    theirs = ClipVocabulary().encode("the cube", 10)
     padded = torch.zeros(1, NETWORK["text_cfg"]["context_length"], dtype=torch.long)
-    padded[:, : tokens.shape[1]] = tokens
-    return clip.encode_text(padded)
+    padded[0, : len(theirs)] = torch.tensor(theirs)
+    torch.testing.assert_close(model.words(ours), clip.encode_text(padded))
 
 
 @torch.no_grad()
@@ -116,9 +111,6 @@ def test_what_begins_with_the_difference_is_not_clips(clip: Clip, file: Path) ->
         drawn = {name: value.clone() for name, value in model.images.visual.state_dict().items()}
         load_clip(model, str(file), ClipVocabulary())
         kept = {name for name, value in model.images.visual.state_dict().items() if torch.equal(value, drawn[name])}
-        attention = {f"transformer.resblocks.2.attn.{name}" for name, _ in _attention(clip).named_parameters()}
+        names = dict(clip.visual.transformer.resblocks[2].attn.named_parameters())
+        attention = {f"transformer.resblocks.2.attn.{name}" for name in names}
         assert len(attention) == 4 and kept & attention == (attention if init == "difference" else set())
-
-
-def _attention(clip: Clip) -> torch.nn.Module:
-    return clip.visual.transformer.resblocks[2].attn

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from diffcap.losses.self_critical import leave_one_out_mean, self_critical_loss
+from diffcap.losses.self_critical import self_critical_loss
 
 END, PAD = 1, 0
 
@@ -56,7 +56,3 @@ def test_its_mean_over_all_captions_is_the_gradient_of_the_expected_reward(basel
         for text, reward in zip(captions, rewards)
     ]
     torch.testing.assert_close(-torch.autograd.grad(sum(losses).sum(), table)[0], expected)
-
-
-def test_the_mean_of_the_other_draws() -> None:
-    assert leave_one_out_mean(torch.tensor([[1.0, 2.0, 6.0]])).tolist() == [[4.0, 3.5, 1.5]]

@@ -2,6 +2,7 @@
 
 import json
 import zlib
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 FIXTURES = Path(__file__).parent / "fixtures"
+assert_close = partial(torch.testing.assert_close, atol=1e-4, rtol=1e-4)
 
 
 class Fixture(NamedTuple):

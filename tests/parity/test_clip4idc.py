@@ -5,14 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from tests.parity.loading import Fixture, load
+from tests.parity.loading import Fixture, assert_close, load
 
 from diffcap.losses.pair_text import pair_text_contrastive_loss
 from diffcap.methods.clip4idc.model import CLIP4IDC, CLIP4IDCAdaptation
 from diffcap.methods.clip4idc.official import from_official
 from diffcap.models.captioner import Batch
-
-TOLERANCE = {"atol": 1e-4, "rtol": 1e-4}
 
 
 @pytest.fixture
@@ -78,13 +76,13 @@ def captioner(official: Fixture) -> CLIP4IDC:
 def test_retrieval(official: Fixture) -> None:
     model, arrays = adaptation(official), official.arrays
     text, pair = model.words(arrays["tokens"]), model.encode_pairs(arrays["before"], arrays["after"])
-    torch.testing.assert_close(text, arrays["text_embedding"][:, 0], **TOLERANCE)
-    torch.testing.assert_close(pair, arrays["pair_embedding"][:, 0], **TOLERANCE)
+    assert_close(text, arrays["text_embedding"][:, 0])
+    assert_close(pair, arrays["pair_embedding"][:, 0])
     scale = model.logit_scale.exp()
     loss = pair_text_contrastive_loss(text, pair, scale).mean()
-    torch.testing.assert_close(loss, arrays["adaptation_loss"], **TOLERANCE)
+    assert_close(loss, arrays["adaptation_loss"])
     batch: Batch = {name: arrays[name] for name in ("before", "after", "tokens")}
-    torch.testing.assert_close(model.loss(batch), arrays["adaptation_loss"], **TOLERANCE)
+    assert_close(model.loss(batch), arrays["adaptation_loss"])
 
 
 @torch.no_grad()
@@ -92,7 +90,7 @@ def test_visual_tokens(official: Fixture) -> None:
     model, arrays = captioner(official), official.arrays
     views = model.encode_pixels(arrays["before"], arrays["after"])
     # The fixture's tokens are of the retrieval model, whose image tower has the same names and so the same weights.
-    torch.testing.assert_close(views, arrays["visual_tokens"], **TOLERANCE)
+    assert_close(views, arrays["visual_tokens"])
 
 
 @torch.no_grad()
@@ -102,9 +100,9 @@ def test_words(official: Fixture) -> None:
     memory = model.encode(arrays["before"], arrays["after"])
     assert torch.equal(shown != model.pad, arrays["decoder_mask"] == 1)
     logits = model.compute_logits(model.decode(shown, memory).last_block.hidden)
-    torch.testing.assert_close(logits, arrays["decoder_logits"], **TOLERANCE)
+    assert_close(logits, arrays["decoder_logits"])
     # Input and target are one caption, shifted: the input's first word, then the targets.
     tokens = torch.cat([shown[:, :1], arrays["decoder_target"]], 1)
     assert torch.equal(tokens[:, :-1][shown != model.pad], shown[shown != model.pad])
     losses = model.word_losses(tokens, memory)
-    torch.testing.assert_close(losses.mean(), arrays["caption_loss"], **TOLERANCE)
+    assert_close(losses.mean(), arrays["caption_loss"])

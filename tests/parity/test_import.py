@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.parity.loading import Fixture, load
+from tests.parity.loading import Fixture, assert_close, load
 from tests.parity.test_pcl import maps
 from torch import Tensor
 
@@ -19,7 +19,6 @@ from diffcap.models.generation import greedy
 pytestmark = pytest.mark.slow  # whole released checkpoints
 
 RCC = ["<NULL>", "<UNK>", "<START>", "<END>"]
-TOLERANCE = {"atol": 1e-4, "rtol": 1e-4}
 
 
 class AttrDict(dict):
@@ -73,25 +72,14 @@ def len_of(trained: Checkpoint) -> int:
 
 
 @pytest.mark.parametrize("expectation", [True, False])
-def test_scorer(scorer_fixture: Path, tmp_path: Path, expectation: bool) -> None:
-    views(load(scorer_fixture), "scorer", tmp_path, expectation)
-
-
-@pytest.mark.parametrize("expectation", [True, False])
-def test_dirl(dirl_fixture: Path, tmp_path: Path, expectation: bool) -> None:
-    views(load(dirl_fixture), "dirl", tmp_path, expectation)
-
-
-def views(official: Fixture, method: str, folder: Path, expectation: bool) -> None:
+def test_scorer_and_dirl(views_fixture: Path, tmp_path: Path, expectation: bool) -> None:
+    official = load(views_fixture)
     metadata = official.hyperparameters
     if not expectation and (metadata["feature_channels"] % 4 or metadata["heads"] != 8):
         pytest.skip("a fixture of sizes that no released file has must be told")
-    options = (
-        (f"--heads={metadata['heads']}", f"--options.coordinates={str(metadata['coordinates']).lower()}")
-        if expectation
-        else ()
-    )
-    trained = imported(folder, method, grouped(official), *options, words=vocabulary(metadata["vocabulary"], RCC))
+    told = f"--heads={metadata['heads']}", f"--options.coordinates={str(metadata['coordinates']).lower()}"
+    words = vocabulary(metadata["vocabulary"], RCC)
+    trained = imported(tmp_path, official.method, grouped(official), *(told if expectation else ()), words=words)
     assert trained.max_length == metadata["max_length"]  # by the table beside the weights
     assert trained.features["shape"] == [metadata["feature_channels"], *metadata["grid"]]
     assert trained.features["preprocessing"]["std"] == [0.229, 0.224, 0.224]  # of the authors' features
@@ -108,13 +96,12 @@ def test_pcl(pcl_fixture: Path, tmp_path: Path) -> None:
     before, after = maps(official.arrays["before"]), maps(official.arrays["after"])
     tokens = greedy(trained.captioner, before, after, trained.max_length).tolist()
     end = trained.captioner.eos_id
-    for ours, theirs in zip(tokens, official.arrays["greedy_tokens"].tolist()):
-        assert (
-            ours[: ours.index(end) if end in ours else None] == theirs[: theirs.index(end) if end in theirs else None]
-        )
+    for rows in zip(tokens, official.arrays["greedy_tokens"].tolist()):
+        ours, theirs = (row[: row.index(end)] if end in row else row for row in rows)
+        assert ours == theirs
     unchanged = trained.captioner.nothing_changed(before, after)
     expected = official.arrays["distractor_logits"].softmax(-1)[:, 0]
-    torch.testing.assert_close(unchanged, expected, **TOLERANCE)
+    assert_close(unchanged, expected)
 
 
 @torch.no_grad()
@@ -140,7 +127,7 @@ def test_pcl_with_its_special_tokens_in_another_order(pcl_fixture: Path, tmp_pat
         ids = [known.encode(f"w{number}", length)[1] for number in range(len(known.words))]
         scores.append(model.teacher_forced_logits(tokens, model.encode(before, after))[..., specials + ids])
         captions.append([known.decode(row) for row in greedy(model, before, after, length)])
-    torch.testing.assert_close(*scores, **TOLERANCE)
+    assert_close(*scores)
     assert captions[0] == captions[1]
 
 
@@ -164,12 +151,12 @@ def test_clip4idc(clip4idc_fixture: Path, tmp_path: Path, half: bool) -> None:
     model.images.mean.zero_()  # the fixture's pixels are normalised
     model.images.std.fill_(1 / 255)
     memory, cache, shown = model.encode(arrays["before"], arrays["after"]), None, arrays["decoder_input"]
-    tolerance = {"atol": 0.03, "rtol": 0.01} if half else TOLERANCE
+    tolerance = {"atol": 0.03, "rtol": 0.01} if half else {}
     for position in range(shown.shape[1]):
         logits, cache = model.step(shown[:, position], memory, cache)
         real = shown[:, position] != model.pad
         expected = arrays["decoder_logits"][real, position]
-        torch.testing.assert_close(logits[real], expected, **tolerance)
+        assert_close(logits[real], expected, **tolerance)
         sure = expected.topk(2).values.diff().abs()[:, 0] > 0.06  # where rounding weights cannot turn the order
         assert torch.equal(logits[real].argmax(-1)[sure], expected.argmax(-1)[sure])
     first = arrays["decoder_logits"][:, 0]

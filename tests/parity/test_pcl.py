@@ -5,15 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.parity.loading import Fixture, load
+from tests.parity.loading import Fixture, assert_close, load
 from torch import Tensor
 
 from diffcap.data.masking import IGNORED
 from diffcap.methods.pcl.model import BOS, CLS, EOS, MASK, PAD, PCL, UNK
 from diffcap.methods.pcl.official import from_official
 from diffcap.methods.pcl.pretraining_model import PCLPretraining
-
-TOLERANCE = {"atol": 1e-4, "rtol": 1e-4}
 
 
 @pytest.fixture
@@ -65,8 +63,8 @@ def batch_of(official: Fixture, suffix: str = "") -> dict[str, Tensor]:
 @torch.no_grad()
 def test_mlm(official: Fixture) -> None:
     model, batch = pretraining(official), batch_of(official)
-    torch.testing.assert_close(model.mlm_logits(batch), official.arrays["mlm_logits"], **TOLERANCE)
-    torch.testing.assert_close(model.mlm(batch), official.arrays["mlm_loss_per_token"], **TOLERANCE)
+    assert_close(model.mlm_logits(batch), official.arrays["mlm_logits"])
+    assert_close(model.mlm(batch), official.arrays["mlm_loss_per_token"])
 
 
 @torch.no_grad()
@@ -77,16 +75,16 @@ def test_mvcl_hides_the_patches_itself(official: Fixture) -> None:
         expected = official.arrays[f"{name}_masked"]
         assert torch.equal(official.arrays[name].masked_fill(mask[..., None], 0.0), expected)
     losses = pretraining(official).mvcl(batch)
-    torch.testing.assert_close(losses, official.arrays["mvcl_loss_per_feature"], **TOLERANCE)
+    assert_close(losses, official.arrays["mvcl_loss_per_feature"])
 
 
 @torch.no_grad()
 def test_fda(official: Fixture) -> None:
     model, batch = pretraining(official), batch_of(official)
     similarity = model.fda_similarity(batch)
-    torch.testing.assert_close(similarity[:, 0].mean(), official.arrays["fda_positive_similarity"], **TOLERANCE)
-    torch.testing.assert_close(similarity[:, 1:].mean(), official.arrays["fda_negative_similarity"], **TOLERANCE)
-    torch.testing.assert_close(model.loss("fda", batch)["loss"], official.arrays["fda_loss"], **TOLERANCE)
+    assert_close(similarity[:, 0].mean(), official.arrays["fda_positive_similarity"])
+    assert_close(similarity[:, 1:].mean(), official.arrays["fda_negative_similarity"])
+    assert_close(model.loss("fda", batch)["loss"], official.arrays["fda_loss"])
 
 
 @torch.no_grad()
@@ -96,8 +94,8 @@ def test_fine_grained_classification(official: Fixture) -> None:
     assert torch.equal(classes["class_before"] == classes["class_after"], arrays["same_class"][:, 0].bool())
     model, batch = pretraining(official, fine_grained=True), {**batch_of(official), **classes}
     parts = model.loss("fgvc", batch)
-    torch.testing.assert_close(parts["loss"], arrays["fgvc_loss"], **TOLERANCE)
-    torch.testing.assert_close(parts["contrast"], arrays["fgvc_contrastive_loss"], **TOLERANCE)
+    assert_close(parts["loss"], arrays["fgvc_loss"])
+    assert_close(parts["contrast"], arrays["fgvc_contrastive_loss"])
 
 
 @torch.no_grad()
@@ -106,11 +104,11 @@ def test_single_images(pcl_single_fixture: Path) -> None:
     single = load(pcl_single_fixture)
     arrays, model = single.arrays, pretraining(single)
     batch = {**arrays, "before": maps(arrays["image"])}
-    torch.testing.assert_close(model.mlm_logits(batch), arrays["mlm_logits"], **TOLERANCE)
-    torch.testing.assert_close(model.mlm(batch), arrays["mlm_loss_per_token"], **TOLERANCE)
+    assert_close(model.mlm_logits(batch), arrays["mlm_logits"])
+    assert_close(model.mlm(batch), arrays["mlm_loss_per_token"])
     assert torch.equal(arrays["image"].masked_fill(arrays["visual_mask"][..., None], 0.0), arrays["image_masked"])
-    torch.testing.assert_close(model.mvcl(batch), arrays["mvcl_loss_per_feature"], **TOLERANCE)
-    torch.testing.assert_close(model.loss("fda", batch)["loss"], arrays["fda_loss"], **TOLERANCE)
+    assert_close(model.mvcl(batch), arrays["mvcl_loss_per_feature"])
+    assert_close(model.loss("fda", batch)["loss"], arrays["fda_loss"])
 
 
 @torch.no_grad()
@@ -119,18 +117,18 @@ def test_finetuning(official: Fixture) -> None:
     memory = model.encode(batch["before"], batch["after"])
     logits = model.masked_logits(memory, batch)
     labels = batch["mlm_labels"]
-    torch.testing.assert_close(logits, official.arrays["finetune_logits"], **TOLERANCE)
+    assert_close(logits, official.arrays["finetune_logits"])
     words = F.cross_entropy(logits, labels[labels != IGNORED], reduction="none")
-    torch.testing.assert_close(words, official.arrays["finetune_loss_per_token"], **TOLERANCE)
+    assert_close(words, official.arrays["finetune_loss_per_token"])
 
 
 @torch.no_grad()
 def test_distractor_judging(official: Fixture) -> None:
     model, batch = captioner(official), batch_of(official)
     logits = model.distractor_head(model.encode_pair(batch["before"], batch["after"])[1].flatten(1))
-    torch.testing.assert_close(logits, official.arrays["distractor_logits"], **TOLERANCE)
+    assert_close(logits, official.arrays["distractor_logits"])
     losses = F.cross_entropy(logits, official.arrays["distractor_labels"][:, 0], reduction="none")
-    torch.testing.assert_close(losses, official.arrays["distractor_loss"], **TOLERANCE)
+    assert_close(losses, official.arrays["distractor_loss"])
     total = model.loss({**batch, "is_change": official.arrays["distractor_labels"][:, 0]})["loss"]
     summed = official.arrays["finetune_loss_per_token"].sum() + official.arrays["distractor_loss"].sum()
-    torch.testing.assert_close(total, summed, **TOLERANCE)
+    assert_close(total, summed)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.parity.loading import Fixture, load, with_statistics
+from tests.parity.loading import Fixture, assert_close, load, with_statistics
 from torch import Tensor
 
 from diffcap.methods.remote_sensing import chg2cap, rsiccformer
@@ -15,7 +15,6 @@ from diffcap.methods.remote_sensing.chg2cap import Chg2Cap
 from diffcap.methods.remote_sensing.rsiccformer import RSICCformer
 from diffcap.models.generation import beam_search, greedy
 
-TOLERANCE = {"atol": 1e-4, "rtol": 1e-4}
 IMPORTERS = {"rsiccformer": rsiccformer.IMPORTER, "chg2cap": chg2cap.IMPORTER}
 
 
@@ -51,7 +50,7 @@ def compare_part(official: Fixture, name: str, tokens: Tensor) -> None:
     """Compare the part of tokens (B, N, D) that the fixture holds."""
     steps = described(official, "subsampled")[name]
     part = tokens[:, :: steps["token_step"], :: steps["channel_step"]]
-    torch.testing.assert_close(part, official.arrays[name], **TOLERANCE)
+    assert_close(part, official.arrays[name])
 
 
 def compare_captions(model: Any, found: Iterable[Tensor], expected: Iterable[Tensor]) -> None:
@@ -88,21 +87,21 @@ def test_words(official: Fixture) -> None:
     length = official.arrays["logits"].shape[1]
     tokens = torch.cat([batch["tokens"], batch["tokens"][:, :1]], 1)[:, : length + 1]  # the last one is not used
     logits = model.teacher_forced_logits(tokens, model.encode(batch["before"], batch["after"]))
-    torch.testing.assert_close(logits, official.arrays["logits"], **TOLERANCE)
+    assert_close(logits, official.arrays["logits"])
     losses = model.validation_losses(batch)["caption_loss"]
     assert len(losses) == (official.arrays["lengths"] - 1).sum()
-    torch.testing.assert_close(losses.mean(), official.arrays["caption_loss"], **TOLERANCE)
+    assert_close(losses.mean(), official.arrays["caption_loss"])
 
 
 def test_loss_and_gradients(official: Fixture) -> None:
     model, state = captioner(official), official.weights()
     loss = model.loss(batch_of(official))["loss"]
-    torch.testing.assert_close(loss.detach(), official.arrays["caption_loss"], **TOLERANCE)
+    assert_close(loss.detach(), official.arrays["caption_loss"])
     loss.backward()
     parameters, rename = dict(model.named_parameters()), IMPORTERS[official.method].rename
     ours = [next(iter(rename({name: state[name]}, "finetune"))) for name in described(official, "gradient_parameters")]
     found = torch.stack([parameters[name].grad.norm() for name in ours])
-    torch.testing.assert_close(found, official.arrays["gradient_norms"], **TOLERANCE)
+    assert_close(found, official.arrays["gradient_norms"])
 
 
 def test_batch_statistics(official: Fixture) -> None:
@@ -110,11 +109,11 @@ def test_batch_statistics(official: Fixture) -> None:
     model = captioner(official, dropout=0.0, word_dropout=0.0).train()
     for name, loss in model.loss(batch_of(official)).items():
         expected = official.arrays["caption_loss_batch_statistics"]
-        torch.testing.assert_close(loss.detach(), expected, **TOLERANCE, msg=name)
+        assert_close(loss.detach(), expected, msg=name)
     block = model.merge[0].residual if official.method == "rsiccformer" else model.residual
     norm = block.get_submodule("branch.1")
-    torch.testing.assert_close(norm.running_mean, official.arrays["running_mean"], **TOLERANCE)
-    torch.testing.assert_close(norm.running_var, official.arrays["running_var"], **TOLERANCE)
+    assert_close(norm.running_mean, official.arrays["running_mean"])
+    assert_close(norm.running_var, official.arrays["running_var"])
 
 
 @torch.no_grad()
@@ -135,4 +134,4 @@ def test_beams_of_rsiccformer(rsiccformer_fixture: Path) -> None:
     logits = model.teacher_forced_logits(tokens, model.encode(*maps)).log_softmax(-1)
     words = logits.gather(2, tokens[:, 1:, None])[..., 0] * model.caption_mask(tokens)
     ended = official.arrays["beam_tokens"].any(1)
-    torch.testing.assert_close(words.sum(1)[ended], official.arrays["beam_scores"][ended], **TOLERANCE)
+    assert_close(words.sum(1)[ended], official.arrays["beam_scores"][ended])

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.parity.loading import Fixture, load
+from tests.parity.loading import Fixture, assert_close, load
 from torch import Tensor
 
 from diffcap.methods import dirl
@@ -15,7 +15,6 @@ from diffcap.methods.scorer.model import SCORER, two_way_nce
 from diffcap.models.cross_image import CrossImageOutput
 from diffcap.models.decoder import next_word_losses
 
-TOLERANCE = {"atol": 1e-4, "rtol": 1e-4}
 DECODERS = {"clevr_dc": "ln_xavier", "clevr_change": "plain"}
 WEIGHTS = {
     "scorer": {"cross_view_weight": 0.3, "cbr_weight": 0.07},
@@ -53,7 +52,7 @@ def test_loss(views_fixture: Path, times: int) -> None:
     batch = {"before": arrays["before"]} | {name: torch.cat([arrays[name]] * times) for name in ("after", "tokens")}
     parts = [weight * arrays[name] for weight, name in zip(weights.values(), LOSSES[official.method])]
     loss = captioner(official, **weights).loss(batch)["loss"]
-    torch.testing.assert_close(loss, arrays["caption_loss"] + sum(parts), **TOLERANCE)
+    assert_close(loss, arrays["caption_loss"] + sum(parts))
 
 
 def compare(model: SCORER, official: Fixture) -> tuple[Tensor, Tensor, CrossImageOutput]:
@@ -69,11 +68,11 @@ def test_difference_and_cross_view_contrast_of_scorer(scorer_fixture: Path) -> N
     model = captioner(official)
     before, after, encoded = compare(model, official)
     fused = model.fuse(before, after, encoded)
-    torch.testing.assert_close(fused[:, ::7, ::8], official.arrays["difference"], **TOLERANCE)
+    assert_close(fused[:, ::7, ::8], official.arrays["difference"])
     similarities = model.cross_view_similarities(*model.merge_query_keys(encoded))
     for number, similarity in enumerate(similarities, start=1):
-        torch.testing.assert_close(similarity, official.arrays[f"similarity_{number}"], **TOLERANCE)
-    torch.testing.assert_close(two_way_nce(*similarities), official.arrays["cross_view_loss"], **TOLERANCE)
+        assert_close(similarity, official.arrays[f"similarity_{number}"])
+    assert_close(two_way_nce(*similarities), official.arrays["cross_view_loss"])
 
 
 @torch.no_grad()
@@ -83,10 +82,10 @@ def test_words_and_backward_reasoning_of_scorer(scorer_fixture: Path) -> None:
     before, after, encoded = compare(model, official)
     hidden = model.decoder(tokens, model.decoder.project_memory(model.fuse(before, after, encoded))).last_block.hidden
     logits = model.decoder.compute_logits(hidden)
-    torch.testing.assert_close(logits, official.arrays["logits"], **TOLERANCE)
-    torch.testing.assert_close(next_word_losses(logits, tokens).mean(), official.arrays["caption_loss"], **TOLERANCE)
+    assert_close(logits, official.arrays["logits"])
+    assert_close(next_word_losses(logits, tokens).mean(), official.arrays["caption_loss"])
     cbr = two_way_nce(*model.cbr_similarities(*model.predict_after_images(before, after, hidden, tokens)[0]))
-    torch.testing.assert_close(cbr, official.arrays["cbr_loss"], **TOLERANCE)
+    assert_close(cbr, official.arrays["cbr_loss"])
 
 
 @torch.no_grad()
@@ -95,10 +94,10 @@ def test_differences_and_decorrelation_of_dirl(dirl_fixture: Path) -> None:
     model = captioner(official)
     maps = [model.embedding(official.arrays[name]) for name in ("before", "after")]
     for name, difference in zip(("before", "after"), model.subtract_shared(*maps, model.run_encoder(*maps))):
-        torch.testing.assert_close(difference[:, ::7, ::8], official.arrays[f"difference_{name}"], **TOLERANCE)
+        assert_close(difference[:, ::7, ::8], official.arrays[f"difference_{name}"])
     correlation = cross_correlation(*(model.projector(tokens).flatten(0, 1) for tokens in maps))
     diagonal, off_diagonal = decorrelation_terms(correlation)
-    torch.testing.assert_close(diagonal + 0.003 * off_diagonal, official.arrays["dirl_loss"], **TOLERANCE)
+    assert_close(diagonal + 0.003 * off_diagonal, official.arrays["dirl_loss"])
 
 
 @torch.no_grad()
@@ -108,9 +107,9 @@ def test_words_regularisation_and_attention_of_dirl(dirl_fixture: Path) -> None:
     memory = model.encode(arrays["before"], arrays["after"])
     output = model.decoder(arrays["tokens"], memory).last_block
     logits = model.decoder.compute_logits(output.hidden)
-    torch.testing.assert_close(logits, arrays["logits"], **TOLERANCE)
-    torch.testing.assert_close(next_word_losses(logits, arrays["tokens"]).mean(), arrays["caption_loss"], **TOLERANCE)
+    assert_close(logits, arrays["logits"])
+    assert_close(next_word_losses(logits, arrays["tokens"]).mean(), arrays["caption_loss"])
     printed, seen = model.average_states(output, arrays["tokens"])
-    torch.testing.assert_close(cross_modal_contrastive_loss(printed, seen).mean(), arrays["ccr_loss"], **TOLERANCE)
+    assert_close(cross_modal_contrastive_loss(printed, seen).mean(), arrays["ccr_loss"])
     attended = model.decoder.attention(arrays["tokens"], memory)
-    torch.testing.assert_close(attended, arrays["attention"], **TOLERANCE)
+    assert_close(attended, arrays["attention"])
