@@ -6,15 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.models.test_clip4idc import NETWORK
 from torch import nn
 
 from diffcap.lit.training import adamw, root_mean_square
 from diffcap.methods.clip4idc.model import CLIP4IDC, CLIP4IDCAdaptation
 from diffcap.methods.clip4idc.optimizers import BertAdam, bert_adam, half_precision_parameters
-
-VISION = {"image_size": 16, "patch_size": 8, "layers": 4, "width": 16, "head_width": 8}
-TEXT = {"context_length": 8, "vocab_size": 10, "layers": 2, "width": 12, "heads": 2}
-NETWORK = {"embed_dim": 12, "vision_cfg": VISION, "text_cfg": TEXT}
 
 
 def naive_half(weights: np.ndarray, gradients: list[np.ndarray], lr: float, decay: float, beta2: float) -> np.ndarray:

@@ -9,8 +9,8 @@ import pytest
 import torch
 from lightning.pytorch.accelerators import CPUAccelerator, CUDAAccelerator
 
-from diffcap.lit import stage_cli
-from diffcap.lit.stage_cli import set_precision
+from diffcap.lit import training
+from diffcap.lit.training import set_precision
 from diffcap.utils.errors import DiffcapError
 
 
@@ -41,7 +41,7 @@ def test_tf32_on_cuda_unless_the_option_says_otherwise(accelerator: Any, option:
 
 def test_bfloat16_needs_a_processor_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "cpuinfo"
-    monkeypatch.setattr(stage_cli, "CPUINFO_FILE", file)
+    monkeypatch.setattr(training, "CPUINFO_FILE", file)
     set_precision(trainer(CPUAccelerator, "bf16-mixed"), None, force_bf16=False)  # no Linux: it is not known
     for flags in ("flags : fpu avx2 avx512f avx512_bf16", "Features : fp asimd i8mm bf16"):
         file.write_text(f"processor : 0\n{flags}\n")

@@ -39,10 +39,14 @@ def make_tiles(folder: Path, pairs: int = 48) -> Dataset:
 def make_store(folder: Path, pairs: Sequence[ChangePair], shape: tuple[int, int, int] = (5, 2, 3)) -> Path:
     """Features by chance."""
     paths = sorted({path for pair in pairs for path in pair.images})
-    writer = StoreWriter(folder / "features" / "toy", paths, shape, {"backbone": "toy"})
-    writer.write(np.arange(len(paths)), np.random.default_rng(0).normal(size=(len(paths), *shape)))
+    return write_store(folder / "features/toy", paths, np.random.default_rng(0).normal(size=(len(paths), *shape)))
+
+
+def write_store(folder: Path, paths: Sequence[str], maps: np.ndarray) -> Path:
+    writer = StoreWriter(folder, paths, maps.shape[1:], {"backbone": "toy"})
+    writer.write(np.arange(len(paths)), maps)
     writer.finish()
-    return folder / "features" / "toy"
+    return folder
 
 
 def make_run(

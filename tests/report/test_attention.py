@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tests.report.layouts import captions_of, make_dataset, make_scorer, make_store, write_checkpoint
+from tests.report.layouts import captions_of, make_dataset, make_scorer, make_store, write_checkpoint, write_store
 from tests.test_pair_captioner import make
 
 from diffcap.change import AttentionMaps, attention_of
 from diffcap.checkpoints.loading import load
 from diffcap.evaluation.localisation import WordAttention, box_coverage, localisation
-from diffcap.features.writer import StoreWriter
 from diffcap.methods.pcl.model import PCL
 from diffcap.models.captioner import Captioner
 from diffcap.records import ChangePair, Dataset
@@ -90,9 +89,7 @@ def test_extreme_pairs_are_the_lowest_the_highest_and_those_where_systems_differ
 
 def test_a_checkpoint_is_asked_for_the_words_of_its_own_caption(tmp_path: Path) -> None:
     maps = np.random.default_rng(0).normal(size=(2, 5, 2, 3)).astype(np.float16)
-    writer = StoreWriter(tmp_path / "features" / "toy", ["a.png", "b.png"], (5, 2, 3), {"backbone": "toy"})
-    writer.write(np.arange(2), maps)
-    writer.finish()
+    write_store(tmp_path / "features/toy", ["a.png", "b.png"], maps)
     words = [",", "a", "cube", "red", "vanished"]
     path = make_scorer(tmp_path / "best.ckpt", words, (5, 2, 3))
     pair = ChangePair("1", "a.png", "b.png", ["red , cube vanished"], "test")

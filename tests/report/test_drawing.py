@@ -117,7 +117,7 @@ def test_other_datasets_get_a_plain_sheet(tmp_path: Path) -> None:
     assert sheet.height > 2 * SHEET_FRAME[1] + 200  # rows grow with their words
     assert not any(count(sheet, color) for color in ((20, 125, 55), (190, 40, 40), REGION_COLOR))
     assert (np.asarray(sheet)[:, : MARGIN + SHEET_FRAME[0]] == 90).all(-1).sum() == 2 * 96 * 192  # not stretched
-    write_png(tmp_path / "out/pairs.png", sheet)
+    write_png(tmp_path / "out/pairs.png", sheet.save)
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["pairs.png"]
     with pytest.raises(DiffcapError, match=r"2\.png: file not found.*--attention 0"):
         draw_pairs([pair("2", "move")], {}, masks)

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.report.layouts import captions_of, make_dataset, make_run
+from tests.report.layouts import captions_of, make_dataset, make_run, write_store
 
 from diffcap.evaluation.protocols import evaluate
 from diffcap.evaluation.slots import parse_caption
 from diffcap.features.store import FeatureStore
-from diffcap.features.writer import StoreWriter
 from diffcap.records import ChangePair, Dataset, read_json, write_json
 from diffcap.report.gather import MOST_COMMON, NEAREST, baseline_captions, vectors_of_pairs
 from diffcap.report.rows import common_protocol, mean_row, quantile_bins, read_run, run_row, viewpoint_scores
@@ -190,10 +189,7 @@ def test_each_bin_scores_as_a_split_of_its_own_and_seeds_give_means() -> None:
 
 
 def store_of(folder: Path, maps: np.ndarray) -> FeatureStore:
-    writer = StoreWriter(folder, [f"{number}.png" for number in range(len(maps))], maps.shape[1:], {"backbone": "toy"})
-    writer.write(np.arange(len(maps)), maps)
-    writer.finish()
-    return FeatureStore.open(folder)
+    return FeatureStore.open(write_store(folder, [f"{number}.png" for number in range(len(maps))], maps))
 
 
 def pair_of(before: int, after: int, *captions: str) -> ChangePair:

@@ -254,7 +254,7 @@ def caption_pairs(
                             attention = captioner.attention(pair.before, pair.after, caption)
                             both = read_pair(pair.before, pair.after, fit=captioner.fit, strict=captioner.strict)
                             sheet = draw_caption(both.before.image, both.after.image, caption, attention)
-                            write_png(heatmaps[pair.id], sheet)
+                            write_png(heatmaps[pair.id], sheet.save)
                     except DiffcapError as error:
                         echo(f"note: {pair.id}: not drawn: {error}", err=True)
                         num_undrawn += 1

@@ -154,7 +154,7 @@ def _draw_sheets(results: "Results", report_folder: Path, num_pairs: int, num_ma
     written_files = []
     if num_pairs:
         pairs = choose_pairs(results.pairs, num_pairs, seed)
-        write_png(report_folder / "pairs.png", draw_pairs(pairs, captions, results.masks))
+        write_png(report_folder / "pairs.png", draw_pairs(pairs, captions, results.masks).save)
         written_files.append("pairs.png")
     pairs = choose_pairs(results.pairs, num_maps, seed)
     maps = {}
@@ -164,6 +164,6 @@ def _draw_sheets(results: "Results", report_folder: Path, num_pairs: int, num_ma
         except NoAttentionError as reason:
             echo(f"attention.png does not show {name}: {reason}")
     if maps:
-        write_png(report_folder / "attention.png", draw_attention(maps, captions, results.masks))
+        write_png(report_folder / "attention.png", draw_attention(maps, captions, results.masks).save)
         written_files.append("attention.png")
     return written_files

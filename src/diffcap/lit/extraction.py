@@ -15,7 +15,7 @@ from diffcap.features.images import ImageBatch, ImageData, file_stamps, unique_i
 from diffcap.features.store import RowNumbers
 from diffcap.features.writer import StoreWriter, write_file_store
 from diffcap.lit.launch import compare_processes
-from diffcap.lit.stage_cli import refuse_slow_bf16
+from diffcap.lit.training import refuse_slow_bf16
 from diffcap.losses.gather import world_size
 from diffcap.records import read_dataset
 from diffcap.utils.errors import DiffcapError

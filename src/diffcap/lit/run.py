@@ -26,7 +26,8 @@ from diffcap.features.store import CHECKSUM_FILE
 from diffcap.lit.callbacks import AtomicCheckpointIO, DelayedModelCheckpoint, PeriodicCheckpoint, StopEarly
 from diffcap.lit.launch import compare_processes, find_launch
 from diffcap.lit.schedules import in_steps
-from diffcap.lit.stage_cli import MatmulPrecision, StageCLI, set_precision
+from diffcap.lit.stage_cli import StageCLI
+from diffcap.lit.training import MatmulPrecision, set_precision
 from diffcap.records import write_json, write_text
 from diffcap.registry import Pretraining, import_object, methods
 from diffcap.run_folder import (

@@ -1,16 +1,13 @@
-"""The command line of every stage (training, extraction) that runs a Lightning trainer, and the trainer's precision."""
+"""The command line of every stage (training, extraction) that runs a Lightning trainer."""
 
 import logging
 import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.accelerators import CPUAccelerator, CUDAAccelerator
 from lightning.pytorch.callbacks import ProgressBar, RichProgressBar
 from lightning.pytorch.callbacks.progress.rich_progress import ProcessingSpeedColumn
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -22,8 +19,6 @@ from diffcap.lit.progress import LogProgress
 from diffcap.utils.console import OneLineErrorMixin
 from diffcap.utils.errors import DiffcapError, lost_process
 
-MatmulPrecision = Literal["highest", "high", "medium"]
-CPUINFO_FILE = Path("/proc/cpuinfo")
 _WIDE_COLUMNS = 160  # a terminal with at least so many columns shows all logged values beside the progress bar
 
 
@@ -137,30 +132,6 @@ class StageCLI(LightningCLI):
         kwargs |= options
         with wrap_invalid_settings(TypeError):  # raised if `devices` is not a number
             return super().instantiate_trainer(callbacks=callbacks, **kwargs)
-
-
-def set_precision(trainer: Trainer, matmul_precision: MatmulPrecision | None, force_bf16: bool) -> None:
-    """Set the precision of float32 matrix products, and check the trainer's precision.
-
-    If `matmul_precision` is None, it is high (TF32) on CUDA and highest (float32, as in the papers' released code) elsewhere.
-    `force_bf16` allows bfloat16 on a CPU without instructions for it.
-    """
-    if not force_bf16:
-        refuse_slow_bf16(trainer, "remove the option, or add --run.force_bf16=true")
-    default: MatmulPrecision = "high" if isinstance(trainer.accelerator, CUDAAccelerator) else "highest"
-    torch.set_float32_matmul_precision(matmul_precision or default)
-
-
-def refuse_slow_bf16(trainer: Trainer, remedy: str = "remove the option") -> None:
-    """Raise an error for bfloat16 on a CPU without instructions for it (AVX512-BF16, AMX or ARM BF16); it ends with `remedy`."""
-    is_bf16_on_cpu = "bf16" in str(trainer.precision) and isinstance(trainer.accelerator, CPUAccelerator)
-    if not is_bf16_on_cpu or not CPUINFO_FILE.is_file():  # other systems than Linux do not have the file
-        return
-    if {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(CPUINFO_FILE.read_text().split()):
-        raise DiffcapError(
-            f"trainer.precision is {trainer.precision}, but this processor has no instructions for bfloat16, so this would be many "
-            f"times slower than in float32; {remedy}."
-        )
 
 
 @contextmanager

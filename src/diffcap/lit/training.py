@@ -1,11 +1,13 @@
-"""The base class of the training stages' LightningModules: optimizer, a seed for each step, and the metadata of checkpoints."""
+"""The base class of the training stages' LightningModules: optimizer, a seed for each step, metadata of checkpoints; and the precision."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.accelerators import CPUAccelerator, CUDAAccelerator
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
@@ -16,6 +18,9 @@ from diffcap.data.datamodules import FeatureData
 from diffcap.lit.schedules import Schedule, in_steps, make_lr_lambda
 from diffcap.losses.gather import detached_sum_over_ranks
 from diffcap.utils.errors import DiffcapError
+
+MatmulPrecision = Literal["highest", "high", "medium"]
+CPUINFO_FILE = Path("/proc/cpuinfo")
 
 
 class TrainingModule(pl.LightningModule):
@@ -292,3 +297,27 @@ def init_from(
             f"{checkpoint_file}: {len(mismatches)} parameters do not fit ({listed}); give both stages the same width, layers and features."
         )
     module.load_state_dict({name: value for name, value in weights.items() if name in initial}, strict=False)
+
+
+def set_precision(trainer: pl.Trainer, matmul_precision: MatmulPrecision | None, force_bf16: bool) -> None:
+    """Set the precision of float32 matrix products, and check the trainer's precision.
+
+    If `matmul_precision` is None, it is high (TF32) on CUDA and highest (float32, as in the papers' released code) elsewhere.
+    `force_bf16` allows bfloat16 on a CPU without instructions for it.
+    """
+    if not force_bf16:
+        refuse_slow_bf16(trainer, "remove the option, or add --run.force_bf16=true")
+    default: MatmulPrecision = "high" if isinstance(trainer.accelerator, CUDAAccelerator) else "highest"
+    torch.set_float32_matmul_precision(matmul_precision or default)
+
+
+def refuse_slow_bf16(trainer: pl.Trainer, remedy: str = "remove the option") -> None:
+    """Raise an error for bfloat16 on a CPU without instructions for it (AVX512-BF16, AMX or ARM BF16); it ends with `remedy`."""
+    is_bf16_on_cpu = "bf16" in str(trainer.precision) and isinstance(trainer.accelerator, CPUAccelerator)
+    if not is_bf16_on_cpu or not CPUINFO_FILE.is_file():  # other systems than Linux do not have the file
+        return
+    if {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(CPUINFO_FILE.read_text().split()):
+        raise DiffcapError(
+            f"trainer.precision is {trainer.precision}, but this processor has no instructions for bfloat16, so this would be many "
+            f"times slower than in float32; {remedy}."
+        )

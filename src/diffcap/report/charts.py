@@ -13,14 +13,15 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import cycle
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 from xml.etree import ElementTree
 
 from markupsafe import Markup
 
+from diffcap.report.drawing import write_png
 from diffcap.report.rows import Run
 from diffcap.run_folder import LOGS, TRAINING_STAGES, training_lineage
-from diffcap.utils.files import atomic_write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -114,22 +115,17 @@ def _parse_number(text: str | None) -> float | None:
 
 def run_curves(runs: Sequence[Run]) -> list[Curve]:
     """Return the curve of validation CIDEr-D of the stage that wrote each checkpoint. Curves with a single point are left out."""
-    curves = []
-    for run_folder, stages in [training_lineage(path) for run in runs for path in run.checkpoints]:
-        curve = read_curves(run_folder, stages[-1:]).get(stages[-1], {}).get(VALIDATION_SCORE, [])
-        if len(curve) > 1:
-            curves.append(curve)
-    return curves
+    lineages = [training_lineage(path) for run in runs for path in run.checkpoints]
+    logged_values = [read_curves(folder, stages[-1:]).get(stages[-1], {}) for folder, stages in lineages]
+    curves = [values.get(VALIDATION_SCORE, []) for values in logged_values]
+    return [curve for curve in curves if len(curve) > 1]
 
 
 def thin_out(curve: Sequence[tuple[float, float]], max_points: int = _MAX_POINTS) -> Curve:
     """Reduce a curve to at most `max_points` points, which are means of neighbouring points."""
     num_merged = max(1, math.ceil(len(curve) / max_points))
-    means = []
-    for start in range(0, len(curve), num_merged):
-        steps, values = zip(*curve[start : start + num_merged])
-        means.append((sum(steps) / len(steps), sum(values) / len(values)))
-    return means
+    chunks = (zip(*curve[start : start + num_merged]) for start in range(0, len(curve), num_merged))
+    return [(fmean(steps), fmean(values)) for steps, values in chunks]
 
 
 class Chart(NamedTuple):
@@ -169,7 +165,7 @@ def write_curves(path: Path, systems: Mapping[str, Sequence[Curve]]) -> None:
         lines = {str(line.get_label()): line for line in axes.lines}
         labels = [f"{name} ({len(systems[name])} runs)" if len(systems[name]) > 1 else name for name in lines]
         figure.legend(list(lines.values()), labels, loc="outside lower left", frameon=False, labelcolor="linecolor")
-        _write_png(figure, path)
+        write_png(path, figure.savefig)
 
 
 def _draw_curves(axes: "Axes", title: str, curves: Sequence[tuple[str, str, Curve]]) -> list[tuple[str, float]]:
@@ -226,7 +222,7 @@ def write_viewpoint(path: Path, scores: JsonObject, baselines: Collection[str] =
             "by the viewpoint IoU of the pairs, from different to similar; each bin is scored as a separate corpus"
         )
         figure.supxlabel(explanation, fontsize="medium")
-        _write_png(figure, path)
+        write_png(path, figure.savefig)
 
 
 def _add_text(axes: "Axes", text: str, x: float, offset: float, color: str, align: str = "right") -> None:
@@ -305,11 +301,6 @@ def _add_line(
     """Add a line. Its points have markers if there are tooltips. The tooltips become the line's id, where `_svg` reads them."""
     marker = "o" if tooltips else ""
     axes.plot(*zip(*points), color=color, marker=marker, label=name, gid=json.dumps(tooltips), clip_on=False)
-
-
-def _write_png(figure: "Figure", path: Path) -> None:
-    with atomic_write(path, per_process=False) as temporary:  # with one name, so killed processes leave one file
-        figure.savefig(temporary, format="png", dpi=100)
 
 
 def _svg(figure: "Figure", summary: str) -> Markup:

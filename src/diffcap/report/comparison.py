@@ -14,9 +14,9 @@ from diffcap.evaluation.protocols import groups_of, remarks
 from diffcap.evaluation.tables import WEIGHTLESS_MARK, is_weightless, print_table, score_notes
 from diffcap.record import flat
 from diffcap.records import ChangePair, file_hash, read_dataset, read_json, take_changes, write_json, write_text
-from diffcap.report.rows import Row, default_protocol, mean_row, read_metrics, score_row, training_cost
+from diffcap.report.rows import Run, default_protocol, mean_row, read_run, run_row
 from diffcap.report.table import system_table, type_table, with_weightless_note
-from diffcap.run_folder import GROUPS, PREDICTIONS, REFERENCES, UNSCORED, evaluated_checkpoints, find_evaluation
+from diffcap.run_folder import GROUPS, REFERENCES, UNSCORED, find_evaluation
 from diffcap.utils.console import echo, print_json
 from diffcap.utils.errors import DiffcapError, printable
 from diffcap.utils.provenance import provenance
@@ -106,13 +106,10 @@ def compare(
         echo(*pair_lines(pair), "")
 
 
-@dataclass(frozen=True)
-class ScoredRun:
-    """An evaluated run. The captions of another system have the references and groups of the run in the comparison."""
+@dataclass(frozen=True, kw_only=True)
+class ScoredRun(Run):
+    """An evaluated run with its references. The captions of another system have those and the groups of the run in the comparison."""
 
-    path: Path  # folder of the evaluation, or the other system's file
-    metrics: dict[str, Any]  # content of metrics.json
-    predictions: dict[str, str]  # id -> caption
     references: dict[str, list[str]]  # id -> captions
     groups: dict[str, list[str]]  # name of a group of pairs ("total", "color") -> ids
     title: str = ""
@@ -142,23 +139,23 @@ def read_both(run_a: str, run_b: str, dataset_folder: str | Path | None) -> tupl
         known_ids = [pair.id for pair in split_pairs]
         pairs = take_changes([pair for pair in split_pairs if pair.captions], protocol.get("changes"))
         references = {pair.id: pair.captions for pair in pairs}
-        reference_run = ScoredRun(Path(dataset_folder), {"protocol": protocol}, {}, references, groups_of(pairs))
+        scoring: dict[str, Any] = {"references": references, "groups": groups_of(pairs)}
+        reference_run = ScoredRun(Path(dataset_folder), {"protocol": protocol}, {}, **scoring)
     for argument, (name, path) in caption_files.items():
         captions = read_other_predictions(path, reference_run.references, known_ids, pairs_title)
         metrics = {**reference_run.metrics, "provenance": {"file": str(path), "sha256": file_hash(path)}}
-        run = replace(reference_run, path=path, predictions=captions, metrics=metrics)
+        run = replace(reference_run, path=path, predictions=captions, metrics=metrics, checkpoints=())
         runs[argument] = replace(run, title=name or str(path))
     return runs[run_a], runs[run_b]
 
 
 def read_evaluation(path: str | Path) -> ScoredRun:
     """Read a run from its folder, or from the folder of one of its evaluations."""
-    evaluation_folder = find_evaluation(path)
-    metrics = read_metrics(evaluation_folder)
-    predictions = read_predictions(evaluation_folder / PREDICTIONS)
-    references = read_references(evaluation_folder / REFERENCES)
-    groups = read_json(evaluation_folder / GROUPS, "groups", "run `make eval` again")
-    return ScoredRun(evaluation_folder, metrics, predictions, references, groups, str(evaluation_folder))
+    folder = find_evaluation(path)
+    run = read_run(folder)
+    references = read_references(folder / REFERENCES)
+    groups = read_json(folder / GROUPS, "groups", "run `make eval` again")
+    return ScoredRun(**vars(run), references=references, groups=groups, title=str(folder))
 
 
 def check_same_scoring(a: ScoredRun, b: ScoredRun, any_tokenizer: bool = False) -> None:
@@ -207,7 +204,7 @@ def different_settings(a: ScoredRun, b: ScoredRun) -> dict[str, list[Any]]:
 
 def _training_settings(run: ScoredRun) -> dict[str, Any]:
     """Read config.yaml of the training of the first evaluated checkpoint, as {"model.lr": 0.001}; {} if the file is missing."""
-    configs = [path.parent / "config.yaml" for path in evaluated_checkpoints(run.path, run.metrics)[:1]]
+    configs = [path.parent / "config.yaml" for path in run.checkpoints[:1]]
     content = read_settings(configs[0]) or {} if configs and configs[0].is_file() else {}
     return flat({part: content.get(part) for part in ("trainer", "model", "data")})
 
@@ -331,11 +328,7 @@ def accuracy_table(dataset_folder: str | Path, row_folders: Mapping[str, Sequenc
         for run in seed_runs:
             check_same_scoring(first_run, run)
     pairs = pairs_of(first_run, dataset_folder)
-    seed_rows: dict[str, list[Row]] = {name: [] for name in runs}
-    for name, seed_runs in runs.items():
-        for run in seed_runs:
-            row = score_row(run.metrics, run.predictions, pairs)
-            seed_rows[name].append(row | training_cost(evaluated_checkpoints(run.path, run.metrics)))
+    seed_rows = {name: [run_row(run, pairs) for run in seed_runs] for name, seed_runs in runs.items()}
     rows = {name: mean_row(system_rows) for name, system_rows in seed_rows.items()}
     gains = gains_over_first(seed_rows)
     protocols = {name: seed_runs[0].metrics["protocol"] for name, seed_runs in runs.items()}

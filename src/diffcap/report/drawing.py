@@ -5,7 +5,7 @@ A sheet is a column of blocks. A block is the two images of a pair and a text. A
 
 import base64
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import zip_longest
 from pathlib import Path
@@ -67,10 +67,10 @@ def fit_image(image: Image.Image, frame: Size = SHEET_FRAME, box: Sequence[float
     return image
 
 
-def write_png(path: str | Path, sheet: Image.Image) -> None:
-    """Write an image as PNG, atomically."""
+def write_png(path: str | Path, save: Callable[..., Any]) -> None:
+    """Write an image as PNG, atomically. `save`: the method of the image or of matplotlib's figure."""
     with atomic_write(path, per_process=False) as temporary:  # with one name, so killed processes leave one file
-        sheet.save(temporary, format="PNG")  # with optimize=True, files are 4 % smaller, but take six times as long
+        save(temporary, format="png")  # with optimize=True, files are 4 % smaller, but take six times as long
 
 
 def read_images(pair: ChangePair, root: Path) -> list[Image.Image]:

@@ -28,6 +28,7 @@ from diffcap.utils.errors import DiffcapError, wrap_errors
 
 Row = dict[str, Any]  # scores of one system; `score_row` describes the keys
 _IOU_KEY = "viewpoint_iou"  # in `extra` of a pair: 1 if both images have the same camera position, less if not
+_BIN_GROUPS = ("total", "semantic", "distractor")  # all pairs, pairs with a change, pairs without
 # Entries of the protocol that must be equal in all runs. "changes" says how a pair with several changes was captioned.
 _COMMON_KEYS = ("dataset", "split", "limit", "beams", "length_penalty", "tokenizer", "changes", "metrics")
 
@@ -226,8 +227,7 @@ def viewpoint_scores(
     bin_entries: list[dict[str, Any]] = []
     system_scores: dict[str, list[dict[str, Any]]] = {name: [] for name in systems}
     for bin_pairs in bins:
-        bin_groups = groups_of(bin_pairs)
-        groups = {group: bin_groups[group] for group in ("total", "semantic", "distractor") if group in bin_groups}
+        groups = {group: ids for group, ids in groups_of(bin_pairs).items() if group in _BIN_GROUPS}
         low, high = (float(pair.extra[_IOU_KEY]) for pair in (bin_pairs[0], bin_pairs[-1]))
         counts = {group: len(ids) for group, ids in groups.items()}
         bin_entries.append({"low": low, "high": high, "pairs": counts})

@@ -168,10 +168,12 @@ def type_table(rows: SystemRows, title: str = "") -> Table | None:
 def type_tabs(rows: SystemRows) -> list[Table]:
     """Make a tab per metric, with a column per change type. A cell's shade is 0 for the lowest score of its column, 1 for the highest."""
     type_groups = _type_groups(rows)
-    paths = {"CIDEr-D": {group: (group, "CIDEr-D") for group in type_groups}}
-    paths["type right"] = {group: ("type_accuracy", group) for group in type_groups}
-    paths |= {metric: {group: (group, metric) for group in type_groups} for metric in METRICS if metric != "CIDEr-D"}
-    tables = [score_table(rows, metric_paths, metric, has_shades=True) for metric, metric_paths in paths.items()]
+    tables = []
+    for title in dict.fromkeys(("CIDEr-D", "type right", *METRICS)):
+        paths = {group: (group, title) for group in type_groups}
+        if title == "type right":
+            paths = {group: ("type_accuracy", group) for group in type_groups}
+        tables.append(score_table(rows, paths, title, has_shades=True))
     return [table for table in tables if table.columns]
 
 

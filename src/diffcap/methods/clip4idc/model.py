@@ -164,18 +164,6 @@ class CLIP4IDC(Captioner):
             below 1 / sqrt(width) makes the visual signal too weak to learn from).
         padding: "own": an id beyond the vocabulary. "released": id 0, CLIP's token "!", as in the authors' code. This token is never
             learned, and ends a caption if it is generated.
-
-    Example:
-        >>> vision = {"image_size": 16, "patch_size": 8, "layers": 4, "width": 16, "head_width": 8}
-        >>> text = {"context_length": 8, "vocab_size": 10, "layers": 1, "width": 12, "heads": 2}
-        >>> network = {"embed_dim": 12, "vision_cfg": vision, "text_cfg": text}
-        >>> model = CLIP4IDC(10, network, max_length=6, width=12, heads=2, ffn=24).eval()
-        >>> before, after = torch.randint(256, (3, 3, 16, 16)), torch.randint(256, (3, 3, 16, 16))
-        >>> tokens = torch.tensor([[model.bos_id, 1, 2, model.eos_id, model.pad]] * 3)
-        >>> sorted(model.loss({"before": before, "after": after, "tokens": tokens}))
-        ['caption_loss', 'loss']
-        >>> model.teacher_forced_logits(tokens, model.encode(before, after)).shape  # (B, T - 1, V)
-        torch.Size([3, 4, 10])
     """
 
     vocabulary_layout = "clip"
@@ -310,11 +298,7 @@ class CLIP4IDC(Captioner):
         return self.compute_logits(self.decode(tokens[:, :-1], memory).last_block.hidden)
 
     def attention(self, before: Tensor, after: Tensor, tokens: Tensor) -> AttentionMaps:
-        """Compute the maps of the decoder's last cross-attention, averaged over the heads, see `Captioner.attention`.
-
-        The attention is normalised over the patches of both images, without the class tokens. CLIP4IDC has
-        no map of matching positions.
-        """
+        """Compute the maps of the decoder's last cross-attention to the patches, the mean over heads, see `Captioner.attention`."""
         memory = self.encode(before, after)
         words = self.decode(tokens, memory).last_block.after_self_attention
         last: Any = self.decoder[-1]

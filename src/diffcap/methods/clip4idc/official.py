@@ -25,7 +25,6 @@ _TEXT_RULES: tuple[Rule, ...] = (
     (r"clip\.(transformer\.[\w.]+|ln_final|text_projection)", r"words.\1"),
     (r"clip\.logit_scale", "logit_scale"),
 )
-_NO_TEXT_RULES: tuple[Rule, ...] = tuple((pattern, None) for pattern, _ in _TEXT_RULES)
 _BLOCK = r"decoder\.(encoder|decoder)\.layer\.(\d+)\."
 _CAPTIONER_RULES: tuple[Rule, ...] = (
     (r"decoder\.embeddings\.(?:word|position)_embeddings", None),  # copies of CLIP's
@@ -51,7 +50,8 @@ _CAPTIONER_RULES: tuple[Rule, ...] = (
 
 def from_official(state: Mapping[str, Tensor], stage: str) -> dict[str, Tensor]:
     """Convert an official state dict to one of `CLIP4IDCAdaptation` (stage "pretrain") or `CLIP4IDC`, in float32."""
-    rules = (*_VISUAL_RULES, *(_TEXT_RULES if stage == "pretrain" else (*_NO_TEXT_RULES, *_CAPTIONER_RULES)))
+    left_out = [(pattern, None) for pattern, _ in _TEXT_RULES]
+    rules = [*_VISUAL_RULES, *(_TEXT_RULES if stage == "pretrain" else (*left_out, *_CAPTIONER_RULES))]
     return {name: value.float() for name, value in rename(state, rules, "CLIP4IDC").items()}
 
 

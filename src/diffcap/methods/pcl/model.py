@@ -198,16 +198,6 @@ class PCL(Captioner):
         objective: "masked" masks 15 % of the words and predicts them (authors' code); "all_positions" predicts every word
             from its own [MASK] in one pass, which is exactly what decoding computes (ours).
         text_cls: the text begins with its own [CLS] (paper; the authors' code leaves it out).
-
-    Example:
-        >>> model = PCL(10, 8, width=16, heads=2, ffn=24, objective="all_positions").eval()
-        >>> before, after = torch.randn(3, 8, 2, 2), torch.randn(3, 8, 2, 2)
-        >>> tokens = torch.tensor([[BOS, 6, 7, EOS, PAD]] * 3)
-        >>> batch = {"before": before, "after": after, "tokens": tokens, "is_change": torch.tensor([1, 1, 0])}
-        >>> sorted(model.loss(batch))
-        ['distractor_loss', 'loss', 'word_loss']
-        >>> model.teacher_forced_logits(tokens, model.encode(before, after)).shape  # (B, T - 1, V)
-        torch.Size([3, 4, 10])
     """
 
     bos_id = BOS
@@ -335,11 +325,7 @@ class PCL(Captioner):
         return self.distractor_head(image_cls.flatten(1)).softmax(-1)[:, 0]
 
     def attention(self, before: Tensor, after: Tensor, tokens: Tensor) -> AttentionMaps:
-        """Compute the attention of each word's [MASK] to the patches in the last cross-modal layer, see `Captioner.attention`.
-
-        It is averaged over the heads, and normalised over the patches of both images. IDC-PCL has no map
-        of matching positions.
-        """
+        """Compute the attention of each word's [MASK] to the patches in the last cross-modal layer, the mean over heads."""
         memory = self.encode(before, after)
         num_words = tokens.shape[1]
         x, attention_mask = self._append_mask_tokens(tokens, memory[0][0].shape[2])

@@ -20,7 +20,6 @@ from diffcap.models.decoder import END, NULL, START, BlockOutput, PostNormBlock
 from diffcap.models.layers import BlockMemory, KeyValue, Linear, Segments, check_shape, init_xavier_
 
 Cache = tuple[list[KeyValue], Tensor]  # keys and values of the P words so far; mask (B, P), True for words except NULL
-FFN_RATIO = 4  # inner width of the decoder's FFN, relative to its input (authors' code)
 
 
 class KeyAttention(nn.Module):
@@ -141,7 +140,7 @@ class Chg2Cap(parts.PixelOrFeatureCaptioner):
             init_xavier_(part)
         self.fusion = Linear(2 * feature_channels, width)
         self.residual = parts.ResidualBlock(width, width // 2)
-        block = OuterResidualBlock(width, heads, FFN_RATIO * width, dropout)
+        block = OuterResidualBlock(width, heads, 4 * width, dropout)  # 4: authors' code
         self.decoder = parts.CausalWordDecoder(
             vocabulary_size, max_length, width, block, decoder_layers, dropout, word_dropout
         )
