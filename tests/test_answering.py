@@ -189,6 +189,8 @@ def test_what_is_refused(server: Server, tmp_path: Path, monkeypatch: pytest.Mon
     for more in (("--beam", 3), ("--heatmap", tmp_path / "a.png"), ("--checkpoint", "tiles"), ("--length_penalty", 1)):
         sentence = str(run(*words, *more))
         assert "some/model:7b: only answers with text" in sentence and "qwen2_5_vl" in sentence, more
+    for more in (("export", server.source), ("push", server.source, "user/name"), ("average", server.source, "a.ckpt")):
+        assert "openai:some/model:7b: a model behind a server" in str(run(*more)), more
     assert not server.requests
     monkeypatch.delenv("OPENAI_API_KEY")
     assert load_captioner(server.source, "cpu")(*EXAMPLES).text and server.keys == {"Bearer none"}

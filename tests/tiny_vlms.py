@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers as hf
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
 
 from diffcap.methods.vlm.model import PROMPT
 
@@ -55,7 +55,7 @@ class Tokens:
         )
         texts = [f"{caption}." for caption in CAPTIONS] + [f" {caption}" for caption in CAPTIONS]
         tokenizer.train_from_iterator([*texts, PROMPT, "user assistant User: Assistant: model\n"], trainer)
-        self.tokenizer = PreTrainedTokenizerFast(
+        self.tokenizer = hf.PreTrainedTokenizerFast(
             tokenizer_object=tokenizer, eos_token=eos, pad_token=pad, extra_special_tokens=named or None
         )
         self.id = self.tokenizer.convert_tokens_to_ids
@@ -83,8 +83,6 @@ SIZE = {"height": 64, "width": 64}
 
 
 def _qwen(three: bool) -> tuple[Any, Any]:
-    import transformers as hf
-
     names = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
     tokens = Tokens([PAD, "<|im_start|>", END, *names])
     common = {
@@ -114,8 +112,6 @@ def _qwen(three: bool) -> tuple[Any, Any]:
 
 
 def _smolvlm(idefics: bool) -> tuple[Any, Any]:
-    import transformers as hf
-
     rows = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
     eos, fake = "<end_of_utterance>", "<fake_token_around_image>"
     tokens = Tokens(
@@ -146,8 +142,6 @@ def _smolvlm(idefics: bool) -> tuple[Any, Any]:
 
 
 def _internvl() -> tuple[Any, Any]:
-    import transformers as hf
-
     image = "<IMG_CONTEXT>"
     named = {"start_image_token": "<img>", "end_image_token": "</img>", "context_image_token": image}
     tokens = Tokens([PAD, "<|im_start|>", END, "<img>", "</img>", image, "<video>"], **named, video_token="<video>")
@@ -167,8 +161,6 @@ def _internvl() -> tuple[Any, Any]:
 
 
 def _onevision() -> tuple[Any, Any]:
-    import transformers as hf
-
     tokens = Tokens([PAD, "<|im_start|>", END, "<image>", "<video>"])
     sizes = [[64, 64], [64, 128], [128, 64], [128, 128]]
     config = hf.LlavaOnevisionConfig(
@@ -191,8 +183,6 @@ def _onevision() -> tuple[Any, Any]:
 
 
 def _gemma3() -> tuple[Any, Any]:
-    import transformers as hf
-
     start, end, image = "<start_of_image>", "<end_of_image>", "<image_soft_token>"
     turn = "<end_of_turn>"
     tokens = Tokens(
@@ -226,8 +216,6 @@ def _gemma3() -> tuple[Any, Any]:
 
 
 def _llava() -> tuple[Any, Any]:
-    import transformers as hf
-
     tokens = Tokens([PAD, "<|im_start|>", END, "<image>"], image_token="<image>")
     tower = {**TOWER, "model_type": "clip_vision_model", "image_size": 64, "patch_size": 8, "projection_dim": 32}
     config = hf.LlavaConfig(
@@ -248,8 +236,6 @@ def _llava() -> tuple[Any, Any]:
 
 
 def _paligemma() -> tuple[Any, Any]:
-    import transformers as hf
-
     tokens = Tokens([PAD, "<|im_start|>", END, "<image>"], image_token="<image>")
     tokens.tokenizer.bos_token = "<|im_start|>"
     images = hf.SiglipImageProcessor(size=SIZE)
@@ -265,8 +251,6 @@ def _paligemma() -> tuple[Any, Any]:
 
 
 def _blip2() -> tuple[Any, Any]:
-    import transformers as hf
-
     tokens = Tokens([PAD, "<|im_start|>", END, "<image>"])
     processor = hf.Blip2Processor(hf.BlipImageProcessor(size=SIZE), tokens.tokenizer, num_query_tokens=4)
     size = len(tokens.tokenizer)

@@ -213,18 +213,10 @@ def test_card_has_dataset_protocol_scores_and_licence(run: Path) -> None:
     assert "Protocol: dataset toy, split test, tokenizer ptb." in card
     assert "| group | BLEU-4 | CIDEr-D |\n|---|---:|---:|\n| total | 50.00 | 125.00 |" in card
     assert 'load_captioner("user/toy")' in card
-    bare = model_card(
-        "user/toy",
-        {**state, "diffcap": {**state["diffcap"], "imported_from": "x.pt"}},
-        Scores(None, None, "why"),
-        [],
-        "other",
-    )
-    assert (
-        "No evaluation of these weights was found: why." in bare
-        and "imported from the authors' `x.pt`" in bare
-        and "Examples" not in bare
-    )
+    state["diffcap"]["imported_from"] = "x.pt"
+    bare = model_card("user/toy", state, Scores(None, None, "why"), [], "other")
+    assert "No evaluation of these weights was found: why." in bare and "Examples" not in bare
+    assert "imported from the authors' `x.pt`" in bare
     assert os.linesep * 3 not in card and os.linesep * 3 not in bare
     assert card.endswith("also limit the use of these weights.\nPlease cite the paper.\n") and "base model" not in card
 
@@ -250,10 +242,10 @@ def test_scores_are_those_of_the_same_weights(run: Path, tmp_path: Path) -> None
     write_json(path, {**METRICS, "provenance": {"checkpoints": 2 * notes}})
     missing = export(fine, tmp_path / "out")
     assert missing.metrics is None and not (tmp_path / "out/metrics.json").exists()
-    assert (
-        "eval/metrics.json does not name the weights that it evaluated; eval-both/metrics.json belongs to an ensemble of 2"
-        in missing.missing_reason
+    reason = (
+        "eval/metrics.json does not name the weights that it evaluated; eval-both/metrics.json belongs to an ensemble"
     )
+    assert missing.missing_reason.startswith(f"{reason} of 2")
 
 
 def test_the_scores_of_the_captioner_that_ships_are_of_its_weights() -> None:

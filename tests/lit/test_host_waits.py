@@ -22,7 +22,7 @@ from diffcap.lit.decoding import Decoding
 from diffcap.lit.extraction import StoreFiller
 from diffcap.lit.finetuning import Captioning
 from diffcap.models import generation
-from diffcap.models.generation import beam_hypotheses, greedy, sample_from
+from diffcap.models.generation import beam_search, greedy, sample_from
 from diffcap.pair_captioner import load_captioner
 from diffcap.text.vocabularies import restore_vocabulary
 from diffcap.utils.host_copy import HostCopy
@@ -30,7 +30,7 @@ from diffcap.utils.host_copy import HostCopy
 DRAWS = torch.rand(PAIRS, LENGTH - 1, generator=torch.Generator().manual_seed(0))
 DECODINGS: list[Any] = [
     lambda model, *pair: greedy(model, *pair, LENGTH),
-    lambda model, *pair: beam_hypotheses(model, *pair, LENGTH, 3),
+    lambda model, *pair: beam_search(model, *pair, LENGTH, 3),
     lambda model, *pair: sample_from(model, model.encode(*pair), DRAWS[: len(pair[0])]),
 ]
 READS = {"item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__index__", "__float__", "nonzero", "masked_select"}

@@ -198,25 +198,23 @@ def test_a_pair_may_begin_with_the_difference() -> None:
 
 
 def test_networks_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ValueError, match="open_clip has no model 'ViT-B-33'"):
-        build_clip("ViT-B-33")
-    with pytest.raises(ValueError, match="patches of 4 pixels do not divide an image side of 10"):
-        build_clip(NETWORK, (10, 12))
-    with pytest.raises(ValueError, match=r"RN50 has no .*; choose a ViT"):
-        build_clip("RN50")
-    for layers in (0, 4):
-        with pytest.raises(ValueError, match=f"intra_layers is {layers}; the network has 4 blocks: give 1 to 3"):
-            PairTower(build_clip(NETWORK), layers)
-    with pytest.raises(ValueError, match=r"images are \(3, 8, 8\), the model was built for \(3, 8, 12\)"):
-        build().encode(pixels(1, (8, 8)), pixels(1, (8, 8)))
-    with pytest.raises(ValueError, match="max_length 16 needs 15 text positions, CLIP has 14; lower it"):
-        build(max_length=16)
-    with pytest.raises(ValueError, match="max_length 15 needs 15 text positions, CLIP has 14; lower it"):
-        CLIP4IDCAdaptation(NETWORK, max_length=15)
-    with pytest.raises(ValueError, match="layerwise_cross_attention needs as many encoder as decoder blocks, not 3"):
-        build(encoder_layers=3)
-    with pytest.raises(ValueError, match="15 text positions are needed, CLIP has 14: lower max_length"):
-        build().words(torch.zeros(1, 15, dtype=torch.long))
+    network = build_clip(NETWORK)
+    for action, sentence in (
+        (lambda: build_clip("ViT-B-33"), "open_clip has no model 'ViT-B-33'"),
+        (lambda: build_clip(NETWORK, (10, 12)), "patches of 4 pixels do not divide an image side of 10"),
+        (lambda: build_clip("RN50"), r"RN50 has no .*; choose a ViT"),
+        (lambda: PairTower(network, 0), "intra_layers is 0; the network has 4 blocks: give 1 to 3"),
+        (lambda: PairTower(network, 4), "intra_layers is 4; the network has 4 blocks: give 1 to 3"),
+        (lambda: build(max_length=16), "max_length 16 needs 15 text positions, CLIP has 14; lower it"),
+        (lambda: CLIP4IDCAdaptation(NETWORK, max_length=15), "max_length 15 needs 15 text positions, CLIP has 14; low"),
+        (lambda: build(encoder_layers=3), "layerwise_cross_attention needs as many encoder as decoder blocks, not 3"),
+        (
+            lambda: build().words(torch.zeros(1, 15).long()),
+            "15 text positions are needed, CLIP has 14: lower max_length",
+        ),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            action()
 
 
 def test_quick_gelu_is_that_of_open_clip_and_keeps_one_tensor() -> None:

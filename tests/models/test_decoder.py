@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from tests.models import tiny
+from tests.models.tiny import maps
 from torch import Tensor, nn
 
 from diffcap.methods.dirl import DIRL
@@ -44,12 +45,6 @@ def build(kind: type[SCORER] | type[DIRL], **options: Any) -> Any:
             else:
                 parameter.fill_(-0.5)  # a logit scale
     return model.eval()
-
-
-def maps(pairs: int, grid: tuple[int, int] = (2, 3), channels: int = 5, seed: int = 1) -> tuple[Tensor, Tensor]:
-    draws = torch.Generator().manual_seed(seed)
-    before, after = (torch.randn(pairs, channels, *grid, generator=draws) for _ in range(2))
-    return before, after
 
 
 def captions(lengths: list[int], padded: int = LENGTH, seed: int = 2) -> Tensor:

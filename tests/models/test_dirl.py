@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 import torch
-from tests.models.test_decoder import CLOSE, LENGTH, SIZES, batch_of, build, captions, gradients, maps
+from tests.models.test_decoder import CLOSE, LENGTH, SIZES, batch_of, build, captions, gradients
 from tests.models.test_remote_sensing import is_torchs, is_xavier
+from tests.models.tiny import maps
 
 from diffcap.methods.dirl import DIRL
 from diffcap.models.decoder import NULL

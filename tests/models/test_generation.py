@@ -7,21 +7,15 @@ from typing import Any
 import pytest
 import torch
 from tests.models.test_contract import LENGTH, LENGTHS, PAIRS, case
-from tests.models.test_decoder import build, captions, maps
+from tests.models.test_decoder import build, captions
+from tests.models.tiny import maps
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from diffcap.methods.dirl import DIRL
 from diffcap.methods.scorer.model import SCORER
 from diffcap.models.captioner import Captioner
-from diffcap.models.generation import (
-    Ensemble,
-    beam_hypotheses,
-    beam_search,
-    greedy,
-    sample_from,
-    token_log_probabilities,
-)
+from diffcap.models.generation import Ensemble, beam_search, greedy, sample_from, token_log_probabilities
 from diffcap.text.vocabularies import ClipVocabulary, restore_vocabulary
 
 
@@ -89,7 +83,7 @@ def cut(row: Tensor, end: int, extra_eos_id: int | None = None) -> list[int]:
 def test_a_wide_beam_finds_the_best_of_all_sentences(penalty: float, extra_eos_id: int | None) -> None:
     pairs, max_length = 12, 5
     model = Table(words=4, positions=max_length, pairs=pairs, seed=2, extra_eos_id=extra_eos_id)
-    found = beam_search(model, numbers(pairs), numbers(pairs), max_length, beams=4**4, length_penalty=penalty)
+    found = beam_search(model, numbers(pairs), numbers(pairs), max_length, beams=4**4, length_penalty=penalty)[:, 0]
     expected = [enumerated(model, pair, max_length, penalty) for pair in range(pairs)]
     assert [cut(row, model.eos_id, extra_eos_id) for row in found] == expected
     assert extra_eos_id is None or any(sentence[-1] == extra_eos_id for sentence in expected)
@@ -108,11 +102,10 @@ def test_scores_are_those_of_the_table_and_end_with_the_sentence() -> None:
 
 
 @pytest.mark.parametrize("extra_eos_id", [None, 3])
-def test_hypotheses_are_ranked_and_the_first_is_the_search_s(extra_eos_id: int | None) -> None:
+def test_the_captions_of_all_beams_are_ranked_and_differ(extra_eos_id: int | None) -> None:
     model = Table(words=4, positions=5, pairs=3, seed=2, extra_eos_id=extra_eos_id)
-    every = beam_hypotheses(model, numbers(3), numbers(3), 6, beams=5)
+    every = beam_search(model, numbers(3), numbers(3), 6, beams=5)
     assert every.shape[:2] == (3, 5)
-    assert torch.equal(every[:, 0], beam_search(model, numbers(3), numbers(3), 6, beams=5))
     scores = token_log_probabilities(model, torch.arange(3).repeat_interleave(5), every.flatten(0, 1)).sum(1)
     assert (scores.view(3, 5).diff() <= 1e-5).all()
     assert len({tuple(row) for row in every[0].tolist()}) == 5
@@ -179,6 +172,6 @@ def test_an_ensemble_says_what_the_mean_probability_says() -> None:
     for row in range(PAIRS):
         few = greedy(model, *([image[row : row + 1] for image in side] for side in lists), LENGTH)[0]
         assert torch.equal(few, output[row, : len(few)])
-    torch.testing.assert_close(beam_search(model, *lists, LENGTH, beams=1), output)
+    torch.testing.assert_close(beam_search(model, *lists, LENGTH, beams=1)[:, 0], output)
     same = Ensemble([members[0]] * 2).eval()
     assert torch.equal(greedy(same, [one[0]] * 2, [one[1]] * 2, LENGTH), greedy(members[0], *one, LENGTH))

@@ -41,15 +41,8 @@ def masked_batch(padded: int, pairs: int = 3) -> dict[str, Tensor]:
     for row, place in enumerate((2, 3, 6)[:pairs]):  # 3 is an EOS-side word, 6 the last word
         labels[row, place], hidden[row, place] = tokens[row, place], MASK
     before, after = maps(pairs)
-    change = torch.tensor([1, 0, 1])[:pairs]
-    return {
-        "before": before,
-        "after": after,
-        "tokens": tokens,
-        "mlm_tokens": hidden,
-        "mlm_labels": labels,
-        "is_change": change,
-    }
+    masked = {"mlm_tokens": hidden, "mlm_labels": labels}
+    return {"before": before, "after": after, "tokens": tokens, **masked, "is_change": torch.tensor([1, 0, 1])[:pairs]}
 
 
 @pytest.mark.parametrize("objective", ["masked", "all_positions"])
@@ -205,7 +198,7 @@ def test_options_of_pre_training_change_their_losses(options: dict[str, Any], ch
 
 def test_too_many_positions_say_which_option_to_raise() -> None:
     with pytest.raises(DiffcapError, match=r"42 positions, but model\.captioner\.init_args\.positions is .*; raise it"):
-        captioner().encode(*maps(1, 7, 6))
+        captioner().encode(*maps(1, (7, 6)))
     batch = {**dict(zip(("before", "after"), maps(1))), "tokens": captions([7], 9), "is_change": torch.ones(1)}
     with pytest.raises(DiffcapError, match=r"needs 9 positions, but model\.captioner\.init_args\.positions is 8"):
         captioner(objective="all_positions", positions=8).loss(batch)

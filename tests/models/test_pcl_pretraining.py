@@ -4,12 +4,13 @@ from typing import Any
 
 import pytest
 import torch
+from tests.models.test_pcl import masked_batch
 from tests.models.tiny import captions, maps, pretraining
 from torch import Tensor
 
 from diffcap.data.masking import IGNORED
 from diffcap.methods.pcl.losses import masked_visual_nce
-from diffcap.methods.pcl.model import FIRST_CLS, FIRST_IMAGE, MASK, SECOND_CLS, SECOND_IMAGE, TEXT_CLS
+from diffcap.methods.pcl.model import FIRST_CLS, FIRST_IMAGE, SECOND_CLS, SECOND_IMAGE, TEXT_CLS
 from diffcap.methods.pcl.pretraining_model import PCLPretraining
 
 CLOSE: dict[str, Any] = {"atol": 1e-5, "rtol": 1e-5}
@@ -17,21 +18,12 @@ PATCHES = 6
 
 
 def single_batch() -> dict[str, Tensor]:
-    tokens = captions([5, 3, 6], 9)
-    labels, hidden = torch.full_like(tokens, IGNORED), tokens.clone()
-    for row, place in enumerate((2, 3, 6)):
-        labels[row, place], hidden[row, place] = tokens[row, place], MASK
+    batch = masked_batch(9)
+    del batch["after"], batch["is_change"]
     hide = torch.zeros(3, PATCHES, dtype=torch.bool)
     hide[0, 2] = hide[1, 5] = hide[2, 0] = hide[2, 4] = True
     choices = torch.stack([captions([5, 3, 6], 9, seed) for seed in (2, 3, 4)])
-    return {
-        "before": maps(3)[0],
-        "tokens": tokens,
-        "mlm_tokens": hidden,
-        "mlm_labels": labels,
-        "visual_mask": hide,
-        "fda_captions": choices,
-    }
+    return {**batch, "visual_mask": hide, "fda_captions": choices}
 
 
 def padded(model: PCLPretraining, image: Tensor, tokens: Tensor, padding: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.losses.ranks import on_two_ranks
+from tests.models import tiny
 from torch import Tensor, nn
 from torchvision import models
 
@@ -40,25 +41,12 @@ def build(name: str, seed: int = 0, **options: Any) -> Any:
     return model.eval()
 
 
-def maps(pairs: int, grid: tuple[int, int] = GRID, seed: int = 1) -> tuple[Tensor, Tensor]:
-    draws = torch.Generator().manual_seed(seed)
-    before, after = (torch.randn(pairs, CHANNELS, *grid, generator=draws) for _ in range(2))
-    return before, after
+def maps(pairs: int, seed: int = 1) -> tuple[Tensor, Tensor]:
+    return tiny.maps(pairs, GRID, CHANNELS, seed)
 
 
 def captions(model: Captioner, lengths: list[int]) -> Tensor:
-    """(B, LENGTH): start, words (unknown ones, too), end, padding."""
-    draws = torch.Generator().manual_seed(2)
-    text = torch.zeros(len(lengths), LENGTH, dtype=torch.long)
-    for row, words in zip(text, lengths):
-        row[0], row[words + 1] = model.bos_id, model.eos_id
-        row[1 : words + 1] = torch.randint(4, WORDS - 2, (words,), generator=draws)
-    return text
-
-
-def batch_of(model: Captioner, lengths: list[int]) -> dict[str, Tensor]:
-    before, after = maps(len(lengths))
-    return {"before": before, "after": after, "tokens": captions(model, lengths)}
+    return tiny.captions(lengths, LENGTH, ids=(model.bos_id, model.eos_id, 0), words=range(4, WORDS - 2))
 
 
 def is_xavier(weight: Tensor) -> bool:

@@ -7,7 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.gradients import same_values_and_gradients
-from tests.models.test_decoder import CLOSE, LENGTH, SIZES, batch_of, build, captions, gradients, maps
+from tests.models.test_decoder import CLOSE, LENGTH, SIZES, batch_of, build, captions, gradients
+from tests.models.tiny import maps
 from torch import Tensor, nn
 
 from diffcap.methods.scorer.model import CBR, SCORER, SCORERBlock

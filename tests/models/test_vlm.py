@@ -20,7 +20,7 @@ from tests.tiny_vlms import CAPTIONS, FAMILIES, build
 
 from diffcap.methods.vlm.model import KEPT_IN_DTYPE, VLM, _check_loaded
 from diffcap.models.captioner import Captioner
-from diffcap.models.generation import beam_hypotheses, greedy, token_log_probabilities
+from diffcap.models.generation import beam_search, greedy, token_log_probabilities
 from diffcap.text.hub import HubVocabulary, clean_answer, import_transformers
 from diffcap.utils.errors import DiffcapError
 
@@ -112,7 +112,7 @@ def test_decoding_equals_that_of_transformers(family: str, folder: Folder) -> No
     maps = vlm.attention(before, after, tokens[:, :-1])
     assert torch.allclose(maps.before.sum((2, 3)) + maps.after.sum((2, 3)), torch.tensor(2.0), atol=1e-5)
     assert vlm.core.config._attn_implementation == "sdpa"
-    beams = beam_hypotheses(without_end(vlm), before, after, 8, 3)[:, 0, 1:]
+    beams = beam_search(without_end(vlm), before, after, 8, 3)[:, 0, 1:]
     options = {"num_beams": 3, "length_penalty": 0.0, "suppress_tokens": ends(vlm)}
     assert beams.tolist() == generated(vlm, before, after, 8, **options)
 
@@ -331,7 +331,7 @@ def test_every_id_that_ends_an_answer_ends_a_caption(tmp_path: Path) -> None:
 def test_image_options_out_of_range_are_refused_before_the_weights_are_read(
     family: str, options: dict[str, Any], sentence: str, folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("diffcap.methods.vlm.model._load_model", lambda *_: pytest.fail("the weights were read"))
+    monkeypatch.setattr("diffcap.methods.vlm.model.load_model", lambda *_: pytest.fail("the weights were read"))
     with pytest.raises(DiffcapError, match=r"^model\.captioner\.init_args\.image_kwargs: .*" + sentence):
         VLM(folder(family), train="nothing", image_kwargs=options)
 
@@ -380,14 +380,12 @@ def test_a_base_without_all_its_weights_is_refused(family: str, folder: Folder, 
         assert "\n" not in str(error.value)
 
 
-def test_a_weight_of_another_shape_and_a_second_name_of_a_tied_weight() -> None:
+def test_a_tied_weight_needs_one_of_its_names() -> None:
     model = torch.nn.ModuleDict({"a": torch.nn.Linear(2, 2, bias=False), "b": torch.nn.Linear(2, 2, bias=False)})
     model["b"].weight = model["a"].weight  # type: ignore[union-attr, assignment]
-    _check_loaded("base", model, {"missing_keys": {"b.weight"}, "mismatched_keys": []})
+    _check_loaded("base", model, {"missing_keys": {"b.weight"}})
     with pytest.raises(DiffcapError, match="base: 2 of 2 weights are not in its files"):
-        _check_loaded("base", model, {"missing_keys": {"a.weight", "b.weight"}, "mismatched_keys": []})
-    with pytest.raises(DiffcapError, match=r"have another shape in its files \(first: a.weight\)"):
-        _check_loaded("base", model, {"missing_keys": [], "mismatched_keys": [("a.weight", (1, 2), (2, 2))]})
+        _check_loaded("base", model, {"missing_keys": {"a.weight", "b.weight"}})
 
 
 def test_tiles_have_no_attention_maps(folder: Folder) -> None:

@@ -31,9 +31,9 @@ def pretraining(seed: int = 0, **options: Any) -> PCLPretraining:
     return PCLPretraining(**{**SIZES, **options}).eval()
 
 
-def maps(pairs: int, height: int = 2, width: int = 3, seed: int = 1) -> tuple[Tensor, Tensor]:
+def maps(pairs: int, grid: tuple[int, int] = (2, 3), channels: int = 5, seed: int = 1) -> tuple[Tensor, Tensor]:
     draws = torch.Generator().manual_seed(seed)
-    before, after = (torch.randn(pairs, 5, height, width, generator=draws) for _ in range(2))
+    before, after = (torch.randn(pairs, channels, *grid, generator=draws) for _ in range(2))
     return before, after
 
 

@@ -129,7 +129,7 @@ def test_beams_of_rsiccformer(rsiccformer_fixture: Path) -> None:
     official = load(rsiccformer_fixture)
     model, batch, metadata = captioner(official), batch_of(official), official.hyperparameters
     maps = batch["before"], batch["after"]
-    tokens = beam_search(model, *maps, metadata["max_length"], metadata["beams"])
+    tokens = beam_search(model, *maps, metadata["max_length"], metadata["beams"])[:, 0]
     compare_captions(model, tokens, official.arrays["beam_tokens"])
     logits = model.teacher_forced_logits(tokens, model.encode(*maps)).log_softmax(-1)
     words = logits.gather(2, tokens[:, 1:, None])[..., 0] * model.caption_mask(tokens)

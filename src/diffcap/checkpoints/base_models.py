@@ -14,6 +14,7 @@ from typing import Any
 from diffcap.checkpoints.hub_access import check_repository_name, hub_errors, is_repository_name
 from diffcap.checkpoints.reading import CONFIG, WEIGHTS
 from diffcap.records import read_json
+from diffcap.run_folder import read_object
 from diffcap.text.hub import import_transformers
 from diffcap.utils.console import echo
 from diffcap.utils.errors import DiffcapError, printable, wrap_errors
@@ -65,11 +66,8 @@ def names_base_model(source: str | Path) -> bool:
         return True
     path = Path(source).expanduser()
     if path.exists():
-        try:
-            config = read_json(path / CONFIG)
-        except (DiffcapError, OSError):
-            return False
-        return isinstance(config, dict) and "model_type" in config and "format" not in config
+        config = read_object(path / CONFIG) if path.is_dir() else {}
+        return "model_type" in config and "format" not in config
     name, _, revision = str(source).partition("@")
     if not isinstance(source, str) or path.suffix == ".ckpt" or not is_repository_name(name):
         return False
@@ -103,7 +101,16 @@ def find_base(base: str, revision: str | None = None, any_type: bool = False) ->
         folder = _fetch_config(base, revision).parent
         commit = folder.name
     config = read_json(folder / CONFIG, "configuration of a base model", "give a folder with all files of the model")
-    _check_type(base, config, any_type)
+    if not isinstance(config, dict) or "format" in config or "model_type" not in config:
+        raise DiffcapError(f"{base}: not a base model, its {CONFIG} has no model_type; check the name or the folder.")
+    model_type = config["model_type"]
+    auto = import_transformers().models.auto.modeling_auto if any_type else None
+    if model_type not in (auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES if auto else MODEL_TYPES):
+        # For a supported type, the class in transformers is used, even if the configuration names code of the repository ("auto_map").
+        code = " and needs code of its repository, which diffcap does not run" if "auto_map" in config else ""
+        raise DiffcapError(
+            f"{base}: a model of type {model_type!r:.40}, which is not supported{code}; choose one of the types {', '.join(MODEL_TYPES)}."
+        )
     if commit is not None:
         _fetch_files(base, commit, folder)
     if (folder / ADAPTER).is_file():
@@ -112,23 +119,18 @@ def find_base(base: str, revision: str | None = None, any_type: bool = False) ->
             "adapter into it."
         )
     _check_weights(base, folder)
-    return BaseModel(base, folder, commit, _licence(folder), config["model_type"])
+    return BaseModel(base, folder, commit, _licence(folder), model_type)
 
 
 def base_licence(base: str, revision: str | None) -> str | None:
     """Return `BaseModel.licence` without fetching the weights: only README.md and LICENSE are read. None if this fails."""
     folder = Path(base).expanduser()
-    if folder.is_dir():
-        return _licence(folder)
-    if not is_repository_name(base):
-        return None
-    with suppress(DiffcapError):  # no network, or no access
-        readme = _fetch_file(base, README_FILE, revision)
-        licence = _licence(readme.parent) if readme else None
-        if licence in (None, "other") and (text := _fetch_file(base, "LICENSE", revision)):
-            licence = _licence(text.parent)
-        return licence
-    return None
+    if is_repository_name(base) and not folder.is_dir():
+        with suppress(DiffcapError):  # no network, or no access
+            for name in (README_FILE, "LICENSE"):
+                file = _fetch_file(base, name, revision)
+                folder = file.parent if file else folder
+    return _licence(folder)
 
 
 def base_sha256(folder: Path) -> str:
@@ -190,22 +192,6 @@ def _fetch_files(name: str, commit: str, folder: Path) -> None:
         echo(f"downloading {describe_origin(name, commit, _licence(folder))}", err=True)
     for file in weights:
         _fetch_file(name, file, commit)  # `_check_weights` reports files that the repository lacks
-
-
-def _check_type(base: str, config: Any, any_type: bool) -> None:
-    """Check the type of a base model, see `find_base`.
-
-    If the configuration of a supported type names code of the repository ("auto_map"), the class in transformers is used, not that code.
-    """
-    if not isinstance(config, dict) or "format" in config or "model_type" not in config:
-        raise DiffcapError(f"{base}: not a base model, its {CONFIG} has no model_type; check the name or the folder.")
-    model_type = config["model_type"]
-    auto = import_transformers().models.auto.modeling_auto if any_type else None
-    if model_type not in (auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES if auto else MODEL_TYPES):
-        code = " and needs code of its repository, which diffcap does not run" if "auto_map" in config else ""
-        raise DiffcapError(
-            f"{base}: a model of type {model_type!r:.40}, which is not supported{code}; choose one of the types {', '.join(MODEL_TYPES)}."
-        )
 
 
 def _weight_files(folder: Path) -> list[str]:

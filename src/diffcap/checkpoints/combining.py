@@ -16,7 +16,7 @@ from diffcap.models.generation import Ensemble
 from diffcap.records import file_hash
 from diffcap.run_folder import LAST, STEP_CHECKPOINT_GLOB
 from diffcap.utils.errors import DiffcapError
-from diffcap.utils.files import atomic_write, served_name
+from diffcap.utils.files import atomic_write
 
 
 def expand_folders(paths: Sequence[str | Path]) -> list[Path]:
@@ -83,9 +83,9 @@ def load_members(
     """Load the members of an ensemble with the arguments of `load`. Members of different methods need the same token ids."""
     members = [load(path, base, prompt, **zero_shot_options) for path in paths]
     first = members[0]
-    for path, member in zip(paths, members):
+    for member in members:
         if len(members) > 1 and isinstance(member.captioner, AnsweringModel):
-            raise text_only_error(served_name(path) or str(path))
+            raise text_only_error(member.metadata["base"])
     files = [Path(path) for path in paths]
     for path, member in zip(files[1:], members[1:]):
         _check_words(files[0], first.vocabulary.words, path, member.vocabulary.words)

@@ -18,17 +18,6 @@ from diffcap.utils.errors import DiffcapError
 
 TASK = "image-to-text"  # as the Hub names the task
 METRIC_COLUMNS = ("BLEU-4", "METEOR", "ROUGE-L", "CIDEr-D", "SPICE")  # of the model card's table
-STAGE_DESCRIPTIONS = {
-    "finetune": "fine-tuned on captions",
-    "reinforce": "fine-tuned, then self-critical training on CIDEr-D",
-}
-# Names of the trained part, for each value of the argument `train` of `VLM`, which is the captioner on a vision-language model.
-TRAINED_PARTS = {
-    "lora": "LoRA of rank {lora_rank}",
-    "projector": "the layers between image tower and language model",
-    "all": "all weights",
-    "nothing": "the difference module",
-}
 CARD_TEMPLATE = Path(__file__).with_name("model_card.md.j2")
 
 
@@ -121,12 +110,20 @@ def push(
     report_folder = stage_folder.parent / result_folder_name(stage_folder.name, REPORT)
     png_files = (checkpoint if checkpoint.is_dir() else report_folder).glob(PNG_GLOB)
     card_images = sorted(png_files) if image_files is None else [Path(file) for file in image_files]
-    _check_images(card_images)
+    image_names = [path.name for path in card_images]
+    for path in card_images:
+        if not path.is_file():
+            raise DiffcapError(f"{path}: file not found; check --pictures.")
+        if path.suffix != ".png":
+            raise DiffcapError(f"{path}: not a .png file; give PNG files as --pictures.")
+        if image_names.count(path.name) > 1:  # all are uploaded to one folder
+            raise DiffcapError(f"{path}: another file of --pictures is also named {path.name}; rename one.")
     from huggingface_hub import HfApi
 
-    arguments = content["diffcap"].get("hyperparameters") or {}  # arguments of the captioner's constructor
+    arguments = content["diffcap"]["hyperparameters"]  # of the captioner's constructor
     licence_of_base = base_licence(arguments["base"], arguments.get("revision")) if "base" in arguments else None
-    content = without_folders(content)
+    if "base" in arguments and not arguments.get("revision"):
+        arguments["base"] = Path(arguments["base"]).name  # the path of a local folder is private
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         write_folder(folder, content)
@@ -134,7 +131,7 @@ def push(
             (folder / path.name).write_bytes(path.read_bytes())
         if scores.metrics is not None:
             write_json(folder / METRICS, scores.metrics)
-        card = model_card(name, content, scores, [path.name for path in card_images], license, licence_of_base)
+        card = model_card(name, content, scores, image_names, license, licence_of_base)
         (folder / "README.md").write_text(card, encoding="utf-8")
         api = HfApi()
         with hub_errors(name):
@@ -154,28 +151,6 @@ def push(
     return str(getattr(commit, "repo_url", None) or name)
 
 
-def _check_images(paths: Sequence[Path]) -> None:
-    """Check that the images have different file names and are PNG files, because all are uploaded to one folder."""
-    names = [path.name for path in paths]
-    for path in paths:
-        if not path.is_file():
-            raise DiffcapError(f"{path}: file not found; check --pictures.")
-        if path.suffix != ".png":
-            raise DiffcapError(f"{path}: not a .png file; give PNG files as --pictures.")
-        if names.count(path.name) > 1:
-            raise DiffcapError(f"{path}: another file of --pictures is also named {path.name}; rename one.")
-
-
-def without_folders(content: dict[str, Any]) -> dict[str, Any]:
-    """Return the content of a checkpoint. If its base model is a local folder, keep only the folder's name, because its path is private."""
-    metadata = content["diffcap"]
-    arguments = metadata.get("hyperparameters") or {}
-    if "base" not in arguments or arguments.get("revision"):
-        return content
-    hyperparameters = {**arguments, "base": Path(arguments["base"]).name}
-    return {**content, "diffcap": {**metadata, "hyperparameters": hyperparameters}}
-
-
 def model_card(
     name: str,
     content: dict[str, Any],
@@ -190,10 +165,7 @@ def model_card(
     metadata = content["diffcap"]
     model_name = name.rpartition("/")[2]
     method = methods().get(metadata["method"])
-    features = metadata["features"]
-    hyperparameters = without_folders(content)["diffcap"].get("hyperparameters") or {}
-    base_on_hub = hyperparameters.get("base") if hyperparameters.get("revision") else None  # None for a local folder
-    backbone = ", ".join(str(features[key]) for key in ("library", "network", "stage") if features.get(key))
+    hyperparameters = metadata["hyperparameters"]
     protocol = (scores.metrics or {}).get("protocol") or {}
     groups = {  # group of pairs ("total", ...) -> scores of `METRIC_COLUMNS` times 100, without values that are not numbers
         group: {name: round(100 * row[name], 2) for name in METRIC_COLUMNS if isinstance(row.get(name), int | float)}
@@ -220,7 +192,7 @@ def model_card(
         language="en",
         model_name=model_name,
         eval_results=results or None,
-        base_model=base_on_hub,
+        base_model=hyperparameters["base"] if hyperparameters.get("revision") else None,
     )
     card = ModelCard.from_template(
         card_data,
@@ -231,14 +203,11 @@ def model_card(
         title=method.title if method else metadata["method"],
         paper=method.paper if method and not method.base_model_module else "",
         base=hyperparameters if "base" in hyperparameters else None,
-        trained=TRAINED_PARTS.get(str(hyperparameters.get("train")), "").format(**hyperparameters),
         licence_of_base=licence_of_base,
-        stage=STAGE_DESCRIPTIONS[metadata["stage"]],
-        features=backbone or features.get("name"),
-        steps=f"{content['global_step']:,}",
+        steps=content["global_step"],
         groups=groups,
         columns=[metric for metric in METRIC_COLUMNS if any(metric in row for row in groups.values())],
-        protocol=", ".join(f"{key} {value}" for key, value in protocol.items() if isinstance(value, str | int | float)),
+        protocol=protocol,
         missing_reason=scores.missing_reason,
         images=images,
     )

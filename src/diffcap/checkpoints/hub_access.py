@@ -19,8 +19,6 @@ from urllib.request import getproxies, proxy_bypass
 from diffcap.utils.errors import DiffcapError
 
 CONNECT_SECONDS = 3.0  # the environment variable HF_HUB_ETAG_TIMEOUT, if set, replaces this value
-DEFAULT_PORTS = {"http": 80, "https": 443}
-SOCKS_PORT = 1080  # default port of SOCKS proxies
 
 
 def is_repository_name(text: str) -> bool:
@@ -69,7 +67,7 @@ def _connection_failure(url: str) -> str | None:
     proxy = proxies.get(server.scheme) or proxies.get("all")
     if proxy and not proxy_bypass(server.netloc):
         server = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
-    port = server.port or DEFAULT_PORTS.get(server.scheme, SOCKS_PORT)
+    port = server.port or {"http": 80, "https": 443}.get(server.scheme, 1080)  # 1080: SOCKS
     seconds = constants.HF_HUB_ETAG_TIMEOUT if os.environ.get("HF_HUB_ETAG_TIMEOUT") else CONNECT_SECONDS
     deadline = time.monotonic() + seconds
     failure: BaseException | None = None
@@ -130,7 +128,7 @@ def use_only_hub_cache(reason: str | None) -> Iterator[None]:
 @contextmanager
 def hub_errors(name: str) -> Iterator[None]:
     """Turn any error of the Hub's client into a `DiffcapError`. Disable progress bars if stderr is not a terminal."""
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RevisionNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError, RevisionNotFoundError
     from huggingface_hub.utils import disable_progress_bars
 
     if not sys.stderr.isatty():
@@ -145,12 +143,7 @@ def hub_errors(name: str) -> Iterator[None]:
         # For a file that is not in the cache, the client's error has the HTTP error as its cause.
         refusal = error if hasattr(error, "response") else error.__cause__
         status = getattr(getattr(refusal, "response", None), "status_code", None)
-        if isinstance(refusal, GatedRepoError):
-            message = (
-                f"{name}: the Hub gives this repository only to users who accepted its licence ({status}); accept it on "
-                f"https://huggingface.co/{name} and log in with `hf auth login`, or set HF_TOKEN"
-            )
-        elif status in (401, 403) and isinstance(refusal, HfHubHTTPError):
+        if status in (401, 403) and isinstance(refusal, HfHubHTTPError):
             message = (
                 f"{name}: the Hub refuses access ({status}); log in with `hf auth login`, or set HF_TOKEN to a token for this "
                 "repository (with write permission to upload). Check the name. If "

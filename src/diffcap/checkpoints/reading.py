@@ -17,7 +17,7 @@ from torch import Tensor
 from diffcap.records import file_hash, read_json, write_json
 from diffcap.run_folder import FINISHED, IDENTITY, RUNNING, TRAINING_STAGES
 from diffcap.utils.errors import DiffcapError, wrap_errors
-from diffcap.utils.files import atomic_write, url_of
+from diffcap.utils.files import atomic_write, served_name, url_of
 from diffcap.utils.unpickling import error_reason
 
 CAPTIONING_STAGES = ("finetune", "reinforce")  # stages whose checkpoints contain a captioner
@@ -41,6 +41,8 @@ def read_checkpoint(path: str | Path, mapped: bool = False) -> dict[str, Any]:
     if path.is_dir() or path.name in (CONFIG, WEIGHTS):
         return _check_content(_read_folder(path if path.is_dir() else path.parent, mapped), path, mapped)
     if not path.is_file():
+        if name := served_name(str(path)):
+            raise DiffcapError(f"{name}: a model behind a server, which has no weights to read; give a checkpoint.")
         if url := url_of(path):
             raise DiffcapError(
                 f"{url}: a URL, not a checkpoint; give the path of a file, or user/name for one on the Hugging Face Hub."

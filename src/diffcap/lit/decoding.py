@@ -80,7 +80,7 @@ class Decoding(pl.LightningModule):
         if self.beams == 1:
             tokens = greedy(self.captioner, *maps, self.max_length)
         else:
-            tokens = beam_search(self.captioner, *maps, self.max_length, self.beams, self.length_penalty)
+            tokens = beam_search(self.captioner, *maps, self.max_length, self.beams, self.length_penalty)[:, 0]
         tokens = tokens.cpu()  # waits for the device; except in the decoding, nothing else waits
         self.captions.update(zip(batch["id"], map(self.vocabulary.decode, tokens.tolist())))
         has_end = self.captioner.is_eos(tokens[:, 1:]).any(1).tolist()

@@ -19,9 +19,7 @@ from diffcap.utils.errors import DiffcapError, printable, wrap_errors
 from diffcap.utils.files import SERVED
 
 KEY = "OPENAI_API_KEY"  # environment variable
-RETRIES = 2  # of the client after a status of 429, 500 and more, a broken connection or a timeout
 RETRY_SECONDS = (5.0, 20.0, 60.0)  # before more requests, after a status of 429 or JSON that was cut
-TIMEOUT = 300.0  # seconds for an answer
 REMEDIES = {  # after these statuses, all requests would fail
     401: f"set {KEY} to a valid key",
     403: f"set {KEY} to a key with access to the model",
@@ -89,7 +87,8 @@ class ServedModel(AnsweringModel):
             raise DiffcapError(f"{self.address}: needs a key; set {KEY} to it, or to any text if the server has none.")
         super().__init__(self.name, None, prompt, sentences, max_length, digest(self.name, prompt, max_length))
         client = DefaultHttpxClient(trust_env=not is_local)  # no proxy for this machine
-        limits: Any = {"max_retries": RETRIES, "timeout": TIMEOUT}
+        # The client retries after a status of 429, 500 and more, a broken connection or a timeout (in seconds).
+        limits: Any = {"max_retries": 2, "timeout": 300.0}
         self.client = OpenAI(api_key=self.key, base_url=self.address, http_client=client, **limits)
         self.options: dict[str, Any] = {"max_tokens": max_length, "temperature": 0}
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from diffcap.models.captioner import AttentionMaps, Batch, Captioner
+from diffcap.models.captioner import AttentionMaps, Captioner
 from diffcap.utils.errors import DiffcapError
 
 # Beam search over B pairs decodes B x beams captions at once. Captions get worse long before this number of beams (Koehn and
@@ -97,21 +97,13 @@ def _find_end(unfinished: Tensor, num_words: int, max_words: int) -> int | None:
 def beam_search(
     captioner: Captioner, before: Tensor, after: Tensor, max_length: int, beams: int, length_penalty: float = 0.0
 ) -> Tensor:
-    """Keep the `beams` most likely beginnings of every caption at each step. Return the ids (B, T) of the best, as `greedy` does.
+    """Keep the `beams` most likely beginnings of every caption at each step. Return the ids (B, beams, T) of the captions, best first.
 
     Args:
         before, after: (B, C, h, w). max_length: positions, BOS included. beams: 1 gives `greedy`.
         length_penalty: finished captions are ranked by their log-probability divided by `words ** length_penalty`; EOS counts
             as a word. 0 ranks by the log-probability itself.
     """
-    return beam_hypotheses(captioner, before, after, max_length, beams, length_penalty)[:, 0]
-
-
-@torch.no_grad()
-def beam_hypotheses(
-    captioner: Captioner, before: Tensor, after: Tensor, max_length: int, beams: int, length_penalty: float = 0.0
-) -> Tensor:
-    """Return all captions that `beam_search` keeps until the end, best first, as ids (B, beams, T)."""
     memory = captioner.encode(before, after)
     memory_tensor = tree_leaves(memory)[0]
     num_pairs = len(memory_tensor)
@@ -182,10 +174,6 @@ class Ensemble(Captioner):
         self.eos_id = members[0].eos_id
         self.extra_eos_id = members[0].extra_eos_id
         self.vocabulary_layout = members[0].vocabulary_layout  # the special tokens and their ids
-
-    def loss(self, batch: Batch) -> dict[str, Tensor]:
-        """Not supported: the members are trained one by one."""
-        raise NotImplementedError("an ensemble cannot be trained; train its members one by one")
 
     def encode(self, before: Any, after: Any) -> list[Any]:
         """Return the memory of each member."""

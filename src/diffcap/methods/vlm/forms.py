@@ -96,7 +96,21 @@ def export(
     model = captioner.net.merge_and_unload() if has_lora else captioner.net
     model.save_pretrained(folder)
     captioner.processor.save_pretrained(folder)
-    (folder / "README.md").write_text(_merged_card(captioner, loaded_checkpoint.metadata), encoding="utf-8")
+    from huggingface_hub import ModelCard, ModelCardData
+
+    # diffcap and the Hub read the licence of the base model in the README.md of the merged model.
+    arguments, licence, metadata = captioner.hyperparameters, captioner.licence, loaded_checkpoint.metadata
+    name = arguments["base"] if arguments["revision"] else Path(arguments["base"]).name
+    is_hub_name = licence is not None and re.fullmatch(r"[a-z0-9.-]+", licence) is not None  # such as apache-2.0
+    card_data = ModelCardData(
+        license=licence if is_hub_name else "other",
+        license_name=None if is_hub_name else licence,
+        base_model=name if arguments["revision"] else None,
+        tags=["image-difference-captioning", "change-captioning"],
+    )
+    values: dict[str, Any] = {"name": name, "arguments": arguments, "licence": licence, "metadata": metadata}
+    card = ModelCard.from_template(card_data, str(Path(__file__).with_name("merged_card.md.j2")), **values)
+    (folder / "README.md").write_text(f"{card}\n", encoding="utf-8")
 
 
 def export_messages(dataset_folder: str | Path, folder: Path) -> None:
@@ -126,28 +140,3 @@ def export_messages(dataset_folder: str | Path, folder: Path) -> None:
             entry = {"file_name": f"{split}.json", "formatting": "sharegpt", "columns": columns, "tags": tags}
             entries[f"{dataset.name}_{split}"] = entry
     write_json(folder / "dataset_info.json", entries)
-
-
-def _merged_card(captioner: Any, metadata: dict[str, Any]) -> str:
-    """Return the README.md of a merged model. diffcap and the Hub read the licence of its base model there."""
-    from huggingface_hub import ModelCardData
-
-    arguments = captioner.hyperparameters
-    licence = captioner.licence
-    is_hub_name = licence is not None and re.fullmatch(r"[a-z0-9.-]+", licence) is not None  # such as apache-2.0
-    card = ModelCardData(
-        license=licence if is_hub_name else "other",
-        license_name=None if is_hub_name else licence,
-        base_model=arguments["base"] if arguments["revision"] else None,
-        tags=["image-difference-captioning", "change-captioning"],
-    )
-    base_name = arguments["base"] if arguments["revision"] else Path(arguments["base"]).name
-    at_commit = f" at commit {arguments['revision']}" if arguments["revision"] else ""
-    prompt = " ".join(arguments["prompt"].split())
-    return (
-        f"---\n{card.to_yaml()}\n---\n\n# {base_name}, fine-tuned\n\n{base_name}{at_commit}, fine-tuned on `{metadata['dataset']}` with "
-        f"diffcap {metadata['version']} to describe in one sentence what changed between two images. The trained weights are merged into "
-        "the model.\n\n"
-        f'* Prompt, after the two images: "{prompt}"\n'
-        f"* Licence of the base model: {licence or 'not stated'}. Its terms and those of the dataset limit the use of these weights.\n"
-    )

@@ -147,7 +147,9 @@ class VLM(Captioner):
             self.core.activation_checkpointing_enable({"use_reentrant": False})
             # Remove the hooks that give the inputs gradients, because a frozen image tower would keep activations for these gradients.
             self.core.disable_input_require_grads()
-        self._frozen = parts.frozen_names(self.net, "net.")  # these weights are not saved in checkpoints
+        # Only these weights are saved in checkpoints.
+        parameters = self.named_parameters(remove_duplicate=False)
+        self._trained = tuple(name for name, parameter in parameters if parameter.requires_grad)
         self.register_state_dict_post_hook(_remove_base)
         self.register_load_state_dict_post_hook(_expect_no_base)
         small_images = torch.zeros(1, 3, 64, 64, dtype=torch.uint8)
@@ -405,29 +407,21 @@ def _check_loaded(folder: Any, model: nn.Module, loaded: dict[str, Any]) -> None
     present = {id(value) for name, value in named.items() if name not in missing}
     # The second name of a tied weight need not be in the files.
     absent = sorted(name for name in missing if name not in named or id(named[name]) not in present)
-    mismatched = sorted(str(entry[0] if isinstance(entry, tuple) else entry) for entry in loaded["mismatched_keys"])
-    for names, fault in ((absent, "are not in its files"), (mismatched, "have another shape in its files")):
-        if names:
-            raise DiffcapError(
-                f"{folder}: {len(names):,} of {len(named):,} weights {fault} (first: {names[0]}), so they would be random; download "
-                "the files again, or use a model that save_pretrained of transformers wrote."
-            )
+    if absent:
+        raise DiffcapError(
+            f"{folder}: {len(absent):,} of {len(named):,} weights are not in its files (first: {absent[0]}), so they would be random; "
+            "download the files again, or use a model that save_pretrained of transformers wrote."
+        )
 
 
 def _remove_base(module: Any, state: dict[str, Any], prefix: str, _: Any) -> None:
-    """Remove the base model's weights from a state dict, and entries below their names, such as the scales of a weight in 4 bits."""
-    for name in list(state):
-        words = name.removeprefix(prefix).split(".")
-        prefixes = [".".join(words[:end]) for end in range(1, len(words) + 1)]
-        if any(parent in module._frozen for parent in prefixes):
+    """Remove the base model's weights from a state dict."""
+    for name in [name for name in state if name.startswith(prefix)]:
+        if name.removeprefix(prefix) not in module._trained:
             del state[name]
 
 
 def _expect_no_base(module: Any, keys: Any) -> None:
     """Remove the base model's weights from `missing_keys`, so that they are not reported as missing. Names may have a prefix there."""
-
-    def is_frozen(name: str) -> bool:
-        words = name.split(".")
-        return any(".".join(words[start:]) in module._frozen for start in range(len(words)))
-
-    keys.missing_keys[:] = [name for name in keys.missing_keys if not is_frozen(name)]
+    names = keys.missing_keys
+    names[:] = [name for name in names if ".net." not in f".{name}" or name.endswith(module._trained)]

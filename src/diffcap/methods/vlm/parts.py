@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import MappingKey, tree_leaves_with_path
 
 from diffcap.models.decoder import flat_indices
 from diffcap.models.layers import Linear  # nn.Linear, faster on some CPUs
@@ -116,35 +117,23 @@ def check_image_kwargs(options: dict[str, Any], known: Iterable[str], counts_pix
 
     `counts_pixels`: True if the options "shortest_edge" and "longest_edge" are numbers of pixels (Qwen), False if they are lengths.
     """
-    for name, value in options.items():
+    for name in options:
         if name not in known:
             raise DiffcapError(
                 f"model.captioner.init_args.image_kwargs: the image processor of this model has no option {name!r:.60}; it has "
                 f"{', '.join(sorted(known))}."
             )
-        for key, number in _numbers(name, value):
-            last_key = key.rpartition(".")[2]
-            limit = MAX_SIZE
-            if counts_pixels and ("pixels" in last_key or last_key in ("shortest_edge", "longest_edge")):
-                limit = MAX_PIXELS
-            elif "patches" in last_key or "crops" in last_key:
-                limit = MAX_TILES
-            if not -limit <= number <= limit:
-                raise DiffcapError(
-                    f"model.captioner.init_args.image_kwargs: {key} is {number}, and its limit is {limit:,}; give a smaller number."
-                )
-
-
-def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
-    """Yield the numbers in an option with their names, such as "size.longest_edge"."""
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            yield from _numbers(f"{name}.{key}", inner)
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from _numbers(name, inner)
-    elif isinstance(value, int | float):
-        yield name, value
+    for path, number in tree_leaves_with_path(options):
+        keys = [str(part.key) for part in path if isinstance(part, MappingKey)]  # such as "size", "longest_edge"
+        limit = MAX_SIZE
+        if counts_pixels and ("pixels" in keys[-1] or keys[-1] in ("shortest_edge", "longest_edge")):
+            limit = MAX_PIXELS
+        elif "patches" in keys[-1] or "crops" in keys[-1]:
+            limit = MAX_TILES
+        if isinstance(number, int | float) and not -limit <= number <= limit:
+            raise DiffcapError(
+                f"model.captioner.init_args.image_kwargs: {'.'.join(keys)} is {number}, and its limit is {limit:,}; give a smaller number."
+            )
 
 
 def add_at_images(hidden_states: Tensor, positions: Tensor, features: Tensor) -> Tensor:
@@ -168,14 +157,6 @@ def use_whole_images(model: Any) -> None:
         return output
 
     model.get_image_features = get_image_features
-
-
-def frozen_names(model: nn.Module, prefix: str) -> set[str]:
-    """Return the names, each with `prefix` before it, of frozen parameters and of buffers: their values are those of the base model."""
-    parameters = model.named_parameters(remove_duplicate=False)
-    names = [name for name, parameter in parameters if not parameter.requires_grad]
-    names += [name for name, _ in model.named_buffers(remove_duplicate=False)]
-    return {f"{prefix}{name}" for name in names}
 
 
 class Difference(nn.Module):
