@@ -28,7 +28,7 @@ from diffcap.checkpoints.loading import Checkpoint
 from diffcap.checkpoints.reading import weights_hash
 from diffcap.datasets.no_change import is_no_change
 from diffcap.models.answering import Answer, AnsweringModel, Unreachable
-from diffcap.models.generation import beam_search, check_search, greedy_from, rank_beams, token_log_probabilities
+from diffcap.models.generation import beam_search, check_search, greedy, rank_beams, token_log_probabilities
 from diffcap.text.characters import join_characters
 from diffcap.text.hub import clean_answer
 from diffcap.utils.cores import map_ahead
@@ -328,9 +328,9 @@ class PairCaptioner:
             if ids is not None:
                 score = token_log_probabilities(self._captioner, memory, ids.expand(len(inputs), -1)).sum(1)
             sentence_scores.append(score)
-        hypotheses = greedy_from(self._captioner, memory, self.max_length)[:, None]
+        hypotheses = greedy(self._captioner, memory, self.max_length)[:, None]
         if beams > 1:  # beam search can miss the greedy caption even if that caption has a higher score
-            beam_ids = beam_search(self._captioner, before, after, self.max_length, beams, length_penalty)
+            beam_ids = beam_search(self._captioner, memory, self.max_length, beams, length_penalty)
             length = max(beam_ids.shape[2], hypotheses.shape[2])
             eos_id = self._captioner.eos_id
             padded = [pad(ids, (0, length - ids.shape[2]), value=eos_id) for ids in (beam_ids, hypotheses)]

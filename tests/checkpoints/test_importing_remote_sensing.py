@@ -153,7 +153,7 @@ def test_a_file_becomes_a_captioner_of_pixels(method: str, tmp_path: Path, monke
     tokens = torch.tensor([[model.bos_id, 5, 6, model.eos_id]] * 2)
     expected = plain.teacher_forced_logits(tokens, plain.encode(*maps))
     torch.testing.assert_close(model.teacher_forced_logits(tokens, model.encode(before, after)), expected, **CLOSE)
-    assert torch.equal(greedy(model, before, after, 6), greedy(plain, *maps, 6))
+    assert torch.equal(greedy(model, model.encode(before, after), 6), greedy(plain, plain.encode(*maps), 6))
     words_of = {number: word for word, number in json.loads(words.read_text()).items()}
     assert trained.vocabulary.decode(tokens[0]) == f"{words_of[5]} {words_of[6]}"
 

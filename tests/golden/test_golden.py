@@ -20,7 +20,7 @@ from diffcap.checkpoints.loading import load
 from diffcap.features.store import FeatureStore
 from diffcap.features.writer import StoreWriter
 from diffcap.lit.decoding import decode
-from diffcap.models.generation import greedy_from
+from diffcap.models.generation import greedy
 from diffcap.records import read_dataset
 
 GOLDEN = Path(__file__).with_name("golden.json")
@@ -150,7 +150,7 @@ def smallest_leads(out: Path, folders: dict[str, Path]) -> dict[str, float]:
     sides = [[pair.before for pair in pairs], [pair.after for pair in pairs]]
     before, after = (torch.from_numpy(store.read(store.rows(paths))) for paths in sides)
     memory = captioner.encode(before, after)
-    tokens = greedy_from(captioner, memory, checkpoint.max_length)
+    tokens = greedy(captioner, memory, checkpoint.max_length)
     first, second = captioner.teacher_forced_logits(tokens, memory).topk(2, -1).values.unbind(-1)  # (B, T - 1) each
     leads = (first - second).masked_fill(~captioner.caption_mask(tokens), torch.inf).amin(1)
     return dict(zip([pair.id for pair in pairs], leads.tolist()))

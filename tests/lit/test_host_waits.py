@@ -29,8 +29,8 @@ from diffcap.utils.host_copy import HostCopy
 
 DRAWS = torch.rand(PAIRS, LENGTH - 1, generator=torch.Generator().manual_seed(0))
 DECODINGS: list[Any] = [
-    lambda model, *pair: greedy(model, *pair, LENGTH),
-    lambda model, *pair: beam_search(model, *pair, LENGTH, 3),
+    lambda model, *pair: greedy(model, model.encode(*pair), LENGTH),
+    lambda model, *pair: beam_search(model, model.encode(*pair), LENGTH, 3),
     lambda model, *pair: sample_from(model, model.encode(*pair), DRAWS[: len(pair[0])]),
 ]
 READS = {"item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__index__", "__float__", "nonzero", "masked_select"}

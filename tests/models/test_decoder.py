@@ -104,10 +104,10 @@ def test_every_word_and_the_end_are_predicted_and_padding_is_not() -> None:
 @pytest.mark.parametrize("kind", [SCORER, DIRL])
 def test_an_unknown_word_is_never_said(kind: type[SCORER] | type[DIRL]) -> None:
     model, pair = build(kind), maps(6)
-    expected = greedy(model, *pair, LENGTH)
+    expected = greedy(model, model.encode(*pair), LENGTH)
     model.decoder.logit.bias[UNK] += 1000  # by far the likeliest
-    assert torch.equal(greedy(model, *pair, LENGTH), expected)
-    assert UNK not in beam_search(model, *pair, LENGTH, beams=3)
+    assert torch.equal(greedy(model, model.encode(*pair), LENGTH), expected)
+    assert UNK not in beam_search(model, model.encode(*pair), LENGTH, beams=3)
     hidden = model.decoder(captions([3] * 6), model.encode(*pair)).last_block.hidden
     assert (model.decoder.compute_logits(hidden).argmax(-1) == UNK).all()  # the loss sees it
 

@@ -31,13 +31,11 @@ class Table(Captioner):
         self.words = words
         self.scores = 2 * torch.randn(pairs, words**positions, words, generator=draws)
 
-    def loss(self, batch: dict) -> dict[str, Tensor]:
+    def encode(self, before: Tensor, after: Tensor) -> Tensor:
         raise NotImplementedError
 
-    def encode(self, before: Tensor, after: Tensor) -> Tensor:
-        return before[:, 0, 0, 0].long()  # the number of the pair
-
     def step(self, tokens: Tensor, memory: Tensor, cache: Tensor | None) -> tuple[Tensor, Tensor]:
+        """`memory` has the number of each pair."""
         past = tokens if cache is None else cache * self.words + tokens  # the opening token is word 0
         return self.scores[memory, past], past
 
@@ -54,10 +52,6 @@ class Table(Captioner):
             score += self.scores[pair, past].log_softmax(-1)[word].item()
             past = past * self.words + word
         return score
-
-
-def numbers(pairs: int) -> Tensor:
-    return torch.arange(pairs, dtype=torch.float)[:, None, None, None]
 
 
 def enumerated(model: Table, pair: int, max_length: int, penalty: float) -> list[int]:
@@ -83,11 +77,11 @@ def cut(row: Tensor, end: int, extra_eos_id: int | None = None) -> list[int]:
 def test_a_wide_beam_finds_the_best_of_all_sentences(penalty: float, extra_eos_id: int | None) -> None:
     pairs, max_length = 12, 5
     model = Table(words=4, positions=max_length, pairs=pairs, seed=2, extra_eos_id=extra_eos_id)
-    found = beam_search(model, numbers(pairs), numbers(pairs), max_length, beams=4**4, length_penalty=penalty)[:, 0]
+    found = beam_search(model, torch.arange(pairs), max_length, beams=4**4, length_penalty=penalty)[:, 0]
     expected = [enumerated(model, pair, max_length, penalty) for pair in range(pairs)]
     assert [cut(row, model.eos_id, extra_eos_id) for row in found] == expected
     assert extra_eos_id is None or any(sentence[-1] == extra_eos_id for sentence in expected)
-    simple = greedy(model, numbers(pairs), numbers(pairs), max_length)
+    simple = greedy(model, torch.arange(pairs), max_length)
     assert [cut(row, model.eos_id, extra_eos_id) for row in simple] != expected  # else the search would prove nothing
 
 
@@ -104,7 +98,7 @@ def test_scores_are_those_of_the_table_and_end_with_the_sentence() -> None:
 @pytest.mark.parametrize("extra_eos_id", [None, 3])
 def test_the_captions_of_all_beams_are_ranked_and_differ(extra_eos_id: int | None) -> None:
     model = Table(words=4, positions=5, pairs=3, seed=2, extra_eos_id=extra_eos_id)
-    every = beam_search(model, numbers(3), numbers(3), 6, beams=5)
+    every = beam_search(model, torch.arange(3), 6, beams=5)
     assert every.shape[:2] == (3, 5)
     scores = token_log_probabilities(model, torch.arange(3).repeat_interleave(5), every.flatten(0, 1)).sum(1)
     assert (scores.view(3, 5).diff() <= 1e-5).all()
@@ -159,7 +153,7 @@ def test_an_ensemble_says_what_the_mean_probability_says() -> None:
     one, other = maps(PAIRS), maps(PAIRS, seed=8)
     model = Ensemble(members).eval()
     lists = [one[0], other[0], one[0]], [one[1], other[1], one[1]]
-    output, tokens = greedy(model, *lists, LENGTH), captions(LENGTHS, LENGTH)
+    output, tokens = greedy(model, model.encode(*lists), LENGTH), captions(LENGTHS, LENGTH)
     with torch.no_grad():
         single = [
             member.teacher_forced_logits(tokens, member.encode(*pair)).softmax(-1)
@@ -167,11 +161,11 @@ def test_an_ensemble_says_what_the_mean_probability_says() -> None:
         ]
         together = model.teacher_forced_logits(tokens, model.encode(*lists))
     torch.testing.assert_close(together.exp(), sum(single) / 3, atol=1e-6, rtol=1e-4)
-    alone = [greedy(member, *pair, LENGTH) for member, pair in zip(members, zip(*lists))]
+    alone = [greedy(member, member.encode(*pair), LENGTH) for member, pair in zip(members, zip(*lists))]
     assert not any(part.shape == output.shape and torch.equal(part, output) for part in alone)
     for row in range(PAIRS):
-        few = greedy(model, *([image[row : row + 1] for image in side] for side in lists), LENGTH)[0]
+        few = greedy(model, model.encode(*([image[row : row + 1] for image in side] for side in lists)), LENGTH)[0]
         assert torch.equal(few, output[row, : len(few)])
-    torch.testing.assert_close(beam_search(model, *lists, LENGTH, beams=1)[:, 0], output)
-    same = Ensemble([members[0]] * 2).eval()
-    assert torch.equal(greedy(same, [one[0]] * 2, [one[1]] * 2, LENGTH), greedy(members[0], *one, LENGTH))
+    torch.testing.assert_close(beam_search(model, model.encode(*lists), LENGTH, beams=1)[:, 0], output)
+    same, memory = Ensemble([members[0]] * 2).eval(), members[0].encode(*one)
+    assert torch.equal(greedy(same, [memory, memory], LENGTH), greedy(members[0], memory, LENGTH))

@@ -95,11 +95,11 @@ def captioned(vlm: VLM, count: int) -> dict[str, Tensor]:
 def test_decoding_equals_that_of_transformers(family: str, folder: Folder) -> None:
     vlm = talkative(VLM(folder(family), train="nothing"))
     before, after = pairs(4)
-    tokens = greedy(vlm, before, after, 12)
+    memory = vlm.encode(before, after)
+    tokens = greedy(vlm, memory, 12)
     expected = generated(vlm, before, after, 12)
     assert tokens[:, 1:].tolist() == [row[: tokens.shape[1] - 1] for row in expected]
     assert len(set(tokens.flatten().tolist())) > 4  # the models say different words
-    memory = vlm.encode(before, after)
     cache, steps = None, []
     for position in range(tokens.shape[1] - 1):
         logits, cache = vlm.step(tokens[:, position], memory, cache)
@@ -112,7 +112,7 @@ def test_decoding_equals_that_of_transformers(family: str, folder: Folder) -> No
     maps = vlm.attention(before, after, tokens[:, :-1])
     assert torch.allclose(maps.before.sum((2, 3)) + maps.after.sum((2, 3)), torch.tensor(2.0), atol=1e-5)
     assert vlm.core.config._attn_implementation == "sdpa"
-    beams = beam_search(without_end(vlm), before, after, 8, 3)[:, 0, 1:]
+    beams = beam_search(without_end(vlm), memory, 8, 3)[:, 0, 1:]
     options = {"num_beams": 3, "length_penalty": 0.0, "suppress_tokens": ends(vlm)}
     assert beams.tolist() == generated(vlm, before, after, 8, **options)
 
@@ -127,9 +127,9 @@ def test_a_pair_among_pairs_of_other_sizes_gets_the_caption_that_it_gets_alone(f
         [torch.randint(0, 256, (3, *size[side]), dtype=torch.uint8, generator=generator) for size in sizes]
         for side in (0, 1)
     )
-    together = greedy(vlm, before, after, 10)  # type: ignore[arg-type]
+    together = greedy(vlm, vlm.encode(before, after), 10)
     for number in range(len(sizes)):
-        alone = greedy(vlm, before[number : number + 1], after[number : number + 1], 10)[0]  # type: ignore[arg-type]
+        alone = greedy(vlm, vlm.encode(before[number : number + 1], after[number : number + 1]), 10)[0]
         assert together[number, : len(alone)].tolist() == alone.tolist()
 
 
@@ -194,7 +194,7 @@ def test_adapters_are_trained_in_float32_beside_bfloat16(folder: Folder) -> None
     loss.backward()
     assert all(value.grad.isfinite().all() for value in vlm.parameters() if value.requires_grad)
     assert torch.allclose(loss, exact.loss(batch)["loss"], atol=0.05)
-    assert greedy(vlm.eval(), batch["before"], batch["after"], 6).shape == (3, 6)  # without autocast
+    assert greedy(vlm.eval(), vlm.encode(batch["before"], batch["after"]), 6).shape == (3, 6)  # without autocast
 
 
 def test_four_bits_of_the_base_are_not_in_the_state_dict(folder: Folder) -> None:
@@ -305,7 +305,7 @@ def test_a_trained_projector_runs_with_and_without_autocast(family: str, folder:
         vlm.loss(batch)["loss"].backward()
     trained = [parameter for parameter in vlm.parameters() if parameter.requires_grad]
     assert trained and all(parameter.dtype == torch.float32 and parameter.grad is not None for parameter in trained)
-    assert greedy(vlm.eval(), batch["before"], batch["after"], 5).shape == (2, 5)
+    assert greedy(vlm.eval(), vlm.encode(batch["before"], batch["after"]), 5).shape == (2, 5)
 
 
 def test_every_id_that_ends_an_answer_ends_a_caption(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def grouped(official: Fixture) -> dict[str, Any]:
 def check_words(trained: Checkpoint, before: Tensor, after: Tensor, official: Tensor) -> None:
     """The authors write zeros for END and after it, or run on after it."""
     end = trained.captioner.eos_id
-    tokens = greedy(trained.captioner, before, after, official.shape[1])
+    tokens = greedy(trained.captioner, trained.captioner.encode(before, after), official.shape[1])
     for ours, theirs in zip(tokens.tolist(), official.tolist()):
         output = ours[: ours.index(end)] if end in ours else ours
         theirs = theirs[: theirs.index(end)] if end in theirs else theirs
@@ -94,7 +94,7 @@ def test_pcl(pcl_fixture: Path, tmp_path: Path) -> None:
     trained = imported(tmp_path, "pcl", official.weights("finetune"), *options, words=words)
     assert trained.max_length == metadata["max_length"]
     before, after = maps(official.arrays["before"]), maps(official.arrays["after"])
-    tokens = greedy(trained.captioner, before, after, trained.max_length).tolist()
+    tokens = greedy(trained.captioner, trained.captioner.encode(before, after), trained.max_length).tolist()
     end = trained.captioner.eos_id
     for rows in zip(tokens, official.arrays["greedy_tokens"].tolist()):
         ours, theirs = (row[: row.index(end)] if end in row else row for row in rows)
@@ -126,7 +126,7 @@ def test_pcl_with_its_special_tokens_in_another_order(pcl_fixture: Path, tmp_pat
         specials = list(range(len_of(trained)))
         ids = [known.encode(f"w{number}", length)[1] for number in range(len(known.words))]
         scores.append(model.teacher_forced_logits(tokens, model.encode(before, after))[..., specials + ids])
-        captions.append([known.decode(row) for row in greedy(model, before, after, length)])
+        captions.append([known.decode(row) for row in greedy(model, model.encode(before, after), length)])
     assert_close(*scores)
     assert captions[0] == captions[1]
 
@@ -160,5 +160,5 @@ def test_clip4idc(clip4idc_fixture: Path, tmp_path: Path, half: bool) -> None:
         sure = expected.topk(2).values.diff().abs()[:, 0] > 0.06  # where rounding weights cannot turn the order
         assert torch.equal(logits[real].argmax(-1)[sure], expected.argmax(-1)[sure])
     first = arrays["decoder_logits"][:, 0]
-    tokens = greedy(model, arrays["before"], arrays["after"], trained.max_length)
+    tokens = greedy(model, model.encode(arrays["before"], arrays["after"]), trained.max_length)
     assert torch.equal(tokens[:, 0], shown[:, 0]) and (half or torch.equal(tokens[:, 1], first.argmax(-1)))

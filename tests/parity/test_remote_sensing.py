@@ -121,7 +121,7 @@ def test_greedy_captions(official: Fixture) -> None:
     """Chg2Cap's program feeds as many words as there are positions, so a caption may be one word longer than that."""
     model, batch, expected = captioner(official), batch_of(official), official.arrays["greedy_tokens"]
     maps, length = (batch["before"], batch["after"]), expected.shape[1]
-    compare_captions(model, greedy(model, *maps, length), expected)
+    compare_captions(model, greedy(model, model.encode(*maps), length), expected)
 
 
 @torch.no_grad()
@@ -129,7 +129,7 @@ def test_beams_of_rsiccformer(rsiccformer_fixture: Path) -> None:
     official = load(rsiccformer_fixture)
     model, batch, metadata = captioner(official), batch_of(official), official.hyperparameters
     maps = batch["before"], batch["after"]
-    tokens = beam_search(model, *maps, metadata["max_length"], metadata["beams"])[:, 0]
+    tokens = beam_search(model, model.encode(*maps), metadata["max_length"], metadata["beams"])[:, 0]
     compare_captions(model, tokens, official.arrays["beam_tokens"])
     logits = model.teacher_forced_logits(tokens, model.encode(*maps)).log_softmax(-1)
     words = logits.gather(2, tokens[:, 1:, None])[..., 0] * model.caption_mask(tokens)

@@ -112,7 +112,15 @@ def find_base(base: str, revision: str | None = None, any_type: bool = False) ->
             f"{base}: a model of type {model_type!r:.40}, which is not supported{code}; choose one of the types {', '.join(MODEL_TYPES)}."
         )
     if commit is not None:
-        _fetch_files(base, commit, folder)
+        from huggingface_hub import snapshot_download
+
+        with hub_errors(base):  # subfolders and adapters are not fetched
+            snapshot_download(base, revision=commit, allow_patterns=_SMALL_FILES, ignore_patterns=["*/*", "adapter_*"])
+        weights = _weight_files(folder)
+        if not all((folder / file).is_file() for file in weights):  # the user sees the licence before the download
+            echo(f"downloading {describe_origin(base, commit, _licence(folder))}", err=True)
+        for file in weights:
+            _fetch_file(base, file, commit)  # `_check_weights` reports files that the repository lacks
     if (folder / ADAPTER).is_file():
         raise DiffcapError(
             f"{base}: has an adapter ({ADAPTER}), which would change the model without notice; give the base model alone, or merge the "
@@ -178,20 +186,6 @@ def _fetch_file(name: str, file: str, revision: str | None) -> Path | None:
             raise
         except EntryNotFoundError:
             return None
-
-
-# Fetch into `folder`, which is in the Hub's cache, the files that transformers reads, the weights last. Subfolders and adapters are not
-# fetched.
-def _fetch_files(name: str, commit: str, folder: Path) -> None:
-    from huggingface_hub import snapshot_download
-
-    with hub_errors(name):
-        snapshot_download(name, revision=commit, allow_patterns=_SMALL_FILES, ignore_patterns=["*/*", "adapter_*"])
-    weights = _weight_files(folder)
-    if not all((folder / file).is_file() for file in weights):  # the user sees the licence before the download
-        echo(f"downloading {describe_origin(name, commit, _licence(folder))}", err=True)
-    for file in weights:
-        _fetch_file(name, file, commit)  # `_check_weights` reports files that the repository lacks
 
 
 def _weight_files(folder: Path) -> list[str]:

@@ -12,7 +12,7 @@ from diffcap.checkpoints.loading import PNG_GLOB
 from diffcap.checkpoints.reading import CAPTIONING_STAGES, read_checkpoint, weights_hash, write_folder
 from diffcap.records import read_json, write_json
 from diffcap.registry import methods
-from diffcap.run_folder import METRICS, REPORT, find_metrics_files, result_folder_name
+from diffcap.run_folder import METRICS, REPORT, find_metrics_files, read_object, result_folder_name
 from diffcap.utils.console import echo
 from diffcap.utils.errors import DiffcapError
 
@@ -33,17 +33,13 @@ def find_scores(checkpoint: Path, content: dict[str, Any], metrics_file: str | P
     """Find the scores of the weights in `content`, which was read from `checkpoint`: in `metrics_file`, or else next to `checkpoint`."""
     expected_hash = weights_hash(content)
     if metrics_file is not None:
-        metrics = _read_metrics(Path(metrics_file))
+        metrics = read_json(metrics_file, "metrics", "write it with `make eval`")
         if reason := _mismatch_reason(metrics, expected_hash):
             raise DiffcapError(f"{metrics_file}: {reason}; evaluate {checkpoint} itself, or omit --metrics.")
         return Scores(metrics, Path(metrics_file))
     reasons = []
     for path in find_metrics_files(checkpoint):
-        try:
-            metrics = _read_metrics(path)
-        except DiffcapError:
-            reasons.append(f"{path.parent.name}/{path.name} is not a metrics.json of diffcap")
-            continue
+        metrics = read_object(path)
         reason = _mismatch_reason(metrics, expected_hash)
         if reason is None:
             return Scores(metrics, path)
@@ -51,15 +47,10 @@ def find_scores(checkpoint: Path, content: dict[str, Any], metrics_file: str | P
     return Scores(None, None, "; ".join(reasons) or "there is no evaluation next to the checkpoint")
 
 
-def _read_metrics(path: Path) -> dict[str, Any]:
-    metrics = read_json(path, "metrics", "write it with `make eval`")
-    if not isinstance(metrics, dict) or not isinstance(metrics.get("groups"), dict):
-        raise DiffcapError(f'{path}: not a metrics.json of diffcap, "groups" is missing; write it with `make eval`.')
-    return metrics
-
-
-def _mismatch_reason(metrics: dict[str, Any], expected_hash: str) -> str | None:
+def _mismatch_reason(metrics: Any, expected_hash: str) -> str | None:
     """Return why the scores do not belong to the weights with this hash; None if they do."""
+    if not isinstance(metrics, dict) or not isinstance(metrics.get("groups"), dict):
+        return 'is not a metrics.json of diffcap ("groups" is missing)'
     checkpoints = (metrics.get("provenance") or {}).get("checkpoints")
     if not checkpoints:
         return "does not name the weights that it evaluated"

@@ -254,7 +254,7 @@ def count_layers(state: State, pattern: str) -> int:
 def resnet_features(
     layer: str,
     shape: tuple[int, int, int],
-    preprocess: ResizeNormalize | None = None,
+    preprocess: ResizeNormalize | ResizeOnly | None = None,
     pool: tuple[int, int] | None = None,
 ) -> dict[str, Any]:
     """Return the metadata of features of a `layer` of torchvision's ResNet-101; `shape` (C, h, w) is after average pooling to `pool`."""
@@ -275,5 +275,4 @@ def resnet_features(
 def pixel_features(size: tuple[int, int]) -> dict[str, Any]:
     """Return the metadata of features that are the pixels of images with this `size`, (height, width)."""
     pixels = {"name": "pixels", "library": "pixels", "network": None, "stage": None, "dtype": "uint8"}
-    preprocessing = json.loads(json.dumps(ResizeOnly(size).describe()))
-    return {**resnet_features("", (3, *size)), **pixels, "preprocessing": preprocessing}
+    return {**resnet_features("", (3, *size), ResizeOnly(size)), **pixels}

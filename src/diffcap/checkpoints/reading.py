@@ -26,10 +26,6 @@ CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 SHA256 = "safetensors_sha256"  # entry of config.json; folders of diffcap 0.1.0 may lack it
 
-# Entries that the metadata of every checkpoint must have, and those that the metadata of a captioner must have in addition.
-_REQUIRED_ENTRIES = ("version", "stage", "dataset", "seed", "words", "max_length", "features")
-_REQUIRED_OF_CAPTIONERS = ("method", "hyperparameters", "tokenizer")
-
 
 def read_checkpoint(path: str | Path, mapped: bool = False) -> dict[str, Any]:
     """Load a checkpoint, which is a file or an exported folder, to the CPU without running pickled code.
@@ -86,8 +82,10 @@ def _check_content(content: Any, path: Path, mapped: bool) -> dict[str, Any]:
         )
     with wrap_errors(path, "its metadata are damaged", remedy(path)):
         metadata = json.loads(json.dumps(metadata))  # tuples become lists, as in config.json
-        captioner_entries = _REQUIRED_OF_CAPTIONERS if metadata["stage"] in CAPTIONING_STAGES else ()
-        for key in (*_REQUIRED_ENTRIES, *captioner_entries):
+        required = ["version", "dataset", "seed", "words", "max_length", "features"]
+        if metadata["stage"] in CAPTIONING_STAGES:
+            required += ["method", "hyperparameters", "tokenizer"]
+        for key in required:
             if key not in metadata:
                 raise KeyError(key)
         weights = dict(content["state_dict"])

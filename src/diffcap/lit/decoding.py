@@ -46,11 +46,8 @@ class EnsembleDataset(Dataset):
 
     def __getitems__(self, indices: list[int]) -> dict[str, Any]:
         batches = [dataset.__getitems__(indices) for dataset in self.datasets]
-        return {
-            "id": batches[0]["id"],
-            "before": [batch["before"] for batch in batches],
-            "after": [batch["after"] for batch in batches],
-        }
+        maps = {side: [batch[side] for batch in batches] for side in ("before", "after")}
+        return {"id": batches[0]["id"], **maps}
 
 
 class Decoding(pl.LightningModule):
@@ -63,8 +60,7 @@ class Decoding(pl.LightningModule):
     def __init__(self, checkpoint: Checkpoint, beams: int = 1, length_penalty: float = 0.0) -> None:
         super().__init__()
         self.captioner = checkpoint.captioner
-        self.vocabulary = checkpoint.vocabulary
-        self.max_length = checkpoint.max_length
+        self.checkpoint = checkpoint
         self.beams = beams
         self.length_penalty = length_penalty
         self.captions: dict[str, str] = {}
@@ -76,13 +72,14 @@ class Decoding(pl.LightningModule):
 
     def predict_step(self, batch: dict[str, Any], batch_idx: int) -> None:
         """Decode a batch of {"id", "before", "after"}."""
-        maps = batch["before"], batch["after"]
+        memory = self.captioner.encode(batch["before"], batch["after"])
         if self.beams == 1:
-            tokens = greedy(self.captioner, *maps, self.max_length)
+            tokens = greedy(self.captioner, memory, self.checkpoint.max_length)
         else:
-            tokens = beam_search(self.captioner, *maps, self.max_length, self.beams, self.length_penalty)[:, 0]
+            options = self.checkpoint.max_length, self.beams, self.length_penalty
+            tokens = beam_search(self.captioner, memory, *options)[:, 0]
         tokens = tokens.cpu()  # waits for the device; except in the decoding, nothing else waits
-        self.captions.update(zip(batch["id"], map(self.vocabulary.decode, tokens.tolist())))
+        self.captions.update(zip(batch["id"], map(self.checkpoint.vocabulary.decode, tokens.tolist())))
         has_end = self.captioner.is_eos(tokens[:, 1:]).any(1).tolist()
         self.unfinished.update(pair_id for pair_id, ended in zip(batch["id"], has_end) if not ended)
 

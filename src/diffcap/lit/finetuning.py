@@ -170,6 +170,7 @@ class Captioning(TrainingModule):
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
         """Caption the pairs, and compute the losses of each pair's first reference."""
         self.add_validation_losses(batch, self.captioner.validation_losses)
-        tokens = greedy(self.captioner, batch["before"], batch["after"], self.feature_data.max_length)  # (B, T)
+        memory = self.captioner.encode(batch["before"], batch["after"])
+        tokens = greedy(self.captioner, memory, self.feature_data.max_length)  # (B, T)
         captions = [self.feature_data.vocabulary.decode(ids) for ids in tokens.tolist()]
         self.metric.update(batch["id"], [self.scored_text(caption) for caption in captions])

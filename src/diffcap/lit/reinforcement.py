@@ -14,7 +14,7 @@ from diffcap.lit.training import init_from
 from diffcap.losses.gather import global_mean
 from diffcap.losses.self_critical import Baseline, leave_one_out_mean, self_critical_loss
 from diffcap.models.captioner import Captioner
-from diffcap.models.generation import greedy_from, sample_from
+from diffcap.models.generation import greedy, sample_from
 from diffcap.utils.errors import DiffcapError
 
 
@@ -90,7 +90,7 @@ class Reinforcement(Captioning):
         tokens = sample_from(captioner, repeated_memory, draws.flatten(0, 1))
         rewards = self.rewards(batch["pair"].repeat_interleave(num_samples), tokens).view(num_pairs, num_samples)
         if self.baseline == "greedy":
-            greedy_tokens = greedy_from(captioner, memory, max_words + 1)
+            greedy_tokens = greedy(captioner, memory, max_words + 1)
             baseline = self.rewards(batch["pair"], greedy_tokens)[:, None].expand_as(rewards)
         else:
             baseline = leave_one_out_mean(rewards)

@@ -70,8 +70,7 @@ class CrossImageCaptioner(Captioner):
         for layer in self.encoder:
             encoded = None  # frees the memory of the previous layer's queries and keys
             encoded = layer(before, after)
-            before = encoded.before
-            after = encoded.after
+            before, after = encoded.before, encoded.after
         return encoded
 
     def encode(self, before: Tensor, after: Tensor) -> list[KeyValue]:

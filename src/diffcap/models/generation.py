@@ -1,6 +1,6 @@
 """Greedy, sampled and beam decoding over any captioner's `step`, the probabilities of given captions, and ensembles.
 
-Letters: B pairs, T text positions, V vocabulary, C x h x w feature maps. A memory is what `Captioner.encode` returns for B pairs.
+Letters: B pairs, T text positions, V vocabulary. A memory is what `Captioner.encode` returns for B pairs.
 """
 
 import math
@@ -31,18 +31,12 @@ def check_search(beams: int, length_penalty: float = 0.0, option: str = "beams")
 
 
 @torch.no_grad()
-def greedy(captioner: Captioner, before: Tensor, after: Tensor, max_length: int) -> Tensor:
-    """Generate a caption for each of B pairs of feature maps (B, C, h, w), from the most likely word at every position.
+def greedy(captioner: Captioner, memory: Any, max_length: int) -> Tensor:
+    """Generate a caption for each of B pairs, from the most likely word at every position.
 
     Returns ids (B, T), T <= max_length, beginning with BOS. T is the length of the longest caption. After the id that ends a caption
     (see `Captioner.is_eos`) all ids are `eos_id`.
     """
-    return greedy_from(captioner, captioner.encode(before, after), max_length)
-
-
-@torch.no_grad()
-def greedy_from(captioner: Captioner, memory: Any, max_length: int) -> Tensor:
-    """Do the same as `greedy`, from a memory that `captioner.encode` returned."""
     return _decode(captioner, memory, max_length, lambda logits, _: logits.argmax(-1))
 
 
@@ -94,17 +88,14 @@ def _find_end(unfinished: Tensor, num_words: int, max_words: int) -> int | None:
 
 
 @torch.no_grad()
-def beam_search(
-    captioner: Captioner, before: Tensor, after: Tensor, max_length: int, beams: int, length_penalty: float = 0.0
-) -> Tensor:
+def beam_search(captioner: Captioner, memory: Any, max_length: int, beams: int, length_penalty: float = 0.0) -> Tensor:
     """Keep the `beams` most likely beginnings of every caption at each step. Return the ids (B, beams, T) of the captions, best first.
 
     Args:
-        before, after: (B, C, h, w). max_length: positions, BOS included. beams: 1 gives `greedy`.
+        max_length: positions, BOS included. beams: 1 gives `greedy`.
         length_penalty: finished captions are ranked by their log-probability divided by `words ** length_penalty`; EOS counts
             as a word. 0 ranks by the log-probability itself.
     """
-    memory = captioner.encode(before, after)
     memory_tensor = tree_leaves(memory)[0]
     num_pairs = len(memory_tensor)
     device = memory_tensor.device

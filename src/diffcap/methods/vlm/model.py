@@ -203,14 +203,13 @@ class VLM(Captioner):
 
     def _without_bos(self, inputs: dict[str, Tensor], words: Tensor | None = None) -> dict[str, Tensor]:
         """Return the inputs without the prompt's last id, which is BOS, and with the ids (B, T) of `words` appended."""
+        words = inputs["input_ids"][:, :0] if words is None else words
+        word_inputs = {"input_ids": words, "attention_mask": torch.ones_like(words)}
         new_inputs = dict(inputs)
         for name in TOKEN_INPUTS:
             if name in inputs:
-                new_inputs[name] = inputs[name][:, :-1]
-                if words is not None:
-                    word_inputs = {"input_ids": words, "attention_mask": torch.ones_like(words)}
-                    word_input = word_inputs.get(name, torch.zeros_like(words))
-                    new_inputs[name] = torch.cat([new_inputs[name], word_input], 1)
+                word_input = word_inputs.get(name, torch.zeros_like(words))
+                new_inputs[name] = torch.cat([inputs[name][:, :-1], word_input], 1)
         return new_inputs
 
     def _forget_positions(self) -> None:
