@@ -45,9 +45,7 @@ def test_the_loaded_captioner_writes_what_the_saved_one_writes(tmp_path: Path) -
     assert torch.equal(*tokens)
     assert not trained.captioner.training and trained.max_length == 12
     assert trained.vocabulary.words == WORDS and trained.features["shape"] == [5, 2, 3]
-    assert (
-        trained.metadata["method"] == "pcl" and trained.metadata["step"] == 7 and trained.metadata["tokenizer"] == "raw"
-    )
+    assert trained.metadata.items() >= {"method": "pcl", "step": 7, "tokenizer": "raw"}.items()
 
 
 @pytest.mark.parametrize("kind", ["text", "zeros", "cut", "zip", "archive", "newer"])
@@ -74,23 +72,12 @@ def test_files_of_other_programs(tmp_path: Path, content) -> None:
 
 def test_what_cannot_caption_is_one_sentence(tmp_path: Path) -> None:
     assert "no checkpoint there; train one with `make pretrain finetune`" in sentence(tmp_path / "best.ckpt")
-    path = write_checkpoint(tmp_path / "old.ckpt", model(), "finetune", format=0, version="0.0.7")
-    assert "its format is 0, but this diffcap reads format 1; use diffcap 0.0.7" in sentence(path)
     path = write_checkpoint(tmp_path / "last.ckpt", pretraining(), "pretrain")
     assert "of the pretrain stage cannot caption; fine-tune from it first" in sentence(path, load)
     state = read_checkpoint(write_checkpoint(path, model(), "finetune"))
     del state["diffcap"]["words"]
     torch.save(state, path)
     assert "'words' is missing" in sentence(path)
-    path = write_checkpoint(tmp_path / "best.ckpt", model(), "finetune", method="duda")
-    assert "its method 'duda' is unknown; known methods: pcl" in sentence(path, load)
-    path = write_checkpoint(tmp_path / "best.ckpt", model(), "finetune", method="scorer", version="9.0.0")
-    output = sentence(path, load)
-    assert "build its captioner" in output and output.endswith("use diffcap 9.0.0, which wrote it, or train it again.")
-    path = write_checkpoint(
-        tmp_path / "best.ckpt", model(), "finetune", hyperparameters={**model().hyperparameters, "ffn": 16}
-    )
-    assert "size mismatch for trunk.single_encoder.layers.0.ffn.0.weight" in sentence(path, load)
 
 
 FEATURES = {"name": "toy", "shape": [5, 2, 3], "dtype": "float16"}
@@ -99,6 +86,16 @@ FEATURES = {"name": "toy", "shape": [5, 2, 3], "dtype": "float16"}
 @pytest.mark.parametrize(
     ("meta_values", "expectation"),
     [
+        ({"format": 0, "version": "0.0.7"}, "its format is 0, but this diffcap reads format 1; use diffcap 0.0.7"),
+        ({"method": "duda"}, "its method 'duda' is unknown; known methods: pcl"),
+        (
+            {"method": "scorer", "version": "9.0.0"},
+            "build its captioner.*; use diffcap 9.0.0, which wrote it, or train it",
+        ),
+        (
+            {"hyperparameters": {**model().hyperparameters, "ffn": 16}},
+            "size mismatch for .*encoder.layers.0.ffn.0.weight",
+        ),
         ({"words": WORDS[:3]}, "it has 9 words, special tokens included, but vocabulary_size is 10"),
         ({"vocabulary_layout": "x"}, "cannot build its captioner"),
         ({"vocabulary_layout": "rcc"}, "its vocabulary_layout is rcc, not pcl|it has 8 words"),
@@ -113,9 +110,8 @@ FEATURES = {"name": "toy", "shape": [5, 2, 3], "dtype": "float16"}
     ],
 )
 def test_odd_facts_are_one_sentence(tmp_path: Path, meta_values: dict[str, Any], expectation: str) -> None:
-    assert re.search(
-        expectation, sentence(write_checkpoint(tmp_path / "best.ckpt", model(), "finetune", **meta_values), load)
-    )
+    path = write_checkpoint(tmp_path / "best.ckpt", model(), "finetune", **meta_values)
+    assert re.search(expectation, sentence(path, load))
 
 
 def test_odd_weights_are_one_sentence(tmp_path: Path) -> None:
@@ -227,9 +223,8 @@ def test_export_on_a_full_disk_is_one_sentence_and_costs_nothing(tmp_path: Path)
     assert re.fullmatch(rf"{folder}/model\.safetensors: cannot be written \(.*\); check the free .*", str(error.value))
     assert list(folder.iterdir()) == []
     export(path, folder)
-    other = write_checkpoint(
-        tmp_path / "y.ckpt", captioner(1, vocabulary_size=6 + len(WORDS), text_cls=True), "finetune"
-    )
+    different = captioner(1, vocabulary_size=6 + len(WORDS), text_cls=True)
+    other = write_checkpoint(tmp_path / "y.ckpt", different, "finetune")
     with small_files(10_000), pytest.raises(DiffcapError):
         export(other, folder)
     ours, earlier = load(folder).captioner.state_dict(), load(path).captioner.state_dict()

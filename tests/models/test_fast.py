@@ -7,12 +7,7 @@ from tests.gradients import same_values_and_gradients
 from torch import Tensor, nn
 
 from diffcap.models import fast, layers
-from diffcap.models.fast import (
-    attention_over_segments,
-    attention_with_dropout,
-    dropout,
-    linear_of_concatenation,
-)
+from diffcap.models.fast import attention_over_segments, attention_with_dropout, dropout, linear_of_concatenation
 from diffcap.models.layers import Attention, attention_to_tokens
 
 HEADS, WIDTH = 2, 4

@@ -20,6 +20,9 @@ from diffcap.utils.linear import linear
 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)  # of R, G and B in CLIP's training images, on the scale 0 ... 1
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+NETWORKS_FOLDER = Path(__file__).with_name(
+    "networks"
+)  # open_clip configurations and their weights that diffcap contains
 Network = str | dict[str, Any]  # a network's name or its configuration, see `build_clip`
 PairInit = Literal["clip", "difference"]  # initial weights of the attention between two images, see `PairTower`
 Clip = Any  # an open_clip.CLIP or open_clip.CustomTextCLIP; torch's Module does not type their parts
@@ -68,7 +71,7 @@ def _read_configuration(network: Network) -> dict[str, Any]:
     import open_clip
 
     if isinstance(network, str) and network not in open_clip.list_models():
-        open_clip.add_model_config(networks_folder())
+        open_clip.add_model_config(NETWORKS_FOLDER)
     config = open_clip.get_model_config(network) if isinstance(network, str) else dict(network)
     if config is None:
         raise ValueError(f"open_clip has no model {network!r}; `open_clip.list_models()` lists them")
@@ -83,11 +86,6 @@ def pretrained_grid(network: Network) -> tuple[int, int]:
     height, width = to_2tuple(vision["image_size"])
     patch_height, patch_width = to_2tuple(vision["patch_size"])
     return height // patch_height, width // patch_width
-
-
-def networks_folder() -> Path:
-    """Return the folder of the open_clip configurations and their weights that diffcap contains."""
-    return Path(__file__).with_name("networks")
 
 
 @torch.no_grad()

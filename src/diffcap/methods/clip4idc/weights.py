@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from diffcap.checkpoints.reading import read_checkpoint, weights_of
 from diffcap.features.preprocessing import ResizeOnly
 from diffcap.features.weights import load_pretrained_clip, read_state_dict
-from diffcap.models.clip import PairTower, build_clip, networks_folder, pretrained_grid
+from diffcap.models.clip import NETWORKS_FOLDER, PairTower, build_clip, pretrained_grid
 from diffcap.text.vocabularies import AnyVocabulary, ClipVocabulary
 from diffcap.utils.errors import DiffcapError, wrap_errors
 
@@ -37,7 +37,7 @@ def load_clip(module: Any, weights: str | None, vocabulary: AnyVocabulary) -> No
     if weights is None or weights == "random":
         return
     network = module.hyperparameters["network"]
-    shipped = networks_folder() / f"{network if isinstance(network, str) else ''}.safetensors"
+    shipped = NETWORKS_FOLDER / f"{network if isinstance(network, str) else ''}.safetensors"
     if weights == "default" and shipped.is_file():
         state = read_state_dict(shipped)
     elif weights == "default":

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from diffcap.features import blocks_backbone as backbone
 from diffcap.features.blocks_backbone import CELL, COLORS, COLUMNS, HEIGHT, MATERIALS, ROWS, SHAPES, SIZES, WIDTH
 from diffcap.features.weights import fuse_batch_norms
-from diffcap.models.clip import networks_folder
+from diffcap.models.clip import NETWORKS_FOLDER
 from diffcap.worlds.blocks.captions import LEXICON, describe
 from diffcap.worlds.blocks.geometry import Scenes
 from diffcap.worlds.blocks.render import render
@@ -158,7 +158,7 @@ class BlocksClip(ClipTraining):
     clip_name = "ViT-blocks-16"
     sentence_words = LEXICON
     num_dense_logits, cells_per_side = sum(DENSE_CLASSES), 2  # 2 x 2 blocks of 8 x 8 pixels in each patch of 16 x 16
-    weights_file = networks_folder() / f"{clip_name}.safetensors"
+    weights_file = NETWORKS_FOLDER / f"{clip_name}.safetensors"
 
     @staticmethod
     def render_batch(first_scene: int, num_scenes: int, seed: int, jitter: float) -> ClipBatch:

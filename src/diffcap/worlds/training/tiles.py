@@ -11,7 +11,7 @@ from torch import Tensor
 
 from diffcap.features.tiles_backbone import CLASSES, COVERS, PREPROCESSING, SHIPPED_FILE, STRIDE, TilesNetwork
 from diffcap.features.weights import fuse_batch_norms
-from diffcap.models.clip import networks_folder
+from diffcap.models.clip import NETWORKS_FOLDER
 from diffcap.worlds.tiles import render as paint
 from diffcap.worlds.tiles.captions import LEXICON, describe
 from diffcap.worlds.tiles.changes import sample_pair
@@ -154,7 +154,7 @@ class TilesClip(ClipTraining):
     clip_name = "ViT-tiles-16"
     sentence_words = (*LEXICON, "and")
     num_dense_logits, cells_per_side = CLASSES + 1, 4  # a cell has 8 x 8 pixels of the rendered image
-    weights_file = networks_folder() / f"{clip_name}.safetensors"
+    weights_file = NETWORKS_FOLDER / f"{clip_name}.safetensors"
 
     def __init__(self, steps: int = 1400, **options: float) -> None:
         super().__init__(steps=steps, **options)
