@@ -35,9 +35,8 @@ class AttrDict(dict):
 
 
 def words(path: Path, count: int, specials: list[str]) -> Path:
-    path.write_text(
-        json.dumps({word: n for n, word in enumerate([*specials, *(f"w{n}" for n in range(count))][:count])})
-    )
+    order = [*specials, *(f"w{n}" for n in range(count))][:count]
+    path.write_text(json.dumps({word: n for n, word in enumerate(order)}))
     return path
 
 
@@ -138,15 +137,8 @@ def test_the_adaptation_of_clip4idc(tmp_path: Path) -> None:
     write_folder(tmp_path / "ours", state)
     sizes = state["diffcap"]["hyperparameters"]
     assert sizes["intra_layers"] == 3  # as a number, so that fine-tuning with the same number starts from it
-    model = CLIP4IDC(
-        **{**sizes, "max_length": 13},
-        width=64,
-        heads=4,
-        ffn=128,
-        encoder_layers=2,
-        decoder_layers=2,
-        padding="released",
-    )
+    more = {"max_length": 13, "width": 64, "heads": 4, "ffn": 128, "encoder_layers": 2, "decoder_layers": 2}
+    model = CLIP4IDC(**{**sizes, **more, "padding": "released"})
     init_from(model, str(tmp_path / "ours"), [], CLIP4IDC.allowed_missing, CLIP4IDC.allowed_unexpected)
     assert torch.equal(model.images.before_mark, official.weights("retrieval")["clip.visual.bef_embedding"])
 
@@ -176,9 +168,8 @@ def test_weights_that_are_not_finite_are_named(tmp_path: Path, kind: str) -> Non
         state = pcl().weights("finetune")
         state["img_project.0.weight"][1, 2] = value
         torch.save(state, path) if kind == "pickle" else save_file(state, path)
-        assert "its weight 'img_project.0.weight' contains nan or inf; download the file again" in refusal(
-            path, "pcl", vocabulary, heads=4
-        )
+        output = refusal(path, "pcl", vocabulary, heads=4)
+        assert "its weight 'img_project.0.weight' contains nan or inf; download the file again" in output
 
 
 def test_odd_names_are_one_sentence(tmp_path: Path) -> None:
@@ -201,11 +192,7 @@ def test_odd_names_are_one_sentence(tmp_path: Path) -> None:
         ("pcl", {"max_length": 1}, "max_length is 1; it must be from 2 to 200"),
         ("pcl", {"max_length": 1000}, "its max_length is 1000; it must be from 2 to 200"),
         ("pcl", {"heads": 7}, "width 64 is not a multiple of heads 7"),
-        (
-            "pcl",
-            {"of_method": {"intra_layers": 4}},
-            "--options: not valid for pcl (Option 'intra_layers' is not accepted); its options are: grid.",
-        ),
+        ("pcl", {"of_method": {"intra_layers": 4}}, "'intra_layers' is not accepted); its options are: grid."),
         ("pcl", {"of_method": {"grid": 14}}, "--options: not valid for pcl ("),
         ("clip4idc", {"max_length": 4000}, "max_length 4000 needs 3999 text positions"),
         ("clip4idc", {"of_method": {"intra_layers": 4}}, "intra_layers is 4; the network has 4 blocks: give 1 to 3"),

@@ -283,10 +283,8 @@ def test_the_difference_module_compares_the_images_of_each_pair(family: str, fol
     together = vlm.validation_losses({"before": before, "after": after, "tokens": tokens})["caption_loss"].chunk(3)
     for number in range(3):
         row = slice(number, number + 1)
-        alone = vlm.validation_losses({"before": before[row], "after": after[row], "tokens": tokens[row]})[
-            "caption_loss"
-        ]
-        assert torch.allclose(alone, together[number], atol=1e-3)
+        alone = vlm.validation_losses({"before": before[row], "after": after[row], "tokens": tokens[row]})
+        assert torch.allclose(alone["caption_loss"], together[number], atol=1e-3)
     if family == "llava_onevision":  # its `get_image_features` has more arguments
         return
     inputs = vlm.prepare_inputs(before[:1], after[:1])

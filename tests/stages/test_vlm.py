@@ -162,11 +162,10 @@ def test_the_exported_forms_give_the_same_captions(trained: Path, base: Path, tm
     inputs = ours.prepare_inputs(images[:1], images[1:])
     adapted = PeftModel.from_pretrained(AutoModelForImageTextToText.from_pretrained(base), tmp_path / "peft").eval()
     merged: Any = load_captioner(tmp_path / "merged", "cpu")._captioner
+    untrained = AutoModelForImageTextToText.from_pretrained(base).eval()
     with torch.no_grad():
         expected = ours.core(**inputs).logits
-        assert not torch.allclose(
-            AutoModelForImageTextToText.from_pretrained(base).eval()(**inputs).logits, expected, atol=1e-2
-        )
+        assert not torch.allclose(untrained(**inputs).logits, expected, atol=1e-2)
         assert torch.allclose(adapted(**inputs).logits, expected, atol=1e-5)
         assert torch.allclose(merged.core(**inputs).logits, expected, atol=1e-3)
     assert "contains files; give a new folder" in str(in_process([*words, "--out", str(base)]))
@@ -210,9 +209,8 @@ def test_every_row_of_the_ablation_trains_its_own_weights(
     assert names and all(kinds[ablation] in name for name in names)
     assert any("difference.mix" in name for name in names) == (ablation == "difference")
     assert any("embed_tokens" in name for name in names) == (ablation == "all_weights")
-    assert load(tmp_path / "run/last.ckpt").captioner.hyperparameters["train"] == (
-        {"projector": "projector", "all_weights": "all"}.get(ablation, "lora")
-    )
+    train = {"projector": "projector", "all_weights": "all"}.get(ablation, "lora")
+    assert load(tmp_path / "run/last.ckpt").captioner.hyperparameters["train"] == train
 
 
 def test_zero_shot_is_a_row_of_a_report(trained: Path, base: Path, pixels: Path, tmp_path: Path) -> None:

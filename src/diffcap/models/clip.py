@@ -20,9 +20,7 @@ from diffcap.utils.linear import linear
 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)  # of R, G and B in CLIP's training images, on the scale 0 ... 1
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
-NETWORKS_FOLDER = Path(__file__).with_name(
-    "networks"
-)  # open_clip configurations and their weights that diffcap contains
+NETWORKS_FOLDER = Path(__file__).with_name("networks")  # open_clip configurations and their weights
 Network = str | dict[str, Any]  # a network's name or its configuration, see `build_clip`
 PairInit = Literal["clip", "difference"]  # initial weights of the attention between two images, see `PairTower`
 Clip = Any  # an open_clip.CLIP or open_clip.CustomTextCLIP; torch's Module does not type their parts

@@ -111,7 +111,8 @@ class CrossImageCaptioner(Captioner):
         memory = self.decoder.project_memory(self.fuse(before, after, encoded))
         attention = self.decoder.attention(tokens, memory)  # (B, T, N)
         if encoded is None:
-            return roll_out(attention, None, None, self.embedding.grid)
+            maps = attention.unflatten(2, self.embedding.grid)
+            return AttentionMaps(maps, maps, None)
         last_attention: Attention = self.encoder[-1].attention  # type: ignore[assignment]
         (before_query, before_key), (after_query, after_key) = encoded.before_query_key, encoded.after_query_key
         after_to_before = last_attention.mean_weights(after_query, before_key)
@@ -120,7 +121,7 @@ class CrossImageCaptioner(Captioner):
 
 
 def roll_out(
-    attention: Tensor, after_to_before: Tensor | None, before_to_after: Tensor | None, grid: tuple[int, int]
+    attention: Tensor, after_to_before: Tensor, before_to_after: Tensor, grid: tuple[int, int]
 ) -> AttentionMaps:
     """Distribute the attention to fused tokens over the two images (attention rollout, Abnar and Zuidema, ACL 2020).
 
@@ -130,8 +131,8 @@ def roll_out(
     Args:
         attention: (B, T, N) to fused tokens. grid: rows and columns of the N positions.
         after_to_before: (B, N, N), attention of the after image's tokens (rows) to the before image's (columns).
-        before_to_after: attention in the other direction. If both are None, each token's attention stays at its own position.
+        before_to_after: attention in the other direction.
     """
-    before = attention if after_to_before is None else (attention + attention @ after_to_before) / 2
-    after = attention if before_to_after is None else (attention + attention @ before_to_after) / 2
+    before = (attention + attention @ after_to_before) / 2
+    after = (attention + attention @ before_to_after) / 2
     return AttentionMaps(before.unflatten(2, grid), after.unflatten(2, grid), before_to_after)

@@ -152,13 +152,11 @@ def run_blocks(
     return DecoderOutput(output, cache)
 
 
-def next_word_losses(logits: Tensor, tokens: Tensor, words: Tensor | None = None) -> Tensor:
+def next_word_losses(logits: Tensor, tokens: Tensor, words: Tensor) -> Tensor:
     """Return cross-entropies (n,), in nats, of the n words and ENDs in `tokens` (B, T). `logits[:, t]` (B, V) predicts token t + 1.
 
-    `words` (n,): the indices of these words in the flattened `tokens[:, 1:]`; None: those of all ids except NULL.
+    `words` (n,): the indices of these words in the flattened `tokens[:, 1:]`.
     """
-    if words is None:
-        words = flat_indices(tokens[:, 1:] != NULL)
     rows = words + words // (tokens.shape[1] - 1)  # of the flattened logits, which have one position more
     return F.cross_entropy(take_flat(logits, rows), take_flat(tokens, rows + 1), reduction="none")
 
