@@ -234,9 +234,12 @@ def decoding(
             classifier: Any = getattr(decoder, "output_layer", None) or getattr(decoder, "logit", None)
             if classifier is not None:
                 classifier.bias[[0, model.eos_id]] = float("-inf")
-    decode = greedy if form == "cached" else uncached
     token_ids: list[Tensor] = []
-    seconds = timed(lambda: token_ids.append(decode(model, before, after, sizes.length)))
+    with torch.no_grad():
+        if form == "cached":
+            seconds = timed(lambda: token_ids.append(greedy(model, model.encode(before, after), sizes.length)))
+        else:
+            seconds = timed(lambda: token_ids.append(uncached(model, before, after, sizes.length)))
     return {"items_per_s": batch / seconds, "words": token_ids[0].tolist()}
 
 

@@ -57,13 +57,6 @@ class VLM(Captioner):
         difference: after the projector, add to the after image's tokens their learned difference from the before image's tokens.
         sentences: number of sentences that are taken from an answer as the caption, if nothing is trained.
         base_sha256: hash of the base model (`base_models.base_sha256`). A base with another hash is refused. None accepts every base.
-
-    Example:
-        >>> vlm = VLM("HuggingFaceTB/SmolVLM-256M-Instruct", train="nothing").eval()  # doctest: +SKIP
-        >>> before, after = torch.randint(0, 256, (2, 3, 3, 64, 96), dtype=torch.uint8)
-        >>> memory = vlm.encode(before, after)  # doctest: +SKIP
-        >>> vlm.step(torch.full((3,), vlm.bos_id), memory, None)[0].shape == (3, len(vlm.vocabulary))  # doctest: +SKIP
-        True
     """
 
     on_base_model = True
