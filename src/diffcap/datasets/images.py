@@ -67,7 +67,7 @@ def check_images(
             if cache_file and any(cached_stamps.get(path) != stamps.get(path) for path in batch):
                 content = {"root": str(root.absolute()), "images": {**cached_stamps, **stamps}}
                 write_text(cache_file, json.dumps(content))
-    return problems, {path: tuple(stamp[2]) for path, stamp in stamps.items() if len(stamp) > 2 and stamp[2]}
+    return problems, {path: tuple(stamp[2]) for path, stamp in stamps.items() if stamp[2]}
 
 
 def with_ranges(pairs: list[ChangePair], ranges: Mapping[str, tuple[float, float]]) -> list[ChangePair]:
@@ -144,8 +144,8 @@ def image_problem(path: str | Path) -> str:
 def _check_image(image_file: Path, check: str, cached_stamp: list[Any] | None) -> tuple[list[Any] | None, str]:
     """Return the stamp of an image, and what `image_problem` returns.
 
-    The stamp is [size in bytes, modification time in ns, range of the values]. The range is None for an image of 8 bits. With
-    `check` "exists", the stamp has no range. If there is a problem, the stamp is None.
+    The stamp is [size in bytes, modification time in ns, range of the values]. The range is None for an image of 8 bits. The stamp is
+    None if there is a problem, or if `check` is "exists".
     """
     from PIL import Image, UnidentifiedImageError
 
@@ -159,9 +159,9 @@ def _check_image(image_file: Path, check: str, cached_stamp: list[Any] | None) -
         return None, _describe_error(error)
     if not stat.S_ISREG(file_status.st_mode):
         return None, "missing"
-    stamp = [file_status.st_size, file_status.st_mtime_ns]
     if check == "exists":
-        return stamp, ""
+        return None, ""
+    stamp = [file_status.st_size, file_status.st_mtime_ns]
     if cached_stamp and len(cached_stamp) == 3 and cached_stamp[:2] == stamp:  # stamps of older versions have no range
         return cached_stamp, ""
     try:  # to decode by `read_image`, as later stages do

@@ -186,9 +186,8 @@ def _table_rows(table_file: Path) -> Iterator[tuple[str, dict[str, str]]]:
 
 def _unquote(cell: str) -> str:
     """Undo the quoting of spreadsheet programs, which put quotes around a cell and double the quotes inside."""
-    if len(cell) >= 2 and cell[0] == cell[-1] == '"' and '"' not in cell[1:-1].replace('""', ""):
-        return cell[1:-1].replace('""', '"')
-    return cell
+    quoted = re.fullmatch(r'"((?:[^"]|"")*)"', cell)
+    return quoted[1].replace('""', '"') if quoted else cell
 
 
 def _read_json_lines(folder: Path) -> Iterator[BirdAnnotation]:

@@ -186,7 +186,7 @@ def _image_id(row: dict[str, Any], key: str, place: str) -> str:
     """Return the id of an image: its name without extension."""
     value = checks.get_text(row, key, place)
     checks.check_relative_path(value, place)
-    return next((value[: -len(end)] for end in _IMAGE_EXTENSIONS if value.lower().endswith(end)), value)
+    return re.sub(r"\.(?:jpe?g|png)\Z", "", value, flags=re.IGNORECASE)
 
 
 def _image_path(name: str) -> str:
