@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,17 +14,14 @@ from diffcap.text.vocabulary import build_vocabulary, tokenize_rcc
 
 
 @pytest.fixture
-def real(request: pytest.FixtureRequest) -> Path:
-    folder = request.config.getoption("--real-dir")
-    if folder is None:  # this file was asked for by name
-        pytest.skip("give --real-dir")
-    return Path(folder)
+def folder_of(request: pytest.FixtureRequest) -> Callable[[str], Path]:
+    def find(name: str) -> Path:
+        folder = request.config.getoption("--real-dir")
+        if folder is None or not (Path(folder) / name).is_dir():
+            pytest.skip(f"give --real-dir with {name}")
+        return Path(folder) / name
 
-
-def folder_of(real: Path, name: str) -> Path:
-    if not (real / name).is_dir():
-        pytest.skip(f"{real} has no {name}")
-    return real / name
+    return find
 
 
 def counts(pairs: list[ChangePair]) -> dict[str, tuple[int, int]]:
@@ -58,15 +56,15 @@ COUNTS = {
 
 
 @pytest.mark.parametrize("name", COUNTS)
-def test_counts(real: Path, name: str) -> None:
-    folder = folder_of(real, name)
+def test_counts(folder_of: Callable[[str], Path], name: str) -> None:
+    folder = folder_of(name)
     pairs = read_pairs(name, folder)
     assert counts(pairs) == COUNTS[name]
     assert describe(name, pairs, folder)["official"]["state"] == "whole"
 
 
-def test_spot_the_diff(real: Path) -> None:
-    folder = folder_of(real, "spot_the_diff")
+def test_spot_the_diff(folder_of: Callable[[str], Path]) -> None:
+    folder = folder_of("spot_the_diff")
     pairs = read_pairs("spot_the_diff", folder)
     output = describe("spot_the_diff", pairs, folder)
     assert output["repetitions"]["image_pairs_in_two_splits"] == 0 and output["repetitions"]["blank_captions"] == 66
@@ -75,8 +73,8 @@ def test_spot_the_diff(real: Path) -> None:
     assert words(take_changes(pairs, "multi"), 1) + 1 == 2_033  # and <SEP>
 
 
-def test_image_editing_request(real: Path) -> None:
-    folder = folder_of(real, "image_editing_request")
+def test_image_editing_request(folder_of: Callable[[str], Path]) -> None:
+    folder = folder_of("image_editing_request")
     pairs = read_pairs("image_editing_request", folder)
     repetitions = describe("image_editing_request", pairs, folder)["repetitions"]
     assert repetitions["image_pairs"] == {"train": 2_507, "val": 357, "test": 446}
@@ -84,17 +82,17 @@ def test_image_editing_request(real: Path) -> None:
     assert (words(pairs, 1), longest(pairs)) == (2_459, 62)
 
 
-def test_birds2words(real: Path) -> None:
-    folder = folder_of(real, "birds2words")
+def test_birds2words(folder_of: Callable[[str], Path]) -> None:
+    folder = folder_of("birds2words")
     pairs = read_pairs("birds2words", folder)
     assert describe("birds2words", pairs, folder)["repetitions"]["repeated_captions"] == 34
     train = [caption.split(" ") for pair in pairs if pair.split == "train" for caption in pair.captions]
     assert [len(build_vocabulary(train, least).words) for least in (1, 2)] == [2_630, 1_653]
 
 
-def test_clevr_change_whole(real: Path, tmp_path: Path) -> None:
+def test_clevr_change_whole(folder_of: Callable[[str], Path], tmp_path: Path) -> None:
     """The official ids and types, with a caption put for each."""
-    folder = folder_of(real, "clevr_change")
+    folder = folder_of("clevr_change")
     for name in ("splits", "type_mapping"):
         (tmp_path / f"{name}.json").write_bytes((folder / f"official_{name}.json").read_bytes())
     ids = [number for group in json.loads((tmp_path / "splits.json").read_text()).values() for number in group]
@@ -108,8 +106,8 @@ def test_clevr_change_whole(real: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["levir_cc", "levir_mci"])
-def test_levir_cc(real: Path, name: str) -> None:
-    pairs = read_pairs(name, folder_of(real, name))
+def test_levir_cc(folder_of: Callable[[str], Path], name: str) -> None:
+    pairs = read_pairs(name, folder_of(name))
     changed = Counter(pair.split for pair in pairs if not pair.is_distractor)
     assert changed == {"train": 3_407, "val": 667, "test": 964}
     assert sum(len(set(pair.captions)) < 5 for pair in pairs) == 77
@@ -124,7 +122,7 @@ def test_levir_cc(real: Path, name: str) -> None:
     assert not any(any(map(is_no_change, pair.captions)) for pair in pairs if not pair.is_distractor)
 
 
-def test_second_cc(real: Path) -> None:
-    pairs = read_pairs("second_cc", folder_of(real, "second_cc"))
+def test_second_cc(folder_of: Callable[[str], Path]) -> None:
+    pairs = read_pairs("second_cc", folder_of("second_cc"))
     assert len(pairs) == 6_041 and sum(len(pair.captions) for pair in pairs) == 30_205
     assert counts(pairs)["test"][0] == 1_227  # from another repository

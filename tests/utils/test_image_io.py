@@ -30,8 +30,14 @@ def refused(source, **options) -> str:
     return output
 
 
-def test_two_hundred_unusual_files(tmp_path: Path) -> None:
-    good, bad, either = write_all(tmp_path)
+@pytest.fixture(scope="session")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Path], list[Path], list[Path]]:
+    """Images, other files, and files that may be refused, in one folder."""
+    return write_all(tmp_path_factory.mktemp("odd"))
+
+
+def test_two_hundred_unusual_files(files: tuple[list[Path], list[Path], list[Path]]) -> None:
+    good, bad, either = files
     assert len(good) + len(bad) + len(either) >= 200
     for path in good:
         assert read_image(path).image.mode == "RGB", path
@@ -60,12 +66,8 @@ def test_two_hundred_unusual_files(tmp_path: Path) -> None:
         ("cut0.5.jpg", "truncated"),
     ],
 )
-def test_the_message_says_what_the_file_is(tmp_path_factory: pytest.TempPathFactory, name: str, reason: str) -> None:
-    folder = tmp_path_factory.getbasetemp() / "odd"
-    if not folder.is_dir():
-        folder.mkdir()
-        write_all(folder)
-    assert reason in refused(folder / name)
+def test_the_message_says_what_the_file_is(files: tuple[list[Path], ...], name: str, reason: str) -> None:
+    assert reason in refused(files[1][0].with_name(name))
 
 
 def test_a_photo_in_heic_is_read_with_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
