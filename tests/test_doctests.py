@@ -30,7 +30,7 @@ MODULES = [
 ]
 USER_FACING = {"PairCaptioner", "load_captioner"}
 # Classes of diffcap.evaluation that only hold values.
-RECORDS = {"AdditiveMetric", "WordIdScoring", "Slots", "WordAttention"}
+RECORDS = {"AdditiveMetric", "Measure", "WordIdScoring", "Slots", "WordAttention"}
 
 
 def examples_of(name: str) -> list[doctest.DocTest]:

@@ -282,6 +282,13 @@ def _loads(text: str, decoder: json.JSONDecoder = _DECODER) -> Any:
     return value
 
 
+def read_complete_lines(path: Path) -> list[dict[str, Any]]:
+    """Read a JSON-lines file, which may be missing. If a killed process has not completed the last line, remove it from the file."""
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    write_text(path, text[: text.rfind("\n") + 1])
+    return [row for _, row in read_json_lines(path)]
+
+
 def read_json_lines(
     path: str | Path, what: str = "JSON-lines file", remedy: str = "check the path"
 ) -> Iterator[tuple[str, dict[str, Any]]]:

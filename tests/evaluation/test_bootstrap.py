@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from tests.toy import captions, pairs
 
-from diffcap.evaluation import bootstrap
 from diffcap.evaluation.bootstrap import additive_metrics, bootstrap_scores, bootstrap_sums, compare, compare_scores
 from diffcap.evaluation.captions import score_tokens
 from diffcap.evaluation.java import meteor, meteor_counts, meteor_of_sums, running_meteor
@@ -70,14 +69,6 @@ def test_draws_are_paired_and_depend_on_the_seed_alone() -> None:
     two = predictions(2, 0.7)
     runs = [compare(one, two, REFERENCES, GROUPS, "raw", FAST, samples=20, seed=seed) for seed in (0, 0, 1)]
     assert runs[0] == runs[1] and runs[0]["groups"] != runs[2]["groups"]
-
-
-def test_blocks_of_draws_do_not_change_the_scores(monkeypatch: pytest.MonkeyPatch) -> None:
-    system = additive_metrics(predictions(3, 0.5), REFERENCES, GROUPS, FAST)
-    at_once = bootstrap_scores([system, system], GROUPS, samples := 3 * bootstrap.SAMPLES_PER_CHUNK + 5, seed=1)
-    monkeypatch.setattr(bootstrap, "SAMPLES_PER_BLOCK", bootstrap.SAMPLES_PER_CHUNK)
-    np.testing.assert_equal(bootstrap_scores([system, system], GROUPS, samples, seed=1), at_once)
-    assert len(at_once[0]["total"]["BLEU-4"]) == 1 + samples
 
 
 def test_intervals_are_as_wide_as_the_theory_of_means_says() -> None:

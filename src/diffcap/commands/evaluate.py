@@ -81,6 +81,9 @@ def evaluate(
             raise DiffcapError(f"--{option} is {value}; it must be at least 1.")
     sources = [checkpoint, *(ensemble.split(",") if ensemble else [])]
     check_connection([*sources, base])
+    from diffcap.lit.stage_cli import hide_lightning_messages
+
+    hide_lightning_messages()
     if task == "retrieval":
         caption_options: dict[str, Any] = {"tokenizer": tokenizer, "metrics": metrics, "ensemble": ensemble}
         caption_options |= {"judge": judge, "embedding": embedding}
@@ -88,9 +91,7 @@ def evaluate(
         if unused_options := [option for option, value in caption_options.items() if value]:
             raise DiffcapError(f"--{unused_options[0]} has no effect on retrieval; remove it, or --task=retrieval.")
         from diffcap.checkpoints.loading import retrieval_function
-        from diffcap.lit.stage_cli import hide_lightning_messages
 
-        hide_lightning_messages()
         retrieval_function(checkpoint)(
             checkpoint, out, folder, features, split, changes, batch_size, limit, devices, accelerator, pair_to_text
         )
@@ -108,11 +109,9 @@ def evaluate(
     from diffcap.evaluation.slots import ATTRIBUTES, check_reversible, reversibility
     from diffcap.evaluation.tables import metrics_table, print_scores, print_table
     from diffcap.lit.decoding import decode
-    from diffcap.lit.stage_cli import hide_lightning_messages
     from diffcap.models.generation import check_search
     from diffcap.utils.provenance import provenance
 
-    hide_lightning_messages()
     check_search(beams, length_penalty, "--beams")
     scoring = choose_metrics(metrics, f"{out}/", run_folder.is_main_process(), judge=judge, embedding=embedding)
     unavailable = unavailable_metrics(scoring["metrics"])
@@ -147,8 +146,7 @@ def evaluate(
         "beams": beams,
         "length_penalty": length_penalty,
         "limit": limit,
-        **({"changes": changes} if changes else {}),
-        **dataset_protocol(dataset.info),
+        **dataset_protocol(dataset.info, changes),
         **({"ensemble": len(member_paths)} if other_members else {}),
     }
     out_folder = Path(out)

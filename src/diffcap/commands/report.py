@@ -4,7 +4,7 @@ from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Literal
 
-from diffcap.evaluation.tables import print_table
+from diffcap.evaluation.tables import further_tables, print_table
 from diffcap.records import write_json, write_text
 from diffcap.utils.console import echo
 from diffcap.utils.errors import DiffcapError
@@ -121,6 +121,11 @@ def report(
             print(f"report.html does not show {num_unreadable:,} of {len(images):,} images, which cannot be read")
         written_files.append("report.html")
     markdown = table.report_text(protocol, rows, list(results.runs), localisation, mask_counts)
+    further = []  # scores beside n-grams
+    for name, seed_runs in results.runs.items():
+        for run in seed_runs:
+            further += further_tables(run.metrics, f"{name}: ")
+    markdown += "".join(f"\n{further_table.title}\n\n{further_table.markdown()}\n" for further_table in further)
     write_text(report_folder / "table.md", markdown)
     if problems := results.masks.problems:  # path of a mask that cannot be used -> reason
         masks_are = "masks are" if len(problems) > 1 else "mask is"
@@ -130,6 +135,7 @@ def report(
         table.group_table(table.word_id_rows(rows), "word ids", min_groups=1),
         table.type_table({name: rows[name] for name in results.runs}, "by change type"),
         table.localisation_table(localisation) if localisation else None,
+        *further,
     ]
     for shown_table in filter(None, tables):
         print_table(shown_table)

@@ -99,8 +99,7 @@ def _score_split(
         raise DiffcapError(f"{dataset.name} has no {split} pair with a reference caption; choose another --split.")
     scored_ids, split_ids = [pair.id for pair in scored_pairs], [pair.id for pair in split_pairs]
     captions = read_other_predictions(predictions, scored_ids, split_ids, f"the {split} split of {dataset.name}")
-    protocol_entries = {"dataset": dataset.name, "split": split, **({"changes": changes} if changes else {})}
-    protocol_entries |= dataset_protocol(dataset.info)
+    protocol_entries = {"dataset": dataset.name, "split": split, **dataset_protocol(dataset.info, changes)}
     provenance = {**_provenance(predictions=predictions), "manifest_sha256": dataset.info["manifest_sha256"]}
     id_scoring = None  # settings of further scores: accuracies, S*m (a mean of four metrics), metrics of word ids
     if id_protocol and protocol == "text":  # without the metrics that compare ids of words

@@ -29,13 +29,8 @@ def _normalise_rows(rows: Array) -> Array:
 def pair_vectors(before: Array, after: Array) -> Array:
     """Concatenate the normalised features of the "before" image and the normalised difference of the features of both images.
 
-    The cosine similarity of two of these vectors is the mean of the cosine similarities of their halves.
-
-    Args:
-        before, after: (N, ...) features, flattened to (N, D).
-
-    Returns:
-        (N, 2D) float32.
+    The features (N, ...) are flattened to (N, D), and the result is (N, 2D) float32. The cosine similarity of two of these vectors
+    is the mean of the cosine similarities of their halves.
     """
     before_rows = np.asarray(before, dtype=np.float32).reshape(len(before), -1)
     after_rows = np.asarray(after, dtype=np.float32).reshape(len(after), -1)
@@ -44,15 +39,10 @@ def pair_vectors(before: Array, after: Array) -> Array:
 
 
 def nearest_rows(train_vectors: Array, test_vectors: Array, chunk_size: int = 1024) -> Array:
-    """Find, for each row of `test_vectors`, the row of `train_vectors` with the highest cosine similarity, or the first of several.
+    """Return, for each row of `test_vectors` (M, D), the row of `train_vectors` (N, D) with the highest cosine similarity: (M,) int64.
 
-    Args:
-        train_vectors: (N, D), N > 0; can be a memory-mapped array, because it is read in chunks.
-        test_vectors: (M, D).
-        chunk_size: rows of each array that are compared at once; about chunk_size x (2 D + chunk_size) float32 values are in memory.
-
-    Returns:
-        (M,) int64.
+    Of several equal rows, it is the first. `chunk_size` rows of each array are compared at once, so that about
+    chunk_size x (2 D + chunk_size) float32 values are in memory.
     """
     nearest = np.zeros(len(test_vectors), dtype=np.int64)
     highest = np.full(len(test_vectors), -np.inf, dtype=np.float32)  # similarity of `nearest`
@@ -74,11 +64,6 @@ def nearest_rows(train_vectors: Array, test_vectors: Array, chunk_size: int = 10
 def nearest_captions(
     train_pairs: Sequence[ChangePair], train_vectors: Array, test_pairs: Sequence[ChangePair], test_vectors: Array
 ) -> dict[str, str]:
-    """Return the first caption of the nearest of the N training pairs for each of the M test pairs.
-
-    Args:
-        train_pairs: each has at least one caption.
-        train_vectors, test_vectors: (N, D) and (M, D), see `pair_vectors`.
-    """
+    """Return the first caption of the nearest training pair for each test pair. The vectors are the `pair_vectors` of the pairs."""
     nearest = nearest_rows(train_vectors, test_vectors)
     return {pair.id: train_pairs[row].captions[0] for pair, row in zip(test_pairs, nearest)}

@@ -31,7 +31,6 @@ from diffcap.evaluation.ngrams import BLEU, CiderD, bleu_counts, bleu_of_sums, r
 Array = np.ndarray[Any, np.dtype[Any]]
 
 SAMPLES_PER_CHUNK = 64  # samples generated at once; for n pairs, they need memory for 64 x n counts
-SAMPLES_PER_BLOCK = 64 * SAMPLES_PER_CHUNK  # samples whose sums are in memory at once
 
 
 class AdditiveMetric(NamedTuple):
@@ -56,8 +55,7 @@ def additive_metrics(
 ) -> list[AdditiveMetric]:
     """Compute the summands (rows that are added up over the pairs) of all metrics for one system's captions.
 
-    Args:
-        meteor_process: from `running_meteor`; needed if METEOR is one of `metrics`.
+    METEOR needs `meteor_process`, a result of `running_meteor`.
     """
     row_index = {id: index for index, id in enumerate(hypotheses)}
 
@@ -114,32 +112,15 @@ def bootstrap_scores(
         For each system: group -> metric -> scores (1 + num_samples,), first the score of all pairs.
     """
     all_metrics = [metric for system in systems for metric in system]  # all metrics of the first system come first
-    summands = [np.concatenate([metric.summands[group] for metric in all_metrics], 1) for group in groups]
-    widths = [metric.summands[next(iter(groups))].shape[1] for metric in all_metrics]
-    edges = np.cumsum(widths)[:-1]  # columns of `summands` at which the next metric begins
-    generators = [np.random.default_rng([seed, group_index]) for group_index in range(len(groups))]
-
-    def score_block(size: int) -> list[Array]:
-        """Compute, for each metric, scores (systems, groups, 1 + size, K) of all pairs, then of the next `size` samples."""
-        sums = []  # group -> index in `all_metrics` -> (1 + size, D)
-        for group_summands, generator in zip(summands, generators):
-            sums.append(np.split(bootstrap_sums(group_summands, size, generator), edges, 1))
-        block = []
-        for index, metric in enumerate(systems[0]):
-            positions = range(index, len(all_metrics), len(systems[0]))  # of this metric of each system
-            metric_sums = np.concatenate([group_sums[position] for position in positions for group_sums in sums])
-            block.append(metric.score(metric_sums).reshape(len(systems), len(groups), 1 + size, -1))
-        return block
-
-    starts = range(0, num_samples, SAMPLES_PER_BLOCK)
-    blocks = [score_block(min(SAMPLES_PER_BLOCK, num_samples - start)) for start in starts]
     results: list[dict[str, dict[str, Array]]] = [{group: {} for group in groups} for _ in systems]
-    for metric, (first_block, *other_blocks) in zip(systems[0], zip(*blocks)):
-        # Each block begins with the scores of all pairs: keep them once.
-        scores = np.concatenate([first_block, *(block[:, :, 1:] for block in other_blocks)], 2)
-        for result, system_scores in zip(results, scores):
-            for group, group_scores in zip(groups, system_scores):
-                result[group].update(zip(metric.names, group_scores.T))
+    for group_index, group in enumerate(groups):
+        summands = [metric.summands[group] for metric in all_metrics]
+        generator = np.random.default_rng([seed, group_index])
+        sums = bootstrap_sums(np.concatenate(summands, 1), num_samples, generator)
+        edges = np.cumsum([columns.shape[1] for columns in summands])  # columns of `sums` where metrics begin
+        for index, (metric, metric_sums) in enumerate(zip(all_metrics, np.split(sums, edges[:-1], 1))):
+            scores = metric.score(metric_sums)
+            results[index // len(systems[0])][group].update(zip(metric.names, scores.T))
     return results
 
 
@@ -180,13 +161,10 @@ def compare(
     seed: int = 0,
     level: float = 0.95,
 ) -> dict[str, Any]:
-    """Compare two systems' captions of the same pairs with the paired bootstrap test.
+    """Compare two systems' captions of the same pairs (id -> caption) with the paired bootstrap test.
 
-    Args:
-        a, b: id -> caption, exactly the ids of `references`.
-        groups: name -> ids, not empty.
-        references, tokenizer, metrics: as in `captions.score_captions`.
-        samples: number of bootstrap samples. level: confidence level of the intervals, such as 0.95.
+    `level` is the confidence level of the intervals. Each group (name -> ids) has an id. For `tokenizer` and `metrics`, see
+    `captions.score_captions`.
 
     Returns:
         "groups": group -> metric -> the result of `compare_scores`.

@@ -131,7 +131,7 @@ def score_tokens(
     """Score groups of pairs with tokenised captions.
 
     Args:
-        groups: name -> ids; each group is scored as a separate corpus, and empty groups are skipped.
+        groups: name -> ids; empty groups are skipped.
         metrics: names from `ALL_METRICS`; METEOR and SPICE need Java.
 
     Returns:
@@ -187,15 +187,9 @@ def score_captions(
     tokenizer: Tokenizer = "ptb",
     metrics: Sequence[str] = ALL_METRICS,
 ) -> dict[str, float]:
-    """Score the captions of one system as one corpus.
+    """Score the captions of one system (id -> caption, for each id of `references`) as one corpus: metric -> score.
 
-    Args:
-        predictions: id -> caption, with exactly the ids of `references`.
-        references: id -> one or more captions.
-        tokenizer: see `tokenize`. metrics: as in `score_tokens`.
-
-    Returns:
-        metric -> score, a fraction; CIDEr-D is between 0 and 10.
+    `tokenizer`: see `tokenize`; `metrics` and the scores: see `score_tokens`.
 
     Example:
         >>> predictions = {"1": "the cube moved", "2": "nothing changed"}
@@ -214,12 +208,6 @@ def cider_per_pair(
     """Compute CIDEr-D of each pair with the document frequencies of all pairs: system -> id -> score between 0 and 10.
 
     The mean over the pairs is the system's corpus score.
-
-    Example:
-        >>> references = {"1": ["the cube moved"], "2": ["nothing changed", "no change"]}
-        >>> scores = cider_per_pair({"mine": {"1": "the cube moved", "2": "nothing moved"}}, references, "raw")
-        >>> {id: round(score, 3) for id, score in scores["mine"].items()}
-        {'1': 7.5, '2': 0.625}
     """
     hypotheses, reference_tokens = tokenize_together(systems, references, tokenizer)
     cider, ids = CiderD(reference_tokens), list(references)

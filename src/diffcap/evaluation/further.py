@@ -5,7 +5,6 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from statistics import fmean
@@ -17,9 +16,11 @@ from diffcap.checkpoints.base_models import base_sha256
 from diffcap.checkpoints.hub_access import check_connection
 from diffcap.evaluation.bootstrap import bootstrap_sums
 from diffcap.evaluation.captions import ALL_METRICS, Groups
-from diffcap.records import read_json
+from diffcap.record import digest
+from diffcap.records import read_complete_lines, read_json
 from diffcap.text.hub import cut_thinking, import_transformers
 from diffcap.utils.errors import DiffcapError, wrap_errors
+from diffcap.utils.files import SERVED
 
 # After a change of this prompt, its hash in metrics.json is another one, and all captions are judged again.
 JUDGE_PROMPT = """Two images show the same scene at different times. These sentences by people describe what changed:
@@ -53,8 +54,9 @@ class Measure(NamedTuple):
 
 def judge(source: str) -> Measure:
     """Return the verdicts of a language model: "openai:MODEL@http://HOST/v1", the folder of a model, or its name on the Hub."""
-    prompt_entries = {"prompt_version": PROMPT_VERSION, "prompt_sha256": _hash(JUDGE_PROMPT)}
-    if not source.startswith("openai:"):
+    prompt_hash = hashlib.sha256(JUDGE_PROMPT.encode()).hexdigest()
+    prompt_entries = {"prompt_version": PROMPT_VERSION, "prompt_sha256": prompt_hash}
+    if not source.startswith(SERVED):
         origin, pipeline = _load("text-generation", source)
         options = {"max_new_tokens": _JUDGE_TOKENS, "do_sample": False, "return_full_text": False}
 
@@ -83,10 +85,6 @@ def _prompt(text: Text) -> str:
     caption, references = text
     lines = [f"- {reference}" for reference in references]
     return JUDGE_PROMPT.format(caption=caption, references="\n".join(lines))
-
-
-def _hash(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
 
 
 def parse_verdicts(answer: str) -> Values:
@@ -173,9 +171,8 @@ def score_further(
         rows = _score_texts(measure, texts, Path(f"{stem}{name}.jsonl"))
         values = {id: [row[score] for score in measure.names] for id, row in rows.items()}
         known = {id: scores for id, scores in values.items() if None not in scores}
-        num_unknown = len(values) - len(known)
         notes = []
-        if num_unknown:
+        if num_unknown := len(values) - len(known):
             notes.append(f"{num_unknown:,} of {len(values):,} answers cannot be read; these captions have no scores.")
         for score, column in zip(measure.names, zip(*known.values())):
             num_same = max(sum(value is verdict for value in column) for verdict in (True, False))
@@ -197,17 +194,11 @@ def score_further(
 
 
 def _score_texts(measure: Measure, texts: Texts, path: Path) -> dict[str, Values]:
-    rows = {}  # hash of a text and of what determines its scores -> line of the file
-    content = path.read_text(encoding="utf-8") if path.is_file() else ""
-    for line in content.splitlines():
-        with suppress(ValueError, TypeError, KeyError):  # a killed process did not complete the line
-            row = json.loads(line)
-            rows[row["key"]] = row
-    keys = {id: _hash([measure.origin, text]) for id, text in texts.items()}
+    # The key is a hash of a text and of what determines its scores.
+    rows = {row["key"]: row for row in read_complete_lines(path)}
+    keys = {id: digest(measure.origin, text) for id, text in texts.items()}
     missing = {key: id for id, key in keys.items() if key not in rows}
     with path.open("a", encoding="utf-8") as file, ThreadPoolExecutor(measure.num_threads) as executor:
-        if not content.endswith("\n"):
-            file.write("\n" if content else "")
         all_values = executor.map(measure.score, [texts[id] for id in missing.values()])
         for (key, id), values in zip(missing.items(), all_values):
             rows[key] = {"id": id, "key": key, **values}

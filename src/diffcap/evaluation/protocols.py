@@ -38,14 +38,15 @@ def groups_of(pairs: Sequence[ChangePair]) -> dict[str, list[str]]:
     return groups
 
 
-def dataset_protocol(info: Mapping[str, Any]) -> dict[str, str]:
+def dataset_protocol(info: Mapping[str, Any], changes: str | None = None) -> dict[str, str]:
     """Return the entries of a protocol that depend on the dataset; `info` is the content of `dataset.json`.
 
-    Returns:
-        "official": "whole" if the dataset has all pairs that its authors published, else "part"; left out if their number is unknown.
-        "change_types": how change types were found if the dataset's files do not have them ("derived from the captions").
+    "changes" says how a pair with several changes was captioned. "official" is "whole" if the dataset has all pairs that its authors
+    published, else "part". "change_types" says how change types were found if the dataset's files do not have them ("derived from the
+    captions"). Unknown entries are left out.
     """
-    entries = {"official": (info.get("official") or {}).get("state"), "change_types": info.get("change_types")}
+    state = (info.get("official") or {}).get("state")
+    entries = {"changes": changes, "official": state, "change_types": info.get("change_types")}
     return {key: value for key, value in entries.items() if value}
 
 
@@ -107,21 +108,18 @@ def evaluate_systems(
     hypotheses, reference_tokens = tokenize_together(systems, references, tokenizer)
     texts = {(name, "text"): (system_texts, reference_tokens) for name, system_texts in hypotheses.items()}
     vocabulary = id_scoring.vocabulary if id_scoring else None
+    id_texts = {}
     if vocabulary:
         id_references = {id: [id_text(text, vocabulary) for text in captions] for id, captions in references.items()}
-        id_texts = {}
         for name, captions in systems.items():
             id_hypotheses = {id: id_text(captions[id], vocabulary) for id in references}
             id_texts[name, "ids"] = (id_hypotheses, id_references)
-        # SPICE parses sentences, so it cannot score ids.
-        without_spice = [metric for metric in metrics if metric != "SPICE"]
-        scores = score_together({**texts, **id_texts}, groups, without_spice)
-        if "SPICE" in metrics:
-            for key, spice_scores in score_together(texts, groups, ["SPICE"]).items():
-                for group, spice in spice_scores.items():
-                    scores[key][group].update(spice)
-    else:
-        scores = score_together(texts, groups, metrics)
+    other_metrics = [metric for metric in metrics if metric != "SPICE"]
+    scores = score_together({**texts, **id_texts}, groups, other_metrics)
+    if "SPICE" in metrics:  # it parses sentences, so it cannot score ids
+        for key, spice_scores in score_together(texts, groups, ["SPICE"]).items():
+            for group, spice in spice_scores.items():
+                scores[key][group].update(spice)
     if id_scoring:
         accuracy: dict[str, dict[str, float]] = {name: {} for name in systems}
         if len({pair.is_distractor for pair in pairs}) == 2:

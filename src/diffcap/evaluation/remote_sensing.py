@@ -53,12 +53,10 @@ def word_id_protocol(dataset: str, pairs: Sequence[ChangePair]) -> WordIdProtoco
 def word_id_scoring(
     protocol: WordIdProtocol, pairs: Iterable[ChangePair], captioner_vocabulary: object = None
 ) -> WordIdScoring:
-    """Return which additional scores to compute for a dataset with these pairs.
+    """Return which additional scores to compute for a dataset with these pairs of all splits.
 
-    Args:
-        pairs: the pairs of all splits, because the published evaluators count the words of all splits.
-        captioner_vocabulary: vocabulary of the captioner that wrote the captions. If its layout is one of `RELEASED_LAYOUTS`, it
-            gives the ids. Otherwise a vocabulary is built of the words that occur at least `protocol.min_count` times.
+    The vocabulary of the captioner that wrote the captions gives the ids if its layout is one of `RELEASED_LAYOUTS`. Otherwise a vocabulary
+    is built of the words that occur at least `protocol.min_count` times in all splits, as in the published evaluators.
     """
     if protocol.accuracy_only:
         return WordIdScoring(protocol.no_change, accuracy_only=True)
@@ -66,9 +64,8 @@ def word_id_scoring(
         return WordIdScoring(protocol.no_change, captioner_vocabulary, "the captioner's own")
     captions = (tokenize_rcc_words(caption) for pair in pairs for caption in pair.captions)
     vocabulary = build_vocabulary(captions, protocol.min_count, protocol.layout)
-    rule = (
-        f"words that occur at least {protocol.min_count} times in the captions of all splits, layout {protocol.layout}"
-    )
+    occurrence = f"at least {protocol.min_count} times in the captions of all splits"
+    rule = f"words that occur {occurrence}, layout {protocol.layout}"
     return WordIdScoring(protocol.no_change, vocabulary, rule)
 
 

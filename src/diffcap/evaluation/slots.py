@@ -7,6 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 
 from diffcap.datasets.no_change import is_no_change
 from diffcap.records import ChangePair
@@ -110,20 +111,19 @@ def word_kinds(words: Sequence[str]) -> list[str]:
     """
     plain_words = [re.sub(r"[^a-z]", "", word.lower()) for word in words]
     all_key_words = set().union(*_KEY_WORDS.values())
-    has_new_value = parse_caption(" ".join(plain_words)).to is not None
-    last_index = max((index for index, word in enumerate(plain_words) if word), default=-1)
-    kinds, phrase_started, phrase_ended = [], False, False
-    for index, word in enumerate(plain_words):
-        attribute, _ = _ATTRIBUTE_WORDS.get(word, (None, None))
-        phrase_ended = phrase_ended or (phrase_started and attribute is None)
-        if has_new_value and index == last_index:
-            kinds.append("new value")
-        elif attribute:
+    kinds = []
+    phrase_started, phrase_ended = False, False
+    for word in plain_words:
+        attribute, _ = _ATTRIBUTE_WORDS.get(word, ("", ""))
+        phrase_ended = phrase_ended or (phrase_started and not attribute)
+        if attribute:
             kinds.append("other object" if phrase_ended else attribute)
             phrase_started = True
             phrase_ended = phrase_ended or attribute == "shape"
         else:
             kinds.append("change" if word in all_key_words else "other")
+    if parse_caption(" ".join(plain_words)).to is not None:
+        kinds[max(index for index, word in enumerate(plain_words) if word)] = "new value"
     return kinds
 
 
@@ -189,7 +189,7 @@ def reversibility(
         >>> reversibility(captions, swapped, {"total": ["1", "2"]})
         {'total': {'inverse': 0.5, 'change': 1.0}}
     """
-    flags: dict[str, dict[str, bool]] = {"inverse": {}, "change": {}}
+    flags = {}
     for id, caption in captions.items():
         first, second = _parse_any_caption(caption), _parse_any_caption(swapped[id])
         kind = first.change_type
@@ -199,13 +199,9 @@ def reversibility(
         for name in (*ATTRIBUTES, "to"):
             values = getattr(first, name), getattr(second, name)
             is_inverse = is_inverse and (None in values or values[0] == values[1])
-        flags["inverse"][id] = is_inverse
-        flags["change"][id] = kind not in (None, "none")
-
-    def share(name: str, ids: Sequence[str]) -> float:
-        return sum(flags[name][id] for id in ids) / len(ids)
-
-    return {group: {name: share(name, ids) for name in flags} for group, ids in groups.items()}
+        flags[id] = {"inverse": is_inverse, "change": kind not in (None, "none")}
+    names = "inverse", "change"
+    return {group: {name: fmean(flags[id][name] for id in ids) for name in names} for group, ids in groups.items()}
 
 
 def check_reversible(pairs: Sequence[ChangePair], dataset: str) -> None:
@@ -214,6 +210,6 @@ def check_reversible(pairs: Sequence[ChangePair], dataset: str) -> None:
     num_known = sum(_parse_any_caption(caption).change_type is not None for caption in references)
     if num_known < _KNOWN_SHARE * len(references) or not references:
         raise DiffcapError(
-            f"{dataset}: the change type of only {num_known:,} of its {len(references):,} references is known, and so the inverse of its "
-            "captions; leave out EVAL=swap (--task swap), which is for captions of rendered scenes."
+            f"{dataset}: the change type of only {num_known:,} of its {len(references):,} references is known; leave out EVAL=swap "
+            "(--task swap), which is for captions of rendered scenes."
         )

@@ -112,14 +112,21 @@ def print_scores(result: Mapping[str, Any], title: str) -> None:
     pair_counts = result["protocol"]["pairs"]
     print_table(metrics_table(result["groups"], f"{title}{result['protocol']['tokenizer']} tokens", pair_counts))
     if "id_tokens" in result:
-        id_tokens = result["id_tokens"]
-        id_protocol = id_tokens["protocol"]
+        id_protocol = result["id_tokens"]["protocol"]
         ids_title = f"{title}protocol {id_protocol['name']}, {id_protocol['vocabulary_size']} ids"
-        print_table(metrics_table(id_tokens["groups"], ids_title, pair_counts))
+        print_table(metrics_table(result["id_tokens"]["groups"], ids_title, pair_counts))
+    for table in further_tables(result, title):
+        print_table(table)
+
+
+def further_tables(result: Mapping[str, Any], title: str) -> list[Table]:
+    """Return a table of each score beside n-grams in `result`, the content of a `metrics.json`."""
+    tables = []
     for name, further in result.get("further", {}).items():
         groups, lines = further["groups"], []
         for group, scores in groups.items():
             values = [[f"{100 * value:.2f}" for value in mean_and_interval] for mean_and_interval in scores.values()]
             lines.append(([group], [Cell(f"{mean} [{low}, {high}]") for mean, low, high in values]))
         note = "\n".join(["fractions x 100 [95 % interval]", *further["notes"]])
-        print_table(Table([*groups.get("total", ())], lines, title=f"{title}{name}, {further['model']}", note=note))
+        tables.append(Table([*groups.get("total", ())], lines, title=f"{title}{name}, {further['model']}", note=note))
+    return tables

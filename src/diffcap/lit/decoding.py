@@ -23,7 +23,7 @@ from diffcap.losses.gather import world_size
 from diffcap.models.answering import AnsweringModel
 from diffcap.models.generation import beam_search, greedy
 from diffcap.record import digest
-from diffcap.records import ChangePair, file_hash, write_text
+from diffcap.records import ChangePair, file_hash, read_complete_lines
 from diffcap.utils.errors import DiffcapError
 
 
@@ -128,10 +128,7 @@ def _answer_split(
 
     images = [file_hash(store.folder / name) for name in ("meta.json", "index.json")]
     file = folder / f"answers-{digest(settings, images)}.jsonl"
-    lines = file.read_text(encoding="utf-8").splitlines(keepends=True) if file.is_file() else []
-    lines = [line for line in lines if line.endswith("\n")]  # a kill may have cut the last one
-    write_text(file, "".join(lines))
-    rows = {row["id"]: row for row in map(json.loads, lines)}
+    rows = {row["id"]: row for row in read_complete_lines(file)}
     pending = [pair for pair in pairs if pair.id not in rows]
     maps = (read_maps(store, store.rows(pair.images)).permute(0, 2, 3, 1).numpy() for pair in pending)
     captions = captioner.batch(((before, after) for before, after in maps), batch_size=size, errors="return")

@@ -11,7 +11,7 @@ from diffcap.evaluation.bootstrap import compare as bootstrap
 from diffcap.evaluation.captions import unavailable_metrics
 from diffcap.evaluation.coco import PREDICTION_SUFFIXES, read_other_predictions, read_predictions, read_references
 from diffcap.evaluation.protocols import groups_of, remarks
-from diffcap.evaluation.tables import WEIGHTLESS_MARK, is_weightless, print_table, score_notes
+from diffcap.evaluation.tables import WEIGHTLESS_MARK, further_tables, is_weightless, print_table, score_notes
 from diffcap.record import flat
 from diffcap.records import ChangePair, file_hash, read_dataset, read_json, take_changes, write_json, write_text
 from diffcap.report.rows import Run, default_protocol, mean_row, read_run, run_row
@@ -102,6 +102,9 @@ def compare(
     print_table(metric_table(result))
     echo(*wrap(methodology_note(result), 100), "")
     print_table(win_table(result))
+    for run in (a, b):
+        for further_table in further_tables(run.metrics, f"{run.title}: "):
+            print_table(further_table)
     for pair in result["largest"]:
         echo(*pair_lines(pair), "")
 
@@ -143,7 +146,8 @@ def read_both(run_a: str, run_b: str, dataset_folder: str | Path | None) -> tupl
         reference_run = ScoredRun(Path(dataset_folder), {"protocol": protocol}, {}, **scoring)
     for argument, (name, path) in caption_files.items():
         captions = read_other_predictions(path, reference_run.references, known_ids, pairs_title)
-        metrics = {**reference_run.metrics, "provenance": {"file": str(path), "sha256": file_hash(path)}}
+        provenance_entry = {"file": str(path), "sha256": file_hash(path)}
+        metrics = {"protocol": reference_run.metrics["protocol"], "provenance": provenance_entry}
         run = replace(reference_run, path=path, predictions=captions, metrics=metrics, checkpoints=())
         runs[argument] = replace(run, title=name or str(path))
     return runs[run_a], runs[run_b]

@@ -114,15 +114,13 @@ def default_protocol(dataset: Dataset, split: str) -> dict[str, Any]:
     if not groups["total"]:
         raise DiffcapError(f"{dataset.name} has no {split} pair with a reference caption; choose another --split.")
     unavailable = unavailable_metrics()
-    changes = dataset.info.get("changes")
     return {
         "dataset": dataset.name,
         "split": split,
-        **({"changes": changes} if changes else {}),
         "tokenizer": "ptb",
         "metrics": [name for name in ALL_METRICS if name not in unavailable],
         "pairs": {name: len(ids) for name, ids in groups.items()},
-        **dataset_protocol(dataset.info),
+        **dataset_protocol(dataset.info, dataset.info.get("changes")),
     }
 
 
