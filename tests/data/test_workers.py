@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from lightning.pytorch.accelerators import CPUAccelerator, CUDAAccelerator
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from diffcap.data.workers import explain_lost_workers, read_maps, worker_options
 from diffcap.utils.errors import DiffcapError
@@ -48,27 +48,15 @@ def test_workers_by_default_only_beside_a_gpu(monkeypatch: pytest.MonkeyPatch) -
     assert worker_options(None, gpu)["num_workers"] == 1
 
 
-class Failing(Dataset):
-    def __init__(self, fail: Callable[[], None]) -> None:
-        self.fail = fail
-
-    def __len__(self) -> int:
-        return 4
-
-    def __getitem__(self, index: int) -> int:
-        self.fail()
-        return index
-
-
-def _die() -> None:
+def _die(item: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _run_out_of_memory() -> None:
+def _run_out_of_memory(item: int) -> None:
     raise MemoryError
 
 
-def _refuse() -> None:
+def _refuse(item: int) -> None:
     raise DiffcapError("features.bin is 3 bytes short; extract the features again.")
 
 
@@ -80,8 +68,8 @@ def _refuse() -> None:
         (_refuse, r"^features.bin is 3 bytes short; extract the features again\.$"),
     ],
 )
-def test_a_lost_worker_is_one_sentence(fail: Callable[[], None], sentence: str) -> None:
-    loader = DataLoader(Failing(fail), batch_size=None, **worker_options(1, None))
+def test_a_lost_worker_is_one_sentence(fail: Callable[[int], None], sentence: str) -> None:
+    loader = DataLoader(range(4), batch_size=None, collate_fn=fail, **worker_options(1, None))
     with pytest.raises(DiffcapError, match=sentence), explain_lost_workers():
         list(loader)
     with pytest.raises(ZeroDivisionError), explain_lost_workers():

@@ -14,7 +14,7 @@ from diffcap.features.preprocessing import load_image
 from diffcap.features.store import CHECKSUM_FILE, FeatureStore
 from diffcap.features.writer import StoreWriter, write_file_store
 from diffcap.record import describe_files, result_id
-from diffcap.records import ChangePair, Dataset, read_dataset, write_dataset
+from diffcap.records import ChangePair, read_dataset, write_dataset
 from diffcap.utils.errors import DiffcapError
 
 SIZE = (20, 30)
@@ -41,44 +41,34 @@ def folder(tmp_path: Path) -> Path:
     names = list(FILES)
     splits = ["train", "train", "train", "val", "test"]
     pairs = [ChangePair(str(n), names[n], names[n + 1], [f"the {n} moved"], split) for n, split in enumerate(splits)]
-    write_file_dataset(home, pairs)
+    write_dataset(home, "toy", home / "images", pairs, {})
     write_pixels(home)
     write_files(home)
     return home
-
-
-def write_file_dataset(home: Path, pairs: list[ChangePair]) -> None:
-    write_dataset(home, "toy", home / "images", pairs, {})
-
-
-def files_of(dataset: Dataset) -> tuple[list[str], list[Path]]:
-    paths = unique_images(dataset.pairs)
-    return paths, [dataset.root / path for path in paths]
 
 
 def ranges(home: Path) -> dict[Path, tuple[int, int]]:
     return {home / "images" / "d.png": (0, 65_535)}
 
 
+def files_of(home: Path) -> tuple[list[str], list[Path], list[str]]:
+    """The path, the file and the stamp of each image."""
+    paths = unique_images(read_dataset(home).pairs)
+    files = [home / "images" / path for path in paths]
+    return paths, files, file_stamps(files, ranges(home))
+
+
 def write_pixels(home: Path, size: tuple[int, int] = SIZE, name: str = "pixels") -> None:
-    backbone = build_backbone("pixels", image_size=size)
-    paths, files = files_of(read_dataset(home))
-    writer = StoreWriter(
-        home / "features" / name, paths, backbone.shape(), backbone.describe(), file_stamps(files, ranges(home))
-    )
-    writer.write(
-        writer.missing_rows(),
-        np.stack([backbone.preprocess(load_image(file, value_range=ranges(home).get(file))) for file in files]),
-    )
+    backbone, (paths, files, stamps) = build_backbone("pixels", image_size=size), files_of(home)
+    writer = StoreWriter(home / "features" / name, paths, backbone.shape(), backbone.describe(), stamps)
+    images = [backbone.preprocess(load_image(file, value_range=ranges(home).get(file))) for file in files]
+    writer.write(writer.missing_rows(), np.stack(images))
     writer.finish()
 
 
 def write_files(home: Path, size: tuple[int, int] = SIZE, name: str = "files") -> int:
     backbone = build_backbone("pixels", image_size=size)
-    paths, files = files_of(read_dataset(home))
-    return write_file_store(
-        home / "features" / name, paths, files, file_stamps(files, ranges(home)), backbone.shape(), backbone.describe()
-    )
+    return write_file_store(home / "features" / name, *files_of(home), backbone.shape(), backbone.describe())
 
 
 def sums(home: Path) -> list[int]:
@@ -140,7 +130,8 @@ def test_only_new_and_changed_files_are_read_again(folder: Path) -> None:
     assert [n for n, (old, new) in enumerate(zip(before, sums(folder))) if old != new] == [3]
     assert training_hash(folder) != identity
     scene("RGB", (30, 20), 10).save(folder / "images/g.png")
-    write_file_dataset(folder, [*read_dataset(folder).pairs, ChangePair("5", "g.png", "a.png", ["x"], "train")])
+    pairs = [*read_dataset(folder).pairs, ChangePair("5", "g.png", "a.png", ["x"], "train")]
+    write_dataset(folder, "toy", folder / "images", pairs, {})
     assert write_files(folder) == 1 and len(FeatureStore.open(folder / "features/files")) == 7
 
 

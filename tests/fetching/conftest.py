@@ -30,14 +30,6 @@ def folder(tmp_path: Path, site: Site) -> Folder:
     return Folder(tmp_path, site)
 
 
-def packed(source: Path, top: str = "data") -> bytes:
-    """A folder as .tar.gz."""
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w:gz") as archive:
-        archive.add(source, arcname=top)
-    return out.getvalue()
-
-
 @pytest.fixture
 def clevr(folder: Folder, site: Site) -> Folder:
     """CLEVR-Change as one archive and two files beside it."""
@@ -46,7 +38,10 @@ def clevr(folder: Folder, site: Site) -> Folder:
     site.put("/types.json", (official / "type_mapping.json").read_bytes(), etag='"t"')
     for name in ("splits.json", "type_mapping.json"):
         (official / name).unlink()
-    body = packed(official)
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:gz") as archive:
+        archive.add(official, arcname="data")
+    body = out.getvalue()
     site.put("/clevr.tar.gz", body, etag='"c"')
     shutil.rmtree(official)
     folder.sources(

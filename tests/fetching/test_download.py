@@ -208,17 +208,17 @@ def test_no_redirect_gives_up_encryption(monkeypatch: pytest.MonkeyPatch, target
     assert not target.exists()
 
 
-def test_a_web_page_in_place_of_a_file(site: Site, target: Path) -> None:
-    url = site.put("/file", b"<html>please sign in</html>", kind="text/html; charset=utf-8")
-    with pytest.raises(PermanentError, match="sends a web page instead of the file"):
-        bring(target, url)
+@pytest.mark.parametrize(
+    ("page", "fault"),
+    [
+        ({"kind": "text/html; charset=utf-8"}, "sends a web page instead of the file"),
+        ({"length": False}, "does not send the file's length"),
+    ],
+)
+def test_an_answer_that_cannot_be_the_whole_file(site: Site, target: Path, page: dict[str, object], fault: str) -> None:
+    with pytest.raises(PermanentError, match=fault):
+        bring(target, site.put("/file", BODY, **page))
     assert list(target.parent.iterdir()) == [] and site.times("/file") == 1
-
-
-def test_a_file_whose_length_nobody_knows(site: Site, target: Path) -> None:
-    with pytest.raises(PermanentError, match="does not send the file's length"):
-        bring(target, site.put("/file", BODY, length=False))
-    assert not target.exists()
 
 
 def test_the_next_address_where_the_first_has_no_such_file(site: Site, target: Path) -> None:

@@ -78,10 +78,8 @@ def test_every_caption_has_its_six_in_order(rows: list[CaptionNegatives]) -> Non
 
 def test_by_default_the_captions_of_a_pair_share_six() -> None:
     assert sum(SHARED_BUILDER.counts.values()) == 6 * len(PAIRS) and sum(BUILDER.counts.values()) == 6 * len(ROWS)
-    assert (
-        BUILDER.counts["confuse", "reverse_change"] > len(ROWS) / 2
-        and ("retrieve", "words shuffled") not in BUILDER.counts
-    )
+    assert BUILDER.counts["confuse", "reverse_change"] > len(ROWS) / 2
+    assert ("retrieve", "words shuffled") not in BUILDER.counts
     for pair in PAIRS:
         own = [row.negatives for row in SHARED_ROWS if row.id == pair.id]
         assert len(own) == 3 and own[0] == own[1] == own[2]

@@ -58,9 +58,7 @@ def test_synonyms_are_never_drawn() -> None:
 
 
 def test_words_are_drawn_as_often_as_captions_use_them() -> None:
-    pool = WordPool(
-        [scene("the red cube moved")] * 6 + [scene("the green cube moved")] * 3 + [scene("the blue cube moved")]
-    )
+    pool = WordPool([scene(f"the {color} cube moved") for color in (*["red"] * 6, *["green"] * 3, "blue")])
     rng = random.Random(0)
     drawn = Counter(pool.sample_matched("gray", "ADJ", frozenset(), rng) for _ in range(2000))
     assert abs(drawn["red"] - 1200) < 120 and abs(drawn["green"] - 600) < 100 and abs(drawn["blue"] - 200) < 70
@@ -68,10 +66,8 @@ def test_words_are_drawn_as_often_as_captions_use_them() -> None:
 
 def test_uniform_words_are_other_words_of_the_tag_all_equally_likely() -> None:
     """Neither frequency nor kind nor meaning counts; "the", "scene" and "new" are never drawn."""
-    pool = WordPool(
-        [scene("the red cube moved")] * 90
-        + [scene("the large shiny block in the scene moved"), scene("a new tiny ball appeared")]
-    )
+    others = [scene("the large shiny block in the scene moved"), scene("a new tiny ball appeared")]
+    pool = WordPool([scene("the red cube moved")] * 90 + others)
     rng, count = random.Random(0), 20_000
     drawn = Counter(pool.sample_uniform("large", "ADJ", rng) for _ in range(count))
     assert set(drawn) == {"red", "shiny", "tiny"}
@@ -118,9 +114,8 @@ def test_rare_words_are_not_drawn_from_a_big_corpus() -> None:
     avoid, rng = frozenset({"beak", "tail", "wing"}), random.Random(0)
     assert WordPool(BIRDS).sample_matched("beak", "NOUN", avoid, rng) == "wnig"  # one in 121 captions
     assert WordPool(BIRDS + BIRDS[:120] * 9).sample_matched("beak", "NOUN", avoid, rng) is None  # one in 1,201
-    assert (
-        WordPool(BIRDS * 5 + BIRDS[:120] * 99).sample_matched("beak", "NOUN", avoid, rng) == "wnig"
-    )  # five are enough
+    pool = WordPool(BIRDS * 5 + BIRDS[:120] * 99)
+    assert pool.sample_matched("beak", "NOUN", avoid, rng) == "wnig"  # five are enough
 
 
 def test_words_that_are_mostly_something_else_are_not_drawn() -> None:

@@ -36,10 +36,7 @@ class ImageBatch:
 
 @dataclass
 class _ImageBatches(Dataset[ImageBatch]):
-    """Batches of images. An unreadable image gives an error message instead of an exception.
-
-    An exception would stop the process that decodes the images: the other images would not be read, and the other ranks would wait.
-    """
+    """Batches of images. An unreadable image gives a message, because an exception would stop the decoding while other ranks wait."""
 
     row_batches: list[RowNumbers]  # one array for each batch: the rows of its images in the feature store
     wanted_rows: set[int]  # rows of the store that have no features yet
@@ -109,8 +106,7 @@ class ImageData(pl.LightningDataModule):
     def row_batches(self) -> list[RowNumbers]:
         """Return the rows of each batch. The whole store is cut into batches; batches without a wanted row are left out.
 
-        So each image is always in a batch with the same other images, for any number of ranks and after an interruption. Otherwise
-        the features of an image could change, because the last bits of a convolution can depend on the size of the batch.
+        So an image always has the same other images in its batch, on which the last bits of its features can depend.
         """
         all_rows = np.arange(len(self._image_files), dtype=np.int64)
         batch_numbers = np.unique(self._wanted_rows // self.batch_size)

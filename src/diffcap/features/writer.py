@@ -229,8 +229,7 @@ def write_file_store(
     Checksums of unchanged files are kept. The files are not decoded, because `make data` has checked that they can be decoded.
 
     Args:
-        image_paths, image_files, stamps: one for each distinct image. Paths are written as in `manifest.jsonl`, the dataset's list of
-            pairs. `file_stamps` makes the stamps, the sizes and times of the files.
+        image_paths, image_files, stamps: one for each distinct image; paths as in `manifest.jsonl`, stamps from `file_stamps`.
         shape: (3, H, W) of the resized images.
         meta: JSON values of the backbone, see `Backbone.describe`.
     """

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from diffcap.records import SPLITS, read_json, write_json, write_text
 from diffcap.utils.cores import available_cores, map_on_processes
@@ -85,8 +84,8 @@ def delete_images(folder: Path, images: Iterable[str]) -> None:
         (folder / path).unlink(missing_ok=True)
 
 
-def write_image(folder: Path, image_path: str, image: npt.NDArray[np.uint8], is_noisy: bool = False) -> None:
-    """Write an (H, W, 3) or (H, W) image of a chunk as PNG, atomically; `image_path` is relative to the dataset's folder."""
+def write_image(folder: Path, image_path: str, image: np.ndarray, is_noisy: bool = False) -> None:
+    """Write an (H, W, 3) or (H, W) uint8 image of a chunk as PNG, atomically; `image_path` is relative to the dataset's folder."""
     image_file = folder / image_path
     if not image_file.exists():
         image_file.parent.mkdir(parents=True, exist_ok=True)
@@ -95,8 +94,8 @@ def write_image(folder: Path, image_path: str, image: npt.NDArray[np.uint8], is_
         temporary_file.replace(image_file)
 
 
-def encode_png(image: npt.NDArray[np.uint8], is_noisy: bool) -> bytes:
-    """Encode an (H, W, 3) or (H, W) image as PNG, twice as fast as Pillow. Noisy images are not searched for repetitions."""
+def encode_png(image: np.ndarray, is_noisy: bool) -> bytes:
+    """Encode an (H, W, 3) or (H, W) uint8 image as PNG, twice as fast as Pillow. Noisy images are not searched for repetitions."""
     height, width, *channels = image.shape
     rows = image.reshape(height, -1)
     pixel_bytes = channels[0] if channels else 1

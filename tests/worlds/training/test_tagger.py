@@ -13,12 +13,7 @@ from diffcap.text.tagging import tag_sentences
 from diffcap.utils.errors import DiffcapError
 from diffcap.worlds.training.tagger import split_held_out, train_tagger
 
-STAGE = ROOT / "stages" / "shipped.py"
 SENTENCES = [[("the", "DET"), (f"word{number % 20}", "NOUN")] for number in range(60)]
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, STAGE, "tagger", *arguments], capture_output=True, text=True, check=False)
 
 
 def test_held_out_sentences_are_never_trained_on() -> None:
@@ -30,7 +25,9 @@ def test_held_out_sentences_are_never_trained_on() -> None:
 
 @pytest.mark.slow
 def test_blocks_captions_make_a_tagger(tmp_path: Path) -> None:
-    done = run("--out", str(tmp_path / "t"), "--scenes=20", "--steps=3", "--width=8")
+    options = ["--out", str(tmp_path / "t"), "--scenes=20", "--steps=3", "--width=8"]
+    command = [sys.executable, ROOT / "stages" / "shipped.py", "tagger", *options]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "UPOS" in done.stdout
     assert sorted(path.name for path in (tmp_path / "t").iterdir()) == ["metrics.json", "resources.json", "tagger.pt"]

@@ -4,8 +4,8 @@ A caption of a change names the changed object, sometimes with its position rela
 words that no other change type uses. If a color or material changes, the name has the old value, and the last word is the new value.
 """
 
-import random
 from collections.abc import Sequence
+from random import Random
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from diffcap.worlds.blocks.scenes import ADD, CHANGES, COLOR, DROP, MATERIAL, Tr
 ObjectWords = tuple[str, str, str, str]  # size, color, material and shape of an object
 
 # Attribute value -> words for it. The first word is used with a probability of 0.5. A value without an entry is used as a word.
-SYNONYMS: dict[str, tuple[str, ...]] = {
+SYNONYMS = {
     "large": ("large", "big"),
     "small": ("small", "tiny"),
     "rubber": ("rubber", "matte"),
@@ -25,7 +25,7 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
     "sphere": ("sphere", "ball"),
     "cylinder": ("cylinder",),
 }
-RELATION_PHRASES: dict[str, tuple[str, ...]] = {
+RELATION_PHRASES = {
     "left": ("to the left of", "on the left side of"),
     "right": ("to the right of", "on the right side of"),
     "front": ("in front of",),
@@ -46,7 +46,7 @@ _NEW_VALUE_TEMPLATES = (
     "the {o} was changed to {v}",
     "the {o} is now {v}",
 )
-TEMPLATES: dict[str, tuple[str, ...]] = {
+TEMPLATES = {
     "color": (*_NEW_VALUE_TEMPLATES, "the {o} changed its color to {v}"),
     "material": (*_NEW_VALUE_TEMPLATES, "the {o} changed its material to {v}"),
     "add": (
@@ -111,7 +111,7 @@ _WORDS_OF_TAG = {
     "relocated seen stays look",
 }
 # A word has the same tag in all captions of `blocks`.
-LEXICON: dict[str, str] = {word: tag for tag, words in _WORDS_OF_TAG.items() for word in words.split()}
+LEXICON = {word: tag for tag, words in _WORDS_OF_TAG.items() for word in words.split()}
 
 
 def write_captions(triples: Triples, seed: int = 0) -> tuple[list[list[str]], list[list[str]]]:
@@ -120,7 +120,7 @@ def write_captions(triples: Triples, seed: int = 0) -> tuple[list[list[str]], li
     scenes = [(triples.after if change == ADD else triples.before) for change in triples.change.tolist()]
     change_captions, no_change_captions = [], []
     for row, index in enumerate(triples.indices.tolist()):
-        rng = random.Random(f"blocks captions {seed} {index}")
+        rng = Random(f"blocks captions {seed} {index}")
         objects = words_of_slots(scenes[row], row)
         related_slots = has_relation[row].nonzero().tolist()
         related_objects = [(relation_names[relation], objects[slot]) for relation, slot in related_slots]
@@ -151,7 +151,7 @@ def describe(scenes: Scenes, may_be_named: Tensor, indices: Sequence[int], seed:
     """
     sentences = []
     for row, index in enumerate(indices):
-        rng = random.Random(f"blocks description {seed} {index}")
+        rng = Random(f"blocks description {seed} {index}")
         objects = words_of_slots(scenes, row)
         candidates = [objects[slot] for slot in may_be_named[row].nonzero().flatten().tolist()]
         named = rng.sample(candidates, min(4, len(candidates)))
@@ -193,10 +193,10 @@ def words_of_slots(scenes: Scenes, row: int) -> list[ObjectWords]:
     return [(SIZES[a], COLORS[b], MATERIALS[c], SHAPES[d]) for a, b, c, d in indices_of_slots]
 
 
-def _object_phrase(rng: random.Random, words: ObjectWords) -> str:
+def _object_phrase(rng: Random, words: ObjectWords) -> str:
     return " ".join(_choose_synonym(rng, word) for word in words)
 
 
-def _choose_synonym(rng: random.Random, value: str) -> str:
+def _choose_synonym(rng: Random, value: str) -> str:
     synonyms = SYNONYMS.get(value, (value,))
     return synonyms[0] if len(synonyms) == 1 or rng.random() < 0.5 else rng.choice(synonyms[1:])

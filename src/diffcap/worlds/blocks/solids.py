@@ -83,10 +83,13 @@ def _edge_weight(distance: Tensor, edge: Tensor) -> Tensor:
     return ((distance - edge + 0.075) / 0.075).clamp(0, 1)
 
 
+def _dot(first: Vector, second: Vector | tuple[float, ...]) -> Tensor:
+    return first[0] * second[0] + first[1] * second[1] + first[2] * second[2]
+
+
 def _normalize(vector: Vector) -> Vector:
-    x, y, z = vector
-    length = (x * x + y * y + z * z).sqrt().clamp(min=1e-6)
-    return x / length, y / length, z / length
+    length = _dot(vector, vector).sqrt().clamp(min=1e-6)
+    return [component / length for component in vector]
 
 
 def key_visibility(shape: int, point: Vector, light: Vector, radius: Tensor, half_height: Tensor) -> Tensor:
@@ -182,12 +185,10 @@ def shade_solids(
         height: (n,) height above the ground; low points receive less light from the sky.
     """
     nx, ny, nz = normal
-    vx, vy, vz = view
-    lx, ly, lz = light
-    n_dot_l = nx * lx + ny * ly + nz * lz
-    n_dot_v = nx * vx + ny * vy + nz * vz
-    rx, ry, rz = 2 * n_dot_v * nx - vx, 2 * n_dot_v * ny - vy, 2 * n_dot_v * nz - vz  # reflected view direction
-    r_dot_l = (rx * lx + ry * ly + rz * lz).clamp(min=0)
+    n_dot_l, n_dot_v = _dot(normal, light), _dot(normal, view)
+    reflected = [2 * n_dot_v * n - v for n, v in zip(normal, view)]  # reflected view direction
+    rx, ry, rz = reflected
+    r_dot_l = _dot(reflected, light).clamp(min=0)
     clamped_height = height.clamp(max=0.5)
     sky = (0.5 + 0.5 * nz) * (0.72 + 0.56 * clamped_height)
     key = n_dot_l.clamp(min=0) * visibility * intensity[0]
@@ -195,7 +196,6 @@ def shade_solids(
     bounce = (0.5 - 0.5 * nz) * (0.5 + clamped_height)  # light that the ground reflects
     rim = 1 - n_dot_v.clamp(min=0)
     rim = rim * rim * rim
-    reflected = (rx, ry, rz)
     windows = _window_light(reflected, (0.62, -0.60, 0.5)) + 0.7 * _window_light(reflected, (-0.35, 0.52, 0.78))
     # A bright strip at the horizon, and a floor that is darker near the object, make the surface look like metal.
     strip = (1 - 4.5 * (rz - 0.10).abs()).clamp(min=0)
@@ -224,6 +224,6 @@ def shade_solids(
 def _window_light(direction: Vector, center: tuple[float, float, float]) -> Tensor:
     """Return the brightness of a round window with a soft edge: 1 in the direction of `center`, 0 outside."""
     length = sum(value * value for value in center) ** 0.5
-    cosine = (direction[0] * center[0] + direction[1] * center[1] + direction[2] * center[2]) / length
+    cosine = _dot(direction, center) / length
     fraction = ((cosine - 0.86) * 12).clamp(0, 1)
     return fraction * fraction * (3 - 2 * fraction)

@@ -4,7 +4,7 @@ A caption has a subject (what has changed, sometimes with its number or color), 
 relative to things that have not changed, and where it is in the image. Captions are lower-case and have no punctuation.
 """
 
-import random
+from random import Random
 
 from diffcap.datasets.no_change import LEVIR_CC
 from diffcap.worlds.tiles.changes import Change, location_of
@@ -13,8 +13,6 @@ from diffcap.worlds.tiles.scenes import ROOF_COLORS, SIZE, House, Layer
 
 NO_CHANGE = LEVIR_CC  # the sentences of every pair without change, in the order of LEVIR-CC's file
 NUMERALS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
-_MIN_AREA_SIDE = 24  # pixels; a description names an area only if its shorter side has at least this length
-_MIN_MANY = 6  # this number of houses, or more, is "many"
 
 # `Change.noun` (kind of the changed objects) -> subjects of a sentence, which begin with "s:" if they are singular, "p:" if plural.
 _SUBJECTS = {
@@ -39,7 +37,7 @@ _BUILT_VERB_PHRASES = (
     "{has} been constructed",
 )
 # Type of the change -> verb phrases; words in braces are replaced by forms from `_VERB_FORMS`.
-_VERB_PHRASES: dict[str, tuple[str, ...]] = {
+_VERB_PHRASES = {
     "houses_built": (*_BUILT_VERB_PHRASES, "{is} constructed"),
     "houses_removed": (
         "{has} been demolished",
@@ -91,7 +89,7 @@ _VERB_FORMS = {  # singular, plural
 }
 
 # Entry of `Change.relations` or `Change.details` -> phrases of place; below, those of a row of houses ("road"), and those of a road.
-_RELATION_PHRASES: dict[str, tuple[str, ...]] = {
+_RELATION_PHRASES = {
     "road": ("next to the road", "beside the road", "near the road", "by the road"),
     "river": ("near the river", "close to the river", "by the river"),
     "pond": ("near the pond", "close to the water", "next to the pond"),
@@ -102,7 +100,7 @@ _RELATION_PHRASES: dict[str, tuple[str, ...]] = {
     "forest inside": ("in the forest", "in the woods"),
 }
 _ROW_RELATION_PHRASES = ("along the road", "along the road", "on one side of the road", "next to the road")
-_ROAD_RELATION_PHRASES: dict[str, tuple[str, ...]] = {
+_ROAD_RELATION_PHRASES = {
     "fields": ("through the fields", "across the farmland", "through the farmland"),
     "forest inside": ("through the forest", "through the woods"),
     "houses": ("near the houses", "close to the houses"),
@@ -130,10 +128,10 @@ _WORDS_OF_TAG = {
     "dried exposed formed gone grown joins meets occurred planted removed replaced seem torn turned vanished",
 }
 # A word has the same tag in all captions of `tiles`.
-LEXICON: dict[str, str] = {word: tag for tag, words in _WORDS_OF_TAG.items() for word in words.split()}
+LEXICON = {word: tag for tag, words in _WORDS_OF_TAG.items() for word in words.split()}
 
 
-def write_captions(rng: random.Random, change: Change | None) -> list[str]:
+def write_captions(rng: Random, change: Change | None) -> list[str]:
     """Write five captions of a pair, of which few are equal. If `change` is None (no change), return the sentences of `NO_CHANGE`."""
     if change is None:
         return list(NO_CHANGE)
@@ -153,7 +151,7 @@ def describe(scene: Layer, number: int, seed: int = 0, max_things: int = 3) -> s
     Houses with the same location (`location_of`) are one thing: "two houses on the left". The number of the
     image (`number`) and `seed` determine the choices.
     """
-    rng = random.Random(f"tiles description {seed} {number}")
+    rng = Random(f"tiles description {seed} {number}")
     houses_by_location: dict[str, list[House]] = {}
     for house in scene.houses:
         if all(0 <= value < SIZE for value in house.center):
@@ -171,7 +169,7 @@ def describe(scene: Layer, number: int, seed: int = 0, max_things: int = 3) -> s
     for name, polygon in areas:
         x0, y0, x1, y1 = bounding_box([polygon])
         box = max(x0, 0), max(y0, 0), min(x1, SIZE), min(y1, SIZE)
-        if min(box[2] - box[0], box[3] - box[1]) >= _MIN_AREA_SIDE:
+        if min(box[2] - box[0], box[3] - box[1]) >= 24:  # pixels; smaller areas are not named
             phrases.append(_with_position(rng, name, location_of(box)))
     phrases += ["a river"] * bool(scene.rivers)
     phrases += sorted({"a paved road" if road.is_paved else "a dirt road" for road in scene.roads})
@@ -179,12 +177,12 @@ def describe(scene: Layer, number: int, seed: int = 0, max_things: int = 3) -> s
     return " and ".join(rng.sample(phrases, min(max_things, len(phrases)))) or "grassland"
 
 
-def _with_position(rng: random.Random, thing: str, location: str) -> str:
+def _with_position(rng: Random, thing: str, location: str) -> str:
     """Return a thing with its location, for example "a pond on the left side". If `location` is "", return the thing alone."""
     return f"{thing} {_choose_position(rng, location).partition(' of the ')[0]}" if location else thing
 
 
-def _write_sentence(rng: random.Random, change: Change) -> str:
+def _write_sentence(rng: Random, change: Change) -> str:
     subject, verbs = _choose_subject(rng, change)
     is_plural, subject = subject.startswith("p:"), subject[2:]
     phrases = _ROAD_RELATION_PHRASES if change.noun == "road" else _RELATION_PHRASES
@@ -211,7 +209,7 @@ def _write_sentence(rng: random.Random, change: Change) -> str:
     return " ".join([subject, verb, *places])
 
 
-def _choose_subject(rng: random.Random, change: Change) -> tuple[str, tuple[str, ...]]:
+def _choose_subject(rng: Random, change: Change) -> tuple[str, tuple[str, ...]]:
     """Choose a subject, which begins with "s:" or "p:"; return it with the verb phrases that it may have."""
     verbs = _VERB_PHRASES[change.change_type]
     if change.noun in ("house", "building"):
@@ -232,7 +230,7 @@ def _choose_subject(rng: random.Random, change: Change) -> tuple[str, tuple[str,
     return rng.choice(_SUBJECTS[change.noun]), verbs
 
 
-def _choose_house_subject(rng: random.Random, change: Change) -> str:
+def _choose_house_subject(rng: Random, change: Change) -> str:
     count, is_new = change.count, change.change_type == "houses_built"
     new = "new " if is_new and rng.random() < 0.2 else ""
     if change.arrangement == "single":
@@ -243,8 +241,7 @@ def _choose_house_subject(rng: random.Random, change: Change) -> str:
         roof = f" with a {color} roof" if rng.random() < 0.2 else ""
         return f"s:{article} {new}{noun}{roof}"
     noun = rng.choice(("houses", "houses", "houses", "buildings"))
-    number_words = [NUMERALS[count], NUMERALS[count]]
-    number_words += ["some"] if count < _MIN_MANY else ["many"]
+    number_words = [NUMERALS[count], NUMERALS[count], "some" if count < 6 else "many"]
     number_words += ["several"] if count > 2 else []
     if change.arrangement == "row" and rng.random() < 0.6:
         number = NUMERALS[count]
@@ -255,7 +252,7 @@ def _choose_house_subject(rng: random.Random, change: Change) -> str:
     return f"p:{rng.choice(number_words)} {new}{noun}"
 
 
-def _choose_position(rng: random.Random, location: str) -> str:
+def _choose_position(rng: Random, location: str) -> str:
     """Choose a phrase for a location such as "top left" or "top left corner"."""
     place = location.removesuffix(" corner")
     suffix = rng.choice(_SCENE_PHRASES)

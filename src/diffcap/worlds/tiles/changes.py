@@ -6,15 +6,14 @@ module, a `Plan` is a scene with a map of what covers each pixel, and a `Layer` 
 """
 
 import itertools
-import math
-import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import dist, pi
+from random import Random
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from diffcap.utils.errors import DiffcapError
 from diffcap.worlds.tiles import geometry, scenes
@@ -24,7 +23,6 @@ from diffcap.worlds.tiles.scenes import FIELD, FOREST, GRASS, OPEN, ROAD, SIZE, 
 MIN_MARGIN = 12  # pixels between a changed object, except a road, and the image's edges
 # An object is near a road, a river and so on if its distance from it is less than this number of pixels.
 MAX_GAPS = {"road": 16, "river": 25, "pond": 25, "forest": 20, "houses": 18}
-Points = npt.NDArray[np.float64]  # (n, 2)
 
 
 class NoRoomError(Exception):
@@ -79,9 +77,9 @@ class Pair:
 def sample_pair(number: int, seed: int = 0) -> Pair:
     """Sample a pair. Its number and the seed determine it."""
     change_type, has_change = CHANGES[number // 2 % len(CHANGES)], number % 2 == 0
-    variant = random.Random(f"tiles variant {seed} {number}").random()
+    variant = Random(f"tiles variant {seed} {number}").random()
     for attempt in range(200):
-        rng = random.Random(f"tiles {seed} {number} {attempt}")
+        rng = Random(f"tiles {seed} {number} {attempt}")
         try:
             scene, change = _sample_scene(rng, change_type, variant)
         except NoRoomError:
@@ -94,12 +92,12 @@ def sample_pair(number: int, seed: int = 0) -> Pair:
     raise DiffcapError(f"tiles: no scene has room for the change of pair {number} with seed {seed}; take another seed.")
 
 
-def _sample_scene(rng: random.Random, change_type: str, variant: float) -> tuple[Layer, Change]:
+def _sample_scene(rng: Random, change_type: str, variant: float) -> tuple[Layer, Change]:
     """Sample a scene with a change. `variant`, 0 to 1, selects the form of the change, such as one house or a row.
 
     All attempts of a pair use the same variant. Otherwise large forms, for which many scenes have no room, would be rare.
     """
-    theme = rng.choice(scenes.THEMES)
+    theme = rng.choice(("suburb", "village", "forest"))  # kind of landscape
     is_clearing = change_type == "trees_cleared" and variant < 0.4
     plan = scenes.sample_landscape(rng, theme, needs_road=change_type.startswith("houses"), needs_forest=is_clearing)
     change = _sample_clearing(rng, plan) if is_clearing else _SAMPLERS[change_type](rng, plan, variant)
@@ -117,7 +115,7 @@ def _sample_scene(rng: random.Random, change_type: str, variant: float) -> tuple
     return plan.scene, change
 
 
-def _sample_houses(rng: random.Random, plan: Plan, variant: float) -> Change:
+def _sample_houses(rng: Random, plan: Plan, variant: float) -> Change:
     form, sampler = next((form, sampler) for form, limit, sampler in _HOUSE_FORMS if variant <= limit)
     for _ in range(12):
         houses = sampler(rng, plan)
@@ -135,20 +133,20 @@ def _sample_houses(rng: random.Random, plan: Plan, variant: float) -> Change:
     return Change(noun, Layer(houses=houses), covers, count=len(houses), arrangement=arrangement, details=details)
 
 
-def _sample_single_house(rng: random.Random, plan: Plan, is_large: bool = False) -> list[House]:
+def _sample_single_house(rng: Random, plan: Plan, is_large: bool = False) -> list[House]:
     if not is_large and rng.random() < 0.6:
         row = rng.choice(scenes.sample_house_rows(rng, plan, 28))
         return [rng.choice(row)] if row else []
-    return [scenes.sample_house(rng, scenes.sample_place(rng, 30), rng.uniform(0, math.pi), is_large)]
+    return [scenes.sample_house(rng, scenes.sample_place(rng, 30), rng.uniform(0, pi), is_large)]
 
 
-def _sample_group(rng: random.Random, plan: Plan) -> list[House]:
-    center, angle = scenes.sample_place(rng, 30), rng.uniform(0, math.pi)
+def _sample_group(rng: Random, plan: Plan) -> list[House]:
+    center, angle = scenes.sample_place(rng, 30), rng.uniform(0, pi)
     houses: list[House] = []
     for _ in range(40):
         place = center[0] + rng.uniform(-42, 42), center[1] + rng.uniform(-42, 42)
-        house = scenes.sample_house(rng, place, angle + rng.choice((0, math.pi / 2)) + rng.uniform(-0.1, 0.1))
-        is_apart = all(math.dist(place, other.center) > 30 for other in houses)
+        house = scenes.sample_house(rng, place, angle + rng.choice((0, pi / 2)) + rng.uniform(-0.1, 0.1))
+        is_apart = all(dist(place, other.center) > 30 for other in houses)
         if is_apart and plan.is_free(*house.padded(6)):
             houses.append(house)
         if len(houses) == 5:
@@ -156,7 +154,7 @@ def _sample_group(rng: random.Random, plan: Plan) -> list[House]:
     return houses[: rng.randint(2, 5)] if len(houses) > 1 else []
 
 
-def _sample_row(rng: random.Random, plan: Plan) -> list[House]:
+def _sample_row(rng: Random, plan: Plan) -> list[House]:
     rows = scenes.sample_house_rows(rng, plan, rng.uniform(23, 28), rng.uniform(5, 9))
     for row in rng.sample(rows, len(rows)):
         count = rng.randint(3, 6)
@@ -171,24 +169,24 @@ def _sample_row(rng: random.Random, plan: Plan) -> list[House]:
     return []
 
 
-def _sample_block(rng: random.Random, plan: Plan) -> list[House]:
-    center, angle = scenes.sample_place(rng, 30), rng.uniform(0, math.pi)
+def _sample_block(rng: Random, plan: Plan) -> list[House]:
+    center, angle = scenes.sample_place(rng, 30), rng.uniform(0, pi)
     if rng.random() < 0.5 and plan.scene.roads:
         point, angle = rng.choice(points_along(rng.choice(plan.scene.roads).line, 10))
-        center = offset(point, angle + rng.choice((-1, 1)) * math.pi / 2, rng.uniform(48, 58))
+        center = offset(point, angle + rng.choice((-1, 1)) * pi / 2, rng.uniform(48, 58))
     num_columns, num_rows = rng.randint(3, 4), rng.randint(2, 3)
     houses = []
     for column in range(num_columns):
         for row in range(num_rows):
             column_center = offset(center, angle, (column - (num_columns - 1) / 2) * 25)
-            place = offset(column_center, angle + math.pi / 2, (row - (num_rows - 1) / 2) * 26)
+            place = offset(column_center, angle + pi / 2, (row - (num_rows - 1) / 2) * 26)
             house = scenes.sample_house(rng, place, angle)
             houses.append(replace(house, length=min(house.length, 18)))
     return houses
 
 
 # Name of the form, the largest `variant` that selects it, and the function that samples the houses.
-_HOUSE_FORMS: tuple[tuple[str, float, Callable[[random.Random, Plan], list[House]]], ...] = (
+_HOUSE_FORMS: tuple[tuple[str, float, Callable[[Random, Plan], list[House]]], ...] = (
     ("building", 0.1, partial(_sample_single_house, is_large=True)),
     ("single", 0.3, _sample_single_house),
     ("group", 0.57, _sample_group),
@@ -197,7 +195,7 @@ _HOUSE_FORMS: tuple[tuple[str, float, Callable[[random.Random, Plan], list[House
 )
 
 
-def _sample_road(rng: random.Random, plan: Plan, variant: float) -> Change:
+def _sample_road(rng: Random, plan: Plan, variant: float) -> Change:
     roads = plan.scene.roads
     is_paved = variant < 0.65
     places = (place for road in roads for place in points_along(road.line, 6))
@@ -205,8 +203,8 @@ def _sample_road(rng: random.Random, plan: Plan, variant: float) -> Change:
     details = ["paved" if is_paved else "dirt"]
     if start_places and rng.random() < 0.5:
         start, direction = rng.choice(start_places)
-        angle = direction + rng.choice((-1, 1)) * (math.pi / 2 + rng.uniform(-0.3, 0.3))
-        control = offset(offset(start, angle, 100), angle + math.pi / 2, rng.uniform(-40, 40))
+        angle = direction + rng.choice((-1, 1)) * (pi / 2 + rng.uniform(-0.3, 0.3))
+        control = offset(offset(start, angle, 100), angle + pi / 2, rng.uniform(-40, 40))
         line = geometry.bezier_curve(start, control, offset(start, angle, 330))
     else:
         sides = rng.choice(((0, 2), (1, 3), (0, 1), (1, 2), (2, 3), (3, 0)))
@@ -231,7 +229,7 @@ def _sample_road(rng: random.Random, plan: Plan, variant: float) -> Change:
     return Change("road", Layer(roads=[Road(line, width, is_paved)]), covers, details=details)
 
 
-def _sample_area(rng: random.Random, plan: Plan, low: float, high: float, gap: float) -> tuple[Polygon, set[int]]:
+def _sample_area(rng: Random, plan: Plan, low: float, high: float, gap: float) -> tuple[Polygon, set[int]]:
     """Sample a round area of radius `low` to `high` on grass or fields, with `gap` free pixels around it. Return its outline and covers."""
     for _ in range(6):
         center = scenes.sample_place(rng, 30)
@@ -242,7 +240,7 @@ def _sample_area(rng: random.Random, plan: Plan, low: float, high: float, gap: f
     raise NoRoomError
 
 
-def _sample_trees(rng: random.Random, plan: Plan, variant: float) -> Change:
+def _sample_trees(rng: Random, plan: Plan, variant: float) -> Change:
     trees: list[Tree] = []
     if variant < 0.7:
         polygon, covers = _sample_area(rng, plan, 20, 42, 12)
@@ -252,10 +250,10 @@ def _sample_trees(rng: random.Random, plan: Plan, variant: float) -> Change:
     center, spread = scenes.sample_place(rng, 30), rng.uniform(26, 44)
     covers = set()
     for _ in range(60):
-        place = offset(center, rng.uniform(0, 2 * math.pi), spread * rng.random() ** 0.5)
+        place = offset(center, rng.uniform(0, 2 * pi), spread * rng.random() ** 0.5)
         radius = rng.uniform(4, 6.5)
         tree_covers = plan.covers_in(place, 0, 2 * radius + 2, 2 * radius + 2)
-        if tree_covers <= OPEN and all(math.dist(place, tree.center) > radius + tree.radius for tree in trees):
+        if tree_covers <= OPEN and all(dist(place, tree.center) > radius + tree.radius for tree in trees):
             trees.append(Tree(place, radius, rng.randrange(scenes.NUM_TREE_TONES)))
             covers |= tree_covers
         if len(trees) == 14:
@@ -265,7 +263,7 @@ def _sample_trees(rng: random.Random, plan: Plan, variant: float) -> Change:
     return Change("trees", Layer(trees=trees), covers, count=len(trees))
 
 
-def _sample_clearing(rng: random.Random, plan: Plan) -> Change:
+def _sample_clearing(rng: Random, plan: Plan) -> Change:
     forests = [zone for zone in plan.scene.zones if zone.surface == "forest"]
     for _ in range(10 if forests else 0):
         x0, y0, x1, y1 = bounding_box([rng.choice(forests).polygon])
@@ -275,14 +273,14 @@ def _sample_clearing(rng: random.Random, plan: Plan) -> Change:
     raise NoRoomError
 
 
-def _sample_water(rng: random.Random, plan: Plan, variant: float) -> Change:
+def _sample_water(rng: Random, plan: Plan, variant: float) -> Change:
     radius = (16.0, 22.0, 34.0)[int(3 * variant)]
     polygon, covers = _sample_area(rng, plan, radius, radius + 6, 7)
     details = [] if plan.scene.ponds else ["only"]
     return Change("lake" if radius > 30 else "pond", Layer(ponds=[polygon]), covers, details=details)
 
 
-def _sample_dried_water(rng: random.Random, plan: Plan, variant: float) -> Change:
+def _sample_dried_water(rng: Random, plan: Plan, variant: float) -> Change:
     change = _sample_water(rng, plan, variant)
     if rng.random() < 0.6:
         change.absent = Layer(zones=[Zone(change.present.ponds[0], "mud")])
@@ -290,11 +288,11 @@ def _sample_dried_water(rng: random.Random, plan: Plan, variant: float) -> Chang
     return change
 
 
-def _sample_bare_ground(rng: random.Random, plan: Plan, variant: float) -> Change:
+def _sample_bare_ground(rng: Random, plan: Plan, variant: float) -> Change:
     if variant < 0.5:
         polygon, covers = _sample_area(rng, plan, 22, 48, 4)
     else:
-        center, angle = scenes.sample_place(rng, 30), rng.uniform(0, math.pi)
+        center, angle = scenes.sample_place(rng, 30), rng.uniform(0, pi)
         length, width = rng.uniform(40, 85), rng.uniform(30, 60)
         covers = plan.covers_in(center, angle, length + 8, width + 8)
         polygon = geometry.rectangle(center, angle, length, width)
@@ -303,7 +301,7 @@ def _sample_bare_ground(rng: random.Random, plan: Plan, variant: float) -> Chang
     return Change("ground", Layer(zones=[Zone(polygon, "bare")]), covers)
 
 
-_SAMPLERS: dict[str, Callable[[random.Random, Plan, float], Change]] = {
+_SAMPLERS: dict[str, Callable[[Random, Plan, float], Change]] = {
     "houses_built": _sample_houses,
     "houses_removed": _sample_houses,
     "road_built": _sample_road,
@@ -376,10 +374,10 @@ def _find_relations(change: Change, scene: Layer) -> list[str]:
     return relations
 
 
-def _gap_to_road(points: Points, road: Road) -> float:
+def _gap_to_road(points: geometry.Points, road: Road) -> float:
     """Return the smallest distance between one of the points and the edge of a road or river."""
     return float(geometry.distance_to_line(points, road.line).min()) - road.width / 2
 
 
-def _are_all_near(objects: list[Points], areas: list[Points], max_gap: float) -> bool:
+def _are_all_near(objects: list[geometry.Points], areas: list[geometry.Points], max_gap: float) -> bool:
     return all(min(geometry.distance_between(points, area) for area in areas) < max_gap for points in objects)

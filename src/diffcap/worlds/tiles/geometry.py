@@ -1,20 +1,21 @@
 """Plane geometry of `tiles`: points are (x, y) in pixels of the before image, x to the right and y down, angles in radians."""
 
 import itertools
-import math
 import random
 from collections.abc import Sequence
+from math import atan2, ceil, cos, dist, hypot, pi, sin
 
 import numpy as np
 import numpy.typing as npt
 
 Point = tuple[float, float]
 Polygon = tuple[Point, ...]  # corners of a polygon, or points along a line (a road)
+Points = npt.NDArray[np.float64]  # (n, 2)
 
 
 def rectangle(center: Point, angle: float, length: float, width: float) -> Polygon:
     """Return the corners of a rectangle. `length` is its side in the direction `angle`."""
-    half_x, half_y = math.cos(angle) / 2, math.sin(angle) / 2
+    half_x, half_y = cos(angle) / 2, sin(angle) / 2
     return tuple(
         (center[0] + a * length * half_x - b * width * half_y, center[1] + a * length * half_y + b * width * half_x)
         for a, b in ((-1, -1), (1, -1), (1, 1), (-1, 1))  # signs of the corner along the length and the width
@@ -23,22 +24,22 @@ def rectangle(center: Point, angle: float, length: float, width: float) -> Polyg
 
 def offset(point: Point, angle: float, distance: float) -> Point:
     """Return the point at a distance from `point` in the direction `angle`."""
-    return point[0] + distance * math.cos(angle), point[1] + distance * math.sin(angle)
+    return point[0] + distance * cos(angle), point[1] + distance * sin(angle)
 
 
 def sample_blob(rng: random.Random, center: Point, radius: float, aspect: float = 1.0, corners: int = 36) -> Polygon:
     """Sample a smooth outline, an ellipse with waves. `radius` is half the longer axis; the shorter one is `aspect` times as long."""
-    rotation = rng.uniform(0, math.pi)
-    cosine, sine = math.cos(rotation), math.sin(rotation)
+    rotation = rng.uniform(0, pi)
+    cosine, sine = cos(rotation), sin(rotation)
     # Frequency, amplitude and phase of each wave.
     (f0, a0, p0), (f1, a1, p1), (f2, a2, p2) = (
-        (frequency, rng.uniform(0.02, 0.16) / frequency**0.5, rng.uniform(0, 2 * math.pi)) for frequency in (2, 3, 5)
+        (frequency, rng.uniform(0.02, 0.16) / frequency**0.5, rng.uniform(0, 2 * pi)) for frequency in (2, 3, 5)
     )
     points = []
     for corner in range(corners):
-        t = 2 * math.pi * corner / corners  # angle
-        distance = radius * (1 + (a0 * math.cos(f0 * t + p0) + a1 * math.cos(f1 * t + p1) + a2 * math.cos(f2 * t + p2)))
-        x, y = distance * math.cos(t), aspect * distance * math.sin(t)
+        t = 2 * pi * corner / corners  # angle
+        distance = radius * (1 + (a0 * cos(f0 * t + p0) + a1 * cos(f1 * t + p1) + a2 * cos(f2 * t + p2)))
+        x, y = distance * cos(t), aspect * distance * sin(t)
         points.append((center[0] + x * cosine - y * sine, center[1] + x * sine + y * cosine))
     return tuple(points)
 
@@ -55,24 +56,24 @@ def points_along(line: Sequence[Point], step: float, start: float = 0.0) -> list
     """Return (point, direction of the line there) every `step` pixels along a line; the first is `start` pixels from the beginning."""
     places, travelled, next_distance = [], 0.0, start
     for (x0, y0), (x1, y1) in itertools.pairwise(line):
-        length = math.hypot(x1 - x0, y1 - y0)
+        length = hypot(x1 - x0, y1 - y0)
         while length > 0 and next_distance <= travelled + length:
             fraction = (next_distance - travelled) / length
-            places.append(((x0 + fraction * (x1 - x0), y0 + fraction * (y1 - y0)), math.atan2(y1 - y0, x1 - x0)))
+            places.append(((x0 + fraction * (x1 - x0), y0 + fraction * (y1 - y0)), atan2(y1 - y0, x1 - x0)))
             next_distance += step
         travelled += length
     return places
 
 
-def outline_points(polygon: Polygon, step: float = 4.0) -> npt.NDArray[np.float64]:
+def outline_points(polygon: Polygon, step: float = 4.0) -> Points:
     """Return (n, 2) points on the edges of a polygon, at most `step` pixels apart."""
     ends = (*polygon[1:], polygon[0])
-    counts = [max(1, math.ceil(math.dist(*edge) / step)) for edge in zip(polygon, ends)]
+    counts = [max(1, ceil(dist(*edge) / step)) for edge in zip(polygon, ends)]
     fraction = np.array([number / count for count in counts for number in range(count)])[:, None]
     return np.repeat(polygon, counts, 0) * (1 - fraction) + np.repeat(ends, counts, 0) * fraction
 
 
-def distance_to_line(points: npt.NDArray[np.float64], line: Sequence[Point]) -> npt.NDArray[np.float64]:
+def distance_to_line(points: Points, line: Sequence[Point]) -> npt.NDArray[np.float64]:
     """Return the distances (n,) of (n, 2) points from the nearest segment of a line."""
     corners = np.array(line)
     starts, directions = corners[:-1], corners[1:] - corners[:-1]
@@ -82,7 +83,7 @@ def distance_to_line(points: npt.NDArray[np.float64], line: Sequence[Point]) -> 
     return np.sqrt((difference * difference).sum(-1)).min(1)
 
 
-def distance_between(first: npt.NDArray[np.float64], second: npt.NDArray[np.float64]) -> float:
+def distance_between(first: Points, second: Points) -> float:
     """Return the smallest distance between one of the points (n, 2) and one of the other points (m, 2)."""
     difference = first[:, None] - second
     return float(np.sqrt((difference * difference).sum(-1)).min())

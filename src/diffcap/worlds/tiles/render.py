@@ -6,11 +6,11 @@ for the date gives each material's color and strength of texture. The colored ca
 shifted and rotated. Textures and noise are cut out of larger arrays, which are computed once.
 """
 
-import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from math import atan2, cos, hypot, pi, radians, sin, tan
 
 import numpy as np
 import numpy.typing as npt
@@ -70,8 +70,8 @@ class Date:
 
 def sample_dates(rng: random.Random, jitter: float) -> tuple[Date, Date]:
     """Sample the dates of a pair; `jitter` is the strength of their differences and of the noise, 0 (none) to 1."""
-    greenness, azimuth = rng.uniform(0.25, 1), rng.uniform(0, 2 * math.pi)
-    elevation = math.radians(rng.uniform(32, 58))
+    greenness, azimuth = rng.uniform(0.25, 1), rng.uniform(0, 2 * pi)
+    elevation = radians(rng.uniform(32, 58))
     gain, haze, gamma = rng.uniform(0.92, 1.08), rng.uniform(0, 0.12), rng.uniform(0.95, 1.08)
     dates = []
     for is_after in (False, True):
@@ -89,7 +89,7 @@ def sample_dates(rng: random.Random, jitter: float) -> tuple[Date, Date]:
             haze=haze + 0.16 * haze_variation,
             brightness_slope=(0.06 * variation[7], 0.06 * variation[8]),
             noise=jitter * (1.5 + 2 * abs(variation[9])),
-            rotation=math.radians(0.8) * variation[10] if is_after else 0.0,
+            rotation=radians(0.8) * variation[10] if is_after else 0.0,
             shift=shift,
             noise_start=noise_start,
         )
@@ -101,13 +101,13 @@ def to_image(point: Point, date: Date) -> Point:
     """Convert a point from pixels of the before image to pixels of the image of a date."""
     middle = SIZE / 2
     x, y = point[0] - middle - date.shift[0], point[1] - middle - date.shift[1]
-    cosine, sine = math.cos(date.rotation), math.sin(date.rotation)
+    cosine, sine = cos(date.rotation), sin(date.rotation)
     return x * cosine + y * sine + middle, y * cosine - x * sine + middle
 
 
 def _sample_canvas(canvas: Image.Image, date: Date, scale: int, resampling: Image.Resampling) -> Image.Image:
     """Sample a canvas, which has `scale` samples per pixel, at the pixels of the image of a date."""
-    middle, cosine, sine = SIZE / 2, math.cos(date.rotation), math.sin(date.rotation)
+    middle, cosine, sine = SIZE / 2, cos(date.rotation), sin(date.rotation)
     x = -cosine * middle + sine * middle + middle + date.shift[0] + MARGIN
     y = -sine * middle - cosine * middle + middle + date.shift[1] + MARGIN
     affine_map = scale * cosine, -scale * sine, scale * x, scale * sine, scale * cosine, scale * y
@@ -224,20 +224,20 @@ def draw_ground(scene: Layer) -> Image.Image:
     for zone in scene.zones:
         if zone.surface == "parking":
             (x0, y0), (x1, y1), _, (x3, y3) = zone.polygon
-            angle, length = math.atan2(y1 - y0, x1 - x0), math.hypot(x1 - x0, y1 - y0)
-            width = math.hypot(x3 - x0, y3 - y0)
+            angle, length = atan2(y1 - y0, x1 - x0), hypot(x1 - x0, y1 - y0)
+            width = hypot(x3 - x0, y3 - y0)
             for row in range(int(width / 14)):
                 for column in range(int(length / 6) + 1):
-                    start = offset(offset((x0, y0), angle, column * 6), angle + math.pi / 2, row * 14 + 2)
-                    ground.line([start, offset(start, angle + math.pi / 2, 9)], 0.5, MARKING)
+                    start = offset(offset((x0, y0), angle, column * 6), angle + pi / 2, row * 14 + 2)
+                    ground.line([start, offset(start, angle + pi / 2, 9)], 0.5, MARKING)
     return ground.image
 
 
 def _draw_scene(scene: Layer, date: Date, ground: Image.Image) -> Image.Image:
     """Draw the material ids of a scene at a date on a canvas."""
     shadows = _Canvas()
-    length = 1 / math.tan(date.elevation)  # length of the shadow per pixel of height
-    dx, dy = length * math.cos(date.azimuth), length * math.sin(date.azimuth)
+    length = 1 / tan(date.elevation)  # length of the shadow per pixel of height
+    dx, dy = length * cos(date.azimuth), length * sin(date.azimuth)
     for house in scene.houses:
         corners = house.footprint
         shadow_corners = [(x + house.height * dx, y + house.height * dy) for x, y in corners]
@@ -250,7 +250,7 @@ def _draw_scene(scene: Layer, date: Date, ground: Image.Image) -> Image.Image:
         center = car.center[0] + 0.8 * dx, car.center[1] + 0.8 * dy
         shadows.polygon(rectangle(center, car.angle, 7.5, 3.6), SHADOW_OFFSET)
     canvas = _Canvas(image=ImageChops.add_modulo(ground, shadows.image))
-    to_sun = date.azimuth + math.pi
+    to_sun = date.azimuth + pi
     for house in scene.houses:
         _draw_house(canvas, house, to_sun)
     for tree in scene.trees:
@@ -267,11 +267,11 @@ def _draw_house(canvas: _Canvas, house: House, to_sun: float) -> None:
     darkest_roof = FIRST_ROOF + house.roof * _ROOF_LEVELS
     if house.has_gable:
         for side in (-1, 1):
-            normal = house.angle + side * math.pi / 2
-            level = round(2 + 2 * math.cos(normal - to_sun))
+            normal = house.angle + side * pi / 2
+            level = round(2 + 2 * cos(normal - to_sun))
             middle = offset(house.center, normal, house.width / 4)
             canvas.polygon(rectangle(middle, house.angle, house.length, house.width / 2), darkest_roof + level)
-        chimney = offset(offset(house.center, house.angle, house.length / 4), house.angle + math.pi / 2, 1.8)
+        chimney = offset(offset(house.center, house.angle, house.length / 4), house.angle + pi / 2, 1.8)
         canvas.polygon(rectangle(chimney, house.angle, 1.8, 1.8), CHIMNEY)
         return
     canvas.polygon(house.footprint, darkest_roof + 4)  # the bright edge of a flat roof
@@ -304,7 +304,7 @@ def _make_palette(date: Date) -> npt.NDArray[np.uint32]:
     table[FIXTURE] = 178, 178, 178, 10
     table[CHIMNEY] = 70, 66, 64, 10
     for tone in range(NUM_FIELD_TONES):
-        brighter = 10 * math.sin(2.4 * tone)
+        brighter = 10 * sin(2.4 * tone)
         if tone % 5 == 0:  # ploughed
             color: Color = (138 + brighter, 112 + brighter, 84 + brighter)
         elif tone % 5 < 3:  # cereals
@@ -338,13 +338,13 @@ NUM_TEXTURE_STARTS = _TEXTURE_SIZE - _CANVAS_SIZE
 def _draw_texture(scene: Layer, date: Date, texture_start: tuple[int, int]) -> Image.Image:
     """Return the brightness of the texture at every pixel of the canvas; 128 does not change the color."""
     canvas = _Canvas(1)  # its values are indices into `_make_textures()`
-    sun_angle = round((date.azimuth + math.pi) / (2 * math.pi) * _NUM_SUN_ANGLES) % _NUM_SUN_ANGLES
+    sun_angle = round((date.azimuth + pi) / (2 * pi) * _NUM_SUN_ANGLES) % _NUM_SUN_ANGLES
     for zone in scene.zones:
         index = 0
         if zone.surface == "forest":
             index = 1 + sun_angle
         elif zone.surface == "field":
-            crop_angle = round(zone.direction / math.pi * _NUM_CROP_ANGLES) % _NUM_CROP_ANGLES
+            crop_angle = round(zone.direction / pi * _NUM_CROP_ANGLES) % _NUM_CROP_ANGLES
             index = 1 + _NUM_SUN_ANGLES + crop_angle
         canvas.polygon(zone.polygon, index)
     (x, y), texture_map = texture_start, np.asarray(canvas.image)
@@ -378,16 +378,16 @@ def _make_textures() -> list[ByteArray]:
     slope_y, slope_x = np.gradient(tree_heights)
     forest_textures = []
     for direction in range(_NUM_SUN_ANGLES):
-        angle = 2 * math.pi * direction / _NUM_SUN_ANGLES
-        brightness = -(slope_x * math.cos(angle) + slope_y * math.sin(angle))
+        angle = 2 * pi * direction / _NUM_SUN_ANGLES
+        brightness = -(slope_x * cos(angle) + slope_y * sin(angle))
         relief = 0.55 * np.clip(brightness, -1.5, 1.5) + 0.16 * (tree_heights - tree_heights.mean())
         forest_textures.append(_to_bytes(relief + 0.2 * clouds))
     y, x = np.mgrid[:_TEXTURE_SIZE, :_TEXTURE_SIZE].astype(np.float32)
     field_textures = []
     for direction in range(_NUM_CROP_ANGLES):
-        angle = math.pi * direction / _NUM_CROP_ANGLES
-        across = y * math.cos(angle) - x * math.sin(angle)  # position across the crop rows
-        field_textures.append(_to_bytes(0.75 * np.sin(across * (2 * math.pi / 5.5)) + 0.8 * clouds))
+        angle = pi * direction / _NUM_CROP_ANGLES
+        across = y * cos(angle) - x * sin(angle)  # position across the crop rows
+        field_textures.append(_to_bytes(0.75 * np.sin(across * (2 * pi / 5.5)) + 0.8 * clouds))
     return [_to_bytes(clouds), *forest_textures, *field_textures]
 
 

@@ -1,10 +1,10 @@
 """Random scenes of `tiles`. A `Plan` has the things of a scene, and a map of what covers each pixel, to place things on free ground."""
 
 import itertools
-import math
-import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from math import ceil, cos, floor, hypot, pi, sin
+from random import Random
 
 from PIL import Image, ImageDraw
 
@@ -17,7 +17,6 @@ NUM_FIELD_TONES = 20  # number of colors of fields
 ROOF_COLORS = ("red", "brown", "gray", "dark", "blue", "white")
 NUM_TREE_TONES = 3  # number of colors of trees
 NUM_CAR_COLORS = 6
-THEMES = ("suburb", "village", "forest")  # kinds of landscape
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ class Tree:
     @property
     def footprint(self) -> Polygon:
         """The outline of the crown."""
-        return tuple(offset(self.center, k * math.pi / 6, self.radius) for k in range(12))
+        return tuple(offset(self.center, k * pi / 6, self.radius) for k in range(12))
 
 
 @dataclass(frozen=True)
@@ -129,12 +128,12 @@ class Plan:
     def mark_line(self, line: Polygon, width: float, cover: int) -> None:
         """Set the cover of the pixels on a line of a width in pixels."""
         points = [(x + MARGIN, y + MARGIN) for x, y in line]
-        self._draw.line(points, fill=cover, width=math.ceil(width), joint="curve")
+        self._draw.line(points, fill=cover, width=ceil(width), joint="curve")
 
     def covers_in(self, center: Point, angle: float, length: float, width: float) -> set[int]:
         """Return the covers in a rectangle, read every three pixels; `RESERVED` is one of them if a part is outside of the map."""
-        num_columns, num_rows = max(2, math.ceil(length / 3) + 1), max(2, math.ceil(width / 3) + 1)
-        cosine, sine = math.cos(angle), math.sin(angle)
+        num_columns, num_rows = max(2, ceil(length / 3) + 1), max(2, ceil(width / 3) + 1)
+        cosine, sine = cos(angle), sin(angle)
         distances = ((row / (num_rows - 1) - 0.5) * width for row in range(num_rows))  # from the middle of a column
         steps = [(distance * sine, distance * cosine) for distance in distances]
         points = []
@@ -156,7 +155,7 @@ class Plan:
 
     def covers_in_polygon(self, polygon: Polygon) -> set[int]:
         """Return the covers in the part of a polygon that is on the map."""
-        x0, y0, x1, y1 = (math.floor(value) + MARGIN for value in geometry.bounding_box([polygon]))
+        x0, y0, x1, y1 = (floor(value) + MARGIN for value in geometry.bounding_box([polygon]))
         mask = Image.new("L", (x1 - x0 + 2, y1 - y0 + 2))
         ImageDraw.Draw(mask).polygon([(x + MARGIN - x0, y + MARGIN - y0) for x, y in polygon], fill=255)
         counts = self.map.crop((x0, y0, x0 + mask.width, y0 + mask.height)).histogram(mask)
@@ -174,12 +173,12 @@ class Plan:
         self._draw.ellipse((x - tree.radius, y - tree.radius, x + tree.radius, y + tree.radius), fill=TREE)
 
 
-def sample_place(rng: random.Random, margin: float) -> Point:
+def sample_place(rng: Random, margin: float) -> Point:
     """Sample a place that is at least `margin` pixels away from the image's edges."""
     return rng.uniform(margin, SIZE - margin), rng.uniform(margin, SIZE - margin)
 
 
-def sample_house(rng: random.Random, center: Point, angle: float, is_large: bool = False) -> House:
+def sample_house(rng: Random, center: Point, angle: float, is_large: bool = False) -> House:
     """Sample a house with a gable or a flat roof, or a large building with a flat roof."""
     if is_large:
         length, width = rng.uniform(38, 54), rng.uniform(24, 34)
@@ -189,7 +188,7 @@ def sample_house(rng: random.Random, center: Point, angle: float, is_large: bool
     return House(center, angle, rng.uniform(15, 22), rng.uniform(11, 15), rng.uniform(5, 8), roof, has_gable)
 
 
-def sample_landscape(rng: random.Random, theme: str, needs_road: bool, needs_forest: bool) -> Plan:
+def sample_landscape(rng: Random, theme: str, needs_road: bool, needs_forest: bool) -> Plan:
     """Sample fields, water, forests and roads, but no houses or single trees.
 
     With `needs_road`, there is a road. With `needs_forest`, there is a forest, unless a river is in its place.
@@ -202,14 +201,14 @@ def sample_landscape(rng: random.Random, theme: str, needs_road: bool, needs_for
         for edges, min_size, max_size in ((column_edges, 60, 130), (row_edges, 45, 100)):
             while edges[-1] < 190:
                 edges.append(edges[-1] + rng.uniform(min_size, max_size))
-        cosine, sine = math.cos(angle), math.sin(angle)
+        cosine, sine = cos(angle), sin(angle)
         for left, right in itertools.pairwise(column_edges):
             for top, bottom in itertools.pairwise(row_edges):
                 if rng.random() < 0.12:
                     continue
                 corners = ((left + 2, top + 2), (right - 2, top + 2), (right - 2, bottom - 2), (left + 2, bottom - 2))
                 polygon = tuple((128 + x * cosine - y * sine, 128 + x * sine + y * cosine) for x, y in corners)
-                direction = angle + rng.choice((0, math.pi / 2))
+                direction = angle + rng.choice((0, pi / 2))
                 plan.scene.zones.append(Zone(polygon, "field", rng.randrange(NUM_FIELD_TONES), direction))
                 plan.mark_polygon(polygon, FIELD)
     if rng.random() < {"suburb": 0.12, "village": 0.25, "forest": 0.25}[theme]:
@@ -242,12 +241,12 @@ def grow_polygon(polygon: Polygon, distance: float) -> Polygon:
     x, y = (sum(values) / len(polygon) for values in zip(*polygon))
     corners = []
     for x1, y1 in polygon:
-        length = max(1e-6, math.hypot(x1 - x, y1 - y))
+        length = max(1e-6, hypot(x1 - x, y1 - y))
         corners.append((x1 + distance * (x1 - x) / length, y1 + distance * (y1 - y) / length))
     return tuple(corners)
 
 
-def sample_crossing(rng: random.Random, sides: tuple[int, int] | None = None, bend: float = 60.0) -> Polygon:
+def sample_crossing(rng: Random, sides: tuple[int, int] | None = None, bend: float = 60.0) -> Polygon:
     """Sample a curve between two sides of the image: 0 left, 1 upper, 2 right, 3 lower. `bend`, in pixels, limits how far it is bent."""
     ends: list[Point] = []
     for side in sides or rng.choice(((0, 2), (1, 3), (0, 2), (1, 3), (0, 1), (1, 2), (2, 3), (3, 0))):
@@ -257,26 +256,26 @@ def sample_crossing(rng: random.Random, sides: tuple[int, int] | None = None, be
     return geometry.bezier_curve(ends[0], (x, y), ends[1])
 
 
-def _add_roads(rng: random.Random, plan: Plan, num_roads: int, is_paved: bool) -> None:
+def _add_roads(rng: Random, plan: Plan, num_roads: int, is_paved: bool) -> None:
     sides = rng.choice(((0, 2), (1, 3)))
     main_road = Road(sample_crossing(rng, sides), rng.uniform(9, 13) if is_paved else rng.uniform(6, 8), is_paved)
     plan.scene.roads.append(main_road)
     places = points_along(main_road.line, 6)
     junctions = [place for place in places if all(50 < value < SIZE - 50 for value in place[0])]
-    turns = rng.sample((math.pi / 2, -math.pi / 2), 2)
+    turns = rng.sample((pi / 2, -pi / 2), 2)
     for number in range(num_roads - 1):
         if not junctions:
             break
         start, direction = rng.choice(junctions)
         angle = direction + turns[number] + rng.uniform(-0.15, 0.15)
         end = offset(start, angle, 330)
-        control = offset(offset(start, angle, 120), angle + math.pi / 2, rng.uniform(-25, 25))
+        control = offset(offset(start, angle, 120), angle + pi / 2, rng.uniform(-25, 25))
         plan.scene.roads.append(Road(geometry.bezier_curve(start, control, end), main_road.width - 2, is_paved))
     for road in plan.scene.roads:
         plan.mark_line(road.line, road.width + 4, ROAD)
 
 
-def sample_house_rows(rng: random.Random, plan: Plan, spacing: float, setback: float = 7.0) -> list[list[House]]:
+def sample_house_rows(rng: Random, plan: Plan, spacing: float, setback: float = 7.0) -> list[list[House]]:
     """Sample a row of houses on each side of each road, `setback` pixels from it, in order along it. Houses can overlap other things."""
     rows = []
     for road in plan.scene.roads:
@@ -284,13 +283,13 @@ def sample_house_rows(rng: random.Random, plan: Plan, spacing: float, setback: f
             row = []
             for point, direction in points_along(road.line, spacing, rng.uniform(0, spacing)):
                 house = sample_house(rng, point, direction)
-                center = offset(point, direction + side * math.pi / 2, road.width / 2 + setback + house.width / 2)
+                center = offset(point, direction + side * pi / 2, road.width / 2 + setback + house.width / 2)
                 row.append(replace(house, center=center, length=min(house.length, spacing - 7)))
             rows.append(row)
     return rows
 
 
-def add_things(rng: random.Random, plan: Plan, theme: str) -> None:
+def add_things(rng: Random, plan: Plan, theme: str) -> None:
     """Add houses along the roads, a parking lot, and single trees, where the ground is free."""
     density = {"suburb": rng.uniform(0.35, 0.95), "village": rng.uniform(0, 0.3), "forest": rng.uniform(0, 0.2)}[theme]
     if theme == "suburb" and rng.random() < 0.4:
@@ -302,7 +301,7 @@ def add_things(rng: random.Random, plan: Plan, theme: str) -> None:
     if rng.random() < (0.5 if theme == "suburb" else 0.2):
         for _ in range(8):
             center = sample_place(rng, -5)
-            house = sample_house(rng, center, rng.uniform(0, math.pi), is_large=theme == "suburb")
+            house = sample_house(rng, center, rng.uniform(0, pi), is_large=theme == "suburb")
             if plan.is_free(*house.padded(8)):
                 plan.add_house(house)
                 break
@@ -320,29 +319,29 @@ def add_things(rng: random.Random, plan: Plan, theme: str) -> None:
             plan.add_tree(Tree(center, radius, rng.randrange(NUM_TREE_TONES)))
 
 
-def sample_edge_places(rng: random.Random, polygon: Polygon) -> Iterator[Point]:
+def sample_edge_places(rng: Random, polygon: Polygon) -> Iterator[Point]:
     """Yield random places for trees along the edge of a forest."""
     for (x, y), _ in points_along((*polygon, polygon[0]), rng.uniform(6, 8)):
         yield x + rng.uniform(-2, 2), y + rng.uniform(-2, 2)
 
 
-def _add_parking(rng: random.Random, plan: Plan) -> None:
+def _add_parking(rng: Random, plan: Plan) -> None:
     for _ in range(12):
         length, width = rng.uniform(44, 76), rng.choice((30.0, 44.0))
         road_places = [spot for road in plan.scene.roads for spot in points_along(road.line, 9)]
         if not road_places:
             return
         point, angle = rng.choice(road_places)
-        center = offset(point, angle + rng.choice((-1, 1)) * math.pi / 2, width / 2 + 12)
+        center = offset(point, angle + rng.choice((-1, 1)) * pi / 2, width / 2 + 12)
         if not plan.is_free(center, angle, length + 4, width + 4):
             continue
         polygon = rectangle(center, angle, length, width)
         plan.scene.zones.append(Zone(polygon, "parking"))
         plan.mark_polygon(polygon, BUILT)
         for row in range(int(width / 14)):
-            start = offset(center, angle + math.pi / 2, (row + 0.5) * 14 - width / 2)
+            start = offset(center, angle + pi / 2, (row + 0.5) * 14 - width / 2)
             for column in range(int(length / 6)):
                 if rng.random() < 0.6:
                     car_center = offset(start, angle, (column + 0.5) * 6 - length / 2)
-                    plan.scene.cars.append(Car(car_center, angle + math.pi / 2, rng.randrange(NUM_CAR_COLORS)))
+                    plan.scene.cars.append(Car(car_center, angle + pi / 2, rng.randrange(NUM_CAR_COLORS)))
         return

@@ -16,14 +16,13 @@ An entry of `facts.json` has:
 
 import json
 import math
-import random
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from diffcap.records import SPLITS, write_text
 from diffcap.utils.errors import DiffcapError
@@ -31,7 +30,7 @@ from diffcap.worlds.rendering import CHUNK, claim_folder, render_chunks, sample_
 from diffcap.worlds.tiles import render
 from diffcap.worlds.tiles.captions import write_captions
 from diffcap.worlds.tiles.changes import CHANGES, Pair, sample_pair
-from diffcap.worlds.tiles.render import Date
+from diffcap.worlds.tiles.render import ByteArray, Date
 from diffcap.worlds.tiles.scenes import SIZE
 
 RENDERER_VERSION = 1  # version of the images and captions: increase it if a code change alters them for the same seed
@@ -84,15 +83,15 @@ class RenderedPair:
     """A pair of scenes with its images and captions."""
 
     pair: Pair
-    images: tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]  # before and after, (SIZE, SIZE, 3)
-    mask: npt.NDArray[np.uint8]  # (SIZE, SIZE), 255 where an object was added or removed; camera shift is ignored
+    images: tuple[ByteArray, ByteArray]  # before and after, (SIZE, SIZE, 3)
+    mask: ByteArray  # (SIZE, SIZE), 255 where an object was added or removed; camera shift is ignored
     boxes: dict[str, list[int] | None]  # "boxes" of an entry of `facts.json`
     captions: list[str]
 
 
 def sample_appearance(number: int, seed: int, jitter: float) -> tuple[tuple[Date, Date], tuple[int, int]]:
     """Sample the dates of both images (season, light, haze, camera shift), and the x and y in the textures, which are equal for both."""
-    rng = random.Random(f"tiles dates {seed} {number}")
+    rng = Random(f"tiles dates {seed} {number}")
     dates = render.sample_dates(rng, jitter)
     return dates, (rng.randrange(render.NUM_TEXTURE_STARTS), rng.randrange(render.NUM_TEXTURE_STARTS))
 
@@ -113,7 +112,7 @@ def render_pair(number: int, seed: int = 0, jitter: float = 1.0) -> RenderedPair
         corners = [render.to_image((float(x), float(y)), date) for x in (x0, x1) for y in (y0, y1)]
         lower, upper = np.floor(np.min(corners, 0) + 1e-6), np.ceil(np.max(corners, 0) - 1e-6)
         boxes[name] = [int(min(SIZE, max(0, value))) for value in (*lower, *upper)]
-    captions = write_captions(random.Random(f"tiles captions {seed} {number}"), pair.change)
+    captions = write_captions(Random(f"tiles captions {seed} {number}"), pair.change)
     return RenderedPair(pair, (before, after), mask, boxes, captions)
 
 

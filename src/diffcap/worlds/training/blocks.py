@@ -19,7 +19,6 @@ from diffcap.worlds.training.shipped import ClipBatch, ClipTraining, ShippedTrai
 
 BLOCK_SIZE = 8  # pixels on each side of a block, an area of an image; the auxiliary "dense" task classifies the centre of each block
 DENSE_CLASSES = (COLORS + 1, SHAPES + 1, MATERIALS + 1, SIZES + 1)  # numbers of classes; class 0 is the ground
-MIN_VISIBLE_PIXELS = 12  # a sentence mentions only objects with at least so many visible pixels
 
 
 @dataclass
@@ -166,8 +165,8 @@ class BlocksClip(ClipTraining):
         indices = range(first_scene, first_scene + num_scenes)
         scenes = sample_triples(indices, seed, jitter).before
         images, slot_map = render(scenes, (WIDTH, HEIGHT))
-        num_pixels = torch.stack([(slot_map == slot).flatten(1).sum(1) for slot in range(scenes.size.shape[1])], 1)
-        sentences = describe(scenes, num_pixels >= MIN_VISIBLE_PIXELS, indices, seed)
+        num_pixels = F.one_hot(slot_map + 1, scenes.size.shape[1] + 1)[..., 1:].sum((1, 2))
+        sentences = describe(scenes, num_pixels >= 12, indices, seed)  # only objects that are visible enough
         return images, sentences, make_targets(scenes, slot_map).dense
 
     def dense_loss(self, logits: Tensor, targets: Tensor) -> Tensor:

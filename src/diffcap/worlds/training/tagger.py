@@ -1,12 +1,12 @@
 """Training of a part-of-speech tagger with Stanza's trainer, on captions of `blocks` or `tiles`, or on a CoNLL-U file."""
 
 import os
-import random
 import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from random import Random
 from typing import Any, Literal
 
 from diffcap.records import write_json
@@ -105,14 +105,14 @@ def tagged_captions(dataset: str, scenes: int, seed: int) -> list[TaggedSentence
     sentences: dict[str, None] = {}  # an ordered set
     for number in range(scenes):
         change = sample_pair(number, seed).change
-        sentences.update(dict.fromkeys(tiles.write_captions(random.Random(f"{seed} {number}"), change)))
+        sentences.update(dict.fromkeys(tiles.write_captions(Random(f"{seed} {number}"), change)))
     return [[(word, tiles.LEXICON[word]) for word in caption.split()] for caption in sentences]
 
 
 def split_held_out(sentences: Sequence[TaggedSentence], seed: int) -> tuple[list[TaggedSentence], list[TaggedSentence]]:
     """Hold out a tenth of the distinct sentences, at least one. Return the other sentences with duplicates, and the held-out ones."""
     distinct = sorted({tuple(sentence) for sentence in sentences})
-    chosen = random.Random(seed).sample(distinct, max(1, round(0.1 * len(distinct))))
+    chosen = Random(seed).sample(distinct, max(1, round(0.1 * len(distinct))))
     held_out = set(chosen)
     other_sentences = [sentence for sentence in sentences if tuple(sentence) not in held_out]
     return other_sentences, [list(sentence) for sentence in chosen]
