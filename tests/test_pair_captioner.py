@@ -104,18 +104,27 @@ def test_the_sentence_is_as_likely_as_its_words(captioner: PairCaptioner) -> Non
 
 
 def test_log_probabilities_are_those_of_one_naive_pass(captioner: PairCaptioner) -> None:
-    """Recomputed without a cache: each word from a run over all before it."""
+    """Of a caption and of a given sentence, recomputed without a cache: each word from a run over all before it."""
     before, after = noise(1), noise(2)
-    caption = captioner(before, after)
-    model, expected = captioner._captioner, 0.0
-    with torch.no_grad():
-        memory = model.encode(*captioner._compute_features([captioner._preprocess(before, after)]))
-        for place in range(1, min(len(caption.tokens), captioner.max_length)):
+    (caption,) = captioner.batch([(before, after)], sentences=("the red cube", "a zebra"))
+    assert isinstance(caption, Caption)
+    model = captioner._captioner
+    memory = model.encode(*captioner._compute_features([captioner._preprocess(before, after)]))
+
+    @torch.no_grad()
+    def naive(tokens: Sequence[int]) -> float:
+        total = 0.0
+        for place in range(1, min(len(tokens), captioner.max_length)):
             cache: Any = None
-            for token in caption.tokens[:place]:
+            for token in tokens[:place]:
                 logits, cache = model.step(torch.tensor([token]), memory, cache)
-            expected += float(logits.log_softmax(-1)[0, caption.tokens[place]])
-    assert caption.log_probability == pytest.approx(expected, abs=1e-4)
+            total += float(logits.log_softmax(-1)[0, tokens[place]])
+        return total
+
+    assert caption.log_probability == pytest.approx(naive(caption.tokens), abs=1e-4)
+    expected = naive(captioner.vocabulary.encode("the red cube", captioner.max_length))
+    assert caption.scored[0] == pytest.approx(expected, abs=1e-4)
+    assert captioner.vocabulary.unk is None or caption.scored[1] == -math.inf  # CLIP's has all words
 
 
 def test_batches_say_what_pairs_alone_say(captioner: PairCaptioner) -> None:

@@ -4,20 +4,18 @@ import json
 import math
 import random
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from rasterio.features import rasterize
 from scipy import ndimage
-from tests.scenes.rasters import example, write
+from tests.scenes.rasters import write
 
 from diffcap.change import NO_CHANGE_SENTENCES, no_change_probability, scored_sentences
-from diffcap.pair_captioner import Caption, load_captioner
+from diffcap.pair_captioner import Caption
 from diffcap.scenes.captioning import IDENTICAL, NO_DATA, PartialResults, caption_tiles
 from diffcap.scenes.raster import Scene, TileCaption, Tiling, open_scene
 from diffcap.scenes.writing import merge_tiles
@@ -109,30 +107,6 @@ def test_the_probability_of_no_change(
 ) -> None:
     logarithms = tuple(math.log(value) if value else -math.inf for value in scored)
     assert no_change_probability(Caption(text, -1.0, (), own, scored=logarithms)) == pytest.approx(probability)
-
-
-@pytest.mark.slow
-def test_the_shipped_captioners_probability_is_that_of_its_sentences() -> None:
-    """Compared with the product of the words' probabilities, decoded step by step."""
-    captioner = load_captioner(device="cpu")
-    before, after = (example(name).transpose(1, 2, 0) for name in ("before", "after"))
-    same, changed = captioner.batch([(before, before), (before, after)], sentences=NO_CHANGE_SENTENCES)
-    assert isinstance(same, Caption) and isinstance(changed, Caption)
-    assert sum(map(math.exp, same.scored)) > 0.9 and no_change_probability(changed) < 0.1
-    first, second = captioner._compute_features([captioner._preprocess(before, after)])
-    model, vocabulary = captioner._captioner, captioner.vocabulary
-    for sentence, score in zip(NO_CHANGE_SENTENCES, changed.scored):
-        ids = vocabulary.encode(sentence, 30)
-        if vocabulary.unk in ids:
-            assert score == -math.inf
-            continue
-        memory, cache, total = model.encode(first, second), None, 0.0
-        for token, following in pairwise(ids):
-            with torch.no_grad():
-                logits, cache = model.step(torch.tensor([token]), memory, cache)
-            total += float(logits.log_softmax(-1)[0, following])
-        assert score == pytest.approx(total, abs=1e-3)
-    assert sum(score > -math.inf for score in changed.scored) >= 9
 
 
 def test_an_error_of_the_reading_thread_reaches_the_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,7 +88,7 @@ def benchmark(
             continue
         e = next(iter(table.values()))[0].experiment
         out = Path("runs", dataset, "benchmark", "-".join(filter(None, [variables.get("method"), grid.stem])))
-        remark = ["--remark", " ".join(remarks[dataset])] if dataset in remarks else []
+        remark = ["--remark", " ".join(dict.fromkeys(remarks[dataset]))] if dataset in remarks else []
         write_report(e.folder, e.features, table, out, "--pictures", "0", "--attention", "0", *remark)
     if failures:
         echo(*failures.values(), err=True)
@@ -97,14 +97,16 @@ def benchmark(
 
 def read_grid(
     path: Path, variables: dict[str, str], seeds: Sequence[int] | None = None
-) -> tuple[dict[tuple[str, str], list[Job]], dict[str, dict[str, None]]]:
+) -> tuple[dict[tuple[str, str], list[Job]], dict[str, list[str]]]:
     """Read the experiments of a grid. `variables` and `seeds` replace those in the file.
 
-    Returns two dicts: (dataset, title of a row of its table) -> the experiments of the row, one per seed; and dataset -> sentences about
-    skipped rows (the keys of a dict, which has the role of an ordered set).
+    Returns two dicts: (dataset, title of a row of its table) -> the experiments of the row, one per seed; and dataset -> a sentence about
+    each skipped experiment.
     """
     content = read_settings(path)
-    axes: dict[str, Any] = {**(content if isinstance(content, dict) else {}), **({"seeds": seeds} if seeds else {})}
+    axes: dict[str, Any] = dict(content) if isinstance(content, dict) else {}
+    if seeds:
+        axes["seeds"] = seeds
     entries: list[list[dict[str, str]]] = []
     for axis, name in AXES.items():
         if not isinstance(axes.get(axis), list) or not axes[axis]:
@@ -126,13 +128,13 @@ def read_grid(
             )
         shared["config"] = str(path)  # each experiment reads the sections of this file
     rows: dict[tuple[str, str], list[Job]] = {}
-    remarks: dict[str, dict[str, None]] = {}
+    remarks: dict[str, list[str]] = {}
     runs: dict[Path, Job] = {}
     for dataset, method, seed in itertools.product(*entries):
         for title, values, reason in _ablations({**shared, **dataset, **method, **seed, **variables}):
             e = Experiment(**values)
             if reason:
-                remarks.setdefault(e.dataset, {})[f"Skipped: {title}, because {reason}."] = None
+                remarks.setdefault(e.dataset, []).append(f"Skipped: {title}, because {reason}.")
                 continue
             method_title = e.method_spec.title if len(entries[1]) > 1 or not title else ""
             row = ", ".join(filter(None, [method_title, e.base_model_name, title or e.extra, values.get("run")]))
@@ -143,7 +145,7 @@ def read_grid(
             runs[job.run] = job
             rows.setdefault((e.dataset, row), []).append(job)
     if not rows:
-        raise DiffcapError(f"{path}: no row is left. {' '.join(itertools.chain(*remarks.values()))}")
+        raise DiffcapError(f"{path}: no row is left. {' '.join(dict.fromkeys(itertools.chain(*remarks.values())))}")
     return rows, remarks
 
 

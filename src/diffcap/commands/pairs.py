@@ -84,17 +84,17 @@ def find_pairs(before: str, after: str | None = None) -> tuple[list[ImagePair], 
         return _pairs_in_folder(before_path)
     if url := url_of(before):
         raise DiffcapError(f"{url}: a URL; download the images, then: diffcap caption BEFORE AFTER.")
-    if before_path.suffix.lower() in TABLE_SUFFIXES:
+    suffix = before_path.suffix.lower()
+    if suffix in TABLE_SUFFIXES:
         return _pairs_in_table(before_path), []
+    fault = "the image after the change is missing; give both: diffcap caption BEFORE AFTER"
     if not before_path.exists():
-        raise DiffcapError(f"{before}: file not found; give BEFORE and AFTER, a folder of pairs, or a table of pairs.")
-    if before_path.suffix.lower() == ".json":
-        raise DiffcapError(
-            f"{before}: a .json file; give a table of pairs as .csv, .tsv or .jsonl (one object per line)."
-        )
-    if before_path.suffix.lower() in _ARCHIVE_SUFFIXES:
-        raise DiffcapError(f"{before}: an archive; extract it, and give its folder of pairs or its table of pairs.")
-    raise DiffcapError(f"{before}: the image after the change is missing; give both: diffcap caption BEFORE AFTER.")
+        fault = "file not found; give BEFORE and AFTER, a folder of pairs, or a table of pairs"
+    elif suffix == ".json":
+        fault = "a .json file; give a table of pairs as .csv, .tsv or .jsonl (one object per line)"
+    elif suffix in _ARCHIVE_SUFFIXES:
+        fault = "an archive; extract it, and give its folder of pairs or its table of pairs"
+    raise DiffcapError(f"{before}: {fault}.")
 
 
 def _image_files(folder: Path) -> dict[str, list[Path]]:

@@ -59,8 +59,8 @@ def build_page(captioners: Captioners, upload_folder: Path) -> gr.Blocks:
             apply_default_css=False,
         )
         with gr.Row(equal_height=False, elem_classes="dc-zones"):
-            zones = [_upload_zone(side) for side in ("before", "after")]
-        (before, before_message), (after, after_message) = zones
+            zones = {side: _upload_zone(side) for side in ("before", "after")}
+        (before, before_message), (after, after_message) = zones.values()
         cards = "".join(
             f'<button type="button" class="dc-example" data-index="{index}"><img alt="" src="{data_uri(example.before, "JPEG")}">'
             f'<img alt="" src="{data_uri(example.after, "JPEG")}"><span>{example.title}</span></button>'
@@ -95,7 +95,7 @@ def build_page(captioners: Captioners, upload_folder: Path) -> gr.Blocks:
             "api_visibility": "undocumented",
         }
         uploads = []
-        for side, zone, message in (("before", before, before_message), ("after", after, after_message)):
+        for side, (zone, message) in zones.items():
             check = _hide_traceback(partial(_check_upload, side))
             upload = zone.upload(check, zone, [zone, message], api_name=f"look_{side}", api_visibility="undocumented")
             uploads.append(upload)
