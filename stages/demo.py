@@ -1,6 +1,7 @@
 """Run every stage on a rendered dataset for several methods, then write a table and figures."""
 
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -71,7 +72,8 @@ def _clip4idc_controls(own: Row, scale: float) -> dict[str, Row]:
     }
 
 
-PLANS = {
+PLANS = defaultdict[str, Plan](Plan)  # a method of another package has the default plan
+PLANS |= {
     "pcl": Plan(finetune=5760, share=1.0, tiles_share=0.5, controls=_pcl_controls),
     "scorer": Plan(tiles_share=0.5),
     "dirl": Plan(tiles_share=0.5),
@@ -81,11 +83,6 @@ PLANS = {
     "chg2cap": Plan(share=0.0),
     "vlm": Plan(share=0.0, tiles_share=0.0),
 }
-
-
-def plan_of(method: Method) -> Plan:
-    """Return how the demo trains a method. A method of another package has the default plan."""
-    return PLANS.get(method.name, Plan())
 
 
 def demo(
@@ -112,8 +109,7 @@ def demo(
     if minutes < OTHER_MINUTES + 1:
         raise DiffcapError(f"{minutes:g} minutes are too few for training; give at least {OTHER_MINUTES + 1:g}.")
     shares = {  # fraction of a core for each method when all methods are trained
-        name: plan_of(known).tiles_share if world == "tiles" else plan_of(known).share
-        for name, known in methods().items()
+        name: PLANS[name].tiles_share if world == "tiles" else PLANS[name].share for name in methods()
     }
     chosen = [get_method(method)] if method != "all" else [methods()[name] for name in shares if shares[name]]
     if any(known.base_model_module for known in chosen):
@@ -134,7 +130,7 @@ def demo(
         tasks.append(partial(make, "pixels", "extract", {**shared, "method": pixel_methods[0]}))
     in_parallel(tasks)
     time_factor = (minutes - OTHER_MINUTES) / (MINUTES - OTHER_MINUTES)
-    scales = [time_factor * (plan_of(known).tiles_steps if world == "tiles" else 1) for known in chosen]
+    scales = [time_factor * (PLANS[known.name].tiles_steps if world == "tiles" else 1) for known in chosen]
     if method == "all":
         rows = {known.title: own_row(known, scale, shares[known.name]) for known, scale in zip(chosen, scales)}
     else:
@@ -148,7 +144,7 @@ def demo(
 
 def own_row(method: Method, scale: float, share: float) -> Row:
     """Return the row of a method itself; `scale` is a factor of the steps in `PLANS`, `share` the fraction of a core."""
-    plan = plan_of(method)
+    plan = PLANS[method.name]
     pretrain = round(plan.pretrain * scale * share) if method.pretraining else 0
     return Row(method.name, method.name, round(plan.finetune * scale * share), pretrain, share=share)
 
@@ -156,7 +152,7 @@ def own_row(method: Method, scale: float, share: float) -> Row:
 def table(method: Method, scale: float) -> dict[str, Row]:
     """Return the rows of a method that is trained alone: its own, then those that it is compared with."""
     own = own_row(method, scale, share=1.0)
-    controls = plan_of(method).controls
+    controls = PLANS[method.name].controls
     if controls:
         return {method.title: own, **controls(own, scale)}
     rows = {method.title: own}

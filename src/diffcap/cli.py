@@ -31,9 +31,7 @@ FUNCTIONS = {
     "sweep": "diffcap.commands.sweep:sweep",
     "benchmark": "diffcap.commands.benchmark:benchmark",
 }
-# Forms of arguments that jsonargparse, the parser of command lines, does not accept. `second`: the option that a second argument
-# becomes. `list_options`: options that may be given several times, and with `several_values` also have several values at once.
-# `variadic`: any number of arguments.
+# Forms of arguments that jsonargparse, the parser of command lines, does not accept.
 SYNTAX = {
     "caption": Syntax(second="--after", list_options=("--checkpoint", "--out")),
     "score": Syntax(second="--references"),

@@ -42,11 +42,9 @@ from diffcap.utils.settings import own_configs, read_settings
 
 
 def run_stage(stage: str, words: Sequence[str]) -> None:
-    """Run a stage, unless its record says that it is up to date.
+    """Run a stage with the arguments `words`, unless its record says that it is up to date.
 
-    Args:
-        words: arguments of the command. They contain `--needed` if another stage needs the result. An existing result is then made again
-            only if its input files have changed. Changed settings are ignored.
+    With `--needed` (another stage needs the result), an existing result is made again only if its input files have changed.
     """
     is_only_needed = "--needed" in words
     words = [word for word in words if word != "--needed"]
@@ -107,11 +105,8 @@ def make_experiment(given: Mapping[str, str], goals: Sequence[str], is_step: boo
     """Return the experiment of a command.
 
     If reinforce is a goal, the captioner of reinforce is evaluated. If no training is a goal, and the captioner was fine-tuned without a
-    pre-training, this captioner is used, and no pre-training runs.
-
-    Args:
-        given: variables of the command line. goals: the stages that the user named.
-        is_step: True for one stage of a larger command, whose variables may be for other stages.
+    pre-training, this captioner is used, and no pre-training runs. `is_step` is true for one stage of a larger command, whose variables
+    (`given`) may be for other stages.
     """
     variables = dict(given)
     if REINFORCE in goals:

@@ -174,9 +174,8 @@ def _read_info(folder: Path) -> dict[str, Any]:
 def write_dataset(folder: str | Path, name: str, root: str | Path, pairs: list[ChangePair], notes: Any) -> Dataset:
     """Write `dataset.json` and `manifest.jsonl`; unchanged files are not touched, so that Make treats them as up to date.
 
-    Args:
-        root: folder of the images. A folder inside `folder` is stored as a relative path, so that `folder` can be moved.
-        notes: a dict of further entries of `dataset.json`, such as the number of skipped pairs.
+    A `root`, which is the folder of the images, inside `folder` is stored as a relative path, so that `folder` can be moved.
+    `notes`: a dict of further entries of `dataset.json`, such as the number of skipped pairs.
     """
     # abspath, not resolve: ".." must be removed before the paths are compared, but symbolic links must stay
     folder, root, absolute_folder = Path(folder), Path(os.path.abspath(root)), os.path.abspath(folder)  # noqa: PTH100
@@ -246,11 +245,9 @@ def read_json(
     remedy: str = "",
     object_type: Callable[[list[tuple[str, Any]]], Any] | None = None,
 ) -> Any:
-    """Read a JSON file.
+    """Read a JSON file. Errors name the kind of file (`what`) and advise a `remedy`.
 
-    Args:
-        what, remedy: the kind of file, and advice for the user, for the error message if the file is missing or damaged.
-        object_type: function that makes a JSON object from a list of (key, value), by default `dict`; `tuple` keeps repeated keys.
+    `object_type` makes a JSON object from a list of (key, value), by default `dict`; `tuple` keeps repeated keys.
     """
     path = Path(path)
     if not path.is_file():

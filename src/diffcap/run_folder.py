@@ -55,11 +55,9 @@ def result_folder_name(stage: str, result: str) -> str:
 def stage_lock(stage_folder: Path, seed: int) -> Iterator[None]:
     """Lock a stage's folder for one training.
 
-    The lock file is next to the folder, because a training may rename the folder. The lock is a POSIX record lock: the kernel
-    releases it when the process ends, also by SIGKILL, and the forked workers of a data loader do not inherit it.
-
-    Args:
-        stage_folder: the folder does not need to exist. seed: this training's seed, which the error of a second training shows.
+    The folder does not need to exist. The lock file is next to it, because a training may rename the folder. The lock is a POSIX
+    record lock: the kernel releases it when the process ends, also by SIGKILL, and the forked workers of a data loader do not inherit
+    it. The error of a second training shows the seed of the first one.
     """
     folder = stage_folder.resolve()  # several experiments may have links to the folder of one pre-training
     path = folder.with_name(f".{folder.name}.lock")
@@ -237,9 +235,7 @@ def find_evaluation(path: str | Path) -> Path:
 def evaluated_checkpoints(evaluation_folder: Path, metrics: Mapping[str, Any]) -> list[Path]:
     """Return the checkpoints of an evaluation; several for an ensemble, none for a vision-language model without training.
 
-    Args:
-        metrics: content of its metrics.json. If an earlier version wrote it without the checkpoint's path, the result is best.ckpt of the
-            stage in the folder's name.
+    If an earlier version wrote its `metrics` without the checkpoint's path, this is best.ckpt of the stage in the folder's name.
     """
     provenance = metrics.get("provenance") or {}
     if provenance.get("checkpoints"):

@@ -143,13 +143,7 @@ def parse_seeds(text: str) -> list[int]:
 
 
 def write_report(folder: str, features: str, rows: Mapping[str, Sequence[Job]], out: Path, *options: str) -> None:
-    """Write the report of evaluated jobs.
-
-    Args:
-        folder: the dataset's folder. features: name of the folder with its features.
-        rows: the jobs of each row of the table by the row's name, one job per seed.
-        out: folder of the report. options: more options of `diffcap report`.
-    """
+    """Write the report of evaluated jobs, by `diffcap report` with more `options`. `rows`: row of the table -> its jobs, one per seed."""
     runs = json.dumps({name: [str(job.run) for job in jobs] for name, jobs in rows.items()})
     words = ["--folder", folder, "--features", features, "--runs", runs, "--out", str(out), *options]
     call([sys.executable, "-m", "diffcap", "report", *words], "the report")

@@ -10,15 +10,17 @@ from diffcap.registry import Method, get_method, methods
 from diffcap.utils.errors import DiffcapError
 
 DEMO = runpy.run_path(str(ROOT / "stages/demo.py"))
-plan_of = DEMO["plan_of"]
+PLANS = DEMO["PLANS"]
 
 
 def rows(name: str, minutes: float = 12.0) -> dict[str, tuple[object, ...]]:
     """Folder, method, fine-tuning and pre-training steps, ablation and adapted row of each row."""
     scale = (minutes - 4) / 8
-    every = [known for known in methods().values() if plan_of(known).share]
+    every = [known for known in methods().values() if PLANS[known.name].share]
     found = (
-        {known.title: DEMO["own_row"](known, scale, plan_of(known).share) for known in every} if name == "all" else None
+        {known.title: DEMO["own_row"](known, scale, PLANS[known.name].share) for known in every}
+        if name == "all"
+        else None
     )
     return {title: row[:6] for title, row in (found or DEMO["table"](get_method(name), scale)).items()}
 
@@ -52,24 +54,25 @@ def test_the_rows_of_diffcaps_own_methods(method: str, minutes: float, expected:
 
 
 def test_the_rows_of_tiles() -> None:
-    every = [known for known in methods().values() if plan_of(known).tiles_share]
+    every = [known for known in methods().values() if PLANS[known.name].tiles_share]
     rows = {
-        known.title: DEMO["own_row"](known, plan_of(known).tiles_steps, plan_of(known).tiles_share) for known in every
+        known.title: DEMO["own_row"](known, PLANS[known.name].tiles_steps, PLANS[known.name].tiles_share)
+        for known in every
     }
     assert {row.method for row in rows.values()} == {"pcl", "scorer", "dirl", "rsiccformer", "chg2cap"}
     assert sum(row.share for row in rows.values()) == 2  # cores
     assert [len(queue) for queue in DEMO["queues"](rows)] == [2, 3]
     clip4idc = get_method("clip4idc")
-    rows = DEMO["table"](clip4idc, plan_of(clip4idc).tiles_steps)
+    rows = DEMO["table"](clip4idc, PLANS[clip4idc.name].tiles_steps)
     assert [(row.finetune, row.pretrain) for row in rows.values()] == [(800, 600), (800, 0), (1400, 0)]
 
 
 def test_a_core_has_room_for_shares_of_one_and_a_row_waits_for_its_features() -> None:
     every = [
-        *(known for known in methods().values() if plan_of(known).share),
+        *(known for known in methods().values() if PLANS[known.name].share),
         Method("new", "New", "", "x:X", "blocks"),
     ]
-    shares = {known.title: DEMO["own_row"](known, 1.0, plan_of(known).share) for known in every}
+    shares = {known.title: DEMO["own_row"](known, 1.0, PLANS[known.name].share) for known in every}
     assert DEMO["queues"](shares) == [["IDC-PCL"], ["SCORER+CBR", "DIRL+CCR"], ["New"]]
     assert DEMO["queues"](DEMO["table"](get_method("clip4idc"), 1.0)) == [
         ["CLIP4IDC", "DIRL+CCR on CLIP4IDC's features"],

@@ -17,10 +17,8 @@ def atomic_write(path: str | Path, per_process: bool = True) -> Iterator[Path]:
     """Yield a temporary path in the same folder. The file written there is renamed to `path` when the block ends without error.
 
     If the process is killed or the disk is full, an earlier file stays unchanged. The folder is created if it does not exist.
-
-    Args:
-        per_process: put the process ID into the temporary name, for files that several processes may write at the same time.
-            Without it, killed processes leave at most one temporary file, which matters for large files.
+    The temporary name has the process ID, because several processes may write the file at the same time. For large files,
+    `per_process` is false: killed processes then leave at most one temporary file.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
