@@ -109,9 +109,9 @@ def test_the_page_has_captions_and_a_box(folders: Path, check: Check) -> None:
     [
         (("a", "nothere"), "nothere: not a folder with images (bmp, "),
         (("a", "empty"), "empty: not a folder with images"),
-        (("a", "a/home.png"), "a/home.png: not a folder with images"),
         (("a", "b", "--ignore", "nothere.json"), "nothere.json: no list of regions there"),
-        (("a", "b", "--ignore", "bad.json"), 'bad.json: region 1 is {"x": 1}'),
+        (("a", "b", "--ignore", "partial.json"), "region 1: not a region (Region.__new__() missing 3"),
+        (("a", "b", "--ignore", "bad.json"), "bad.json: region 2: not a region (a number is negative); write"),
         (("a", "b", "--colour_threshold", "2"), "--colour_threshold is 2.0; it must be between 0 and 1"),
         (("a", "b", "--max_pixels=-1"), "--max_pixels is -1"),
         (("a", "b", "--checkpoint", "nothere.ckpt"), "nothere.ckpt"),
@@ -120,7 +120,9 @@ def test_the_page_has_captions_and_a_box(folders: Path, check: Check) -> None:
 )
 def test_errors_have_the_status_2(folders: Path, check: Check, words: tuple[str, ...], message: str) -> None:
     (folders / "empty").mkdir()
-    (folders / "bad.json").write_text('[{"x": 1}]')
+    (folders / "partial.json").write_text('[{"x": 1}]')
+    region = {"x": 0, "y": 0, "width": 9, "height": 9}
+    (folders / "bad.json").write_text(json.dumps([region, {**region, "y": -1}]))
     status, _, errors = check(*words)
     assert status == 2
     assert message in errors.splitlines()[-1]

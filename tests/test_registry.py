@@ -12,7 +12,6 @@ from diffcap.methods.pcl.data import CAPTION_TASKS
 from diffcap.pipeline import run_stage
 from diffcap.registry import import_object, methods, read_method
 from diffcap.utils.errors import DiffcapError
-from diffcap.utils.settings import read_settings
 
 ABOUT = "about: {title: Mine, paper: none, captioner: mine:Mine, backbone: blocks}\n"
 
@@ -90,12 +89,6 @@ def test_an_unknown_dataset_and_a_missing_stage_are_one_sentence(tmp_path: Path)
 def test_a_settings_file_of_a_method_is_no_option(path: str) -> None:
     with pytest.raises(DiffcapError, match="`diffcap finetune --dataset blocks --method scorer`"):
         run_stage("finetune", ["--config", path, "--data.folder", "x"])
-
-
-def test_a_repeated_key_of_a_config_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "run.yaml").write_text("seed: 1\nmethod: dirl\nseed: 2\n")
-    with pytest.raises(DiffcapError, match="the key 'seed' is repeated"):
-        read_settings(tmp_path / "run.yaml")
 
 
 ABLATIONS = [

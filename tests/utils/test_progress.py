@@ -2,7 +2,7 @@
 
 import pytest
 
-from diffcap.utils.progress import duration, progress_bar, progress_bars
+from diffcap.utils.progress import progress_bar, progress_bars
 
 
 @pytest.fixture
@@ -34,8 +34,3 @@ def test_a_line_a_minute(clock: list[float], capsys: pytest.CaptureFixture[str])
         "fetching a.zip, bytes: 2,000,000",
         "fetching\\nb.zip, bytes: 20,000 of 20,000, about 0 s left",
     ]
-
-
-def test_durations() -> None:
-    seconds = (0.4, 89, 95, 99 * 60, 100 * 60, 45_000, 400_000)
-    assert [*map(duration, seconds)] == ["0 s", "89 s", "2 min", "99 min", "1 h 40 min", "12 h 30 min", "111 h 7 min"]

@@ -1,6 +1,6 @@
 """`diffcap check`: compare the screenshots of two folders in continuous integration; the exit status says whether any pair differs."""
 
-import json as json_module
+import operator
 import sys
 import traceback
 import unicodedata
@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 from diffcap.commands.pairs import IMAGE_TYPES
 from diffcap.records import read_json, write_text
 from diffcap.utils.console import echo, print_json
-from diffcap.utils.errors import DiffcapError, plain_errors, printable
+from diffcap.utils.errors import DiffcapError, plain_errors, printable, wrap_errors
 
 # Status of a pair -> exit status. That of the command is the largest one of its pairs.
 STATUS = {"same": 0, "changed": 1, "error": 2}
@@ -82,7 +82,7 @@ def check(
     """
     try:
         with plain_errors():
-            regions = _read_regions(ignore)
+            regions = _read_regions(ignore) if ignore else []
             if not 0 <= colour_threshold <= 1:
                 raise DiffcapError(f"--colour_threshold is {colour_threshold}; it must be between 0 and 1.")
             if max_pixels < 0:
@@ -115,23 +115,19 @@ def check(
     sys.exit(max(STATUS[result.status] for result in results))
 
 
-def _read_regions(path: str | None) -> list[Region]:
+def _read_regions(path: str) -> list[Region]:
     """Read the file of `--ignore`."""
-    if path is None:
-        return []
     example = (
         'write a list of regions such as {"x": 0, "y": 0, "width": 200, "height": 80, "image": "clock.png"} in pixels'
     )
-    entries = read_json(path, "list of regions", example)
     regions = []
-    for number, entry in enumerate(entries if isinstance(entries, list) else [entries], 1):
-        try:
-            regions.append(Region(**entry))
-            is_valid = all(isinstance(value, int) and value >= 0 for value in regions[-1][:4])
-        except TypeError:  # no object, or an unknown or missing key
-            is_valid = False
-        if not is_valid or not isinstance(regions[-1].image, str):
-            raise DiffcapError(f"{path}: region {number} is {json_module.dumps(entry)[:100]}; {example}.")
+    for number, entry in enumerate(read_json(path, "list of regions", example), 1):
+        with wrap_errors(f"{path}: region {number}", "not a region", example):
+            region = Region(**entry)
+            if min(map(operator.index, region[:4])) < 0:
+                raise ValueError("a number is negative")
+            fnmatch("", region.image)
+        regions.append(region)
     return regions
 
 
