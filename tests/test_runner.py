@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from diffcap.runner import Job, device_groups, run_queues
+from diffcap.runner import Job, device_groups, parse_seeds, run_queues
+from diffcap.utils.errors import DiffcapError
 
 
 @pytest.fixture
@@ -73,3 +74,10 @@ def test_the_queues_of_experiments_share_no_gpu(
     run_queues(jobs)
     assert {visible for _, visible in calls} == expected
     assert len({json.dumps(pair) for pair in calls}) == 4, "every experiment has one group of GPUs"
+
+
+@pytest.mark.parametrize("text", ["1,-1", "1,1", "1,x", "1,,2"])
+def test_seeds_are_different_whole_numbers(text: str) -> None:
+    assert parse_seeds("3, 1") == [3, 1]
+    with pytest.raises(DiffcapError, match=f"--seeds {text}: not different whole numbers"):
+        parse_seeds(text)

@@ -177,8 +177,7 @@ class Experiment:
     def _check(self) -> None:
         """Check the values of the variables, and that they fit the method."""
         if not self.seed.isdecimal() or int(self.seed) >= 2**32:
-            fault = "negative" if self.seed.startswith("-") else "not a seed"
-            raise DiffcapError(f"SEED={self.seed} is {fault}; give a whole number from 0 to {2**32 - 1}.")
+            raise DiffcapError(f"SEED={self.seed} is not a seed; give a whole number from 0 to {2**32 - 1}.")
         if not self.devices.isdecimal() or int(self.devices) < 1:
             raise DiffcapError(f"DEVICES={self.devices} is not a number of processes; give 1 or more.")
         choices: dict[str, Sequence[str]] = {
