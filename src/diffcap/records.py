@@ -17,6 +17,7 @@ from typing import Any, Literal
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.files import atomic_write
 
+JsonDict = dict[str, Any]  # an object of JSON, such as settings, a record or scores
 SPLITS = ("train", "val", "test")
 RANGES = "pixel_ranges"  # the key of `ChangePair.ranges` in `ChangePair.extra`
 NO_CHANGE_GROUPS = ("distractor", "no_change")  # values of `ChangePair.group` for pairs without change

@@ -41,9 +41,7 @@ def test_two_processes_train_to_the_weights_of_one(runs: Path) -> None:
         if name.endswith("qkv.bias"):
             # The keys' bias moves all scores of a query alike: its gradient is rounding, which Adam makes a full step.
             value, two[name] = (torch.cat([v.chunk(3)[0], v.chunk(3)[2]]) for v in (value, two[name]))
-        torch.testing.assert_close(
-            value, two[name], atol=1e-5, rtol=0, msg=lambda output, name=name: f"{name}: {output}"
-        )
+        torch.testing.assert_close(value, two[name], atol=1e-5, rtol=0, msg=name)
 
 
 def test_two_processes_log_the_losses_of_one(runs: Path) -> None:

@@ -87,10 +87,8 @@ def test_settings_that_do_not_fit_are_one_sentence(folder: Path, monkeypatch: py
     output = r"model\.pretrained_lr is 1e-05, but this Chg2Cap trains no pretrained parameters; remove the option"
     with pytest.raises(DiffcapError, match=output):
         module_of(folder, "chg2cap", monkeypatch, pretrained_lr=1e-5).setup("fit")
-    for layout, reason in {
-        "rcc": "SCORER has no weights of another program",
-        "rsicc": "this RSICCformer has no ResNet",
-    }.items():
+    reasons = {"rcc": "SCORER has no weights of another program", "rsicc": "this RSICCformer has no ResNet"}
+    for layout, reason in reasons.items():
         with pytest.raises(DiffcapError, match=f"model.initial_weights is default, but {reason}; remove the option"):
             module_of(folder, layout, monkeypatch, tokenizer="raw", initial_weights="default").setup("fit")
 
@@ -102,15 +100,11 @@ def test_a_training_with_options_of_an_earlier_version_is_compared_by_the_option
     assert _find_changes(tmp_path, {"id": "1"}, {}, options) is None
     own_callbacks = tmp_path / "own"  # the user's callbacks, in a run of an earlier version
     own_callbacks.mkdir()
-    (own_callbacks / "config.yaml").write_text(
-        f"model: {{half_precision_clip: false}}\ntrainer: {{callbacks: {callbacks}}}\n"
-    )
+    text = f"model: {{half_precision_clip: false}}\ntrainer: {{callbacks: {callbacks}}}\n"
+    (own_callbacks / "config.yaml").write_text(text)
     assert _find_changes(own_callbacks, {"id": "1"}, {}, options) is None
-    for name, value in {
-        "trainer.callbacks": None,
-        "model.optimizer": "bert_adam",
-        "model.initial_weights": "x.pt",
-    }.items():
+    changes = {"trainer.callbacks": None, "model.optimizer": "bert_adam", "model.initial_weights": "x.pt"}
+    for name, value in changes.items():
         assert f"{name} [" in str(_find_changes(tmp_path, {"id": "1"}, {}, {**options, name: value}))
     assert "model.lr 0.0001, now 0.1" in str(_find_changes(tmp_path, {"id": "1"}, {}, {**options, "model.lr": 0.1}))
 

@@ -112,12 +112,11 @@ def chg2cap_from_pixels() -> Chg2Cap:
 def parts(module: Captioning, optimizer: torch.optim.Optimizer) -> dict[str, set[str]]:
     """The parts of the captioner whose trained parameters each group has."""
     names = {id(parameter): name for name, parameter in module.captioner.named_parameters()}
-    return {
-        group["name"]: {
-            names[id(parameter)].partition(".")[0] for parameter in group["params"] if parameter.requires_grad
-        }
-        for group in optimizer.param_groups
-    }
+    found = {}
+    for group in optimizer.param_groups:
+        trained = [parameter for parameter in group["params"] if parameter.requires_grad]
+        found[group["name"]] = {names[id(parameter)].partition(".")[0] for parameter in trained}
+    return found
 
 
 @pytest.mark.parametrize("plateau", [None, 0.7])

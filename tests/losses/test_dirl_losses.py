@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from tests.losses.test_scorer_losses import naive_contrast
 from torch import Tensor
 
 from diffcap.methods.dirl import CCRForm, cross_correlation, cross_modal_contrastive_loss, decorrelation_terms
@@ -39,9 +40,8 @@ def test_both_sums_are_the_naive_loops() -> None:
     table = correlation.tolist()
     diagonal = sum((table[i][i] - 1) ** 2 for i in range(4))
     off_diagonal = sum(table[i][j] ** 2 for i in range(4) for j in range(4) if i != j)
-    assert [part.item() for part in decorrelation_terms(correlation)] == pytest.approx(
-        [diagonal, off_diagonal], rel=1e-5
-    )
+    terms = [term.item() for term in decorrelation_terms(correlation)]
+    assert terms == pytest.approx([diagonal, off_diagonal], rel=1e-5)
 
 
 def test_gradients_are_those_of_the_plain_form() -> None:
@@ -75,17 +75,12 @@ def test_mixed_precision_does_not_round_the_correlation() -> None:
         torch.testing.assert_close(cross_correlation(before, after), expected, atol=1e-5, rtol=1e-5)
 
 
-def contrast(table: list[list[float]]) -> list[float]:
-    """Cross-entropy of each row at its own column."""
-    return [-math.log(math.exp(row[own]) / sum(map(math.exp, row))) for own, row in enumerate(table)]
-
-
 def naive(text: Tensor, vision: Tensor, temperature: float, form: CCRForm) -> list[float]:
     pairs = range(len(text))
     g = [[sum(x * y for x, y in zip(t, v)) / temperature for v in vision.tolist()] for t in text.tolist()]
     if form == "symmetrised":
-        return contrast([[(g[i][j] + g[j][i]) / 2 for j in pairs] for i in pairs])
-    there, back = contrast(g), contrast([[g[j][i] for j in pairs] for i in pairs])
+        return naive_contrast([[(g[i][j] + g[j][i]) / 2 for j in pairs] for i in pairs])
+    there, back = naive_contrast(g), naive_contrast([[g[j][i] for j in pairs] for i in pairs])
     return [(one + other) / 2 for one, other in zip(there, back)]
 
 
@@ -99,9 +94,8 @@ def draw() -> tuple[Tensor, Tensor]:
 def test_the_loss_is_the_naive_loops(form: CCRForm, temperature: float) -> None:
     text, vision = draw()
     expected = torch.tensor(naive(text, vision, temperature, form))
-    torch.testing.assert_close(
-        cross_modal_contrastive_loss(text, vision, temperature, form), expected, atol=1e-5, rtol=1e-5
-    )
+    losses = cross_modal_contrastive_loss(text, vision, temperature, form)
+    torch.testing.assert_close(losses, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_gradients_reach_both_sides() -> None:

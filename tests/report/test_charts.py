@@ -40,9 +40,8 @@ def tooltips(chart: Chart) -> dict[str, tuple[float, float]]:
 
 def height_of(chart: Chart, label: str) -> float:
     """y of the gridline with a label."""
-    return float(
-        re.findall(r'<path d="M [\d.]+ ([\d.]+) (?:(?!<path).)*>' + label + "</text>", chart.svg, re.DOTALL)[0]
-    )
+    pattern = r'<path d="M [\d.]+ ([\d.]+) (?:(?!<path).)*>' + label + "</text>"
+    return float(re.findall(pattern, chart.svg, re.DOTALL)[0])
 
 
 def bins(*counts: Mapping[str, int]) -> list[dict[str, Any]]:

@@ -157,9 +157,8 @@ def root(tmp_path: Path) -> Path:
 
 
 def masked(mask: str | None, **extra: object) -> ChangePair:
-    return ChangePair(
-        str(mask), "b.png", "a.png", ["a house"], "test", extra={**({"mask": mask} if mask else {}), **extra}
-    )
+    extra |= {"mask": mask} if mask else {}
+    return ChangePair(str(mask), "b.png", "a.png", ["a house"], "test", extra=extra)
 
 
 def mask_of(root: Path, name: str, size: tuple[int, int]) -> np.ndarray:
@@ -271,10 +270,8 @@ def test_matches_are_the_highest_weights_and_other_shifts_are_marked() -> None:
     assert [match.has_common_shift for match in found] == [True, True, True, False]  # the last goes to the next row
     assert found[0].start == (0.125, pytest.approx(1 / 6)) and found[0].end == (0.375, pytest.approx(1 / 6))
     assert found[3].start == (0.625, 0.5) and found[3].end == (0.125, pytest.approx(5 / 6))
-    assert (
-        len(strongest_matches(alignment, (3, 4), count=2)) == 2
-        and strongest_matches(np.full((12, 12), 1 / 12), (3, 4)) == []
-    )
+    assert len(strongest_matches(alignment, (3, 4), count=2)) == 2
+    assert strongest_matches(np.full((12, 12), 1 / 12), (3, 4)) == []
 
 
 def test_a_sheet_has_a_tile_for_each_word_and_lines_where_there_is_an_alignment(tmp_path: Path) -> None:

@@ -52,10 +52,8 @@ def a_page(name: str = "one", text: str = "the small red cube moved", has_object
     changed = {"size": "small", "color": "red", "material": "metal", "shape": "cube"}
     extra = {"changed": changed, "boxes": {"before": [10, 20, 30, 60], "after": None}} if has_object_labels else {}
     pairs = [
-        ChangePair(
-            f"{number} {text}", f"b{number}", f"a{number}", [text, "it moved"], "test", "move", False, dict(extra)
-        )
-        for number in range(3)
+        ChangePair(f"{n} {text}", f"b{n}", f"a{n}", [text, "it moved"], "test", "move", False, dict(extra))
+        for n in range(3)
     ]
     pairs.append(ChangePair("same", "b0", "n", ["nothing changed"], "test", None, True, {"viewpoint_iou": 0.5}))
     ids = [pair.id for pair in pairs]
@@ -128,10 +126,8 @@ def test_the_index_has_captions_scores_verdicts_and_boxes() -> None:
         for number, system in enumerate(page.systems.values()):
             assert index["texts"][entry["s"][number]] == system.captions[pair.id]
             assert entry["c"][number] == 100 * system.scores[pair.id]
-        shown = [
-            [*blocks["pictures-0"][entry[side]][:2]] if blocks["pictures-0"][entry[side]] else None for side in "ba"
-        ]
-        assert shown == [[100, 80], None if pair.after == "a0" else [100, 80]]
+        before, after = (blocks["pictures-0"][entry[side]] for side in "ba")
+        assert before[:2] == [100, 80] and (after is None if pair.after == "a0" else after[:2] == [100, 80])
     assert [entry["o"] for entry in index["pairs"]] == [[1, 0], [0, 0], [1, 0], [1, 0]]
     assert index["pairs"][1]["x"] == {"b": [0.1, 0.25, 0.2, 0.5]} and index["pairs"][3]["x"] == {}
     assert [entry.get("l") for entry in index["pairs"]] == [None, 0, None, None]
@@ -197,9 +193,8 @@ def test_the_tables_mark_the_best_and_the_charts_have_labels() -> None:
     best = {text.strip() for _, text in page.named("b")}
     assert {"150.00", "75.00"} <= best and "125.00" not in best
     rows = [attributes.get("class") for attributes, _ in page.named("tr")]
-    assert rows.count("baseline") == html.count(
-        '<tr class="baseline" style="--c:#969696">\n<th scope="row"><i class="dot"></i>baseline'
-    )
+    row = '<tr class="baseline" style="--c:#969696">\n<th scope="row"><i class="dot"></i>baseline'
+    assert rows.count("baseline") == html.count(row)
     labels = [attributes["aria-label"] for attributes, _ in page.named("svg") if attributes.get("role") == "img"]
     assert "val/CIDEr-D by step: one ends at 150" in labels
     assert any("from different to similar viewpoints: baseline from 50.0 to 75.0" in str(label) for label in labels)

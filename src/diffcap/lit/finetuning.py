@@ -11,7 +11,7 @@ from diffcap.evaluation.remote_sensing import RELEASED_LAYOUTS, id_text
 from diffcap.lit.callbacks import PartCallback
 from diffcap.lit.schedules import Schedule
 from diffcap.lit.training import OptimizerFunction, TrainingModule, adamw, init_from
-from diffcap.models.captioner import Captioner
+from diffcap.models.captioner import Batch, Captioner
 from diffcap.models.generation import greedy
 from diffcap.registry import method_of
 from diffcap.text.vocabulary import Vocabulary
@@ -161,13 +161,13 @@ class Captioning(TrainingModule):
             "tokenizer": "ptb" if self.tokenizer == "ids" else self.tokenizer,
         }
 
-    def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Compute and log the captioner's losses, and return the total loss."""
         losses = self.captioner.loss(batch)
         self.log_losses(losses, len(batch["before"]))
         return losses["loss"]
 
-    def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Caption the pairs, and compute the losses of each pair's first reference."""
         self.add_validation_losses(batch, self.captioner.validation_losses)
         memory = self.captioner.encode(batch["before"], batch["after"])

@@ -13,7 +13,7 @@ from diffcap.lit.finetuning import Captioning
 from diffcap.lit.training import init_from
 from diffcap.losses.gather import global_mean
 from diffcap.losses.self_critical import Baseline, leave_one_out_mean, self_critical_loss
-from diffcap.models.captioner import Captioner
+from diffcap.models.captioner import Batch, Captioner
 from diffcap.models.generation import greedy, sample_from
 from diffcap.utils.errors import DiffcapError
 
@@ -80,7 +80,7 @@ class Reinforcement(Captioning):
         trainer.fit_loop.epoch_loop.val_loop.run()
         trainer.training = True
 
-    def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Sample captions of each pair, compute the self-critical loss, and log the mean reward and baseline."""
         captioner = self.captioner.eval()
         draws = batch["draws"]  # random numbers, one for each word of each sampled caption

@@ -28,7 +28,7 @@ from diffcap.lit.launch import compare_processes, find_launch
 from diffcap.lit.schedules import in_steps
 from diffcap.lit.stage_cli import StageCLI
 from diffcap.lit.training import MatmulPrecision, set_precision
-from diffcap.records import write_json, write_text
+from diffcap.records import JsonDict, write_json, write_text
 from diffcap.registry import Pretraining, import_object, methods
 from diffcap.run_folder import (
     BEST,
@@ -129,7 +129,7 @@ def _find_pretraining(request: Request) -> Pretraining:
     """Return the pre-training of the method in `run.method`; if that is not set, of the captioner's class, else any pre-training."""
     by_method = {method.name: method.pretraining for method in methods().values() if method.pretraining}
     by_class = {pretraining.captioner.replace(":", "."): pretraining for pretraining in by_method.values()}
-    settings: list[Path | dict[str, Any]] = [request.settings, *map(Path, own_configs(request.words))]
+    settings: list[Path | JsonDict] = [request.settings, *map(Path, own_configs(request.words))]
     name = next((word.partition("=")[2] for word in request.words if word.startswith("--run.method=")), None)
     name = name or get_config_value(settings, "run", "method")
     class_path = get_config_value(settings, "model", "captioner", "class_path")
@@ -370,7 +370,7 @@ class TrainingCLI(StageCLI):
         (self.out / RUNNING).unlink()
 
 
-def compared_options(config: dict[str, Any]) -> dict[str, Any]:
+def compared_options(config: JsonDict) -> JsonDict:
     """Return the options that decide if two trainings are equal. A class is compared by its name, because its module may change."""
     text = re.sub(r'"diffcap\.[\w.]+\.(\w+)"', r'"\1"', json.dumps(config, default=str))
     options = record.flat(json.loads(text))
@@ -378,7 +378,7 @@ def compared_options(config: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if not f"{name}.".startswith(ignored)}
 
 
-def _find_changes(out: Path, old_record: dict[str, Any], files: dict[str, Any], options: dict[str, Any]) -> str | None:
+def _find_changes(out: Path, old_record: JsonDict, files: JsonDict, options: JsonDict) -> str | None:
     """Return a sentence about the differences between this training and the training in a folder; None if they are equal."""
     old_options = compared_options(read_settings(out / CONFIGURATION))
     # Earlier versions had other options, and diffcap 0.1 wrote no id. For these, compare only options that both trainings have.

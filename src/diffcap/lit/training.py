@@ -17,6 +17,7 @@ from diffcap.checkpoints.reading import FORMAT, read_checkpoint, weights_of
 from diffcap.data.datamodules import FeatureData
 from diffcap.lit.schedules import Schedule, in_steps, make_lr_lambda
 from diffcap.losses.gather import detached_sum_over_ranks
+from diffcap.models.captioner import Batch
 from diffcap.utils.errors import DiffcapError
 
 MatmulPrecision = Literal["highest", "high", "medium"]
@@ -140,7 +141,7 @@ class TrainingModule(pl.LightningModule):
             self.trainer.progress_bar_metrics.update({name: float(means[name]) for name in self._unlogged_losses})
             self._unlogged_losses = {}
 
-    def add_validation_losses(self, batch: dict[str, Any], compute_losses: Callable[[Any], dict[str, Tensor]]) -> None:
+    def add_validation_losses(self, batch: Batch, compute_losses: Callable[[Any], dict[str, Tensor]]) -> None:
         """Add the losses of a validation batch to the sums whose means are logged after the validation. The host does not wait for a GPU.
 
         Lightning's distributed sampler gives pair `n` to rank `n % world_size`. At the end, it repeats the first pairs until all

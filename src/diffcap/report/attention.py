@@ -18,13 +18,13 @@ from diffcap.evaluation.localisation import WordAttention, box_coverage, localis
 from diffcap.evaluation.slots import WORD_KINDS, word_kinds
 from diffcap.features.store import FeatureStore
 from diffcap.models.captioner import Captioner
-from diffcap.records import ChangePair
+from diffcap.records import ChangePair, JsonDict
 from diffcap.report.drawing import ImageSizes, Masks
 from diffcap.report.heatmaps import Array, scale_attention, strongest_matches
 from diffcap.report.table import ALL_WORDS
 from diffcap.utils.errors import DiffcapError
 
-Localisation = dict[str, Any]  # scores; `collect_attention` describes the keys
+Localisation = JsonDict  # scores; `collect_attention` describes the keys
 
 _PAIRS_PER_READ = 16  # pairs whose features are in memory at once
 _PAIRS_PER_END = 20  # number of pairs with the lowest scores, and with the highest, whose maps the page shows
@@ -91,7 +91,7 @@ def extreme_pairs(scores: Mapping[str, Mapping[str, float]], count: int = _PAIRS
     return list(dict.fromkeys(selected_ids))
 
 
-def encode_attention(maps: AttentionMaps) -> dict[str, Any]:
+def encode_attention(maps: AttentionMaps) -> JsonDict:
     """Encode attention maps compactly for JSON.
 
     Returns:
@@ -102,7 +102,7 @@ def encode_attention(maps: AttentionMaps) -> dict[str, Any]:
     """
     height, width = maps.before.shape[1:]
     scaled = [scale_attention(before, after) for before, after in zip(maps.before, maps.after)]
-    encoded: dict[str, Any] = {"w": maps.words, "g": [height, width]}
+    encoded: JsonDict = {"w": maps.words, "g": [height, width]}
     for key, strengths in zip("ba", zip(*scaled) if scaled else ((), ())):
         content = b"".join(np.round(255 * word_map).astype(np.uint8).tobytes() for word_map in strengths)
         encoded[key] = base64.b64encode(content).decode()
@@ -149,7 +149,7 @@ def collect_attention(
     localisation_ids: Sequence[str],
     sizes: ImageSizes,
     masks: Masks,
-) -> tuple[dict[str, dict[str, Any]], Localisation]:
+) -> tuple[dict[str, JsonDict], Localisation]:
     """Compute the attention maps of a run for some pairs, and how well they localise the change in the pairs of `localisation_ids`.
 
     These ids must be a random sample, because pairs chosen by score would give a biased result.

@@ -19,6 +19,7 @@ from xml.etree import ElementTree
 
 from markupsafe import Markup
 
+from diffcap.records import JsonDict
 from diffcap.report.drawing import write_png
 from diffcap.report.rows import Run
 from diffcap.run_folder import LOGS, TRAINING_STAGES, training_lineage
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Curve = list[tuple[float, float]]  # (optimiser step, value)
-JsonObject = Mapping[str, Any]
 VALIDATION_SCORE = "val/CIDEr-D"  # curves.png shows this logged value
 # Colours of systems, by Okabe and Ito: colour-blind readers can distinguish them.
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#111111", "#f0e442")
@@ -191,7 +191,7 @@ def _draw_curves(axes: "Axes", title: str, curves: Sequence[tuple[str, str, Curv
     return [(name, curve[-1][1]) for name, curve in scaled_curves]
 
 
-def viewpoint_charts(scores: JsonObject, colors: Mapping[str, str]) -> list[Chart]:
+def viewpoint_charts(scores: JsonDict, colors: Mapping[str, str]) -> list[Chart]:
     """Draw the content of viewpoint.json for the page. A chart is left out if a bin (pairs of similar viewpoint IoU) lacks its score."""
     charts = []
     for title, (key, group) in _complete_charts(scores).items():
@@ -202,7 +202,7 @@ def viewpoint_charts(scores: JsonObject, colors: Mapping[str, str]) -> list[Char
     return charts
 
 
-def write_viewpoint(path: Path, scores: JsonObject, baselines: Collection[str] = ()) -> None:
+def write_viewpoint(path: Path, scores: JsonDict, baselines: Collection[str] = ()) -> None:
     """Write `viewpoint.png`: the charts of the group "total", with their values below. The lines of the baselines are gray."""
     colors = system_colors(list(scores["systems"]), baselines)
     charts = {title: (key, group) for title, (key, group) in _complete_charts(scores).items() if group == "total"}
@@ -239,7 +239,7 @@ def _add_text(axes: "Axes", text: str, x: float, offset: float, color: str, alig
     )
 
 
-def _complete_charts(scores: JsonObject) -> dict[str, tuple[str, str]]:
+def _complete_charts(scores: JsonDict) -> dict[str, tuple[str, str]]:
     """Return the entries of `_VIEWPOINT_CHARTS` whose score every bin of every system has."""
     all_bins = [one_bin for bin_scores in scores["systems"].values() for one_bin in bin_scores]
     return {
@@ -249,7 +249,7 @@ def _complete_charts(scores: JsonObject) -> dict[str, tuple[str, str]]:
     }
 
 
-def _mean_and_std(one_bin: JsonObject, key: str, group: str) -> tuple[float, float, str]:
+def _mean_and_std(one_bin: JsonDict, key: str, group: str) -> tuple[float, float, str]:
     """Return a score of a bin x 100, its standard deviation (0 for one run), and both as text."""
     mean = 100 * one_bin[key][group]
     if not one_bin.get("std"):
@@ -259,7 +259,7 @@ def _mean_and_std(one_bin: JsonObject, key: str, group: str) -> tuple[float, flo
 
 
 def _draw_viewpoint(
-    axes: "Axes", scores: JsonObject, key: str, group: str, colors: Mapping[str, str]
+    axes: "Axes", scores: JsonDict, key: str, group: str, colors: Mapping[str, str]
 ) -> dict[str, list[float]]:
     """Draw a line with error bars over the bins for each system. Return the means x 100."""
     means = {}

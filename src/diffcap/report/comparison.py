@@ -13,7 +13,16 @@ from diffcap.evaluation.coco import PREDICTION_SUFFIXES, read_other_predictions,
 from diffcap.evaluation.protocols import groups_of, remarks
 from diffcap.evaluation.tables import WEIGHTLESS_MARK, further_tables, is_weightless, print_table, score_notes
 from diffcap.record import flat
-from diffcap.records import ChangePair, file_hash, read_dataset, read_json, take_changes, write_json, write_text
+from diffcap.records import (
+    ChangePair,
+    JsonDict,
+    file_hash,
+    read_dataset,
+    read_json,
+    take_changes,
+    write_json,
+    write_text,
+)
 from diffcap.report.rows import Run, default_protocol, mean_row, read_run, run_row
 from diffcap.report.table import system_table, type_table, with_weightless_note
 from diffcap.run_folder import GROUPS, REFERENCES, UNSCORED, find_evaluation
@@ -23,7 +32,6 @@ from diffcap.utils.provenance import provenance
 from diffcap.utils.settings import read_settings
 from diffcap.utils.table import Cell, Table, escape_markdown
 
-JsonObject = Mapping[str, Any]
 _DECODING_KEYS = ("beams", "length_penalty", "ensemble")  # entries of "protocol" that may differ between the rows
 _MAX_SAMPLES = 100_000  # with these, the seed changes the ends of a 95 % interval by only 0.2 % of its width
 _SCORING_KEYS = ("tokenizer", "metrics", "pairs")  # entries of "protocol" that do not change the captions
@@ -206,7 +214,7 @@ def different_settings(a: ScoredRun, b: ScoredRun) -> dict[str, list[Any]]:
     return {key: [value_a, value_b] for key, (value_a, value_b) in values.items() if value_a != value_b}
 
 
-def _training_settings(run: ScoredRun) -> dict[str, Any]:
+def _training_settings(run: ScoredRun) -> JsonDict:
     """Read config.yaml of the training of the first evaluated checkpoint, as {"model.lr": 0.001}; {} if the file is missing."""
     configs = [path.parent / "config.yaml" for path in run.checkpoints[:1]]
     content = read_settings(configs[0]) or {} if configs and configs[0].is_file() else {}
@@ -225,7 +233,7 @@ def pairs_of(run: ScoredRun, dataset_folder: str | Path) -> list[ChangePair]:
 
 def largest_differences(
     scores: Mapping[str, Sequence[float]], a: ScoredRun, b: ScoredRun, groups: Mapping[str, Sequence[str]], count: int
-) -> list[dict[str, Any]]:
+) -> list[JsonDict]:
     """Describe the pairs whose `scores` (id -> CIDEr-D of A and B) differ most. The entry "group" is the smallest group of the pair."""
     smallest_groups: dict[str, str] = {}  # id -> group
     for group in sorted(groups, key=lambda group: -len(groups[group])):
@@ -240,7 +248,7 @@ def largest_differences(
     return entries
 
 
-def metric_table(result: JsonObject) -> Table:
+def metric_table(result: JsonDict) -> Table:
     """Make a table with a line per group and metric: A, B, B - A, the interval of B - A, and the share of samples in which B is better."""
     lines = []
     for group, metrics in result["groups"].items():
@@ -271,7 +279,7 @@ def signed_percent(value: float) -> str:
     return f"{rounded:+.2f}" if rounded else "0.00"
 
 
-def win_table(result: JsonObject) -> Table:
+def win_table(result: JsonDict) -> Table:
     """Count the pairs of each group on which B's caption scores higher than, equal to and lower than A's."""
     lines = []
     for group, wins in result["wins"].items():
@@ -281,7 +289,7 @@ def win_table(result: JsonObject) -> Table:
     return Table(["pairs", "B wins", "ties", "B loses"], lines, title=title)
 
 
-def methodology_note(result: JsonObject) -> str:
+def methodology_note(result: JsonDict) -> str:
     """Explain how the scores were computed, and which settings differ."""
     protocol = result["protocol"]
     settings = ", ".join(f"{name} {value_a} / {value_b}" for name, (value_a, value_b) in result["settings"].items())
@@ -299,7 +307,7 @@ def methodology_note(result: JsonObject) -> str:
     )
 
 
-def pair_lines(pair: JsonObject) -> list[str]:
+def pair_lines(pair: JsonDict) -> list[str]:
     """Format one of the `largest_differences`: a pair with both captions and its references."""
     return [
         f"{pair['id']} ({pair['group']})",
@@ -308,7 +316,7 @@ def pair_lines(pair: JsonObject) -> list[str]:
     ]
 
 
-def comparison_text(result: JsonObject) -> str:
+def comparison_text(result: JsonDict) -> str:
     """Format the comparison as Markdown."""
     parts = [
         escape_markdown(f"A is {result['runs']['a']}, B is {result['runs']['b']}."),
@@ -358,10 +366,10 @@ def accuracy_table(dataset_folder: str | Path, row_folders: Mapping[str, Sequenc
     print(f"{table_file}, table.md")
 
 
-def gains_over_first(seed_rows: Mapping[str, Sequence[JsonObject]]) -> dict[str, dict[str, Any]]:
+def gains_over_first(seed_rows: Mapping[str, Sequence[JsonDict]]) -> dict[str, JsonDict]:
     """Return the gains over the first system, as name -> metric -> {"of": the gain of each seed, "mean", "std"}."""
     first, *others = seed_rows
-    all_gains: dict[str, dict[str, Any]] = {}
+    all_gains: dict[str, JsonDict] = {}
     for name in others:
         all_gains[name] = {}
         for metric in seed_rows[first][0]["total"]:
@@ -375,11 +383,11 @@ def gains_over_first(seed_rows: Mapping[str, Sequence[JsonObject]]) -> dict[str,
     return all_gains
 
 
-def gain_table(gains: Mapping[str, JsonObject]) -> Table:
+def gain_table(gains: Mapping[str, JsonDict]) -> Table:
     """Make a table of the gains that `gains_over_first` returns. In `make accuracy`, the first row is greedy decoding."""
     metrics = list(next(iter(gains.values())))
 
-    def cell(gain: JsonObject) -> Cell:
+    def cell(gain: JsonDict) -> Cell:
         std = "" if gain["std"] is None else f"{100 * gain['std']:.2f}"
         return Cell(f"{round(100 * gain['mean'], 2) + 0.0:+.2f}", std)  # + 0.0 turns -0.0 into 0.0
 

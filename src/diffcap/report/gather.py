@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +19,7 @@ from diffcap.evaluation.protocols import evaluate_systems, remarks
 from diffcap.evaluation.remote_sensing import word_id_protocol, word_id_scoring
 from diffcap.evaluation.tables import caption_notes
 from diffcap.features.store import FeatureStore
-from diffcap.records import ChangePair, Dataset, file_hash, read_dataset, take_changes
+from diffcap.records import ChangePair, Dataset, JsonDict, file_hash, read_dataset, take_changes
 from diffcap.report import drawing, rows
 from diffcap.report.attention import NoAttentionError, collect_attention, extreme_pairs
 from diffcap.report.charts import read_curves
@@ -45,8 +44,8 @@ class Results:
     captions: Mapping[str, Sequence[Mapping[str, str]]]  # system -> for each seed, id -> caption
     rows: Mapping[str, Row]  # system -> mean over the seeds
     seed_rows: Mapping[str, Sequence[Row]]  # system -> row of each seed; without baselines
-    protocol: Mapping[str, Any]  # how the scores were computed: "dataset", "split", "tokenizer", ...
-    provenance: Mapping[str, Any]  # origin of the report: versions, commit, the evaluated runs
+    protocol: JsonDict  # how the scores were computed: "dataset", "split", "tokenizer", ...
+    provenance: JsonDict  # origin of the report: versions, commit, the evaluated runs
     masks: drawing.Masks  # images that mark the changed area
 
 
@@ -124,9 +123,9 @@ def collect_results(
 
 def _describe_runs(
     runs: Mapping[str, Sequence[Run]], dataset: Dataset, references: Mapping[str, Sequence[str]]
-) -> dict[str, Any]:
+) -> JsonDict:
     """Return three dicts by system: number of ensemble members, notes on the captions, origin of a model without training."""
-    described: dict[str, dict[str, Any]] = {"ensembles": {}, "notes": {}, "zero_shot": {}}
+    described: dict[str, JsonDict] = {"ensembles": {}, "notes": {}, "zero_shot": {}}
     for name, seed_runs in runs.items():
         metrics = seed_runs[0].metrics
         if num_members := metrics["protocol"].get("ensemble"):
@@ -141,7 +140,7 @@ def _describe_runs(
     return described
 
 
-def _run_origin(run: Run) -> dict[str, Any]:
+def _run_origin(run: Run) -> JsonDict:
     run_provenance = run.metrics["provenance"]
     if "file" in run_provenance:  # the captions of another system
         return dict(run_provenance)
@@ -181,7 +180,7 @@ def vectors_of_pairs(store: FeatureStore, pairs: Sequence[ChangePair], chunk_siz
 
 
 def gather_page(
-    results: Results, viewpoint: Mapping[str, Any] | None, max_pairs: int, num_localisation_pairs: int, seed: int
+    results: Results, viewpoint: JsonDict | None, max_pairs: int, num_localisation_pairs: int, seed: int
 ) -> Page:
     """Collect the content of report.html.
 
@@ -215,7 +214,7 @@ def gather_page(
     outlines = drawing.outline_thumbnails(results.masks, listed_pairs, sizes, frames)
     systems = {}
     for name, seed_runs in results.runs.items():
-        attention: dict[str, Any] = {}
+        attention: JsonDict = {}
         localisation, no_attention_reason = None, None
         if pairs_with_maps:
             checkpoints, folder = first_runs[name].checkpoints, results.dataset_folder

@@ -15,7 +15,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from diffcap.records import ChangePair
+from diffcap.records import ChangePair, JsonDict
 from diffcap.report import table
 from diffcap.report.attention import Localisation
 from diffcap.report.charts import Chart, Curve, curve_chart, system_colors, viewpoint_charts
@@ -34,7 +34,7 @@ class System:
 
     captions: Mapping[str, str]  # id of a pair -> caption, of the run with the first seed
     scores: Mapping[str, float]  # id -> CIDEr-D of the caption in `captions`
-    attention: Mapping[str, dict[str, Any]] = field(default_factory=dict)  # id -> encoded attention maps
+    attention: Mapping[str, JsonDict] = field(default_factory=dict)  # id -> encoded attention maps
     no_attention_reason: str | None = None
     localisation: Localisation | None = None  # how well the attention maps show where the change is
     curves: Sequence[Mapping[str, Mapping[str, Curve]]] = ()  # for every seed: stage -> value ("val/mlm") -> curve
@@ -45,14 +45,14 @@ class System:
 class Page:
     """Content of the page."""
 
-    protocol: Mapping[str, Any]  # how the scores were computed: "dataset", "split", "tokenizer", ...
+    protocol: JsonDict  # how the scores were computed: "dataset", "split", "tokenizer", ...
     rows: table.SystemRows  # system -> row of the results table, including baselines
     systems: Mapping[str, System]  # by name, without baselines
     pairs: Sequence[ChangePair]  # pairs in the list of the page
     pictures: Mapping[str, Thumbnail | None]  # path -> thumbnail; None for an image that cannot be read
     outlines: Mapping[str, Thumbnail] = field(default_factory=dict)  # path of a mask -> its outline
-    mask_counts: Mapping[str, float] | None = None  # numbers of usable, empty and unreadable masks
-    viewpoint: Mapping[str, Any] | None = None  # scores by viewpoint IoU (1: equal camera positions)
+    mask_counts: dict[str, float] | None = None  # numbers of usable, empty and unreadable masks
+    viewpoint: JsonDict | None = None  # scores by viewpoint IoU (1: equal camera positions)
     extra_rows: Mapping[str, table.SystemRows] = field(default_factory=dict)  # heading -> rows of a further table
     metadata: Sequence[tuple[str, str]] = ()  # (heading, text) for the section "Provenance"
 
@@ -145,7 +145,7 @@ def _curve_charts(
     return charts
 
 
-def page_data(page: Page) -> tuple[dict[str, Any], dict[str, Any]]:
+def page_data(page: Page) -> tuple[JsonDict, JsonDict]:
     """Return the index of the pairs, and the blocks of thumbnails and attention maps by the id of their HTML element.
 
     The index has "systems", "judged" (the rule that makes captions right or wrong), "colors" (of attention maps), "types", "texts",
@@ -160,11 +160,11 @@ def page_data(page: Page) -> tuple[dict[str, Any], dict[str, Any]]:
     systems = list(page.systems.values())
     judge_caption, verdict_rule = _choose_judge(page)
     types = table.ordered_type_groups({group for pair in page.pairs if (group := type_group(pair)) is not None})
-    entries: list[dict[str, Any]] = []
-    attention: list[list[dict[str, Any] | None]] = []
+    entries: list[JsonDict] = []
+    attention: list[list[JsonDict | None]] = []
     for pair in page.pairs:
         group = type_group(pair)
-        entry: dict[str, Any] = {
+        entry: JsonDict = {
             "id": pair.id,
             "t": -1 if group is None else types.index(group),
             "r": [texts.setdefault(text, len(texts)) for text in pair.captions],
@@ -199,7 +199,7 @@ def page_data(page: Page) -> tuple[dict[str, Any], dict[str, Any]]:
     images = [*page.pictures.values(), *page.outlines.values()]
     pictures = [None if image is None else [image.width, image.height, image.data] for image in images]
     block_sizes = {"pictures": _PICTURES_PER_BLOCK, "attention": _PAIRS_WITH_MAPS_PER_BLOCK}
-    blocks: dict[str, Any] = {}
+    blocks: JsonDict = {}
     for name, items in (("pictures", pictures), ("attention", attention)):
         size = block_sizes[name]
         blocks |= {f"{name}-{start // size}": items[start : start + size] for start in range(0, len(items), size)}
@@ -217,7 +217,7 @@ def page_data(page: Page) -> tuple[dict[str, Any], dict[str, Any]]:
     return index, blocks
 
 
-def _choose_judge(page: Page) -> tuple[Callable[[System, ChangePair], int | None], dict[str, Any]]:
+def _choose_judge(page: Page) -> tuple[Callable[[System, ChangePair], int | None], JsonDict]:
     """Return the function that judges a caption (1 right, 0 wrong, None unknown), and the rule that it follows.
 
     A caption is judged by its words if the dataset has the attributes of the changed objects. In other datasets, it is right if its

@@ -15,7 +15,7 @@ from diffcap.evaluation.captions import ALL_METRICS, Tokenizer, score_tokens, to
 from diffcap.evaluation.coco import read_predictions
 from diffcap.evaluation.protocols import dataset_protocol, groups_of
 from diffcap.evaluation.slots import slot_accuracy
-from diffcap.records import ChangePair, Dataset, file_hash, read_json
+from diffcap.records import ChangePair, Dataset, JsonDict, file_hash, read_json
 from diffcap.run_folder import (
     METRICS,
     PREDICTIONS,
@@ -26,7 +26,7 @@ from diffcap.run_folder import (
 )
 from diffcap.utils.errors import DiffcapError, wrap_errors
 
-Row = dict[str, Any]  # scores of one system; `score_row` describes the keys
+Row = JsonDict  # scores of one system; `score_row` describes the keys
 _IOU_KEY = "viewpoint_iou"  # in `extra` of a pair: 1 if both images have the same camera position, less if not
 _BIN_GROUPS = ("total", "semantic", "distractor")  # all pairs, pairs with a change, pairs without
 # Entries of the protocol that must be equal in all runs. "changes" says how a pair with several changes was captioned.
@@ -38,10 +38,10 @@ class Run:
     """An evaluation of a run, or the captions that another system wrote into a file."""
 
     path: Path  # from the command line: a run's folder, an evaluation's folder, or the file of another system
-    metrics: dict[str, Any]  # content of metrics.json
+    metrics: JsonDict  # content of metrics.json
     predictions: dict[str, str]  # id -> caption
     checkpoints: Sequence[Path] = ()  # several for an ensemble, none for another system
-    ptb_scores: dict[str, Any] | None = None  # group -> metric -> score with PTB tokens, if `metrics` has other tokens
+    ptb_scores: JsonDict | None = None  # group -> metric -> score with PTB tokens, if `metrics` has other tokens
 
 
 def read_run(path: str | Path) -> Run:
@@ -59,7 +59,7 @@ def read_run(path: str | Path) -> Run:
     )
 
 
-def zero_shot_origin(run: Run) -> dict[str, Any]:
+def zero_shot_origin(run: Run) -> JsonDict:
     """Return "base", "revision" and "prompt" of a model without training, and the number of "sentences" if not 1; {} for other runs."""
     provenance = run.metrics["provenance"]
     for checkpoint in provenance.get("checkpoints") or []:
@@ -70,7 +70,7 @@ def zero_shot_origin(run: Run) -> dict[str, Any]:
     return {}
 
 
-def read_metrics(evaluation_folder: Path, filename: str = METRICS) -> dict[str, Any]:
+def read_metrics(evaluation_folder: Path, filename: str = METRICS) -> JsonDict:
     """Read an evaluation's metrics.json, or its file of scores with another tokenizer."""
     path = evaluation_folder / filename
     metrics = read_json(path, "scores", "give the folder of an evaluated run, or run `make eval`")
@@ -84,7 +84,7 @@ def read_metrics(evaluation_folder: Path, filename: str = METRICS) -> dict[str, 
     return metrics
 
 
-def common_protocol(runs: Sequence[Run], dataset: Dataset, split: str) -> dict[str, Any]:
+def common_protocol(runs: Sequence[Run], dataset: Dataset, split: str) -> JsonDict:
     """Check that all runs were scored alike, and return the protocol, {"dataset", "split", "tokenizer", ...}, which says how."""
     first_protocol = runs[0].metrics["protocol"]
     for run in runs:
@@ -108,7 +108,7 @@ def common_protocol(runs: Sequence[Run], dataset: Dataset, split: str) -> dict[s
     return {**first_protocol, **dataset_protocol(dataset.info)}
 
 
-def default_protocol(dataset: Dataset, split: str) -> dict[str, Any]:
+def default_protocol(dataset: Dataset, split: str) -> JsonDict:
     """Return the protocol of a report without runs: all pairs of the split, PTB tokens, all metrics that can be computed."""
     groups = groups_of([pair for pair in dataset.pairs if pair.split == split and pair.captions])
     if not groups["total"]:
@@ -124,7 +124,7 @@ def default_protocol(dataset: Dataset, split: str) -> dict[str, Any]:
     }
 
 
-def score_row(result: Mapping[str, Any], predictions: Mapping[str, str], pairs: Sequence[ChangePair]) -> Row:
+def score_row(result: JsonDict, predictions: Mapping[str, str], pairs: Sequence[ChangePair]) -> Row:
     """Make a row from the result of `protocols.evaluate`. A group ("total", "color") is a set of pairs that are scored as one corpus.
 
     Returns:
@@ -206,7 +206,7 @@ def quantile_bins(pairs: Sequence[ChangePair], num_bins: int) -> list[list[Chang
 
 def viewpoint_scores(
     systems: Mapping[str, Sequence[Mapping[str, str]]], bins: Sequence[Sequence[ChangePair]], tokenizer: Tokenizer
-) -> dict[str, Any]:
+) -> JsonDict:
     """Compute the content of `viewpoint.json`. Each bin, with IoU from "low" to "high", is a corpus with separate document frequencies.
 
     Args:
@@ -222,17 +222,17 @@ def viewpoint_scores(
     named_captions = [(name, captions) for name, seed_captions in systems.items() for captions in seed_captions]
     texts = {str(index): {id: captions[id] for id in references} for index, (_, captions) in enumerate(named_captions)}
     hypotheses, reference_tokens = tokenize_together(texts, references, tokenizer)
-    bin_entries: list[dict[str, Any]] = []
-    system_scores: dict[str, list[dict[str, Any]]] = {name: [] for name in systems}
+    bin_entries: list[JsonDict] = []
+    system_scores: dict[str, list[JsonDict]] = {name: [] for name in systems}
     for bin_pairs in bins:
         groups = {group: ids for group, ids in groups_of(bin_pairs).items() if group in _BIN_GROUPS}
         low, high = (float(pair.extra[_IOU_KEY]) for pair in (bin_pairs[0], bin_pairs[-1]))
         counts = {group: len(ids) for group, ids in groups.items()}
         bin_entries.append({"low": low, "high": high, "pairs": counts})
-        seed_scores: dict[str, list[dict[str, Any]]] = {name: [] for name in systems}
+        seed_scores: dict[str, list[JsonDict]] = {name: [] for name in systems}
         for (name, captions), tokens in zip(named_captions, hypotheses.values()):
             metrics = score_tokens(tokens, reference_tokens, groups, ["CIDEr-D"])
-            scores: dict[str, Any] = {"CIDEr-D": {group: metrics[group]["CIDEr-D"] for group in groups}}
+            scores: JsonDict = {"CIDEr-D": {group: metrics[group]["CIDEr-D"] for group in groups}}
             if has_object_labels:
                 scores["type_accuracy"] = type_accuracy(captions, bin_pairs, groups)
             seed_scores[name].append(scores)

@@ -10,11 +10,10 @@ from typing import Any
 
 from diffcap.evaluation.protocols import TYPE_ORDER, remarks
 from diffcap.evaluation.tables import WEIGHTLESS_MARK, WEIGHTLESS_NOTE, is_weightless, score_notes
-from diffcap.records import NO_CHANGE_GROUPS, RESERVED_CHANGE_TYPES
+from diffcap.records import NO_CHANGE_GROUPS, RESERVED_CHANGE_TYPES, JsonDict
 from diffcap.utils.table import Cell, Table, escape_markdown
 
-JsonObject = Mapping[str, Any]
-SystemRows = Mapping[str, JsonObject]  # system -> row, {group: {metric: fraction}, ...}, see `rows.score_row`
+SystemRows = Mapping[str, JsonDict]  # system -> row, {group: {metric: fraction}, ...}, see `rows.score_row`
 ColumnPaths = Mapping[str, tuple[str, ...]]  # heading -> path of the number in a row
 
 MAIN_COLUMNS: ColumnPaths = {
@@ -46,7 +45,7 @@ GROUPS = ("total", "semantic", "distractor", "change", "no_change")
 METRICS = ("BLEU-4", "METEOR", "ROUGE-L", "CIDEr-D", "SPICE", "S*m", "accuracy")
 
 
-def number_at(row: JsonObject, path: Sequence[str]) -> float | None:
+def number_at(row: JsonDict, path: Sequence[str]) -> float | None:
     """Return the number at a path of keys in a row, such as ("total", "CIDEr-D"); None if a key is missing."""
     value: Any = row
     for key in path:
@@ -54,7 +53,7 @@ def number_at(row: JsonObject, path: Sequence[str]) -> float | None:
     return value
 
 
-def _cell(row: JsonObject, path: Sequence[str], best: float = 0.0, lowest: float = 0.0) -> Cell:
+def _cell(row: JsonDict, path: Sequence[str], best: float = 0.0, lowest: float = 0.0) -> Cell:
     """Format the number at `path`, a score x 100 or seconds. Its fraction is 0 for `lowest` and 1 for `best`, or 0 if they are equal."""
 
     def text(number: float) -> str:
@@ -186,7 +185,7 @@ def word_id_rows(rows: SystemRows) -> SystemRows:
     return rows_of_ids
 
 
-def word_id_note(id_protocols: Mapping[str, JsonObject]) -> str:
+def word_id_note(id_protocols: Mapping[str, JsonDict]) -> str:
     """Describe each system's vocabulary: its size, and the rule that chose its words. METEOR takes some ids for paraphrases of others."""
     systems: dict[str, list[str]] = {}  # description of a vocabulary -> systems
     for system, protocol in id_protocols.items():
@@ -198,7 +197,7 @@ def word_id_note(id_protocols: Mapping[str, JsonObject]) -> str:
     return f"Protocol {protocol_name}: scores of word ids. Vocabulary: {'; '.join(texts)}. METEOR depends on the vocabulary."
 
 
-def localisation_table(localisation: Mapping[str, JsonObject]) -> Table:
+def localisation_table(localisation: Mapping[str, JsonDict]) -> Table:
     """Make the table of how much attention is on the change, in a mask or box. `localisation`: system -> scores (`collect_attention`)."""
     lines = []
     for system, measured in localisation.items():
@@ -212,7 +211,7 @@ def localisation_table(localisation: Mapping[str, JsonObject]) -> Table:
     return Table(columns, lines, ["", "inside the"], "localisation")
 
 
-def localisation_tabs(localisation: Mapping[str, JsonObject]) -> dict[str, dict[str, Table]]:
+def localisation_tabs(localisation: Mapping[str, JsonDict]) -> dict[str, dict[str, Table]]:
     """Make the tabs of the page: title of the tab -> system -> table by kind of word or by word. Input: as in `localisation_table`."""
     tabs: dict[str, dict[str, Table]] = {}
     for system, measured in localisation.items():
@@ -231,7 +230,7 @@ def localisation_tabs(localisation: Mapping[str, JsonObject]) -> dict[str, dict[
     return tabs
 
 
-def localisation_note(mask_counts: JsonObject | None) -> str:
+def localisation_note(mask_counts: JsonDict | None) -> str:
     """Explain the scores in `localisation_table`. `mask_counts`: numbers of images that mark the change, see `drawing.mask_counts`."""
     text = (
         "Pointing: share of the words' attention maps whose highest cell overlaps the region. Mass: share of the attention inside "
@@ -245,12 +244,12 @@ def localisation_note(mask_counts: JsonObject | None) -> str:
     return f"{text} Left out: {' and '.join(left_out)} masks." if left_out else text
 
 
-def protocol_text(protocol: JsonObject, rows: SystemRows) -> str:
+def protocol_text(protocol: JsonDict, rows: SystemRows) -> str:
     """Say in one line how the scores were computed."""
     return f"{protocol['dataset']}, {protocol['split']} split, {scoring_text(protocol, rows)}"
 
 
-def scoring_text(protocol: JsonObject, rows: SystemRows) -> str:
+def scoring_text(protocol: JsonDict, rows: SystemRows) -> str:
     """Say how the scores were computed, without the dataset and the split."""
     run_counts = sorted({count for row in rows.values() if (count := int(row.get("runs", 1))) > 1})
     num_runs = " to ".join(map(str, dict.fromkeys((*run_counts[:1], *run_counts[-1:]))))  # "3", or "2 to 5"
@@ -263,7 +262,7 @@ def scoring_text(protocol: JsonObject, rows: SystemRows) -> str:
     )
 
 
-def decoding_text(protocol: JsonObject) -> str:
+def decoding_text(protocol: JsonDict) -> str:
     """Describe the decoding, the ensembles, and the systems whose captions were read from a file."""
     beams, file_systems, penalty = (protocol.get(key) for key in ("beams", "files", "length_penalty"))
     parts = [] if beams is None else ["greedy decoding" if beams == 1 else f"beam search of {beams}"]
@@ -273,7 +272,7 @@ def decoding_text(protocol: JsonObject) -> str:
     return ", ".join(parts) or "unknown decoding"
 
 
-def footnotes(protocol: JsonObject, rows: SystemRows) -> list[str]:
+def footnotes(protocol: JsonDict, rows: SystemRows) -> list[str]:
     """Return notes on the scores and the captions, and the model and prompt of each system without training."""
     group_scores = [row[group] for row in rows.values() for group in row if group in protocol["pairs"]]
     texts = score_notes(group_scores, protocol["pairs"])
@@ -284,7 +283,7 @@ def footnotes(protocol: JsonObject, rows: SystemRows) -> list[str]:
     return texts
 
 
-def zero_shot_text(origin: JsonObject) -> str:
+def zero_shot_text(origin: JsonDict) -> str:
     """Name the base model of a system without training, its commit and prompt, and how many sentences of its answer are kept."""
     commit = f" at commit {origin['revision']}" if origin.get("revision") else ""
     prompt = f', prompt "{origin["prompt"]}"' if origin.get("prompt") else ""
@@ -293,7 +292,7 @@ def zero_shot_text(origin: JsonObject) -> str:
 
 
 def report_text(
-    protocol: JsonObject, rows: SystemRows, run_names: Sequence[str], localisation: Any = None, mask_counts: Any = None
+    protocol: JsonDict, rows: SystemRows, run_names: Sequence[str], localisation: Any = None, mask_counts: Any = None
 ) -> str:
     """Return the text of `table.md`. `run_names`: all systems that are not baselines. Other arguments: see the functions above."""
     texts = [protocol_text(protocol, rows), *footnotes(protocol, rows)]

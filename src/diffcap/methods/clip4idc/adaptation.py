@@ -11,6 +11,7 @@ from diffcap.lit.training import OptimizerFunction, TrainingModule, adamw, init_
 from diffcap.methods.clip4idc.model import CLIP4IDCAdaptation
 from diffcap.methods.clip4idc.retrieval import add_to_metric
 from diffcap.methods.clip4idc.weights import load_clip
+from diffcap.models.captioner import Batch
 from diffcap.models.clip import clamp_logit_scale_
 from diffcap.utils.errors import DiffcapError
 
@@ -84,7 +85,7 @@ class Adaptation(TrainingModule):
         clip_ids = {id(parameter) for parameter in clip}
         return {"clip": clip, "added": [p for p in model.parameters() if id(p) not in clip_ids]}
 
-    def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Compute and log the contrastive loss over the global batch."""
         loss = self.captioner.loss(batch)
         self.log_losses({"contrast": loss}, len(batch["before"]))
@@ -95,6 +96,6 @@ class Adaptation(TrainingModule):
         clamp_logit_scale_(self.captioner.logit_scale)
         super().on_train_batch_end(outputs, batch, batch_idx)
 
-    def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Add the embeddings of the pairs and of all their captions to the metric: `val/t2p_R@1` (text to pair) and others."""
         add_to_metric(self.metric, self.captioner, batch)

@@ -17,6 +17,7 @@ from diffcap.evaluation.tables import metrics_table, print_table
 from diffcap.features.store import FeatureStore
 from diffcap.lit.decoding import evaluation_trainer
 from diffcap.lit.launch import compare_processes
+from diffcap.models.captioner import Batch
 from diffcap.records import read_dataset, take_changes, write_json
 from diffcap.run_folder import METRICS, check_finished
 from diffcap.text.vocabularies import restore_vocabulary
@@ -24,7 +25,7 @@ from diffcap.utils.errors import DiffcapError, wrap_errors
 from diffcap.utils.provenance import provenance
 
 
-def add_to_metric(metric: PairRetrieval, model: Any, batch: dict[str, Any]) -> None:
+def add_to_metric(metric: PairRetrieval, model: Any, batch: Batch) -> None:
     """Add the embeddings of a batch's pairs and captions, with their numbers in the split, to `metric`. `model`: `CLIP4IDCAdaptation`."""
     pairs = model.encode_pairs(batch["before"], batch["after"])
     texts = model.words(batch["texts"])
@@ -40,7 +41,7 @@ class Retrieval(pl.LightningModule):
         self.metric = PairRetrieval(pair_to_text)
         self.scores: dict[str, float] = {}
 
-    def test_step(self, batch: dict[str, Any], batch_idx: int) -> None:
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
         """Add the embeddings of a batch's pairs and of all their captions to the metric."""
         add_to_metric(self.metric, self.model, batch)
 

@@ -1,7 +1,5 @@
 """The pre-training stage of IDC-PCL. Each step trains one task: masked words, masked patches, hard negatives or image classes."""
 
-from typing import Any
-
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -9,6 +7,7 @@ from diffcap.lit.schedules import Schedule
 from diffcap.lit.training import TrainingModule, init_from
 from diffcap.methods.pcl.model import find_masked_words
 from diffcap.methods.pcl.pretraining_model import PCLPretraining
+from diffcap.models.captioner import Batch
 
 # Parts of the model that only a stage with the task "fgvc" (classes of birds) has. A checkpoint for `init_from` may have or lack them.
 FGVC_HEADS = ("classifier", "matcher")
@@ -54,7 +53,7 @@ class Pretraining(TrainingModule):
             vocabulary_words = self.feature_data.words
             init_from(self.captioner, self.init_from, vocabulary_words, FGVC_HEADS, FGVC_HEADS, self.init_without)
 
-    def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return the loss of the batch's task. DDP needs a gradient of every parameter, so parameters of other tasks get zero."""
         task = batch["task"]
         losses = self.captioner.loss(task.removeprefix("single_"), batch)
@@ -63,10 +62,10 @@ class Pretraining(TrainingModule):
         self.log_losses({task: loss, **parts}, len(batch["before"]))
         return loss + 0.0 * sum(parameter.sum() for parameter in self.captioner.parameters())
 
-    def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Add the loss and the accuracy of the masked words in a batch of validation pairs."""
 
-        def mlm_losses(batch: dict[str, Any]) -> dict[str, Tensor]:
+        def mlm_losses(batch: Batch) -> dict[str, Tensor]:
             logits = self.captioner.mlm_logits(batch)
             words = find_masked_words(batch).ids
             losses = F.cross_entropy(logits, words, reduction="none")
