@@ -105,7 +105,7 @@ class BlocksNetwork(nn.Module):
         color_values = torch.einsum("bcgi,bcij->bcgj", torch.cat(by_color, 2).flatten(3), weights)
         offsets = [torch.einsum("bci,bcij->bcj", color.flatten(2), weights * distance) for distance in (dx, dy)]
         # The groups without color use the mean position of the cell's objects, weighted by the probabilities of the colors.
-        color_shares = color / color.sum(1, keepdim=True).clamp(min=1e-6)
+        color_shares = color / color.sum(1, keepdim=True).clamp(1e-6)
         mean_x, mean_y = ((color_shares * position).sum(1, keepdim=True) for position in (x, y))
         mean_weights, _, _ = self._bilinear_weights(mean_x, mean_y)
         colorless = torch.cat([groups[name] for name in ("shape", "material", "size", "solid")], 1)  # (B, 19, 4, 6)
@@ -119,7 +119,7 @@ class BlocksNetwork(nn.Module):
         center_x, center_y = (self.centers[index].flatten() for index in (0, COLORS))  # (24,) each
         dx = (x.flatten(2)[..., None] - center_x) / (2 * CELL / WIDTH)
         dy = (y.flatten(2)[..., None] - center_y) / (2 * CELL / HEIGHT)
-        return (1 - dx.abs()).clamp(min=0) * (1 - dy.abs()).clamp(min=0), dx, dy
+        return (1 - dx.abs()).clamp(0) * (1 - dy.abs()).clamp(0), dx, dy
 
     def forward(self, images: Tensor) -> Tensor:
         """Turn images (B, 3, 96, 128) into features (B, 107, 4, 6), of which each channel has zero mean and unit variance."""

@@ -8,6 +8,7 @@ Each strategy returns a new text, or None if it does not apply. The strategies a
   the new color); invert each comparison; swap two adjectives or two nouns.
 """
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, pairwise
 from random import Random
@@ -157,28 +158,20 @@ def _swap_animals_of(sentence: list[str]) -> list[str]:
     return [_OTHER_ANIMAL.get(word, word) for word in sentence]
 
 
+_LETTER_OF_TAG = {"DET": "D", "ADJ": "A", "NUM": "A", "NOUN": "N", "PROPN": "N"}
+
+
 def _noun_phrases(caption: TaggedCaption) -> list[tuple[int, int]]:
     """Return (start, end) of each noun phrase that names an object: articles, then adjectives and nouns, the last one a noun."""
+    letters = "".join(_LETTER_OF_TAG.get(tag, "-") for tag in caption.tags)
     spans = []
-    index = 0
-    tags = caption.tags
-    while index < len(tags):
-        start = index
-        while index < len(tags) and tags[index] == "DET":
-            index += 1
-        after_articles = index
-        while index < len(tags) and tags[index] in ("ADJ", "NOUN", "PROPN", "NUM"):
-            index += 1
-        end = index
-        while end > after_articles and tags[end - 1] not in ("NOUN", "PROPN"):
-            end -= 1
-        if end > after_articles:
-            head_noun = caption.words[end - 1]
-            attributes = [attribute_of(word) for word in caption.words[start:end]]
-            is_object = head_noun not in FUNCTION_WORDS and not is_animal(head_noun)
-            if is_object and attributes[-1] not in ("side", "color", "material") and "change" not in attributes:
-                spans.append((start, end))
-        index = max(index, start + 1)
+    for match in re.finditer("D*[AN]*N", letters):
+        start, end = match.span()
+        head_noun = caption.words[end - 1]
+        attributes = [attribute_of(word) for word in caption.words[start:end]]
+        is_object = head_noun not in FUNCTION_WORDS and not is_animal(head_noun)
+        if is_object and attributes[-1] not in ("side", "color", "material") and "change" not in attributes:
+            spans.append((start, end))
     return spans
 
 

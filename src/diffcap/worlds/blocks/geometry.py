@@ -15,6 +15,7 @@ CUBE, SPHERE, CYLINDER = range(3)
 FOOTPRINT_RADII = (0.38, 0.72)  # of the circles around small and large objects on the ground, about as in CLEVR
 VIEW_TANGENTS = (0.335, 0.25125)  # tangents of half the horizontal and half the vertical angle of view of a 4:3 image
 REFERENCE_SIZE = (128, 96)  # width and height of the image in which visibility is measured
+TensorTriple = tuple[Tensor, Tensor, Tensor]
 
 
 class TensorFields:
@@ -57,7 +58,7 @@ class Scenes(TensorFields):
     @property
     def radius(self) -> Tensor:
         """(B, N) radius of the footprint's circumscribed circle: a sphere's radius, half the diagonal of a cube."""
-        return torch.tensor(FOOTPRINT_RADII, device=self.size.device)[self.size]
+        return torch.tensor(FOOTPRINT_RADII)[self.size]
 
     @property
     def half_height(self) -> Tensor:
@@ -70,7 +71,7 @@ class Scenes(TensorFields):
         return torch.cat([self.position, self.half_height[..., None]], -1)
 
 
-def camera_axes(scenes: Scenes) -> tuple[Tensor, Tensor, Tensor]:
+def camera_axes(scenes: Scenes) -> TensorTriple:
     """Return the unit vectors forward, right and up of each camera, (B, 3) each; right is horizontal."""
     to_target = scenes.target - scenes.eye
     x, y, z = to_target.unbind(-1)
@@ -89,7 +90,7 @@ def view_tangents(image_size: tuple[int, int]) -> tuple[float, float]:
     return (vertical * aspect, vertical) if aspect >= horizontal / vertical else (horizontal, horizontal / aspect)
 
 
-def to_camera(points: Tensor, scenes: Scenes) -> tuple[Tensor, Tensor, Tensor]:
+def to_camera(points: Tensor, scenes: Scenes) -> TensorTriple:
     """Convert points (B, ..., 3) to coordinates right, up and forward of their scene's camera, (B, ...) each."""
     broadcast_shape = (len(points), *[1] * (points.ndim - 2), 3)
     x, y, z = (points - scenes.eye.view(broadcast_shape)).unbind(-1)
@@ -112,7 +113,7 @@ def view_boxes(scenes: Scenes) -> Tensor:
     sine = torch.where(is_cube, scenes.yaw.sin(), from_eye[..., 1] / distance)
     half_side = torch.where(is_cube, half_height, radius)
     corners = [[x, y, z] for x in (-1.0, 1.0) for y in (-1.0, 1.0) for z in (0.0, 2.0)]  # in units of half a side
-    unit_x, unit_y, unit_z = torch.tensor(corners, device=radius.device).unbind(1)
+    unit_x, unit_y, unit_z = torch.tensor(corners).unbind(1)
     cosine, sine = cosine[..., None], sine[..., None]
     local_x, local_y = half_side[..., None] * unit_x, half_side[..., None] * unit_y  # (B, N, 8)
     corner_x = scenes.position[..., 0, None] + local_x * cosine - local_y * sine
@@ -139,7 +140,7 @@ def intersection_area(first: Tensor, second: Tensor) -> Tensor:
     """Return the area of the intersection of boxes (..., 4), elementwise."""
     lower = torch.maximum(first[..., :2], second[..., :2])
     upper = torch.minimum(first[..., 2:], second[..., 2:])
-    sides = (upper - lower).clamp(min=0)
+    sides = (upper - lower).clamp(0)
     return sides[..., 0] * sides[..., 1]
 
 

@@ -20,7 +20,7 @@ SUBPIXEL_OFFSETS = ((-0.125, -0.375), (0.375, -0.125), (0.125, 0.375), (-0.375, 
 
 
 def render(scenes: Scenes, image_size: tuple[int, int] = (128, 96)) -> tuple[Tensor, Tensor]:
-    """Render B scenes at a size (width, height), on their device.
+    """Render B scenes at a size (width, height).
 
     Returns:
         Images (B, 3, H, W) uint8, and slots (B, H, W) int64 of the objects at the centres of the pixels, -1 for the ground.
@@ -29,7 +29,7 @@ def render(scenes: Scenes, image_size: tuple[int, int] = (128, 96)) -> tuple[Ten
     batch = _prepare_batch(scenes, image_size)
     num_pixels = len(scenes) * height * width
     center_hits = _find_hits(batch, _make_rays(batch), num_pixels)
-    face_ids = torch.full((num_pixels,), -1, dtype=torch.int32, device=scenes.eye.device)
+    face_ids = torch.full((num_pixels,), -1, dtype=torch.int32)
     face_ids[center_hits.sample] = center_hits.pair.int() * 4 + center_hits.face_index
     face_ids = face_ids.view(-1, height, width)
     # A pixel is at an edge if a horizontal or vertical neighbour shows another face.
@@ -53,7 +53,7 @@ def render(scenes: Scenes, image_size: tuple[int, int] = (128, 96)) -> tuple[Ten
         colors[:, edge_pixels] = 0.25 * (a + b + c + d)
     pixel_values = (colors.clamp(0, 1) * 255 + 0.5).to(torch.uint8)
     images = pixel_values.view(3, -1, height, width).transpose(0, 1).contiguous()
-    slot_map = torch.full((num_pixels,), -1, device=scenes.eye.device)
+    slot_map = torch.full((num_pixels,), -1)
     slot_map[center_hits.sample] = _take(batch.slot, center_hits.pair)
     return images, slot_map.view(-1, height, width)
 
@@ -78,7 +78,7 @@ class _RayBatch:
 
     def ranges_by_shape(self, pair: Tensor) -> list[tuple[int, int, int]]:
         """Return (shape, start, end) for each shape. Of n rays with sorted pairs (n,), rays `start` to `end` - 1 are for this shape."""
-        bounds = torch.searchsorted(pair, torch.tensor(self.shape_starts, device=pair.device)).tolist()
+        bounds = torch.searchsorted(pair, torch.tensor(self.shape_starts)).tolist()
         return list(zip(range(3), bounds, bounds[1:]))
 
 
@@ -148,7 +148,7 @@ def _pixels_of_boxes(batch: _RayBatch, boxes: Tensor) -> tuple[Tensor, Tensor, T
     top, bottom = (1 - top / max_y) * (height / 2), (1 - bottom / max_y) * (height / 2)
     left, top = left.floor().clamp(0, width), top.floor().clamp(0, height)
     right, bottom = right.ceil().clamp(0, width), bottom.ceil().clamp(0, height)
-    box_width, box_height = (right - left).clamp(min=0), (bottom - top).clamp(min=0)
+    box_width, box_height = (right - left).clamp(0), (bottom - top).clamp(0)
     pair, offset = _repeat_indices((box_width * box_height).long())
     row_width = _take(box_width, pair)
     position = offset.float()
@@ -159,28 +159,28 @@ def _pixels_of_boxes(batch: _RayBatch, boxes: Tensor) -> tuple[Tensor, Tensor, T
 
 def _repeat_indices(counts: Tensor) -> tuple[Tensor, Tensor]:
     """Return every index i, repeated `counts[i]` times, and the number of each repetition: 0, 1, ... `counts[i] - 1`."""
-    indices = torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
-    return indices, torch.arange(len(indices), device=counts.device) - _take(counts.cumsum(0) - counts, indices)
+    indices = torch.arange(len(counts)).repeat_interleave(counts)
+    return indices, torch.arange(len(indices)) - _take(counts.cumsum(0) - counts, indices)
 
 
 def _split_edge_rays(batch: _RayBatch, rays: _Rays, is_edge: Tensor) -> tuple[Tensor, _Rays]:
     """Replace each ray by four. Return the indices of the edge pixels, and the rays, whose sample 4 i + k is subpixel k of edge pixel i."""
     edge_pixels = is_edge.nonzero().flatten()
     edge_rank = torch.empty_like(is_edge, dtype=torch.int64)
-    edge_rank[edge_pixels] = torch.arange(len(edge_pixels), device=is_edge.device)
+    edge_rank[edge_pixels] = torch.arange(len(edge_pixels))
     num_subpixels = len(SUBPIXEL_OFFSETS)
-    offsets = torch.tensor(SUBPIXEL_OFFSETS, device=is_edge.device)
+    offsets = torch.tensor(SUBPIXEL_OFFSETS)
     max_x, max_y = view_tangents(batch.image_size)
     tangent_x = rays.tangent_x[:, None] + offsets[:, 0] * (2 * max_x / batch.image_size[0])
     tangent_y = rays.tangent_y[:, None] - offsets[:, 1] * (2 * max_y / batch.image_size[1])
-    sample = _take(edge_rank, rays.sample)[:, None] * num_subpixels + torch.arange(num_subpixels, device=is_edge.device)
+    sample = _take(edge_rank, rays.sample)[:, None] * num_subpixels + torch.arange(num_subpixels)
     pair = rays.pair.repeat_interleave(num_subpixels)
     return edge_pixels, _Rays(pair, sample.flatten(), tangent_x.flatten(), tangent_y.flatten())
 
 
 def _find_hits(batch: _RayBatch, rays: _Rays, num_samples: int) -> _Hits:
     """Intersect each ray with the object of its pair. Return the nearest hit of each sample."""
-    nearest = torch.full((num_samples,), torch.inf, device=rays.tangent_x.device)
+    nearest = torch.full((num_samples,), torch.inf)
     ranges, rays_by_shape, depths_by_shape = batch.ranges_by_shape(rays.pair), [], []
     for shape, start, end in ranges:
         pair, u, v = rays.pair[start:end], rays.tangent_x[start:end], rays.tangent_y[start:end]
@@ -206,12 +206,11 @@ def _find_hits(batch: _RayBatch, rays: _Rays, num_samples: int) -> _Hits:
 def _ground_colors(batch: _RayBatch) -> list[Tensor]:
     """Return red, green and blue of the ground at every pixel, with shadows but without objects, (B, H, W) each."""
     scenes, (width, height) = batch.scenes, batch.image_size
-    device = scenes.eye.device
-    column, row = torch.arange(width, device=device) + 0.5, torch.arange(height, device=device) + 0.5
+    column, row = torch.arange(width) + 0.5, torch.arange(height) + 0.5
     tangent_x, tangent_y = _pixel_tangents(batch.image_size, column, row)
     forward, right, up = batch.axes
     # `right` is horizontal, so all rays of a pixel row hit the ground at the same depth.
-    descent = (-(forward[:, 2, None] + tangent_y * up[:, 2, None])).clamp(min=0.02)  # loss of height per unit of depth
+    descent = (-(forward[:, 2, None] + tangent_y * up[:, 2, None])).clamp(0.02)  # loss of height per unit of depth
     depth = scenes.eye[:, 2, None] / descent  # (B, H)
     x, y = (
         (scenes.eye[:, axis, None] + depth * (forward[:, axis, None] + tangent_y * up[:, axis, None]))[..., None]
@@ -270,7 +269,7 @@ def _hit_colors(batch: _RayBatch, hits: _Hits) -> Tensor:
     x, y, z = hits.local_ray
     length = (x * x + y * y + z * z).sqrt()
     view = (-x / length, -y / length, -z / length)
-    palette = torch.tensor(OBJECT_COLORS, device=pair.device).T / 255
+    palette = torch.tensor(OBJECT_COLORS).T / 255
     color = _take(palette[:, scenes.color[batch.image, batch.slot]], pair)
     is_metal = _take(scenes.material[batch.image, batch.slot] == MATERIALS.index("metal"), pair)
     intensity = _take(scenes.intensity.T[:, batch.image], pair)
@@ -288,14 +287,13 @@ def _visible_key_light(batch: _RayBatch, hits: _Hits, height: Tensor) -> Tensor:
     shadow_length = 2 * half_height / light[:, 2]
     # Select the pairs of two objects for which the shadow of the first (caster) can reach the second (receiver).
     num_pairs = len(x)
-    is_other = ~torch.eye(num_pairs, dtype=torch.bool, device=x.device)
-    receiver, caster = ((batch.image[:, None] == batch.image) & is_other).nonzero(as_tuple=True)
+    receiver, caster = (batch.image[:, None] == batch.image).nonzero(as_tuple=True)
     dx, dy = x[receiver] - x[caster], y[receiver] - y[caster]
     run_x, run_y = -shadow_length[caster] * light[caster, 0], -shadow_length[caster] * light[caster, 1]
     fraction = ((dx * run_x + dy * run_y) / (run_x * run_x + run_y * run_y)).clamp(0, 1)
     off_x, off_y = dx - fraction * run_x, dy - fraction * run_y
     max_distance = radius[receiver] + radius[caster] + 0.1 + 0.16 * shadow_length[caster]
-    is_reached = off_x * off_x + off_y * off_y < max_distance * max_distance
+    is_reached = (off_x * off_x + off_y * off_y < max_distance * max_distance) & (receiver != caster)
     receiver, caster = receiver[is_reached], caster[is_reached]
     counts = torch.bincount(hits.pair, minlength=num_pairs)
     first_hit = counts.cumsum(0) - counts

@@ -190,7 +190,7 @@ def _sample_views(sampler: _Sampler, jitter: float) -> tuple[Tensor, Tensor, Ten
 
 def _sample_positions(
     sampler: _Sampler, radius: Tensor, is_present: Tensor, changed: Tensor, is_move: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> geometry.TensorTriple:
     """Return positions (A, N, 2), the second position (A, 2) of an object that moves, and (A,) bool, True if all objects have room."""
     row_numbers, num_slots = torch.arange(len(radius)), radius.shape[1]
     # The second position of an object that moves is sampled last, as if it were another object.
@@ -208,7 +208,7 @@ def _sample_positions(
         min_distance = radius[:, :slot] + all_radii[:, slot, None] + MIN_GAP
         if slot == num_slots:  # the second position must also be away from the first one
             is_changed = torch.arange(num_slots) == changed[:, None]
-            min_distance = torch.where(is_changed, min_distance.clamp(min=1.5), min_distance)
+            min_distance = torch.where(is_changed, min_distance.clamp(1.5), min_distance)
         is_free = ((distance > min_distance[:, None]) | ~is_present[:, None, :slot]).all(2)
         positions[:, slot] = tried[row_numbers, is_free.to(torch.uint8).argmax(1)]
         has_room &= is_free.any(1) | ~is_needed[:, slot]
@@ -255,8 +255,9 @@ def _has_clear_move(triples: Triples) -> Tensor:
 def _has_distinct_objects(size: Tensor, color: Tensor, material: Tensor, shape: Tensor, is_present: Tensor) -> Tensor:
     """Return (A,) bool, True if no two present objects have the same four attributes."""
     codes = ((size * len(COLORS) + color) * len(MATERIALS) + material) * len(SHAPES) + shape
-    are_both_present = is_present[:, :, None] & is_present[:, None] & ~torch.eye(codes.shape[1], dtype=torch.bool)
-    return ~((codes[:, :, None] == codes[:, None]) & are_both_present).flatten(1).any(1)
+    are_both_present = is_present[:, :, None] & is_present[:, None]
+    are_equal = (codes[:, :, None] == codes[:, None]) & are_both_present
+    return ~are_equal.triu(1).flatten(1).any(1)
 
 
 def _masked_mean(values: Tensor, mask: Tensor) -> Tensor:

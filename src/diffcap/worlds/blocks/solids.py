@@ -44,7 +44,7 @@ def intersect(shape: int, origin: Vector, ray: Vector, radius: Tensor, half_heig
     if shape == SPHERE:
         quadratic, linear, constant = quadratic + dz * dz, linear + z * dz, constant + z * z
     discriminant = linear * linear - quadratic * constant
-    root = discriminant.clamp(min=0).sqrt()
+    root = discriminant.clamp(0).sqrt()
     if shape == SPHERE:
         return torch.where(discriminant > 0, (-linear - root) / quadratic, torch.inf)
     slab_enter, slab_leave = _intersect_slab(z, dz, half_height)
@@ -74,7 +74,7 @@ def surface(shape: int, point: Vector, radius: Tensor, half_height: Tensor) -> t
         normal = (x.sign() * edge_x, y.sign() * edge_y, z.sign() * edge_z)
         return _normalize(normal), torch.where(is_top, 0, 2 - is_x_face.int())
     from_axis = (x * x + y * y).sqrt()
-    scale = _edge_weight(from_axis, radius) / from_axis.clamp(min=1e-6)
+    scale = _edge_weight(from_axis, radius) / from_axis.clamp(1e-6)
     return _normalize((x * scale, y * scale, z.sign() * edge_z)), (z < 0.999 * half_height).int()
 
 
@@ -88,7 +88,7 @@ def _dot(first: Vector, second: Vector | tuple[float, ...]) -> Tensor:
 
 
 def _normalize(vector: Vector) -> Vector:
-    length = _dot(vector, vector).sqrt().clamp(min=1e-6)
+    length = _dot(vector, vector).sqrt().clamp(1e-6)
     return [component / length for component in vector]
 
 
@@ -102,13 +102,13 @@ def key_visibility(shape: int, point: Vector, light: Vector, radius: Tensor, hal
     if shape == SPHERE:
         z = half_height - z
         along_ray = z * lz - x * lx - y * ly
-        distance = (x * x + y * y + z * z - along_ray * along_ray).clamp(min=0).sqrt() - radius
+        distance = (x * x + y * y + z * z - along_ray * along_ray).clamp(0).sqrt() - radius
         return torch.where(along_ray > 0, _soft_step(distance, 0.05 + 0.13 * along_ray), 1.0)
     # While the line to the light rises by 1, it moves by the horizontal vector (slope_x, slope_y).
     slope_x, slope_y = lx / lz, ly / lz
     rise = 2 * half_height - z
     slope_squared = slope_x * slope_x + slope_y * slope_y
-    nearest_rise = torch.minimum(-(x * slope_x + y * slope_y) / slope_squared, rise).clamp(min=0)
+    nearest_rise = torch.minimum(-(x * slope_x + y * slope_y) / slope_squared, rise).clamp(0)
     if shape == CUBE:
         run_x, run_y = slope_x * rise, slope_y * rise
         distance_x = (x + run_x / 2).abs() - (half_height + run_x.abs() / 2)
@@ -131,14 +131,14 @@ def _soft_step(distance: Tensor, width: Tensor) -> Tensor:
 def sky_occlusion(shape: int, x: Tensor, y: Tensor, radius: Tensor, half_height: Tensor) -> Tensor:
     """Return the fraction of the sky that a solid hides from ground points; 0 for points further than `half_height` from its footprint."""
     if shape == SPHERE:  # a sphere touches the ground in a single point
-        closeness = (1 - (x * x + y * y).sqrt() / (radius + half_height)).clamp(min=0)
+        closeness = (1 - (x * x + y * y).sqrt() / (radius + half_height)).clamp(0)
         return 0.9 * closeness * closeness
     if shape == CUBE:
-        outside_x, outside_y = (x.abs() - half_height).clamp(min=0), (y.abs() - half_height).clamp(min=0)
+        outside_x, outside_y = (x.abs() - half_height).clamp(0), (y.abs() - half_height).clamp(0)
         distance = (outside_x * outside_x + outside_y * outside_y).sqrt()
     else:
-        distance = ((x * x + y * y).sqrt() - radius).clamp(min=0)
-    closeness = (1 - distance / half_height).clamp(min=0)
+        distance = ((x * x + y * y).sqrt() - radius).clamp(0)
+    closeness = (1 - distance / half_height).clamp(0)
     return 0.65 * closeness * closeness * closeness
 
 
@@ -188,22 +188,22 @@ def shade_solids(
     n_dot_l, n_dot_v = _dot(normal, light), _dot(normal, view)
     reflected = [2 * n_dot_v * n - v for n, v in zip(normal, view)]  # reflected view direction
     rx, ry, rz = reflected
-    r_dot_l = _dot(reflected, light).clamp(min=0)
+    r_dot_l = _dot(reflected, light).clamp(0)
     clamped_height = height.clamp(max=0.5)
     sky = (0.5 + 0.5 * nz) * (0.72 + 0.56 * clamped_height)
-    key = n_dot_l.clamp(min=0) * visibility * intensity[0]
-    fill = (0.50 * nx - 0.80 * ny + 0.33 * nz).clamp(min=0) * intensity[1]  # the light comes from the front, half left
+    key = n_dot_l.clamp(0) * visibility * intensity[0]
+    fill = (0.50 * nx - 0.80 * ny + 0.33 * nz).clamp(0) * intensity[1]  # the light comes from the front, half left
     bounce = (0.5 - 0.5 * nz) * (0.5 + clamped_height)  # light that the ground reflects
-    rim = 1 - n_dot_v.clamp(min=0)
+    rim = 1 - n_dot_v.clamp(0)
     rim = rim * rim * rim
     windows = _window_light(reflected, (0.62, -0.60, 0.5)) + 0.7 * _window_light(reflected, (-0.35, 0.52, 0.78))
     # A bright strip at the horizon, and a floor that is darker near the object, make the surface look like metal.
-    strip = (1 - 4.5 * (rz - 0.10).abs()).clamp(min=0)
-    floor = (-rz).clamp(min=0)
-    left_streak = (1 - 3.5 * (rx + 0.25 * ry + 0.45).abs()).clamp(min=0)
-    right_streak = (1 - 5 * (rx - 0.6).abs()).clamp(min=0)
+    strip = (1 - 4.5 * (rz - 0.10).abs()).clamp(0)
+    floor = (-rz).clamp(0)
+    left_streak = (1 - 3.5 * (rx + 0.25 * ry + 0.45).abs()).clamp(0)
+    right_streak = (1 - 5 * (rx - 0.6).abs()).clamp(0)
     streaks = left_streak + 0.6 * right_streak
-    room = 0.18 + 0.30 * rz.clamp(min=0) + 0.46 * floor * (0.5 + clamped_height)
+    room = 0.18 + 0.30 * rz.clamp(0) + 0.46 * floor * (0.5 + clamped_height)
     room = room + 0.40 * strip + 0.9 * windows + 0.5 * rim + 0.36 * streaks
     r_dot_l_2 = r_dot_l * r_dot_l
     r_dot_l_4 = r_dot_l_2 * r_dot_l_2

@@ -73,7 +73,7 @@ def _write_chunk(folder: Path, settings: dict[str, Any], start: int) -> list[dic
     triples = sample_triples(indices, settings["seed"], settings["jitter"])
     images, slot_maps = render(triples.scenes(), settings["size"])
     num_triples = min(CHUNK, settings["pairs"] // 2 - start)
-    pixels = images.permute(0, 2, 3, 1).contiguous().cpu().numpy()
+    pixels = images.permute(0, 2, 3, 1).contiguous().numpy()
     for index, (folder_name, file_part) in enumerate(IMAGE_FOLDERS):
         for row in range(num_triples):
             write_image(folder, f"{folder_name}/CLEVR_{file_part}_{start + row:06d}.png", pixels[index * CHUNK + row])

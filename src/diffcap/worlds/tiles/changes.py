@@ -5,10 +5,10 @@ both images show the scene before the change, or both the scene after it. So one
 module, a `Plan` is a scene with a map of what covers each pixel, and a `Layer` has things of a scene.
 """
 
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 from math import dist, pi
 from random import Random
 from typing import Any
@@ -214,7 +214,7 @@ def _sample_road(rng: Random, plan: Plan, variant: float) -> Change:
     visible_places = [place for place in points_along(line, 3) if all(0 <= value <= SIZE for value in place[0])]
     place_covers = [plan.covers_in(point, angle, 3, width + 2) for point, angle in visible_places]
     crossed_places = [index for index, covers in enumerate(place_covers) if ROAD in covers]
-    num_gaps = sum(later - earlier > 8 for earlier, later in itertools.pairwise(crossed_places))  # between crossings
+    num_gaps = sum(later - earlier > 8 for earlier, later in pairwise(crossed_places))  # between crossings
     if any(not covers <= {GRASS, FIELD, FOREST, ROAD} for covers in place_covers):
         raise NoRoomError
     # A road is refused if it is too short, runs along an old road, or meets old roads twice.

@@ -1,8 +1,8 @@
 """Plane geometry of `tiles`: points are (x, y) in pixels of the before image, x to the right and y down, angles in radians."""
 
-import itertools
 import random
 from collections.abc import Sequence
+from itertools import pairwise
 from math import atan2, ceil, cos, dist, hypot, pi, sin
 
 import numpy as np
@@ -55,7 +55,7 @@ def bezier_curve(start: Point, control: Point, end: Point, num_points: int = 15)
 def points_along(line: Sequence[Point], step: float, start: float = 0.0) -> list[tuple[Point, float]]:
     """Return (point, direction of the line there) every `step` pixels along a line; the first is `start` pixels from the beginning."""
     places, travelled, next_distance = [], 0.0, start
-    for (x0, y0), (x1, y1) in itertools.pairwise(line):
+    for (x0, y0), (x1, y1) in pairwise(line):
         length = hypot(x1 - x0, y1 - y0)
         while length > 0 and next_distance <= travelled + length:
             fraction = (next_distance - travelled) / length

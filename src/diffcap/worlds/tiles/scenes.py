@@ -1,8 +1,8 @@
 """Random scenes of `tiles`. A `Plan` has the things of a scene, and a map of what covers each pixel, to place things on free ground."""
 
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from math import ceil, cos, floor, hypot, pi, sin
 from random import Random
 
@@ -202,8 +202,8 @@ def sample_landscape(rng: Random, theme: str, needs_road: bool, needs_forest: bo
             while edges[-1] < 190:
                 edges.append(edges[-1] + rng.uniform(min_size, max_size))
         cosine, sine = cos(angle), sin(angle)
-        for left, right in itertools.pairwise(column_edges):
-            for top, bottom in itertools.pairwise(row_edges):
+        for left, right in pairwise(column_edges):
+            for top, bottom in pairwise(row_edges):
                 if rng.random() < 0.12:
                     continue
                 corners = ((left + 2, top + 2), (right - 2, top + 2), (right - 2, bottom - 2), (left + 2, bottom - 2))

@@ -38,8 +38,8 @@ def make_targets(scenes: Scenes, slot_map: Tensor) -> Targets:
     object_masks = F.one_hot(slot_map + 1, slot_count + 1)[..., 1:].permute(0, 3, 1, 2).float()  # (B, N, 96, 128)
     num_pixels = object_masks.flatten(2).sum(2)  # (B, N)
     is_visible = num_pixels > 0
-    center_x = (object_masks.sum(2) * (torch.arange(WIDTH) + 0.5)).sum(2) / num_pixels.clamp(min=1)  # (B, N), pixels
-    center_y = (object_masks.sum(3) * (torch.arange(HEIGHT) + 0.5)).sum(2) / num_pixels.clamp(min=1)
+    center_x = (object_masks.sum(2) * (torch.arange(WIDTH) + 0.5)).sum(2) / num_pixels.clamp(1)  # (B, N), pixels
+    center_y = (object_masks.sum(3) * (torch.arange(HEIGHT) + 0.5)).sum(2) / num_pixels.clamp(1)
     column, row = ((center_x + backbone.MARGIN) / CELL).long(), (center_y / CELL).long()  # the grid has a left margin
     ninth_row = ((center_y / CELL % 1) * 3).long()  # third of the cell's height, 0 to 2, with the object's centre
     ninth_column = (((center_x + backbone.MARGIN) / CELL % 1) * 3).long()
@@ -75,7 +75,7 @@ def make_targets(scenes: Scenes, slot_map: Tensor) -> Targets:
             positions[image, axis, color[image, slot], index] = values[image, slot]
     num_objects = torch.bincount(image_index * ROWS * COLUMNS + cell, minlength=batch * ROWS * COLUMNS)
     block_slots = slot_map[:, BLOCK_SIZE // 2 :: BLOCK_SIZE, BLOCK_SIZE // 2 :: BLOCK_SIZE]  # (B, 12, 16)
-    slot_indices = block_slots.clamp(min=0).flatten(1)
+    slot_indices = block_slots.clamp(0).flatten(1)
     attributes = (color, shape, material, size)
     block_classes = [values.gather(1, slot_indices).view_as(block_slots) + 1 for values in attributes]
     dense = torch.stack(block_classes, 1) * (block_slots >= 0)[:, None]
@@ -118,7 +118,7 @@ class BlocksBackbone(ShippedTraining):
         presence = F.binary_cross_entropy_with_logits(logits, targets.probabilities, reduction="none").sum(1).mean()
         is_object = targets.probabilities[:, :COLORS].repeat(1, 2, 1, 1)
         errors = F.smooth_l1_loss(positions, targets.positions, beta=0.1, reduction="none") * is_object
-        position = errors.sum() / is_object.sum().clamp(min=1)
+        position = errors.sum() / is_object.sum().clamp(1)
         dense = dense_loss(self.dense_head(feature_map), targets.dense)
         loss = presence + 2 * position + self.dense_weight * dense
         self.log_dict({"loss": loss, "presence": presence, "place": position, "dense": dense}, prog_bar=True)

@@ -180,7 +180,7 @@ def set_scaling_(network: nn.Module, values: list[Tensor]) -> None:
     """Set a backbone's buffers "mean" and "scale" to mean and standard deviation of each channel of batches of features (B, C, h, w)."""
     channels = torch.cat(values).transpose(0, 1).flatten(1).double()
     network.get_buffer("mean").copy_(channels.mean(1))
-    network.get_buffer("scale").copy_(channels.std(1).clamp(min=1e-3))
+    network.get_buffer("scale").copy_(channels.std(1).clamp(1e-3))
 
 
 def backbone_state(network: nn.Module) -> dict[str, Tensor]:

@@ -125,7 +125,7 @@ class TilesBackbone(ShippedTraining):
         shipped.set_scaling_(network, unscaled_features)
         scores = {
             "pixels": (num_right.sum() / num_pixels.sum()).item(),
-            "classes": (num_right / num_pixels.clamp(min=1))[num_pixels > 0].mean().item(),
+            "classes": (num_right / num_pixels.clamp(1))[num_pixels > 0].mean().item(),
             "houses": torch.corrcoef(torch.cat(counts_by_batch, 1))[0, 1].item(),
         }
         return shipped.backbone_state(network), {name: round(value, 4) for name, value in scores.items()}
@@ -134,7 +134,7 @@ class TilesBackbone(ShippedTraining):
 def cover_loss(logits: Tensor, fractions: Tensor) -> Tensor:
     """Return the cross-entropy of (B, 17, h, w) logits and fractions. The weight of a class is 1 / sqrt(share), so rare ones count more."""
     class_shares = fractions.mean((0, 2, 3))
-    weights = (class_shares.clamp(min=1e-4)).rsqrt()[:, None, None]
+    weights = (class_shares.clamp(1e-4)).rsqrt()[:, None, None]
     losses = -(weights * fractions * logits.log_softmax(1)).sum(1)
     return losses.sum() / (weights * fractions).sum()
 
